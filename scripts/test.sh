@@ -1,0 +1,17 @@
+#!/usr/bin/env bash
+# Runs the checks and the tests. Usage: test.sh BIN fast|all
+set -u
+bin=$1 which=$2
+cd "$(dirname "$0")/.."
+status=0
+"$bin/ruff" check . || status=1
+"$bin/ruff" format --check . || status=1
+"$bin/mypy" || status=1
+if [ "$which" = fast ]; then
+  "$bin/pytest" -q -m "not slow" -n 2 --dist loadfile || status=1
+else
+  bash scripts/services.sh || echo "(some services could not be installed; their tests skip with the reason)"
+  "$bin/pytest" -q -m "not slow" -n 2 --dist loadfile || status=1
+  "$bin/pytest" -q -m slow || status=1
+fi
+exit $status

@@ -1,0 +1,1 @@
+"""The command `unbroken`: one file per command, imported only when it is called."""
