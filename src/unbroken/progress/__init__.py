@@ -1,1 +1,39 @@
-"""progress"""
+"""What a trainer says and an agent reads, and the run directory with its epochs and journal.
+
+RunDir                  every path of a run
+RunSpec                 what was asked (run.toml)
+Epoch, claim            who supervises
+JournalWriter, read_journal
+attach, Run             the trainer's side of the progress page
+PageReader, Progress    the agent's side
+"""
+
+from .attach import Run, attach
+from .epochs import Epoch, claim, newest_epoch, read_epochs
+from .journal import JournalText, JournalWriter, read_journal
+from .page import PageReader, Phase, Progress, StepRecord
+from .rundir import RunDir
+from .spec import Budgets, RunSpec, Timeouts, check_same, read_spec, write_spec
+
+__all__ = [
+    "Budgets",
+    "Epoch",
+    "JournalText",
+    "JournalWriter",
+    "PageReader",
+    "Phase",
+    "Progress",
+    "Run",
+    "RunDir",
+    "RunSpec",
+    "StepRecord",
+    "Timeouts",
+    "attach",
+    "check_same",
+    "claim",
+    "newest_epoch",
+    "read_epochs",
+    "read_journal",
+    "read_spec",
+    "write_spec",
+]

@@ -1,0 +1,161 @@
+"""The trainer's side of the progress page: `run = unbroken.attach()`, then `run.step(step, loss=...)`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from time import monotonic
+from typing import NoReturn
+
+from ..errors import LeaseLapsed, UsageError
+from . import page as _page
+from .page import Phase
+
+_NAN = float("nan")
+
+
+class Run:
+    """What a training script says to its run. Outside `unbroken run` every call does nothing.
+
+    `active` tells which; `run_dir`, `run_id`, `node`, `rank` and `attempt` describe the run (None, or 0 for
+    the attempt, outside one).
+    """
+
+    def __init__(self, page: Path | None, total_steps: int | None = None) -> None:
+        env = os.environ
+        self.active = page is not None
+        self.run_dir = Path(env["UNBROKEN_RUN_DIR"]) if self.active and "UNBROKEN_RUN_DIR" in env else None
+        self.run_id = env.get("UNBROKEN_RUN_ID") if self.active else None
+        self.node = env.get("UNBROKEN_NODE") if self.active else None
+        self.rank = int(env.get("RANK", "0"))
+        self.attempt = int(env.get("UNBROKEN_ATTEMPT", "0")) if self.active else 0
+        self._phase = Phase.STARTING
+        self._count = 0
+        if page is None:
+            self.step = self._nothing  # type: ignore[method-assign]
+            self.should_stop = self._never  # type: ignore[method-assign]
+            return
+        self._map = _page.open_map(page)
+        view = memoryview(self._map)
+        self._state = view[_page.STATE_AT : _page.STATE_AT + 16].cast("Q")
+        self._since = view[_page.STATE_AT + 16 : _page.STATE_AT + 24].cast("d")
+        self._lease = view[_page.CONTROL_AT : _page.CONTROL_AT + 8].cast("d")
+        self._stop = view[_page.CONTROL_AT + 8 : _page.CONTROL_AT + 16].cast("q")
+        self._pid = view[24:32].cast("Q")
+        self._total = view[32:40].cast("q")
+        self._pid[0] = os.getpid()
+        self._count = int(self._state[0])
+        self._since[0] = monotonic()
+        if total_steps is not None:
+            self._total[0] = total_steps
+
+    def step(
+        self,
+        step: int,
+        *,
+        loss: float = _NAN,
+        tokens: int = 0,
+        _pack: Callable[..., None] = _page.RECORD.pack_into,
+        _at: int = _page.RING_AT,
+        _ring: int = _page.RING,
+        _size: int = _page.RECORD.size,
+        _now: Callable[[], float] = monotonic,
+    ) -> None:
+        """Says that `step` is complete; call it once per step, on every rank.
+
+        `loss` is a float (a tensor on a GPU would have to be waited for: pass `.item()` of an older step);
+        `tokens` counts this step's tokens on all ranks together. Takes under a microsecond. Raises
+        LeaseLapsed when this node lost its supervisor for longer than its lease: let it end the process.
+        """
+        now = _now()
+        n = self._count = self._count + 1
+        _pack(self._map, _at + (n % _ring) * _size, n, step, tokens, loss, now, n)
+        self._state[0] = n
+        if self._phase is not Phase.TRAINING:
+            self._enter(Phase.TRAINING)
+        if 0.0 < self._lease[0] < now:
+            self._lapsed(step)
+
+    def should_stop(self, step: int) -> bool:
+        """Whether to stop after `step`: the same answer on every rank, for a step that none has passed.
+
+        Save, wait until the checkpoint is durable, and exit with `unbroken.EXIT_STOPPED`.
+        """
+        return 0 <= self._stop[0] <= step
+
+    def phase(self, name: str) -> _PhaseScope:
+        """Enters a phase: starting, compiling, training, evaluating, checkpointing or stopping.
+
+        Each has a deadline of its own for the hang detector. As a context manager it returns to the phase
+        before at the end; the next `step()` returns to training in any case. Raises UsageError on another name.
+        """
+        try:
+            new = Phase[name.upper()]
+        except KeyError:
+            names = ", ".join(p.name.lower() for p in Phase)
+            raise UsageError(f"there is no phase '{name}'", todo=f"The phases are {names}") from None
+        before = self._phase
+        self._enter(new)
+        return _PhaseScope(self, before)
+
+    def _enter(self, phase: Phase) -> None:
+        self._phase = phase
+        if self.active:
+            self._since[0] = monotonic()
+            self._state[1] = int(phase)
+
+    def _lapsed(self, step: int) -> NoReturn:
+        raise LeaseLapsed(
+            "this rank has not heard from its supervisor for longer than its lease, and stops so that it can "
+            "never run beside its successor",
+            where=f"node {self.node}, rank {self.rank}, step {step}",
+        )
+
+    def _nothing(self, step: int, **_: object) -> None:
+        return
+
+    def _never(self, step: int) -> bool:
+        return False
+
+
+class _PhaseScope:
+    def __init__(self, run: Run, before: Phase) -> None:
+        self._run, self._before = run, before
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(self, *_: object) -> None:
+        self._run._enter(self._before)
+
+
+_attached: dict[str, Run] = {}
+
+
+def attach(*, total_steps: int | None = None) -> Run:
+    """Connects this process to its run; outside `unbroken run` returns an object whose calls do nothing.
+
+    Call it once per process and anywhere again: the same object comes back. `total_steps` is only for the
+    progress bar. Raises ContractError if the page is of another version.
+    """
+    place = os.environ.get("UNBROKEN_PAGE", "")
+    key = f"{os.getpid()}:{place}"
+    if key not in _attached:
+        _attached[key] = Run(Path(place) if place else None, total_steps)
+    elif total_steps is not None and _attached[key].active:
+        _attached[key]._total[0] = total_steps
+    return _attached[key]
+
+
+@contextmanager
+def detached() -> Iterator[None]:
+    """Forgets the attached run inside the block, so that a test can attach again."""
+    saved = dict(_attached)
+    _attached.clear()
+    try:
+        yield
+    finally:
+        _attached.clear()
+        _attached.update(saved)

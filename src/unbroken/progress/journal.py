@@ -1,0 +1,130 @@
+"""The journal: one append-only file per epoch, one checked JSON record a line. It is the truth about a run.
+
+A line is `{"sum":"<16 hex digits>",` followed by the rest of the record's JSON; the sum is xxh3_64 of
+`{` plus that rest. A line that does not check is never believed: at the end of a file it is a torn write,
+elsewhere it is counted and shown.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from ..atomic import fsync_folder
+from .epochs import Epoch, read_epochs
+from .rundir import RunDir
+
+_PREFIX = len('{"sum":"0123456789abcdef",')
+
+
+def encode(record: dict[str, Any]) -> bytes:
+    """One journal line, with its checksum and newline."""
+    body = json.dumps(record, separators=(",", ":"), sort_keys=True)
+    return f'{{"sum":"{xxhash.xxh3_64_hexdigest(body.encode())}",{body[1:]}\n'.encode()
+
+
+def decode(line: bytes) -> dict[str, Any] | None:
+    """The record of one line, or None where it does not check."""
+    if not line.endswith(b"\n") or not line.startswith(b'{"sum":"') or len(line) <= _PREFIX:
+        return None
+    body = b"{" + line[_PREFIX:-1]
+    if xxhash.xxh3_64_hexdigest(body).encode() != line[8:24]:
+        return None
+    record: dict[str, Any] = json.loads(body)
+    return record
+
+
+class JournalWriter:
+    """Appends to the journal of one epoch; each record is on disk when `append` returns."""
+
+    def __init__(self, run_dir: RunDir, epoch: int) -> None:
+        self.path = run_dir.journal(epoch)
+        self.epoch = epoch
+        self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        fsync_folder(self.path.parent)
+        self._number = 0
+
+    def append(self, kind: str, **fields: Any) -> dict[str, Any]:
+        """Writes one record and fsyncs it; returns it with its time `t` (seconds since the epoch, UTC).
+
+        Raises OSError when the disk is full: the caller must not act on what was not written.
+        """
+        self._number += 1
+        record = {"kind": kind, "t": round(time.time(), 6), "n": self._number, "epoch": self.epoch, **fields}
+        data = encode(record)
+        start = os.fstat(self._fd).st_size
+        try:
+            written = os.write(self._fd, data)
+            if written != len(data):
+                raise OSError(28, "No space left on device", str(self.path))
+            os.fsync(self._fd)
+        except OSError:
+            # A half-written line would spoil the next one: cut it off again.
+            os.ftruncate(self._fd, start)
+            raise
+        return record
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+@dataclass(frozen=True)
+class JournalText:
+    """All records that count, oldest first; `damaged` counts lines that do not check inside what counts."""
+
+    records: list[dict[str, Any]] = field(default_factory=list)
+    damaged: int = 0
+
+
+def read_journal(run_dir: RunDir) -> JournalText:
+    """Every record that counts, over all epochs.
+
+    What an epoch wrote counts up to the offset that its successor sealed; the newest epoch counts whole.
+    """
+    records: list[dict[str, Any]] = []
+    damaged = 0
+    epochs = read_epochs(run_dir)
+    for i, epoch in enumerate(epochs):
+        successor = epochs[i + 1] if i + 1 < len(epochs) else None
+        limit = successor.sealed.get(str(epoch.number)) if successor else None
+        for _, record in _lines(run_dir.journal(epoch.number), limit):
+            if record is None:
+                damaged += 1
+            else:
+                records.append(record)
+    return JournalText(records, damaged)
+
+
+def sealable(run_dir: RunDir, epochs: list[Epoch]) -> dict[str, int]:
+    """The offset up to which each earlier epoch's journal counts: the end of its last line that checks."""
+    offsets = dict(epochs[-1].sealed) if epochs else {}
+    for epoch in epochs[-1:]:
+        end = 0
+        for stop, record in _lines(run_dir.journal(epoch.number), None):
+            if record is not None:
+                end = stop
+        offsets[str(epoch.number)] = end
+    return offsets
+
+
+def _lines(path: Path, limit: int | None) -> Iterator[tuple[int, dict[str, Any] | None]]:
+    """(end offset, record or None) of each line up to `limit`; a torn last line is left out."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return
+    if limit is not None:
+        data = data[:limit]
+    end = 0
+    for line in data.splitlines(keepends=True):
+        end += len(line)
+        if not line.endswith(b"\n"):
+            return
+        yield end, decode(line)

@@ -1,0 +1,108 @@
+"""The run directory: one folder that holds everything about a run, and the one class that owns its paths."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+_ATTEMPT = re.compile(r"\d{4,}")
+
+
+class RunDir:
+    """Every path of a run. Nothing else in the package joins names below a run directory.
+
+    run.toml                             what was asked
+    token                                the secret that supervisor and agents share (mode 0600)
+    epochs/000001.json                   who supervised, from when, and what it counts of its predecessor
+    journal/000001.jsonl                 append-only events of that epoch: the truth
+    attempts/0001/node-000/rank-0.log    what a rank printed
+    attempts/0001/node-000/agent.log     what the node's agent did
+    attempts/0001/steps.jsonl            step, loss, tokens, time as the supervisor received them
+    checkpoints/                         step-00001200.a0003/ and so on
+    incidents/0001.json                  one interruption: verdict, action, cost
+    incidents/0001/                      stacks and other evidence
+    report.html
+    """
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path).absolute()
+
+    def __repr__(self) -> str:
+        return f"RunDir({str(self.path)!r})"
+
+    def create(self) -> None:
+        """Makes the folder and its sub-folders where they are missing. Raises OSError."""
+        for folder in (
+            self.path,
+            self.epochs,
+            self.journals,
+            self.attempts,
+            self.checkpoints,
+            self.incidents,
+        ):
+            folder.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def spec(self) -> Path:
+        return self.path / "run.toml"
+
+    @property
+    def token(self) -> Path:
+        return self.path / "token"
+
+    @property
+    def epochs(self) -> Path:
+        return self.path / "epochs"
+
+    def epoch(self, number: int) -> Path:
+        return self.epochs / f"{number:06d}.json"
+
+    @property
+    def journals(self) -> Path:
+        return self.path / "journal"
+
+    def journal(self, epoch: int) -> Path:
+        return self.journals / f"{epoch:06d}.jsonl"
+
+    @property
+    def attempts(self) -> Path:
+        return self.path / "attempts"
+
+    def attempt(self, number: int) -> Path:
+        return self.attempts / f"{number:04d}"
+
+    def attempt_numbers(self) -> list[int]:
+        """Attempts that left a folder, oldest first."""
+        if not self.attempts.is_dir():
+            return []
+        return sorted(int(p.name) for p in self.attempts.iterdir() if _ATTEMPT.fullmatch(p.name))
+
+    def node(self, attempt: int, node: str) -> Path:
+        return self.attempt(attempt) / node
+
+    def rank_log(self, attempt: int, node: str, rank: int) -> Path:
+        return self.node(attempt, node) / f"rank-{rank}.log"
+
+    def agent_log(self, node: str) -> Path:
+        return self.path / "agents" / f"{node}.log"
+
+    def steps(self, attempt: int) -> Path:
+        return self.attempt(attempt) / "steps.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def incidents(self) -> Path:
+        return self.path / "incidents"
+
+    def incident(self, number: int) -> Path:
+        return self.incidents / f"{number:04d}.json"
+
+    def evidence(self, incident: int) -> Path:
+        return self.incidents / f"{incident:04d}"
+
+    @property
+    def report(self) -> Path:
+        return self.path / "report.html"

@@ -1,0 +1,183 @@
+"""What was asked of a run (`run.toml`): the command line and the settings that a later call may not change."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from .. import atomic
+from ..errors import InputError, RunDirMismatch, UnknownKey, UsageError
+from ..units import Duration
+from .rundir import RunDir
+
+FIXED = ("command", "nodes", "nproc", "run_id")
+"""Keys that belong to the identity of a run; the others may differ from one call to the next."""
+
+
+@dataclass(frozen=True)
+class Timeouts:
+    """How long to wait, in seconds; all derive from a few settings and are checked to nest."""
+
+    lease: Duration = Duration(15)
+    """A node that has not heard from its supervisor for this long stops its ranks."""
+    hang: Duration = Duration(60)
+    """A training step that makes no progress for this long is declared hung (never below four times the
+    slowest of the last hundred steps)."""
+    suspect: Duration = Duration(5)
+    """After this long without a step the stacks are collected, nothing else."""
+    first_step: Duration = Duration(1800)
+    """Deadline of the phases starting and compiling."""
+    evaluating: Duration = Duration(3600)
+    """Deadline of an evaluation inside the training process."""
+    checkpointing: Duration = Duration(1800)
+    """Deadline of a checkpoint that holds the training process up."""
+    idle: Duration = Duration(1800)
+    """For scripts that do not tell their progress and print no step: idle CPUs and GPUs for this long."""
+    stop: Duration = Duration(60)
+    """Time for the ranks to checkpoint and exit when the run is asked to stop."""
+
+    def __post_init__(self) -> None:
+        for f in fields(self):
+            value = getattr(self, f.name)
+            object.__setattr__(self, f.name, Duration(value))
+            if not getattr(self, f.name) > 0:
+                raise UsageError(f"timeout '{f.name}' must be above zero, not {value}")
+        if self.suspect > self.hang:
+            raise UsageError(
+                f"timeouts do not nest: suspect ({self.suspect}) is longer than hang ({self.hang})",
+                todo="Set suspect to at most hang",
+            )
+        if self.hang > self.first_step:
+            raise UsageError(
+                f"timeouts do not nest: hang ({self.hang}) is longer than first_step ({self.first_step})",
+                todo="Raise first_step: the first step compiles and restores, and is the slowest",
+            )
+        if self.lease < 2:
+            raise UsageError(
+                f"a lease of {self.lease} is too short to survive a busy machine", todo="Use 2s or more"
+            )
+
+
+@dataclass(frozen=True)
+class Budgets:
+    """How many restarts each cause may take before the run stops; refilled by progress."""
+
+    failure: int = 10
+    hang: int = 5
+    node_loss: int = 20
+    framework: int = 3
+    unknown: int = 5
+
+    def __post_init__(self) -> None:
+        for f in fields(self):
+            if not isinstance(getattr(self, f.name), int) or getattr(self, f.name) < 0:
+                raise UsageError(f"budget '{f.name}' must be a whole number from 0 up")
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """What was asked."""
+
+    command: tuple[str, ...]
+    """The script and its arguments, as after `--`."""
+    run_id: str
+    """Marks every process of the run in its environment."""
+    nodes: int = 1
+    nproc: int = 1
+    """Ranks per node."""
+    spares: int = 0
+    """Nodes kept ready to take a lost node's place."""
+    backend: str = "local"
+    timeouts: Timeouts = field(default_factory=Timeouts)
+    budgets: Budgets = field(default_factory=Budgets)
+
+    def __post_init__(self) -> None:
+        for name, least in (("nodes", 1), ("nproc", 1), ("spares", 0)):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise UsageError(f"'{name}' must be a whole number from {least} up, not {value!r}")
+
+    @property
+    def world_size(self) -> int:
+        return self.nodes * self.nproc
+
+
+def write_spec(run_dir: RunDir, spec: RunSpec) -> None:
+    """Writes run.toml, whole."""
+    lines = [
+        "# What was asked of this run. Settings below may be changed between calls of `unbroken run`;",
+        "# command, nodes, nproc and run_id belong to the run.",
+    ]
+    tables: list[tuple[str, Any]] = []
+    for f in fields(spec):
+        value = getattr(spec, f.name)
+        if isinstance(value, (Timeouts, Budgets)):
+            tables.append((f.name, value))
+        else:
+            lines.append(f"{f.name} = {_toml(value)}")
+    for name, table in tables:
+        lines += ["", f"[{name}]"]
+        lines += [f"{f.name} = {_toml(getattr(table, f.name))}" for f in fields(table)]
+    atomic.write_text(run_dir.spec, "\n".join(lines) + "\n")
+
+
+def read_spec(path: Path) -> RunSpec:
+    """Reads run.toml. Raises InputError where it is no TOML, UnknownKey (naming the nearest), UsageError."""
+    try:
+        value = tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        raise InputError("this is no run directory: it has no run.toml", where=str(path.parent)) from None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as e:
+        raise InputError(f"run.toml cannot be read: {e}", where=str(path)) from e
+    where = str(path)
+    _check_keys(value, RunSpec, where)
+    for name, kind in (("timeouts", Timeouts), ("budgets", Budgets)):
+        table = value.get(name, {})
+        if not isinstance(table, dict):
+            raise UsageError(f"'{name}' must be a table", where=where)
+        _check_keys(table, kind, f"{where}, [{name}]")
+        value[name] = kind(**table)
+    for key in ("command", "run_id"):
+        if key not in value:
+            raise UsageError(f"'{key}' is missing", where=where)
+    command = value["command"]
+    if not isinstance(command, list) or not command or not all(isinstance(c, str) for c in command):
+        raise UsageError("'command' must be a list of strings", where=where)
+    value["command"] = tuple(command)
+    return RunSpec(**value)
+
+
+def check_same(old: RunSpec, new: RunSpec, run_dir: RunDir) -> None:
+    """Raises RunDirMismatch, saying what differs, unless both describe the same run."""
+    differ = []
+    for key in FIXED:
+        if key != "run_id" and getattr(old, key) != getattr(new, key):
+            differ.append(f"{key} was {_show(getattr(old, key))}, now {_show(getattr(new, key))}")
+    if differ:
+        raise RunDirMismatch(
+            f"this run directory belongs to another command line: {'; '.join(differ)}",
+            where=str(run_dir.path),
+            todo="Use the same command, or another --run-dir",
+        )
+
+
+def _check_keys(value: dict[str, Any], kind: Any, where: str) -> None:
+    known = [f.name for f in fields(kind)]
+    for key in value:
+        if key not in known:
+            raise UnknownKey(key, known, where=where)
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, Duration):
+        return f'"{float(value):g}s"'
+    if isinstance(value, tuple):
+        return "[" + ", ".join(json.dumps(v) for v in value) + "]"
+    return json.dumps(value)
+
+
+def _show(value: object) -> str:
+    return " ".join(value) if isinstance(value, tuple) else str(value)
