@@ -24,6 +24,14 @@
     ├── DiagnoseError                 25   `unbroken diagnose` (its verdicts use 20-23, see Exit)
     ├── TraceError                    40   `unbroken trace`, `unbroken telemetry`
     └── EvaluationError               50   `unbroken eval`
+        ├── UnknownTask               51   a task that the harness does not have; names the nearest ones
+        ├── DatasetMissing            52   a dataset that is not on this machine; said before a GPU is taken
+        ├── ModelDoesNotLoad          53   the weights or the endpoint refused
+        ├── NoRoomForModel            54   neither shared memory nor disk can hold the model
+        ├── EvaluationInUse           55   a live coordinator holds the folder
+        ├── EvaluationIncomplete      56   finished, but some tasks or samples have no score
+        ├── ModelChanged              57   the bytes of the model differ from those hashed before
+        └── OutOfMemory               58   a batch did not fit on the device, even with one sequence
 
 A bug of ours ends with 70 and asks for a report. 130 is Ctrl-C before anything had started.
 """
@@ -222,6 +230,63 @@ class EvaluationError(UnbrokenError):
     """`unbroken eval` could not do its work."""
 
     exit_code = 50
+
+
+class UnknownTask(EvaluationError):
+    """A task that the harness does not have."""
+
+    exit_code = 51
+
+    def __init__(self, name: str, known: Iterable[str], *, where: str | None = None) -> None:
+        names = sorted(known)
+        near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+        todo = "Did you mean " + " or ".join(f"'{n}'" for n in near) + "?" if near else None
+        if todo is None:
+            todo = f"`unbroken eval tasks` lists the {len(names)} tasks of the harness" if names else None
+        super().__init__(f"there is no task '{name}'", where=where, todo=todo)
+        self.nearest = near
+
+
+class DatasetMissing(EvaluationError):
+    """A dataset that is not on this machine; said before a GPU is taken."""
+
+    exit_code = 52
+
+
+class ModelDoesNotLoad(EvaluationError):
+    """The weights or the endpoint refused."""
+
+    exit_code = 53
+
+
+class NoRoomForModel(EvaluationError):
+    """Neither shared memory nor disk can hold the model."""
+
+    exit_code = 54
+
+
+class EvaluationInUse(EvaluationError):
+    """A live coordinator holds the folder."""
+
+    exit_code = 55
+
+
+class EvaluationIncomplete(EvaluationError):
+    """The evaluation finished, but some tasks or samples have no score."""
+
+    exit_code = 56
+
+
+class ModelChanged(EvaluationError):
+    """The bytes of the model differ from those hashed before."""
+
+    exit_code = 57
+
+
+class OutOfMemory(EvaluationError):
+    """A batch did not fit on the device."""
+
+    exit_code = 58
 
 
 class Exit:
