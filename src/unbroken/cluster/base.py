@@ -1,0 +1,78 @@
+"""The contract of a cluster backend, the same for local, Slurm and Kubernetes.
+
+Four nouns: an *allocation* names nodes and spares; a *launch* starts the agent of one node; the *watcher* says
+whether a node is alive, provably gone or out of sight; a *cordon* takes a node out of use, with an owner, a
+reason and an expiry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Protocol
+
+
+class NodeState(StrEnum):
+    """What the watcher knows of a node."""
+
+    ALIVE = "alive"
+    """Something of the run is left on it: an agent, a keeper or a rank."""
+    AGENT_LOST = "agent_lost"
+    """Its agent is gone, its keeper (and so its memory) is there."""
+    GONE = "gone"
+    """Provably nothing of the run is left on it."""
+    UNREACHABLE = "unreachable"
+    """Cannot be asked: what runs there must be fenced by lease and seal."""
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """The nodes that a run may use, in order: the first ones train, the others are spares."""
+
+    nodes: tuple[str, ...]
+    spares: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class NodeHandle:
+    """A launched agent. `pid` is 0 where the backend cannot know it."""
+
+    node: str
+    pid: int
+    scratch: Path
+
+
+class Backend(Protocol):
+    """What the supervisor needs of a cluster."""
+
+    def check_fits(self, nodes: int, nproc: int, spares: int) -> None:
+        """Raises DoesNotFit when so many ranks cannot be held."""
+
+    def allocate(self, nodes: int, spares: int) -> Allocation:
+        """The nodes of this run; the same ones when asked again."""
+
+    def launch(self, node: str, argv: Sequence[str], env: Mapping[str, str], log: Path) -> NodeHandle:
+        """Starts the agent of a node. Raises OSError."""
+
+    def scratch(self, node: str) -> Path:
+        """The node's own volatile folder, for sockets and progress pages."""
+
+    def address(self, node: str) -> str:
+        """The address at which the node's ranks reach each other."""
+
+    def devices(self, slot: int, nproc: int, slots: int) -> str | None:
+        """CUDA_VISIBLE_DEVICES of the ranks in this slot; None leaves it as it is."""
+
+    def state(self, node: str) -> NodeState:
+        """What the watcher knows of a node now."""
+
+    def clear(self, node: str) -> list[int]:
+        """Kills whatever of this run is left on a reachable node and frees its scratch.
+
+        Returns the processes that survived kill -9 (D state): such a node must be parked.
+        """
+
+    def can_return(self, node: str) -> bool:
+        """Whether a lost node may be launched again (a virtual node may; a dead host may not)."""

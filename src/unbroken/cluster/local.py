@@ -1,0 +1,116 @@
+"""Virtual nodes on this machine: separate agents, keepers, scratch folders and addresses."""
+
+from __future__ import annotations
+
+import glob
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import psutil
+
+from ..errors import DoesNotFit
+from ..units import Bytes
+from .base import Allocation, NodeHandle, NodeState
+from .processes import end, marked
+
+_RANK_NEEDS = Bytes("300MiB")
+"""What a rank takes before it has allocated anything: an interpreter with torch."""
+
+
+class LocalBackend:
+    """Nodes `node-000`, `node-001`, ... on this machine, for one run."""
+
+    def __init__(self, run_id: str) -> None:
+        self.run_id = run_id
+        shm = Path("/dev/shm")
+        self._root = (shm if os.access(shm, os.W_OK) else Path(tempfile.gettempdir())) / f"unbroken-{run_id}"
+        self._children: dict[str, subprocess.Popen[bytes]] = {}
+
+    def check_fits(self, nodes: int, nproc: int, spares: int) -> None:
+        """Raises DoesNotFit when the ranks alone would fill the memory that is free now."""
+        ranks = nodes * nproc
+        free = Bytes(psutil.virtual_memory().available)
+        need = Bytes(ranks * _RANK_NEEDS)
+        if need > free:
+            raise DoesNotFit(
+                f"{ranks} ranks on {nodes} nodes need at least {need} of memory before training starts, "
+                f"{free} is free",
+                todo="Use fewer --nodes or --nproc",
+            )
+        cores = os.cpu_count() or 1
+        if ranks > 64 * cores:
+            raise DoesNotFit(
+                f"{ranks} ranks on a machine with {cores} cores would not train but wait",
+                todo="Use fewer --nodes or --nproc",
+            )
+
+    def allocate(self, nodes: int, spares: int) -> Allocation:
+        names = [f"node-{i:03d}" for i in range(nodes + spares)]
+        return Allocation(tuple(names[:nodes]), tuple(names[nodes:]))
+
+    def scratch(self, node: str) -> Path:
+        return self._root / node
+
+    def address(self, node: str) -> str:
+        return "127.0.0.1"
+
+    def devices(self, slot: int, nproc: int, slots: int) -> str | None:
+        """The slot's own GPUs where there are enough for all ranks, else GPUs shared in turn; None without GPUs.
+
+        They belong to the slot, not to the node: a spare that takes a slot inherits its GPUs.
+        """
+        gpus = _gpus()
+        if not gpus:
+            return None
+        wanted = [gpus[(slot * nproc + i) % len(gpus)] for i in range(nproc)]
+        return ",".join(dict.fromkeys(wanted))
+
+    def launch(self, node: str, argv: Sequence[str], env: Mapping[str, str], log: Path) -> NodeHandle:
+        scratch = self.scratch(node)
+        scratch.mkdir(parents=True, exist_ok=True)
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with open(log, "ab") as out:
+            child = subprocess.Popen(
+                list(argv),
+                env={**os.environ, **env},
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+            )
+        self._children[node] = child
+        return NodeHandle(node, child.pid, scratch)
+
+    def state(self, node: str) -> NodeState:
+        child = self._children.get(node)
+        if child is not None:
+            child.poll()  # reaps it: a zombie would look alive
+        roles = {p.role for p in marked(self.run_id, node=node)}
+        if "agent" in roles:
+            return NodeState.ALIVE
+        return NodeState.AGENT_LOST if "keeper" in roles else NodeState.GONE
+
+    def clear(self, node: str) -> list[int]:
+        left = end(lambda: marked(self.run_id, node=node))
+        if not left:
+            shutil.rmtree(self.scratch(node), ignore_errors=True)
+            try:
+                self._root.rmdir()
+            except OSError:
+                pass  # other nodes still use it
+        return [p.pid for p in left]
+
+    def can_return(self, node: str) -> bool:
+        return True
+
+
+def _gpus() -> list[str]:
+    """The GPUs that this process may use, as CUDA_VISIBLE_DEVICES would name them."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return [v for v in visible.split(",") if v and v != "-1"]
+    return [p.removeprefix("/dev/nvidia") for p in sorted(glob.glob("/dev/nvidia[0-9]*"))]

@@ -1,0 +1,95 @@
+"""Finds and ends the processes of a run by the marks in their environment, never by name.
+
+Every process of a run inherits UNBROKEN_RUN_ID, UNBROKEN_NODE and UNBROKEN_ROLE; children that a user's script
+starts (data loader workers, shells) inherit them too, so that nothing of an attempt can be missed.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Marked:
+    """A process that carries a run's mark. `started` is its start time in clock ticks since boot."""
+
+    pid: int
+    started: int
+    state: str
+    node: str
+    role: str
+    attempt: int
+
+
+def marked(run_id: str, *, node: str | None = None) -> list[Marked]:
+    """The processes of a run on this machine; zombies are left out. Needs a readable /proc/PID/environ."""
+    mark = f"UNBROKEN_RUN_ID={run_id}".encode()
+    found = []
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        try:
+            with open(f"/proc/{name}/environ", "rb") as f:
+                environ = f.read()
+            if mark not in environ:
+                continue
+            env = dict(p.split(b"=", 1) for p in environ.split(b"\0") if b"=" in p)
+            if env.get(b"UNBROKEN_RUN_ID", b"").decode() != run_id:
+                continue
+            state, started = read_stat(int(name))
+        except (OSError, ValueError):
+            continue
+        if state in "ZX":
+            continue
+        p = Marked(
+            pid=int(name),
+            started=started,
+            state=state,
+            node=env.get(b"UNBROKEN_NODE", b"").decode(),
+            role=env.get(b"UNBROKEN_ROLE", b"").decode(),
+            attempt=int(env.get(b"UNBROKEN_ATTEMPT", b"0") or 0),
+        )
+        if node is None or p.node == node:
+            found.append(p)
+    return found
+
+
+def read_stat(pid: int) -> tuple[str, int]:
+    """(state letter, start time in ticks) of a process. Raises OSError when it is gone."""
+    text = Path(f"/proc/{pid}/stat").read_text()
+    rest = text[text.rindex(")") + 2 :].split()
+    return rest[0], int(rest[19])
+
+
+def still_there(process: Marked) -> bool:
+    """Whether that very process still runs (a zombie does not, nor does another one with its number)."""
+    try:
+        state, started = read_stat(process.pid)
+    except (OSError, ValueError):
+        return False
+    return started == process.started and state not in "ZX"
+
+
+def end(find: Callable[[], Iterable[Marked]], *, within: float = 10.0) -> list[Marked]:
+    """Kills (SIGKILL) all that `find` finds, again until it finds none; returns those that survived `within` s.
+
+    Asking again catches what was forked while the first signals were on their way.
+    """
+    deadline = time.monotonic() + within
+    while True:
+        left = [p for p in find() if still_there(p)]
+        if not left or time.monotonic() > deadline:
+            return left
+        for p in left:
+            try:
+                os.kill(p.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        pause = time.monotonic() + 0.5
+        while any(still_there(p) for p in left) and time.monotonic() < pause:
+            time.sleep(0.005)

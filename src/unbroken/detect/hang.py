@@ -1,0 +1,120 @@
+"""Decides from step progress alone whether a run hangs.
+
+Liveness means that the step advances within its phase's deadline, never that a thread beats. Time is counted
+only while somebody watches: a pause of the watcher itself (a stopped supervisor, a laptop asleep) adds nothing,
+so that it can never kill a healthy run on waking.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+
+from ..progress import Phase, Timeouts
+
+_WATCHED_GAP = 1.0
+"""Seconds between two looks that count in full; a longer gap counts as this much."""
+_SLOWEST_OF = 100
+_FACTOR = 4.0
+
+
+class Level(IntEnum):
+    """How sure the detector is. Suspect collects stacks, nothing else; declared kills."""
+
+    OK = 0
+    SUSPECT = 1
+    DECLARED = 2
+
+
+@dataclass(frozen=True)
+class RankView:
+    """What is known of one rank. `count` grows with each step or other sign of progress; `finished` ranks
+    (exit code 0) are not expected to advance."""
+
+    count: int
+    phase: Phase
+    step: int | None = None
+    finished: bool = False
+
+
+@dataclass(frozen=True)
+class Hang:
+    """The detector's answer: the level, how long the most idle rank has been idle, its deadlines, and the
+    ranks whose step lags behind the furthest one."""
+
+    level: Level
+    idle_s: float
+    suspect_s: float
+    declare_s: float
+    phase: Phase
+    behind: tuple[int, ...] = ()
+
+
+class HangDetector:
+    """Watches one attempt; made anew for each, so that nothing of an earlier incarnation can leak in."""
+
+    def __init__(self, timeouts: Timeouts, *, told: bool = True) -> None:
+        """`told` is False for a script whose steps are not known: then only idleness counts, for long."""
+        self._timeouts = timeouts
+        self.told = told
+        self._idle: dict[int, float] = {}
+        self._seen: dict[int, tuple[int, Phase]] = {}
+        self._durations: deque[float] = deque(maxlen=_SLOWEST_OF)
+        self._last_look: float | None = None
+
+    def step_took(self, seconds: float) -> None:
+        """Tells the duration of a completed training step (the first of an attempt is not one)."""
+        self._durations.append(seconds)
+
+    def deadlines(self, phase: Phase) -> tuple[float, float]:
+        """(suspect, declare) in seconds for a phase."""
+        t = self._timeouts
+        if not self.told:
+            return t.idle, t.idle
+        learned = _FACTOR * max(self._durations, default=0.0)
+        if phase in (Phase.STARTING, Phase.COMPILING):
+            limit = float(t.first_step)
+        elif phase is Phase.EVALUATING:
+            limit = float(t.evaluating)
+        elif phase is Phase.CHECKPOINTING:
+            limit = float(t.checkpointing)
+        elif phase is Phase.STOPPING:
+            limit = max(float(t.stop), float(t.checkpointing))
+        else:
+            suspect = max(float(t.suspect), learned)
+            return suspect, max(float(t.hang), learned, suspect)
+        return limit / 2, limit
+
+    def look(self, now: float, ranks: Mapping[int, RankView]) -> Hang:
+        """Judges the ranks at `now` (seconds on one monotonic clock)."""
+        gap = 0.0 if self._last_look is None else max(0.0, min(now - self._last_look, _WATCHED_GAP))
+        self._last_look = now
+        worst = Hang(Level.OK, 0.0, 0.0, 0.0, Phase.STARTING)
+        excused = False
+        furthest = max((v.step for v in ranks.values() if v.step is not None), default=None)
+        for rank, view in sorted(ranks.items()):
+            sign = (view.count, view.phase)
+            if view.finished or self._seen.get(rank) != sign:
+                self._seen[rank] = sign
+                self._idle[rank] = 0.0
+            else:
+                self._idle[rank] = self._idle.get(rank, 0.0) + gap
+            if view.finished:
+                continue
+            suspect, declare = self.deadlines(view.phase)
+            idle = self._idle[rank]
+            level = Level.DECLARED if idle > declare else Level.SUSPECT if idle > suspect else Level.OK
+            # A rank that evaluates or saves within its deadline holds the others up rightfully.
+            excused |= view.phase not in (Phase.TRAINING, Phase.STOPPING) and level < Level.DECLARED
+            if (level, idle) > (worst.level, worst.idle_s):
+                worst = Hang(level, idle, suspect, declare, view.phase)
+        if worst.level is Level.OK or (excused and worst.phase is Phase.TRAINING):
+            return Hang(Level.OK, worst.idle_s, worst.suspect_s, worst.declare_s, worst.phase)
+        behind = tuple(
+            r
+            for r, v in sorted(ranks.items())
+            if not v.finished and furthest is not None and (v.step or 0) < furthest
+        )
+        return Hang(worst.level, worst.idle_s, worst.suspect_s, worst.declare_s, worst.phase, behind)
