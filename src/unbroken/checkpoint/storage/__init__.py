@@ -1,0 +1,87 @@
+"""Where checkpoints lie: a POSIX folder or an object store, behind one small Protocol.
+
+Names are relative to the storage's root, with "/": "step-00001200.a0003/rank-00000.safetensors". No operation
+needs a rename across folders or a lock. Failures raise StorageError; a name that is not there raises
+FileNotFoundError.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from ...errors import UsageError
+
+Buffer = bytes | bytearray | memoryview
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A file in a folder: its name without the folder, bytes, and when it was last changed (Unix seconds)."""
+
+    name: str
+    bytes: int
+    modified: float
+
+
+class Storage(Protocol):
+    """A place for checkpoints. What a call wrote is durable when it returns. Safe to use from several threads."""
+
+    url: str
+    rung: str  # the rung of the ladder that a checkpoint reaches here: "disk" or "remote"
+
+    def folders(self) -> list[str]:
+        """The names of the folders at the root, sorted."""
+
+    def files(self, folder: str) -> list[Entry]:
+        """The files of one folder, sorted by name; empty if there is none."""
+
+    def list(self, folder: str) -> list[str]:
+        """The names of `files(folder)`."""
+
+    def size(self, name: str) -> int:
+        """The length of a file."""
+
+    def read(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
+        """The bytes [start, stop) of a file, to its end by default; never fewer than asked for."""
+
+    def read_into(self, name: str, start: int, into: memoryview) -> None:
+        """Fills `into` with the bytes of a file from `start` on."""
+
+    def write(self, name: str, chunks: Iterable[Buffer], size: int) -> None:
+        """Writes or replaces a large file of exactly `size` bytes.
+
+        Each chunk must stay valid and unchanged until the call returns: several may be under way at once, and one
+        that failed is sent again. An exception out of `chunks` passes on, and no file of this name appears.
+        """
+
+    def put(self, name: str, data: Buffer) -> None:
+        """Writes or replaces a small file."""
+
+    def create(self, name: str, data: Buffer) -> bool:
+        """Creates a small file; False, and nothing changed, if it exists. One of several callers wins."""
+
+    def delete(self, name: str) -> None:
+        """Removes a file; no error if it is not there."""
+
+    def delete_folder(self, folder: str) -> None:
+        """Removes a folder and all in it, the commit marker first."""
+
+
+def open_storage(url: str | Path) -> Storage:
+    """The storage at a path, file:// or s3://bucket/prefix.
+
+    Raises UsageError for another kind of address, MissingExtra without the library for object stores.
+    """
+    from .posix import PosixStorage
+
+    text = str(url)
+    if text.startswith("file://"):
+        return PosixStorage(Path(text.removeprefix("file://")))
+    if "://" in text:
+        raise UsageError(
+            f"'{text}' is no address that checkpoints can lie at", todo="Use a path or s3://bucket/prefix"
+        )
+    return PosixStorage(Path(text))
