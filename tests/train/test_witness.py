@@ -1,0 +1,76 @@
+"""The witness of a run: the last execution of a step counts, and every difference is found."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from unbroken.errors import InputError
+from unbroken.train.witness import WitnessWriter, digest, read_witness, witness_path
+
+
+def test_the_last_execution_counts_and_a_torn_line_is_survived(tmp_path: Path) -> None:
+    path = tmp_path / "sub" / "w.jsonl"
+    w = WitnessWriter(path, rank=0, attempt=1)
+    w.step(1, 2.5, b"a")
+    w.step(2, 9.0, b"b")
+    w.close()
+    with open(path, "ab") as f:
+        f.write(b'{"attempt": 1, "rank": 0, "st')
+    w = WitnessWriter(path, rank=0, attempt=2)
+    w.step(2, 2.0, b"b")
+    w.final(2, "p", "o")
+    w.close()
+    seen = read_witness(path)
+    assert seen.losses == {1: (2.5).hex(), 2: (2.0).hex()}
+    assert (seen.executions, seen.attempts, seen.torn, seen.parameters) == (3, {1, 2}, 1, "p")
+
+
+def test_every_difference_is_found(tmp_path: Path) -> None:
+    def witness(
+        name: str, loss: float = 2.0, batch: bytes = b"b", parameters: str = "p", steps: int = 2
+    ) -> Path:
+        w = WitnessWriter(tmp_path / name, 0, 1)
+        for s in range(1, steps + 1):
+            w.step(s, loss, batch)
+        w.final(steps, parameters, "o")
+        w.close()
+        return tmp_path / name
+
+    one = read_witness(witness("a"))
+    assert one.same_as(read_witness(witness("b"))) and one.difference(one) is None
+    for i, (other, word) in enumerate(
+        [
+            ({"loss": 2.0000000000000004}, "losses"),
+            ({"batch": b"c"}, "batches"),
+            ({"parameters": "q"}, "parameters"),
+            ({"steps": 3}, "step 3"),
+        ]
+    ):
+        w = read_witness(witness(f"x{i}", **other))  # type: ignore[arg-type]
+        assert not one.same_as(w) and word in (one.difference(w) or "")
+
+
+def test_names(tmp_path: Path) -> None:
+    assert witness_path("d/w-{rank}.jsonl", 3, 4) == Path("d/w-3.jsonl")
+    assert witness_path("d/w.jsonl", 3, 4) == Path("d/w.3.jsonl")
+    assert witness_path("d/w.jsonl", 0, 1) == Path("d/w.jsonl")
+    with pytest.raises(InputError):
+        read_witness(tmp_path / "absent")
+    with pytest.raises(InputError):
+        WitnessWriter(tmp_path, 0, 0)
+
+
+def test_the_digest_sees_names_types_shapes_and_bits() -> None:
+    a = {"x": torch.arange(4.0), "y": torch.zeros(2, dtype=torch.bfloat16)}
+    assert digest(a) == digest(dict(reversed(a.items())))
+    others = [
+        {"x": torch.arange(4.0), "z": a["y"]},
+        {"x": torch.arange(4.0).view(2, 2), "y": a["y"]},
+        {"x": torch.arange(4), "y": a["y"]},
+        {"x": torch.tensor([0.0, 1.0, 2.0, 3.0000002]), "y": a["y"]},
+        {"x": torch.tensor([-0.0, 1.0, 2.0, 3.0]), "y": a["y"]},
+    ]
+    assert len({digest(o) for o in [a, *others]}) == 6
