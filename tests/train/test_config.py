@@ -77,5 +77,5 @@ def test_the_rate_warms_up_and_decays() -> None:
     c = OptimConfig(lr=1.0, min_lr=0.1, warmup=10)
     rates = [learning_rate(c, s, 100) for s in range(1, 101)]
     assert rates[0] == pytest.approx(0.1) and max(rates) == rates[9] == 1.0
-    assert rates[-1] == pytest.approx(0.1) and all(a >= b for a, b in itertools.pairwise(rates))
+    assert rates[-1] == pytest.approx(0.1) and all(a >= b for a, b in itertools.pairwise(rates[9:]))
     assert learning_rate(OptimConfig(warmup=0, decay_steps=50), 80, 100) == OptimConfig().min_lr
