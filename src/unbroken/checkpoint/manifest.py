@@ -156,6 +156,7 @@ class PartManifest:
     rng: Any = None
     versions: Mapping[str, str] = field(default_factory=dict)
     time: float = 0.0
+    check: str = field(default="", compare=False)  # checksum of the bytes that it was decoded from
 
     @cached_property
     def encoded(self) -> bytes:
@@ -197,7 +198,7 @@ class PartManifest:
         return cls(
             f.text("run_id"), f.natural("attempt"), f.natural("step"), rank, world, tensors, file,
             Position.from_json(f.value.get("position"), where), aliases, f.value.get("values"),
-            f.value.get("rng"), f.text_map("versions"), f.number("time"),
+            f.value.get("rng"), f.text_map("versions"), f.number("time"), digest(data),
         )  # fmt: skip
 
 
@@ -340,7 +341,7 @@ def merge(parts: Iterable[PartManifest]) -> Manifest:
                 builder.add(shard)
             if name == target or aliases.setdefault(name, target) != target:
                 untied.add(name)
-        records.append(PartRecord(digest(part.encoded), part.file.bytes))
+        records.append(PartRecord(part.check or digest(part.encoded), part.file.bytes))
         positions.append(part.position)
         newest = max(newest, part.time)
     if first is None:

@@ -25,9 +25,12 @@ def digest(data: bytes | bytearray | memoryview) -> str:
 
 
 def seal(kind: str, body: Mapping[str, Any]) -> bytes:
-    """The bytes of a sealed JSON file of this kind; the same for the same body."""
-    whole = {"kind": kind, "schema": SCHEMA, **body}
-    rest = json.dumps(whole, sort_keys=True, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    """The bytes of a sealed JSON file of this kind.
+
+    Keys are sorted at the top only: deeper down their order is the user's (a dict comes back in its order).
+    """
+    whole = dict(sorted({"kind": kind, "schema": SCHEMA, **body}.items()))
+    rest = json.dumps(whole, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     tail = rest[1:].encode() + b"\n"
     return _HEAD + digest(tail).encode() + _TAIL + tail
 
