@@ -1,0 +1,144 @@
+"""How a torch tensor is spread over ranks: its global shape, and where its local pieces lie in it. Needs torch."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..errors import UnsaveableState
+from .manifest import Sharding
+from .shards import Box
+
+if TYPE_CHECKING:
+    import torch
+
+
+def describe(tensor: torch.Tensor, *, key: str) -> tuple[Sharding, list[torch.Tensor]]:
+    """The sharding of a tensor, and its local pieces in the order of `Sharding.boxes` (views, no copies).
+
+    A plain tensor is one whole piece. A DTensor usually has one; a strided sharding (FSDP with tensor parallelism
+    on one dimension, unevenly split) may have several; a rank outside of the mesh has none.
+    Raises UnsaveableState, naming `key`, for partial sums, for layouts that are not known, and for tensor
+    subclasses whose bytes are not plain.
+    """
+    import torch
+    from torch.distributed.tensor import DTensor
+
+    if isinstance(tensor, DTensor):
+        return _describe_dtensor(tensor, key)
+    if hasattr(tensor, "local_shards") and hasattr(tensor, "metadata"):
+        return _describe_sharded(tensor)
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
+        # A wrapper (fp8, quantised) may hide its scale: saving what it shows would not be exact.
+        raise UnsaveableState(
+            key,
+            f"a {type(tensor).__module__}.{type(tensor).__qualname__} does not say what its bytes are",
+            todo="Save its plain tensors (data, scale) under names of their own",
+        )
+    if tensor.is_sparse or tensor.is_quantized or tensor.is_nested or tensor.layout is not torch.strided:
+        raise UnsaveableState(
+            key, "sparse, nested and quantised tensors have no plain bytes", todo="Save its parts"
+        )
+    return Sharding.whole(tensor.shape), [tensor.detach()]
+
+
+def _describe_dtensor(tensor: Any, key: str) -> tuple[Sharding, list[torch.Tensor]]:
+    local = tensor.detach().to_local()
+    shape = tuple(map(int, tensor.shape))
+    mesh = tensor.device_mesh
+    texts = tuple(_placement_text(p, key) for p in tensor.placements)
+    names = tuple(mesh.mesh_dim_names or ("",) * mesh.ndim)
+    coordinate = mesh.get_coordinate()
+    sharding = Sharding(shape, texts, tuple(map(int, mesh.shape)), names)
+    if coordinate is None:
+        return sharding, []
+    runs = [_runs_of(d, shape, tensor.placements, mesh.shape, coordinate) for d in range(len(shape))]
+    held = tuple(sum(n for _, n in r) for r in runs)
+    if held != tuple(local.shape):
+        raise UnsaveableState(key, f"its local shape is {tuple(local.shape)}, its placements give {held}")
+    boxes, pieces = [], []
+    for combination in itertools.product(*(enumerate(r) for r in runs)):
+        piece = local
+        for d, (i, (_, n)) in enumerate(combination):
+            piece = piece.narrow(d, sum(m for _, m in runs[d][:i]), n)
+        boxes.append((tuple(start for _, (start, _) in combination), tuple(n for _, (_, n) in combination)))
+        pieces.append(piece)
+    return Sharding(shape, texts, sharding.mesh, names, tuple(boxes)), pieces
+
+
+def boxes_of(
+    shape: Sequence[int], placements: Sequence[Any], mesh_shape: Sequence[int], coordinate: Sequence[int]
+) -> list[Box]:
+    """The boxes of one rank (by its coordinate in the mesh) of a tensor with these torch placements."""
+    runs = [_runs_of(d, shape, placements, mesh_shape, coordinate) for d in range(len(shape))]
+    return [(tuple(s for s, _ in c), tuple(n for _, n in c)) for c in itertools.product(*runs)]
+
+
+def _runs_of(
+    dim: int,
+    shape: Sequence[int],
+    placements: Sequence[Any],
+    mesh_shape: Sequence[int],
+    coordinate: Sequence[int],
+) -> list[tuple[int, int]]:
+    """The (start, length) runs of global indices along `dim` that this coordinate holds, in local order.
+
+    torch's own splitting is applied to the indices, so that every way of rounding is the same as its own.
+    """
+    import torch
+
+    here = [(m, p) for m, p in enumerate(placements) if not p.is_replicate() and p.dim % len(shape) == dim]
+    if not here:
+        return [(0, int(shape[dim]))]
+    if all(type(p).__name__ == "Shard" for _, p in here):
+        return [_interval(int(shape[dim]), [(int(mesh_shape[m]), coordinate[m]) for m, _ in here])]
+    index = torch.arange(int(shape[dim])).reshape([1] * dim + [-1])
+    for m, p in here:
+        parts, _ = p._split_tensor(index, int(mesh_shape[m]), with_padding=False, contiguous=True)
+        index = parts[coordinate[m]]
+    flat = index.flatten().tolist()
+    if not flat:
+        return [(int(shape[dim]), 0)]
+    runs: list[tuple[int, int]] = []
+    for i in flat:
+        if runs and sum(runs[-1]) == i:
+            runs[-1] = (runs[-1][0], runs[-1][1] + 1)
+        else:
+            runs.append((i, 1))
+    return runs
+
+
+def _interval(length: int, splits: list[tuple[int, int]]) -> tuple[int, int]:
+    """The (start, length) left of a dimension after splits into `parts`, of which the `i`-th is kept, as torch.chunk."""
+    start, rest = 0, length
+    for parts, i in splits:
+        full = -(-rest // parts)
+        start, rest = start + min(rest, i * full), max(0, min(full, rest - i * full))
+    return (start, rest) if rest else (length, 0)
+
+
+def _placement_text(p: Any, key: str) -> str:
+    kind = type(p).__name__
+    if p.is_replicate():
+        return "Replicate()"
+    if p.is_partial():
+        raise UnsaveableState(
+            key, "it is a partial sum over ranks, not yet a value", todo="Reduce it first: redistribute it"
+        )
+    if kind == "Shard":
+        return f"Shard({p.dim})"
+    if kind == "_StridedShard":
+        return f"StridedShard({p.dim}, {p.split_factor})"
+    raise UnsaveableState(
+        key, f"the placement {p} is not known", todo="Redistribute it to Shard or Replicate"
+    )
+
+
+def _describe_sharded(tensor: Any) -> tuple[Sharding, list[torch.Tensor]]:
+    """The older ShardedTensor, which names the place of each of its shards."""
+    shards = tensor.local_shards()
+    boxes = tuple((tuple(s.metadata.shard_offsets), tuple(s.metadata.shard_sizes)) for s in shards)
+    size = tuple(map(int, tensor.metadata().size))
+    world = len({m.placement.rank() for m in tensor.metadata().shards_metadata})
+    return Sharding(size, ("ShardedTensor",), (world,), ("",), boxes), [s.tensor for s in shards]
