@@ -1,0 +1,87 @@
+"""`unbroken run`: a training script under supervision."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..errors import RunInterrupted, UsageError
+from ..units import Duration
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+def _duration(text: str) -> Duration:
+    try:
+        return Duration(text)
+    except UsageError as e:
+        raise typer.BadParameter(str(e)) from e
+
+
+@app.command(context_settings={"allow_interspersed_args": False})
+def run(
+    command: Annotated[
+        list[str] | None,
+        typer.Argument(help="After '--': script.py and its arguments, '-m module', or a program."),
+    ] = None,
+    run_dir: Annotated[
+        Path | None, typer.Option(help="The run directory. Give it again to go on. Default: runs/<script>")
+    ] = None,
+    nodes: Annotated[int, typer.Option(min=1, help="Nodes that train.")] = 1,
+    nproc: Annotated[int, typer.Option(min=1, help="Ranks per node.")] = 1,
+    spares: Annotated[int, typer.Option(min=0, help="Nodes kept ready to take a lost node's place.")] = 0,
+    hang_after: Annotated[str, typer.Option(help="A step without progress for this long is a hang.")] = "60s",
+    suspect_after: Annotated[
+        str, typer.Option(help="After this long stacks are collected, nothing else.")
+    ] = "5s",
+    first_step: Annotated[str, typer.Option(help="Deadline of start, compilation and first step.")] = "30m",
+    evaluating: Annotated[str, typer.Option(help="Deadline of the phase evaluating.")] = "1h",
+    checkpointing: Annotated[str, typer.Option(help="Deadline of the phase checkpointing.")] = "30m",
+    idle_after: Annotated[
+        str,
+        typer.Option(
+            help="For scripts whose steps are unknown: all processors idle for this long is a hang."
+        ),
+    ] = "30m",
+    lease: Annotated[str, typer.Option(help="A node without its supervisor for this long stops.")] = "15s",
+    stop_within: Annotated[str, typer.Option(help="Time to save and exit when asked to stop.")] = "60s",
+) -> None:
+    """Runs a training script on N nodes x P ranks so that it survives failures.
+
+    The script is started as torchrun would start it, and needs no change; with `unbroken.attach()` and
+    `unbroken.Checkpointer` it is followed step by step and loses next to nothing. The same command goes on
+    where a run was interrupted. Exit codes: 0 completed, 10 stopped because a restart cannot help, 11 stopped
+    on request (give the same command to go on), 12 and 13 the run directory is another's or in use, 14 it does
+    not fit on this machine.
+    """
+    from ..progress import RunDir, Timeouts
+    from ..recover.start import check_command, make_spec, run_supervised
+
+    words = command or []
+    check_command(words, Path.cwd())
+    times = Timeouts(
+        lease=_duration(lease),
+        hang=_duration(hang_after),
+        suspect=min(_duration(suspect_after), _duration(hang_after)),
+        first_step=_duration(first_step),
+        evaluating=_duration(evaluating),
+        checkpointing=_duration(checkpointing),
+        idle=_duration(idle_after),
+        stop=_duration(stop_within),
+    )
+    folder = run_dir or Path("runs") / _default_name(words)
+    spec = make_spec(words, nodes=nodes, nproc=nproc, spares=spares, timeouts=times)
+    ended = run_supervised(RunDir(folder), spec)
+    if ended == "interrupted":
+        raise RunInterrupted(
+            "the run was stopped on request",
+            where=str(folder),
+            todo="The same command goes on from its last checkpoint",
+        )
+
+
+def _default_name(words: list[str]) -> str:
+    first = next((w for w in words if w.endswith(".py")), words[1] if words[0] == "-m" else words[0])
+    return Path(first).stem.replace(".", "-")

@@ -1,0 +1,337 @@
+"""The agent of one node: starts its keeper and ranks, reads their progress pages, obeys the highest epoch.
+
+It outlives its supervisor: when the link breaks it goes on until its lease lapses, then ends its ranks, keeps the
+keeper (and so the snapshots), and waits for a successor, whose address it reads from the run directory. When
+nobody comes it lets the keeper make the newest snapshot durable and leaves nothing behind.
+
+Started as `python -m unbroken.recover.agent --run-dir DIR --node NAME --scratch DIR`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import os
+import shutil
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from ..cluster.processes import Marked, end, marked
+from ..detect.stacks import collect_stacks
+from ..errors import LeaseLapsed, RunError
+from ..progress import RunDir, newest_epoch, read_epochs
+from ..progress.page import NO_STOP
+from .keeper_process import KeeperProcess
+from .ranks import LaunchOrder, RankProcess
+from .wire import Link, Message
+
+_log = logging.getLogger("unbroken.agent")
+_POLL_S = 0.05
+_RESEND_S = 0.25
+
+
+class Agent:
+    """One node's agent; `main` returns when it was told to quit or gave up waiting."""
+
+    def __init__(self, run_dir: RunDir, run_id: str, node: str, scratch: Path, orphan_grace_s: float) -> None:
+        self.run_dir, self.run_id, self.node, self.scratch = run_dir, run_id, node, scratch
+        self.orphan_grace_s = orphan_grace_s
+        self.keeper = KeeperProcess(run_dir, run_id, node, scratch, self._on_keeper)
+        self.attempt = 0
+        self.epoch = 0
+        self.ranks: dict[int, RankProcess] = {}
+        self.lease_until: float | None = None
+        self._lease_s = 15.0
+        self._link: Link | None = None
+        self._beats: dict[int, float] = {}
+        self._quit = asyncio.Event()
+        self._unsent: list[Message] = []
+
+    async def main(self) -> None:
+        """Runs until told to quit, or until no supervisor came for the grace time."""
+        self._end_ranks()
+        await self.keeper.start()
+        tasks = [asyncio.create_task(self._watch_ranks()), asyncio.create_task(self._watch_lease())]
+        try:
+            await self._follow_supervisors()
+        finally:
+            for task in tasks:
+                task.cancel()
+            self._end_ranks()
+
+    async def _follow_supervisors(self) -> None:
+        alone_since = time.monotonic()
+        while not self._quit.is_set():
+            if await self._serve_newest():
+                alone_since = time.monotonic()
+            if time.monotonic() - alone_since > self.orphan_grace_s and not self.ranks:
+                _log.warning("no supervisor for %.0f s: leaving", self.orphan_grace_s)
+                await self.keeper.close(flush=True, deadline_s=60)
+                return
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._quit.wait(), 0.2)
+
+    async def _serve_newest(self) -> bool:
+        """Connects to the newest epoch's supervisor and serves it; True if it was there."""
+        number = newest_epoch(self.run_dir)
+        if number < self.epoch or number == 0:
+            return False
+        epoch = read_epochs(self.run_dir)[-1]
+        try:
+            link = await Link.connect(*epoch.address, self._on_message)
+        except (OSError, TimeoutError):
+            return False
+        serving = asyncio.create_task(link.serve())
+        try:
+            await link.call("hello", timeout=10, **self._hello(epoch.number))
+        except (RunError, TimeoutError) as e:
+            _log.warning("the supervisor of epoch %d did not take us: %s", epoch.number, e)
+            link.close()
+            await serving
+            return False
+        self.epoch, self._link = epoch.number, link
+        _log.info("connected to the supervisor of epoch %d at %s", epoch.number, epoch.address)
+        for message in self._unsent:
+            link.tell(**message)
+        self._unsent.clear()
+        beats = asyncio.create_task(self._beat(link))
+        quits = asyncio.create_task(self._quit.wait())
+        await asyncio.wait({serving, quits}, return_when=asyncio.FIRST_COMPLETED)
+        beats.cancel()
+        quits.cancel()
+        if self._quit.is_set():
+            await asyncio.sleep(0.05)  # lets the last answer leave
+        link.close()
+        await serving
+        self._link = None
+        _log.info("the link to the supervisor of epoch %d is closed", epoch.number)
+        return True
+
+    def _hello(self, epoch: int) -> Message:
+        return {
+            "token": self.run_dir.token.read_text().strip(),
+            "run_id": self.run_id,
+            "node": self.node,
+            "pid": os.getpid(),
+            "host": socket.gethostname(),
+            "epoch": epoch,
+            "attempt": self.attempt,
+            "ranks": {str(r): p.describe() for r, p in self.ranks.items()},
+            "leased": self.lease_until is not None and time.monotonic() < self.lease_until,
+        }
+
+    # --- towards the supervisor
+
+    def _tell(self, **message: Any) -> None:
+        if self._link is not None and not self._link.closed.is_set():
+            self._link.tell(**message)
+        elif message.get("op") in ("exited", "keeper"):
+            self._unsent.append(message)
+            del self._unsent[:-1000]
+
+    async def _beat(self, link: Link) -> None:
+        number = 0
+        while not link.closed.is_set():
+            number += 1
+            self._beats[number] = time.monotonic()
+            link.tell(op="beat", number=number, keeper=self.keeper.alive)
+            await asyncio.sleep(max(0.2, self._lease_s / 8))
+
+    def _take_lease(self, message: Message) -> None:
+        sent = self._beats.pop(message["number"], None)
+        if sent is None:
+            return
+        for old in [n for n in self._beats if n < message["number"]]:
+            del self._beats[old]
+        # From the moment the beat was sent: the supervisor counts from its answer, which is later.
+        self._lease_s = message["seconds"]
+        self.lease_until = sent + self._lease_s
+        for process in self.ranks.values():
+            process.set_lease(self.lease_until, self.epoch)
+        self.keeper.lease(self.lease_until)
+
+    async def _on_message(self, message: Message) -> Message | None:
+        op = message.get("op")
+        if op == "lease":
+            self._take_lease(message)
+            return None
+        if op == "ping":
+            return {}
+        if op == "port":
+            return {"port": _free_port(message.get("address", "127.0.0.1"))}
+        if op == "launch":
+            return await self._launch(LaunchOrder.from_message(message))
+        if op == "stop":
+            return await self._stop(message["attempt"], message.get("signal"), message.get("grace_s", 0.0))
+        if op == "stop_at":
+            return self._stop_at(message["step"])
+        if op == "look":
+            return await self._look(message["ranks"])
+        if op == "keeper":
+            return await self.keeper.call(message["request"], timeout=message.get("timeout", 60.0))
+        if op == "quit":
+            await self._stop(self.attempt, None, 0.0)
+            answer = await self.keeper.close(
+                flush=message.get("flush", True), deadline_s=message.get("deadline_s", 60)
+            )
+            self._quit.set()
+            return answer
+        raise RunError(f"the agent knows no '{op}'", where=f"node {self.node}")
+
+    # --- ranks
+
+    async def _launch(self, order: LaunchOrder) -> Message:
+        if order.attempt <= self.attempt:
+            raise RunError(
+                f"attempt {order.attempt} is not newer than {self.attempt}", where=f"node {self.node}"
+            )
+        if self.ranks:
+            raise RunError("ranks of an earlier attempt are still here", where=f"node {self.node}")
+        self.attempt = order.attempt
+        pages = self.scratch / "pages"
+        started = time.monotonic()
+        for rank, local_rank in order.ranks.items():
+            process = RankProcess.launch(
+                order, rank, local_rank, self.run_dir, self.node, pages, self.keeper.socket
+            )
+            if self.lease_until is not None:
+                process.set_lease(self.lease_until, self.epoch)
+            self.ranks[rank] = process
+        return {"seconds": time.monotonic() - started, "pids": {str(r): p.pid for r, p in self.ranks.items()}}
+
+    async def _watch_ranks(self) -> None:
+        """Tells the supervisor of steps, phases and exits, twenty times a second where there is news."""
+        sent = 0.0
+        while True:
+            news = {}
+            now = time.monotonic()
+            for rank, process in self.ranks.items():
+                fresh = process.look(now)
+                if fresh is not None:
+                    news[str(rank)] = fresh
+                if process.just_ended():
+                    self._tell(op="exited", attempt=self.attempt, rank=rank, **process.ending())
+            if news or now - sent > _RESEND_S:
+                sent = now
+                self._tell(op="progress", attempt=self.attempt, now=now, ranks=news)
+            await asyncio.sleep(_POLL_S)
+
+    async def _watch_lease(self) -> None:
+        while True:
+            await asyncio.sleep(0.1)
+            if self.ranks and self.lease_until is not None and time.monotonic() > self.lease_until:
+                _log.error("the lease lapsed: ending the ranks of attempt %d", self.attempt)
+                for rank, process in self.ranks.items():
+                    if process.running:
+                        self._tell_later_lapse(rank)
+                self._end_ranks()
+                self.ranks.clear()
+
+    def _tell_later_lapse(self, rank: int) -> None:
+        where = f"node {self.node}, rank {rank}"
+        self._unsent.append(
+            {
+                "op": "exited", "attempt": self.attempt, "rank": rank, "code": LeaseLapsed.exit_code,
+                "signal": None, "time": time.time(), "ours": True, "where": where,
+            }
+        )  # fmt: skip
+
+    async def _stop(self, attempt: int, sig: int | None, grace_s: float) -> Message:
+        """Ends the ranks of an attempt, first by `sig` with a grace, then by kill; proves that they are gone."""
+        if attempt != self.attempt or not self.ranks:
+            return {"gone": True, "survivors": []}
+        if sig is not None:
+            for process in self.ranks.values():
+                process.ours = True
+                process.send(sig)
+            deadline = time.monotonic() + grace_s
+            while time.monotonic() < deadline and any(p.running for p in self.ranks.values()):
+                await asyncio.sleep(0.02)
+        for process in self.ranks.values():
+            if process.running:
+                process.ours = True
+        left = await asyncio.to_thread(self._end_ranks)
+        for rank, process in self.ranks.items():
+            process.look(time.monotonic())
+            if process.just_ended():
+                self._tell(op="exited", attempt=self.attempt, rank=rank, **process.ending())
+            process.close()
+        self.ranks = {}
+        return {"gone": not left, "survivors": [p.pid for p in left]}
+
+    def _rank_processes(self) -> list[Marked]:
+        return [p for p in marked(self.run_id, node=self.node) if p.role == "rank"]
+
+    def _end_ranks(self) -> list[Marked]:
+        for process in self.ranks.values():
+            process.send(signal.SIGKILL)
+        return end(self._rank_processes)
+
+    def _stop_at(self, step: int) -> Message:
+        """Asks all ranks to stop after `step`; answers with the furthest step seen after that was written."""
+        furthest = NO_STOP
+        told = bool(self.ranks)
+        for process in self.ranks.values():
+            furthest = max(furthest, process.stop_at(step))
+            told = told and process.attached
+        return {"furthest": furthest, "told": told}
+
+    async def _look(self, ranks: list[int]) -> Message:
+        """Collects state and stacks of ranks, all at once."""
+        asked = [(r, self.ranks[r]) for r in ranks if r in self.ranks]
+        looks = await asyncio.gather(*(asyncio.to_thread(collect_stacks, p.pid) for _, p in asked))
+        return {
+            "looks": {
+                str(r): {
+                    "pid": k.pid,
+                    "state": k.state,
+                    "wchan": k.wchan,
+                    "frames": list(k.frames),
+                    "text": k.text,
+                }
+                for (r, _), k in zip(asked, looks, strict=True)
+            }
+        }
+
+    async def _on_keeper(self, event: Message) -> None:
+        self._tell(op="keeper", **event)
+
+
+def _free_port(address: str) -> int:
+    with socket.socket() as s:
+        s.bind((address, 0))
+        port: int = s.getsockname()[1]
+        return port
+
+
+def main() -> None:
+    """Entry point of the agent's process."""
+    parser = argparse.ArgumentParser(prog="python -m unbroken.recover.agent", description=__doc__)
+    parser.add_argument("--run-dir", type=Path, required=True)
+    parser.add_argument("--run-id", required=True)
+    parser.add_argument("--node", required=True)
+    parser.add_argument("--scratch", type=Path, required=True)
+    parser.add_argument("--orphan-grace", type=float, default=120.0)
+    args = parser.parse_args()
+    logging.basicConfig(
+        level=logging.INFO, stream=sys.stdout, format="%(asctime)s %(levelname)s %(message)s", force=True
+    )
+    # Ctrl-C in the terminal is the supervisor's to answer; agents are in sessions of their own anyway.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    args.scratch.mkdir(parents=True, exist_ok=True)
+    agent = Agent(RunDir(args.run_dir), args.run_id, args.node, args.scratch, args.orphan_grace)
+    asyncio.run(agent.main())
+    shutil.rmtree(args.scratch, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        args.scratch.parent.rmdir()
+
+
+if __name__ == "__main__":
+    main()

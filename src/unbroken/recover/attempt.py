@@ -1,0 +1,193 @@
+"""One attempt as the supervisor sees it: where its ranks run, how far they are, how they ended."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..detect import HangDetector, RankView
+from ..diagnose.facts import RankExit
+from ..progress import Phase, RunDir
+from .wire import Message
+
+
+@dataclass
+class RankState:
+    """`count` grows with every sign of progress; `step` is the newest completed one, -1 for none."""
+
+    rank: int
+    node: str
+    pid: int = 0
+    count: int = 0
+    phase: Phase = Phase.STARTING
+    step: int = -1
+    source: str = "page"
+    exit: RankExit | None = None
+
+    @property
+    def finished(self) -> bool:
+        return self.exit is not None and self.exit.code == 0
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of the leading rank. `time` is seconds since the epoch; `loss` may be NaN."""
+
+    step: int
+    loss: float
+    tokens: int
+    time: float
+
+
+@dataclass
+class Attempt:
+    """`started` is seconds since the epoch at launch; `floor` the highest step completed before this attempt."""
+
+    number: int
+    slots: tuple[str, ...]
+    nproc: int
+    detector: HangDetector
+    started: float
+    floor: int = -1
+    ranks: dict[int, RankState] = field(default_factory=dict)
+    first_step: Step | None = None
+    caught_up: Step | None = None
+    last: Step | None = None
+    attached_at: float | None = None
+    total: int | None = None
+    step_time: float | None = None
+    steps_file: Path | None = None
+
+    @classmethod
+    def make(
+        cls,
+        number: int,
+        slots: tuple[str, ...],
+        nproc: int,
+        detector: HangDetector,
+        floor: int,
+        run_dir: RunDir,
+    ) -> Attempt:
+        attempt = cls(number, slots, nproc, detector, time.time(), floor)
+        for slot, node in enumerate(slots):
+            for local in range(nproc):
+                rank = slot * nproc + local
+                attempt.ranks[rank] = RankState(rank, node)
+        attempt.steps_file = run_dir.steps(number)
+        attempt.steps_file.parent.mkdir(parents=True, exist_ok=True)
+        return attempt
+
+    def node_ranks(self, node: str) -> dict[int, int]:
+        """rank -> local rank on a node."""
+        return {r: r % self.nproc for r, s in self.ranks.items() if s.node == node}
+
+    @property
+    def step(self) -> int:
+        """The highest completed step of any rank, -1 before the first."""
+        return max((s.step for s in self.ranks.values()), default=-1)
+
+    @property
+    def all_finished(self) -> bool:
+        return all(s.finished for s in self.ranks.values())
+
+    @property
+    def all_ended(self) -> bool:
+        return all(s.exit is not None for s in self.ranks.values())
+
+    def failures(self) -> list[RankExit]:
+        """Ranks that ended by themselves with an error, earliest first."""
+        bad = [
+            s.exit for s in self.ranks.values() if s.exit is not None and s.exit.code != 0 and not s.exit.ours
+        ]
+        return sorted(bad, key=lambda e: e.time)
+
+    def exits(self) -> tuple[RankExit, ...]:
+        return tuple(sorted((s.exit for s in self.ranks.values() if s.exit), key=lambda e: e.time))
+
+    def views(self) -> dict[int, RankView]:
+        return {
+            r: RankView(s.count, s.phase, s.step if s.step >= 0 else None, s.exit is not None)
+            for r, s in self.ranks.items()
+        }
+
+    @property
+    def told(self) -> bool:
+        """Whether the ranks' steps are known (by page or log)."""
+        return any(s.source in ("page", "log") and s.step >= 0 for s in self.ranks.values())
+
+    def take(self, node_now: float, ranks: Message) -> list[Step]:
+        """Takes an agent's news; returns the leading rank's new steps. `node_now` is the node's monotonic clock."""
+        offset = time.time() - node_now
+        fresh: list[Step] = []
+        leader = min(self.ranks)
+        silent = [s for s in self.ranks.values() if s.source != "log"]
+        for key, news in ranks.items():
+            state = self.ranks.get(int(key))
+            if state is None:
+                continue
+            state.count, state.phase = news["count"], Phase(news["phase"])
+            state.source = news.get("source", "page")
+            if news.get("total"):
+                self.total = news["total"]
+            if self.attached_at is None and state.source == "page":
+                self.attached_at = time.time()
+            steps = [Step(s, float.fromhex(x), t, at + offset) for s, t, x, at in news["steps"]]
+            if steps:
+                state.step = max(state.step, steps[-1].step)
+                # Only the ranks that print are seen in logs; without one from rank 0 the lowest leads.
+                if state.source == "log" and len(silent) == len(self.ranks) - 1:
+                    leader = state.rank
+            if state.rank == leader:
+                fresh += steps
+        for step in fresh:
+            if self.last is not None and step.step > self.last.step:
+                took = (step.time - self.last.time) / (step.step - self.last.step)
+                self.detector.step_took(max(took, 0.0))
+                self.step_time = took if self.step_time is None else 0.9 * self.step_time + 0.1 * took
+            self.first_step = self.first_step or step
+            if self.caught_up is None and step.step > self.floor:
+                self.caught_up = step
+            self.last = step
+        self._keep(fresh)
+        return fresh
+
+    def _keep(self, steps: Iterable[Step]) -> None:
+        """Appends to steps.jsonl; not fsynced, and never worth stopping for."""
+        lines = "".join(json.dumps(step_record(s)) + "\n" for s in steps)
+        if lines and self.steps_file is not None:
+            try:
+                with open(self.steps_file, "a") as f:
+                    f.write(lines)
+            except OSError:
+                self.steps_file = None
+
+
+def step_record(s: Step) -> dict[str, Any]:
+    """The line of steps.jsonl: the loss as a hex float keeps every bit."""
+    return {"step": s.step, "loss": s.loss.hex(), "tokens": s.tokens, "t": round(s.time, 6)}
+
+
+def read_steps(path: Path) -> list[Step]:
+    """Reads steps.jsonl; a torn last line is left out."""
+    try:
+        lines = path.read_text().splitlines()
+    except FileNotFoundError:
+        return []
+    steps = []
+    for line in lines:
+        try:
+            r = json.loads(line)
+            steps.append(Step(r["step"], float.fromhex(r["loss"]), r["tokens"], r["t"]))
+        except (ValueError, KeyError):
+            continue
+    return steps
+
+
+def is_number(loss: float) -> bool:
+    """Whether a loss was told at all."""
+    return not math.isnan(loss)

@@ -1,0 +1,91 @@
+"""One interruption: what happened, its verdict, what was done, and what it cost."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .. import atomic
+from ..diagnose.facts import Facts, HangFact
+from ..diagnose.verdict import Action, Outcome, Root, Verdict
+from ..progress import RunDir
+from .attempt import Attempt
+
+SCHEMA = 1
+
+
+@dataclass
+class Incident:
+    """`kind` is failed, hung, agent_lost, node_lost or lease; times are seconds since the epoch, `phases`
+    seconds each (detect, stop, diagnose, schedule, start, restore_and_first_step, replay)."""
+
+    number: int
+    attempt: int
+    kind: str
+    step: int
+    last_sign: float
+    detected: float
+    verdict: Verdict | None = None
+    action: str = ""
+    why: str = ""
+    nodes: dict[str, str] = field(default_factory=dict)
+    phases: dict[str, float] = field(default_factory=dict)
+    resumed: float | None = None
+    resumed_step: int | None = None
+    steps_lost: int | None = None
+    next_attempt: int | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        value = asdict(self)
+        value["verdict"] = self.verdict.as_json() if self.verdict else None
+        value["phases"] = {k: round(v, 3) for k, v in self.phases.items()}
+        return {"schema": SCHEMA, **value}
+
+    def write(self, run_dir: RunDir) -> None:
+        """Writes incidents/NNNN.json, whole."""
+        atomic.write_json(run_dir.incident(self.number), self.as_json())
+
+
+def read_incidents(run_dir: RunDir) -> list[dict[str, Any]]:
+    """All incidents of a run, oldest first, in their JSON form."""
+    found = []
+    for path in sorted(run_dir.incidents.glob("[0-9]*.json")):
+        found.append(json.loads(path.read_bytes()))
+    return found
+
+
+def logs_of(run_dir: RunDir, attempt: Attempt) -> list[Path]:
+    """The rank logs of an attempt that exist."""
+    paths = [run_dir.rank_log(attempt.number, s.node, r) for r, s in sorted(attempt.ranks.items())]
+    return [p for p in paths if p.exists()]
+
+
+def facts_of(attempt: Attempt, lost_nodes: Sequence[str], hang: HangFact | None) -> Facts:
+    """What the supervisor knows of an attempt's end, beside its logs."""
+    return Facts(
+        exits=attempt.exits(),
+        lost_nodes=tuple(lost_nodes),
+        hang=hang,
+        nodes=tuple((r, s.node) for r, s in sorted(attempt.ranks.items())),
+        completed=attempt.all_finished,
+        step=attempt.step if attempt.step >= 0 else None,
+    )
+
+
+def agent_lost_verdict(node: str, step: int) -> Verdict:
+    """The verdict for an agent that died on a node whose keeper is still there: nothing a log can tell."""
+    text = f"the agent of {node} ended; its keeper and the snapshots in memory are still there"
+    return Verdict(
+        outcome=Outcome.FAILED,
+        reason="Unknown",
+        root=Root(text=text, node=node, time=time.time()),
+        recoverable=True,
+        action=Action.RESTART,
+        mitigation="Restarted on the same node from the snapshots in memory.",
+        confidence=0.9,
+        decided_by="lost-agent",
+    )

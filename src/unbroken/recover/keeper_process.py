@@ -1,0 +1,211 @@
+"""The node's keeper as its agent sees it: started or adopted, asked, its events passed on, respawned when it dies."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from ..cluster.processes import marked
+from ..errors import RunError
+from ..progress import RunDir
+from .wire import Message
+
+_log = logging.getLogger("unbroken.agent")
+_LENGTH = struct.Struct(">I")
+_START_S = 20.0
+_LEASE_EVERY_S = 0.5
+
+
+class _Channel:
+    """One connection to the keeper: requests are answered in order, events come between."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+        self._lock = asyncio.Lock()
+
+    @classmethod
+    async def connect(cls, path: Path) -> _Channel:
+        reader, writer = await asyncio.open_unix_connection(str(path))
+        channel = cls(reader, writer)
+        await asyncio.wait_for(channel.ask({"op": "hello", "role": "agent", "version": 1}), 10)
+        return channel
+
+    async def ask(self, request: Message) -> Message:
+        async with self._lock:
+            body = json.dumps(request, separators=(",", ":")).encode()
+            self._writer.write(_LENGTH.pack(len(body)) + body)
+            await self._writer.drain()
+            while True:
+                message = await self.read()
+                if "event" not in message:
+                    return message
+
+    async def read(self) -> Message:
+        head = await self._reader.readexactly(_LENGTH.size)
+        message: Message = json.loads(await self._reader.readexactly(_LENGTH.unpack(head)[0]))
+        return message
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class KeeperProcess:
+    """Keeps one keeper running for this node. Slow requests have a connection of their own, so that the lease,
+    which must be renewed while a `settle` waits for a disk, never queues behind one."""
+
+    def __init__(
+        self,
+        run_dir: RunDir,
+        run_id: str,
+        node: str,
+        scratch: Path,
+        on_event: Callable[[Message], Awaitable[None]],
+    ) -> None:
+        self._run_dir, self._run_id, self._node = run_dir, run_id, node
+        self._on_event = on_event
+        self.socket = scratch / "keeper.sock"
+        self._events_task: asyncio.Task[None] | None = None
+        self._lease_until = 0.0
+        self._lease_task: asyncio.Task[None] | None = None
+        self._attempt: Message | None = None
+        self._closing = False
+        self._process: subprocess.Popen[bytes] | None = None
+        self.alive = False
+
+    async def start(self) -> None:
+        """Adopts the keeper that is there, or starts one. Raises RunError when it does not come up."""
+        try:
+            channel = await _Channel.connect(self.socket)
+            _log.info("adopted the keeper on %s", self.socket)
+        except (OSError, TimeoutError, asyncio.IncompleteReadError):
+            channel = await self._spawn()
+        self.alive = True
+        self._events_task = asyncio.create_task(self._follow(channel))
+        if self._lease_task is None:
+            self._lease_task = asyncio.create_task(self._renew())
+
+    async def _spawn(self) -> _Channel:
+        await asyncio.to_thread(self._end_leftover)
+        self.socket.unlink(missing_ok=True)
+        log = self._run_dir.agent_log(self._node).with_suffix(".keeper.log")
+        with open(log, "ab") as out:
+            self._process = subprocess.Popen(
+                [
+                    sys.executable, "-m", "unbroken.checkpoint.keeper",
+                    "--socket", str(self.socket), "--node", self._node, "--run-id", self._run_id,
+                    "--checkpoints", str(self._run_dir.checkpoints),
+                ],
+                env={**os.environ, "UNBROKEN_ROLE": "keeper"},
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+            )  # fmt: skip
+        deadline = time.monotonic() + _START_S
+        while time.monotonic() < deadline:
+            try:
+                return await _Channel.connect(self.socket)
+            except (OSError, TimeoutError, asyncio.IncompleteReadError):
+                if self._process.poll() is not None:
+                    break
+                await asyncio.sleep(0.02)
+        raise RunError("the keeper did not come up", where=f"node {self._node}", todo=f"See {log}")
+
+    def _end_leftover(self) -> None:
+        """A keeper that does not answer must not write beside its successor."""
+        from ..cluster.processes import end
+
+        left = end(lambda: [p for p in marked(self._run_id, node=self._node) if p.role == "keeper"])
+        if left:
+            raise RunError("the old keeper does not die", where=f"node {self._node}, pid {left[0].pid}")
+
+    async def _follow(self, channel: _Channel) -> None:
+        """Passes events on until the keeper is gone; then starts another and tells it of the attempt."""
+        try:
+            while True:
+                message = await channel.read()
+                if "event" in message:
+                    await self._on_event(message)
+        except (OSError, asyncio.IncompleteReadError, ValueError):
+            pass
+        finally:
+            channel.close()
+        self.alive = False
+        if self._closing:
+            return
+        _log.error("the keeper is gone; starting another")
+        await self._on_event({"event": "keeper_lost"})
+        if self._process is not None:
+            self._process.poll()
+        await self.start()
+        if self._attempt is not None:
+            await self.call(self._attempt, timeout=20)
+        await self._on_event({"event": "keeper_back"})
+
+    async def call(self, request: Message, timeout: float = 60.0) -> Message:
+        """Asks on a connection of its own. Raises RunError, also when the keeper is gone or late."""
+        if request.get("op") == "attempt":
+            self._attempt = request
+        try:
+            channel = await _Channel.connect(self.socket)
+            try:
+                answer = await asyncio.wait_for(channel.ask(request), timeout)
+            finally:
+                channel.close()
+        except (OSError, TimeoutError, asyncio.IncompleteReadError) as e:
+            raise RunError(
+                f"the keeper did not answer '{request.get('op')}': {type(e).__name__} {e}",
+                where=f"node {self._node}",
+            ) from e
+        if not answer.get("ok", False):
+            raise RunError(
+                answer.get("what", "the keeper refused"), where=answer.get("where"), todo=answer.get("todo")
+            )
+        return answer
+
+    def lease(self, until: float) -> None:
+        """Lets the keeper write until `until` (CLOCK_MONOTONIC of this node, seconds)."""
+        self._lease_until = until
+
+    async def _renew(self) -> None:
+        channel: _Channel | None = None
+        while not self._closing:
+            left = self._lease_until - time.monotonic()
+            if left > 0:
+                try:
+                    channel = channel or await _Channel.connect(self.socket)
+                    await asyncio.wait_for(channel.ask({"op": "lease", "seconds": left}), 5)
+                except (OSError, TimeoutError, asyncio.IncompleteReadError):
+                    if channel is not None:
+                        channel.close()
+                    channel = None
+            await asyncio.sleep(_LEASE_EVERY_S)
+
+    async def close(self, *, flush: bool, deadline_s: float) -> Message:
+        """Lets it make the newest snapshot durable where asked, and ends it."""
+        self._closing = True
+        try:
+            answer = await self.call(
+                {"op": "close", "flush": flush, "deadline_s": deadline_s}, timeout=deadline_s + 10
+            )
+        except RunError as e:
+            answer = {"ok": False, "what": str(e)}
+            await asyncio.to_thread(self._end_leftover)
+        for task in (self._events_task, self._lease_task):
+            if task is not None:
+                task.cancel()
+        if self._process is not None:
+            try:
+                await asyncio.to_thread(self._process.wait, 10)
+            except subprocess.TimeoutExpired:
+                await asyncio.to_thread(self._end_leftover)
+        answer.pop("ok", None)
+        return {"closed": answer}

@@ -1,0 +1,217 @@
+"""The nodes of a run as the supervisor sees them: links to agents, leases, who is alive, lost or parked."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import socket
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from .. import atomic
+from ..cluster import Backend, NodeState
+from ..errors import RunError
+from ..progress import RunDir
+from .wire import Link, Message
+
+_log = logging.getLogger("unbroken.supervisor")
+_LEASE_MARGIN_S = 2.0
+
+
+@dataclass
+class Node:
+    """One node. `state` is down, starting, up, or lost; `granted` the monotonic time of the last lease."""
+
+    name: str
+    state: str = "down"
+    link: Link | None = None
+    hello: Message = field(default_factory=dict)
+    granted: float = 0.0
+    heard: float = 0.0
+    parked: str = ""
+
+    @property
+    def up(self) -> bool:
+        return self.state == "up" and self.link is not None and not self.link.closed.is_set()
+
+
+class NodeTable:
+    """Starts agents, accepts their connections, grants leases, and says which nodes are lost."""
+
+    def __init__(
+        self,
+        run_dir: RunDir,
+        run_id: str,
+        backend: Backend,
+        lease_s: float,
+        orphan_grace_s: float,
+        on_message: Callable[[Node, Message], None],
+        changed: asyncio.Event,
+    ) -> None:
+        self._run_dir, self._run_id, self._backend = run_dir, run_id, backend
+        self.lease_s, self._orphan_grace_s = lease_s, orphan_grace_s
+        self._on_message, self._changed = on_message, changed
+        self.nodes: dict[str, Node] = {}
+        self._server: asyncio.Server | None = None
+        self._token = ""
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self.epoch = 0
+
+    async def listen(self) -> tuple[str, int]:
+        """Opens the port for agents; returns its address."""
+        if self._run_dir.token.exists():
+            self._token = self._run_dir.token.read_text().strip()
+        else:
+            self._token = secrets.token_hex(16)
+            self._run_dir.token.touch(mode=0o600)
+            atomic.write_text(self._run_dir.token, self._token + "\n")
+            self._run_dir.token.chmod(0o600)
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0, limit=64 * 2**20)
+        address: tuple[str, int] = self._server.sockets[0].getsockname()[:2]
+        return address
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        node: Node | None = None
+
+        async def handle(message: Message) -> Message | None:
+            nonlocal node
+            op = message.get("op")
+            if op == "who":
+                return {"run_id": self._run_id, "host": socket.gethostname(), "epoch": self.epoch}
+            if op == "hello":
+                node = self._welcome(message, link)
+                return {"epoch": self.epoch}
+            if node is None:
+                raise RunError("say hello first")
+            node.heard = time.monotonic()
+            if op == "beat":
+                node.granted = time.monotonic()
+                link.tell(op="lease", number=message["number"], seconds=self.lease_s)
+                return None
+            self._on_message(node, message)
+            return None
+
+        link = Link(reader, writer, handle)
+        task = asyncio.current_task()
+        if task is not None:
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        await link.serve()
+        if node is not None and node.link is link:
+            _log.info("the link to %s is closed", node.name)
+            self._changed.set()
+
+    def _welcome(self, message: Message, link: Link) -> Node:
+        if not secrets.compare_digest(str(message.get("token", "")), self._token):
+            raise RunError("wrong token")
+        node = self.nodes.get(message["node"])
+        if node is None or message.get("run_id") != self._run_id:
+            raise RunError("this agent belongs to another run", where=str(message.get("node")))
+        if node.state == "lost":
+            raise RunError("this node was given up", where=node.name)
+        if node.link is not None and node.link is not link:
+            node.link.close()
+        node.link, node.hello, node.state = link, message, "up"
+        node.heard = node.granted = time.monotonic()
+        self._changed.set()
+        return node
+
+    async def bring_up(self, names: list[str], within: float = 30.0) -> list[str]:
+        """Starts agents where none is alive, waits for all; returns those that did not come."""
+        for name in names:
+            node = self.nodes.setdefault(name, Node(name))
+            if node.up:
+                continue
+            node.state = "starting"
+            if await asyncio.to_thread(self._backend.state, name) is not NodeState.ALIVE:
+                self._launch(name)
+        deadline = time.monotonic() + within
+        relaunched: set[str] = set()
+        while time.monotonic() < deadline:
+            missing = [n for n in names if not self.nodes[n].up]
+            if not missing:
+                return []
+            await asyncio.sleep(0.02)
+            # An agent that was alive a moment ago may have been on its way out.
+            if time.monotonic() > deadline - within + 1.0:
+                for name in missing:
+                    state = await asyncio.to_thread(self._backend.state, name)
+                    if state is not NodeState.ALIVE and name not in relaunched:
+                        relaunched.add(name)
+                        self._launch(name)
+        return [n for n in names if not self.nodes[n].up]
+
+    def _launch(self, name: str) -> None:
+        argv = [
+            sys.executable, "-m", "unbroken.recover.agent",
+            "--run-dir", str(self._run_dir.path), "--run-id", self._run_id, "--node", name,
+            "--scratch", str(self._backend.scratch(name)), "--orphan-grace", str(self._orphan_grace_s),
+        ]  # fmt: skip
+        env = {"UNBROKEN_RUN_ID": self._run_id, "UNBROKEN_NODE": name, "UNBROKEN_ROLE": "agent"}
+        self._backend.launch(name, argv, env, self._run_dir.agent_log(name))
+
+    def check(self, name: str) -> NodeState:
+        """ALIVE while the node's agent answers or may come back within its lease; else what the backend sees.
+
+        Call it when a link is closed or silent; it may scan processes, so call it from a thread.
+        """
+        node = self.nodes[name]
+        silent = time.monotonic() - node.heard
+        if node.up and silent < self.lease_s + _LEASE_MARGIN_S:
+            return NodeState.ALIVE
+        state = self._backend.state(name)
+        if state is NodeState.ALIVE and silent >= self.lease_s + _LEASE_MARGIN_S:
+            return NodeState.UNREACHABLE
+        return state
+
+    def lease_ends(self, name: str) -> float:
+        """The monotonic time from which the node's processes have stopped by themselves."""
+        return self.nodes[name].granted + self.lease_s + _LEASE_MARGIN_S
+
+    async def ask(self, name: str, op: str, *, timeout: float = 30.0, **fields: Any) -> Message:
+        """Asks one node's agent. Raises RunError, also when it is gone or late."""
+        link = self.nodes[name].link
+        if link is None:
+            raise RunError("there is no link to the node", where=name)
+        try:
+            return await link.call(op, timeout=timeout, **fields)
+        except TimeoutError:
+            raise RunError(f"no answer to '{op}' within {timeout:.0f} s", where=name) from None
+
+    async def ask_all(
+        self, names: list[str], op: str, *, timeout: float = 30.0, **fields: Any
+    ) -> dict[str, Message]:
+        """Asks many at once; those that fail are left out (their loss shows elsewhere)."""
+
+        async def one(name: str) -> tuple[str, Message | None]:
+            try:
+                return name, await self.ask(name, op, timeout=timeout, **fields)
+            except RunError as e:
+                _log.warning("%s", e)
+                return name, None
+
+        answers = await asyncio.gather(*(one(n) for n in names))
+        return {n: a for n, a in answers if a is not None}
+
+    def up(self) -> list[str]:
+        return [n for n, node in self.nodes.items() if node.up]
+
+    def give_up(self, name: str) -> None:
+        """Marks a node as lost: its agent is refused from now on."""
+        node = self.nodes[name]
+        node.state = "lost"
+        if node.link is not None:
+            node.link.close()
+
+    async def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        for node in self.nodes.values():
+            if node.link is not None:
+                node.link.close()
+        for task in list(self._tasks):
+            task.cancel()

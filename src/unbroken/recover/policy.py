@@ -1,0 +1,105 @@
+"""Verdict to action: what the supervisor does about an incident, from the verdict and the run's history alone.
+
+Pure: no clock, no disk, no process. The simulator runs the same code.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..diagnose.verdict import HANG, Action, Category, Outcome, Verdict
+from ..progress import Budgets
+
+_BACKOFF_FIRST_S = 0.0
+_BACKOFF_S = 2.0
+_BACKOFF_MAX_S = 60.0
+
+
+@dataclass(frozen=True)
+class PastIncident:
+    """An incident before this one. `step` is the highest completed step when it happened (-1 for none)."""
+
+    cause: str
+    fingerprint: str
+    step: int
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What to do. `exclude` are nodes not to use again; `delay_s` is how long to wait before the restart."""
+
+    action: Action
+    why: str
+    exclude: tuple[str, ...] = ()
+    delay_s: float = 0.0
+
+
+def cause_of(verdict: Verdict) -> str:
+    """Which budget an incident is charged to: hang, node_loss, failure, framework, script, unknown or free."""
+    if verdict.outcome in (Outcome.PREEMPTED, Outcome.TIME_LIMIT):
+        return "free"
+    if verdict.outcome is Outcome.HUNG or verdict.reason == HANG:
+        return "hang"
+    if verdict.reason == "NodeFailure":
+        return "node_loss"
+    if verdict.category is Category.INFRASTRUCTURE:
+        return "failure"
+    if verdict.category is Category.FRAMEWORK:
+        return "framework"
+    if verdict.category is Category.SCRIPT:
+        return "script"
+    return "unknown"
+
+
+def fingerprint(verdict: Verdict) -> str:
+    """A root that compares equal when the same failure happens again: numbers, addresses and times removed."""
+    text = verdict.root.text if verdict.root else ""
+    text = re.sub(r"0x[0-9a-fA-F]+|\d+", "#", text)
+    return f"{verdict.outcome}/{verdict.reason}/{text.strip()[:300]}"
+
+
+def decide(verdict: Verdict, step: int, history: Sequence[PastIncident], budgets: Budgets) -> Decision:
+    """The action for an incident at `step` (the highest completed one, -1 for none), oldest history first.
+
+    A verdict that a restart cannot help stops the run. So do two failures at the same step with the same root
+    and no progress between (incidents from outside, kills and lost nodes, are charged to their budget
+    instead: they need not repeat). Budgets count only incidents since the last progress.
+    """
+    cause = cause_of(verdict)
+    if verdict.outcome in (Outcome.COMPLETED, Outcome.CANCELLED):
+        return Decision(Action.NONE, f"the run is {verdict.outcome}")
+    if verdict.action is Action.STOP or (cause == "script" and not verdict.recoverable):
+        return Decision(Action.STOP, f"{verdict.reason}: a restart cannot help. {verdict.mitigation}".strip())
+    mark = fingerprint(verdict)
+    stalled = [p for p in history if p.step >= step]
+    ours = [p for p in stalled if p.cause == cause]
+    if cause in ("script", "framework", "unknown") and any(p.fingerprint == mark for p in stalled):
+        where = f"at step {step}" if step >= 0 else "before the first step"
+        return Decision(
+            Action.STOP, f"the same failure came twice {where} without progress between: {verdict.reason}"
+        )
+    budget = {
+        "free": None, "hang": budgets.hang, "node_loss": budgets.node_loss, "failure": budgets.failure,
+        "framework": budgets.framework, "script": 1, "unknown": budgets.unknown,
+    }[cause]  # fmt: skip
+    if budget is not None and len(ours) >= budget:
+        return Decision(
+            Action.STOP,
+            f"{len(ours) + 1} incidents of kind {cause} without progress between; the budget is {budget}",
+        )
+    # The first restart is at once; without progress between, each further one waits longer, so that one bad
+    # node cannot eat every retry in a minute.
+    n = len(stalled)
+    delay = _BACKOFF_FIRST_S if n == 0 else min(_BACKOFF_S * 2 ** (n - 1), _BACKOFF_MAX_S)
+    action = (
+        Action.RESTART_ELSEWHERE
+        if verdict.cordon or verdict.action is Action.RESTART_ELSEWHERE
+        else Action.RESTART
+    )
+    return Decision(action, f"{cause}: {_budget_text(budget, len(ours) + 1)}", verdict.cordon, delay)
+
+
+def _budget_text(budget: int | None, used: int) -> str:
+    return "free of charge" if budget is None else f"restart {used} of {budget} without progress"

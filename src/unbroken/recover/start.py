@@ -1,0 +1,163 @@
+"""From a command line to a supervised run: checks what can be checked before anything starts."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import secrets
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..cluster import LocalBackend
+from ..errors import DoesNotFit, InputError, RunError, StorageError, UsageError
+from ..progress import Budgets, RunDir, RunSpec, Timeouts, check_same, read_spec, write_spec
+from ..units import Bytes
+from .supervisor import Supervisor
+from .view import Lines, View
+
+_RUN_DIR_NEEDS = Bytes("64MiB")
+_SHM_NEEDS = Bytes("16MiB")
+
+
+def make_spec(
+    command: Sequence[str],
+    *,
+    nodes: int = 1,
+    nproc: int = 1,
+    spares: int = 0,
+    timeouts: Timeouts | None = None,
+    budgets: Budgets | None = None,
+) -> RunSpec:
+    """A spec with a fresh run id. Raises UsageError on impossible numbers."""
+    return RunSpec(
+        command=tuple(command), run_id=secrets.token_hex(6), nodes=nodes, nproc=nproc, spares=spares,
+        timeouts=timeouts or Timeouts(), budgets=budgets or Budgets(),
+    )  # fmt: skip
+
+
+def check_command(command: Sequence[str], cwd: Path) -> None:
+    """Raises UsageError or InputError unless the command names something that can be run."""
+    if not command:
+        raise UsageError(
+            "there is no command after '--'",
+            todo="Write it like: unbroken run --nproc 8 -- train.py --lr 3e-4",
+        )
+    first = command[0]
+    if first == "-m":
+        if len(command) < 2:
+            raise UsageError("'-m' needs a module name after it")
+        return
+    if first.endswith(".py"):
+        _check_readable(cwd / first)
+        return
+    if first in ("python", "python3"):
+        scripts = [c for c in command[1:] if c.endswith(".py")]
+        if scripts:
+            _check_readable(cwd / scripts[0])
+        return
+    if shutil.which(first) is None:
+        raise InputError(
+            f"there is no program or script '{first}'",
+            where=str(cwd),
+            todo="Name a .py file, '-m module', or a program on the PATH",
+        )
+
+
+def _check_readable(path: Path) -> None:
+    if not path.exists():
+        raise InputError("the script does not exist", where=str(path), todo="Check the path after '--'")
+    if path.is_dir():
+        raise InputError("the script is a folder", where=str(path), todo="Name the .py file")
+    try:
+        with open(path, "rb") as f:
+            f.read(1)
+    except OSError as e:
+        raise InputError(f"the script cannot be read: {e.strerror}", where=str(path)) from e
+
+
+def check_places(run_dir: RunDir, scratch_root: Path) -> None:
+    """Raises StorageError or DoesNotFit unless run directory, checkpoints and node memory can take what they must."""
+    try:
+        run_dir.create()
+        for folder in (run_dir.path, run_dir.epochs, run_dir.journals, run_dir.checkpoints):
+            with tempfile.NamedTemporaryFile(dir=folder, prefix=".probe-") as probe:
+                probe.write(b"x" * 4096)
+                probe.flush()
+                os.fsync(probe.fileno())
+    except OSError as e:
+        raise StorageError(
+            f"the run directory cannot be written: {e.strerror}",
+            where=str(e.filename or run_dir.path),
+            todo="Choose another --run-dir, or free space and permissions there",
+        ) from e
+    free = shutil.disk_usage(run_dir.path).free
+    if free < _RUN_DIR_NEEDS:
+        raise StorageError(
+            f"only {Bytes(free)} are free for logs, journal and checkpoints, at least {_RUN_DIR_NEEDS} are needed",
+            where=str(run_dir.path),
+            todo="Free space or choose another --run-dir",
+        )
+    place = scratch_root if scratch_root.is_dir() else Path(tempfile.gettempdir())
+    shm = shutil.disk_usage(place).free
+    if shm < _SHM_NEEDS:
+        raise DoesNotFit(
+            f"{place} has {Bytes(shm)} free; progress pages and sockets need {_SHM_NEEDS}",
+            where=str(place),
+            todo="Make it larger (in a container: --shm-size=1g)",
+        )
+
+
+def settle_spec(run_dir: RunDir, wanted: RunSpec) -> RunSpec:
+    """The spec to use: a new run's own, or that of the run directory with the settings asked for now.
+
+    Raises RunDirMismatch where the directory belongs to another command line.
+    """
+    if not run_dir.spec.exists():
+        if run_dir.path.exists() and any(run_dir.path.iterdir()):
+            stray = sorted(p.name for p in run_dir.path.iterdir())[:3]
+            raise UsageError(
+                f"the folder is not empty and no run directory (it holds {', '.join(stray)})",
+                where=str(run_dir.path),
+                todo="Choose another --run-dir",
+            )
+        run_dir.create()
+        write_spec(run_dir, wanted)
+        return wanted
+    old = read_spec(run_dir.spec)
+    check_same(old, wanted, run_dir)
+    spec = dataclasses.replace(wanted, run_id=old.run_id)
+    if spec != old:
+        write_spec(run_dir, spec)
+    return spec
+
+
+def run_supervised(
+    run_dir: RunDir, wanted: RunSpec, *, view: View | None = None, cwd: Path | None = None
+) -> str:
+    """Runs a spec to its end in this process; returns completed or interrupted.
+
+    SIGINT and SIGTERM ask for a stop at a step boundary. Raises the errors of `unbroken.errors.RunError`.
+    """
+    here = cwd or Path.cwd()
+    check_command(wanted.command, here)
+    if not sys.platform.startswith("linux"):
+        raise RunError("unbroken run needs Linux", todo="Use a Linux machine or container")
+    spec = settle_spec(run_dir, wanted)
+    backend = LocalBackend(spec.run_id)
+    backend.check_fits(spec.nodes, spec.nproc, spec.spares)
+    check_places(run_dir, backend.scratch("x").parent.parent)
+    shown = view or Lines()
+
+    async def go() -> str:
+        supervisor = Supervisor(run_dir, spec, backend, shown, cwd=here)
+        loop = asyncio.get_running_loop()
+        for sig in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(sig, supervisor.request_stop)
+        return await supervisor.run()
+
+    return asyncio.run(go())

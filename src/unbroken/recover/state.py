@@ -1,0 +1,83 @@
+"""Where a run stands, folded from its journal alone: a supervisor that starts knows no more than this."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from .policy import PastIncident
+
+Record = dict[str, Any]
+
+
+@dataclass
+class RunState:
+    """The fold. `status` is new, running, completed, stopped or interrupted; `step` the highest completed one
+    that was journalled (-1 for none); `seals` maps each sealed attempt to the checkpoints accepted from it."""
+
+    status: str = "new"
+    why: str = ""
+    started: float | None = None
+    ended: float | None = None
+    attempt: int = 0
+    attempt_open: bool = False
+    slots: tuple[str, ...] = ()
+    restarts: int = 0
+    step: int = -1
+    incident: int = 0
+    unresumed: int | None = None
+    history: list[PastIncident] = field(default_factory=list)
+    seals: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    durable: list[tuple[int, int]] = field(default_factory=list)
+    lost: set[str] = field(default_factory=set)
+    cordoned: dict[str, str] = field(default_factory=dict)
+    epochs: int = 0
+
+    @classmethod
+    def of(cls, records: Iterable[Record]) -> RunState:
+        """Folds journal records, oldest first; kinds that it does not know are passed over."""
+        state = cls()
+        for record in records:
+            state.apply(record)
+        return state
+
+    def apply(self, r: Record) -> None:
+        """Takes one record into account."""
+        kind = r["kind"]
+        if kind == "run":
+            self.started = r["t"]
+        elif kind == "epoch":
+            self.epochs += 1
+            if self.status in ("stopped", "interrupted"):
+                # Somebody looked at it and gave the command again: budgets start afresh.
+                self.history = []
+            if self.status != "completed":
+                self.status, self.why = "running", ""
+        elif kind == "attempt":
+            self.attempt, self.attempt_open = r["attempt"], True
+            self.slots = tuple(r["slots"])
+            self.restarts = max(0, self.attempt - 1)
+        elif kind == "ended":
+            self.attempt_open = False
+            self.step = max(self.step, r.get("step", -1))
+        elif kind == "durable":
+            self.durable.append((r["step"], r["attempt"]))
+        elif kind == "seal":
+            self.seals[r["attempt"]] = tuple(r["checkpoints"])
+        elif kind == "incident":
+            self.incident = r["incident"]
+            self.unresumed = r["incident"]
+            self.history.append(PastIncident(r["cause"], r["fingerprint"], r["step"]))
+            self.step = max(self.step, r["step"])
+        elif kind == "resumed":
+            self.unresumed = None
+            self.step = max(self.step, r["step"])
+        elif kind == "lost":
+            self.lost.add(r["node"])
+        elif kind == "returned":
+            self.lost.discard(r["node"])
+        elif kind == "cordon":
+            self.cordoned[r["node"]] = r["reason"]
+        elif kind == "status":
+            self.status, self.why, self.ended = r["status"], r.get("why", ""), r["t"]

@@ -1,0 +1,735 @@
+"""The supervisor of a run: starts attempts, watches them, and decides what happens after each incident.
+
+It lives outside all training processes and alone writes the run's journal. It may be killed at any moment: its
+agents go on until their lease lapses, and the same command takes over (adopting ranks that still run) or starts
+the next attempt. One supervisor per run, by the epoch it claims; one attempt at a time, by the seal of the one
+before and the proof that its processes are gone.
+
+This file holds the flow of a run and nothing else; what it decides with is pure and lies beside it (policy,
+candidates, ledger, state), what it talks through is nodes.NodeTable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ..checkpoint.catalogue import listing
+from ..checkpoint.storage.posix import PosixStorage
+from ..cluster import Allocation, Backend, NodeState
+from ..detect import Hang, HangDetector, Level, ProcessLook, late_ranks
+from ..diagnose.facts import HangFact, RankExit
+from ..diagnose.verdict import Action, Root, Verdict
+from ..errors import Exit, RunError, RunStopped
+from ..progress import JournalWriter, RunDir, RunSpec, newest_epoch, read_journal
+from .attempt import Attempt
+from .candidates import candidates
+from .incidents import Incident, agent_lost_verdict, facts_of, logs_of
+from .ledger import Ledger
+from .nodes import Node, NodeTable
+from .policy import Decision, cause_of, decide, fingerprint
+from .ranks import LaunchOrder
+from .reign import take_over
+from .state import RunState
+from .view import View
+from .wire import Message
+
+_log = logging.getLogger("unbroken.supervisor")
+_TICK_S = 0.1
+_SETTLE_S = 0.5
+_SETTLE_QUIET_S = 0.15
+_KEEPER_SETTLE_S = 10.0
+
+
+class Superseded(RunError):
+    """Another supervisor claimed a higher epoch."""
+
+
+@dataclass
+class Ending:
+    """How the watch over an attempt ended. `kind`: completed, interrupted, failed, hung, agent_lost, node_lost."""
+
+    kind: str
+    nodes: dict[str, NodeState] = field(default_factory=dict)
+    hang: Hang | None = None
+    looks: dict[int, ProcessLook] = field(default_factory=dict)
+
+
+class Supervisor:
+    """Runs one run to its end. `run` returns how it ended: completed, interrupted, or raises RunStopped."""
+
+    def __init__(
+        self,
+        run_dir: RunDir,
+        spec: RunSpec,
+        backend: Backend,
+        view: View,
+        *,
+        cwd: Path | None = None,
+        diagnose: Callable[..., Verdict] | None = None,
+    ) -> None:
+        self.run_dir, self.spec, self.backend, self.view = run_dir, spec, backend, view
+        self._cwd = str(cwd or Path.cwd())
+        self._diagnose = diagnose
+        self._changed = asyncio.Event()
+        self._timeouts = spec.timeouts
+        grace = max(60.0, 6 * float(self._timeouts.lease))
+        self.nodes = NodeTable(
+            run_dir, spec.run_id, backend, float(self._timeouts.lease), grace, self._on_message, self._changed
+        )
+        self._allocation: Allocation = backend.allocate(spec.nodes, spec.spares)
+        self._state = RunState()
+        self._journal: JournalWriter | None = None
+        self._unwritten: list[tuple[str, dict[str, Any]]] = []
+        self._attempt: Attempt | None = None
+        self._ledger = Ledger(0, spec.world_size)
+        self._incident: Incident | None = None
+        self._stop_requests = 0
+        self._background: set[asyncio.Task[Any]] = set()
+        self._epoch_checked = 0.0
+        self._first_told = 0
+
+    # --- from outside
+
+    def request_stop(self) -> None:
+        """Asks for a stop at a step boundary; the second time, at once. Safe to call from a signal handler."""
+        self._stop_requests += 1
+        self._changed.set()
+
+    async def run(self) -> str:
+        """Supervises until the run ends. Raises RunStopped, RunInUse, Superseded and other RunErrors."""
+        address = await self.nodes.listen()
+        try:
+            epoch, before = await take_over(self.run_dir, self.spec.run_id, address)
+            self.nodes.epoch = epoch.number
+            self._state = RunState.of(read_journal(self.run_dir).records)
+            if self._state.status == "completed":
+                self.view.say("this run is already completed")
+                return "completed"
+            self._journal = JournalWriter(self.run_dir, epoch.number)
+            if self._state.started is None:
+                await self._record(
+                    "run", run_id=self.spec.run_id, command=list(self.spec.command), nodes=self.spec.nodes,
+                    nproc=self.spec.nproc, spares=self.spec.spares, cwd=self._cwd,
+                )  # fmt: skip
+            await self._record(
+                "epoch", host=epoch.host, pid=epoch.pid, takes_over=before.number if before else None
+            )
+            self._warm_up()
+            try:
+                return await self._supervise()
+            except Superseded:
+                self.view.say("another supervisor took over this run; leaving it to that one")
+                raise
+            except (Exception, asyncio.CancelledError):
+                await self._leave(flush=True)
+                raise
+        finally:
+            await self.nodes.close()
+            if self._journal is not None:
+                self._journal.close()
+
+    def _warm_up(self) -> None:
+        """Imports the diagnosis aside, so that the first incident does not wait for it."""
+        if self._diagnose is None:
+
+            def load() -> None:
+                from ..diagnose import diagnose
+
+                self._diagnose = diagnose
+
+            self._spawn(asyncio.to_thread(load))
+
+    # --- the flow of a run
+
+    async def _supervise(self) -> str:
+        names = [*self._allocation.nodes, *self._allocation.spares]
+        names = [n for n in names if n not in self._state.cordoned]
+        missing = await self.nodes.bring_up([n for n in names if n not in self._state.lost])
+        for name in missing:
+            await self._lose(name, "its agent did not come up")
+        attempt = await self._adopt()
+        while True:
+            if attempt is None:
+                attempt = await self._start_attempt()
+            ending = await self._watch(attempt)
+            _log.info("attempt %d ended: %s", attempt.number, ending.kind)
+            if ending.kind in ("completed", "interrupted"):
+                await self._record("ended", attempt=attempt.number, how=ending.kind, step=attempt.step)
+                return await self._finish(ending.kind, attempt)
+            await self._recover(attempt, ending)
+            attempt = None
+
+    async def _adopt(self) -> Attempt | None:
+        """Takes over ranks that still run from before; None where a new attempt is needed."""
+        s = self._state
+        if not s.attempt_open:
+            return None
+        ranks: dict[int, tuple[str, Message]] = {}
+        for name in s.slots:
+            node = self.nodes.nodes.get(name)
+            if node is None or not node.up or node.hello.get("attempt") != s.attempt:
+                break
+            ranks.update({int(r): (name, d) for r, d in node.hello.get("ranks", {}).items()})
+        whole = len(ranks) == self.spec.world_size and all(d["running"] for _, d in ranks.values())
+        if not whole:
+            self.view.say(f"attempt {s.attempt} did not survive its supervisor")
+            ended = self._attempt_of(s.attempt, s.slots)
+            for rank, (_, d) in ranks.items():
+                if not d["running"]:
+                    self._note_exit(ended, rank, d)
+            self._attempt = ended
+            await self._recover(ended, Ending("supervisor_lost"))
+            return None
+        attempt = self._attempt_of(s.attempt, s.slots)
+        for rank, (_, d) in ranks.items():
+            attempt.ranks[rank].pid = d["pid"]
+        self._attempt = attempt
+        self._ledger = Ledger(attempt.number, self.spec.world_size)
+        await self._record("adopted", attempt=attempt.number)
+        self.view.say(f"took over attempt {attempt.number}: {len(ranks)} ranks never stopped")
+        return attempt
+
+    def _attempt_of(self, number: int, slots: tuple[str, ...]) -> Attempt:
+        detector = HangDetector(self._timeouts)
+        return Attempt.make(number, slots, self.spec.nproc, detector, self._state.step, self.run_dir)
+
+    async def _start_attempt(self) -> Attempt:
+        """Seals what was before, chooses nodes, and launches the next attempt."""
+        began = time.monotonic()
+        number = self._state.attempt + 1
+        slots = await self._fill_slots()
+        if self._state.attempt and self._state.attempt not in self._state.seals:
+            await self._seal(self._state.attempt)
+        up = self.nodes.up()
+        answers = await self.nodes.ask_all(up, "keeper", request={"op": "inventory"}, timeout=20)
+        rank_nodes = {
+            slot * self.spec.nproc + i: n for slot, n in enumerate(slots) for i in range(self.spec.nproc)
+        }
+        offered = candidates(
+            self._state.seals, {n: a.get("inventory", []) for n, a in answers.items()}, rank_nodes
+        )
+        port = (await self.nodes.ask(slots[0], "port", address=self.backend.address(slots[0])))["port"]
+        await self._record("attempt", attempt=number, slots=list(slots), candidates=offered[:20])
+        attempt = self._attempt_of(number, slots)
+        self._attempt, self._ledger = attempt, Ledger(number, self.spec.world_size)
+        for node in dict.fromkeys(slots):
+            request = {
+                "op": "attempt", "attempt": number, "world_size": self.spec.world_size,
+                "ranks": {str(r): lr for r, lr in attempt.node_ranks(node).items()}, "candidates": offered,
+            }  # fmt: skip
+            await self.nodes.ask(node, "keeper", request=request)
+        if self._incident is not None:
+            self._incident.phases["schedule"] = time.monotonic() - began
+            self._incident.next_attempt = number
+        attempt.started = time.time()
+        orders = [
+            self.nodes.ask(
+                node, "launch", timeout=60,
+                **LaunchOrder(
+                    attempt=number, run_id=self.spec.run_id, command=self.spec.command, cwd=self._cwd,
+                    ranks={r: lr for r, lr in attempt.node_ranks(node).items() if r // self.spec.nproc == slot},
+                    world_size=self.spec.world_size, slot=slot, slots=len(slots), nproc=self.spec.nproc,
+                    master_addr=self.backend.address(slots[0]), master_port=port, restarts=number - 1,
+                    devices=self.backend.devices(slot, self.spec.nproc, len(slots)),
+                ).as_message(),
+            )
+            for slot, node in enumerate(slots)
+        ]  # fmt: skip
+        await asyncio.gather(*orders)
+        best = offered[0] if offered else None
+        self.view.attempt(number, self.spec.world_size, slots, best)
+        return attempt
+
+    async def _fill_slots(self) -> tuple[str, ...]:
+        """Keeps each living node in its slot and fills empty slots with spares; brings nodes back if it must."""
+        before = self._state.slots or self._allocation.nodes
+        usable = [
+            n for n in (*self._allocation.nodes, *self._allocation.spares)
+            if n not in self._state.lost and n not in self._state.cordoned
+        ]  # fmt: skip
+        missing = await self.nodes.bring_up([n for n in usable if not self.nodes.nodes[n].up])
+        for name in missing:
+            await self._lose(name, "its agent did not come up")
+        usable = [n for n in usable if self.nodes.nodes[n].up]
+        free = [n for n in usable if n not in before]
+        slots: list[str] = []
+        for old in before:
+            if old in usable:
+                slots.append(old)
+            elif free:
+                slots.append(free.pop(0))
+                await self._record("replaced", slot=len(slots) - 1, old=old, new=slots[-1])
+                self.view.say(f"{slots[-1]} takes the place of {old}")
+            elif old not in self._state.cordoned and self.backend.can_return(old):
+                await self._return(old)
+                slots.append(old)
+            else:
+                raise RunStopped(
+                    f"no node is left to take the place of {old}",
+                    where=str(self.run_dir.path),
+                    todo="Give the run more --spares, or wait until the node is repaired, and use the same command",
+                )
+        return tuple(slots)
+
+    async def _return(self, name: str) -> None:
+        """Launches a lost node again, empty."""
+        self._state.lost.discard(name)
+        self.nodes.nodes[name].state = "down"
+        if await self.nodes.bring_up([name]):
+            raise RunStopped(f"{name} did not come back and there is no spare", where=str(self.run_dir.path))
+        await self._record("returned", node=name)
+        self.view.say(f"no spare is left; {name} was started again, without its memory")
+
+    async def _seal(self, attempt: int) -> None:
+        """Settles the keepers, then lists what is accepted from an attempt. After this nothing more counts."""
+        await self.nodes.ask_all(
+            self.nodes.up(), "keeper", timeout=_KEEPER_SETTLE_S + 10,
+            request={"op": "settle", "attempt": attempt, "deadline_s": _KEEPER_SETTLE_S},
+        )  # fmt: skip
+        found = await asyncio.to_thread(listing, PosixStorage(self.run_dir.checkpoints))
+        accepted = [f.name for f in found if f.attempt == attempt and f.committed]
+        await self._record("seal", attempt=attempt, checkpoints=accepted)
+
+    # --- watching
+
+    async def _watch(self, attempt: Attempt) -> Ending:
+        looks: dict[int, ProcessLook] = {}
+        looking: asyncio.Task[dict[int, ProcessLook]] | None = None
+        stopping: asyncio.Task[None] | None = None
+        while True:
+            self._changed.clear()
+            self._check_epoch()
+            await self._write_later()
+            self.view.progress(attempt, self._ledger)
+            if attempt.all_finished:
+                return Ending("completed")
+            lost = await self._lost_nodes(attempt)
+            if lost:
+                kind = (
+                    "node_lost" if any(s is not NodeState.AGENT_LOST for s in lost.values()) else "agent_lost"
+                )
+                return Ending(kind, nodes=lost)
+            if self._stop_requests:
+                stopping = stopping or asyncio.create_task(self._stop_ranks(attempt))
+                if attempt.all_ended or stopping.done():
+                    await stopping
+                    return Ending("interrupted")
+            elif attempt.failures():
+                return Ending("failed")
+            hang = self._judge(attempt)
+            if hang.level is not Level.OK and not self._stop_requests:
+                if looking is None:
+                    self.view.suspect(hang)
+                    await self._record_soft("suspected", attempt=attempt.number, idle_s=round(hang.idle_s, 2))
+                    looking = asyncio.create_task(self._look(attempt))
+                if hang.level is Level.DECLARED:
+                    looks = await looking
+                    return Ending("hung", hang=hang, looks=looks)
+            elif looking is not None and looking.done():
+                looking = None
+                self.view.say("it goes on: no hang")
+            try:
+                await asyncio.wait_for(self._changed.wait(), _TICK_S)
+            except TimeoutError:
+                continue
+
+    def _judge(self, attempt: Attempt) -> Hang:
+        attempt.detector.told = attempt.told or any(
+            s.source == "page" and s.count for s in attempt.ranks.values()
+        )
+        if not attempt.detector.told and all(s.source == "page" for s in attempt.ranks.values()):
+            attempt.detector.told = True  # nothing was heard yet: the deadlines of the first step hold
+        return attempt.detector.look(time.monotonic(), attempt.views())
+
+    async def _lost_nodes(self, attempt: Attempt) -> dict[str, NodeState]:
+        """Nodes of the attempt whose agent is gone for good, with what is left of them."""
+        lost: dict[str, NodeState] = {}
+        silent_after = max(2.0, self.nodes.lease_s / 2)
+        for name in dict.fromkeys(attempt.slots):
+            node = self.nodes.nodes[name]
+            if node.up and time.monotonic() - node.heard < silent_after:
+                continue
+            state = await asyncio.to_thread(self.nodes.check, name)
+            if state is not NodeState.ALIVE:
+                lost[name] = state
+        return lost
+
+    def _check_epoch(self) -> None:
+        now = time.monotonic()
+        if now - self._epoch_checked > 1.0:
+            self._epoch_checked = now
+            if newest_epoch(self.run_dir) > self.nodes.epoch:
+                raise Superseded("another supervisor claimed this run", where=str(self.run_dir.path))
+
+    async def _look(self, attempt: Attempt) -> dict[int, ProcessLook]:
+        """Stacks of all ranks, from all nodes at once; written to the incident's evidence folder."""
+        nodes = [n for n in dict.fromkeys(attempt.slots) if self.nodes.nodes[n].up]
+        found: dict[int, ProcessLook] = {}
+        asks = [self.nodes.ask_all([n], "look", ranks=list(attempt.node_ranks(n)), timeout=30) for n in nodes]
+        folder = self.run_dir.evidence(self._state.incident + 1)
+        for answers in await asyncio.gather(*asks):
+            for answer in answers.values():
+                for rank, k in answer["looks"].items():
+                    look = ProcessLook(k["pid"], k["state"], k["wchan"], tuple(k["frames"]), k["text"])
+                    found[int(rank)] = look
+                    try:
+                        folder.mkdir(parents=True, exist_ok=True)
+                        (folder / f"stacks-rank-{rank}.txt").write_text(look.text)
+                    except OSError as e:
+                        _log.warning("stacks of rank %s could not be written: %s", rank, e)
+        return found
+
+    # --- stopping on request
+
+    async def _stop_ranks(self, attempt: Attempt) -> None:
+        """Asks for a stop at a step that no rank has passed; kills what has not stopped in time."""
+        nodes = list(dict.fromkeys(attempt.slots))
+        self.view.say("stopping: the ranks save at the next step boundary and exit (Ctrl-C again kills them)")
+        agreed = False
+        margin = 2 + int(1.0 / max(attempt.step_time or 1.0, 1e-3))
+        for _ in range(8):
+            target = attempt.step + margin
+            answers = await self.nodes.ask_all(nodes, "stop_at", step=target)
+            told = len(answers) == len(nodes) and all(a["told"] for a in answers.values())
+            furthest = max((a["furthest"] for a in answers.values()), default=-1)
+            if told and furthest < target:
+                agreed = True
+                break
+            if not told:
+                break
+            margin *= 2
+        deadline = time.monotonic() + float(self._timeouts.stop)
+        if not agreed:
+            self.view.say("the script cannot be asked to stop at a step; it gets SIGTERM")
+            await self.nodes.ask_all(
+                nodes, "stop", attempt=attempt.number, signal=15, grace_s=min(30.0, float(self._timeouts.stop)),
+                timeout=float(self._timeouts.stop) + 30,
+            )  # fmt: skip
+            return
+        while time.monotonic() < deadline and not attempt.all_ended and self._stop_requests < 2:
+            if attempt.failures() and all(e.code != Exit.RANK_STOPPED_ON_REQUEST for e in attempt.failures()):
+                break
+            await asyncio.sleep(0.05)
+        if not attempt.all_ended:
+            self.view.say("not all ranks stopped in time; killing them")
+        await self.nodes.ask_all(nodes, "stop", attempt=attempt.number, timeout=30)
+
+    # --- after an incident
+
+    async def _recover(self, attempt: Attempt, ending: Ending) -> None:
+        """Stops what is left, finds the verdict, decides; raises RunStopped where a restart cannot help."""
+        began = time.monotonic()
+        detected = time.time()
+        if ending.kind == "failed":
+            await self._let_settle(attempt)
+        incident = Incident(
+            number=self._state.incident + 1, attempt=attempt.number, kind=ending.kind, step=attempt.step,
+            last_sign=self._last_sign(attempt), detected=detected,
+            nodes={n: s.value for n, s in ending.nodes.items()},
+        )  # fmt: skip
+        incident.phases["detect"] = max(0.0, detected - incident.last_sign)
+        hang = self._hang_fact(attempt, ending, incident)
+        stop_began = time.monotonic()
+        await self._stop_all(attempt, ending)
+        incident.phases["stop"] = time.monotonic() - stop_began
+        diagnose_began = time.monotonic()
+        incident.verdict = verdict = await self._verdict(attempt, ending, hang)
+        incident.phases["diagnose"] = time.monotonic() - diagnose_began
+        step = max(attempt.step, self._state.step)
+        incident.step = step
+        decision = self._decide(verdict, step, ending)
+        incident.action, incident.why = decision.action.value, decision.why
+        incident.write(self.run_dir)
+        await self._record("ended", attempt=attempt.number, how=ending.kind, step=step)
+        await self._record(
+            "incident", incident=incident.number, attempt=attempt.number, what=ending.kind, step=step,
+            cause=cause_of(verdict), fingerprint=fingerprint(verdict), reason=verdict.reason,
+            outcome=verdict.outcome.value, action=incident.action, why=decision.why,
+        )  # fmt: skip
+        self.view.incident(incident, time.monotonic() - began)
+        self._incident = incident
+        for name, state in ending.nodes.items():
+            if state is not NodeState.AGENT_LOST:
+                await self._lose(name, verdict.reason or ending.kind)
+        if decision.action is Action.STOP:
+            await self._record("status", status="stopped", why=decision.why)
+            await self._leave(flush=True)
+            self.view.stopped(incident, self.run_dir)
+            raise RunStopped(
+                decision.why, where=f"incident {incident.number} in {self.run_dir.incident(incident.number)}",
+                todo="Mend the cause and give the same command again: it goes on from the last checkpoint",
+            )  # fmt: skip
+        for name in decision.exclude:
+            if name in self.nodes.nodes and name not in ending.nodes:
+                await self._cordon(name, verdict)
+        if decision.delay_s:
+            self.view.say(
+                f"waiting {decision.delay_s:.0f} s before the restart (no progress since the last one)"
+            )
+            await self._pause(decision.delay_s)
+
+    async def _pause(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline and not self._stop_requests:
+            self._changed.clear()
+            try:
+                await asyncio.wait_for(self._changed.wait(), min(0.5, deadline - time.monotonic()))
+            except TimeoutError:
+                continue
+
+    def _last_sign(self, attempt: Attempt) -> float:
+        """When the attempt last showed progress, seconds since the epoch."""
+        return attempt.last.time if attempt.last is not None else attempt.started
+
+    async def _let_settle(self, attempt: Attempt) -> None:
+        """Waits a moment for the other ranks to end too: who was first is told by times, not by arrival."""
+        deadline = time.monotonic() + _SETTLE_S
+        seen, quiet = len(attempt.exits()), time.monotonic()
+        while time.monotonic() < deadline and not attempt.all_ended:
+            await asyncio.sleep(0.02)
+            if len(attempt.exits()) != seen:
+                seen, quiet = len(attempt.exits()), time.monotonic()
+            elif time.monotonic() - quiet > _SETTLE_QUIET_S:
+                return
+
+    def _hang_fact(self, attempt: Attempt, ending: Ending, incident: Incident) -> HangFact | None:
+        if ending.hang is None:
+            return None
+        late = late_ranks(ending.looks, ending.hang.behind)
+        folder = self.run_dir.evidence(incident.number)
+        return HangFact(
+            step=attempt.step, phase=ending.hang.phase.name.lower(), idle_s=round(ending.hang.idle_s, 2), late=late,
+            stacks=str(folder) if folder.is_dir() else None,
+        )  # fmt: skip
+
+    async def _stop_all(self, attempt: Attempt, ending: Ending) -> None:
+        """Proves that no process of the attempt is left, or waits until what cannot be reached has stopped."""
+        slots = list(dict.fromkeys(attempt.slots))
+        reachable = [n for n in slots if self.nodes.nodes[n].up and n not in ending.nodes]
+        answers = await self.nodes.ask_all(reachable, "stop", attempt=attempt.number, timeout=30)
+        for name, answer in answers.items():
+            if not answer["gone"]:
+                await self._park(name, answer["survivors"])
+        for name in slots:
+            if name in answers:
+                continue
+            state = ending.nodes.get(name) or await asyncio.to_thread(self.backend.state, name)
+            if state is NodeState.AGENT_LOST:
+                continue  # its next agent ends the ranks before it says hello
+            if name in ending.nodes and state is not NodeState.UNREACHABLE:
+                left = await asyncio.to_thread(self.backend.clear, name)
+                if left:
+                    await self._park(name, left)
+            elif not await self._clear_unreachable(name):
+                wait = max(0.0, self.nodes.lease_ends(name) - time.monotonic())
+                self.view.say(f"{name} cannot be reached: waiting {wait:.0f} s until its lease has lapsed")
+                await self._pause(wait)
+
+    async def _clear_unreachable(self, name: str) -> bool:
+        """Ends a node whose agent hangs but whose processes we can reach; True where that is proven."""
+        await asyncio.to_thread(self.backend.clear, name)
+        return await asyncio.to_thread(self.backend.state, name) is NodeState.GONE
+
+    async def _park(self, name: str, pids: list[int]) -> None:
+        reason = f"processes {pids} survived kill -9"
+        self.nodes.nodes[name].parked = reason
+        await self._record("cordon", node=name, reason=reason, owner="unbroken", expires_s=86400)
+        self._state.cordoned[name] = reason
+        self.view.say(f"{name} is parked: {reason}")
+
+    async def _cordon(self, name: str, verdict: Verdict) -> None:
+        spare = [n for n in self._allocation.spares if self.nodes.nodes[n].up and n not in self._state.slots]
+        if not spare:
+            self.view.say(
+                f"{name} should be cordoned ({verdict.reason}), but no spare is left: it stays in use"
+            )
+            return
+        await self._record("cordon", node=name, reason=verdict.reason, owner="unbroken", expires_s=86400)
+        self.view.say(f"{name} is cordoned for a day: {verdict.reason} (confidence {verdict.confidence:.0%})")
+
+    async def _lose(self, name: str, reason: str) -> None:
+        await self._record("lost", node=name, reason=reason)
+        self.nodes.give_up(name)
+        await asyncio.to_thread(self.backend.clear, name)
+
+    async def _verdict(self, attempt: Attempt, ending: Ending, hang: HangFact | None) -> Verdict:
+        if ending.kind == "agent_lost":
+            return agent_lost_verdict(next(iter(ending.nodes)), attempt.step)
+        if ending.kind == "supervisor_lost" and not attempt.failures():
+            node = attempt.slots[0]
+            verdict = agent_lost_verdict(node, attempt.step)
+            text = "the supervisor was gone for longer than the lease; the ranks were ended"
+            return replace(verdict, root=Root(text=text, time=time.time()), decided_by="lost-supervisor")
+        while self._diagnose is None:
+            await asyncio.sleep(0.01)
+        lost = [n for n, s in ending.nodes.items() if s is not NodeState.AGENT_LOST]
+        facts = facts_of(attempt, lost, hang)
+        return await asyncio.to_thread(self._diagnose, logs_of(self.run_dir, attempt), facts=facts)
+
+    def _decide(self, verdict: Verdict, step: int, ending: Ending) -> Decision:
+        if ending.kind in ("agent_lost", "supervisor_lost") and not verdict.category:
+            return Decision(Action.RESTART, "free of charge: not the training's fault")
+        return decide(verdict, step, self._state.history, self.spec.budgets)
+
+    # --- the end
+
+    async def _finish(self, kind: str, attempt: Attempt) -> str:
+        """Lets the keepers make the last snapshot durable, ends agents and keepers, and says how it ended."""
+        await self._leave(flush=True)
+        found = await asyncio.to_thread(listing, PosixStorage(self.run_dir.checkpoints))
+        accepted = [f.name for f in found if f.attempt == attempt.number and f.committed]
+        await self._record("seal", attempt=attempt.number, checkpoints=accepted)
+        await self._record("status", status=kind, step=attempt.step)
+        self.view.finished(kind, attempt, accepted)
+        return kind
+
+    async def _leave(self, *, flush: bool) -> None:
+        """Ends all agents and keepers that are reachable, and proves that nothing is left on their nodes."""
+        names = self.nodes.up()
+        await self.nodes.ask_all(names, "quit", flush=flush, deadline_s=60, timeout=90)
+        for name in names:
+            deadline = time.monotonic() + 3
+            while (
+                time.monotonic() < deadline
+                and await asyncio.to_thread(self.backend.state, name) is not NodeState.GONE
+            ):
+                await asyncio.sleep(0.02)
+        for name in self.nodes.nodes:
+            left = await asyncio.to_thread(self.backend.clear, name)
+            if left:
+                self.view.say(f"processes {left} on {name} survive kill -9")
+
+    # --- what agents tell
+
+    def _on_message(self, node: Node, message: Message) -> None:
+        attempt = self._attempt
+        op = message.get("op")
+        if attempt is None:
+            return
+        if op == "progress" and message["attempt"] == attempt.number:
+            steps = attempt.take(message["now"], message["ranks"])
+            if steps:
+                self.view.steps(attempt, steps)
+                self._on_steps(attempt)
+                self._changed.set()
+        elif op == "exited" and message["attempt"] == attempt.number:
+            self._note_exit(attempt, message["rank"], message)
+            self._changed.set()
+        elif op == "keeper":
+            self._on_keeper(node, message)
+
+    def _note_exit(self, attempt: Attempt, rank: int, message: Message) -> None:
+        state = attempt.ranks[rank]
+        if state.exit is None:
+            state.exit = RankExit(
+                rank=rank, node=state.node, code=message["code"], signal=message["signal"], time=message["time"],
+                ours=message["ours"],
+            )  # fmt: skip
+
+    def _on_steps(self, attempt: Attempt) -> None:
+        first = attempt.first_step
+        if first is not None and self._first_told != attempt.number:
+            self._first_told = attempt.number
+            self._spawn(
+                self._record_soft(
+                    "first_step", attempt=attempt.number, step=first.step,
+                    seconds=round(first.time - attempt.started, 3),
+                )
+            )  # fmt: skip
+        if self._incident is not None and attempt.caught_up is not None and first is not None:
+            incident, self._incident = self._incident, None
+            up = attempt.caught_up
+            incident.resumed = up.time
+            incident.resumed_step = first.step
+            incident.steps_lost = max(0, incident.step - first.step + 1)
+            start = attempt.attached_at or attempt.started
+            incident.phases["start"] = max(0.0, start - attempt.started)
+            incident.phases["restore_and_first_step"] = max(0.0, first.time - start)
+            incident.phases["replay"] = max(0.0, up.time - first.time)
+            self._spawn(self._tell_resumed(incident, attempt))
+
+    async def _tell_resumed(self, incident: Incident, attempt: Attempt) -> None:
+        incident.write(self.run_dir)
+        await self._record_soft(
+            "resumed", incident=incident.number, attempt=attempt.number, step=incident.step,
+            first_step=incident.resumed_step, steps_lost=incident.steps_lost,
+            seconds=round((incident.resumed or 0) - incident.detected, 3),
+        )  # fmt: skip
+        self.view.resumed(incident)
+
+    def _on_keeper(self, node: Node, event: Message) -> None:
+        kind = event.get("event")
+        if kind in ("keeper_lost", "keeper_back"):
+            self.view.say(
+                f"{node.name}: its keeper {'died; another is starting' if kind == 'keeper_lost' else 'is back'}"
+            )
+            self._spawn(self._record_soft(kind, node=node.name))
+            return
+        if event.get("attempt") != self._ledger.attempt:
+            return
+        if kind == "host" and self._ledger.on_host(event["step"], event["rank"]):
+            request = {"op": "complete", "attempt": event["attempt"], "step": event["step"]}
+            self._spawn(self.nodes.ask_all(self.nodes.up(), "keeper", request=request, timeout=20))
+        elif kind == "durable" and self._ledger.on_durable(event["step"]):
+            self._spawn(
+                self._record_soft(
+                    "durable", attempt=event["attempt"], step=event["step"], seconds=event.get("seconds")
+                )
+            )
+        elif kind == "failed":
+            self._ledger.failed[event["step"]] = event.get("why", "")
+            self.view.say(
+                f"checkpoint of step {event['step']} failed on rank {event.get('rank')}: {event.get('why')}"
+            )
+            self._spawn(
+                self._record_soft(
+                    "checkpoint_failed", attempt=event["attempt"], step=event["step"], rank=event.get("rank"),
+                    why=event.get("why"),
+                )
+            )  # fmt: skip
+
+    # --- the journal
+
+    async def _record(self, kind: str, **fields: Any) -> None:
+        """Journals what is about to be acted on; waits while the disk refuses, because nothing may go before."""
+        journal = self._journal
+        if journal is None:
+            return
+        complained = False
+        while True:
+            try:
+                await self._write_later()
+                if not self._unwritten:
+                    self._state.apply(journal.append(kind, **fields))
+                    return
+            except OSError as e:
+                if not complained:
+                    complained = True
+                    self.view.say(f"the run directory cannot be written ({e.strerror}); waiting until it can")
+            await asyncio.sleep(0.5)
+
+    async def _record_soft(self, kind: str, **fields: Any) -> None:
+        """Journals news that nothing depends on; kept in memory while the disk refuses."""
+        self._unwritten.append((kind, fields))
+        await self._write_later()
+
+    async def _write_later(self) -> None:
+        while self._unwritten and self._journal is not None:
+            kind, fields = self._unwritten[0]
+            try:
+                self._state.apply(self._journal.append(kind, **fields))
+            except OSError:
+                del self._unwritten[:-10000]
+                return
+            self._unwritten.pop(0)
+
+    def _spawn(self, work: Coroutine[Any, Any, Any]) -> None:
+        task = asyncio.create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)

@@ -1,0 +1,152 @@
+"""What a run shows on the terminal: plain readable lines, and a progress bar where it is a terminal."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from ..detect import Hang
+from ..progress import RunDir
+from ..units import Duration
+from .attempt import Attempt, Step, is_number
+from .incidents import Incident
+from .ledger import Ledger
+
+_LINE_EVERY_S = 2.0
+
+
+class View(Protocol):
+    """What the supervisor shows."""
+
+    def say(self, text: str) -> None: ...
+    def attempt(self, number: int, ranks: int, slots: Sequence[str], best: dict[str, Any] | None) -> None: ...
+    def steps(self, attempt: Attempt, steps: Sequence[Step]) -> None: ...
+    def progress(self, attempt: Attempt, ledger: Ledger) -> None: ...
+    def suspect(self, hang: Hang) -> None: ...
+    def incident(self, incident: Incident, seconds: float) -> None: ...
+    def resumed(self, incident: Incident) -> None: ...
+    def stopped(self, incident: Incident, run_dir: RunDir) -> None: ...
+    def finished(self, kind: str, attempt: Attempt, checkpoints: Sequence[str]) -> None: ...
+
+
+class Lines:
+    """Plain lines on a stream; the last line is a bar where the stream is a terminal."""
+
+    def __init__(self, out: Any = None, *, every_s: float = _LINE_EVERY_S, prefix: str = "") -> None:
+        self._out = out or sys.stdout
+        self._every_s = every_s
+        self._prefix = prefix
+        self._tty = bool(getattr(self._out, "isatty", lambda: False)())
+        self._last_line = 0.0
+        self._bar = ""
+        self._durable = -1
+        self._host = -1
+
+    def say(self, text: str) -> None:
+        """One line with the time of day."""
+        clock = time.strftime("%H:%M:%S")
+        self._print(f"{clock}  {self._prefix}{text}")
+
+    def _print(self, line: str) -> None:
+        clear = "\r\x1b[K" if self._bar else ""
+        try:
+            self._out.write(f"{clear}{line}\n{self._bar}")
+            self._out.flush()
+        except (OSError, ValueError):
+            return  # the terminal is gone; the run goes on
+
+    def attempt(self, number: int, ranks: int, slots: Sequence[str], best: dict[str, Any] | None) -> None:
+        where = ", ".join(slots)
+        if best is None:
+            origin = "from the beginning"
+        else:
+            memory = len(best["memory"])
+            source = "disk" if not memory else "memory" if memory == ranks else "memory and disk"
+            origin = f"from step {best['step']} ({source})"
+        self.say(f"attempt {number}: {ranks} ranks on {where}, {origin}")
+
+    def steps(self, attempt: Attempt, steps: Sequence[Step]) -> None:
+        now = time.monotonic()
+        if now - self._last_line < self._every_s:
+            return
+        self._last_line = now
+        self.say(self._describe(attempt, steps[-1]))
+
+    def _describe(self, attempt: Attempt, step: Step) -> str:
+        of = f"/{attempt.total}" if attempt.total else ""
+        parts = [f"step {step.step}{of}"]
+        if is_number(step.loss):
+            parts.append(f"loss {step.loss:.4f}")
+        if attempt.step_time:
+            parts.append(f"{Duration(attempt.step_time)}/step")
+        if step.tokens and attempt.step_time:
+            parts.append(f"{step.tokens / attempt.step_time:,.0f} tokens/s")
+        saved = []
+        if self._host >= 0:
+            saved.append(f"{self._host} in memory")
+        if self._durable >= 0:
+            saved.append(f"{self._durable} on disk")
+        if saved:
+            parts.append("saved: " + ", ".join(saved))
+        return "  ".join(parts)
+
+    def progress(self, attempt: Attempt, ledger: Ledger) -> None:
+        if ledger.attempt == attempt.number:
+            self._host = max(ledger.host_step, -1) if ledger.host_step >= 0 else self._host
+            self._durable = ledger.durable_step if ledger.durable_step >= 0 else self._durable
+        if self._tty and attempt.last is not None:
+            done = attempt.last.step
+            if attempt.total:
+                width = 30
+                full = min(width, int(width * (done + 1) / attempt.total))
+                bar = f"[{'#' * full}{'.' * (width - full)}] "
+            else:
+                bar = ""
+            text = f"{bar}{self._describe(attempt, attempt.last)}"
+            if text != self._bar:
+                self._out.write(f"\r\x1b[K{text}")
+                self._out.flush()
+                self._bar = text
+
+    def suspect(self, hang: Hang) -> None:
+        self.say(
+            f"no progress for {Duration(hang.idle_s)}: suspected to hang, collecting stacks "
+            f"(declared after {Duration(hang.declare_s)})"
+        )
+
+    def incident(self, incident: Incident, seconds: float) -> None:
+        v = incident.verdict
+        if v is None:
+            return
+        where = ""
+        if v.faulty is not None:
+            named = [
+                f"{k} {x}" for k, x in (("rank", v.faulty.rank), ("node", v.faulty.node)) if x is not None
+            ]
+            where = f" ({', '.join(named)})" if named else ""
+        self.say(
+            f"incident {incident.number}: {v.reason or v.outcome}{where}, confidence {v.confidence:.0%}, "
+            f"after step {incident.step} -> {incident.action} [{incident.why}]"
+        )
+        if v.root is not None and v.root.text:
+            self.say(f"    {v.root.text.strip()[:200]}")
+
+    def resumed(self, incident: Incident) -> None:
+        took = Duration((incident.resumed or 0.0) - incident.detected)
+        self.say(
+            f"incident {incident.number} is over: past step {incident.step} after {took}, {incident.steps_lost} steps replayed"
+        )
+
+    def stopped(self, incident: Incident, run_dir: RunDir) -> None:
+        v = incident.verdict
+        self.say(f"the run is stopped: {incident.why}")
+        if v is not None and v.root is not None and v.root.file:
+            self.say(f"    see {Path(v.root.file)}{f', line {v.root.line}' if v.root.line else ''}")
+
+    def finished(self, kind: str, attempt: Attempt, checkpoints: Sequence[str]) -> None:
+        newest = f", newest checkpoint {checkpoints[0]}" if checkpoints else ""
+        self._bar = ""
+        self.say(f"the run is {kind} at step {attempt.step}{newest}")
