@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ..errors import RunInterrupted, UsageError
-from ..units import Duration
+from ..units import Bytes, Duration
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -46,6 +46,10 @@ def run(
         ),
     ] = "30m",
     lease: Annotated[str, typer.Option(help="A node without its supervisor for this long stops.")] = "15s",
+    host_memory: Annotated[
+        str,
+        typer.Option(help="Memory on each node for snapshots, such as 64GiB. Default: half of what is free."),
+    ] = "auto",
     stop_within: Annotated[str, typer.Option(help="Time to save and exit when asked to stop.")] = "60s",
 ) -> None:
     """Runs a training script on N nodes x P ranks so that it survives failures.
@@ -72,7 +76,10 @@ def run(
         stop=_duration(stop_within),
     )
     folder = run_dir or Path("runs") / _default_name(words)
-    spec = make_spec(words, nodes=nodes, nproc=nproc, spares=spares, timeouts=times)
+    spec = make_spec(
+        words, nodes=nodes, nproc=nproc, spares=spares, timeouts=times,
+        host_memory=Bytes(0 if host_memory == "auto" else host_memory),
+    )  # fmt: skip
     ended = run_supervised(RunDir(folder), spec)
     if ended == "interrupted":
         raise RunInterrupted(

@@ -56,6 +56,9 @@ class Backend(Protocol):
     def launch(self, node: str, argv: Sequence[str], env: Mapping[str, str], log: Path) -> NodeHandle:
         """Starts the agent of a node. Raises OSError."""
 
+    def keeper_memory(self, nodes: int) -> int:
+        """Bytes that each node's keeper may hold where the user did not say; `nodes` counts spares too."""
+
     def scratch(self, node: str) -> Path:
         """The node's own volatile folder, for sockets and progress pages."""
 

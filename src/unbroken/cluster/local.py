@@ -52,6 +52,10 @@ class LocalBackend:
         names = [f"node-{i:03d}" for i in range(nodes + spares)]
         return Allocation(tuple(names[:nodes]), tuple(names[nodes:]))
 
+    def keeper_memory(self, nodes: int) -> int:
+        """Half of the memory that is free now, shared by the virtual nodes."""
+        return int(psutil.virtual_memory().available * 0.5 / max(1, nodes))
+
     def scratch(self, node: str) -> Path:
         return self._root / node
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from .. import atomic
 from ..errors import InputError, RunDirMismatch, UnknownKey, UsageError
-from ..units import Duration
+from ..units import Bytes, Duration
 from .rundir import RunDir
 
 FIXED = ("command", "nodes", "nproc", "run_id")
@@ -91,6 +91,8 @@ class RunSpec:
     spares: int = 0
     """Nodes kept ready to take a lost node's place."""
     backend: str = "local"
+    host_memory: Bytes = Bytes(0)
+    """What each node's keeper may hold in memory for snapshots; 0 lets the backend choose."""
     timeouts: Timeouts = field(default_factory=Timeouts)
     budgets: Budgets = field(default_factory=Budgets)
 
@@ -99,6 +101,8 @@ class RunSpec:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise UsageError(f"'{name}' must be a whole number from {least} up, not {value!r}")
+
+        object.__setattr__(self, "host_memory", Bytes(self.host_memory))
 
     @property
     def world_size(self) -> int:
@@ -174,6 +178,8 @@ def _check_keys(value: dict[str, Any], kind: Any, where: str) -> None:
 def _toml(value: object) -> str:
     if isinstance(value, Duration):
         return f'"{float(value):g}s"'
+    if isinstance(value, Bytes):
+        return str(int(value))
     if isinstance(value, tuple):
         return "[" + ", ".join(json.dumps(v) for v in value) + "]"
     return json.dumps(value)

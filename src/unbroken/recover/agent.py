@@ -39,10 +39,12 @@ _RESEND_S = 0.25
 class Agent:
     """One node's agent; `main` returns when it was told to quit or gave up waiting."""
 
-    def __init__(self, run_dir: RunDir, run_id: str, node: str, scratch: Path, orphan_grace_s: float) -> None:
+    def __init__(
+        self, run_dir: RunDir, run_id: str, node: str, scratch: Path, orphan_grace_s: float, keeper_bytes: int
+    ) -> None:
         self.run_dir, self.run_id, self.node, self.scratch = run_dir, run_id, node, scratch
         self.orphan_grace_s = orphan_grace_s
-        self.keeper = KeeperProcess(run_dir, run_id, node, scratch, self._on_keeper)
+        self.keeper = KeeperProcess(run_dir, run_id, node, scratch, keeper_bytes, self._on_keeper)
         self.attempt = 0
         self.epoch = 0
         self.ranks: dict[int, RankProcess] = {}
@@ -318,6 +320,7 @@ def main() -> None:
     parser.add_argument("--node", required=True)
     parser.add_argument("--scratch", type=Path, required=True)
     parser.add_argument("--orphan-grace", type=float, default=120.0)
+    parser.add_argument("--keeper-memory", type=int, required=True, help="bytes")
     args = parser.parse_args()
     logging.basicConfig(
         level=logging.INFO, stream=sys.stdout, format="%(asctime)s %(levelname)s %(message)s", force=True
@@ -326,7 +329,9 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     args.scratch.mkdir(parents=True, exist_ok=True)
-    agent = Agent(RunDir(args.run_dir), args.run_id, args.node, args.scratch, args.orphan_grace)
+    agent = Agent(
+        RunDir(args.run_dir), args.run_id, args.node, args.scratch, args.orphan_grace, args.keeper_memory
+    )
     asyncio.run(agent.main())
     shutil.rmtree(args.scratch, ignore_errors=True)
     with contextlib.suppress(OSError):

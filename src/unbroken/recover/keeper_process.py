@@ -67,10 +67,12 @@ class KeeperProcess:
         run_id: str,
         node: str,
         scratch: Path,
+        budget_bytes: int,
         on_event: Callable[[Message], Awaitable[None]],
     ) -> None:
         self._run_dir, self._run_id, self._node = run_dir, run_id, node
         self._on_event = on_event
+        self._budget = budget_bytes
         self.socket = scratch / "keeper.sock"
         self._events_task: asyncio.Task[None] | None = None
         self._lease_until = 0.0
@@ -101,7 +103,7 @@ class KeeperProcess:
                 [
                     sys.executable, "-m", "unbroken.checkpoint.keeper",
                     "--socket", str(self.socket), "--node", self._node, "--run-id", self._run_id,
-                    "--checkpoints", str(self._run_dir.checkpoints),
+                    "--checkpoints", str(self._run_dir.checkpoints), "--budget", str(self._budget),
                 ],
                 env={**os.environ, "UNBROKEN_ROLE": "keeper"},
                 stdin=subprocess.DEVNULL,

@@ -32,11 +32,12 @@ def make_spec(
     spares: int = 0,
     timeouts: Timeouts | None = None,
     budgets: Budgets | None = None,
+    host_memory: Bytes = Bytes(0),
 ) -> RunSpec:
     """A spec with a fresh run id. Raises UsageError on impossible numbers."""
     return RunSpec(
         command=tuple(command), run_id=secrets.token_hex(6), nodes=nodes, nproc=nproc, spares=spares,
-        timeouts=timeouts or Timeouts(), budgets=budgets or Budgets(),
+        timeouts=timeouts or Timeouts(), budgets=budgets or Budgets(), host_memory=host_memory,
     )  # fmt: skip
 
 

@@ -79,9 +79,11 @@ class Supervisor:
         self._changed = asyncio.Event()
         self._timeouts = spec.timeouts
         grace = max(60.0, 6 * float(self._timeouts.lease))
+        keeper_bytes = int(spec.host_memory) or backend.keeper_memory(spec.nodes + spec.spares)
         self.nodes = NodeTable(
-            run_dir, spec.run_id, backend, float(self._timeouts.lease), grace, self._on_message, self._changed
-        )
+            run_dir, spec.run_id, backend, float(self._timeouts.lease), grace, keeper_bytes, self._on_message,
+            self._changed,
+        )  # fmt: skip
         self._allocation: Allocation = backend.allocate(spec.nodes, spec.spares)
         self._state = RunState()
         self._journal: JournalWriter | None = None
