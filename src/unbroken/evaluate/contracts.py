@@ -72,12 +72,34 @@ class Task:
 
 
 @dataclass(frozen=True)
+class TaskPrior:
+    """What a suite says of a task's cost before anything was measured; all of it optional."""
+
+    samples: int = 0
+    requests_per_sample: float = 1.0
+    prompt_chars: float = 0.0
+    """Mean characters sent per sample, over all its requests."""
+    output_tokens: float = 0.0
+    """Mean tokens that are really generated per sample."""
+    seconds: float = 0.0
+    """Inference on one GPU with a model of `model_b`; 0: estimated from the figures above."""
+    model_b: float = 7.0
+    """Billions of parameters that `seconds` was measured with."""
+    spread: float = 2.0
+    """Geometric standard deviation of `seconds`: 2 means "within a factor of two, two times in three"."""
+    score_s: float = 0.0
+    """CPU seconds of the metric."""
+
+
+@dataclass(frozen=True)
 class Suite:
     """A named list of tasks."""
 
     name: str
     tasks: tuple[Task, ...]
     description: str = ""
+    priors: Mapping[str, TaskPrior] = field(default_factory=dict)
+    """By task name."""
     folder: str = ""
     """Where its file lies; relative paths in it start there."""
 
@@ -436,6 +458,13 @@ class Harness(Protocol):
         `model_files` holds the model's small files (tokenizer, chat template, config). Called again for the same
         folder after a crash: must end the same. Raises `DatasetMissing` (which dataset, where it was looked for, how
         to stage it), `UnknownTask`.
+        """
+        ...
+
+    def check(self, task: Task, suite: Suite) -> None:
+        """Raises `DatasetMissing` or `UnknownTask` if `prepare` would; fast (a second), writes nothing.
+
+        All tasks are checked before a GPU is taken; `prepare` then runs while the GPUs load the model.
         """
         ...
 
