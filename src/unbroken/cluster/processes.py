@@ -16,7 +16,8 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Marked:
-    """A process that carries a run's mark. `started` is its start time in clock ticks since boot."""
+    """A process that carries a run's mark. `started` is its start time in clock ticks since boot; `rank` is -1
+    for agents and keepers."""
 
     pid: int
     started: int
@@ -24,6 +25,7 @@ class Marked:
     node: str
     role: str
     attempt: int
+    rank: int = -1
 
 
 def marked(run_id: str, *, node: str | None = None) -> list[Marked]:
