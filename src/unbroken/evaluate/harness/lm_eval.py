@@ -1,0 +1,418 @@
+"""lm-evaluation-harness: its tasks, its prompts, its scores and standard errors, bit for bit.
+
+`prepare` runs the harness up to the model and writes every prompt, on a CPU; GPU workers then need neither the
+harness nor a data set; `score` runs the harness again, from recorded answers. See replay.py for how.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+from ... import atomic
+from ...errors import DatasetMissing, EvaluationError, InputError, UnbrokenError, UnknownKey
+from .. import staged
+from ..contracts import (
+    Answer,
+    Json,
+    Metric,
+    Model,
+    ModelSpec,
+    PreparedTask,
+    Sample,
+    Score,
+    Suite,
+    Task,
+    digest,
+)
+from ..scoring import watch
+from .chat import chat_of, check_kinds
+from .replay import (
+    Captured,
+    Chat,
+    Guard,
+    PromptsBuilt,
+    Watch,
+    chat_key,
+    collecting_lm,
+    one_leaf,
+    replaying_lm,
+    requests_of,
+)
+from .task_index import Leaf, TaskIndex, quiet_lm_eval
+
+SANDBOXED = "UNBROKEN_SANDBOX"
+"""Set by the sandbox inside it; only there is generated code run."""
+
+
+@dataclass(frozen=True)
+class LmEvalOptions:
+    """What a task's `options` may say, each as lm_eval's own option of that name."""
+
+    include: tuple[str, ...] = ()
+    """Folders with local YAML tasks; relative ones start at the suite's folder."""
+    system_instruction: str | None = None
+    fewshot_as_multiturn: bool = True
+    """With a chat template: each example is a turn of its own."""
+    gen_kwargs: Mapping[str, Json] | None = None
+    """Overrides of the task's generation settings."""
+    bootstrap_iters: int = 100_000
+    metadata: Mapping[str, Json] | None = None
+    fewshot_seed: int = 1234
+    in_group: str = ""
+    """Set by `expand`: the group through which the task is loaded."""
+
+    @classmethod
+    def read(cls, options: Mapping[str, Json], suite_folder: str, where: str) -> LmEvalOptions:
+        """The options of a task. Raises UnknownKey."""
+        known = set(cls.__dataclass_fields__)
+        for key in options:
+            if key not in known:
+                raise UnknownKey(key, known - {"in_group"}, where=where)
+        given = dict(options)
+        include = given.pop("include", ())
+        folders = [include] if isinstance(include, str) else list(include)
+        base = Path(suite_folder or ".")
+        return cls(include=tuple(str((base / f).resolve()) for f in folders), **given)
+
+
+class LmEvalHarness:
+    """The adapter; light to make: lm_eval is imported when a task is looked at."""
+
+    def __init__(self) -> None:
+        self._indexes: dict[tuple[str, ...], TaskIndex] = {}
+
+    def list_tasks(self, suite: Suite) -> Sequence[str]:
+        """Every task, group and tag of the harness and of the suite's local folders."""
+        include: dict[str, None] = {}
+        for task in suite.tasks:
+            if task.harness == "lm_eval":
+                include.update(dict.fromkeys(self._options(task, suite).include))
+        return self._index(tuple(include)).names()
+
+    def expand(self, task: Task, suite: Suite) -> Sequence[Task]:
+        """[task] itself, or the leaf tasks of a group or tag. Raises UnknownTask with the nearest names."""
+        options = self._options(task, suite)
+        index = self._index(options.include)
+        entry = index.find(task.harness_name)
+        if entry.kind == "task":
+            return [task]
+        out = []
+        for leaf in index.leaves(task.harness_name):
+            name = re.sub(r"[^A-Za-z0-9._-]+", "-", leaf.name)
+            if not (name.startswith(task.name + "_") and task.name == task.harness_name):
+                name = f"{task.name}.{name}"
+            inside = {"in_group": task.harness_name} if entry.kind == "group" else {}
+            out.append(
+                replace(
+                    task, name=name, target=leaf.name, group=task.name, options={**task.options, **inside}
+                )
+            )
+        return out
+
+    def prepare(
+        self, task: Task, suite: Suite, spec: ModelSpec, model_files: Path | None, folder: Path
+    ) -> PreparedTask:
+        """Writes every prompt of the task, exactly those that lm_eval would send. Raises DatasetMissing, UnknownTask."""
+        options = self._options(task, suite)
+        leaf = self._leaf(task, options)
+        chat: Chat | None = None
+        kept: dict[str, Json] = {}
+        if spec.chat_template:
+            chat, kept = _recording(chat_of(spec, model_files))
+        seen = Captured()
+        recipe = {
+            "leaf": leaf.name,
+            "spec": leaf.spec,
+            "folders": list(leaf.folders),
+            "shots": task.shots,
+            "limit": task.limit,
+            "chat": spec.chat_template,
+            "options": {
+                "system_instruction": options.system_instruction,
+                "fewshot_as_multiturn": options.fewshot_as_multiturn,
+                "gen_kwargs": dict(options.gen_kwargs) if options.gen_kwargs else None,
+                "bootstrap_iters": options.bootstrap_iters,
+                "fewshot_random_seed": options.fewshot_seed,
+                "metadata": dict(options.metadata) if options.metadata else None,
+            },
+        }
+        try:
+            _simple_evaluate(
+                recipe, collecting_lm(chat), one_leaf(leaf.folders, leaf.name, seen), unsafe=True
+            )
+        except PromptsBuilt:
+            pass
+        except UnbrokenError:
+            raise
+        except Exception as e:
+            raise _why_not_prepared(e, task, seen) from e
+        if getattr(seen.task, "UNSAFE_CODE", False):
+            task = replace(task, metric="code")
+        requests = [requests_of(instances, task.name) for instances in seen.sort_instances()]
+        check_kinds(spec, {r.kind for rs in requests for r in rs}, task.name)
+        wrote = staged.write_samples(folder, requests, block=spec.block)
+        atomic.write_json(folder / "chat.json", kept)
+        atomic.write_json(folder / "lm_eval.json", recipe)
+        tokens = [
+            float(dict(r.arguments[1]).get("max_gen_toks", 256))
+            for rs in requests
+            for r in rs
+            if r.kind == "generate_until"
+        ]
+        return PreparedTask(
+            task=task,
+            version=_task_version(seen.task),
+            samples=wrote.samples,
+            block=spec.block,
+            folder=str(folder),
+            prompt_hash=wrote.prompt_hash,
+            weights=wrote.weights,
+            prompt_chars=wrote.prompt_chars,
+            output_tokens=sum(tokens) / len(requests),
+            requests_per_sample=wrote.requests_per_sample,
+            combine={"group": options.in_group, "leaf": leaf.name, "include": list(options.include)},
+        )
+
+    def build_requests(self, prepared: PreparedTask, block: int) -> list[Sample]:
+        """The samples of one block, from the staged file."""
+        return staged.read_block(prepared, block)
+
+    def run(self, model: Model, prepared: PreparedTask, samples: Sequence[Sample]) -> list[Answer]:
+        """One answer per sample; all requests of the block in one call."""
+        return staged.run_requests(model, samples)
+
+    def score(self, prepared: PreparedTask, answers: Sequence[Answer]) -> Score:
+        """lm_eval's own filters, metrics and standard errors, from recorded answers.
+
+        A sample whose scorer raises, or that has no answer, becomes a note, and the metrics are those of the rest.
+        Raises EvaluationError where an answer belongs to another prompt than the harness builds now.
+        """
+        started = time.monotonic()
+        folder = Path(prepared.folder)
+        recipe = json.loads((folder / "lm_eval.json").read_text())
+        prompts = json.loads((folder / "chat.json").read_text())
+        seen = Captured()
+        guard = Guard(seen, answers, Watch(watch.at))
+        lm = replaying_lm(seen, answers, prompts, prepared.task.name)
+        manager = one_leaf(recipe["folders"], recipe["leaf"], seen, guard)
+        inside = bool(os.environ.get(SANDBOXED))
+        # What happens here is the task's own code: its message reaches the user as it is.
+        with one_process():
+            results = _simple_evaluate(recipe, lm, manager, unsafe=inside)
+        if results is None:
+            raise EvaluationError("lm_eval gave no result", where=prepared.task.name)
+        metrics = _metrics(results, recipe["leaf"], seen.task)
+        effective = int(results["n-samples"][recipe["leaf"]]["effective"])
+        return Score(
+            task=prepared.task.name,
+            metrics=metrics,
+            samples=len(answers),
+            scored=min(effective, len(answers) - len(guard.notes)),
+            notes=tuple(guard.notes[i] for i in sorted(guard.notes)),
+            version=prepared.version,
+            prompt_hash=prepared.prompt_hash,
+            per_sample=_per_sample(results, recipe["leaf"], seen.task, metrics, len(answers)),
+            seconds=time.monotonic() - started,
+        )
+
+    def combine(self, group: str, prepared: Sequence[PreparedTask], scores: Sequence[Score]) -> Score | None:
+        """The group's own aggregation of its leaves' metrics; None for tags and for groups that define none.
+
+        Groups inside the group follow as metrics named 'subgroup: acc,none'.
+        """
+        about = [p.combine or {} for p in prepared]
+        target = next((a["group"] for a in about if a.get("group")), "")
+        if not target or not scores:
+            return None
+        from .groups import aggregate
+
+        index = self._index(tuple(about[0].get("include", ())))
+        leaves = {a["leaf"]: s for a, s in zip(about, scores, strict=True)}
+        metrics = aggregate(index, target, leaves)
+        if not metrics:
+            return None
+        return Score(
+            task=group,
+            metrics=metrics,
+            samples=sum(s.samples for s in scores),
+            scored=sum(s.scored for s in scores),
+            version=digest([s.version for s in scores]),
+            checkpoint=scores[0].checkpoint,
+            conditions=tuple(dict.fromkeys(c for s in scores for c in s.conditions)),
+        )
+
+    def _options(self, task: Task, suite: Suite) -> LmEvalOptions:
+        return LmEvalOptions.read(task.options, suite.folder, f"task '{task.name}'")
+
+    def _index(self, include: tuple[str, ...]) -> TaskIndex:
+        if include not in self._indexes:
+            self._indexes[include] = TaskIndex([Path(p) for p in include])
+        return self._indexes[include]
+
+    def _leaf(self, task: Task, options: LmEvalOptions) -> Leaf:
+        leaves = self._index(options.include).leaves(options.in_group or task.harness_name)
+        for leaf in leaves:
+            if leaf.name == task.harness_name:
+                return leaf
+        raise EvaluationError(
+            f"'{task.harness_name}' is a group of {len(leaves)} tasks",
+            where=task.name,
+            todo="Expand it first",
+        )
+
+
+def _simple_evaluate(recipe: Mapping[str, Json], lm: Any, manager: Any, *, unsafe: bool) -> Any:
+    """lm_eval's `simple_evaluate` with a recipe's arguments; what it prints goes to stderr."""
+    lm_eval = quiet_lm_eval()
+    options = dict(recipe["options"])
+    # A metric that runs code asks for this when it is imported, also where nothing is run.
+    os.environ.setdefault("HF_ALLOW_CODE_EVAL", "1")
+    with contextlib.redirect_stdout(sys.stderr):
+        return lm_eval.simple_evaluate(
+            lm,
+            tasks=[recipe["spec"]],
+            task_manager=manager,
+            num_fewshot=recipe["shots"],
+            limit=recipe["limit"],
+            apply_chat_template=recipe["chat"],
+            confirm_run_unsafe_code=unsafe,
+            log_samples=True,
+            **options,
+        )
+
+
+@contextlib.contextmanager
+def one_process() -> Iterator[None]:
+    """Inside, lm_eval's bootstrap stays in this process: every scoring worker has one CPU, not all of them.
+
+    The resamples, and so the standard errors, are the same.
+    """
+    before = os.environ.get("DISABLE_MULTIPROC")
+    os.environ["DISABLE_MULTIPROC"] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["DISABLE_MULTIPROC"]
+        else:
+            os.environ["DISABLE_MULTIPROC"] = before
+
+
+def _recording(chat: Chat) -> tuple[Chat, dict[str, Json]]:
+    """The chat template, and what it rendered: scoring then needs no tokenizer."""
+    kept: dict[str, Json] = {}
+
+    def rendered(history: list[dict[str, str]], add_generation_prompt: bool) -> Any:
+        text = chat(history, add_generation_prompt)
+        kept[chat_key(history, add_generation_prompt)] = text
+        if isinstance(text, str):
+            return text
+        from .replay import as_chat
+
+        return as_chat(text)
+
+    return rendered, kept
+
+
+def _task_version(task: Any) -> str:
+    """Changes with the harness, the task's version and its configuration, not with where its files lie."""
+    config = dict(task.dump_config())
+    metadata = dict(config.get("metadata") or {})
+    metadata.pop("config_source", None)
+    config["metadata"] = metadata
+    if isinstance(config.get("dataset_kwargs"), Mapping):
+        config["dataset_kwargs"] = {
+            k: v
+            for k, v in config["dataset_kwargs"].items()
+            if k not in ("data_files", "data_dir", "cache_dir")
+        }
+    from importlib.metadata import version
+
+    return f"lm_eval {version('lm_eval')}, task {task.VERSION}, {digest(config)[:12]}"
+
+
+def _metrics(results: Mapping[str, Any], leaf: str, task: Any) -> tuple[Metric, ...]:
+    row = results["results"][leaf]
+    higher = task.higher_is_better() or {}
+    out = []
+    for key, value in row.items():
+        metric, comma, name = key.partition(",")
+        if not comma or metric.endswith("_stderr"):
+            continue
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            continue
+        stderr = row.get(f"{metric}_stderr,{name}", "N/A")
+        out.append(
+            Metric(
+                name=key,
+                value=number,
+                stderr=None if isinstance(stderr, str) else float(stderr),
+                higher_is_better=bool(higher.get(metric, True)),
+            )
+        )
+    return tuple(out)
+
+
+def _per_sample(
+    results: Mapping[str, Any], leaf: str, task: Any, metrics: Sequence[Metric], samples: int
+) -> tuple[float | None, ...]:
+    """The headline metric of each sample, where it is a mean of them."""
+    if not metrics:
+        return ()
+    metric, _, name = metrics[0].name.partition(",")
+    aggregate = (task.aggregation() or {}).get(metric)
+    if getattr(aggregate, "__name__", "mean") not in ("mean", "nanmean"):
+        return ()
+    out: list[float | None] = [None] * samples
+    for row in results["samples"][leaf]:
+        if row["filter"] != name or metric not in row:
+            continue
+        value = row[metric]
+        if isinstance(value, (list, tuple)):
+            return ()
+        out[row["doc_id"]] = float(value)
+    return tuple(out)
+
+
+def _why_not_prepared(error: Exception, task: Task, seen: Captured) -> UnbrokenError:
+    """A user's error out of whatever the harness raised while it loaded a task."""
+    chain: list[BaseException] = []
+    link: BaseException | None = error
+    while link is not None and link not in chain:
+        chain.append(link)
+        link = link.__cause__ or link.__context__
+    names = {type(e).__name__ for e in chain}
+    text = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"[:400]
+    absent = {"DatasetNotFoundError", "OfflineModeIsEnabled", "ConnectionError", "FileNotFoundError"}
+    absent |= {
+        "LocalEntryNotFoundError",
+        "MaxRetryError",
+        "ConnectTimeout",
+        "DataFilesNotFoundError",
+        "ConnectError",
+    }
+    if seen.task is None and names & absent:
+        cache = os.environ.get("HF_DATASETS_CACHE") or os.environ.get("HF_HOME") or "the Hugging Face cache"
+        return DatasetMissing(
+            f"the data of task '{task.name}' are not on this machine: {text}",
+            where=f"looked for by lm_eval in {cache}",
+            todo="Stage them where there is a network with `unbroken eval stage`, or mend the paths in the task",
+        )
+    if isinstance(error, (KeyError, ValueError, TypeError, AssertionError)) or seen.task is None:
+        return InputError(
+            f"lm_eval cannot build the prompts of task '{task.name}': {text}",
+            where=task.harness_name,
+            todo="Run `lm_eval` on this task alone to see it in full",
+        )
+    return cast(UnbrokenError, EvaluationError(f"lm_eval failed on task '{task.name}': {text}"))
