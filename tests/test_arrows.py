@@ -17,7 +17,7 @@ LAYERS = [
     {"detect", "diagnose"},
     {"recover", "evaluate"},
     {"train", "hooks", "simulate", "dashboard"},
-    {"cli", "__main__"},
+    {"cli", "__main__", "testing"},
 ]
 LEVEL = {name: i for i, layer in enumerate(LAYERS) for name in layer}
 
@@ -48,7 +48,7 @@ def test_imports_point_down() -> None:
         for target in imports_of(path):
             if target in LEVEL and target != part and LEVEL[target] > LEVEL[part]:
                 wrong.append(f"{path.relative_to(ROOT)} imports {target}")
-            if target == "testing":
+            if target == "testing" and part != "cli":
                 wrong.append(f"{path.relative_to(ROOT)} imports the shipped fakes")
     assert not wrong, "\n".join(wrong)
 

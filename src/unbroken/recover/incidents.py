@@ -89,3 +89,19 @@ def agent_lost_verdict(node: str, step: int) -> Verdict:
         confidence=0.9,
         decided_by="lost-agent",
     )
+
+
+def takeover_verdict() -> Verdict:
+    """The verdict when a supervisor was lost and its successor found every rank still running."""
+    return Verdict(
+        outcome=Outcome.RUNNING,
+        root=Root(
+            text="the supervisor was gone; every rank was still running when its successor came",
+            time=time.time(),
+        ),
+        recoverable=True,
+        action=Action.NONE,
+        mitigation="Nothing to do: the successor adopted the ranks.",
+        confidence=1.0,
+        decided_by="takeover",
+    )

@@ -29,7 +29,7 @@ from ..errors import Exit, RunError, RunStopped
 from ..progress import JournalWriter, RunDir, RunSpec, newest_epoch, read_journal
 from .attempt import Attempt
 from .candidates import candidates
-from .incidents import Incident, agent_lost_verdict, facts_of, logs_of
+from .incidents import Incident, agent_lost_verdict, facts_of, logs_of, takeover_verdict
 from .ledger import Ledger
 from .nodes import Node, NodeTable
 from .policy import Decision, cause_of, decide, fingerprint
@@ -193,9 +193,32 @@ class Supervisor:
             attempt.ranks[rank].pid = d["pid"]
         self._attempt = attempt
         self._ledger = Ledger(attempt.number, self.spec.world_size)
+        await self._note_takeover(attempt)
         await self._record("adopted", attempt=attempt.number)
         self.view.say(f"took over attempt {attempt.number}: {len(ranks)} ranks never stopped")
         return attempt
+
+    async def _note_takeover(self, attempt: Attempt) -> None:
+        """An incident that cost no step: the supervisor was gone and the ranks never stopped."""
+        now = time.time()
+        incident = Incident(
+            number=self._state.incident + 1, attempt=attempt.number, kind="supervisor_lost", step=self._state.step,
+            last_sign=now, detected=now, verdict=takeover_verdict(), action=Action.NONE.value,
+            why="a successor took over; no rank was touched", resumed=now, steps_lost=0, next_attempt=attempt.number,
+        )  # fmt: skip
+        incident.write(self.run_dir)
+        await self._record(
+            "incident", incident=incident.number, attempt=attempt.number, what=incident.kind, step=incident.step,
+            cause="free", fingerprint="takeover", reason=None, outcome="running", action="none", why=incident.why,
+        )  # fmt: skip
+        await self._record(
+            "resumed",
+            incident=incident.number,
+            attempt=attempt.number,
+            step=incident.step,
+            steps_lost=0,
+            seconds=0.0,
+        )
 
     def _attempt_of(self, number: int, slots: tuple[str, ...]) -> Attempt:
         detector = HangDetector(self._timeouts)
@@ -566,7 +589,7 @@ class Supervisor:
         if ending.kind == "supervisor_lost" and not attempt.failures():
             node = attempt.slots[0]
             verdict = agent_lost_verdict(node, attempt.step)
-            text = "the supervisor was gone for longer than the lease; the ranks were ended"
+            text = "the supervisor was gone, and so are the ranks: nothing else is known of their end"
             return replace(verdict, root=Root(text=text, time=time.time()), decided_by="lost-supervisor")
         while self._diagnose is None:
             await asyncio.sleep(0.01)

@@ -1,0 +1,116 @@
+"""`unbroken demo`: the whole story on this machine."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ..errors import RunError, UsageError
+
+if TYPE_CHECKING:
+    from ..testing.story import Story
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+_MARK = ".unbroken-demo"
+
+
+@app.command()
+def demo(
+    folder: Annotated[
+        Path, typer.Option("--dir", help="Where the runs lie; emptied first if it was a demo's.")
+    ] = Path("demo-run"),
+    seed: Annotated[int, typer.Option(help="Chooses where and when the faults strike.")] = 1,
+    steps: Annotated[int, typer.Option(min=60, help="Steps of the training.")] = 160,
+    json_out: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object at the end, the story on stderr.")
+    ] = False,
+) -> None:
+    """Watch a real pretraining run get killed, hung and robbed of a node, and come back each time by itself.
+
+    First a run of four ranks on two virtual nodes without faults; then the same run with kill -9 of a rank, SIGSTOP
+    of a rank, kill -9 of a whole node and kill -9 of the supervisor, at random steps; then a copy with a bug in the
+    script. Exit code 0 only if the final loss is bit-identical, the run came back each time, the bug stopped it at
+    once, and nothing is left behind.
+    """
+    from ..progress import RunDir
+    from ..recover.report import write_report
+    from ..testing.story import Shape, tell
+
+    out = sys.stderr if json_out else sys.stdout
+
+    def say(line: str) -> None:
+        print(line, file=out, flush=True)
+
+    _empty(folder)
+    shape = Shape(steps=steps)
+    story = tell(folder.absolute(), seed=seed, shape=shape, say=say)
+    report = write_report(RunDir(folder / "run"))
+    story.report = str(report)
+    (folder / "story.json").write_text(json.dumps(story.as_json(), indent=1) + "\n")
+    say("")
+    _table(story, out)
+    if json_out:
+        print(json.dumps(story.as_json()))
+    if not story.held:
+        raise RunError(f"the story did not hold: {'; '.join(story.problems)}", where=str(folder))
+
+
+def _empty(folder: Path) -> None:
+    if folder.exists() and any(folder.iterdir()):
+        if not (folder / _MARK).exists():
+            raise UsageError(
+                "the folder is not empty and was not made by a demo",
+                where=str(folder),
+                todo="Choose another --dir",
+            )
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / _MARK).touch()
+
+
+def _table(story: Story, out: object) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from ..units import Duration
+
+    console = Console(file=out)  # type: ignore[arg-type]
+    table = Table(title="What happened")
+    for column in ("what", "at step", "detected after", "verdict", "action", "resumed after", "steps lost"):
+        table.add_column(column)
+    for t in story.incidents:
+        v = t.verdict
+        verdict = v.get("reason") or v.get("outcome") or "?"
+        if v.get("confidence"):
+            verdict += f" ({v['confidence']:.0%})"
+        table.add_row(
+            t.what, str(t.at_step), "-" if t.detected_s is None else str(Duration(round(t.detected_s, 2))), verdict,
+            t.action, "-" if t.resumed_s is None else str(Duration(round(t.resumed_s, 2))),
+            "-" if t.steps_lost is None else str(t.steps_lost),
+        )  # fmt: skip
+    bug = story.script_bug
+    if bug:
+        table.add_row(
+            "a bug in the script", "12", "-", bug["verdict"].get("reason") or "?", bug["verdict"].get("action", "?"),
+            "never" if bug["stopped"] else "?", "-",
+        )  # fmt: skip
+    console.print(table)
+    same = "bit-identical" if story.identical else "NOT identical"
+    console.print(
+        f"final loss {_loss(story.final_loss)}, the reference's {_loss(story.reference_loss)}: {same} "
+        f"(every step's loss, every batch, parameters and optimizer state on every rank)"
+    )
+    console.print(
+        f"{story.attempts} attempts, cold start {Duration(round(story.cold_start_s, 2))}, "
+        f"ETTR {story.ettr:.0%} (a fault every few seconds), {Duration(round(story.seconds))} in all"
+    )
+    console.print(f"report: {story.report}", soft_wrap=True)
+
+
+def _loss(text: str) -> str:
+    return f"{float.fromhex(text):.6f}" if text else "?"

@@ -1,0 +1,456 @@
+"""The whole story of a run that survives, with real processes and real faults (what `unbroken demo` tells).
+
+A reference run without faults; the same run with faults at random steps from a seed; a copy of it with a bug in
+the script. Everything that is claimed is measured from outside: by the clock of this process, by the witness files
+that each rank writes, by the files that the run leaves.
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from ..errors import RunError
+from ..progress import RunDir, read_journal
+from ..recover.attempt import read_steps
+from ..recover.incidents import read_incidents
+from ..train.witness import read_witness
+from .faults import Faults
+
+KINDS = ("kill_rank", "stop_rank", "kill_node", "kill_supervisor")
+WHAT = {
+    "kill_rank": "kill -9 of one rank",
+    "stop_rank": "SIGSTOP of one rank (it hangs)",
+    "kill_node": "kill -9 of a whole node, its memory gone",
+    "kill_supervisor": "kill -9 of the supervisor, then the same command",
+}
+_WINDOW_FREE = 0.25
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A fault to inject once a rank has completed `step`; `target` picks the rank or node (0 to 1)."""
+
+    kind: str
+    step: int
+    target: float
+
+
+@dataclass
+class Told:
+    """One fault as it went. Times are seconds; `injected` is seconds since the epoch. `resumed_s` runs from the
+    injection to the completion of the first step above the highest completed before it, `replay_s` is the part
+    of it that repeats steps."""
+
+    kind: str
+    at_step: int
+    injected: float
+    detected_s: float | None = None
+    resumed_s: float | None = None
+    replay_s: float = 0.0
+    steps_lost: int | None = None
+    verdict: dict[str, Any] = field(default_factory=dict)
+    action: str = ""
+    what: str = ""
+
+
+@dataclass
+class Story:
+    """All of it; `problems` lists whatever did not hold."""
+
+    seed: int
+    steps: int
+    reference_loss: str = ""
+    final_loss: str = ""
+    identical: bool = False
+    difference: str | None = None
+    incidents: list[Told] = field(default_factory=list)
+    attempts: int = 0
+    ettr: float = 0.0
+    cold_start_s: float = 0.0
+    script_bug: dict[str, Any] = field(default_factory=dict)
+    report: str = ""
+    seconds: float = 0.0
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def held(self) -> bool:
+        return not self.problems
+
+    def as_json(self) -> dict[str, Any]:
+        """The object of `unbroken demo --json`."""
+        return {
+            "seed": self.seed,
+            "steps": self.steps,
+            "reference_loss": self.reference_loss,
+            "final_loss": self.final_loss,
+            "identical": self.identical,
+            "difference": self.difference,
+            "incidents": [
+                {
+                    "kind": t.kind, "at_step": t.at_step, "detected_s": _round(t.detected_s),
+                    "resumed_s": _round(t.resumed_s), "replay_s": _round(t.replay_s), "steps_lost": t.steps_lost,
+                    "action": t.action, "verdict": t.verdict,
+                }
+                for t in self.incidents
+            ],
+            "attempts": self.attempts,
+            "ettr": round(self.ettr, 4),
+            "cold_start_s": _round(self.cold_start_s),
+            "script_bug": self.script_bug,
+            "report": self.report,
+            "seconds": _round(self.seconds),
+            "held": self.held,
+            "problems": self.problems,
+        }  # fmt: skip
+
+
+def plan(seed: int, steps: int, kinds: tuple[str, ...] = KINDS) -> list[Planned]:
+    """The faults in random order at random steps, one in each of as many windows; the same for the same seed."""
+    rng = random.Random(seed)
+    order = list(kinds)
+    rng.shuffle(order)
+    first, last = max(2, steps // 10), steps - max(3, steps // 10)
+    window = (last - first) / max(1, len(order))
+    planned = []
+    for i, kind in enumerate(order):
+        # The end of each window stays free, so that a fault never meets the recovery from the one before.
+        step = first + int(window * (i + rng.random() * (1 - _WINDOW_FREE)))
+        planned.append(Planned(kind, step, rng.random()))
+    return planned
+
+
+class Command:
+    """`unbroken run` as a child of its own; its lines go to `on_line`."""
+
+    def __init__(
+        self, run_dir: Path, options: list[str], script: list[str], cwd: Path, on_line: Callable[[str], None]
+    ):
+        self._argv = [
+            sys.executable,
+            "-m",
+            "unbroken",
+            "run",
+            "--run-dir",
+            str(run_dir),
+            *options,
+            "--",
+            *script,
+        ]
+        self._cwd, self._on_line = cwd, on_line
+        self.process: subprocess.Popen[str] | None = None
+        self._readers: list[threading.Thread] = []
+
+    def start(self) -> None:
+        self.process = subprocess.Popen(
+            self._argv, cwd=self._cwd, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            text=True, start_new_session=True,
+        )  # fmt: skip
+        reader = threading.Thread(target=self._read, args=(self.process,), daemon=True)
+        reader.start()
+        self._readers.append(reader)
+
+    def _read(self, process: subprocess.Popen[str]) -> None:
+        if process.stdout is not None:
+            for line in process.stdout:
+                self._on_line(line.rstrip("\n"))
+
+    @property
+    def running(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    def wait(self, within: float) -> int:
+        """The exit code. Raises RunError when it does not end in time."""
+        if self.process is None:
+            raise RunError("the command was not started")
+        try:
+            code = self.process.wait(within)
+        except subprocess.TimeoutExpired:
+            raise RunError(f"the run did not end within {within:.0f} s") from None
+        for reader in self._readers:
+            reader.join(5)
+        return code
+
+    def end(self) -> None:
+        """Asks for a stop, then kills: nothing may stay after the story."""
+        if self.running and self.process is not None:
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                self.process.wait(60)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How large the story is."""
+
+    steps: int = 160
+    nodes: int = 2
+    nproc: int = 2
+    spares: int = 1
+    hang_after: str = "8s"
+    train: tuple[str, ...] = ()
+
+    @property
+    def world_size(self) -> int:
+        return self.nodes * self.nproc
+
+    def options(self, spares: int) -> list[str]:
+        return [
+            "--nodes", str(self.nodes), "--nproc", str(self.nproc), "--spares", str(spares),
+            "--hang-after", self.hang_after,
+        ]  # fmt: skip
+
+    def script(self, witness: Path) -> list[str]:
+        return ["-m", "unbroken.train", *self._arguments(witness)]
+
+    def _arguments(self, witness: Path) -> list[str]:
+        return ["--steps", str(self.steps), "--log-every", "10", "--trace", str(witness), *self.train]
+
+    def buggy(self, script: Path, witness: Path) -> list[str]:
+        return [str(script), *self._arguments(witness)]
+
+
+BUG = '''"""The same training with a bug in it: a key that is not there, met at step 12 by every rank."""
+
+import sys
+
+from unbroken.train import loop
+from unbroken.train.__main__ import main
+
+schedule = {"warmup_steps": 20}
+right_learning_rate = loop.learning_rate
+
+
+def learning_rate(config, step, steps):
+    if step >= 12:
+        schedule["warm_up_steps"]  # the bug
+    return right_learning_rate(config, step, steps)
+
+
+loop.learning_rate = learning_rate
+sys.exit(main())
+'''
+
+
+def tell(
+    folder: Path,
+    *,
+    seed: int,
+    shape: Shape | None = None,
+    kinds: tuple[str, ...] = KINDS,
+    say: Callable[[str], None],
+    bug: bool = True,
+    limit_s: float = 280.0,
+) -> Story:
+    """Runs the whole story in `folder` (which must be empty or absent) and returns what was seen.
+
+    Nothing is left running, whatever happens. Raises RunError when a run does not even end.
+    """
+    shape = shape or Shape()
+    story = Story(seed, shape.steps)
+    began = time.monotonic()
+    folder.mkdir(parents=True, exist_ok=True)
+    commands: list[Command] = []
+
+    def left() -> float:
+        return max(10.0, limit_s - (time.monotonic() - began))
+
+    def command(name: str, options: list[str], script: list[str]) -> Command:
+        c = Command(folder / name, options, script, folder, lambda line: say(f"  {line}"))
+        commands.append(c)
+        return c
+
+    try:
+        say(
+            f"1. the reference: {shape.world_size} ranks on {shape.nodes} nodes, {shape.steps} steps, no faults"
+        )
+        reference = command(
+            "reference", shape.options(0), shape.script(folder / "witness" / "reference-{rank}.jsonl")
+        )
+        reference.start()
+        _expect(story, reference.wait(left()) == 0, "the reference run did not complete")
+
+        planned = plan(seed, shape.steps, kinds)
+        say("")
+        say(
+            f"2. the same run with faults (seed {seed}): "
+            + ", ".join(f"{p.kind} after step {p.step}" for p in planned)
+        )
+        faulted = command(
+            "run", shape.options(shape.spares), shape.script(folder / "witness" / "run-{rank}.jsonl")
+        )
+        faulted.start()
+        for fault in planned:
+            story.incidents.append(_inject(folder / "run", faulted, fault, say, left()))
+        _expect(story, faulted.wait(left()) == 0, "the run with faults did not complete")
+        _compare(story, folder, shape)
+        _measure(story, RunDir(folder / "run"))
+
+        if bug:
+            say("")
+            say("3. a copy of the run with a bug in the script: it must stop at once")
+            script = folder / "train_with_bug.py"
+            script.write_text(BUG)
+            buggy = command(
+                "bug", shape.options(0), shape.buggy(script, folder / "witness" / "bug-{rank}.jsonl")
+            )
+            buggy.start()
+            _judge_bug(story, RunDir(folder / "bug"), buggy.wait(left()))
+    finally:
+        for c in commands:
+            c.end()
+        for name in ("reference", "run", "bug"):
+            if (folder / name / "run.toml").exists():
+                _expect_nothing_left(story, RunDir(folder / name))
+    story.seconds = time.monotonic() - began
+    return story
+
+
+def _expect(story: Story, held: bool, problem: str) -> None:
+    if not held:
+        story.problems.append(problem)
+
+
+def _inject(
+    run_dir: Path, command: Command, fault: Planned, say: Callable[[str], None], within: float
+) -> Told:
+    _wait(lambda: (run_dir / "run.toml").exists(), within, "the run did not start")
+    faults = Faults(RunDir(run_dir))
+    faults.wait_for_step(fault.step, within=within, alive=lambda: command.running)
+    ranks, nodes = faults.ranks(), faults.nodes()
+    attempt, step = faults.step()
+    rank = sorted(ranks)[int(fault.target * len(ranks))]
+    node = nodes[int(fault.target * len(nodes))]
+    told = Told(fault.kind, step, time.time(), what=WHAT[fault.kind])
+    if fault.kind == "kill_rank":
+        say(f"  >>> kill -9 of rank {rank} at step {step}")
+        faults.kill_rank(rank)
+    elif fault.kind == "stop_rank":
+        say(f"  >>> SIGSTOP of rank {rank} at step {step}")
+        faults.stop_rank(rank)
+    elif fault.kind == "kill_node":
+        say(f"  >>> kill -9 of everything on {node} at step {step}, its memory and scratch are gone")
+        faults.kill_node(node)
+    else:
+        say(f"  >>> kill -9 of the supervisor at step {step}; then the same command again")
+        faults.kill_supervisor()
+        command.wait(10)
+        command.start()
+    told.injected = time.time()
+    if fault.kind == "kill_supervisor":
+        # The ranks need not stop: the run is whole again once somebody supervises it.
+        _wait(lambda: _supervised_since(run_dir, told.injected), within, "nobody took the run over")
+        told.resumed_s = time.time() - told.injected
+        told.steps_lost = 0 if faults.step()[0] == attempt else None
+        return told
+    _wait(lambda: _past(faults, attempt, step) or not command.running, within, "the run did not come back")
+    told.resumed_s = time.time() - told.injected
+    return told
+
+
+def _past(faults: Faults, attempt: int, step: int) -> bool:
+    now_attempt, now_step = faults.step()
+    return now_attempt > attempt and now_step > step
+
+
+def _supervised_since(run_dir: Path, when: float) -> bool:
+    return any(
+        r["kind"] in ("adopted", "attempt") and r["t"] > when for r in read_journal(RunDir(run_dir)).records
+    )
+
+
+def _wait(condition: Callable[[], bool], within: float, problem: str) -> None:
+    deadline = time.monotonic() + within
+    while not condition():
+        if time.monotonic() > deadline:
+            raise RunError(f"{problem} within {within:.0f} s")
+        time.sleep(0.005)
+
+
+def _compare(story: Story, folder: Path, shape: Shape) -> None:
+    """Every rank's losses, batches and final state, bit for bit."""
+    story.identical = True
+    for rank in range(shape.world_size):
+        a = read_witness(folder / "witness" / f"reference-{rank}.jsonl")
+        b = read_witness(folder / "witness" / f"run-{rank}.jsonl")
+        whole = len(a.losses) == shape.steps and a.parameters is not None
+        if not whole or not a.same_as(b):
+            story.identical = False
+            story.difference = f"rank {rank}: {a.difference(b) or 'the reference is not whole'}"
+            story.problems.append(f"the run differs from the reference: {story.difference}")
+            break
+        story.reference_loss, story.final_loss = a.losses[shape.steps], b.losses[shape.steps]
+
+
+def _measure(story: Story, run_dir: RunDir) -> None:
+    """Takes detection, verdicts and lost steps from what the run left."""
+    journal = read_journal(run_dir).records
+    story.attempts = max(r["attempt"] for r in journal if r["kind"] == "attempt")
+    story.cold_start_s = statistics.median(r["seconds"] for r in journal if r["kind"] == "first_step")
+    story.ettr = ettr(run_dir)
+    incidents = read_incidents(run_dir)
+    for told in story.incidents:
+        found = next((i for i in incidents if i["detected"] >= told.injected - 0.05), None)
+        if found is None:
+            story.problems.append(f"{told.kind} at step {told.at_step} left no incident")
+            continue
+        incidents.remove(found)
+        told.detected_s = max(0.0, found["detected"] - told.injected)
+        told.verdict, told.action = found["verdict"], found["action"]
+        if found["steps_lost"] is not None:
+            told.steps_lost = found["steps_lost"]
+        told.replay_s = found["phases"].get("replay", 0.0)
+    for extra in incidents:
+        story.problems.append(f"incident {extra['number']} was not injected: {extra['kind']}")
+
+
+def ettr(run_dir: RunDir) -> float:
+    """Effective training time ratio: the time of each step's last execution, over the wall time of the run."""
+    journal = read_journal(run_dir).records
+    start = next(r["t"] for r in journal if r["kind"] == "run")
+    end = next((r["t"] for r in reversed(journal) if r["kind"] == "status"), journal[-1]["t"])
+    took: dict[int, float] = {}
+    for attempt in run_dir.attempt_numbers():
+        steps = read_steps(run_dir.steps(attempt))
+        for a, b in pairwise(steps):
+            if b.step == a.step + 1:
+                took[b.step] = b.time - a.time
+    wall: float = max(1e-9, end - start)
+    return sum(took.values()) / wall
+
+
+def _judge_bug(story: Story, run_dir: RunDir, code: int) -> None:
+    journal = read_journal(run_dir).records
+    attempts = max((r["attempt"] for r in journal if r["kind"] == "attempt"), default=0)
+    found = read_incidents(run_dir)
+    verdict = found[-1]["verdict"] if found else {}
+    stopped = code == 10 and attempts == 1
+    story.script_bug = {"stopped": stopped, "attempts": attempts, "exit_code": code, "verdict": verdict}
+    _expect(story, stopped, f"the script bug did not stop the run at once (exit {code}, {attempts} attempts)")
+    _expect(
+        story,
+        verdict.get("reason") == "KeyError" and verdict.get("action") == "stop",
+        f"the script bug was taken for {verdict.get('reason')}",
+    )
+
+
+def _expect_nothing_left(story: Story, run_dir: RunDir) -> None:
+    left = Faults(run_dir).left_over()
+    if left:
+        story.problems.append(f"{run_dir.path.name} left things behind: {', '.join(left[:5])}")
+
+
+def _round(value: float | None) -> float | None:
+    return None if value is None else round(value, 3)
