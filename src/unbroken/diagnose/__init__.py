@@ -1,1 +1,30 @@
-"""diagnose"""
+"""Logs in, verdict out: what failed first in a training job, where, whether a restart can help, what to do.
+
+    from unbroken.diagnose import diagnose
+    verdict = diagnose(["logs/"])
+
+Works offline, without torch and without a language model.
+"""
+
+from __future__ import annotations
+
+from .engine import Diagnosis, diagnose, examine
+from .facts import Facts, HangFact, RankExit
+from .verdict import REASONS, Action, Cascade, Category, Faulty, Outcome, Root, Verdict
+
+__all__ = [
+    "REASONS",
+    "Action",
+    "Cascade",
+    "Category",
+    "Diagnosis",
+    "Facts",
+    "Faulty",
+    "HangFact",
+    "Outcome",
+    "RankExit",
+    "Root",
+    "Verdict",
+    "diagnose",
+    "examine",
+]

@@ -1,0 +1,223 @@
+"""Which event came first: the root, among everything that failed after it and because of it.
+
+The earliest event that can start a chain is the root. What training overcame is none; what NCCL, launchers and
+schedulers report is a consequence unless nothing earlier explains it; a kernel's XID explains the CUDA error
+beside it, a lost node the connections that closed; of chained exceptions the innermost counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from .events import Event, FileScan, Progress, Topology
+from .placing import foreign, order_key, placed
+
+_LAUNCHERS = (
+    "torch/distributed/run.py", "torch/distributed/launcher/", "bin/torchrun", "accelerate/commands/", "bin/accelerate",
+    "deepspeed/launcher/", "bin/deepspeed", "torch/distributed/launch.py", "bin/composer", "composer/cli/", "bin/srun",
+    "multiprocessing/spawn.py:join",
+)  # fmt: skip
+_SOFT = ("KeyError", "AttributeError", "StopIteration", "Empty", "ModuleNotFoundError", "ImportError", "IndexError", "LookupError", "ValueError", "TypeError")  # fmt: skip
+_MACHINE = ("NVLinkError", "ECCError", "NodeFailure", "NetworkError")
+_EXPLAINS_S = 180.0
+
+
+@dataclass(frozen=True)
+class Chronicle:
+    """The events of a job in order: what may have caused its end, what was overcome, how it ended."""
+
+    candidates: tuple[Event, ...]
+    overcome: tuple[Event, ...]
+    endings: tuple[Event, ...]
+    context: tuple[Event, ...]
+    cascades: tuple[Event, ...]
+    progress: tuple[Progress, ...]
+    root: Event | None = None
+    why: str = ""
+
+
+def chronicle(scans: Sequence[FileScan], topology: Topology) -> Chronicle:
+    """Puts all events in order and picks the root."""
+    events = [placed(e, topology) for s in scans for e in s.events]
+    events = [e for e in events if not foreign(e, topology)]
+    events.sort(key=lambda e: order_key(e, scans))
+    progress = merged_progress(scans)
+    recoveries = [e for e in events if e.role == "recovery"]
+    candidates: list[Event] = []
+    overcome: list[Event] = []
+    context: list[Event] = []
+    cascades: list[Event] = []
+    endings = [e for e in events if e.role == "ending"]
+    for e in _settle_chains(events):
+        if e.role in ("noise", "recovery", "ending"):
+            continue
+        if e.role == "context":
+            context.append(e)
+        elif went_on(e, scans, progress) or _handled(e, recoveries):
+            overcome.append(e)
+        elif e.role == "cascade" or _launcher(e):
+            cascades.append(e)
+        else:
+            candidates.append(e)
+    root, why = choose(candidates, scans)
+    return Chronicle(
+        tuple(candidates),
+        tuple(overcome),
+        tuple(endings),
+        tuple(context),
+        tuple(cascades),
+        tuple(progress),
+        root,
+        why,
+    )
+
+
+def merged_progress(scans: Sequence[FileScan]) -> list[Progress]:
+    """All progress lines; by line within one log, by time over several."""
+    every = [p for s in scans for p in s.progress]
+    if len([s for s in scans if s.progress]) > 1:
+        every.sort(key=lambda p: (p.time or 0.0, p.file, p.line))
+    return every
+
+
+def went_on(event: Event, scans: Sequence[FileScan], progress: Sequence[Progress]) -> bool:
+    """Whether training made at least two more steps after the event."""
+    own = scans[event.file].progress
+    if own:
+        before = [p.step for p in own if p.line <= event.line and p.step is not None]
+        after = [p for p in own if p.line > event.line]
+    elif event.time is not None:
+        grace = event.time + 60.0
+        before = [
+            p.step for p in progress if p.time is not None and p.time <= event.time and p.step is not None
+        ]
+        after = [p for p in progress if p.time is not None and p.time > grace]
+    else:
+        return False
+    steps = {p.step for p in after if p.step is not None}
+    if steps:
+        base = max(before[-3:]) if before else min(steps) - 1
+        new = [s for s in steps if s is not None and s > base]
+        if len(new) >= 2:
+            return True
+        # A restart may have gone back to an earlier step.
+        return (
+            len(steps) >= 3
+            and max(steps) != base
+            and len(after) >= 3
+            and len({p.line for p in after}) >= 3
+            and not new
+        )
+    return len(after) >= 3
+
+
+def _handled(event: Event, recoveries: Sequence[Event]) -> bool:
+    return any(r.file == event.file and 0 <= r.line - event.line <= 3 and (r.rank is None or event.rank is None or r.rank == event.rank) for r in recoveries)  # fmt: skip
+
+
+def _launcher(event: Event) -> bool:
+    """Whether an exception is only a launcher's report that its child failed."""
+    return bool(event.frames) and any(part in f for f in event.frames[-4:] for part in _LAUNCHERS)
+
+
+def _settle_chains(events: Sequence[Event]) -> list[Event]:
+    """Of exceptions chained in one traceback keeps one as the origin; the others follow from it."""
+    out: list[Event] = []
+    last: dict[tuple[int, int | None, str | None], int] = {}
+    for e in events:
+        key = (e.file, e.rank, e.node)
+        if e.chain and e.chained and key in last:
+            origin = out[last[key]]
+            if _better(origin, e):
+                out[last[key]] = _demote(origin)
+                last[key] = len(out)
+                out.append(e)
+            else:
+                out.append(_demote(e))
+            continue
+        if e.exception is not None:
+            last[key] = len(out)
+        out.append(e)
+    return out
+
+
+def _better(origin: Event, later: Event) -> bool:
+    """Whether of two chained exceptions the later one says more: it is known by a specific rule where the origin
+    is not, or the origin was only a failed look-up that the program had provided for."""
+    if later.rule.priority >= 50 > origin.rule.priority and later.reason in ("ModelLoadingError", "DatasetLoadingError", "S3StorageError", "ConnectionError"):  # fmt: skip
+        return True
+    soft = (origin.exception or "").rsplit(".", 1)[-1] in _SOFT
+    return later.chained == "context" and soft and later.rule.id != "py-other"
+
+
+def _demote(event: Event) -> Event:
+    return replace(event, rule=replace(event.rule, role="cascade"))
+
+
+def choose(candidates: Sequence[Event], scans: Sequence[FileScan]) -> tuple[Event | None, str]:
+    """The root among candidates in order, and why."""
+    strong = [e for e in candidates if e.weight >= 0.5] or list(candidates)
+    if not strong:
+        return None, ""
+    first = strong[0]
+    if first.role == "either":
+        machine = [e for e in strong if e.role == "root" and _machine(e)]
+        if machine:
+            return machine[0], f"explains the {first.reason} before it in the log"
+        peers = first.reason in ("NCCLRemoteError", "ConnectionError", "NetworkError")
+        for e in strong[1:]:
+            if e.role != "root":
+                continue
+            close = e.time is None or first.time is None or e.time - first.time <= 60.0
+            if peers and close and (e.rank is None or e.rank != first.rank):
+                return e, "a rank's own failure explains the connections that its peers lost"
+        own = [e for e in strong if e.role == "either" and e.reason != first.reason]
+        for e in own:
+            if first.reason == "NCCLTimeoutError" and e.reason in ("NodeFailure", "OutOfMemoryError"):
+                return e, "explains the time-out"
+        return first, "nothing earlier explains it"
+    if first.reason in ("CUDAError", "RuntimeError", "NCCLRemoteError") and not first.xid:
+        for e in strong:
+            if (e.xid or _machine(e)) and e.role == "root" and _beside(first, e) and e is not first:
+                return e, "the kernel's report explains the error that the program saw"
+    return first, "it came first"
+
+
+def _machine(event: Event) -> bool:
+    return event.xid is not None or event.reason in _MACHINE or event.rule.id == "kernel-oom-kill"
+
+
+def _beside(program: Event, kernel: Event) -> bool:
+    """Whether a kernel event lies on the same node and about the same time as what a program reported."""
+    if program.node and kernel.node and program.node != kernel.node:
+        return False
+    if (
+        program.rank is not None
+        and kernel.rank is not None
+        and kernel.xid
+        and program.rank != kernel.rank
+        and kernel.reason == "CUDAError"
+    ):
+        return False
+    if program.time is None or kernel.time is None:
+        return True
+    return abs(program.time - kernel.time) <= _EXPLAINS_S or _hour_off(program.time - kernel.time)
+
+
+def _hour_off(seconds: float) -> bool:
+    """Whether two clocks differ by a time zone: a multiple of half an hour, within two minutes, below a day."""
+    rest = abs(seconds) % 1800.0
+    return 1700.0 <= abs(seconds) <= 50_400.0 and min(rest, 1800.0 - rest) <= 120.0
+
+
+def same_kind(root: Event, events: Sequence[Event], within: float = 120.0) -> list[Event]:
+    """The events of the root's reason that happened with it."""
+    out = []
+    for e in events:
+        if e.reason != root.reason:
+            continue
+        if e.time is not None and root.time is not None and abs(e.time - root.time) > within:
+            continue
+        out.append(e)
+    return out

@@ -1,0 +1,83 @@
+"""The course of training: how fast it stepped, when it fell silent, whether its loss went wrong at the end."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .events import Ending, Progress
+
+
+@dataclass(frozen=True)
+class Course:
+    """`interval` is the usual time between metric lines in seconds; `last` the last one; `spike` the first metric
+    line of a bad stretch that lasts to the end of training, with `base` the loss before it."""
+
+    interval: float | None = None
+    last: Progress | None = None
+    spike: Progress | None = None
+    base: float | None = None
+    steps: int = 0
+
+
+def course(progress: Sequence[Progress]) -> Course:
+    """Reads the course out of all progress lines in order."""
+    if not progress:
+        return Course()
+    gaps = [
+        b.time - a.time
+        for a, b in itertools.pairwise(progress)
+        if a.time is not None
+        and b.time is not None
+        and b.file == a.file
+        and b.line - a.line < 50
+        and b.time > a.time
+    ]
+    spike, base = _spike([p for p in progress if p.loss is not None])
+    return Course(statistics.median(gaps[-500:]) if gaps else None, progress[-1], spike, base, len(progress))
+
+
+def silent_for(course: Course, ending: Ending, line: int, until: float | None) -> float | None:
+    """Seconds between the last metric line and `until` (the time of line `line` of that log), where that is far
+    more than the usual interval. Metric lines without a time are dated from their neighbours and the pace."""
+    if course.last is None or until is None:
+        return None
+    usual = course.interval or ending.pace or 60.0
+    last = course.last.time
+    if last is None:
+        stamps = [(n, t) for n, t in ending.stamps if n < line]
+        if not stamps:
+            return None
+        number, last = stamps[-1]
+        last += min(max(0, course.last.line - number), 10_000) * (ending.pace or 5.0)
+    gap = until - last
+    return gap if gap > max(600.0, 8 * usual) else None
+
+
+def _spike(points: Sequence[Progress]) -> tuple[Progress | None, float | None]:
+    """The first point of a bad stretch (NaN, or far above the loss before) that lasts to the end."""
+    if len(points) < 8:
+        bad = [p for p in points if _nan(p)]
+        return (bad[0], None) if len(bad) >= 2 and _nan(points[-1]) else (None, None)
+    finite = [p.loss for p in points if not _nan(p) and p.loss is not None]
+    if not finite:
+        return points[0], None
+    half: list[float] = finite[: max(4, len(finite) - 3)]
+    window = half[-400:]
+    base = statistics.median(window)
+    spread = statistics.median(abs(x - base) for x in window) or abs(base) * 0.01 or 0.01
+    limit = base + max(8 * spread, 0.35 * abs(base), 0.3)
+    tail = len(points)
+    while tail > 0 and (_nan(points[tail - 1]) or (points[tail - 1].loss or 0.0) > limit):
+        tail -= 1
+    stretch = points[tail:]
+    if len(stretch) < 2 or len(stretch) > max(0.5 * len(points), 3):
+        return None, base
+    return stretch[0], base
+
+
+def _nan(point: Progress) -> bool:
+    return point.loss is not None and not math.isfinite(point.loss)

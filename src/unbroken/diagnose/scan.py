@@ -1,0 +1,452 @@
+"""One log in, its events out, in one streaming pass that looks closely only where something may be wrong.
+
+A trigger expression runs over blocks of 4 MB and finds the lines that may matter; metric lines between them are
+never touched one by one, except near an event and at the log's end, where steps and losses are read. Around an
+event the lines are followed one by one: tracebacks are put together per writer, and what comes after shows
+whether training went on.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from . import clock, progress_lines
+from .events import Event, FileScan, Progress
+from .prefixes import Line, clean, take_apart
+from .rules import Rule, RuleSet, xids
+from .sources import Source, blocks
+from .topology import TopologyReader
+
+WINDOW = 8192
+TAIL = 256 << 10
+MOST_EVENTS = 20_000
+SAME_KEPT = 40
+
+_TRIGGERS = (
+    "rror", "ERROR", "xception", "Traceback", "fail", "Fail", "FAIL", "atal", "FATAL", "Xid", "kill", "Kill", "OOM", "oom",
+    "ut of memory", "bort", "SIG", "ignal ", "imeout", "imed out", "time-out", "TIME", "CANCEL", "cancel", "ancelled",
+    "onnection", "refused", "unreachable", "panic", "egfault", "egmentation", "core dumped", "us error", "No space",
+    "No such", "no such", "denied", "quota", "tale ", "% used", "disk full", "ECC", "VLink", "vlink", "NCCL WARN", "nranks",
+    "nodelist", "NODELIST", "NodeList", " nodes=", "hosts=", "world size", "world_size", "WORLD_SIZE", "exitcode", "xit code", "ExitCode", "COMPLETED",
+    "omplete", "inished", "PREEMPT", "reempt", "estart", "esumed", "unrecognized", "No module", "undefined symbol",
+    "not found", "usage:", "hung", "hang", "stuck", "stall", "no step", "no progress", "DOWN", "drain", "reboot",
+    "responding", "erminat", "spike", "diverg", "atchdog", "SlowDown", "hrottl", "mce:", "util=0%", "util=", "NaN", ": nan", "=nan", "= nan",
+    ": inf", "=inf", "what()", "WARN", "ink down", "ink Down", "ink is Down", "vict", "NotReady", "lost", "Lost", "KeyboardInterrupt", "Bootstrap",
+    "per_node", "per-node", "PER_NODE", "ninja", "nvcc", "o such option", "Missing ", "overheat", "hermal", "aking the entire",
+    "Input/output", "Read-only", "Too many open", "Transport endpoint", "Address already", "EADDRINUSE", "recvValue", "gloo", "ibv_", "NET/IB",
+    "does not", "handled", "recovered", "Detected", "Invalid value", "can't ", "Could not", "not override", "NODE", "Expected", "halted", "Segfault", "shutting down", "shutdown",
+)  # fmt: skip
+_EXCEPTION = re.compile(
+    r"^(?:[A-Za-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception|Exit|Interrupt|Timeout|Failure|Fault|Disconnected|Expired|Warning|NotFound|OutOfMemory)\b(?:\(.{0,80}\))?(?:: |:$|$)"
+)
+_WHAT = re.compile(r"^\s*what\(\):\s+")
+_XID = re.compile(
+    r"Xid \(PCI:([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2}):([0-9a-fA-F]{2})[^)]*\): (\d+)(?:,\s*pid=(\d+))?"
+)
+_GPU_IN_TEXT = re.compile(r"\bGPU (\d{1,2}) has a total capacity|\bGPU[ :#]?(\d{1,2})\b|cuda:(\d{1,2})\b")
+_HOST_IN_TEXT = re.compile(r"\bhost[=:]\s?([A-Za-z][\w.\-]*\d[\w.\-]*)")
+_UTIL = re.compile(
+    r"(?:\bnode[=: ]|\bhost[=: ])?([A-Za-z][\w.\-]*\d[\w.\-]*)?\s*\bgpu[ =:#]?(\d{1,2})\b.{0,40}?util(?:ization)?[=: ]+(\d+)\s?%",
+    re.I,
+)
+_PACE = re.compile(r"([\d.]+)s/it\]")
+_SEQ = re.compile(r"SeqNum=(\d+)")
+_FRAME = re.compile(r'^\s+File "([^"]+)", line \d+, in (\S+)')
+_CHAIN = ("The above exception was the direct cause", "During handling of the above exception")
+
+
+def _trigger() -> Any:
+    """A compiled expression over bytes for the words above: re2 where it is there, otherwise literal search."""
+    try:
+        import re2
+    except ImportError:
+        return _Literals([t.encode() for t in _TRIGGERS])
+    options = re2.Options()
+    options.max_mem = 64 << 20
+    return re2.compile(("(?:" + "|".join(re.escape(t) for t in _TRIGGERS) + ")").encode(), options)
+
+
+@dataclass(frozen=True)
+class _Hit:
+    at: int
+
+    def start(self) -> int:
+        return self.at
+
+
+class _Literals:
+    """The first of many literals in a block, by `bytes.find`, remembering where each one comes next."""
+
+    def __init__(self, words: list[bytes]) -> None:
+        self._words = words
+        self._block: bytes | None = None
+        self._next: list[int] = []
+
+    def search(self, block: bytes, pos: int = 0) -> _Hit | None:
+        if block is not self._block:
+            self._block, self._next = block, [block.find(w, pos) for w in self._words]
+        best = -1
+        for i, at in enumerate(self._next):
+            if 0 <= at < pos:
+                at = self._next[i] = block.find(self._words[i], pos)
+            if at >= 0 and (best < 0 or at < best):
+                best = at
+        return _Hit(best) if best >= 0 else None
+
+
+TRIGGER = _trigger()
+
+
+@dataclass
+class _Open:
+    """A traceback that is being put together."""
+
+    chain: int = 0
+    chained: str | None = None
+    frames: list[str] = field(default_factory=list)
+    lines: int = 0
+
+
+class Scanner:
+    """Reads one source. `ruleset` says what lines mean, `topology` collects what they say of the machine."""
+
+    def __init__(
+        self, source: Source, index: int, ruleset: RuleSet, topology: TopologyReader, year: int
+    ) -> None:
+        self.source, self.ruleset, self.topology, self.year = source, ruleset, topology, year
+        self.out = FileScan(index, source.name)
+        self._open: dict[str, _Open] = {}
+        self._chains: dict[str, tuple[int, str | None]] = {}
+        self._same: dict[tuple[str, int | None, str | None], int] = {}
+        self._last_time: float | None = None
+        self._line = 0
+        self._seen_progress = 0
+
+    def run(self) -> FileScan:
+        """Reads the source to its end and returns what was found."""
+        previous = last = b""
+        window = 0
+        for block in blocks(self.source, self.out.notes):
+            window = self._block(block, window)
+            previous, last = last, block
+        self._finish(previous, last)
+        return self.out
+
+    def _block(self, block: bytes, window: int) -> int:
+        """Scans one block; `window` bytes at its start still belong to the last event's surroundings."""
+        base, counted = self._line, 0  # `base` lines lie before byte `counted`
+        self.out.ending.bytes += len(block)
+        self._sample(block, base)
+        pos, end = 0, window
+        while True:
+            hit = TRIGGER.search(block, pos) if pos < len(block) else None
+            start = block.rfind(b"\n", 0, hit.start()) + 1 if hit else len(block)
+            number = base + block.count(b"\n", counted, pos)
+            counted, base = pos, number
+            for raw, offset in _lines(block, pos, min(start, end)):
+                number += 1
+                self._plain(raw, number, block, offset)
+            if hit is None:
+                break
+            number = base + block.count(b"\n", counted, start) + 1
+            stop = block.find(b"\n", hit.start())
+            stop = len(block) if stop < 0 else stop
+            if start > end:
+                self._look_back(block, start, number)
+            self._matter(block[start:stop], number, block, start)
+            pos = stop + 1
+            end = pos + WINDOW
+        self._line = base + block.count(b"\n", counted)
+        if block and not block.endswith(b"\n"):
+            self._line += 1
+        return max(0, end - len(block))
+
+    def _sample(self, block: bytes, base: int) -> None:
+        """Reads the first metric line of a block: the long-run course of step and loss costs nothing more."""
+        number = base
+        for raw, _ in _lines(block, 0, min(len(block), 4096)):
+            number += 1
+            if self._step(clean(raw), number):
+                break
+
+    def _look_back(self, block: bytes, start: int, number: int) -> None:
+        """Reads the metric lines just before an event that stands alone."""
+        first = max(0, start - 2048)
+        before = block[first:start].split(b"\n")[:-1]
+        if first:
+            before = before[1:]
+        for i, raw in enumerate(before[-3:]):
+            self._step(clean(raw), number - len(before[-3:]) + i)
+
+    def _step(self, text: str, number: int) -> bool:
+        found = progress_lines.read(text)
+        if not found:
+            return False
+        when = clock.find(text, self.year)
+        if self.out.progress and self.out.progress[-1].line >= number:
+            return True
+        self.out.progress.append(Progress(self.out.index, number, found[0], found[1], when, text[:300]))
+        return True
+
+    def _plain(self, raw: bytes, number: int, block: bytes, offset: int) -> None:
+        """A line without a trigger, near an event: part of a traceback, a summary, or a step."""
+        text = clean(raw)
+        if self._open or self._chains:
+            line = take_apart(text, self.year)
+            if self._traceback(line, text, number, block, offset):
+                return
+        if text[:1] == " " and self.topology.see(Line(text), text):
+            return
+        self._step(text, number)
+
+    def _matter(self, raw: bytes, number: int, block: bytes, offset: int) -> None:
+        """A line with a trigger in it."""
+        text = clean(raw)
+        if not text.strip():
+            return
+        line = take_apart(text, self.year)
+        if line.time is not None:
+            self._last_time = line.time
+        if self.topology.see(line, text):
+            return
+        if self._traceback(line, text, number, block, offset):
+            return
+        body = line.body
+        if "util" in body or "util" in text:
+            self._utilisation(text, line, number)
+        if "Xid (" in body:
+            self._kernel(line, text, number, block, offset)
+            return
+        stripped = _WHAT.sub("", body)
+        exception = bool(_EXCEPTION.match(stripped))
+        rule = self.ruleset.best(stripped if exception else body, exception=exception)
+        progress = self._step(text, number)
+        if rule is None:
+            return
+        if progress and rule.role not in ("root",):
+            return
+        weight = 0.8 if exception else 0.9
+        if line.level in ("INFO", "DEBUG", "WARNING"):
+            weight = 0.4
+        self._emit(
+            rule,
+            line,
+            text,
+            number,
+            block,
+            offset,
+            weight=weight,
+            exception=_class(stripped) if exception else None,
+        )
+
+    def _utilisation(self, text: str, line: Line, number: int) -> None:
+        m = _UTIL.search(text)
+        if not m:
+            return
+        if int(m.group(3)) == 0:
+            when = line.time or clock.find(text, self.year)
+            self.out.idle_gpus.append(
+                (m.group(1) or line.node, int(m.group(2)), when or 0.0, number, text[:300])
+            )
+        else:
+            self.out.busy_gpus += 1
+
+    def _kernel(self, line: Line, text: str, number: int, block: bytes, offset: int) -> None:
+        noise = self.ruleset.best(line.body, exception=False)
+        if noise is not None and noise.role == "noise" and noise.priority >= 90:
+            return
+        m = _XID.search(line.body)
+        if not m:
+            return
+        xid = xids().get(int(m.group(4)))
+        if xid is None:
+            return
+        pid = int(m.group(5)) if m.group(5) else None
+        self._emit(
+            _xid_rule(xid.role, xid.reason),
+            line,
+            text,
+            number,
+            block,
+            offset,
+            xid=xid,
+            bus=m.group(2).lower(),
+            pid=pid,
+        )
+
+    def _traceback(self, line: Line, text: str, number: int, block: bytes, offset: int) -> bool:
+        """Feeds one line to the tracebacks that are open; true where the line belongs to one."""
+        body, key = line.body, line.stream
+        if "Traceback (most recent call last)" in body:
+            chain, how = self._chains.pop(key, (0, None))
+            self._open[key] = _Open(chain if how else 0, how)
+            return True
+        tb = self._open.get(key)
+        if tb is None:
+            if key in self._chains and body.startswith(_CHAIN):
+                self._chains[key] = (self._chains[key][0], "cause" if body[:3] == "The" else "context")
+                return True
+            if (
+                body.strip()
+                and key in self._chains
+                and self._chains[key][1] is None
+                and not body[:1].isspace()
+            ):
+                del self._chains[key]
+            return False
+        tb.lines += 1
+        if not body.strip():
+            return True
+        if body[0] in " \t|+":
+            m = _FRAME.match(body)
+            if m:
+                tb.frames.append(f"{m.group(1)}:{m.group(2)}")
+            return tb.lines < 400 or not self._open.pop(key, None)
+        if tb.lines < 3 and not _EXCEPTION.match(body):
+            return False  # another writer's line in between
+        if not tb.frames and not _EXCEPTION.match(body):
+            del self._open[key]
+            return False
+        if not _EXCEPTION.match(body) and not re.match(r"^[A-Za-z_][\w.]*(?::|$|\()", body):
+            return False
+        del self._open[key]
+        self._chains[key] = (tb.chain + 1, None)
+        rule = self._exception_rule(body, line)
+        if rule is not None:
+            self._emit(
+                rule, line, text, number, block, offset, weight=1.0, chain=tb.chain, chained=tb.chained,
+                frames=tuple(tb.frames[-40:]), exception=_class(body),
+            )  # fmt: skip
+        return True
+
+    def _exception_rule(self, body: str, line: Line) -> Rule | None:
+        for text in (body, body[:200]):
+            rule = self.ruleset.best(text, exception=True)
+            if rule is None or rule.role != "noise":
+                return rule or self.ruleset.get("py-other")
+        return self.ruleset.get("py-other")
+
+    def _emit(
+        self, rule: Rule, line: Line, text: str, number: int, block: bytes, offset: int, *, weight: float = 0.9, xid: Any = None,
+        bus: str | None = None, pid: int | None = None, chain: int = 0, chained: str | None = None,
+        frames: tuple[str, ...] = (), exception: str | None = None,
+    ) -> None:  # fmt: skip
+        rank = line.rank if line.rank is not None else self.source.rank
+        key = (f"xid-{xid.code}-{bus}" if xid else rule.id, rank, line.node)
+        self._same[key] = seen = self._same.get(key, 0) + 1
+        if (seen > SAME_KEPT and rule.role not in ("ending", "recovery")) or len(
+            self.out.events
+        ) >= MOST_EVENTS:
+            # The first ones can be roots, the last one shows what was going on at the end.
+            self._replace_last(key, rule, xid)
+        when = line.time if line.time is not None else self._time_before(block, offset)
+        gpu = line.gpu
+        if gpu is None and rule.scope == "gpu":
+            m = _GPU_IN_TEXT.search(line.body)
+            gpu = int(next(g for g in m.groups() if g is not None)) if m else None
+        host = _HOST_IN_TEXT.search(text)
+        seq = _SEQ.search(text)
+        node = line.node or (host.group(1) if host else None) or self.source.node
+        self.out.events.append(Event(
+            file=self.out.index, line=number, text=text[:2000], rule=rule, time=when, rank=rank, node=node, gpu=gpu,
+            pid=pid or line.pid, xid=xid, bus=bus, weight=weight, chain=chain, chained=chained, frames=frames,
+            exception=exception, level=line.level, seq=int(seq.group(1)) if seq else None,
+        ))  # fmt: skip
+
+    def _replace_last(self, key: tuple[str, int | None, str | None], rule: Rule, xid: Any) -> None:
+        for i in range(len(self.out.events) - 1, max(-1, len(self.out.events) - 200), -1):
+            e = self.out.events[i]
+            if e.rule is rule and e.xid is xid and e.rank == key[1]:
+                del self.out.events[i]
+                return
+        if len(self.out.events) >= MOST_EVENTS:
+            self.out.events.pop()
+
+    def _time_before(self, block: bytes, offset: int) -> float | None:
+        """The time of the nearest earlier line that has one."""
+        first = max(0, offset - 4096)
+        for raw in reversed(block[first:offset].split(b"\n")):
+            if raw:
+                when = clock.find(raw[:200].decode("utf-8", "replace"), self.year)
+                if when is not None:
+                    return when
+        return self._last_time
+
+    def _finish(self, previous: bytes, last: bytes) -> None:
+        end = self.out.ending
+        end.lines = end.last_line = self._line
+        tail = (previous[-(TAIL - len(last)) :] + last) if len(last) < TAIL else last[-TAIL:]
+        if not tail:
+            return
+        end.cut_off = not tail.endswith(b"\n")
+        rows = tail.split(b"\n")
+        if not end.cut_off:
+            rows.pop()
+        if len(tail) >= TAIL:
+            rows = rows[1:]
+        first = self._line - len(rows) + 1
+        known = {p.line for p in self.out.progress}
+        kept = [p for p in self.out.progress if p.line < first]
+        for i, raw in enumerate(rows):
+            text = clean(raw)
+            found = progress_lines.read(text)
+            if found:
+                kept.append(
+                    Progress(
+                        self.out.index, first + i, found[0], found[1], clock.find(text, self.year), text[:300]
+                    )
+                )
+        self.out.progress = kept + [
+            p for p in self.out.progress if p.line >= first and p.line in known and p.line > first + len(rows)
+        ]
+        for i in range(len(rows) - 1, -1, -1):
+            text = clean(rows[i])
+            if not text.strip():
+                continue
+            if not end.last_text:
+                end.last_text, end.last_line = text[:2000], first + i
+            when = clock.find(text, self.year)
+            if when is not None:
+                end.last_time = when if end.last_time is None else end.last_time
+                end.stamps.insert(0, (first + i, when))
+            if end.pace is None and "/it]" in text:
+                m = _PACE.search(text)
+                end.pace = float(m.group(1)) if m else None
+            if len(end.stamps) >= 40 or (len(rows) - i > 400 and end.stamps):
+                break
+
+
+def _lines(block: bytes, start: int, end: int) -> Iterator[tuple[bytes, int]]:
+    pos = start
+    while pos < end:
+        stop = block.find(b"\n", pos)
+        if stop < 0:
+            stop = len(block)
+        yield block[pos:stop], pos
+        pos = stop + 1
+
+
+def _class(body: str) -> str:
+    m = re.match(r"^[\w.]+", body)
+    return m.group(0) if m else ""
+
+
+_XID_RULES: dict[tuple[str, str], Rule] = {}
+
+
+def _xid_rule(role: str, reason: str) -> Rule:
+    key = (role, reason)
+    if key not in _XID_RULES:
+        _XID_RULES[key] = Rule(
+            id="xid", regex=r"Xid \(PCI", role=role, reason=reason, scope="gpu", priority=90,
+            source="https://docs.nvidia.com/deploy/xid-errors/", example="NVRM: Xid (PCI:0000:5d:00): 95, pid=4393",
+        )  # fmt: skip
+    return _XID_RULES[key]
+
+
+def with_place(event: Event, **changes: Any) -> Event:
+    """The event with its place filled in."""
+    return replace(event, **changes)

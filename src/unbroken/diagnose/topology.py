@@ -1,0 +1,121 @@
+"""Ranks, nodes, GPUs and worlds out of the lines that name them: NCCL's start, job headers, torchrun's summary."""
+
+from __future__ import annotations
+
+import re
+
+from .events import Topology
+from .prefixes import Line
+
+_NCCL_INIT = re.compile(r"\brank (\d+) nranks (\d+) cudaDev (\d+)(?: nvmlDev (\d+))?(?: busId ([0-9a-f]+))?")
+_NODES = re.compile(
+    r"(?:nodelist|NODELIST|nodes|hosts|NodeList)[=:] ?([A-Za-z][\w.\-]*(?:\[[\d,\-]+\])?(?:,[A-Za-z][\w.\-]*(?:\[[\d,\-]+\])?)*)"
+)
+_PER_NODE = re.compile(
+    r"(?:gpus[_-]per[_-]node|nproc[_-]per[_-]node|GPUS_PER_NODE|ntasks-per-node)[= :]+(\d{1,2})\b"
+)
+_WORLD = re.compile(r"\b(?:world[ _]size|WORLD_SIZE)['\"]?\s*[:=]\s*(\d+)")
+_SUMMARY = re.compile(r"^\s+(time|host|rank|exitcode|pid)\s+:\s+(.*)$")
+_PAIR = re.compile(r"(-?\d+)(?: \((?:local_rank|pid): (\d+)\))?")
+_FAILED = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+) \(pid: (\d+)\)")
+_BOOTSTRAP = re.compile(r"NCCL INFO Bootstrap ?: Using [\w.\-]+:([\d.]+)<")
+
+
+class TopologyReader:
+    """Collects what lines say about the machine into one `Topology`, over all logs of a job."""
+
+    def __init__(self) -> None:
+        self.topology = Topology()
+        self._block: dict[str, str] = {}
+        self._first = False
+        self._first_done = False
+
+    def see(self, line: Line, text: str) -> bool:
+        """Takes in one line; true where it was one of torchrun's summary lines, which mean nothing else."""
+        t = self.topology
+        if "nranks" in text:
+            m = _NCCL_INIT.search(line.body)
+            if m and line.node:
+                rank, size, dev = int(m.group(1)), int(m.group(2)), int(m.group(4) or m.group(3))
+                if size >= (t.world or 0):  # sub-communicators number their ranks anew
+                    t.world = size
+                    place = t.place(rank)
+                    place.node, place.gpu, place.pid, place.bus = line.node, dev, line.pid, m.group(5)
+                    if line.node not in t.nodes:
+                        t.nodes.append(line.node)
+                return True
+        if not t.addresses.get(line.node or "") and "Bootstrap" in text and line.node:
+            m = _BOOTSTRAP.search(line.body)
+            if m:
+                t.addresses[m.group(1)] = line.node
+        m = _SUMMARY.match(text) if text[:1] == " " else None
+        if m:
+            self._summary(m.group(1), m.group(2))
+            return True
+        if "Root Cause (first" in text:
+            self._first = True
+        elif "ist" in text or "nodes" in text or "NODELIST" in text or "hosts" in text:
+            m = _NODES.search(text)
+            if m:
+                for node in expand_hosts(m.group(1)):
+                    if node not in t.nodes:
+                        t.nodes.append(node)
+        m = _PER_NODE.search(text)
+        if m and t.gpus_per_node is None:
+            t.gpus_per_node = int(m.group(1))
+        m = _WORLD.search(text)
+        if m and t.world is None:
+            t.world = int(m.group(1))
+        m = _FAILED.search(text)
+        if m:
+            t.reported.append((line.node, None, int(m.group(2)), int(m.group(1)), int(m.group(3))))
+        return False
+
+    def _summary(self, key: str, value: str) -> None:
+        if key == "time":
+            self._block = {}
+        self._block[key] = value.strip()
+        if key != "exitcode":
+            return
+        host, t = self._block.get("host"), self.topology
+        rank = _PAIR.match(self._block.get("rank", ""))
+        code = _PAIR.match(value.strip())
+        if rank and code:
+            number, local = int(rank.group(1)), int(rank.group(2)) if rank.group(2) else None
+            pid = int(code.group(2)) if code.group(2) else None
+            entry = (host, number, local, int(code.group(1)), pid)
+            if self._first:
+                t.reported.insert(0, entry)
+            else:
+                t.reported.append(entry)
+            place = t.place(number)
+            place.node, place.pid = place.node or host, place.pid or pid
+            if place.gpu is None:
+                place.gpu = local
+        self._first = False
+
+
+def expand_hosts(text: str) -> list[str]:
+    """The hosts of a Slurm host list: `node-[001-003,7],login1` gives five names; at most 100,000."""
+    hosts: list[str] = []
+    for part in re.findall(r"[^,\[\]]+(?:\[[^\]]*\])?[^,\[\]]*", text):
+        m = re.match(r"([^\[]+)\[([\d,\-]+)\](.*)", part)
+        if not m:
+            hosts.append(part)
+            continue
+        for piece in m.group(2).split(","):
+            low, _, high = piece.partition("-")
+            if not low or (high and int(high) - int(low) > 100_000):
+                continue
+            hosts += [
+                f"{m.group(1)}{n:0{len(low)}d}{m.group(3)}" for n in range(int(low), int(high or low) + 1)
+            ]
+    return hosts[:100_000]
+
+
+def same_bus(raw: str | None, bus: int) -> bool:
+    """Whether NCCL's `busId` (hexadecimal, bus in bits 12-19, or bits 8-15 in short form) names PCI bus `bus`."""
+    if not raw:
+        return False
+    value = int(raw, 16)
+    return bus in ((value >> 12) & 0xFF, (value >> 8) & 0xFF)
