@@ -127,7 +127,10 @@ class Pieces:
         return self._boxes[name]
 
     def read(self, wanted: Iterable[Wanted]) -> None:
-        """Reads what is wanted and hands it over, in the order of the files, so that each chunk is read once. Raises CheckpointCorrupt, StorageError."""
+        """Reads what is wanted and hands it over, in the order of the files, so that each chunk is read once.
+
+        Raises CheckpointCorrupt, StorageError.
+        """
         items = sorted(wanted, key=lambda w: (w[1].rank, w[1].start))
         share = max(1, -(-len(items) // self.workers))
         groups = [items[i : i + share] for i in range(0, len(items), share)]

@@ -45,7 +45,7 @@ def unseal(data: bytes, kind: str, *, where: str) -> Fields:
     if digest(memoryview(data)[_PREFIX:]).encode() != data[len(_HEAD) : _PREFIX - 2]:
         raise CheckpointCorrupt("the file differs from its own checksum (torn or flipped bits)", where=where)
     try:
-        value = json.loads(data)
+        value = json.loads(data, parse_constant=_refuse)
     except (ValueError, RecursionError) as e:
         raise CheckpointCorrupt(f"the file is not valid JSON: {e}"[:300], where=where) from None
     fields = Fields(value, where)
@@ -59,6 +59,10 @@ def unseal(data: bytes, kind: str, *, where: str) -> Fields:
             todo="Use the version of unbroken that wrote it, or a newer one",
         )
     return fields
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no JSON")
 
 
 class Fields:
