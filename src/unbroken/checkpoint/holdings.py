@@ -1,0 +1,174 @@
+"""The snapshots that a keeper holds in memory: which buffer has what, and which may be used again. No I/O here.
+
+A buffer may be filled again only when a newer snapshot is known complete on all ranks and nobody reads it, so at
+every moment there is one whole snapshot in memory that all ranks share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+FREE, CLAIMED, SEALED = "free", "claimed", "sealed"
+
+
+class Mark(NamedTuple):
+    """Which snapshot. Ordered by attempt first: what a later attempt saved supersedes what it started from."""
+
+    attempt: int
+    step: int
+
+
+_NONE = Mark(0, 0)
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """One rank's sealed snapshot. `part` is its part of the manifest but for the file's record."""
+
+    mark: Mark
+    rank: int
+    world_size: int
+    file_bytes: int
+    part: Mapping[str, Any]
+    checksums: tuple[str, ...] | None = None
+
+
+@dataclass(eq=False)
+class Buffer:
+    """A memfd for one rank. `pins` counts those that read it; `file_bytes` of it are the rank's file, byte for byte."""
+
+    id: int
+    rank: int
+    bytes: int
+    fd: int
+    state: str = FREE
+    snapshot: Snapshot | None = None
+    pins: int = 0
+    ready: bool = False
+    foreign: bool = False
+
+
+@dataclass
+class Holdings:
+    """All buffers of a node, within `budget` bytes."""
+
+    budget: int
+    free_memory: Callable[[Buffer], None]
+    buffers: dict[int, Buffer] = field(default_factory=dict)
+    newest: Mark | None = None
+    """The newest snapshot that is complete on all ranks of the run."""
+    completed: set[Mark] = field(default_factory=set)
+    wanted: frozenset[Mark] = frozenset()
+    """Snapshots of earlier attempts that a restore may still ask for."""
+    attempt: int = 0
+    durable: set[Mark] = field(default_factory=set)
+    released: set[Mark] = field(default_factory=set)
+    """Durable, or given up: nobody writes these any more."""
+
+    def used(self) -> int:
+        return sum(b.bytes for b in self.buffers.values())
+
+    def of_rank(self, rank: int) -> list[Buffer]:
+        return [b for b in self.buffers.values() if b.rank == rank and not b.foreign]
+
+    def find(self, mark: Mark, rank: int) -> Buffer | None:
+        """The buffer that holds this rank's snapshot, its own node's copy first."""
+        found = [
+            b
+            for b in self.buffers.values()
+            if b.rank == rank and b.state == SEALED and b.snapshot and b.snapshot.mark == mark
+        ]
+        return min(found, key=lambda b: b.foreign, default=None)
+
+    def may_reuse(self, b: Buffer) -> bool:
+        """Whether this buffer's content is needed no more."""
+        if b.pins or b.state == CLAIMED:
+            return False
+        if b.state == FREE or b.snapshot is None:
+            return True
+        mark = b.snapshot.mark
+        if mark.attempt < self.attempt and mark not in self.wanted and mark != self.newest:
+            return True
+        if self.newest is not None and mark < self.newest:
+            # The rank's own share of the newer one must be here, unless the rank lives elsewhere now.
+            return self.find(self.newest, b.rank) is not None or mark.attempt < self.newest.attempt
+        # With a single buffer there is nothing newer to wait for: the disk has it.
+        alone = len([o for o in self.of_rank(b.rank) if o.bytes >= b.bytes]) < 2
+        return alone and not b.foreign and mark in self.released
+
+    def claim(self, rank: int, size: int) -> Buffer | None:
+        """Takes a buffer of at least `size` bytes to be filled, a free one first, then the oldest that may go."""
+        usable = [b for b in self.of_rank(rank) if b.bytes >= size and self.may_reuse(b)]
+        if not usable:
+            return None
+        b = min(usable, key=lambda b: (b.state != FREE, b.snapshot.mark if b.snapshot else _NONE))
+        b.state, b.snapshot = CLAIMED, None
+        return b
+
+    def seal(self, b: Buffer, snapshot: Snapshot) -> bool:
+        """Takes the content of a claimed buffer as whole; says whether that completed the snapshot on all ranks."""
+        b.state, b.snapshot = SEALED, snapshot
+        here = [
+            o
+            for o in self.buffers.values()
+            if not o.foreign and o.state == SEALED and o.snapshot and o.snapshot.mark == snapshot.mark
+        ]
+        if {o.rank for o in here} == set(range(snapshot.world_size)):
+            return self.complete(snapshot.mark)
+        return False
+
+    def complete(self, mark: Mark) -> bool:
+        """Notes that every rank has this snapshot; True if that is news."""
+        if mark in self.completed:
+            return False
+        self.completed.add(mark)
+        if self.newest is None or mark > self.newest:
+            self.newest = mark
+        return True
+
+    def begin(self, attempt: int, ranks: Iterable[int], wanted: Iterable[Mark]) -> None:
+        """Starts an attempt: what no restore can ask for any more is freed, ranks that moved away lose theirs."""
+        self.attempt = attempt
+        self.wanted = frozenset(wanted)
+        if self.newest is not None and self.newest not in self.wanted:
+            self.newest = max(self.wanted, default=None)
+        local = set(ranks)
+        for b in list(self.buffers.values()):
+            if b.state == CLAIMED:
+                b.state = FREE
+            if b.snapshot and b.snapshot.mark not in self.wanted and not b.pins:
+                b.state, b.snapshot = FREE, None
+            if b.state == FREE and not b.pins and (b.rank not in local or b.foreign):
+                self.drop(b)
+
+    def shrink(self, rank: int, keep_bytes: int) -> None:
+        """Frees this rank's buffers of another size and the peers' copies that are needed no more."""
+        for b in list(self.buffers.values()):
+            other_size = b.rank == rank and not b.foreign and b.bytes != keep_bytes
+            if (other_size or (b.foreign and b.rank == rank)) and self.may_reuse(b):
+                self.drop(b)
+
+    def drop(self, b: Buffer) -> None:
+        """Gives the buffer's memory back."""
+        del self.buffers[b.id]
+        self.free_memory(b)
+
+    def inventory(self) -> list[dict[str, Any]]:
+        """What is in memory, for the supervisor: `complete` of this rank (a buffer that is being filled is not in
+        the list), `everywhere` if it is known of all ranks."""
+        return [
+            {
+                "attempt": b.snapshot.mark.attempt,
+                "step": b.snapshot.mark.step,
+                "rank": b.rank,
+                "world_size": b.snapshot.world_size,
+                "bytes": b.snapshot.file_bytes,
+                "complete": True,
+                "everywhere": b.snapshot.mark in self.completed,
+                "peer": b.foreign,
+            }
+            for b in self.buffers.values()
+            if b.state == SEALED and b.snapshot
+        ]

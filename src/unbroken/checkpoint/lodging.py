@@ -1,0 +1,143 @@
+"""Finding the node's keeper: the one that `unbroken run` named, or one of our own that the first rank here starts."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import StorageError
+from .agreement import Agreement
+from .environment import Place, scratch
+from .keeper_client import KeeperGone, Link, NotYet, RankLink, keeper_command, start_keeper
+from .memory import default_budget
+from .storage import Storage
+from .wire import Message
+
+logger = logging.getLogger("unbroken.checkpoint")
+
+FIND_S = 60.0
+ORPHAN_GRACE_S = 60.0
+CLAIMS = "attempts"
+
+Connect = Callable[[Callable[[Message], None], Callable[[], None]], RankLink]
+
+
+def supervised_keeper(p: Place) -> Connect:
+    """Connects to the keeper that the agent started; waits a little for one that is being respawned."""
+
+    def connect(listener: Callable[[Message], None], ended: Callable[[], None]) -> RankLink:
+        deadline = time.monotonic() + FIND_S
+        while True:
+            try:
+                return RankLink(
+                    p.keeper or "", rank=p.rank, attempt=p.attempt or 0, world_size=p.world_size,
+                    local_rank=p.local_rank, listener=listener, ended=ended,
+                )  # fmt: skip
+            except (KeeperGone, NotYet):
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.05)
+
+    return connect
+
+
+@dataclass(frozen=True)
+class OwnKeeper:
+    """A keeper without an agent: it ends by itself when nobody has needed it for a while."""
+
+    place: Place
+    folder: Path
+    command: tuple[str, ...]
+
+    @property
+    def socket(self) -> Path:
+        return self.folder / "keeper.sock"
+
+    def ensure(self) -> None:
+        """Starts the keeper unless one answers; of several ranks at once, one does."""
+        with _locked(self.folder / "lock"):
+            try:
+                Link(self.socket, {"role": "visitor"}, timeout_s=10.0).disconnect()
+                return
+            except KeeperGone:
+                pid = start_keeper(self.command, self.socket, self.folder / "keeper.log")
+                logger.info("started a keeper (process %d, log %s)", pid, self.folder / "keeper.log")
+
+    def newest_attempt(self) -> int:
+        """The newest attempt that the keeper has seen."""
+        self.ensure()
+        link = Link(self.socket, {"role": "visitor"}, timeout_s=10.0)
+        try:
+            return int(link.info["attempt"])
+        finally:
+            link.disconnect()
+
+    def connector(self, attempt: int) -> Connect:
+        """Connects this rank, starting a new keeper if the old one is gone."""
+        p = self.place
+
+        def connect(listener: Callable[[Message], None], ended: Callable[[], None]) -> RankLink:
+            for last in (False, False, True):
+                self.ensure()
+                try:
+                    return RankLink(
+                        self.socket, rank=p.rank, attempt=attempt, world_size=p.world_size,
+                        local_rank=p.local_rank, listener=listener, ended=ended,
+                    )  # fmt: skip
+                except KeeperGone:  # it ended just then
+                    if last:
+                        raise
+            raise KeeperGone("no keeper stays", where=str(self.folder))
+
+        return connect
+
+
+def own_keeper(p: Place, checkpoints: str, *, budget: int | None, keep: int) -> OwnKeeper:
+    """The keeper of this user for these checkpoints on this node, which need not run yet."""
+    folder = scratch(checkpoints, p.node)
+    run_id = (
+        p.run_id if p.run_id not in ("", "none") else hashlib.sha256(checkpoints.encode()).hexdigest()[:16]
+    )
+    command = keeper_command(
+        folder / "keeper.sock", node=p.node, run_id=run_id, checkpoints=checkpoints,
+        budget=default_budget() if budget is None else budget, keep=keep,
+        orphan_grace_s=float(os.environ.get("UNBROKEN_ORPHAN_GRACE", ORPHAN_GRACE_S)),
+    )  # fmt: skip
+    return OwnKeeper(p, folder, tuple(command))
+
+
+def own_attempt(own: OwnKeeper, agreement: Agreement, storage: Storage) -> int:
+    """The number of this attempt, claimed for good by rank 0 and told to all; above every one that came before.
+
+    torchrun counts restarts from zero at each call, and two calls must never write into one folder.
+    Raises StorageError if the checkpoints' folder cannot be written to.
+    """
+    if agreement.rank == 0:
+        try:
+            before = [int(n) for n in storage.list(CLAIMS) if n.isdigit()]
+            number = max([own.newest_attempt(), *before, 0]) + 1
+            while not storage.create(f"{CLAIMS}/{number:08d}", b"claimed\n"):
+                number += 1
+        except StorageError as e:
+            agreement.publish("attempt", {"error": [e.what, e.where, e.todo]})
+            raise
+        agreement.publish("attempt", {"number": number})
+    told = agreement.read("attempt", timeout_s=120.0)
+    if "error" in told:
+        what, where, todo = told["error"]
+        raise StorageError(what, where=where, todo=todo)
+    return int(told["number"])
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with open(path, "a") as f:
+        fcntl.flock(f, fcntl.LOCK_EX)
+        yield

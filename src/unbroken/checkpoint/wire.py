@@ -1,0 +1,107 @@
+"""Messages between a keeper, its ranks and its agent: 4-byte big-endian length, then a JSON object.
+
+Descriptors (memfds) travel with SCM_RIGHTS beside the first byte of the message that names them. Standard library
+only: the keeper starts with this.
+"""
+
+from __future__ import annotations
+
+import array
+import json
+import os
+import socket
+import struct
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+VERSION = 1
+MAX_MESSAGE_BYTES = 256 << 20
+MAX_DESCRIPTORS = 64
+_LENGTH = struct.Struct(">I")
+
+Message = dict[str, Any]
+
+
+class Closed(ConnectionError):
+    """The other side is gone, or speaks something else."""
+
+
+class Channel:
+    """One end of a connection. Any thread may send; one thread receives."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self._sending = threading.Lock()
+
+    def send(self, message: Message, descriptors: Sequence[int] = ()) -> None:
+        """Sends one message whole. Raises Closed."""
+        body = json.dumps(message, separators=(",", ":")).encode()
+        if len(body) > MAX_MESSAGE_BYTES:
+            raise ValueError(f"a message of {len(body)} bytes is above the limit of {MAX_MESSAGE_BYTES}")
+        data = _LENGTH.pack(len(body)) + body
+        try:
+            with self._sending:
+                sent = 0
+                if descriptors:
+                    rights = array.array("i", descriptors)
+                    sent = self.sock.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+                self.sock.sendall(memoryview(data)[sent:])
+        except OSError as e:
+            raise Closed(f"sending failed: {e}") from e
+
+    def receive(self) -> tuple[Message, list[int]]:
+        """Waits for the next message and its descriptors, which the caller must close. Raises Closed."""
+        descriptors: list[int] = []
+        try:
+            head = self._exactly(_LENGTH.size, descriptors)
+            (length,) = _LENGTH.unpack(head)
+            if length > MAX_MESSAGE_BYTES:
+                raise Closed(f"a message of {length} bytes was announced")
+            message = json.loads(self._exactly(length, descriptors))
+            if not isinstance(message, dict):
+                raise Closed("a message that is no object came")
+        except (OSError, ValueError) as e:
+            for fd in descriptors:
+                os.close(fd)
+            raise e if isinstance(e, Closed) else Closed(f"receiving failed: {e}") from e
+        return message, descriptors
+
+    def _exactly(self, count: int, descriptors: list[int]) -> bytes:
+        room = socket.CMSG_SPACE(MAX_DESCRIPTORS * array.array("i").itemsize)
+        data = bytearray(count)
+        view, got = memoryview(data), 0
+        while got < count:
+            n, extra, flags, _ = self.sock.recvmsg_into([view[got:]], room, socket.MSG_CMSG_CLOEXEC)
+            for level, kind, payload in extra:
+                if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                    fds = array.array("i")
+                    fds.frombytes(payload[: len(payload) - len(payload) % fds.itemsize])
+                    descriptors.extend(fds)
+            if flags & socket.MSG_CTRUNC:
+                raise Closed("descriptors were lost on the way (limit of open files?)")
+            if n == 0:
+                raise Closed("the other side closed the connection")
+            got += n
+        return bytes(data)
+
+    def close(self) -> None:
+        """Ends the connection, also under a thread that waits in `receive`."""
+        try:
+            self.sock.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass
+        self.sock.close()
+
+
+def connect(path: str, timeout_s: float) -> Channel:
+    """A channel to the keeper that listens on this Unix socket. Raises Closed."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.settimeout(timeout_s)
+        sock.connect(path)
+        sock.settimeout(None)
+    except OSError as e:
+        sock.close()
+        raise Closed(f"no keeper answers on {path}: {e}") from e
+    return Channel(sock)

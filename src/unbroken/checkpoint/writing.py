@@ -1,0 +1,293 @@
+"""The keeper's writers: sealed snapshots go in, durable checkpoints come out, each step of it announced.
+
+Two kinds of threads: writers, one rank's file at a time, and a committer that watches the folders for the parts
+of other nodes. All of them ask the gate before every chunk, so an attempt that is closed, or a keeper whose lease
+has lapsed, writes nothing more.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ..errors import UnbrokenError
+from .commit import Abandoned, Look, RankFailed, commit, note_failure, write_part
+from .holdings import Buffer, Holdings, Mark, Snapshot
+from .manifest import folder_name
+from .storage import Storage
+
+COMMIT_TIMEOUT_S = 600.0
+
+Emit = Callable[[dict[str, Any]], None]
+
+
+@dataclass(eq=False)
+class Job:
+    """One rank's snapshot on its way to the disk."""
+
+    buffer: Buffer
+    snapshot: Snapshot
+    since: float = field(default_factory=time.monotonic)
+    moved: float = field(default_factory=time.monotonic)
+    running: bool = False
+
+
+@dataclass(eq=False)
+class Watch:
+    """A checkpoint whose local parts are written, waiting for those of other nodes."""
+
+    mark: Mark
+    world_size: int
+    since: float
+    written: float = field(default_factory=time.monotonic)
+    next_look: float = 0.0
+    pause: float = 0.01
+    missing: tuple[int, ...] = ()
+
+
+class Writing:
+    """Writes and commits what `submit` gives it. `changed` guards this, the holdings and the keeper alike."""
+
+    def __init__(
+        self,
+        open_storage: Callable[[], Storage],
+        holdings: Holdings,
+        changed: threading.Condition,
+        emit: Emit,
+        view: Callable[[Buffer, int], memoryview],
+        *,
+        node: str,
+        writers: int,
+        after_commit: Callable[[Storage, Mark], None] = lambda storage, mark: None,
+    ) -> None:
+        self.open_storage = open_storage
+        self.holdings = holdings
+        self.changed = changed
+        self.emit = emit
+        self.view = view
+        self.node = node
+        self.after_commit = after_commit
+        self.jobs: list[Job] = []
+        self.watches: dict[Mark, Watch] = {}
+        self.failed: dict[Mark, str] = {}
+        self.closed = 0
+        """Attempts up to this number write nothing more."""
+        self.lease_until: float | None = None
+        self.ended = False
+        self.pool = ThreadPoolExecutor(writers, thread_name_prefix="checksum")
+        self._storage: Storage | None = None
+        self._threads = [threading.Thread(target=self._write_loop, daemon=True) for _ in range(writers)]
+        self._threads.append(threading.Thread(target=self._commit_loop, daemon=True))
+        for t in self._threads:
+            t.start()
+
+    # What follows until the next comment is called with `changed` held.
+
+    def submit(self, buffer: Buffer) -> bool:
+        """Queues the snapshot in this buffer; False if it is under way, done, failed or forbidden already."""
+        snapshot = buffer.snapshot
+        if snapshot is None or snapshot.mark in self.failed or snapshot.mark in self.holdings.released:
+            return False
+        mark, rank = snapshot.mark, snapshot.rank
+        if mark.attempt <= self.closed or any(
+            j.snapshot.mark == mark and j.snapshot.rank == rank for j in self.jobs
+        ):
+            return False
+        buffer.pins += 1
+        self.jobs.append(Job(buffer, snapshot))
+        self.changed.notify_all()
+        return True
+
+    def busy_with(self, attempt: int) -> list[Mark]:
+        """The checkpoints of attempts up to this one that are being written or waited for."""
+        marks = {j.snapshot.mark for j in self.jobs} | set(self.watches)
+        return sorted(m for m in marks if m.attempt <= attempt)
+
+    def give_up(self, mark: Mark, rank: int, why: str) -> None:
+        """Marks a checkpoint as failed and tells everyone."""
+        if mark in self.failed or mark in self.holdings.durable:
+            return
+        self.failed[mark] = why
+        self.holdings.released.add(mark)
+        self.watches.pop(mark, None)
+        for job in [j for j in self.jobs if j.snapshot.mark == mark and not j.running]:
+            self._finish(job)
+        self.emit({"event": "failed", "attempt": mark.attempt, "step": mark.step, "rank": rank, "why": why})
+        self.changed.notify_all()
+
+    def _finish(self, job: Job) -> None:
+        if job in self.jobs:
+            self.jobs.remove(job)
+            job.buffer.pins -= 1
+            self.changed.notify_all()
+
+    def _forbidden(self, mark: Mark) -> str | None:
+        if self.ended:
+            return "the keeper ends"
+        if mark.attempt <= self.closed:
+            return "the attempt is sealed"
+        return self.failed.get(mark)
+
+    # The rest runs in threads of its own.
+
+    def gate(self, mark: Mark, job: Job | None = None) -> None:
+        """Returns when writing for this checkpoint is allowed; raises Abandoned when it never will be again."""
+        with self.changed:
+            while True:
+                if why := self._forbidden(mark):
+                    raise Abandoned(why)
+                if self.lease_until is None or time.monotonic() < self.lease_until:
+                    break
+                self.changed.wait(0.2)
+            if job is not None:
+                job.moved = time.monotonic()
+
+    def storage(self) -> Storage:
+        """The storage, opened at the first use."""
+        if self._storage is None:
+            self._storage = self.open_storage()
+        return self._storage
+
+    def settle(self, attempt: int, deadline_s: float) -> list[Mark]:
+        """Finishes or abandons this attempt's writes and closes it; what could not be stopped (empty: none)."""
+        deadline = time.monotonic() + deadline_s
+        with self.changed:
+            # What is not known complete on all ranks can never commit: its missing ranks are gone.
+            for watch in list(self.watches.values()):
+                if watch.mark.attempt <= attempt and watch.mark not in self.holdings.completed:
+                    self.give_up(
+                        watch.mark,
+                        min(watch.missing, default=0),
+                        "the attempt ended before every rank had it",
+                    )
+            for job in list(self.jobs):
+                mark = job.snapshot.mark
+                if mark.attempt <= attempt and mark not in self.holdings.completed:
+                    self.give_up(mark, job.snapshot.rank, "the attempt ended before every rank had it")
+            while self.busy_with(attempt) and time.monotonic() < deadline:
+                self.changed.wait(min(0.2, max(0.0, deadline - time.monotonic())))
+            self.closed = max(self.closed, attempt)
+            for mark in self.busy_with(attempt):
+                self.give_up(mark, 0, "the attempt was sealed before it was durable")
+            grace = time.monotonic() + 5.0
+            while self.busy_with(attempt) and time.monotonic() < grace:
+                self.changed.wait(0.1)
+            return self.busy_with(attempt)
+
+    def end(self) -> None:
+        """Stops all threads after their current chunk."""
+        with self.changed:
+            self.ended = True
+            self.changed.notify_all()
+        self.pool.shutdown(wait=False)
+
+    def _write_loop(self) -> None:
+        while True:
+            with self.changed:
+                while (job := next((j for j in self.jobs if not j.running), None)) is None:
+                    if self.ended:
+                        return
+                    self.changed.wait()
+                job.running = True
+            self._write(job)
+
+    def _write(self, job: Job) -> None:
+        snapshot, mark = job.snapshot, job.snapshot.mark
+        why = None
+        began = time.monotonic()
+        try:
+            self.gate(mark, job)
+            view = self.view(job.buffer, snapshot.file_bytes)
+            record = write_part(self.storage(), snapshot, view, lambda: self.gate(mark, job), self.pool)
+            with self.changed:
+                if job.buffer.snapshot is snapshot:
+                    job.buffer.snapshot = replace(snapshot, checksums=record.checksums)
+        except Abandoned as e:
+            why = str(e)
+        except Exception as e:  # noqa: BLE001 - whatever it is fails this save, and must not end the writer
+            why = str(e) if isinstance(e, UnbrokenError) else repr(e)
+            if self._storage is not None:
+                note_failure(self._storage, snapshot, why)
+        with self.changed:
+            self._finish(job)
+            if why is not None:
+                self.give_up(mark, snapshot.rank, why)
+                return
+            now = time.monotonic()
+            self.emit(
+                {
+                    "event": "written", "attempt": mark.attempt, "step": mark.step, "rank": snapshot.rank,
+                    "seconds": round(now - began, 4), "bytes": snapshot.file_bytes,
+                }
+            )  # fmt: skip
+            if mark not in self.failed:
+                self.watches.setdefault(mark, Watch(mark, snapshot.world_size, job.since)).next_look = 0.0
+            self.changed.notify_all()
+
+    def _commit_loop(self) -> None:
+        while True:
+            with self.changed:
+                now = time.monotonic()
+                due = [w for w in self.watches.values() if w.next_look <= now]
+                if self.ended:
+                    return
+                if not due:
+                    soonest = min((w.next_look for w in self.watches.values()), default=now + 3600)
+                    self.changed.wait(max(0.001, soonest - now))
+                    continue
+            for watch in due:
+                self._look(watch)
+
+    def _look(self, watch: Watch) -> None:
+        mark = watch.mark
+        why, rank, look = None, 0, Look((0,))
+        try:
+            self.gate(mark)
+            look = commit(self.storage(), mark, watch.world_size, self.node, lambda: self.gate(mark))
+        except Abandoned as e:
+            why = str(e)
+        except RankFailed as e:
+            why, rank = e.why, e.rank
+        except Exception as e:  # noqa: BLE001 - as above
+            why = str(e) if isinstance(e, UnbrokenError) else repr(e)
+        missing = look.missing
+        late = time.monotonic() - watch.written
+        if why is None and missing and late > COMMIT_TIMEOUT_S:
+            why, rank = f"ranks {missing[:8]} did not write their share within {late:.0f} s", missing[0]
+        with self.changed:
+            watch.missing = missing
+            if why is not None:
+                self.give_up(mark, rank, why)
+            elif missing:
+                watch.pause = min(watch.pause * 1.5, 1.0)
+                watch.next_look = time.monotonic() + watch.pause
+            else:
+                self.watches.pop(mark, None)
+                self.holdings.durable.add(mark)
+                self.holdings.released.add(mark)
+                self.emit(
+                    {
+                        "event": "durable", "attempt": mark.attempt, "step": mark.step,
+                        "path": folder_name(mark.step, mark.attempt),
+                        "seconds": round(time.monotonic() - watch.since, 4),
+                    }
+                )  # fmt: skip
+                self.changed.notify_all()
+        if why is None and look.mine:
+            self.after_commit(self.storage(), mark)
+
+
+def be_nice() -> None:
+    """Lowers this process's claim on processor and disk, where the system lets it."""
+    os.nice(10)
+    try:
+        import psutil
+
+        psutil.Process().ionice(psutil.IOPRIO_CLASS_BE, 6)
+    except (OSError, AttributeError, ImportError):
+        return
