@@ -55,6 +55,7 @@ def marked(run_id: str, *, node: str | None = None) -> list[Marked]:
             node=env.get(b"UNBROKEN_NODE", b"").decode(),
             role=env.get(b"UNBROKEN_ROLE", b"").decode(),
             attempt=int(env.get(b"UNBROKEN_ATTEMPT", b"0") or 0),
+            rank=int(env.get(b"RANK", b"-1") or -1) if env.get(b"UNBROKEN_ROLE") == b"rank" else -1,
         )
         if node is None or p.node == node:
             found.append(p)

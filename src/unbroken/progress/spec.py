@@ -68,6 +68,8 @@ class Budgets:
     failure: int = 10
     hang: int = 5
     node_loss: int = 20
+    killed: int = 20
+    """Ranks ended from outside by a signal that nothing explains."""
     framework: int = 3
     unknown: int = 5
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import signal
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from .. import atomic
+from ..detect import ProcessLook
 from ..diagnose.facts import Facts, HangFact
-from ..diagnose.verdict import Action, Outcome, Root, Verdict
+from ..diagnose.verdict import UNKNOWN, Action, Outcome, Root, Verdict
 from ..progress import RunDir
 from .attempt import Attempt
 
@@ -74,6 +76,37 @@ def facts_of(attempt: Attempt, lost_nodes: Sequence[str], hang: HangFact | None)
         completed=attempt.all_finished,
         step=attempt.step if attempt.step >= 0 else None,
     )
+
+
+def killed_from_outside(facts: Facts, verdict: Verdict) -> bool:
+    """Whether the first end was a SIGKILL or SIGTERM that we did not send and that the logs do not explain."""
+    first = next((e for e in facts.exits if not e.ours and e.code != 0), None)
+    unexplained = verdict.reason in (None, UNKNOWN)
+    return first is not None and unexplained and first.signal in (signal.SIGKILL, signal.SIGTERM)
+
+
+def with_root(verdict: Verdict, facts: Facts, looks: Mapping[int, ProcessLook]) -> Verdict:
+    """The verdict with what the supervisor itself saw as its root, where no line of a log is one."""
+    if verdict.root is not None and verdict.root.text:
+        return verdict
+    nodes = dict(facts.nodes)
+    if facts.hang is not None:
+        late = facts.hang.late[0] if facts.hang.late else None
+        text = f"no step for {facts.hang.idle_s:.0f} s after step {facts.hang.step}"
+        if late is not None and late in looks:
+            text += f"; rank {late} on {nodes.get(late)}: {looks[late].text.splitlines()[0]}"
+        return replace(
+            verdict, root=Root(text=text, rank=late, node=nodes.get(late) if late is not None else None)
+        )
+    if facts.lost_nodes:
+        text = f"nothing is left of {', '.join(facts.lost_nodes)}: agent, keeper and ranks are gone"
+        return replace(verdict, root=Root(text=text, node=facts.lost_nodes[0]))
+    first = next((e for e in facts.exits if not e.ours and e.code != 0), None)
+    if first is not None:
+        how = signal.Signals(first.signal).name if first.signal else f"exit code {first.code}"
+        text = f"rank {first.rank} on {first.node} ended by {how}, without a word in its log"
+        return replace(verdict, root=Root(text=text, rank=first.rank, node=first.node, time=first.time))
+    return verdict
 
 
 def agent_lost_verdict(node: str, step: int) -> Verdict:

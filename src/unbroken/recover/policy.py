@@ -36,8 +36,11 @@ class Decision:
     delay_s: float = 0.0
 
 
-def cause_of(verdict: Verdict) -> str:
-    """Which budget an incident is charged to: hang, node_loss, failure, framework, script, unknown or free."""
+def cause_of(verdict: Verdict, *, killed: bool = False) -> str:
+    """Which budget an incident is charged to: hang, node_loss, failure, framework, script, killed, unknown or free.
+
+    `killed` says that the first process to end was ended by a signal from outside that nothing in the logs explains.
+    """
     if verdict.outcome in (Outcome.PREEMPTED, Outcome.TIME_LIMIT):
         return "free"
     if verdict.outcome is Outcome.HUNG or verdict.reason == HANG:
@@ -50,7 +53,7 @@ def cause_of(verdict: Verdict) -> str:
         return "framework"
     if verdict.category is Category.SCRIPT:
         return "script"
-    return "unknown"
+    return "killed" if killed else "unknown"
 
 
 def fingerprint(verdict: Verdict) -> str:
@@ -60,14 +63,16 @@ def fingerprint(verdict: Verdict) -> str:
     return f"{verdict.outcome}/{verdict.reason}/{text.strip()[:300]}"
 
 
-def decide(verdict: Verdict, step: int, history: Sequence[PastIncident], budgets: Budgets) -> Decision:
+def decide(
+    verdict: Verdict, step: int, history: Sequence[PastIncident], budgets: Budgets, *, killed: bool = False
+) -> Decision:
     """The action for an incident at `step` (the highest completed one, -1 for none), oldest history first.
 
     A verdict that a restart cannot help stops the run. So do two failures at the same step with the same root
     and no progress between (incidents from outside, kills and lost nodes, are charged to their budget
     instead: they need not repeat). Budgets count only incidents since the last progress.
     """
-    cause = cause_of(verdict)
+    cause = cause_of(verdict, killed=killed)
     if verdict.outcome in (Outcome.COMPLETED, Outcome.CANCELLED):
         return Decision(Action.NONE, f"the run is {verdict.outcome}")
     if verdict.action is Action.STOP or (cause == "script" and not verdict.recoverable):
@@ -81,7 +86,7 @@ def decide(verdict: Verdict, step: int, history: Sequence[PastIncident], budgets
             Action.STOP, f"the same failure came twice {where} without progress between: {verdict.reason}"
         )
     budget = {
-        "free": None, "hang": budgets.hang, "node_loss": budgets.node_loss, "failure": budgets.failure,
+        "free": None, "hang": budgets.hang, "node_loss": budgets.node_loss, "failure": budgets.failure, "killed": budgets.killed,
         "framework": budgets.framework, "script": 1, "unknown": budgets.unknown,
     }[cause]  # fmt: skip
     if budget is not None and len(ours) >= budget:

@@ -23,13 +23,21 @@ from ..checkpoint.catalogue import listing
 from ..checkpoint.storage.posix import PosixStorage
 from ..cluster import Allocation, Backend, NodeState
 from ..detect import Hang, HangDetector, Level, ProcessLook, late_ranks
-from ..diagnose.facts import HangFact, RankExit
+from ..diagnose.facts import Facts, HangFact, RankExit
 from ..diagnose.verdict import Action, Root, Verdict
 from ..errors import Exit, RunError, RunStopped
 from ..progress import JournalWriter, RunDir, RunSpec, newest_epoch, read_journal
-from .attempt import Attempt
+from .attempt import Attempt, read_steps
 from .candidates import candidates
-from .incidents import Incident, agent_lost_verdict, facts_of, logs_of, takeover_verdict
+from .incidents import (
+    Incident,
+    agent_lost_verdict,
+    facts_of,
+    killed_from_outside,
+    logs_of,
+    takeover_verdict,
+    with_root,
+)
 from .ledger import Ledger
 from .nodes import Node, NodeTable
 from .policy import Decision, cause_of, decide, fingerprint
@@ -172,6 +180,8 @@ class Supervisor:
         s = self._state
         if not s.attempt_open:
             return None
+        # Steps are not journalled one by one; what was received before is in steps.jsonl.
+        s.step = max([s.step, *(x.step for x in read_steps(self.run_dir.steps(s.attempt))[-1:])])
         ranks: dict[int, tuple[str, Message]] = {}
         for name in s.slots:
             node = self.nodes.nodes.get(name)
@@ -396,7 +406,8 @@ class Supervisor:
         """Stacks of all ranks, from all nodes at once; written to the incident's evidence folder."""
         nodes = [n for n in dict.fromkeys(attempt.slots) if self.nodes.nodes[n].up]
         found: dict[int, ProcessLook] = {}
-        asks = [self.nodes.ask_all([n], "look", ranks=list(attempt.node_ranks(n)), timeout=30) for n in nodes]
+        alive = {n: [r for r in attempt.node_ranks(n) if attempt.ranks[r].exit is None] for n in nodes}
+        asks = [self.nodes.ask_all([n], "look", ranks=ranks, timeout=30) for n, ranks in alive.items()]
         folder = self.run_dir.evidence(self._state.incident + 1)
         for answers in await asyncio.gather(*asks):
             for answer in answers.values():
@@ -464,17 +475,20 @@ class Supervisor:
         await self._stop_all(attempt, ending)
         incident.phases["stop"] = time.monotonic() - stop_began
         diagnose_began = time.monotonic()
-        incident.verdict = verdict = await self._verdict(attempt, ending, hang)
+        lost = [n for n, state in ending.nodes.items() if state is not NodeState.AGENT_LOST]
+        facts = facts_of(attempt, lost, hang)
+        verdict = with_root(await self._verdict(attempt, ending, facts), facts, ending.looks)
+        incident.verdict, killed = verdict, killed_from_outside(facts, verdict)
         incident.phases["diagnose"] = time.monotonic() - diagnose_began
         step = max(attempt.step, self._state.step)
         incident.step = step
-        decision = self._decide(verdict, step, ending)
+        decision = self._decide(verdict, step, ending, killed)
         incident.action, incident.why = decision.action.value, decision.why
         incident.write(self.run_dir)
         await self._record("ended", attempt=attempt.number, how=ending.kind, step=step)
         await self._record(
             "incident", incident=incident.number, attempt=attempt.number, what=ending.kind, step=step,
-            cause=cause_of(verdict), fingerprint=fingerprint(verdict), reason=verdict.reason,
+            cause=cause_of(verdict, killed=killed), fingerprint=fingerprint(verdict), reason=verdict.reason,
             outcome=verdict.outcome.value, action=incident.action, why=decision.why,
         )  # fmt: skip
         self.view.incident(incident, time.monotonic() - began)
@@ -583,7 +597,7 @@ class Supervisor:
         self.nodes.give_up(name)
         await asyncio.to_thread(self.backend.clear, name)
 
-    async def _verdict(self, attempt: Attempt, ending: Ending, hang: HangFact | None) -> Verdict:
+    async def _verdict(self, attempt: Attempt, ending: Ending, facts: Facts) -> Verdict:
         if ending.kind == "agent_lost":
             return agent_lost_verdict(next(iter(ending.nodes)), attempt.step)
         if ending.kind == "supervisor_lost" and not attempt.failures():
@@ -593,14 +607,12 @@ class Supervisor:
             return replace(verdict, root=Root(text=text, time=time.time()), decided_by="lost-supervisor")
         while self._diagnose is None:
             await asyncio.sleep(0.01)
-        lost = [n for n, s in ending.nodes.items() if s is not NodeState.AGENT_LOST]
-        facts = facts_of(attempt, lost, hang)
         return await asyncio.to_thread(self._diagnose, logs_of(self.run_dir, attempt), facts=facts)
 
-    def _decide(self, verdict: Verdict, step: int, ending: Ending) -> Decision:
+    def _decide(self, verdict: Verdict, step: int, ending: Ending, killed: bool) -> Decision:
         if ending.kind in ("agent_lost", "supervisor_lost") and not verdict.category:
             return Decision(Action.RESTART, "free of charge: not the training's fault")
-        return decide(verdict, step, self._state.history, self.spec.budgets)
+        return decide(verdict, step, self._state.history, self.spec.budgets, killed=killed)
 
     # --- the end
 

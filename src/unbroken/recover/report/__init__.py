@@ -1,0 +1,13 @@
+"""Where a run stands, and the story of a run: `unbroken status` and `unbroken report`.
+
+gather, Report            everything that a report shows, as data
+write_report              writes report.html
+standing, Standing        one screen about a run, also one that is being written
+"""
+
+from .data import Report
+from .gather import gather
+from .standing import Standing, standing
+from .write import report_json, write_report, write_report_safely
+
+__all__ = ["Report", "Standing", "gather", "report_json", "standing", "write_report", "write_report_safely"]

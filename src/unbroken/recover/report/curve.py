@@ -1,0 +1,158 @@
+"""The steps of a run as columns: read from steps.jsonl, reduced to each step's last execution, thinned for a page."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Executions of steps in the order in which they happened; all columns have the same length.
+
+    `time` is seconds since the epoch, `loss` may be NaN, `attempt` the attempt's number, `took` the seconds since
+    the execution before it in the same attempt (for an attempt's first one the median of the run, because its own
+    computing cannot be told from starting and restoring).
+    """
+
+    step: Ints
+    loss: Floats
+    tokens: Ints
+    time: Floats
+    attempt: Ints
+    took: Floats
+
+    def __len__(self) -> int:
+        return len(self.step)
+
+    def only(self, mask: NDArray[np.bool_] | NDArray[np.int64]) -> Steps:
+        """The executions that a mask or an index selects."""
+        return Steps(
+            self.step[mask], self.loss[mask], self.tokens[mask], self.time[mask], self.attempt[mask],
+            self.took[mask],
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Executions:
+    """All executions of a run, and which of them count: the last one of each step. `damaged` counts lines of
+    steps.jsonl that could not be read."""
+
+    all: Steps
+    counts: NDArray[np.bool_]
+    damaged: int = 0
+
+    @property
+    def last(self) -> Steps:
+        """Each step's last execution, by rising step."""
+        return self.all.only(self.counts)
+
+    @property
+    def productive_s(self) -> float:
+        """Seconds in which a step's last execution ran."""
+        return float(self.all.took[self.counts].sum())
+
+    @property
+    def replayed_s(self) -> float:
+        """Seconds spent on executions that were lost and done again."""
+        return float(self.all.took[~self.counts].sum())
+
+
+def read_executions(files: Sequence[tuple[int, Path]]) -> Executions:
+    """The executions of all attempts, given as (attempt, its steps.jsonl) with the oldest attempt first.
+
+    An execution counts unless a later one has the same step or a lower one: from there the run was done again.
+    A missing file is an attempt without steps. Raises OSError where a file cannot be read.
+    """
+    columns: list[tuple[int, Ints, Floats, Ints, Floats]] = []
+    damaged = 0
+    for attempt, path in files:
+        rows, bad = _rows(path)
+        damaged += bad
+        if rows:
+            step, loss, tokens, when = zip(*rows, strict=True)
+            columns.append(
+                (
+                    attempt,
+                    np.array(step, dtype=np.int64),
+                    np.array(loss, dtype=np.float64),
+                    np.array(tokens, dtype=np.int64),
+                    np.array(when, dtype=np.float64),
+                )
+            )
+    if not columns:
+        none_i, none_f = np.zeros(0, np.int64), np.zeros(0, np.float64)
+        empty = Steps(none_i, none_f, none_i, none_f, none_i, none_f)
+        return Executions(empty, np.zeros(0, np.bool_), damaged)
+    steps = np.concatenate([c[1] for c in columns])
+    times = np.concatenate([c[4] for c in columns])
+    attempts = np.concatenate([np.full(len(c[1]), c[0], np.int64) for c in columns])
+    took = np.full(len(steps), np.nan)
+    follows = (attempts[1:] == attempts[:-1]) & (steps[1:] > steps[:-1])
+    took[1:][follows] = np.maximum(times[1:] - times[:-1], 0.0)[follows]
+    known = took[~np.isnan(took)]
+    took[np.isnan(took)] = float(np.median(known)) if len(known) else 0.0
+    later = np.full(len(steps), np.iinfo(np.int64).max)
+    later[:-1] = np.minimum.accumulate(steps[::-1])[::-1][1:]
+    every = Steps(
+        steps,
+        np.concatenate([c[2] for c in columns]),
+        np.concatenate([c[3] for c in columns]),
+        times,
+        attempts,
+        took,
+    )
+    return Executions(every, steps < later, damaged)
+
+
+def _rows(path: Path) -> tuple[list[tuple[int, float, int, float]], int]:
+    """(step, loss, tokens, time) of each line, and how many lines were damaged; a torn last line is neither."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return [], 0
+    lines = data.split(b"\n")[:-1]
+    try:
+        # One parse for all lines is several times faster than one each; only a damaged file goes line by line.
+        return [_row(r) for r in json.loads(b"[" + b",".join(lines) + b"]")], 0
+    except (ValueError, KeyError, TypeError, OverflowError):
+        pass
+    rows, bad = [], 0
+    for line in lines:
+        try:
+            rows.append(_row(json.loads(line)))
+        except (ValueError, KeyError, TypeError, OverflowError):
+            bad += 1
+    return rows, bad
+
+
+def _row(r: dict[str, object]) -> tuple[int, float, int, float]:
+    step, loss, tokens, when = r["step"], r["loss"], r["tokens"], r["t"]
+    if not (isinstance(step, int) and isinstance(loss, str) and isinstance(tokens, int)):
+        raise TypeError("not a step")
+    return step, float.fromhex(loss), tokens, float(when)  # type: ignore[arg-type]
+
+
+def thin(steps: Steps, points: int) -> Steps:
+    """At most about `points` of the steps, with the first and last of the whole and the lowest and highest loss of
+    each stretch; executions without a loss are left out."""
+    have = steps.only(~np.isnan(steps.loss))
+    if len(have) <= points:
+        return have
+    edges = np.linspace(0, len(have), max(2, points // 2) + 1).astype(np.int64)
+    keep = {0, len(have) - 1}
+    for low, high in itertools.pairwise(edges):
+        if high > low:
+            part = have.loss[low:high]
+            keep.add(int(low + part.argmin()))
+            keep.add(int(low + part.argmax()))
+    return have.only(np.array(sorted(keep), dtype=np.int64))
