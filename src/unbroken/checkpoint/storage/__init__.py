@@ -78,6 +78,10 @@ def open_storage(url: str | Path) -> Storage:
     from .posix import PosixStorage
 
     text = str(url)
+    if text.startswith("s3://"):
+        from .s3 import S3Storage
+
+        return S3Storage.from_url(text)
     if text.startswith("file://"):
         return PosixStorage(Path(text.removeprefix("file://")))
     if "://" in text:
