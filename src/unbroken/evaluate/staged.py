@@ -1,4 +1,5 @@
-"""A prepared task's requests on disk: requests.jsonl, one Sample a line, and requests.idx, the lines' offsets.
+"""A prepared task's requests on disk: requests.jsonl, one Sample a line; requests.idx, the lines' offsets;
+requests.hash, the prompt hashes.
 
 Written by `Harness.prepare`, read block by block by the workers, so that the GPU never waits for a tokenizer's
 template, a dataset or a few-shot sampler.
@@ -51,6 +52,7 @@ def write_samples(folder: Path, samples: Iterable[Sequence[Request] | Sample], *
         requests += len(sample.requests)
     atomic.write_bytes(folder / "requests.jsonl", b"".join(lines))
     atomic.write_bytes(folder / "requests.idx", struct.pack(f"<{len(offsets)}Q", *offsets))
+    atomic.write_text(folder / "requests.hash", "".join(f"{h}\n" for h in hashes))
     n = max(len(lines), 1)
     return Staged(len(lines), digest(hashes), chars / n, requests / n, tuple(weights) if lines else ())
 
@@ -71,6 +73,11 @@ def read_samples(folder: Path, ids: range) -> list[Sample]:
         f.seek(first)
         text = f.read(rest[-1] - first)
     return [decode_sample(line) for line in text.splitlines()]
+
+
+def read_hashes(folder: Path) -> list[str]:
+    """The prompt hash of every sample, in order."""
+    return (folder / "requests.hash").read_text().split()
 
 
 def iter_samples(folder: Path) -> Iterator[Sample]:

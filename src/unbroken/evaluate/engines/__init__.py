@@ -1,0 +1,54 @@
+"""Ways to start workers. All of them run worker.py, which connects to the coordinator: same planner, same results."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Where one worker runs."""
+
+    name: str
+    gpus: tuple[int, ...] = ()
+    """Indices on its node; empty: CPU."""
+    width: int = 1
+    """GPUs, where the engine chooses which."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A worker that is no more."""
+
+    name: str
+    why: str
+
+
+class Engine(Protocol):
+    """Starts, watches and ends workers."""
+
+    remote: bool
+    """Whether workers run on other machines: then the coordinator listens on all addresses."""
+
+    def start(self, slot: Slot, cluster: Path) -> None:
+        """Starts a worker that joins the coordinator of this file."""
+        ...
+
+    def ended(self) -> Sequence[Ended]:
+        """Those that ended since the last call."""
+        ...
+
+    def running(self) -> int:
+        """How many it has started that have not ended."""
+        ...
+
+    def end(self, name: str) -> None:
+        """Ends one worker for certain (it hangs)."""
+        ...
+
+    def close(self, within_s: float = 10.0) -> None:
+        """Waits for the workers to end as they were asked to, then ends them."""
+        ...

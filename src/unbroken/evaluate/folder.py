@@ -1,0 +1,139 @@
+"""Every path of an evaluation, in one class.
+
+OUT/
+  evaluation.json          what was asked; another question in the same folder is refused
+  lock                     held by the live coordinator
+  cluster.json             where workers find it (address, token; readable by its owner alone)
+  journal.jsonl            what happened
+  logs/w0.log              what workers print
+  scores/KEY/TASK.json     one Score each
+  report.json, report.html, table.txt
+SHARED/                    OUT itself, or the folder that the evaluations of a run's checkpoints share
+  tasks/TASK/              prepared.json, requests.jsonl, ... : independent of the weights
+  answers/KEY/TASK/        what the model said, by model key
+  landed/KEY/TASK.jsonl    a task's exact set of answers, for scoring
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from .. import atomic
+from ..errors import ContractError, EvaluationInUse, UsageError
+from .contracts import Json
+
+
+class EvalDir:
+    """The folder of one evaluation."""
+
+    def __init__(self, root: Path, shared: Path | None = None) -> None:
+        self.root = root
+        self.shared = shared or root
+
+    @property
+    def asked(self) -> Path:
+        """What was asked."""
+        return self.root / "evaluation.json"
+
+    @property
+    def journal(self) -> Path:
+        """The events."""
+        return self.root / "journal.jsonl"
+
+    @property
+    def cluster(self) -> Path:
+        """Where workers connect to."""
+        return self.root / "cluster.json"
+
+    @property
+    def report(self) -> Path:
+        """The report as JSON."""
+        return self.root / "report.json"
+
+    @property
+    def page(self) -> Path:
+        """The report as a page."""
+        return self.root / "report.html"
+
+    @property
+    def table(self) -> Path:
+        """The result table as text."""
+        return self.root / "table.txt"
+
+    @property
+    def model_files(self) -> Path:
+        """The model's small files (tokenizer, configuration) where its source is remote."""
+        return self.shared / "model"
+
+    def log(self, worker: str) -> Path:
+        """What a worker prints."""
+        return self.root / "logs" / f"{worker}.log"
+
+    def task(self, name: str) -> Path:
+        """Where a task's prompts lie."""
+        return self.shared / "tasks" / name
+
+    def prepared(self, name: str) -> Path:
+        """The PreparedTask as JSON."""
+        return self.task(name) / "prepared.json"
+
+    def answers(self, key: str) -> Path:
+        """What the model with this key said."""
+        return self.shared / "answers" / key
+
+    def landed(self, key: str, task: str) -> Path:
+        """The exact set of a task's answers."""
+        return self.shared / "landed" / key / f"{task}.jsonl"
+
+    def score(self, key: str, task: str) -> Path:
+        """A task's score."""
+        return self.root / "scores" / key / f"{task}.json"
+
+    def claim(self, asked: Json) -> None:
+        """Creates the folder for this question, or goes on with it.
+
+        Raises UsageError if the folder holds another one.
+        """
+        self.root.mkdir(parents=True, exist_ok=True)
+        text = json.loads(json.dumps(asked, default=str))
+        if not self.asked.exists():
+            atomic.write_json(self.asked, text)
+            return
+        there = read_json(self.asked)
+        differs = [k for k in sorted({*there, *text}) if there.get(k) != text.get(k)]
+        if differs:
+            raise UsageError(
+                f"the folder holds an evaluation with another {differs[0]}", where=str(self.root),
+                todo="Give another --out; answers to the same prompts of the same model are found again with --reuse"
+                if differs[0] == "suite" else "Give another --out",
+            )  # fmt: skip
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Holds the folder. Raises EvaluationInUse if a live coordinator does."""
+        self.root.mkdir(parents=True, exist_ok=True)
+        with open(self.root / "lock", "a+") as f:
+            try:
+                fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as e:
+                f.seek(0)
+                raise EvaluationInUse("an evaluation is running in this folder", where=f"{self.root}, {f.read().strip()}",
+                                      todo="Wait for it, or stop it; `unbroken eval status` shows it") from e  # fmt: skip
+            f.truncate(0)
+            f.write(f"process {os.getpid()} on {os.uname().nodename}")
+            f.flush()
+            yield
+
+
+def read_json(path: Path) -> Json:
+    """JSON of a file of ours. Raises ContractError with the path if it is not."""
+    try:
+        return json.loads(path.read_bytes())
+    except (json.JSONDecodeError, UnicodeDecodeError) as e:
+        raise ContractError("a file of the evaluation cannot be read", where=str(path),
+                            todo="Remove it and run the same command") from e  # fmt: skip

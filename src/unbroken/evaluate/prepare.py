@@ -1,0 +1,212 @@
+"""Checks and prepares tasks in processes of their own: harnesses are slow to import, and may crash or print.
+
+python -m unbroken.evaluate.prepare reads one JSON job a line on its standard input and answers each with one line; it
+ends when its input does, so it never outlives the coordinator.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.metadata
+import json
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from .. import atomic
+from ..errors import EvaluationError, UnbrokenError
+from .codec import decode, encode
+from .contracts import ModelSpec, PreparedTask, Score, Suite, Task, digest
+from .folder import EvalDir, read_json
+from .registry import HARNESSES, get_harness
+
+Message = dict[str, Any]
+
+
+def fingerprint(task: Task, suite: Suite, spec: ModelSpec, model_files: Path | None) -> str:
+    """Changes when the prompts of a task may: then they are built anew.
+
+    Over the task, the suite's folder, the block size, the chat template and tokenizer, the harness's version and, for
+    tasks that are files, their times.
+    """
+    parts: list[Any] = [
+        encode(task),
+        suite.folder,
+        spec.block,
+        spec.chat_template,
+        spec.tokenizer,
+        spec.max_length,
+    ]
+    parts += [spec.backend, _library_version(task.harness)]
+    places = [
+        task.harness_name,
+        *(v for v in task.options.values() if isinstance(v, str) and len(v) < 1000 and "\n" not in v),
+    ]
+    for place in places:
+        path = Path(suite.folder or ".") / place
+        if path.exists():
+            parts.append(_stamps(path))
+    if spec.chat_template and model_files is not None:
+        for name in ("tokenizer_config.json", "chat_template.jinja", "chat_template.json"):
+            if (model_files / name).exists():
+                parts.append(digest((model_files / name).read_text(errors="replace")))
+    return digest(parts)
+
+
+def prepared_before(folder: EvalDir, task: Task, mark: str) -> PreparedTask | None:
+    """The task as an earlier command prepared it, if nothing that matters has changed."""
+    path = folder.prepared(task.name)
+    if not path.exists():
+        return None
+    value = read_json(path)
+    if value.get("fingerprint") != mark or value["prepared"]["folder"] != str(folder.task(task.name)):
+        return None
+    return decode(PreparedTask, value["prepared"], where=str(path))
+
+
+def remember(folder: EvalDir, prepared: PreparedTask, mark: str) -> None:
+    """Makes `prepared_before` find it."""
+    atomic.write_json(
+        folder.prepared(prepared.task.name), {"fingerprint": mark, "prepared": encode(prepared)}
+    )
+
+
+class Preparers:
+    """A few preparing processes, each used by one coroutine at a time."""
+
+    def __init__(self, count: int, log: Path) -> None:
+        self._free: asyncio.Queue[asyncio.subprocess.Process | None] = asyncio.Queue()
+        for _ in range(max(1, count)):
+            self._free.put_nowait(None)  # started when first needed
+        self._all: list[asyncio.subprocess.Process] = []
+        self._log = log
+
+    async def ask(self, op: str, suite: Suite, **fields: Any) -> Any:
+        """The answer to one job. Raises what the harness raised, or EvaluationError if the process died."""
+        process = await self._free.get()
+        try:
+            if process is None or process.returncode is not None:
+                process = await self._start()
+            assert process.stdin is not None and process.stdout is not None  # both are pipes
+            process.stdin.write((json.dumps({"op": op, "suite": encode(suite), **fields}) + "\n").encode())
+            await process.stdin.drain()
+            line = await process.stdout.readline()
+        except (ConnectionError, BrokenPipeError):
+            line = b""
+        finally:
+            self._free.put_nowait(process)
+        if not line:
+            what = fields.get("task", {}).get("name", op)
+            raise EvaluationError(f"the process that prepares '{what}' died", where=str(self._log),
+                                  todo="See its log: out of memory, or a crash in the harness")  # fmt: skip
+        answer = json.loads(line)
+        if "error" in answer:
+            raise revive(answer["error"])
+        return answer["value"]
+
+    async def _start(self) -> asyncio.subprocess.Process:
+        self._log.parent.mkdir(parents=True, exist_ok=True)
+        with open(self._log, "ab") as log:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "unbroken.evaluate.prepare", stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE, stderr=log, limit=1 << 30, env=child_env(), start_new_session=True,
+            )  # fmt: skip
+        self._all.append(process)
+        return process
+
+    async def close(self) -> None:
+        """Ends the processes."""
+        for p in self._all:
+            if p.returncode is None:
+                p.kill()
+            await p.wait()
+
+
+def child_env(**more: str) -> dict[str, str]:
+    """The environment of our child processes: finds this package; no GPU, unless `more` says otherwise."""
+    path = os.pathsep.join(p for p in sys.path if p)
+    return {**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "", "PYTHONUNBUFFERED": "1", **more}
+
+
+def revive(error: Message) -> UnbrokenError:
+    """An error of another process as one of ours, of the same kind where we have it."""
+    import unbroken.errors as tree
+
+    kind = getattr(tree, error["kind"], EvaluationError)
+    found: UnbrokenError = EvaluationError(error["what"], where=error.get("where"), todo=error.get("todo"))
+    if isinstance(kind, type) and issubclass(kind, UnbrokenError):
+        made = kind.__new__(kind)
+        UnbrokenError.__init__(made, error["what"], where=error.get("where"), todo=error.get("todo"))
+        found = made
+    return found
+
+
+def answer(job: Message) -> Any:
+    """Does one job."""
+    suite = decode(Suite, job["suite"])
+    op = job["op"]
+    if op == "list":
+        return list(get_harness(job["harness"]).list_tasks(suite))
+    if op == "combine":
+        tasks = [decode(PreparedTask, p) for p in job["prepared"]]
+        harness = get_harness(tasks[0].task.harness)
+        found = harness.combine(job["group"], tasks, [decode(Score, s) for s in job["scores"]])
+        return None if found is None else encode(found)
+    task = decode(Task, job["task"])
+    harness = get_harness(task.harness)
+    if op == "expand":
+        return [encode(t) for t in harness.expand(task, suite)]
+    if op == "check":
+        check = getattr(harness, "check", None)
+        if check is None:
+            return False
+        check(task, suite)
+        return True
+    if op == "prepare":
+        files = Path(job["model_files"]) if job["model_files"] else None
+        return encode(
+            harness.prepare(task, suite, decode(ModelSpec, job["spec"]), files, Path(job["folder"]))
+        )
+    raise EvaluationError(f"unknown job '{op}'")
+
+
+def main() -> int:
+    """Answers jobs until the input ends. What libraries print goes to the log."""
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    for line in sys.stdin:
+        try:
+            reply = {"value": answer(json.loads(line))}
+        except UnbrokenError as e:
+            reply = e.as_json()
+        except Exception as e:  # noqa: BLE001  a harness may raise anything; it is told to the coordinator
+            traceback.print_exc()
+            text = " ".join(str(e).split())[:600]
+            reply = {"error": {"kind": "EvaluationError", "what": f"the harness failed: {type(e).__name__}: {text}",
+                               "where": str(json.loads(line).get("task", {}).get("name", "")), "todo": "See logs/prepare.log"}}  # fmt: skip
+        out.write(json.dumps(reply) + "\n")
+        out.flush()
+    return 0
+
+
+def _library_version(harness: str) -> str:
+    package = HARNESSES.get(harness, harness).partition(":")[0].partition(".")[0]
+    found = []
+    for name in (package, "lm_eval" if harness == "lm_eval" else ""):
+        try:
+            found.append(importlib.metadata.version(name) if name else "")
+        except importlib.metadata.PackageNotFoundError:
+            found.append("")
+    return "/".join(found)
+
+
+def _stamps(path: Path) -> list[Any]:
+    files: Sequence[Path] = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
+    return [[str(p), p.stat().st_size, p.stat().st_mtime_ns] for p in files if "__pycache__" not in p.parts]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

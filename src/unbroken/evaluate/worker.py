@@ -1,0 +1,317 @@
+"""A worker: connects to the coordinator, leases and loads the model once, then answers blocks until it is told to stop.
+
+python -m unbroken.evaluate.worker --cluster OUT/cluster.json --name w0 [--gpus 0,1]
+
+It writes no file: answers go to the coordinator, block by block. Between two blocks it does nothing but take the next
+one from its queue; the coordinator refills the queue before it is empty. If the coordinator dies, the worker ends
+after the block in flight, at most `GRACE_S` later, and the GPU is free.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import EvaluationError, OutOfMemory, UnbrokenError
+from .cache import Lease, Places, lease
+from .codec import decode, encode
+from .contracts import Answer, Harness, Model, ModelSpec, PreparedTask, Sample
+from .registry import get_backend, get_harness
+from .sources import Manifest, open_source
+from .staged import decode_sample, encode_answer
+from .wire import VERSION, Channel, Message
+
+GRACE_S = 30.0
+_FATAL = (
+    "CUDA error",
+    "device-side assert",
+    "CUBLAS_STATUS",
+    "cuDNN error",
+    "NCCL error",
+    "an illegal memory access",
+)
+"""After one of these a process's device context is lost: every later call fails, so the worker ends and is replaced."""
+
+
+@dataclass(frozen=True)
+class Item:
+    """One block of the queue."""
+
+    visit: int
+    task: str
+    block: int
+
+
+class Queue:
+    """Blocks to answer, shared by the reader thread and the main one."""
+
+    def __init__(self) -> None:
+        self._items: deque[Item] = deque()
+        self._changed = threading.Condition()
+        self._stop = ""
+
+    def extend(self, items: Sequence[Item]) -> None:
+        """Appends."""
+        with self._changed:
+            self._items.extend(items)
+            self._changed.notify()
+
+    def give_up(self, blocks: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
+        """Takes these out, as far as they have not begun, and returns them."""
+        wanted = set(blocks)
+        with self._changed:
+            given = [(i.task, i.block) for i in self._items if (i.task, i.block) in wanted]
+            self._items = deque(i for i in self._items if (i.task, i.block) not in wanted)
+        return given
+
+    def stop(self, why: str) -> None:
+        """No further block is taken."""
+        with self._changed:
+            self._stop = self._stop or why
+            self._changed.notify()
+
+    def take(self) -> Item | None:
+        """The next block, as soon as there is one; None when stopped."""
+        with self._changed:
+            while not self._stop and not self._items:
+                self._changed.wait()
+            return None if self._stop else self._items.popleft()
+
+    @property
+    def why(self) -> str:
+        """Why it was stopped."""
+        return self._stop
+
+
+class Worker:
+    """One connection, one model."""
+
+    def __init__(self, channel: Channel, name: str, gpus: Sequence[int]) -> None:
+        self.channel = channel
+        self.name = name
+        self.gpus = tuple(gpus)
+        self.queue = Queue()
+        self.tasks: dict[str, PreparedTask] = {}
+        self.inline: dict[tuple[str, int], list[str]] = {}
+        self.harnesses: dict[str, Harness] = {}
+        self.lease: Lease | None = None
+        self._now: tuple[str, int, float] | None = None
+        self._ended = threading.Event()
+
+    def serve(self, token: str, shared: Path) -> int:
+        """Runs to the end; returns an exit code."""
+        self.channel.send(
+            "hello", version=VERSION, token=token, name=self.name, node=os.uname().nodename, gpus=list(self.gpus),
+            pid=os.getpid(), now=time.time(), sees=shared.is_dir(),
+        )  # fmt: skip
+        welcome = self.channel.receive()
+        if welcome is None or welcome["op"] != "welcome":
+            print(f"unbroken eval worker: the coordinator did not take it: {welcome}", file=sys.stderr)
+            return EvaluationError.exit_code
+        spec = decode(ModelSpec, welcome["spec"])
+        threading.Thread(target=self._read, daemon=True).start()
+        threading.Thread(target=self._beat, args=(float(welcome["beat_s"]),), daemon=True).start()
+        try:
+            model = self._load(spec, welcome)
+        except UnbrokenError as e:
+            self._say("unfit", kind=type(e).__name__, what=e.what, where=e.where, todo=e.todo)
+            self._release()
+            return e.exit_code
+        except Exception as e:  # noqa: BLE001  whatever a model library raises is told to the coordinator
+            traceback.print_exc()
+            self._say("unfit", kind="ModelDoesNotLoad", what=f"the model does not load: {type(e).__name__}: {_short(e)}",
+                      where=spec.source, todo="See the worker's log; check dtype, backend and the files")  # fmt: skip
+            self._release()
+            return EvaluationError.exit_code
+        try:
+            code = self._drain(model)
+            self._say("bye", why=self.queue.why)
+            return code
+        finally:
+            self._ended.set()
+            model.close()
+            self._release()
+            self.channel.close()
+
+    def _release(self) -> None:
+        if self.lease is not None:
+            self.lease.release()
+
+    # ---- threads
+
+    def _read(self) -> None:
+        while True:
+            message = self.channel.receive()
+            if message is None:
+                self.queue.stop("the coordinator is gone")
+                if not self._ended.wait(GRACE_S):
+                    os._exit(EvaluationError.exit_code)  # a hung call must not keep the GPU
+                return
+            self._obey(message)
+
+    def _obey(self, message: Message) -> None:
+        op = message["op"]
+        if op == "task":
+            prepared = decode(PreparedTask, message["prepared"])
+            self.tasks[prepared.task.name] = prepared
+        elif op == "work":
+            for number, lines in (message.get("lines") or {}).items():
+                self.inline[(message["task"], int(number))] = lines
+            self.queue.extend([Item(message["visit"], message["task"], b) for b in message["blocks"]])
+        elif op == "yield":
+            given = self.queue.give_up([(t, b) for t, b in message["blocks"]])
+            self._say("yielded", blocks=given)
+        elif op == "stop":
+            self.queue.stop(message.get("why") or "asked to")
+
+    def _beat(self, every: float) -> None:
+        while not self._ended.wait(every):
+            now = self._now
+            self._say(
+                "beat", task=now[0] if now else "", block=now[1] if now else -1, since=now[2] if now else 0.0
+            )
+
+    def _say(self, op: str, **fields: Any) -> None:
+        try:
+            self.channel.send(op, **fields)
+        except OSError:
+            self.queue.stop("the coordinator is gone")
+
+    # ---- the main thread
+
+    def _load(self, spec: ModelSpec, welcome: Message) -> Model:
+        began = time.time()
+        backend = get_backend(spec.backend)
+        folder: Path | None = None
+        fetch_s = 0.0
+        if backend.needs_weights:
+            given = welcome["model"]
+            if given["cache"]:
+                places = Places(
+                    Path(given["memory"]) if given["memory"] else None, tuple(Path(d) for d in given["disks"])
+                )
+                manifest = decode(Manifest, given["manifest"])
+                self.lease = lease(open_source(given["address"]), manifest, places)
+                folder, fetch_s = self.lease.path, self.lease.fetched_s
+            else:
+                folder = Path(given["address"])
+        model = backend.load(spec, folder, self.gpus)
+        self._say("ready", fetch_s=fetch_s, load_s=time.time() - began - fetch_s, started=began,
+                  cached=bool(self.lease), conditions=encode(model.conditions))  # fmt: skip
+        return model
+
+    def _drain(self, model: Model) -> int:
+        visit = -1
+        while True:
+            item = self.queue.take()
+            if item is None:
+                return 0
+            if item.visit != visit:
+                model.restore()  # a batch that was halved for one shard is not halved for the next
+                visit = item.visit
+            started = time.time()
+            self._now = (item.task, item.block, started)
+            try:
+                answers = self._answer(model, item)
+            except Exception as e:  # noqa: BLE001  a harness or model may raise anything; the block is reported, the rest goes on
+                traceback.print_exc()
+                kind = type(e).__name__
+                self._say("failed", task=item.task, block=item.block, visit=item.visit, kind=kind, why=f"{kind}: {_short(e)}",
+                          started=started, ended=time.time())  # fmt: skip
+                if any(sign in str(e) for sign in _FATAL):
+                    return EvaluationError.exit_code
+                continue
+            finally:
+                self._now = None
+            self._say("block", task=item.task, block=item.block, visit=item.visit, started=started, ended=time.time(),
+                      answers=[json.loads(encode_answer(a)) for a in answers], conditions=encode(model.conditions))  # fmt: skip
+
+    def _answer(self, model: Model, item: Item) -> list[Answer]:
+        prepared = self.tasks[item.task]
+        name = prepared.task.harness
+        harness = self.harnesses.get(name)
+        if harness is None:
+            harness = self.harnesses[name] = get_harness(name)
+        lines = self.inline.pop((item.task, item.block), None)
+        samples: list[Sample] = (
+            harness.build_requests(prepared, item.block)
+            if lines is None
+            else [decode_sample(x) for x in lines]
+        )
+        while True:
+            try:
+                answers = harness.run(model, prepared, samples)
+                break
+            except OutOfMemory as e:
+                if not model.halve():
+                    raise OutOfMemory("one sequence alone does not fit on the device", where=f"task {item.task}, block {item.block}",
+                                      todo="Lower max_length, or give the task more GPUs") from e  # fmt: skip
+        asked = [(s.id, s.prompt_hash) for s in samples]
+        if [(a.sample, a.prompt_hash) for a in answers] != asked:
+            raise EvaluationError(f"the harness gave {len(answers)} answers to {len(asked)} samples, or to others",
+                                  where=f"task {item.task}, block {item.block}")  # fmt: skip
+        return answers
+
+
+def _short(e: BaseException) -> str:
+    text = " ".join(str(e).split())
+    return text if len(text) <= 600 else text[:600] + " ..."
+
+
+def connect(cluster: Path | Message, *, within_s: float = 60.0) -> tuple[Channel, Message]:
+    """A channel to the coordinator that wrote this file (or gave this), and what the file says.
+
+    Raises EvaluationError after `within_s`.
+    """
+    deadline = time.monotonic() + within_s
+    while True:
+        try:
+            where = json.loads(cluster.read_text()) if isinstance(cluster, Path) else cluster
+            sock = socket.create_connection((where["host"], where["port"]), timeout=10)
+            sock.settimeout(None)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            return Channel(sock), where
+        except (OSError, ValueError, KeyError) as e:
+            if time.monotonic() > deadline:
+                raise EvaluationError(f"no coordinator answers: {e}", where=str(cluster),
+                                      todo="Start `unbroken eval run` first, and check that its address can be reached from here") from e  # fmt: skip
+            time.sleep(0.1)
+
+
+def join(cluster: Path | Message, name: str, gpus: Sequence[int], *, within_s: float = 60.0) -> int:
+    """Connects and serves; returns an exit code."""
+    channel, where = connect(cluster, within_s=within_s)
+    return Worker(channel, name, gpus).serve(where["token"], Path(where["shared"]))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The process that engines start."""
+    parser = argparse.ArgumentParser(prog="unbroken.evaluate.worker")
+    parser.add_argument("--cluster", type=Path, required=True)
+    parser.add_argument("--name", required=True)
+    parser.add_argument("--gpus", default="")
+    given = parser.parse_args(argv)
+    try:
+        return join(given.cluster, given.name, [int(g) for g in given.gpus.split(",") if g])
+    except UnbrokenError as e:
+        print(f"unbroken eval worker: {e}", file=sys.stderr)
+        return e.exit_code
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # library threads (CUDA, tokenizers, HTTP) must not hold the GPU
