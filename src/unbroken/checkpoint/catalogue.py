@@ -61,7 +61,8 @@ class Verification:
 
 @dataclass(frozen=True)
 class Found:
-    """One folder of the listing. `status`: committed, incomplete (no marker yet), damaged, too_new.
+    """One folder of the listing. `status`: committed, incomplete (no marker yet), damaged, too_new, or
+    unreadable (the storage failed just now).
 
     `why` says what is wrong where it is not committed. `time` is when it was committed, else when it was last
     written to (Unix seconds); `bytes` are those of all its files.
@@ -84,20 +85,29 @@ class Found:
         return self.status == "committed"
 
 
+def read_marker(storage: Storage, name: str) -> Committed:
+    """The commit marker of checkpoint `name`.
+
+    Raises NoCheckpoint without one, CheckpointCorrupt, CheckpointTooNew, StorageError.
+    """
+    where = f"{storage.url}/{name}"
+    try:
+        data = _small(storage, f"{name}/{COMMITTED}", _MAX_MARKER)
+    except FileNotFoundError:
+        raise NoCheckpoint("there is no commit marker: it was never finished", where=where) from None
+    marker = Committed.decode(data, where=f"{where}/{COMMITTED}")
+    if (marker.step, marker.attempt) != parse_folder_name(name):
+        raise CheckpointCorrupt("the marker is of another checkpoint", where=where)
+    return marker
+
+
 def read_committed(storage: Storage, name: str) -> Manifest:
     """The manifest that the marker of checkpoint `name` vouches for.
 
     Raises NoCheckpoint without a marker, CheckpointCorrupt, CheckpointTooNew, StorageError.
     """
     where = f"{storage.url}/{name}"
-    try:
-        marker = Committed.decode(
-            _small(storage, f"{name}/{COMMITTED}", _MAX_MARKER), where=f"{where}/{COMMITTED}"
-        )
-    except FileNotFoundError:
-        raise NoCheckpoint("there is no commit marker: it was never finished", where=where) from None
-    if (marker.step, marker.attempt) != parse_folder_name(name):
-        raise CheckpointCorrupt("the marker is of another checkpoint", where=where)
+    marker = read_marker(storage, name)
     try:
         data = _small(storage, f"{name}/{MANIFEST}", _MAX_JSON)
     except FileNotFoundError:
@@ -120,10 +130,14 @@ def read_part(storage: Storage, manifest: Manifest, rank: int) -> PartManifest:
     return part
 
 
-def listing(storage: Storage) -> list[Found]:
-    """Every checkpoint folder, newest step first (of one step: newest attempt first), damaged ones too."""
-    named = [(parse_folder_name(n), n) for n in storage.folders()]
-    return [_look(storage, n) for key, n in sorted(((k, n) for k, n in named if k), reverse=True)]
+def listing(storage: Storage, *, quick: bool = False) -> list[Found]:
+    """Every checkpoint folder, newest first, damaged ones too.
+
+    Newest is the highest attempt, then the highest step: what a later attempt saved supersedes what it went back
+    behind. `quick` trusts the marker and does not read manifests: sizes of files are not compared then.
+    """
+    named = [(key[1], key[0], n) for n in storage.folders() if (key := parse_folder_name(n))]
+    return [_look(storage, n, quick) for _, _, n in sorted(named, reverse=True)]
 
 
 def newest(storage: Storage, *, deep: bool = True) -> Manifest:
@@ -244,7 +258,7 @@ def _holds(part: PartManifest, chunk: int) -> str:
     )
 
 
-def _look(storage: Storage, name: str) -> Found:
+def _look(storage: Storage, name: str, quick: bool) -> Found:
     step, attempt = parse_folder_name(name) or (0, 0)
     entries = storage.files(name)
     written = max((e.modified for e in entries), default=0.0)
@@ -255,14 +269,20 @@ def _look(storage: Storage, name: str) -> Found:
         return Found(name, step, attempt, status, written, size, why=why, **common)  # type: ignore[arg-type]
 
     try:
+        if quick:
+            read_marker(storage, name)
+            return found("committed", "")
         manifest = read_committed(storage, name)
     except NoCheckpoint:
         parts = sum(e.name.startswith("rank-") and e.name.endswith(".json") for e in entries)
         return found("incomplete", f"no commit marker ({parts} ranks had written)")
     except CheckpointTooNew as e:
         return found("too_new", _text(e))
-    except (CheckpointError, OSError) as e:
+    except (StorageError, OSError) as e:  # a disk or a store that fails now: no verdict on the checkpoint
+        return found("unreadable", _text(e))
+    except CheckpointError as e:
         return found("damaged", _text(e))
+    when = next((e.modified for e in entries if e.name == COMMITTED), written)
     have = {e.name: e.bytes for e in entries}
     for rank, record in enumerate(manifest.parts):
         if part_name(rank) not in have:
@@ -273,7 +293,6 @@ def _look(storage: Storage, name: str) -> Found:
                 "is missing" if length is None else f"has {length} bytes, {record.data_bytes} were committed"
             )
             return found("damaged", f"{data_name(rank)} {why}")
-    when = next((e.modified for e in entries if e.name == COMMITTED), written)
     return Found(
         name, step, attempt, "committed", when, size, world_size=manifest.world_size,
         samples=manifest.position.consumed(), **common,  # type: ignore[arg-type]
