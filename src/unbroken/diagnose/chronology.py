@@ -7,6 +7,8 @@ beside it, a lost node the connections that closed; of chained exceptions the in
 
 from __future__ import annotations
 
+import bisect
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -61,6 +63,15 @@ def chronicle(scans: Sequence[FileScan], topology: Topology) -> Chronicle:
         else:
             candidates.append(e)
     root, why = choose(candidates, scans)
+    if root is None:
+        root, why = (
+            next((e for e in cascades if e.reason and e.weight >= 0.5 and not _launcher(e)), None),
+            "only consequences were logged",
+        )
+    flaps = _flapping(root, overcome)
+    if flaps:
+        root, why = flaps[0], f"the link failed {len(flaps)} times before it took the job down"
+        candidates = sorted({*flaps, *candidates}, key=lambda e: order_key(e, scans))
     return Chronicle(
         tuple(candidates),
         tuple(overcome),
@@ -85,31 +96,23 @@ def went_on(event: Event, scans: Sequence[FileScan], progress: Sequence[Progress
     """Whether training made at least two more steps after the event."""
     own = scans[event.file].progress
     if own:
-        before = [p.step for p in own if p.line <= event.line and p.step is not None]
-        after = [p for p in own if p.line > event.line]
+        cut = bisect.bisect_right(own, event.line, key=lambda p: p.line)
+        before, after = own[max(0, cut - 3) : cut], own[cut:]
     elif event.time is not None:
-        grace = event.time + 60.0
-        before = [
-            p.step for p in progress if p.time is not None and p.time <= event.time and p.step is not None
-        ]
-        after = [p for p in progress if p.time is not None and p.time > grace]
+        early = [p for p in progress if p.time is not None and p.time <= event.time]
+        before, after = early[-3:], [p for p in progress if p.time is not None and p.time > event.time + 60.0]
     else:
         return False
-    steps = {p.step for p in after if p.step is not None}
-    if steps:
-        base = max(before[-3:]) if before else min(steps) - 1
-        new = [s for s in steps if s is not None and s > base]
-        if len(new) >= 2:
-            return True
-        # A restart may have gone back to an earlier step.
-        return (
-            len(steps) >= 3
-            and max(steps) != base
-            and len(after) >= 3
-            and len({p.line for p in after}) >= 3
-            and not new
-        )
-    return len(after) >= 3
+    steps = {p.step for p in itertools.chain(after[:50], after[-50:]) if p.step is not None}
+    if not steps:
+        return len(after) >= 3
+    known = [p.step for p in before if p.step is not None]
+    base = max(known) if known else min(steps) - 1
+    new = [s for s in steps if s > base]
+    if len(new) >= 2:
+        return True
+    # A restart may have gone back to an earlier step.
+    return not new and len(steps) >= 3
 
 
 def _handled(event: Event, recoveries: Sequence[Event]) -> bool:
@@ -182,6 +185,30 @@ def choose(candidates: Sequence[Event], scans: Sequence[FileScan]) -> tuple[Even
             if (e.xid or _machine(e)) and e.role == "root" and _beside(first, e) and e is not first:
                 return e, "the kernel's report explains the error that the program saw"
     return first, "it came first"
+
+
+def _flapping(root: Event | None, overcome: Sequence[Event]) -> list[Event]:
+    """Link errors that training still survived but that kept coming until one ended it."""
+    if root is None or root.reason not in ("NetworkError", "NCCLRemoteError", "NCCLTimeoutError"):
+        return []
+    ports = [e for e in overcome if e.rule.id in ("ib-port-event", "link-down", "ib-completion-error")]
+    if root.reason == "NetworkError" and root.node:
+        ports = [e for e in ports if e.node == root.node]
+    streak: list[Event] = []
+    end = root
+    for e in reversed(ports):
+        if e.node != (streak[-1].node if streak else e.node) or not _soon(e, end):
+            break
+        streak.append(e)
+        end = e
+    return streak[::-1] if len(streak) >= 3 else []
+
+
+def _soon(first: Event, then: Event) -> bool:
+    """Whether two events lie within half an hour (or, without times, within 2,000 lines) of each other."""
+    if first.time is not None and then.time is not None:
+        return then.time - first.time <= 1800.0
+    return first.file == then.file and then.line - first.line <= 2000
 
 
 def _machine(event: Event) -> bool:

@@ -16,7 +16,11 @@ SYSLOG = r"(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) [ \d]\d \d\d:\d\d
 DMESG = r"(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) (?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) [ \d]\d \d\d:\d\d:\d\d \d{4}"
 US = r"\d\d/\d\d/\d{4} \d\d:\d\d:\d\d"
 
-_ANY = re.compile(f"({ISO})|({GLOG})|({DMESG})|({SYSLOG})|({US})")
+_CLOCK = re.compile(r"\d\d:\d\d:\d\d")
+# Each format with how far before the time of day it begins.
+_FORMATS = tuple(
+    (re.compile(f), back) for f, back in ((ISO, 11), (GLOG, 6), (DMESG, 11), (SYSLOG, 7), (US, 11))
+)
 _ISO_PARTS = re.compile(
     r"(\d{4})[-/](\d\d)[-/](\d\d)[ T_](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?(Z|[+-]\d\d:?\d\d)?"
 )
@@ -30,8 +34,15 @@ _MONTHS = {
 
 def find(text: str, year: int) -> float | None:
     """The first time in the first 160 characters of `text`, or None. `year` serves formats without one."""
-    m = _ANY.search(text, 0, 160)
-    return parse(m.group(0), year) if m else None
+    m = _CLOCK.search(text, 0, 160)
+    while m:
+        for pattern, back in _FORMATS:
+            start = m.start() - back
+            found = pattern.match(text, start) if start >= 0 else None
+            if found:
+                return parse(found.group(0), year)
+        m = _CLOCK.search(text, m.end(), 160)
+    return None
 
 
 @lru_cache(maxsize=4096)

@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .events import Ending, Progress
+from .events import Ending, Event, Progress
 
 
 @dataclass(frozen=True)
@@ -77,6 +77,28 @@ def _spike(points: Sequence[Progress]) -> tuple[Progress | None, float | None]:
     if len(stretch) < 2 or len(stretch) > max(0.5 * len(points), 3):
         return None, base
     return stretch[0], base
+
+
+def worst_stretch(progress: Sequence[Progress], said: Event) -> Progress | None:
+    """The metric line that shows what a guard or an operator complained of: the first of the last stretch of
+    non-finite ones, else the first of the last stretch far above the usual loss."""
+    points = [p for p in progress if p.loss is not None and (p.file != said.file or p.line < said.line)][
+        -2000:
+    ]
+    bad = [i for i, p in enumerate(points) if _nan(p)]
+    if not bad:
+        finite = [p.loss for p in points if p.loss is not None]
+        if len(finite) < 8:
+            return None
+        base = statistics.median(finite)
+        spread = statistics.median(abs(x - base) for x in finite)
+        bad = [i for i, x in enumerate(finite) if x > base + max(10 * spread, 0.35 * abs(base), 0.3)]
+    if not bad:
+        return None
+    first = len(bad) - 1
+    while first > 0 and bad[first] - bad[first - 1] <= 20:
+        first -= 1
+    return points[bad[first]]
 
 
 def _nan(point: Progress) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from .chronology import Chronicle, same_kind
-from .course import Course, course, silent_for
+from .course import Course, course, silent_for, worst_stretch
 from .events import Event, FileScan, Progress, Topology
 from .facts import Facts, RankExit
 from .rules import defaults
@@ -27,6 +27,10 @@ from .verdict import (
     Verdict,
 )
 
+_PEER_ADDRESS = re.compile(r"\bpeer ([\d.]+|[A-Za-z][\w.\-]*)<\d+>")
+_NOT_THERE = re.compile(
+    r"[Rr]anks? \[?(\d+)\]? (?:failed to (?:pass|reach|join|enter)|did not|has not|have not|hasn't|is missing|are missing)|[Mm]issing ranks?:? [\[{(]?(\d+)[\])}]?(?:$|[^,\d])"
+)
 _PEER = re.compile(r"(?:remote peer|peer) ([A-Za-z][\w.\-]*\d[\w\-]*)<")
 _SIGNALS = {4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL", 11: "SIGSEGV", 15: "SIGTERM"}
 
@@ -55,6 +59,10 @@ def decide(
             return verdict
     if trained.spike is not None and (root is None or root.reason == LOSS_SPIKE):
         return _loss_spike(trained, root, scans, chron, topology)
+    if root is not None and root.rule.id == "loss-spike-said":
+        bad = worst_stretch(chron.progress, root)
+        if bad is not None:
+            return _loss_spike(replace(trained, spike=bad), root, scans, chron, topology)
     if root is not None:
         return failed(root, chron, scans, topology)
     return _nothing_known(chron, scans, topology, trained, now)
@@ -109,6 +117,10 @@ def _faulty(root: Event, chron: Chronicle, topology: Topology) -> Faulty | None:
     if reason == "NCCLRemoteError":
         peers = Counter(m.group(1) for e in chron.cascades if (m := _PEER.search(e.text)))
         return Faulty(node=next(iter(peers))) if len(peers) == 1 else None
+    if root.rule.id == "ib-completion-error":
+        peer = _common_peer(chron, topology)
+        if peer is not None:
+            return Faulty(node=peer)
     alike = [e for e in same_kind(root, chron.candidates) if e.rule.id == root.rule.id]
     ranks = {e.rank for e in alike if e.rank is not None}
     nodes = {e.node for e in alike if e.node is not None}
@@ -116,7 +128,7 @@ def _faulty(root: Event, chron: Chronicle, topology: Topology) -> Faulty | None:
         rank, node, gpu = root.rank, root.node, root.gpu
         if rank is None:
             rank, node, gpu = _reported(topology, node, gpu)
-        if reason == "OutOfMemoryError" and topology.size and len(ranks) > max(1, topology.size // 2):
+        if reason != "CUDAError" and topology.size and len(ranks) > max(1, topology.size // 3):
             return None
         if rank is None and node is None:
             return None
@@ -152,6 +164,13 @@ def _missing_rank(chron: Chronicle, topology: Topology) -> int | None:
     ]
     ranks = {e.rank for e in reports}
     size = topology.size
+    named = {
+        m.group(1) or m.group(2)
+        for e in (*chron.candidates, *chron.cascades)
+        if (m := _NOT_THERE.search(e.text))
+    }
+    if len(named) == 1:
+        return int(named.pop())
     if size and len(ranks) >= 2 and len(ranks) < size:
         silent = set(range(size)) - ranks
         if len(silent) == 1:
@@ -163,6 +182,17 @@ def _missing_rank(chron: Chronicle, topology: Topology) -> int | None:
         if len(behind) == 1 and max(s for s in numbers.values() if s is not None) > low:
             return behind[0]
     return None
+
+
+def _common_peer(chron: Chronicle, topology: Topology) -> str | None:
+    """The one node that is an end of every link that failed, where several links did."""
+    links: set[frozenset[str]] = set()
+    for e in chron.candidates:
+        m = _PEER_ADDRESS.search(e.text) if e.rule.id == "ib-completion-error" else None
+        if m and e.node:
+            links.add(frozenset((e.node, topology.addresses.get(m.group(1), m.group(1)))))
+    common = frozenset.intersection(*links) if len(links) >= 2 else frozenset()
+    return next(iter(common)) if len(common) == 1 and common <= set(topology.nodes) else None
 
 
 def _evidence(root: Event, chron: Chronicle) -> list[Event]:
@@ -185,11 +215,11 @@ def _cascade(root: Event, chron: Chronicle) -> tuple[Cascade, ...]:
 
 
 def _root(event: Event, scans: Sequence[FileScan]) -> Root:
-    return Root(scans[event.file].name, event.line, event.text.rstrip(), event.rank, event.node, event.time)
+    return Root(scans[event.file].name, event.line, event.text, event.rank, event.node, event.time)
 
 
 def _line(p: Progress, scans: Sequence[FileScan]) -> Root:
-    return Root(scans[p.file].name, p.line, p.text.rstrip(), time=p.time)
+    return Root(scans[p.file].name, p.line, p.text, time=p.time)
 
 
 def _after(later: Event, earlier: Event, scans: Sequence[FileScan]) -> bool:
@@ -311,7 +341,7 @@ def _nothing_known(
         last = (
             max(with_steps, key=lambda s: (s.ending.last_time or 0.0, s.ending.bytes)) if with_steps else last
         )
-    root = Root(last.name, last.ending.last_line, last.ending.last_text.rstrip(), time=last.ending.last_time)
+    root = Root(last.name, last.ending.last_line, last.ending.last_text, time=last.ending.last_time)
     why = (
         "the log breaks off in the middle of a line, without any error"
         if last.ending.cut_off
@@ -494,7 +524,7 @@ def _last_words(exit_: RankExit, scans: Sequence[FileScan]) -> Root | None:
             return Root(
                 s.name,
                 s.ending.last_line,
-                s.ending.last_text.rstrip(),
+                s.ending.last_text,
                 exit_.rank,
                 exit_.node,
                 s.ending.last_time,

@@ -17,7 +17,7 @@ _HOST = r"[A-Za-z][A-Za-z0-9.\-]{0,62}"
 _LAYERS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("rank", re.compile(r"\[?(?:rank|Rank |RANK )(\d{1,6})\]?:?\s?")),
     ("local", re.compile(r"\[default(\d{1,3})\]:?\s?")),
-    ("ray", re.compile(r"\(([\w.]+) pid=(\d+)(?:, ip=([\w.\-]+))?\)\s?")),
+    ("ray", re.compile(r"\(([\w.]+)(?: pid=(\d+)|,)(?:,? ?ip=([\w.\-:]+))?\)\s?")),
     ("kube", re.compile(rf"({clock.ISO}) (?:stdout|stderr) [FP] ")),
     ("pod", re.compile(r"\[pod/([\w.\-]+)(?:/[\w.\-]+)?\]\s")),
     ("syslog", re.compile(rf"({clock.SYSLOG}|{clock.ISO}) ({_HOST}) ([\w./\-]+)(?:\[\d+\])?: ")),
@@ -107,7 +107,8 @@ def _take(kind: str, m: re.Match[str], found: dict[str, object], stream: list[st
         found[kind] = int(m.group(1))
         stream.append(m.group(0).strip())
     elif kind == "ray":
-        found["pid"] = int(m.group(2))
+        if m.group(2):
+            found["pid"] = int(m.group(2))
         if m.group(3):
             found["node"] = m.group(3)
         stream.append(m.group(0).strip())

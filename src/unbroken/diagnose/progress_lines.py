@@ -5,36 +5,54 @@ from __future__ import annotations
 import math
 import re
 
-_LOSS = re.compile(
-    r"(?:\blm loss|reduced_train_loss|train[_ /]loss|training loss|\bloss)['\"]?\s*[:=]\s*['\"]?([-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|nan|inf|NaN|Inf)\b)"
-)
+_LOSS = re.compile(r"loss['\"]?\s*[:=]\s*['\"]?([-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|nan|inf|NaN|Inf)\b)")
+_NAN_ITERATIONS = re.compile(r"number of nan iterations:\s+[1-9]")
 _STEP = re.compile(
     r"(?:\biteration|\bglobal_step|\bglobal_steps|\bsteps?|\biter|\bStep|\boptimizer_step|\bSTEP)['\"]?\s*[:= ]\s*(\d+)\b"
 )
 _BAR = re.compile(r"^\s*(?:Epoch \d+: +|Training: +)?\d{1,3}%\|.{0,40}\| (\d+)/(\d+) \[")
 _DONE = re.compile(r"\bstep (\d+)(?:/\d+)? (?:done|finished|took)\b|\biteration\s+(\d+)\s*/\s*\d+")
-_HINT = re.compile(r"loss|%\||step|iteration|Step|iter")
 _OTHER = re.compile(r"(?:aving|oading|aved|esum|heckpoint|val(?:idation)? loss|eval)", re.I)
 
 
 def read(text: str) -> tuple[float | None, float | None] | None:
     """(step, loss) of a metric line, either may be None; None where the line is not one."""
-    if not _HINT.search(text):
-        return None
-    loss = _LOSS.search(text)
-    bar = None if loss else _BAR.match(text)
+    loss, found = _loss(text)
+    bar = _BAR.match(text) if not found and "%|" in text else None
     if bar:
         return float(bar.group(1)), None
-    done = None if loss else _DONE.search(text)
-    if loss is None and done is None:
+    done = None
+    if not found and ("step" in text or "iteration" in text):
+        done = _DONE.search(text)
+    if not found and done is None:
         return None
-    if _OTHER.search(text[:200]) and "iteration " not in text[:60]:
+    if _OTHER.search(text, 0, 200) and "iteration " not in text[:60]:
         return None
     step = _STEP.search(text)
     number = float(step.group(1)) if step else None
     if number is None and done:
         number = float(done.group(1) or done.group(2))
-    return number, _value(loss.group(1)) if loss else None
+    if "nan iterations" in text and _NAN_ITERATIONS.search(text):
+        loss = math.nan
+    return number, loss
+
+
+def _loss(text: str) -> tuple[float | None, bool]:
+    """The training loss that a line names, and whether it names any loss at all."""
+    at, named = text.find("loss"), False
+    while at >= 0:
+        m = _LOSS.match(text, at)
+        if m:
+            before = text[max(0, at - 8) : at]
+            if (
+                not before
+                or not (before[-1].isalnum() or before[-1] in "_/")
+                or before.endswith(("train_", "lm_", "train/", "training_"))
+            ):
+                return _value(m.group(1)), True
+            named = True
+        at = text.find("loss", at + 4)
+    return None, named
 
 
 def _value(text: str) -> float:

@@ -37,7 +37,7 @@ _TRIGGERS = (
     ": inf", "=inf", "what()", "WARN", "ink down", "ink Down", "ink is Down", "vict", "NotReady", "lost", "Lost", "KeyboardInterrupt", "Bootstrap",
     "per_node", "per-node", "PER_NODE", "ninja", "nvcc", "o such option", "Missing ", "overheat", "hermal", "aking the entire",
     "Input/output", "Read-only", "Too many open", "Transport endpoint", "Address already", "EADDRINUSE", "recvValue", "gloo", "ibv_", "NET/IB",
-    "does not", "handled", "recovered", "Detected", "Invalid value", "can't ", "Could not", "not override", "NODE", "Expected", "halted", "Segfault", "shutting down", "shutdown",
+    "does not", "handled", "recovered", "Detected", "Invalid value", "can't ", "Could not", "not override", "NODE", "Expected", "halted", "Segfault", "shutting down", "shutdown", "norm above", "norm over", "norm exceed", "guard", "xiting", "issing rank", "not entered", "not joined", "low on resource", "ink up", "ink Up", "ink is Up", "marked dead", "roken pipe", "disconnect",
 )  # fmt: skip
 _EXCEPTION = re.compile(
     r"^(?:[A-Za-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception|Exit|Interrupt|Timeout|Failure|Fault|Disconnected|Expired|Warning|NotFound|OutOfMemory)\b(?:\(.{0,80}\))?(?:: |:$|$)"
@@ -46,7 +46,9 @@ _WHAT = re.compile(r"^\s*what\(\):\s+")
 _XID = re.compile(
     r"Xid \(PCI:([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2}):([0-9a-fA-F]{2})[^)]*\): (\d+)(?:,\s*pid=(\d+))?"
 )
-_GPU_IN_TEXT = re.compile(r"\bGPU (\d{1,2}) has a total capacity|\bGPU[ :#]?(\d{1,2})\b|cuda:(\d{1,2})\b")
+_GPU_IN_TEXT = re.compile(
+    r"\bGPU (\d{1,2}) has a total capacity|\bGPU[ :#]?(\d{1,2})\b|cuda:(\d{1,2})\b|\bDevice: (\d{1,2})\b"
+)
 _HOST_IN_TEXT = re.compile(r"\bhost[=:]\s?([A-Za-z][\w.\-]*\d[\w.\-]*)")
 _UTIL = re.compile(
     r"(?:\bnode[=: ]|\bhost[=: ])?([A-Za-z][\w.\-]*\d[\w.\-]*)?\s*\bgpu[ =:#]?(\d{1,2})\b.{0,40}?util(?:ization)?[=: ]+(\d+)\s?%",
@@ -108,6 +110,7 @@ class _Open:
     chained: str | None = None
     frames: list[str] = field(default_factory=list)
     lines: int = 0
+    indent: int = 0
 
 
 class Scanner:
@@ -154,11 +157,10 @@ class Scanner:
             number = base + block.count(b"\n", counted, start) + 1
             stop = block.find(b"\n", hit.start())
             stop = len(block) if stop < 0 else stop
-            if start > end:
-                self._look_back(block, start, number)
-            self._matter(block[start:stop], number, block, start)
+            close = self._matter(block[start:stop], number, block, start, start > end)
             pos = stop + 1
-            end = pos + WINDOW
+            if close:
+                end = pos + WINDOW
         self._line = base + block.count(b"\n", counted)
         if block and not block.endswith(b"\n"):
             self._line += 1
@@ -188,7 +190,7 @@ class Scanner:
         when = clock.find(text, self.year)
         if self.out.progress and self.out.progress[-1].line >= number:
             return True
-        self.out.progress.append(Progress(self.out.index, number, found[0], found[1], when, text[:300]))
+        self.out.progress.append(Progress(self.out.index, number, found[0], found[1], when, text[:1000]))
         return True
 
     def _plain(self, raw: bytes, number: int, block: bytes, offset: int) -> None:
@@ -202,45 +204,53 @@ class Scanner:
             return
         self._step(text, number)
 
-    def _matter(self, raw: bytes, number: int, block: bytes, offset: int) -> None:
-        """A line with a trigger in it."""
+    def _matter(self, raw: bytes, number: int, block: bytes, offset: int, alone: bool) -> bool:
+        """A line with a trigger in it; true where the lines after it have to be read one by one."""
         text = clean(raw)
         if not text.strip():
-            return
+            return False
         line = take_apart(text, self.year)
         if line.time is not None:
             self._last_time = line.time
         if self.topology.see(line, text):
-            return
+            return "exitcode" in text or "host" in text or "rank" in text[:12]
         if self._traceback(line, text, number, block, offset):
-            return
+            if alone:
+                self._look_back(block, offset, number)
+            return True
         body = line.body
-        if "util" in body or "util" in text:
+        if "util" in text:
             self._utilisation(text, line, number)
         if "Xid (" in body:
-            self._kernel(line, text, number, block, offset)
-            return
+            if alone:
+                self._look_back(block, offset, number)
+            return self._kernel(line, text, number, block, offset)
         stripped = _WHAT.sub("", body)
         exception = bool(_EXCEPTION.match(stripped))
         rule = self.ruleset.best(stripped if exception else body, exception=exception)
-        progress = self._step(text, number)
         if rule is None:
-            return
-        if progress and rule.role not in ("root",):
-            return
+            self._step(text, number)
+            return "Root Cause" in text or "Failures:" in text or "FAILED" in text
+        matters = rule.role not in ("noise", "context")
+        if matters and alone:
+            self._look_back(block, offset, number)
+        if self._step(text, number) and rule.role != "root":
+            return False
         weight = 0.8 if exception else 0.9
         if line.level in ("INFO", "DEBUG", "WARNING"):
             weight = 0.4
-        self._emit(
-            rule,
-            line,
-            text,
-            number,
-            block,
-            offset,
-            weight=weight,
-            exception=_class(stripped) if exception else None,
-        )
+        if matters or rule.role == "context":
+            self._emit(
+                rule,
+                line,
+                text,
+                number,
+                block,
+                offset,
+                weight=weight,
+                exception=_class(stripped) if exception else None,
+            )
+        return matters
 
     def _utilisation(self, text: str, line: Line, number: int) -> None:
         m = _UTIL.search(text)
@@ -249,21 +259,21 @@ class Scanner:
         if int(m.group(3)) == 0:
             when = line.time or clock.find(text, self.year)
             self.out.idle_gpus.append(
-                (m.group(1) or line.node, int(m.group(2)), when or 0.0, number, text[:300])
+                (m.group(1) or line.node, int(m.group(2)), when or 0.0, number, text[:1000])
             )
         else:
             self.out.busy_gpus += 1
 
-    def _kernel(self, line: Line, text: str, number: int, block: bytes, offset: int) -> None:
+    def _kernel(self, line: Line, text: str, number: int, block: bytes, offset: int) -> bool:
         noise = self.ruleset.best(line.body, exception=False)
         if noise is not None and noise.role == "noise" and noise.priority >= 90:
-            return
+            return False
         m = _XID.search(line.body)
         if not m:
-            return
+            return False
         xid = xids().get(int(m.group(4)))
         if xid is None:
-            return
+            return False
         pid = int(m.group(5)) if m.group(5) else None
         self._emit(
             _xid_rule(xid.role, xid.reason),
@@ -276,13 +286,15 @@ class Scanner:
             bus=m.group(2).lower(),
             pid=pid,
         )
+        return xid.role == "root"
 
     def _traceback(self, line: Line, text: str, number: int, block: bytes, offset: int) -> bool:
         """Feeds one line to the tracebacks that are open; true where the line belongs to one."""
         body, key = line.body, line.stream
         if "Traceback (most recent call last)" in body:
             chain, how = self._chains.pop(key, (0, None))
-            self._open[key] = _Open(chain if how else 0, how)
+            indent = len(body) - len(body.lstrip(" ")) if body[:1] == " " else 0
+            self._open[key] = _Open(chain if how else 0, how, indent=indent)
             return True
         tb = self._open.get(key)
         if tb is None:
@@ -300,7 +312,9 @@ class Scanner:
         tb.lines += 1
         if not body.strip():
             return True
-        if body[0] in " \t|+":
+        if tb.indent and body[: tb.indent].isspace() and _EXCEPTION.match(body[tb.indent :]):
+            body = body[tb.indent :]
+        if body[0] in " \t|+│╭╰┌└":
             m = _FRAME.match(body)
             if m:
                 tb.frames.append(f"{m.group(1)}:{m.group(2)}")
@@ -342,7 +356,11 @@ class Scanner:
         ) >= MOST_EVENTS:
             # The first ones can be roots, the last one shows what was going on at the end.
             self._replace_last(key, rule, xid)
-        when = line.time if line.time is not None else self._time_before(block, offset)
+        when = line.time
+        if when is None and rule.role in ("ending", "cascade"):
+            when = clock.find(text, self.year)  # schedulers write the time into the sentence
+        if when is None:
+            when = self._time_before(block, offset)
         gpu = line.gpu
         if gpu is None and rule.scope == "gpu":
             m = _GPU_IN_TEXT.search(line.body)
@@ -396,7 +414,12 @@ class Scanner:
             if found:
                 kept.append(
                     Progress(
-                        self.out.index, first + i, found[0], found[1], clock.find(text, self.year), text[:300]
+                        self.out.index,
+                        first + i,
+                        found[0],
+                        found[1],
+                        clock.find(text, self.year),
+                        text[:1000],
                     )
                 )
         self.out.progress = kept + [
