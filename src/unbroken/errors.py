@@ -63,7 +63,8 @@ class UnbrokenError(Exception):
             parts[0] += f" ({self.where})"
         if self.todo:
             parts.append(self.todo.rstrip("."))
-        return ". ".join(parts) + "."
+        text = ". ".join(parts)
+        return text if text.endswith(("?", "!")) else text + "."
 
     def as_json(self) -> dict[str, object]:
         """The one error envelope of every `--json`: {"error": {...}}."""

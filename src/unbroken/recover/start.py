@@ -91,11 +91,7 @@ def check_places(run_dir: RunDir, scratch_root: Path) -> None:
                 probe.flush()
                 os.fsync(probe.fileno())
     except OSError as e:
-        raise StorageError(
-            f"the run directory cannot be written: {e.strerror}",
-            where=str(e.filename or run_dir.path),
-            todo="Choose another --run-dir, or free space and permissions there",
-        ) from e
+        raise _unwritable(run_dir, e) from e
     free = shutil.disk_usage(run_dir.path).free
     if free < _RUN_DIR_NEEDS:
         raise StorageError(
@@ -113,6 +109,14 @@ def check_places(run_dir: RunDir, scratch_root: Path) -> None:
         )
 
 
+def _unwritable(run_dir: RunDir, e: OSError) -> StorageError:
+    return StorageError(
+        f"the run directory cannot be written: {e.strerror}",
+        where=str(e.filename or run_dir.path),
+        todo="Choose another --run-dir, or free space and permissions there",
+    )
+
+
 def settle_spec(run_dir: RunDir, wanted: RunSpec) -> RunSpec:
     """The spec to use: a new run's own, or that of the run directory with the settings asked for now.
 
@@ -126,8 +130,11 @@ def settle_spec(run_dir: RunDir, wanted: RunSpec) -> RunSpec:
                 where=str(run_dir.path),
                 todo="Choose another --run-dir",
             )
-        run_dir.create()
-        write_spec(run_dir, wanted)
+        try:
+            run_dir.create()
+            write_spec(run_dir, wanted)
+        except OSError as e:
+            raise _unwritable(run_dir, e) from e
         return wanted
     old = read_spec(run_dir.spec)
     check_same(old, wanted, run_dir)

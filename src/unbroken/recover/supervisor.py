@@ -464,6 +464,11 @@ class Supervisor:
         detected = time.time()
         if ending.kind == "failed":
             await self._let_settle(attempt)
+            # A dying node's ranks may be heard of before the node is missed: then the node is the story.
+            missed = await self._lost_nodes(attempt)
+            if missed:
+                gone = any(s is not NodeState.AGENT_LOST for s in missed.values())
+                ending = replace(ending, kind="node_lost" if gone else "agent_lost", nodes=missed)
         incident = Incident(
             number=self._state.incident + 1, attempt=attempt.number, kind=ending.kind, step=attempt.step,
             last_sign=self._last_sign(attempt), detected=detected,

@@ -1,0 +1,209 @@
+"""A run on virtual nodes survives each fault: real processes, real signals, no mercy."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+
+import pytest
+
+from .conftest import RunUnderTest
+
+pytestmark = pytest.mark.integration
+NewRun = Callable[..., RunUnderTest]
+TWO = ("--nodes", "2", "--nproc", "1")
+
+
+def test_undisturbed_run_completes_and_leaves_nothing(new_run: NewRun) -> None:
+    run = new_run(*TWO, steps=10, seconds=0.01).start()
+    faults = None
+    assert run.wait() == 0, run.output
+    faults = run.faults
+    assert faults.left_over() == []
+    assert [r["status"] for r in run.journal("status")] == ["completed"]
+    assert run.incidents() == []
+    log = run.run_dir.rank_log(1, "node-001", 1).read_text()
+    assert "rank 1 is done" in log
+    # The same command again says so and does nothing.
+    again = run.start()
+    assert again.wait() == 0
+    assert run.attempts() == 1
+
+
+def test_killed_rank_is_restarted(new_run: NewRun) -> None:
+    run = new_run(*TWO).start()
+    run.until_step(5)
+    run.faults.kill_rank(1)
+    assert run.wait() == 0, run.output
+    (incident,) = run.incidents()
+    assert incident["kind"] == "failed" and incident["action"] == "restart"
+    assert incident["verdict"]["faulty"]["rank"] == 1
+    assert "SIGKILL" in incident["verdict"]["root"]["text"]
+    assert incident["resumed"] > incident["detected"]
+    assert run.attempts() == 2
+    assert run.faults.left_over() == []
+
+
+def test_stopped_rank_is_named_and_restarted(new_run: NewRun) -> None:
+    script = """
+import os, sys, time
+import torch.distributed as dist, torch
+import unbroken
+run = unbroken.attach()
+dist.init_process_group("gloo")
+x = torch.zeros(1)
+for step in range(1, 61):
+    time.sleep(0.05)
+    dist.all_reduce(x)
+    run.step(step)
+"""
+    run = new_run(*TWO, "--hang-after", "3s", "--suspect-after", "2s", script=script, args=[]).start()
+    run.until_step(5)
+    run.faults.stop_rank(1)
+    assert run.wait() == 0, run.output
+    (incident,) = run.incidents()
+    assert incident["kind"] == "hung"
+    assert incident["verdict"]["reason"] == "Hang"
+    assert incident["verdict"]["faulty"]["rank"] == 1
+    stacks = run.run_dir.evidence(1) / "stacks-rank-1.txt"
+    assert "stopped by a signal" in stacks.read_text()
+    assert run.attempts() == 2
+
+
+def test_lost_node_is_replaced_by_the_spare(new_run: NewRun) -> None:
+    run = new_run(*TWO, "--spares", "1").start()
+    run.until_step(5)
+    run.faults.kill_node("node-001")
+    assert run.wait() == 0, run.output
+    (incident,) = run.incidents()
+    assert incident["kind"] == "node_lost"
+    assert incident["verdict"]["reason"] == "NodeFailure"
+    assert run.journal("attempt")[-1]["slots"] == ["node-000", "node-002"]
+    assert run.faults.left_over() == []
+
+
+def test_lost_node_returns_where_there_is_no_spare(new_run: NewRun) -> None:
+    run = new_run(*TWO).start()
+    run.until_step(5)
+    run.faults.kill_node("node-000")
+    assert run.wait() == 0, run.output
+    assert run.journal("attempt")[-1]["slots"] == ["node-000", "node-001"]
+    assert [r["node"] for r in run.journal("returned")] == ["node-000"]
+
+
+def test_killed_agent_restarts_on_its_node(new_run: NewRun) -> None:
+    run = new_run(*TWO).start()
+    run.until_step(5)
+    run.faults.kill_agent("node-001")
+    assert run.wait() == 0, run.output
+    (incident,) = run.incidents()
+    assert incident["kind"] == "agent_lost"
+    assert run.journal("attempt")[-1]["slots"] == ["node-000", "node-001"]
+    assert run.faults.left_over() == []
+
+
+def test_killed_keeper_does_not_disturb_training(new_run: NewRun) -> None:
+    run = new_run(*TWO).start()
+    run.until_step(5)
+    run.faults.kill_keeper("node-001")
+    assert run.wait() == 0, run.output
+    assert run.incidents() == [] and run.attempts() == 1
+    assert [r["node"] for r in run.journal("keeper_back")] == ["node-001"]
+
+
+def test_killed_supervisor_is_succeeded_and_the_ranks_never_stop(new_run: NewRun) -> None:
+    run = new_run(*TWO, steps=80).start()
+    run.until_step(5)
+    pids = {r: p.pid for r, p in run.faults.ranks().items()}
+    run.faults.kill_supervisor()
+    assert run.wait() == -signal.SIGKILL
+    run.start()
+    assert run.wait() == 0, run.output
+    assert run.attempts() == 1
+    (incident,) = run.incidents()
+    assert incident["kind"] == "supervisor_lost" and incident["steps_lost"] == 0
+    assert set(pids) == {0, 1}
+    assert [r["attempt"] for r in run.journal("adopted")] == [1]
+
+
+def test_ranks_without_a_supervisor_stop_when_the_lease_lapses(
+    new_run: NewRun, eventually: Callable[..., None]
+) -> None:
+    run = new_run(*TWO, "--lease", "2s", steps=2000).start()
+    run.until_step(5)
+    run.faults.kill_supervisor()
+    run.wait()
+    eventually(lambda: not run.faults.ranks(), within=15)
+    # Agents and keepers wait for a successor, which starts the next attempt.
+    assert len(run.faults.processes("keeper")) == 2
+    run.start()
+    eventually(lambda: run.attempts() == 2, within=30)
+    assert run.incidents()[0]["kind"] == "supervisor_lost"
+
+
+def test_stop_request_ends_all_ranks_at_one_step_and_the_same_command_goes_on(new_run: NewRun) -> None:
+    run = new_run(*TWO, steps=100).start()
+    run.until_step(5)
+    assert run.process is not None
+    run.process.send_signal(signal.SIGINT)
+    assert run.wait() == 11, run.output
+    assert "same command" in run.output
+    assert [r["how"] for r in run.journal("ended")] == ["interrupted"]
+    assert run.faults.left_over() == []
+    ended = run.journal("ended")[0]["step"]
+    assert ended < 100
+    run.start()
+    assert run.wait() == 0, run.output
+    assert run.attempts() == 2
+
+
+def test_script_error_stops_at_once_with_its_reason(new_run: NewRun) -> None:
+    script = "import unbroken\nrun = unbroken.attach()\nrun.step(1)\nconfig = {'lr': 1}\nprint(config['learning_rate'])\n"
+    run = new_run(*TWO, script=script, args=[]).start()
+    began = time.monotonic()
+    assert run.wait() == 10, run.output
+    assert time.monotonic() - began < 60
+    (incident,) = run.incidents()
+    assert incident["verdict"]["reason"] == "KeyError" and incident["action"] == "stop"
+    assert incident["verdict"]["root"]["line"] is not None
+    assert run.attempts() == 1
+    assert run.faults.left_over() == []
+
+
+def test_same_failure_at_the_same_step_twice_stops(new_run: NewRun) -> None:
+    script = """
+import unbroken, sys
+run = unbroken.attach()
+for step in range(1, 4):
+    run.step(step)
+raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+"""
+    run = new_run(*TWO, script=script, args=[]).start()
+    assert run.wait() == 10, run.output
+    assert 1 <= run.attempts() <= 2
+
+
+def test_unmodified_script_is_followed_by_its_log(new_run: NewRun) -> None:
+    script = """
+import os, time
+for step in range(1, 31):
+    time.sleep(0.03)
+    if os.environ["RANK"] == "0":
+        print(f"step {step} loss {3.0 / step:.3f}")
+"""
+    run = new_run(*TWO, script=script, args=[]).start()
+    assert run.wait() == 0, run.output
+    from unbroken.recover.attempt import read_steps
+
+    steps = read_steps(run.run_dir.steps(1))
+    assert steps[-1].step == 30 and steps[-1].loss == pytest.approx(0.1)
+
+
+def test_two_supervisors_cannot_share_a_run(new_run: NewRun) -> None:
+    run = new_run(*TWO, steps=200).start()
+    run.until_step(3)
+    other = RunUnderTest(run.folder, run.command, run.options)
+    other.start()
+    assert other.wait() == 13
+    assert "live supervisor" in other.output
