@@ -373,7 +373,7 @@ def _checkpoint_state(status: str, why: str) -> str:
 
 def _places(report: Report, link: Callable[[str, str], str]) -> str:
     last = report.attempts[-1] if report.attempts else None
-    logs = []
+    logs: list[str] = []
     if last is not None and report.spec is not None:
         nproc = report.spec.nproc
         for slot, node in enumerate(last.slots):

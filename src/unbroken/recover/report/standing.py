@@ -6,7 +6,6 @@ import json
 import math
 import os
 import socket
-import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace

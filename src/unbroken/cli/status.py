@@ -1,0 +1,120 @@
+"""`unbroken status`: where a run stands, on one screen."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from ..recover.report.standing import NodeStanding, Standing
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+_INCIDENTS = 5
+_NODES = 12
+
+
+@app.command()
+def status(
+    run_dir: Annotated[Path, typer.Argument(metavar="DIR", help="The run directory.")],
+    json_out: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Show where a run stands: running or not, step, loss, checkpoints, incidents, nodes, and what to do next.
+
+    Only reads, and works at any moment. Exit codes: 0 told, 3 the folder is no run directory.
+    """
+    from ..progress import RunDir
+    from ..recover.report import standing
+
+    told = standing(RunDir(run_dir))
+    print(json.dumps(told.as_json()) if json_out else screen(told))
+
+
+def screen(s: Standing) -> str:
+    """The screen as text, at most about 30 lines."""
+    from ..recover.report.data import seconds_text
+    from ..recover.report.page import STATUS_TEXT, clock, node_list
+
+    lines: list[tuple[str, str]] = [("run", s.run_dir + (f"  ({s.run_id})" if s.run_id else ""))]
+    state = STATUS_TEXT.get(s.status, "its supervisor is on another host")
+    lines.append(("status", state + (f": {s.why}" if s.why and s.status != "abandoned" else "")))
+    if s.supervisor is not None:
+        v = s.supervisor
+        alive = {True: "alive", False: "gone", None: "cannot be seen from here"}[v.alive]
+        lines.append(
+            ("supervisor", f"process {v.pid} on {v.host}, {alive} (the {_ordinal(v.epoch)} of this run)")
+        )
+    if s.attempt:
+        of = f", after {s.attempts - 1} restart{'s' * (s.attempts != 2)}" if s.attempts > 1 else ""
+        lines.append(("attempt", f"{s.attempt}{of}"))
+    lines.append(("started", f"{clock(s.started)} UTC, wall time {seconds_text(s.wall_s)}"))
+    if s.step >= 0:
+        parts = [f"{s.step:,}"]
+        if s.loss is not None:
+            parts.append(f"loss {s.loss:.5g}")
+        if s.step_s is not None:
+            parts.append(
+                f"{seconds_text(s.step_s) if s.step_s >= 1 else f'{1000 * s.step_s:.3g} ms'} per step"
+            )
+        if s.last_step_at is not None:
+            parts.append(f"{seconds_text(max(0.0, s.now - s.last_step_at))} ago")
+        lines.append(("last step", ", ".join(parts)))
+    else:
+        lines.append(("last step", "none yet"))
+    saved = []
+    if s.memory_step is not None:
+        saved.append(f"step {s.memory_step:,} in memory")
+    if s.disk_step is not None:
+        saved.append(f"step {s.disk_step:,} on disk ({s.disk_name})")
+    lines.append(("saved", ", ".join(saved) or "nothing yet"))
+    text = [f"{k:<11} {v}" for k, v in lines]
+    text.append(f"{'incidents':<11} {len(s.incidents) or 'none'}")
+    if len(s.incidents) > _INCIDENTS:
+        text[-1] += f", the last {_INCIDENTS}:"
+    for i in s.incidents[-_INCIDENTS:]:
+        where = ", ".join(([f"rank {i.rank}"] if i.rank is not None else []) + ([i.node] if i.node else []))
+        if i.resumed_s is not None:
+            over = f"resumed after {seconds_text(i.resumed_s)}, {i.steps_lost} steps lost"
+        else:
+            over = "stopped the run" if i.action == "stop" else "not resumed"
+        place = f" ({where})" if where else ""
+        text.append(f"{'':<11} {i.number}: {i.reason}{place} after step {i.step:,}; {i.action}; {over}")
+    text += _node_lines(s.nodes, node_list)
+    for problem in s.problems[:5]:
+        text.append(f"{'damaged':<11} {problem}")
+    if s.todo:
+        text += ["", *textwrap.wrap(s.todo, 110, break_long_words=False, break_on_hyphens=False)]
+    elif s.status in ("running", "completed"):
+        text += ["", f"`unbroken report {s.run_dir}` writes the whole story."]
+    return "\n".join(text)
+
+
+def _node_lines(nodes: tuple[NodeStanding, ...], names: object) -> list[str]:
+    if not nodes:
+        return []
+    if len(nodes) > _NODES:
+        groups: dict[str, list[str]] = {}
+        for n in nodes:
+            groups.setdefault(n.doing.split(",")[0].split(":")[0], []).append(n.name)
+        rows = [f"{len(found)} {what}: {names(found)}" for what, found in groups.items()]  # type: ignore[operator]
+    else:
+        width = max(len(n.name) for n in nodes)
+        rows = [f"{n.name:<{width}}  {n.doing}{_here(n)}" for n in nodes]
+    return [f"{'nodes' if i == 0 else '':<11} {row}" for i, row in enumerate(rows)]
+
+
+def _here(n: NodeStanding) -> str:
+    if n.processes is None:
+        return ""
+    if not n.processes:
+        return "" if not n.doing.startswith("training") else "  (no process of the run is left on it)"
+    parts = [f"{c} {r}{'s' * (c != 1)}" for r, c in sorted(n.processes.items())]
+    return f"  [{', '.join(parts)}]"
+
+
+def _ordinal(n: int) -> str:
+    suffix = "th" if 10 <= n % 100 <= 20 else {1: "st", 2: "nd", 3: "rd"}.get(n % 10, "th")
+    return f"{n}{suffix}"
