@@ -1,0 +1,1 @@
+"""Synthetic traces: marginals fitted to the published curves, the dependence between them stated."""
