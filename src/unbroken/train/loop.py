@@ -161,12 +161,12 @@ def train(config: TrainConfig) -> int:
         tokens = open_tokens(config.data.data, Path(config.data.cache) if config.data.cache else None)
         world = start_world(config.run)
         trainer = build(config, world, run, tokens)
-        saving = open_saving(config.run, run, trainer)
-        try:
-            stopped = _steps(trainer, saving, wish)
-            saving.finish(stopped)
-        finally:
-            saving.close()
+        saving, resumed = open_saving(config.run, run, trainer)
+        if world.rank == 0:
+            _say(_banner(trainer))
+            if resumed:
+                _say(resumed)
+        stopped = _steps(trainer, saving, wish)
         stop_world(world)
     return Exit.RANK_STOPPED_ON_REQUEST if stopped else Exit.OK
 
@@ -179,8 +179,6 @@ def _steps(t: Trainer, saving: Saving, wish: list[int]) -> bool:
         if c.trace
         else None
     )
-    if world.rank == 0:
-        _say(_banner(t))
     tokens_per_step = t.config.data.global_batch * t.config.data.seq
     asked = False
     before = time.perf_counter()
@@ -203,20 +201,19 @@ def _steps(t: Trainer, saving: Saving, wish: list[int]) -> bool:
                 held_out = t.evaluate()
             if world.rank == 0:
                 _say(f"eval step {t.step} loss {held_out:.4f}")
-        if not asked:
-            saving.after_step(t.step)
+        if not asked and t.step < c.steps:
+            saving.after_step()
     stopped = asked and t.step < c.steps
     if stopped:
         run.phase("stopping")
         _say(f"stopping after step {t.step}, as asked")
-        saving.now(t.step)
     else:
         parameters = digest(t.buckets.parameters())
         optimizer = digest({f"{k}.{n}": v for k, m in t.state()["optimizer"].items() for n, v in m.items()})
         _say(f"final step {t.step} parameters {parameters} optimizer {optimizer}")
         if writer:
             writer.final(t.step, parameters, optimizer)
-        saving.now(t.step)
+    saving.last()
     if writer:
         writer.close()
     return stopped

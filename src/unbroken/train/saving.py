@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+from ..checkpoint.position import Position as SavedPosition
 from ..progress import Run
 from .config import RunConfig
+from .order import Position
 
 if TYPE_CHECKING:
+    from ..checkpoint import Checkpointer
     from .loop import Trainer
 
 
@@ -17,17 +20,11 @@ class Saving(Protocol):
     def fence(self) -> None:
         """Called before the weights change."""
 
-    def after_step(self, step: int) -> None:
+    def after_step(self) -> None:
         """Takes a snapshot if one is due."""
 
-    def now(self, step: int) -> None:
-        """Takes a snapshot unless this step has one."""
-
-    def finish(self, stopped: bool) -> None:
-        """Waits until the last snapshot is durable."""
-
-    def close(self) -> None:
-        """Lets go of everything; called on every way out."""
+    def last(self) -> None:
+        """Makes the state as it is now durable, and waits for it. Raises NotDurable."""
 
 
 class NoSaving:
@@ -36,18 +33,70 @@ class NoSaving:
     def fence(self) -> None:
         """Nothing is being copied."""
 
-    def after_step(self, step: int) -> None:
+    def after_step(self) -> None:
         """Keeps nothing."""
 
-    now = after_step
-
-    def finish(self, stopped: bool) -> None:
+    def last(self) -> None:
         """There is nothing to wait for."""
 
-    def close(self) -> None:
-        """There is nothing to let go of."""
+
+class CheckpointSaving:
+    """Snapshots of a trainer's whole state, by its own step."""
+
+    def __init__(self, checkpoints: Checkpointer, trainer: Trainer, durable_step: int | None) -> None:
+        self._checkpoints, self._trainer = checkpoints, trainer
+        self._durable_step = durable_step
+        self.fence = checkpoints.fence  # type: ignore[method-assign]
+
+    def fence(self) -> None:
+        """Lets a snapshot that is still being copied finish."""
+
+    def after_step(self) -> None:
+        """Takes a snapshot if one is due."""
+        if self._checkpoints.due(self._trainer.step):
+            self._save(None)
+
+    def last(self) -> None:
+        """Makes the state as it is now durable, and waits for it. Raises NotDurable."""
+        if self._durable_step != self._trainer.step:
+            self._save(True)
+        self._checkpoints.close()
+
+    def _save(self, persist: bool | None) -> None:
+        t = self._trainer
+        self._checkpoints.save(t.step, t.state(), position=position_of(t), persist=persist)
 
 
-def open_saving(config: RunConfig, run: Run, trainer: Trainer) -> Saving:
-    """Where the training's checkpoints go, after it resumed from the newest one there."""
-    return NoSaving()
+def position_of(t: Trainer) -> SavedPosition:
+    """The data position as a checkpoint's manifest keeps it: absolute sample numbers, over all epochs."""
+    p = t.position
+    epoch = p.next_index // t.order.samples
+    return SavedPosition(epoch, p.consumed, p.skips, t.tokens.fingerprint)
+
+
+def open_saving(config: RunConfig, run: Run, trainer: Trainer) -> tuple[Saving, str | None]:
+    """Where the training's checkpoints go, after it resumed from the newest one there; and that one, in words.
+
+    Raises InputError if the checkpoint is of another training.
+    """
+    if config.checkpoints is None and run.run_dir is None:
+        return NoSaving(), None
+    from ..checkpoint import Checkpointer
+
+    checkpoints = Checkpointer(
+        config.checkpoints,
+        snapshot_every=config.snapshot_every,
+        persist_every=config.persist_every,
+        keep=config.keep,
+        fenced=True,
+    )
+    state = trainer.state()
+    restored = checkpoints.restore(state)
+    durable = restored.step if restored and restored.source in ("disk", "remote") else None
+    saving = CheckpointSaving(checkpoints, trainer, durable)
+    if restored is None:
+        return saving, None
+    where = Position(restored.position.samples, restored.position.skips)
+    trainer.resume(restored.step, state["training"], where)
+    skipped = "".join(f"; passed over {name}: {why}" for name, why in restored.skipped)
+    return saving, f"resumed step {restored.step} from {restored.source} in {restored.seconds:.2f} s{skipped}"
