@@ -7,6 +7,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,13 +19,28 @@ lm_eval = pytest.importorskip("lm_eval", reason="lm-eval is not installed (pip i
 
 from unbroken.errors import DatasetMissing, EvaluationError, InputError, UnknownKey, UnknownTask
 from unbroken.evaluate import staged
-from unbroken.evaluate.contracts import Answer, ModelSpec, PreparedTask, Request, Score, Suite, Task
+from unbroken.evaluate.contracts import (
+    Answer,
+    ModelSpec,
+    PreparedTask,
+    Request,
+    Score,
+    ScoreDone,
+    ScoreJob,
+    Suite,
+    Task,
+)
 from unbroken.evaluate.harness.lm_eval import LmEvalHarness, one_process
 from unbroken.evaluate.harness.task_index import TaskIndex, quiet_lm_eval
+from unbroken.evaluate.scoring.pool import Pool, PoolLimits
+from unbroken.evaluate.scoring.sandbox import sandbox_kind
 from unbroken.testing.fake_models import FakeBackend, respond
-from unbroken.testing.tiny_tasks import NAMES, write_tiny_tasks
+from unbroken.testing.tiny_tasks import CODE, NAMES, PROGRAMS, write_tiny_tasks
 
 BOOTSTRAP = 40
+needs_sandbox = pytest.mark.skipif(
+    sandbox_kind().startswith("none"), reason=f"no sandbox here: {sandbox_kind()}"
+)
 MODEL = ModelSpec("fake", backend="unbroken.testing.fake_models:FakeBackend", block=4)
 
 
@@ -343,6 +359,55 @@ def test_nested_groups_aggregate_as_the_harness_does(tmp_path: Path) -> None:
     same(replace(group, metrics=tuple(inner)), reference["groups"]["tiny_group"])
 
 
+def code_job(folder: Path, monkeypatch: pytest.MonkeyPatch, programs: tuple[str, ...]) -> ScoreJob:
+    monkeypatch.setattr("unbroken.testing.tiny_tasks.PROGRAMS", programs)
+    monkeypatch.setenv("UNBROKEN_TEST_SECRET", "hidden")
+    write_tiny_tasks(folder / "tasks")
+    suite = Suite("s", (Task(CODE, options={"include": str(folder / "tasks"), "bootstrap_iters": 10}),))
+    harness, (prepared,) = prepare(suite, CODE, folder)
+    assert prepared.task.metric == "code", "the harness marks it unsafe, whatever the suite says"
+    answers = answer(harness, prepared, 1)
+    with pytest.raises(EvaluationError, match="not in the sandbox"):
+        harness.score(prepared, answers)
+    (folder / "answers.jsonl").write_text("".join(staged.encode_answer(a) + "\n" for a in answers))
+    return ScoreJob(prepared, str(folder / "answers.jsonl"), str(folder / "score.json"), "c0ffee")
+
+
+def pool_score(job: ScoreJob, **limits: Any) -> ScoreDone:
+    pool = Pool(1, PoolLimits(**limits))
+    try:
+        pool.submit(job)
+        deadline = time.monotonic() + 100
+        while not (done := pool.collect()):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        return done[0]
+    finally:
+        pool.close()
+
+
+@needs_sandbox
+def test_generated_code_is_scored_in_the_sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = pool_score(code_job(tmp_path, monkeypatch, PROGRAMS))
+    assert done.score is not None, done.error
+    assert done.score.per_sample == (1.0, 0.0, 0.0, 0.0, 0.0)
+    assert not Path("/etc/unbroken-was-here").exists()
+    assert json.loads((tmp_path / "score.json").read_text())["scored"] == 5
+
+
+@pytest.mark.slow
+@needs_sandbox
+def test_a_program_that_takes_the_scorer_down_costs_its_sample(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hostile = ("passed = True", "import os; os.kill(os.getpid(), 9)", "passed = True", "while True: pass")
+    job = code_job(tmp_path, monkeypatch, hostile)
+    done = pool_score(job, sample_s=1.0, start_s=12.0)
+    assert done.score is not None, done.error
+    assert [(n.sample, n.status) for n in done.score.notes] == [(1, "crashed"), (3, "crashed")]
+    assert done.score.metrics[0].value == 1.0
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["tiny_choice", "tiny_cloze", "tiny_mutual"])
 def test_bootstrapped_errors_are_the_same_with_the_harness_own_processes(
@@ -367,8 +432,6 @@ def test_the_harness_own_tasks_are_found_by_name_and_kept(
     with pytest.raises(UnknownTask, match="hellaswag"):
         index.find("helaswag")
     assert [g.name for g in index.groups("mmlu")][-1] == "mmlu"
-    import time
-
     started = time.process_time()
     again = TaskIndex()
     assert again.leaves("mmlu") == leaves

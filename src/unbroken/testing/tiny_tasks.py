@@ -25,6 +25,18 @@ NAMES = (
 )
 """The tasks, one a kind of request or metric; `tiny_group` holds two more, tiny_red and tiny_blue."""
 
+CODE = "tiny_code"
+"""A task that runs programs in the harness's own process, as lm_eval's code metrics do; scored in the sandbox only."""
+
+PROGRAMS = (
+    "passed = 1 + 1 == 2",
+    "passed = 1 + 1 == 3",
+    "open('/etc/unbroken-was-here', 'w')",
+    "import socket; socket.create_connection(('127.0.0.1', 22), 1)",
+    "import os; passed = 'UNBROKEN_TEST_SECRET' in os.environ",
+)
+"""What it runs: one that passes, one that does not, and three that reach for what is not theirs."""
+
 _WORDS = [
     "amber",
     "birch",
@@ -69,6 +81,7 @@ def write_tiny_tasks(folder: Path, *, documents: int = 23, seed: int = 7) -> lis
     _pairs(folder, rng, documents)
     _sums(folder, rng, documents)
     _texts(folder, rng, documents)
+    _rows(folder, "programs_test", [{"prompt": f"program {i}", "program": p} for i, p in enumerate(PROGRAMS)])
     for name, text in _yaml(folder).items():
         (folder / f"{name}.yaml").write_text(text)
     (folder / "tiny_helpers.py").write_text(_HELPERS)
@@ -272,6 +285,20 @@ metric_list:
 metadata:
   version: 1.0
 """,
+        "tiny_code": f"""task: tiny_code
+{data(test="programs_test")}test_split: test
+output_type: generate_until
+unsafe_code: true
+doc_to_text: "{{{{prompt}}}}"
+doc_to_target: program
+process_results: !function tiny_helpers.execute
+generation_kwargs:
+  until: ["\\n"]
+metric_list:
+  - metric: passed{means}
+metadata:
+  version: 1.0
+""",
         "tiny_several": f"""task: tiny_several
 {data(test="sums_test")}test_split: test
 output_type: generate_until
@@ -308,4 +335,13 @@ def several(doc, results):
 
 def worst(items):
     return max(items)
+
+
+def execute(doc, results):
+    seen = {}
+    try:
+        exec(doc["program"], seen)
+    except Exception:
+        return {"passed": 0.0}
+    return {"passed": float(seen.get("passed", 1.0))}
 '''

@@ -33,14 +33,12 @@ from ..contracts import (
     Task,
     digest,
 )
-from ..scoring import watch
 from .chat import chat_of, check_kinds
 from .replay import (
     Captured,
     Chat,
     Guard,
     PromptsBuilt,
-    Watch,
     chat_key,
     collecting_lm,
     one_leaf,
@@ -86,6 +84,9 @@ class LmEvalOptions:
 
 class LmEvalHarness:
     """The adapter; light to make: lm_eval is imported when a task is looked at."""
+
+    runs_code_itself = True
+    """Its code metrics run generated programs in their own process: such tasks are scored inside the sandbox."""
 
     def __init__(self) -> None:
         self._indexes: dict[tuple[str, ...], TaskIndex] = {}
@@ -157,6 +158,7 @@ class LmEvalHarness:
             raise _why_not_prepared(e, task, seen) from e
         if getattr(seen.task, "UNSAFE_CODE", False):
             task = replace(task, metric="code")
+            recipe["data"] = _keep_data(seen.task, folder)
         requests = [requests_of(instances, task.name) for instances in seen.sort_instances()]
         check_kinds(spec, {r.kind for rs in requests for r in rs}, task.name)
         wrote = staged.write_samples(folder, requests, block=spec.block)
@@ -201,12 +203,17 @@ class LmEvalHarness:
         recipe = json.loads((folder / "lm_eval.json").read_text())
         prompts = json.loads((folder / "chat.json").read_text())
         seen = Captured()
-        guard = Guard(seen, answers, Watch(watch.at))
+        guard = Guard(seen, answers)
         lm = replaying_lm(seen, answers, prompts, prepared.task.name)
         manager = one_leaf(recipe["folders"], recipe["leaf"], seen, guard)
         inside = bool(os.environ.get(SANDBOXED))
-        # What happens here is the task's own code: its message reaches the user as it is.
-        with one_process():
+        if prepared.task.metric == "code" and not inside:
+            raise EvaluationError(
+                "this task runs generated code, and this process is not in the sandbox",
+                where=prepared.task.name,
+                todo="Score it with `unbroken eval`, which puts it there",
+            )
+        with one_process(), _kept_data(recipe.get("data")):
             results = _simple_evaluate(recipe, lm, manager, unsafe=inside)
         if results is None:
             raise EvaluationError("lm_eval gave no result", where=prepared.task.name)
@@ -288,6 +295,33 @@ def _simple_evaluate(recipe: Mapping[str, Json], lm: Any, manager: Any, *, unsaf
             log_samples=True,
             **options,
         )
+
+
+def _keep_data(task: Any, folder: Path) -> str:
+    """Keeps the task's data set beside its prompts: in the sandbox no other cache can be written to."""
+    place = folder / "data"
+    if not (place / "dataset_dict.json").exists():
+        task.dataset.save_to_disk(str(place))
+    return str(place)
+
+
+@contextlib.contextmanager
+def _kept_data(place: str | None) -> Iterator[None]:
+    """Inside, data sets are the one that `_keep_data` kept; nothing changes without one."""
+    if not place:
+        yield
+        return
+    import datasets
+
+    def load_dataset(*args: Any, **more: Any) -> Any:
+        return datasets.load_from_disk(place)
+
+    before = datasets.load_dataset
+    datasets.load_dataset = load_dataset
+    try:
+        yield
+    finally:
+        datasets.load_dataset = before
 
 
 @contextlib.contextmanager

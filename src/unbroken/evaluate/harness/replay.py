@@ -8,6 +8,7 @@ its own order, which is why the scores are its own to the last bit. Neither need
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from typing import Any
 
 from ...errors import EvaluationError
 from ..contracts import Answer, Json, Request, SampleNote, digest, prompt_hash
+from ..scoring import watch
 from .task_index import quiet_lm_eval
 
 Chat = Callable[[list[dict[str, str]], bool], Any]
@@ -23,13 +25,6 @@ Chat = Callable[[list[dict[str, str]], bool], Any]
 
 class PromptsBuilt(Exception):
     """Raised by `CollectingLM` in place of an answer: every prompt of the task is built by then."""
-
-
-@dataclass
-class Watch:
-    """What is told while samples are scored, so that a scorer that hangs or dies can be held to one sample."""
-
-    at: Callable[[int], None] = lambda sample: None
 
 
 @dataclass
@@ -127,11 +122,8 @@ def collecting_lm(chat: Chat | None) -> Any:
 class Guard:
     """Keeps one sample's failure from becoming the task's: it is noted, left out, and the rest is scored."""
 
-    def __init__(self, seen: Captured, answers: Sequence[Answer], watch: Watch) -> None:
+    def __init__(self, seen: Captured, answers: Sequence[Answer]) -> None:
         self._seen = seen
-        self._answers = answers
-        self._watch = watch
-        self._next: dict[int, int] = {}
         self.notes: dict[int, SampleNote] = {}
         for i, a in enumerate(answers):
             if a.problem:
@@ -142,22 +134,22 @@ class Guard:
     def watch_over(self, task: Any) -> None:
         """Wraps the task's per-document functions."""
         process, filters = task.process_results, task.apply_filters
-        per_filter: dict[int, int] = {}
+        turn = itertools.count()
 
         def process_results(doc: Any, results: Any) -> Any:
             # The harness visits the documents in order, once a filter.
             samples = self._seen.sort_instances()
-            turn = per_filter.get(0, 0)
-            per_filter[0] = turn + 1
-            sample = turn % len(samples)
+            sample = next(turn) % len(samples)
             if sample in self.notes:
                 return {}
-            self._watch.at(sample)
+            watch.at(sample)
             try:
                 return process(doc, results)
             except Exception as e:  # noqa: BLE001  the task's own code: it may raise anything
                 self.notes[sample] = SampleNote(sample, "crashed", f"{type(e).__name__}: {e}"[:500])
                 return {}
+            finally:
+                watch.at(-1)
 
         def apply_filters() -> Any:
             try:

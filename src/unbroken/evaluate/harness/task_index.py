@@ -226,6 +226,7 @@ def cache_folder() -> Path:
 def quiet_lm_eval() -> Any:
     """The lm_eval package, without its progress bars and chatter. Raises MissingExtra."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("TQDM_DISABLE", "1")
     try:
         import datasets
         import lm_eval

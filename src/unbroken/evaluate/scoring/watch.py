@@ -9,9 +9,11 @@ from __future__ import annotations
 import os
 import struct
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 _RECORD = struct.Struct("<qd")
+_tell: Callable[[int], object] | None = None
 _file: int | None = None
 
 
@@ -19,27 +21,38 @@ def open_watch(path: Path) -> None:
     """From now on `at` writes to this file (an older one is overwritten)."""
     global _file
     close_watch()
-    _file = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o644)
+    file = _file = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    tell(lambda sample: os.pwrite(file, _RECORD.pack(sample, time.monotonic()), 0))
+
+
+def tell(where: Callable[[int], object] | None) -> None:
+    """From now on `at` calls this."""
+    global _tell
+    _tell = where
 
 
 def close_watch() -> None:
-    """`at` does nothing from now on."""
+    """`at` does nothing from now on, if it wrote to a file."""
     global _file
     if _file is not None:
         os.close(_file)
-    _file = None
+        _file = None
+        tell(None)
 
 
 def at(sample: int) -> None:
-    """Says that this sample is being scored now; free where nobody watches."""
-    if _file is not None:
-        os.pwrite(_file, _RECORD.pack(sample, time.time()), 0)
+    """Says that this sample is being scored now (-1: none is); free where nobody watches."""
+    if _tell is not None:
+        _tell(sample)
 
 
 def read_watch(path: Path) -> tuple[int, float] | None:
-    """(sample, when it began), or None before the first."""
+    """(sample, seconds since it began), or None before the first and between two."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:
         return None
-    return _RECORD.unpack(data) if len(data) == _RECORD.size else None
+    if len(data) != _RECORD.size:
+        return None
+    sample, since = _RECORD.unpack(data)
+    return None if sample < 0 else (sample, time.monotonic() - since)

@@ -1,0 +1,298 @@
+"""Runs a command that nobody trusts: no network, no files of ours, limits on memory, time, processes and output.
+
+Two ways, tried in this order and probed before the first use:
+
+* bubblewrap (`bwrap`), as root or as a user.
+* Linux namespaces made by ourselves (confine.py), where bubblewrap is missing but the kernel lets a user have them.
+
+Where neither works nothing is run: `SandboxUnavailable` says what to install. Inside there is a read-only system,
+an empty /tmp and a throw-away working folder of limited size, both gone afterwards; a process id space of its own,
+so that nothing survives; and, when we are root, another user.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import IO, Any
+
+from ...errors import EvaluationError
+
+HOME = "/sandbox"
+"""The working folder inside."""
+_CONFINE = Path(__file__).with_name("confine.py")
+
+
+class SandboxUnavailable(EvaluationError):
+    """Generated code cannot be run safely on this machine."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a command may take."""
+
+    cpu_s: float = 10.0
+    """Processor time of each process: the limit that is the same on a slow or busy machine."""
+    wall_s: float = 0.0
+    """Wall time; 0: three times `cpu_s` and five seconds."""
+    quiet_s: float = 0.0
+    """So long it may say nothing on stdout; 0: as long as it likes."""
+    memory: int = 1 << 30
+    """Resident bytes of all its processes together."""
+    address_space: int = 0
+    """Bytes that a process may map; 0: four times `memory`."""
+    processes: int = 32
+    """Processes and threads."""
+    scratch: int = 64 << 20
+    """Bytes that may be written to the working folder and to /tmp, each."""
+    files: int = 256
+    """Open files of a process."""
+    output: int = 1 << 20
+    """Bytes of stdout and of stderr that are kept, the last ones; the rest is read and dropped."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a command ended."""
+
+    status: str
+    """'done' (see `code`), 'timeout', 'memory' (killed for it), 'killed' (by a signal)."""
+    code: int
+    """Exit code; negative for a signal."""
+    stdout: bytes
+    stderr: bytes
+    seconds: float
+
+
+@cache
+def sandbox_kind() -> str:
+    """'bubblewrap', 'namespaces', or 'none: why'; tried out once per process."""
+    said = []
+    for kind in ("bubblewrap", "namespaces"):
+        try:
+            out = _run(kind, ["true"], Limits(wall_s=20.0), b"", {}, (), {})
+        except OSError as e:
+            said.append(f"{kind}: {e.strerror or e}")
+            continue
+        if out.status == "done" and out.code == 0:
+            return kind
+        last = (out.stderr.decode(errors="replace").strip().splitlines() or [out.status])[-1]
+        said.append(f"{kind}: {last}")
+    return "none: " + "; ".join(said)
+
+
+def run(
+    argv: Sequence[str],
+    limits: Limits | None = None,
+    *,
+    stdin: bytes = b"",
+    files: Mapping[str, bytes] | None = None,
+    readable: Iterable[Path | str] = (),
+    env: Mapping[str, str] | None = None,
+) -> Outcome:
+    """Runs `argv` in the sandbox and says how it ended.
+
+    `files` (name to content) lie in its working folder, writable; `readable` are folders or files of this machine
+    that it may read. Of the environment it sees only `env`. Raises SandboxUnavailable.
+    """
+    kind = sandbox_kind()
+    if kind.startswith("none"):
+        raise SandboxUnavailable(
+            f"generated code is not run, because no sandbox works here ({kind.removeprefix('none: ')})",
+            todo="Install bubblewrap (apt-get install bubblewrap), or allow unprivileged user namespaces",
+        )
+    return _run(kind, argv, limits or Limits(), stdin, dict(files or {}), readable, dict(env or {}))
+
+
+def python_paths() -> list[str]:
+    """What a Python program needs to read: this interpreter, its library and its packages."""
+    places = {sys.prefix, sys.base_prefix, str(Path(sys.executable).parent)}
+    places |= {str(Path(sys.executable).resolve().parent.parent)}
+    return sorted(places)
+
+
+def _run(
+    kind: str,
+    argv: Sequence[str],
+    limits: Limits,
+    stdin: bytes,
+    files: Mapping[str, bytes],
+    readable: Iterable[Path | str],
+    env: Mapping[str, str],
+) -> Outcome:
+    folder = Path(tempfile.mkdtemp(prefix="unbroken-sandbox-"))
+    try:
+        for part in ("inputs", "root"):
+            (folder / part).mkdir()
+        for name, content in files.items():
+            place = folder / "inputs" / name
+            if not place.resolve().is_relative_to((folder / "inputs").resolve()):
+                raise ValueError(f"'{name}' is outside the working folder")
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_bytes(content)
+        command = _command(kind, list(argv), limits, folder, readable, env)
+        return _supervise(command, limits, stdin)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _command(
+    kind: str,
+    argv: list[str],
+    limits: Limits,
+    folder: Path,
+    readable: Iterable[Path | str],
+    env: Mapping[str, str],
+) -> list[str]:
+    system = [p for p in ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64") if os.path.exists(p)]
+    system += [p for p in ("/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/alternatives",
+                           "/etc/localtime", "/etc/mime.types") if os.path.exists(p)]  # fmt: skip
+    paths = _outermost([*python_paths(), *(str(Path(p).absolute()) for p in readable), str(_CONFINE)])
+    root = os.geteuid() == 0
+    plan: dict[str, Any] = {
+        "limits": {**asdict(limits), "address_space": limits.address_space or 4 * limits.memory},
+        # A user of its own for each command, so that the kernel counts its processes and nobody else's.
+        "user": 61_000 + secrets.randbelow(4_000) if root else None,
+        "inputs": "/inputs",
+        "home": HOME,
+        "env": {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": HOME, "LANG": "C.UTF-8",
+                "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **env},
+    }  # fmt: skip
+    python = [sys.executable, "-I", "-S", "-B", str(_CONFINE)]
+    if kind == "namespaces":
+        plan["mounts"] = [*system, *paths]
+        plan["folder"], plan["root"] = str(folder / "inputs"), str(folder / "root")
+        return [*python, json.dumps(plan), *argv]
+    bwrap = ["bwrap", "--die-with-parent", "--new-session", "--clearenv", "--hostname", "sandbox"]
+    bwrap += ["--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
+    # Root needs no user namespace, and then a real other user can be had, whose processes are counted apart.
+    bwrap += (
+        ["--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
+        if root
+        else ["--unshare-user"]
+    )
+    for p in system:
+        bwrap += ["--ro-bind", p, p]
+    bwrap += ["--proc", "/proc", "--dev", "/dev"]
+    for place in ("/tmp", HOME):
+        bwrap += ["--perms", "1777", "--size", str(limits.scratch), "--tmpfs", place]
+    for p in paths:
+        for parent in reversed(Path(p).parents[:-1]):
+            bwrap += ["--perms", "0755", "--dir", str(parent)]
+        bwrap += ["--ro-bind-try", p, p]
+    bwrap += ["--ro-bind", str(folder / "inputs"), "/inputs", "--chdir", HOME, "--"]
+    return [*bwrap, *python, json.dumps(plan), *argv]
+
+
+def _outermost(paths: Iterable[str]) -> list[str]:
+    """The paths without those inside another one, system folders left out."""
+    kept: list[str] = []
+    for p in sorted(set(paths)):
+        inside = [*kept, "/usr", "/bin", "/lib", "/lib64", "/sbin"]
+        if p != "/" and not any(p == k or p.startswith(k.rstrip("/") + "/") for k in inside):
+            kept.append(p)
+    return kept
+
+
+def _supervise(command: list[str], limits: Limits, stdin: bytes) -> Outcome:
+    """Runs the sandboxed command, reads what it says, and kills it when it takes too much."""
+    started = time.monotonic()
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+    )
+    assert process.stdin and process.stdout and process.stderr
+    wall = limits.wall_s or 3 * limits.cpu_s + 5
+    kept = [_Kept(started), _Kept(started)]
+    threads = [
+        threading.Thread(target=_drain, args=(stream, kept[i], limits.output), daemon=True)
+        for i, stream in enumerate((process.stdout, process.stderr))
+    ]
+    threads.append(threading.Thread(target=_feed, args=(process.stdin, stdin), daemon=True))
+    for t in threads:
+        t.start()
+    status = ""
+    wait = 0.01
+    try:
+        while not status:
+            try:
+                process.wait(wait)
+                break
+            except subprocess.TimeoutExpired:
+                wait = min(wait * 1.5, 0.1)
+            now = time.monotonic()
+            if now - started > wall or (limits.quiet_s and now - kept[0].last > limits.quiet_s):
+                status = "timeout"
+            elif _resident(process.pid) > limits.memory:
+                status = "memory"
+    finally:
+        # The first process of its id space dies with bubblewrap (or with confine.py), and all others with it.
+        try:
+            os.killpg(process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass  # it had ended
+        process.wait()
+    for t in threads[:2]:
+        t.join(5)
+    process.stdout.close()
+    process.stderr.close()
+    code = process.returncode
+    if not status and code > 128 and code - 128 in (signal.SIGKILL, signal.SIGXCPU):
+        # bubblewrap passes a signal on as 128 + n; the kernel ended it: processor time, or memory.
+        status, code = ("timeout" if code - 128 == signal.SIGXCPU else "killed"), 128 - code
+    elif not status:
+        status = "killed" if code < 0 else "done"
+    return Outcome(status, code, bytes(kept[0].data), bytes(kept[1].data), time.monotonic() - started)
+
+
+@dataclass
+class _Kept:
+    last: float
+    """When it said something."""
+    data: bytearray = field(default_factory=bytearray)
+
+
+def _drain(stream: IO[bytes], into: _Kept, limit: int) -> None:
+    """Keeps the last `limit` bytes."""
+    while piece := stream.read1(1 << 16):  # type: ignore[attr-defined]
+        into.data += piece
+        into.last = time.monotonic()
+        if len(into.data) > 2 * limit:
+            del into.data[:-limit]
+    if len(into.data) > limit:
+        del into.data[:-limit]
+
+
+def _feed(stream: IO[bytes], data: bytes) -> None:
+    try:
+        stream.write(data)
+        stream.close()
+    except BrokenPipeError:
+        pass  # it did not read to the end
+
+
+def _resident(pid: int) -> int:
+    """Resident bytes of the whole sandbox, from /proc; 0 once it is gone."""
+    import psutil
+
+    total = 0
+    try:
+        for p in psutil.Process(pid).children(recursive=True):
+            try:
+                total += p.memory_info().rss
+            except psutil.NoSuchProcess:
+                continue
+    except psutil.NoSuchProcess:
+        return 0
+    return total

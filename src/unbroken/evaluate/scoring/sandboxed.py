@@ -1,0 +1,95 @@
+"""Scores a whole job inside the sandbox: for harnesses whose code metrics run programs in their own process.
+
+The sandbox sees the prompts, the answers, the task's files and the libraries, all read-only; the score comes back
+as the last line of its stdout. A hostile program can spoil the score of its own task, and nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from .. import codec
+from ..contracts import Json, ScoreJob
+from . import watch, worker
+from .sandbox import Limits, SandboxUnavailable, run
+
+_SCORE, _AT = "unbroken-score ", "unbroken-at "
+
+
+def score_in_sandbox(
+    job: ScoreJob, skip: Mapping[int, str], memory: int, sample_s: float, start_s: float
+) -> tuple[Json, str, int | None]:
+    """(answer, "", None), or (None, why it ended, the sample that it was at)."""
+    order = {"job": codec.encode(job), "skip": {str(k): v for k, v in skip.items()}, "write": False}
+    samples = max(1, job.prepared.samples)
+    limits = Limits(
+        cpu_s=sample_s * samples + start_s,
+        wall_s=sample_s * samples + 2 * start_s,
+        quiet_s=sample_s + start_s,
+        memory=memory,
+        address_space=1 << 46,
+        processes=256,
+        scratch=256 << 20,
+        files=1024,
+    )
+    modules = os.environ.get("HF_MODULES_CACHE") or str(
+        Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface") / "modules"
+    )
+    source = str(Path(__file__).resolve().parents[3])
+    env = {
+        "UNBROKEN_SANDBOX": "1", "PYTHONPATH": source, "HF_HUB_OFFLINE": "1", "HF_HOME": "/tmp/hf",
+        "HF_ALLOW_CODE_EVAL": "1", "DISABLE_MULTIPROC": "1", "TQDM_DISABLE": "1", "TOKENIZERS_PARALLELISM": "false",
+        "UNBROKEN_MODULES": modules, "PYTHONDONTWRITEBYTECODE": "1",
+    }  # fmt: skip
+    readable = [source, job.prepared.folder, job.answers, modules, *_task_folders(job)]
+    try:
+        out = run(
+            [sys.executable, "-m", "unbroken.evaluate.scoring.sandboxed"],
+            limits,
+            files={"order.json": json.dumps(order).encode()},
+            readable=readable,
+            env=env,
+        )
+    except SandboxUnavailable as e:
+        return {"error": {}, "text": str(e)}, "", None
+    lines = out.stdout.decode(errors="replace").splitlines()
+    for line in reversed(lines):
+        if line.startswith(_SCORE):
+            return json.loads(line.removeprefix(_SCORE)), "", None
+    at = [int(line.removeprefix(_AT)) for line in lines if line.startswith(_AT)]
+    why = {"timeout": "took too long", "memory": "took too much memory"}.get(
+        out.status, f"ended with code {out.code}"
+    )
+    sys.stderr.write(out.stderr.decode(errors="replace")[-4000:])
+    return None, why, at[-1] if at and at[-1] >= 0 else None
+
+
+def _task_folders(job: ScoreJob) -> list[str]:
+    try:
+        recipe = json.loads((Path(job.prepared.folder) / "lm_eval.json").read_text())
+    except FileNotFoundError:
+        return []
+    return [str(f) for f in recipe["folders"]]
+
+
+def main() -> int:
+    """Inside: reads the order, scores, and says so."""
+    modules = Path(os.environ.get("UNBROKEN_MODULES", ""))
+    if modules.is_dir():
+        shutil.copytree(modules, "/tmp/hf/modules", dirs_exist_ok=True)  # libraries write locks beside them
+    order = json.loads(Path("order.json").read_text())
+    said = os.dup(1)
+    os.set_inheritable(said, False)
+    os.dup2(2, 1)
+    watch.tell(lambda sample: os.write(said, f"{_AT}{sample}\n".encode()))
+    os.write(said, (_SCORE + json.dumps(worker.serve(order, {})) + "\n").encode())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

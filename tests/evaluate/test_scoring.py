@@ -1,0 +1,185 @@
+"""CPU workers: scores as soon as answers are there, and a scorer that dies or hangs costs one sample."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.evaluate.test_plain import RIGHT, SUMS, run, write_task
+from unbroken.errors import EvaluationError
+from unbroken.evaluate import codec, staged
+from unbroken.evaluate.contracts import Answer, Conditions, Score, ScoreDone, ScoreJob
+from unbroken.evaluate.scoring.pool import ONE_THREAD, Pool, PoolLimits, open_pool, usable_cpus
+from unbroken.evaluate.scoring.worker import check_answers
+
+FAKE = Conditions("fake 1", "cpu", "auto", 8)
+
+
+@pytest.fixture
+def pools() -> Iterator[Callable[..., Pool]]:
+    made: list[Pool] = []
+
+    def make(workers: int = 1, **limits: float) -> Pool:
+        made.append(Pool(workers, PoolLimits(**limits)))  # type: ignore[arg-type]
+        return made[-1]
+
+    yield make
+    for pool in made:
+        pool.close()
+
+
+def job_of(folder: Path, score: str = RIGHT, infer: str = SUMS, rows: int = 10) -> ScoreJob:
+    """A job whose answers are on disk."""
+    prepared, answers, _ = run(write_task(folder, infer, RIGHT, rows), folder / "prepared")
+    (folder / "sums" / "score.py").write_text(score)
+    (folder / "answers.jsonl").write_text("".join(staged.encode_answer(a) + "\n" for a in answers))
+    return ScoreJob(prepared, str(folder / "answers.jsonl"), str(folder / "score.json"), "c0ffee", (FAKE,))
+
+
+def wait(pool: Pool, jobs: int, within: float = 60.0) -> list[ScoreDone]:
+    done: list[ScoreDone] = []
+    deadline = time.monotonic() + within
+    while len(done) < jobs:
+        assert time.monotonic() < deadline, "no score in time"
+        done += pool.collect()
+        time.sleep(0.02)
+    assert pool.pending == 0
+    return done
+
+
+def test_a_score_is_written_and_told(tmp_path: Path, pools: Callable[..., Pool]) -> None:
+    job = job_of(tmp_path)
+    pool = pools()
+    before = time.time()
+    pool.submit(job)
+    assert pool.pending == 1
+    (done,) = wait(pool, 1)
+    assert done.error == ""
+    assert done.score is not None
+    assert (done.score.checkpoint, done.score.conditions) == ("c0ffee", (FAKE,))
+    assert done.score == codec.decode(Score, json.loads(Path(job.result).read_text()))
+    assert before <= done.started <= done.ended <= time.time()
+    assert done.worker == "cpu-0"
+    assert not list(tmp_path.glob(".*.at"))
+
+
+def test_a_sample_that_kills_the_scorer_is_reported_and_the_rest_is_scored(
+    tmp_path: Path, pools: Callable[..., Pool]
+) -> None:
+    deadly = (
+        "import os, time\n"
+        "def score(row, output):\n"
+        "    if row['a'] == 3: os.kill(os.getpid(), 11)\n"
+        "    if row['a'] == 5: time.sleep(600)\n"
+        "    if row['a'] == 7: os._exit(0)\n"
+        "    return 1.0\n"
+    )
+    pool = pools(sample_s=1.0)
+    pool.submit(job_of(tmp_path, deadly))
+    (done,) = wait(pool, 1)
+    assert done.score is not None, done.error
+    assert [(n.sample, n.status, n.why) for n in done.score.notes] == [
+        (3, "crashed", "died of signal 11"),
+        (5, "crashed", "took longer than 1 s"),
+        (7, "crashed", "ended its process with code 0"),
+    ]
+    assert (done.score.scored, done.score.metrics[0].value) == (7, 1.0)
+
+
+def test_a_scorer_that_eats_memory_costs_its_sample(tmp_path: Path, pools: Callable[..., Pool]) -> None:
+    greedy = (
+        "import time\ndef score(row, output):\n    if row['a'] == 2:\n        x = bytearray(700 << 20)\n"
+        "        time.sleep(60)\n    return 1.0\n"
+    )
+    pool = pools(memory=400 << 20)
+    pool.submit(job_of(tmp_path, greedy))
+    (done,) = wait(pool, 1)
+    assert done.score is not None, done.error
+    assert [(n.sample, n.status) for n in done.score.notes] == [(2, "crashed")]
+    assert "memory" in done.score.notes[0].why
+
+
+def test_a_scorer_that_always_dies_is_given_up(tmp_path: Path, pools: Callable[..., Pool]) -> None:
+    pool = pools(crashes=2)
+    pool.submit(job_of(tmp_path, "import os\ndef score(row, output):\n    os.abort()\n"))
+    pool.submit(job_of(tmp_path / "next"))
+    first, second = wait(pool, 2)
+    assert first.score is None
+    assert "died on 3 samples" in first.error
+    assert "signal 6" in first.error
+    assert second.score is not None, "the worker goes on with the next job"
+
+
+def test_what_a_scorer_as_a_whole_does_wrong_is_an_error_of_its_task(
+    tmp_path: Path, pools: Callable[..., Pool]
+) -> None:
+    pool = pools()
+    pool.submit(job_of(tmp_path, "def score(row, output):\n    return 1\nx = 1/0\n"))
+    (done,) = wait(pool, 1)
+    assert done.score is None
+    assert "ZeroDivisionError" in done.error
+    assert "score.py" in done.error
+
+
+def test_a_scorer_may_print_what_it_likes(tmp_path: Path, pools: Callable[..., Pool]) -> None:
+    pool = pools()
+    noisy = "import os\ndef score(row, output):\n    print('{\"score\": 1}'); os.write(1, b'x' * 9000)\n    return 1\n"
+    pool.submit(job_of(tmp_path, noisy))
+    (done,) = wait(pool, 1)
+    assert done.score is not None, done.error
+
+
+def test_workers_are_processes_of_one_thread_and_never_more_than_cpus(
+    tmp_path: Path, pools: Callable[..., Pool]
+) -> None:
+    assert open_pool(10_000).workers == usable_cpus()
+    says = "import os\ndef score(row, output):\n    return {k: float(os.environ[k] == '1') for k in ('OMP_NUM_THREADS', 'DISABLE_MULTIPROC')} | {'pid': os.getpid()}\n"
+    pool = pools(2)
+    for i in range(2):
+        pool.submit(job_of(tmp_path / str(i), says))
+    scores = [d.score for d in wait(pool, 2)]
+    assert all(s is not None for s in scores)
+    values = [{m.name: m.value for m in s.metrics} for s in scores if s]
+    assert [v["OMP_NUM_THREADS"] + v["DISABLE_MULTIPROC"] for v in values] == [2.0, 2.0]
+    assert "OPENBLAS_NUM_THREADS" in ONE_THREAD
+    assert os.getpid() not in {int(v["pid"]) for v in values}
+
+
+def test_closing_ends_workers_in_the_middle(tmp_path: Path, pools: Callable[..., Pool]) -> None:
+    pid_file = tmp_path / "pid"
+    pool = pools()
+    sleepy = f"import os,time\ndef score(row, output):\n    open({str(pid_file)!r},'w').write(str(os.getpid()))\n    time.sleep(600)\n"
+    pool.submit(job_of(tmp_path, sleepy))
+    deadline = time.monotonic() + 30
+    while not (pid_file.exists() and pid_file.read_text()):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    pool.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid_file.read_text()), 0)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda a: a[:-1], r"missing \[9\]"),
+        (lambda a: [*a, a[3]], r"more than once \[3\]"),
+        (lambda a: [*a, replace(a[3], sample=10)], r"unknown \[10\]"),
+        (lambda a: a[::-1], "out of order"),
+        (lambda a: [replace(a[0], prompt_hash="0"), *a[1:]], "answered for another prompt"),
+    ],
+)
+def test_every_sample_is_scored_exactly_once_or_not_at_all(
+    tmp_path: Path, change: Callable[[list[Answer]], list[Answer]], says: str
+) -> None:
+    job = job_of(tmp_path)
+    answers = staged.read_answers(Path(job.answers))
+    assert check_answers(job.prepared, list(answers), where="x") == answers
+    with pytest.raises(EvaluationError, match=says):
+        check_answers(job.prepared, change(list(answers)), where="x")
