@@ -37,7 +37,7 @@ from .environment import Place, place
 from .holdings import Mark
 from .keeper_client import KeeperGone
 from .ladder import RUNGS, Saved
-from .lodging import own_attempt, own_keeper, supervised_keeper
+from .lodging import end_process, own_attempt, own_keeper, supervised_keeper
 from .manifest import FileRecord, PartManifest, data_name, tensor_part
 from .position import Position
 from .rank_memory import RankMemory, Slab
@@ -295,13 +295,13 @@ class Checkpointer:
         self.agreement: Agreement = agreement(p.rank, p.world_size, f"{self._number}")
         self.storage: Storage = open_storage(self.directory)
         if p.supervised:
-            connect = supervised_keeper(p)
+            connect, end_mute = supervised_keeper(p), None
             self.attempt = p.attempt or 0
         else:
             own = own_keeper(p, str(self.directory), budget=self._budget, keep=self.keep)
             self.attempt = own_attempt(own, self.agreement, self.storage)
-            connect = own.connector(self.attempt)
-        self.memory = RankMemory(connect, self._event, count=self._buffers)
+            connect, end_mute = own.connector(self.attempt), end_process
+        self.memory = RankMemory(connect, self._event, count=self._buffers, end_mute=end_mute)
         self._started = True
 
     def _obtain(self, offer: Offer) -> Landed:
@@ -329,7 +329,7 @@ class Checkpointer:
     def _claim(self, step: int, plan: _Plan) -> Slab | None:
         if self.when_busy == "wait":
             return self.memory.claim(plan.buffer_bytes, CLOSE_TIMEOUT_S)
-        slab = self.memory.claim(plan.buffer_bytes, 0.0)
+        slab = self.memory.claim(plan.buffer_bytes, 0.02)
         # All ranks do as the first one could, so that no snapshot lacks a rank.
         if not self.agreement.decide(f"save/{step}", slab is not None):
             if slab is not None:

@@ -63,6 +63,7 @@ class Settings:
     lease_s: float | None = None
     """The lease to start with; None: no lease is needed until an agent gives one."""
     writers: int = 2
+    term_grace_s: float = TERM_GRACE_S
 
 
 @dataclass(eq=False)
@@ -112,7 +113,7 @@ class Keeper:
         self._to_fill: list[Buffer] = []
         self.writing = Writing(
             lambda: open_storage(settings.checkpoints), self.holdings, self.changed, self.emit, self._view,
-            node=settings.node, writers=settings.writers, after_commit=self._retain,
+            node=settings.node, writers=settings.writers, after_commit=self._retain, freed=self._serve_waits,
         )  # fmt: skip
         if settings.lease_s is not None:
             self.writing.lease_until = time.monotonic() + settings.lease_s
@@ -140,7 +141,7 @@ class Keeper:
             lonely = not self.clients and time.monotonic() - self.alone_since > self.settings.orphan_grace_s
         if lonely:
             log("nobody has been here for a while: flush what is allowed, free all, end")
-            self.finish(flush=True, deadline_s=TERM_GRACE_S)
+            self.finish(flush=True, deadline_s=self.settings.term_grace_s)
 
     def _converse(self, client: Client) -> None:
         with self.changed:
@@ -248,7 +249,7 @@ class Keeper:
 
     def _flush_quietly(self) -> None:
         try:
-            self.flush(TERM_GRACE_S)
+            self.flush(self.settings.term_grace_s)
         except UnbrokenError as e:
             log(str(e))
 
@@ -694,10 +695,11 @@ def parse(argv: list[str]) -> Settings:
     p.add_argument("--orphan-grace", type=Duration, default=Duration(ORPHAN_GRACE_S))
     p.add_argument("--lease", type=Duration, default=None)
     p.add_argument("--writers", type=int, default=2)
+    p.add_argument("--term-grace", type=Duration, default=Duration(TERM_GRACE_S))
     a = p.parse_args(argv)
     return Settings(
         a.socket, a.node, a.run_id, a.checkpoints, int(a.budget), a.keep, a.keep_every, float(a.orphan_grace),
-        None if a.lease is None else float(a.lease), a.writers,
+        None if a.lease is None else float(a.lease), a.writers, float(a.term_grace),
     )  # fmt: skip
 
 
@@ -714,7 +716,7 @@ def main(argv: list[str] | None = None) -> int:
     keeper = Keeper(settings)
 
     def on_term(*_: object) -> None:
-        threading.Thread(target=keeper.finish, args=(True, TERM_GRACE_S), daemon=True).start()
+        threading.Thread(target=keeper.finish, args=(True, settings.term_grace_s), daemon=True).start()
 
     signal.signal(signal.SIGTERM, on_term)
     be_nice()

@@ -7,6 +7,7 @@ import fcntl
 import hashlib
 import logging
 import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -134,6 +135,12 @@ def own_attempt(own: OwnKeeper, agreement: Agreement, storage: Storage) -> int:
         what, where, todo = told["error"]
         raise StorageError(what, where=where, todo=todo)
     return int(told["number"])
+
+
+def end_process(pid: int) -> None:
+    """Kills a keeper of ours that does not answer."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
 
 
 @contextlib.contextmanager

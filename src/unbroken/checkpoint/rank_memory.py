@@ -12,6 +12,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("unbroken.checkpoint")
 
 RECONNECT_S = 120.0
+BEAT_S = 1.0
+STALL_S = 10.0
 
 
 @dataclass(eq=False)
@@ -61,6 +64,7 @@ class RankMemory:
         listener: Callable[[Message], None],
         *,
         count: int = 3,
+        end_mute: Callable[[int], None] | None = None,
     ) -> None:
         self._connect = connect
         self._listener = listener
@@ -70,7 +74,11 @@ class RankMemory:
         self.back = threading.Condition(self.guard)
         self.closing = False
         self.lost: UnbrokenError | None = None
+        self.end_mute = end_mute
+        self._ahead: tuple[int, Future[tuple[Message, list[int]]]] | None = None
+        self.heard = time.monotonic()
         self.link = connect(self._event, self._ended)
+        threading.Thread(target=self._watch, name="unbroken-keeper-watch", daemon=True).start()
 
     @property
     def keeper_id(self) -> str:
@@ -78,6 +86,9 @@ class RankMemory:
 
     def provide(self, size: int) -> list[Slab]:
         """Sees to it that there are buffers of `size` bytes. Raises DoesNotFit if the budget has no room for one."""
+        if self._ahead is not None:
+            self._ahead[1].add_done_callback(self._give_back)
+            self._ahead = None
         answer, fds = self.alive().request({"op": "arena", "bytes": size, "count": self.count})
         with self.guard:
             told = {int(b["id"]): (b, fd) for b, fd in zip(answer["buffers"], fds, strict=True)}
@@ -96,45 +107,71 @@ class RankMemory:
             return list(self.slabs.values())
 
     def claim(self, size: int, timeout_s: float) -> Slab | None:
-        """A buffer to fill, or None if none came free in time. Raises KeeperGone, KeeperRefused."""
+        """A buffer to fill, or None if none came free in time.
+
+        One is asked for ahead, after each `seal`, so that as a rule nobody is asked anything here. Raises
+        KeeperGone if the keeper is gone or does not answer, KeeperRefused.
+        """
         deadline = time.monotonic() + timeout_s
         while True:
-            link = self.alive(max(0.0, deadline - time.monotonic()))
-            wait = timeout_s > 0
+            ahead = self._claim_ahead(size, wait_s=max(0.0, deadline - time.monotonic()))
             try:
-                left = max(0.05, deadline - time.monotonic())
-                future = link.post({"op": "claim", "bytes": size, "now": not wait})
-                try:
-                    answer, _ = future.result(left if wait else link.timeout_s)
-                except TimeoutError:
-                    # The answer may still come: give that buffer back then.
-                    future.add_done_callback(self._give_back)
-                    return None
+                answer = self._answer_of(ahead, deadline)
+            except TimeoutError:
+                return None  # what was asked for ahead stays asked for
             except KeeperGone:
-                if time.monotonic() >= deadline:
-                    raise
-                continue
+                self._ahead = None
+                if self.link.closed.is_set() and time.monotonic() < deadline:
+                    continue
+                raise
+            self._ahead = None
             if not answer.get("ok"):
                 raise KeeperRefused(
                     str(answer.get("what")), where=answer.get("where"), todo=answer.get("todo")
                 )
-            if answer["buffer"] is None:
-                return None
             with self.guard:
                 slab = self.slabs.get(int(answer["buffer"]))
-                if slab is None:
-                    raise KeeperRefused(
-                        f"the keeper gave buffer {answer['buffer']}, which is not mapped here"
-                    )
+                if slab is None or slab.bytes < size:
+                    self._unclaim(int(answer["buffer"]))
+                    continue
                 slab.claimed, slab.sealed = True, None
                 return slab
 
-    def _give_back(self, future: Any) -> None:
+    def _claim_ahead(self, size: int, wait_s: float) -> Future[tuple[Message, list[int]]]:
+        if self._ahead is None or self._ahead[0] != size:
+            if self._ahead is not None:
+                self._ahead[1].add_done_callback(self._give_back)
+            future = self.alive(wait_s).post({"op": "claim", "bytes": size})
+            future.add_done_callback(self._note_claim)
+            self._ahead = (size, future)
+        return self._ahead[1]
+
+    def _note_claim(self, future: Future[tuple[Message, list[int]]]) -> None:
+        if future.exception() is None and future.result()[0].get("buffer") is not None:
+            with self.guard:
+                slab = self.slabs.get(int(future.result()[0]["buffer"]))
+                if slab is not None:
+                    slab.claimed, slab.sealed = True, None
+
+    def _answer_of(self, future: Future[tuple[Message, list[int]]], deadline: float) -> Message:
+        while True:
+            try:
+                return future.result(max(0.02, min(0.5, deadline - time.monotonic())))[0]
+            except TimeoutError:
+                if time.monotonic() >= deadline:
+                    raise
+                if time.monotonic() - self.heard > STALL_S:
+                    raise KeeperGone(f"the keeper has not answered for {STALL_S:.0f} s") from None
+
+    def _give_back(self, future: Future[tuple[Message, list[int]]]) -> None:
         if future.exception() is None and future.result()[0].get("buffer") is not None:
             number = int(future.result()[0]["buffer"])
             threading.Thread(target=self._unclaim, args=(number,), daemon=True).start()
 
     def _unclaim(self, number: int) -> None:
+        with self.guard:
+            if number in self.slabs:
+                self.slabs[number].claimed = False
         try:
             self.link.post({"op": "unclaim", "buffer": number})
         except KeeperGone:
@@ -142,9 +179,27 @@ class RankMemory:
 
     def release(self, slab: Slab) -> None:
         """Gives a claimed buffer back unfilled."""
-        with self.guard:
-            slab.claimed = False
         self._unclaim(slab.id)
+
+    def _watch(self) -> None:
+        """Asks the keeper every second whether it lives; one of our own that stays mute is ended and replaced."""
+        while not self.closing:
+            time.sleep(BEAT_S)
+            link = self.link
+            if link.closed.is_set():
+                self.heard = time.monotonic()  # `alive` waits for its successor
+                continue
+            try:
+                link.request({"op": "ping"}, timeout_s=BEAT_S)
+                self.heard = time.monotonic()
+            except UnbrokenError:
+                mute = time.monotonic() - self.heard
+                if mute > STALL_S and self.end_mute is not None and not self.closing:
+                    logger.error(
+                        "the keeper has not answered for %.0f s: it is ended, another takes over", mute
+                    )
+                    self.end_mute(int(link.info["pid"]))
+                    self.heard = time.monotonic()
 
     def seal(self, slab: Slab, step: int, attempt: int, sealed: dict[str, Any], seconds: float) -> None:
         """Says that the buffer is whole now. With a dead keeper the next one will be told."""
@@ -157,6 +212,10 @@ class RankMemory:
         except KeeperGone:
             return
         future.add_done_callback(lambda f: self._seal_answered(slab, step, f))
+        try:
+            self._claim_ahead(slab.bytes, wait_s=0.0)
+        except KeeperGone:
+            return
 
     def _seal_answered(self, slab: Slab, step: int, future: Any) -> None:
         if future.exception() is not None:
@@ -249,6 +308,12 @@ class RankMemory:
                 self._hand_over(link)
             except KeeperGone:
                 continue
+            except (UnbrokenError, OSError) as e:
+                if not self.closing:
+                    logger.error("the new keeper did not take the snapshots over: %s", e)
+                    with self.back:
+                        self.lost = KeeperGone(f"the new keeper did not take the snapshots over: {e}")
+                        self.back.notify_all()
             return
 
     def _hand_over(self, link: RankLink) -> None:

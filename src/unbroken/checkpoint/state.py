@@ -150,6 +150,17 @@ def _identity(parts: list[torch.Tensor]) -> tuple[Any, ...]:
     )
 
 
+def _holds_live(v: Any) -> bool:
+    """Whether there is anything in it that is loaded in place: a tensor, or an object with a state."""
+    if isinstance(v, torch.Tensor):
+        return True
+    if isinstance(v, Mapping):
+        return any(_holds_live(x) for x in v.values())
+    if isinstance(v, list | tuple):
+        return any(_holds_live(x) for x in v)
+    return callable(getattr(v, "load_state_dict", None)) and not isinstance(v, type)
+
+
 def _large_array(v: object) -> bool:
     np = sys.modules.get("numpy")
     # Small ones, and types that torch has not, travel among the values.
@@ -206,11 +217,11 @@ class Applier:
         """Compares names, shapes and types of plain containers and tensors before any of them is written."""
         if isinstance(live, torch.Tensor):
             self._fits(live, saved, path)
+        elif not _holds_live(live):
+            return  # plain data is replaced as a whole
         elif isinstance(live, Mapping) and not callable(getattr(live, "load_state_dict", None)):
             if not isinstance(saved, Mapping):
                 raise self._mismatch(path, "is a container now, in the checkpoint it is not")
-            if not live:
-                return
             if (missing := [k for k in live if k not in saved]) and self.strict:
                 raise self._mismatch(f"{path}.{missing[0]}".lstrip("."), "is not in the checkpoint")
             if (extra := [k for k in saved if k not in live]) and self.strict:
@@ -234,8 +245,10 @@ class Applier:
         if callable(getattr(live, "load_state_dict", None)) and not isinstance(live, type):
             self._load_object(live, saved, path)
             return live
+        if not _holds_live(live):
+            return self._replace(live, saved)
         if isinstance(live, dict):
-            for k in list(live) if live else list(saved):
+            for k in list(live):
                 if k in saved:
                     live[k] = self._merge(live.get(k), saved[k], f"{path}.{k}".lstrip("."))
             return live
@@ -249,6 +262,18 @@ class Applier:
                 self._merge(x, y, f"{path}.{i}") for i, (x, y) in enumerate(zip(live, saved, strict=True))
             )
         return self._materialise(saved, live)
+
+    def _replace(self, live: Any, saved: Any) -> Any:
+        """Plain data: the stored one, in the very container that is there if it is of the same kind."""
+        value = self._materialise(saved, live)
+        if type(live) is dict and isinstance(value, dict) and live is not value:
+            live.clear()
+            live.update(value)
+            return live
+        if type(live) is list and type(value) is list:
+            live[:] = value
+            return live
+        return value
 
     def _load_object(self, live: Any, saved: Any, path: str) -> None:
         if isinstance(live, torch.nn.Module) and self._module_in_place(live, saved, path):

@@ -64,6 +64,7 @@ class Writing:
         node: str,
         writers: int,
         after_commit: Callable[[Storage, Mark], None] = lambda storage, mark: None,
+        freed: Callable[[], None] = lambda: None,
     ) -> None:
         self.open_storage = open_storage
         self.holdings = holdings
@@ -72,6 +73,7 @@ class Writing:
         self.view = view
         self.node = node
         self.after_commit = after_commit
+        self.freed = freed
         self.jobs: list[Job] = []
         self.watches: dict[Mark, Watch] = {}
         self.failed: dict[Mark, str] = {}
@@ -118,12 +120,14 @@ class Writing:
         for job in [j for j in self.jobs if j.snapshot.mark == mark and not j.running]:
             self._finish(job)
         self.emit({"event": "failed", "attempt": mark.attempt, "step": mark.step, "rank": rank, "why": why})
+        self.freed()
         self.changed.notify_all()
 
     def _finish(self, job: Job) -> None:
         if job in self.jobs:
             self.jobs.remove(job)
             job.buffer.pins -= 1
+            self.freed()
             self.changed.notify_all()
 
     def _forbidden(self, mark: Mark) -> str | None:
@@ -270,6 +274,7 @@ class Writing:
                 self.watches.pop(mark, None)
                 self.holdings.durable.add(mark)
                 self.holdings.released.add(mark)
+                self.freed()
                 self.emit(
                     {
                         "event": "durable", "attempt": mark.attempt, "step": mark.step,

@@ -1,0 +1,63 @@
+"""Keepers for the tests of checkpoints; each ends with its test."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from unbroken.checkpoint.keeper_client import Link
+from unbroken.errors import CheckpointError
+from unbroken.testing.keepers import FakeAgent
+
+
+@pytest.fixture
+def agents(tmp_path: Path) -> Iterator[Callable[..., FakeAgent]]:
+    """Starts fake agents with a keeper each: agents(node="node-001", ...)."""
+    started: list[FakeAgent] = []
+
+    def start(**how: Any) -> FakeAgent:
+        agent = FakeAgent(tmp_path, **how)
+        started.append(agent)
+        return agent
+
+    yield start
+    for agent in started:
+        agent.end()
+
+
+@pytest.fixture
+def agent(agents: Callable[..., FakeAgent]) -> FakeAgent:
+    """One fake agent with its keeper."""
+    return agents()
+
+
+@pytest.fixture
+def own_keepers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A scratch folder of its own for the keepers that Checkpointers start; they end with the test."""
+    scratch = Path(tempfile.mkdtemp(prefix="ub-"))
+    monkeypatch.setenv("UNBROKEN_SCRATCH", str(scratch))
+    monkeypatch.setenv("UNBROKEN_ORPHAN_GRACE", "5")
+    for name in (
+        "RANK",
+        "WORLD_SIZE",
+        "LOCAL_RANK",
+        "UNBROKEN_KEEPER",
+        "UNBROKEN_ATTEMPT",
+        "UNBROKEN_RUN_DIR",
+    ):
+        monkeypatch.delenv(name, raising=False)
+    yield scratch
+    for socket in scratch.glob("*/*/keeper.sock"):
+        with contextlib.suppress(CheckpointError, OSError):
+            link = Link(socket, {"role": "visitor"}, timeout_s=2.0)
+            os.kill(int(link.info["pid"]), signal.SIGKILL)
+            link.disconnect()
+    shutil.rmtree(scratch, ignore_errors=True)

@@ -1,0 +1,366 @@
+"""The Checkpointer as a training uses it, alone on its node, with a keeper that it starts by itself."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from unbroken import Checkpointer
+from unbroken.checkpoint import catalogue
+from unbroken.checkpoint.storage import open_storage
+from unbroken.errors import (
+    LayoutMismatch,
+    NoCheckpoint,
+    NotDurable,
+    StorageError,
+    UnsaveableState,
+    UsageError,
+)
+from unbroken.testing.keepers import alive, keeper_pid, until
+
+
+def training(seed: int = 0) -> dict[str, Any]:
+    torch.manual_seed(seed)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.BatchNorm1d(16), torch.nn.Linear(16, 8))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    return {
+        "model": model,
+        "optimizer": optimizer,
+        "scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 3),
+    }
+
+
+def one_step(state: dict[str, Any]) -> float:
+    state["optimizer"].zero_grad()
+    loss = (state["model"](torch.randn(4, 8)) * random.random() * np.random.rand()).square().mean()
+    loss.backward()
+    state["optimizer"].step()
+    state["scheduler"].step()
+    return float(loss)
+
+
+def bits(state: dict[str, Any]) -> list[bytes]:
+    tensors = [*state["model"].state_dict().values()]
+    for entry in state["optimizer"].state_dict()["state"].values():
+        tensors += entry.values()
+    return [t.detach().numpy().tobytes() for t in tensors]
+
+
+def checkpointer(tmp_path: Path, **options: Any) -> Checkpointer:
+    return Checkpointer(
+        tmp_path / "c", memory="64MiB", **{"snapshot_every": 1, "persist_every": 2, **options}
+    )
+
+
+@pytest.mark.parametrize("lose_memory", [False, True])
+def test_a_resumed_training_goes_on_bit_for_bit(own_keepers: Path, tmp_path: Path, lose_memory: bool) -> None:
+    state = training()
+    first = checkpointer(tmp_path)
+    assert first.restore(state) is None
+    for step in range(1, 5):
+        one_step(state)
+        if first.due(step):
+            first.save(step, state, position={"samples": [[0, 4 * step]]})
+    first.wait("disk")
+    undisturbed = [one_step(state) for _ in range(3)]
+    if lose_memory:
+        os.kill(keeper_pid(own_keepers), signal.SIGKILL)
+        first.memory.closing = True
+    first.memory.link.disconnect()  # as if killed: no goodbye
+    first._closed = True
+
+    other = training(seed=1)
+    second = checkpointer(tmp_path)
+    restored = second.restore(other)
+    assert restored is not None
+    assert (restored.step, restored.source) == (4, "disk" if lose_memory else "memory")
+    assert restored.position.samples == ((0, 16),)
+    assert [one_step(other) for _ in range(3)] == undisturbed
+    assert bits(other) == bits(state)
+    assert other["optimizer"].param_groups[0]["lr"] == state["optimizer"].param_groups[0]["lr"]
+    second.close()
+
+
+def test_state_is_frozen_at_the_call(own_keepers: Path, tmp_path: Path) -> None:
+    """Scenarios 2 and 4: whatever is changed after save() is not in it."""
+    loader = {"position": [1, 2, 3]}
+    state = {"w": torch.arange(6.0), "loader": loader, "array": np.arange(20_000)}
+    c = checkpointer(tmp_path)
+    c.save(2, state)
+    state["w"].zero_()
+    loader["position"].append(4)
+    state["array"][:] = 0
+    expected_rng = random.getstate()
+    random.random()
+    c.wait()
+    c.restore(state)
+    assert state["w"].tolist() == [0, 1, 2, 3, 4, 5]
+    assert loader == {"position": [1, 2, 3]}
+    assert state["array"][-1] == 19_999
+    assert random.getstate() == expected_rng
+    c.close()
+
+
+def test_many_kinds_of_values_come_back_as_they_were(own_keepers: Path, tmp_path: Path) -> None:
+    class Counter:
+        def __init__(self) -> None:
+            self.ema = torch.ones(3)
+            self.n = 0
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"ema": self.ema, "n": self.n, "history": (1, 2.5)}
+
+        def load_state_dict(self, d: dict[str, Any]) -> None:
+            self.ema, self.n, self.history = d["ema"], d["n"], d["history"]
+
+    counter = Counter()
+    state: dict[str, Any] = {
+        "t": {str(d): torch.ones(3, 2).to(d) for d in (
+            torch.float64, torch.bfloat16, torch.float16, torch.int8, torch.bool, torch.complex64, torch.complex128,
+            torch.float8_e4m3fn, torch.float8_e5m2, torch.uint16)},
+        "scalar": torch.tensor(3.5), "empty": torch.empty(0, 4), "strided": torch.arange(12.0).reshape(3, 4).t(),
+        "values": {"a": None, "b": True, "nan": float("nan"), "bytes": b"\0\1", "tuple": (1, "x"), "deep": [{"y": []}]},
+        "counter": counter, "step": 17,
+    }  # fmt: skip
+    tied = torch.rand(5)
+    state["tied"] = {"x": tied, "y": tied}
+    c = checkpointer(tmp_path)
+    saved = c.save(2, state)
+    saved.wait("disk", 20)
+    before = {k: v.clone() for k, v in state["t"].items()}
+    strided = state["strided"].clone()
+    for t in [*state["t"].values(), state["scalar"], state["strided"], tied]:
+        t.zero_()
+    counter.ema, counter.n = torch.zeros(1), 9
+    state["values"], state["step"] = dict.fromkeys(state["values"]), 0
+    c.restore(state)
+    for k, v in state["t"].items():
+        assert torch.equal(
+            v.view(torch.uint8) if v.dtype.itemsize == 1 else v,
+            before[k].view(torch.uint8) if v.dtype.itemsize == 1 else before[k],
+        ), k
+    assert torch.equal(state["strided"], strided) and state["scalar"].item() == 3.5
+    assert state["values"]["tuple"] == (1, "x") and state["values"]["bytes"] == b"\0\1"
+    assert state["values"]["nan"] != state["values"]["nan"] and state["values"]["deep"] == [{"y": []}]
+    assert counter.ema.tolist() == [1, 1, 1] and counter.history == (1, 2.5) and state["step"] == 17
+    assert tied.sum() > 0
+    c.close()
+
+
+@pytest.mark.parametrize(
+    ("bad", "key"),
+    [
+        ({"a": {"b": object()}}, "a.b"),
+        ({"x": [torch.zeros(2), lambda: 0]}, "x.1"),
+        ({"s": torch.eye(3).to_sparse()}, "s"),
+        ({"m": torch.empty(3, device="meta")}, "m"),
+        ({"q": torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8)}, "q"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_saved_is_refused_by_name(
+    own_keepers: Path, tmp_path: Path, bad: dict[str, Any], key: str
+) -> None:
+    """Scenario 5."""
+    c = checkpointer(tmp_path)
+    with pytest.raises(UnsaveableState, match=key) as e:
+        c.save(1, bad)
+    assert e.value.key == key
+    c.save(1, {"fine": torch.zeros(2)})  # and training goes on
+    c.close()
+
+
+def test_another_model_is_refused_before_anything_is_changed(own_keepers: Path, tmp_path: Path) -> None:
+    c = checkpointer(tmp_path)
+    c.save(2, {"a": torch.ones(3), "b": torch.ones(4)})
+    c.wait()
+    a = torch.zeros(3)
+    for other in ({"a": a, "b": torch.zeros(5)}, {"a": a, "c": torch.zeros(4)}, {"a": a}):
+        with pytest.raises(LayoutMismatch, match=r"'b'|'c'"):
+            c.restore(other)
+    with pytest.raises(LayoutMismatch, match="float64"):
+        c.restore({"a": a, "b": torch.zeros(4, dtype=torch.float64)})
+    assert a.tolist() == [0, 0, 0]
+    c.close()
+
+
+def damage(folder: Path, how: str) -> None:
+    data = folder / "rank-00000.safetensors"
+    if how == "flip":
+        with open(data, "r+b") as f:
+            f.seek(-3, 2)
+            byte = f.read(1)
+            f.seek(-3, 2)
+            f.write(bytes([byte[0] ^ 4]))
+    elif how == "truncate":
+        os.truncate(data, data.stat().st_size - 1)
+    elif how == "no marker":
+        (folder / "COMMITTED").unlink()
+    elif how == "torn part":
+        part = folder / "rank-00000.json"
+        part.write_bytes(part.read_bytes()[:-20])
+
+
+@pytest.mark.parametrize("how", ["flip", "truncate", "no marker", "torn part"])
+def test_a_damaged_newest_checkpoint_falls_back_and_says_so(
+    own_keepers: Path, tmp_path: Path, how: str
+) -> None:
+    """Scenarios 6 and 15."""
+    state = {"w": torch.zeros(4)}
+    c = checkpointer(tmp_path)
+    for step in (2, 4):
+        state["w"].fill_(step)
+        c.save(step, state)
+        c.wait()
+    os.kill(keeper_pid(own_keepers), signal.SIGKILL)  # memory is gone
+    c.memory.closing = True
+    c._closed = True
+    damage(tmp_path / "c" / "step-00000004.a0001", how)
+    again = checkpointer(tmp_path)
+    restored = again.restore(state)
+    assert restored is not None and restored.step == 2 and state["w"].tolist() == [2] * 4
+    if how != "no marker":
+        assert restored.skipped[0][0] == "step-00000004.a0001"
+    damage(tmp_path / "c" / "step-00000002.a0001", how)
+    if (
+        how != "no marker"
+    ):  # checkpoints are there and none is good: starting afresh in silence would lose the run
+        with pytest.raises(NoCheckpoint, match="none of them verifies"):
+            again.restore(state)
+    again.close()
+
+
+def test_the_keeper_is_killed_and_its_successor_gets_the_snapshots(own_keepers: Path, tmp_path: Path) -> None:
+    """Scenario 10: respawned by the rank, re-issued from memory."""
+    state = {"w": torch.full((1000,), 7.0)}
+    c = checkpointer(tmp_path, persist_every=4)
+    c.save(3, state)
+    pid = keeper_pid(own_keepers)
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: not alive(pid))
+    state["w"].fill_(8.0)
+    c.save(4, state).wait("disk", 30)
+    assert keeper_pid(own_keepers) != pid
+    held = {h["step"] for h in c.memory.alive().request({"op": "inventory"})[0]["inventory"]}
+    assert held >= {3, 4}
+    c.close()
+
+
+def test_a_keeper_that_is_stopped_is_replaced_and_what_it_had_not_written_is_issued_again(
+    own_keepers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scenario 10: SIGSTOP, as a disk in D state would have it. Training is not held up meanwhile."""
+    monkeypatch.setattr("unbroken.checkpoint.rank_memory.STALL_S", 1.5)
+    c = checkpointer(tmp_path)
+    c.save(1, {"w": torch.zeros(10)})
+    until(lambda: c.memory._ahead is not None and c.memory._ahead[1].done())
+    os.kill(keeper_pid(own_keepers), signal.SIGSTOP)
+    began = time.monotonic()
+    saved = c.save(2, {"w": torch.ones(10)})
+    assert time.monotonic() - began < 1.0
+    assert saved.wait("disk", 30) > 0
+    c.close()
+
+
+def test_a_read_only_folder_is_found_at_the_start(own_keepers: Path, tmp_path: Path) -> None:
+    (tmp_path / "c").write_text("a file")
+    with pytest.raises(StorageError, match="c"):
+        checkpointer(tmp_path).restore({"w": torch.zeros(1)})
+
+
+def test_a_failed_save_never_stops_training_and_close_says_so(own_keepers: Path, tmp_path: Path) -> None:
+    """Scenarios 8 and 9."""
+    c = checkpointer(tmp_path)
+    c.save(2, {"w": torch.zeros(3)}).wait("disk", 20)
+    (tmp_path / "c" / "step-00000004.a0001").write_text("in the way")
+    saved = c.save(4, {"w": torch.zeros(3)})
+    with pytest.raises(StorageError, match="step 4 did not reach disk"):
+        saved.wait("disk", 20)
+    c.save(6, {"w": torch.zeros(3)}).wait("disk", 20)
+    with pytest.raises(NotDurable, match="step 4"):
+        c.close()
+
+
+def test_settings_that_cannot_be_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for bad in (
+        {"snapshot_every": 0},
+        {"persist_every": True},
+        {"keep": -1},
+        {"when_busy": "hope"},
+        {"memory": "much"},
+    ):
+        with pytest.raises(UsageError):
+            Checkpointer(tmp_path, **bad)  # type: ignore[arg-type]
+    monkeypatch.delenv("UNBROKEN_RUN_DIR", raising=False)
+    with pytest.raises(UsageError, match="no folder"):
+        Checkpointer()
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UsageError, match="no process group"):
+        Checkpointer(tmp_path).restore({})
+
+
+def test_fifty_saves_leave_memory_and_descriptors_flat(own_keepers: Path, tmp_path: Path) -> None:
+    """Scenario 11."""
+    state = {f"t{i}": torch.zeros(64) for i in range(300)}
+    c = checkpointer(tmp_path, persist_every=10)
+
+    def descriptors() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    for step in range(1, 11):
+        c.save(step, state)
+    c.wait()
+    before = descriptors()
+    for step in range(11, 61):
+        c.save(step, state)
+    c.wait()
+    assert descriptors() <= before
+    assert len(c._saves) < 15
+    c.close()
+
+
+SCRIPT = """
+import sys, torch, unbroken
+c = unbroken.Checkpointer(sys.argv[1], snapshot_every=1, persist_every=2, memory="32MiB")
+state = {"w": torch.ones(5)}
+c.restore(state)
+c.save(2, state)
+if sys.argv[2] == "block":
+    import pathlib; pathlib.Path(sys.argv[1], "step-00000004.a0001").write_text("in the way")
+    c.save(4, state)
+if sys.argv[2] == "kill":
+    c.save(3, state)
+    import os, signal; os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize(("how", "code"), [("end", 0), ("block", 35), ("kill", -9)])
+def test_the_exit_code_says_whether_all_is_durable(
+    own_keepers: Path, tmp_path: Path, how: str, code: int
+) -> None:
+    """Scenarios 8 and 14: no close() at all, or killed; what was taken becomes durable."""
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(tmp_path / "c"), how],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == code, done.stderr
+    storage = open_storage(tmp_path / "c")
+    until(lambda: "step-00000002.a0001" in [f.name for f in catalogue.listing(storage) if f.committed])
+    if how == "kill":  # nobody asked for step 3 on disk, but it is the last thing there is of this run
+        until(
+            lambda: "step-00000003.a0001" in [f.name for f in catalogue.listing(storage) if f.committed], 20
+        )
+    if how == "block":
+        assert "step 4" in done.stderr
