@@ -16,6 +16,7 @@ from ..errors import UnbrokenError, UsageError
 from ..units import Bytes, Duration
 
 if TYPE_CHECKING:
+    from ..telemetry.readers import Converted
     from ..telemetry.reading import Sampler
 
 app = typer.Typer(
@@ -107,6 +108,156 @@ def export(
         s.close()
     if end:
         end()
+
+
+@app.command()
+def convert(
+    files: Annotated[list[Path], typer.Argument(help="Files of one or several formats.")],
+    out: Annotated[Path, typer.Option("-o", "--out", help="Folder for the Parquet files.")],
+    format: Annotated[
+        str | None, typer.Option(help="prometheus, scrape, ipmi or acme. [default: detected]")
+    ] = None,
+    metric: Annotated[str | None, typer.Option(help="The metric, where the file names none.")] = None,
+    cluster: Cluster = None,
+    gpu_memory: Annotated[str | None, typer.Option(help="Memory of a GPU, e.g. 80GiB.")] = None,
+    memory: Annotated[str, typer.Option(help="Memory that the reading may take.")] = "1GiB",
+    as_json: Json = False,
+) -> None:
+    """Read recordings of Prometheus, dcgm-exporter, IPMI or the Acme release into the trace schema's samples."""
+    from ..telemetry.readers import convert as convert_
+
+    gib = Bytes(gpu_memory) / 2**30 if gpu_memory else None
+    done = convert_(
+        files, out, cluster=cluster, format=format, metric=metric, gpu_memory_gib=gib, memory=_memory(memory)
+    )
+    _show_converted(done, as_json)
+
+
+@app.command()
+def fetch(
+    url: Annotated[str, typer.Argument(help="Address of a Prometheus server.")],
+    query: Annotated[
+        list[str], typer.Option("--query", "-q", help="Metric or expression; may be given again.")
+    ],
+    out: Annotated[Path, typer.Option("-o", "--out", help="Folder for the Parquet files.")],
+    start: Annotated[str, typer.Option(help="ISO 8601 (UTC without an offset) or seconds since 1970.")],
+    end: Annotated[str, typer.Option(help="As --start.")] = "now",
+    step: Annotated[str, typer.Option(help="Distance of the points.")] = "15s",
+    metric: Annotated[
+        str | None, typer.Option(help="What the query gives, where it is an expression.")
+    ] = None,
+    cluster: Cluster = None,
+    as_json: Json = False,
+) -> None:
+    """Ask a Prometheus server for ranges and keep them as samples."""
+    import time
+
+    from ..telemetry.readers import fetch as fetch_
+    from ..telemetry.readers.prometheus import parse_time
+
+    now = time.time()
+    first, last = parse_time(start, now), parse_time(end, now)
+    if last < first:
+        raise UsageError("--end lies before --start")
+    done = [
+        fetch_(url, q, first, last, float(Duration(step)), out, cluster=cluster, metric=metric) for q in query
+    ]
+    _show_converted(done, as_json)
+
+
+@app.command()
+def join(
+    samples: Annotated[list[Path], typer.Argument(help="Folders or files of readings.")],
+    jobs: Annotated[Path | None, typer.Option(help="Jobs of the trace schema (Parquet).")] = None,
+    spans: Annotated[
+        Path | None,
+        typer.Option(
+            help="CSV or Parquet: label, part, node, gpu, start_utc, end_utc (trials, phases, plans)."
+        ),
+    ] = None,
+    metric: Annotated[list[str] | None, typer.Option(help="Only this metric; may be given again.")] = None,
+    by: Annotated[str, typer.Option(help="label, part, or label,part.")] = "label,part",
+    memory: Annotated[str, typer.Option(help="Memory that the join may take.")] = "1GiB",
+    as_json: Json = False,
+) -> None:
+    """Say what each job, phase of a trial or pretraining plan did with its GPUs."""
+    from ..telemetry import join as j
+
+    keys = by.split(",")
+    if (jobs is None) == (spans is None):
+        raise UsageError("give either --jobs or --spans")
+    if not set(keys) <= {"label", "part"}:
+        raise UsageError(f"--by {by} is not label, part, or label,part")
+    con = j.connect(_memory(memory))
+    j.open_samples(con, samples)
+    if jobs:
+        j.open_jobs(con, jobs)
+    elif spans:
+        j.open_spans(con, spans)
+    rows = j.per_span(con, metric or (), keys)
+    without, total = j.spans_without_readings(con)
+    if as_json:
+        print(json.dumps({"rows": rows, "spans": total, "spans_without_readings": without}, default=str))
+        return
+    _table(rows, [*keys, "metric", "readings", "mean", "p05", "p50", "p95", "increase"])
+    if without:
+        print(f"{without} of {total} spans have no readings", file=sys.stderr)
+
+
+@app.command()
+def summary(
+    samples: Annotated[list[Path], typer.Argument(help="Folders or files of readings.")],
+    memory: Annotated[str, typer.Option(help="Memory that it may take.")] = "1GiB",
+    as_json: Json = False,
+) -> None:
+    """Show the distribution of every metric that was recorded."""
+    from ..telemetry import join as j
+
+    con = j.connect(_memory(memory))
+    j.open_samples(con, samples)
+    rows = j.distribution(con)
+    if as_json:
+        print(json.dumps({"metrics": rows}))
+        return
+    _table(rows, ["metric", "readings", "mean", "min", "p05", "p25", "p50", "p75", "p95", "max"])
+
+
+def _show_converted(done: list[Converted], as_json: bool) -> None:
+    if as_json:
+        files = [
+            {
+                "source": str(d.source),
+                "format": d.format,
+                "folder": str(d.folder),
+                "rows": d.rows,
+                "notes": [n.as_json() for n in d.notes],
+            }
+            for d in done
+        ]
+        print(json.dumps({"files": files}))
+        return
+    for d in done:
+        print(f"{d.source}: {d.rows:,} readings ({d.format}) in {d.folder}")
+        for n in d.notes:
+            print(f"  {n.kind}: {n.text}" + (f": {n.count:,}" if n.count else ""))
+
+
+def _memory(text: str) -> str:
+    return f"{max(1, int(Bytes(text)) // 1024)}KiB"
+
+
+def _table(rows: list[dict[str, Any]], columns: list[str]) -> None:
+    columns = [c for c in columns if any(r.get(c) is not None for r in rows)]
+    shown = [[_cell(r.get(c)) for c in columns] for r in rows]
+    widths = [max(len(c), *(len(r[i]) for r in shown)) if shown else len(c) for i, c in enumerate(columns)]
+    for line in [columns, *shown]:
+        print("  ".join(x.ljust(w) for x, w in zip(line, widths, strict=True)).rstrip())
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def _interval(text: str) -> float:
