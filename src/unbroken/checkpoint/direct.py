@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from .manifest import (
     FileRecord,
     Manifest,
     PartManifest,
+    Sharding,
     data_name,
     folder_name,
     merge,
@@ -67,22 +68,45 @@ def write_tensors(
     storage: Storage, tensors: Mapping[str, torch.Tensor], values: Any, stamp: Stamp, *, rng: Any = None
 ) -> PartManifest:
     """As `write_rank`, for a state that is already flat."""
-    import torch
-
     own, aliases = tied(tensors)
     described = {name: describe(t, key=name) for name, t in own.items()}
+    records = {n: (str(own[n].dtype), sharding) for n, (sharding, _) in described.items()}
     pieces = {stored_name(n, i): p for n, (_, ps) in described.items() for i, p in enumerate(ps)}
-    plan = arena.plan((arena.spec(n, str(p.dtype), p.shape) for n, p in pieces.items()), aliases)
-    records = {
-        name: tensor_part(stamp.rank, plan, name, str(own[name].dtype), sharding)
-        for name, (sharding, _) in described.items()
+    return write_pieces(storage, records, pieces.__getitem__, values, stamp, aliases=aliases, rng=rng)
+
+
+def write_pieces(
+    storage: Storage,
+    records: Mapping[str, tuple[str, Sharding]],
+    piece: Callable[[str], torch.Tensor],
+    values: Any,
+    stamp: Stamp,
+    *,
+    aliases: Mapping[str, str] | None = None,
+    rng: Any = None,
+) -> PartManifest:
+    """Writes one rank's file and part from pieces that are asked for one at a time, in the order of the file.
+
+    `records` {name: (torch type, sharding)}; `piece(stored name)` gives the tensor, which is let go afterwards.
+    """
+    import torch
+
+    specs = [
+        arena.spec(stored_name(n, i), dtype, sizes)
+        for n, (dtype, sharding) in records.items()
+        for i, (_, sizes) in enumerate(sharding.boxes)
+    ]
+    plan = arena.plan(specs, aliases)
+    tensors = {
+        n: tensor_part(stamp.rank, plan, n, dtype, sharding) for n, (dtype, sharding) in records.items()
     }
     sums: list[str] = []
     where = f"{stamp.folder}/{data_name(stamp.rank)}"
-    storage.write(where, _summed(_chunks(plan, pieces, stamp), sums), plan.file_bytes)
+    storage.write(where, _summed(_chunks(plan, piece, stamp), sums), plan.file_bytes)
     part = PartManifest(
-        stamp.run_id, stamp.attempt, stamp.step, stamp.rank, stamp.world_size, records,
-        FileRecord(data_name(stamp.rank), plan.file_bytes, tuple(sums)), stamp.position, aliases, values, rng,
+        stamp.run_id, stamp.attempt, stamp.step, stamp.rank, stamp.world_size, tensors,
+        FileRecord(data_name(stamp.rank), plan.file_bytes, tuple(sums)), stamp.position, dict(aliases or {}), values,
+        rng,
         {"unbroken": __version__, "torch": str(torch.__version__), "python": platform.python_version()}, time.time(),
     )  # fmt: skip
     storage.put(f"{stamp.folder}/{part_name(stamp.rank)}", part.encoded)
@@ -129,23 +153,36 @@ def plain_bytes(tensor: torch.Tensor) -> memoryview:
     return memoryview(flat.view(torch.uint8).numpy().data)
 
 
-def _chunks(plan: arena.Layout, pieces: Mapping[str, torch.Tensor], stamp: Stamp) -> Iterator[bytearray]:
-    """The file in pieces of `CHUNK_BYTES`, each in memory of its own (several are under way at once)."""
-    said = {"step": stamp.step, "attempt": stamp.attempt, "rank": stamp.rank, "world_size": stamp.world_size}
+def chunked(blocks: Iterable[bytes | memoryview], size: int = CHUNK_BYTES) -> Iterator[bytearray]:
+    """The same bytes in pieces of `size`, each in memory of its own (a storage has several under way at once)."""
     out = bytearray()
-    blocks = [memoryview(plan.header({k: str(v) for k, v in said.items()}))]
-    for slot in [None, *plan.slots]:
-        for block in blocks if slot is None else [plain_bytes(pieces[slot.name])]:
-            at = 0
-            while at < len(block):
-                n = min(CHUNK_BYTES - len(out), len(block) - at)
-                out += block[at : at + n]
-                at += n
-                if len(out) == CHUNK_BYTES:
-                    yield out
-                    out = bytearray()
+    for block in blocks:
+        view, at = memoryview(block), 0
+        while at < len(view):
+            n = min(size - len(out), len(view) - at)
+            out += view[at : at + n]
+            at += n
+            if len(out) == size:
+                yield out
+                out = bytearray()
     if out:
         yield out
+
+
+def _chunks(plan: arena.Layout, piece: Callable[[str], torch.Tensor], stamp: Stamp) -> Iterator[bytearray]:
+    said = {"step": stamp.step, "attempt": stamp.attempt, "rank": stamp.rank, "world_size": stamp.world_size}
+
+    def blocks() -> Iterator[bytes | memoryview]:
+        yield plan.header({k: str(v) for k, v in said.items()})
+        for slot in plan.slots:
+            data = plain_bytes(piece(slot.name))
+            if len(data) != slot.bytes:
+                raise CheckpointError(
+                    f"tensor '{slot.name}' has {len(data)} bytes, {slot.bytes} were expected"
+                )
+            yield data
+
+    return chunked(blocks())
 
 
 def _summed(chunks: Iterator[bytearray], sums: list[str]) -> Iterator[bytearray]:
