@@ -14,6 +14,7 @@ checkpoints.close()
 from __future__ import annotations
 
 import atexit
+import contextlib
 import itertools
 import json
 import logging
@@ -22,7 +23,9 @@ import platform
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +42,7 @@ from .keeper_client import KeeperGone
 from .ladder import RUNGS, Saved
 from .lodging import end_process, own_attempt, own_keeper, supervised_keeper
 from .manifest import FileRecord, PartManifest, data_name, tensor_part
+from .pinning import Pinning
 from .position import Position
 from .rank_memory import RankMemory, Slab
 from .restore import (
@@ -53,8 +57,8 @@ from .restore import (
     offers_without_supervisor,
 )
 from .rng import capture_rng, restore_rng
-from .staging import Copying, CpuStager, arena_views
-from .state import Applier, Captured, capture
+from .staging import Copying, CpuStager, CudaStager, Stager
+from .state import Applier, Captured, capture, cuda_device, optimizers_in
 from .storage import Storage, open_storage
 from .wire import Message
 
@@ -72,7 +76,9 @@ class Checkpointer:
     process; a persisted one is a checkpoint on disk and survives everything. `keep` checkpoints stay on disk.
     `memory` is what the keeper of a node may take (such as "64GiB"; default: 60 % of the machine). `position` gives
     the data position at each save, unless `save` is told. `fenced=True` promises that `fence()` is called before
-    anything of the state is changed, not only before optimizer steps.
+    anything of the state is changed, not only before optimizer steps. On a GPU, `throttle` bounds its copies in bytes
+    per second (such as "20GB"), and `device_copy` tells whether all is copied on the GPU first ("auto": where the
+    time until the next optimizer step was measured to be too short for the bus, and the GPU has room).
     """
 
     def __init__(
@@ -87,6 +93,8 @@ class Checkpointer:
         when_busy: str = "wait",
         buffers: int = 3,
         fenced: bool = False,
+        throttle: str | int | None = None,
+        device_copy: bool | str = "auto",
         verify: bool = True,
         strict: bool = True,
     ) -> None:
@@ -120,7 +128,10 @@ class Checkpointer:
         self._last: Saved | None = None
         self._failed: list[str] = []
         self._plan: _Plan | None = None
-        self._stager = CpuStager()
+        self._stager: Stager = CpuStager()
+        self._pinning: Pinning | None = None
+        self._device_copy = device_copy
+        self._throttle = None if throttle is None else float(Bytes(throttle))
         self._number = next(_instances)
         atexit.register(self._at_exit)
 
@@ -142,6 +153,7 @@ class Checkpointer:
         self._open()
         persist = step % self.persist_every == 0 if persist is None else persist
         where = _position(position if position is not None else self._position() if self._position else None)
+        self._choose_device(state)
         captured = capture(state)
         saved = Saved.climbing(
             step, self.attempt, ["staged", "host", *([self.storage.rung] if persist else [])]
@@ -150,6 +162,8 @@ class Checkpointer:
         try:
             plan = self._plan_of(captured)
             slab = self._claim(step, plan)
+            if slab is not None and self._pinning is not None:
+                self._pinning.ensure(slab)
         except KeeperGone as e:
             return self._skip(saved, str(e))
         if slab is None:
@@ -168,7 +182,6 @@ class Checkpointer:
         with self._guard:
             self._saves[Mark(self.attempt, step)] = saved
             self._last = saved
-        views = plan.views(slab, captured)
         slab.map[: plan.layout.data_start] = plan.layout.header(
             {"step": str(step), "attempt": str(self.attempt), "rank": str(self.place.rank)}
         )
@@ -180,7 +193,8 @@ class Checkpointer:
         def whole(copying: Copying) -> None:
             self._copied(copying, slab, saved, sealed)
 
-        self._stager.copy(captured.pieces, views, captured.protected, whole)
+        protected = frozenset(captured.pieces) if self.fenced else captured.protected
+        self._stager.copy(captured.pieces, slab.tensor, plan.layout, protected, whole)
         return saved
 
     def restore(self, state: dict[str, Any]) -> Restored | None:
@@ -191,6 +205,7 @@ class Checkpointer:
         """
         self._open()
         began = time.monotonic()
+        self._choose_device(state)
         link = self.memory.alive()
         answer, _ = link.request({"op": "candidates"})
         skipped: list[tuple[str, str]] = []
@@ -203,20 +218,23 @@ class Checkpointer:
             link.request({"op": "release", "restored": None})
             if skipped:
                 raise nothing_good(skipped, str(self.directory))
+            self._prepare(state)
             return None
         offer, landed = chosen
-        assert isinstance(landed, Landed)
         notes = landed.part.rng or {}
         applier = Applier(landed.tensors(), landed.part.values, notes, offer.name, self.strict)
         applier.into(state)
         restore_rng(notes.get("generators") or {})
         source, part = landed.source, landed.part
-        if torch.cuda.is_available() and torch.cuda.is_initialized():
-            torch.cuda.synchronize()
+        if self._pinning is not None:
+            torch.cuda.synchronize(self._pinning.device)
+        if landed.slab is not None and landed.slab.claimed:
+            self.memory.release(landed.slab)
         del applier, landed, chosen
         self.memory.alive().request(
             {"op": "release", "restored": {"attempt": offer.attempt, "step": offer.step}}
         )
+        self._prepare(state)
         restored = Restored(
             offer.step, offer.attempt, offer.name, source, part.position, tuple(skipped),
             seconds=time.monotonic() - began,
@@ -304,25 +322,87 @@ class Checkpointer:
         self.memory = RankMemory(connect, self._event, count=self._buffers, end_mute=end_mute)
         self._started = True
 
+    def _choose_device(self, state: Mapping[str, Any]) -> None:
+        """Sets up copying for the device that the state lies on, once."""
+        if self._pinning is not None:
+            return
+        device = cuda_device(state)
+        if device is not None:
+            self._pinning = Pinning(device)
+            self._stager = CudaStager(device, throttle=self._throttle, device_copy=self._device_copy)
+
+    def _prepare(self, state: dict[str, Any]) -> None:
+        """Lets buffers be made and registered now, beside the start of the training, not at the first save.
+
+        Optimizers make their state at their first step: where it is not there yet, after that.
+        """
+        lazy = [o for o in optimizers_in(state) if not o.state]
+        if lazy:
+            _after_first_step(lazy, weakref.WeakMethod(self._make_buffers), state)
+        else:
+            self._make_buffers(state)
+
+    def _make_buffers(self, state: Mapping[str, Any]) -> None:
+        try:
+            self._plan_of(capture(state))
+        except UnbrokenError as e:
+            logger.warning("buffers for snapshots were not made ahead: %s", e)
+
     def _obtain(self, offer: Offer) -> Landed:
-        link = self.memory.alive()
-        landed = land_from_memory(link, offer, self.place.rank, self.place.run_id)
+        landed = land_from_memory(self.memory, offer, self.place.rank, self._pin_beside)
         if landed is None:
             if not offer.on_disk:
                 raise CheckpointError("its share is in no memory that is left, and not on disk")
-            landed = land_from_disk(self.storage, offer.name, self.place.rank, verify=self.verify)
+            landed = land_from_disk(
+                self.storage, offer.name, self.place.rank, lodge=self._lodge, beside=self._pin_beside,
+                verify=self.verify,
+            )  # fmt: skip
         if landed.part.world_size != self.place.world_size:
             raise CheckpointError(
                 f"it is of {landed.part.world_size} ranks, this run has {self.place.world_size}"
             )
         return landed
 
+    def _lodge(self, size: int) -> Slab | None:
+        """A buffer to read a checkpoint into, so that a GPU gets it from registered memory."""
+        if self._pinning is None:
+            return None
+        try:
+            rounded = -(-size // arena.ALIGN) * arena.ALIGN
+            self.memory.provide(rounded)
+            return self.memory.claim(rounded, 10.0)
+        except UnbrokenError as e:
+            logger.info("reading without a registered buffer: %s", e)
+            return None
+
+    @contextlib.contextmanager
+    def _pin_beside(self, slab: Slab | None) -> Iterator[None]:
+        """Registers the buffer while its bytes are read or verified."""
+        if slab is None or self._pinning is None:
+            yield
+            return
+        with ThreadPoolExecutor(1) as pool:
+            pinning, device = self._pinning, self._pinning.device
+
+            def work() -> None:
+                torch.cuda.set_device(device)
+                pinning.ensure(slab)
+
+            pinned = pool.submit(work)
+            yield
+            try:
+                pinned.result()
+            except CheckpointError as e:
+                logger.warning("%s", e)
+
     def _plan_of(self, captured: Captured) -> _Plan:
         """The layout of this state, and buffers for it; made anew when the state's shape has changed."""
         signature = captured.signature()
         if self._plan is None or self._plan.signature != signature:
             plan = _Plan(captured, signature, self.place, self.memory)
-            self.memory.provide(plan.buffer_bytes)
+            slabs = self.memory.provide(plan.buffer_bytes)
+            if self._pinning is not None:
+                self._pinning.begin(slabs)
             self._plan = plan
         return self._plan
 
@@ -414,13 +494,25 @@ class _Plan:
         for key in ("check", "kind", "schema", "file"):
             body.pop(key)
         self.body: dict[str, Any] = body
-        self._views: dict[int, dict[str, torch.Tensor]] = {}
 
-    def views(self, slab: Slab, captured: Captured) -> dict[str, torch.Tensor]:
-        """The places in this buffer, as tensors."""
-        if slab.id not in self._views:
-            self._views[slab.id] = arena_views(slab.tensor, self.layout, captured.pieces)
-        return self._views[slab.id]
+
+def _after_first_step(
+    waiting: list[torch.optim.Optimizer],
+    make: weakref.WeakMethod[Callable[[Any], None]],
+    state: dict[str, Any],
+) -> None:
+    """Calls `make(state)` once, after every one of these optimizers has made its state."""
+
+    def hook(optimizer: Any, args: Any, kwargs: Any) -> None:
+        if all(o.state for o in waiting):
+            handle.remove()
+            target = make()
+            if target is not None:
+                target(state)
+
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
+    handle = register_optimizer_step_post_hook(torch._disable_dynamo(hook))  # type: ignore[attr-defined]
 
 
 def _position(value: Any) -> Position:

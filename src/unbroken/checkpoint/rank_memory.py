@@ -43,6 +43,8 @@ class Slab:
     sealed: dict[str, Any] | None = None
     claimed: bool = False
     keeper: str = ""
+    gone: bool = False
+    unpin: Callable[[], None] | None = None
     _tensor: torch.Tensor | None = None
 
     @property
@@ -105,6 +107,19 @@ class RankMemory:
             for number in [n for n, s in self.slabs.items() if n not in told and not s.claimed]:
                 self._unmap(self.slabs.pop(number))
             return list(self.slabs.values())
+
+    def map_buffer(self, number: int, fd: int, size: int, sealed: dict[str, Any]) -> Slab:
+        """The buffer that holds a fetched snapshot of this rank; from now on it is handed on to a new keeper too."""
+        with self.guard:
+            slab = self.slabs.get(number)
+            if slab is None:
+                slab = Slab(number, size, fd, mmap.mmap(fd, size), keeper=self.keeper_id)
+                slab.ready.set()
+                self.slabs[number] = slab
+            else:
+                os.close(fd)
+            slab.sealed = sealed
+            return slab
 
     def claim(self, size: int, timeout_s: float) -> Slab | None:
         """A buffer to fill, or None if none came free in time.
@@ -263,6 +278,9 @@ class RankMemory:
             self.slabs.clear()
 
     def _unmap(self, slab: Slab) -> None:
+        slab.gone = True
+        if slab.unpin is not None:
+            slab.unpin()
         slab._tensor = None
         try:
             slab.map.close()
@@ -300,7 +318,7 @@ class RankMemory:
                     self.back.notify_all()
                 logger.error("the keeper refuses this process: %s", e)
                 return
-            except UnbrokenError:
+            except (UnbrokenError, OSError):
                 time.sleep(pause)
                 pause = min(2 * pause, 1.0)
                 continue

@@ -9,8 +9,9 @@ from __future__ import annotations
 import logging
 import mmap
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,6 +33,7 @@ from .manifest import (
     parse_folder_name,
 )
 from .position import Position
+from .rank_memory import RankMemory, Slab
 from .sealed import digest, seal
 from .staging import typed_view
 from .state import Stored
@@ -40,6 +42,9 @@ from .storage import Storage
 logger = logging.getLogger("unbroken.checkpoint")
 
 VOTE_TIMEOUT_S = 600.0
+
+Beside = Callable[[Slab | None], AbstractContextManager[object]]
+"""What to do with a landing buffer while its bytes arrive."""
 
 
 @dataclass(frozen=True)
@@ -62,13 +67,13 @@ class Restored:
 
 @dataclass(eq=False)
 class Landed:
-    """One rank's share, verified, in memory that lasts until `release`."""
+    """One rank's share, verified, in memory that lasts as long as this does."""
 
     part: PartManifest
     data: torch.Tensor
     source: str
+    slab: Slab | None = None
     keep: Any = None
-    pinned: bool = False
 
     def tensors(self) -> dict[str, Stored]:
         """Its tensors by name, aliases included."""
@@ -198,27 +203,37 @@ def vote(agreement: Agreement, key: str, why: str) -> list[str]:
     return list(agreement.read(f"{key}/result", timeout_s=VOTE_TIMEOUT_S))
 
 
-def land_from_memory(link: RankLink, offer: Offer, rank: int, run_id: str) -> Landed | None:
+def land_from_memory(memory: RankMemory, offer: Offer, rank: int, beside: Beside) -> Landed | None:
     """This rank's share out of the keeper's memory, None if it is not there.
 
-    Raises CheckpointCorrupt if its bytes are not those that were sealed.
+    `beside` is called with the buffer and runs while the bytes are verified. Raises CheckpointCorrupt if they are
+    not those that were sealed.
     """
+    link = memory.alive()
     answer, fds = link.request({"op": "fetch", "attempt": offer.attempt, "step": offer.step, "rank": rank})
     if not answer["found"]:
         return None
     (fd,) = fds
-    try:
-        mapped = mmap.mmap(fd, int(answer["bytes"]))
-    finally:
-        os.close(fd)
     size = int(answer["file_bytes"])
-    view = memoryview(mapped)[:size]
-    sums = answer["checksums"]
-    if sums is not None:
-        check_chunks(view, tuple(sums), where=f"memory of this node, rank {rank}")
     part = part_in_memory(answer["part"], rank, size)
-    source = "peer" if answer["peer"] else "memory"
-    return Landed(part, torch.frombuffer(mapped, dtype=torch.uint8)[:size], source, keep=mapped)
+    keep: Any = None
+    if answer["peer"]:
+        try:
+            keep = mmap.mmap(fd, int(answer["bytes"]))
+        finally:
+            os.close(fd)
+        data, slab = torch.frombuffer(keep, dtype=torch.uint8), None
+    else:
+        sealed = {
+            "attempt": offer.attempt, "step": offer.step, "file_bytes": size, "world_size": answer["world_size"],
+            "part": answer["part"], "persist": False, "complete": True,
+        }  # fmt: skip
+        slab = memory.map_buffer(int(answer["buffer"]), fd, int(answer["bytes"]), sealed)
+        data = slab.tensor
+    with beside(slab):
+        if answer["checksums"] is not None:
+            check_chunks(as_bytes(data)[:size], tuple(answer["checksums"]), where=f"memory, rank {rank}")
+    return Landed(part, data[:size], "peer" if answer["peer"] else "memory", slab, keep)
 
 
 def part_in_memory(body: Mapping[str, Any], rank: int, size: int) -> PartManifest:
@@ -245,11 +260,18 @@ def check_chunks(view: memoryview, sums: tuple[str, ...], *, where: str, workers
 
 
 def land_from_disk(
-    storage: Storage, name: str, rank: int, *, verify: bool = True, workers: int = 4
+    storage: Storage,
+    name: str,
+    rank: int,
+    *,
+    lodge: Callable[[int], Slab | None] = lambda size: None,
+    beside: Beside = lambda slab: nullcontext(),
+    verify: bool = True,
+    workers: int = 4,
 ) -> Landed:
     """This rank's share of a committed checkpoint, each chunk verified as it arrives.
 
-    Raises CheckpointCorrupt, NoCheckpoint, StorageError.
+    `lodge` may give a buffer for it. Raises CheckpointCorrupt, NoCheckpoint, StorageError.
     """
     manifest = catalogue.read_committed(storage, name)
     if rank >= manifest.world_size:
@@ -262,8 +284,12 @@ def land_from_disk(
         raise CheckpointCorrupt("the file is missing", where=path) from None
     if size != part.file.bytes:
         raise CheckpointCorrupt(f"it has {size} bytes, {part.file.bytes} were committed", where=path)
-    data = torch.empty(size, dtype=torch.uint8)
-    whole = as_bytes(data)
+    catalogue.check_against_header(part, catalogue.read_header(storage, path, size), where=path)
+    slab = lodge(size)
+    landed = Landed(
+        part, slab.tensor[:size] if slab else torch.empty(size, dtype=torch.uint8), storage.rung, slab
+    )
+    whole = as_bytes(landed.data)
 
     def fetch(i: int) -> bool:
         start = i * part.file.chunk_bytes
@@ -271,15 +297,13 @@ def land_from_disk(
         storage.read_into(path, start, view)
         return not verify or digest(view) == part.file.checksums[i]
 
-    with ThreadPoolExecutor(workers) as pool:
+    with beside(slab), ThreadPoolExecutor(workers) as pool:
         bad = [i for i, ok in enumerate(pool.map(fetch, range(len(part.file.checksums)))) if not ok]
     if bad:
         raise CheckpointCorrupt(
             f"bytes {bad[0] * part.file.chunk_bytes} and on differ from their checksum", where=path
         )
-    layout = catalogue.read_header(storage, path, size)
-    catalogue.check_against_header(part, layout, where=path)
-    return Landed(part, data, storage.rung)
+    return landed
 
 
 def as_bytes(data: torch.Tensor) -> memoryview:

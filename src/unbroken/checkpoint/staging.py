@@ -1,24 +1,38 @@
-"""Copying live tensors into a buffer of the keeper, on the CPU at once, on a GPU behind the trainer's back. Needs torch.
+"""Copying live tensors into a buffer of the keeper: on the CPU at once, on a GPU behind the trainer's back.
 
-On a GPU an event on the training stream marks the state of the call; a copy stream waits for it and copies; before
-the next mutation the training *stream* waits for the copies that still run. The processor waits for nothing.
+On a GPU an event on the training stream marks the state of the call; a copy stream waits for it and copies into
+registered host memory; before the next mutation the training *stream* waits for the copies that still run. The
+processor waits for nothing. What is changed outside of optimizers (buffers, averages, fp8 scales) is cloned on the
+device at the call, in the training stream's own order. Needs torch.
+
+The floor: stall = max(0, bytes / D2H bandwidth - time until the next mutation). Where that window is too short and
+the GPU has room, everything is copied on the device first ("device copy"), at the speed of its memory.
 """
 
 from __future__ import annotations
 
+import logging
+import queue
 import threading
 import time
-from collections.abc import Callable, Mapping
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
-from ..errors import UnbrokenError
+from ..errors import CheckpointError, UnbrokenError
 from .layout import Layout
+from .memory import PIECE_BYTES
+
+logger = logging.getLogger("unbroken.checkpoint")
+
+_GIB = 1 << 30
+_ALIGN = 512  # the allocator's own; keeps every copy on the device aligned
 
 
-class TornSnapshot(UnbrokenError):
+class TornSnapshot(CheckpointError):
     """A tensor was changed while it was being copied, without `fence()` before."""
 
 
@@ -36,41 +50,81 @@ def arena_views(
 def typed_view(raw: torch.Tensor, dtype: torch.dtype, shape: torch.Size | tuple[int, ...]) -> torch.Tensor:
     """These bytes as a tensor; complex128 as pairs of float64, which is how it is aligned."""
     if raw.numel() == 0:
-        return torch.empty(shape, dtype=dtype)
+        return torch.empty(shape, dtype=dtype, device=raw.device)
     if dtype is torch.complex128:
         return torch.view_as_complex(raw.view(torch.float64).reshape(*shape, 2))
     return raw.view(dtype).reshape(shape)
 
 
+def flat_bytes(t: torch.Tensor) -> torch.Tensor:
+    """The tensor's memory as one row of bytes; a copy in row-major order where it does not lie so."""
+    if t.is_complex():
+        t = torch.view_as_real(t)
+    return t.contiguous().view(-1).view(torch.uint8)
+
+
 @dataclass(eq=False)
 class Copying:
-    """A copy under way. `finished` is set when the buffer is whole, or with `error` when it never will be."""
+    """A copy under way. `on_done` is called once, when the buffer is whole or (`error`) never will be."""
 
     on_done: Callable[[Copying], None]
     began: float = field(default_factory=time.monotonic)
-    staged: threading.Event = field(default_factory=threading.Event)
     error: UnbrokenError | None = None
     seconds: float = 0.0
+    """From the call until the last byte was on the host."""
+    stall_s: float = 0.0
+    """By how much the copies outlasted the window until the next mutation."""
     device_copy: bool = False
+
+
+class Stager(Protocol):
+    """Copies tensors into a buffer."""
+
+    def copy(
+        self,
+        pieces: Mapping[str, torch.Tensor],
+        buffer: torch.Tensor,
+        layout: Layout,
+        protected: frozenset[str],
+        on_done: Callable[[Copying], None],
+    ) -> Copying:
+        """Takes the tensors as they are now; `on_done` is called when the buffer is whole."""
+
+    def fence(self) -> None:
+        """What is done to the tensors from now on is not in any copy that was begun before."""
+
+    def drain(self) -> None:
+        """Waits on the processor until no copy runs."""
+
+    def close(self) -> None:
+        """Ends threads and hooks."""
 
 
 class CpuStager:
     """Copies at the call: on the CPU forward and backward would compete with a copy for the same cores."""
 
+    def __init__(self) -> None:
+        self._views: dict[int, tuple[Layout, dict[str, torch.Tensor]]] = {}
+
     def copy(
         self,
         pieces: Mapping[str, torch.Tensor],
-        views: Mapping[str, torch.Tensor],
+        buffer: torch.Tensor,
+        layout: Layout,
         protected: frozenset[str],
         on_done: Callable[[Copying], None],
     ) -> Copying:
-        """Copies everything, then calls `on_done`."""
         copying = Copying(on_done)
+        known, views = self._views.get(buffer.data_ptr(), (None, {}))
+        if known is not layout:
+            views = arena_views(buffer, layout, pieces)
+            if len(self._views) > 8:
+                self._views.clear()
+            self._views[buffer.data_ptr()] = layout, views
         with torch.no_grad():
-            for name, t in pieces.items():
-                views[name].copy_(t)
+            # One call for all of them, without the interpreter's lock.
+            torch._foreach_copy_([views[n] for n in pieces], list(pieces.values()))
         copying.seconds = time.monotonic() - copying.began
-        copying.staged.set()
         on_done(copying)
         return copying
 
@@ -81,8 +135,287 @@ class CpuStager:
         """As `fence`."""
 
     def close(self) -> None:
-        """There is nothing to end."""
+        """Lets go of the buffers."""
+        self._views.clear()
 
-    def figures(self) -> dict[str, Any]:
-        """What was measured of the copies."""
-        return {}
+
+@dataclass(eq=False)
+class _Pending:
+    """Copies on the copy stream that may still run."""
+
+    copying: Copying
+    sources: list[torch.Tensor]
+    """Kept alive until they are copied."""
+    watched: list[tuple[str, torch.Tensor, int]]
+    """Live tensors and their versions at the call: a change before the fence means a torn snapshot."""
+    begin: torch.cuda.Event
+    end: torch.cuda.Event
+    fenced: torch.cuda.Event | None = None
+    todo: list[tuple[list[torch.Tensor], list[torch.Tensor]]] = field(default_factory=list)
+    """Batches not yet given to the copy stream (throttled)."""
+    issued: threading.Event = field(default_factory=threading.Event)
+    hurry: threading.Event = field(default_factory=threading.Event)
+
+
+class CudaStager:
+    """Copies GPU tensors on a stream of its own. One per process and device.
+
+    `throttle` bounds the copies to that many bytes per second. `device_copy`: "auto", True or False.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        *,
+        throttle: float | None = None,
+        device_copy: bool | str = "auto",
+    ) -> None:
+        self.device = device
+        self.throttle = throttle
+        self.device_copy = device_copy
+        self.stream = torch.cuda.Stream(device)
+        self.last: Copying | None = None
+        """The last copy that ended."""
+        self._pending: list[_Pending] = []
+        self._guard = threading.Lock()
+        self._done: queue.SimpleQueue[_Pending | None] = queue.SimpleQueue()
+        self._captured = False
+        self._fenced_by_hand = False
+        self._scratch: torch.Tensor | None = None
+        self._short_window = False
+        # The hook must not keep this object, nor the object its process, alive.
+        me = weakref.ref(self)
+        self._hook = torch.optim.optimizer.register_optimizer_step_pre_hook(_fence_before_step(me))
+        self._watcher = threading.Thread(target=_watch, args=(self._done, me, device), daemon=True)
+        self._watcher.start()
+
+    def copy(
+        self,
+        pieces: Mapping[str, torch.Tensor],
+        buffer: torch.Tensor,
+        layout: Layout,
+        protected: frozenset[str],
+        on_done: Callable[[Copying], None],
+    ) -> Copying:
+        if self._captured and not self._fenced_by_hand and self._pending:
+            raise CheckpointError(
+                "an optimizer step was captured in a CUDA graph, whose replays call no hook, and fence() was not called"
+                " since the last save",
+                todo="Call checkpoints.fence() before each graph.replay()",
+            )
+        self._fenced_by_hand = False
+        copying = Copying(on_done)
+        current = torch.cuda.current_stream(self.device)
+        gpu: list[tuple[int, torch.Tensor]] = []
+        watched: list[tuple[str, torch.Tensor, int]] = []
+        with torch.no_grad():
+            for name, t in pieces.items():
+                start, stop = layout.span(name)
+                if t.device.type != "cuda":
+                    typed_view(buffer[start:stop], t.dtype, t.shape).copy_(t)
+                elif stop > start:
+                    flat = flat_bytes(t)
+                    if name not in protected:
+                        flat = flat.clone() if flat.data_ptr() == t.data_ptr() else flat
+                    elif flat.data_ptr() == t.data_ptr():
+                        watched.append((name, t, t._version))
+                    gpu.append((start, flat))
+            gpu, watched = self._perhaps_on_device(gpu, watched, copying)
+            begin, end = (
+                torch.cuda.Event(enable_timing=True),
+                torch.cuda.Event(enable_timing=True, blocking=True),
+            )
+            begin.record(current)
+            pending = _Pending(copying, [t for _, t in gpu], watched, begin, end)
+            self.stream.wait_event(begin)
+            pending.todo = list(self._batches(gpu, buffer))
+            with self._guard:
+                self._pending.append(pending)
+            if self.throttle is None:
+                self._issue(pending)
+            else:
+                threading.Thread(target=self._issue_slowly, args=(pending,), daemon=True).start()
+        self._done.put(pending)
+        return copying
+
+    def _perhaps_on_device(
+        self,
+        gpu: list[tuple[int, torch.Tensor]],
+        watched: list[tuple[str, torch.Tensor, int]],
+        copying: Copying,
+    ) -> tuple[list[tuple[int, torch.Tensor]], list[tuple[str, torch.Tensor, int]]]:
+        """The sources after a copy on the device, if that is wanted and there is room."""
+        total = sum(-(-t.numel() // _ALIGN) * _ALIGN for _, t in gpu)
+        wanted = self._short_window if self.device_copy == "auto" else bool(self.device_copy)
+        if not wanted or not total or self._pending:  # the scratch memory may be in use still
+            return gpu, watched
+        if self._scratch is None or self._scratch.numel() < total:
+            self._scratch = None
+            free = torch.cuda.mem_get_info(self.device)[0]
+            reserved = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
+            if free + reserved < total + _GIB:
+                if self.device_copy is True:
+                    logger.warning("no room on the GPU to copy %.1f GB there first", total / 1e9)
+                return gpu, watched
+            try:
+                self._scratch = torch.empty(total, dtype=torch.uint8, device=self.device)
+            except torch.cuda.OutOfMemoryError:
+                self._short_window = False
+                return gpu, watched
+        at, sources, targets = 0, [], []
+        for start, t in gpu:
+            target = self._scratch[at : at + t.numel()]
+            targets.append(target)
+            sources.append((start, target))
+            at += -(-t.numel() // _ALIGN) * _ALIGN
+        torch._foreach_copy_(targets, [t for _, t in gpu])
+        copying.device_copy = True
+        return sources, []
+
+    def _batches(
+        self, gpu: Sequence[tuple[int, torch.Tensor]], buffer: torch.Tensor
+    ) -> Iterator[tuple[list[torch.Tensor], list[torch.Tensor]]]:
+        """(targets, sources), cut where one registered piece of the buffer ends: no copy may reach over that."""
+        size = 0
+        limit = float("inf") if self.throttle is None else 64 << 20
+        targets: list[torch.Tensor] = []
+        sources: list[torch.Tensor] = []
+        for start, t in gpu:
+            at, n = 0, t.numel()
+            while at < n:
+                room = min(PIECE_BYTES - (start + at) % PIECE_BYTES, n - at)
+                whole = room == n
+                sources.append(t if whole else t[at : at + room])
+                targets.append(buffer[start + at : start + at + room])
+                at += room
+                size += room
+                if size >= limit:
+                    yield targets, sources
+                    targets, sources, size = [], [], 0
+        if targets:
+            yield targets, sources
+
+    def _issue(self, pending: _Pending) -> None:
+        with torch.cuda.stream(self.stream), torch.no_grad():
+            for targets, sources in pending.todo:
+                # One call for all of them, without the interpreter's lock.
+                torch._foreach_copy_(targets, sources, non_blocking=True)
+            pending.end.record(self.stream)
+        pending.todo = []
+        pending.issued.set()
+
+    def _issue_slowly(self, pending: _Pending) -> None:
+        torch.cuda.set_device(self.device)
+        batches, sent, began = pending.todo, 0, time.monotonic()
+        with torch.cuda.stream(self.stream), torch.no_grad():
+            for targets, sources in batches:
+                torch._foreach_copy_(targets, sources, non_blocking=True)
+                sent += sum(t.numel() for t in targets)
+                ahead = sent / (self.throttle or 1.0) - (time.monotonic() - began)
+                if ahead > 0:
+                    pending.hurry.wait(ahead)
+            pending.end.record(self.stream)
+        pending.issued.set()
+
+    def fence(self, by_hand: bool = True) -> None:
+        self._fenced_by_hand = self._fenced_by_hand or by_hand
+        with self._guard:
+            open_ones = [p for p in self._pending if p.fenced is None]
+        if not open_ones:
+            return
+        if torch.cuda.is_current_stream_capturing():
+            self._captured = True
+            raise CheckpointError(
+                "an optimizer step is being captured in a CUDA graph while a snapshot is being copied",
+                todo="Call checkpoints.fence() and torch.cuda.synchronize() before the capture, and checkpoints.fence()"
+                " before each replay",
+            )
+        current = torch.cuda.current_stream(self.device)
+        for p in open_ones:
+            for name, t, version in p.watched:
+                if t._version != version:
+                    p.copying.error = TornSnapshot(
+                        f"'{name}' was changed while it was being copied, without fence() before",
+                        todo="Call checkpoints.fence() before changing it",
+                    )
+                    break
+            p.hurry.set()
+            p.issued.wait()
+            p.fenced = torch.cuda.Event(enable_timing=True)
+            p.fenced.record(current)
+            current.wait_event(p.end)
+
+    def before_step(self) -> None:
+        """What the optimizer's hook calls."""
+        if torch.cuda.is_current_stream_capturing():
+            if not self._fenced_by_hand:
+                raise CheckpointError(
+                    "an optimizer step is captured in a CUDA graph: replays of the graph call no hook, so a snapshot"
+                    " could be torn",
+                    todo="Call checkpoints.fence() before the capture and before each graph.replay()",
+                )
+            self._captured = True
+        self.fence(by_hand=False)
+
+    def drain(self) -> None:
+        while True:
+            with self._guard:
+                if not self._pending:
+                    return
+                p = self._pending[0]
+            p.hurry.set()
+            p.issued.wait()
+            p.end.synchronize()
+            time.sleep(0.001)
+
+    def close(self) -> None:
+        self._hook.remove()
+        self._done.put(None)
+        self._scratch = None
+
+    def finished(self, p: _Pending) -> None:
+        """Called by the watcher when a copy has ended: measures it, lets the sources go."""
+        c = p.copying
+        c.seconds = time.monotonic() - c.began
+        if p.fenced is not None:
+            window = p.begin.elapsed_time(p.fenced) / 1e3 if p.fenced.query() else float("inf")
+            c.stall_s = max(0.0, p.begin.elapsed_time(p.end) / 1e3 - window)
+            if c.stall_s > 0.005 and not c.device_copy:
+                self._short_window = True
+        with self._guard:
+            self._pending.remove(p)
+        p.sources, p.watched = [], []
+        self.last = c
+        c.on_done(c)
+
+
+def _watch(
+    done: queue.SimpleQueue[_Pending | None], me: weakref.ref[CudaStager], device: torch.device
+) -> None:
+    torch.cuda.set_device(device)
+    while (p := done.get()) is not None:
+        p.issued.wait()
+        p.end.synchronize()
+        # A change that came before the copy ended and before any fence would have torn it.
+        if p.fenced is None and p.copying.error is None:
+            for name, t, version in p.watched:
+                if t._version != version and p.fenced is None:
+                    p.copying.error = TornSnapshot(
+                        f"'{name}' was changed while it was being copied, without fence() before",
+                        todo="Call checkpoints.fence() before changing it",
+                    )
+                    break
+        stager = me()
+        if stager is not None:
+            stager.finished(p)
+        del stager
+
+
+def _fence_before_step(me: weakref.ref[CudaStager]) -> Callable[..., None]:
+    def hook(optimizer: Any, args: Any, kwargs: Any) -> None:
+        stager = me()
+        if stager is not None:
+            stager.before_step()
+
+    disabled: Callable[..., None] = torch._disable_dynamo(hook)  # type: ignore[attr-defined]
+    return disabled

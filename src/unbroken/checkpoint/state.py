@@ -88,6 +88,26 @@ def capture(state: Mapping[str, Any]) -> Captured:
     )
 
 
+def optimizers_in(state: Any) -> list[torch.optim.Optimizer]:
+    """The optimizers of a state, wherever they are in it."""
+    if isinstance(state, torch.optim.Optimizer):
+        return [state]
+    inner = state.values() if isinstance(state, Mapping) else state if isinstance(state, list | tuple) else ()
+    return [o for x in inner for o in optimizers_in(x)]
+
+
+def cuda_device(state: Any) -> torch.device | None:
+    """The GPU that a state lies on, None if all of it is on the CPU."""
+    if isinstance(state, torch.Tensor):
+        return _local(state).device if state.device.type == "cuda" else None
+    if isinstance(state, torch.nn.Module):
+        state = [*state.parameters(), *state.buffers()]
+    elif isinstance(state, torch.optim.Optimizer):
+        state = [p for g in state.param_groups for p in g["params"]]
+    inner = state.values() if isinstance(state, Mapping) else state if isinstance(state, list | tuple) else ()
+    return next((d for x in inner if (d := cuda_device(x)) is not None), None)
+
+
 def _expand(v: Any, path: str, optimized: set[int], depth: int) -> Any:
     """The state with every object that has a state_dict replaced by it."""
     if isinstance(v, torch.Tensor) or depth > 100:
