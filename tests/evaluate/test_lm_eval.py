@@ -114,10 +114,10 @@ def alone(tasks: Path, name: str, **more: Any) -> dict[str, Any]:
 
 
 def answer(
-    harness: LmEvalHarness, prepared: PreparedTask, shards: int, spec: ModelSpec = MODEL
+    harness: LmEvalHarness, prepared: PreparedTask, shards: int, spec: ModelSpec = MODEL, backend: Any = None
 ) -> list[Answer]:
     """Blocks dealt to `shards` workers, each with a model of its own; answers merged by sample, through JSON."""
-    models = [FakeBackend().load(spec, None, ()) for _ in range(shards)]
+    models = [(backend or FakeBackend()).load(spec, Path(spec.source), ()) for _ in range(shards)]
     out: dict[int, Answer] = {}
     for block in reversed(range(prepared.blocks)):
         got = harness.run(models[block % shards], prepared, harness.build_requests(prepared, block))

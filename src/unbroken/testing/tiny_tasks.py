@@ -37,7 +37,7 @@ PROGRAMS = (
 )
 """What it runs: one that passes, one that does not, and three that reach for what is not theirs."""
 
-_WORDS = [
+WORDS = [
     "amber",
     "birch",
     "cedar",
@@ -94,8 +94,8 @@ def _rows(folder: Path, name: str, rows: list[dict[str, object]]) -> None:
 
 def _choices(folder: Path, name: str, rng: random.Random, documents: int) -> None:
     def row() -> dict[str, object]:
-        options = rng.sample(_WORDS, 4)
-        query = " ".join(rng.sample(_WORDS, rng.randint(3, 9)))
+        options = rng.sample(WORDS, 4)
+        query = " ".join(rng.sample(WORDS, rng.randint(3, 9)))
         return {"question": f"Which word fits: {query}?", "choices": options, "answer": rng.randrange(4)}
 
     _rows(folder, f"{name}_train", [row() for _ in range(12)])
@@ -104,7 +104,7 @@ def _choices(folder: Path, name: str, rng: random.Random, documents: int) -> Non
 
 def _pairs(folder: Path, rng: random.Random, documents: int) -> None:
     def row() -> dict[str, object]:
-        words = rng.sample(_WORDS, rng.randint(4, 12))
+        words = rng.sample(WORDS, rng.randint(4, 12))
         return {"text": " ".join(words[:-1]), "last": words[-1]}
 
     _rows(folder, "pairs_test", [row() for _ in range(documents)])
@@ -121,7 +121,7 @@ def _sums(folder: Path, rng: random.Random, documents: int) -> None:
 
 def _texts(folder: Path, rng: random.Random, documents: int) -> None:
     def row() -> dict[str, object]:
-        return {"page": " ".join(rng.choice(_WORDS) for _ in range(rng.randint(5, 60)))}
+        return {"page": " ".join(rng.choice(WORDS) for _ in range(rng.randint(5, 60)))}
 
     _rows(folder, "texts_test", [row() for _ in range(documents)])
 
@@ -229,6 +229,7 @@ doc_to_text: "{{{{question}}}}"
 doc_to_target: answer
 generation_kwargs:
   until: ["\\n"]
+  max_gen_toks: 24
   do_sample: true
   temperature: 0.5
 filter_list:
@@ -253,6 +254,7 @@ doc_to_text: "Repeat: {{{{text}}}}"
 doc_to_target: text
 generation_kwargs:
   until: ["\\n"]
+  max_gen_toks: 24
 metric_list:
   - metric: bleu
   - metric: chrf
@@ -294,6 +296,7 @@ doc_to_target: program
 process_results: !function tiny_helpers.execute
 generation_kwargs:
   until: ["\\n"]
+  max_gen_toks: 24
 metric_list:
   - metric: passed{means}
 metadata:
@@ -307,6 +310,7 @@ doc_to_target: answer
 process_results: !function tiny_helpers.several
 generation_kwargs:
   until: ["\\n"]
+  max_gen_toks: 24
 metric_list:
   - metric: right{means}
   - metric: digits{means}
