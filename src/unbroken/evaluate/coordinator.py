@@ -179,10 +179,11 @@ class Coordinator:
             await self._combine(preparers)
             return self._finish()
         finally:
-            await preparers.close()
+            preparers.close()
             if self._scoring is not None:
                 self._scoring.close()
             if journal is not None:
+                self.journal = None
                 self.store.close()
                 journal.close()
 
@@ -338,8 +339,12 @@ class Coordinator:
                 for p in preparing:
                     p.cancel()
                 self._stop_workers(self.stopping or "done")
+                for name in self._slots:
+                    if name not in self.links:
+                        self.engine.end(name)  # it has not connected yet, and will find nobody
                 if needed:
                     await asyncio.get_running_loop().run_in_executor(None, self.engine.close)
+                    await self._until_gone(5.0)
 
     def _check_widths(self, tasks: Sequence[Task], widths: Sequence[int]) -> None:
         for t in tasks:
@@ -442,6 +447,15 @@ class Coordinator:
             self._wake.clear()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), TICK_S)
+
+    async def _until_gone(self, within_s: float) -> None:
+        """Waits for the workers to close their connections; then closes them, so that the report has them all."""
+        deadline = time.monotonic() + within_s
+        while self.links and time.monotonic() < deadline:
+            await asyncio.sleep(0.01)
+        for link in list(self.links.values()):
+            self._gone(link, "it did not end when asked to")
+            link.writer.close()
 
     def stop(self, why: str) -> None:
         """Ends the run as soon as it can: workers are told to stop after their block. For signal handlers."""
@@ -667,7 +681,9 @@ class Coordinator:
 
     def _gone(self, link: Link, why: str) -> None:
         """A connection ended: what it held is given to others, and its place filled again."""
-        self.links.pop(link.name, None)
+        if self.links.get(link.name) is not link:
+            return
+        del self.links[link.name]
         polite = bool(link.leaving)
         self._gaps += link.gaps
         lost = self.dispatcher.leave(link.name, blame=not polite)
@@ -823,7 +839,7 @@ class Coordinator:
 
     def _finish(self) -> Report:
         started = self._engine_at or min((s.started for s in self.scorings), default=time.time())
-        order = {t: i for i, t in enumerate(self.prepared)}
+        order = {t: i for i, t in enumerate(self.states)}  # as the suite has them
         seen = Measured(self.suite.name, self.spec.title, self.checkpoint, started, self.trials, self.blocks, self.scorings, self.seen,
                         self.prepare_s, self.settings.cpu_workers, self.dispatcher.plan.makespan_s)  # fmt: skip
         scores = sorted(self.scores.values(), key=lambda s: order.get(s.task, len(order)))

@@ -12,6 +12,7 @@ simulating the candidates and keeping the best:
 
 from __future__ import annotations
 
+import functools
 import heapq
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,7 +23,7 @@ from .contracts import Shard
 MAX_OVERHEAD = 0.05
 """Share of a parcel's time that may go into switching to it."""
 _FRACTIONS = (2, 4, 8, 16)
-SIMULATED_PARCELS = 30_000
+SIMULATED_PARCELS = 24_000
 """At most so many parcels are simulated for all candidates together: 10,000 shards stay far below a second."""
 
 
@@ -39,7 +40,7 @@ class Work:
     """CPU seconds of the metric, once the last block has landed."""
     gpus: int = 1
 
-    @property
+    @functools.cached_property
     def seconds(self) -> float:
         """All blocks."""
         return math.fsum(self.block_s)
@@ -71,7 +72,7 @@ class Parcel:
     urgency: tuple[float, ...] = ()
     """Sort key, smaller first."""
 
-    @property
+    @functools.cached_property
     def gpus(self) -> int:
         """GPUs that its worker must have."""
         return max(s.gpus for s in self.shards)
@@ -131,6 +132,8 @@ def plan(
     best: Plan | None = None
     simulated = 0
     for size in _sizes(todo, workers, costs, bound):
+        if best is not None and simulated + len(todo) > budget:
+            break
         cut = cut_and_merge(todo, size, costs)
         for rule in RULES:
             if best is not None and simulated + len(cut) > budget:
@@ -214,8 +217,10 @@ def order(parcels: Sequence[Parcel], work: Mapping[str, Work], rule: str) -> lis
     """Parcels with their urgency set, most urgent first; wide ones first, since fewer workers can take them."""
     made = []
     for p in parcels:
-        tail = max(work[s.task].score_s for s in p.shards)
-        whole = max(work[s.task].seconds for s in p.shards)
+        first = work[p.shards[0].task]
+        tail, whole = first.score_s, first.seconds
+        for s in p.shards[1:]:
+            tail, whole = max(tail, work[s.task].score_s), max(whole, work[s.task].seconds)
         if rule == RULES[0]:
             key = (-float(p.gpus), -tail, -whole, -p.expected_s)
         elif rule == RULES[1]:
@@ -242,8 +247,8 @@ def rehearse(
     landed: dict[str, float] = {}
     placements = []
     for p in parcels:
-        able = [g for g, heap in free.items() if g >= p.gpus]
-        g = min(able, key=lambda g: (free[g][0][0], g))
+        able = [g for g in free if g >= p.gpus]
+        g = able[0] if len(able) == 1 else min(able, key=lambda g: (free[g][0][0], g))
         start, worker = heapq.heappop(free[g])
         end = start + p.expected_s
         heapq.heappush(free[g], (end, worker))
@@ -279,7 +284,7 @@ def lower_bound(work: Sequence[Work], workers: Sequence[int], costs: Costs = Cos
         able = sum(1 for g in workers if g >= need)
         part = [w for w in live if w.gpus >= need]
         spent = 0.0
-        for w in sorted(part, key=lambda w: -w.score_s):
+        for w in sorted(part, key=lambda w: (-w.score_s, w.task)):
             spent += w.seconds + costs.switch_s
             found.append(costs.load_s + spent / able + w.score_s)
     for w in live:
@@ -287,7 +292,8 @@ def lower_bound(work: Sequence[Work], workers: Sequence[int], costs: Costs = Cos
     blocks = sorted((s for w in live for s in w.block_s), reverse=True)
     for k in range(1, min(16, (len(blocks) - 1) // m) + 1):
         found.append(costs.load_s + math.fsum(blocks[k * m - k : k * m + 1]))
-    first = min(max(max(w.block_s), w.seconds / sum(1 for g in workers if g >= w.gpus)) for w in live)
+    count = {need: sum(1 for g in workers if g >= need) for need in {w.gpus for w in live}}
+    first = min(max(max(w.block_s), w.seconds / count[w.gpus]) for w in live)
     total = math.fsum(w.score_s for w in live)
     found.append(costs.load_s + first + total / max(1, costs.cpu_workers))
     return max(found)

@@ -7,10 +7,14 @@ ends when its input does, so it never outlives the coordinator.
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
+import contextlib
 import importlib.metadata
 import json
 import os
+import subprocess
 import sys
+import threading
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
@@ -75,31 +79,34 @@ def remember(folder: EvalDir, prepared: PreparedTask, mark: str) -> None:
 
 
 class Preparers:
-    """A few preparing processes, each used by one coroutine at a time."""
+    """A few preparing processes, each used by one thread at a time."""
 
     def __init__(self, count: int, log: Path) -> None:
-        self._free: asyncio.Queue[asyncio.subprocess.Process | None] = asyncio.Queue()
-        for _ in range(max(1, count)):
-            self._free.put_nowait(None)  # started when first needed
-        self._all: list[asyncio.subprocess.Process] = []
+        self._threads = concurrent.futures.ThreadPoolExecutor(max(1, count), "prepare")
+        self._local = threading.local()
+        self._all: list[subprocess.Popen[bytes]] = []
+        self._lock = threading.Lock()
+        self._closed = False
         self._log = log
 
     async def ask(self, op: str, suite: Suite, **fields: Any) -> Any:
         """The answer to one job. Raises what the harness raised, or EvaluationError if the process died."""
-        process = await self._free.get()
+        job = {"op": op, "suite": encode(suite), **fields}
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self._ask, job)
+
+    def _ask(self, job: Message) -> Any:
+        process = getattr(self._local, "process", None)
+        if process is None or process.poll() is not None:
+            process = self._local.process = self._start()
+        assert process.stdin is not None and process.stdout is not None  # both are pipes
         try:
-            if process is None or process.returncode is not None:
-                process = await self._start()
-            assert process.stdin is not None and process.stdout is not None  # both are pipes
-            process.stdin.write((json.dumps({"op": op, "suite": encode(suite), **fields}) + "\n").encode())
-            await process.stdin.drain()
-            line = await process.stdout.readline()
-        except (ConnectionError, BrokenPipeError):
+            process.stdin.write((json.dumps(job) + "\n").encode())
+            process.stdin.flush()
+            line = process.stdout.readline()
+        except (BrokenPipeError, ValueError):
             line = b""
-        finally:
-            self._free.put_nowait(process)
-        if not line:
-            what = fields.get("task", {}).get("name", op)
+        if not line.endswith(b"\n"):
+            what = job.get("task", {}).get("name", job["op"])
             raise EvaluationError(f"the process that prepares '{what}' died", where=str(self._log),
                                   todo="See its log: out of memory, or a crash in the harness")  # fmt: skip
         answer = json.loads(line)
@@ -107,22 +114,31 @@ class Preparers:
             raise revive(answer["error"])
         return answer["value"]
 
-    async def _start(self) -> asyncio.subprocess.Process:
+    def _start(self) -> subprocess.Popen[bytes]:
         self._log.parent.mkdir(parents=True, exist_ok=True)
-        with open(self._log, "ab") as log:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "unbroken.evaluate.prepare", stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE, stderr=log, limit=1 << 30, env=child_env(), start_new_session=True,
+        with self._lock, open(self._log, "ab") as log:
+            if self._closed:
+                raise EvaluationError("the evaluation is ending")
+            process = subprocess.Popen(
+                [sys.executable, "-m", "unbroken.evaluate.prepare"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                stderr=log, env=child_env(), start_new_session=True,
             )  # fmt: skip
-        self._all.append(process)
+            self._all.append(process)
         return process
 
-    async def close(self) -> None:
-        """Ends the processes."""
-        for p in self._all:
-            if p.returncode is None:
+    def close(self) -> None:
+        """Ends the processes; jobs that wait are dropped."""
+        with self._lock:
+            self._closed = True
+            for p in self._all:
                 p.kill()
-            await p.wait()
+        self._threads.shutdown(wait=True, cancel_futures=True)
+        for p in self._all:
+            p.wait()
+            for pipe in (p.stdin, p.stdout):
+                if pipe is not None:
+                    with contextlib.suppress(BrokenPipeError):
+                        pipe.close()
 
 
 def child_env(**more: str) -> dict[str, str]:

@@ -29,6 +29,8 @@ SCHEMA = 1
 SIZE_EXPONENT = 0.9
 """Seconds grow with parameters to this power: decoding is bound by weight reads, prefill by FLOPs, both linear; launch
 overheads are not. Taken from the measured small-to-large ratios of public in-loop evaluation times."""
+SMALLEST_B = 0.1
+"""Below this, kernel launches and Python set the pace, not the weights."""
 PER_CHAR, PER_TOKEN, PER_REQUEST = 2.5e-5, 2.0e-3, 4.0e-3
 """Seconds on one A100-class GPU, 7B, bf16, batched: reading a character, writing a token, one request."""
 
@@ -199,7 +201,9 @@ def round_size(model_b: float) -> float:
 
 def scale(known_b: float, wanted_b: float) -> float:
     """Factor on seconds from a model of `known_b` billion parameters to one of `wanted_b`."""
-    return (wanted_b / known_b) ** SIZE_EXPONENT if known_b > 0 and wanted_b > 0 else 1.0
+    if known_b <= 0 or wanted_b <= 0:
+        return 1.0
+    return (max(wanted_b, SMALLEST_B) / max(known_b, SMALLEST_B)) ** SIZE_EXPONENT
 
 
 def fit_rates(

@@ -1,0 +1,284 @@
+"""The real coordinator, real worker processes and real sockets; fake tasks and models."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from unbroken.errors import (
+    DatasetMissing,
+    EvaluationError,
+    EvaluationInUse,
+    ModelChanged,
+    ModelDoesNotLoad,
+    UnknownTask,
+    UsageError,
+)
+from unbroken.evaluate.contracts import ModelSpec, Suite, TaskPrior
+from unbroken.evaluate.folder import EvalDir
+from unbroken.evaluate.journal import events
+from unbroken.testing.evaluation import BACKEND, fake_model
+
+from .evaluating import coordinator, evaluate, fake_suite, fake_task, numbers
+
+SUITE = fake_suite(
+    fake_task("a", samples=70),
+    fake_task("b", samples=9, requests=3),
+    fake_task("c", samples=33),
+    fake_task("g", samples=12, leaves=2),
+)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[tuple[str, float, float | None]]]:
+    """Scores with one worker."""
+    return numbers(evaluate(tmp_path_factory.mktemp("alone"), SUITE, workers=1))
+
+
+@pytest.mark.parametrize("workers", [2, 7])
+def test_scores_do_not_depend_on_the_number_of_workers(tmp_path: Path, workers: int, alone: object) -> None:
+    report = evaluate(tmp_path, SUITE, workers=workers)
+    assert numbers(report) == alone
+    assert not report.errors
+    assert report.lower_bound_s <= report.makespan_s
+    assert {"a", "b", "c", "g_0", "g_1", "g"} == set(numbers(report))
+
+
+def test_a_worker_killed_in_the_middle_costs_one_block(tmp_path: Path, alone: object) -> None:
+    marker = tmp_path / "killed"
+    plain = fake_suite(fake_task("a", samples=70, seconds=0.001))
+    faulty = fake_suite(fake_task("a", samples=70, seconds=0.001, kill={"37": str(marker)}))
+    report = evaluate(tmp_path, faulty, workers=2, out="faulty")
+    assert marker.exists()
+    assert [t.outcome for t in report.trials].count("lost") == 1
+    assert report.scores[0].scored == 70
+    assert numbers(report) == numbers(evaluate(tmp_path, plain, workers=1, out="plain"))
+    answered = [b for t in report.trials for b in t.blocks]
+    assert sorted(answered) == list(range(9))  # nothing was answered twice
+
+
+def test_a_block_that_kills_every_worker_is_given_up_and_the_rest_scored(tmp_path: Path) -> None:
+    suite = fake_suite(fake_task("a", samples=40, kill={"9": ""}), fake_task("b", samples=20))
+    report = evaluate(tmp_path, suite, workers=2)
+    a, b = report.scores
+    assert (a.scored, a.samples, b.scored) == (32, 40, 20)
+    assert {n.status for n in a.notes} == {"unanswered"}
+    assert "died" in a.notes[0].why
+
+
+def test_a_block_that_raises_is_tried_again_then_given_up(tmp_path: Path) -> None:
+    once = fake_suite(fake_task("a", samples=24, **{"raise": {"3": str(tmp_path / "raised")}}))
+    assert evaluate(tmp_path, once, workers=1, out="once").scores[0].scored == 24
+    always = fake_suite(fake_task("a", samples=24, **{"raise": {"3": ""}}))
+    report = evaluate(tmp_path, always, workers=1, out="always")
+    assert report.scores[0].scored == 16
+    assert "a kernel failed" in report.scores[0].notes[0].why
+
+
+def test_a_sample_without_an_answer_is_asked_again_and_then_reported_alone(tmp_path: Path) -> None:
+    once = fake_suite(fake_task("a", samples=24, problem={"3": str(tmp_path / "refused")}))
+    assert evaluate(tmp_path, once, workers=1, out="once").scores[0].scored == 24
+    always = fake_suite(fake_task("a", samples=24, problem={"3": ""}))
+    report = evaluate(tmp_path, always, workers=1, out="always")
+    assert [(n.sample, n.status) for n in report.scores[0].notes] == [(3, "unanswered")]
+    assert report.scores[0].coverage == 23 / 24
+
+
+def test_out_of_memory_halves_the_batch_for_that_shard(tmp_path: Path) -> None:
+    model = fake_model(tmp_path / "model")
+    spec = ModelSpec(str(model), BACKEND, block=8, batch_size=8, options={"fits": 2})
+    report = evaluate(tmp_path, fake_suite(fake_task("a", samples=20)), spec=spec)
+    assert [c.batch_size for c in report.scores[0].conditions] == [2]
+    nothing = ModelSpec(str(model), BACKEND, block=8, batch_size=8, options={"fits": 0})
+    report = evaluate(tmp_path, fake_suite(fake_task("a", samples=20)), spec=nothing, out="nothing")
+    assert report.scores[0].scored == 0
+    assert "does not fit" in report.scores[0].notes[0].why
+
+
+def test_the_model_is_loaded_once_per_worker(tmp_path: Path) -> None:
+    model = fake_model(tmp_path / "model")
+    spec = ModelSpec(str(model), BACKEND, block=8, options={"log": str(tmp_path / "loads")})
+    evaluate(tmp_path, fake_suite(*(fake_task(f"t{i}", samples=30) for i in range(10))), spec=spec, workers=2)
+    assert len((tmp_path / "loads").read_text().split("\n")) - 1 <= 2
+
+
+def test_what_is_wrong_is_said_before_a_worker_starts(tmp_path: Path) -> None:
+    with pytest.raises(UnknownTask, match="known_task"):
+        evaluate(tmp_path, fake_suite(fake_task("a"), fake_task("unknown_task")), out="unknown")
+    missing = fake_suite(fake_task("a"), fake_task("b", missing=True), fake_task("c", missing=True))
+    with pytest.raises(DatasetMissing, match="1 more tasks cannot run: c"):
+        evaluate(tmp_path, missing, out="missing")
+    assert not (tmp_path / "missing" / "logs" / "w0.log").exists()
+    report = evaluate(tmp_path, missing, out="missing", keep_going=True)
+    assert set(report.errors) == {"b", "c"}
+    assert report.scores[0].scored == 10
+
+
+def test_a_model_that_does_not_load_ends_it_with_the_reason(tmp_path: Path) -> None:
+    spec = ModelSpec(str(fake_model(tmp_path / "model")), BACKEND, options={"broken": True})
+    with pytest.raises(ModelDoesNotLoad, match="wrong shape"):
+        evaluate(tmp_path, fake_suite(fake_task("a")), spec=spec)
+    gone = ModelSpec(str(tmp_path / "nowhere"), BACKEND)
+    with pytest.raises(ModelDoesNotLoad, match="cannot be read"):
+        evaluate(tmp_path, fake_suite(fake_task("a")), spec=gone)
+
+
+def test_the_same_command_asks_nothing_twice(tmp_path: Path) -> None:
+    first = evaluate(tmp_path, SUITE)
+    second = evaluate(tmp_path, SUITE)
+    assert numbers(first) == numbers(second)
+    assert not second.trials
+    assert not second.workers  # no GPU is taken for it
+
+
+def test_another_question_or_another_model_in_the_same_folder_is_refused(tmp_path: Path) -> None:
+    evaluate(tmp_path, fake_suite(fake_task("a")))
+    with pytest.raises(UsageError, match="another suite"):
+        evaluate(tmp_path, fake_suite(fake_task("b")))
+    (tmp_path / "model" / "model.safetensors").write_bytes(b"other weights")
+    with pytest.raises((UsageError, ModelChanged), match="checkpoint"):
+        evaluate(tmp_path, fake_suite(fake_task("a")))
+
+
+def test_a_changed_prompt_is_asked_again_and_only_that(tmp_path: Path) -> None:
+    """Answers are keyed by prompt: the first 24 samples of a longer run are those of a shorter one."""
+    short, long = fake_suite(fake_task("a", samples=24)), fake_suite(fake_task("a", samples=40))
+    evaluate(tmp_path, short)
+    (tmp_path / "out" / "evaluation.json").unlink()
+    report = evaluate(tmp_path, long)
+    assert sorted(b for t in report.trials for b in t.blocks) == [3, 4]
+    other = fake_suite(fake_task("a", samples=40, version=2))
+    (tmp_path / "out" / "evaluation.json").unlink()
+    assert sorted(b for t in evaluate(tmp_path, other).trials for b in t.blocks) == [0, 1, 2, 3, 4]
+
+
+def test_answers_of_one_model_are_never_given_to_another(tmp_path: Path) -> None:
+    suite = fake_suite(fake_task("a", samples=40))
+    one = evaluate(
+        tmp_path, suite, spec=ModelSpec(str(fake_model(tmp_path / "m1", b"one")), BACKEND, block=8)
+    )
+    (tmp_path / "out" / "evaluation.json").unlink()
+    two = evaluate(
+        tmp_path, suite, spec=ModelSpec(str(fake_model(tmp_path / "m2", b"two")), BACKEND, block=8)
+    )
+    assert numbers(one) != numbers(two)
+    assert len([b for t in two.trials for b in t.blocks]) == 5
+
+
+def test_work_is_stolen_at_the_tail(tmp_path: Path) -> None:
+    """The prior of one task is wrong by a lot: whoever has it would be last by far."""
+    tasks = [fake_task("slow", samples=64, seconds=0.08), *(fake_task(f"t{i}", samples=64, seconds=0.0005) for i in range(4))]
+    priors = {t.name: TaskPrior(samples=64, seconds=0.5) for t in tasks}
+    report = coordinator(tmp_path, Suite("fakes", tuple(tasks), priors=priors), workers=2).run()
+    shares = [sum(len(t.blocks) for t in report.trials if t.worker == w and t.task == "slow") for w in ("w0", "w1")]
+    assert sum(shares) == 8
+    assert min(shares) >= 2, shares
+
+
+def test_workers_join_and_leave_while_it_runs(tmp_path: Path, eventually: Callable[..., None]) -> None:
+    """No slots at all: one worker joins by itself, is killed, and another one finishes."""
+    suite = fake_suite(fake_task("a", samples=64, seconds=0.02))
+    c = coordinator(tmp_path, suite, workers=0, wait_for_workers_s=30.0)
+    found: list[object] = []
+    thread = threading.Thread(target=lambda: found.append(c.run()))
+    thread.start()
+    cluster = tmp_path / "out" / "cluster.json"
+    eventually(cluster.exists, within=20)
+    join = [sys.executable, "-m", "unbroken.evaluate.worker", "--cluster", str(cluster), "--name"]
+    first = subprocess.Popen([*join, "first"])
+    eventually(lambda: len(c.blocks) >= 2, within=30)
+    first.kill()
+    second = subprocess.Popen([*join, "second"])
+    thread.join(60)
+    assert first.wait(10) == -signal.SIGKILL
+    assert second.wait(10) == 0
+    report = found[0]
+    assert {t.worker for t in report.trials} == {"first", "second"}  # type: ignore[attr-defined]
+    assert report.scores[0].scored == 64  # type: ignore[attr-defined]
+
+
+SCRIPT = """
+import sys
+from pathlib import Path
+from tests.evaluate.evaluating import coordinator, fake_suite, fake_task
+suite = fake_suite(*(fake_task(f"t{i}", samples=40, seconds=0.005) for i in range(4)))
+coordinator(Path(sys.argv[1]), suite, workers=2).run()
+"""
+
+
+def test_a_killed_coordinator_loses_only_what_was_in_flight(
+    tmp_path: Path, eventually: Callable[..., None]
+) -> None:
+    suite = fake_suite(*(fake_task(f"t{i}", samples=40, seconds=0.005) for i in range(4)))
+    folder = EvalDir(tmp_path / "out")
+    root = Path(__file__).resolve().parents[2]
+    env = {**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{root / 'src'}"}
+    process = subprocess.Popen([sys.executable, "-c", SCRIPT, str(tmp_path)], env=env, start_new_session=True)
+
+    def lines() -> int:
+        return sum(p.read_bytes().count(b"\n") for p in (tmp_path / "out" / "answers").rglob("*.jsonl"))
+
+    eventually(lambda: lines() >= 4, within=40)
+    pids = [e["pid"] for e in events(folder.journal) if e["event"] == "join"]
+    process.send_signal(signal.SIGKILL)
+    process.wait(10)
+    saved = lines()
+    eventually(lambda: not any(alive(p) for p in pids), within=20)  # orphans give the GPU back
+    report = evaluate(tmp_path, suite, workers=3)
+    assert sum(len(t.blocks) for t in report.trials) <= 20 - saved
+    assert numbers(report) == numbers(evaluate(tmp_path, suite, workers=1, out="undisturbed"))
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def test_one_coordinator_per_folder(tmp_path: Path) -> None:
+    with EvalDir(tmp_path / "out").lock(), pytest.raises(EvaluationInUse, match="running in this folder"):
+        evaluate(tmp_path, fake_suite(fake_task("a")))
+
+
+def test_the_gap_between_shards_is_below_50_ms(tmp_path: Path) -> None:
+    """The median: single gaps on a machine that does other things measure that machine."""
+    suite = fake_suite(*(fake_task(f"t{i}", samples=80, seconds=0.002) for i in range(6)))
+    c = coordinator(tmp_path, suite, workers=1, priors=tmp_path / "priors.json")
+    c.run()
+    gaps = sorted(c._gaps)
+    assert len(gaps) >= 4
+    assert gaps[len(gaps) // 2] < 0.05
+
+
+def test_priors_are_learnt_from_what_ran(tmp_path: Path) -> None:
+    from unbroken.evaluate.priors import load_book
+
+    store = tmp_path / "priors.json"
+    suite = fake_suite(
+        fake_task("slow", samples=40, seconds=0.01, score_s=0.2),
+        fake_task("quick", samples=40, seconds=0.001),
+    )
+    evaluate(tmp_path, suite, workers=1, priors=store)
+    again = coordinator(tmp_path, suite, workers=1, priors=store, out="again")
+    again.run()
+    assert again.expected["slow"].source == "measured"
+    assert 0.3 < again.expected["slow"].seconds < 2.0
+    assert again.expected["slow"].seconds > 3 * again.expected["quick"].seconds
+    assert again.expected["slow"].score_s > 0.15
+    assert all(r.samples == 80 for r in load_book(store).rows.values())
+
+
+def test_no_worker_left_is_an_error_and_nothing_is_lost(tmp_path: Path) -> None:
+    c = coordinator(tmp_path, fake_suite(fake_task("a", samples=16)), workers=1)
+    c.engine.start = lambda slot, cluster: c.engine.processes.update({slot.name: subprocess.Popen(["false"])})  # type: ignore
+    with pytest.raises(EvaluationError, match="no worker is left: exit code 1"):
+        c.run()
+    assert evaluate(tmp_path, fake_suite(fake_task("a", samples=16))).scores[0].scored == 16
