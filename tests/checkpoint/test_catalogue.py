@@ -16,25 +16,13 @@ from hypothesis import strategies as st
 
 from unbroken.checkpoint import catalogue, direct, sealed
 from unbroken.checkpoint.manifest import COMMITTED, MANIFEST, data_name, part_name
-from unbroken.checkpoint.position import Position
 from unbroken.checkpoint.storage.posix import PosixStorage
 from unbroken.errors import CheckpointCorrupt, CheckpointError, NoCheckpoint
-
-
-def save(root: Path, step: int, attempt: int = 1, world: int = 2, *, commit: bool = True) -> str:
-    """A small checkpoint; its name."""
-    storage, parts = PosixStorage(root), []
-    for rank in range(world):
-        state = {"w": torch.full((300,), float(step + rank)), "n": torch.tensor(rank), "lr": 0.1}
-        stamp = direct.Stamp("run", attempt, step, rank, world, Position(0, ((0, step),)))
-        parts.append(direct.write_rank(storage, state, stamp))
-    if commit:
-        direct.commit(storage, parts)
-    return parts[0] and direct.Stamp("run", attempt, step).folder
+from unbroken.testing.checkpoints import flip_bit, save_small
 
 
 def test_a_whole_one(tmp_path: Path) -> None:
-    name = save(tmp_path, 12)
+    name = save_small(tmp_path, 12)
     (found,) = catalogue.listing(PosixStorage(tmp_path))
     assert (found.name, found.step, found.attempt, found.status) == (name, 12, 1, "committed")
     assert (found.world_size, found.samples, found.files, found.rung) == (2, 12, 6, "disk")
@@ -47,7 +35,7 @@ def test_a_whole_one(tmp_path: Path) -> None:
 
 
 def test_the_order_is_attempt_then_step(tmp_path: Path) -> None:
-    names = [save(tmp_path, 800, 1), save(tmp_path, 1000, 1), save(tmp_path, 900, 2)]
+    names = [save_small(tmp_path, 800, 1), save_small(tmp_path, 1000, 1), save_small(tmp_path, 900, 2)]
     (tmp_path / "notes").mkdir()
     (tmp_path / "step-12").mkdir()
     listed = [f.name for f in catalogue.listing(PosixStorage(tmp_path))]
@@ -63,12 +51,6 @@ def test_none_at_all(tmp_path: Path) -> None:
         catalogue.newest(PosixStorage(tmp_path))
 
 
-def _flip(path: Path, at: int) -> None:
-    data = bytearray(path.read_bytes())
-    data[at] ^= 0x10
-    path.write_bytes(data)
-
-
 DAMAGE: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "no marker": (lambda d: (d / COMMITTED).unlink(), "incomplete", "no commit marker"),
     "torn marker": (lambda d: os.truncate(d / COMMITTED, 40), "damaged", "checksum"),
@@ -76,7 +58,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "huge marker": (lambda d: (d / COMMITTED).write_bytes(bytes(2**20)), "damaged", "too many"),
     "no manifest": (lambda d: (d / MANIFEST).unlink(), "damaged", "manifest is missing"),
     "torn manifest": (lambda d: os.truncate(d / MANIFEST, 200), "damaged", "not the one that was committed"),
-    "flipped manifest": (lambda d: _flip(d / MANIFEST, 300), "damaged", "not the one that was committed"),
+    "flipped manifest": (lambda d: flip_bit(d / MANIFEST, 300), "damaged", "not the one that was committed"),
     "no part": (lambda d: (d / part_name(1)).unlink(), "damaged", "rank-00001.json is missing"),
     "no data": (lambda d: (d / data_name(1)).unlink(), "damaged", "rank-00001.safetensors is missing"),
     "short data": (
@@ -86,10 +68,10 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str, str]] = {
     ),
     "long data": (lambda d: os.truncate(d / data_name(0), 9999), "damaged", "has 9999 bytes"),
     # What a listing does not read, verifying finds:
-    "flipped data": (lambda d: _flip(d / data_name(0), -1), "committed", "checksum"),
-    "flipped header": (lambda d: _flip(d / data_name(0), 9), "committed", "rank-00000.safetensors"),
-    "flipped padding": (lambda d: _flip(d / data_name(0), 4000), "committed", "rank-00000.safetensors"),
-    "flipped part": (lambda d: _flip(d / part_name(0), 100), "committed", "checksum"),
+    "flipped data": (lambda d: flip_bit(d / data_name(0), -1), "committed", "checksum"),
+    "flipped header": (lambda d: flip_bit(d / data_name(0), 9), "committed", "rank-00000.safetensors"),
+    "flipped padding": (lambda d: flip_bit(d / data_name(0), 4000), "committed", "rank-00000.safetensors"),
+    "flipped part": (lambda d: flip_bit(d / part_name(0), 100), "committed", "checksum"),
     "another rank's part": (
         lambda d: shutil.copy(d / part_name(0), d / part_name(1)),
         "committed",
@@ -105,7 +87,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str, str]] = {
 
 @pytest.mark.parametrize("kind", DAMAGE)
 def test_damage_is_found_and_the_older_one_taken(tmp_path: Path, kind: str) -> None:
-    good, name = save(tmp_path, 10), save(tmp_path, 20)
+    good, name = save_small(tmp_path, 10), save_small(tmp_path, 20)
     harm, status, why = DAMAGE[kind]
     harm(tmp_path / name)
     found = next(f for f in catalogue.listing(PosixStorage(tmp_path)) if f.name == name)
@@ -119,7 +101,7 @@ def test_damage_is_found_and_the_older_one_taken(tmp_path: Path, kind: str) -> N
 
 def test_files_of_two_saves_do_not_mix(tmp_path: Path) -> None:
     """The same layout, both whole: a part, a data file or a manifest of another save is still found."""
-    one, two = save(tmp_path, 10), save(tmp_path, 20)
+    one, two = save_small(tmp_path, 10), save_small(tmp_path, 20)
     for file in (part_name(0), data_name(0), MANIFEST, COMMITTED):
         kept = (tmp_path / two / file).read_bytes()
         shutil.copy(tmp_path / one / file, tmp_path / two / file)
@@ -131,7 +113,7 @@ def test_files_of_two_saves_do_not_mix(tmp_path: Path) -> None:
 
 
 def test_a_newer_version_is_no_damage(tmp_path: Path) -> None:
-    name = save(tmp_path, 10)
+    name = save_small(tmp_path, 10)
     marker = json.loads((tmp_path / name / COMMITTED).read_bytes())
     body = {k: v for k, v in marker.items() if k not in ("check", "kind", "schema")}
     data = sealed.seal("unbroken.checkpoint.committed", body).replace(b'"schema":1', b'"schema":7')
@@ -142,8 +124,8 @@ def test_a_newer_version_is_no_damage(tmp_path: Path) -> None:
 
 
 def test_only_some_ranks(tmp_path: Path) -> None:
-    name = save(tmp_path, 10, world=3)
-    _flip(tmp_path / name / data_name(2), -1)
+    name = save_small(tmp_path, 10, world=3)
+    flip_bit(tmp_path / name / data_name(2), -1)
     storage = PosixStorage(tmp_path)
     assert catalogue.verify_in(storage, name, ranks=[0, 1]).ok
     assert [p.file for p in catalogue.verify_in(storage, name).problems] == [data_name(2)]
@@ -156,7 +138,7 @@ def test_no_damage_at_all_passes(tmp_path_factory: Any, data: Any) -> None:
     """Any one file flipped, cut, lengthened, emptied or removed, anywhere: `verify` says so, and raises nothing."""
     root = tmp_path_factory.getbasetemp() / "catalogue-property"
     if not root.exists():
-        save(root, 10)
+        save_small(root, 10)
     pristine = root / "step-00000010.a0001"
     hurt = tmp_path_factory.mktemp("hurt") / pristine.name
     shutil.copytree(pristine, hurt)
@@ -165,7 +147,7 @@ def test_no_damage_at_all_passes(tmp_path_factory: Any, data: Any) -> None:
     how = data.draw(st.sampled_from(["flip", "cut", "lengthen", "empty", "remove", "zero"]))
     at = data.draw(st.integers(0, size - 1))
     if how == "flip":
-        _flip(file, at)
+        flip_bit(file, at)
     elif how == "cut":
         os.truncate(file, at)
     elif how == "lengthen":
@@ -194,7 +176,7 @@ def test_a_second_commit_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_part_is_only_read_where_it_belongs(tmp_path: Path) -> None:
-    name = save(tmp_path, 10)
+    name = save_small(tmp_path, 10)
     storage = PosixStorage(tmp_path)
     manifest = catalogue.read_committed(storage, name)
     assert catalogue.read_part(storage, manifest, 1).rank == 1

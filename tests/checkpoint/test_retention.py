@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_catalogue import _flip, save
 
 from unbroken.checkpoint import catalogue
 from unbroken.checkpoint.catalogue import Found
@@ -24,6 +23,7 @@ from unbroken.checkpoint.retention import (
 )
 from unbroken.checkpoint.storage.posix import PosixStorage
 from unbroken.errors import NoCheckpoint, StorageError, UsageError
+from unbroken.testing.checkpoints import flip_bit, save_small
 
 NOW = 1_800_000_000.0
 
@@ -85,7 +85,7 @@ def test_whatever_lies_there_something_good_stays(data: Any) -> None:
 
 
 def test_it_removes_and_says_how_much(tmp_path: Path) -> None:
-    names = [save(tmp_path, s) for s in (1, 2, 3, 4)]
+    names = [save_small(tmp_path, s) for s in (1, 2, 3, 4)]
     storage = PosixStorage(tmp_path)
     plan = apply(storage, Retention(2), verified=names, dry_run=True)
     assert sorted(plan.removed) == names[:2]
@@ -99,9 +99,9 @@ def test_it_removes_and_says_how_much(tmp_path: Path) -> None:
 
 def test_the_last_one_that_verifies_stays(tmp_path: Path) -> None:
     """keep=1, and the newest ones are damaged where no listing sees it."""
-    names = [save(tmp_path, s) for s in (1, 2, 3, 4)]
+    names = [save_small(tmp_path, s) for s in (1, 2, 3, 4)]
     for name in names[2:]:
-        _flip(tmp_path / name / data_name(1), -1)
+        flip_bit(tmp_path / name / data_name(1), -1)
     storage = PosixStorage(tmp_path)
     outcome = apply(storage, Retention(1))
     assert list(outcome.removed) == names[:1]
@@ -110,16 +110,16 @@ def test_the_last_one_that_verifies_stays(tmp_path: Path) -> None:
 
 
 def test_nothing_verifies_nothing_goes(tmp_path: Path) -> None:
-    names = [save(tmp_path, s) for s in (1, 2)]
+    names = [save_small(tmp_path, s) for s in (1, 2)]
     for name in names:
-        _flip(tmp_path / name / data_name(0), -1)
+        flip_bit(tmp_path / name / data_name(0), -1)
     outcome = apply(PosixStorage(tmp_path), Retention(1))
     assert outcome.removed == {}
     assert PosixStorage(tmp_path).folders() == names
 
 
 def test_a_lease_keeps(tmp_path: Path) -> None:
-    names = [save(tmp_path, s) for s in (1, 2, 3)]
+    names = [save_small(tmp_path, s) for s in (1, 2, 3)]
     storage = PosixStorage(tmp_path)
     take_lease(storage, names[0], "eval-7", 3600, "evaluation of mmlu", now=NOW)
     outcome = apply(storage, Retention(1), verified=names, now=NOW)
@@ -137,7 +137,7 @@ def test_a_lease_keeps(tmp_path: Path) -> None:
 
 
 def test_a_lease_that_cannot_be_read_still_keeps(tmp_path: Path) -> None:
-    names = [save(tmp_path, s) for s in (1, 2)]
+    names = [save_small(tmp_path, s) for s in (1, 2)]
     (tmp_path / names[0] / "lease-x.json").write_bytes(b"{")
     assert apply(PosixStorage(tmp_path), Retention(1), verified=names).removed == {}
 
@@ -155,7 +155,7 @@ class Race(PosixStorage):
 
 
 def test_a_lease_taken_at_the_last_moment_wins(tmp_path: Path) -> None:
-    names = [save(tmp_path, s) for s in (1, 2)]
+    names = [save_small(tmp_path, s) for s in (1, 2)]
     outcome = apply(Race(tmp_path), Retention(1), verified=names, now=NOW)
     assert outcome.removed == {}
     assert catalogue.verify(tmp_path / names[0]).ok
@@ -180,7 +180,7 @@ class Failing(PosixStorage):
 
 @pytest.mark.parametrize("broken", ["folders", "files", "list", "read", "delete", "delete_folder"])
 def test_it_never_raises(tmp_path: Path, broken: str) -> None:
-    names = [save(tmp_path, s) for s in (1, 2, 3)]
+    names = [save_small(tmp_path, s) for s in (1, 2, 3)]
     outcome = apply(Failing(tmp_path, broken), Retention(1), verified=names)
     assert outcome.errors
     assert catalogue.newest(PosixStorage(tmp_path)).step == 3
