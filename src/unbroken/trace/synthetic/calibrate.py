@@ -11,6 +11,7 @@ import json
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -130,7 +131,7 @@ def fit_sizes(curves: Curves, cluster: str, types: Sequence[str], shares: Array)
         )
         # a quarter of the mass in each of the box's four intervals, thin beyond the whiskers
         edges = [low, q1, q2, q3, high]
-        for a, b in zip(edges[:-1], edges[1:], strict=True):
+        for a, b in pairwise(edges):
             inside = (logs >= math.floor(a)) & (logs <= math.ceil(b))
             seed[i] += 0.25 * inside / max(inside.sum(), 1)
         seed[i] += 0.004 * np.exp(-np.abs(logs - q2) / 2)

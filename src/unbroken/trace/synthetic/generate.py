@@ -64,7 +64,7 @@ def arrow() -> Any:
     """pyarrow, or MissingExtra."""
     try:
         import pyarrow
-        import pyarrow.parquet  # noqa: F401
+        import pyarrow.parquet
     except ImportError as e:
         raise MissingExtra("pyarrow", "trace", what="`unbroken trace synth`") from e
     return pyarrow

@@ -1,0 +1,28 @@
+"""Plain words for numbers: the one sentence under each figure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .charts.scales import amount, seconds
+
+
+def pct(v: float | None) -> str:
+    """A percentage in words: 12 %, 0.4 %."""
+    if v is None:
+        return "an unknown share"
+    return f"{v:.0f} %" if v >= 9.95 else f"{v:.1f} %"
+
+
+def listed(items: Sequence[str]) -> str:
+    """a, b and c."""
+    items = list(items)
+    return items[0] if len(items) == 1 else ", ".join(items[:-1]) + " and " + items[-1] if items else ""
+
+
+def hours(v: float | None) -> str:
+    """GPU hours with their unit."""
+    return f"{amount(v, 0)} GPU hours"
+
+
+__all__ = ["amount", "hours", "listed", "pct", "seconds"]
