@@ -74,9 +74,12 @@ class Endpoint:
         """The choices of one completion call, in the order of its prompts."""
         reply = self._call("POST", "/completions", {"model": self.model, "prompt": prompt, **settings})
         try:
-            return sorted(reply["choices"], key=lambda c: int(c["index"]))
+            choices = sorted(reply["choices"], key=lambda c: int(c["index"]))
         except (KeyError, TypeError, ValueError) as e:
             raise EndpointRefused(f"a reply without choices: {str(reply)[:200]}", again=True) from e
+        if not choices:
+            raise EndpointRefused("a reply without choices", again=True)
+        return choices
 
     def close(self) -> None:
         """Closes this thread's connection."""

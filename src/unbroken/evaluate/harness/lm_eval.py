@@ -33,6 +33,7 @@ from ..contracts import (
     Task,
     digest,
 )
+from .asking import run_requests
 from .chat import chat_of, check_kinds
 from .replay import (
     Captured,
@@ -190,7 +191,7 @@ class LmEvalHarness:
 
     def run(self, model: Model, prepared: PreparedTask, samples: Sequence[Sample]) -> list[Answer]:
         """One answer per sample; all requests of the block in one call."""
-        return staged.run_requests(model, samples)
+        return run_requests(model, samples)
 
     def score(self, prepared: PreparedTask, answers: Sequence[Answer]) -> Score:
         """lm_eval's own filters, metrics and standard errors, from recorded answers.

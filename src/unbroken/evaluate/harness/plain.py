@@ -46,6 +46,7 @@ from ..contracts import (
 )
 from ..scoring import watch
 from ..scoring.judge import Unscored
+from .asking import problem_of, run_requests
 from .chat import chat_of, check_kinds
 
 _OPTIONS = frozenset({"data", "higher_is_better", "max_tokens"})
@@ -154,9 +155,15 @@ class PlainHarness:
     def run(self, model: Model, prepared: PreparedTask, samples: Sequence[Sample]) -> list[Answer]:
         """The worker's calls for one block: those that `prompt` asked for, or `infer`'s own."""
         if any(r.kind != "plain" for s in samples for r in s.requests) or isinstance(model, PlainModel):
-            return staged.run_requests(model, samples)
+            return run_requests(model, samples)
         infer = self._module(prepared).infer
-        outputs = list(infer(Handle(model), [s.requests[0].arguments[0] for s in samples]))
+        try:
+            outputs = list(infer(Handle(model), [s.requests[0].arguments[0] for s in samples]))
+        except Unanswered as e:
+            if len(samples) == 1:
+                return [Answer(samples[0].id, samples[0].prompt_hash, (), str(e))]
+            # One of them got no answer: each alone, so that the others keep theirs.
+            return [a for s in samples for a in self.run(model, prepared, [s])]
         if len(outputs) != len(samples):
             raise EvaluationError(
                 f"infer() gave {len(outputs)} outputs for {len(samples)} rows", where=prepared.task.name
@@ -205,6 +212,10 @@ class PlainHarness:
         return self._infer[prepared.folder]
 
 
+class Unanswered(Exception):
+    """The model gave no answer to a call of `infer`; its row is asked again in the next run."""
+
+
 class Handle:
     """What `infer(model, rows)` gets: the backend's model with plain calls."""
 
@@ -221,8 +232,15 @@ class Handle:
 
     def loglikelihood(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[float, bool]]:
         """(log-probability, is it the greedy one) of each continuation after its context."""
-        outputs = self.model.respond([Request("loglikelihood", (a, b)) for a, b in pairs])
+        outputs = self._ask([Request("loglikelihood", (a, b)) for a, b in pairs])
         return [(float(o[0]), bool(o[1])) for o in outputs]
+
+    def _ask(self, requests: Sequence[Request]) -> list[Json]:
+        outputs = self.model.respond(requests)
+        for o in outputs:
+            if why := problem_of(o):
+                raise Unanswered(why)
+        return outputs
 
 
 class PlainBackend:

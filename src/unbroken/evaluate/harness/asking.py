@@ -1,0 +1,29 @@
+"""From a block's samples to their answers, where some requests may have got none."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..contracts import Answer, Json, Model, Sample
+
+PROBLEM = "problem"
+"""The key of an output that stands for "no answer": {"problem": why}."""
+
+
+def problem_of(output: Json) -> str:
+    """Why there is no answer; empty where there is one."""
+    if isinstance(output, dict) and set(output) == {PROBLEM}:
+        return str(output[PROBLEM])
+    return ""
+
+
+def run_requests(model: Model, samples: Sequence[Sample]) -> list[Answer]:
+    """Sends all requests of the samples in one call; a sample with a request that got no answer has a problem."""
+    outputs = model.respond([r for s in samples for r in s.requests])
+    answers, at = [], 0
+    for s in samples:
+        own = outputs[at : at + len(s.requests)]
+        at += len(s.requests)
+        why = next((p for o in own if (p := problem_of(o))), "")
+        answers.append(Answer(s.id, s.prompt_hash, () if why else tuple(own), why))
+    return answers
