@@ -471,9 +471,15 @@ class Keeper:
             mark = self.holdings.newest
             if mark is None:
                 return {"step": None}
-            for b in list(self.holdings.buffers.values()):
-                if b.state == SEALED and b.snapshot and b.snapshot.mark == mark and not b.foreign:
-                    self.writing.submit(b)
+            mine = [
+                b
+                for b in self.holdings.buffers.values()
+                if b.state == SEALED and b.snapshot and b.snapshot.mark == mark and not b.foreign
+            ]
+            if not mine:
+                return {"step": None}  # a spare, or a node whose ranks are elsewhere now: others write it
+            for b in mine:
+                self.writing.submit(b)
             while mark not in self.holdings.durable:
                 if why := self.writing.failed.get(mark):
                     raise Refused(
