@@ -222,13 +222,17 @@ class Handle:
     def __init__(self, model: Model) -> None:
         self.model = model
 
-    def generate(self, prompts: Sequence[Any], *, max_tokens: int = 256, stop: Sequence[str] = (),
-                 temperature: float = 0.0) -> list[str]:  # fmt: skip
+    def generate(
+        self,
+        prompts: Sequence[Any],
+        *,
+        max_tokens: int = 256,
+        stop: Sequence[str] = (),
+        temperature: float = 0.0,
+    ) -> list[str]:
         """One continuation per prompt (text or chat messages)."""
         settings = _settings({"max_tokens": max_tokens, "stop": list(stop), "temperature": temperature})
-        return [
-            str(o) for o in self.model.respond([Request("generate_until", (p, settings)) for p in prompts])
-        ]
+        return [str(o) for o in self._ask([Request("generate_until", (p, settings)) for p in prompts])]
 
     def loglikelihood(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[float, bool]]:
         """(log-probability, is it the greedy one) of each continuation after its context."""
