@@ -12,6 +12,7 @@ from .chronology import Chronicle, same_kind
 from .course import Course, course, silent_for, worst_stretch
 from .events import Event, FileScan, Progress, Topology
 from .facts import Facts, RankExit
+from .flight_recorder import Flight
 from .rules import defaults
 from .verdict import (
     HANG,
@@ -530,3 +531,30 @@ def _last_words(exit_: RankExit, scans: Sequence[FileScan]) -> Root | None:
                 s.ending.last_time,
             )
     return None
+
+
+def with_flight(verdict: Verdict, flight: Flight, topology: Topology) -> Verdict:
+    """The verdict with what flight-recorder dumps say: who was missing, where nothing else explains the stop."""
+    if not flight.suspects:
+        return verdict
+    late = flight.suspects[0]
+    wait = next((w for w in flight.waits if late in w.members and w.rank != late), None)
+    where = f" from {wait.op} {wait.seq} of {wait.group.replace('|', ' ').strip()}" if wait else ""
+    note = f"flight recorder: rank {', '.join(map(str, flight.suspects))} missing{where}"
+    faulty = Faulty(topology.node_of(late), late, topology.gpu_of(late))
+    silent = verdict.reason in (None, UNKNOWN) and verdict.outcome in (Outcome.UNKNOWN, Outcome.FAILED)
+    if silent:
+        base = defaults()[HANG]
+        return replace(
+            verdict, outcome=Outcome.HUNG, reason=HANG, category=None, faulty=faulty, recoverable=True, action=Action.RESTART, cordon=(),
+            mitigation=base.mitigation, confidence=0.8, decided_by="flight-recorder", notes=(*verdict.notes, note),
+        )  # fmt: skip
+    if verdict.reason in ("NCCLTimeoutError", HANG):
+        return replace(
+            verdict,
+            faulty=verdict.faulty
+            if verdict.faulty and verdict.faulty.gpu is not None and verdict.cordon
+            else faulty,
+            notes=(*verdict.notes, note),
+        )
+    return verdict

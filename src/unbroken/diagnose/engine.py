@@ -9,9 +9,10 @@ from pathlib import Path
 
 from . import clock
 from .chronology import Chronicle, chronicle
-from .decide import decide
+from .decide import decide, with_flight
 from .events import FileScan, Topology
 from .facts import Facts
+from .flight_recorder import Flight, analyse
 from .placing import add_facts, from_paths
 from .rules import RuleSet, builtin_set, load
 from .scan import Scanner
@@ -30,6 +31,7 @@ class Diagnosis:
     topology: Topology
     sources: Sources
     notes: tuple[str, ...]
+    flight: Flight | None = None
 
 
 def diagnose(
@@ -70,9 +72,12 @@ def examine_sources(
     year = year_of(sources.logs)
     scans = [Scanner(source, i, ruleset, reader, year).run() for i, source in enumerate(sources.logs)]
     chron = chronicle(scans, reader.topology)
+    flight = analyse([s.path for s in sources.dumps if s.path]) if sources.dumps else None
     verdict = decide(chron, scans, reader.topology, facts, now)
-    notes = tuple(sources.notes) + tuple(n for s in scans for n in s.notes)
-    return Diagnosis(verdict, tuple(scans), chron, reader.topology, sources, notes)
+    if flight is not None:
+        verdict = with_flight(verdict, flight, reader.topology)
+    notes = tuple(sources.notes) + tuple(n for s in scans for n in s.notes) + (flight.notes if flight else ())
+    return Diagnosis(verdict, tuple(scans), chron, reader.topology, sources, notes, flight)
 
 
 def year_of(logs: Sequence[Source]) -> int:

@@ -235,6 +235,11 @@ class RuleSet:
                 return rule
         return None
 
+    @staticmethod
+    def matcher_of(patterns: Sequence[str]) -> Matcher:
+        """A matcher of bare patterns: the indices of those that fit a text."""
+        return _matcher(patterns)
+
     def get(self, rule_id: str) -> Rule | None:
         """The rule of that id."""
         return next((r for r in self.rules if r.id == rule_id), None)

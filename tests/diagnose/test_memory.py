@@ -1,0 +1,140 @@
+"""Past incidents are found again, corrected by people, and used where rules do not decide."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from unbroken.diagnose import Verdict, examine
+from unbroken.diagnose.compress import FilterRule
+from unbroken.diagnose.memory import Memory, overlap, recall
+from unbroken.diagnose.model import HttpModel, ModelConfig
+from unbroken.diagnose.rules import Rule, builtin_set
+from unbroken.errors import DiagnoseError, UsageError
+from unbroken.testing.llm import FakeModel
+
+from .logs import job, steps, traceback
+
+
+def strange(folder: Path, lane: int) -> Path:
+    return job(
+        folder,
+        steps(20)
+        + f"[rank1]: FluxCapacitorFault: phase inversion on lane {lane} of regulator {lane}\n"
+        + traceback(f"vendor.FluxCapacitorProblem: phase inversion on lane {lane}", 1),
+    )
+
+
+@pytest.fixture
+def memory(tmp_path: Path) -> Memory:
+    return Memory(tmp_path / "store" / "incidents.sqlite")
+
+
+def test_the_same_logs_are_one_incident(tmp_path: Path, memory: Memory) -> None:
+    d = examine([strange(tmp_path / "a", 1)])
+    assert memory.record(d) == memory.record(d)
+    assert len(memory.incidents()) == 1
+
+
+def test_a_correction_teaches_the_next_one(tmp_path: Path, memory: Memory) -> None:
+    first = examine([strange(tmp_path / "a", 1)])
+    assert first.verdict.reason == "RuntimeError" and first.verdict.confidence <= 0.5
+    incident = memory.record(first)
+    memory.correct(incident, "NVLinkError", "the regulator board of rack 7")
+    second = examine([strange(tmp_path / "b", 2)])
+    similar = memory.similar(second)
+    assert similar[0].id == incident and similar[0].score > 0.9 and similar[0].confirmed
+    v = recall(second, similar)
+    assert (v.reason, v.decided_by, v.action.value) == ("NVLinkError", "retrieval", "restart_elsewhere")
+    assert any("rack 7" in n for n in v.notes)
+    assert memory.record(first) == incident
+    assert memory.incidents()[0].reason == "NVLinkError", "diagnosing again does not undo a correction"
+
+
+def test_unconfirmed_incidents_decide_nothing(tmp_path: Path, memory: Memory) -> None:
+    memory.record(examine([strange(tmp_path / "a", 1)]))
+    second = examine([strange(tmp_path / "b", 2)])
+    assert recall(second, memory.similar(second)) == second.verdict
+
+
+def test_sure_rules_are_not_overruled_by_something_vaguely_alike(tmp_path: Path, memory: Memory) -> None:
+    key = examine([job(tmp_path / "a", steps(9) + traceback("KeyError: 'optimizer'"))])
+    incident = memory.record(key)
+    memory.correct(incident, "ModelLoadingError")
+    other = examine([job(tmp_path / "b", steps(9) + traceback("KeyError: 'scheduler state'"))])
+    assert recall(other, memory.similar(other)).reason == "KeyError"
+
+
+def test_unknown_ids_and_reasons_are_said(memory: Memory) -> None:
+    with pytest.raises(UsageError, match="no incident"):
+        memory.correct("i0", "ECCError")
+    with pytest.raises(UsageError, match=r"ECCError"):
+        memory.correct("i0", "ECCEror")
+
+
+def rule(regex: str, reason: str = "NVLinkError") -> Rule:
+    return Rule(
+        id="model-x",
+        regex=regex,
+        role="root",
+        reason=reason,
+        source="model",
+        example="phase inversion on lane 3",
+    )
+
+
+def test_a_candidate_needs_confirmation_and_may_break_nothing(tmp_path: Path, memory: Memory) -> None:
+    d = examine([strange(tmp_path / "a", 1)])
+    incident = memory.record(d, [e.text for e in d.chronicle.candidates])
+    memory.propose(rule(r"phase inversion on lane"), "test")
+    with pytest.raises(UsageError, match="would break"):
+        memory.adopt("model-x")
+    memory.correct(incident, "NVLinkError")
+    assert memory.trial(rule(r"phase inversion on lane")) == (1, [])
+    memory.adopt("model-x")
+    assert [r.id for r in memory.adopted()] == ["model-x"]
+    with pytest.raises(UsageError, match="no candidate"):
+        memory.adopt("model-y")
+    memory.reject("model-x")
+    assert memory.adopted() == []
+    memory.propose(rule("again"), "test")
+    assert memory.rules()[0].state == "rejected", "what a person rejected is not proposed again"
+
+
+def test_a_candidate_that_no_incident_confirms_is_not_adopted(memory: Memory) -> None:
+    memory.propose(rule("never seen anywhere"), "test")
+    with pytest.raises(UsageError, match="no stored incident confirms"):
+        memory.adopt("model-x")
+
+
+def test_filters_are_kept_per_task(memory: Memory) -> None:
+    memory.keep_filters("7b", [FilterRule("metric-step", "metric", "^step", "step 1")])
+    assert [f.name for f in memory.filters("7b")] == ["metric-step"]
+    assert memory.filters("70b") == []
+
+
+def test_a_broken_store_is_an_error_with_advice(tmp_path: Path) -> None:
+    (tmp_path / "x.sqlite").write_bytes(b"this is no database, whatever its name says" * 50)
+    with pytest.raises(DiagnoseError, match="--no-memory"):
+        Memory(tmp_path / "x.sqlite").incidents()
+    with pytest.raises(DiagnoseError):
+        Memory(Path("/proc/nowhere/x.sqlite")).incidents()
+
+
+def test_vectors_find_what_shares_no_words(tmp_path: Path) -> None:
+    with FakeModel([""]) as url:
+        memory = Memory(tmp_path / "v.sqlite", HttpModel(ModelConfig(url, embedding="e")).embed)
+        incident = memory.record(examine([strange(tmp_path / "a", 1)]))
+        found = memory.similar(examine([strange(tmp_path / "b", 2)]))
+    assert found and found[0].id == incident
+
+
+def test_overlap_is_a_share() -> None:
+    assert overlap("a b c", "a b c") == 1.0 and overlap("a b", "c d") == 0.0 and overlap("", "a") == 0.0
+
+
+def test_verdicts_survive_json(tmp_path: Path) -> None:
+    v = examine([strange(tmp_path / "a", 1)]).verdict
+    assert Verdict.from_json(v.as_json()) == v
+    assert builtin_set().get("py-other") is not None
