@@ -50,6 +50,8 @@ class Executions:
     all: Steps
     counts: NDArray[np.bool_]
     damaged: int = 0
+    first_s: float = 0.0
+    """Seconds that the first executions of all attempts count with, which lie inside the starts."""
 
     @property
     def last(self) -> Steps:
@@ -99,8 +101,9 @@ def read_executions(files: Sequence[tuple[int, Path]]) -> Executions:
     took = np.full(len(steps), np.nan)
     follows = (attempts[1:] == attempts[:-1]) & (steps[1:] > steps[:-1])
     took[1:][follows] = np.maximum(times[1:] - times[:-1], 0.0)[follows]
-    known = took[~np.isnan(took)]
-    took[np.isnan(took)] = float(np.median(known)) if len(known) else 0.0
+    first = np.isnan(took)
+    usual = float(np.median(took[~first])) if not first.all() else 0.0
+    took[first] = usual
     later = np.full(len(steps), np.iinfo(np.int64).max)
     later[:-1] = np.minimum.accumulate(steps[::-1])[::-1][1:]
     every = Steps(
@@ -111,7 +114,7 @@ def read_executions(files: Sequence[tuple[int, Path]]) -> Executions:
         attempts,
         took,
     )
-    return Executions(every, steps < later, damaged)
+    return Executions(every, steps < later, damaged, usual * float(first.sum()))
 
 
 def _rows(path: Path) -> tuple[list[tuple[int, float, int, float]], int]:

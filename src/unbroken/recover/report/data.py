@@ -20,8 +20,8 @@ PHASES = ("detect", "stop", "diagnose", "schedule", "start", "restore_and_first_
 
 @dataclass(frozen=True)
 class Span:
-    """A stretch of time of one attempt, in seconds since the epoch. `kind`: starting, replayed, training,
-    unnoticed (from the last sign of life until something was noticed), down, finishing, paused."""
+    """A stretch of time of one attempt, in seconds since the epoch. `kind`: setup (before the first attempt, whose
+    number is then 0), starting, replayed, training, unnoticed (from the last sign of life until something was noticed), down, finishing, paused."""
 
     kind: str
     start: float
@@ -75,7 +75,15 @@ class IncidentStory:
     evidence: bool = False
 
     @property
+    def ended_attempt(self) -> bool:
+        """Whether the incident ended its attempt; a supervisor that is succeeded in time ends none."""
+        return self.next_attempt != self.attempt
+
+    @property
     def reason(self) -> str:
+        """The verdict's reason; where nothing failed, the outcome."""
+        if not self.ended_attempt:
+            return "SupervisorLost"
         return str(self.verdict.get("reason") or self.verdict.get("outcome") or self.kind)
 
     @property
@@ -152,6 +160,11 @@ class Report:
     def wall_s(self) -> float:
         """Seconds from start to end, less the pauses."""
         return max(0.0, self.ended - self.started - self.paused_s)
+
+    def own_time(self, when: float) -> float:
+        """Seconds of the run's own time at a moment: since its start, without its pauses."""
+        paused = sum(min(when, s.end) - s.start for s in self.spans if s.kind == "paused" and when > s.start)
+        return max(0.0, when - self.started - paused)
 
     @property
     def ettr(self) -> float | None:

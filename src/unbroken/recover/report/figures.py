@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+import numpy as np
 
 from ...units import Duration
 from .curve import Steps
 from .data import AttemptStory, IncidentStory, Report, Span, seconds_text
-from .svg import LEFT, RIGHT, WIDTH, Mark, Scale, curve, lanes
+from .svg import BADGE_H, LEFT, RIGHT, WIDTH, Mark, Scale, Stretch, badge_rows, curve, lanes
 
 _MAX_NODES = 24
 _MAX_STRIPS = 64
 _MAX_TIPS = 3000
 _STRIP = 11.0
 _GAP = 7.0
-_TOP = 64.0
+_GAP_FACTOR = 10
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,8 @@ def curve_figure(report: Report, steps: Steps) -> Figure:
         for i in report.incidents
     ]
     height = 320.0
-    drawn, x, y = curve(points, marks, step_range=span, height=height)
+    gaps = _gaps(last)
+    drawn, x, y = curve(points, marks, step_range=span, gaps=gaps, height=height)
     svg = (
         f'<svg viewBox="0 0 {WIDTH:.0f} {height:.0f}" role="img" aria-label="Loss by step">'
         f'<rect x="0" y="0" width="{WIDTH:.0f}" height="{height:.0f}" fill="transparent"/>{drawn}'
@@ -59,48 +61,65 @@ def curve_figure(report: Report, steps: Steps) -> Figure:
         "loss": [f"{v:.6g}" for v in steps.loss.tolist()],
         "py": [round(y(min(v, y.high)) if math.isfinite(v) else y(y.high), 1) for v in steps.loss.tolist()],
         "attempt": steps.attempt.tolist(),
-        "at": [seconds_text(max(0.0, t - report.started)) for t in steps.time.tolist()],
+        "at": [seconds_text(report.own_time(t)) for t in steps.time.tolist()],
     }
-    return Figure(svg, data)
+    note = (
+        f"The line is broken in {len(gaps)} place{'s' * (len(gaps) != 1)}, where steps were completed and not heard of."
+        if gaps
+        else ""
+    )
+    return Figure(svg, data, note=note)
+
+
+def _gaps(last: Steps) -> frozenset[int]:
+    """The steps before which others are missing: where the step rises by far more than it usually does."""
+    rises = np.diff(last.step)
+    if not len(rises):
+        return frozenset()
+    return frozenset(last.step[1:][rises > _GAP_FACTOR * max(1.0, float(np.median(rises)))].tolist())
 
 
 def timeline_figure(report: Report) -> Figure:
     """A lane for each rank's place on each node, over the run's time without its pauses."""
     if not report.attempts or report.spec is None:
         return Figure("", {"spans": []})
-    clock = _Clock(report)
+    clock = report.own_time
     x = Scale(0.0, max(clock(report.ended), 1e-3), LEFT + 10, WIDTH - RIGHT)
     nodes, note = _nodes_to_show(report)
     nproc = report.spec.nproc
     strips = nproc if nproc * len(nodes) <= _MAX_STRIPS else 1
-    rows: list[tuple[str, float, Sequence[tuple[str, float, float]]]] = []
-    labels = []
-    kinds: set[str] = set()
-    at_y = _TOP
-    for node in nodes:
-        labels.append((node, at_y + strips * _STRIP / 2 + 3))
-        for local in range(strips):
-            spans = [
-                (kind, x(clock(a)), x(clock(b)))
-                for kind, a, b in _strip(report, node, local if strips > 1 or nproc == 1 else None)
-            ]
-            kinds |= {k for k, _, _ in spans}
-            rows.append((node, at_y, spans))
-            at_y += _STRIP
-        at_y += _GAP
-    height = at_y + 40.0
     marks = [
         Mark(x(clock(i.at)), str(i.number), incident_title(i), f"incident-{i.number}")
         for i in report.incidents
     ]
+    placed = badge_rows(marks)
+    base = [(s.kind, x(clock(s.start)), x(clock(s.end))) for s in report.spans if s.kind != "paused"]
+    kinds = {k for k, _, _ in base}
+    rows: list[tuple[float, list[Stretch]]] = []
+    labels = []
+    at_y = 12.0 + BADGE_H * len(placed)
+    for node in nodes:
+        labels.append((node, at_y + strips * _STRIP / 2 + 3))
+        for local in range(strips):
+            whole = strips == 1 and nproc > 1
+            own = [
+                (kind, x(clock(a)), x(clock(b)))
+                for kind, a, b in _own(report, node, None if whole else local)
+            ]
+            kinds |= {k for k, _, _ in own}
+            rows.append((at_y, own))
+            at_y += _STRIP
+        at_y += _GAP
+    height = at_y + 40.0
     pauses = [
         (x(clock(s.start)), f"stopped here for {seconds_text(s.seconds)}, until the command was given again")
         for s in report.spans
         if s.kind == "paused"
     ]
     drawn = lanes(
+        base,
         rows,
-        marks,
+        placed,
         pauses,
         x=x,
         labels=labels,
@@ -122,19 +141,7 @@ def timeline_figure(report: Report) -> Figure:
 def incident_title(i: IncidentStory) -> str:
     """One line about an incident, for hovering."""
     where = ", ".join(([f"rank {i.rank}"] if i.rank is not None else []) + ([i.node] if i.node else []))
-    return f"{i.number}: {i.reason}{f' ({where})' if where else ''}, after step {i.step}"
-
-
-class _Clock:
-    """Seconds of the run's own time: pauses take none."""
-
-    def __init__(self, report: Report) -> None:
-        self._started = report.started
-        self._pauses = [(s.start, s.end) for s in report.spans if s.kind == "paused"]
-
-    def __call__(self, when: float) -> float:
-        paused = sum(min(when, end) - start for start, end in self._pauses if when > start)
-        return max(0.0, when - self._started - paused)
+    return f"{i.number}: {i.reason}{f' ({where})' if where else ''}, last step {i.step}"
 
 
 def _nodes_to_show(report: Report) -> tuple[list[str], str]:
@@ -152,30 +159,32 @@ def _nodes_to_show(report: Report) -> tuple[list[str], str]:
     ), f"{len(chosen)} of {len(report.nodes)} nodes, those with incidents first; {hidden} are not shown."
 
 
-def _strip(report: Report, node: str, local: int | None) -> list[tuple[str, float, float]]:
-    """(kind, from, to) of one rank's place on a node; of the node as a whole where `local` is None."""
+def _own(report: Report, node: str, local: int | None) -> list[tuple[str, float, float]]:
+    """(kind, from, to) in which one rank's place on a node (the node as a whole where `local` is None) differs from
+    the run as a whole: spare or away while others train, fault where it is what the others waited for."""
     found: list[tuple[str, float, float]] = []
-    faults = {i.attempt: i for i in report.incidents}
-    spans: dict[int, list[Span]] = {}
+    faults = {i.attempt: i for i in report.incidents if i.ended_attempt}
+    extent: dict[int, tuple[float, float]] = {}
+    unnoticed: dict[int, Span] = {}
     for s in report.spans:
-        spans.setdefault(s.attempt, []).append(s)
+        if s.kind != "paused":
+            extent[s.attempt] = (extent.get(s.attempt, (s.start, 0.0))[0], s.end)
+        if s.kind == "unnoticed":
+            unnoticed[s.attempt] = s
     lost = _lost_times(report, node)
     for a in report.attempts:
-        mine = spans.get(a.number, [])
-        if not mine:
+        if a.number not in extent:
             continue
         if node not in a.slots:
-            begin, end = mine[0].start, mine[-1].end
-            if not any(low <= begin < high for low, high in lost):
-                found.append(("spare", begin, end))
+            begin, end = extent[a.number]
+            kind = "away" if any(low <= begin < high for low, high in lost) else "spare"
+            if found and found[-1][0] == kind and found[-1][2] == begin:
+                begin = found.pop()[1]
+            found.append((kind, begin, end))
             continue
-        fault = faults.get(a.number)
-        at_fault = fault is not None and _is_at_fault(fault, a, node, local, report)
-        for s in mine:
-            if s.kind == "paused":
-                continue
-            kind = "fault" if s.kind == "unnoticed" and at_fault else s.kind
-            found.append((kind, s.start, s.end))
+        fault, wait = faults.get(a.number), unnoticed.get(a.number)
+        if fault is not None and wait is not None and _is_at_fault(fault, a, node, local, report):
+            found.append(("fault", wait.start, wait.end))
     return found
 
 
@@ -204,7 +213,8 @@ def _lost_times(report: Report, node: str) -> list[tuple[float, float]]:
 def _tip(s: Span, report: Report) -> str:
     words = {
         "starting": "starting and restoring", "replayed": "doing steps again", "unnoticed": "not yet noticed",
-        "finishing": "ending",
+        "finishing": "ending", "setup": "setting up",
     }  # fmt: skip
-    since = seconds_text(max(0.0, s.start - report.started))
-    return f"attempt {s.attempt}: {words.get(s.kind, s.kind)}\n{seconds_text(s.seconds)}, from {since} on"
+    since = seconds_text(report.own_time(s.start))
+    who = f"attempt {s.attempt}: " if s.attempt else ""
+    return f"{who}{words.get(s.kind, s.kind)}\n{seconds_text(s.seconds)}, from {since} on"

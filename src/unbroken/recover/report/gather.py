@@ -194,7 +194,7 @@ def _spans(
 ) -> list[Span]:
     """The run's time from its first attempt on, cut into stretches; they do not overlap."""
     pauses = _pauses(records)
-    detected = {i.attempt: i for i in incidents}
+    detected = {i.attempt: i for i in incidents if i.ended_attempt}
     spans: list[Span] = []
 
     def add(kind: str, start: float, end: float, attempt: int) -> None:
@@ -202,6 +202,8 @@ def _spans(
         if end > begin:
             spans.append(Span(kind, begin, end, attempt))
 
+    if attempts and records:
+        add("setup", float(records[0]["t"]), attempts[0].launched, 0)
     for i, a in enumerate(attempts):
         nxt = attempts[i + 1].launched if i + 1 < len(attempts) else ended
         stop = min(nxt, a.ended if a.ended is not None else nxt)
@@ -216,6 +218,8 @@ def _spans(
             add("training", a.first_step_at, stop if live else a.last_step_at, a.number)
             if incident:
                 add("unnoticed", a.last_step_at, noticed, a.number)
+            else:
+                noticed = min(stop, a.last_step_at)
         kind = "down" if incident or a.how not in ("completed", "interrupted") else "finishing"
         for began, over in pauses:
             if stop <= over and began < nxt:

@@ -27,7 +27,7 @@ STATUS_TEXT = {
 }  # fmt: skip
 KIND_TEXT = {
     "failed": "a rank ended with an error", "hung": "the steps stopped coming", "node_lost": "a node was lost",
-    "agent_lost": "a node's agent died", "supervisor_lost": "the supervisor died and the ranks did not survive it",
+    "agent_lost": "a node's agent died", "supervisor_lost": "the supervisor died and the ranks ended with it",
     "lease": "a node lost its supervisor",
 }  # fmt: skip
 ACTION_TEXT = {
@@ -143,7 +143,7 @@ def time_split(report: Report) -> list[tuple[str, str, float]]:
     parts = [
         ("training", "training that counts", report.executions.productive_s),
         ("replayed", "steps done again", report.executions.replayed_s),
-        ("starting", "starting and restoring", of["starting"]),
+        ("starting", "starting and restoring", max(0.0, of["starting"] - report.executions.first_s)),
         ("unnoticed", "not yet noticed", of["unnoticed"]),
         ("down", "down", of["down"]),
     ]
@@ -172,8 +172,9 @@ def _curve(report: Report, figure: Figure) -> str:
         why = "no step was completed yet" if report.step < 0 else "the script told no loss"
         return f'<h2>Loss</h2><p class="soft">There is no curve: {why}.</p>\n'
     marked = " Each numbered mark is an incident." if report.incidents else ""
+    marked += f" {figure.note}" if figure.note else ""
     return (
-        f'<h2>Loss</h2><p class="soft small">Of each step its last execution.{marked}</p>'
+        f'<h2>Loss</h2><p class="soft small">Of each step its last execution.{escape(marked)}</p>'
         f'<figure id="curve">{figure.svg}<div class="tip"></div></figure>\n'
     )
 
@@ -184,9 +185,10 @@ def _timeline(report: Report, figure: Figure) -> str:
     names = {
         "training": "training", "starting": "starting and restoring", "replayed": "doing steps again",
         "unnoticed": "not yet noticed", "fault": "the rank or node at fault", "down": "down",
-        "finishing": "ending", "spare": "spare",
+        "finishing": "setting up, ending", "spare": "spare",
     }  # fmt: skip
-    legend = "".join(f'<span><i class="b-{k}"></i>{t}</span>' for k, t in names.items() if k in figure.kinds)
+    kinds = figure.kinds | ({"finishing"} if "setup" in figure.kinds else set())
+    legend = "".join(f'<span><i class="b-{k}"></i>{t}</span>' for k, t in names.items() if k in kinds)
     note = f'<p class="soft small">{escape(figure.note)}</p>' if figure.note else ""
     return (
         f'<h2>Timeline</h2>{note}<figure id="timeline">{figure.svg}<div class="tip"></div></figure>'
@@ -239,17 +241,24 @@ def _incident(i: IncidentStory, report: Report, link: Callable[[str, str], str],
     resumed = seconds_text(i.resumed_s) if i.resumed_s is not None else _not_resumed(i, report)
     return (
         f'<tr id="incident-{i.number}"><td><span class="id">{i.number}</span></td>'
-        f"<td><b>{escape(_capital(KIND_TEXT.get(i.kind, i.kind)))}</b><div class='small soft'>"
-        f"{after_text(report, i.at)}, attempt {i.attempt}, after step {i.step:,}</div>{quoted}"
+        f"<td><b>{escape(_capital(what_text(i)))}</b><div class='small soft'>"
+        f"{since_text(report, i.at)} into the run, attempt {i.attempt}, last step {i.step:,}</div>{quoted}"
         f"<details><summary>details</summary>{_details(i, report, link)}</details></td>"
         f"<td>{escape(', '.join(where) or '–')}</td><td class='num'>{seconds_text(i.detected_s)}</td>"
-        f"<td><b>{escape(i.reason)}</b><div class='small soft'>{escape(sure)}</div></td>"
+        f"<td><b>{escape(_spaced(i.reason))}</b><div class='small soft'>{escape(sure)}</div></td>"
         f"<td>{escape(ACTION_TEXT.get(i.action, i.action or '–'))}</td>"
         f"<td class='num'>{resumed}</td>"
         f"<td class='num'>{'–' if i.steps_lost is None else f'{i.steps_lost:,}'}</td>"
         f"<td class='barcell'><div class='bar'>{bar}</div><span class='small soft'>"
         f"{seconds_text(sum(i.phases.values()))} in all</span></td></tr>"
     )
+
+
+def what_text(i: IncidentStory) -> str:
+    """What happened, in words."""
+    if not i.ended_attempt:
+        return "the supervisor died; the ranks went on and its successor took over"
+    return KIND_TEXT.get(i.kind, i.kind)
 
 
 def _not_resumed(i: IncidentStory, report: Report) -> str:
@@ -326,7 +335,7 @@ def _attempt(a: AttemptStory, report: Report) -> str:
     lasted = (a.ended if a.ended is not None else report.ended) - a.launched
     return (
         f"<tr><td>{a.number}</td><td>{escape(node_list(a.slots))}</td>"
-        f"<td class='nowrap'>{after_text(report, a.launched)}</td><td>{escape(origin)}</td>"
+        f"<td class='nowrap'>at {since_text(report, a.launched)}</td><td>{escape(origin)}</td>"
         f"<td class='num'>{seconds_text(first)}</td><td class='num'>{steps}</td>"
         f"<td class='num'>{a.lost:,}</td><td class='num'>{seconds_text(lasted)}</td>"
         f"<td>{escape(_HOW.get(a.how, a.how))}</td></tr>"
@@ -354,7 +363,7 @@ def _checkpoints(report: Report, link: Callable[[str, str], str]) -> str:
     rows = "".join(
         f"<tr><td>{link(f'checkpoints/{c.name}/', c.name)}</td><td class='num'>{c.step:,}</td>"
         f"<td class='num'>{c.attempt}</td><td class='num'>{Bytes(c.bytes)}</td>"
-        f"<td class='nowrap'>{after_text(report, c.time)}</td>"
+        f"<td class='nowrap'>at {since_text(report, c.time)}</td>"
         f"<td>{'counts' if c.counts else escape(_checkpoint_state(c.status, c.why))}</td></tr>"
         for c in found[:_MAX_CHECKPOINTS]
     )
@@ -416,16 +425,22 @@ def clock(when: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(when)) if math.isfinite(when) else "–"
 
 
-def after_text(report: Report, when: float) -> str:
-    """How long after the start of the run."""
-    since = when - report.started
-    return f"after {seconds_text(since)}" if since >= 0 else "before the start"
+def since_text(report: Report, when: float) -> str:
+    """How long after the start of the run, in its own time."""
+    return seconds_text(report.own_time(when))
 
 
 def node_list(names: Iterable[str]) -> str:
     """Node names, shortened where they are many."""
     unique = list(dict.fromkeys(names))
     return ", ".join(unique) if len(unique) <= 6 else f"{', '.join(unique[:3])} and {len(unique) - 3} more"
+
+
+def _spaced(reason: str) -> str:
+    """A reason that may be broken between its words (zero-width spaces)."""
+    return "".join(
+        f"\u200b{c}" if i and c.isupper() and reason[i - 1].islower() else c for i, c in enumerate(reason)
+    )
 
 
 def _capital(text: str) -> str:

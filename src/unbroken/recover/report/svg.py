@@ -10,7 +10,16 @@ from html import escape
 WIDTH = 1000.0
 LEFT, RIGHT = 62.0, 14.0
 _BADGE_ROWS = 3
-_BADGE_H = 17.0
+_MAX_LINES = 60
+BADGE_H = 17.0
+LANE_H = 9.0
+KINDS = (
+    "training", "setup", "finishing", "starting", "replayed", "unnoticed", "down", "away", "spare", "fault",
+)  # fmt: skip
+"""Kinds of stretches; later ones are drawn above earlier ones."""
+
+Stretch = tuple[str, float, float]
+"""(kind, from x, to x)."""
 
 
 @dataclass(frozen=True)
@@ -64,36 +73,57 @@ def time_ticks(seconds: float, about: int) -> list[float]:
     return [n * step for n in range(int(seconds / step + 1e-9) + 1)]
 
 
-def badges(marks: Sequence[Mark], bottom: float) -> tuple[str, float]:
-    """The marks as numbered badges above `bottom`, in up to three rows; what still collides shares one badge.
+Row = list[tuple[float, float, list[Mark]]]
 
-    Returns the SVG and the height that it takes. Badge rows grow upwards from `bottom`.
-    """
-    placed: list[list[tuple[float, float, list[Mark]]]] = [[] for _ in range(_BADGE_ROWS)]
+
+def badge_rows(marks: Sequence[Mark]) -> list[Row]:
+    """The marks laid out as badges in up to three rows, lowest first; where that is not enough, in one row in which
+    neighbours share a badge. A badge is (x of its middle, half its width, its marks)."""
+    placed: list[Row] = []
     for mark in sorted(marks, key=lambda m: m.x):
         half = _half_width(mark.label)
-        for row in placed:
-            if not row or row[-1][0] + row[-1][1] + 2 < mark.x - half:
-                row.append((mark.x, half, [mark]))
-                break
+        free = next((r for r in placed if r[-1][0] + r[-1][1] + 2 < mark.x - half), None)
+        if free is not None:
+            free.append((mark.x, half, [mark]))
+        elif len(placed) < _BADGE_ROWS:
+            placed.append([(mark.x, half, [mark])])
         else:
-            row = placed[-1]
-            x, _, group = row[-1]
-            group.append(mark)
-            row[-1] = (x, _half_width(f"{group[0].label}…{group[-1].label}"), group)
+            return [_merged(marks)]
+    return placed
+
+
+def _merged(marks: Sequence[Mark]) -> Row:
+    """One row in which marks too close to each other share a badge."""
+    row: Row = []
+    for mark in sorted(marks, key=lambda m: m.x):
+        row.append((mark.x, _half_width(mark.label), [mark]))
+        while len(row) > 1 and row[-2][0] + row[-2][1] + 3 > row[-1][0] - row[-1][1]:
+            group = row[-2][2] + row[-1][2]
+            row[-2:] = [((group[0].x + group[-1].x) / 2, _half_width(_label(group)), group)]
+    return row
+
+
+def badges(rows: Sequence[Row], bottom: float) -> str:
+    """Rows of badges, growing upwards from `bottom`."""
     parts = []
-    for i, row in enumerate(placed):
-        y = bottom - i * _BADGE_H - 8
+    for i, row in enumerate(rows):
+        y = bottom - i * BADGE_H - 8
         for x, half, group in row:
-            label = group[0].label if len(group) == 1 else f"{group[0].label}…{group[-1].label}"
             title = "\n".join(m.title for m in group[:20])
             centre = min(max(x, LEFT + half - 8), WIDTH - half - 1)
             parts.append(
                 f'<a href="#{escape(group[0].target)}" class="badge"><title>{escape(title)}</title>'
                 f'<rect x="{centre - half:.1f}" y="{y - 7:.1f}" width="{2 * half:.1f}" height="14" rx="7"/>'
-                f'<text x="{centre:.1f}" y="{y + 3.6:.1f}">{escape(label)}</text></a>'
+                f'<text x="{centre:.1f}" y="{y + 3.6:.1f}">{escape(_label(group))}</text></a>'
             )
-    return "".join(parts), _BADGE_H * sum(1 for row in placed if row)
+    return "".join(parts)
+
+
+def _label(group: Sequence[Mark]) -> str:
+    if len(group) == 1:
+        return group[0].label
+    first, last = group[0].label, group[-1].label
+    return f"{first}–{last}" if int(last) - int(first) == len(group) - 1 else f"{first}…{last}"
 
 
 def _half_width(label: str) -> float:
@@ -105,26 +135,33 @@ def curve(
     marks: Sequence[Mark],
     *,
     step_range: tuple[float, float],
+    gaps: frozenset[int] = frozenset(),
     height: float = 300.0,
 ) -> tuple[str, Scale, Scale]:
     """A loss curve: SVG text and its two scales. `points` are (step, loss) by rising step, losses may be infinite.
 
-    Where a few losses would flatten all others, the axis ends below them and a triangle marks each place.
+    Where a few losses would flatten all others, the axis ends below them and a triangle marks each place. The line
+    is broken before each step in `gaps`.
     """
     finite = [y for _, y in points if math.isfinite(y)]
     low, high = _y_range(finite)
-    top = 8.0 + _BADGE_H * (min(_BADGE_ROWS, len(marks)) if marks else 0)
+    rows = badge_rows(marks)
+    top = 8.0 + BADGE_H * len(rows)
     x = Scale(step_range[0], max(step_range[1], step_range[0] + 1), LEFT, WIDTH - RIGHT)
     y = Scale(low, high, height - 34.0, top + 8.0)
     parts = [_y_axis(y, height), _x_axis(x, ticks(x.low, x.high, 8), _count, height, "step")]
+    foot = height - 34 if len(marks) <= _MAX_LINES else top + 8
     parts += [
-        f'<line class="mark" x1="{m.x:.1f}" x2="{m.x:.1f}" y1="{top:.1f}" y2="{height - 34:.1f}"/>'
-        for m in marks
+        f'<line class="mark" x1="{m.x:.1f}" x2="{m.x:.1f}" y1="{top:.1f}" y2="{foot:.1f}"/>' for m in marks
     ]
     path: list[str] = []
     clipped: list[tuple[float, float]] = []
     pen = "M"
+    breaks = sorted(gaps)
     for step, loss in points:
+        while breaks and breaks[0] <= step:
+            breaks.pop(0)
+            pen = "M"
         if not math.isfinite(loss) or loss > high:
             clipped.append((x(step), loss))
             pen = "M" if not math.isfinite(loss) else pen
@@ -143,20 +180,21 @@ def curve(
             f'<path class="clip" d="M{at_x - 4:.1f} {tip + 7:.1f}h8l-4 -7z"><title>loss {loss:.6g}, above the axis'
             "</title></path>"
         )
-    drawn, _ = badges(marks, top)
-    parts.append(drawn)
+    parts.append(badges(rows, top))
     return "".join(parts), x, y
 
 
-def _y_range(finite: Sequence[float]) -> tuple[float, float]:
-    if not finite:
+def _y_range(losses: Sequence[float]) -> tuple[float, float]:
+    """The axis for finite losses in the order of their steps: all of them, unless a few rise far above both the
+    usual ones and those at the beginning."""
+    if not losses:
         return 0.0, 1.0
-    ordered = sorted(finite)
+    ordered = sorted(losses)
     low, high = ordered[0], ordered[-1]
-    usual = ordered[max(0, math.ceil(0.97 * len(ordered)) - 1)]
-    middle = ordered[len(ordered) // 2]
-    if high - low > 8 * max(usual - low, abs(middle) * 1e-6):
-        high = usual + 0.15 * (usual - low)
+    usual = ordered[max(0, math.ceil(0.98 * len(ordered)) - 1)]
+    cap = max(usual, *losses[: max(1, len(losses) // 200)])
+    if cap > low and high - low > 3 * (cap - low):
+        high = cap + 0.15 * (cap - low)
     if high <= low:
         pad = abs(high) * 0.05 or 0.5
         return low - pad, high + pad
@@ -165,8 +203,9 @@ def _y_range(finite: Sequence[float]) -> tuple[float, float]:
 
 
 def lanes(
-    rows: Sequence[tuple[str, float, Sequence[tuple[str, float, float]]]],
-    marks: Sequence[Mark],
+    base: Sequence[Stretch],
+    rows: Sequence[tuple[float, Sequence[Stretch]]],
+    marks: Sequence[Row],
     pauses: Sequence[tuple[float, str]],
     *,
     x: Scale,
@@ -174,41 +213,48 @@ def lanes(
     height: float,
     time_text: Callable[[float], str],
 ) -> str:
-    """Lanes over time. `rows` are (name, y, [(kind, from x, to x)]), `labels` (text, y), `pauses` (x, title)."""
+    """Lanes over time. `base` is what every lane shows; `rows` are (y, what differs in this lane), `labels`
+    (text, y), `pauses` (x, title). The base is drawn once and used in every lane, which keeps the page small."""
+    top = 4.0 + BADGE_H * len(marks)
     parts = [_x_axis(x, time_ticks(x.high, 8), time_text, height, "time")]
-    shapes: dict[str, list[str]] = {}
-    row_height = 9.0
-    for _, at_y, spans in rows:
-        drawn_to: dict[str, float] = {}
-        for kind, x0, x1 in spans:
-            # What is shorter than a pixel is drawn a pixel wide, or not at all where the same kind is there already.
-            if x1 - x0 < 0.6:
-                if drawn_to.get(kind, -1.0) >= x0 - 0.4:
-                    continue
-                x1 = x0 + 0.6
-            drawn_to[kind] = x1
-            shapes.setdefault(kind, []).append(
-                f"M{x0:.1f} {at_y:.1f}h{x1 - x0:.1f}v{row_height}h{x0 - x1:.1f}z"
-            )
-    order = ("spare", "training", "finishing", "starting", "replayed", "unnoticed", "down", "fault")
-    parts += [f'<path class="k-{k}" d="{"".join(shapes[k])}"/>' for k in order if k in shapes]
+    parts.append(f'<defs><g id="lane">{_stretches(base, 0.0)}</g></defs>')
+    for at_y, own in rows:
+        parts.append(f'<use href="#lane" y="{at_y:.1f}"/>{_stretches(own, at_y)}')
     parts += [f'<text class="lane" x="{LEFT - 8}" y="{at:.1f}">{escape(text)}</text>' for text, at in labels]
     for at, title in pauses:
         parts.append(
-            f'<line class="pause" x1="{at:.1f}" x2="{at:.1f}" y1="{_BADGE_H * 3 + 4:.1f}" y2="{height - 34:.1f}">'
+            f'<line class="pause" x1="{at:.1f}" x2="{at:.1f}" y1="{top:.1f}" y2="{height - 34:.1f}">'
             f"<title>{escape(title)}</title></line>"
         )
-    drawn, _ = badges(marks, _BADGE_H * 3 + 4)
-    return "".join(parts) + drawn
+    return "".join(parts) + badges(marks, top)
+
+
+def _stretches(spans: Sequence[Stretch], y: float) -> str:
+    """One path for each kind; what is shorter than a pixel is drawn a pixel wide, or not at all where the same
+    kind is there already."""
+    shapes: dict[str, list[str]] = {}
+    drawn_to: dict[str, float] = {}
+    for kind, x0, x1 in spans:
+        if x1 - x0 < 0.6:
+            if drawn_to.get(kind, -1.0) >= x0 - 0.4:
+                continue
+            x1 = x0 + 0.6
+        drawn_to[kind] = x1
+        shapes.setdefault(kind, []).append(f"M{x0:.1f} {y:.1f}h{x1 - x0:.1f}v{LANE_H:.0f}h{x0 - x1:.1f}z")
+    return "".join(f'<path class="k-{k}" d="{"".join(shapes[k])}"/>' for k in KINDS if k in shapes)
 
 
 def _y_axis(y: Scale, height: float) -> str:
     parts = []
-    for v in ticks(y.low, y.high, 5):
+    places = ticks(y.low, y.high, 5)
+    apart = places[1] - places[0] if len(places) > 1 else 1.0
+    digits = max(0, -math.floor(math.log10(apart) + 1e-9)) if apart > 0 else 0
+    for v in places:
         at = y(v)
+        text = f"{v:.{digits}f}" if digits <= 8 and abs(v) < 1e7 else f"{v:.4g}"
         parts.append(
             f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{at:.1f}" y2="{at:.1f}"/>'
-            f'<text class="tick y" x="{LEFT - 8}" y="{at + 3.6:.1f}">{v:.4g}</text>'
+            f'<text class="tick y" x="{LEFT - 8}" y="{at + 3.6:.1f}">{text}</text>'
         )
     return "".join(parts)
 
@@ -222,7 +268,7 @@ def _x_axis(x: Scale, at: Sequence[float], text: Callable[[float], str], height:
             f'<text class="tick" x="{x(v):.1f}" y="{base + 17}">{escape(text(v))}</text>'
         )
     middle = (LEFT + WIDTH - RIGHT) / 2
-    parts.append(f'<text class="tick title" x="{middle}" y="{height - 2}">{escape(title)}</text>')
+    parts.append(f'<text class="tick title" x="{middle}" y="{height - 5}">{escape(title)}</text>')
     return "".join(parts)
 
 

@@ -1,0 +1,216 @@
+"""`unbroken status`: every state of a run, damaged ones, and one that is being written at this moment."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from unbroken.cli.main import dispatch
+from unbroken.cli.status import screen
+from unbroken.errors import InputError
+from unbroken.progress import RunDir
+from unbroken.recover.report import standing
+from unbroken.testing.run_folder import RunFolder
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> RunFolder:
+    return RunFolder(RunDir(tmp_path / "run"))
+
+
+def supervised_by(folder: RunFolder, **change: object) -> None:
+    """Makes the newest epoch that of another process."""
+    path = folder.run_dir.epoch(folder.epoch)
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+
+
+def test_running(made: RunFolder) -> None:
+    made.attempt()
+    made.steps(120)
+    s = standing(made.run_dir, now=made.now + 0.25)
+    assert (s.status, s.attempt, s.step) == ("running", 1, 119)
+    assert s.supervisor is not None and s.supervisor.alive and s.supervisor.pid == os.getpid()
+    assert s.step_s == pytest.approx(0.5, rel=0.1)
+    assert [n.doing for n in s.nodes] == ["training, ranks 0–1", "training, ranks 2–3", "spare"]
+    text = screen(s)
+    assert "0.25 s ago" in text and "alive" in text and "incidents   none" in text
+    assert len(text.splitlines()) <= 24
+
+
+def test_incidents_and_a_lost_node(made: RunFolder) -> None:
+    made.attempt()
+    for _ in range(4):
+        made.steps(10)
+        made.incident("failed", back_to=made.step - 2)
+    made.steps(10)
+    made.incident("node_lost", rank=3)
+    made.steps(10)
+    made.steps(5)
+    made.incident("hung", rank=0)
+    s = standing(made.run_dir)
+    assert [n.doing for n in s.nodes] == ["training, ranks 0–1", "lost: NodeFailure", "training, ranks 2–3"]
+    text = screen(s)
+    assert "incidents   6, the last 5:" in text
+    assert "5: NodeFailure (node-001)" in text and "6: Hang (rank 0, node-000)" in text
+    assert "not resumed" in text.split("6: Hang")[1].splitlines()[0]
+
+
+@pytest.mark.parametrize(
+    ("end", "status", "todo"),
+    [("completed", "completed", ""), ("interrupted", "interrupted", "goes on from the last checkpoint")],
+)
+def test_ended(made: RunFolder, end: str, status: str, todo: str) -> None:
+    made.attempt()
+    made.steps(10)
+    made.end(end)
+    s = standing(made.run_dir)
+    assert s.status == status
+    assert todo in s.todo and bool(todo) == bool(s.todo)
+    assert s.wall_s == pytest.approx(made.now - made.began)
+
+
+def test_stopped_names_the_reason_and_the_command(made: RunFolder) -> None:
+    made.attempt()
+    made.steps(10)
+    made.incident("bug", rank=1)
+    text = screen(standing(made.run_dir))
+    assert "stopped: KeyError: a restart cannot help" in text
+    assert f"unbroken run --run-dir {made.run_dir.path}" in " ".join(text.split())
+
+
+def test_supervisor_killed(made: RunFolder) -> None:
+    made.attempt()
+    made.steps(10)
+    victim = subprocess.Popen([sys.executable, "-c", "pass"])
+    victim.wait()
+    supervised_by(made, pid=victim.pid)
+    s = standing(made.run_dir)
+    assert s.status == "abandoned"
+    assert s.supervisor is not None and s.supervisor.alive is False
+    assert "Give the same command again: it takes over or restarts. In /home/user: unbroken run" in s.todo
+
+
+def test_supervisor_on_another_host(made: RunFolder) -> None:
+    made.attempt()
+    made.steps(10)
+    supervised_by(made, host="far-away")
+    s = standing(made.run_dir)
+    assert s.status == "unknown"
+    assert "far-away" in s.todo
+    assert all(n.processes is None for n in s.nodes)
+    assert "cannot be seen from here" in screen(s)
+
+
+def test_processes_of_the_run_are_counted(made: RunFolder, eventually: Callable[..., None]) -> None:
+    made.attempt()
+    env = {**os.environ, "UNBROKEN_RUN_ID": made.spec.run_id, "UNBROKEN_NODE": "node-001"}
+    rank = subprocess.Popen(
+        [sys.executable, "-c", "input()"], env={**env, "UNBROKEN_ROLE": "rank"}, stdin=subprocess.PIPE
+    )
+    try:
+        eventually(lambda: standing(made.run_dir).nodes[1].processes == {"rank": 1})
+        assert "[1 rank]" in screen(standing(made.run_dir))
+        assert standing(made.run_dir).nodes[0].processes == {}
+        assert "no process of the run is left on it" in screen(standing(made.run_dir))
+    finally:
+        rank.kill()
+        rank.wait()
+
+
+def test_only_the_folder_is_there(made: RunFolder, tmp_path: Path) -> None:
+    """run.toml is written first; everything else may be missing yet."""
+    bare = RunDir(tmp_path / "bare")
+    bare.path.mkdir()
+    bare.spec.write_text(made.run_dir.spec.read_text())
+    s = standing(bare)
+    assert (s.status, s.step, s.supervisor) == ("new", -1, None)
+    assert "Start it" in screen(s) and "none yet" in screen(s)
+
+
+def test_no_run_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(InputError):
+        standing(RunDir(tmp_path))
+    assert dispatch(["status", str(tmp_path), "--json"]) == 3
+    out = capsys.readouterr()
+    assert json.loads(out.out)["error"]["kind"] == "InputError"
+    assert dispatch(["status", str(tmp_path / "absent")]) == 3
+    file = tmp_path / "file"
+    file.touch()
+    assert dispatch(["status", str(file)]) == 3
+
+
+def test_unreadable_parts(made: RunFolder) -> None:
+    made.attempt()
+    made.steps(10)
+    made.run_dir.epoch(1).write_text("{")
+    made.run_dir.steps(1).write_bytes(
+        b"\xff\xfe\n" * 10 + b'{"step": 7, "loss": "0x1p+1", "tokens": 1, "t": 5}\n{"st'
+    )
+    s = standing(made.run_dir)
+    assert s.step == 7 and s.loss == 2.0
+    assert any("epoch 1 cannot be read" in p for p in s.problems)
+    made.run_dir.spec.write_text("command = 3")
+    assert "damaged" in screen(standing(made.run_dir))
+
+
+def test_many_nodes_stay_on_one_screen(tmp_path: Path) -> None:
+    made = RunFolder(RunDir(tmp_path / "run"), nodes=200, nproc=1, spares=10)
+    made.attempt()
+    made.steps(2)
+    text = screen(standing(made.run_dir))
+    assert "200 training: node-000, node-001, node-002 and 197 more" in text
+    assert len(text.splitlines()) < 25
+
+
+def test_json(made: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    made.attempt()
+    made.steps(3, losses={2: float("nan")})
+    assert dispatch(["status", str(made.run_dir.path), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["status"] == "running" and told["step"] == 2 and told["loss"] is None
+    assert told["supervisor"]["alive"] is True
+
+
+def test_while_it_is_being_written(made: RunFolder) -> None:
+    """Another process appends to journal and steps as fast as it can; every look is whole and moves on only."""
+    made.attempt()
+    code = textwrap.dedent("""
+        import sys, json
+        from unbroken.progress import JournalWriter, RunDir
+        from unbroken.recover.attempt import Step, step_record
+        run_dir = RunDir(sys.argv[1])
+        journal = JournalWriter(run_dir, 1)
+        print("go", flush=True)
+        with open(run_dir.steps(1), "a", buffering=1) as f:
+            for n in range(10**9):
+                f.write(json.dumps(step_record(Step(n, 1.0, 1, float(n)))) + "\\n")
+                if n % 50 == 0:
+                    journal.append("durable", attempt=1, step=n)
+    """)
+    writer = subprocess.Popen([sys.executable, "-c", code, str(made.run_dir.path)], stdout=subprocess.PIPE)
+    try:
+        assert writer.stdout is not None and writer.stdout.readline() == b"go\n"
+        seen = -1
+        deadline = time.monotonic() + 20
+        looks = 0
+        while time.monotonic() < deadline and (looks < 5 or seen < 100):
+            s = standing(made.run_dir)
+            assert s.problems == ()
+            assert s.step >= seen
+            seen = s.step
+            looks += 1
+        assert seen >= 100
+    finally:
+        writer.send_signal(signal.SIGKILL)
+        writer.wait()
+        if writer.stdout is not None:
+            writer.stdout.close()
