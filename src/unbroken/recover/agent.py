@@ -34,6 +34,7 @@ from .wire import Link, Message
 _log = logging.getLogger("unbroken.agent")
 _POLL_S = 0.05
 _RESEND_S = 0.25
+_UNSENT_MAX = 20_000
 
 
 class Agent:
@@ -100,7 +101,7 @@ class Agent:
         self.epoch, self._link = epoch.number, link
         _log.info("connected to the supervisor of epoch %d at %s", epoch.number, epoch.address)
         for message in self._unsent:
-            link.tell(**message)
+            link.tell(**message, sent=time.monotonic())
         self._unsent.clear()
         beats = asyncio.create_task(self._beat(link))
         quits = asyncio.create_task(self._quit.wait())
@@ -132,10 +133,10 @@ class Agent:
 
     def _tell(self, **message: Any) -> None:
         if self._link is not None and not self._link.closed.is_set():
-            self._link.tell(**message)
-        elif message.get("op") in ("exited", "keeper"):
+            self._link.tell(**message, sent=time.monotonic())
+        elif message.get("op") in ("exited", "keeper") or message.get("ranks"):
             self._unsent.append(message)
-            del self._unsent[:-1000]
+            del self._unsent[:-_UNSENT_MAX]
 
     async def _beat(self, link: Link) -> None:
         number = 0
@@ -221,7 +222,7 @@ class Agent:
                     self._tell(op="exited", attempt=self.attempt, rank=rank, **process.ending())
             if news or now - sent > _RESEND_S:
                 sent = now
-                self._tell(op="progress", attempt=self.attempt, now=now, ranks=news)
+                self._tell(op="progress", attempt=self.attempt, ranks=news)
             await asyncio.sleep(_POLL_S)
 
     async def _watch_lease(self) -> None:

@@ -120,9 +120,10 @@ class Attempt:
         """Whether the ranks' steps are known (by page or log)."""
         return any(s.source in ("page", "log") and s.step >= 0 for s in self.ranks.values())
 
-    def take(self, node_now: float, ranks: Message) -> list[Step]:
-        """Takes an agent's news; returns the leading rank's new steps. `node_now` is the node's monotonic clock."""
-        offset = time.time() - node_now
+    def take(self, sent: float, ranks: Message) -> list[Step]:
+        """Takes an agent's news; returns the leading rank's new steps. `sent` is the node's monotonic clock when
+        the message left, which relates its times to ours without trusting its wall clock."""
+        offset = time.time() - sent
         fresh: list[Step] = []
         leader = min(self.ranks)
         silent = [s for s in self.ranks.values() if s.source != "log"]

@@ -97,7 +97,7 @@ def decide(
     # The first restart is at once; without progress between, each further one waits longer, so that one bad
     # node cannot eat every retry in a minute.
     n = len(stalled)
-    delay = _BACKOFF_FIRST_S if n == 0 else min(_BACKOFF_S * 2 ** (n - 1), _BACKOFF_MAX_S)
+    delay = _BACKOFF_FIRST_S if n == 0 else min(_BACKOFF_S * 2 ** min(n - 1, 16), _BACKOFF_MAX_S)
     action = (
         Action.RESTART_ELSEWHERE
         if verdict.cordon or verdict.action is Action.RESTART_ELSEWHERE

@@ -103,6 +103,7 @@ class Supervisor:
         self._background: set[asyncio.Task[Any]] = set()
         self._epoch_checked = 0.0
         self._first_told = 0
+        self._early: list[tuple[Node, Message]] = []
 
     # --- from outside
 
@@ -206,7 +207,29 @@ class Supervisor:
         await self._note_takeover(attempt)
         await self._record("adopted", attempt=attempt.number)
         self.view.say(f"took over attempt {attempt.number}: {len(ranks)} ranks never stopped")
+        early, self._early = self._early, []
+        for node, message in early:
+            self._on_message(node, message)
+        await self._reconcile(attempt)
         return attempt
+
+    async def _reconcile(self, attempt: Attempt) -> None:
+        """Asks the keepers what they hold: what they told while nobody listened must not stay unknown."""
+        nodes = list(dict.fromkeys(attempt.slots))
+        answers = await self.nodes.ask_all(nodes, "keeper", request={"op": "inventory"}, timeout=20)
+        done = -1
+        entries = [
+            e for a in answers.values() for e in a.get("inventory", []) if e["attempt"] == attempt.number
+        ]
+        for e in sorted(entries, key=lambda e: e["step"]):
+            if self._ledger.on_host(e["step"], e["rank"]):
+                done = e["step"]
+        if done >= 0:
+            self._tell_complete(attempt.number, done)
+
+    def _tell_complete(self, attempt: int, step: int) -> None:
+        request = {"op": "complete", "attempt": attempt, "step": step}
+        self._spawn(self.nodes.ask_all(self.nodes.up(), "keeper", request=request, timeout=20))
 
     async def _note_takeover(self, attempt: Attempt) -> None:
         """An incident that cost no step: the supervisor was gone and the ranks never stopped."""
@@ -363,6 +386,7 @@ class Supervisor:
                     self.view.suspect(hang)
                     await self._record_soft("suspected", attempt=attempt.number, idle_s=round(hang.idle_s, 2))
                     looking = asyncio.create_task(self._look(attempt))
+                    self._spawn(self._reconcile(attempt))
                 if hang.level is Level.DECLARED:
                     looks = await looking
                     return Ending("hung", hang=hang, looks=looks)
@@ -653,9 +677,11 @@ class Supervisor:
         attempt = self._attempt
         op = message.get("op")
         if attempt is None:
+            # From before it is known whether the running attempt is adopted: kept until then.
+            self._early.append((node, message))
             return
         if op == "progress" and message["attempt"] == attempt.number:
-            steps = attempt.take(message["now"], message["ranks"])
+            steps = attempt.take(message["sent"], message["ranks"])
             if steps:
                 self.view.steps(attempt, steps)
                 self._on_steps(attempt)
@@ -712,12 +738,13 @@ class Supervisor:
                 f"{node.name}: its keeper {'died; another is starting' if kind == 'keeper_lost' else 'is back'}"
             )
             self._spawn(self._record_soft(kind, node=node.name))
+            if kind == "keeper_back" and self._attempt is not None:
+                self._spawn(self._reconcile(self._attempt))
             return
         if event.get("attempt") != self._ledger.attempt:
             return
         if kind == "host" and self._ledger.on_host(event["step"], event["rank"]):
-            request = {"op": "complete", "attempt": event["attempt"], "step": event["step"]}
-            self._spawn(self.nodes.ask_all(self.nodes.up(), "keeper", request=request, timeout=20))
+            self._tell_complete(event["attempt"], event["step"])
         elif kind == "durable" and self._ledger.on_durable(event["step"]):
             self._spawn(
                 self._record_soft(
