@@ -210,15 +210,38 @@ def cgroup_headroom(
     return min(found) if found else None
 
 
-def sweep(root: Path, *, keep: str = "") -> list[str]:
-    """Removes copies that no live process leases and no watcher guards; returns their hashes."""
+@dataclass(frozen=True)
+class Copy:
+    """A model's copy on this node."""
+
+    hash: str
+    path: str
+    bytes: int
+    users: int
+
+
+def copies(root: Path) -> list[Copy]:
+    """What lies in a folder of copies."""
+    found = []
+    for lock in sorted(root.glob("*.lock")):
+        name = lock.name.removesuffix(".lock")
+        files = [f for f in (root / name).glob("*") if f.is_file()]
+        if files:
+            found.append(
+                Copy(name, str(root / name), sum(f.stat().st_size for f in files), live_leases(root, name))
+            )
+    return found
+
+
+def sweep(root: Path, *, keep: str = "", force: bool = False) -> list[str]:
+    """Removes copies that no live process leases and no watcher guards (`force`: guarded ones too); returns their hashes."""
     gone = []
     for incoming in root.glob(".incoming-*"):
         if not Path(f"/proc/{incoming.name.split('-')[1]}").exists():
             shutil.rmtree(incoming, ignore_errors=True)
     for lock in sorted(root.glob("*.lock")):
         name = lock.name.removesuffix(".lock")
-        if name == keep or live_leases(root, name) or _guarded(root, name):
+        if name == keep or live_leases(root, name) or (_guarded(root, name) and not force):
             continue
         with contextlib.suppress(BlockingIOError), _locked(root, name, wait=False):
             if not live_leases(root, name):

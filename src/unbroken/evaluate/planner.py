@@ -125,9 +125,10 @@ def plan(
         return Plan((), costs.load_s, costs.load_s, costs.load_s, "nothing to do")
     if not workers:
         raise ValueError("a plan needs at least one worker")
+    widest = max(workers)
     for w in todo:
-        if w.gpus > max(workers):
-            raise ValueError(f"task '{w.task}' needs {w.gpus} GPUs, the largest worker has {max(workers)}")
+        if w.gpus > widest:
+            raise ValueError(f"task '{w.task}' needs {w.gpus} GPUs, the largest worker has {widest}")
     bound = lower_bound(todo, workers, costs)
     best: Plan | None = None
     simulated = 0

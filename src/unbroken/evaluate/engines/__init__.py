@@ -15,8 +15,8 @@ class Slot:
     name: str
     gpus: tuple[int, ...] = ()
     """Indices on its node; empty: CPU."""
-    width: int = 1
-    """GPUs, where the engine chooses which."""
+    width: int = 0
+    """How many GPUs; the engine chooses which, unless `gpus` names them. 0: CPU."""
 
 
 @dataclass(frozen=True)

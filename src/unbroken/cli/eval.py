@@ -1,0 +1,501 @@
+"""`unbroken eval`: plan, run, watch, compare, join, status, tasks, cache."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from ..errors import EvaluationIncomplete, InputError, UsageError
+
+if TYPE_CHECKING:
+    from ..evaluate.contracts import ModelSpec, Report, Suite
+    from ..evaluate.coordinator import Settings
+    from ..evaluate.engines import Engine, Slot
+    from ..evaluate.folder import EvalDir
+
+app = typer.Typer(
+    help="Evaluate a checkpoint on many datasets in a fraction of the GPU time.",
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    no_args_is_help=True,
+)
+
+SUITE = typer.Argument(help="A TOML file, the name of a shipped suite, or HARNESS:TASK,TASK,...")
+MODEL = typer.Option(
+    ..., "--model", "-m", help="A Hugging Face folder, s3://bucket/prefix, or an endpoint's URL"
+)
+OUT = typer.Option(..., "--out", "-o", help="Folder of the evaluation; the same command there goes on")
+GPUS = typer.Option(None, "--gpus", "-n", help="GPUs to use; default: all that are visible")
+WORKERS = typer.Option(
+    None, "--workers", help="CPU workers on a machine without GPUs, or connections to an endpoint"
+)
+WIDTH = typer.Option(1, "--gpus-per-worker", help="GPUs that hold one copy of the model (tensor parallel)")
+BACKEND = typer.Option("transformers", "--backend", help="transformers, openai, or package.module:Class")
+DTYPE = typer.Option("auto", "--dtype")
+BATCH = typer.Option(
+    8, "--batch-size", help="Sequences per forward pass; halved for a shard where memory runs out"
+)
+BLOCK = typer.Option(
+    32, "--block", help="Samples that are always answered together; part of the model's identity"
+)
+LENGTH = typer.Option(None, "--max-length")
+CHAT = typer.Option(False, "--chat-template", help="Ask through the model's chat template")
+TOKENIZER = typer.Option("", "--tokenizer", help="Folder of the tokenizer, where the model's has none")
+NAME = typer.Option("", "--name", help="The model's name for people, and at an endpoint")
+OPTION = typer.Option([], "--option", help="KEY=VALUE for the backend; VALUE is JSON or text")
+ENGINE = typer.Option(
+    "local", "--engine", help="local, ray, or none (only workers that `unbroken eval join`)"
+)
+ADDRESS = typer.Option("", "--ray-address", help="An existing Ray cluster")
+CPUS = typer.Option(
+    None, "--cpu-workers", help="Processes for metrics; default: the CPUs left beside the GPU workers"
+)
+CACHE = typer.Option(
+    "auto", "--cache", help="auto, always or never: a copy of the model in shared memory, one fetch per node"
+)
+CACHE_DISK = typer.Option([], "--cache-disk", help="Where the copy goes if shared memory is too small")
+PRIORS = typer.Option(
+    None, "--priors", help="File of learnt run times; default: in your state folder; 'none' for none"
+)
+KEEP = typer.Option(False, "--keep-going", help="Go on without tasks that cannot be prepared")
+TASKS = typer.Option("", "--tasks", help="Only these tasks of the suite, by name, with commas")
+LIMIT = typer.Option(None, "--limit", help="Only the first so many samples of each task")
+QUIET = typer.Option(False, "--quiet", "-q", help="No progress")
+JSON = typer.Option(False, "--json", help="One JSON object on standard output")
+
+
+@app.command()
+def run(
+    suite: str = SUITE, model: str = MODEL, out: Path = OUT, gpus: int | None = GPUS, workers: int | None = WORKERS,
+    gpus_per_worker: int = WIDTH, backend: str = BACKEND, dtype: str = DTYPE, batch_size: int = BATCH, block: int = BLOCK,
+    max_length: int | None = LENGTH, chat_template: bool = CHAT, tokenizer: str = TOKENIZER, name: str = NAME,
+    option: list[str] = OPTION, engine: str = ENGINE, ray_address: str = ADDRESS, cpu_workers: int | None = CPUS,
+    cache: str = CACHE, cache_disk: list[Path] = CACHE_DISK, priors: str | None = PRIORS, keep_going: bool = KEEP,
+    tasks: str = TASKS, limit: int | None = LIMIT, quiet: bool = QUIET, as_json: bool = JSON,
+) -> None:  # fmt: skip
+    """Evaluate a model on a suite; run the same command again to go on after anything."""
+    from ..evaluate.folder import EvalDir
+
+    spec = _spec(
+        model,
+        backend,
+        dtype,
+        batch_size,
+        block,
+        max_length,
+        chat_template,
+        tokenizer,
+        name,
+        option,
+        gpus_per_worker,
+    )
+    slots = _slots(engine, gpus, workers, gpus_per_worker, spec)
+    settings = _settings(slots, cpu_workers, cache, cache_disk, priors, keep_going)
+    folder = EvalDir(out)
+    started = _engine(engine, ray_address, folder, slots)
+    report = _evaluate(_suite(suite, tasks, limit), spec, folder, started, settings, quiet or as_json)
+    _say(report, folder, as_json)
+
+
+@app.command()
+def plan(
+    suite: str = SUITE, gpus: int = typer.Option(1, "--gpus", "-n", help="GPUs"), gpus_per_worker: int = WIDTH,
+    model_b: float = typer.Option(7.0, "--model-b", help="Billions of parameters"),
+    device: str = typer.Option("", "--device", help="Hardware, as in the learnt run times; default: this machine's"),
+    load_s: float = typer.Option(30.0, "--load-seconds", help="From a worker's start to its first block"),
+    cpu_workers: int = typer.Option(16, "--cpu-workers"), block: int = BLOCK, priors: str | None = PRIORS,
+    tasks: str = TASKS, limit: int | None = LIMIT, as_json: bool = JSON,
+) -> None:  # fmt: skip
+    """Show how a suite would be split, how long it should take, and how long at the very least. Takes no GPU."""
+    from ..evaluate.forecast import forecast, forecast_text
+    from ..evaluate.priors import PriorBook, load_book
+
+    if gpus < 1 or gpus_per_worker < 1:
+        raise UsageError("--gpus and --gpus-per-worker must be at least 1")
+    store = _priors(priors)
+    found = forecast(_suite(suite, tasks, limit), load_book(store) if store else PriorBook(), gpus=gpus, width=gpus_per_worker,
+                     model_b=model_b, device=device or _device(), load_s=load_s, cpu_workers=cpu_workers, block=block)  # fmt: skip
+    if as_json:
+        print(json.dumps(found.as_json()))
+    else:
+        print(forecast_text(found))
+
+
+@app.command()
+def watch(
+    run_dir: str = typer.Argument(metavar="RUN", help="A run directory, or a folder or bucket of checkpoints"),
+    suite: str = typer.Option(..., "--suite", "-s", help="As for `run`"),
+    out: Path | None = typer.Option(None, "--out", "-o", help="Default: RUN/evaluations/SUITE"),
+    like: Path | None = typer.Option(None, "--like", help="Hugging Face folder with configuration and tokenizer; checkpoints are exported to it"),
+    prefix: str | None = typer.Option(None, "--prefix", help="Part of the state that is the model"),
+    once: bool = typer.Option(False, "--once", help="Evaluate what is there, then end"),
+    last_step: int | None = typer.Option(None, "--last-step", help="End after the checkpoint of this step"),
+    newest_only: bool = typer.Option(False, "--newest-only", help="Pass over checkpoints that were superseded meanwhile"),
+    poll: float = typer.Option(10.0, "--poll", help="Seconds between looks"),
+    gpus: int | None = GPUS, workers: int | None = WORKERS, gpus_per_worker: int = WIDTH, backend: str = BACKEND,
+    dtype: str = DTYPE, batch_size: int = BATCH, block: int = BLOCK, max_length: int | None = LENGTH,
+    chat_template: bool = CHAT, tokenizer: str = TOKENIZER, option: list[str] = OPTION, engine: str = ENGINE,
+    ray_address: str = ADDRESS, cpu_workers: int | None = CPUS, cache: str = CACHE, cache_disk: list[Path] = CACHE_DISK,
+    priors: str | None = PRIORS, keep_going: bool = KEEP, tasks: str = TASKS, limit: int | None = LIMIT, as_json: bool = JSON,
+) -> None:  # fmt: skip
+    """Evaluate every committed checkpoint of a run as it appears: curves over steps, regressions flagged."""
+    from ..evaluate.codec import encode
+    from ..evaluate.watch import Watch, checkpoints_of, curves_text
+    from ..evaluate.watch import watch as watch_run
+
+    storage = checkpoints_of(run_dir)
+    asked = _suite(suite, tasks, limit)
+    if out is None:
+        if "://" in run_dir:
+            raise UsageError("a bucket of checkpoints needs --out", where=run_dir)
+        out = Path(run_dir) / "evaluations" / asked.name
+    spec = _spec(
+        "checkpoint",
+        backend,
+        dtype,
+        batch_size,
+        block,
+        max_length,
+        chat_template,
+        tokenizer,
+        "",
+        option,
+        gpus_per_worker,
+    )
+    slots = _slots(engine, gpus, workers, gpus_per_worker, spec)
+    settings = _settings(slots, cpu_workers, cache, cache_disk, priors, keep_going)
+
+    def evaluate(s: Suite, m: ModelSpec, folder: EvalDir) -> Report:
+        report = _evaluate(s, m, folder, _engine(engine, ray_address, folder, slots), settings, True)
+        _write(report, folder)
+        return report
+
+    def say(text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    points = watch_run(
+        Watch(asked, spec, out, like, prefix, poll, once, last_step, newest_only), storage, evaluate, say
+    )
+    if as_json:
+        print(json.dumps({"out": str(out), "points": encode(points)}))
+    else:
+        print(curves_text(points), end="")
+
+
+@app.command()
+def compare(
+    before: Path = typer.Argument(help="Folder of an evaluation, or its report.json"),
+    after: Path = typer.Argument(help="Another one"),
+    alpha: float = typer.Option(0.01, "--alpha", help="Chance of flagging anything where nothing differs"),
+    as_json: bool = JSON,
+) -> None:
+    """Say which tasks differ between two evaluations by more than chance."""
+    from ..evaluate.codec import encode
+    from ..evaluate.results import compare as compare_scores
+    from ..evaluate.results import differences
+
+    if not 0 < alpha < 1:
+        raise UsageError("--alpha lies between 0 and 1")
+    old, new = _report(before), _report(after)
+    found = compare_scores((*old.scores, *old.groups), (*new.scores, *new.groups), alpha=alpha)
+    if not found:
+        raise InputError("the two evaluations have no task in common", where=f"{before}, {after}")
+    if as_json:
+        print(json.dumps({"differences": encode(found)}))
+    else:
+        print(differences(found), end="")
+
+
+@app.command()
+def join(
+    out: Path = typer.Argument(help="The evaluation's folder, or its cluster.json"),
+    gpus: str = typer.Option(
+        "", "--gpus", help="Indices of the GPUs that this worker may see, with commas; empty: CPU"
+    ),
+    name: str = typer.Option("", "--name", help="Default: host and process id"),
+    wait: float = typer.Option(60.0, "--wait", help="Seconds to wait for the coordinator"),
+) -> None:
+    """Add a worker to a running evaluation, for as long as it likes; it may be killed at any time."""
+    import os
+
+    from ..evaluate.worker import join as join_run
+
+    cluster = out / "cluster.json" if out.is_dir() or out.suffix != ".json" else out
+    try:
+        indices = [int(g) for g in gpus.split(",") if g.strip()]
+    except ValueError as e:
+        raise UsageError(f"--gpus {gpus}: not a list of numbers") from e
+    code = join_run(cluster, name or f"{os.uname().nodename}-{os.getpid()}", indices, within_s=wait)
+    sys.stdout.flush()
+    os._exit(code)  # threads of libraries must not hold the GPU
+
+
+@app.command()
+def status(out: Path = typer.Argument(help="The evaluation's folder"), as_json: bool = JSON) -> None:
+    """Show where an evaluation stands."""
+    from ..evaluate.codec import encode
+    from ..evaluate.screen import read_progress, text
+
+    file = out / "progress.json"
+    if not file.exists():
+        raise InputError(
+            "no evaluation was seen running here",
+            where=str(out),
+            todo="Give the --out of `unbroken eval run`",
+        )
+    p = read_progress(file)
+    live = (out / "cluster.json").exists()
+    if as_json:
+        print(json.dumps({"live": live, "progress": encode(p)}))
+    else:
+        if not live:
+            print("not running now; this is the last that was seen")
+        print(text(p))
+
+
+@app.command()
+def tasks(
+    harness: str = typer.Argument("lm_eval", help="lm_eval, plain, or package.module:Class"),
+    find: str = typer.Option("", "--find", help="Only names that contain this"),
+    folder: Path = typer.Option(Path(), "--folder", help="Where local tasks lie"),
+    as_json: bool = JSON,
+) -> None:
+    """List the tasks that a harness knows."""
+    from ..evaluate.contracts import Suite
+    from ..evaluate.registry import get_harness
+
+    names = [
+        n
+        for n in get_harness(harness).list_tasks(Suite("all", (), folder=str(folder.resolve())))
+        if find in n
+    ]
+    print(json.dumps({"tasks": names}) if as_json else "\n".join(names))
+
+
+@app.command()
+def cache(
+    clear: bool = typer.Option(False, "--clear", help="Remove copies that nobody uses"), as_json: bool = JSON
+) -> None:
+    """Show the copies of models in this node's shared memory."""
+    from ..evaluate.cache import copies, default_places, sweep
+
+    found = []
+    for root, _ in default_places().roots():
+        if clear and root.exists():
+            sweep(root, force=True)
+        found += copies(root)
+    if as_json:
+        print(
+            json.dumps(
+                {
+                    "copies": [
+                        {"hash": c.hash, "path": c.path, "bytes": c.bytes, "users": c.users} for c in found
+                    ]
+                }
+            )
+        )
+    else:
+        print(
+            "\n".join(f"{c.hash[:12]}  {c.bytes / 2**30:.2f} GiB  {c.users} users  {c.path}" for c in found)
+            or "no copy of a model is on this node"
+        )
+
+
+def _evaluate(
+    suite: Suite, spec: ModelSpec, folder: EvalDir, engine: Engine, settings: Settings, quiet: bool
+) -> Report:
+    import signal
+
+    from ..evaluate.coordinator import Coordinator
+    from ..evaluate.screen import Screen
+
+    folder.root.mkdir(parents=True, exist_ok=True)
+    with Screen(folder.root / "progress.json", quiet=quiet) as screen:
+        coordinator = Coordinator(suite, spec, folder, engine, settings, watcher=screen)
+        before = {
+            s: signal.signal(s, lambda n, _: coordinator.stop(signal.Signals(n).name))
+            for s in (signal.SIGINT, signal.SIGTERM)
+        }
+        try:
+            return coordinator.run()
+        finally:
+            for s, handler in before.items():
+                signal.signal(s, handler)
+
+
+def _say(report: Report, folder: EvalDir, as_json: bool) -> None:
+    from ..evaluate.codec import encode
+    from ..evaluate.results import table
+
+    _write(report, folder)
+    if as_json:
+        body = encode(report)
+        for heavy in ("trials", "scorings"):
+            del body[heavy]
+        print(json.dumps({**body, "makespan_s": report.makespan_s, "out": str(folder.root)}))
+    else:
+        print(table(report), end="")
+        print(f"Page: {folder.page}")
+    lost = [s for s in report.scores if s.scored < s.samples]
+    if report.errors or lost:
+        names = [*report.errors, *(s.task for s in lost)]
+        raise EvaluationIncomplete(f"{len(report.errors)} tasks have no score and {len(lost)} are scored in part: {', '.join(names[:5])}",
+                                   where=str(folder.root), todo="The same command tries again what is missing")  # fmt: skip
+
+
+def _write(report: Report, folder: EvalDir) -> None:
+    from .. import atomic
+    from ..evaluate.page import render
+    from ..evaluate.results import table
+
+    atomic.write_text(folder.table, table(report))
+    atomic.write_text(folder.page, render(report))
+
+
+def _suite(place: str, only: str, limit: int | None) -> Suite:
+    from dataclasses import replace
+
+    from ..errors import UnknownTask
+    from ..evaluate.contracts import Suite, Task
+    from ..evaluate.suite import read_suite
+
+    harness, colon, names = place.partition(":")
+    if colon and not Path(place).exists():
+        tasks = tuple(
+            Task(n.strip().replace("/", "_"), harness, n.strip()) for n in names.split(",") if n.strip()
+        )
+        suite = Suite(harness, tasks, folder=str(Path().resolve()))
+    else:
+        suite = read_suite(place)
+    if only:
+        wanted = [n.strip() for n in only.split(",") if n.strip()]
+        have = {t.name: t for t in suite.tasks}
+        for n in wanted:
+            if n not in have:
+                raise UnknownTask(n, have, where=f"suite {suite.name}")
+        suite = replace(suite, tasks=tuple(have[n] for n in wanted))
+    if not suite.tasks:
+        raise UsageError("the suite has no task", where=place)
+    if limit is not None:
+        if limit < 1:
+            raise UsageError("--limit must be at least 1")
+        suite = replace(suite, tasks=tuple(replace(t, limit=limit) for t in suite.tasks))
+    return suite
+
+
+def _spec(model: str, backend: str, dtype: str, batch: int, block: int, length: int | None, chat: bool, tokenizer: str, name: str,
+          options: list[str], width: int) -> ModelSpec:  # fmt: skip
+    from ..evaluate.contracts import ModelSpec
+
+    for value, what in ((batch, "--batch-size"), (block, "--block"), (width, "--gpus-per-worker")):
+        if value < 1:
+            raise UsageError(f"{what} must be at least 1")
+    found: dict[str, Any] = {}
+    for text in options:
+        key, sign, value_text = text.partition("=")
+        if not sign:
+            raise UsageError(f"--option {text}", todo="Write it as KEY=VALUE")
+        try:
+            found[key] = json.loads(value_text)
+        except json.JSONDecodeError:
+            found[key] = value_text
+    return ModelSpec(model, backend, name, dtype, batch, block, length, chat, tokenizer, width, found)
+
+
+def _slots(
+    engine: str, gpus: int | None, workers: int | None, width: int, spec: ModelSpec
+) -> tuple[Slot, ...]:
+    from ..evaluate.engines import Slot
+    from ..evaluate.engines.local import count_gpus
+    from ..evaluate.registry import get_backend
+
+    if engine not in ("local", "ray", "none"):
+        raise UsageError(f"there is no engine '{engine}'", todo="Choose local, ray or none")
+    if engine == "none":
+        return ()
+    if not get_backend(spec.backend).needs_weights:
+        return tuple(Slot(f"w{i}") for i in range(workers or 4))
+    have = count_gpus() if engine == "local" else 0
+    count = have if gpus is None and workers is None else (gpus or 0)
+    if engine == "local" and count > have:
+        raise UsageError(
+            f"--gpus {count}: this machine has {have}", todo="Give fewer, or --workers for CPU workers"
+        )
+    if count % width:
+        raise UsageError(f"{count} GPUs cannot be shared out to workers of {width}")
+    if count:
+        return tuple(
+            Slot(f"w{i}", tuple(range(i * width, (i + 1) * width)) if engine == "local" else (), width)
+            for i in range(count // width)
+        )
+    return tuple(Slot(f"w{i}") for i in range(max(1, workers or 1)))
+
+
+def _settings(
+    slots: tuple[Slot, ...], cpus: int | None, cache: str, disks: list[Path], priors: str | None, keep: bool
+) -> Settings:
+    import os
+
+    from ..evaluate.cache import Places, default_places
+    from ..evaluate.coordinator import Settings
+
+    if cache not in ("auto", "always", "never"):
+        raise UsageError(f"--cache {cache}", todo="Choose auto, always or never")
+    here = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    free = max(1, here - len(slots)) if cpus is None else max(1, cpus)
+    places = default_places()
+    if disks:
+        places = Places(places.memory, tuple(disks))
+    return Settings(slots=slots, cpu_workers=free, prepare_workers=min(free, 8), cache=cache, places=places,
+                    priors=_priors(priors), device=_device(), keep_going=keep)  # fmt: skip
+
+
+def _engine(name: str, address: str, folder: EvalDir, slots: tuple[Slot, ...]) -> Engine:
+    import os
+
+    if name == "ray":
+        from ..evaluate.engines.ray import RayEngine
+
+        return RayEngine(address)
+    from ..evaluate.engines.local import LocalEngine
+
+    cpu_only = not any(s.gpus for s in slots)
+    threads = max(1, (os.cpu_count() or 1) // max(1, len(slots))) if cpu_only else None
+    return LocalEngine(folder.root / "logs", threads=threads)
+
+
+def _priors(given: str | None) -> Path | None:
+    from ..evaluate.priors import default_store
+
+    if given == "none":
+        return None
+    return Path(given) if given else default_store()
+
+
+def _device() -> str:
+    """The GPU's name, or 'cpu'."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        name = pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(0))
+        return name.decode() if isinstance(name, bytes) else str(name)
+    except Exception:  # noqa: BLE001  no library, no driver, no device: all the same here
+        return "cpu"
+
+
+def _report(place: Path) -> Report:
+    from ..evaluate.codec import decode
+    from ..evaluate.contracts import Report
+    from ..evaluate.folder import EvalDir, read_json
+
+    path = EvalDir(place).report if place.is_dir() else place
+    if not path.is_file():
+        raise InputError(
+            "there is no finished evaluation", where=str(place), todo="Give the --out of `unbroken eval run`"
+        )
+    return decode(Report, read_json(path), where=str(path))

@@ -1,0 +1,106 @@
+"""What `unbroken eval plan` shows: a suite's expected run times, its split over workers, makespan and lower bound."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..errors import UsageError
+from ..units import Duration
+from .contracts import Json, Suite
+from .planner import Costs, Plan, Work, arrange, plan
+from .priors import Expected, Features, PriorBook
+from .results import columns
+
+UNKNOWN_SAMPLES = 1000
+"""Samples of a task of which nothing is known before it is prepared."""
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """A plan with what it was made from."""
+
+    suite: str
+    workers: tuple[int, ...]
+    expected: dict[str, Expected]
+    plan: Plan
+    naive_s: float
+    """One trial per dataset, the model loaded each time, metrics inside."""
+
+    def as_json(self) -> Json:
+        """One JSON object."""
+        return {
+            "suite": self.suite, "workers": list(self.workers), "makespan_s": self.plan.makespan_s, "gpu_end_s": self.plan.gpu_end_s,
+            "lower_bound_s": self.plan.lower_bound_s, "naive_s": self.naive_s, "rule": self.plan.rule, "shards": self.plan.shards,
+            "tasks": {t: {"seconds": e.seconds, "spread": e.spread, "score_s": e.score_s, "source": e.source} for t, e in self.expected.items()},
+            "parcels": [
+                {"worker": p.worker, "start_s": p.start, "end_s": p.end,
+                 "shards": [{"task": s.task, "blocks": len(s.blocks), "first_block": s.blocks[0]} for s in p.parcel.shards]}
+                for p in self.plan.placements
+            ],
+        }  # fmt: skip
+
+
+def forecast(
+    suite: Suite, book: PriorBook, *, gpus: int, width: int = 1, model_b: float = 7.0, device: str = "", load_s: float = 30.0,
+    cpu_workers: int = 16, block: int = 32,
+) -> Forecast:  # fmt: skip
+    """The plan for a suite on so many GPUs. Raises UsageError if a task needs more GPUs than there are."""
+    from .arms import baseline
+    from .simulated import Cluster, Dataset, Weights
+
+    expected: dict[str, Expected] = {}
+    work: list[Work] = []
+    datasets: list[Dataset] = []
+    for t in suite.tasks:
+        said = suite.priors.get(t.name)
+        samples = said.samples if said and said.samples else UNKNOWN_SAMPLES
+        samples = min(samples, t.limit) if t.limit else samples
+        e = expected[t.name] = book.expect(t.name, samples, Features(), model_b, device, said)
+        full, last = divmod(samples, block)
+        sizes = [block] * full + ([last] if last else [])
+        work.append(
+            Work(
+                t.name, tuple(e.seconds * n / samples for n in sizes), score_s=e.score_s, gpus=max(t.gpus, 1)
+            )
+        )
+        datasets.append(Dataset(t.name, e.seconds, 0.0, e.score_s, samples, False, block=block))
+    if gpus % width:
+        raise UsageError(f"{gpus} GPUs cannot be shared out to workers of {width}")
+    costs = Costs(load_s, 0.05, cpu_workers)
+    try:
+        workers = (width,) * (gpus // width) if width > 1 else arrange(gpus, work, costs)
+        made = plan(work, workers, costs)
+    except ValueError as e:
+        raise UsageError(str(e), where=suite.name, todo="Give more --gpus, or --gpus-per-worker") from e
+    naive = baseline(
+        datasets, Weights(0.0, start_s=load_s), Cluster(gpus=len(workers), cpus=cpu_workers)
+    ).makespan_s
+    return Forecast(suite.name, workers, expected, made, naive)
+
+
+def forecast_text(f: Forecast) -> str:
+    """For people."""
+    rows = [("task", "expected", "spread", "metric", "shards", "from")]
+    shards: dict[str, int] = {}
+    for p in f.plan.parcels:
+        for s in p.shards:
+            shards[s.task] = shards.get(s.task, 0) + 1
+    for t, e in sorted(f.expected.items(), key=lambda kv: -kv[1].seconds):
+        metric = str(Duration(e.score_s)) if e.score_s else "-"
+        rows.append(
+            (t, str(Duration(e.seconds)), f"x/{e.spread:.2g}", metric, str(shards.get(t, 0)), e.source)
+        )
+    made = f.plan
+    lines = columns(rows)
+    lines += [
+        "",
+        f"{len(f.workers)} workers, {made.shards} shards in {len(made.parcels)} parcels ({made.rule})",
+        f"expected makespan {Duration(made.makespan_s)}, GPUs released after {Duration(made.gpu_end_s)}",
+        f"lower bound {Duration(made.lower_bound_s)}: the plan is {made.makespan_s / made.lower_bound_s:.3f} times it"
+        if made.lower_bound_s
+        else "",
+        f"one trial per dataset: {Duration(f.naive_s)}, {f.naive_s / made.makespan_s:.2f} times as long"
+        if made.makespan_s
+        else "",
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,330 @@
+"""Every committed checkpoint of a run, evaluated as it appears: lease, export, evaluate, compare, release.
+
+OUT/curve.jsonl has one sealed line per checkpoint; OUT/curves.txt and OUT/curves.html are made from it. A checkpoint
+is leased before it is touched, so that retention leaves it; the lease is renewed while the evaluation runs and ends
+with it, or by itself `LEASE_S` after a crash. Prompts and answers are shared by all checkpoints under OUT.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import html
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from .. import atomic
+from ..checkpoint.catalogue import Found, listing
+from ..checkpoint.retention import end_lease, take_lease
+from ..checkpoint.storage import Storage, open_storage
+from ..errors import InputError, NoCheckpoint, UnbrokenError
+from ..progress import RunDir
+from .codec import decode, encode
+from .contracts import ModelSpec, Report, Score, Suite
+from .folder import EvalDir, read_json
+from .journal import open_append, read_sealed, seal
+from .results import Difference, columns, compare
+
+LEASE_S = 3600.0
+TRIES = 2
+"""A checkpoint whose evaluation failed so often is passed over, and said to be."""
+
+Evaluate = Callable[[Suite, ModelSpec, EvalDir], Report]
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Point:
+    """One checkpoint on the curves."""
+
+    name: str
+    step: int
+    attempt: int
+    at: float
+    scores: tuple[Score, ...] = ()
+    """Without notes and per-sample values: those are in the checkpoint's own report."""
+    failed: str = ""
+    tries: int = 1
+    worse: tuple[str, ...] = ()
+    """Tasks that are significantly worse than at the checkpoint before, by `compare`."""
+
+
+@dataclass(frozen=True)
+class Watch:
+    """What to watch, and how."""
+
+    suite: Suite
+    spec: ModelSpec
+    """`source` is filled in for each checkpoint."""
+    out: Path
+    like: Path | None = None
+    """A Hugging Face folder with the configuration and tokenizer: each checkpoint is exported to its layout."""
+    prefix: str | None = None
+    """Part of the state that is the model; None: found by its name."""
+    poll_s: float = 10.0
+    once: bool = False
+    """Evaluate what is there, then return."""
+    last_step: int | None = None
+    """Return after the checkpoint of this step, or a later one."""
+    newest_only: bool = False
+    """Pass over what was superseded while an evaluation ran."""
+    holder: str = field(default="")
+
+    @property
+    def lease_name(self) -> str:
+        """Who holds the lease."""
+        return self.holder or f"eval-{self.suite.name}"[:100]
+
+
+def checkpoints_of(run: str) -> Storage:
+    """The checkpoints of a run directory, or a folder or bucket of checkpoints. Raises InputError if it is neither."""
+    if "://" in run:
+        return open_storage(run)
+    path = Path(run)
+    inside = RunDir(path).checkpoints
+    if inside.is_dir():
+        return open_storage(inside)
+    if not path.is_dir():
+        raise InputError(
+            "there is no such run directory",
+            where=run,
+            todo="Give the --run-dir of `unbroken run`, or a folder of checkpoints",
+        )
+    return open_storage(path)
+
+
+def watch(
+    asked: Watch, storage: Storage, evaluate: Evaluate, say: Say, *, stop: Callable[[], bool] = lambda: False
+) -> list[Point]:
+    """Evaluates each committed checkpoint once, oldest first; returns the curve. Ends by `once`, `last_step` or `stop`."""
+    asked.out.mkdir(parents=True, exist_ok=True)
+    while True:
+        points = {p.name: p for p in read_curve(asked.out)}
+        todo = [
+            f for f in reversed(listing(storage, quick=True)) if f.committed and _is_open(points.get(f.name))
+        ]
+        todo.sort(key=lambda f: (f.step, f.attempt))
+        if asked.newest_only:
+            todo = todo[-1:]
+        for found in todo[:1]:
+            point = _one(asked, storage, found, points.get(found.name), evaluate, say)
+            if point is not None:
+                _append(asked.out, point)
+                points[point.name] = point
+                _draw(asked)
+        done = [p for p in points.values() if not _is_open(p)]
+        if stop() or (asked.last_step is not None and any(p.step >= asked.last_step for p in done)):
+            return read_curve(asked.out)
+        if not todo:
+            if asked.once:
+                return read_curve(asked.out)
+            _pause(asked.poll_s, stop)
+
+
+def read_curve(out: Path) -> list[Point]:
+    """The points so far, by step; the last line of each checkpoint counts."""
+    found: dict[str, Point] = {}
+    for _, _, value in read_sealed(out / "curve.jsonl"):
+        p = decode(Point, value, where=str(out / "curve.jsonl"))
+        found[p.name] = p
+    return sorted(found.values(), key=lambda p: (p.step, p.attempt))
+
+
+@contextlib.contextmanager
+def leased(storage: Storage, name: str, holder: str, seconds: float = LEASE_S) -> Iterator[None]:
+    """Holds a lease on a checkpoint, renewed in the background. Raises NoCheckpoint if it is gone."""
+    take_lease(storage, name, holder, seconds, "being evaluated")
+    ended = threading.Event()
+
+    def renew() -> None:
+        while not ended.wait(seconds / 3):
+            with contextlib.suppress(
+                UnbrokenError, OSError
+            ):  # the next try comes long before the lease is over
+                take_lease(storage, name, holder, seconds, "being evaluated")
+
+    thread = threading.Thread(target=renew, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+        with contextlib.suppress(UnbrokenError, OSError):  # it ends by itself
+            end_lease(storage, name, holder)
+
+
+def _one(
+    asked: Watch, storage: Storage, found: Found, before: Point | None, evaluate: Evaluate, say: Say
+) -> Point | None:
+    tries = before.tries + 1 if before is not None else 1
+    say(f"{found.name}: evaluating")
+    point = Point(found.name, found.step, found.attempt, time.time(), tries=tries)
+    try:
+        with leased(storage, found.name, asked.lease_name), _as_model(asked, storage, found.name) as source:
+            report = evaluate(
+                asked.suite,
+                replace(asked.spec, source=source, name=found.name),
+                EvalDir(asked.out / found.name, asked.out),
+            )
+    except NoCheckpoint:
+        say(f"{found.name}: removed before it could be leased; passed over")
+        return replace(point, failed="removed before it could be leased", tries=TRIES)
+    except UnbrokenError as e:
+        say(f"{found.name}: not evaluated: {e}")
+        return replace(point, failed=str(e))
+    changes = _against_previous(asked, point, report)
+    worse = tuple(d.task for d in changes if d.verdict == "worse")
+    for d in changes:
+        if d.verdict == "worse":
+            say(
+                f"{found.name}: REGRESSION in {d.task}: {d.metric} {d.before:.4f} -> {d.after:.4f}, p = {d.p:.2g}"
+            )
+    say(
+        f"{found.name}: "
+        + ", ".join(
+            f"{s.task} {s.metrics[0].value:.4f}" for s in (report.groups or report.scores) if s.metrics
+        )
+    )
+    slim = tuple(replace(s, notes=(), per_sample=()) for s in (*report.scores, *report.groups))
+    return replace(point, scores=slim, worse=worse)
+
+
+def _against_previous(asked: Watch, point: Point, report: Report) -> list[Difference]:
+    earlier = [p for p in read_curve(asked.out) if not p.failed and p.step < point.step]
+    if not earlier:
+        return []
+    path = EvalDir(asked.out / earlier[-1].name).report
+    old = decode(Report, read_json(path)).scores if path.exists() else earlier[-1].scores
+    return compare(old, report.scores)
+
+
+@contextlib.contextmanager
+def _as_model(asked: Watch, storage: Storage, name: str) -> Iterator[str]:
+    """The checkpoint as something that a backend loads: exported to Hugging Face's layout, or as it is."""
+    if asked.like is None:
+        yield f"{storage.url}/{name}".removeprefix("file://")
+        return
+    from ..checkpoint.export import to_huggingface  # needs torch
+
+    target = asked.out / "models" / name
+    if target.exists():
+        shutil.rmtree(target)  # of an evaluation that was cut short
+    target.parent.mkdir(parents=True, exist_ok=True)
+    to_huggingface(storage, name, target, prefix=asked.prefix, beside=asked.like)
+    try:
+        yield str(target)
+    finally:
+        shutil.rmtree(target, ignore_errors=True)
+
+
+def _is_open(point: Point | None) -> bool:
+    return point is None or (bool(point.failed) and point.tries < TRIES)
+
+
+def _append(out: Path, point: Point) -> None:
+    fd = open_append(out / "curve.jsonl")
+    try:
+        os.write(fd, seal(encode(point)))
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _pause(seconds: float, stop: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline and not stop():
+        time.sleep(min(0.2, seconds))
+
+
+def _draw(asked: Watch) -> None:
+    points = read_curve(asked.out)
+    atomic.write_text(asked.out / "curves.txt", curves_text(points))
+    atomic.write_text(asked.out / "curves.html", curves_page(asked.suite.name, points))
+
+
+def series(points: Sequence[Point]) -> dict[tuple[str, str], list[tuple[int, float, float | None]]]:
+    """{(task, metric): [(step, value, stderr)]} of each task's headline metric."""
+    found: dict[tuple[str, str], list[tuple[int, float, float | None]]] = {}
+    for p in points:
+        for s in p.scores:
+            if s.metrics:
+                m = s.metrics[0]
+                found.setdefault((s.task, m.name), []).append((p.step, m.value, m.stderr))
+    return found
+
+
+def curves_text(points: Sequence[Point]) -> str:
+    """A table: one row per checkpoint, one column per task; '!' marks a significant fall."""
+    tasks = list(dict.fromkeys(t for t, _ in series(points)))
+    rows = [("step", "attempt", *tasks)]
+    for p in points:
+        values = {s.task: s.metrics[0].value for s in p.scores if s.metrics}
+        cells = [f"{values[t]:.4f}{'!' if t in p.worse else ''}" if t in values else "-" for t in tasks]
+        rows.append(
+            (
+                str(p.step),
+                str(p.attempt),
+                *(cells if not p.failed else ["failed"] + ["-"] * (len(tasks) - 1))[: len(tasks)],
+            )
+        )
+    lines = columns(rows)
+    lines += [f"step {p.step}: {p.failed}" for p in points if p.failed]
+    return "\n".join(lines) + "\n"
+
+
+_W, _H, _PAD = 360, 150, 34
+
+
+def curves_page(title: str, points: Sequence[Point]) -> str:
+    """A page with one small chart per task: value over step with two standard errors, falls marked."""
+    falls = {(t, p.step) for p in points for t in p.worse}
+    charts = "".join(_chart(task, metric, rows, falls) for (task, metric), rows in series(points).items())
+    failed = "".join(f"<li>step {p.step}: {html.escape(p.failed)}</li>" for p in points if p.failed)
+    return f"""<!doctype html><html lang="en"><meta charset="utf-8"><title>{html.escape(title)} over steps</title>
+<style>body{{font:14px/1.4 system-ui,sans-serif;margin:24px;color:#1b1f24;background:#fff}}h1{{font-size:20px}}
+.charts{{display:flex;flex-wrap:wrap;gap:16px}}figure{{margin:0;border:1px solid #d8dee4;border-radius:6px;padding:8px}}
+figcaption{{font-weight:600}}text{{font-size:11px;fill:#57606a}}.fall{{fill:#cf222e}}
+@media(prefers-color-scheme:dark){{body{{background:#0d1117;color:#e6edf3}}figure{{border-color:#30363d}}text{{fill:#8d96a0}}}}</style>
+<h1>{html.escape(title)}: {len(points)} checkpoints</h1>
+<p>Each point is a committed checkpoint; bars are two standard errors; a red point fell significantly below the one before it.</p>
+<div class="charts">{charts}</div>{f"<h2>Not evaluated</h2><ul>{failed}</ul>" if failed else ""}</html>
+"""
+
+
+def _chart(
+    task: str, metric: str, rows: Sequence[tuple[int, float, float | None]], falls: set[tuple[str, int]]
+) -> str:
+    low = min(v - 2 * (e or 0) for _, v, e in rows)
+    high = max(v + 2 * (e or 0) for _, v, e in rows)
+    span = (high - low) or max(abs(high), 1e-9) * 0.1
+    low, high = low - span * 0.05, high + span * 0.05
+    first, last = rows[0][0], rows[-1][0]
+
+    def at(step: int, value: float) -> tuple[float, float]:
+        x = _PAD + (step - first) / max(last - first, 1) * (_W - _PAD - 12)
+        return round(x, 1), round(_H - 18 - (value - low) / (high - low) * (_H - 30), 1)
+
+    line = " ".join(f"{x},{y}" for x, y in (at(s, v) for s, v, _ in rows))
+    marks = []
+    for step, value, err in rows:
+        x, y = at(step, value)
+        if err:
+            marks.append(
+                f'<line x1="{x}" x2="{x}" y1="{at(step, value - 2 * err)[1]}" y2="{at(step, value + 2 * err)[1]}" stroke="#0969da" opacity=".35"/>'
+            )
+        fell = ' class="fall"' if (task, step) in falls else ' fill="#0969da"'
+        marks.append(
+            f'<circle cx="{x}" cy="{y}" r="3"{fell}><title>step {step}: {value:.4f}</title></circle>'
+        )
+    name = f"{html.escape(task)} <small>{html.escape(metric)}</small>"
+    return (
+        f'<figure><figcaption>{name}</figcaption><svg width="{_W}" height="{_H}" role="img" aria-label="{html.escape(task)} over steps">'
+        f'<text x="0" y="14">{high:.3g}</text><text x="0" y="{_H - 18}">{low:.3g}</text>'
+        f'<text x="{_PAD}" y="{_H - 2}">{first}</text><text x="{_W - 12}" y="{_H - 2}" text-anchor="end">step {last}</text>'
+        f'<polyline points="{line}" fill="none" stroke="#0969da"/>{"".join(marks)}</svg></figure>'
+    )
