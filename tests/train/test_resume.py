@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from unbroken.errors import Exit, InputError
-
-from .conftest import Nursery, Training
+from unbroken.testing.nursery import Nursery, Training
 
 SMALL = [
     *("--steps", "24", "--dim", "32", "--layers", "1", "--hidden", "64", "--seq", "32", "--global-batch", "12"),
@@ -111,6 +110,7 @@ def test_another_training_in_the_same_folder_is_refused(
 
 @pytest.mark.integration
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_killed_again_and_again(

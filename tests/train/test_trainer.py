@@ -20,7 +20,24 @@ from unbroken.train.tokens import Tokens, open_tokens
 from unbroken.train.witness import digest
 from unbroken.train.world import World, environment_rank, start_world
 
-TINY = ["--steps", "9", "--dim", "16", "--layers", "1", "--heads", "2", "--kv-heads", "1", "--hidden", "24", "--seq", "16", "--global-batch", "6"]
+TINY = [
+    "--steps",
+    "9",
+    "--dim",
+    "16",
+    "--layers",
+    "1",
+    "--heads",
+    "2",
+    "--kv-heads",
+    "1",
+    "--hidden",
+    "24",
+    "--seq",
+    "16",
+    "--global-batch",
+    "6",
+]
 
 
 @pytest.fixture(scope="module")
@@ -125,7 +142,6 @@ def test_as_a_file_and_without_the_compiler(tokens: Tokens, tmp_path: Path) -> N
         "print('heavy:', [m for m in ('torch._dynamo', 'torch._inductor', 'sympy', 'pandas', 'typer') if m in sys.modules])"
     )
     argv = [*TINY, "--data", str(tokens.path.parent.parent), "--cache", str(tokens.path.parent)]
-    argv += ["--checkpoints", str(tmp_path / "c"), "--persist-every", "3", "--snapshot-every", "3"]
     p = subprocess.run(
         [sys.executable, "-c", code, str(script_path()), *argv],
         capture_output=True,

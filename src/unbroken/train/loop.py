@@ -112,7 +112,8 @@ class Trainer:
         total = torch.zeros(2, dtype=torch.float64, device=w.device)
         for part in _parts(len(mine), c.data.micro_batch):
             batch = torch.from_numpy(self._batch(mine[part])).to(w.device, torch.int64)
-            total += torch.tensor([float(self._loss(batch)) * len(batch), len(batch)], dtype=torch.float64)
+            sums = [float(self._loss(batch)) * len(batch), float(len(batch))]
+            total += torch.tensor(sums, dtype=torch.float64, device=w.device)
         self.model.train()
         if w.size > 1:
             import torch.distributed as dist
