@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from unbroken.checkpoint import direct, reshard, sharding
+from unbroken.checkpoint import catalogue, direct, reshard, sharding
 from unbroken.checkpoint.position import Position
 from unbroken.checkpoint.shards import gap_in
 from unbroken.checkpoint.storage.posix import PosixStorage
@@ -149,6 +149,25 @@ def test_boxes_agree_with_torch(tmp_path: Path) -> None:
                     assert box[1] == tuple(sizes)
                     if all(sizes):
                         assert box[0] == tuple(offsets)
+
+
+def test_gathering_gives_the_pieces_of_another_layout(tmp_path: Path) -> None:
+    full = {"w": torch.randn(7, 3), "v": torch.randn(5)}
+    name = save(tmp_path, full, (3,), 0)
+    storage = PosixStorage(tmp_path)
+    pieces = reshard.Pieces(storage, catalogue.read_committed(storage, name))
+    for rank in range(4):
+        with as_rank(rank, (2, 2)) as mesh:
+            live = {n: spread(t, mesh, placements(1, (2, 2), t.dim())) for n, t in full.items()}
+            described = {f"model.{n}": sharding.describe(t, key=n) for n, t in live.items()}
+        got = reshard.gather(
+            pieces, {n: d for n, (d, _) in described.items()} | {"new": sharding.Sharding((2,))}
+        )
+        assert got.keys() == described.keys()
+        for n, (_, parts) in described.items():
+            assert all(torch.equal(a, b) for a, b in zip(got[n], parts, strict=True))
+    with pytest.raises(LayoutMismatch, match=r"model\.w"):
+        reshard.gather(pieces, {"model.w": sharding.Sharding((7, 4))})
 
 
 def test_a_flipped_bit_is_found_before_it_is_used(tmp_path: Path) -> None:
