@@ -6,6 +6,7 @@ Bytes("1.5GiB") == 1610612736      str(Bytes(1610612736)) == "1.5 GiB"
 
 from __future__ import annotations
 
+import math
 import re
 
 from .errors import UsageError
@@ -27,6 +28,8 @@ class Duration(float):
 
     def __str__(self) -> str:
         s = float(self)
+        if not math.isfinite(s):
+            return str(s)
         if s < 0:
             return "-" + str(Duration(-s))
         if s == 0:
@@ -68,9 +71,11 @@ class Bytes(int):
 def _parse_duration(text: str) -> float:
     t = text.strip().lower()
     try:
-        return float(t)
+        plain = float(t)
     except ValueError:
-        pass
+        plain = math.nan
+    if math.isfinite(plain):
+        return plain
     total, end = 0.0, 0
     for m in _PART.finditer(t):
         if m.start() != end or m[2] not in _SECONDS:

@@ -67,7 +67,7 @@ def read_epochs(run_dir: RunDir) -> list[Epoch]:
                 )
             value["address"] = tuple(value["address"])
             epochs.append(Epoch(**value))
-        except (ValueError, KeyError, TypeError) as e:
+        except (ValueError, KeyError, TypeError, AttributeError) as e:
             raise ContractError(f"epoch {number} cannot be read: {e}", where=str(path)) from e
     return epochs
 

@@ -32,7 +32,7 @@ def encode(record: dict[str, Any]) -> bytes:
 
 def decode(line: bytes) -> dict[str, Any] | None:
     """The record of one line, or None where it does not check."""
-    if not line.endswith(b"\n") or not line.startswith(b'{"sum":"') or len(line) <= _PREFIX:
+    if not line.endswith(b"\n") or line[:8] != b'{"sum":"' or line[24:_PREFIX] != b'",':
         return None
     body = b"{" + line[_PREFIX:-1]
     if xxhash.xxh3_64_hexdigest(body).encode() != line[8:24]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import tomllib
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -42,9 +43,12 @@ class Timeouts:
     def __post_init__(self) -> None:
         for f in fields(self):
             value = getattr(self, f.name)
-            object.__setattr__(self, f.name, Duration(value))
-            if not getattr(self, f.name) > 0:
-                raise UsageError(f"timeout '{f.name}' must be above zero, not {value}")
+            try:
+                object.__setattr__(self, f.name, Duration(value))
+            except (TypeError, ValueError):
+                raise UsageError(f"timeout '{f.name}' must be a duration, not {value!r}") from None
+            if not 0 < getattr(self, f.name) < math.inf:
+                raise UsageError(f"timeout '{f.name}' must be above zero and finite, not {value}")
         if self.suspect > self.hang:
             raise UsageError(
                 f"timeouts do not nest: suspect ({self.suspect}) is longer than hang ({self.hang})",
@@ -104,7 +108,12 @@ class RunSpec:
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise UsageError(f"'{name}' must be a whole number from {least} up, not {value!r}")
 
-        object.__setattr__(self, "host_memory", Bytes(self.host_memory))
+        if not isinstance(self.run_id, str) or not self.run_id:
+            raise UsageError(f"'run_id' must be text, not {self.run_id!r}")
+        try:
+            object.__setattr__(self, "host_memory", Bytes(self.host_memory))
+        except (TypeError, ValueError):
+            raise UsageError(f"'host_memory' must be a size, not {self.host_memory!r}") from None
 
     @property
     def world_size(self) -> int:
@@ -178,12 +187,24 @@ def _check_keys(value: dict[str, Any], kind: Any, where: str) -> None:
 
 
 def _toml(value: object) -> str:
+    """A value as TOML. Raises UsageError for text that no TOML file can hold."""
     if isinstance(value, Duration):
-        return f'"{float(value):g}s"'
+        short, exact = f"{float(value):g}", repr(float(value))
+        text = short if float(short) == float(value) else exact
+        return exact if "e" in text else f'"{text}s"'
     if isinstance(value, Bytes):
         return str(int(value))
     if isinstance(value, tuple):
-        return "[" + ", ".join(json.dumps(v) for v in value) + "]"
+        return "[" + ", ".join(_toml(v) for v in value) + "]"
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise UsageError(
+                f"{value!r} holds bytes that are no UTF-8 text", todo="Rename the file or argument"
+            ) from None
+        # JSON's escapes are TOML's, except that TOML knows no surrogates and takes no raw DEL.
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     return json.dumps(value)
 
 
