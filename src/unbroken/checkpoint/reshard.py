@@ -33,7 +33,7 @@ from torch.futures import Future
 
 from ..errors import CheckpointCorrupt, LayoutMismatch
 from . import catalogue
-from .manifest import Manifest, PartManifest, data_name, item_bytes
+from .manifest import Manifest, PartManifest, Sharding, data_name, item_bytes
 from .sealed import digest
 from .sharding import describe
 from .shards import Box, Shard
@@ -248,6 +248,32 @@ def load(
     holes = dict.fromkeys(_tensor_names(manifest.values))
     _fill_values(state, unflatten(manifest.values, holes, where=manifest.name))
     return manifest
+
+
+def gather(pieces: Pieces, wanted: Mapping[str, Sharding]) -> dict[str, tuple[torch.Tensor, ...]]:
+    """New CPU tensors with the values of the checkpoint at the boxes that are wanted, in their order.
+
+    What `restore` lands on another layout than the one that was saved: for each live tensor, its sharding as
+    `sharding.describe` gives it. Names that the checkpoint has not are left out. Raises LayoutMismatch for another
+    global shape, CheckpointCorrupt, StorageError.
+    """
+    made: dict[str, tuple[torch.Tensor, ...]] = {}
+    jobs: list[Wanted] = []
+    for name, sharding in wanted.items():
+        record = pieces.manifest.tensors.get(name)
+        if record is None:
+            continue
+        if record.shape != sharding.shape:
+            raise LayoutMismatch(
+                f"tensor '{name}' has shape {list(record.shape)} in the checkpoint, {list(sharding.shape)} here",
+                where=pieces.manifest.name,
+            )
+        kind = getattr(torch, record.dtype)
+        made[name] = tuple(torch.empty(sizes, dtype=kind) for _, sizes in sharding.boxes)
+        for box, local in zip(sharding.boxes, made[name], strict=True):
+            jobs += _cut(name, pieces.boxes(name), box, local)
+    pieces.read(jobs)
+    return made
 
 
 def _cut(name: str, stored: Mapping[Box, list[Shard]], box: Box, local: torch.Tensor) -> Iterator[Wanted]:
