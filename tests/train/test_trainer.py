@@ -123,6 +123,10 @@ def test_mistakes(tokens: Tokens, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "x")
     with pytest.raises(UsageError, match="not numbers"):
         environment_rank()
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    with pytest.raises(UsageError, match="MASTER_ADDR"):
+        start_world(parse(["--device", "cpu"]).run)
     monkeypatch.delenv("RANK")
     monkeypatch.delenv("WORLD_SIZE")
     if not torch.cuda.is_available():

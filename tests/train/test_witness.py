@@ -74,3 +74,21 @@ def test_the_digest_sees_names_types_shapes_and_bits() -> None:
         {"x": torch.tensor([-0.0, 1.0, 2.0, 3.0]), "y": a["y"]},
     ]
     assert len({digest(o) for o in [a, *others]}) == 6
+
+
+def test_a_full_disk_ends_the_trace_and_not_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    w = WitnessWriter(tmp_path / "w.jsonl", 0, 1)
+    w.step(1, 2.0, b"a")
+    with monkeypatch.context() as m:
+        m.setattr("os.write", full)
+        w.step(2, 2.0, b"a")
+        w.step(3, 2.0, b"a")
+    w.step(4, 2.0, b"a")
+    w.close()
+    assert set(read_witness(tmp_path / "w.jsonl").losses) == {1}
+    assert capsys.readouterr().err.count("No space left") == 1

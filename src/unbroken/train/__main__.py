@@ -29,6 +29,10 @@ def main(argv: list[str] | None = None, prog: str = "unbroken train") -> int:
         return e.exit_code
     except KeyboardInterrupt:
         return Exit.INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our output has gone (`| head`): nothing more can be said.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 1
 
 
 if __name__ == "__main__":

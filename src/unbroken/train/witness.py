@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,7 +34,8 @@ class WitnessWriter:
     """Appends to a rank's file; every line is one write, so a kill tears at most the last."""
 
     def __init__(self, path: Path, rank: int, attempt: int) -> None:
-        self._rank, self._attempt = rank, attempt
+        self._rank, self._attempt, self._path = rank, attempt, path
+        self._full = False
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -63,7 +65,14 @@ class WitnessWriter:
 
     def _write(self, record: dict[str, Any]) -> None:
         line = json.dumps({"attempt": self._attempt, "rank": self._rank, **record}) + "\n"
-        os.write(self._fd, line.encode())
+        if self._full:
+            return
+        try:
+            os.write(self._fd, line.encode())
+        except OSError as e:
+            # A trace is a proof, not worth a training: without it nothing can be compared, and that is said.
+            self._full = True
+            print(f"the trace ends here: {e.strerror} ({self._path})", file=sys.stderr, flush=True)
 
 
 @dataclass

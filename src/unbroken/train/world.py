@@ -90,6 +90,12 @@ def start_world(c: RunConfig) -> World:
     from torch._C._distributed_c10d import PrefixStore
     from torch.distributed.rendezvous import rendezvous
 
+    absent = [n for n in ("MASTER_ADDR", "MASTER_PORT") if n not in os.environ]
+    if absent:
+        raise UsageError(
+            f"WORLD_SIZE is {size}, but {' and '.join(absent)} is not set",
+            todo="Start ranks with `unbroken run` or torchrun, or unset RANK and WORLD_SIZE for a single process",
+        )
     timeout = timedelta(seconds=c.comm_timeout)
     store, _, _ = next(rendezvous("env://", timeout=timeout))
     # torchrun restarts ranks against the same store: keys of another incarnation must not be found.
