@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..errors import RunError, UsageError
+from ..units import Duration
 
 if TYPE_CHECKING:
     from ..testing.story import Story
@@ -26,6 +28,12 @@ def demo(
     ] = Path("demo-run"),
     seed: Annotated[int, typer.Option(help="Chooses where and when the faults strike.")] = 1,
     steps: Annotated[int, typer.Option(min=60, help="Steps of the training.")] = 160,
+    nodes: Annotated[int, typer.Option(min=2, help="Virtual nodes that train; one spare is added.")] = 2,
+    nproc: Annotated[int, typer.Option(min=1, help="Ranks per node.")] = 2,
+    train: Annotated[
+        str, typer.Option(help="More options for `unbroken train`, such as '--device cuda'.")
+    ] = "",
+    limit: Annotated[str, typer.Option(help="Give up after this long.")] = "280s",
     json_out: Annotated[
         bool, typer.Option("--json", help="Print one JSON object at the end, the story on stderr.")
     ] = False,
@@ -47,8 +55,8 @@ def demo(
         print(line, file=out, flush=True)
 
     _empty(folder)
-    shape = Shape(steps=steps)
-    story = tell(folder.absolute(), seed=seed, shape=shape, say=say)
+    shape = Shape(steps=steps, nodes=nodes, nproc=nproc, train=tuple(shlex.split(train)))
+    story = tell(folder.absolute(), seed=seed, shape=shape, say=say, limit_s=Duration(limit))
     report = write_report(RunDir(folder / "run"))
     story.report = str(report)
     (folder / "story.json").write_text(json.dumps(story.as_json(), indent=1) + "\n")
@@ -74,15 +82,17 @@ def _empty(folder: Path) -> None:
 
 
 def _table(story: Story, out: object) -> None:
+    from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
 
-    from ..units import Duration
-
     console = Console(file=out)  # type: ignore[arg-type]
-    table = Table(title="What happened")
-    for column in ("what", "at step", "detected after", "verdict", "action", "resumed after", "steps lost"):
-        table.add_column(column)
+    if not console.is_terminal:
+        console = Console(file=out, width=130)  # type: ignore[arg-type]
+    table = Table(title="What happened", box=SIMPLE_HEAD)
+    table.add_column("what")
+    for column in ("at step", "detected after", "verdict", "action", "resumed after", "steps lost"):
+        table.add_column(column, no_wrap=True)
     for t in story.incidents:
         v = t.verdict
         verdict = v.get("reason") or v.get("outcome") or "?"

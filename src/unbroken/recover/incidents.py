@@ -78,6 +78,21 @@ def facts_of(attempt: Attempt, lost_nodes: Sequence[str], hang: HangFact | None)
     )
 
 
+def named_in_run(verdict: Verdict, logs: Sequence[Path], run_dir: RunDir) -> Verdict:
+    """The verdict with each quoted file named from the run directory on, so that it can be opened."""
+    places = {p.name: p for p in logs}
+
+    def named(root: Root) -> Root:
+        path = places.get(Path(root.file).name) if root.file else None
+        return root if path is None else replace(root, file=str(path.relative_to(run_dir.path)))
+
+    return replace(
+        verdict,
+        root=named(verdict.root) if verdict.root else None,
+        evidence=tuple(named(e) for e in verdict.evidence),
+    )
+
+
 def killed_from_outside(facts: Facts, verdict: Verdict) -> bool:
     """Whether the first end was a SIGKILL or SIGTERM that we did not send and that the logs do not explain."""
     first = next((e for e in facts.exits if not e.ours and e.code != 0), None)

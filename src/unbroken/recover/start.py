@@ -12,6 +12,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from ..cluster import LocalBackend
 from ..errors import DoesNotFit, InputError, RunError, StorageError, UsageError
@@ -20,6 +21,7 @@ from ..units import Bytes
 from .supervisor import Supervisor
 from .view import Lines, View
 
+T = TypeVar("T")
 _RUN_DIR_NEEDS = Bytes("64MiB")
 _SHM_NEEDS = Bytes("16MiB")
 
@@ -120,13 +122,13 @@ def _unwritable(run_dir: RunDir, e: OSError) -> StorageError:
 def settle_spec(run_dir: RunDir, wanted: RunSpec) -> RunSpec:
     """The spec to use: a new run's own, or that of the run directory with the settings asked for now.
 
+    A setting that is asked for with its default value stays as run.toml has it, so that an edited file counts.
     Raises RunDirMismatch where the directory belongs to another command line.
     """
     if not run_dir.spec.exists():
-        if run_dir.path.exists() and any(run_dir.path.iterdir()):
-            stray = sorted(p.name for p in run_dir.path.iterdir())[:3]
+        if run_dir.path.is_dir() and (stray := _strangers(run_dir)):
             raise UsageError(
-                f"the folder is not empty and no run directory (it holds {', '.join(stray)})",
+                f"the folder is not empty and no run directory (it holds {', '.join(stray[:3])})",
                 where=str(run_dir.path),
                 todo="Choose another --run-dir",
             )
@@ -138,10 +140,40 @@ def settle_spec(run_dir: RunDir, wanted: RunSpec) -> RunSpec:
         return wanted
     old = read_spec(run_dir.spec)
     check_same(old, wanted, run_dir)
-    spec = dataclasses.replace(wanted, run_id=old.run_id)
+    spec = dataclasses.replace(
+        wanted, run_id=old.run_id, timeouts=_asked(wanted.timeouts, old.timeouts),
+        budgets=_asked(wanted.budgets, old.budgets), host_memory=wanted.host_memory or old.host_memory,
+    )  # fmt: skip
     if spec != old:
         write_spec(run_dir, spec)
     return spec
+
+
+def _asked(wanted: T, old: T) -> T:
+    """`old` with those settings of `wanted` that are not at their default."""
+    return dataclasses.replace(
+        old,  # type: ignore[type-var]
+        **{
+            f.name: getattr(wanted, f.name)
+            for f in dataclasses.fields(wanted)  # type: ignore[arg-type]
+            if getattr(wanted, f.name) != f.default
+        },
+    )
+
+
+def _strangers(run_dir: RunDir) -> list[str]:
+    """What lies in the folder and is not what a call leaves that was killed before it had written run.toml."""
+    ours = {
+        p.name
+        for p in (run_dir.epochs, run_dir.journals, run_dir.attempts, run_dir.checkpoints, run_dir.incidents)
+    }
+
+    def harmless(path: Path) -> bool:
+        if path.name.startswith(".run.toml.") and path.name.endswith(".aside"):
+            return True
+        return path.name in ours and path.is_dir() and not any(path.iterdir())
+
+    return sorted(p.name for p in run_dir.path.iterdir() if not harmless(p))
 
 
 def run_supervised(

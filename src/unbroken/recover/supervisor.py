@@ -35,6 +35,7 @@ from .incidents import (
     facts_of,
     killed_from_outside,
     logs_of,
+    named_in_run,
     takeover_verdict,
     with_root,
 )
@@ -636,7 +637,8 @@ class Supervisor:
             return replace(verdict, root=Root(text=text, time=time.time()), decided_by="lost-supervisor")
         while self._diagnose is None:
             await asyncio.sleep(0.01)
-        return await asyncio.to_thread(self._diagnose, logs_of(self.run_dir, attempt), facts=facts)
+        logs = logs_of(self.run_dir, attempt)
+        return named_in_run(await asyncio.to_thread(self._diagnose, logs, facts=facts), logs, self.run_dir)
 
     def _decide(self, verdict: Verdict, step: int, ending: Ending, killed: bool) -> Decision:
         if ending.kind in ("agent_lost", "supervisor_lost") and not verdict.category:

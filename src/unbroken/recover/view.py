@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Protocol
 
 from ..detect import Hang
@@ -144,7 +143,7 @@ class Lines:
         v = incident.verdict
         self.say(f"the run is stopped: {incident.why}")
         if v is not None and v.root is not None and v.root.file:
-            self.say(f"    see {Path(v.root.file)}{f', line {v.root.line}' if v.root.line else ''}")
+            self.say(f"    see {run_dir.path / v.root.file}{f', line {v.root.line}' if v.root.line else ''}")
 
     def finished(self, kind: str, attempt: Attempt, checkpoints: Sequence[str]) -> None:
         newest = f", newest checkpoint {checkpoints[0]}" if checkpoints else ""

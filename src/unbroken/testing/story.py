@@ -30,9 +30,9 @@ from .faults import Faults
 KINDS = ("kill_rank", "stop_rank", "kill_node", "kill_supervisor")
 WHAT = {
     "kill_rank": "kill -9 of one rank",
-    "stop_rank": "SIGSTOP of one rank (it hangs)",
-    "kill_node": "kill -9 of a whole node, its memory gone",
-    "kill_supervisor": "kill -9 of the supervisor, then the same command",
+    "stop_rank": "SIGSTOP of one rank",
+    "kill_node": "kill -9 of a whole node",
+    "kill_supervisor": "kill -9 of the supervisor",
 }
 _WINDOW_FREE = 0.25
 
