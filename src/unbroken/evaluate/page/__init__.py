@@ -1,6 +1,6 @@
 """One evaluation as a page: a single HTML file that needs no network and no other file.
 
-    render_page(report) -> str          write_page(report, path)
+    render(report) -> str          write_page(report, path)
 
 markup.py    escaping, numbers and durations for people
 summary.py   the tiles, and the makespan against its bound, its promise and the naive plan
@@ -24,10 +24,10 @@ from .markup import esc, when
 
 def write_page(report: Report, path: Path) -> None:
     """Replaces `path` by the page."""
-    atomic.write_text(path, render_page(report))
+    atomic.write_text(path, render(report))
 
 
-def render_page(report: Report) -> str:
+def render(report: Report) -> str:
     """The whole page. Every text that comes from outside is escaped."""
     here = files(__package__)
     data = json.dumps(encode(report), separators=(",", ":")).replace("<", "\\u003c")
