@@ -10,7 +10,7 @@ from .markup import attributes, duration, esc, nice_step, percent
 
 WIDTH = 1120.0
 _LEFT = 132.0
-_RIGHT = 12.0
+_RIGHT = 32.0
 _PLOT = WIDTH - _LEFT - _RIGHT
 
 

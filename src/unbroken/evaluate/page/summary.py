@@ -95,7 +95,7 @@ def makespan(report: Report) -> str:
     longest = max(r[1] for r in rows)
     bars = "".join(
         f"<div class=mrow><div class=mname>{esc(name)}</div>"
-        f'<div class=mtrack><div class="mbar {kind}" style="width:{100 * s / longest:.2f}%"></div>'
+        f'<div class=mtrack><div class="mbar {kind}" style="--share:{s / longest:.4f}"></div>'
         f"<span class=mvalue>{esc(duration(s))}</span></div><div class=mwhy>{esc(why)}</div></div>"
         for name, s, kind, why in rows
     )
