@@ -1,0 +1,101 @@
+"""From a command line to a run: what is refused before anything starts, and which settings count."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from unbroken.errors import InputError, RunDirMismatch, UsageError
+from unbroken.progress import Budgets, RunDir, Timeouts, read_spec, write_spec
+from unbroken.recover.start import check_command, make_spec, settle_spec
+from unbroken.units import Bytes, Duration
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> RunDir:
+    return RunDir(tmp_path / "run")
+
+
+def test_new_run_writes_what_was_asked(run_dir: RunDir) -> None:
+    wanted = make_spec(["train.py"], nodes=2)
+    assert settle_spec(run_dir, wanted) == wanted == read_spec(run_dir.spec)
+    assert make_spec(["train.py"]).run_id != make_spec(["train.py"]).run_id
+
+
+def test_the_same_command_keeps_the_run_id_and_an_edited_file(run_dir: RunDir) -> None:
+    first = settle_spec(run_dir, make_spec(["train.py"], timeouts=Timeouts(lease=Duration(4))))
+    write_spec(run_dir, replace(first, budgets=Budgets(failure=99)))
+    again = settle_spec(run_dir, make_spec(["train.py"]))
+    assert again.run_id == first.run_id
+    assert again.budgets.failure == 99 and again.timeouts.lease == 4
+    asked = settle_spec(
+        run_dir,
+        make_spec(["train.py"], timeouts=Timeouts(hang=Duration(30)), host_memory=Bytes("1GiB"), spares=2),
+    )
+    assert (asked.timeouts.lease, asked.timeouts.hang, asked.host_memory, asked.spares) == (4, 30, 2**30, 2)
+    assert asked.budgets.failure == 99
+    assert read_spec(run_dir.spec) == asked
+
+
+def test_another_command_is_refused_and_changes_nothing(run_dir: RunDir) -> None:
+    settle_spec(run_dir, make_spec(["train.py"]))
+    before = run_dir.spec.read_bytes()
+    with pytest.raises(RunDirMismatch):
+        settle_spec(run_dir, make_spec(["train.py", "--lr", "1"], timeouts=Timeouts(hang=Duration(30))))
+    assert run_dir.spec.read_bytes() == before
+
+
+def test_a_folder_of_something_else_is_refused(run_dir: RunDir) -> None:
+    run_dir.path.mkdir()
+    (run_dir.path / "thesis.tex").touch()
+    with pytest.raises(UsageError, match=r"it holds thesis\.tex"):
+        settle_spec(run_dir, make_spec(["train.py"]))
+    assert [p.name for p in run_dir.path.iterdir()] == ["thesis.tex"]
+
+
+def test_what_a_killed_first_call_left_is_no_obstacle(run_dir: RunDir) -> None:
+    """kill -9 after the folders were made and before run.toml was there: the same command must go on."""
+    run_dir.create()
+    (run_dir.path / ".run.toml.123.abcd.aside").write_text("comm")
+    assert settle_spec(run_dir, make_spec(["train.py"])) == read_spec(run_dir.spec)
+
+
+@pytest.mark.parametrize(
+    ("command", "error", "says"),
+    [
+        ([], UsageError, "no command after '--'"),
+        (["-m"], UsageError, "module name"),
+        (["absent.py"], InputError, "does not exist"),
+        (["folder.py"], InputError, "is a folder"),
+        (["python", "absent.py"], InputError, "does not exist"),
+        (["no-such-program-anywhere"], InputError, "no program or script"),
+    ],
+)
+def test_commands_that_cannot_run(
+    tmp_path: Path, command: list[str], error: type[Exception], says: str
+) -> None:
+    (tmp_path / "folder.py").mkdir()
+    with pytest.raises(error, match=says):
+        check_command(command, tmp_path)
+
+
+def test_commands_that_can_run(tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    for command in (
+        ["train.py", "--x"],
+        ["python", "train.py"],
+        ["-m", "anything"],
+        ["true"],
+        ["python3", "-c", "1"],
+    ):
+        check_command(command, tmp_path)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root can read everything")
+def test_unreadable_script(tmp_path: Path) -> None:
+    (tmp_path / "secret.py").touch(mode=0)
+    with pytest.raises(InputError, match="cannot be read"):
+        check_command(["secret.py"], tmp_path)
