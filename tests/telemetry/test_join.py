@@ -12,6 +12,7 @@ import pytest
 
 from unbroken.errors import InputError
 from unbroken.telemetry.join import (
+    add_spans,
     connect,
     distribution,
     open_jobs,
@@ -21,6 +22,7 @@ from unbroken.telemetry.join import (
     spans_without_readings,
 )
 from unbroken.telemetry.reading import Reading
+from unbroken.telemetry.spans import Span, spans_of_evaluation, spans_of_run
 from unbroken.telemetry.spool import Spool
 from unbroken.trace.schema import JOBS
 
@@ -86,6 +88,73 @@ def test_jobs_on_several_nodes(tmp_path: Path, samples: Path) -> None:
     assert {label for label, _ in got} == {"a", "b"}
 
 
+def test_attempts_of_a_run() -> None:
+    records: list[dict[str, object]] = [
+        {"kind": "epoch", "host": "h", "t": 0.5},
+        {"kind": "attempt", "slots": ["a", "b"], "t": 1.0},
+        {"kind": "first_step", "t": 4.0},
+        {"kind": "ended", "t": 9.0},
+        {"kind": "attempt", "slots": ["a", "s"], "t": 10.0},
+        {"kind": "durable", "t": 12.0},
+    ]
+    spans, host = spans_of_run(records, "plan")
+    assert host == "h"
+    assert [(s.part, s.node, s.start, s.end) for s in spans] == [
+        ("start", "a", 1, 4), ("train", "a", 4, 9), ("start", "b", 1, 4), ("train", "b", 4, 9),
+        ("start", "a", 10, 12), ("start", "s", 10, 12),
+    ]  # fmt: skip
+    assert spans_of_run([], "x") == ([], None)
+
+
+def test_phases_of_an_evaluation() -> None:
+    events: list[dict[str, object]] = [
+        {"event": "join", "worker": "w0", "node": "n1", "gpus": [0, 1], "at": 1.0},
+        {"event": "join", "worker": "w1", "node": "n1", "gpus": [], "at": 1.0},
+        {"event": "ready", "worker": "w0", "fetch_s": 2.0, "load_s": 3.0, "at": 10.0},
+        {"event": "trial", "worker": "w0", "task": "mmlu", "started": 11.0, "ended": 14.0, "at": 14.0},
+        {"event": "trial", "worker": "w1", "task": "arc", "started": 11.0, "ended": 12.0, "at": 14.0},
+        {"event": "trial", "worker": "gone", "task": "arc", "started": 11.0, "ended": 12.0, "at": 14.0},
+        {"event": "end", "at": 15.0},
+    ]
+    got = [(s.label, s.part, s.gpu, s.start, s.end) for s in spans_of_evaluation(events)]
+    assert got == [
+        ("model", "load", 0, 7, 10), ("model", "load", 1, 7, 10), ("model", "fetch", 0, 5, 7), ("model", "fetch", 1, 5, 7),
+        ("mmlu", "trial", 0, 11, 14), ("mmlu", "trial", 1, 11, 14), ("arc", "trial", None, 11, 12),
+    ]  # fmt: skip
+
+
+def test_virtual_nodes_are_the_host_that_they_ran_on(tmp_path: Path, samples: Path) -> None:
+    from unbroken.progress import RunDir
+    from unbroken.testing.run_folder import RunFolder
+
+    made = RunFolder(RunDir(tmp_path / "my-plan"), nodes=2, nproc=1, spares=0, began=float(T0))
+    made.attempt()
+    made.steps(20)
+    made.end("completed")
+    base = [
+        sys.executable,
+        "-m",
+        "unbroken",
+        "telemetry",
+        "join",
+        str(samples),
+        "--run",
+        str(tmp_path / "my-plan"),
+    ]
+    p = subprocess.run(
+        [*base, "--json", "--metric", "sm_active_pct"], capture_output=True, text=True, check=True
+    )
+    out = json.loads(p.stdout)
+    assert out["spans_without_readings"] == out["spans"] > 0, "these nodes are not in the readings"
+    con = connect()
+    open_samples(con, [samples])
+    spans = [Span("run", "train", n, None, T0, T0 + 10) for n in ("node-000", "node-001")]
+    assert add_spans(con, spans, "n1")
+    (row,) = per_span(con, ["sm_active_pct"])
+    assert row["readings"] == 20, "the two virtual nodes are one machine, counted once"
+    assert not add_spans(con, [Span("r", None, "n2", 0, T0, T0 + 1)], "n1")
+
+
 def test_quantiles_of_everything(samples: Path) -> None:
     con = connect()
     open_samples(con, [samples])
@@ -113,7 +182,7 @@ def test_commands(tmp_path: Path, samples: Path) -> None:
     p = subprocess.run([*base, "summary", str(samples)], capture_output=True, text=True, check=True)
     assert p.stdout.splitlines()[0].split()[:3] == ["metric", "readings", "mean"]
     p = subprocess.run([*base, "join", str(samples)], capture_output=True, text=True, check=False)
-    assert p.returncode == 2 and "--jobs or --spans" in p.stderr
+    assert p.returncode == 2 and "nothing to join with" in p.stderr
 
 
 def test_mistakes(tmp_path: Path, samples: Path) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..errors import UnbrokenError, UsageError
+from ..errors import InputError, UnbrokenError, UsageError
 from ..units import Bytes, Duration
 
 if TYPE_CHECKING:
@@ -175,6 +175,12 @@ def join(
             help="CSV or Parquet: label, part, node, gpu, start_utc, end_utc (trials, phases, plans)."
         ),
     ] = None,
+    run: Annotated[
+        list[Path] | None, typer.Option(help="Run directory: its attempts, starts and training apart.")
+    ] = None,
+    evaluation: Annotated[
+        list[Path] | None, typer.Option("--eval", help="Folder of `unbroken eval`: its trials and loading.")
+    ] = None,
     metric: Annotated[list[str] | None, typer.Option(help="Only this metric; may be given again.")] = None,
     by: Annotated[str, typer.Option(help="label, part, or label,part.")] = "label,part",
     memory: Annotated[str, typer.Option(help="Memory that the join may take.")] = "1GiB",
@@ -184,16 +190,20 @@ def join(
     from ..telemetry import join as j
 
     keys = by.split(",")
-    if (jobs is None) == (spans is None):
-        raise UsageError("give either --jobs or --spans")
+    if not (jobs or spans or run or evaluation):
+        raise UsageError("nothing to join with", todo="Give --jobs, --spans, --run or --eval")
     if not set(keys) <= {"label", "part"}:
         raise UsageError(f"--by {by} is not label, part, or label,part")
     con = j.connect(_memory(memory))
     j.open_samples(con, samples)
     if jobs:
         j.open_jobs(con, jobs)
-    elif spans:
+    if spans:
         j.open_spans(con, spans)
+    for folder in run or ():
+        _join_run(con, folder)
+    for folder in evaluation or ():
+        _join_evaluation(con, folder)
     rows = j.per_span(con, metric or (), keys)
     without, total = j.spans_without_readings(con)
     if as_json:
@@ -220,6 +230,29 @@ def summary(
         print(json.dumps({"metrics": rows}))
         return
     _table(rows, ["metric", "readings", "mean", "min", "p05", "p25", "p50", "p75", "p95", "max"])
+
+
+def _join_run(con: Any, folder: Path) -> None:
+    from ..progress import RunDir, read_journal
+    from ..telemetry.join import add_spans
+    from ..telemetry.spans import spans_of_run
+
+    if not (folder / "journal").is_dir():
+        raise InputError("this is no run directory: it has no journal", where=str(folder))
+    found, host = spans_of_run(read_journal(RunDir(folder)).records, folder.name)
+    if add_spans(con, found, host):
+        print(f"{folder}: its virtual nodes are taken for {host}, where they ran", file=sys.stderr)
+
+
+def _join_evaluation(con: Any, folder: Path) -> None:
+    from ..evaluate.journal import read_sealed
+    from ..telemetry.join import add_spans
+    from ..telemetry.spans import spans_of_evaluation
+
+    path = folder / "journal.jsonl"
+    if not path.is_file():
+        raise InputError("this is no folder of an evaluation: it has no journal.jsonl", where=str(folder))
+    add_spans(con, spans_of_evaluation(value for _, _, value in read_sealed(path)), socket.gethostname())
 
 
 def _show_converted(done: list[Converted], as_json: bool) -> None:

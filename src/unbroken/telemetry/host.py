@@ -35,6 +35,12 @@ class HostSampler:
             for port in sorted(root.glob("sys/class/infiniband/*/ports/*"))
             if (port / "counters/port_xmit_data").exists()
         ]
+        self._packages = [
+            zone / "energy_uj"
+            for zone in sorted(root.glob("sys/class/powercap/*-rapl:*"))
+            if zone.name.count(":") == 1 and os.access(zone / "energy_uj", os.R_OK)
+        ]
+        self._joules: list[float] = []
         self._cpu: tuple[float, float] | None = None
 
     def coverage(self) -> Coverage:
@@ -43,6 +49,11 @@ class HostSampler:
         metrics += ["nic_tx_bytes_per_s", "nic_rx_bytes_per_s"]
         missing = []
         for there, names, what in (
+            (
+                self._packages,
+                ("cpu_power_w",),
+                "no RAPL counter under /sys/class/powercap that this user may read",
+            ),
             (self._disks, ("disk_read_bytes_per_s", "disk_write_bytes_per_s"), "no disk under /sys/block"),
             (
                 self._ports,
@@ -66,6 +77,7 @@ class HostSampler:
             out.append(Reading(None, None, "host_load1", float(load[0])))
         elapsed = now - self._then if self._then is not None else 0.0
         self._then = now
+        self._read_power(elapsed, out)
         for device, metric, counter in self._counters():
             key = (metric, device)
             before = self._before.get(key)
@@ -101,6 +113,17 @@ class HostSampler:
             used = kib["MemTotal"] - kib["MemAvailable"]
             out.append(Reading(None, None, "host_mem_used_gib", used / 2**20))
             out.append(Reading(None, None, "host_mem_used_pct", 100.0 * used / kib["MemTotal"]))
+
+    def _read_power(self, elapsed: float, out: list[Reading]) -> None:
+        """Watts of all processor packages together, from counters that begin again at their range's end."""
+        texts = [self._text(str(p.relative_to(self._root)), 64).strip() for p in self._packages]
+        joules = [float(t) / 1e6 for t in texts if t.isdigit()]
+        before, self._joules = self._joules, joules
+        if not joules or len(before) != len(joules) or elapsed <= 0:
+            return
+        spent = [now - then for now, then in zip(joules, before, strict=True)]
+        if min(spent) >= 0:
+            out.append(Reading(None, None, "cpu_power_w", sum(spent) / elapsed))
 
     def _counters(self) -> Iterable[tuple[str, str, float]]:
         """(device, metric of the rate, bytes so far) of each NIC, port and disk."""

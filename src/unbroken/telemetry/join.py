@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError, MissingExtra
+from .spans import Span
 
 if TYPE_CHECKING:
     import duckdb
@@ -61,10 +62,11 @@ def open_samples(con: duckdb.DuckDBPyConnection, paths: Sequence[Path]) -> None:
 
 
 def open_jobs(con: duckdb.DuckDBPyConnection, path: Path) -> None:
-    """Makes the table `spans` from a `jobs` table of the trace schema, one for each node of a job."""
+    """Adds spans from a `jobs` table of the trace schema, one for each node of a job."""
+    _create(con)
     _run(
         con,
-        f"""CREATE OR REPLACE TABLE spans AS
+        f"""INSERT INTO spans
         SELECT job_id AS label, type AS part, unnest(nodes) AS node, NULL::SMALLINT AS gpu, start_utc, end_utc
         FROM read_parquet({_literal(str(path))}) WHERE start_utc IS NOT NULL AND end_utc > start_utc AND len(nodes) > 0""",
         str(path),
@@ -72,7 +74,7 @@ def open_jobs(con: duckdb.DuckDBPyConnection, path: Path) -> None:
 
 
 def open_spans(con: duckdb.DuckDBPyConnection, path: Path) -> None:
-    """Makes the table `spans` from a CSV or Parquet file with the columns label, part, node, gpu, start_utc, end_utc.
+    """Adds spans from a CSV or Parquet file with the columns label, part, node, gpu, start_utc, end_utc.
 
     `part` and `gpu` may be left out. Times without an offset are UTC.
     """
@@ -93,13 +95,30 @@ def open_spans(con: duckdb.DuckDBPyConnection, path: Path) -> None:
         )
     part = "part::VARCHAR" if "part" in have else "NULL::VARCHAR"
     gpu = "gpu::SMALLINT" if "gpu" in have else "NULL::SMALLINT"
+    _create(con)
     _run(
         con,
-        f"""CREATE OR REPLACE TABLE spans AS SELECT label::VARCHAR AS label, {part} AS part, node::VARCHAR AS node,
+        f"""INSERT INTO spans SELECT label::VARCHAR AS label, {part} AS part, node::VARCHAR AS node,
         {gpu} AS gpu, (start_utc::TIMESTAMPTZ AT TIME ZONE 'UTC') AS start_utc,
         (end_utc::TIMESTAMPTZ AT TIME ZONE 'UTC') AS end_utc FROM {reader}({_literal(str(path))})""",
         str(path),
     )
+
+
+def add_spans(con: duckdb.DuckDBPyConnection, spans: Sequence[Span], host: str | None = None) -> bool:
+    """Adds spans; True if their virtual nodes were taken for the one `host` that the readings know instead."""
+    _create(con)
+    known = {str(r[0]) for r in con.execute("SELECT DISTINCT node FROM samples").fetchall()}
+    on_host = host is not None and host in known and not any(s.node in known for s in spans)
+    rows = [
+        (s.label, s.part, host if on_host else s.node, s.gpu, round(s.start * 1e6), round(s.end * 1e6))
+        for s in spans
+    ]
+    if on_host:
+        rows = list(dict.fromkeys(rows))
+    if rows:
+        con.executemany("INSERT INTO spans VALUES (?, ?, ?, ?, make_timestamp(?), make_timestamp(?))", rows)
+    return on_host
 
 
 def per_span(
@@ -167,6 +186,13 @@ def distribution(con: duckdb.DuckDBPyConnection) -> list[dict[str, Any]]:
            FROM samples GROUP BY metric ORDER BY metric"""
     ).fetchall()
     return [dict(zip(names, r, strict=True)) for r in rows]
+
+
+def _create(con: duckdb.DuckDBPyConnection) -> None:
+    con.execute(
+        "CREATE TABLE IF NOT EXISTS spans (label VARCHAR, part VARCHAR, node VARCHAR, gpu SMALLINT, "
+        "start_utc TIMESTAMP, end_utc TIMESTAMP)"
+    )
 
 
 def _is_samples(f: Path) -> bool:
