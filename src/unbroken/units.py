@@ -17,7 +17,7 @@ _BYTES = {
     "k": 10**3, "kb": 10**3, "m": 10**6, "mb": 10**6, "g": 10**9, "gb": 10**9, "t": 10**12, "tb": 10**12,
     "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40,
 }  # fmt: skip
-_PART = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]+)", re.IGNORECASE)
+_PART = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)", re.IGNORECASE | re.ASCII)
 
 
 class Duration(float):
@@ -34,12 +34,12 @@ class Duration(float):
             return "-" + str(Duration(-s))
         if s == 0:
             return "0s"
-        if s < 1e-3:
-            return f"{s * 1e6:.3g}us"
-        if s < 1:
-            return f"{s * 1e3:.3g}ms"
-        if s < 60:
-            return f"{s:.1f}".rstrip("0").rstrip(".") + "s"
+        # What rounds up to the next unit is shown in it.
+        for scale, unit in ((1e6, "us"), (1e3, "ms")):
+            if s * scale < 1000 and float(text := f"{s * scale:.3g}") < 1000:
+                return f"{text}{unit}"
+        if s < 60 and float(text := f"{s:.1f}") < 60:
+            return text.rstrip("0").rstrip(".") + "s"
         whole = round(s)
         days, rest = divmod(whole, 86400)
         hours, rest = divmod(rest, 3600)
@@ -60,7 +60,7 @@ class Bytes(int):
     def __str__(self) -> str:
         n = float(self)
         for unit in ("B", "KiB", "MiB", "GiB"):
-            if abs(n) < 1024:
+            if abs(n if unit == "B" else round(n, 1)) < 1024:
                 return f"{n:.0f} {unit}" if unit == "B" else f"{n:.1f} {unit}".replace(".0 ", " ")
             n /= 1024
         return f"{n:.1f} TiB".replace(".0 ", " ")
@@ -88,7 +88,7 @@ def _parse_duration(text: str) -> float:
 
 
 def _parse_bytes(text: str) -> int:
-    m = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text.strip().lower())
+    m = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text.strip().lower(), re.ASCII)
     if not m or m[2] not in _BYTES:
         raise UsageError(f"'{text}' is not a size", todo="Write it like 512MB, 1.5GiB or a number of bytes")
     return int(float(m[1]) * _BYTES[m[2]])
