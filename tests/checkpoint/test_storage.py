@@ -77,6 +77,26 @@ def test_the_contract(storage: Storage) -> None:
     assert storage.folders() == ["a"]
 
 
+def test_the_check(storage: Storage) -> None:
+    storage.put("a/x", b"1")
+    storage.check()
+    assert storage.folders() == ["a"]
+    if isinstance(storage, PosixStorage):
+        assert [p.name for p in storage.root.iterdir()] == ["a"]
+
+
+def test_the_check_finds_what_is_not_safe(tmp_path: Path, s3: FakeS3) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(StorageError):
+        PosixStorage(tmp_path / "file").check()
+    s3.ignore_conditions = True
+    with pytest.raises(StorageError, match="conditional PUT"):
+        s3.storage().check()
+    s3.fault = lambda _: Fault(403, "AccessDenied")
+    with pytest.raises(StorageError, match="credentials"):
+        s3.storage().check()
+
+
 def test_what_is_missing_or_short(storage: Storage) -> None:
     storage.put("a/x", b"123")
     for missing in (

@@ -71,6 +71,7 @@ class FakeS3:
     modified: dict[str, float] = field(default_factory=dict)
     uploads: dict[str, dict[int, bytes]] = field(default_factory=dict)
     requests: list[Request] = field(default_factory=list)
+    ignore_conditions: bool = False  # as stores that overwrite silently on a conditional PUT
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __enter__(self) -> FakeS3:
@@ -169,7 +170,11 @@ class _Handler(BaseHTTPRequestHandler):
                 if query["uploadId"] not in self.s3.uploads:
                     return self._error(404, "NoSuchUpload")
                 self.s3.uploads[query["uploadId"]][int(query["partNumber"])] = body
-            elif self.headers.get("If-None-Match") == "*" and key in self.s3.objects:
+            elif (
+                self.headers.get("If-None-Match") == "*"
+                and key in self.s3.objects
+                and not self.s3.ignore_conditions
+            ):
                 return self._error(412, "PreconditionFailed")
             else:
                 self._store(key, body)

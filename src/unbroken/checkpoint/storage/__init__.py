@@ -7,12 +7,13 @@ FileNotFoundError.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from ...errors import UsageError
+from ...errors import StorageError, UsageError
 
 Buffer = bytes | bytearray | memoryview
 
@@ -31,6 +32,9 @@ class Storage(Protocol):
 
     url: str
     rung: str  # the rung of the ladder that a checkpoint reaches here: "disk" or "remote"
+
+    def check(self) -> None:
+        """Raises StorageError unless files can be written, read back, created exclusively and removed here."""
 
     def folders(self) -> list[str]:
         """The names of the folders at the root, sorted."""
@@ -68,6 +72,24 @@ class Storage(Protocol):
 
     def delete_folder(self, folder: str) -> None:
         """Removes a folder and all in it, the commit marker first."""
+
+
+def probe(storage: Storage) -> None:
+    """Does to a small file of its own what a commit needs, and removes it.
+
+    Raises StorageError if the storage refuses, or lets two writers both believe that they created one file.
+    """
+    name = f".probe-{secrets.token_hex(8)}"
+    try:
+        first, second = storage.create(name, b"first"), storage.create(name, b"second")
+        if not first or second or storage.read(name) != b"first":
+            raise StorageError(
+                "it overwrites a file that should be created only once, so no commit would be safe",
+                where=storage.url,
+                todo="Use a file system with link(2), or a store with conditional PUT (If-None-Match)",
+            )
+    finally:
+        storage.delete(name)
 
 
 def open_storage(url: str | Path) -> Storage:

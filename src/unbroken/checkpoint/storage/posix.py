@@ -17,7 +17,7 @@ from pathlib import Path
 
 from ... import atomic
 from ...errors import StorageError
-from . import Buffer, Entry
+from . import Buffer, Entry, probe
 
 _PIECE = 16 * 2**20
 _BLOCK = 4096
@@ -53,6 +53,10 @@ class PosixStorage:
         self.root = root
         self.url = str(root)
         self.direct = direct and bool(_DIRECT)
+
+    def check(self) -> None:
+        """Raises StorageError unless a commit is possible and safe here."""
+        probe(self)
 
     def folders(self) -> list[str]:
         """The names of the folders at the root, sorted; none if the root is not there."""

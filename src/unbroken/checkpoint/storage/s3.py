@@ -21,7 +21,7 @@ from datetime import timedelta
 from typing import Any
 
 from ...errors import MissingExtra, StorageError, UsageError
-from . import Buffer, Entry
+from . import Buffer, Entry, probe
 
 _PART = 16 * 2**20
 _MAX_PARTS = 9_000  # S3 allows 10,000
@@ -92,6 +92,10 @@ class S3Storage:
             },
         )
         return cls(store, url.rstrip("/"), **more)
+
+    def check(self) -> None:
+        """Raises StorageError unless a commit is possible and safe here."""
+        probe(self)
 
     def folders(self) -> list[str]:
         """The names of the common prefixes at the root, sorted."""
