@@ -31,6 +31,8 @@ _BEFORE, _LAST = 3, 12
 RECOVERIES_PER_TEMPLATE = 4
 _HEX = b"abcdfABCDF"
 _NUMBER = r"[-+]?[\d][\d.,:eE+\-/%]*"
+_VALUE = re.compile(rb"(\s*['\"]?)([-+]?\d+(?:\.\d*)?(?:[eE][-+]?\d+)?)(?![\w.])")
+_NAN_COUNT = re.compile(rb"nan iterations:\s+[1-9]")
 _IDLE = re.compile(rb"util\w*[=: ]+0 ?%")
 _LEVEL = re.compile(r"\b(DEBUG|INFO|WARNING|WARN)\b")
 _EVENT_ROLES = ("root", "either", "cascade", "ending", "recovery", "context")
@@ -70,13 +72,22 @@ class CompressReport:
 
 @dataclass
 class _Template:
-    """What is decided about one template: `rule` drops it; without one it is kept (an event) or still counted."""
+    """What is decided about one template: `rule` drops it; without one it is kept (an event) or still counted.
+
+    `plain` lines are dropped unseen. A metric line is dropped unread where the first digits after `anchor` (and the
+    exponent, where there is one) are those of the line before, and `zero` is still in it; others are read."""
 
     rule: FilterRule | None = None
     event: bool = False
     most: int = EVENTS_PER_TEMPLATE
     seen: int = 0
+    dropped: int = 0
+    plain: bool = False
     anchor: bytes | None = None
+    width: int = 0
+    head: bytes | None = None
+    exponent: bytes | None = None
+    zero: bytes | None = None
     idle: bool = False
     first: str = ""
     usual: float | None = None
@@ -93,6 +104,7 @@ class Compressor:
         self._ruleset = ruleset or builtin_set()
         self._match = RuleSet.matcher_of([r.regex for r in rules])
         self._templates: dict[bytes, _Template] = {}
+        self._every: list[_Template] = []
         self._learn = learn
         self._trained = False
         self._names: dict[str, int] = {}
@@ -101,57 +113,90 @@ class Compressor:
 
     def lines(self, pieces: Iterator[bytes]) -> Iterator[tuple[int, bytes]]:
         """(number, line) of what is kept, in order."""
-        report, templates = self.report, self._templates
-        number = 0
-        before: deque[tuple[int, bytes, str]] = deque(maxlen=_LAST)
-        last: deque[tuple[int, bytes, str]] = deque(maxlen=_LAST)
-        follow = 0
-        dropped: dict[str, int] = {}
+        report, get = self.report, self._templates.get
+        number, follow = 0, 0
+        tail: list[tuple[int, bytes]] = []
         for block in pieces:
             rows = block.split(b"\n")
             if not rows[-1]:
                 rows.pop()
             report.bytes_in += len(block)
-            for raw in rows:
-                number += 1
-                key = raw.translate(None, _DELETE)
-                if b"0x" in raw:
-                    key = key.translate(None, _HEX)
-                t = templates.get(key)
+            kept = -1  # index of the last kept row of this block
+            for i, key in enumerate(block.translate(None, _DELETE).split(b"\n")[: len(rows)]):
+                t = get(key)
+                if t is not None and not follow:
+                    if t.plain:
+                        t.seen += 1
+                        t.dropped += 1
+                        continue
+                    if t.head is not None:
+                        raw = rows[i]
+                        at = raw.find(t.anchor) + t.width  # type: ignore[arg-type]
+                        if (
+                            raw[at : at + 3] == t.head
+                            and (t.exponent is None or raw[at + 8 : at + 12] == t.exponent)
+                            and (t.zero is None or t.zero in raw)
+                        ):
+                            t.seen += 1
+                            t.dropped += 1
+                            continue
+                raw = rows[i]
                 if t is None:
-                    t = self._new(key, raw)
+                    t = self._other(key, raw)
                 t.seen += 1
-                rule = t.rule
-                if rule is not None and (t.seen > 1 or rule.kind != "metric"):
+                if t.rule is not None and (t.seen > 1 or t.rule.kind != "metric"):
                     if (t.anchor is None or not _leaps(t, raw)) and not (t.idle and _IDLE.search(raw)):
-                        if follow > 0 and rule.kind != "metric":
+                        if follow and t.rule.kind != "metric":
                             follow -= 1
                         else:
-                            dropped[rule.name] = dropped.get(rule.name, 0) + 1
-                            before.append((number, raw, rule.name))
+                            follow = 0
+                            t.dropped += 1
                             continue
                 elif t.event:
                     if t.seen > t.most:
-                        dropped["repeated events"] = dropped.get("repeated events", 0) + 1
-                        last.append((number, raw, "repeated events"))
+                        t.dropped += 1
+                        tail = [*tail[1 - _LAST :], (number + i + 1, raw)]
                         continue
-                    for n, row, name in list(before)[-_BEFORE:]:
-                        dropped[name] -= 1
-                        yield n, row
-                    before.clear()
+                    if kept < 0 and i < _BEFORE:
+                        for n, row in tail[i - _BEFORE :]:
+                            self._restore(row)
+                            yield n, row
+                    for j in range(max(kept + 1, i - _BEFORE), i):
+                        self._restore(rows[j])
+                        yield number + j + 1, rows[j]
                     follow = 2
-                elif rule is None and self._learn and t.seen > KEEP_SAME:
+                elif t.rule is None and self._learn and t.seen > KEEP_SAME:
                     self._promote(t, raw)
-                before.clear()
-                yield number, raw
+                kept = i
+                tail.clear()
+                yield number + i + 1, raw
+            tail += [(number + j + 1, rows[j]) for j in range(max(kept + 1, len(rows) - _LAST), len(rows))]
+            tail = tail[-_LAST:]
+            number += len(rows)
         report.lines_in += number
-        tail = sorted({(n, r, m) for n, r, m in (*before, *last)})
-        for n, row, name in tail:
-            dropped[name] -= 1
-            yield n, row
-        for name, count in dropped.items():
-            if count > 0:
-                report.dropped[name] = report.dropped.get(name, 0) + count
+        seen: set[int] = set()
+        for n, raw in sorted(tail):
+            if n not in seen:
+                seen.add(n)
+                self._restore(raw)
+                yield n, raw
+        for t in self._every:
+            if t.dropped > 0:
+                name = t.rule.name if t.rule else "repeated events"
+                report.dropped[name] = report.dropped.get(name, 0) + t.dropped
+
+    def _other(self, key: bytes, raw: bytes) -> _Template:
+        """The template of a line that is not known by its plain key."""
+        if b"0x" in raw:
+            key = key.translate(None, _HEX)
+        return self._templates.get(key) or self._new(key, raw)
+
+    def _restore(self, raw: bytes) -> None:
+        """Takes a line that is kept as context off the count of dropped ones."""
+        key = raw.translate(None, _DELETE)
+        t = self._templates.get(key) or self._templates.get(key.translate(None, _HEX))
+        if t is not None and t.dropped > 0:
+            t.dropped -= 1
 
     def _new(self, key: bytes, raw: bytes) -> _Template:
         """Decides once about a template that was not seen before."""
@@ -159,6 +204,7 @@ class Compressor:
         t = _Template(first=text)
         if len(self._templates) < TEMPLATES:
             self._templates[key] = t
+            self._every.append(t)
         role = self._event_role(text)
         if role:
             t.event = True
@@ -172,6 +218,7 @@ class Compressor:
             break
         if metric is not None and metric[1] is not None:
             t.anchor = _anchor(raw)
+        t.plain = t.rule is not None and t.anchor is None and not t.idle
         return t
 
     def _event_role(self, text: str) -> str | None:
@@ -203,6 +250,7 @@ class Compressor:
             return
         name = self._name(kind, text)
         t.rule = FilterRule(name, kind, regex, text[:300])
+        t.plain = t.anchor is None and not t.idle
         self.report.learnt.append(t.rule)
 
     def _name(self, kind: str, text: str) -> str:
@@ -257,22 +305,27 @@ def _leaps(t: _Template, raw: bytes) -> bool:
     if at < 0:
         return True
     at += len(anchor)
-    try:
-        loss = float(raw[at : at + 20].split(None, 1)[0].strip(b",;|}'\")]"))
-    except (ValueError, IndexError):
-        m = re.match(rb"\s*['\"]?([-+]?\d+(?:\.\d*)?(?:[eE][-+]?\d+)?)", raw[at : at + 40])
-        if not m:
-            return True
-        loss = float(m.group(1))
-    usual = t.usual
-    if usual is None:
-        t.usual = loss
-        return False
-    if loss != loss or loss > usual * 1.35 + 0.3:
+    m = _VALUE.match(raw[at : at + 40])
+    if not m:
         return True
-    t.usual = usual + 0.05 * (loss - usual)
+    loss = float(m.group(2))
     if b"nan iterations:" in raw:
-        return b"nan iterations:   0" not in raw and re.search(rb"nan iterations:\s+[1-9]", raw) is not None
+        if _NAN_COUNT.search(raw):
+            return True
+        t.zero = b"nan iterations:   0" if b"nan iterations:   0" in raw else None
+    if t.usual is not None and loss > t.usual * 1.35 + 0.3:
+        return True
+    t.usual = loss if t.usual is None else t.usual + 0.05 * (loss - t.usual)
+    token = m.group(2)
+    if (
+        t.usual is not None
+        and abs(loss - t.usual) < 0.1 * abs(t.usual) + 0.1
+        and (b"nan iterations:" not in raw or t.zero)
+    ):
+        t.width, t.head = len(anchor) + len(m.group(1)), token[:3]
+        t.exponent = token[8:12] if len(token) == 12 and token[8:9] in b"eE" else None
+        if t.exponent is None and (b"e" in token or b"E" in token or b"." not in token[:3]):
+            t.head = None
     return False
 
 
@@ -311,7 +364,7 @@ def expand_or_fail(paths: Sequence[str]) -> Sources:
 
 def evidence_lines(d: Diagnosis, source: Source, most: int = 3000) -> list[tuple[int, str]]:
     """(number, text) of what is worth showing of one log: the compressed log, its last `most` lines and the root's."""
-    if source.path is None:
+    if source.path is None or source.kind == "pipe":
         return []
     kept: deque[tuple[int, str]] = deque(maxlen=most)
     root = d.verdict.root

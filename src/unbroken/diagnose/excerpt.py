@@ -11,7 +11,7 @@ from .verdict import Root
 
 def around(source: Source, line: int, before: int = 3, after: int = 4) -> list[tuple[int, str]]:
     """(number, text) of the lines around `line`; empty where the source cannot be read again (stdin)."""
-    if source.path is None:
+    if source.path is None or source.kind == "pipe":
         return []
     first, last = max(1, line - before), line + after
     number, out = 0, []

@@ -138,8 +138,7 @@ def analyse_dumps(dumps: dict[int, dict[str, Any]], notes: Sequence[str] = ()) -
     wanted = set().union(*blocked.values()) if blocked else set()
     suspects = {r for r in wanted if r not in waiting or not blocked.get(r)}
     for w in waits:
-        passed = (m for m in w.members if m != w.rank and first_open.get((w.group, m), w.seq) > w.seq)
-        if any(passed):
+        if any(first_open.get((w.group, m), w.seq) > w.seq for m in w.members if m != w.rank):
             suspects.add(w.rank)
     if not suspects and wanted:
         # A cycle: those that are behind in the most groups.

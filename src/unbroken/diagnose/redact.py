@@ -6,6 +6,7 @@ away can still be reasoned about. Node names without a domain stay: a diagnosis 
 
 from __future__ import annotations
 
+import ipaddress
 import re
 
 _SECRETS: tuple[tuple[str, re.Pattern[str]], ...] = (
@@ -34,15 +35,12 @@ _USER = re.compile(
 )
 _AT_HOST = re.compile(r"\b([a-z_][\w\-]{1,31})@([A-Za-z][\w\-]{1,62})\b(?!\.)")
 _IPV4 = re.compile(r"(?<![\w.])(?:(?:25[0-5]|2[0-4]\d|1?\d?\d)\.){3}(?:25[0-5]|2[0-4]\d|1?\d?\d)(?![\w.])")
-_IPV6 = re.compile(
-    r"(?<![\w:])(?:[0-9a-fA-F]{1,4}:){2,7}(?::|:?[0-9a-fA-F]{1,4})(?::[0-9a-fA-F]{1,4}){0,6}(?![\w:])"
-)
+_IPV6 = re.compile(r"(?<![\w:.])[0-9a-fA-F:]{6,45}(?![\w:])")
 _MAC = re.compile(r"(?<![\w:])(?:[0-9a-fA-F]{2}:){5}[0-9a-fA-F]{2}(?![\w:])")
 _FQDN = re.compile(
     r"\b([a-z][a-z0-9\-]{1,62})\.((?:[a-z0-9\-]{1,62}\.){1,4}(?:com|org|net|edu|gov|local|internal|lan|cloud|io|ai|cn|de|fr|uk|jp|ch|eu|svc))\b"
 )
 _PUBLIC = ("pytorch.org", "github.com", "huggingface.co", "python.org", "nvidia.com", "amazonaws.com", "googleapis.com", "wandb.ai", "pypi.org", "slurm.schedmd.com")  # fmt: skip
-_TIME = re.compile(r"\d\d:\d\d:\d\d")
 
 
 class Redactor:
@@ -65,10 +63,18 @@ class Redactor:
         text = _AT_HOST.sub(lambda m: f"{self._name('user', m.group(1))}@{m.group(2)}", text)
         text = _MAC.sub(lambda m: self._name("mac", m.group(0).lower()), text)
         text = _IPV4.sub(lambda m: self._name("ip", m.group(0)), text)
-        text = _IPV6.sub(
-            lambda m: m.group(0) if _TIME.fullmatch(m.group(0)) else self._name("ip", m.group(0)), text
-        )
+        text = _IPV6.sub(self._address, text)
         return _FQDN.sub(self._host, text)
+
+    def _address(self, m: re.Match[str]) -> str:
+        value = m.group(0)
+        if value.count(":") < 2:
+            return value
+        try:
+            ipaddress.IPv6Address(value.rstrip(":") if not value.endswith("::") else value)
+        except ValueError:
+            return value
+        return self._name("ip", value)
 
     def _host(self, m: re.Match[str]) -> str:
         if m.group(0).endswith(_PUBLIC):

@@ -21,6 +21,7 @@ from .sources import Source, blocks
 from .topology import TopologyReader
 
 WINDOW = 8192
+STEPS_AFTER = 6
 TAIL = 256 << 10
 MOST_EVENTS = 20_000
 SAME_KEPT = 40
@@ -126,7 +127,7 @@ class Scanner:
         self._same: dict[tuple[str, int | None, str | None], int] = {}
         self._last_time: float | None = None
         self._line = 0
-        self._seen_progress = 0
+        self._wanted = 0
 
     def run(self) -> FileScan:
         """Reads the source to its end and returns what was found."""
@@ -160,7 +161,7 @@ class Scanner:
             close = self._matter(block[start:stop], number, block, start, start > end)
             pos = stop + 1
             if close:
-                end = pos + WINDOW
+                end, self._wanted = pos + WINDOW, STEPS_AFTER
         self._line = base + block.count(b"\n", counted)
         if block and not block.endswith(b"\n"):
             self._line += 1
@@ -200,9 +201,10 @@ class Scanner:
             line = take_apart(text, self.year)
             if self._traceback(line, text, number, block, offset):
                 return
-        if text[:1] == " " and self.topology.see(Line(text), text):
+        if text[:2] == "  " and self.topology.see(Line(text), text):
             return
-        self._step(text, number)
+        if self._wanted > 0 and self._step(text, number):
+            self._wanted -= 1
 
     def _matter(self, raw: bytes, number: int, block: bytes, offset: int, alone: bool) -> bool:
         """A line with a trigger in it; true where the lines after it have to be read one by one."""
@@ -231,15 +233,15 @@ class Scanner:
         if rule is None:
             self._step(text, number)
             return "Root Cause" in text or "Failures:" in text or "FAILED" in text
-        matters = rule.role not in ("noise", "context")
+        weight = 0.8 if exception else 0.9
+        if line.level in ("INFO", "DEBUG", "WARNING"):
+            weight = 0.4
+        matters = rule.role in ("root", "either", "cascade") and weight >= 0.5
         if matters and alone:
             self._look_back(block, offset, number)
         if self._step(text, number) and rule.role != "root":
             return False
-        weight = 0.8 if exception else 0.9
-        if line.level in ("INFO", "DEBUG", "WARNING"):
-            weight = 0.4
-        if matters or rule.role == "context":
+        if rule.role != "noise":
             self._emit(
                 rule,
                 line,

@@ -26,12 +26,14 @@ BLOCK = 4 << 20
 LONGEST_LINE = 1 << 20
 _SKIP_SUFFIXES = (".pt", ".pth", ".bin", ".safetensors", ".npy", ".npz", ".so", ".whl", ".png", ".html", ".sqlite", ".zip", ".tar")  # fmt: skip
 _RANK = re.compile(r"(?:^|[^a-z])(?:rank|worker|proc)[-_.]?(\d{1,6})(?!\d)", re.I)
-_NODE_DIR = re.compile(r"^(?:node|host|gpu|worker|cn|nid|ip|dgx|a100|h100|[a-z]{2,12})-?\d[\w.\-]*$", re.I)
+_NODE_DIR = re.compile(
+    r"^(?:node|host|gpu|worker|cn|nid|ip|dgx|a100|h100|[a-z]{2,12})-?[a-z]{0,3}\d[\w.\-]*$", re.I
+)
 
 
 @dataclass(frozen=True)
 class Source:
-    """One log. `name` is how reports call it; `rank`, `node`, `attempt` are what its path says, if anything."""
+    """One log. `name` is how reports call it; `rank`, `node`, `attempt` are what its path says, if anything. `kind`: log, pipe (can be read once), flight-recorder."""
 
     path: Path | None
     name: str
@@ -73,7 +75,7 @@ def expand(paths: Sequence[Path | str]) -> Sources:
                 if real in seen:
                     continue
                 seen.add(real)
-                source = _source(file, root, notes)
+                source = _source(file, root, notes, explicit=file == path)
                 if source is not None:
                     (dumps if source.kind == "flight-recorder" else logs).append(source)
     if not logs and not dumps:
@@ -117,11 +119,11 @@ def _files_below(path: Path, notes: list[str]) -> Iterator[Path]:
                 yield Path(folder) / name
 
 
-def _source(file: Path, root: Path, notes: list[str]) -> Source | None:
+def _source(file: Path, root: Path, notes: list[str], *, explicit: bool) -> Source | None:
     try:
         info = file.stat()
-        if stat.S_ISFIFO(info.st_mode) or stat.S_ISCHR(info.st_mode):
-            return Source(file, file.name)
+        if explicit and (stat.S_ISFIFO(info.st_mode) or stat.S_ISCHR(info.st_mode)):
+            return Source(file, file.name, kind="pipe")
         if not stat.S_ISREG(info.st_mode):
             notes.append(f"{file} is not a regular file")
             return None
@@ -152,7 +154,8 @@ def _kind(head: bytes, file: Path) -> str:
         return "flight-recorder"
     sample = head.replace(b"\0", b"")
     odd = sum(c < 9 or 13 < c < 27 or 27 < c < 32 for c in sample)
-    if head and (len(sample) < len(head) // 2 or odd > len(sample) * 0.1 + 2):
+    text = len(sample.decode("utf-8", "ignore").encode())
+    if head and (len(sample) < len(head) // 2 or odd > len(sample) * 0.1 + 2 or text < len(sample) * 0.7 - 4):
         return "binary"
     return "log"
 
@@ -252,7 +255,7 @@ def blocks(source: Source, notes: list[str], size: int = BLOCK) -> Iterator[byte
 
 def head(source: Source, size: int = 65536) -> str:
     """The first bytes of a source as text, for guesses about the whole; empty where it cannot be read."""
-    if source.path is None:
+    if source.path is None or source.kind == "pipe":
         return ""
     try:
         with opened(source) as stream:

@@ -48,7 +48,7 @@ class TopologyReader:
             m = _BOOTSTRAP.search(line.body)
             if m:
                 t.addresses[m.group(1)] = line.node
-        m = _SUMMARY.match(text) if text[:1] == " " else None
+        m = _SUMMARY.match(text) if text[:2] == "  " else None
         if m:
             self._summary(m.group(1), m.group(2))
             return True
@@ -60,13 +60,13 @@ class TopologyReader:
                 for node in expand_hosts(m.group(1)):
                     if node not in t.nodes:
                         t.nodes.append(node)
-        m = _PER_NODE.search(text)
-        if m and t.gpus_per_node is None:
-            t.gpus_per_node = int(m.group(1))
-        m = _WORLD.search(text)
-        if m and t.world is None:
-            t.world = int(m.group(1))
-        m = _FAILED.search(text)
+        if t.gpus_per_node is None and ("per" in text or "PER" in text):
+            m = _PER_NODE.search(text)
+            t.gpus_per_node = int(m.group(1)) if m else None
+        if t.world is None and ("orld" in text or "WORLD" in text):
+            m = _WORLD.search(text)
+            t.world = int(m.group(1)) if m else None
+        m = _FAILED.search(text) if "exitcode" in text else None
         if m:
             t.reported.append((line.node, None, int(m.group(2)), int(m.group(1)), int(m.group(3))))
         return False
