@@ -42,6 +42,7 @@ class Soaked:
     verified: int = 0
     seconds: float = 0.0
     runs: int = 0
+    longest_pause_s: float = 6.0
     problems: list[str] = field(default_factory=list)
 
 
@@ -50,11 +51,11 @@ class Watch(threading.Thread):
 
     def __init__(self, faults: Faults, problems: list[str]) -> None:
         super().__init__(daemon=True)
-        self._faults, self._problems, self._stop = faults, problems, threading.Event()
+        self._faults, self._problems, self._ended = faults, problems, threading.Event()
         self.looks = 0
 
     def run(self) -> None:
-        while not self._stop.wait(0.02):
+        while not self._ended.wait(0.02):
             ranks = self._faults.processes("rank")
             attempts = {p.attempt for p in ranks if p.state not in "ZX"}
             self.looks += 1
@@ -63,7 +64,7 @@ class Watch(threading.Thread):
                 return
 
     def end(self) -> None:
-        self._stop.set()
+        self._ended.set()
         self.join(5)
 
 
@@ -84,6 +85,9 @@ def soak(folder: Path, kills: int, seed: int, shape: Shape, say: object = print)
     reference.start()
     if reference.wait(300) != 0:
         raise RunError("the reference run did not complete", where=str(folder))
+    first = next(r for r in read_journal(RunDir(folder / "reference")).records if r["kind"] == "first_step")
+    # Half of the kills meet a start or a recovery, half meet training.
+    result.longest_pause_s = 2.5 * first["seconds"]
     while sum(result.kills.values()) < kills and not result.problems:
         result.runs += 1
         _one_run(folder, f"run-{result.runs}", kills, rng, shape, result, tell)
@@ -120,7 +124,7 @@ def _one_run(
                 command.start()
             if sum(result.kills.values()) < kills and struck_here < 40:
                 # Kills come at any moment: while agents start, ranks import, snapshots are taken, others recover.
-                pause = time.monotonic() + rng.uniform(0.2, 6.0)
+                pause = time.monotonic() + rng.uniform(0.2, result.longest_pause_s)
                 while time.monotonic() < pause and command.running:
                     time.sleep(0.02)
                 if command.running and (kind := _strike(faults, rng)):
