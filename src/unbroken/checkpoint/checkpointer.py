@@ -57,7 +57,7 @@ from .restore import (
     offers_without_supervisor,
 )
 from .rng import capture_rng, restore_rng
-from .staging import Copying, CpuStager, CudaStager, Stager
+from .staging import Copying, CpuStager, CudaStager, Stager, to_device
 from .state import Applier, Captured, capture, cuda_device, optimizers_in
 from .storage import Storage, open_storage
 from .wire import Message
@@ -222,7 +222,11 @@ class Checkpointer:
             return None
         offer, landed = chosen
         notes = landed.part.rng or {}
-        applier = Applier(landed.tensors(), landed.part.values, notes, offer.name, self.strict)
+        base = landed.data.data_ptr()
+        applier = Applier(
+            landed.tensors(), landed.part.values, notes, offer.name, self.strict,
+            copy=lambda live, stored: to_device(live, stored, base),
+        )  # fmt: skip
         applier.into(state)
         restore_rng(notes.get("generators") or {})
         source, part = landed.source, landed.part

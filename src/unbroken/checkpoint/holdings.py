@@ -103,7 +103,9 @@ class Holdings:
         usable = [b for b in self.of_rank(rank) if b.bytes >= size and self.may_reuse(b)]
         if not usable:
             return None
-        b = min(usable, key=lambda b: (b.state != FREE, b.snapshot.mark if b.snapshot else _NONE))
+        b = min(
+            usable, key=lambda b: (b.state != FREE, not b.ready, b.snapshot.mark if b.snapshot else _NONE)
+        )
         b.state, b.snapshot = CLAIMED, None
         return b
 

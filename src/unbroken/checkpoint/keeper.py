@@ -117,7 +117,8 @@ class Keeper:
         )  # fmt: skip
         if settings.lease_s is not None:
             self.writing.lease_until = time.monotonic() + settings.lease_s
-        for loop in (self._fill_loop, self._checksum_loop):
+        # Filling pages is zeroing them, at a few GB/s a thread; several buffers go side by side.
+        for loop in (self._fill_loop, self._fill_loop, self._fill_loop, self._checksum_loop):
             threading.Thread(target=loop, daemon=True).start()
 
     # --- connections

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ..errors import CheckpointError, UnbrokenError
 from .layout import Layout
@@ -39,28 +40,51 @@ class TornSnapshot(CheckpointError):
 def arena_views(
     buffer: torch.Tensor, layout: Layout, like: Mapping[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
-    """A view of the buffer for each tensor, of its own type and shape, where the layout has it."""
+    """A view of the buffer for each tensor, of the type and shape of `real(tensor)`, where the layout has it."""
     views = {}
     for name, t in like.items():
         start, stop = layout.span(name)
-        views[name] = typed_view(buffer[start:stop], t.dtype, t.shape)
+        like_t = real(t)
+        views[name] = typed_view(buffer[start:stop], like_t.dtype, like_t.shape)
     return views
 
 
+def real(t: torch.Tensor) -> torch.Tensor:
+    """Complex numbers as pairs of reals (a view): the arena aligns them as such."""
+    return torch.view_as_real(t.resolve_conj()) if t.is_complex() else t
+
+
 def typed_view(raw: torch.Tensor, dtype: torch.dtype, shape: torch.Size | tuple[int, ...]) -> torch.Tensor:
-    """These bytes as a tensor; complex128 as pairs of float64, which is how it is aligned."""
+    """These bytes as a tensor; a copy of them only for complex numbers that are aligned as reals."""
     if raw.numel() == 0:
         return torch.empty(shape, dtype=dtype, device=raw.device)
-    if dtype is torch.complex128:
-        return torch.view_as_complex(raw.view(torch.float64).reshape(*shape, 2))
+    if dtype.is_complex and raw.storage_offset() % dtype.itemsize:
+        raw = raw.clone()
     return raw.view(dtype).reshape(shape)
+
+
+def to_device(live: torch.Tensor, stored: torch.Tensor, base: int) -> None:
+    """Copies landed memory, whose buffer begins at address `base`, into live memory, without waiting.
+
+    No copy may reach from one registered piece of the buffer into the next.
+    """
+    start, size = stored.data_ptr() - base, stored.numel() * stored.element_size()
+    if live.device.type != "cuda" or start // PIECE_BYTES == (start + max(size, 1) - 1) // PIECE_BYTES:
+        live.copy_(stored, non_blocking=True)
+        return
+    flat = flat_bytes(live)
+    source, at = flat_bytes(stored), 0
+    while at < size:
+        n = min(PIECE_BYTES - (start + at) % PIECE_BYTES, size - at)
+        flat[at : at + n].copy_(source[at : at + n], non_blocking=True)
+        at += n
+    if flat.data_ptr() != live.data_ptr():  # it does not lie in rows: what was filled is a copy of it
+        live.copy_(flat.view(live.dtype).reshape(live.shape))
 
 
 def flat_bytes(t: torch.Tensor) -> torch.Tensor:
     """The tensor's memory as one row of bytes; a copy in row-major order where it does not lie so."""
-    if t.is_complex():
-        t = torch.view_as_real(t)
-    return t.contiguous().view(-1).view(torch.uint8)
+    return real(t).contiguous().view(-1).view(torch.uint8)
 
 
 @dataclass(eq=False)
@@ -123,7 +147,7 @@ class CpuStager:
             self._views[buffer.data_ptr()] = layout, views
         with torch.no_grad():
             # One call for all of them, without the interpreter's lock.
-            torch._foreach_copy_([views[n] for n in pieces], list(pieces.values()))
+            torch._foreach_copy_([views[n] for n in pieces], [real(t) for t in pieces.values()])
         copying.seconds = time.monotonic() - copying.began
         on_done(copying)
         return copying
@@ -185,7 +209,7 @@ class CudaStager:
         self._short_window = False
         # The hook must not keep this object, nor the object its process, alive.
         me = weakref.ref(self)
-        self._hook = torch.optim.optimizer.register_optimizer_step_pre_hook(_fence_before_step(me))
+        self._hook = register_optimizer_step_pre_hook(_fence_before_step(me))
         self._watcher = threading.Thread(target=_watch, args=(self._done, me, device), daemon=True)
         self._watcher.start()
 
@@ -212,7 +236,7 @@ class CudaStager:
             for name, t in pieces.items():
                 start, stop = layout.span(name)
                 if t.device.type != "cuda":
-                    typed_view(buffer[start:stop], t.dtype, t.shape).copy_(t)
+                    typed_view(buffer[start:stop], real(t).dtype, real(t).shape).copy_(real(t))
                 elif stop > start:
                     flat = flat_bytes(t)
                     if name not in protected:

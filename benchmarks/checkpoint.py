@@ -1,0 +1,675 @@
+"""What a checkpoint costs a training: ours and the peers, interleaved in one run, on a CPU or on 1 to N GPUs.
+
+    python benchmarks/checkpoint.py                                   # a GPU if there is one, else small on the CPU
+    torchrun --nproc-per-node 4 benchmarks/checkpoint.py --model 7b   # FSDP2
+    python benchmarks/checkpoint.py --arms ours,dcp_process --out r.json    # blocks that --out has already are left out
+
+*Excess* of a checkpoint: wall time of the steps from the call of save until it is durable, minus the time of as many
+undisturbed steps, of the windows right before and right after it. It counts the call, every wait and the slow-down.
+Every block (an arm) begins and ends with an undisturbed window of its own; the first save of an arm is told apart.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import platform
+import shutil
+import signal
+import statistics as st
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "src"))
+
+RANK, WORLD = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+# name: (width, layers, heads, vocabulary, sequence, batch, accumulation)
+MODELS = {
+    "tiny": (256, 4, 4, 4096, 128, 4, 1),
+    "small": (512, 8, 8, 8192, 256, 4, 1),
+    "1b": (2560, 10, 20, 32000, 2048, 4, 4),
+    "2b": (2560, 24, 20, 32000, 2048, 4, 1),
+    "7b": (4096, 33, 32, 32000, 4096, 2, 1),
+}
+
+
+class Block(nn.Module):
+    def __init__(self, d: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = nn.RMSNorm(d), nn.RMSNorm(d)
+        self.qkv, self.out = nn.Linear(d, 3 * d, bias=False), nn.Linear(d, d, bias=False)
+        self.up, self.down = nn.Linear(d, 4 * d, bias=False), nn.Linear(4 * d, d, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        b, t, d = x.shape
+        q, k, v = self.qkv(self.norm1(x)).view(b, t, 3, self.heads, d // self.heads).permute(2, 0, 3, 1, 4)
+        x = x + self.out(
+            F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(b, t, d)
+        )
+        return x + self.down(F.gelu(self.up(self.norm2(x))))
+
+
+class Model(nn.Module):
+    def __init__(self, d: int, layers: int, heads: int, vocabulary: int) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(vocabulary, d)
+        self.blocks = nn.ModuleList(Block(d, heads) for _ in range(layers))
+        self.head = nn.Linear(d, vocabulary, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.embed(x)
+        for block in self.blocks:
+            x = (
+                torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)
+                if self.training and len(self.blocks) > 30
+                else block(x)
+            )
+        return self.head(x)
+
+
+@dataclass
+class Training:
+    """A training whose steps are timed one by one, each waited for."""
+
+    device: torch.device
+    size: tuple[int, ...]
+    times: list[float] = field(default_factory=list)
+    before_update: Callable[[], None] | None = None
+
+    def __post_init__(self) -> None:
+        d, layers, heads, vocabulary, *_ = self.size
+        torch.manual_seed(0)
+        if WORLD > 1:
+            from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+            with torch.device("meta"):
+                self.model = Model(d, layers, heads, vocabulary)
+            policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+            for block in self.model.blocks:
+                fully_shard(block, mp_policy=policy)
+            fully_shard(self.model, mp_policy=policy)
+            self.model.to_empty(device=self.device)
+            for p in self.model.parameters():
+                nn.init.normal_(p, std=0.02)
+        else:
+            with self.device:
+                self.model = Model(d, layers, heads, vocabulary)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=self.device.type == "cuda")
+
+    @property
+    def state(self) -> dict[str, Any]:
+        return {"model": self.model, "optimizer": self.optimizer}
+
+    def bytes(self) -> int:
+        """Of this rank's share of parameters and optimizer state."""
+        local = [getattr(p, "_local_tensor", p) for p in self.model.parameters()]
+        return sum(p.numel() * p.element_size() for p in local) * 3
+
+    def wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+
+    def step(self) -> float:
+        *_, vocabulary, length, batch, accumulation = self.size
+        self.wait()
+        began = time.perf_counter()
+        for _ in range(accumulation):
+            x = torch.randint(0, vocabulary, (batch, length + 1), device=self.device)
+            with torch.autocast(
+                self.device.type, torch.bfloat16, enabled=self.device.type == "cuda" and WORLD == 1
+            ):
+                loss = F.cross_entropy(self.model(x[:, :-1]).flatten(0, 1).float(), x[:, 1:].flatten())
+            (loss / accumulation).backward()
+        if self.before_update is not None:
+            self.before_update()
+            self.before_update = None
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.wait()
+        self.times.append(time.perf_counter() - began)
+        return self.times[-1]
+
+
+@dataclass
+class Save:
+    """One save of an arm: `staged()` is called before the next update, `done()` tells whether it is durable."""
+
+    done: Callable[[], bool]
+    staged: Callable[[], object] | None = None
+    on_host: Callable[[], bool] | None = None
+
+
+class Arm:
+    """A way to save. `begin` returns after the call as a user would have it."""
+
+    name = ""
+    saves = 3
+
+    def open(self, t: Training, folder: Path) -> None:
+        self.t, self.folder = t, folder
+
+    def begin(self, i: int) -> Save:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        pass
+
+    def figures(self) -> dict[str, Any]:
+        return {}
+
+
+class TorchSave(Arm):
+    name, saves = "torch.save", 2
+
+    def begin(self, i: int) -> Save:
+        state = {k: v.state_dict() for k, v in self.t.state.items()}
+        path = self.folder / f"{i}-{RANK}.pt"
+        with open(path, "wb") as f:
+            torch.save(state, f)
+            f.flush()
+            os.fsync(f.fileno())
+        return Save(lambda: True)
+
+
+def dcp_state(t: Training) -> dict[str, Any]:
+    from torch.distributed.checkpoint.state_dict import get_state_dict
+
+    model, optimizer = get_state_dict(t.model, t.optimizer)
+    return {"model": model, "optim": optimizer}
+
+
+class DcpSave(Arm):
+    name, saves = "dcp.save", 2
+
+    def begin(self, i: int) -> Save:
+        import torch.distributed.checkpoint as dcp
+
+        dcp.save(dcp_state(self.t), checkpoint_id=str(self.folder / str(i)))
+        return Save(lambda: True)
+
+
+def of_response(r: Any) -> Save:
+    upload = getattr(r, "upload_completion", r)
+    staging = getattr(r, "staging_completion", None)
+
+    def done() -> bool:
+        if upload.done():
+            upload.result()
+            return True
+        return False
+
+    return Save(done, staging.result if staging is not None else None)
+
+
+class DcpAsync(Arm):
+    name, saves = "dcp.async_save, default", 2
+
+    def begin(self, i: int) -> Save:
+        import torch.distributed.checkpoint as dcp
+
+        return of_response(dcp.async_save(dcp_state(self.t), checkpoint_id=str(self.folder / str(i))))
+
+
+class DcpOverlapped(Arm):
+    """Pinned, shared memory, staged beside the training. torch 2.11's stager closes itself after its first save
+    (pytorch#183413), so it is kept from that, or the arm would not work at all."""
+
+    process = False
+
+    def open(self, t: Training, folder: Path) -> None:
+        super().open(t, folder)
+        from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+
+        class Patched(DefaultStager):
+            def _stage(self, state_dict: Any, **kw: Any) -> Any:
+                inner = self._state_dict_stager
+                close, inner.close = inner.close, lambda: None
+                try:
+                    return super()._stage(state_dict, **kw)
+                finally:
+                    inner.close = close
+
+        pinned = t.device.type == "cuda"
+        options = StagingOptions(
+            use_pinned_memory=pinned,
+            use_shared_memory=True,
+            use_async_staging=pinned,
+            use_non_blocking_copy=pinned,
+        )
+        self.stager = Patched(options)
+        self.state = dcp_state(t)
+
+    def begin(self, i: int) -> Save:
+        import torch.distributed.checkpoint as dcp
+        from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
+
+        kind = AsyncCheckpointerType.PROCESS if self.process else AsyncCheckpointerType.THREAD
+        return of_response(
+            dcp.async_save(
+                self.state,
+                checkpoint_id=str(self.folder / str(i)),
+                async_stager=self.stager,
+                async_checkpointer_type=kind,
+            )
+        )
+
+    def close(self) -> None:
+        with suppress(Exception):
+            self.stager.close()
+        self.state = None
+
+
+class DcpThread(DcpOverlapped):
+    name, saves = "dcp overlapped, thread", 3
+
+
+class DcpProcess(DcpOverlapped):
+    name, saves, process = "dcp overlapped, process", 5, True
+
+
+class TorchCheckpointing(Arm):
+    name, saves = "torch_checkpointing", 5
+
+    def open(self, t: Training, folder: Path) -> None:
+        super().open(t, folder)
+        from torch_checkpointing import CheckpointManager
+
+        self.manager = CheckpointManager()
+        self.state = dcp_state(t)
+
+    def begin(self, i: int) -> Save:
+        future = self.manager.save(str(self.folder / str(i)), self.state)
+
+        def done() -> bool:
+            if future.done():
+                future.result()
+                return True
+            return False
+
+        step = self.t.optimizer.step
+
+        def locked() -> None:  # its contract: the update takes the manager's lock
+            with self.manager.lock():
+                pass
+
+        del step
+        return Save(done, locked)
+
+
+class Ours(Arm):
+    name, saves = "unbroken", 11
+
+    def __init__(self, **options: Any) -> None:
+        self.options = options
+
+    def open(self, t: Training, folder: Path) -> None:
+        super().open(t, folder)
+        from unbroken import Checkpointer
+
+        self.c = Checkpointer(folder, snapshot_every=1, persist_every=1, keep=2, **self.options)
+        began = time.perf_counter()
+        self.c.restore(t.state)
+        # The buffers are made and registered beside the first steps; here they are waited for, and shown apart.
+        if self.c._pinning is not None:
+            while not all(s.pinned for s in self.c.memory.slabs.values()):
+                time.sleep(0.05)
+        self.start_s = time.perf_counter() - began
+        self.stalls: list[float] = []
+        self.durable: list[float] = []
+
+    def begin(self, i: int) -> Save:
+        saved = self.c.save(i + 1, self.t.state)
+
+        def done() -> bool:
+            rung = saved.disk or saved.remote
+            if rung.done():
+                self.durable.append(rung.result())
+                self.stalls.append(getattr(getattr(self.c._stager, "last", None), "stall_s", 0.0))
+                return True
+            return False
+
+        return Save(done, on_host=lambda: saved.host.done())
+
+    def figures(self) -> dict[str, Any]:
+        pids = [os.getpid(), int(self.c.memory.link.info["pid"])]
+        return {
+            "start_s": self.start_s,
+            "registering_s": getattr(self.c._pinning, "registered_s", 0.0),
+            "pinned_bytes": getattr(self.c._pinning, "bytes", 0),
+            "pss_bytes": [pss(p) for p in pids],
+            "descriptors": len(os.listdir("/proc/self/fd")),
+            "stalls_s": self.stalls,
+            "durable_exactly_s": self.durable,
+        }
+
+    def close(self) -> None:
+        self.c.close()
+        gc.collect()
+
+
+ARMS: dict[str, type[Arm]] = {
+    "torch_save": TorchSave, "dcp": DcpSave, "dcp_async": DcpAsync, "dcp_thread": DcpThread, "dcp_process": DcpProcess,
+    "torch_checkpointing": TorchCheckpointing,
+}  # fmt: skip
+
+
+def pss(pid: int) -> int:
+    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+        if line.startswith("Pss:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def say(*words: object) -> None:
+    if RANK == 0:
+        print(*words, flush=True)
+
+
+def together(yes: bool) -> bool:
+    """Whether it is so on every rank: all leave the loop at the same step."""
+    if WORLD == 1:
+        return yes
+    flag = torch.tensor([1 if yes else 0], device="cuda" if torch.cuda.is_available() else "cpu")
+    torch.distributed.all_reduce(flag, torch.distributed.ReduceOp.MIN)
+    return bool(flag.item())
+
+
+def measure(
+    arm: Arm, t: Training, folder: Path, saves: int, window: int, limit: int, *, close: bool = True
+) -> dict[str, Any]:
+    """All saves of one arm, each between two undisturbed windows."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    arm.open(t, folder)
+    for _ in range(3):
+        t.step()
+    before = [t.step() for _ in range(window)]
+    rows = []
+    for i in range(saves):
+        t.wait()
+        began = time.perf_counter()
+        save = arm.begin(i)
+        call = time.perf_counter() - began
+        t.before_update = (lambda s=save: s.staged()) if save.staged else None  # type: ignore[misc]
+        steps, host_steps = [t.step()], 0
+        durable = time.perf_counter() - began if save.done() else None
+        while len(steps) < limit and not together(save.done()):
+            steps.append(t.step())
+            if not host_steps and (save.on_host is None or save.on_host()):
+                host_steps = len(steps)
+        durable = durable or time.perf_counter() - began
+        after = [t.step() for _ in range(window)]
+        quiet = st.median(before + after)
+        mean = (sum(before) + sum(after)) / (2 * window)
+        rows.append(
+            {
+                "call_s": call, "steps": len(steps), "durable_s": durable, "quiet_step_s": quiet,
+                "excess_s": call + sum(steps) - len(steps) * quiet, "excess_of_means_s": call + sum(steps) - len(steps) * mean,
+                "excess_to_host_s": call + sum(steps[: host_steps or len(steps)]) - (host_steps or len(steps)) * quiet,
+                "in_flight_ratio": st.median(steps) / quiet, "first_step_s": steps[0],
+            }
+        )  # fmt: skip
+        say(f"  {arm.name} {i}: " + ", ".join(f"{k} {v:.4g}" for k, v in rows[-1].items()))
+        before = after
+        for old in sorted(folder.glob("*"), key=lambda p: p.stat().st_mtime)[:-2]:
+            if not isinstance(arm, Ours) and RANK == 0:
+                shutil.rmtree(old, ignore_errors=True) if old.is_dir() else old.unlink()
+    result = {"arm": arm.name, "saves": rows, **arm.figures()}
+    if close:
+        arm.close()
+        shutil.rmtree(folder, ignore_errors=True)
+    return result
+
+
+def probes(device: torch.device, folder: Path, size: int) -> dict[str, float]:
+    """Raw speeds of this machine, in bytes per second: what nothing can be faster than."""
+    folder.mkdir(parents=True, exist_ok=True)
+    found: dict[str, float] = {}
+    chunk = torch.randint(0, 255, (64 << 20,), dtype=torch.uint8).numpy()
+    path = folder / f"probe-{RANK}"
+    n = max(1, min(size, 8 << 30) // len(chunk))
+    for flags, name in ((os.O_DIRECT, "disk_write"), (0, "disk_write_cached")):
+        try:
+            fd = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_TRUNC | flags, 0o644)
+        except OSError:
+            continue
+        import mmap
+
+        aligned = mmap.mmap(-1, len(chunk))
+        aligned.write(chunk.tobytes())
+        began = time.perf_counter()
+        for _ in range(n):
+            os.write(fd, aligned)
+        os.fsync(fd)
+        found[name] = n * len(chunk) / (time.perf_counter() - began)
+        os.close(fd)
+    drop_cache(path)
+    began = time.perf_counter()
+    with open(path, "rb", buffering=0) as f:
+        buffer = bytearray(16 << 20)
+        while f.readinto(buffer):
+            pass
+    found["disk_read"] = n * len(chunk) / (time.perf_counter() - began)
+    path.unlink()
+    if device.type == "cuda":
+        host = torch.empty(1 << 30, dtype=torch.uint8, pin_memory=True)
+        gpu = torch.empty(1 << 30, dtype=torch.uint8, device=device)
+        for name, a, b in (("d2h", host, gpu), ("h2d", gpu, host)):
+            a.copy_(b, non_blocking=True)
+            torch.cuda.synchronize()
+            began = time.perf_counter()
+            for _ in range(6):
+                a.copy_(b, non_blocking=True)
+            torch.cuda.synchronize()
+            found[name] = 6 * (1 << 30) / (time.perf_counter() - began)
+    return found
+
+
+def drop_cache(*paths: Path) -> None:
+    subprocess.run(["sync"], check=False)
+    with suppress(OSError):
+        Path("/proc/sys/vm/drop_caches").write_text("3")
+    for p in paths:
+        fd = os.open(p, os.O_RDONLY)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(fd)
+
+
+def restores(t: Training, arm: Ours, options: dict[str, Any]) -> dict[str, Any]:
+    """Seconds to bring the state back from memory and from disk, the process being up, against the sum of the floors.
+
+    `arm` has saved; its trainer is gone without a word, and its successor has a context, a model and an optimizer.
+    """
+    from unbroken import Checkpointer
+
+    folder = arm.folder
+    pid = int(arm.c.memory.link.info["pid"])
+    time.sleep(3)  # the keeper takes the checksums
+    vanish(arm.c)
+    found: dict[str, Any] = {}
+    for source in ("memory", "disk"):
+        if source == "disk":
+            os.kill(pid, signal.SIGKILL)
+            time.sleep(1)
+            drop_cache(*folder.glob("*/rank-*"))
+        with torch.no_grad():
+            for p in t.model.parameters():
+                p.zero_()
+        c = Checkpointer(folder, snapshot_every=1, persist_every=1, **options)
+        c._open()
+        t.wait()
+        began = time.perf_counter()
+        restored = c.restore(t.state)
+        t.wait()
+        took = time.perf_counter() - began
+        assert restored is not None and restored.source == source, restored
+        while c._pinning is not None and not any(s.pinned for s in c.memory.slabs.values()):
+            time.sleep(0.05)
+        registering = 0.0
+        if c._pinning is not None:
+            registering = c._pinning.registered_s / max(1, sum(s.pinned for s in c.memory.slabs.values()))
+        found[source] = {
+            "seconds": took,
+            "inside_s": restored.seconds,
+            "registering_one_buffer_s": registering,
+        }
+        say(f"  restore from {source}: {took:.2f} s (registering one buffer {registering:.2f} s)")
+        pid = int(c.memory.link.info["pid"])
+        vanish(c)
+    os.kill(pid, signal.SIGKILL)
+    shutil.rmtree(folder, ignore_errors=True)
+    return found
+
+
+def vanish(c: Any) -> None:
+    """Leaves a Checkpointer as a killed process does, but for giving its mappings back."""
+    c.memory.closing = True
+    c.memory.link.disconnect()
+    c._closed = True
+    c._stager.close()
+    for slab in c.memory.slabs.values():
+        c.memory._unmap(slab)
+    c.memory.slabs.clear()
+    gc.collect()
+
+
+def machine(device: torch.device) -> dict[str, Any]:
+    def output(*command: str) -> str:
+        try:
+            return subprocess.run(
+                command, capture_output=True, text=True, check=False, cwd=ROOT
+            ).stdout.strip()
+        except OSError:
+            return ""
+
+    return {
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine(),
+        "gpus": WORLD if device.type == "cuda" else 0, "cores": os.cpu_count(),
+        "driver": output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").split("\n")[0],
+        "torch": torch.__version__, "python": platform.python_version(), "commit": output("git", "rev-parse", "--short", "HEAD"),
+        "date": time.strftime("%Y-%m-%d"),
+    }  # fmt: skip
+
+
+def main() -> None:
+    p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    p.add_argument(
+        "--device", choices=["cuda", "cpu"], default="cuda" if torch.cuda.is_available() else "cpu"
+    )
+    p.add_argument("--model", choices=list(MODELS))
+    p.add_argument("--arms", default=",".join(ARMS), help="peers; every block has ours too")
+    p.add_argument("--saves", type=int, help="saves of each arm (default: each arm's own)")
+    p.add_argument("--ours", type=int, default=11, help="saves of ours, the first apart")
+    p.add_argument("--ours-per-block", type=int, default=2, help="saves of ours beside each peer")
+    p.add_argument("--window", type=int, default=8, help="undisturbed steps before and after each save")
+    p.add_argument("--limit", type=int, default=150, help="steps to wait for durability at most")
+    p.add_argument("--no-restore", action="store_true")
+    p.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "unbroken-benchmark")
+    p.add_argument("--memory", default=None, help="the keeper's budget")
+    p.add_argument("--out", type=Path, help="JSON; finished blocks in it are not run again")
+    a = p.parse_args()
+    device = torch.device(a.device, int(os.environ.get("LOCAL_RANK", 0)) if a.device == "cuda" else None)
+    for k, v in {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "29517",
+        "RANK": "0",
+        "WORLD_SIZE": "1",
+        "LOCAL_RANK": "0",
+    }.items():
+        os.environ.setdefault(k, v)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        torch.distributed.init_process_group("cpu:gloo,cuda:nccl", device_id=device)
+    else:
+        torch.distributed.init_process_group("gloo")
+    size = MODELS[a.model or ("1b" if device.type == "cuda" else "tiny")]
+    result: dict[str, Any] = json.loads(a.out.read_text()) if a.out and a.out.exists() else {"blocks": {}}
+    t = Training(device, size)
+    for _ in range(5):
+        t.step()
+    quiet = st.median([t.step() for _ in range(15)])
+    result.update(
+        machine=machine(device), model=a.model, parameters=sum(p.numel() for p in t.model.parameters()),
+        state_bytes=t.bytes(), step_s=quiet, probes=probes(device, a.folder, t.bytes()),
+    )  # fmt: skip
+    say(json.dumps({k: v for k, v in result.items() if k != "blocks"}))
+    options = {} if a.memory is None else {"memory": a.memory}
+
+    def keep() -> None:
+        if a.out and RANK == 0:
+            a.out.parent.mkdir(parents=True, exist_ok=True)
+            a.out.write_text(json.dumps(result, indent=1))
+
+    def block(name: str, arm: Arm, saves: int) -> None:
+        if name in result["blocks"]:
+            return
+        say(f"block {name}")
+        try:
+            result["blocks"][name] = measure(arm, t, a.folder / "c", saves, a.window, a.limit)
+        except Exception as e:  # noqa: BLE001 - a peer that fails is a result
+            traceback.print_exc()
+            result["blocks"][name] = {"arm": arm.name, "failed": repr(e)[:500]}
+        keep()
+
+    if "unbroken" not in result["blocks"]:
+        say("block unbroken")
+        ours = Ours(**options)
+        result["blocks"]["unbroken"] = measure(
+            ours, t, a.folder / "c", a.ours, a.window, a.limit, close=a.no_restore
+        )
+        keep()
+        if not a.no_restore:
+            result["restore"] = restores(t, ours, options)
+            keep()
+    for name in [n for n in a.arms.split(",") if n]:
+        block(name, ARMS[name](), a.saves or ARMS[name].saves)
+        if a.ours_per_block:
+            block(f"unbroken beside {name}", Ours(**options), a.ours_per_block + 1)
+    say(table(result))
+    torch.distributed.destroy_process_group()
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def table(result: dict[str, Any]) -> str:
+    """The blocks as Markdown: medians of the saves after each arm's first."""
+    lines = [
+        "| arm | call returns after | excess per checkpoint (95 %) | first save's excess | in-flight step | durable after |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, b in result["blocks"].items():
+        if "failed" in b:
+            lines.append(f"| {name} | failed: {b['failed'][:80]} | | | | |")
+            continue
+        rows = b["saves"][1:] or b["saves"]
+
+        def of(key: str, rows: list[dict[str, Any]] = rows) -> float:
+            return st.median(r[key] for r in rows)
+
+        excess = [r["excess_s"] for r in rows]
+        half = 1.96 * st.stdev(excess) / len(excess) ** 0.5 if len(excess) > 1 else float("nan")
+        lines.append(
+            f"| {name} | {of('call_s'):.4f} s | {of('excess_s'):.3f} s (+-{half:.3f}) | {b['saves'][0]['excess_s']:.3f} s"
+            f" | {of('in_flight_ratio'):.4f} x | {of('durable_s'):.2f} s |"
+        )
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,98 @@
+"""Does a snapshot hold the state at the call? A long kernel is queued, then an update, then the save, all at once.
+
+    python benchmarks/torn_snapshot.py [--out FILE]      # needs a GPU
+
+Each arm saves parameters that are 0 before the queued update, 1 at the call, 2 after the next one. Anything but 1 in
+the snapshot is torn state. torch's own stager copies on a stream that waits for nothing; ours waits for an event of
+the training stream, and the next update waits for the copy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
+
+MIB = 1024
+
+
+def parameters() -> tuple[torch.nn.Parameter, torch.optim.Optimizer]:
+    w = torch.nn.Parameter(torch.zeros(MIB << 18, device="cuda"))
+    w.grad = torch.full_like(w, -1.0)
+    return w, torch.optim.SGD([w], lr=1.0)
+
+
+def shares(t: torch.Tensor) -> dict[str, float]:
+    """Which part of the values is of before the update, of the call, of after it."""
+    return {str(v): round(float((t == v).float().mean()), 4) for v in (0, 1, 2)}
+
+
+def queue_work() -> None:
+    torch.cuda.synchronize()
+    torch.cuda._sleep(int(0.5e9))
+
+
+def dcp() -> dict[str, float]:
+    from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+
+    w, optimizer = parameters()
+    stager = DefaultStager(
+        StagingOptions(
+            use_pinned_memory=True, use_shared_memory=True, use_async_staging=True, use_non_blocking_copy=True
+        )
+    )
+    queue_work()
+    optimizer.step()
+    staged: Any = stager.stage({"w": w.detach()})
+    if hasattr(staged, "result"):
+        staged = staged.result()  # its contract: wait for this before the next update
+    optimizer.step()
+    torch.cuda.synchronize()
+    return shares(staged["w"])
+
+
+def ours() -> dict[str, float]:
+    from unbroken import Checkpointer
+
+    folder = tempfile.mkdtemp(prefix="unbroken-torn-")
+    w, optimizer = parameters()
+    c = Checkpointer(folder, snapshot_every=1, persist_every=1000, memory="8GiB")
+    state = {"w": w, "o": optimizer}
+    for step in (1, 2, 3):
+        c.save(step, state).host.result(60)
+    queue_work()
+    optimizer.step()
+    saved = c.save(4, state)
+    optimizer.step()  # no waiting: the stream does
+    saved.host.result(60)
+    c.restore(state)
+    c.close()
+    shutil.rmtree(folder)
+    return shares(w)
+
+
+def main() -> None:
+    p = argparse.ArgumentParser()
+    p.add_argument("--out", type=Path)
+    a = p.parse_args()
+    result = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "values": {}}
+    for arm in (dcp, ours):
+        result["values"][arm.__name__] = arm()
+        print(arm.__name__, result["values"][arm.__name__], flush=True)
+    if a.out:
+        a.out.write_text(json.dumps(result, indent=1))
+    sys.stdout.flush()
+    os._exit(0 if result["values"]["ours"]["1"] == 1.0 else 1)
+
+
+if __name__ == "__main__":
+    main()
