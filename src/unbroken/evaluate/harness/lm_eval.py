@@ -7,10 +7,10 @@ harness nor a data set; `score` runs the harness again, from recorded answers. S
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import re
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -279,12 +279,12 @@ class LmEvalHarness:
 
 
 def _simple_evaluate(recipe: Mapping[str, Json], lm: Any, manager: Any, *, unsafe: bool) -> Any:
-    """lm_eval's `simple_evaluate` with a recipe's arguments; what it prints goes to stderr."""
+    """lm_eval's `simple_evaluate` with a recipe's arguments; what it prints on the way is dropped."""
     lm_eval = quiet_lm_eval()
     options = dict(recipe["options"])
     # A metric that runs code asks for this when it is imported, also where nothing is run.
     os.environ.setdefault("HF_ALLOW_CODE_EVAL", "1")
-    with contextlib.redirect_stdout(sys.stderr):
+    with contextlib.redirect_stdout(io.StringIO()), _without_environment():
         return lm_eval.simple_evaluate(
             lm,
             tasks=[recipe["spec"]],
@@ -296,6 +296,19 @@ def _simple_evaluate(recipe: Mapping[str, Json], lm: Any, manager: Any, *, unsaf
             log_samples=True,
             **options,
         )
+
+
+@contextlib.contextmanager
+def _without_environment() -> Iterator[None]:
+    """Inside, lm_eval does not ask pip, git and the driver about the machine: half a second a task, no part of a score."""
+    import lm_eval.evaluator as evaluator
+
+    before = evaluator.add_env_info
+    evaluator.add_env_info = lambda results: None
+    try:
+        yield
+    finally:
+        evaluator.add_env_info = before
 
 
 def _keep_data(task: Any, folder: Path) -> str:

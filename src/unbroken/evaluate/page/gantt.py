@@ -254,7 +254,7 @@ def _curve(report: Report, span: float) -> str:
         f'<svg id=busy viewBox="0 0 {WIDTH:.0f} 64" width="{WIDTH:.0f}" height=64 role=img '
         'aria-label="Share of GPUs inside inference over time" '
         f'data-values="{" ".join(f"{v:.3f}" for v in values)}" data-made="{made:.6f}">'
-        f'<text class=name x="{_LEFT - 8:.0f}" y="22">busy GPUs</text>'
+        f'<text class=name x="{_LEFT - 8:.0f}" y="22">busy workers</text>'
         f'<text class="name soft" x="{_LEFT - 8:.0f}" y="38">{esc(percent(report.busy_fraction))} on average</text>'
         f'<line class=grid x1="{_LEFT:.0f}" x2="{_LEFT + _PLOT:.0f}" y1="{base - high:.0f}" y2="{base - high:.0f}"/>'
         f'<line class=grid x1="{_LEFT:.0f}" x2="{_LEFT + _PLOT:.0f}" y1="{base:.0f}" y2="{base:.0f}"/>'

@@ -49,7 +49,7 @@ def scores(report: Report) -> str:
         f"<section id=all-scores><div class=bar><h2>Scores</h2><div>{find} <button id=csv type=button>Copy as CSV</button></div></div>"
         f"{conditions}<div class=scroll><table id=scores class=sortable><thead><tr><th data-sort=text>Task"
         "<th>Metric<th class=num data-sort=num>Score<th class=num data-sort=num>± standard error<th class=spark>"
-        "<th class=num data-sort=num>Samples<th class=num data-sort=num>GPU time<th class=num data-sort=num>Scoring"
+        "<th class=num data-sort=num>Samples<th class=num data-sort=num>Inference<th class=num data-sort=num>Scoring"
         f"<th>Licence</tr></thead>{body}<tbody id=tasks>{rows}</tbody></table></div></section>"
     )
 
