@@ -41,7 +41,7 @@ def marked(run_id: str, *, node: str | None = None) -> list[Marked]:
             if mark not in environ:
                 continue
             env = dict(p.split(b"=", 1) for p in environ.split(b"\0") if b"=" in p)
-            if env.get(b"UNBROKEN_RUN_ID", b"").decode() != run_id:
+            if _text(env, b"UNBROKEN_RUN_ID") != run_id:
                 continue
             state, started = read_stat(int(name))
         except (OSError, ValueError):
@@ -52,14 +52,26 @@ def marked(run_id: str, *, node: str | None = None) -> list[Marked]:
             pid=int(name),
             started=started,
             state=state,
-            node=env.get(b"UNBROKEN_NODE", b"").decode(),
-            role=env.get(b"UNBROKEN_ROLE", b"").decode(),
-            attempt=int(env.get(b"UNBROKEN_ATTEMPT", b"0") or 0),
-            rank=int(env.get(b"RANK", b"-1") or -1) if env.get(b"UNBROKEN_ROLE") == b"rank" else -1,
+            node=_text(env, b"UNBROKEN_NODE"),
+            role=_text(env, b"UNBROKEN_ROLE"),
+            attempt=_number(env, b"UNBROKEN_ATTEMPT", 0),
+            rank=_number(env, b"RANK", -1) if env.get(b"UNBROKEN_ROLE") == b"rank" else -1,
         )
         if node is None or p.node == node:
             found.append(p)
     return found
+
+
+def _text(env: dict[bytes, bytes], key: bytes) -> str:
+    return env.get(key, b"").decode(errors="replace")
+
+
+def _number(env: dict[bytes, bytes], key: bytes, otherwise: int) -> int:
+    """A number from an environment that a user's script may have changed as it liked."""
+    try:
+        return int(env.get(key, b""))
+    except ValueError:
+        return otherwise
 
 
 def read_stat(pid: int) -> tuple[str, int]:

@@ -52,6 +52,9 @@ class Hang:
     behind: tuple[int, ...] = ()
 
 
+_NOTHING = Hang(Level.OK, 0.0, 0.0, 0.0, Phase.STARTING)
+
+
 class HangDetector:
     """Watches one attempt; made anew for each, so that nothing of an earlier incarnation can leak in."""
 
@@ -91,9 +94,9 @@ class HangDetector:
         """Judges the ranks at `now` (seconds on one monotonic clock)."""
         gap = 0.0 if self._last_look is None else max(0.0, min(now - self._last_look, _WATCHED_GAP))
         self._last_look = now
-        worst = Hang(Level.OK, 0.0, 0.0, 0.0, Phase.STARTING)
-        excused = False
         furthest = max((v.step for v in ranks.values() if v.step is not None), default=None)
+        judged: list[tuple[int, Hang]] = []
+        excused = False
         for rank, view in sorted(ranks.items()):
             sign = (view.count, view.phase)
             if view.finished or self._seen.get(rank) != sign:
@@ -108,13 +111,19 @@ class HangDetector:
             level = Level.DECLARED if idle > declare else Level.SUSPECT if idle > suspect else Level.OK
             # A rank that evaluates or saves within its deadline holds the others up rightfully.
             excused |= view.phase not in (Phase.TRAINING, Phase.STOPPING) and level < Level.DECLARED
-            if (level, idle) > (worst.level, worst.idle_s):
-                worst = Hang(level, idle, suspect, declare, view.phase)
-        if worst.level is Level.OK or (excused and worst.phase is Phase.TRAINING):
-            return Hang(Level.OK, worst.idle_s, worst.suspect_s, worst.declare_s, worst.phase)
+            judged.append((rank, Hang(level, idle, suspect, declare, view.phase)))
+        if excused:
+            # Those that wait for it get their whole deadline when it is done, not what is left of it.
+            for rank, hang in judged:
+                if hang.phase is Phase.TRAINING:
+                    self._idle[rank] = 0.0
+            judged = [(r, h) for r, h in judged if h.phase is not Phase.TRAINING]
+        worst = max((h for _, h in judged), key=lambda h: (h.level, h.idle_s), default=_NOTHING)
+        if worst.level is Level.OK:
+            return worst
         behind = tuple(
             r
             for r, v in sorted(ranks.items())
-            if not v.finished and furthest is not None and (v.step or 0) < furthest
+            if not v.finished and furthest is not None and (v.step is None or v.step < furthest)
         )
         return Hang(worst.level, worst.idle_s, worst.suspect_s, worst.declare_s, worst.phase, behind)

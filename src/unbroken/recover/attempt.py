@@ -62,6 +62,7 @@ class Attempt:
     total: int | None = None
     step_time: float | None = None
     steps_file: Path | None = None
+    _interlude: bool = False
 
     @classmethod
     def make(
@@ -146,14 +147,17 @@ class Attempt:
             if state.rank == leader:
                 fresh += steps
         for step in fresh:
-            if self.last is not None and step.step > self.last.step:
+            if self.last is not None and step.step > self.last.step and not self._interlude:
                 took = (step.time - self.last.time) / (step.step - self.last.step)
                 self.detector.step_took(max(took, 0.0))
                 self.step_time = took if self.step_time is None else 0.9 * self.step_time + 0.1 * took
+            self._interlude = False
             self.first_step = self.first_step or step
             if self.caught_up is None and step.step > self.floor:
                 self.caught_up = step
             self.last = step
+        # The time from here to the next step is not a step's: it holds an evaluation or a checkpoint.
+        self._interlude |= self.ranks[leader].phase is not Phase.TRAINING
         self._keep(fresh)
         return fresh
 
@@ -165,7 +169,7 @@ class Attempt:
                 with open(self.steps_file, "a") as f:
                     f.write(lines)
             except OSError:
-                self.steps_file = None
+                return  # a full disk: these steps are missing in the curve, later ones need not be
 
 
 def step_record(s: Step) -> dict[str, Any]:
