@@ -40,6 +40,8 @@ class Trainer:
     world: World
     run: Run
     tokens: Tokens
+    text: NDArray[np.uint8]
+    """The tokens, memory-mapped."""
     model: Decoder
     buckets: Buckets
     order: Order
@@ -123,8 +125,7 @@ class Trainer:
 
     def _batch(self, samples: list[int]) -> NDArray[np.uint8]:
         seq = self.config.data.seq
-        tokens = self.tokens.map()
-        return np.stack([tokens[s * seq : s * seq + seq + 1] for s in samples])
+        return np.stack([self.text[s * seq : s * seq + seq + 1] for s in samples])
 
     def _loss(self, batch: Tensor) -> Tensor:
         low = self.config.run.dtype == "bfloat16"
@@ -152,7 +153,9 @@ def build(config: TrainConfig, world: World, run: Run, tokens: Tokens) -> Traine
     if config.run.overlap and world.size > 1:
         buckets.hook()
     order = Order(samples, c.seed)
-    return Trainer(config, world, run, tokens, model, buckets, order, Position().skipping(c.skips))
+    return Trainer(
+        config, world, run, tokens, tokens.map(), model, buckets, order, Position().skipping(c.skips)
+    )
 
 
 def train(config: TrainConfig) -> int:
@@ -183,7 +186,7 @@ def _steps(t: Trainer, saving: Saving, wish: list[int]) -> bool:
     tokens_per_step = t.config.data.global_batch * t.config.data.seq
     asked = False
     before = time.perf_counter()
-    run.phase("training")
+    # Until the first step is complete this is the phase "starting", with its long deadline: step() ends it.
     while t.step < c.steps and not asked:
         asked = bool(wish) or run.should_stop(t.step + 1)
         loss, norm, asked, batch = t.train_step(saving.fence, asked)
@@ -202,11 +205,12 @@ def _steps(t: Trainer, saving: Saving, wish: list[int]) -> bool:
                 held_out = t.evaluate()
             if world.rank == 0:
                 _say(f"eval step {t.step} loss {held_out:.4f}")
-        if not asked and t.step < c.steps:
-            saving.after_step()
+        if not asked and t.step < c.steps and saving.due():
+            with run.phase("checkpointing"):
+                saving.save()
     stopped = asked and t.step < c.steps
+    run.phase("stopping" if stopped else "checkpointing")
     if stopped:
-        run.phase("stopping")
         _say(f"stopping after step {t.step}, as asked")
     else:
         parameters = digest(t.buckets.parameters())

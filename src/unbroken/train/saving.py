@@ -20,8 +20,11 @@ class Saving(Protocol):
     def fence(self) -> None:
         """Called before the weights change."""
 
-    def after_step(self) -> None:
-        """Takes a snapshot if one is due."""
+    def due(self) -> bool:
+        """Whether the state is to be saved after this step."""
+
+    def save(self) -> None:
+        """Takes a snapshot."""
 
     def last(self) -> None:
         """Makes the state as it is now durable, and waits for it. Raises NotDurable."""
@@ -33,7 +36,11 @@ class NoSaving:
     def fence(self) -> None:
         """Nothing is being copied."""
 
-    def after_step(self) -> None:
+    def due(self) -> bool:
+        """Never."""
+        return False
+
+    def save(self) -> None:
         """Keeps nothing."""
 
     def last(self) -> None:
@@ -51,10 +58,13 @@ class CheckpointSaving:
     def fence(self) -> None:
         """Lets a snapshot that is still being copied finish."""
 
-    def after_step(self) -> None:
-        """Takes a snapshot if one is due."""
-        if self._checkpoints.due(self._trainer.step):
-            self._save(None)
+    def due(self) -> bool:
+        """Whether the state is to be saved after this step."""
+        return self._checkpoints.due(self._trainer.step)
+
+    def save(self) -> None:
+        """Takes a snapshot."""
+        self._save(None)
 
     def last(self) -> None:
         """Makes the state as it is now durable, and waits for it. Raises NotDurable."""
