@@ -130,11 +130,14 @@ class Store:
 
     def query(self, sql: str, params: Sequence[Any] | None = None) -> list[tuple[Any, ...]]:
         """All rows of a query."""
-        return self.con.execute(sql, params).fetchall() if params else self.con.execute(sql).fetchall()
+        rows: list[tuple[Any, ...]] = (
+            self.con.execute(sql, params) if params else self.con.execute(sql)
+        ).fetchall()
+        return rows
 
     def one(self, sql: str) -> tuple[Any, ...]:
         """The first row of a query that has one."""
-        row = self.con.execute(sql).fetchone()
+        row: tuple[Any, ...] | None = self.con.execute(sql).fetchone()
         assert row is not None
         return row
 

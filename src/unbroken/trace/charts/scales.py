@@ -92,24 +92,23 @@ def time_ticks(low: float, high: float, room: int) -> list[tuple[float, str]]:
         (7 * 86400, "%d %b"),
     ):  # fmt: skip
         if span / step <= room:
-            first = math.ceil(low / step) * step
-            out = []
-            t = first
+            out: list[tuple[float, str]] = []
+            t = float(math.ceil(low / step) * step)
             while t <= high:
-                out.append((float(t), dt.datetime.fromtimestamp(t, dt.UTC).strftime(form)))
+                out.append((t, dt.datetime.fromtimestamp(t, dt.UTC).strftime(form)))
                 t += step
             return out
     start = dt.datetime.fromtimestamp(low, dt.UTC)
-    months = []
+    months: list[tuple[float, str]] = []
     year, month = start.year, start.month
     while True:
         month += 1
         if month > 12:
             year, month = year + 1, 1
-        t = dt.datetime(year, month, 1, tzinfo=dt.UTC).timestamp()
-        if t > high:
+        begin = dt.datetime(year, month, 1, tzinfo=dt.UTC)
+        if begin.timestamp() > high:
             break
-        months.append((t, dt.datetime.fromtimestamp(t, dt.UTC).strftime("%b %Y")))
+        months.append((begin.timestamp(), begin.strftime("%b %Y")))
     stride = max(1, math.ceil(len(months) / room))
     return months[::stride]
 
@@ -143,7 +142,7 @@ def amount(v: float | None, digits: int = 1) -> str:
     if abs(v) < 0.05 and digits <= 1:
         return f"{v:.2g}"
     text = f"{v:.{digits}f}"
-    return text.rstrip("0").rstrip(".") if "." in text and digits > 1 else text
+    return text.rstrip("0").rstrip(".") if "." in text and (digits > 1 or v == round(v)) else text
 
 
 def seconds(v: float | None) -> str:

@@ -110,7 +110,7 @@ def lines(c: LineChart, width: int, height: int) -> str:
             out.append(
                 f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{top + 8:.1f}" y2="{height - 44}" stroke="{SOFT}" stroke-dasharray="2 3"/>'
             )
-            out.append(text(x + 4, top + 18, label, size=11))
+            out.append(text(x + 4, height - 50, label, size=11))
     for i, s in enumerate(c.series):
         pts = [(x_axis.at(x), y_axis.at(y)) for x, y in s.points if math.isfinite(x) and math.isfinite(y)]
         if not pts:
@@ -182,8 +182,8 @@ def bars(c: Bars, width: int, height: int) -> str:
         axis = Axis("linear", low, 100.0 if c.unit == "%" and c.stacked else high, height - 44, top + 12)
     y_ticks = ticks(axis, "number", 5) if not c.log else log_ticks(axis)
     left = 14 + max((width_of(t[1]) for t in y_ticks), default=20) + 16
-    for v, label in y_ticks:
-        y = axis.at(v)
+    for tick, label in y_ticks:
+        y = axis.at(tick)
         out.append(f'<line x1="{left:.1f}" x2="{width - 6}" y1="{y:.1f}" y2="{y:.1f}" stroke="{RULE}"/>')
         out.append(text(left - 7, y + 4, label, anchor="end"))
     middle = (top + height - 36) / 2
@@ -264,7 +264,8 @@ def horizontal_bars(c: Bars, width: int) -> str:
     values = totals if stacks else [v for g in c.groups for v in g[2] if v is not None]
     values = [*values, *(v for p in c.published for v in p[1] if v is not None)]
     high = 100.0 if stacks and c.unit == "%" else (max(values, default=1) or 1)
-    right = width - (8 if stacks else 56)
+    widest = max((width_of(amount(v, c.digits), 11) for v in values), default=20)
+    right = width - (8 if stacks else widest + 12)
     axis = Axis("linear", 0.0, high, left, right)
     y = top + 6
     for i, category in enumerate(c.categories):
@@ -331,22 +332,22 @@ def boxes(c: Boxes, width: int) -> str:
     for i, b in enumerate(c.boxes):
         y = top + row * (i + 0.5)
         out.append(text(left - 9, y + 4, b.label, anchor="end", fill=INK))
-        x = [axis.at(v) for v in (b.low, b.q1, b.median, b.q3, b.high)]
+        px = [axis.at(v) for v in (b.low, b.q1, b.median, b.q3, b.high)]
         dash = 'stroke-dasharray="3 2"' if b.dashed else ""
         tip = escape(
             f"{b.label}: median {amount(b.median)}, quartiles {amount(b.q1)} to {amount(b.q3)}, whiskers {amount(b.low)} to {amount(b.high)}",
             quote=True,
         )
         out.append(
-            f'<g class="mark" data-tip="{tip}"><line x1="{x[0]:.1f}" x2="{x[4]:.1f}" y1="{y:.1f}" y2="{y:.1f}" stroke="{b.color}" '
+            f'<g class="mark" data-tip="{tip}"><line x1="{px[0]:.1f}" x2="{px[4]:.1f}" y1="{y:.1f}" y2="{y:.1f}" stroke="{b.color}" '
             f'stroke-width="1.6" {dash}/>'
             + "".join(
                 f'<line x1="{v:.1f}" x2="{v:.1f}" y1="{y - 5:.1f}" y2="{y + 5:.1f}" stroke="{b.color}" stroke-width="1.6"/>'
-                for v in (x[0], x[4])
+                for v in (px[0], px[4])
             )
-            + f'<rect x="{x[1]:.1f}" y="{y - 9:.1f}" width="{max(x[3] - x[1], 2):.1f}" height="18" rx="2" fill="{b.color}" '
+            + f'<rect x="{px[1]:.1f}" y="{y - 9:.1f}" width="{max(px[3] - px[1], 2):.1f}" height="18" rx="2" fill="{b.color}" '
             f'fill-opacity="{0.08 if b.dashed else 0.25}" stroke="{b.color}" stroke-width="1.6" {dash}/>'
-            f'<line x1="{x[2]:.1f}" x2="{x[2]:.1f}" y1="{y - 9:.1f}" y2="{y + 9:.1f}" stroke="{b.color}" stroke-width="3.4"/></g>'
+            f'<line x1="{px[2]:.1f}" x2="{px[2]:.1f}" y1="{y - 9:.1f}" y2="{y + 9:.1f}" stroke="{b.color}" stroke-width="3.4"/></g>'
         )
     out.append(text((left + width - 16) / 2, bottom + 36, c.value, anchor="middle"))
     return wrap(out, width, bottom + 44, c.title or c.value)

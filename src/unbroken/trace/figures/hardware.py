@@ -6,7 +6,7 @@ import calendar
 from collections.abc import Sequence
 
 from ..charts.scales import amount
-from ..charts.spec import Bars, Chart, Figure, LineChart, Series, color_of
+from ..charts.spec import Bars, Chart, Figure, Grid, LineChart, Series, color_of
 from ..reference import Reference
 from ..sentences import pct
 from ..settings import Settings
@@ -91,7 +91,7 @@ def utilisation(found: Findings, references: Sequence[Reference], settings: Sett
         return None
     polar = found.get("polarisation")
     rows = list(polar.dicts())
-    grids = ()
+    grids: tuple[Grid, ...] = ()
     if rows:
         grids = (
             grid(

@@ -204,8 +204,8 @@ def failures(found: Findings, references: Sequence[Reference], settings: Setting
         top = sorted(known, key=lambda r: -r["gpu_time_pct"])[:12]
         values: list[tuple[str, tuple[float | None, ...]]] = []
         if published:
-            lookup = {r["reason"]: r["gpu_time_pct"] for r in published.dicts()}
-            values = [("published", tuple(lookup.get(r["reason"]) for r in top))]
+            shares = {r["reason"]: r["gpu_time_pct"] for r in published.dicts()}
+            values = [("published", tuple(shares.get(r["reason"]) for r in top))]
         panels.append(
             Bars(
                 "Share of the failed GPU time",

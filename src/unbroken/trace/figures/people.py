@@ -139,9 +139,9 @@ def teams(found: Findings, references: Sequence[Reference], settings: Settings) 
         days = sorted(set(own.column("week")))
         lines = []
         for i, team in enumerate(first):
-            cells = {r["week"]: float(r["gpu_h"]) for r in own.where(team=team).dicts()}
+            hours = {r["week"]: float(r["gpu_h"]) for r in own.where(team=team).dicts()}
             lines.append(
-                Series(str(team), tuple((day_seconds(d), cells.get(d, 0.0)) for d in days), color_of("", i))
+                Series(str(team), tuple((day_seconds(d), hours.get(d, 0.0)) for d in days), color_of("", i))
             )
         panels.append(
             LineChart(f"{c}: GPU hours a week", "week", "GPU hours", tuple(lines), "time", None, None, "time")

@@ -266,7 +266,14 @@ def demand(found: Findings, references: Sequence[Reference], settings: Settings)
                 other = ref.findings.get("demand")
                 row = next((x for x in other.dicts() if x["type"] == kind), None) if other else None
                 if row:
-                    boxes.append(box(f"{kind}, {ref.label}", row, color_of(kind), dashed=True))
+                    boxes.append(
+                        box(
+                            f"{kind}, {ref.label}{' published' if ref.fitted else ''}",
+                            row,
+                            color_of(kind),
+                            dashed=True,
+                        )
+                    )
         panels.append(Boxes(str(c), "GPUs", tuple(boxes)))
     top = weighted_first(table.dicts(), "median")
     low = min((r for r in table.dicts() if r["median"] is not None), key=lambda r: r["median"], default=None)

@@ -73,7 +73,7 @@ class Reader(Protocol):
 def opened(path: Path) -> io.BufferedIOBase:
     """The file's bytes, unpacked if it is .gz or .zst."""
     if path.suffix == ".gz":
-        return gzip.open(path, "rb")  # type: ignore[return-value]
+        return gzip.open(path, "rb")
     if path.suffix == ".zst":
         try:
             import zstandard

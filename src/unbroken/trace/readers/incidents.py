@@ -110,8 +110,8 @@ class FaultReader:
                 }
                 rows.append(row)
                 opened[node] = row
-            elif (row := opened.pop(node, {})) and row.get("time_utc"):
-                row["lost_s"] = (time - row["time_utc"]).total_seconds()
+            elif begun := opened.pop(node, {}):
+                begun["lost_s"] = (time - begun["time_utc"]).total_seconds()
             else:
                 stray += 1
         if stray:

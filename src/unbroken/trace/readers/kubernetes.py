@@ -74,7 +74,7 @@ class KubernetesReader:
             )
         cluster = options.cluster or "kubernetes"
         jobs = group_pods(pods, cluster)
-        known = {(p["metadata"].get("namespace"), p["metadata"].get("name")) for p in pods}  # type: ignore[index,attr-defined]
+        known = {(p["metadata"].get("namespace"), p["metadata"].get("name")) for p in pods}  # type: ignore[attr-defined]
         jobs += from_events(events, known, cluster)
         if jobs:
             add_jobs(store, jobs, head.path.name)

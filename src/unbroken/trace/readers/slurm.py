@@ -10,13 +10,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import combinations_with_replacement
 
 from ...errors import InputError
-from ..store import Store, literal, name
+from ..store import Store, literal
 from ..tables import Note
 from .base import Head, Options
 from .delimited import Delimited, collect_rejects, delimited, instant, missing, text
 from .staging import Draft, stage
+
+TIME = re.compile(r"\d{4}-\d\d-\d\dT[\d:.]+|\d+|Unknown|None|")
+STATE = re.compile(r"[A-Z_]+\+?( by \d+)?|")
 
 KNOWN = frozenset(
     [
@@ -92,6 +96,13 @@ class SlurmReader:
                 where=str(head.path),
                 todo="Export with a header, or name the fields: --fields JobID,State,Submit,Start,End,AllocTRES",
             )
+        if not {c.lower() for c in columns} & {"submit", "start", "end", "elapsed", "elapsedraw"}:
+            raise InputError(
+                "the export has no times",
+                where=str(head.path),
+                todo="Export them: sacct -P -a -S 2024-01-01 --format=JobID,JobName,User,Account,Partition,State,ExitCode,"
+                "Submit,Start,End,Elapsed,NNodes,NCPUS,AllocTRES,NodeList",
+            )
         quote = "" if head.delimiter == "|" else '"'
         table = delimited(store, head, columns, header=not options.fields, quote=quote)
         raw = store.fresh("sacct")
@@ -119,30 +130,53 @@ class SlurmReader:
             )
 
 
+FREE_TEXT = ("jobname", "submitline", "comment", "admincomment", "systemcomment", "workdir", "wckey")
+"""Fields in which people may write a `|`."""
+
+
 def mend_names(store: Store, table: Delimited, raw: str, head: Head) -> None:
-    """Joins the pieces of job names that contain the delimiter back together, where the rest then fits."""
-    place = next((i for i, c in enumerate(table.columns) if c.lower() == "jobname"), None)
+    """Joins the pieces of free text that contains the delimiter back together, where the rest then fits."""
     exists = store.one(f"SELECT count(*) FROM duckdb_tables() WHERE table_name = {literal(table.rejects)}")[0]
-    if place is None or not exists or head.delimiter != "|":
+    if not exists or head.delimiter != "|":
         return
-    width, after = len(table.columns), len(table.columns) - place - 1
     mended, lines = [], []
     for line, whole in store.query(
         f"SELECT line, any_value(csv_line) FROM {table.rejects} WHERE error_type = 'TOO MANY COLUMNS' GROUP BY line"
     ):
-        parts = str(whole).rstrip("\r\n").split("|")
-        if len(parts) <= width:
-            continue
-        end = len(parts) - after
-        mended.append([p or None for p in [*parts[:place], "|".join(parts[place:end]), *parts[end:]]])
-        lines.append(line)
+        row = joined(str(whole).rstrip("\r\n").split("|"), table.columns)
+        if row:
+            mended.append([p or None for p in row])
+            lines.append(line)
     if mended:
-        marks = ", ".join("?" * width)
+        marks = ", ".join("?" * len(table.columns))
         store.con.executemany(f"INSERT INTO {raw} VALUES ({marks})", mended)
         store.con.execute(f"DELETE FROM {table.rejects} WHERE line IN ({', '.join(map(str, lines))})")
         store.note(
-            Note("repaired", "job names that contain '|': joined again", len(mended), source=head.path.name)
+            Note("repaired", "text that contains '|': joined again", len(mended), source=head.path.name)
         )
+
+
+def joined(parts: list[str], columns: tuple[str, ...]) -> list[str] | None:
+    """The fields of a line with too many pieces: the surplus is spread over the free-text columns until state and
+    times are where they belong; None where no way fits, or too many would have to be tried."""
+    lower = [c.lower() for c in columns]
+    free = [i for i, c in enumerate(lower) if c in FREE_TEXT]
+    surplus = len(parts) - len(columns)
+    if not free or surplus < 1 or surplus > 40:
+        return None
+    checks = [(i, TIME if c in ("submit", "start", "end", "eligible") else STATE) for i, c in enumerate(lower)
+              if c in ("submit", "start", "end", "eligible", "state")]  # fmt: skip
+    for n, way in enumerate(combinations_with_replacement(free, surplus)):
+        if n > 5000:
+            return None
+        out, at = [], 0
+        for i in range(len(columns)):
+            more = way.count(i)
+            out.append("|".join(parts[at : at + 1 + more]))
+            at += 1 + more
+        if all(pattern.fullmatch(out[i]) for i, pattern in checks):
+            return out
+    return None
 
 
 def draft_of(store: Store, t: Delimited, head: Head, options: Options) -> Draft:
@@ -194,7 +228,6 @@ def draft_of(store: Store, t: Delimited, head: Head, options: Options) -> Draft:
     if start and duration and t.find("End"):
         # a job cancelled while it waited has Start = End or none, and no time on a node
         never = f"({missing(start)})"
-        columns["end_utc"] = columns["end_utc"]
         duration = f"CASE WHEN {never} THEN NULL ELSE {duration} END"
     if (suspended := t.find("Suspended")) is not None and duration:
         store.note(
@@ -317,6 +350,3 @@ def expand_one(piece: str) -> Iterator[str]:
             names = [part]
         for n in names:
             yield from expand_one(piece[: m.start()] + n + piece[m.end() :])
-
-
-_ = name

@@ -141,7 +141,10 @@ def finished_sql(draft: Draft, source: str) -> str:
         else ("coalesce(job_id, 'no-id-' || hash(submit_utc, start_utc, end_utc, name, \"user\"))")
     )
     out["state"] = "coalesce(state, 'UNKNOWN')"
-    out["queue_s"] = "CASE WHEN coalesce(_wait, _queue) >= 0 THEN coalesce(_wait, _queue) END"
+    out["queue_s"] = (
+        "CASE WHEN state = 'PENDING' THEN NULL WHEN coalesce(_wait, _queue) >= 0 THEN coalesce(_wait, _queue) END"
+    )
+    out["start_utc"] = "CASE WHEN state = 'PENDING' THEN NULL ELSE start_utc END"
     out["duration_s"] = "CASE WHEN _open THEN NULL ELSE coalesce(_span, _duration) END"
     out["end_utc"] = "CASE WHEN _open THEN NULL ELSE end_utc END"
     out["source"] = literal(source)
@@ -191,14 +194,25 @@ def account(store: Store, table: str, source: str, zone: str, total: int | None 
         for reason, n in store.query(
             f"SELECT _reject, count(*) FROM {table} WHERE _reject IS NOT NULL GROUP BY 1 ORDER BY 2 DESC, 1"
         ):
-            examples = store.query(
+            first = store.query(
                 f"SELECT coalesce(_text, job_id) FROM {table} WHERE _reject = {literal(reason)} LIMIT 3"
             )
-            store.note(Note("set aside", reason, n, rows, source, tuple(str(e[0])[:200] for e in examples)))
+            store.note(Note("set aside", reason, n, rows, source, tuple(str(e[0])[:200] for e in first)))
     for (flag, (_, kind, text)), n in zip(FLAGS.items(), counts, strict=True):
         if not n:
             continue
         examples: list[tuple[object, ...]] = []
+        if flag == "no_zone" and n >= rows - bad:
+            store.note(
+                Note(
+                    "assumption",
+                    f"times carry no zone: taken as {zone} (--timezone says otherwise)",
+                    0,
+                    0,
+                    source,
+                )
+            )
+            continue
         if flag == "odd_state":
             examples = store.query(
                 f"SELECT state_raw || ' (' || count(*) || ')' FROM {table} WHERE _flags & 2 > 0 "

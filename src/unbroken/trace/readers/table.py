@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ...errors import InputError, UsageError
-from ..schema import JOBS
 from ..store import Store
 from ..tables import Note
 from .base import Head, Options
@@ -242,23 +241,8 @@ def mapped_draft(
     elif "cluster" not in columns:
         guess_name = default_cluster or cluster_from(head.path)
         columns["cluster"] = "'" + guess_name.replace("'", "''") + "'"
-    mixed = None
-    sample = [t for t in times if has_zone(head, t)]
-    if sample:
-        mixed = " OR ".join(zoneless(t) for t in sample)
+    mixed = " OR ".join(zoneless(t) for t in times) if times else None
     return Draft(table.source, columns, state, queue, duration, checks, table.whole(), mixed, state_extra)
-
-
-def has_zone(head: Head, column: str) -> bool:
-    """Whether the first row writes this time with a zone."""
-    import re
-
-    plain = column.strip('"')
-    if plain not in head.columns:
-        return False
-    i = head.columns.index(plain)
-    value = head.first_row[i] if i < len(head.first_row) else ""
-    return bool(re.search(r"([+-]\d{2}:?\d{2}|Z)$", value))
 
 
 def type_sql(column: str) -> str:
@@ -299,6 +283,3 @@ def note_end_minus_submit(store: Store, draft: Draft, head: Head, options: Optio
             head.path.name,
         )
     )
-
-
-SCHEMA_KEYS = {c.name for c in JOBS.columns}

@@ -7,7 +7,7 @@ from html import escape
 from importlib import resources
 
 from ...version import __version__
-from ..charts.spec import Bars, Figure, Grid, Heat
+from ..charts.spec import Bars, Boxes, Figure, Grid, Heat
 from ..charts.svg import render
 from ..tables import Note
 from .build import Report, cards, highlights
@@ -95,12 +95,12 @@ def figure_html(f: Figure) -> str:
     """A figure: number, title, its sentence, panels, tables."""
     many = len(f.panels) > 4
     solo = len(f.panels) == 1
-    size = (400, 250) if many else (760, 300) if solo else (520, 310)
+    size = (400, 250) if many else (1080, 320) if solo else (520, 310)
     panels = []
     for i, p in enumerate(f.panels):
         width, height = size
-        if solo and isinstance(p, Bars | Heat):
-            width = 640
+        if solo and isinstance(p, Bars | Heat | Boxes):
+            width = 1080
         button = f'<button data-name="{f.key}-{i + 1}" title="Save this drawing as SVG">SVG</button>'
         panels.append(f'<div class="panel">{button}{render(p, width, height)}</div>')
     kind = " many" if many else " solo" if solo else ""

@@ -141,10 +141,11 @@ def cancelled(store: Store, settings: Settings) -> Result:
 def by_size(store: Store, settings: Settings) -> Result:
     """By size class: failures, MTTF (run time per failure), and the ETTR that follows from the declared intervals.
 
-    ETTR = 1 / (1 + (interval / 2 + restart) / MTTF): half an interval is done again, then the restart. Where incidents
-    are known to have infrastructure reasons, they are counted as well; failed jobs include users' mistakes.
+    ETTR = 1 / (1 + (interval / 2 + restart) / MTTF): half an interval is done again, then the restart. Where there are
+    incidents those of the infrastructure count, else all failed jobs, which include users' mistakes.
     """
     lost = settings.checkpoint_interval_s / 2 + settings.restart_s
+    counted = "any_value(i.infra)" if store.has("incidents") else "sum(n) FILTER (state = 'FAILED')"
     incidents = "SELECT NULL::DOUBLE AS size, NULL::BIGINT AS infra WHERE false"
     if store.has("incidents"):
         incidents = """SELECT pow(2, ceil(log2(greatest(gpu_num, 1)) - 1e-9)) AS size, count(*) AS infra FROM incidents
@@ -156,7 +157,7 @@ def by_size(store: Store, settings: Settings) -> Result:
             sum(n) FILTER (state = 'FAILED')::BIGINT AS failed, any_value(i.infra)::BIGINT AS infrastructure,
             sum(run_s) / nullif(sum(n) FILTER (state = 'FAILED'), 0) / 3600 AS mttf_h,
             sum(run_s) / nullif(any_value(i.infra), 0) / 3600 AS mttf_infrastructure_h,
-            1 / (1 + {lost} / nullif(sum(run_s) / nullif(coalesce(any_value(i.infra), sum(n) FILTER (state = 'FAILED')), 0), 0))
+            1 / (1 + {lost} / nullif(sum(run_s) / nullif({counted}, 0), 0))
                 AS ettr_expected,
             sum(gpu_s) FILTER (state = 'COMPLETED') / nullif(sum(gpu_s), 0) AS completed_gpu_time
         FROM c_main m LEFT JOIN ({incidents}) i USING (size)

@@ -139,7 +139,8 @@ def fit_sizes(curves: Curves, cluster: str, types: Sequence[str], shares: Array)
         seed *= (shares / seed.sum(1))[:, None]
         seed *= columns / np.maximum(seed.sum(0), 1e-12)
     seed *= (shares / seed.sum(1))[:, None]
-    return seed / seed.sum(1, keepdims=True)
+    table: Array = seed / seed.sum(1, keepdims=True)
+    return table
 
 
 def draw_sizes(sizes: Sequence[float], rho: float, z: Array, e: Array) -> tuple[Array, Array]:

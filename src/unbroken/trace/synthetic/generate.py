@@ -165,7 +165,8 @@ def take(marginal: Marginal, table: tuple[Array, Array], u: Array) -> Array:
     shares, grid = table
     keep = np.concatenate([[True], np.diff(shares) > 0])
     z = np.interp(u, shares[keep], grid[keep])
-    return np.clip(np.exp(z) if marginal.log else z, marginal.low, marginal.high)
+    x: Array = np.clip(np.exp(z) if marginal.log else z, marginal.low, marginal.high)
+    return x
 
 
 def draw_states(model: ClusterModel, rng: np.random.Generator, gpu_time: Array, cpu: Any) -> Any:
