@@ -277,6 +277,40 @@ def tasks(
 
 
 @app.command()
+def stage(
+    suite: str = typer.Argument(help="A TOML file, or HARNESS:TASK,TASK,..."),
+    into: Path = typer.Option(
+        ..., "--into", help="Folder for the data, on a file system that the nodes share"
+    ),
+    check: bool = typer.Option(False, "--check", help="Only say what is there; fetch nothing"),
+    as_json: bool = JSON,
+) -> None:
+    """Fetch a suite's data for machines without a network, and prove that they are found offline."""
+    from ..errors import DatasetMissing
+    from ..evaluate.codec import encode
+    from ..evaluate.harness.staging import offline_environment, stage_suite
+
+    found = stage_suite(_suite(suite, "", None), into, only_check=check)
+    if as_json:
+        print(json.dumps({"tasks": [encode(t) for t in found]}))
+    else:
+        for t in found:
+            print(f"{t.task}: " + (t.problem or f"{t.documents:,} documents, {t.source}"))
+    bad = [t.task for t in found if t.problem]
+    if bad:
+        raise DatasetMissing(
+            f"{len(bad)} of {len(found)} tasks have no data: {', '.join(bad[:8])}",
+            where=str(into),
+            todo="Run it without --check where there is a network"
+            if check
+            else "See each task's reason above",
+        )
+    if not as_json:
+        print("\nOn machines without a network, before `unbroken eval run`:")
+        print("export " + " ".join(f"{k}={v}" for k, v in offline_environment(into.resolve()).items()))
+
+
+@app.command()
 def cache(
     clear: bool = typer.Option(False, "--clear", help="Remove copies that nobody uses"), as_json: bool = JSON
 ) -> None:

@@ -98,6 +98,8 @@ class LmEvalHarness:
         for task in suite.tasks:
             if task.harness == "lm_eval":
                 include.update(dict.fromkeys(self._options(task, suite).include))
+        if not suite.tasks and suite.folder and any(Path(suite.folder).glob("*.yaml")):
+            include[suite.folder] = None
         return self._index(tuple(include)).names()
 
     def expand(self, task: Task, suite: Suite) -> Sequence[Task]:
@@ -183,6 +185,23 @@ class LmEvalHarness:
             output_tokens=sum(tokens) / len(requests),
             requests_per_sample=wrote.requests_per_sample,
             combine={"group": options.in_group, "leaf": leaf.name, "include": list(options.include)},
+        )
+
+    def data_of(self, task: Task, suite: Suite) -> tuple[int, str]:
+        """(documents, name of the data set), after loading it. Raises DatasetMissing, UnknownTask."""
+        options = self._options(task, suite)
+        leaf = self._leaf(task, options)
+        seen = Captured()
+        try:
+            with contextlib.redirect_stdout(io.StringIO()):
+                one_leaf(leaf.folders, leaf.name, seen).load([leaf.spec])
+            documents = len(seen.task.eval_docs)
+        except Exception as e:
+            raise _why_not_prepared(e, task, seen) from e
+        source = str(seen.task.DATASET_PATH or "its own code")
+        files = (seen.task.get_config("dataset_kwargs") or {}).get("data_files")
+        return documents, f"{source} {files}" if files else " ".join(
+            filter(None, (source, seen.task.DATASET_NAME))
         )
 
     def build_requests(self, prepared: PreparedTask, block: int) -> list[Sample]:

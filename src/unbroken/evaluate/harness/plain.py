@@ -148,6 +148,11 @@ class PlainHarness:
             requests_per_sample=wrote.requests_per_sample,
         )
 
+    def data_of(self, task: Task, suite: Suite) -> tuple[int, str]:
+        """(rows, where they are read from). Raises DatasetMissing, InputError, UnknownTask."""
+        source = Folder.find(task, suite, self.list_tasks(suite))
+        return len(list(_rows(task, suite, source, source.load("infer")))), str(source.path)
+
     def build_requests(self, prepared: PreparedTask, block: int) -> list[Sample]:
         """The samples of one block, from the staged file."""
         return staged.read_block(prepared, block)
