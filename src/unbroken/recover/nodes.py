@@ -56,7 +56,7 @@ class NodeTable:
         self._run_dir, self._run_id, self._backend = run_dir, run_id, backend
         self.lease_s, self._orphan_grace_s = lease_s, orphan_grace_s
         self._on_message, self._changed = on_message, changed
-        self._keeper_bytes = keeper_bytes
+        self.keeper_bytes = keeper_bytes
         self.nodes: dict[str, Node] = {}
         self._server: asyncio.Server | None = None
         self._token = ""
@@ -152,7 +152,7 @@ class NodeTable:
             sys.executable, "-m", "unbroken.recover.agent",
             "--run-dir", str(self._run_dir.path), "--run-id", self._run_id, "--node", name,
             "--scratch", str(self._backend.scratch(name)), "--orphan-grace", str(self._orphan_grace_s),
-            "--keeper-memory", str(self._keeper_bytes),
+            "--keeper-memory", str(self.keeper_bytes),
         ]  # fmt: skip
         env = {"UNBROKEN_RUN_ID": self._run_id, "UNBROKEN_NODE": name, "UNBROKEN_ROLE": "agent"}
         self._backend.launch(name, argv, env, self._run_dir.agent_log(name))

@@ -27,6 +27,7 @@ from ..diagnose.facts import Facts, HangFact, RankExit
 from ..diagnose.verdict import Action, Root, Verdict
 from ..errors import Exit, RunError, RunStopped
 from ..progress import JournalWriter, RunDir, RunSpec, newest_epoch, read_journal
+from ..units import Bytes
 from .attempt import Attempt, read_steps
 from .candidates import candidates
 from .incidents import (
@@ -53,6 +54,7 @@ _TICK_S = 0.1
 _SETTLE_S = 0.5
 _SETTLE_QUIET_S = 0.15
 _KEEPER_SETTLE_S = 10.0
+_FOLLOW_SAID_S = 15.0
 
 
 class Superseded(RunError):
@@ -104,6 +106,7 @@ class Supervisor:
         self._background: set[asyncio.Task[Any]] = set()
         self._epoch_checked = 0.0
         self._first_told = 0
+        self._followed = 0
         self._early: list[tuple[Node, Message]] = []
 
     # --- from outside
@@ -162,6 +165,10 @@ class Supervisor:
     async def _supervise(self) -> str:
         names = [*self._allocation.nodes, *self._allocation.spares]
         names = [n for n in names if n not in self._state.cordoned]
+        self.view.say(
+            f"{self.spec.nodes} nodes x {self.spec.nproc} ranks, {self.spec.spares} spares; snapshots may take up to "
+            f"{Bytes(self.nodes.keeper_bytes)} of memory on each node"
+        )
         missing = await self.nodes.bring_up([n for n in names if n not in self._state.lost])
         for name in missing:
             await self._lose(name, "its agent did not come up")
@@ -381,6 +388,7 @@ class Supervisor:
                     return Ending("interrupted")
             elif attempt.failures():
                 return Ending("failed")
+            self._say_how_followed(attempt)
             hang = self._judge(attempt)
             if hang.level is not Level.OK and not self._stop_requests:
                 if looking is None:
@@ -398,6 +406,26 @@ class Supervisor:
                 await asyncio.wait_for(self._changed.wait(), _TICK_S)
             except TimeoutError:
                 continue
+
+    def _say_how_followed(self, attempt: Attempt) -> None:
+        """Says once an attempt how a script is followed that does not tell its steps."""
+        if self._followed == attempt.number or any(
+            s.source == "page" and s.count for s in attempt.ranks.values()
+        ):
+            return
+        if any(s.source == "log" and s.step >= 0 for s in attempt.ranks.values()):
+            self._followed = attempt.number
+            self.view.say(
+                "the script does not call unbroken.attach(): its steps are read from what it prints"
+            )
+        elif time.time() - attempt.started > _FOLLOW_SAID_S and all(
+            s.source == "idle" for s in attempt.ranks.values()
+        ):
+            self._followed = attempt.number
+            self.view.say(
+                "no step is known of this script (it neither calls unbroken.attach() nor prints steps): only idle "
+                f"processors for {self._timeouts.idle} count as a hang (--idle-after)"
+            )
 
     def _judge(self, attempt: Attempt) -> Hang:
         attempt.detector.told = attempt.told or any(
