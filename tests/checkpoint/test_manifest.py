@@ -28,7 +28,7 @@ from unbroken.checkpoint.manifest import (
     tensor_part,
 )
 from unbroken.checkpoint.position import Position, merged, normalised
-from unbroken.checkpoint.shards import RunBuilder, Shard, gap_in
+from unbroken.checkpoint.shards import Run, RunBuilder, Shard, gap_in, gap_in_runs
 from unbroken.errors import CheckpointCorrupt, CheckpointTooNew
 
 
@@ -314,6 +314,25 @@ def test_runs_hold_exactly_the_shards(data: Any) -> None:
             builder.add(shards[-1])
     back = [s for run in builder.finish() for s in run.shards()]
     assert sorted(back, key=lambda s: (s.rank, s.stored)) == shards
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_runs_tile_as_their_shards_do(data: Any) -> None:
+    number = st.integers(0, 4)
+    runs = data.draw(
+        st.lists(
+            st.builds(
+                Run, st.just(0), st.integers(1, 4), st.tuples(number, st.just(0)),
+                st.tuples(st.integers(0, 3), st.sampled_from([2, 2, 1])),
+                st.tuples(st.integers(-2, 3), st.sampled_from([0, 0, 1])), st.just(0), st.just("w"),
+            ),
+            min_size=1, max_size=3,
+        )
+    )  # fmt: skip
+    shape = (data.draw(st.integers(0, 8)), 2)
+    boxes = [s.box for r in runs for s in r.shards()]
+    assert (gap_in_runs(shape, runs) is None) == (gap_in(shape, boxes) is None)
 
 
 @settings(max_examples=200, deadline=None)

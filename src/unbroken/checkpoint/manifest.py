@@ -22,7 +22,7 @@ from .layout import Layout
 from .position import Position
 from .position import merged as merged_position
 from .sealed import Fields, digest, seal, unseal
-from .shards import Box, Run, RunBuilder, Shard, gap_in
+from .shards import Box, Run, RunBuilder, Shard, gap_in_runs
 
 MANIFEST = "manifest.json"
 COMMITTED = "COMMITTED"
@@ -422,40 +422,55 @@ def _part_json(t: TensorPart, name: str) -> list[object]:
     return [t.dtype, t.shape, t.placements, t.mesh, t.mesh_names, shards]
 
 
-def _part_from_json(name: str, value: object, rank: int, world: int, size: int, where: str) -> TensorPart:
-    where = f"{where}, tensor '{name}'"[:300]
-    keys = ("dtype", "shape", "placements", "mesh", "mesh_names", "shards")
-    f, head = _tensor_head(value, keys, where)
-    shards = []
-    for v in f.items("shards"):
-        if not isinstance(v, list) or len(v) != 4:
-            raise CheckpointCorrupt("a shard's entry is malformed", where=where)
-        s = Fields(dict(zip(("offsets", "sizes", "start", "stored"), v, strict=True)), where)
-        offsets, sizes = s.naturals("offsets"), s.naturals("sizes")
-        if not len(offsets) == len(sizes) == len(head.shape):
-            raise CheckpointCorrupt("a shard has another number of dimensions than its tensor", where=where)
-        if any(o + n > full for o, n, full in zip(offsets, sizes, head.shape, strict=True)):
-            raise CheckpointCorrupt("a shard lies outside of its tensor", where=where)
-        shard = Shard(rank, offsets, sizes, s.natural("start"), s.text("stored") or name)
-        if shard.start + head.bytes_of(shard) > size:
-            raise CheckpointCorrupt("a shard lies outside of its file", where=where)
-        shards.append(shard)
-    return TensorPart(head.dtype, head.shape, head.placements, head.mesh, head.mesh_names, tuple(shards))
+def _part_from_json(name: str, value: Any, rank: int, world: int, size: int, where: str) -> TensorPart:
+    # Plain unpacking, not Fields: a large run has millions of these.
+    try:
+        dtype, shape_, placements, mesh, mesh_names, shards_ = value
+        shape = _naturals(shape_)
+        head = _head(dtype, shape, placements, mesh, mesh_names)
+        item = item_bytes(dtype)
+        shards = []
+        for offsets_, sizes_, start, stored in shards_:
+            offsets, sizes = _naturals(offsets_), _naturals(sizes_)
+            if len(offsets) != len(shape) or len(sizes) != len(shape):
+                raise ValueError("a shard has another number of dimensions than its tensor")
+            if any(map(lambda o, n, full: o + n > full, offsets, sizes, shape)):
+                raise ValueError("a shard lies outside of its tensor")
+            if type(start) is not int or not 0 <= start <= start + math.prod(sizes) * item <= size:
+                raise ValueError("a shard lies outside of its file")
+            if type(stored) is not str:
+                raise ValueError("a shard's name is not text")
+            shards.append(Shard(rank, offsets, sizes, start, stored or name))
+    except (ValueError, TypeError) as e:
+        raise CheckpointCorrupt(
+            f"the entry of tensor '{name}' is malformed: {e}"[:300], where=where
+        ) from None
+    return TensorPart(*head, tuple(shards))
 
 
-def _tensor_head(value: object, keys: tuple[str, ...], where: str) -> tuple[Fields, TensorPart]:
-    if not isinstance(value, list) or len(value) != len(keys):
-        raise CheckpointCorrupt("the tensor's entry is malformed", where=where)
-    f = Fields(dict(zip(keys, value, strict=True)), where)
-    dtype = f.text("dtype")
-    if not known_torch(dtype):
-        raise CheckpointCorrupt(f"unknown type '{dtype}'"[:300], where=where)
-    head = TensorPart(
-        dtype, f.naturals("shape"), f.texts("placements"), f.naturals("mesh"), f.texts("mesh_names"), ()
-    )
-    if len(head.shape) > 64 or len(head.placements) != len(head.mesh):
-        raise CheckpointCorrupt("the tensor's placements do not fit its mesh", where=where)
-    return f, head
+def _head(
+    dtype: object, shape: tuple[int, ...], placements: object, mesh: object, mesh_names: object
+) -> tuple[str, tuple[int, ...], tuple[str, ...], tuple[int, ...], tuple[str, ...]]:
+    """The checked head of a tensor's entry; raises ValueError."""
+    if type(dtype) is not str or not known_torch(dtype):
+        raise ValueError(f"unknown type {dtype!r}")
+    held = _naturals(mesh)
+    if len(shape) > 64 or not isinstance(placements, list) or len(placements) != len(held):
+        raise ValueError("its placements do not fit its mesh")
+    if not isinstance(mesh_names, list) or not all(type(n) is str for n in [*placements, *mesh_names]):
+        raise ValueError("its placements are not text")
+    return dtype, shape, tuple(placements), held, tuple(mesh_names)
+
+
+def _naturals(value: object) -> tuple[int, ...]:
+    """The list as natural numbers; raises ValueError for anything else."""
+    if type(value) is list:
+        for n in value:
+            if type(n) is not int or not 0 <= n < 2**63:
+                break
+        else:
+            return tuple(value)
+    raise ValueError("natural numbers were expected")
 
 
 def _record_json(t: TensorRecord) -> list[object]:
@@ -463,16 +478,18 @@ def _record_json(t: TensorRecord) -> list[object]:
     return [t.dtype, t.shape, t.placements, t.mesh, t.mesh_names, t.kind, runs]
 
 
-def _record_from_json(name: str, value: object, parts: tuple[PartRecord, ...], where: str) -> TensorRecord:
+def _record_from_json(name: str, value: Any, parts: tuple[PartRecord, ...], where: str) -> TensorRecord:
     where = f"{where}, tensor '{name}'"[:300]
-    keys = ("dtype", "shape", "placements", "mesh", "mesh_names", "kind", "runs")
-    f, head = _tensor_head(value, keys, where)
-    kind = f.text("kind")
-    if kind not in ("sharded", "replicated", "local"):
-        raise CheckpointCorrupt(f"unknown kind '{kind}'"[:300], where=where)
-    ndim = None if kind == "local" else len(head.shape)
-    runs = tuple(Run.from_json(r, ndim, len(parts), where) for r in f.items("runs"))
-    record = TensorRecord(head.dtype, head.shape, kind, head.placements, head.mesh, head.mesh_names, runs)
+    try:
+        dtype, shape, placements, mesh, mesh_names, kind, runs_ = value
+        head = _head(dtype, _naturals(shape), placements, mesh, mesh_names)
+    except (ValueError, TypeError) as e:
+        raise CheckpointCorrupt(f"its entry is malformed: {e}"[:300], where=where) from None
+    if kind not in ("sharded", "replicated", "local") or not isinstance(runs_, list):
+        raise CheckpointCorrupt("its entry is malformed", where=where)
+    ndim = None if kind == "local" else len(head[1])
+    runs = tuple(Run.from_json(r, ndim, len(parts), where) for r in runs_)
+    record = TensorRecord(head[0], head[1], kind, *head[2:], runs)
     _check_tiles(name, record, where)
     for r in runs:
         longest = r.start + math.prod(r.sizes) * item_bytes(record.dtype)
@@ -482,12 +499,11 @@ def _record_from_json(name: str, value: object, parts: tuple[PartRecord, ...], w
 
 
 def _check_tiles(name: str, record: TensorRecord, where: str) -> None:
-    shards = record.shards()
-    if not shards:
+    if not record.runs:
         raise CheckpointCorrupt(f"no rank holds tensor '{name}'"[:300], where=where)
     if record.kind == "local":
         return
-    if why := gap_in(record.shape, (s.box for s in shards)):
+    if why := gap_in_runs(record.shape, record.runs):
         raise CheckpointCorrupt(f"tensor '{name}': {why}"[:400], where=where)
 
 

@@ -57,6 +57,16 @@ class Run:
             at = tuple(o + i * s for o, s in zip(self.offsets, self.step, strict=True))
             yield Shard(self.rank + i, at, self.sizes, self.start, self.stored)
 
+    def solid(self) -> Box | None:
+        """The one box that all its shards fill together, or None if they do not."""
+        moving = [d for d, n in enumerate(self.step) if n]
+        if not moving or self.count == 1:
+            return self.offsets, self.sizes
+        (d,) = moving[:1]
+        if len(moving) > 1 or self.step[d] != self.sizes[d]:
+            return None
+        return self.offsets, (*self.sizes[:d], self.sizes[d] * self.count, *self.sizes[d + 1 :])
+
     def extended(self, s: Shard) -> Run | None:
         """This run with one more shard, or None if it does not fit."""
         if (s.rank, s.sizes, s.start, s.stored) != (
@@ -119,6 +129,15 @@ class RunBuilder:
     def finish(self) -> tuple[Run, ...]:
         """All runs, by rank."""
         return tuple(sorted([*self.done, *self._open.values()], key=lambda r: (r.rank, r.stored)))
+
+
+def gap_in_runs(shape: tuple[int, ...], runs: Iterable[Run]) -> str | None:
+    """As `gap_in`, for the shards of these runs; a run that is solid along one dimension counts as one box."""
+    runs = tuple(runs)
+    solid = [r.solid() for r in runs]
+    if None not in solid and gap_in(shape, (b for b in solid if b is not None)) is None:
+        return None
+    return gap_in(shape, (s.box for r in runs for s in r.shards()))
 
 
 def gap_in(shape: tuple[int, ...], boxes: Iterable[Box]) -> str | None:
