@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ...errors import ContractError, InputError
-from ..schema import JOBS, METADATA_KEY, TABLES, VERSION, Table
+from ..schema import JOBS, METADATA_KEY, STATES, TABLES, VERSION, Table
 from ..store import Store, literal, name
 from ..tables import Note
 from .base import Head, Options
@@ -98,7 +98,7 @@ def read_jobs(store: Store, head: Head, options: Options, source: str) -> None:
     )
     account(store, f"({light})", head.path.name, "UTC")
     view = store.fresh("jobs_part")
-    if set(JOBS.names) <= set(have) and not options.cluster and clean(store, head, f"({light})"):
+    if set(JOBS.names) <= set(have) and not options.cluster and clean(store, head, source):
         cols = ", ".join(name(c) for c in JOBS.names)
         store.con.execute(f"CREATE VIEW {view} AS SELECT {cols} FROM {source}")
     else:
@@ -107,10 +107,21 @@ def read_jobs(store: Store, head: Head, options: Options, source: str) -> None:
     store.add_part("jobs", view)
 
 
-def clean(store: Store, head: Head, checked: str) -> bool:
-    """Whether nothing of the file was set aside or mended."""
+def clean(store: Store, head: Head, source: str) -> bool:
+    """Whether the file can be used as it is: nothing was set aside or mended, and nothing is left to be computed."""
     mended = ("set aside", "repaired", "missing", "assumption")
-    return not any(n.source == head.path.name and n.kind in mended for n in store.notes)
+    if any(n.source == head.path.name and n.kind in mended for n in store.notes):
+        return False
+    states = ", ".join(literal(s) for s in STATES)
+    left = store.one(
+        "SELECT count(*) FROM (SELECT * FROM "
+        + source
+        + ") WHERE (duration_s IS NULL AND start_utc IS NOT NULL AND end_utc "
+        "IS NOT NULL) OR (queue_s IS NULL AND submit_utc IS NOT NULL AND start_utc IS NOT NULL) OR (start_utc IS NULL AND "
+        f"(queue_s IS NOT NULL OR duration_s IS NOT NULL)) OR state IS NULL OR state NOT IN ({states}) OR job_id IS NULL OR "
+        "state_raw IS NULL OR (state IN ('RUNNING', 'PENDING') AND end_utc IS NOT NULL)"
+    )[0]
+    return not left
 
 
 def read_foreign(store: Store, head: Head, options: Options, source: str) -> None:

@@ -111,7 +111,7 @@ def cancelled(store: Store, settings: Settings) -> Result:
                     j.start_utc) AS last_work
                 FROM (SELECT cluster, job_id, start_utc, end_utc, unnest(nodes) AS node FROM ({base}) WHERE nodes IS NOT NULL) j
                 JOIN samples s ON s.node = j.node AND s.metric = 'gpu_util_pct' AND s.time_utc BETWEEN j.start_utc AND j.end_utc
-                GROUP BY ALL) l USING (cluster, job_id, start_utc))"""
+                GROUP BY 1, 2, 3) l USING (cluster, job_id, start_utc))"""
             last_work = "last_work"
     tail = f"gpu_num * greatest(date_diff('second', coalesce(stop_utc, {last_work}), end_utc), 0)"
     stalled = f"date_diff('second', coalesce(stop_utc, {last_work}), end_utc) > {settings.stall_s}"
