@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -63,6 +63,8 @@ class Attempt:
     step_time: float | None = None
     steps_file: Path | None = None
     _interlude: bool = False
+    _before: tuple[int, float] | None = None
+    _leader: int | None = None
 
     @classmethod
     def make(
@@ -125,9 +127,7 @@ class Attempt:
         """Takes an agent's news; returns the leading rank's new steps. `sent` is the node's monotonic clock when
         the message left, which relates its times to ours without trusting its wall clock."""
         offset = time.time() - sent
-        fresh: list[Step] = []
-        leader = min(self.ranks)
-        silent = [s for s in self.ranks.values() if s.source != "log"]
+        told: dict[int, list[tuple[Step, float]]] = {}
         for key, news in ranks.items():
             state = self.ranks.get(int(key))
             if state is None:
@@ -138,28 +138,34 @@ class Attempt:
                 self.total = news["total"]
             if self.attached_at is None and state.source == "page":
                 self.attached_at = time.time()
-            steps = [Step(s, float.fromhex(x), t, at + offset) for s, t, x, at in news["steps"]]
+            steps = [(Step(s, float.fromhex(x), t, at + offset), at) for s, t, x, at in news["steps"]]
             if steps:
-                state.step = max(state.step, steps[-1].step)
-                # Only the ranks that print are seen in logs; without one from rank 0 the lowest leads.
-                if state.source == "log" and len(silent) == len(self.ranks) - 1:
-                    leader = state.rank
-            if state.rank == leader:
-                fresh += steps
-        for step in fresh:
-            if self.last is not None and step.step > self.last.step and not self._interlude:
-                took = (step.time - self.last.time) / (step.step - self.last.step)
+                state.step = max(state.step, steps[-1][0].step)
+                told[state.rank] = steps
+        leader = self._leading(told)
+        fresh = told.get(leader, [])
+        for step, at in fresh:
+            # Durations by the node's own clock: they need no relation to ours, and a wall clock may jump.
+            if self._before is not None and step.step > self._before[0] and not self._interlude:
+                took = (at - self._before[1]) / (step.step - self._before[0])
                 self.detector.step_took(max(took, 0.0))
                 self.step_time = took if self.step_time is None else 0.9 * self.step_time + 0.1 * took
-            self._interlude = False
+            self._before, self._interlude = (step.step, at), False
             self.first_step = self.first_step or step
             if self.caught_up is None and step.step > self.floor:
                 self.caught_up = step
             self.last = step
         # The time from here to the next step is not a step's: it holds an evaluation or a checkpoint.
         self._interlude |= self.ranks[leader].phase is not Phase.TRAINING
-        self._keep(fresh)
-        return fresh
+        self._keep(s for s, _ in fresh)
+        return [s for s, _ in fresh]
+
+    def _leading(self, told: Mapping[int, object]) -> int:
+        """The rank whose steps are shown: the lowest; where only logs tell steps, the first that told one."""
+        if self._leader is None and told:
+            by_log = all(self.ranks[r].source != "page" for r in told)
+            self._leader = min(told) if by_log else min(self.ranks)
+        return min(self.ranks) if self._leader is None else self._leader
 
     def _keep(self, steps: Iterable[Step]) -> None:
         """Appends to steps.jsonl; not fsynced, and never worth stopping for."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -34,12 +36,20 @@ class RunState:
     cordoned: dict[str, str] = field(default_factory=dict)
     epochs: int = 0
 
+    expiry: dict[str, float] = field(default_factory=dict)
+
     @classmethod
-    def of(cls, records: Iterable[Record]) -> RunState:
-        """Folds journal records, oldest first; kinds that it does not know are passed over."""
+    def of(cls, records: Iterable[Record], now: float | None = None) -> RunState:
+        """Folds journal records, oldest first; kinds that it does not know are passed over.
+
+        Cordons that have expired at `now` (seconds since the epoch, default: the clock's) are lifted.
+        """
         state = cls()
         for record in records:
             state.apply(record)
+        moment = time.time() if now is None else now
+        for node in [n for n, until in state.expiry.items() if until <= moment]:
+            state.cordoned.pop(node, None)
         return state
 
     def apply(self, r: Record) -> None:
@@ -79,5 +89,6 @@ class RunState:
             self.lost.discard(r["node"])
         elif kind == "cordon":
             self.cordoned[r["node"]] = r["reason"]
+            self.expiry[r["node"]] = r["t"] + r["expires_s"] if "expires_s" in r else math.inf
         elif kind == "status":
             self.status, self.why, self.ended = r["status"], r.get("why", ""), r["t"]

@@ -78,7 +78,9 @@ class Link:
                 try:
                     message = json.loads(line)
                 except ValueError:
-                    _log.warning("a line that is no JSON came over the link; dropped")
+                    message = None
+                if not isinstance(message, dict):
+                    _log.warning("a line that is no message came over the link; dropped")
                     continue
                 if "answer" in message:
                     waiting = self._waiting.get(message["answer"])

@@ -1,0 +1,172 @@
+"""The command itself: help, unknown commands, the error envelope, exit codes, a reader that goes away."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from unbroken.cli import main as cli
+from unbroken.errors import DoesNotFit, Exit, RunStopped
+from unbroken.version import __version__
+
+
+def unbroken(*args: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "unbroken", *args],
+        capture_output=True,
+        text=True,
+        check=False,
+        input=stdin,
+        timeout=60,
+    )
+
+
+def test_the_process_itself() -> None:
+    done = unbroken("--version")
+    assert (done.returncode, done.stdout) == (0, f"unbroken {__version__}\n")
+    done = unbroken("stauts", "somewhere")
+    assert done.returncode == 2
+    assert (
+        done.stderr
+        == "unbroken: there is no command 'stauts'. Did you mean 'status'? `unbroken --help` lists them.\n"
+    )
+
+
+def test_help_names_every_command_that_is_there(capsys: pytest.CaptureFixture[str]) -> None:
+    for args in (["--help"], ["-h"], ["help"]):
+        assert cli.dispatch(args) == 0
+        out = capsys.readouterr().out
+        for name, line in cli.available().items():
+            assert name in out and line in out
+    assert cli.dispatch([]) == 2
+    assert "Usage" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", sorted(cli.available()))
+def test_every_command_explains_itself_without_torch(name: str) -> None:
+    code = f"from unbroken.cli.main import dispatch; import sys; r = dispatch(['{name}', '--help']); sys.exit(r or 3 * ('torch' in sys.modules))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 0, done.stderr or "it imports torch"
+    assert name in done.stdout
+
+
+def test_commands_and_files_are_the_same() -> None:
+    """A command without a file is not offered; a file without a line of help is a mistake."""
+    folder = cli.__file__.rsplit("/", 1)[0]
+    from pathlib import Path
+
+    files = {p.stem for p in Path(folder).glob("*.py")} - {"__init__", "main"}
+    files |= {p.name for p in Path(folder).iterdir() if (p / "__init__.py").exists()}
+    private = {f for f in files if f.startswith("_")}
+    assert files - private == set(cli.available())
+    for name in cli.available():
+        assert hasattr(importlib.import_module(f"unbroken.cli.{name}"), "app")
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """A command 'fake' that does what the test puts into `does`."""
+    box = SimpleNamespace(does=lambda args: None, app=None)
+    box.app = lambda args, prog_name, standalone_mode: box.does(args)
+    monkeypatch.setattr(cli, "available", lambda: {"fake": "a fake"})
+    monkeypatch.setitem(sys.modules, "unbroken.cli.fake", box)
+    return box
+
+
+def raising(error: BaseException) -> object:
+    def does(args: list[str]) -> None:
+        raise error
+
+    return does
+
+
+def test_errors_become_a_paragraph_and_their_code(
+    command: SimpleNamespace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command.does = raising(DoesNotFit("too many ranks", where="this machine", todo="Use fewer"))
+    assert cli.dispatch(["fake"]) == 14
+    out = capsys.readouterr()
+    assert (out.out, out.err) == ("", "unbroken fake: too many ranks (this machine). Use fewer.\n")
+
+
+def test_the_envelope_with_json(command: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
+    error = RunStopped("it failed", where="step 3", todo="Mend it")
+    command.does = raising(error)
+    assert cli.dispatch(["fake", "--json"]) == 10
+    out = capsys.readouterr()
+    assert json.loads(out.out) == {
+        "error": {
+            "kind": "RunStopped",
+            "what": "it failed",
+            "where": "step 3",
+            "todo": "Mend it",
+            "exit_code": 10,
+        }
+    }
+    assert "it failed" in out.err
+    # What stands behind '--' belongs to the user's script.
+    cli.dispatch(["fake", "--", "train.py", "--json"])
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (SystemExit(0), 0), (SystemExit(None), 0), (SystemExit(7), 7), (SystemExit("words"), 1),
+        (KeyboardInterrupt(), Exit.INTERRUPTED),
+    ],
+)  # fmt: skip
+def test_other_ends(command: SimpleNamespace, error: BaseException, code: int) -> None:
+    command.does = raising(error)
+    assert cli.dispatch(["fake"]) == code
+
+
+def test_a_commands_own_code(command: SimpleNamespace) -> None:
+    command.does = lambda args: 21
+    assert cli.dispatch(["fake"]) == 21
+    command.does = lambda args: None
+    assert cli.dispatch(["fake"]) == 0
+
+
+def test_a_defect_of_ours_says_so(command: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
+    command.does = raising(ZeroDivisionError("division by zero"))
+    assert cli.dispatch(["fake"]) == 70
+    err = capsys.readouterr().err
+    assert "Traceback" in err and "this is a defect of unbroken" in err and "ZeroDivisionError" in err
+
+
+def test_a_reader_that_goes_away_is_no_error() -> None:
+    """`unbroken ... | head -1`: the pipe breaks at the exit at the latest, and nobody hears of it."""
+    code = "import sys; sys.modules['unbroken.cli.fake'] = type(sys)('fake'); m = sys.modules['unbroken.cli.fake']\n" \
+        "from unbroken.cli import main as cli\n" \
+        "cli.available = lambda: {'fake': ''}\n" \
+        "def app(args, prog_name, standalone_mode):\n    for i in range(10**6): print('line', i)\n" \
+        "m.app = app\nsys.exit(cli.dispatch(['fake']))\n"  # fmt: skip
+    writer = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert writer.stdout is not None and writer.stderr is not None
+    assert writer.stdout.readline() == b"line 0\n"
+    writer.stdout.close()
+    assert writer.stderr.read() == b""
+    assert writer.wait(30) == 0
+    writer.stderr.close()
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["status"], ["report"], ["status", "a", "b"], ["run", "--nodes", "x", "--", "train.py"], ["run", "--nodes", "0", "--", "train.py"],
+        ["run", "--no-such-option", "--", "train.py"], ["run", "--hang-after", "soon", "--", "true"],
+        ["run", "--host-memory", "lots", "--", "true"], ["run"],
+    ],
+)  # fmt: skip
+def test_wrong_usage_is_two_and_no_traceback(args: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.dispatch(args) == 2
+    err = capsys.readouterr().err
+    assert err and "Traceback" not in err

@@ -1,0 +1,127 @@
+"""One attempt from its agents' news: steps of the leading rank, step time, how its ranks ended."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from unbroken.detect import HangDetector
+from unbroken.diagnose.facts import RankExit
+from unbroken.progress import Phase, RunDir, Timeouts
+from unbroken.recover.attempt import Attempt, Step, read_steps, step_record
+
+
+@pytest.fixture
+def attempt(tmp_path: Path) -> Attempt:
+    run_dir = RunDir(tmp_path / "run")
+    return Attempt.make(3, ("node-000", "node-002"), 2, HangDetector(Timeouts()), 10, run_dir)
+
+
+def news(
+    steps: list[tuple[int, float]],
+    *,
+    phase: Phase = Phase.TRAINING,
+    source: str = "page",
+    count: int = 1,
+    total: int | None = None,
+) -> dict[str, Any]:
+    return {
+        "count": count, "phase": int(phase), "source": source, "total": total,
+        "steps": [[s, 64, (float(s) / 2).hex(), at] for s, at in steps],
+    }  # fmt: skip
+
+
+def test_ranks_lie_on_the_slots_nodes(attempt: Attempt) -> None:
+    assert {r: s.node for r, s in attempt.ranks.items()} == {
+        0: "node-000",
+        1: "node-000",
+        2: "node-002",
+        3: "node-002",
+    }
+    assert attempt.node_ranks("node-002") == {2: 0, 3: 1}
+    assert (attempt.step, attempt.told, attempt.all_ended) == (-1, False, False)
+
+
+def test_the_leading_ranks_steps_are_kept_to_the_last_bit(attempt: Attempt) -> None:
+    now = 5000.0
+    fresh = attempt.take(
+        now, {"0": news([(9, now - 2), (10, now - 1), (11, now)], total=99), "1": news([(9, now)])}
+    )
+    assert [s.step for s in fresh] == [9, 10, 11]
+    assert attempt.total == 99 and attempt.step == 11
+    assert attempt.first_step is not None and attempt.first_step.step == 9
+    assert attempt.caught_up is not None and attempt.caught_up.step == 11, "the floor was step 10"
+    assert abs(fresh[-1].time - time.time()) < 5, "the node's clock was related to ours"
+    assert attempt.steps_file is not None
+    assert read_steps(attempt.steps_file) == [Step(s.step, s.loss, 64, round(s.time, 6)) for s in fresh]
+
+
+def test_news_of_unknown_ranks_is_passed_over(attempt: Attempt) -> None:
+    assert attempt.take(1.0, {"77": news([(1, 1.0)])}) == []
+
+
+def test_step_time_leaves_evaluations_out(attempt: Attempt) -> None:
+    """Else one evaluation would raise the hang deadline to four times its length for a hundred steps."""
+    attempt.take(100.0, {"0": news([(0, 100.0)])})
+    attempt.take(101.0, {"0": news([(1, 101.0)], phase=Phase.EVALUATING)})
+    assert attempt.step_time == pytest.approx(1.0)
+    attempt.take(700.0, {"0": news([], phase=Phase.TRAINING)})
+    attempt.take(701.0, {"0": news([(2, 701.0)])})
+    attempt.take(702.0, {"0": news([(3, 702.0)])})
+    assert attempt.step_time == pytest.approx(1.0)
+    assert attempt.detector.deadlines(Phase.TRAINING) == (5, 60)
+
+
+def test_a_log_that_another_rank_prints_leads(attempt: Attempt) -> None:
+    for r in ("0", "1", "2"):
+        attempt.take(1.0, {r: news([], source="idle")})
+    assert [s.step for s in attempt.take(2.0, {"3": news([(4, 2.0)], source="log")})] == [4]
+    # It goes on leading when another one begins to print, so that no step comes twice.
+    assert attempt.take(3.0, {"0": news([(5, 3.0)], source="log")}) == []
+    assert [s.step for s in attempt.take(3.0, {"3": news([(5, 3.0)], source="log")})] == [5]
+
+
+def test_with_pages_rank_zero_leads_whoever_comes_first(attempt: Attempt) -> None:
+    assert attempt.take(1.0, {"2": news([(0, 1.0)])}) == []
+    assert [s.step for s in attempt.take(1.0, {"0": news([(0, 1.0)])})] == [0]
+
+
+def test_failures_in_the_order_of_their_time(attempt: Attempt) -> None:
+    for rank, code, at, ours in (
+        (0, 1, 7.0, False),
+        (1, 0, 6.0, False),
+        (2, None, 5.0, False),
+        (3, None, 4.0, True),
+    ):
+        state = attempt.ranks[rank]
+        state.exit = RankExit(
+            rank=rank, node=state.node, code=code, signal=None if code is not None else 9, time=at, ours=ours
+        )
+    assert [e.rank for e in attempt.failures()] == [2, 0]
+    assert [e.rank for e in attempt.exits()] == [3, 2, 1, 0]
+    assert attempt.all_ended and not attempt.all_finished
+
+
+def test_a_full_disk_costs_the_curve_and_nothing_else(attempt: Attempt) -> None:
+    assert attempt.steps_file is not None
+    place = attempt.steps_file
+    place.mkdir()  # stands for a file that cannot be written
+    assert len(attempt.take(1.0, {"0": news([(1, 1.0)])})) == 1
+    place.rmdir()
+    attempt.take(2.0, {"0": news([(2, 2.0)])})
+    assert [s.step for s in read_steps(place)] == [2]
+
+
+def test_steps_file(tmp_path: Path) -> None:
+    path = tmp_path / "steps.jsonl"
+    assert read_steps(path) == []
+    losses = [0.1, math.inf, -0.0, 5e-324]
+    lines = [json.dumps(step_record(Step(i, x, 1, 2.0))) for i, x in enumerate(losses)]
+    path.write_text("\n".join(lines) + "\n" + lines[0][:20])
+    assert [s.loss for s in read_steps(path)] == losses
+    assert math.copysign(1, read_steps(path)[2].loss) == -1

@@ -1,0 +1,195 @@
+"""Verdict to action: what stops a run, what is restarted, and that budgets are refilled by progress alone."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from unbroken.diagnose.verdict import REASONS, Action, Category, Outcome, Root, Verdict
+from unbroken.progress import Budgets
+from unbroken.recover.policy import Decision, PastIncident, cause_of, decide, fingerprint
+
+B = Budgets(failure=3, hang=2, node_loss=4, killed=3, framework=3, unknown=3)
+
+
+def verdict(reason: str | None, text: str = "it broke", **change: object) -> Verdict:
+    v = Verdict(
+        Outcome.HUNG if reason == "Hang" else Outcome.FAILED, REASONS.get(reason or ""), reason, Root(text=text),
+        recoverable=True, action=Action.RESTART, confidence=0.9, decided_by="test",
+    )  # fmt: skip
+    return replace(v, **change)  # type: ignore[arg-type]
+
+
+CUDA = verdict("CUDAError")
+HANG = verdict("Hang")
+LOST = verdict("NodeFailure")
+OOM = verdict("OutOfMemoryError")
+UNKNOWN = verdict("Unknown")
+BUG = verdict("KeyError", recoverable=False, action=Action.STOP, mitigation="Mend the script.")
+
+
+class Run:
+    """Follows decisions as the supervisor does: each incident is charged after it was decided."""
+
+    def __init__(self, budgets: Budgets = B) -> None:
+        self.budgets = budgets
+        self.history: list[PastIncident] = []
+
+    def meets(self, v: Verdict, step: int, *, killed: bool = False) -> Decision:
+        d = decide(v, step, self.history, self.budgets, killed=killed)
+        self.history.append(PastIncident(cause_of(v, killed=killed), fingerprint(v), step))
+        return d
+
+
+@pytest.mark.parametrize(
+    ("v", "killed", "cause"),
+    [
+        (CUDA, False, "failure"), (HANG, False, "hang"), (LOST, False, "node_loss"), (OOM, False, "framework"),
+        (BUG, False, "script"), (UNKNOWN, False, "unknown"), (UNKNOWN, True, "killed"), (CUDA, True, "failure"),
+        (verdict(None, outcome=Outcome.PREEMPTED), False, "free"),
+        (verdict(None, outcome=Outcome.TIME_LIMIT), True, "free"),
+        (verdict("Hang", outcome=Outcome.FAILED), False, "hang"),
+    ],
+)  # fmt: skip
+def test_which_budget_is_charged(v: Verdict, killed: bool, cause: str) -> None:
+    assert cause_of(v, killed=killed) == cause
+
+
+def test_every_budget_is_charged_by_something() -> None:
+    causes = {cause_of(verdict(r)) for r in (*REASONS, "Hang", "Unknown")} | {cause_of(UNKNOWN, killed=True)}
+    assert {f.name for f in fields(Budgets)} <= causes
+
+
+def test_a_bug_in_the_script_stops_at_once_and_says_what_to_do() -> None:
+    d = Run().meets(BUG, 40)
+    assert d.action is Action.STOP
+    assert d.why == "KeyError: a restart cannot help. Mend the script."
+
+
+def test_a_script_failure_that_may_recover_gets_one_restart() -> None:
+    run = Run()
+    flaky = verdict("OSError")
+    assert run.meets(flaky, 10).action is Action.RESTART
+    assert run.meets(verdict("OSError", "another"), 10).action is Action.STOP
+
+
+def test_the_same_root_at_the_same_step_twice_stops() -> None:
+    run = Run()
+    assert run.meets(OOM, 99).action is Action.RESTART
+    d = run.meets(OOM, 99)
+    assert d.action is Action.STOP
+    assert "the same failure came twice at step 99 without progress between" in d.why
+    run = Run()
+    run.meets(OOM, -1)
+    assert "twice before the first step" in run.meets(OOM, -1).why
+
+
+def test_numbers_addresses_and_times_do_not_make_another_root() -> None:
+    run = Run()
+    run.meets(verdict("OutOfMemoryError", "tried to allocate 2.10 GiB at 0x7fa0, rank 3"), 50)
+    assert (
+        run.meets(verdict("OutOfMemoryError", "tried to allocate 2.30 GiB at 0x7fb7, rank 1"), 50).action
+        is Action.STOP
+    )
+    run = Run()
+    run.meets(verdict("OutOfMemoryError", "in forward"), 50)
+    assert run.meets(verdict("OutOfMemoryError", "in optimizer"), 50).action is Action.RESTART
+
+
+def test_the_same_root_later_is_progress() -> None:
+    run = Run()
+    for step in range(0, 1000, 10):
+        assert run.meets(OOM, step).action is Action.RESTART
+
+
+def test_kills_and_lost_nodes_may_repeat_at_the_same_step_within_their_budget() -> None:
+    run = Run()
+    assert [run.meets(LOST, 7).action for _ in range(5)] == [Action.RESTART] * 4 + [Action.STOP]
+    run = Run()
+    assert [run.meets(UNKNOWN, 7, killed=True).action for _ in range(4)] == [Action.RESTART] * 3 + [
+        Action.STOP
+    ]
+
+
+def test_budgets_are_apart() -> None:
+    run = Run()
+    for v in (LOST, LOST, LOST, LOST, CUDA, CUDA, CUDA, HANG, HANG):
+        assert run.meets(v, 5).action is Action.RESTART
+    assert "3 incidents of kind hang without progress between; the budget is 2" in run.meets(HANG, 5).why
+
+
+def test_progress_refills() -> None:
+    run = Run()
+    for _ in range(4):
+        run.meets(LOST, 5)
+    assert run.meets(LOST, 6).why == "node_loss: restart 1 of 4 without progress"
+    assert [run.meets(LOST, 6).action for _ in range(4)] == [Action.RESTART] * 3 + [Action.STOP]
+
+
+def test_a_budget_of_nothing_stops_at_the_first() -> None:
+    assert decide(HANG, 5, [], Budgets(hang=0)).action is Action.STOP
+
+
+@pytest.mark.parametrize("outcome", [Outcome.COMPLETED, Outcome.CANCELLED])
+def test_ends_that_are_no_failures(outcome: Outcome) -> None:
+    assert decide(verdict(None, outcome=outcome), 5, [], B).action is Action.NONE
+
+
+def test_preemption_is_free_for_ever() -> None:
+    run = Run()
+    away = verdict(None, outcome=Outcome.PREEMPTED)
+    decisions = [run.meets(away, 5) for _ in range(3000)]
+    assert {d.action for d in decisions} == {Action.RESTART}
+    assert "free of charge" in decisions[-1].why
+
+
+def test_waits_grow_without_progress_and_are_bounded() -> None:
+    run = Run(Budgets(node_loss=10))
+    assert [run.meets(LOST, 5).delay_s for _ in range(8)] == [0, 2, 4, 8, 16, 32, 60, 60]
+    assert run.meets(LOST, 6).delay_s == 0
+
+
+def test_convicted_nodes_are_left_out() -> None:
+    d = decide(verdict("ECCError", cordon=("node-003",)), 5, [], B)
+    assert (d.action, d.exclude) == (Action.RESTART_ELSEWHERE, ("node-003",))
+    assert (
+        decide(verdict("ECCError", action=Action.RESTART_ELSEWHERE), 5, [], B).action
+        is Action.RESTART_ELSEWHERE
+    )
+
+
+verdicts = st.sampled_from(
+    [CUDA, HANG, LOST, OOM, UNKNOWN, verdict("OSError"), verdict("NCCLTimeoutError", "other")]
+)
+
+
+@given(st.lists(verdicts, min_size=1, max_size=60))
+@settings(max_examples=80, deadline=None)
+def test_without_progress_every_run_stops_in_the_end(sequence: list[Verdict]) -> None:
+    run = Run()
+    whole = sum(getattr(B, f.name) for f in fields(B)) + 2
+    actions = [run.meets(v, 10).action for v in sequence]
+    going = next((i for i, a in enumerate(actions) if a is Action.STOP), len(actions))
+    assert going <= whole
+
+
+@given(st.lists(st.tuples(verdicts, st.integers(1, 50)), min_size=1, max_size=60))
+@settings(max_examples=80, deadline=None)
+def test_with_progress_between_no_recoverable_run_ever_stops(sequence: list[tuple[Verdict, int]]) -> None:
+    run, step = Run(), 0
+    for v, steps in sequence:
+        step += steps
+        assert run.meets(v, step).action in (Action.RESTART, Action.RESTART_ELSEWHERE)
+
+
+def test_category_of_every_reason_decides_a_budget() -> None:
+    for reason, category in REASONS.items():
+        want = {
+            Category.INFRASTRUCTURE: {"failure", "node_loss"},
+            Category.FRAMEWORK: {"framework"},
+            Category.SCRIPT: {"script"},
+        }
+        assert cause_of(verdict(reason)) in want[category]
