@@ -21,6 +21,8 @@ NAMES = (
     "tiny_rolling",
     "tiny_inputs",
     "tiny_several",
+    "tiny_shuffled",
+    "tiny_mixed",
     "tiny_group",
 )
 """The tasks, one a kind of request or metric; `tiny_group` holds two more, tiny_red and tiny_blue."""
@@ -302,6 +304,32 @@ metric_list:
 metadata:
   version: 1.0
 """,
+        "tiny_shuffled": f"""task: tiny_shuffled
+{data(train="choice_train", test="choice_test")}training_split: train
+test_split: test
+process_docs: !function tiny_helpers.shuffled
+num_fewshot: 2
+output_type: multiple_choice
+doc_to_text: "{{{{question}}}}"
+doc_to_choice: "{{{{choices}}}}"
+doc_to_target: answer
+metric_list:
+  - metric: acc{means}
+metadata:
+  version: 1.0
+""",
+        "tiny_mixed": f"""task: tiny_mixed
+class: !function tiny_helpers.Mixed
+{data(test="sums_test")}test_split: test
+output_type: generate_until
+doc_to_text: "{{{{question}}}}"
+doc_to_target: answer
+generation_kwargs:
+  until: ["\\n"]
+  max_gen_toks: 8
+metadata:
+  version: 1.0
+""",
         "tiny_several": f"""task: tiny_several
 {data(test="sums_test")}test_split: test
 output_type: generate_until
@@ -324,7 +352,52 @@ metadata:
 
 
 _HELPERS = '''\
-"""What the tiny tasks compute themselves: several metrics a document, and an aggregation of their own."""
+"""What the tiny tasks compute themselves."""
+
+import random
+
+from lm_eval.api.instance import Instance
+from lm_eval.api.metrics import mean
+from lm_eval.api.task import ConfigurableTask
+
+
+class Mixed(ConfigurableTask):
+    """Two kinds of request a document, in Python: an answer, and how sure the model is of the right one."""
+
+    VERSION = 4
+
+    def __init__(self, config=None):
+        super().__init__(config={k: v for k, v in config.items() if k != "class"})
+
+    def construct_requests(self, doc, ctx, **kwargs):
+        kwargs.pop("apply_chat_template", None), kwargs.pop("chat_template", None)
+        settings = dict(self.config.generation_kwargs)
+        return [
+            Instance("generate_until", doc, (ctx, settings), 0, **kwargs),
+            Instance("loglikelihood", doc, (ctx, " " + doc["answer"]), 1, **kwargs),
+            Instance("loglikelihood", doc, (ctx, " 0"), 2, **kwargs),
+        ]
+
+    def process_results(self, doc, results):
+        text, right, zero = results
+        return {"exact": float(text.strip() == doc["answer"]), "sure": right[0] - zero[0]}
+
+    def aggregation(self):
+        return {"exact": mean, "sure": mean}
+
+    def higher_is_better(self):
+        return {"exact": True, "sure": True}
+
+
+def shuffled(dataset):
+    """Draws from Python's global generator, as some published tasks do: prompts then depend on when they are built."""
+
+    def shuffle(doc):
+        right = doc["choices"][doc["answer"]]
+        choices = random.sample(doc["choices"], len(doc["choices"]))
+        return {**doc, "choices": choices, "answer": choices.index(right)}
+
+    return dataset.map(shuffle)
 
 
 def several(doc, results):
