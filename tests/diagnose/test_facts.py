@@ -81,7 +81,7 @@ def test_crash_in_native_code_is_restartable(tmp_path: Path, number: int) -> Non
     v = diagnose([logs], facts=Facts(exits=exits((0, None, number, 1.0, False), (1, None, 15, 2.0, True))))
     assert (v.outcome, v.reason, v.recoverable, v.action) == (
         Outcome.FAILED,
-        "RuntimeError",
+        "Unknown",
         True,
         Action.RESTART,
     )

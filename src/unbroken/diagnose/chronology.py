@@ -68,7 +68,8 @@ def chronicle(scans: Sequence[FileScan], topology: Topology) -> Chronicle:
             next((e for e in cascades if e.reason and e.weight >= 0.5 and not _launcher(e)), None),
             "only consequences were logged",
         )
-    flaps = _flapping(root, overcome)
+    root, why = _loader(root, why, candidates)
+    flaps = _flapping(root, [e for e in overcome if not _came_back(e, context)])
     if flaps:
         root, why = flaps[0], f"the link failed {len(flaps)} times before it took the job down"
         candidates = sorted({*flaps, *candidates}, key=lambda e: order_key(e, scans))
@@ -150,6 +151,8 @@ def _better(origin: Event, later: Event) -> bool:
     is not, or the origin was only a failed look-up that the program had provided for."""
     if later.rule.priority >= 50 > origin.rule.priority and later.reason in ("ModelLoadingError", "DatasetLoadingError", "S3StorageError", "ConnectionError"):  # fmt: skip
         return True
+    if origin.reason == "NetworkError" and later.reason == "ConnectionError":
+        return True  # a name that does not resolve, seen by the library that asked for it
     soft = (origin.exception or "").rsplit(".", 1)[-1] in _SOFT
     return later.chained == "context" and soft and later.rule.id != "py-other"
 
@@ -164,13 +167,13 @@ def choose(candidates: Sequence[Event], scans: Sequence[FileScan]) -> tuple[Even
     if not strong:
         return None, ""
     first = strong[0]
-    if first.role == "either":
+    if first.role == "either" or _peer_error(first):
         machine = [e for e in strong if e.role == "root" and _machine(e)]
         if machine:
             return machine[0], f"explains the {first.reason} before it in the log"
         peers = first.reason in ("NCCLRemoteError", "ConnectionError", "NetworkError")
         for e in strong[1:]:
-            if e.role != "root":
+            if e.role != "root" or e.reason == first.reason or _peer_error(e):
                 continue
             close = e.time is None or first.time is None or e.time - first.time <= 60.0
             if peers and close and (e.rank is None or e.rank != first.rank):
@@ -204,11 +207,40 @@ def _flapping(root: Event | None, overcome: Sequence[Event]) -> list[Event]:
     return streak[::-1] if len(streak) >= 3 else []
 
 
+def _came_back(port: Event, context: Sequence[Event]) -> bool:
+    """Whether a port's error was followed at once by its being active again."""
+    return any(
+        c.rule.id == "link-up" and c.file == port.file and c.node == port.node and 0 < c.line - port.line <= 5
+        for c in context
+    )
+
+
+def _loader(root: Event | None, why: str, candidates: Sequence[Event]) -> tuple[Event | None, str]:
+    """A DataLoader's death, where the kernel's OOM killer before it killed that loader's worker."""
+    if root is None or root.rule.id not in ("kernel-oom-kill", "slurm-oom-kill"):
+        return root, why
+    for e in candidates:
+        if (
+            e.reason == "DataloaderKilled"
+            and (e.node is None or root.node is None or e.node == root.node)
+            and _soon(root, e)
+        ):
+            return e, "the kernel's OOM killer ended a loader's worker"
+    return root, why
+
+
 def _soon(first: Event, then: Event) -> bool:
     """Whether two events lie within half an hour (or, without times, within 2,000 lines) of each other."""
     if first.time is not None and then.time is not None:
         return then.time - first.time <= 1800.0
     return first.file == then.file and then.line - first.line <= 2000
+
+
+def _peer_error(event: Event) -> bool:
+    """A connection error inside the collective library: some peer went away."""
+    return event.reason in ("ConnectionError", "NetworkError") and any(
+        "torch/distributed" in f for f in event.frames[-6:]
+    )
 
 
 def _machine(event: Event) -> bool:

@@ -66,6 +66,10 @@ def decide(
             return _loss_spike(replace(trained, spike=bad), root, scans, chron, topology)
     if root is not None:
         return failed(root, chron, scans, topology)
+    if trained.last is not None and _last_step(trained.last) and not chron.cascades:
+        return Verdict(
+            Outcome.COMPLETED, root=_line(trained.last, scans), confidence=0.7, decided_by="last-step", notes=("the last step of the run was reached",)
+        )  # fmt: skip
     return _nothing_known(chron, scans, topology, trained, now)
 
 
@@ -73,7 +77,7 @@ def failed(root: Event, chron: Chronicle, scans: Sequence[FileScan], topology: T
     """The verdict of a root event."""
     reason = root.reason or UNKNOWN
     base = defaults()[reason]
-    faulty = _faulty(root, chron, topology)
+    faulty = _faulty(root, chron, topology, scans)
     source = root.xid or root.rule
     cordon = base.cordon if source.cordon is None else source.cordon
     recoverable = base.recoverable if source.recoverable is None else source.recoverable
@@ -104,14 +108,14 @@ def failed(root: Event, chron: Chronicle, scans: Sequence[FileScan], topology: T
     )
 
 
-def _faulty(root: Event, chron: Chronicle, topology: Topology) -> Faulty | None:
+def _faulty(root: Event, chron: Chronicle, topology: Topology, scans: Sequence[FileScan]) -> Faulty | None:
     reason = root.reason
     if reason == "NodeFailure" and root.xid is None and root.rule.scope != "gpu":
         return Faulty(node=root.node) if root.node else None
     if root.xid is not None:
         return Faulty(root.node, root.rank, root.gpu if root.gpu is not None else topology.gpu_of(root.rank))
     if reason == "NCCLTimeoutError":
-        missing = _missing_rank(chron, topology)
+        missing = _missing_rank(chron, topology, scans)
         return (
             None if missing is None else Faulty(topology.node_of(missing), missing, topology.gpu_of(missing))
         )
@@ -156,7 +160,7 @@ def _reported(
     return (topology.rank_at(node, gpu) if gpu is not None else None), node, gpu
 
 
-def _missing_rank(chron: Chronicle, topology: Topology) -> int | None:
+def _missing_rank(chron: Chronicle, topology: Topology, scans: Sequence[FileScan]) -> int | None:
     """The one rank that did not report the time-out, or whose collective lags behind the others'."""
     reports = [
         e
@@ -176,6 +180,9 @@ def _missing_rank(chron: Chronicle, topology: Topology) -> int | None:
         silent = set(range(size)) - ranks
         if len(silent) == 1:
             return silent.pop()
+    lag = lagging_rank(scans)
+    if lag is not None:
+        return lag
     numbers = {e.rank: e.seq for e in reports if e.seq is not None}
     if len(numbers) >= 3:
         low = min(s for s in numbers.values() if s is not None)
@@ -183,6 +190,20 @@ def _missing_rank(chron: Chronicle, topology: Topology) -> int | None:
         if len(behind) == 1 and max(s for s in numbers.values() if s is not None) > low:
             return behind[0]
     return None
+
+
+def lagging_rank(scans: Sequence[FileScan]) -> int | None:
+    """The one rank whose own log stops at an earlier step than all others', where ranks have logs of their own."""
+    last: dict[int, float] = {}
+    for s in scans:
+        steps = [p.step for p in s.progress[-50:] if p.step is not None]
+        if s.rank is not None and steps:
+            last[s.rank] = max(last.get(s.rank, 0.0), *steps)
+    if len(last) < 3:
+        return None
+    low, *others = sorted(last.values())
+    behind = [r for r, x in last.items() if x == low]
+    return behind[0] if len(behind) == 1 and others[0] > low else None
 
 
 def _common_peer(chron: Chronicle, topology: Topology) -> str | None:
@@ -286,6 +307,8 @@ def _hang(
             if root is not None:
                 evidence.append(root)
             root = Root(scan.name, first[3], first[4].rstrip(), rank, node, first[2] or None)
+    if faulty is None and (lag := lagging_rank(scans)) is not None:
+        faulty = Faulty(topology.node_of(lag), lag, topology.gpu_of(lag))
     base = defaults()[HANG]
     return Verdict(
         Outcome.HUNG, None, HANG, root, tuple(evidence), faulty=faulty, recoverable=True, cordon=cordon,
@@ -354,6 +377,15 @@ def _nothing_known(
     )  # fmt: skip
 
 
+_OF_ALL = re.compile(r"(?:iteration|step|\|)\s*[:=]?\s*(\d+)\s*/\s*(\d+)\b")
+
+
+def _last_step(p: Progress) -> bool:
+    """Whether a metric line counts the last step of all (`iteration 500/ 500`)."""
+    m = _OF_ALL.search(p.text)
+    return bool(m and int(m.group(1)) == int(m.group(2)) > 0)
+
+
 _EXITED = re.compile(
     r"exitcode: (-?\d+)|exit(?:ed with exit)? code:? (-?\d+)|Signal (\d+) \(SIG|return code = (-?\d+)|: (Killed|Segmentation fault|Bus error|Aborted)"
 )
@@ -388,7 +420,7 @@ def by_exit_code(code: int, rank: int | None, node: str | None) -> Verdict:
     )
     if number in (11, 7, 4, 8, 6):
         return Verdict(
-            Outcome.FAILED, Category.FRAMEWORK, "RuntimeError", faulty=faulty, recoverable=True, action=Action.RESTART, confidence=0.5,
+            Outcome.FAILED, None, UNKNOWN, faulty=faulty, recoverable=True, action=Action.RESTART, confidence=0.4,
             mitigation=f"The process crashed in native code ({name}). Restart; if it returns, look at its core dump, /dev/shm (SIGBUS) and library versions.",
             decided_by="exit-code", notes=(f"ended by {name}, without a word in the logs",),
         )  # fmt: skip

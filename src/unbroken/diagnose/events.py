@@ -168,6 +168,7 @@ class FileScan:
 
     index: int
     name: str
+    rank: int | None = None
     events: list[Event] = field(default_factory=list)
     progress: list[Progress] = field(default_factory=list)
     ending: Ending = field(default_factory=Ending)

@@ -6,6 +6,7 @@ import math
 import re
 
 _LOSS = re.compile(r"loss['\"]?\s*[:=]\s*['\"]?([-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|nan|inf|NaN|Inf)\b)")
+_NAN_GRADIENT = re.compile(r"grad[_ ]norm['\"]?\s*[:=]\s*['\"]?(?:nan|inf|NaN|Inf)\b")
 _NAN_ITERATIONS = re.compile(r"number of nan iterations:\s+[1-9]")
 _STEP = re.compile(
     r"(?:\biteration|\bglobal_step|\bglobal_steps|\bsteps?|\biter|\bStep|\boptimizer_step|\bSTEP)['\"]?\s*[:= ]\s*(\d+)\b"
@@ -32,7 +33,7 @@ def read(text: str) -> tuple[float | None, float | None] | None:
     number = float(step.group(1)) if step else None
     if number is None and done:
         number = float(done.group(1) or done.group(2))
-    if "nan iterations" in text and _NAN_ITERATIONS.search(text):
+    if ("nan iterations" in text and _NAN_ITERATIONS.search(text)) or _NAN_GRADIENT.search(text):
         loss = math.nan
     return number, loss
 

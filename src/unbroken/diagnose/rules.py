@@ -227,11 +227,12 @@ class RuleSet:
         self.rules = tuple(sorted(rules, key=lambda r: -r.priority))
         self._match = _matcher([r.regex for r in self.rules])
 
-    def best(self, body: str, *, exception: bool) -> Rule | None:
-        """The rule with the highest priority that fits `body`; rules on exceptions only where `exception`."""
+    def best(self, body: str, *, exception: bool, noise: bool = True) -> Rule | None:
+        """The rule with the highest priority that fits `body`; rules on exceptions only where `exception`, noise
+        only where `noise` (the last line of a traceback is never only noise)."""
         for index in sorted(self._match(body[:LONGEST])):
             rule = self.rules[index]
-            if exception or rule.where != "exception":
+            if (exception or rule.where != "exception") and (noise or rule.role != "noise"):
                 return rule
         return None
 

@@ -58,6 +58,7 @@ _UTIL = re.compile(
 _PACE = re.compile(r"([\d.]+)s/it\]")
 _SEQ = re.compile(r"SeqNum=(\d+)")
 _FRAME = re.compile(r'^\s+File "([^"]+)", line \d+, in (\S+)')
+_LOADING = ("serialization.py", "load_checkpoint", "load_state", "from_pretrained")
 _CHAIN = ("The above exception was the direct cause", "During handling of the above exception")
 
 
@@ -121,7 +122,7 @@ class Scanner:
         self, source: Source, index: int, ruleset: RuleSet, topology: TopologyReader, year: int
     ) -> None:
         self.source, self.ruleset, self.topology, self.year = source, ruleset, topology, year
-        self.out = FileScan(index, source.name)
+        self.out = FileScan(index, source.name, source.rank)
         self._open: dict[str, _Open] = {}
         self._chains: dict[str, tuple[int, str | None]] = {}
         self._same: dict[tuple[str, int | None, str | None], int] = {}
@@ -330,7 +331,7 @@ class Scanner:
             return False
         del self._open[key]
         self._chains[key] = (tb.chain + 1, None)
-        rule = self._exception_rule(body, line)
+        rule = self._exception_rule(body, tb.frames)
         if rule is not None:
             self._emit(
                 rule, line, text, number, block, offset, weight=1.0, chain=tb.chain, chained=tb.chained,
@@ -338,12 +339,13 @@ class Scanner:
             )  # fmt: skip
         return True
 
-    def _exception_rule(self, body: str, line: Line) -> Rule | None:
-        for text in (body, body[:200]):
-            rule = self.ruleset.best(text, exception=True)
-            if rule is None or rule.role != "noise":
-                return rule or self.ruleset.get("py-other")
-        return self.ruleset.get("py-other")
+    def _exception_rule(self, body: str, frames: list[str]) -> Rule | None:
+        rule = self.ruleset.best(body, exception=True, noise=False)
+        if rule is None:
+            return self.ruleset.get("py-other")
+        if body.startswith("EOFError") and any(word in f for f in frames for word in _LOADING):
+            return self.ruleset.get("model-file-damaged")
+        return rule
 
     def _emit(
         self, rule: Rule, line: Line, text: str, number: int, block: bytes, offset: int, *, weight: float = 0.9, xid: Any = None,
@@ -372,7 +374,7 @@ class Scanner:
         node = line.node or (host.group(1) if host else None) or self.source.node
         self.out.events.append(Event(
             file=self.out.index, line=number, text=text[:2000], rule=rule, time=when, rank=rank, node=node, gpu=gpu,
-            pid=pid or line.pid, xid=xid, bus=bus, weight=weight, chain=chain, chained=chained, frames=frames,
+            pid=pid or line.pid or _killed(rule, line.body), xid=xid, bus=bus, weight=weight, chain=chain, chained=chained, frames=frames,
             exception=exception, level=line.level, seq=int(seq.group(1)) if seq else None,
         ))  # fmt: skip
 
@@ -457,6 +459,12 @@ def _lines(block: bytes, start: int, end: int) -> Iterator[tuple[bytes, int]]:
 def _class(body: str) -> str:
     m = re.match(r"^[\w.]+", body)
     return m.group(0) if m else ""
+
+
+def _killed(rule: Rule, body: str) -> int | None:
+    """The process that the kernel's OOM killer names."""
+    m = re.search(r"[Kk]ill(?:ed)? process (\d+)", body) if rule.id == "kernel-oom-kill" else None
+    return int(m.group(1)) if m else None
 
 
 _XID_RULES: dict[tuple[str, str], Rule] = {}

@@ -1,0 +1,77 @@
+"""The promise on labelled cases: the public corpus where it is at hand, and generated ones everywhere."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from unbroken.diagnose import REASONS, diagnose
+from unbroken.testing.failure_logs import KINDS, generate, make, write
+
+REPO = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def benchmark() -> Any:
+    spec = importlib.util.spec_from_file_location("benchmark_diagnosis", REPO / "benchmarks" / "diagnosis.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+PROMISE = {
+    "reason": 0.95, "category": 0.98, "evidence": 0.95, "faulty": 0.90, "recoverable": 0.92, "cordon": 0.95,
+    "no false alarm": 1.0, "no wrong stop": 1.0,
+}  # fmt: skip
+
+
+def test_the_public_cases(benchmark: Any, shared_data: Path) -> None:
+    result = benchmark.score(shared_data / "failure_logs", benchmark.ours, False)
+    figures = result["figures"]
+    assert figures["reason"]["of"] >= 60
+    assert not {k: figures[k] for k, least in PROMISE.items() if figures[k]["share"] < least}, result["wrong"]
+
+
+def test_generated_cases_of_every_kind(benchmark: Any, tmp_path: Path) -> None:
+    generate(tmp_path, len(KINDS), 11)
+    result = benchmark.score(tmp_path, benchmark.ours, False)
+    assert not {
+        k: result["figures"][k] for k, least in PROMISE.items() if result["figures"][k]["share"] < least
+    }, result["wrong"]
+
+
+def test_baselines_do_worse_and_alarm_falsely(benchmark: Any, tmp_path: Path) -> None:
+    generate(tmp_path, len(KINDS), 11)
+    shares = {
+        n: benchmark.score(tmp_path, arm, False)["figures"]["reason"]["share"]
+        for n, arm in benchmark.ARMS.items()
+    }
+    assert all(0.1 < s < shares["unbroken"] - 0.1 for n, s in shares.items() if n != "unbroken"), shares
+
+
+def test_the_generator_is_deterministic_and_labels_its_own_line() -> None:
+    assert {k.reason for k in KINDS} >= set(REASONS)
+    for kind in KINDS:
+        lines, label = make(kind, "titan", 7, 3)
+        assert (lines, label) == make(kind, "titan", 7, 3)
+        assert label["evidence"] and lines[label["evidence_line"] - 1]
+
+
+def test_real_endings_that_are_no_failures(shared_data: Path) -> None:
+    folder = shared_data / "logs" / "slurm_endings"
+    for name, outcome in (("cancelled.out", "cancelled"), ("time_limit.out", "time_limit")):
+        v = diagnose([folder / name])
+        assert (v.outcome.value, v.reason) == (outcome, None)
+
+
+def test_a_case_written_can_be_read(tmp_path: Path) -> None:
+    lines, label = make(KINDS[0], "hf", 1)
+    write(tmp_path, "g1", lines, label)
+    assert json.loads((tmp_path / "g1" / "case.json").read_text())["reason"] == KINDS[0].reason
+    v = diagnose([tmp_path / "g1"])
+    assert v.root is not None and v.root.file == "log.txt" and v.root.line == label["evidence_line"]
