@@ -57,7 +57,7 @@ def test_incidents_and_a_lost_node(made: RunFolder) -> None:
     made.steps(5)
     made.incident("hung", rank=0)
     s = standing(made.run_dir)
-    assert [n.doing for n in s.nodes] == ["training, ranks 0–1", "lost: NodeFailure", "training, ranks 2–3"]
+    assert [n.doing for n in s.nodes] == ["starting, ranks 0–1", "lost: NodeFailure", "starting, ranks 2–3"]
     text = screen(s)
     assert "incidents   6, the last 5:" in text
     assert "5: NodeFailure (node-001)" in text and "6: Hang (rank 0, node-000)" in text

@@ -36,7 +36,7 @@ def status(
 def screen(s: Standing) -> str:
     """The screen as text, at most about 30 lines."""
     from ..recover.report.data import seconds_text
-    from ..recover.report.page import STATUS_TEXT, clock, node_list
+    from ..recover.report.page import STATUS_TEXT, clock, node_list, when_text
 
     lines: list[tuple[str, str]] = [("run", s.run_dir + (f"  ({s.run_id})" if s.run_id else ""))]
     state = STATUS_TEXT.get(s.status, "its supervisor is on another host")
@@ -79,9 +79,9 @@ def screen(s: Standing) -> str:
         if i.resumed_s is not None:
             over = f"resumed after {seconds_text(i.resumed_s)}, {i.steps_lost} steps lost"
         else:
-            over = "stopped the run" if i.action == "stop" else "not resumed"
+            over = "it stopped the run" if i.action == "stop" else "not resumed"
         place = f" ({where})" if where else ""
-        text.append(f"{'':<11} {i.number}: {i.reason}{place} after step {i.step:,}; {i.action}; {over}")
+        text.append(f"{'':<11} {i.number}: {i.reason}{place} {when_text(i)}; {i.action}; {over}")
     text += _node_lines(s.nodes, node_list)
     for problem in s.problems[:5]:
         text.append(f"{'damaged':<11} {problem}")
@@ -110,7 +110,11 @@ def _here(n: NodeStanding) -> str:
     if n.processes is None:
         return ""
     if not n.processes:
-        return "" if not n.doing.startswith("training") else "  (no process of the run is left on it)"
+        return (
+            ""
+            if not n.doing.startswith(("training", "starting"))
+            else "  (no process of the run is left on it)"
+        )
     parts = [f"{c} {r}{'s' * (c != 1)}" for r, c in sorted(n.processes.items())]
     return f"  [{', '.join(parts)}]"
 

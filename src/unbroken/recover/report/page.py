@@ -242,7 +242,7 @@ def _incident(i: IncidentStory, report: Report, link: Callable[[str, str], str],
     return (
         f'<tr id="incident-{i.number}"><td><span class="id">{i.number}</span></td>'
         f"<td><b>{escape(_capital(what_text(i)))}</b><div class='small soft'>"
-        f"{since_text(report, i.at)} into the run, attempt {i.attempt}, last step {i.step:,}</div>{quoted}"
+        f"{since_text(report, i.at)} into the run, attempt {i.attempt}, {when_text(i)}</div>{quoted}"
         f"<details><summary>details</summary>{_details(i, report, link)}</details></td>"
         f"<td>{escape(', '.join(where) or '–')}</td><td class='num'>{seconds_text(i.detected_s)}</td>"
         f"<td><b>{escape(_spaced(i.reason))}</b><div class='small soft'>{escape(sure)}</div></td>"
@@ -259,6 +259,11 @@ def what_text(i: IncidentStory) -> str:
     if not i.ended_attempt:
         return "the supervisor died; the ranks went on and its successor took over"
     return KIND_TEXT.get(i.kind, i.kind)
+
+
+def when_text(i: IncidentStory) -> str:
+    """After which step it happened."""
+    return f"after step {i.step:,}" if i.step >= 0 else "before the first step"
 
 
 def _not_resumed(i: IncidentStory, report: Report) -> str:

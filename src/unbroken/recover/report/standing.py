@@ -217,6 +217,7 @@ def _nodes(report: Report, counts: Mapping[str, Counter[str]] | None) -> list[No
     last = report.attempts[-1] if report.attempts else None
     nproc = report.spec.nproc if report.spec else 1
     going = last is not None and last.ended is None and report.status == "running"
+    stepping = last is not None and bool(_tail(report.run_dir.steps(last.number)))
     found = []
     for name in report.nodes:
         doing = out.get(name)
@@ -224,7 +225,7 @@ def _nodes(report: Report, counts: Mapping[str, Counter[str]] | None) -> list[No
             slot = last.slots.index(name)
             low, high = slot * nproc, slot * nproc + nproc - 1
             ranks = f"rank {low}" if low == high else f"ranks {low}–{high}"
-            doing = f"training, {ranks}" if going else f"had {ranks}"
+            doing = f"{'training' if stepping else 'starting'}, {ranks}" if going else f"had {ranks}"
         here = None if counts is None else dict(counts.get(name, {}))
         found.append(NodeStanding(name, doing or ("spare" if last else "not used yet"), here))
     return found
@@ -244,6 +245,8 @@ def _todo(s: Standing, report: Report) -> str:
             else ""
         )
         return f"{still}Give the same command again: it takes over or restarts. {at}{command}"
+    if s.status == "stopped" and s.step < 0:
+        return f"Mend the cause, then give the same command again; another command line needs another --run-dir. {at}{command}"
     if s.status == "stopped":
         return f"Mend the cause, then give the same command again: it goes on from the last checkpoint. {at}{command}"
     if s.status == "interrupted":
