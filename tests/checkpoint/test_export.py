@@ -188,6 +188,7 @@ def test_a_dcp_checkpoint(tmp_path: Path) -> None:
     assert same(target, state)
 
 
+@pytest.mark.slow
 def test_a_dcp_checkpoint_that_was_sharded(tmp_path: Path) -> None:
     """Written by a real two-process world through torch itself."""
     import socket

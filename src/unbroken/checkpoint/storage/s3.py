@@ -182,8 +182,8 @@ class S3Storage:
                 return True
             except FileExistsError:
                 return self.read(name) == wanted
-            except StorageError:
-                if attempt == _CREATE_TRIES - 1:
+            except StorageError as e:
+                if attempt == _CREATE_TRIES - 1 or type(e.__cause__).__name__ in _TODO:
                     raise
                 time.sleep(random.uniform(0.5, 1.0) * 0.2 * 2**attempt)
         raise AssertionError("unreachable")
