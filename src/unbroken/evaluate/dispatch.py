@@ -6,6 +6,7 @@ simulator feeds it the same from simulated time. It does no input or output and 
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +21,9 @@ REPLAN_BUDGET = 3000
 RECUT_RATIO = 1.25
 """The rest is planned anew when the number of workers, or the priors, moved by more than this."""
 
+_LOOKED_AT = 4
+"""Victims that a thief looks at closely."""
+
 Block = tuple[str, int]
 
 
@@ -30,6 +34,8 @@ class Busy:
     name: str
     gpus: int
     queue: list[Block] = field(default_factory=list)
+    ahead: float = 0.0
+    """Seconds of the queue by the priors alone: who has most is looked at first by a thief."""
     asked: bool = False
     """It was asked to give blocks away and has not replied."""
 
@@ -127,6 +133,7 @@ class Dispatcher:
             busy.asked = False
             gone = set(given)
             busy.queue = [b for b in busy.queue if b not in gone]
+            busy.ahead = math.fsum(self._seconds[t][b] for t, b in busy.queue)
         self._requeue([b for b in given if self.is_open(b)])
 
     # ---- what to do
@@ -140,7 +147,9 @@ class Dispatcher:
                     parcel = self._still_open(waiting.pop(i))
                     if parcel is None:
                         return self.next_parcel(name)
-                    busy.queue += [(s.task, b) for s in parcel.shards for b in s.blocks]
+                    taken = [(s.task, b) for s in parcel.shards for b in s.blocks]
+                    busy.queue += taken
+                    busy.ahead += math.fsum(self._seconds[t][b] for t, b in taken)
                     return parcel
         return None
 
@@ -150,9 +159,8 @@ class Dispatcher:
         if not self.stealing or thief.queue:
             return None
         best: tuple[float, Steal] | None = None
-        for busy in self.workers.values():
-            if busy.asked or len(busy.queue) < 2:
-                continue
+        rich = [b for b in self.workers.values() if not b.asked and len(b.queue) >= 2]
+        for busy in heapq.nlargest(_LOOKED_AT, rich, key=lambda b: b.ahead):
             found = self._share(busy, thief.gpus)
             if found is not None and (best is None or found[0] > best[0]):
                 best = found
@@ -218,6 +226,7 @@ class Dispatcher:
         busy = self.workers.get(name)
         if busy is not None and block in busy.queue:
             busy.queue.remove(block)
+            busy.ahead -= self._seconds[block[0]][block[1]]
 
     def _note_failure(self, block: Block, why: str) -> list[Block]:
         self._failures[block] = self._failures.get(block, 0) + 1

@@ -16,7 +16,7 @@ import heapq
 import itertools
 import math
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from .dispatch import Block, Dispatcher
 from .planner import SIMULATED_PARCELS, Costs, Work, lower_bound
@@ -48,7 +48,7 @@ class Weights:
     """The model."""
 
     bytes: float
-    start_s: float = 14.0
+    start_s: float = 20.0
     """Imports, device context and model construction of a new process, before its weights are loaded."""
 
     def gpus(self) -> int:
@@ -202,6 +202,19 @@ class CpuPool:
         self.end = max(self.end, end)
 
 
+@dataclass(frozen=True)
+class Techniques:
+    """Ours, one by one: what is left out is done as the baseline does it."""
+
+    shared_weights: bool = True
+    """One fetch per node into shared memory, one load per worker that then drains the queue; else a new process and a
+    fetch from remote storage for every parcel."""
+    scoring_apart: bool = True
+    """Prompts are built, and metrics computed, on CPUs; else inside the GPU job."""
+    planning: bool = True
+    """Priors, splitting, merging, order, stealing; else whole datasets in any order."""
+
+
 @dataclass
 class _Run:
     """State shared by our arm's processes."""
@@ -213,12 +226,17 @@ class _Run:
     weights: Weights
     cpus: CpuPool
     switch_s: float
+    techniques: Techniques
+    links: list[Link]
+    load_s: float
+    """Over PCIe."""
     idle: list[str] = field(default_factory=list)
     unprepared: int = 0
     given: dict[str, list[Block]] = field(default_factory=dict)
     gpu_end: float = 0.0
     infer: float = 0.0
     steals: int = 0
+    loads: int = 0
 
 
 def ours(
@@ -229,6 +247,7 @@ def ours(
     switch_s: float = 0.05,
     stealing: bool = True,
     staged: bool = False,
+    techniques: Techniques = Techniques(),
 ) -> Outcome:
     """Our policy: fetch once per node, load once per worker, drain the planned queue, steal at the tail, score apart.
 
@@ -237,33 +256,39 @@ def ours(
 
     The dispatcher and planner are the ones that real evaluations use; they see `believed_s`, the clock uses `infer_s`.
     """
+    if not techniques.planning:
+        datasets = [replace(d, block=max(d.rows, 1), believed_s=1.0) for d in datasets]
+        stealing = False
     width = min(weights.gpus(), cluster.gpus)
     per_node = cluster.gpus // width
     workers = cluster.nodes * per_node
-    load = max(weights.start_s, weights.bytes / cluster.link) + weights.bytes / width / cluster.pcie
-    costs = Costs(load, switch_s, cluster.cpus * cluster.nodes)
+    pcie_s = weights.bytes / width / cluster.pcie
+    costs = Costs(
+        max(weights.start_s, weights.bytes / cluster.link) + pcie_s, switch_s, cluster.cpus * cluster.nodes
+    )
+    if techniques.planning and not techniques.shared_weights:
+        costs = replace(costs, switch_s=weights.start_s + weights.bytes * per_node / cluster.link + pcie_s)
     dispatcher = Dispatcher((), [1] * workers, costs, stealing=stealing)
     clock = Clock()
-    run = _Run(clock, cluster, dispatcher, {d.name: d for d in datasets}, weights,
-               CpuPool(clock, cluster.cpus * cluster.nodes), switch_s)  # fmt: skip
-    if staged:
+    cpus = CpuPool(clock, cluster.cpus * cluster.nodes)
+    links = [Link(clock, cluster.link) for _ in range(cluster.nodes)]
+    named = {d.name: d for d in datasets}
+    run = _Run(clock, cluster, dispatcher, named, weights, cpus, switch_s, techniques, links, pcie_s)
+    if staged or not techniques.scoring_apart:
         dispatcher.add([_work(d, true=False) for d in datasets], budget=SIMULATED_PARCELS)
     else:
         _prepare(run, datasets)
-    links = [Link(clock, cluster.link) for _ in range(cluster.nodes)]
-    ready: list[list[Process]] = [[] for _ in range(cluster.nodes)]
 
-    def fetch(node: int) -> Process:
-        yield Wait(link=links[node], size=weights.bytes)
-        for p in ready[node]:
-            clock.start(p)
-
-    for node in range(cluster.nodes):
+    def node(index: int) -> Process:
+        if techniques.shared_weights:
+            yield Wait(link=links[index], size=weights.bytes)
         for gpu in range(per_node):
-            ready[node].append(_worker(run, f"n{node}g{gpu}", weights.bytes / width / cluster.pcie))
-        clock.start(fetch(node))
+            clock.start(_worker(run, f"n{index}g{gpu}"))
+
+    for index in range(cluster.nodes):
+        clock.start(node(index))
     clock.run()
-    return Outcome(max(run.cpus.end, run.gpu_end), run.gpu_end, run.infer, workers,
+    return Outcome(max(cpus.end, run.gpu_end), run.gpu_end, run.infer, run.loads or workers,
                    sum(link.moved for link in links), workers, run.steals)  # fmt: skip
 
 
@@ -304,9 +329,10 @@ def _ready(run: _Run, d: Dataset) -> None:
         run.clock.start(_drain(run, name))
 
 
-def _worker(run: _Run, name: str, pcie_s: float) -> Process:
-    # The process starts while the node's fetch runs; what is left of its start-up is paid here.
-    yield Wait(seconds=max(0.0, run.weights.start_s - run.clock.now) + pcie_s)
+def _worker(run: _Run, name: str) -> Process:
+    if run.techniques.shared_weights:
+        # The process starts while the node's fetch runs; what is left of its start-up is paid here.
+        yield Wait(seconds=max(0.0, run.weights.start_s - run.clock.now) + run.load_s)
     run.dispatcher.join(name)
     yield from _drain(run, name)
 
@@ -329,16 +355,31 @@ def _drain(run: _Run, name: str) -> Process:
             run.dispatcher.leave(name, blame=False)
             return
         run.given[name] = [(s.task, b) for s in parcel.shards for b in s.blocks]
-        previous = None
-        while run.given[name]:
-            task, number = run.given[name].pop(0)
-            d = run.datasets[task]
-            true = d.infer_s * _share(d, number)
-            yield Wait(seconds=true + (run.switch_s if task != previous else 0.0))
-            previous = task
-            run.infer += true
-            if run.dispatcher.answered(name, (task, number), true):
+        if not run.techniques.shared_weights:
+            run.loads += 1
+            yield Wait(seconds=run.weights.start_s)
+            yield Wait(link=run.links[int(name[1:].partition("g")[0])], size=run.weights.bytes)
+            yield Wait(seconds=run.load_s)
+        yield from _visit(run, name)
+
+
+def _visit(run: _Run, name: str) -> Process:
+    """A parcel, block by block; others may take from its end meanwhile."""
+    apart = run.techniques.scoring_apart
+    previous = None
+    while run.given[name]:
+        task, number = run.given[name].pop(0)
+        d = run.datasets[task]
+        true = d.infer_s * _share(d, number)
+        switch = 0.0 if task == previous else run.switch_s + (0.0 if apart else d.preprocess_s)
+        yield Wait(seconds=true + switch)
+        previous = task
+        run.infer += true
+        if run.dispatcher.answered(name, (task, number), true):
+            if apart:
                 run.cpus.submit(d.metric_s)
+            else:
+                yield Wait(seconds=d.metric_s)
 
 
 def _share(d: Dataset, number: int) -> float:
