@@ -26,22 +26,26 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ..errors import CheckpointError, NotDurable, UnbrokenError, UsageError
+from ..errors import CheckpointError, DoesNotFit, NotDurable, UnbrokenError, UsageError
 from ..units import Bytes
 from ..version import __version__
 from . import layout as arena
 from .agreement import Agreement, agreement
+from .direct import Stamp, write_tensors
 from .environment import Place, place
 from .holdings import Mark
+from .interval import Meter
 from .keeper_client import KeeperGone
 from .ladder import RUNGS, Saved
-from .lodging import end_process, own_attempt, own_keeper, supervised_keeper
+from .lodging import CLAIMS, end_process, own_attempt, own_keeper, supervised_keeper
 from .manifest import FileRecord, PartManifest, data_name, tensor_part
+from .nodes import Board, gather_nodes, join_ring, peer_addresses
 from .pinning import Pinning
 from .position import Position
 from .rank_memory import RankMemory, Slab
@@ -52,6 +56,7 @@ from .restore import (
     choose,
     land_from_disk,
     land_from_memory,
+    land_from_peer,
     nothing_good,
     offers_of_supervisor,
     offers_without_supervisor,
@@ -66,14 +71,19 @@ logger = logging.getLogger("unbroken.checkpoint")
 
 _instances = itertools.count()
 CLOSE_TIMEOUT_S = 600.0
+FIRST_STEPS = 5
+"""With automatic intervals: the first save comes after this many steps, before anything is measured."""
 
 
 class Checkpointer:
     """Saves and restores the state of one training; every rank makes one and calls it at the same steps.
 
     `directory` is a folder or an address (s3://bucket/prefix); under `unbroken run` the run's own. `snapshot_every`
-    and `persist_every` are steps: a snapshot lies in the memory of this node's keeper and survives the training
-    process; a persisted one is a checkpoint on disk and survives everything. `keep` checkpoints stay on disk.
+    and `persist_every` are steps, or "auto" (from the measured cost and the failure rate): a snapshot lies in the
+    memory of this node's keeper and survives the training process; a persisted one is a checkpoint on disk and
+    survives everything. `keep` checkpoints stay on disk, and those whose step is a multiple of `keep_every`. `remote`
+    is an address that each checkpoint is copied to once it is on disk. `peer=True` copies each snapshot to the memory
+    of another node too.
     `memory` is what the keeper of a node may take (such as "64GiB"; default: 60 % of the machine). `position` gives
     the data position at each save, unless `save` is told. `fenced=True` promises that `fence()` is called before
     anything of the state is changed, not only before optimizer steps. On a GPU, `throttle` bounds its copies in bytes
@@ -85,9 +95,12 @@ class Checkpointer:
         self,
         directory: str | Path | None = None,
         *,
-        snapshot_every: int = 10,
-        persist_every: int = 100,
+        snapshot_every: int | str = "auto",
+        persist_every: int | str = "auto",
         keep: int = 3,
+        keep_every: int = 0,
+        remote: str | None = None,
+        peer: bool = False,
         memory: str | int | None = None,
         position: Callable[[], Any] | None = None,
         when_busy: str = "wait",
@@ -98,12 +111,10 @@ class Checkpointer:
         verify: bool = True,
         strict: bool = True,
     ) -> None:
-        for name, value in (
-            ("snapshot_every", snapshot_every),
-            ("persist_every", persist_every),
-            ("keep", keep),
-        ):
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        steps = {"snapshot_every": snapshot_every, "persist_every": persist_every}
+        for name, value in {**steps, "keep": keep}.items():
+            automatic = value == "auto" and name != "keep"
+            if not automatic and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
                 raise UsageError(f"{name} must be a whole number from 1 up, not {value!r}")
         if when_busy not in ("wait", "skip"):
             raise UsageError(f"when_busy must be 'wait' or 'skip', not {when_busy!r}")
@@ -112,6 +123,9 @@ class Checkpointer:
         self.snapshot_every = snapshot_every
         self.persist_every = persist_every
         self.keep = keep
+        self._wishes = {"keep": keep, "keep_every": keep_every, "remote": remote, "peer": peer}
+        self._meter: Meter | None = None
+        self._next_snapshot = self._next_persist = 0
         self.when_busy = when_busy
         self.fenced = fenced
         self.verify = verify
@@ -133,13 +147,28 @@ class Checkpointer:
         self._device_copy = device_copy
         self._throttle = None if throttle is None else float(Bytes(throttle))
         self._number = next(_instances)
+        self._peers = False
+        self._addresses: dict[str, str] = {}
+        self._board: Board | None = None
+        self._told: Any = None
         atexit.register(self._at_exit)
 
     # --- what a training calls
 
     def due(self, step: int) -> bool:
-        """Whether this step is to be saved: every `snapshot_every` or `persist_every` steps."""
-        return step % self.snapshot_every == 0 or step % self.persist_every == 0
+        """Whether this step is to be saved: every `snapshot_every` or `persist_every` steps, the same on all ranks."""
+        if self._meter is not None:
+            self._meter.step(step, time.monotonic())
+        return self._is_due(step, self.snapshot_every, self._next_snapshot) or self._persists(step)
+
+    def _persists(self, step: int) -> bool:
+        return self._is_due(step, self.persist_every, self._next_persist)
+
+    def _is_due(self, step: int, every: int | str, following: int) -> bool:
+        if isinstance(every, int):
+            return step % every == 0
+        self._open()
+        return step >= following
 
     def save(
         self, step: int, state: Mapping[str, Any], *, position: Any = None, persist: bool | None = None
@@ -151,14 +180,14 @@ class Checkpointer:
         the futures, is logged, and training goes on.
         """
         self._open()
-        persist = step % self.persist_every == 0 if persist is None else persist
+        persist = self._persists(step) if persist is None else persist
         where = _position(position if position is not None else self._position() if self._position else None)
         self._choose_device(state)
         captured = capture(state)
-        saved = Saved.climbing(
-            step, self.attempt, ["staged", "host", *([self.storage.rung] if persist else [])]
-        )
-        began = time.monotonic()
+        rungs = ["staged", "host", *(["peer"] if self._peers else [])]
+        if persist:
+            rungs += [self.storage.rung, *(["remote"] if self._wishes["remote"] else [])]
+        saved = Saved.climbing(step, self.attempt, rungs)
         try:
             plan = self._plan_of(captured)
             slab = self._claim(step, plan)
@@ -166,25 +195,23 @@ class Checkpointer:
                 self._pinning.ensure(slab)
         except KeeperGone as e:
             return self._skip(saved, str(e))
+        except DoesNotFit as e:
+            return self._save_without_memory(saved, captured, where, persist, e)
         if slab is None:
             return self._skip(saved, "every buffer is still in use")
-        waited = time.monotonic() - began
+        waited = time.monotonic() - saved.began
         if waited > 1.0:
             logger.warning(
-                "step %d waited %.1f s for a buffer: checkpoints are asked for faster than written",
-                step,
-                waited,
+                "step %d waited %.1f s for a buffer: saves are asked for faster than written", step, waited
             )
-        part = {
-            **plan.body, "step": step, "attempt": self.attempt, "position": where.as_json(), "values": captured.tree,
-            "rng": {"generators": capture_rng(), **captured.notes}, "time": time.time(),
-        }  # fmt: skip
-        with self._guard:
-            self._saves[Mark(self.attempt, step)] = saved
-            self._last = saved
+        self._note(saved)
         slab.map[: plan.layout.data_start] = plan.layout.header(
             {"step": str(step), "attempt": str(self.attempt), "rank": str(self.place.rank)}
         )
+        part = {
+            **plan.body, "step": step, "attempt": self.attempt, "position": where.as_json(), "values": captured.tree,
+            "rng": self._generators(captured), "time": time.time(),
+        }  # fmt: skip
         sealed = {
             "file_bytes": plan.layout.file_bytes, "world_size": self.place.world_size, "part": part,
             "persist": persist,
@@ -195,6 +222,7 @@ class Checkpointer:
 
         protected = frozenset(captured.pieces) if self.fenced else captured.protected
         self._stager.copy(captured.pieces, slab.tensor, plan.layout, protected, whole)
+        self._measure(saved, persist)
         return saved
 
     def restore(self, state: dict[str, Any]) -> Restored | None:
@@ -288,6 +316,8 @@ class Checkpointer:
                 except UnbrokenError as e:
                     trouble.append(e.what)
         self._stager.close()
+        if self._board is not None:
+            self._board.close()
         self.memory.close()
         if self._last is not None and trouble:
             raise NotDurable(
@@ -317,14 +347,31 @@ class Checkpointer:
         self.agreement: Agreement = agreement(p.rank, p.world_size, f"{self._number}")
         self.storage: Storage = open_storage(self.directory)
         if p.supervised:
-            connect, end_mute = supervised_keeper(p), None
+            connect, end_mute = supervised_keeper(p, self._wishes), None
             self.attempt = p.attempt or 0
         else:
             own = own_keeper(p, str(self.directory), budget=self._budget, keep=self.keep)
             self.attempt = own_attempt(own, self.agreement, self.storage)
-            connect, end_mute = own.connector(self.attempt), end_process
+            connect, end_mute = own.connector(self.attempt, self._wishes), end_process
         self.memory = RankMemory(connect, self._event, count=self._buffers, end_mute=end_mute)
         self._started = True
+        nodes = gather_nodes(self.agreement, p, self.memory) if p.world_size > 1 else [p.node]
+        self._peers = bool(self._wishes["peer"]) and self._ring(nodes)
+        if len(nodes) > 1 and not p.supervised:
+            self._board = Board(self.agreement, self.memory)
+        if "auto" in (self.snapshot_every, self.persist_every):
+            files = [e.modified for e in self.storage.files(CLAIMS)]
+            self._meter = Meter(p.world_size, self.attempt - 1, min(files, default=time.time()))
+            self._next_snapshot = self._next_persist = FIRST_STEPS
+
+    def _ring(self, nodes: list[str]) -> bool:
+        """Tells this node's keeper which node holds its copies; False with a single node."""
+        if len(nodes) < 2:
+            logger.warning("peer=True, but all ranks are on one node: nothing is copied to another")
+            return False
+        join_ring(self.agreement, self.place, self.memory, nodes)
+        self._addresses = peer_addresses(self.agreement, nodes)
+        return True
 
     def _choose_device(self, state: Mapping[str, Any]) -> None:
         """Sets up copying for the device that the state lies on, once."""
@@ -354,6 +401,8 @@ class Checkpointer:
 
     def _obtain(self, offer: Offer) -> Landed:
         landed = land_from_memory(self.memory, offer, self.place.rank, self._pin_beside)
+        if landed is None and (address := self._addresses.get(offer.memory.get(self.place.rank, ""))):
+            landed = land_from_peer(self.memory, offer, self.place.rank, self._pin_beside, address)
         if landed is None:
             if not offer.on_disk:
                 raise CheckpointError("its share is in no memory that is left, and not on disk")
@@ -421,6 +470,63 @@ class Checkpointer:
             return None
         return slab or self.memory.claim(plan.buffer_bytes, CLOSE_TIMEOUT_S)
 
+    def _generators(self, captured: Captured) -> dict[str, Any]:
+        return {"generators": capture_rng(), **captured.notes}
+
+    def _note(self, saved: Saved) -> None:
+        with self._guard:
+            self._saves[Mark(self.attempt, saved.step)] = saved
+            self._last = saved
+
+    def _measure(self, saved: Saved, persist: bool) -> None:
+        """Where intervals are automatic: what this save cost, and when the next ones are due, the same on all ranks."""
+        if self._meter is None:
+            return
+        self._meter.saved(time.monotonic() - saved.began + getattr(self._stager, "last_stall_s", 0.0))
+        proposal = self._meter.decide()
+        told = self.agreement.decide(f"interval/{saved.step}", None if proposal is None else asdict(proposal))
+        snapshot, every = (told["snapshot"], told["persist"]) if told else (FIRST_STEPS, 2 * FIRST_STEPS)
+        if told and told != self._told and self.place.rank == 0:
+            logger.info("a snapshot every %d steps, a checkpoint every %d: %s", snapshot, every, told["why"])
+        self._told = told
+        self._next_snapshot = saved.step + snapshot
+        if persist:
+            self._next_persist = saved.step + every
+
+    def _save_without_memory(
+        self, saved: Saved, captured: Captured, where: Position, persist: bool, why: DoesNotFit
+    ) -> Saved:
+        """The slower path where the keeper has no room for a snapshot: this process writes its share itself."""
+        if not persist:
+            return self._skip(saved, f"{why.what}; only what goes to disk is saved")
+        logger.warning(
+            "%s; step %d is written by the training process, which waits for it", why.what, saved.step
+        )
+        self._note(saved)
+        p = self.place
+        run_id = str(self.memory.link.info["run_id"])
+        stamp = Stamp(run_id, self.attempt, saved.step, p.rank, p.world_size, where)
+        try:
+            write_tensors(self.storage, captured.live, captured.tree, stamp, rng=self._generators(captured))
+            self.memory.alive().request({"op": "wrote", "step": saved.step, "world_size": p.world_size})
+        except (UnbrokenError, OSError) as e:
+            self._tell_failure(saved, str(e))
+            return saved
+        saved.reach("staged")
+        saved.fail("the keeper has no room for a snapshot", rungs=("host", "peer"))
+        return saved
+
+    def _tell_failure(self, saved: Saved, why: str) -> None:
+        """This rank will not have this step: the others hear it from their keepers."""
+        logger.error("step %d is not saved: %s", saved.step, why)
+        with self._guard:
+            self._failed.append(f"step {saved.step}: {why}")
+        saved.fail(why)
+        with contextlib.suppress(UnbrokenError):
+            self.memory.link.post(
+                {"op": "give_up", "step": saved.step, "why": why, "world_size": self.place.world_size}
+            )
+
     def _skip(self, saved: Saved, why: str) -> Saved:
         self.skipped += 1
         logger.warning("step %d is not saved: %s", saved.step, why)
@@ -432,14 +538,13 @@ class Checkpointer:
         """The copy has ended: the buffer is whole, or will never be."""
         if copying.error is not None:
             self.memory.release(slab)
-            logger.error("step %d is not saved: %s", saved.step, copying.error)
-            with self._guard:
-                self._failed.append(f"step {saved.step}: {copying.error.what}")
-            saved.fail(str(copying.error))
+            self._tell_failure(saved, copying.error.what)
             return
         saved.reach("staged")
         self.memory.seal(slab, saved.step, saved.attempt, sealed, time.monotonic() - saved.began)
         saved.reach("host")
+        if self._board is not None:
+            self._board.on_host(saved.step)
 
     def _event(self, event: Message) -> None:
         kind, step = event.get("event"), event.get("step")
@@ -456,6 +561,17 @@ class Checkpointer:
             return
         if kind == "durable":
             saved.reach(self.storage.rung)
+            if self._meter is not None:
+                self._meter.durable(time.monotonic() - saved.began)
+        elif kind == "peer" and event.get("rank") == self.place.rank:
+            saved.reach("peer")
+        elif kind == "remote":
+            saved.reach("remote")
+        elif kind == "remote_failed":
+            logger.error("step %d did not reach %s: %s", step, self._wishes["remote"], event["why"])
+            with self._guard:
+                self._failed.append(f"step {step}, remote: {event['why']}")
+            saved.fail(str(event["why"]), rungs=("remote",))
         elif kind == "failed":
             why = f"rank {event['rank']}: {event['why']}" if event.get("rank", -1) >= 0 else str(event["why"])
             logger.error("the checkpoint of step %d failed, training goes on: %s", step, why)

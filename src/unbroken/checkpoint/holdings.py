@@ -89,6 +89,8 @@ class Holdings:
         if b.state == FREE or b.snapshot is None:
             return True
         mark = b.snapshot.mark
+        if b.foreign:  # another node's copies have a rule of their own (Keeper.room_for)
+            return mark.attempt < self.attempt and mark not in self.wanted and mark != self.newest
         if mark.attempt < self.attempt and mark not in self.wanted and mark != self.newest:
             return True
         if self.newest is not None and mark < self.newest:

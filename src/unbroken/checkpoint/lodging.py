@@ -9,9 +9,10 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ..errors import StorageError
 from .agreement import Agreement
@@ -30,7 +31,7 @@ CLAIMS = "attempts"
 Connect = Callable[[Callable[[Message], None], Callable[[], None]], RankLink]
 
 
-def supervised_keeper(p: Place) -> Connect:
+def supervised_keeper(p: Place, wishes: Mapping[str, Any]) -> Connect:
     """Connects to the keeper that the agent started; waits a little for one that is being respawned."""
 
     def connect(listener: Callable[[Message], None], ended: Callable[[], None]) -> RankLink:
@@ -39,7 +40,7 @@ def supervised_keeper(p: Place) -> Connect:
             try:
                 return RankLink(
                     p.keeper or "", rank=p.rank, attempt=p.attempt or 0, world_size=p.world_size,
-                    local_rank=p.local_rank, listener=listener, ended=ended,
+                    local_rank=p.local_rank, listener=listener, ended=ended, wishes=wishes,
                 )  # fmt: skip
             except (KeeperGone, NotYet):
                 if time.monotonic() > deadline:
@@ -80,7 +81,7 @@ class OwnKeeper:
         finally:
             link.disconnect()
 
-    def connector(self, attempt: int) -> Connect:
+    def connector(self, attempt: int, wishes: Mapping[str, Any]) -> Connect:
         """Connects this rank, starting a new keeper if the old one is gone."""
         p = self.place
 
@@ -90,7 +91,7 @@ class OwnKeeper:
                 try:
                     return RankLink(
                         self.socket, rank=p.rank, attempt=attempt, world_size=p.world_size,
-                        local_rank=p.local_rank, listener=listener, ended=ended,
+                        local_rank=p.local_rank, listener=listener, ended=ended, wishes=wishes,
                     )  # fmt: skip
                 except KeeperGone:  # it ended just then
                     if last:

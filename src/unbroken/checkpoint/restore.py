@@ -236,6 +236,20 @@ def land_from_memory(memory: RankMemory, offer: Offer, rank: int, beside: Beside
     return Landed(part, data[:size], "peer" if answer["peer"] else "memory", slab, keep)
 
 
+def land_from_peer(
+    memory: RankMemory, offer: Offer, rank: int, beside: Beside, address: str
+) -> Landed | None:
+    """As `land_from_memory`, after the keeper has fetched the snapshot from another node's. Raises KeeperRefused."""
+    memory.alive().request(
+        {"op": "pull", "attempt": offer.attempt, "step": offer.step, "address": address},
+        timeout_s=VOTE_TIMEOUT_S,
+    )
+    landed = land_from_memory(memory, offer, rank, beside)
+    if landed is not None:
+        landed.source = "peer"
+    return landed
+
+
 def part_in_memory(body: Mapping[str, Any], rank: int, size: int) -> PartManifest:
     """A part as it is before its file is written: without checksums."""
     record = FileRecord(data_name(rank), size, ("0" * 16,) * -(-size // CHUNK_BYTES))

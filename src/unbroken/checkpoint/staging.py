@@ -200,6 +200,7 @@ class CudaStager:
         self.stream = torch.cuda.Stream(device)
         self.last: Copying | None = None
         """The last copy that ended."""
+        self.last_stall_s = 0.0
         self._pending: list[_Pending] = []
         self._guard = threading.Lock()
         self._done: queue.SimpleQueue[_Pending | None] = queue.SimpleQueue()
@@ -409,7 +410,7 @@ class CudaStager:
         with self._guard:
             self._pending.remove(p)
         p.sources, p.watched = [], []
-        self.last = c
+        self.last, self.last_stall_s = c, c.stall_s
         c.on_done(c)
 
 

@@ -35,6 +35,8 @@ class Captured:
     notes: Mapping[str, Any]
     """What the names alone do not tell: which tensors were numpy arrays, which lay on another device."""
     protected: frozenset[str]
+    live: Mapping[str, torch.Tensor]
+    """The tensors as the state has them, aliases included."""
 
     def specs(self) -> list[TensorSpec]:
         """What the arena must have room for."""
@@ -62,10 +64,10 @@ def capture(state: Mapping[str, Any]) -> Captured:
     protected: set[str] = set()
     devices: dict[str, str] = {}
     seen: dict[tuple[Any, ...], str] = {}
-    for name, value in found.items():
+    for name, value in list(found.items()):
         if not isinstance(value, torch.Tensor):
             arrays[name] = value.dtype.str
-            value = torch.from_numpy(value)
+            value = found[name] = torch.from_numpy(value)
         if value.device.type == "meta":
             raise UnsaveableState(
                 name, "it is on the meta device: it has no values", todo="Materialise it first"
@@ -84,7 +86,13 @@ def capture(state: Mapping[str, Any]) -> Captured:
         if value.device.type != "cpu":
             devices[name] = value.device.type
     return Captured(
-        pieces, tensors, aliases, skeleton, {"arrays": arrays, "devices": devices}, frozenset(protected)
+        pieces,
+        tensors,
+        aliases,
+        skeleton,
+        {"arrays": arrays, "devices": devices},
+        frozenset(protected),
+        found,
     )
 
 

@@ -63,7 +63,7 @@ class Writing:
         *,
         node: str,
         writers: int,
-        after_commit: Callable[[Storage, Mark], None] = lambda storage, mark: None,
+        after_commit: Callable[[Storage, Mark, bool], None] = lambda storage, mark, mine: None,
         freed: Callable[[], None] = lambda: None,
     ) -> None:
         self.open_storage = open_storage
@@ -104,6 +104,12 @@ class Writing:
         self.jobs.append(Job(buffer, snapshot))
         self.changed.notify_all()
         return True
+
+    def watch(self, mark: Mark, world_size: int, rank: int) -> None:
+        """A rank wrote its share by itself: wait for the rest."""
+        self.watches.setdefault(mark, Watch(mark, world_size, time.monotonic())).next_look = 0.0
+        self.emit({"event": "written", "attempt": mark.attempt, "step": mark.step, "rank": rank})
+        self.changed.notify_all()
 
     def busy_with(self, attempt: int) -> list[Mark]:
         """The checkpoints of attempts up to this one that are being written or waited for."""
@@ -283,8 +289,8 @@ class Writing:
                     }
                 )  # fmt: skip
                 self.changed.notify_all()
-        if why is None and look.mine:
-            self.after_commit(self.storage(), mark)
+        if why is None and not look.missing:
+            self.after_commit(self.storage(), mark, look.mine)
 
 
 def be_nice() -> None:

@@ -1,0 +1,795 @@
+"""What a keeper holds and does: connections, requests, buffers, and the threads that fill and checksum them.
+
+Each connection has a thread, and one condition (`changed`) guards all state. Long requests (settle, flush, close)
+are answered from threads of their own, so that leases are renewed meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import mmap
+import os
+import secrets
+import socket
+import struct
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ..errors import CheckpointError, DoesNotFit, UnbrokenError
+from ..units import Bytes
+from . import retention
+from .commit import chunk_digests, note_failure
+from .holdings import CLAIMED, FREE, SEALED, Buffer, Holdings, Mark, Snapshot
+from .manifest import folder_name
+from .memory import available_memory, fill_pages
+from .peers import Peers, Target
+from .retention import Retention
+from .storage import Storage, open_storage
+from .uploading import Uploading
+from .wire import VERSION, Channel, Closed, Message
+from .writing import Writing
+
+ORPHAN_GRACE_S = 60.0
+TERM_GRACE_S = 25.0
+
+
+class Refused(CheckpointError):
+    """The keeper does not do what was asked; the text goes back to whoever asked."""
+
+
+class NotYet(Refused):
+    """A rank is here before the agent announced its attempt."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a keeper is started with."""
+
+    socket: Path
+    node: str
+    run_id: str
+    checkpoints: str
+    budget: int
+    keep: int = 3
+    keep_every: int = 0
+    orphan_grace_s: float = ORPHAN_GRACE_S
+    lease_s: float | None = None
+    """The lease to start with; None: no lease is needed until an agent gives one."""
+    writers: int = 2
+    term_grace_s: float = TERM_GRACE_S
+
+
+@dataclass(eq=False)
+class Client:
+    """One connection."""
+
+    channel: Channel
+    role: str = ""
+    rank: int = -1
+    attempt: int = 0
+    held: set[int] = field(default_factory=set)
+    """Buffers that this rank reads (restore): pinned until it lets go or is gone."""
+    left: bool = False
+    """It said goodbye: its going is no failure."""
+
+
+@dataclass(eq=False)
+class Wait:
+    """A rank that waits for a buffer."""
+
+    client: Client
+    id: int
+    size: int
+
+
+class Keeper:
+    """The state and the operations. Methods named `op_...` answer one request each, with `changed` held."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.id = secrets.token_hex(8)
+        self.changed = threading.Condition(threading.RLock())
+        self.holdings = Holdings(settings.budget, self._free)
+        self.maps: dict[int, mmap.mmap] = {}
+        self.clients: list[Client] = []
+        self.waits: list[Wait] = []
+        self.attempt = 0
+        self.world_size = 0
+        self.local: dict[int, int] = {}
+        self.candidates: list[Any] = []
+        self.agent_known = settings.lease_s is not None
+        self.restored = False
+        self.alone_since = time.monotonic()
+        self.stop = threading.Event()
+        self.exit_code = 0
+        self._ids = itertools.count(1)
+        self._to_fill: list[Buffer] = []
+        self.writing = Writing(
+            lambda: open_storage(settings.checkpoints), self.holdings, self.changed, self.emit, self._view,
+            node=settings.node, writers=settings.writers, after_commit=self._after_commit, freed=self._serve_waits,
+        )  # fmt: skip
+        if settings.lease_s is not None:
+            self.writing.lease_until = time.monotonic() + settings.lease_s
+        self.peers = Peers(self, log)
+        self.uploading: Uploading | None = None
+        self.keep = Retention(settings.keep, settings.keep_every)
+        self.peer_wanted = False
+        # Filling pages is zeroing them, at a few GB/s a thread; several buffers go side by side.
+        for loop in (self._fill_loop, self._fill_loop, self._fill_loop, self._checksum_loop):
+            threading.Thread(target=loop, daemon=True).start()
+
+    # --- connections
+
+    def serve(self, listener: socket.socket) -> None:
+        """Accepts connections until `stop` is set; ends by itself when nobody has been here for the grace time."""
+        listener.settimeout(0.2)
+        while not self.stop.is_set():
+            try:
+                sock, _ = listener.accept()
+            except TimeoutError:
+                self._tick()
+                continue
+            # A process that is stopped reads nothing; it must not stop the keeper with it.
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", 2, 0))
+            client = Client(Channel(sock))
+            threading.Thread(target=self._converse, args=(client,), daemon=True).start()
+
+    def _tick(self) -> None:
+        with self.changed:
+            lonely = not self.clients and time.monotonic() - self.alone_since > self.settings.orphan_grace_s
+        if lonely:
+            log("nobody has been here for a while: flush what is allowed, free all, end")
+            self.finish(flush=True, deadline_s=self.settings.term_grace_s)
+
+    def _converse(self, client: Client) -> None:
+        with self.changed:
+            self.clients.append(client)
+        try:
+            while True:
+                message, fds = client.channel.receive()
+                try:
+                    self._handle(client, message, fds)
+                finally:
+                    for fd in fds:
+                        with contextlib.suppress(OSError):
+                            os.close(fd)
+        except Closed:
+            pass
+        finally:
+            self._gone(client)
+
+    def _handle(self, client: Client, message: Message, fds: list[int]) -> None:
+        op, number = str(message.get("op", "")), message.get("id", 0)
+        if op in _SLOW:
+            threading.Thread(target=self._slowly, args=(client, message), daemon=True).start()
+            return
+        method: Callable[..., tuple[Message, list[int]] | None] | None = getattr(self, f"op_{op}", None)
+        try:
+            if method is None:
+                raise Refused(f"the keeper knows no request '{op}'", todo="Use the same version of unbroken")
+            if not client.role and op != "hello":
+                raise Refused("the first message must be hello")
+            if op in _OF_AGENT and client.role != "agent" and self.agent_known:
+                raise Refused(f"only an agent may ask for '{op}'")
+            with self.changed:
+                answer = method(client, message, fds)
+                self._serve_waits()
+                self.changed.notify_all()
+        except UnbrokenError as e:
+            reply(client, number, _refusal(e))
+            return
+        except (KeyError, TypeError, ValueError) as e:
+            reply(client, number, _refusal(Refused(f"malformed request '{op}': {e!r}"[:300])))
+            return
+        if answer is not None:
+            reply(client, number, {"ok": True, **answer[0]}, answer[1])
+
+    def _slowly(self, client: Client, message: Message) -> None:
+        op = str(message["op"])
+        deadline = float(message.get("deadline_s", 30.0))
+        try:
+            if op == "settle":
+                stuck = self.writing.settle(int(message["attempt"]), deadline)
+                if stuck:
+                    raise Refused(
+                        f"writing of {len(stuck)} checkpoints cannot be stopped: the disk does not answer",
+                        where=self.settings.node,
+                        todo="Treat this node as unreachable until its keeper is gone",
+                    )
+                with self.changed:
+                    durable = sorted(
+                        m.step for m in self.holdings.durable if m.attempt == int(message["attempt"])
+                    )
+                answer: Message = {"durable": durable}
+            elif op == "flush":
+                answer = self.flush(deadline)
+            elif op == "pull":
+                answer = self.pull(client, message)
+            else:
+                answer = self.finish(bool(message.get("flush", True)), deadline)
+        except UnbrokenError as e:
+            reply(client, message.get("id", 0), _refusal(e))
+            return
+        reply(client, message.get("id", 0), {"ok": True, **answer})
+        if op == "close":
+            self.stop.set()
+
+    def _gone(self, client: Client) -> None:
+        client.channel.close()
+        with self.changed:
+            self.clients = [c for c in self.clients if c is not client]
+            self.waits = [w for w in self.waits if w.client is not client]
+            for number in client.held:
+                if b := self.holdings.buffers.get(number):
+                    b.pins -= 1
+            if client.role == "rank" and client.attempt == self.attempt:
+                for b in self.holdings.of_rank(client.rank):
+                    if b.state == CLAIMED:
+                        b.state = FREE
+            self._serve_waits()
+            if not self.clients:
+                self.alone_since = time.monotonic()
+            last = client.role == "rank" and not any(c.role == "rank" for c in self.clients)
+            self.changed.notify_all()
+        if not last or self.agent_known:
+            return
+        # Plain torchrun: nobody else makes the last snapshot durable now.
+        if client.left:
+            threading.Thread(target=self._end_when_done, daemon=True).start()
+        else:
+            threading.Thread(target=self._flush_quietly, daemon=True).start()
+
+    def _end_when_done(self) -> None:
+        with self.changed:
+            while (self.writing.busy_with(self.attempt) or self._uploads()) and not self.clients:
+                self.changed.wait(0.2)
+            if self.clients:
+                return
+        self.finish(flush=False, deadline_s=0.0)
+
+    def _flush_quietly(self) -> None:
+        try:
+            self.flush(self.settings.term_grace_s)
+        except UnbrokenError as e:
+            log(str(e))
+
+    def emit(self, event: Message) -> None:
+        """Sends an event to the agent and to the ranks of the attempt that it is about; `changed` is held."""
+        for client in list(self.clients):
+            if client.role == "agent" or (client.role == "rank" and client.attempt == event.get("attempt")):
+                tell(client, event)
+
+    # --- requests of both
+
+    def op_hello(self, client: Client, m: Message, fds: list[int]) -> tuple[Message, list[int]]:
+        """Who speaks. A rank of an older attempt is refused; without an agent a newer one begins its attempt."""
+        if int(m["version"]) != VERSION:
+            raise Refused(
+                f"the keeper speaks version {VERSION}, the other side {m['version']}",
+                todo="Use one version of unbroken in the whole run",
+            )
+        role = str(m["role"])
+        if role == "rank":
+            attempt, rank = int(m["attempt"]), int(m["rank"])
+            if attempt < self.attempt or attempt <= self.writing.closed:
+                raise Refused(f"attempt {attempt} is over", where=f"rank {rank}", todo="End this process")
+            if attempt > self.attempt:
+                if self.agent_known:
+                    raise NotYet(f"attempt {attempt} was not announced", where=f"rank {rank}")
+                self._begin(attempt, int(m["world_size"]), {rank: int(m.get("local_rank", 0))}, None)
+            self.local.setdefault(rank, int(m.get("local_rank", 0)))
+            client.rank, client.attempt = rank, attempt
+            self._take_wishes(dict(m.get("wishes") or {}))
+        elif role == "agent":
+            self.agent_known = True
+        elif role != "visitor":
+            raise Refused(f"there is no role '{role}'")
+        client.role = role
+        return {
+            "keeper": self.id, "pid": os.getpid(), "node": self.settings.node, "attempt": self.attempt,
+            "budget": self.settings.budget, "checkpoints": self.settings.checkpoints, "agent": self.agent_known,
+            "run_id": self.settings.run_id,
+        }, []  # fmt: skip
+
+    def op_ping(self, client: Client, m: Message, fds: list[int]) -> tuple[Message, list[int]]:
+        """That the keeper lives, and how long each writer has been without progress."""
+        now = time.monotonic()
+        writers = [
+            {
+                "attempt": j.snapshot.mark.attempt,
+                "step": j.snapshot.mark.step,
+                "rank": j.snapshot.rank,
+                "idle_s": round(now - j.moved, 2) if j.running else 0.0,
+            }
+            for j in self.writing.jobs
+        ]
+        return {"writing": writers, "used": self.holdings.used(), "waits": len(self.waits)}, []
+
+    def op_inventory(self, client: Client, m: Message, fds: list[int]) -> tuple[Message, list[int]]:
+        """What is in memory."""
+        return {"inventory": self.holdings.inventory(), "attempt": self.attempt}, []
+
+    # --- requests of the agent
+
+    def op_attempt(self, client: Client, m: Message, fds: list[int]) -> tuple[Message, list[int]]:
+        """Begins an attempt."""
+        attempt = int(m["attempt"])
+        if attempt < self.attempt or attempt <= self.writing.closed:
+            raise Refused(f"attempt {attempt} is over; attempt {self.attempt} is the newest here")
+        ranks = {int(r): int(local) for r, local in dict(m["ranks"]).items()}
+        if attempt > self.attempt:
+            self._begin(attempt, int(m["world_size"]), ranks, list(m["candidates"]))
+        else:
+            self.world_size, self.local, self.candidates = int(m["world_size"]), ranks, list(m["candidates"])
+        return {}, []
+
+    def op_complete(self, client: Client, m: Message, fds: list[int]) -> tuple[Message, list[int]]:
+        """Every rank of the run has this snapshot in memory."""
+        self._complete(Mark(int(m["attempt"]), int(m["step"])))
+        return {}, []
+
+    def op_lease(self, client: Client, m: Message, fds: list[int]) -> tuple[Message, list[int]]:
+        """Renews the lease."""
+        self.writing.lease_until = time.monotonic() + float(m["seconds"])
+        return {}, []
+
+    # --- requests of a rank
+
+    def op_arena(self, client: Client, m: Message, fds: list[int]) -> tuple[Message, list[int]]:
+        """Up to `count` buffers of `bytes` each for this rank, those that it has included, with their memfds."""
+        size, count, rank = int(m["bytes"]), int(m["count"]), client.rank
+        self.holdings.shrink(rank, size)
+        have = [b for b in self.holdings.of_rank(rank) if b.bytes == size]
+        # Where another node's snapshots are held too (two buffers a rank), three fifths are for our own.
+        own = self.settings.budget * 3 // 5 if self.peer_wanted else self.settings.budget
+        share = own // max(1, len(self.local))
+        while len(have) < count:
+            others = sum(b.bytes for b in self.holdings.buffers.values() if b.rank == rank and b not in have)
+            if (len(have) + 1) * size + others > share:
+                break
+            have.append(self._create(rank, size))
+        if not have:
+            raise DoesNotFit(
+                f"a snapshot of this rank takes {Bytes(size)}, its share of the node's budget is {Bytes(share)}",
+                where=f"{self.settings.node}, rank {rank}",
+                todo=f"Give the keeper {Bytes(3 * size * max(1, len(self.local)))} or more of memory",
+            )
+        told = [{"id": b.id, "bytes": b.bytes, "ready": b.ready} for b in have]
+        return {"buffers": told}, [b.fd for b in have]
+
+    def op_claim(self, client: Client, m: Message, fds: list[int]) -> tuple[Message, list[int]] | None:
+        """A buffer to fill; the answer waits until one may be used, unless `now`."""
+        size = int(m["bytes"])
+        b = self._claim(client, size)
+        if b is not None:
+            return {"buffer": b.id}, []
+        if m.get("now"):
+            return {"buffer": None}, []
+        self.waits.append(Wait(client, int(m.get("id", 0)), size))
+        return None
+
+    def op_unclaim(self, client: Client, m: Message, fds: list[int]) -> tuple[Message, list[int]]:
+        """Gives a claimed buffer back unfilled (its content is lost)."""
+        self._own(client, m, CLAIMED).state = FREE
+        return {}, []
+
+    def op_seal(self, client: Client, m: Message, fds: list[int]) -> tuple[Message, list[int]]:
+        """The claimed buffer holds a whole snapshot now."""
+        b = self._own(client, m, CLAIMED)
+        mark = Mark(client.attempt, int(m["step"]))
+        size = int(m["file_bytes"])
+        if not 0 < size <= b.bytes:
+            raise Refused(f"a file of {size} bytes is no content of a buffer of {b.bytes}")
+        snapshot = Snapshot(mark, client.rank, int(m["world_size"]), size, dict(m["part"]))
+        finished = self.holdings.seal(b, snapshot)
+        self.emit(
+            {
+                "event": "host", "attempt": mark.attempt, "step": mark.step, "rank": client.rank,
+                "seconds": float(m.get("seconds", 0.0)),
+            }
+        )  # fmt: skip
+        if finished:
+            self.peers.complete(mark)
+            self.emit({"event": "complete", "attempt": mark.attempt, "step": mark.step})
+        if m.get("persist"):
+            self.writing.submit(b)
+        return {}, []
+
+    def op_adopt(self, client: Client, m: Message, fds: list[int]) -> tuple[Message, list[int]]:
+        """Buffers that a rank kept when another keeper died; they are this one's now, re-issued from memory."""
+        ids: dict[str, int] = {}
+        entries = list(m["buffers"])
+        if len(fds) != len(entries):
+            raise Refused(f"{len(entries)} buffers came with {len(fds)} descriptors")
+        for entry in entries:
+            fd = fds.pop(0)
+            size = os.fstat(fd).st_size
+            b = Buffer(next(self._ids), client.rank, size, fd, ready=True)
+            self.holdings.buffers[b.id] = b
+            ids[str(entry["id"])] = b.id
+            if kept := entry.get("snapshot"):
+                mark = Mark(int(kept["attempt"]), int(kept["step"]))
+                self.holdings.seal(
+                    b,
+                    Snapshot(
+                        mark,
+                        client.rank,
+                        int(kept["world_size"]),
+                        int(kept["file_bytes"]),
+                        dict(kept["part"]),
+                    ),
+                )
+                if kept.get("complete"):
+                    self.holdings.complete(mark)
+                if kept.get("persist"):
+                    self.writing.submit(b)
+            elif entry.get("claimed"):
+                b.state = CLAIMED
+        return {"ids": ids}, []
+
+    def op_candidates(self, client: Client, m: Message, fds: list[int]) -> tuple[Message, list[int]]:
+        """What the supervisor allows to restore from, newest first; `supervised` tells whether there is one."""
+        return {"candidates": self.candidates, "supervised": self.agent_known}, []
+
+    def op_fetch(self, client: Client, m: Message, fds: list[int]) -> tuple[Message, list[int]]:
+        """A rank's snapshot out of memory, pinned until `release`; `found` is false if it is not here."""
+        b = self.holdings.find(Mark(int(m["attempt"]), int(m["step"])), int(m["rank"]))
+        if b is None or b.snapshot is None:
+            return {"found": False}, []
+        if b.id not in client.held:
+            client.held.add(b.id)
+            b.pins += 1
+        s = b.snapshot
+        return {
+            "found": True, "buffer": b.id, "file_bytes": s.file_bytes, "part": s.part, "bytes": b.bytes,
+            "world_size": s.world_size, "checksums": s.checksums, "peer": b.foreign,
+        }, [b.fd]  # fmt: skip
+
+    def op_release(self, client: Client, m: Message, fds: list[int]) -> tuple[Message, list[int]]:
+        """The rank is done with what it fetched. `restored`, if given, is what the run goes on from."""
+        for number in client.held:
+            if b := self.holdings.buffers.get(number):
+                b.pins -= 1
+        client.held.clear()
+        if "restored" in m:
+            chosen = m["restored"]
+            self.restored = True
+            self.holdings.wanted = (
+                frozenset()
+                if chosen is None
+                else frozenset({Mark(int(chosen["attempt"]), int(chosen["step"]))})
+            )
+        return {}, []
+
+    def op_give_up(self, client: Client, m: Message, fds: list[int]) -> tuple[Message, list[int]]:
+        """This rank will never have this snapshot: the others need not wait for it."""
+        mark = Mark(client.attempt, int(m["step"]))
+        self.writing.give_up(mark, client.rank, str(m["why"])[:500])
+        snapshot = Snapshot(mark, client.rank, int(m["world_size"]), 0, {})
+        threading.Thread(
+            target=note_failure, args=(self.writing.storage(), snapshot, str(m["why"])), daemon=True
+        ).start()
+        return {}, []
+
+    def op_wrote(self, client: Client, m: Message, fds: list[int]) -> tuple[Message, list[int]]:
+        """The rank wrote its own share (no buffer fits into the budget): watch for the others and commit."""
+        mark = Mark(client.attempt, int(m["step"]))
+        if mark.attempt <= self.writing.closed:
+            raise Refused(f"attempt {mark.attempt} is sealed")
+        self.writing.watch(mark, int(m["world_size"]), client.rank)
+        return {}, []
+
+    def op_peer_listen(self, client: Client, m: Message, fds: list[int]) -> tuple[Message, list[int]]:
+        """Where this keeper takes other nodes' snapshots."""
+        try:
+            return {"address": self.peers.listen(str(m["host"]))}, []
+        except OSError as e:
+            raise Refused(f"the keeper cannot listen on {m['host']}: {e.strerror}") from e
+
+    def op_peer_target(self, client: Client, m: Message, fds: list[int]) -> tuple[Message, list[int]]:
+        """Who holds this node's copies."""
+        target = Target(str(m["node"]), str(m["address"])) if m.get("address") else None
+        self.peers.send_to(str(m["token"]), target)
+        return {}, []
+
+    def op_bye(self, client: Client, m: Message, fds: list[int]) -> tuple[Message, list[int]]:
+        """The rank ends in good order."""
+        client.left = True
+        return {}, []
+
+    # --- long requests, in threads of their own
+
+    def flush(self, deadline_s: float) -> Message:
+        """Makes the newest snapshot that is complete on all ranks durable. Raises Refused if that fails."""
+        deadline = time.monotonic() + deadline_s
+        with self.changed:
+            mark = self.holdings.newest
+            if mark is None:
+                return {"step": None}
+            mine = [
+                b
+                for b in self.holdings.buffers.values()
+                if b.state == SEALED and b.snapshot and b.snapshot.mark == mark and not b.foreign
+            ]
+            if not mine:
+                return {"step": None}  # a spare, or a node whose ranks are elsewhere now: others write it
+            for b in mine:
+                self.writing.submit(b)
+            while mark not in self.holdings.durable:
+                if why := self.writing.failed.get(mark):
+                    raise Refused(
+                        f"step {mark.step} could not be made durable: {why}", where=self.settings.node
+                    )
+                if mark.attempt <= self.writing.closed:
+                    raise Refused(f"attempt {mark.attempt} is sealed", where=self.settings.node)
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise Refused(
+                        f"step {mark.step} is not durable after {deadline_s:.1f} s", where=self.settings.node
+                    )
+                self.changed.wait(min(left, 0.5))
+            return {"step": mark.step, "attempt": mark.attempt}
+
+    def finish(self, flush: bool, deadline_s: float) -> Message:
+        """Ends the keeper, after a flush if wanted; says what the flush gave."""
+        answer: Message = {"step": None}
+        if flush:
+            try:
+                until = time.monotonic() + deadline_s
+                answer = self.flush(deadline_s)
+                with self.changed:
+                    while self._uploads() and time.monotonic() < until:
+                        self.changed.wait(0.2)
+            except UnbrokenError as e:
+                log(str(e))
+                answer = {"step": None, "why": str(e)}
+                self.exit_code = 1
+        self.writing.end()
+        self.stop.set()
+        return answer
+
+    def pull(self, client: Client, m: Message) -> Message:
+        """Fetches this rank's snapshot from a peer into memory here."""
+        mark = Mark(int(m["attempt"]), int(m["step"]))
+        b = self.peers.pull(str(m["address"]), mark, client.rank)
+        with self.changed:
+            if b.id not in client.held:
+                client.held.add(b.id)
+                b.pins += 1
+        return {"buffer": b.id}
+
+    # --- helpers, with `changed` held
+
+    def _take_wishes(self, wishes: Message) -> None:
+        """What a Checkpointer asks of its keeper, beyond the command line."""
+        if "keep" in wishes:
+            self.keep = Retention(int(wishes["keep"]), int(wishes.get("keep_every", 0)))
+        self.peer_wanted = bool(wishes.get("peer", self.peer_wanted))
+        if (url := wishes.get("remote")) and (self.uploading is None or self.uploading.url != url):
+            self.uploading = Uploading(
+                str(url), self.writing.storage, self.changed, self.emit, self.writing.gate, log
+            )
+
+    def room_for(self, rank: int, size: int, foreign: bool) -> Buffer | None:
+        """A buffer to receive a snapshot into, claimed: one that is needed no more, else a new one in the budget."""
+        if not foreign:
+            b = self.holdings.claim(rank, size)
+            if b is None and self.holdings.used() + size <= self.settings.budget:
+                b = self._create(rank, size)
+                b.state = CLAIMED
+            return b
+        theirs = [b for b in self.holdings.buffers.values() if b.foreign and b.rank == rank]
+        newest = max((b.snapshot.mark for b in theirs if b.snapshot), default=None)
+        for b in theirs:
+            if (
+                b.bytes >= size
+                and not b.pins
+                and b.state != CLAIMED
+                and (b.snapshot is None or b.snapshot.mark != newest)
+            ):
+                b.state, b.snapshot = CLAIMED, None
+                return b
+        for b in [b for b in theirs if b.bytes < size and not b.pins and b.state != CLAIMED]:
+            self.holdings.drop(b)
+        if len(theirs) >= 2 or self.holdings.used() + size > self.settings.budget:
+            return None
+        b = self._create(rank, size)
+        b.foreign, b.state = True, CLAIMED
+        return b
+
+    def _begin(
+        self, attempt: int, world_size: int, ranks: dict[int, int], candidates: list[Any] | None
+    ) -> None:
+        log(f"attempt {attempt} begins: {world_size} ranks, here {sorted(ranks)}")
+        self.attempt, self.world_size, self.local, self.restored = attempt, world_size, ranks, False
+        self.candidates = candidates or []
+        self.writing.closed = (
+            max(self.writing.closed, attempt - 1) if self.agent_known else self.writing.closed
+        )
+        for client in self.clients:
+            if client.role == "rank" and client.attempt < attempt:
+                with contextlib.suppress(OSError):
+                    client.channel.sock.shutdown(socket.SHUT_RDWR)
+        everything = {b.snapshot.mark for b in self.holdings.buffers.values() if b.snapshot}
+        wanted = (
+            everything
+            if candidates is None
+            else {Mark(int(c["attempt"]), int(c["step"])) for c in candidates}
+        )
+        self.holdings.begin(
+            attempt, ranks if candidates is not None else everything_ranks(self.holdings), wanted
+        )
+        if candidates is None:
+            # An earlier attempt of ours may still be writing; it has folders of its own, so let it finish.
+            self.writing.lease_until = None
+
+    def _uploads(self) -> int:
+        """How many checkpoints wait to be copied to the object store."""
+        return len(self.uploading.todo) if self.uploading else 0
+
+    def _complete(self, mark: Mark) -> None:
+        if self.holdings.complete(mark):
+            self.peers.complete(mark)
+            self.emit({"event": "complete", "attempt": mark.attempt, "step": mark.step})
+
+    def _own(self, client: Client, m: Message, state: str) -> Buffer:
+        b = self.holdings.buffers.get(int(m["buffer"]))
+        if b is None or b.rank != client.rank or b.state != state or client.attempt != self.attempt:
+            raise Refused(f"buffer {m['buffer']} is not a {state} one of rank {client.rank}")
+        return b
+
+    def _claim(self, client: Client, size: int) -> Buffer | None:
+        if client.attempt != self.attempt:
+            raise Refused(f"attempt {client.attempt} is over", where=f"rank {client.rank}")
+        b = self.holdings.claim(client.rank, size)
+        if b is None and not self.restored and self.holdings.newest is not None:
+            # It saves without having restored: of the earlier attempts only the newest whole snapshot stays.
+            self.holdings.wanted = frozenset({self.holdings.newest})
+            b = self.holdings.claim(client.rank, size)
+        return b
+
+    def _serve_waits(self) -> None:
+        for wait in list(self.waits):
+            if b := self._claim(wait.client, wait.size):
+                self.waits.remove(wait)
+                reply(wait.client, wait.id, {"ok": True, "buffer": b.id})
+
+    def _create(self, rank: int, size: int) -> Buffer:
+        room = available_memory()
+        if room is not None and size > room:
+            raise DoesNotFit(
+                f"a buffer of {Bytes(size)} does not fit: {Bytes(room)} of memory are available",
+                where=f"{self.settings.node}, rank {rank}",
+                todo="Give the job more memory, or the keeper a smaller budget",
+            )
+        fd = os.memfd_create(f"unbroken-rank-{rank}", os.MFD_CLOEXEC)
+        try:
+            os.ftruncate(fd, size)
+        except OSError:
+            os.close(fd)
+            raise
+        b = Buffer(next(self._ids), rank, size, fd)
+        self.holdings.buffers[b.id] = b
+        self._to_fill.append(b)
+        return b
+
+    def _free(self, b: Buffer) -> None:
+        if (m := self.maps.pop(b.id, None)) is not None:
+            with contextlib.suppress(BufferError):
+                m.close()
+        os.close(b.fd)
+
+    def _view(self, b: Buffer, size: int) -> memoryview:
+        with self.changed:
+            if b.id not in self.maps:
+                self.maps[b.id] = mmap.mmap(b.fd, b.bytes, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+            return memoryview(self.maps[b.id])[:size]
+
+    # --- threads of its own
+
+    def _fill_loop(self) -> None:
+        """Gives new buffers their pages, so that neither the trainer's copies nor its registration fault them in."""
+        while True:
+            with self.changed:
+                while not self._to_fill:
+                    self.changed.wait()
+                b = self._to_fill.pop(0)
+                if b.id not in self.holdings.buffers:
+                    continue
+                b.pins += 1
+                fd = os.dup(b.fd)
+            why = ""
+            try:
+                fill_pages(fd, b.bytes)
+            except OSError as e:
+                why = f"the memory of a buffer of {Bytes(b.bytes)} cannot be had: {e.strerror}"
+                log(why)
+            finally:
+                os.close(fd)
+            with self.changed:
+                b.pins -= 1
+                b.ready = not why
+                for client in self.clients:
+                    if client.role == "rank" and client.rank == b.rank:
+                        tell(client, {"event": "ready", "buffer": b.id, "why": why})
+                self._serve_waits()
+                self.changed.notify_all()
+
+    def _checksum_loop(self) -> None:
+        """Takes the checksums of snapshots that stay in memory, so that a restore notices a flipped bit."""
+        while not self.stop.is_set():
+            with self.changed:
+                newest = self.holdings.newest
+                todo = [
+                    b
+                    for b in self.holdings.buffers.values()
+                    if b.state == SEALED
+                    and b.snapshot
+                    and b.snapshot.mark == newest
+                    and b.snapshot.checksums is None
+                    and not any(j.buffer is b for j in self.writing.jobs)
+                ]
+                if not todo:
+                    self.changed.wait(1.0)
+                    continue
+                b, snapshot = todo[0], todo[0].snapshot
+                assert snapshot is not None
+                b.pins += 1
+            sums = chunk_digests(self._view(b, snapshot.file_bytes))
+            with self.changed:
+                b.pins -= 1
+                if b.snapshot is snapshot:
+                    b.snapshot = replace(snapshot, checksums=sums)
+                self._serve_waits()
+                self.changed.notify_all()
+
+    def _after_commit(self, storage: Storage, mark: Mark, mine: bool) -> None:
+        """On the committer's thread, after a checkpoint is durable: upload this node's share, remove older ones."""
+        with self.changed:
+            if self.uploading is not None:
+                self.uploading.submit(mark, tuple(sorted(self.local)))
+            protect = self.uploading.names() if self.uploading else {}
+        if mine:
+            outcome = retention.apply(
+                storage, self.keep, verified=[folder_name(mark.step, mark.attempt)], protect=protect
+            )
+            for name, why in outcome.errors.items():
+                log(f"retention: {name}: {why}")
+
+
+def everything_ranks(holdings: Holdings) -> set[int]:
+    """The ranks of all buffers."""
+    return {b.rank for b in holdings.buffers.values()}
+
+
+_SLOW = ("settle", "flush", "close", "pull")
+_OF_AGENT = ("attempt", "complete", "lease", "settle", "flush", "close")
+
+
+def reply(client: Client, number: object, answer: Message, fds: list[int] | None = None) -> None:
+    """Answers a request; a client that is gone meanwhile is no error."""
+    tell(client, {"id": number, **answer}, fds)
+
+
+def tell(client: Client, message: Message, fds: list[int] | None = None) -> None:
+    """Sends a message; a client that does not take it is cut off."""
+    try:
+        client.channel.send(message, fds or [])
+    except Closed:
+        with contextlib.suppress(OSError):
+            client.channel.sock.shutdown(socket.SHUT_RDWR)
+
+
+def _refusal(e: UnbrokenError) -> Message:
+    return {"ok": False, "what": e.what, "where": e.where, "todo": e.todo, "kind": type(e).__name__}
+
+
+def log(text: str) -> None:
+    """One line to the keeper's log."""
+    print(f"{time.strftime('%H:%M:%S')} keeper {os.getpid()}: {text}", file=sys.stderr, flush=True)
