@@ -41,7 +41,7 @@ class Chronicle:
 
 def chronicle(scans: Sequence[FileScan], topology: Topology) -> Chronicle:
     """Puts all events in order and picks the root."""
-    events = [placed(e, topology) for s in scans for e in s.events]
+    events = [placed(e, topology) for e in _one_clock([e for s in scans for e in s.events], scans)]
     events = [e for e in events if not foreign(e, topology)]
     events.sort(key=lambda e: order_key(e, scans))
     progress = merged_progress(scans)
@@ -83,6 +83,42 @@ def chronicle(scans: Sequence[FileScan], topology: Topology) -> Chronicle:
         root,
         why,
     )
+
+
+def _one_clock(events: list[Event], scans: Sequence[FileScan]) -> list[Event]:
+    """The events with kernel logs of another time zone put on the job's clock.
+
+    A log without steps whose kernel errors lie a whole number of half hours away from what a program reported, to
+    within half a minute, and nowhere near it otherwise, was written in another zone."""
+    programs = [
+        e.time
+        for e in events
+        if e.xid is None
+        and e.time is not None
+        and e.reason in ("CUDAError", "NCCLRemoteError", "NCCLTimeoutError")
+    ]
+    shift: dict[int, float] = {}
+    for s in scans:
+        mine = [e.time for e in s.events if e.xid is not None and e.xid.role == "root" and e.time is not None]
+        if (
+            s.progress
+            or not mine
+            or not programs
+            or any(abs(m - p) <= _EXPLAINS_S for m in mine for p in programs)
+        ):
+            continue
+        offsets = [
+            p - m
+            for m in mine
+            for p in programs
+            if 1700 <= abs(p - m) <= 50_400 and abs((p - m + 900) % 1800 - 900) <= 30
+        ]
+        if offsets:
+            shift[s.index] = round(min(offsets, key=abs) / 1800) * 1800.0
+    return [
+        replace(e, time=e.time + shift[e.file]) if e.file in shift and e.time is not None else e
+        for e in events
+    ]
 
 
 def merged_progress(scans: Sequence[FileScan]) -> list[Progress]:

@@ -139,7 +139,7 @@ def _source(file: Path, root: Path, notes: list[str], *, explicit: bool) -> Sour
         return None
     if info.st_size == 0:
         notes.append(f"{name} is empty")
-    rank, node, attempt = _from_path(file)
+    rank, node, attempt = _from_path(file, root)
     return Source(file, name, info.st_size, info.st_mtime, rank, node, attempt, kind)
 
 
@@ -160,22 +160,27 @@ def _kind(head: bytes, file: Path) -> str:
     return "log"
 
 
-def _from_path(file: Path) -> tuple[int | None, str | None, int | None]:
+def _from_path(file: Path, root: Path) -> tuple[int | None, str | None, int | None]:
+    """Rank, node and attempt out of a path: `attempts/0002/node-003/rank-24.log`, or folders below `root`."""
     rank = node = attempt = None
     m = _RANK.search(file.name.removesuffix(".gz").removesuffix(".zst"))
     if m:
         rank = int(m.group(1))
-    parents = [p.name for p in list(file.parents)[:4]]
-    for index, name in enumerate(parents):
-        if (
-            node is None
-            and index < 2
-            and _NODE_DIR.match(name)
-            and not name.startswith(("attempt", "rank", "job", "run", "case"))
-        ):
-            node = name
-        if name == "attempts" and index and parents[index - 1].isdigit():
-            attempt = int(parents[index - 1])
+    parts = [p.name for p in list(file.parents)[:4]]
+    for index, name in enumerate(parts):
+        if name == "attempts" and index and parts[index - 1].isdigit():
+            attempt = int(parts[index - 1])
+            node = parts[index - 2] if index >= 2 else None
+    below = file.relative_to(root).parts[:-1] if file.is_relative_to(root) else ()
+    if node is None:
+        node = next(
+            (
+                n
+                for n in reversed(below)
+                if _NODE_DIR.match(n) and not n.startswith(("attempt", "rank", "job", "run", "case"))
+            ),
+            None,
+        )
     if rank is None and attempt is None and node is None:
         stem = file.name.split(".", 1)[0]
         if _NODE_DIR.match(stem) and not re.match(
