@@ -220,16 +220,44 @@ def summary(
     memory: Annotated[str, typer.Option(help="Memory that it may take.")] = "1GiB",
     as_json: Json = False,
 ) -> None:
-    """Show the distribution of every metric that was recorded."""
+    """Show the distribution of every metric that was recorded.
+
+    Wide tables (one column a server, such as SM_ACTIVE.csv) are counted as they are, without being converted.
+    """
     from ..telemetry import join as j
 
-    con = j.connect(_memory(memory))
-    j.open_samples(con, samples)
-    rows = j.distribution(con)
+    wide = [p for p in samples if p.is_file() and _is_wide(p)]
+    rows = [_count_wide(p) for p in wide]
+    others = [p for p in samples if p not in wide]
+    if others:
+        con = j.connect(_memory(memory))
+        j.open_samples(con, others)
+        rows += j.distribution(con)
     if as_json:
         print(json.dumps({"metrics": rows}))
         return
-    _table(rows, ["metric", "readings", "mean", "min", "p05", "p25", "p50", "p75", "p95", "max"])
+    _table(rows, ["metric", "readings", "mean", "min", "p05", "p25", "p50", "p75", "p95", "max", "source"])
+
+
+def _is_wide(path: Path) -> bool:
+    from ..telemetry.readers import detect
+
+    return path.suffix == ".csv" and not path.name.endswith(".spool.csv") and detect(path) == "acme"
+
+
+def _count_wide(path: Path) -> dict[str, Any]:
+    from ..telemetry.readers.wide import meaning
+    from ..telemetry.wide import count
+
+    metric, factor = meaning(path)
+    c = count(path)
+    shares = [0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0]
+    names = ["min", "p05", "p25", "p50", "p75", "p95", "max"]
+    row: dict[str, Any] = {"metric": metric, "readings": c.count, "mean": c.mean * factor}
+    row |= {n: q * factor for n, q in zip(names, c.quantiles(shares), strict=True)}
+    return row | {
+        "source": path.name, "missing": c.missing, "ragged_rows": c.ragged, "unreadable": c.unreadable,
+    }  # fmt: skip
 
 
 def _join_run(con: Any, folder: Path) -> None:

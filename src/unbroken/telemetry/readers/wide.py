@@ -33,21 +33,26 @@ def metric_of(path: Path) -> str:
     return stem.removeprefix("DCGM_FI_DEV_").removeprefix("DCGM_FI_PROF_")
 
 
-def read(source: Source, out: Path) -> list[Note]:
-    """Melts a wide table into Parquet files in `out`. Raises InputError for another table."""
-    import duckdb
-
-    path, name = source.path, metric_of(source.path)
-    if source.metric:
-        metric, factor = source.metric, 1.0
-    elif name in ACME:
-        metric, factor = ACME[name]
-    else:
+def meaning(path: Path, metric: str | None = None) -> tuple[str, float]:
+    """(our metric, factor into its unit) of a wide file. Raises InputError for a name that says none."""
+    name = metric_of(path)
+    if metric:
+        return metric, 1.0
+    if name not in ACME:
         raise InputError(
             f"the file's name says no metric that is known: {name}",
             where=str(path),
             todo="Name it with --metric, e.g. sm_active_pct",
         )
+    return ACME[name]
+
+
+def read(source: Source, out: Path) -> list[Note]:
+    """Melts a wide table into Parquet files in `out`. Raises InputError for another table."""
+    import duckdb
+
+    path, name = source.path, metric_of(source.path)
+    metric, factor = meaning(path, source.metric)
     header = _header(path)
     notes = [Note("assumption", "times without an offset are taken as UTC", source=path.name)]
     if name.startswith("NODE_IB"):
