@@ -188,10 +188,13 @@ class Report:
 
     @property
     def name(self) -> str:
-        """What to call the run: its script."""
+        """What to call the run: its script or module."""
         if self.spec is None:
             return self.run_dir.path.name
-        return next((c for c in self.spec.command if c.endswith(".py")), self.spec.command[-1])
+        words = self.spec.command
+        if words[0] == "-m" and len(words) > 1:
+            return words[1]
+        return next((w for w in words if w.endswith(".py")), words[0])
 
 
 def same_command(report: Report) -> str:

@@ -89,7 +89,12 @@ def timeline_figure(report: Report) -> Figure:
     nproc = report.spec.nproc
     strips = nproc if nproc * len(nodes) <= _MAX_STRIPS else 1
     marks = [
-        Mark(x(clock(i.at)), str(i.number), incident_title(i), f"incident-{i.number}")
+        Mark(
+            x(clock(i.at if i.step >= 0 else i.detected)),
+            str(i.number),
+            incident_title(i),
+            f"incident-{i.number}",
+        )
         for i in report.incidents
     ]
     placed = badge_rows(marks)
