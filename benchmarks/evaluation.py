@@ -110,7 +110,8 @@ def show(found: Mapping[str, Any]) -> None:
 
 def table(title: str, rows: Sequence[Mapping[str, Any]]) -> None:
     """Aligned columns."""
-    cells = [list(rows[0]), *([str(rounded(v)) for v in r.values()] for r in rows)]
+    names = list(dict.fromkeys(k for r in rows for k in r))
+    cells = [names, *([str(rounded(r[k])) if k in r else "-" for k in names] for r in rows)]
     widths = [max(len(str(r[i])) for r in cells) for i in range(len(cells[0]))]
     print(f"\n{title}")
     for r in cells:
