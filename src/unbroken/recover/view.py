@@ -148,4 +148,5 @@ class Lines:
     def finished(self, kind: str, attempt: Attempt, checkpoints: Sequence[str]) -> None:
         newest = f", newest checkpoint {checkpoints[0]}" if checkpoints else ""
         self._bar = ""
-        self.say(f"the run is {kind} at step {attempt.step}{newest}")
+        at = f" at step {attempt.step}" if attempt.step >= 0 else ""
+        self.say(f"the run is {kind}{at}{newest}")

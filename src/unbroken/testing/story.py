@@ -7,6 +7,7 @@ that each rank writes, by the files that the run leaves.
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 import statistics
@@ -154,7 +155,7 @@ class Command:
     def start(self) -> None:
         self.process = subprocess.Popen(
             self._argv, cwd=self._cwd, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            text=True, start_new_session=True,
+            text=True, start_new_session=True, env=_environment(),
         )  # fmt: skip
         reader = threading.Thread(target=self._read, args=(self.process,), daemon=True)
         reader.start()
@@ -189,6 +190,13 @@ class Command:
                 self.process.wait(60)
             except subprocess.TimeoutExpired:
                 self.process.kill()
+
+
+def _environment() -> dict[str, str]:
+    """This environment, with the package found from any folder also in a source checkout (PYTHONPATH=src)."""
+    here = str(Path(__file__).resolve().parents[2])
+    before = os.environ.get("PYTHONPATH", "")
+    return {**os.environ, "PYTHONPATH": f"{here}{os.pathsep}{before}" if before else here}
 
 
 @dataclass(frozen=True)
@@ -280,7 +288,8 @@ def tell(
             "reference", shape.options(0), shape.script(folder / "witness" / "reference-{rank}.jsonl")
         )
         reference.start()
-        _expect(story, reference.wait(left()) == 0, "the reference run did not complete")
+        if reference.wait(left()) != 0:
+            raise RunError("the reference run did not complete", where=str(folder / "reference"))
 
         planned = plan(seed, shape.steps, kinds)
         say("")
@@ -326,7 +335,9 @@ def _expect(story: Story, held: bool, problem: str) -> None:
 def _inject(
     run_dir: Path, command: Command, fault: Planned, say: Callable[[str], None], within: float
 ) -> Told:
-    _wait(lambda: (run_dir / "run.toml").exists(), within, "the run did not start")
+    _wait(lambda: (run_dir / "run.toml").exists() or not command.running, within, "the run did not start")
+    if not command.running:
+        raise RunError("the run ended before the first fault", where=str(run_dir))
     faults = Faults(RunDir(run_dir))
     faults.wait_for_step(fault.step, within=within, alive=lambda: command.running)
     ranks, nodes = faults.ranks(), faults.nodes()
