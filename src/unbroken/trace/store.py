@@ -83,6 +83,13 @@ class Store:
         self.parts: dict[str, list[str]] = {t: [] for t in TABLES}
         self._serial = 0
         self.con.execute("CREATE TABLE rejected (source VARCHAR, reason VARCHAR, text VARCHAR)")
+        # readings that were counted while they were read, instead of being kept: see readers/wide.py
+        self.con.execute("CREATE TABLE counted (cluster VARCHAR, metric VARCHAR, v DOUBLE, n BIGINT)")
+        self.con.execute(
+            "CREATE TABLE moments (cluster VARCHAR, metric VARCHAR, time_utc TIMESTAMP, mean DOUBLE, n BIGINT)"
+        )
+        self.counted = False
+        self.build_views()
 
     def __enter__(self) -> Store:
         return self
@@ -125,8 +132,41 @@ class Store:
             self.con.execute(f"CREATE OR REPLACE VIEW {table.name} AS {body}")
 
     def has(self, table: str) -> bool:
-        """Whether the table has any part."""
-        return bool(self.parts[table])
+        """Whether the table has any part; samples also where readings were only counted."""
+        return bool(self.parts[table]) or (table == "samples" and self.counted)
+
+    def add_histogram(
+        self,
+        cluster: str,
+        metric: str,
+        rows: Sequence[tuple[float, int]],
+        moments: Sequence[tuple[Any, float, int]],
+    ) -> None:
+        """Adds counted readings: (value, count), and (seconds since 1970, mean, count)."""
+        import pyarrow as pa
+
+        self.con.register(
+            "rows_arrow", pa.table({"v": [float(r[0]) for r in rows], "n": [int(r[1]) for r in rows]})
+        )
+        self.con.execute(
+            f"INSERT INTO counted SELECT {literal(cluster)}, {literal(metric)}, v, n FROM rows_arrow"
+        )
+        self.con.unregister("rows_arrow")
+        if moments:
+            table = pa.table(
+                {
+                    "t": [float(m[0]) for m in moments],
+                    "m": [m[1] for m in moments],
+                    "n": [m[2] for m in moments],
+                }
+            )
+            self.con.register("rows_arrow", table)
+            self.con.execute(
+                f"INSERT INTO moments SELECT {literal(cluster)}, {literal(metric)}, make_timestamp(CAST(t * 1e6 AS BIGINT)), m, n "
+                "FROM rows_arrow"
+            )
+            self.con.unregister("rows_arrow")
+        self.counted = True
 
     def query(self, sql: str, params: Sequence[Any] | None = None) -> list[tuple[Any, ...]]:
         """All rows of a query."""

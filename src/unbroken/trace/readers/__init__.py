@@ -19,6 +19,7 @@ from .native import ParquetReader
 from .philly import PhillyReader
 from .slurm import SlurmReader
 from .table import TableReader
+from .wide import WideReader
 
 __all__ = ["READERS", "Options", "detect", "load", "load_into"]
 
@@ -33,6 +34,7 @@ READERS: tuple[Reader, ...] = (
     KubernetesReader(),
     IncidentReader(),
     FaultReader(),
+    WideReader(),
     TableReader(),
 )
 

@@ -14,7 +14,7 @@ from typing import Protocol
 from ...errors import InputError, MissingExtra
 from ..store import Store
 
-PEEK = 1 << 16
+PEEK = 1 << 18
 
 
 @dataclass(frozen=True)

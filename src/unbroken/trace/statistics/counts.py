@@ -47,7 +47,7 @@ def summary(store: Store) -> Result:
             max(max_gpus) AS max_gpus
         FROM c_main m LEFT JOIN ({medians["run"]}) r USING (cluster) LEFT JOIN ({medians["wait"]}) w USING (cluster)
             LEFT JOIN ({medians["gpus"]}) g USING (cluster)
-        GROUP BY m.cluster ORDER BY jobs DESC""",
+        GROUP BY m.cluster ORDER BY jobs DESC, m.cluster""",
     )
 
 
@@ -74,7 +74,7 @@ def by_type(store: Store) -> Result:
             100.0 * sum(n) / sum(sum(n)) OVER (PARTITION BY cluster) AS jobs_pct,
             100.0 * sum(gpu_s) / nullif(sum(sum(gpu_s)) OVER (PARTITION BY cluster), 0) AS gpu_time_pct,
             sum(gpus) / sum(n) AS mean_gpus
-        FROM c_main WHERE size > 0 GROUP BY cluster, kind ORDER BY cluster, jobs DESC""",
+        FROM c_main WHERE size > 0 GROUP BY cluster, kind ORDER BY cluster, jobs DESC, type""",
     )
 
 

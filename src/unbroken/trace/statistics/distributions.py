@@ -36,7 +36,7 @@ def quantiles(store: Store, name: str, title: str, source: str, remark: str) -> 
     """Mean and quantiles in seconds, by type."""
     sql = quantiles_sql(grouped(source, "n"), "s", "n", "cluster, kind", SHARES)
     return store.result(
-        name, title, f"SELECT * RENAME (kind AS type) FROM ({sql}) ORDER BY cluster, n DESC", remark
+        name, title, f"SELECT * RENAME (kind AS type) FROM ({sql}) ORDER BY cluster, n DESC, type", remark
     )
 
 
@@ -69,7 +69,7 @@ def demand(store: Store) -> Result:
             max(c.gpu_num) FILTER (c.gpu_num <= q."p75" + 1.5 * (q."p75" - q."p25")) AS whisker_high,
             min(c.gpu_num) AS min, max(c.gpu_num) AS max
         FROM ({sql}) q JOIN c_gpus c ON q.cluster IS NOT DISTINCT FROM c.cluster AND q.kind = c.kind
-        GROUP BY ALL ORDER BY 1, n DESC""",
+        GROUP BY ALL ORDER BY 1, n DESC, type""",
     )
 
 

@@ -20,8 +20,11 @@ BIN = """CASE WHEN metric LIKE '%_pct' THEN round(value, 1) WHEN metric LIKE '%_
 def results(store: Store, settings: Settings) -> Iterator[Result]:
     """All of this file."""
     store.con.execute(
-        f"""CREATE OR REPLACE TABLE c_samples AS SELECT cluster, metric, {BIN} AS v, count(*) AS n, sum(value) AS total
-        FROM samples WHERE value IS NOT NULL AND isfinite(value) GROUP BY ALL"""
+        f"""CREATE OR REPLACE TABLE c_samples AS SELECT cluster, metric, v, sum(n) AS n, sum(total) AS total FROM (
+            SELECT cluster, metric, {BIN} AS v, count(*) AS n, sum(value) AS total
+            FROM samples WHERE value IS NOT NULL AND isfinite(value) GROUP BY ALL
+            UNION ALL SELECT cluster, metric, {BIN} AS v, sum(n) AS n, sum(value * n) AS total
+            FROM (SELECT cluster, metric, v AS value, n FROM counted) GROUP BY ALL) GROUP BY ALL"""
     )
     yield quantiles(store)
     yield curve(store)
@@ -120,14 +123,21 @@ def energy(store: Store, settings: Settings) -> Result:
 
 def over_time(store: Store) -> Result:
     """Hourly means (daily above 60 days) of busy GPUs, power and temperature."""
-    span = store.one("SELECT coalesce(date_diff('hour', min(time_utc), max(time_utc)), 0) FROM samples")[0]
+    span = store.one(
+        "SELECT coalesce(date_diff('hour', min(t), max(t)), 0) FROM (SELECT min(time_utc) AS t FROM samples UNION ALL "
+        "SELECT max(time_utc) FROM samples UNION ALL SELECT min(time_utc) FROM moments UNION ALL SELECT max(time_utc) FROM moments)"
+    )[0]
     step = "1 DAY" if span > 1440 else "1 HOUR" if span > 6 else "1 MINUTE"
     return store.result(
         "hardware_over_time",
         "Hardware over time",
-        f"""SELECT cluster, metric, time_bucket(INTERVAL {step}, time_utc) AS time_utc, avg(value) AS mean
-        FROM samples WHERE metric IN ('gpu_util_pct', 'sm_active_pct', 'gpu_power_w', 'gpu_temp_c', 'gpu_mem_temp_c',
-            'node_power_w', 'inlet_temp_c')
+        f"""SELECT cluster, metric, t AS time_utc, sum(s) / sum(n) AS mean FROM (
+            SELECT cluster, metric, time_bucket(INTERVAL {step}, time_utc) AS t, sum(value) AS s, count(value) AS n
+            FROM samples GROUP BY ALL
+            UNION ALL SELECT cluster, metric, time_bucket(INTERVAL {step}, time_utc), sum(mean * n), sum(n)
+            FROM moments GROUP BY ALL)
+        WHERE metric IN ('gpu_util_pct', 'sm_active_pct', 'gpu_power_w', 'gpu_temp_c', 'gpu_mem_temp_c', 'node_power_w',
+            'inlet_temp_c') AND n > 0
         GROUP BY ALL ORDER BY 1, 2, 3""",
     )
 

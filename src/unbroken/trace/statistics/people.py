@@ -68,5 +68,5 @@ def accounts(store: Store) -> Result:
         "GPU hours per team and week",
         """SELECT cluster, week, team, n::BIGINT AS jobs, gpu_s / 3600 AS gpu_h,
             coalesce(failed_gpu_s, 0) / 3600 AS failed_gpu_h, coalesce(cancelled_gpu_s, 0) / 3600 AS cancelled_gpu_h
-        FROM c_team ORDER BY cluster, week, gpu_h DESC""",
+        FROM c_team ORDER BY cluster, week, gpu_h DESC, team""",
     )

@@ -43,7 +43,7 @@ def failures_from_incidents(store: Store) -> Result:
             LEFT JOIN ({quart}) q USING (category, reason)
         GROUP BY i.category, i.reason
         ORDER BY array_position(['Infrastructure', 'Framework', 'Script'], i.category) NULLS LAST, gpu_h DESC NULLS LAST,
-            count DESC""",
+            count DESC, i.reason""",
         "From incidents.",
     )
 
@@ -88,7 +88,7 @@ def failures_from_exits(store: Store) -> Result:
         f"""SELECT cluster, {EXIT_WORDS} AS reason, sum(n)::BIGINT AS count, sum(gpus) / sum(n) AS mean_gpus,
             sum(run_s) / nullif(sum(n), 0) / 60 AS mean_min_to_failure, sum(gpu_s) / 3600 AS gpu_h,
             100.0 * sum(gpu_s) / nullif(sum(sum(gpu_s)) OVER (PARTITION BY cluster), 0) AS gpu_time_pct
-        FROM c_exit GROUP BY 1, 2 ORDER BY cluster, count DESC LIMIT 200""",
+        FROM c_exit GROUP BY 1, 2 ORDER BY cluster, count DESC, reason LIMIT 200""",
         "From exit states: they say how a job ended, not why.",
     )
 

@@ -1,0 +1,201 @@
+"""`unbroken trace` as a user types it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from unbroken.cli.main import dispatch
+
+
+def run(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str, str]:
+    code = dispatch(["trace", *args])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def test_report_and_its_json(capsys: pytest.CaptureFixture[str], fixtures: Path, tmp_path: Path) -> None:
+    html, js = tmp_path / "report.html", tmp_path / "report.json"
+    code, out, _ = run(
+        capsys,
+        "report",
+        str(fixtures / "trace_kalos.csv"),
+        "-o",
+        str(html),
+        "--json-file",
+        str(js),
+        "--compare",
+        "kalos",
+        "--svg",
+        str(tmp_path / "svg"),
+    )
+    assert code == 0
+    assert "Figure 17" in out
+    assert html.read_text().startswith("<!doctype html>")
+    assert json.loads(js.read_text())["tables"]["summary"]["rows"]
+    assert list((tmp_path / "svg").glob("*.svg"))
+    code, out, _ = run(capsys, "report", str(fixtures / "trace_kalos.csv"), "-o", str(html), "--json")
+    assert code == 0
+    assert json.loads(out)["report"] == str(html)
+
+
+def test_stats_as_text_and_json(capsys: pytest.CaptureFixture[str], fixtures: Path) -> None:
+    code, out, err = run(capsys, "stats", str(fixtures / "trace_seren.csv"), "--only", "by_state")
+    assert code == 0
+    assert "CANCELLED" in out
+    code, out, _ = run(capsys, "stats", str(fixtures / "trace_seren.csv"), "--json")
+    assert {"summary", "by_state", "run_cdf"} <= set(json.loads(out)["tables"])
+    code, _, err = run(capsys, "stats", str(fixtures / "trace_seren.csv"), "--only", "by_stat")
+    assert code == 2
+    assert "by_state" in err
+
+
+def test_any_table_through_a_mapping(
+    capsys: pytest.CaptureFixture[str], fixtures: Path, tmp_path: Path
+) -> None:
+    pairs = "job=id,user=who,submit=queued,start=began,end=finished,gpus=accelerators,state=result"
+    code, out, err = run(
+        capsys, "stats", str(fixtures / "any_table.csv"), "--map", pairs, "--only", "summary", "--json"
+    )
+    assert code == 0
+    assert json.loads(out)["set_aside"]["rows"] == 5
+    code, _, err = run(capsys, "stats", str(fixtures / "any_table.csv"), "--map", pairs, "--only", "summary")
+    assert "set aside in all: 5 rows" in err
+    mapping = tmp_path / "map.toml"
+    mapping.write_text(
+        "[map]\n" + "\n".join(f'{p.split("=")[0]} = "{p.split("=")[1]}"' for p in pairs.split(","))
+    )
+    code, out, _ = run(
+        capsys, "stats", str(fixtures / "any_table.csv"), "--map", str(mapping), "--only", "summary", "--json"
+    )
+    assert code == 0
+    assert json.loads(out)["tables"]["summary"]["rows"][0][1] == 3
+
+
+def test_convert_keeps_rows_that_cannot_be_read(
+    capsys: pytest.CaptureFixture[str], fixtures: Path, tmp_path: Path
+) -> None:
+    pairs = "job=id,submit=queued,start=began,end=finished,gpus=accelerators,state=result"
+    code, out, _ = run(
+        capsys, "convert", str(fixtures / "any_table.csv"), "--map", pairs, "-o", str(tmp_path), "--json"
+    )
+    assert code == 0
+    assert json.loads(out)["written"] == {"jobs.parquet": 3, "set_aside.csv": 5}
+    assert len((tmp_path / "set_aside.csv").read_text().splitlines()) >= 6
+    code, out, _ = run(capsys, "stats", str(tmp_path / "jobs.parquet"), "--only", "summary", "--json")
+    assert json.loads(out)["tables"]["summary"]["rows"][0][1] == 3
+    code, out, _ = run(
+        capsys, "convert", str(fixtures / "trace_seren.csv"), "--csv", "-o", str(tmp_path / "csv"), "--json"
+    )
+    code, out, _ = run(capsys, "stats", str(tmp_path / "csv" / "jobs.csv"), "--only", "by_state", "--json")
+    assert code == 0
+    assert {r[1] for r in json.loads(out)["tables"]["by_state"]["rows"]} == {
+        "COMPLETED",
+        "CANCELLED",
+        "FAILED",
+    }
+
+
+def test_anonymised_traces_have_the_same_statistics_and_none_of_the_names(
+    capsys: pytest.CaptureFixture[str], fixtures: Path, tmp_path: Path
+) -> None:
+    source = str(fixtures / "sacct/sacct_23.02_planned.txt")
+    key = tmp_path / "key"
+    args = ("anonymise", source, "--shift", "520d", "--key-file", str(key), "--json")
+    code, out, _ = run(capsys, *args, "-o", str(tmp_path / "a"))
+    assert code == 0
+    assert oct(key.stat().st_mode & 0o777) == "0o600"
+    import pyarrow.parquet as pq
+
+    table = pq.read_table(tmp_path / "a" / "jobs.parquet").to_pylist()
+    text = json.dumps(table, default=str)
+    for secret in ("ann", "bob", "llm", "torchtitan", "h001", "sacct_23.02", '"300"'):
+        assert secret not in text, secret
+    plain = {}
+    for folder, file in (("a", tmp_path / "a"), ("s", Path(source))):
+        _, out, _ = run(capsys, "stats", str(file), "--only", "by_state,run_quantiles,by_size", "--json")
+        plain[folder] = {k: [r[1:] for r in v["rows"]] for k, v in json.loads(out)["tables"].items()}
+    assert plain["a"] == plain["s"]
+    job = next(r for r in table if r["gpu_num"] == 64)
+    assert job["start_utc"].weekday() == 5 and job["start_utc"].hour == 2
+    assert job["start_utc"].year < 2024 or job["start_utc"].month < 6
+    assert len(job["nodes"]) == 8
+    run(capsys, *args, "-o", str(tmp_path / "b"))
+    assert pq.read_table(tmp_path / "b" / "jobs.parquet").to_pylist() == table
+    run(capsys, "anonymise", source, "-o", str(tmp_path / "c"), "--json")
+    assert pq.read_table(tmp_path / "c" / "jobs.parquet").column("user").to_pylist() != [
+        r["user"] for r in table
+    ]
+
+
+def test_synth_is_read_back(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    code, out, _ = run(
+        capsys,
+        "synth",
+        "-o",
+        str(tmp_path),
+        "--jobs",
+        "3000",
+        "--cluster",
+        "kalos",
+        "--seed",
+        "5",
+        "--sample-nodes",
+        "2",
+        "--sample-hours",
+        "1",
+        "--json",
+    )
+    assert code == 0
+    assert json.loads(out)["written"]["jobs.parquet"] == 3000
+    code, out, _ = run(capsys, "stats", str(tmp_path), "--only", "summary,utilisation_quantiles", "--json")
+    assert code == 0
+    assert json.loads(out)["tables"]["utilisation_quantiles"]["rows"]
+
+
+def test_accounts(capsys: pytest.CaptureFixture[str], fixtures: Path) -> None:
+    code, out, _ = run(capsys, "accounts", str(fixtures / "Venus/cluster_log.csv"), "--json")
+    assert code == 0
+    assert {r[2] for r in json.loads(out)["rows"]} == {"vcJkd", "vchbv", "vcpDC"}
+    code, out, _ = run(capsys, "accounts", str(fixtures / "trace_seren.csv"))
+    assert "No job has a team" in out
+
+
+def test_formats(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "formats", "--json")
+    assert code == 0
+    assert {"acme", "philly", "helios", "pai", "gpu2023", "slurm", "kubernetes", "table", "parquet"} <= set(
+        json.loads(out)["formats"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "says"),
+    [
+        (("report", "nothing.csv"), 3, "does not exist"),
+        (("report", "{f}/trace_seren.csv", "--timezone", "Mars/Olympus"), 2, "time zone"),
+        (("report", "{f}/trace_seren.csv", "--compare", "nobody"), 3, "compare"),
+        (("report", "{f}/trace_seren.csv", "-o", "/nonexistent/x.html"), 2, "folder"),
+        (("report", "{f}/trace_seren.csv", "--pue", "0.2"), 2, "PUE"),
+        (("report", "{f}/trace_seren.csv", "--map", "submit"), 2, "no pair"),
+        (("report", "{f}/sacct/README.md"), 3, "not known"),
+        (("stats", "{f}/trace_seren.csv", "--memory", "much"), 2, "size"),
+        (("synth", "-o", "{t}", "--cluster", "Helios"), 2, "Seren"),
+        (("synth", "-o", "{t}", "--start", "yesterday"), 2, "no day"),
+    ],
+)
+def test_mistakes_end_in_words_and_a_code(
+    capsys: pytest.CaptureFixture[str],
+    fixtures: Path,
+    tmp_path: Path,
+    args: tuple[str, ...],
+    code: int,
+    says: str,
+) -> None:
+    filled = [a.format(f=fixtures, t=tmp_path) for a in args]
+    got, _, err = run(capsys, *filled)
+    assert got == code, err
+    assert says in err
+    assert "Traceback" not in err
