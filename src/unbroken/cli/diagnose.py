@@ -181,14 +181,22 @@ def _diagnose(
     incident = None
     if memory is not None and d.verdict.reason is not None:
         try:
-            incident = memory.record(
-                d, [e.text for e in d.chronicle.candidates[:200]] + [x.text for x in d.verdict.evidence]
-            )
+            incident = memory.record(d, _evidence(d))
             similar = memory.similar(d, but=incident)
             d = replace(d, verdict=recall(d, [*memory.confirmed(incident), *similar]))
         except DiagnoseError as e:
             warnings.append(str(e))
     return replace(d, notes=(*d.notes, *warnings)), similar, incident
+
+
+def _evidence(d: Diagnosis) -> list[str]:
+    """The lines that are stored with an incident: its events, or the compressed log where no rule took any."""
+    lines = [e.text for e in d.chronicle.candidates[:200]] + [x.text for x in d.verdict.evidence]
+    if d.verdict.reason == "Unknown" or d.verdict.confidence < 0.5:
+        from ..diagnose.compress import evidence_lines
+
+        lines += [t for s in d.sources.logs[:16] for _, t in evidence_lines(d, s, 200)]
+    return lines
 
 
 def _memory(store: Path | None) -> Memory:
@@ -256,14 +264,14 @@ def _follow(paths: Sequence[str], rules: Sequence[Path], as_json: bool) -> None:
     from ..diagnose.engine import examine
     from ..diagnose.sources import expand, total_bytes
 
-    size, said, pause, settled = -1, None, 1.0, 0
+    size, said, pause, settled = -1, None, 0.3, 0
     while True:
         now = total_bytes(expand(paths).logs)
         grown, size = now != size, now
         if grown or settled:
             start = time.monotonic()
             d = examine(paths, rules=rules, now=time.time())
-            pause = max(1.0, 10 * (time.monotonic() - start))
+            pause = max(0.3, 10 * (time.monotonic() - start))
             v = d.verdict
             running = v.outcome is Outcome.RUNNING
             settled = 0 if running or grown else settled + 1

@@ -33,6 +33,9 @@ _HOME = re.compile(
 _USER = re.compile(
     r"(?i)(\b(?:user(?:name)?|login|owner|by user|uid)\b['\"]?\s*[:=]\s*['\"]?)([A-Za-z_][\w.\-]{1,63})"
 )
+_SAID_USER = re.compile(
+    r"(?i)(\buser )([a-z_][\w.\-]{1,31})(?= (?:from|on|at|logged|with|in|ran|started)\b|[,;)]|$)"
+)
 _AT_HOST = re.compile(r"\b([a-z_][\w\-]{1,31})@([A-Za-z][\w\-]{1,62})\b(?!\.)")
 _IPV4 = re.compile(r"(?<![\w.])(?:(?:25[0-5]|2[0-4]\d|1?\d?\d)\.){3}(?:25[0-5]|2[0-4]\d|1?\d?\d)(?![\w.])")
 _IPV6 = re.compile(r"(?<![\w:.])[0-9a-fA-F:]{6,45}(?![\w:])")
@@ -60,7 +63,11 @@ class Redactor:
         text = _EMAIL.sub(lambda m: self._name("email", m.group(0)), text)
         text = _HOME.sub(lambda m: m.group(1) + self._name("user", m.group(2)), text)
         text = _USER.sub(lambda m: m.group(1) + self._name("user", m.group(2)), text)
+        text = _SAID_USER.sub(lambda m: m.group(1) + self._name("user", m.group(2)), text)
         text = _AT_HOST.sub(lambda m: f"{self._name('user', m.group(1))}@{m.group(2)}", text)
+        for (kind, value), name in list(self._names.items()):
+            if kind == "user" and len(value) >= 4 and value in text:
+                text = re.sub(rf"(?<![\w/.]){re.escape(value)}(?!\w)", name, text)
         text = _MAC.sub(lambda m: self._name("mac", m.group(0).lower()), text)
         text = _IPV4.sub(lambda m: self._name("ip", m.group(0)), text)
         text = _IPV6.sub(self._address, text)

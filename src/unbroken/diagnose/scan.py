@@ -46,7 +46,7 @@ _EXCEPTION = re.compile(
 )
 _WHAT = re.compile(r"^\s*what\(\):\s+")
 _XID = re.compile(
-    r"Xid \(PCI:([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2}):([0-9a-fA-F]{2})[^)]*\): (\d+)(?:,\s*pid=(\d+))?"
+    r"\bXid \(PCI:([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2}):([0-9a-fA-F]{2})[^)]*\): (\d+)(?:,\s*pid=(\d+))?"
 )
 _GPU_IN_TEXT = re.compile(
     r"\bGPU (\d{1,2}) has a total capacity|\bGPU[ :#]?(\d{1,2})\b|cuda:(\d{1,2})\b|\bDevice: (\d{1,2})\b"
@@ -241,7 +241,7 @@ class Scanner:
         body = line.body.lstrip() if line.level else line.body
         if "util" in text:
             self._utilisation(text, line, number)
-        if "Xid (" in body:
+        if "Xid (" in body and _XID.search(body):
             if alone:
                 self._look_back(block, offset, number)
             return self._kernel(line, text, number, block, offset)
