@@ -29,11 +29,12 @@ from unbroken.trace.schema import JOBS
 T0 = 1_700_000_000
 
 
-@pytest.fixture
-def samples(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two nodes of two GPUs for 100 s: GPU 0 works at 80 %, GPU 1 at its second's number; 100 W each; one XID."""
+    folder = tmp_path_factory.mktemp("samples")
     for node in ("n1", "n2"):
-        spool = Spool(tmp_path / "samples", node=node)
+        spool = Spool(folder, node=node)
         for s in range(100):
             tick = [Reading(0, None, "sm_active_pct", 80.0), Reading(1, None, "sm_active_pct", float(s))]
             tick += [Reading(g, None, "gpu_energy_j", 1000.0 + 100.0 * s) for g in (0, 1)]
@@ -41,7 +42,7 @@ def samples(tmp_path: Path) -> Path:
                 tick.append(Reading(1, None, "xid", 79.0))
             spool.write(T0 + s, tick)
         spool.close()
-    return tmp_path / "samples"
+    return folder
 
 
 def test_phases_of_a_trial_on_one_gpu(tmp_path: Path, samples: Path) -> None:

@@ -51,7 +51,7 @@ class Counts:
     first: str = ""
     last: str = ""
     """Times of the first and last row, as they stand there."""
-    linear: NDArray[np.int64] = field(default_factory=lambda: _zeros(LINEAR), repr=False)
+    linear: NDArray[np.int64] = field(default_factory=lambda: _zeros(1), repr=False)
     large: dict[int, int] = field(default_factory=dict)
     """Bin number (the upper bits of the float) and count, for values above the linear range or below zero."""
     sums: NDArray[np.float64] = field(default_factory=lambda: _zeros(0))
@@ -101,7 +101,11 @@ class Counts:
         """Counts what waits: seldom and much at once, because the bins are many."""
         if self._small:
             found = np.bincount(np.concatenate(self._small))
-            self.linear[: len(found)] += found
+            if len(found) > len(self.linear):
+                found[: len(self.linear)] += self.linear
+                self.linear = found
+            else:
+                self.linear[: len(found)] += found
             self._small.clear()
             self._waiting = 0
 
