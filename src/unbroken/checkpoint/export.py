@@ -67,7 +67,7 @@ class Whole:
             return into
 
         self.pieces.read(
-            (name, s, _all_of(s), place(box).copy_) for box, (s, *_) in self.pieces.boxes(name).items()
+            (name, s, _all_of(s), place(box)) for box, (s, *_) in self.pieces.boxes(name).items()
         )
         return full
 

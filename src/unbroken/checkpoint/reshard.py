@@ -94,8 +94,11 @@ class VerifiedFile:
             raise CheckpointCorrupt(f"bytes {at} and on differ from their checksum", where=self.name)
 
 
-Wanted = tuple[str, Shard, Box, Callable[[torch.Tensor], object]]
-"""A tensor's name, one of its shards, a box within that shard, and what takes the box's values."""
+Wanted = tuple[str, Shard, Box, torch.Tensor | Callable[[torch.Tensor], object]]
+"""A tensor's name, one of its shards, a box within that shard, and where the box's values go: a tensor of that shape,
+or something that takes them."""
+_SPLIT = 128 * 2**20
+"""Bytes above which one piece is read by several workers."""
 
 
 class Pieces:
@@ -131,7 +134,8 @@ class Pieces:
 
         Raises CheckpointCorrupt, StorageError.
         """
-        items = sorted(wanted, key=lambda w: (w[1].rank, w[1].start))
+        small = (part for w in wanted for part in self._split(w))
+        items = sorted(small, key=lambda w: (w[1].rank, w[1].start, w[2]))
         share = max(1, -(-len(items) // self.workers))
         groups = [items[i : i + share] for i in range(0, len(items), share)]
         if groups:
@@ -139,15 +143,33 @@ class Pieces:
                 for done in [pool.submit(self._read_group, g) for g in groups]:
                     done.result()
 
+    def _split(self, wanted: Wanted) -> Iterator[Wanted]:
+        """The same in pieces of whole rows, where it is large and goes straight into a tensor."""
+        name, shard, (offsets, sizes), into = wanted
+        total = math.prod(sizes) * item_bytes(self.manifest.tensors[name].dtype)
+        if not isinstance(into, torch.Tensor) or total <= _SPLIT or not sizes or sizes[0] < 2:
+            yield wanted
+            return
+        step = max(1, sizes[0] * _SPLIT // total)
+        for at in range(0, sizes[0], step):
+            n = min(step, sizes[0] - at)
+            yield name, shard, ((offsets[0] + at, *offsets[1:]), (n, *sizes[1:])), into.narrow(0, at, n)
+
     def _read_group(self, group: list[Wanted]) -> None:
         file: VerifiedFile | None = None
         rank = -1
-        for tensor, shard, box, take in group:
+        for tensor, shard, box, into in group:
             if file is None or shard.rank != rank:
                 rank = shard.rank
                 name = f"{self.manifest.name}/{data_name(rank)}"
                 file = VerifiedFile(self.storage, name, self._part(rank), verify=self.verify)
-            take(read_box(file, shard, self.manifest.tensors[tensor].dtype, box))
+            dtype = self.manifest.tensors[tensor].dtype
+            if not isinstance(into, torch.Tensor):
+                into(read_box(file, shard, dtype, box))
+            elif (room := _own_bytes(into, shard, dtype, box)) is not None:
+                file.read_into(shard.start + _row_bytes(shard, dtype) * (box[0][0] if box[0] else 0), room)
+            else:
+                into.copy_(read_box(file, shard, dtype, box))
 
     def _part(self, rank: int) -> PartManifest:
         with self._lock:
@@ -359,6 +381,19 @@ def flat_values(manifest: Manifest) -> dict[str, Any]:
     return {k: v for k, v in flat.items() if not isinstance(v, torch.Tensor)}
 
 
+def _row_bytes(shard: Shard, dtype: str) -> int:
+    return math.prod(shard.sizes[1:]) * item_bytes(dtype)
+
+
+def _own_bytes(into: torch.Tensor, shard: Shard, dtype: str, box: Box) -> memoryview | None:
+    """The tensor's memory, where the bytes of the file can go straight into it: on the CPU, whole rows, same type."""
+    plain = into.device.type == "cpu" and into.is_contiguous() and into.dtype == getattr(torch, dtype)
+    if not plain or not into.numel() or box[1][1:] != shard.sizes[1:]:
+        return None
+    array: Any = into.detach().reshape(-1).view(torch.uint8).numpy()
+    return memoryview(array)
+
+
 def read_box(file: VerifiedFile, shard: Shard, dtype: str, box: Box) -> torch.Tensor:
     """A CPU tensor with the part `box` (offsets within the shard, sizes) of a stored shard.
 
@@ -374,7 +409,7 @@ def read_box(file: VerifiedFile, shard: Shard, dtype: str, box: Box) -> torch.Te
     whole = shard.sizes
     if not sizes:
         offsets, sizes, whole = (0,), (1,), (1,)
-    row = math.prod(whole[1:]) * item_bytes(dtype)
+    row = _row_bytes(shard, dtype)
     data = bytearray(sizes[0] * row)
     file.read_into(shard.start + offsets[0] * row, memoryview(data))
     rows = torch.frombuffer(data, dtype=torch.uint8).view(kind).reshape((sizes[0], *whole[1:]))
