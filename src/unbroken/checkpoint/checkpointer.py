@@ -35,6 +35,7 @@ import torch
 from ..errors import CheckpointError, DoesNotFit, NotDurable, UnbrokenError, UsageError
 from ..units import Bytes
 from ..version import __version__
+from . import catalogue
 from . import layout as arena
 from .agreement import Agreement, agreement
 from .direct import Stamp, write_tensors
@@ -44,11 +45,12 @@ from .interval import Meter
 from .keeper_client import KeeperGone
 from .ladder import RUNGS, Saved
 from .lodging import CLAIMS, end_process, own_attempt, own_keeper, supervised_keeper
-from .manifest import FileRecord, PartManifest, data_name, tensor_part
+from .manifest import FileRecord, Manifest, PartManifest, data_name, tensor_part
 from .nodes import Board, gather_nodes, join_ring, peer_addresses
 from .pinning import Pinning
 from .position import Position
 from .rank_memory import RankMemory, Slab
+from .relayout import load_elsewhere, verify_share
 from .restore import (
     Landed,
     Offer,
@@ -63,7 +65,7 @@ from .restore import (
 )
 from .rng import capture_rng, restore_rng
 from .staging import Copying, CpuStager, CudaStager, Stager, to_device
-from .state import Applier, Captured, capture, cuda_device, optimizers_in
+from .state import Applier, Captured, ShardedOtherwise, capture, cuda_device, optimizers_in
 from .storage import Storage, open_storage
 from .wire import Message
 
@@ -248,28 +250,26 @@ class Checkpointer:
                 raise nothing_good(skipped, str(self.directory))
             self._prepare(state)
             return None
-        offer, landed = chosen
-        notes = landed.part.rng or {}
-        base = landed.data.data_ptr()
-        applier = Applier(
-            landed.tensors(), landed.part.values, notes, offer.name, self.strict,
-            copy=lambda live, stored: to_device(live, stored, base),
-        )  # fmt: skip
-        applier.into(state)
-        restore_rng(notes.get("generators") or {})
-        source, part = landed.source, landed.part
-        if self._pinning is not None:
-            torch.cuda.synchronize(self._pinning.device)
-        if landed.slab is not None and landed.slab.claimed:
-            self.memory.release(landed.slab)
-        del applier, landed, chosen
+        offer, got = chosen
+        resharded = isinstance(got, Manifest)
+        if isinstance(got, Landed):
+            source, position = got.source, got.part.position
+            try:
+                self._load(offer, got, state)
+            except ShardedOtherwise:
+                if not offer.on_disk:
+                    raise
+                resharded = True
+        if resharded:
+            position, source = load_elsewhere(self.storage, offer.name, state).position, self.storage.rung
+        del got, chosen
         self.memory.alive().request(
             {"op": "release", "restored": {"attempt": offer.attempt, "step": offer.step}}
         )
         self._prepare(state)
         restored = Restored(
-            offer.step, offer.attempt, offer.name, source, part.position, tuple(skipped),
-            seconds=time.monotonic() - began,
+            offer.step, offer.attempt, offer.name, source, position, tuple(skipped), resharded,
+            time.monotonic() - began,
         )  # fmt: skip
         if self.place.rank == 0:
             logger.info("restored step %d from %s in %.2f s", offer.step, source, restored.seconds)
@@ -399,22 +399,42 @@ class Checkpointer:
         except UnbrokenError as e:
             logger.warning("buffers for snapshots were not made ahead: %s", e)
 
-    def _obtain(self, offer: Offer) -> Landed:
+    def _obtain(self, offer: Offer) -> Landed | Manifest:
+        """This rank's share of an offer, verified; of a checkpoint of another world size its manifest."""
         landed = land_from_memory(self.memory, offer, self.place.rank, self._pin_beside)
         if landed is None and (address := self._addresses.get(offer.memory.get(self.place.rank, ""))):
             landed = land_from_peer(self.memory, offer, self.place.rank, self._pin_beside, address)
         if landed is None:
             if not offer.on_disk:
                 raise CheckpointError("its share is in no memory that is left, and not on disk")
+            if catalogue.read_committed(self.storage, offer.name).world_size != self.place.world_size:
+                return verify_share(self.storage, offer.name, self.place.rank, self.place.world_size)
             landed = land_from_disk(
                 self.storage, offer.name, self.place.rank, lodge=self._lodge, beside=self._pin_beside,
                 verify=self.verify,
             )  # fmt: skip
         if landed.part.world_size != self.place.world_size:
+            if offer.on_disk:
+                return verify_share(self.storage, offer.name, self.place.rank, self.place.world_size)
             raise CheckpointError(
                 f"it is of {landed.part.world_size} ranks, this run has {self.place.world_size}"
             )
         return landed
+
+    def _load(self, offer: Offer, landed: Landed, state: dict[str, Any]) -> None:
+        """Puts a landed share into the live state."""
+        notes = landed.part.rng or {}
+        base = landed.data.data_ptr()
+        applier = Applier(
+            landed.tensors(), landed.part.values, notes, offer.name, self.strict,
+            copy=lambda live, stored: to_device(live, stored, base),
+        )  # fmt: skip
+        applier.into(state)
+        restore_rng(notes.get("generators") or {})
+        if self._pinning is not None:
+            torch.cuda.synchronize(self._pinning.device)
+        if landed.slab is not None and landed.slab.claimed:
+            self.memory.release(landed.slab)
 
     def _lodge(self, size: int) -> Slab | None:
         """A buffer to read a checkpoint into, so that a GPU gets it from registered memory."""

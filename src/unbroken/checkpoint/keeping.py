@@ -331,7 +331,7 @@ class Keeper:
 
     def op_complete(self, client: Client, m: Message, fds: list[int]) -> tuple[Message, list[int]]:
         """Every rank of the run has this snapshot in memory."""
-        self._complete(Mark(int(m["attempt"]), int(m["step"])))
+        self.note_complete(Mark(int(m["attempt"]), int(m["step"])))
         return {}, []
 
     def op_lease(self, client: Client, m: Message, fds: list[int]) -> tuple[Message, list[int]]:
@@ -633,7 +633,8 @@ class Keeper:
         """How many checkpoints wait to be copied to the object store."""
         return len(self.uploading.todo) if self.uploading else 0
 
-    def _complete(self, mark: Mark) -> None:
+    def note_complete(self, mark: Mark) -> None:
+        """Every rank of the run has this snapshot in memory."""
         if self.holdings.complete(mark):
             self.peers.complete(mark)
             self.emit({"event": "complete", "attempt": mark.attempt, "step": mark.step})

@@ -38,6 +38,9 @@ class Home(Protocol):
     def room_for(self, rank: int, size: int, foreign: bool) -> Buffer | None:
         """A buffer to receive into, claimed, within the budget; `changed` is held."""
 
+    def note_complete(self, mark: Mark) -> None:
+        """All ranks have this snapshot; `changed` is held."""
+
     def _view(self, b: Buffer, size: int) -> memoryview: ...
 
     def emit(self, event: Message) -> None: ...
@@ -246,7 +249,8 @@ class Peers:
             snapshot = Snapshot(mark, rank, int(m["world_size"]), size, dict(m["part"]), tuple(sums))
             with self.home.changed:
                 b.state, b.snapshot = "sealed", snapshot
-                self.home.holdings.complete(mark)
+                if foreign:  # only what is whole on all ranks is sent
+                    self.home.note_complete(mark)
                 self.home.changed.notify_all()
             whole = True
             return b

@@ -96,6 +96,11 @@ def capture(state: Mapping[str, Any]) -> Captured:
     )
 
 
+def expand(state: Any) -> Any:
+    """The state with every object that has a state_dict replaced by it; its tensors are the live ones."""
+    return _expand(state, "", set(), 0)
+
+
 def optimizers_in(state: Any) -> list[torch.optim.Optimizer]:
     """The optimizers of a state, wherever they are in it."""
     if isinstance(state, torch.optim.Optimizer):
@@ -145,10 +150,11 @@ def _with_owners(module: torch.nn.Module, inner: Mapping[str, Any]) -> Any:
     own: dict[str, Any] = dict(module.named_parameters(remove_duplicate=False))
     for name, value in inner.items():
         mine = own.get(name)
-        yield name, mine if mine is not None and _twins(mine, value) else value
+        yield name, mine if mine is not None and same_memory(mine, value) else value
 
 
-def _twins(a: torch.Tensor, b: Any) -> bool:
+def same_memory(a: torch.Tensor, b: Any) -> bool:
+    """Whether both are the same tensor, looked at in the same way."""
     if not isinstance(b, torch.Tensor) or a.shape != b.shape or a.dtype != b.dtype:
         return False
     x, y = _local(a), _local(b)
@@ -320,7 +326,7 @@ class Applier:
         own: dict[str, Any] = dict(module.named_parameters(remove_duplicate=False))
         own.update(module.named_buffers(remove_duplicate=False))
         plain = {n: v for n, v in current.items() if isinstance(v, torch.Tensor)}
-        if any(n not in own or not _twins(own[n], v) for n, v in plain.items()):
+        if any(n not in own or not same_memory(own[n], v) for n, v in plain.items()):
             return False
         if missing := [n for n in current if n not in saved]:
             raise self._mismatch(f"{path}.{missing[0]}", "is not in the checkpoint")
