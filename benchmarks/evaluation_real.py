@@ -272,7 +272,7 @@ def run_ours(
         "over bound": report.makespan_s / report.lower_bound_s, "busy": report.busy_fraction, "busy of all": sum(t.busy_s for t in report.trials) / workers / makespan,
         "loads": len(report.workers), "trials": len(report.trials), "gap_median_s": gaps[len(gaps) // 2], "gap_max_s": gaps[-1], "naive_s": report.naive_s,
     }  # fmt: skip
-    return row, {s.task: [(m.name, m.value, m.stderr) for m in s.metrics] for s in report.scores}
+    return row, {s.task: [[m.name, m.value, m.stderr] for m in s.metrics] for s in report.scores}
 
 
 def run_trials(

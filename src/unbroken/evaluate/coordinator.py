@@ -846,6 +846,8 @@ class Coordinator:
         found = report(seen, self.prepared, scores, self.groups, self.errors)
         atomic.write_json(self.folder.report, encode(found))
         self._save_priors()
+        if self.watcher is not None:
+            self.watcher(self.progress())
         self._note("end", makespan_s=found.makespan_s, lower_bound_s=found.lower_bound_s, busy=found.busy_fraction, gaps=len(self._gaps),
                    gap_max_s=max(self._gaps, default=0.0), gap_median_s=sorted(self._gaps)[len(self._gaps) // 2] if self._gaps else 0.0)  # fmt: skip
         return found
@@ -905,12 +907,10 @@ class Coordinator:
         left = self.dispatcher.remaining_s()
         able = sum(1 for link in self.links.values() if link.ready) or len(self.settings.slots) or 1
         phase = (
-            "preparing"
-            if self._unprepared and not self.links
-            else "running"
-            if not self._gpu_end
-            else "scoring"
+            "scoring" if self._gpu_end else "running" if self.links or not self._unprepared else "preparing"
         )
+        if self.states and all(s in ("scored", "failed") for s in self.states.values()):
+            phase = "finished"
         return Progress(
             phase, time.time(), self._engine_at, tasks, workers, left, left / able, dict(self.errors)
         )

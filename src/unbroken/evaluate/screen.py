@@ -27,6 +27,7 @@ class Screen:
         self._live: Any = None
         self._last_line = 0.0
         self._last_file = 0.0
+        self._latest: Progress | None = None
 
     def __enter__(self) -> Screen:
         if not self.quiet and self.stream.isatty():
@@ -38,12 +39,15 @@ class Screen:
         return self
 
     def __exit__(self, *_: object) -> None:
+        if self._latest is not None:
+            atomic.write_json(self.file, encode(self._latest), durable=False)
         if self._live is not None:
             self._live.stop()
 
     def __call__(self, p: Progress) -> None:
         """One more look."""
         now = time.monotonic()
+        self._latest = p
         if now - self._last_file > 1.0:
             self._last_file = now
             atomic.write_json(self.file, encode(p), durable=False)

@@ -35,7 +35,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 def read_suite(place: str | Path) -> Suite:
     """A suite by its path, or by the name of one that ships with unbroken. Raises InputError, UnknownKey."""
     path = Path(place)
-    if not path.suffix and not path.exists():
+    if not path.suffix and not path.exists() and path.name == str(place):
         path = shipped_suite(str(place))
     try:
         text = path.read_text()

@@ -1,0 +1,252 @@
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from unbroken.errors import EvaluationError, ModelChanged, ModelDoesNotLoad, NoRoomForModel
+from unbroken.evaluate import cache
+from unbroken.evaluate.cache import Places, cgroup_headroom, copies, fetch_unknown, lease, sweep
+from unbroken.evaluate.sources import (
+    CHUNK,
+    FileInfo,
+    FolderSource,
+    StoreSource,
+    fetch,
+    hash_model,
+    needed,
+    open_source,
+    small_files,
+)
+
+
+class Counting(FolderSource):
+    """Counts what is read, and can be slow."""
+
+    def __init__(self, folder: Path, delay: float = 0.0) -> None:
+        super().__init__(folder)
+        self.read_bytes = 0
+        self.delay = delay
+
+    def read(self, name: str, offset: int, size: int) -> bytes:
+        time.sleep(self.delay)
+        self.read_bytes += size
+        return super().read(name, offset, size)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "model.safetensors").write_bytes(os.urandom(CHUNK + 12345))
+    (folder / "config.json").write_text("{}")
+    (folder / "tokenizer.json").write_text("{}")
+    (folder / "pytorch_model.bin").write_bytes(b"the same weights again")
+    (folder / ".gitattributes").write_text("x")
+    (folder / "README.md").write_text("x")
+    (folder / "empty.txt").write_text("")
+    return folder
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> Places:
+    (tmp_path / "shm").mkdir()
+    (tmp_path / "disk").mkdir()
+    return Places(tmp_path / "shm", (tmp_path / "disk",))
+
+
+def test_one_fetch_however_many_lease_it(model: Path, places: Places, tmp_path: Path) -> None:
+    source = Counting(model)
+    manifest = hash_model(source, tmp_path / "memo")
+    whole = source.read_bytes
+    first = lease(source, manifest, places, watcher=False)
+    second = lease(source, manifest, places, watcher=False)
+    assert source.read_bytes == 2 * whole  # once for the hash, once for the copy
+    assert first.path == second.path and first.in_memory and second.fetched_s == 0
+    for name in ("model.safetensors", "config.json", "tokenizer.json", "empty.txt"):
+        assert (first.path / name).read_bytes() == (model / name).read_bytes()
+    assert not (first.path / "pytorch_model.bin").exists()
+    first.release()
+    assert second.path.exists()
+    second.release()
+    assert not list((tmp_path / "shm").rglob("*.safetensors"))
+
+
+def test_an_unknown_model_is_read_once_for_hash_and_copy(model: Path, places: Places, tmp_path: Path) -> None:
+    source = Counting(model)
+    manifest = hash_model(source, tmp_path / "memo", lambda files: fetch_unknown(source, files, places))
+    once = source.read_bytes
+    held = lease(source, manifest, places, watcher=False)
+    assert source.read_bytes == once == manifest.bytes
+    assert hash_model(source, tmp_path / "memo").hash == manifest.hash
+    assert source.read_bytes == once  # remembered
+    held.release()
+
+
+def test_the_hash_is_of_the_content(model: Path, tmp_path: Path) -> None:
+    one = hash_model(open_source(str(model)), tmp_path / "memo")
+    copy = tmp_path / "copy"
+    fetch(open_source(str(model)), open_source(str(model)).files(), copy)
+    assert hash_model(open_source(str(copy)), tmp_path / "memo").hash == one.hash
+    (copy / "config.json").write_text("{ }")
+    assert hash_model(open_source(str(copy)), tmp_path / "memo").hash != one.hash
+
+
+def test_changed_bytes_are_refused_and_leave_nothing(model: Path, places: Places, tmp_path: Path) -> None:
+    manifest = hash_model(open_source(str(model)), tmp_path / "memo")
+    data = bytearray((model / "model.safetensors").read_bytes())
+    data[CHUNK + 5] ^= 1
+    (model / "model.safetensors").write_bytes(data)
+    with pytest.raises(ModelChanged, match="in its chunk 1"):
+        lease(open_source(str(model)), manifest, places, watcher=False)
+    assert not list((tmp_path / "shm").rglob("*.safetensors"))
+
+
+def test_a_file_that_ends_early_is_an_error(model: Path, places: Places) -> None:
+    source = open_source(str(model))
+    files = [FileInfo("config.json", 100, "")]
+    with pytest.raises(EvaluationError, match="ended early"):
+        fetch(source, files, None)
+
+
+def test_disk_where_memory_is_too_small_and_a_clear_refusal(
+    model: Path, places: Places, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = open_source(str(model))
+    manifest = hash_model(source, tmp_path / "memo")
+    real = cache.room_in
+    monkeypatch.setattr(
+        cache,
+        "room_in",
+        lambda root, mem: cache.Room(
+            str(root), 64 * 2**20 if not mem else 2**20, "the cgroup's memory limit"
+        ),
+    )
+    held = lease(source, manifest, places, watcher=False)
+    assert not held.in_memory and held.path.is_relative_to(tmp_path / "disk")
+    held.release()
+    monkeypatch.setattr(
+        cache,
+        "room_in",
+        lambda root, mem: cache.Room(
+            str(root), 2**20, "the cgroup's memory limit" if mem else "the file system"
+        ),
+    )
+    with pytest.raises(
+        NoRoomForModel, match=r"needs 32 MiB.*1 MiB free, limited by the cgroup's memory limit.*--shm-size"
+    ):
+        lease(source, manifest, places, watcher=False)
+    monkeypatch.setattr(cache, "room_in", real)
+    assert lease(source, manifest, places, watcher=False).in_memory
+
+
+def test_room_asks_the_file_system_memory_and_the_cgroup(tmp_path: Path) -> None:
+    room = cache.room_in(tmp_path, True)
+    assert 0 < room.free <= os.statvfs(tmp_path).f_bavail * os.statvfs(tmp_path).f_frsize
+    group = tmp_path / "cg" / "job" / "step"
+    group.mkdir(parents=True)
+    (tmp_path / "proc").write_text("0::/job/step\n")
+    assert cgroup_headroom(tmp_path / "proc", tmp_path / "cg") is None
+    (group / "memory.max").write_text("max\n")
+    (group / "memory.current").write_text("100\n")
+    (group.parent / "memory.max").write_text("1000\n")
+    (group.parent / "memory.current").write_text("400\n")
+    (group.parent / "memory.stat").write_text("anon 1\ninactive_file 50\n")
+    assert cgroup_headroom(tmp_path / "proc", tmp_path / "cg") == 650
+    v1 = tmp_path / "cg" / "memory" / "job"
+    v1.mkdir(parents=True)
+    (tmp_path / "proc1").write_text("4:memory:/job\n")
+    (v1 / "memory.limit_in_bytes").write_text("500")
+    (v1 / "memory.usage_in_bytes").write_text("100")
+    assert cgroup_headroom(tmp_path / "proc1", tmp_path / "cg") == 400
+
+
+def hold(model: str, shm: str, ready: Any, watcher: bool, linger: float, delay: float) -> None:
+    source = Counting(Path(model), delay)
+    manifest = hash_model(FolderSource(Path(model)), Path(shm).parent / "memo")
+    lease(source, manifest, Places(Path(shm)), watcher=watcher, linger_s=linger)
+    ready.set()
+    time.sleep(60)
+
+
+def start(
+    model: Path, shm: Path, *, watcher: bool = False, linger: float = 0.5, delay: float = 0.0
+) -> tuple[Any, Any]:
+    context = multiprocessing.get_context("fork")
+    ready = context.Event()
+    process = context.Process(
+        target=hold, args=(str(model), str(shm), ready, watcher, linger, delay), daemon=True
+    )
+    process.start()
+    return process, ready
+
+
+def test_killed_users_do_not_count_and_the_copy_is_swept(model: Path, places: Places, tmp_path: Path) -> None:
+    assert places.memory is not None
+    process, ready = start(model, places.memory)
+    assert ready.wait(20)
+    root = places.roots()[0][0]
+    assert [c.users for c in copies(root)] == [1]
+    assert sweep(root) == []
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    assert len(sweep(root)) == 1
+    assert copies(root) == []
+
+
+def test_a_fetch_that_was_killed_is_made_anew(
+    model: Path, places: Places, tmp_path: Path, eventually: Callable[..., None]
+) -> None:
+    assert places.memory is not None
+    process, ready = start(model, places.memory, delay=0.5)
+    eventually(lambda: list(places.memory.rglob("model.safetensors")), within=20)  # type: ignore[union-attr]
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    assert not ready.is_set()
+    source = open_source(str(model))
+    held = lease(source, hash_model(source, tmp_path / "memo"), places, watcher=False)
+    assert held.fetched_s > 0
+    assert (held.path / "model.safetensors").read_bytes() == (model / "model.safetensors").read_bytes()
+    held.release()
+
+
+def test_after_a_crash_of_everything_the_watcher_clears(
+    model: Path, places: Places, eventually: Callable[..., None]
+) -> None:
+    assert places.memory is not None
+    process, ready = start(model, places.memory, watcher=True)
+    assert ready.wait(20)
+    root = places.roots()[0][0]
+    eventually(lambda: list(root.glob("*.watch")), within=20)
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    eventually(lambda: not list(root.rglob("*.safetensors")) and not list(root.glob("*.watch")), within=20)
+
+
+def test_an_object_store(model: Path, places: Places, tmp_path: Path) -> None:
+    obstore = pytest.importorskip("obstore")
+    store = obstore.store.MemoryStore()
+    for f in model.iterdir():
+        obstore.put(store, f.name, f.read_bytes())
+    source = StoreSource("memory://model", store)
+    manifest = hash_model(source, tmp_path / "memo")
+    assert manifest.hash == hash_model(open_source(str(model)), tmp_path / "memo").hash
+    held = lease(source, manifest, places, watcher=False)
+    assert (held.path / "model.safetensors").read_bytes() == (model / "model.safetensors").read_bytes()
+    held.release()
+    small = small_files(source, tmp_path / "small")
+    assert sorted(p.name for p in small.iterdir()) == ["config.json", "empty.txt", "tokenizer.json"]
+
+
+def test_a_folder_without_a_model(tmp_path: Path) -> None:
+    with pytest.raises(ModelDoesNotLoad, match="no file of a model"):
+        open_source(str(tmp_path)).files()
+    with pytest.raises(ModelDoesNotLoad, match="No such file"):
+        open_source(str(tmp_path / "gone")).files()
+    assert needed([FileInfo("a.bin", 1, "")], "x")[0].name == "a.bin"

@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from unbroken.evaluate.dispatch import TRIES, Dispatcher
+from unbroken.evaluate.planner import Costs, Work
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(0, 1 << 30))
+def test_every_block_lands_exactly_once_whatever_workers_do(seed: int) -> None:
+    """Random joins, deaths, failures, thefts: at the end each block was accepted once or given up with a reason."""
+    r = random.Random(seed)
+    work = [
+        Work(f"t{i}", (r.uniform(0.1, 5),) * r.randint(1, 8), score_s=r.choice([0, 9]))
+        for i in range(r.randint(1, 5))
+    ]
+    d = Dispatcher(work[: r.randint(0, len(work))], (1,) * r.randint(1, 4), Costs(1, 0.01))
+    late = [w for w in work if w.task not in d.work]
+    landed: list[tuple[str, int]] = []
+    complete: list[str] = []
+    held: dict[str, list[tuple[str, int]]] = {}
+    names = iter(f"w{i}" for i in range(10_000))
+    for step in range(100_000):
+        if late and r.random() < 0.1:
+            d.add([late.pop()])
+        if not held or (len(held) < 4 and r.random() < 0.1):
+            name = next(names)
+            d.join(name)
+            held[name] = []
+        name = r.choice(list(held))
+        queue = held[name]
+        if not queue:
+            parcel = d.next_parcel(name)
+            if parcel is not None:
+                queue += [(s.task, b) for s in parcel.shards for b in s.blocks]
+            elif (steal := d.steal_for(name)) is not None:
+                assert steal.victim != name
+                given_up = [b for b in steal.blocks if b in held[steal.victim][1:]]
+                held[steal.victim] = [b for b in held[steal.victim] if b not in given_up]
+                d.yielded(steal.victim, given_up)
+        else:
+            fate = r.random()
+            if fate < 0.05 and step < 50_000:
+                d.leave(name, blame=r.random() < 0.5)
+                del held[name]
+            elif fate < 0.1:
+                d.failed(name, queue.pop(0), "no luck")
+            else:
+                block = queue.pop(0)
+                if d.is_open(block):
+                    landed.append(block)
+                if d.answered(name, block, r.uniform(0.1, 5)):
+                    complete.append(block[0])
+        if d.finished and not late:
+            break
+    assert d.finished
+    everything = {(w.task, b) for w in work for b in range(len(w.block_s))}
+    assert sorted([*landed, *d.given_up]) == sorted(everything)
+    assert len(set(complete)) == len(complete)
+    assert d.remaining_s() == 0
+
+
+def test_a_block_is_given_up_after_so_many_failures_and_not_before() -> None:
+    d = Dispatcher([Work("t", (1.0, 1.0))], (1,))
+    d.join("w")
+    for i in range(TRIES):
+        assert d.next_parcel("w") is not None
+        lost = d.failed("w", ("t", 0), "bad")
+        assert bool(lost) == (i == TRIES - 1)
+        d.leave("w", blame=False)
+        d.join("w")
+    assert d.given_up == {("t", 0): "bad"}
+    assert not d.finished
+
+
+def test_a_thief_takes_about_half_of_what_the_richest_has_not_begun() -> None:
+    d = Dispatcher([Work("t", (1.0,) * 20)], (1,), Costs(0, 0.01))
+    d.join("rich")
+    while d.next_parcel("rich") is not None:
+        pass
+    d.join("poor")
+    steal = d.steal_for("poor")
+    assert steal is not None and steal.victim == "rich"
+    assert 8 <= len(steal.blocks) <= 11
+    assert ("t", 0) not in steal.blocks
+    assert d.steal_for("poor") is None  # asked already
+    d.yielded("rich", steal.blocks)
+    parcel = d.next_parcel("poor")
+    assert parcel is not None
+    assert [("t", b) for b in parcel.shards[0].blocks] == list(steal.blocks)
+
+
+def test_nothing_is_stolen_where_nothing_is_gained() -> None:
+    d = Dispatcher([Work("t", (1.0,) * 2)], (1,), Costs(0, 5.0))
+    d.join("rich")
+    assert d.next_parcel("rich") is not None
+    d.join("poor")
+    assert d.steal_for("poor") is None
+    assert Dispatcher([Work("t", (1.0,))], (1,), stealing=False).stealing is False
+
+
+def test_a_wide_task_waits_for_a_wide_worker() -> None:
+    d = Dispatcher([Work("wide", (1.0,), gpus=2)], (1,))
+    d.join("narrow", 1)
+    assert d.next_parcel("narrow") is None
+    d.join("wide", 2)
+    assert d.next_parcel("wide") is not None
+
+
+def test_many_more_workers_than_planned_for_cut_the_rest_anew() -> None:
+    d = Dispatcher([Work("t", (1.0,) * 512)], (1,), Costs(0, 0.001))
+    d.join("w0")
+    before = max(len(s.blocks) for p in d._pending for s in p.shards)
+    for i in range(1, 64):
+        d.join(f"w{i}")
+    assert max(len(s.blocks) for p in d._pending for s in p.shards) < before
