@@ -113,7 +113,7 @@ def disk(root: Path, size: int, rounds: int) -> dict[str, list[float]]:
         parts.append(direct.write_pieces(storage, records, lambda _, p=piece: p, tree, stamp))
     name = direct.commit(storage, parts).name
     # As a live state is: memory that has been touched. Fresh memory would add its page faults, 1 s for each GiB.
-    live = torch.zeros(4 * rows, 1024)
+    live = torch.ones(4 * rows, 1024)
     for _ in range(rounds):
         took["raw write"].append(timed(lambda: raw_write(root / "raw", memory)))
         took["write"].append(timed(lambda: storage.write("x/ours", iter(chunks), size)))
