@@ -315,15 +315,18 @@ def _prepare(run: _Run, datasets: Sequence[Dataset]) -> None:
     """Builds prompts on the CPUs of one node, longest inference and metric first; wakes idle workers."""
     free = [0.0] * run.cluster.cpus
     run.unprepared = len(datasets)
+    ready: dict[float, list[Dataset]] = {}
     for d in sorted(datasets, key=lambda d: (-(d.believed_s or d.infer_s) - d.metric_s, d.name)):
         end = heapq.heappop(free) + d.preprocess_s
         heapq.heappush(free, end)
-        run.clock.at(end, functools.partial(_ready, run, d))
+        ready.setdefault(end, []).append(d)
+    for end, found in ready.items():
+        run.clock.at(end, functools.partial(_ready, run, found))
 
 
-def _ready(run: _Run, d: Dataset) -> None:
-    run.unprepared -= 1
-    run.dispatcher.add([_work(d, true=False)])
+def _ready(run: _Run, found: Sequence[Dataset]) -> None:
+    run.unprepared -= len(found)
+    run.dispatcher.add([_work(d, true=False) for d in found])
     idle, run.idle = run.idle, []
     for name in idle:
         run.clock.start(_drain(run, name))

@@ -1,0 +1,165 @@
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from unbroken.checkpoint.catalogue import Found
+from unbroken.checkpoint.retention import leases
+from unbroken.checkpoint.storage import Storage, open_storage
+from unbroken.errors import EvaluationError, InputError, NoCheckpoint
+from unbroken.evaluate import watch as module
+from unbroken.evaluate.contracts import Metric, ModelSpec, Report, Score, Suite, Task
+from unbroken.evaluate.folder import EvalDir
+from unbroken.evaluate.watch import Watch, checkpoints_of, curves_page, curves_text, leased, read_curve, watch
+
+SUITE = Suite("s", (Task("t"),))
+
+
+@pytest.fixture
+def storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Storage:
+    """Folders that pass for checkpoints; `listing` is replaced, leases are the real ones."""
+    store = open_storage(tmp_path / "checkpoints")
+    for step in (10, 20, 30):
+        folder = tmp_path / "checkpoints" / f"step-{step:08d}.a0001"
+        folder.mkdir(parents=True)
+        (folder / "COMMITTED").write_text("{}")
+
+    def listing(s: Storage, *, quick: bool = False) -> list[Found]:
+        names = sorted(s.folders(), reverse=True)
+        return [
+            Found(
+                n,
+                int(n[5:13]),
+                1,
+                "committed" if s.list(n) and "COMMITTED" in s.list(n) else "incomplete",
+                0.0,
+                1,
+                1,
+                "disk",
+            )
+            for n in names
+        ]
+
+    monkeypatch.setattr(module, "listing", listing)
+    return store
+
+
+class Evaluator:
+    """Scores a checkpoint by its step; notes what was leased meanwhile."""
+
+    def __init__(self, storage: Storage, values: dict[int, float]) -> None:
+        self.storage = storage
+        self.values = values
+        self.asked: list[str] = []
+        self.held: list[list[str]] = []
+        self.fail: set[str] = set()
+
+    def __call__(self, suite: Suite, spec: ModelSpec, folder: EvalDir) -> Report:
+        name = Path(spec.source).name
+        self.asked.append(name)
+        self.held.append([lease.holder for lease in leases(self.storage, name)])
+        if name in self.fail:
+            raise EvaluationError("no worker is left")
+        value = self.values[int(name[5:13])]
+        s = Score("t", (Metric("acc", value, 0.01),), 100, 100, checkpoint=name)
+        return Report("s", name, name, 0.0, 1.0, (s,), {}, (), (), (), 1.0, 1.0, 1.0)
+
+
+def ask(tmp_path: Path, **more: object) -> Watch:
+    return Watch(SUITE, ModelSpec("x"), tmp_path / "out", poll_s=0.05, **more)  # type: ignore[arg-type]
+
+
+def test_each_checkpoint_once_in_order_leased_and_regressions_flagged(
+    tmp_path: Path, storage: Storage
+) -> None:
+    evaluate = Evaluator(storage, {10: 0.5, 20: 0.6, 30: 0.3})
+    said: list[str] = []
+    points = watch(ask(tmp_path, once=True), storage, evaluate, said.append)
+    assert [p.step for p in points] == [10, 20, 30]
+    assert evaluate.held == [["eval-s"]] * 3
+    assert all(leases(storage, n) == [] for n in storage.folders())
+    assert [p.worse for p in points] == [(), (), ("t",)]
+    assert any("REGRESSION in t: acc 0.6000 -> 0.3000" in x for x in said)
+    watch(ask(tmp_path, once=True), storage, evaluate, said.append)
+    assert len(evaluate.asked) == 3  # nothing twice
+    assert "0.3000!" in (tmp_path / "out" / "curves.txt").read_text()
+    assert (tmp_path / "out" / "curves.html").read_text().count('class="fall"') == 1
+
+
+def test_a_failure_is_tried_again_then_passed_over(tmp_path: Path, storage: Storage) -> None:
+    evaluate = Evaluator(storage, {10: 0.5, 20: 0.6, 30: 0.7})
+    evaluate.fail = {"step-00000020.a0001"}
+    points = watch(ask(tmp_path, once=True), storage, evaluate, lambda _: None)
+    assert [bool(p.failed) for p in points] == [False, True, False]
+    assert evaluate.asked.count("step-00000020.a0001") == 2
+    assert leases(storage, "step-00000020.a0001") == []
+    assert "no worker is left" in curves_text(points)
+
+
+def test_one_that_goes_before_it_is_leased_is_passed_over(
+    tmp_path: Path, storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = module.take_lease
+
+    def gone(s: Storage, name: str, *rest: object, **more: object) -> object:
+        if "20" in name[5:13]:
+            raise NoCheckpoint("it was just removed", where=name)
+        return real(s, name, *rest, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(module, "take_lease", gone)
+    evaluate = Evaluator(storage, {10: 0.5, 30: 0.7})
+    points = watch(ask(tmp_path, once=True), storage, evaluate, lambda _: None)
+    assert [(p.step, bool(p.failed)) for p in points] == [(10, False), (20, True), (30, False)]
+
+
+def test_it_waits_for_more_and_ends_at_the_last_step(tmp_path: Path, storage: Storage) -> None:
+    evaluate = Evaluator(storage, {10: 0.5, 20: 0.5, 30: 0.5, 40: 0.5})
+
+    def run(suite: Suite, spec: ModelSpec, folder: EvalDir) -> Report:
+        if len(evaluate.asked) == 2:
+            late = tmp_path / "checkpoints" / "step-00000040.a0001"
+            late.mkdir()
+            (late / "COMMITTED").write_text("{}")
+        return evaluate(suite, spec, folder)
+
+    points = watch(ask(tmp_path, last_step=40), storage, run, lambda _: None)
+    assert [p.step for p in points] == [10, 20, 30, 40]
+
+
+def test_newest_only(tmp_path: Path, storage: Storage) -> None:
+    evaluate = Evaluator(storage, {10: 0.5, 20: 0.5, 30: 0.5})
+    watch(ask(tmp_path, last_step=30, newest_only=True), storage, evaluate, lambda _: None)
+    assert evaluate.asked == ["step-00000030.a0001"]
+
+
+def test_a_lease_is_renewed_while_it_is_held(storage: Storage) -> None:
+    name = storage.folders()[0]
+    with leased(storage, name, "me", seconds=0.3):
+        first = leases(storage, name)[0].until
+        deadline = time.monotonic() + 10
+        while leases(storage, name)[0].until <= first and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert leases(storage, name)[0].until > first
+    assert leases(storage, name) == []
+
+
+def test_where_checkpoints_lie(tmp_path: Path) -> None:
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    assert checkpoints_of(str(tmp_path / "run")).url.endswith("checkpoints")
+    assert checkpoints_of(str(tmp_path / "run" / "checkpoints")).url.endswith("checkpoints")
+    with pytest.raises(InputError, match="no such run directory"):
+        checkpoints_of(str(tmp_path / "nowhere"))
+
+
+def test_the_page_escapes_names(tmp_path: Path) -> None:
+    from unbroken.evaluate.watch import Point
+
+    points = [
+        Point("n", 1, 1, 0.0, (Score("<b>", (Metric("a", 1.0),), 1, 1),)),
+        Point("m", 2, 1, 0.0, failed="<script>"),
+    ]
+    page = curves_page("<i>", points)
+    assert "<b>" not in page and "<script>" not in page and "<i>" not in page
+    assert read_curve(tmp_path) == []
