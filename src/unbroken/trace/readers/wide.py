@@ -1,23 +1,27 @@
 """Wide utilisation tables: a time and one column for each server or GPU, one file for each metric.
 
-Tens of gigabytes of them are read in one pass, without writing the samples down: a histogram with bins of a
-thousandth of the value, and the mean of each moment over all columns, are what the statistics need. (To get
-the samples themselves, one a row, use `unbroken telemetry`.)
+Tens of gigabytes of them are counted in one pass (`telemetry.wide`), without writing the samples down: the
+distribution, and means over time from rows spread over the file, are what the statistics need. (To get the samples
+themselves, one a row, use `unbroken telemetry convert`.)
 """
 
 from __future__ import annotations
 
+import datetime as dt
+import math
 import re
 from collections.abc import Mapping
+from pathlib import Path
+from zoneinfo import ZoneInfo
 
 import numpy as np
 
 from ...errors import InputError
+from ...telemetry.wide import Counts, count
 from ..schema import METRICS
-from ..store import Store, literal, name
+from ..store import Store
 from ..tables import Note
 from .base import Head, Options
-from .delimited import instant
 from .table import cluster_from
 
 FILES: Mapping[str, tuple[str, float]] = {
@@ -40,10 +44,8 @@ FILES: Mapping[str, tuple[str, float]] = {
 }
 """Names of the released files, their metric in the schema, and the factor to its unit."""
 
-SHIFT = 13
-"""Bits of a float's mantissa that are dropped: bins of 2**-10 of the value."""
-
-BATCH_VALUES = 4_000_000
+MOMENTS = 1000
+"""Rows, evenly spread over the file, from which the means over time are taken."""
 
 
 class WideReader:
@@ -68,12 +70,14 @@ class WideReader:
         """Adds the file's histogram and its means over time."""
         stem = head.path.name.split(".")[0]
         metric, factor = metric_of(stem)
-        table = scan(store, head, options)
-        histogram, moments = table
-        if not histogram.total:
+        if head.path.suffix in (".gz", ".zst"):
+            raise InputError(
+                "wide tables are read in pieces, so not packed", where=str(head.path), todo="Unpack it first"
+            )
+        counts = count(head.path, threads=store.threads)
+        if not counts.count:
             raise InputError("the table holds no number", where=str(head.path), todo="Check the file")
-        ratio = metric.endswith("_active_pct") and histogram.top <= 1.0001
-        if ratio:
+        if metric.endswith("_active_pct") and counts.quantiles([1.0])[0] <= 1.0001:
             factor *= 100
             store.note(
                 Note(
@@ -82,17 +86,21 @@ class WideReader:
                     source=head.path.name,
                 )
             )
-        cluster = options.cluster or cluster_from(
-            head.path.resolve().parent / head.path.resolve().parent.name
-        )
-        store.add_histogram(
-            cluster, metric, histogram.rows(factor), [(t, m * factor, n) for t, m, n in moments]
-        )
-        columns = len(head.columns) - 1
+        folder = head.path.resolve().parent
+        cluster = options.cluster or cluster_from(folder / folder.name)
+        moments = [(t, m * factor, n) for t, m, n in moments_of(head.path, head, options)]
+        store.add_histogram(cluster, metric, [(v * factor, n) for v, n in rows_of(counts)], moments)
+        for what, n in (
+            ("rows of another width than the header", counts.ragged),
+            ("cells that are no numbers", counts.unreadable),
+        ):
+            if n:
+                store.note(Note("set aside", what, n, source=head.path.name))
         store.note(
             Note(
                 "info",
-                f"{histogram.total:,} readings of {columns:,} columns, as {metric}; {histogram.missing:,} empty",
+                f"{counts.count:,} readings of {len(counts.columns):,} columns, as {metric}; {counts.missing:,} empty; means over "
+                f"time from {len(moments):,} rows",
                 source=head.path.name,
             )
         )
@@ -118,104 +126,55 @@ def metric_of(stem: str) -> tuple[str, float]:
     return stem.lower(), 1.0
 
 
-class Histogram:
-    """Counts by the leading bits of a value as a 32-bit float."""
-
-    def __init__(self) -> None:
-        self.counts = np.zeros(1 << (31 - SHIFT), dtype=np.int64)
-        self.negative: dict[float, int] = {}
-        self.total = 0
-        self.missing = 0
-
-    def add(self, values: np.ndarray) -> None:
-        """Counts an array of finite 32-bit floats."""
-        if not values.size:
-            return
-        self.total += values.size
-        try:
-            found = np.bincount(np.right_shift(values.view(np.int32), SHIFT))
-        except ValueError:  # a negative float is a negative integer
-            low = values[values < 0]
-            for v, n in zip(*np.unique(np.round(low, 1), return_counts=True), strict=True):
-                self.negative[float(v)] = self.negative.get(float(v), 0) + int(n)
-            # minus zero is no negative number, but its sign bit is set
-            rest = np.abs(values[values >= 0])
-            found = np.bincount(np.right_shift(rest.view(np.int32), SHIFT))
-        self.counts[: found.size] += found
-
-    @property
-    def top(self) -> float:
-        """The largest value, to the bin."""
-        at = np.flatnonzero(self.counts)
-        return float(np.left_shift(at[-1:].astype(np.int32), SHIFT).view(np.float32)[0]) if at.size else 0.0
-
-    def rows(self, factor: float) -> list[tuple[float, int]]:
-        """(value, count) of the bins that occur: the middle of a bin, its edge where the edge is a whole number."""
-        at = np.flatnonzero(self.counts)
-        low = np.left_shift(at.astype(np.int32), SHIFT).view(np.float32).astype(np.float64)
-        high = np.left_shift((at + 1).astype(np.int32), SHIFT).view(np.float32).astype(np.float64)
-        middle = np.where(low == np.round(low), low, (low + high) / 2)
-        rows = [(float(v) * factor, int(n)) for v, n in zip(middle, self.counts[at], strict=True)]
-        return rows + [(v * factor, n) for v, n in self.negative.items()]
-
-
-def scan(store: Store, head: Head, options: Options) -> tuple[Histogram, list[tuple[object, float, int]]]:
-    """One pass: the histogram of all values, and (time, mean, count) of each row, hourly where there are many."""
-    unique = [f"c{i}" for i in range(len(head.columns))]
-    types = ", ".join(f"{literal(c)}: '{'VARCHAR' if i == 0 else 'FLOAT'}'" for i, c in enumerate(unique))
-    source = (
-        f"read_csv({literal(str(head.path))}, auto_detect=false, header=true, delim={literal(head.delimiter)}, quote='', escape='', "
-        f"columns={{{types}}}, nullstr=['', 'nan', 'NaN', 'NA', 'null'], ignore_errors=true, store_rejects=false, parallel=true)"
-    )
-    values = ", ".join(name(c) for c in unique[1:])
-    store.con.execute(f"SET TimeZone = {literal(options.zone)}")
-    histogram = Histogram()
-    hours: dict[int, list[float]] = {}
-    try:
-        rows = max(2048, BATCH_VALUES // len(unique))
-        bad_times = 0
-        for batch in store.con.sql(
-            f"SELECT epoch_us({instant('c0')}) AS t, {values} FROM {source}"
-        ).to_arrow_reader(rows):
-            block = np.empty((len(unique) - 1, batch.num_rows), dtype=np.float32)
-            for i, column in enumerate(batch.columns[1:]):
-                block[i] = column.to_numpy(zero_copy_only=False)
-            sums = block.sum(axis=0)
-            if np.isfinite(sums).all():
-                counts = np.full(batch.num_rows, len(unique) - 1)
-                histogram.add(block.reshape(-1))
-            else:
-                good = np.isfinite(block)
-                counts = good.sum(axis=0)
-                sums = np.where(good, block, np.float32(0)).sum(axis=0, dtype=np.float64)
-                histogram.missing += int(block.size - counts.sum())
-                histogram.add(block[good])
-            bad_times += batch.column(0).null_count
-            t = batch.column(0).to_numpy(zero_copy_only=False)
-            ok = ~np.isnan(t.astype(np.float64)) & (counts > 0)
-            hour = (t[ok] // 3_600_000_000).astype(np.int64)
-            keys, inverse = np.unique(hour, return_inverse=True)
-            for k, s, n in zip(
-                keys,
-                np.bincount(inverse, sums[ok]),
-                np.bincount(inverse, counts[ok].astype(float)),
-                strict=True,
-            ):
-                slot = hours.setdefault(int(k), [0.0, 0.0])
-                slot[0] += float(s)
-                slot[1] += float(n)
-    finally:
-        store.con.execute("SET TimeZone = 'UTC'")
-    if bad_times:
-        store.note(
-            Note(
-                "missing",
-                "rows without a time: counted in the distribution, left out over time",
-                bad_times,
-                source=head.path.name,
-            )
+def rows_of(counts: Counts) -> list[tuple[float, int]]:
+    """(value, count) of a table: at 2,001 even steps of its range and at every thousandth of its readings."""
+    low, high = counts.quantiles([0.0, 1.0])
+    grid = np.unique(
+        np.round(
+            np.concatenate([np.linspace(low, high, 2001), counts.quantiles(list(np.linspace(0, 1, 1001)))]), 3
         )
-    moments: list[tuple[object, float, int]] = [
-        (k * 3600, s / n, int(n)) for k, (s, n) in sorted(hours.items()) if n
-    ]
-    return histogram, moments
+    )
+    ends = np.round(np.array(counts.share_below(grid.tolist())) * counts.count).astype(np.int64)
+    ends[-1] = counts.count
+    here = np.diff(np.concatenate([[0], ends]))
+    return [(float(v), int(n)) for v, n in zip(grid, here, strict=True) if n > 0]
+
+
+def moments_of(path: Path, head: Head, options: Options) -> list[tuple[float, float, int]]:
+    """(seconds since 1970, mean over all columns, count) of up to MOMENTS rows that are spread over the file."""
+    size = path.stat().st_size
+    found: dict[float, tuple[float, float, int]] = {}
+    with open(path, "rb") as f:
+        start = len(f.readline())
+        for k in range(MOMENTS):
+            f.seek(start + (size - start) * k // MOMENTS)
+            if k:
+                f.readline()
+            line = f.readline().decode("utf-8", "replace").rstrip("\r\n")
+            cells = line.split(head.delimiter)
+            when = time_of(cells[0], options.zone)
+            if when is None or len(cells) != len(head.columns):
+                continue
+            values = [v for v in map(number_of, cells[1:]) if v is not None]
+            if values:
+                found[when] = (when, sum(values) / len(values), len(values))
+    return [found[t] for t in sorted(found)]
+
+
+def number_of(text: str) -> float | None:
+    """A finite number, or None."""
+    try:
+        v = float(text)
+    except ValueError:
+        return None
+    return v if math.isfinite(v) else None
+
+
+def time_of(text: str, zone: str) -> float | None:
+    """Seconds since 1970 of ISO text, in `zone` where it carries none; None where it is no time."""
+    try:
+        when = dt.datetime.fromisoformat(text.strip().strip('"'))
+    except ValueError:
+        v = number_of(text)
+        return None if v is None else v / (1000 if v > 1e11 else 1)
+    return (when if when.tzinfo else when.replace(tzinfo=ZoneInfo(zone))).timestamp()
