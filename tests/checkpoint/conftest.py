@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import shutil
-import signal
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,9 +10,7 @@ from typing import Any
 
 import pytest
 
-from unbroken.checkpoint.keeper_client import Link
-from unbroken.errors import CheckpointError
-from unbroken.testing.keepers import FakeAgent
+from unbroken.testing.keepers import FakeAgent, end_keepers
 
 
 @pytest.fixture
@@ -55,9 +50,5 @@ def own_keepers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     ):
         monkeypatch.delenv(name, raising=False)
     yield scratch
-    for socket in scratch.glob("*/*/keeper.sock"):
-        with contextlib.suppress(CheckpointError, OSError):
-            link = Link(socket, {"role": "visitor"}, timeout_s=2.0)
-            os.kill(int(link.info["pid"]), signal.SIGKILL)
-            link.disconnect()
+    end_keepers(scratch)
     shutil.rmtree(scratch, ignore_errors=True)

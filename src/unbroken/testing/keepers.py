@@ -15,6 +15,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -262,3 +263,17 @@ def keeper_pid(scratch: Path) -> int:
     link = Link(socket, {"role": "visitor"}, timeout_s=5.0)
     link.disconnect()
     return int(link.info["pid"])
+
+
+def end_keepers(scratch: Path) -> None:
+    """Kills every keeper that was started under this scratch folder, stopped ones too."""
+    for proc in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (proc / "cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if b"unbroken.checkpoint.keeper" in words and any(
+            w.startswith(f"{scratch}/".encode()) for w in words
+        ):
+            with suppress(ProcessLookupError):
+                os.kill(int(proc.name), signal.SIGKILL)

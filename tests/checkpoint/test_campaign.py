@@ -1,0 +1,21 @@
+"""The fault campaign, short; the long one is `python -m unbroken.testing.campaign --rounds 500`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from unbroken.testing.campaign import Campaign
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("rounds", [4, pytest.param(60, marks=[pytest.mark.slow, pytest.mark.timeout(900)])])
+def test_nothing_torn_passes_nothing_announced_is_lost_all_ranks_agree(tmp_path: Path, rounds: int) -> None:
+    campaign = Campaign(tmp_path, seed=rounds)
+    try:
+        for _ in range(rounds):
+            campaign.round()
+    finally:
+        campaign.close()
+    assert sum(campaign.strikes.values()) >= rounds
