@@ -209,7 +209,7 @@ def test_page_is_whole_and_self_contained(made: RunFolder, incidents: int) -> No
     assert path == made.run_dir.report
     text = path.read_text()
     check_page(text, made.run_dir.path)
-    assert len(re.findall(r'<tr id="incident-\d+"', text)) == incidents
+    assert len(re.findall(r' id="incident-\d+"', text)) == incidents
     if not incidents:
         assert "never interrupted" in text
     assert f"<b>{incidents}</b>" in text

@@ -240,10 +240,9 @@ def _incident(i: IncidentStory, report: Report, link: Callable[[str, str], str],
     )
     resumed = seconds_text(i.resumed_s) if i.resumed_s is not None else _not_resumed(i, report)
     return (
-        f'<tr id="incident-{i.number}"><td><span class="id">{i.number}</span></td>'
+        f'<tr class="incident" id="incident-{i.number}"><td><span class="id">{i.number}</span></td>'
         f"<td><b>{escape(_capital(what_text(i)))}</b><div class='small soft'>"
-        f"{since_text(report, i.at)} into the run, attempt {i.attempt}, {when_text(i)}</div>{quoted}"
-        f"<details><summary>details</summary>{_details(i, report, link)}</details></td>"
+        f"{since_text(report, i.at)} into the run, attempt {i.attempt}, {when_text(i)}</div>{quoted}</td>"
         f"<td>{escape(', '.join(where) or '–')}</td><td class='num'>{seconds_text(i.detected_s)}</td>"
         f"<td><b>{escape(_spaced(i.reason))}</b><div class='small soft'>{escape(sure)}</div></td>"
         f"<td>{escape(ACTION_TEXT.get(i.action, i.action or '–'))}</td>"
@@ -251,6 +250,8 @@ def _incident(i: IncidentStory, report: Report, link: Callable[[str, str], str],
         f"<td class='num'>{'–' if i.steps_lost is None else f'{i.steps_lost:,}'}</td>"
         f"<td class='barcell'><div class='bar'>{bar}</div><span class='small soft'>"
         f"{seconds_text(sum(i.phases.values()))} in all</span></td></tr>"
+        '<tr class="more"><td></td><td colspan="8"><details><summary>details</summary>'
+        f"{_details(i, report, link)}</details></td></tr>"
     )
 
 
@@ -284,8 +285,12 @@ def _details(i: IncidentStory, report: Report, link: Callable[[str, str], str]) 
     root = v.get("root") or {}
     items: list[tuple[str, str]] = []
     if root.get("file"):
-        line = f", line {root['line']}" if root.get("line") else ""
-        items.append(("first failure", escape(f"{root['file']}{line}")))
+        line = f", line {escape(str(root['line']))}" if root.get("line") else ""
+        file, top = str(root["file"]), f"{report.run_dir.path}/"
+        inside = file.removeprefix(top)
+        items.append(
+            ("first failure", (link(inside, inside) if file.startswith(top) else escape(file)) + line)
+        )
     if v.get("category"):
         items.append(("category", escape(str(v["category"]))))
     if v.get("decided_by"):
