@@ -44,15 +44,26 @@ def queue_work() -> None:
 def dcp() -> dict[str, float]:
     from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
+    class Reused(DefaultStager):  # torch 2.11's closes itself after its first save (pytorch#183413)
+        def _stage(self, state_dict: Any, **kw: Any) -> Any:
+            inner = self._state_dict_stager
+            close, inner.close = inner.close, lambda: None
+            try:
+                return super()._stage(state_dict, **kw)
+            finally:
+                inner.close = close
+
     w, optimizer = parameters()
-    stager = DefaultStager(
+    stager = Reused(
         StagingOptions(
             use_pinned_memory=True, use_shared_memory=True, use_async_staging=True, use_non_blocking_copy=True
         )
     )
+    staged: Any = stager.stage({"w": w.detach()})  # its buffers are made at the first save
+    staged = staged.result() if hasattr(staged, "result") else staged
     queue_work()
     optimizer.step()
-    staged: Any = stager.stage({"w": w.detach()})
+    staged = stager.stage({"w": w.detach()})
     if hasattr(staged, "result"):
         staged = staged.result()  # its contract: wait for this before the next update
     optimizer.step()

@@ -54,6 +54,7 @@ def rank_main(
 ) -> None:
     """One rank of one attempt; it writes what happens to it to `said/`, a line each, until it is killed."""
     import torch
+    from torch.distributed.distributed_c10d import PrefixStore, TCPStore
 
     from ..checkpoint import checkpointer as module
     from ..checkpoint.agreement import ThroughStore
@@ -61,8 +62,8 @@ def rank_main(
 
     torch.set_num_threads(1)
     logging.basicConfig(filename=f"{folder}/said/{attempt:05d}-{rank}.log", level=logging.INFO)
-    store = torch.distributed.TCPStore("127.0.0.1", port, is_master=False)
-    prefix: Any = torch.distributed.PrefixStore(f"attempt-{attempt}", store)
+    store = TCPStore("127.0.0.1", port, is_master=False)
+    prefix: Any = PrefixStore(f"attempt-{attempt}", store)
     vars(module)["agreement"] = lambda *_: ThroughStore(prefix, rank, world)
     where = Place(rank, world, rank % local, local, node, "campaign", attempt, Path(socket), None)
     vars(module)["place"] = lambda: where
@@ -113,12 +114,12 @@ class Campaign:
     attempt: int = 0
 
     def __post_init__(self) -> None:
-        import torch
+        from torch.distributed.distributed_c10d import TCPStore
 
         self.random = random.Random(self.seed)
         (self.folder / "said").mkdir(parents=True)
         self.storage = open_storage(self.folder / "checkpoints")
-        self.store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self.store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self.context = mp.get_context("forkserver")
         self.context.set_forkserver_preload(["torch", "unbroken.checkpoint.checkpointer"])
         self.agents = [self._agent(i) for i in range(self.nodes)]
@@ -141,8 +142,8 @@ class Campaign:
         self._mend()
         offered = self._candidates()
         for i, agent in enumerate(self.agents):
-            ranks = {i * self.local + j: j for j in range(self.local)}
-            agent.attempt(self.attempt, ranks=ranks, world_size=self.world, candidates=offered)
+            here = {i * self.local + j: j for j in range(self.local)}
+            agent.attempt(self.attempt, ranks=here, world_size=self.world, candidates=offered)
         ranks = [self._start(r) for r in range(self.world)]
         try:
             until(lambda: all(self._said(self.attempt, r) for r in range(self.world)), 120)
