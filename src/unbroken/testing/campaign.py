@@ -54,7 +54,7 @@ def rank_main(
 ) -> None:
     """One rank of one attempt; it writes what happens to it to `said/`, a line each, until it is killed."""
     import torch
-    from torch.distributed.distributed_c10d import PrefixStore, TCPStore
+    from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
     from ..checkpoint import checkpointer as module
     from ..checkpoint.agreement import ThroughStore
@@ -114,7 +114,7 @@ class Campaign:
     attempt: int = 0
 
     def __post_init__(self) -> None:
-        from torch.distributed.distributed_c10d import TCPStore
+        from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
         self.random = random.Random(self.seed)
         (self.folder / "said").mkdir(parents=True)
