@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 RUN_STAMP := $(VENV)/.installed-run
 TEST_STAMP := $(VENV)/.installed-test
+ALL_STAMP := $(VENV)/.installed-all
 export PYTHONUNBUFFERED := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
@@ -15,8 +16,12 @@ $(RUN_STAMP): pyproject.toml requirements/run.txt
 	PYTHON=$(PYTHON) bash scripts/install.sh $(VENV) run
 	@touch $@
 
-$(TEST_STAMP): $(RUN_STAMP) requirements/test.txt
+$(TEST_STAMP): $(RUN_STAMP) requirements/test.txt requirements/eval.txt
 	PYTHON=$(PYTHON) bash scripts/install.sh $(VENV) test
+	@touch $@
+
+$(ALL_STAMP): $(TEST_STAMP) requirements/all.txt
+	PYTHON=$(PYTHON) bash scripts/install.sh $(VENV) all
 	@touch $@
 
 demo: $(RUN_STAMP)
@@ -27,7 +32,7 @@ test: $(TEST_STAMP)
 	bash scripts/test.sh $(BIN) fast
 
 # Everything: servers, soaks, testbeds, browsers. Skips, with the reason, what this machine cannot have.
-test-all: $(TEST_STAMP)
+test-all: $(ALL_STAMP)
 	bash scripts/test.sh $(BIN) all
 
 check: $(TEST_STAMP)

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs into a virtual environment from pinned versions. Usage: install.sh VENV run|test
+# Installs into a virtual environment from pinned versions. Usage: install.sh VENV run|test|all
 # A second call with the same pins does nothing (the Makefile's stamps see to that).
 set -eu
 venv=$1 what=$2
