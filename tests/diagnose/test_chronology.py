@@ -366,3 +366,38 @@ def test_interleaved_ranks_are_kept_apart(tmp_path: Path) -> None:
     )
     v = verdict(tmp_path, steps(5) + "\n".join(x for pair in zip(a, b, strict=True) for x in pair) + "\n")
     assert v.reason == "KeyError" and v.root is not None and v.root.rank == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "torch.multiprocessing.spawn.ProcessExitedException: process 1 terminated with signal SIGKILL\n",
+        "E0501 10:00:09.1 1148 torch/distributed/elastic/multiprocessing/api.py:869] failed (exitcode: -9) local_rank: 2 (pid: 9) of binary: /usr/bin/python\n",
+        "[2026-05-01 10:00:09,510] [ERROR] [launch.py:321:sigkill_handler] ['/usr/bin/python', '-u', 'train.py', '--local_rank=7'] exits with return code = -9\n",
+        "srun: error: node-002: task 5: Killed\n",
+    ],
+)
+def test_a_kill_without_a_cause_is_unknown_and_restartable(tmp_path: Path, text: str) -> None:
+    v = verdict(tmp_path, steps(9) + text)
+    assert (v.outcome, v.reason, v.recoverable, v.decided_by) == (
+        Outcome.FAILED,
+        "Unknown",
+        True,
+        "exit-code",
+    )
+    assert v.root is not None and v.root.line == 11 and "SIGKILL" in v.notes[0]
+
+
+def test_a_traceback_on_the_line_of_an_open_progress_bar(tmp_path: Path) -> None:
+    bar = "Steps:   0%|▏      | 17/6000 [00:58<4:50:05,  2.91s/it, lr=0, loss=1.2]"
+    v = verdict(tmp_path, steps(3) + bar + traceback("IndexError: list index out of range", 0))
+    assert v.reason == "IndexError" and v.root is not None and v.root.line == 8
+
+
+def test_a_gradient_that_is_no_number(tmp_path: Path) -> None:
+    rows = "".join(
+        f"{{'loss': {1.4 if i < 30 else 0.0}, 'grad_norm': {0.5 if i < 30 else 'nan'}, 'learning_rate': 4.5e-06, 'epoch': 0.{i}}}\n"
+        for i in range(10, 40)
+    )
+    v = verdict(tmp_path, rows)
+    assert v.reason == "LossSpike" and v.root is not None and v.root.line == 22

@@ -387,8 +387,13 @@ def _last_step(p: Progress) -> bool:
 
 
 _EXITED = re.compile(
-    r"exitcode: (-?\d+)|exit(?:ed with exit)? code:? (-?\d+)|Signal (\d+) \(SIG|return code = (-?\d+)|: (Killed|Segmentation fault|Bus error|Aborted)"
+    r"exitcode: (-?\d+)|exit(?:ed with exit)? code:? (-?\d+)|Signal (\d+) \(SIG|return code = (-?\d+)"
+    r"|: (Killed|Segmentation fault|Bus error|Aborted)|(?:with signal|<Signals\.)\s?(SIG[A-Z]+)"
 )
+_WORDS = {
+    "Killed": -9, "Segmentation fault": -11, "Bus error": -7, "Aborted": -6,
+    "SIGKILL": -9, "SIGSEGV": -11, "SIGBUS": -7, "SIGABRT": -6, "SIGILL": -4, "SIGFPE": -8, "SIGTERM": -15,
+}  # fmt: skip
 
 
 def _from_report(chron: Chronicle, scans: Sequence[FileScan], topology: Topology) -> Verdict | None:
@@ -397,8 +402,8 @@ def _from_report(chron: Chronicle, scans: Sequence[FileScan], topology: Topology
         m = _EXITED.search(e.text)
         if not m:
             continue
-        words = {"Killed": -9, "Segmentation fault": -11, "Bus error": -7, "Aborted": -6}
-        code = words.get(m.group(5) or "") or (
+        said = m.group(5) or m.group(6)
+        code = _WORDS.get(said or "") or (
             -int(m.group(3)) if m.group(3) else int(m.group(1) or m.group(2) or m.group(4) or 0)
         )
         if code in (0, -15, 143):

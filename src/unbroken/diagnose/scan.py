@@ -57,6 +57,7 @@ _UTIL = re.compile(
     re.I,
 )
 _PACE = re.compile(r"([\d.]+)s/it\]")
+_BEHIND_BAR = re.compile(r"(?:\[(?:rank|default)\d+\]:\s?)*Traceback \(most recent call last\)")
 _SEQ = re.compile(r"SeqNum=(\d+)")
 _FRAME = re.compile(r'^\s+File "([^"]+)", line \d+, in (\S+)')
 _LOADING = ("serialization.py", "load_checkpoint", "load_state", "from_pretrained")
@@ -229,6 +230,9 @@ class Scanner:
         text = clean(raw)
         if not text.strip():
             return False
+        behind = _BEHIND_BAR.search(text) if "Traceback" in text else None
+        if behind and behind.start() > 0 and "|" in text[: behind.start()]:
+            text = text[behind.start() :]  # a progress bar that had not ended its line
         line = take_apart(text, self.year)
         if line.time is not None:
             self._last_time = line.time
