@@ -82,6 +82,7 @@ def save(
 @given(
     shapes=st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=3).map(tuple), min_size=1, max_size=3),
     old=st.sampled_from(MESHES), new=st.sampled_from(MESHES), choices=st.tuples(st.integers(0, 5), st.integers(0, 5)),
+    split=st.sampled_from([8, 2**27]),
 )  # fmt: skip
 def test_any_layout_loads_into_any_other(
     tmp_path_factory: Any,
@@ -105,7 +106,9 @@ def test_any_layout_loads_into_any_other(
                 "lr": 0.0,
                 "step": 0,
             }
-            manifest = reshard.load(PosixStorage(root), name, state)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(reshard, "_SPLIT", split)
+                manifest = reshard.load(PosixStorage(root), name, state)
             for n, t in wanted.items():
                 assert torch.equal(model[n].to_local(), t.to_local()), (n, places[n])
             if all(len(sharding.describe(t, key=n)[1]) == 1 for n, t in model.items()):

@@ -313,7 +313,7 @@ def _cut(name: str, stored: Mapping[Box, list[Shard]], box: Box, local: torch.Te
             name,
             _nearest(copies),
             (within, tuple(b - a for a, b in zip(low, high, strict=True))),
-            into.copy_,
+            into,
         )
 
 
