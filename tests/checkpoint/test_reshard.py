@@ -90,6 +90,7 @@ def test_any_layout_loads_into_any_other(
     old: tuple[int, ...],
     new: tuple[int, ...],
     choices: Any,
+    split: int,
 ) -> None:
     root = tmp_path_factory.mktemp("reshard")
     full = {f"w{i}": torch.randn(shape) for i, shape in enumerate(shapes)}
