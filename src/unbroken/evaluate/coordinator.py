@@ -762,14 +762,20 @@ class Coordinator:
 
     async def _land_async(self, task: str) -> None:
         try:
-            await asyncio.get_running_loop().run_in_executor(None, self._merge_and_submit, task)
+            job = await asyncio.get_running_loop().run_in_executor(None, self._merge, task)
         except (UnbrokenError, OSError) as e:
             self.errors[task] = str(e)
             self.states[task] = "failed"
             self._note("task_failed", task=task, why=str(e))
+        else:
+            if job is not None:  # handed over on this thread: a pool is used by one thread only
+                if self._scoring is None:
+                    self._scoring = self.open_scoring(self.settings.cpu_workers)
+                self._scoring.submit(job)
         self._wake.set()
 
-    def _merge_and_submit(self, task: str) -> None:
+    def _merge(self, task: str) -> ScoreJob | None:
+        """Writes the exact set; None if an earlier command scored it already. In a thread."""
         prepared = self.prepared[task]
         given_up = {b: why for (t, b), why in self.dispatcher.given_up.items() if t == task}
         answers = self.folder.landed(self.key, task)
@@ -780,11 +786,9 @@ class Coordinator:
         if before is not None:
             self.scores[task] = before
             self.states[task] = "scored"
-            return
+            return None
         result.parent.mkdir(parents=True, exist_ok=True)
-        if self._scoring is None:
-            self._scoring = self.open_scoring(self.settings.cpu_workers)
-        self._scoring.submit(ScoreJob(prepared, str(answers), str(result), self.checkpoint, conditions))
+        return ScoreJob(prepared, str(answers), str(result), self.checkpoint, conditions)
 
     def _scored_before(self, path: Path, prepared: PreparedTask) -> Score | None:
         """A score that an earlier command computed from the same answers, unless samples were left unscored."""
@@ -838,6 +842,11 @@ class Coordinator:
     # ------------------------------------------------------------------------------------------ the ending
 
     def _finish(self) -> Report:
+        for task, state in self.states.items():
+            if state != "scored" and task not in self.errors:
+                self.errors[task] = (
+                    f"it ended as '{state}' without a score: a defect of unbroken; the same command tries again"
+                )
         started = self._engine_at or min((s.started for s in self.scorings), default=time.time())
         order = {t: i for i, t in enumerate(self.states)}  # as the suite has them
         seen = Measured(self.suite.name, self.spec.title, self.checkpoint, started, self.trials, self.blocks, self.scorings, self.seen,

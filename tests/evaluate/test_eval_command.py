@@ -1,0 +1,138 @@
+"""`unbroken eval` as a user types it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from unbroken.cli.main import dispatch
+from unbroken.testing.evaluation import BACKEND, HARNESS, fake_model
+
+SUITE = f"""
+[suite]
+name = "demo"
+[defaults]
+harness = "{HARNESS}"
+[[task]]
+name = "a"
+options = {{samples = 40, seconds = 0.01}}
+[task.prior]
+samples = 40
+seconds = 20
+[[task]]
+name = "b"
+licence = "MIT"
+options = {{samples = 20}}
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "s.toml").write_text(SUITE)
+    fake_model(tmp_path / "m")
+    return tmp_path
+
+
+RUN = ["eval", "run", "s.toml", "-m", "m", "--backend", BACKEND, "--workers", "2", "--block", "8"]
+
+
+def test_run_then_again_then_status_and_compare(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert dispatch([*RUN, "-o", "out"]) == 0
+    text = capsys.readouterr().out
+    assert "40/40" in text and "times the lower bound" in text
+    assert (place / "out" / "table.txt").read_text() in text
+    page = (place / "out" / "report.html").read_text()
+    assert "<svg" in page and "demo" in page
+    assert dispatch([*RUN, "-o", "out", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["workers"] == [] and [s["scored"] for s in found["scores"]] == [40, 20]
+    assert dispatch(["eval", "status", "out", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["progress"]["phase"] == "finished"
+    assert dispatch(["eval", "compare", "out", "out/report.json"]) == 0
+    assert "same" in capsys.readouterr().out
+    assert (place / "state" / "unbroken" / "eval-priors.json").exists()
+
+
+def test_plan(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert dispatch(["eval", "plan", "s.toml", "--gpus", "4", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["lower_bound_s"] <= found["makespan_s"] <= 1.1 * found["lower_bound_s"]
+    assert found["tasks"]["a"] == {"seconds": 20.0, "spread": 2.0, "score_s": 0.0, "source": "suite"}
+    assert {s["task"] for p in found["parcels"] for s in p["shards"]} == {"a", "b"}
+    assert dispatch(["eval", "plan", "core63", "--gpus", "8"]) == 0
+    assert "lower bound" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "says"),
+    [
+        (["run", "nowhere.toml", "-m", "m", "-o", "o"], 3, "cannot be read"),
+        (["run", "cor63", "-m", "m", "-o", "o"], 2, "Did you mean 'core63'"),
+        (["run", "s.toml", "-m", "gone", "-o", "o", "--backend", BACKEND], 53, "cannot be read"),
+        (
+            ["run", "s.toml", "-m", "m", "-o", "o", "--backend", "transfomers"],
+            2,
+            "Did you mean 'transformers'",
+        ),
+        (["run", "s.toml", "-m", "m", "-o", "o", "--backend", "no.such:Thing"], 2, "no backend"),
+        (["run", "s.toml", "-m", "m", "-o", "o", "--engine", "slurm"], 2, "local, ray or none"),
+        (["run", "s.toml", "-m", "m", "-o", "o", "--gpus", "64"], 2, "this machine has"),
+        (["run", "s.toml", "-m", "m", "-o", "o", "--tasks", "aa"], 51, "'a'"),
+        (["run", "s.toml", "-m", "m", "-o", "o", "--limit", "0"], 2, "at least 1"),
+        (["run", "s.toml", "-m", "m", "-o", "o", "--option", "x"], 2, "KEY=VALUE"),
+        (["run", "s.toml", "-m", "m", "-o", "o", "--block", "0"], 2, "at least 1"),
+        (["run", f"{HARNESS}:unknown_one", "-m", "m", "-o", "o"], 2, ""),
+        (["plan", "s.toml", "--gpus", "0"], 2, "at least 1"),
+        (["status", "nothing"], 3, "no evaluation"),
+        (["compare", "a", "b"], 3, "no finished evaluation"),
+        (["watch", "nowhere", "--suite", "s.toml"], 3, "no such run directory"),
+        (["join", "nothing", "--gpus", "a"], 2, "not a list of numbers"),
+        (["join", "nothing", "--wait", "0"], 50, "no coordinator answers"),
+    ],
+)
+def test_mistakes_are_told(
+    place: Path, capsys: pytest.CaptureFixture[str], args: list[str], code: int, says: str
+) -> None:
+    assert dispatch(["eval", *args]) == code
+    err = capsys.readouterr().err
+    assert says in err
+    assert "Traceback" not in err and "defect" not in err
+
+
+def test_a_score_that_is_not_whole_is_not_success(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (place / "s.toml").write_text(
+        SUITE + '[[task]]\nname = "c"\noptions = {samples = 16, problem = {"3" = ""}}\n'
+    )
+    assert dispatch([*RUN, "-o", "out", "-q"]) == 56
+    out = capsys.readouterr()
+    assert "15/16" in out.out and "scored in part: c" in out.err
+
+
+def test_ctrl_c_ends_it_and_the_same_command_goes_on(place: Path, eventually: Callable[..., None]) -> None:
+    slow = SUITE.replace("samples = 40, seconds = 0.01", "samples = 160, seconds = 0.02")
+    (place / "s.toml").write_text(slow)
+    command = [sys.executable, "-m", "unbroken", *RUN, "-o", "out", "-q"]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(os.environ)
+    )
+    eventually(
+        lambda: sum(p.read_bytes().count(b"\n") for p in (place / "out").rglob("answers/*/*/*.jsonl")) >= 2,
+        within=40,
+    )
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=40)
+    assert process.returncode == 50
+    assert "stopped: SIGINT" in err and "goes on where it was" in err and "Traceback" not in err
+    done = subprocess.run([*command, "--json"], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert [s["scored"] for s in json.loads(done.stdout)["scores"]] == [160, 20]
