@@ -164,3 +164,16 @@ def test_one_of_many_threads_creates(tmp_path: Path) -> None:
     for t in threads:
         t.join()
     assert len(won) == 1 and path.read_bytes() == str(won[0]).encode()
+
+
+def test_a_secret_is_never_readable_by_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    real = os.fsync
+
+    def look(fd: int) -> None:
+        seen.append(os.fstat(fd).st_mode & 0o777)
+        real(fd)
+
+    monkeypatch.setattr(atomic.os, "fsync", look)
+    assert atomic.create_exclusive(tmp_path / "token", b"secret", mode=0o600)
+    assert seen[0] == 0o600 and (tmp_path / "token").stat().st_mode & 0o777 == 0o600

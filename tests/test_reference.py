@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import re
 from pathlib import Path
@@ -28,6 +29,7 @@ NAMED_IN_PROSE = {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "UNBROKEN_DATA"}
 """Read by a library (the names stand in a message) or by the tests."""
 
 
+@functools.cache
 def in_code() -> dict[str, set[str]]:
     """variable -> files of the package that name it, as a text of its own or as a keyword of an environment."""
     found: dict[str, set[str]] = {}

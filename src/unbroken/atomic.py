@@ -48,14 +48,16 @@ def write_json(path: Path, value: Any, *, durable: bool = True, indent: int | No
     write_bytes(path, (json.dumps(value, indent=indent, sort_keys=True) + "\n").encode(), durable=durable)
 
 
-def create_exclusive(path: Path, data: bytes) -> bool:
+def create_exclusive(path: Path, data: bytes, *, mode: int = 0o666) -> bool:
     """Creates `path` with `data`, whole and durable, and returns True; False if it exists already.
+
+    `mode` is less the umask from the first moment on, so that a secret is never readable by others.
 
     Uses link(2), which is atomic on local file systems and on NFS, where O_EXCL of old servers is not.
     """
     aside = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.aside")
     try:
-        with open(aside, "xb") as f:
+        with open(aside, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as f:
             f.write(data)
             f.flush()
             os.fsync(f.fileno())

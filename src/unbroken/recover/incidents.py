@@ -118,10 +118,18 @@ def with_root(verdict: Verdict, facts: Facts, looks: Mapping[int, ProcessLook]) 
         return replace(verdict, root=Root(text=text, node=facts.lost_nodes[0]))
     first = next((e for e in facts.exits if not e.ours and e.code != 0), None)
     if first is not None:
-        how = signal.Signals(first.signal).name if first.signal else f"exit code {first.code}"
+        how = signal_name(first.signal) if first.signal else f"exit code {first.code}"
         text = f"rank {first.rank} on {first.node} ended by {how}, without a word in its log"
         return replace(verdict, root=Root(text=text, rank=first.rank, node=first.node, time=first.time))
     return verdict
+
+
+def signal_name(number: int) -> str:
+    """SIGKILL for 9; 'signal 40' for one of the real-time signals, which have no name of their own."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def agent_lost_verdict(node: str, step: int) -> Verdict:

@@ -65,13 +65,10 @@ class NodeTable:
 
     async def listen(self) -> tuple[str, int]:
         """Opens the port for agents; returns its address."""
-        if self._run_dir.token.exists():
-            self._token = self._run_dir.token.read_text().strip()
-        else:
-            self._token = secrets.token_hex(16)
-            self._run_dir.token.touch(mode=0o600)
-            atomic.write_text(self._run_dir.token, self._token + "\n")
-            self._run_dir.token.chmod(0o600)
+        if not self._run_dir.token.exists():
+            # Of two supervisors that start at once, one makes the file and both read it.
+            atomic.create_exclusive(self._run_dir.token, f"{secrets.token_hex(16)}\n".encode(), mode=0o600)
+        self._token = self._run_dir.token.read_text().strip()
         self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0, limit=64 * 2**20)
         address: tuple[str, int] = self._server.sockets[0].getsockname()[:2]
         return address

@@ -286,11 +286,10 @@ def _details(i: IncidentStory, report: Report, link: Callable[[str, str], str]) 
     items: list[tuple[str, str]] = []
     if root.get("file"):
         line = f", line {escape(str(root['line']))}" if root.get("line") else ""
-        file, top = str(root["file"]), f"{report.run_dir.path}/"
-        inside = file.removeprefix(top)
-        items.append(
-            ("first failure", (link(inside, inside) if file.startswith(top) else escape(file)) + line)
-        )
+        file = str(root["file"])
+        inside = file.removeprefix(f"{report.run_dir.path}/")
+        known = not inside.startswith("/") and (report.run_dir.path / inside).is_file()
+        items.append(("first failure", (link(inside, inside) if known else escape(file)) + line))
     if v.get("category"):
         items.append(("category", escape(str(v["category"]))))
     if v.get("decided_by"):

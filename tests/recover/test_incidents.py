@@ -1,0 +1,107 @@
+"""Incidents as files, and what the supervisor itself saw where no log line is the root."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+
+from unbroken.detect import ProcessLook
+from unbroken.diagnose.facts import Facts, HangFact, RankExit
+from unbroken.diagnose.verdict import Outcome, Root, Verdict
+from unbroken.progress import RunDir
+from unbroken.recover.incidents import (
+    Incident,
+    agent_lost_verdict,
+    killed_from_outside,
+    named_in_run,
+    read_incidents,
+    signal_name,
+    with_root,
+)
+
+UNKNOWN = Verdict(Outcome.FAILED, reason="Unknown")
+
+
+def ended(rank: int, *, code: int | None = None, sig: int | None = None, ours: bool = False) -> RankExit:
+    return RankExit(rank=rank, node=f"node-{rank:03d}", code=code, signal=sig, time=5.0 + rank, ours=ours)
+
+
+def facts(*exits: RankExit, lost: tuple[str, ...] = (), hang: HangFact | None = None) -> Facts:
+    return Facts(
+        exits=exits,
+        lost_nodes=lost,
+        hang=hang,
+        nodes=((0, "node-000"), (1, "node-001")),
+        completed=False,
+        step=7,
+    )
+
+
+def test_round_trip(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path)
+    run_dir.create()
+    for number in (1, 2):
+        Incident(
+            number, 3, "failed", 40, 1.0, 2.0, agent_lost_verdict("node-000", 40), phases={"detect": 1 / 3}
+        ).write(run_dir)
+    told = read_incidents(run_dir)
+    assert [i["number"] for i in told] == [1, 2]
+    assert told[0]["phases"] == {"detect": 0.333}
+    assert Verdict.from_json(told[0]["verdict"]).as_json() == told[0]["verdict"]
+    assert json.loads(run_dir.incident(2).read_text())["schema"] == 1
+
+
+@pytest.mark.parametrize(
+    ("exits", "verdict", "killed"),
+    [
+        ((ended(0, sig=9),), UNKNOWN, True),
+        ((ended(0, sig=15),), UNKNOWN, True),
+        ((ended(0, sig=9),), Verdict(Outcome.FAILED, reason="OutOfMemoryError"), False),
+        ((ended(0, sig=11),), UNKNOWN, False),
+        ((ended(0, code=1), ended(1, sig=9)), UNKNOWN, False),
+        ((ended(0, sig=9, ours=True),), UNKNOWN, False),
+        ((ended(0, code=0), ended(1, sig=9)), UNKNOWN, True),
+        ((), UNKNOWN, False),
+    ],
+)
+def test_killed_from_outside(exits: tuple[RankExit, ...], verdict: Verdict, killed: bool) -> None:
+    assert killed_from_outside(facts(*exits), verdict) is killed
+
+
+def test_root_from_what_was_seen() -> None:
+    v = with_root(UNKNOWN, facts(ended(1, sig=9), ended(0, sig=9, ours=True)), {})
+    assert v.root is not None
+    assert (v.root.rank, v.root.node) == (1, "node-001")
+    assert v.root.text == "rank 1 on node-001 ended by SIGKILL, without a word in its log"
+    assert "exit code 3" in str(with_root(UNKNOWN, facts(ended(0, code=3)), {}).root)
+    assert "nothing is left of node-001" in str(with_root(UNKNOWN, facts(lost=("node-001",)), {}).root)
+    hang = HangFact(step=7, phase="training", idle_s=61.0, late=(1,), stacks=None)
+    looks = {1: ProcessLook(9, "T", "", (), "process 9: stopped by a signal (state T)\nmore\n")}
+    text = str(with_root(UNKNOWN, facts(hang=hang), looks).root)
+    assert (
+        "no step for 61 s after step 7; rank 1 on node-001: process 9: stopped by a signal" in text
+        and "more" not in text
+    )
+    assert with_root(UNKNOWN, facts(), {}).root is None
+
+
+def test_a_root_from_a_log_stays() -> None:
+    v = Verdict(Outcome.FAILED, reason="Unknown", root=Root(text="Traceback"))
+    assert with_root(v, facts(ended(0, sig=9)), {}) is v
+
+
+def test_every_signal_has_a_name() -> None:
+    assert signal_name(9) == "SIGKILL"
+    assert all(signal_name(n) for n in range(1, signal.NSIG))
+
+
+def test_quoted_files_are_named_from_the_run_directory_on(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path)
+    log = run_dir.rank_log(1, "node-000", 3)
+    v = Verdict(Outcome.FAILED, root=Root(file="rank-3.log"), evidence=(Root(file="elsewhere.log"), Root()))
+    named = named_in_run(v, [log], run_dir)
+    assert named.root is not None and named.root.file == "attempts/0001/node-000/rank-3.log"
+    assert [e.file for e in named.evidence] == ["elsewhere.log", None]
