@@ -148,6 +148,19 @@ def test_create_exclusive(tmp_path: Path) -> None:
     assert names(tmp_path) == ["a", "folder"]
 
 
+def test_a_link_that_was_made_and_denied_is_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a client sees of an NFS server whose first answer was lost."""
+    real = os.link
+
+    def link(a: Path, b: Path) -> None:
+        real(a, b)
+        raise FileExistsError(errno.EEXIST, "File exists")
+
+    monkeypatch.setattr(atomic.os, "link", link)
+    assert atomic.create_exclusive(tmp_path / "a", b"x")
+    assert names(tmp_path) == ["a"]
+
+
 def test_one_of_many_threads_creates(tmp_path: Path) -> None:
     path = tmp_path / "a"
     barrier = threading.Barrier(16)

@@ -64,7 +64,9 @@ def create_exclusive(path: Path, data: bytes, *, mode: int = 0o666) -> bool:
         try:
             os.link(aside, path)
         except FileExistsError:
-            return False
+            # An NFS server whose answer was lost is asked again, and then finds our own link in the way.
+            if os.stat(aside).st_nlink != 2:
+                return False
         fsync_folder(path.parent)
         return True
     finally:
