@@ -266,6 +266,49 @@ def test_a_prefix_within_a_key(tmp_path: Path) -> None:
     assert target["model"]["layers.0.w"].sum() == 2
 
 
+@pytest.mark.parametrize("kind", ["dcp", "torch"])
+def test_a_run_goes_on_from_an_adopted_one(tmp_path: Path, own_keepers: Path, kind: str) -> None:
+    """The whole way: somebody's training, its checkpoint, our import, and `Checkpointer.restore`."""
+    from unbroken import Checkpointer
+
+    def build() -> Any:
+        module = torch.nn.Linear(4, 3)
+        return module, torch.optim.AdamW(module.parameters(), lr=0.1)
+
+    def step(module: Any, adam: Any) -> None:
+        adam.zero_grad()
+        module(torch.ones(4)).square().sum().backward()
+        adam.step()
+
+    module, adam = build()
+    step(module, adam)
+    theirs = {"model": module.state_dict(), "optimizer": adam.state_dict(), "step": 1}
+    if kind == "dcp":
+        dcp.save(theirs, checkpoint_id=tmp_path / "theirs", no_dist=True)
+    else:
+        torch.save(theirs, tmp_path / "theirs")
+    adopted(tmp_path, tmp_path / "theirs", drop=["step"])
+    mine, my_adam = build()
+    checkpointer = Checkpointer(tmp_path / "adopted")
+    found = checkpointer.restore({"model": mine, "optimizer": my_adam})
+    checkpointer.close()
+    assert (found.step, found.source) == (1, "disk")
+    for each in ((module, adam), (mine, my_adam)):
+        step(*each)
+    assert torch.equal(mine.weight, module.weight)
+
+
+def test_dropping(tmp_path: Path) -> None:
+    tied = torch.ones(3)
+    state = {"model": {"a.w": tied, "b.w": tied}, "extra": {"x": torch.zeros(1), "n": 1}, "step": 5}
+    torch.save(state, tmp_path / "x.pt")
+    storage, name = adopted(tmp_path, tmp_path / "x.pt", drop=["extra", "step", "model.a.w"])
+    export.to_torch(storage, name, tmp_path / "y.pt")
+    assert same(torch.load(tmp_path / "y.pt", weights_only=True), {"model": {"b.w": tied}})
+    with pytest.raises(UsageError, match="nothing is called 'ste'"):
+        adopt.adopt(tmp_path / "x.pt", storage, step=9, drop=["ste"])
+
+
 class Evil:
     """What a hostile pickle does."""
 

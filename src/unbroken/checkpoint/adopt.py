@@ -12,8 +12,8 @@ import pickle
 import warnings
 import zipfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from .export import dcp_alone
 from .manifest import COMMITTED, Manifest, Sharding
 from .storage import Storage
 from .storage.posix import PosixStorage
-from .values import flatten
+from .values import flatten, tensor_names
 
 RUN_ID = "imported"
 
@@ -54,13 +54,14 @@ def adopt(
     *,
     step: int | None = None,
     rename: Sequence[tuple[str, str]] = (),
+    drop: Sequence[str] = (),
     trust: bool = False,
     attempt: int = 0,
 ) -> Manifest:
     """Writes the checkpoint at `source` as one of ours, committed, and returns its manifest.
 
     `step` is taken from a value "step" of it if not given. `rename` [(old prefix, new prefix)] maps names, the
-    first that fits counts. `trust` allows pickled objects of any kind. Raises InputError for what is no
+    first that fits counts. `drop` [prefix] leaves out what the run's own state does not have. `trust` allows pickled objects of any kind. Raises InputError for what is no
     checkpoint, UsageError if the step is not known, UnsaveableState, StorageError.
     """
     foreign = open_foreign(source, trust=trust)
@@ -71,6 +72,7 @@ def adopt(
         )
     if known < 0:
         raise UsageError(f"step {known} cannot be", todo="Give it with --step N")
+    foreign = _without(foreign, drop)
     new = {n: _renamed(n, rename) for n in [*foreign.tensors, *foreign.aliases]}
     if doubled := [n for n, times in Counter(new.values()).items() if times > 1]:
         raise UsageError(f"two tensors would be called '{doubled[0]}'", todo="Mend the renaming")
@@ -338,6 +340,47 @@ def _step_in(state: Any) -> int | None:
     return _step_in(state.get("train_state"))
 
 
+def _without(foreign: Foreign, drop: Sequence[str]) -> Foreign:
+    """The same without what lies under these prefixes; raises UsageError for one that nothing lies under."""
+    values = foreign.values
+    for prefix in (p.rstrip(".") for p in drop):
+
+        def stays(name: str, prefix: str = prefix) -> bool:
+            return name != prefix and not name.startswith(prefix + ".")
+
+        paths = list(_leaves(values, ())) if isinstance(values, dict) else []
+        if all(stays(".".join(path)) for path, _ in paths):
+            raise UsageError(f"nothing is called '{prefix}'", todo="Mend --drop")
+        values = _rebuilt([(path, leaf) for path, leaf in paths if stays(".".join(path))])
+    kept = tensor_names(values)
+    # An alias whose tensor went becomes that tensor.
+    aliases = {a: n for a, n in foreign.aliases.items() if a in kept and n in kept}
+    orphans = {a: n for a, n in foreign.aliases.items() if a in kept and n not in kept}
+    tensors = {n: t for n, t in foreign.tensors.items() if n in kept}
+    tensors |= {a: foreign.tensors[n] for a, n in orphans.items()}
+    return replace(
+        foreign,
+        tensors=tensors,
+        aliases=aliases,
+        values=values,
+        read=lambda name: foreign.read(orphans.get(name, name)),
+    )
+
+
+def _rebuilt(leaves: Iterable[tuple[tuple[str, ...], Any]]) -> dict[str, Any]:
+    """The tree with these leaves at these paths."""
+    tree: dict[str, Any] = {}
+    for (*above, last), leaf in leaves:
+        at = tree
+        for key in above:
+            inner = at.setdefault(key, {})
+            if not isinstance(inner, dict):
+                raise UsageError(f"'{key}' would be a value and a folder of values", todo="Mend the renaming")
+            at = inner
+        at[last] = leaf
+    return tree
+
+
 def _renamed(name: str, rename: Sequence[tuple[str, str]]) -> str:
     """The new name: of the first (old prefix, new prefix) that fits. A prefix ends where a part of the name ends."""
     for old, new in rename:
@@ -354,17 +397,7 @@ def _renamed_tree(skeleton: Any, rename: Sequence[tuple[str, str]], new: Mapping
     """The tree with the same renaming: what lay under an old prefix lies under the new one."""
     if not rename or not isinstance(skeleton, dict) or "$" in skeleton:
         return skeleton
-    tree: dict[str, Any] = {}
-    for path, leaf in _leaves(skeleton, ()):
-        *above, last = _moved(path, rename)
-        at = tree
-        for key in above:
-            inner = at.setdefault(key, {})
-            if not isinstance(inner, dict):
-                raise UsageError(f"'{key}' would be a value and a folder of values", todo="Mend the renaming")
-            at = inner
-        at[last] = _with_names(leaf, new)
-    return tree
+    return _rebuilt((_moved(path, rename), _with_names(leaf, new)) for path, leaf in _leaves(skeleton, ()))
 
 
 def _leaves(node: dict[str, Any], path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:

@@ -38,7 +38,7 @@ from .sealed import digest
 from .sharding import describe
 from .shards import Box, Shard
 from .storage import Storage, open_storage
-from .values import unflatten
+from .values import tensor_names, unflatten
 
 
 class VerifiedFile:
@@ -267,7 +267,7 @@ def load(
                 wanted += _cut(tensor_name, pieces.boxes(tensor_name), box, local)
     with torch.no_grad():
         pieces.read(wanted)
-    holes = dict.fromkeys(_tensor_names(manifest.values))
+    holes = dict.fromkeys(tensor_names(manifest.values))
     _fill_values(state, unflatten(manifest.values, holes, where=manifest.name))
     return manifest
 
@@ -373,7 +373,7 @@ def check_fits(manifest: Manifest, state: Mapping[str, Any], *, allow_partial: b
 
 def flat_values(manifest: Manifest) -> dict[str, Any]:
     """The values that are no tensors, by torch's flattened names ("optimizer.param_groups.0.lr")."""
-    holes = {name: torch.empty(0) for name in _tensor_names(manifest.values)}
+    holes = {name: torch.empty(0) for name in tensor_names(manifest.values)}
     state = unflatten(manifest.values, holes, where=manifest.name)
     if not isinstance(state, dict):
         return {}
@@ -416,13 +416,3 @@ def read_box(file: VerifiedFile, shard: Shard, dtype: str, box: Box) -> torch.Te
     for d in range(1, len(sizes)):
         rows = rows.narrow(d, offsets[d], sizes[d])
     return rows.reshape(box[1])
-
-
-def _tensor_names(skeleton: Any) -> set[str]:
-    if isinstance(skeleton, list):
-        return set().union(*map(_tensor_names, skeleton))
-    if not isinstance(skeleton, dict):
-        return set()
-    if skeleton.get("$") == "tensor":
-        return {str(skeleton.get("name"))}
-    return set().union(*map(_tensor_names, skeleton.values()))

@@ -48,6 +48,21 @@ def unflatten(skeleton: object, tensors: Mapping[str, Any], *, where: str = "sta
         ) from None
 
 
+def tensor_names(skeleton: object) -> set[str]:
+    """The names of the tensors that a skeleton asks for."""
+    found: set[str] = set()
+    todo = [skeleton]
+    while todo:
+        node = todo.pop()
+        if isinstance(node, list):
+            todo += node
+        elif isinstance(node, dict) and node.get("$") == "tensor":
+            found.add(str(node.get("name")))
+        elif isinstance(node, dict):
+            todo += node.values()
+    return found
+
+
 def encode(value: object) -> Any:
     """The JSON of a value without tensors. Raises UnsaveableState."""
     return flatten(value, lambda _: False)[1]

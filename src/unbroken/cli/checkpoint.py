@@ -166,6 +166,9 @@ def import_(
         list[str] | None,
         typer.Option(help="OLD=NEW: names that begin with OLD begin with NEW. Again for more."),
     ] = None,
+    drop: Annotated[
+        list[str] | None, typer.Option(help="Leave out what is called so, and all under it. Again for more.")
+    ] = None,
     trust_pickle: Annotated[
         bool,
         typer.Option(
@@ -186,7 +189,7 @@ def import_(
         raise UsageError("--to names a checkpoint", todo="Name the folder that gets the new one")
     from ..checkpoint.adopt import adopt
 
-    manifest = adopt(source, storage, step=step, rename=pairs, trust=trust_pickle)
+    manifest = adopt(source, storage, step=step, rename=pairs, drop=drop or [], trust=trust_pickle)
     if as_json:
         told = {"name": manifest.name, "step": manifest.step, "place": storage.url}
         print(json.dumps({**told, "tensors": len(manifest.tensors), "bytes": manifest.data_bytes}))
