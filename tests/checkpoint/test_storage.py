@@ -223,6 +223,32 @@ def test_what_a_killed_writer_left_is_removed_by_the_next(tmp_path: Path) -> Non
     assert [p.name for p in (tmp_path / "a").iterdir()] == ["x"]
 
 
+def test_a_link_that_was_made_and_refused_is_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As NFS does when the first answer is lost: the second try says that it exists."""
+    real = os.link
+
+    def twice(a: Any, b: Any) -> None:
+        real(a, b)
+        real(a, b)
+
+    monkeypatch.setattr(posix_module.os, "link", twice)
+    assert PosixStorage(tmp_path).create("a/C", b"mine")
+    assert not PosixStorage(tmp_path).create("a/C", b"theirs")
+    assert [p.name for p in (tmp_path / "a").iterdir()] == ["C"]
+
+
+def test_without_links_one_still_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(a: Any, b: Any) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(posix_module.os, "link", refuse)
+    storage = PosixStorage(tmp_path)
+    storage.check()
+    assert storage.create("a/C", b"one")
+    assert not storage.create("a/C", b"two")
+    assert storage.read("a/C") == b"one"
+
+
 def test_addresses(tmp_path: Path) -> None:
     assert open_storage(f"file://{tmp_path}").url == str(tmp_path)
     assert open_storage(tmp_path).rung == "disk"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import secrets
 import shutil
 import stat
 from collections.abc import Iterable, Iterator
@@ -134,11 +135,21 @@ class PosixStorage:
             atomic.write_bytes(path, bytes(data))
 
     def create(self, name: str, data: Buffer) -> bool:
-        """Creates a file whole; False if it exists."""
+        """Creates a file whole and durable; False if it exists. Of several hosts that try, one wins."""
         path = self.root / name
         with storage_errors(path):
             self._make(path.parent)
-            return atomic.create_exclusive(path, bytes(data))
+            aside = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.aside")
+            try:
+                atomic.write_bytes(aside, bytes(data))
+                won = _link(aside, path)
+                if won is None:  # this file system has no link(2)
+                    won = _create_in_place(path, bytes(data))
+            finally:
+                aside.unlink(missing_ok=True)
+            if won:
+                atomic.fsync_folder(path.parent)
+            return won
 
     def delete(self, name: str) -> None:
         """Removes a file and makes that durable."""
@@ -237,6 +248,37 @@ class PosixStorage:
                     where=str(self.root / name),
                 )
             at += n
+
+
+def _link(aside: Path, path: Path) -> bool | None:
+    """Whether `path` is now the file `aside`; None where links are not known."""
+    try:
+        os.link(aside, path)
+        return True
+    except FileExistsError:
+        # NFS may have done it, lost the answer and refused the second try: then our file has two names.
+        return aside.stat().st_nlink == 2
+    except OSError as e:
+        if e.errno in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV):
+            return None
+        raise
+
+
+def _create_in_place(path: Path, data: bytes) -> bool:
+    """Exclusive, but not all at once: a reader may see a part, and a kill may leave one. Markers are sealed, so
+    that is no checkpoint rather than a wrong one."""
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    except FileExistsError:
+        return False
+    try:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(fd, view) :]
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    return True
 
 
 def _write_at(plain: int, direct: int | None, view: memoryview, at: int) -> None:
