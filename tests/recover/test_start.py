@@ -10,7 +10,8 @@ import pytest
 
 from unbroken.errors import InputError, RunDirMismatch, UsageError
 from unbroken.progress import Budgets, RunDir, Timeouts, read_spec, write_spec
-from unbroken.recover.start import check_command, make_spec, settle_spec
+from unbroken.recover.start import _story, check_command, make_spec, settle_spec
+from unbroken.testing.run_folder import RunFolder
 from unbroken.units import Bytes, Duration
 
 
@@ -99,3 +100,16 @@ def test_unreadable_script(tmp_path: Path) -> None:
     (tmp_path / "secret.py").touch(mode=0)
     with pytest.raises(InputError, match="cannot be read"):
         check_command(["secret.py"], tmp_path)
+
+
+def test_the_story_is_written_only_for_a_run_that_ended(tmp_path: Path) -> None:
+    made = RunFolder(RunDir(tmp_path / "run"))
+    made.attempt()
+    made.steps(3)
+    assert _story(made.run_dir) is None and not made.run_dir.report.exists()
+    made.end()
+    assert _story(made.run_dir) == made.run_dir.report
+    assert made.run_dir.report.exists()
+    made.run_dir.epoch(1).write_text("{")
+    assert _story(made.run_dir) is None, "what cannot be read is no reason to fail a run"
+    assert _story(RunDir(tmp_path / "absent")) is None

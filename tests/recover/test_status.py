@@ -66,7 +66,10 @@ def test_incidents_and_a_lost_node(made: RunFolder) -> None:
 
 @pytest.mark.parametrize(
     ("end", "status", "todo"),
-    [("completed", "completed", ""), ("interrupted", "interrupted", "goes on from the last checkpoint")],
+    [
+        ("completed", "completed", ""),
+        ("interrupted", "interrupted", "goes on without a checkpoint: none was saved"),
+    ],
 )
 def test_ended(made: RunFolder, end: str, status: str, todo: str) -> None:
     made.attempt()

@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import TypeVar
 
 from ..cluster import LocalBackend
-from ..errors import DoesNotFit, InputError, RunError, StorageError, UsageError
-from ..progress import Budgets, RunDir, RunSpec, Timeouts, check_same, read_spec, write_spec
+from ..errors import DoesNotFit, InputError, RunError, StorageError, UnbrokenError, UsageError
+from ..progress import Budgets, RunDir, RunSpec, Timeouts, check_same, read_journal, read_spec, write_spec
 from ..units import Bytes
+from .report import write_report_safely
+from .state import RunState
 from .supervisor import Supervisor
 from .view import Lines, View
 
@@ -200,4 +202,21 @@ def run_supervised(
             loop.add_signal_handler(sig, supervisor.request_stop)
         return await supervisor.run()
 
-    return asyncio.run(go())
+    try:
+        return asyncio.run(go())
+    finally:
+        report = _story(run_dir)
+        if report is not None:
+            shown.say(f"the whole story: {report}")
+
+
+def _story(run_dir: RunDir) -> Path | None:
+    """Writes the report of a run that has ended, in whatever way, and never raises.
+
+    Where the run is another supervisor's by now, its journal says that it runs, and its report is that one's.
+    """
+    try:
+        status = RunState.of(read_journal(run_dir).records).status
+    except (OSError, UnbrokenError):
+        return None
+    return write_report_safely(run_dir) if status in ("completed", "stopped", "interrupted") else None

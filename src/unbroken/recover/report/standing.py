@@ -247,10 +247,11 @@ def _todo(s: Standing, report: Report) -> str:
         return f"{still}Give the same command again: it takes over or restarts. {at}{command}"
     if s.status == "stopped" and s.step < 0:
         return f"Mend the cause, then give the same command again; another command line needs another --run-dir. {at}{command}"
+    origin = "from the last checkpoint" if s.disk_step is not None else "without a checkpoint: none was saved"
     if s.status == "stopped":
-        return f"Mend the cause, then give the same command again: it goes on from the last checkpoint. {at}{command}"
+        return f"Mend the cause, then give the same command again: it goes on {origin}. {at}{command}"
     if s.status == "interrupted":
-        return f"Give the same command again: it goes on from the last checkpoint. {at}{command}"
+        return f"Give the same command again: it goes on {origin}. {at}{command}"
     if s.status == "unknown" and s.supervisor is not None:
         return (
             f"Ask on {s.supervisor.host}: whether process {s.supervisor.pid} lives cannot be known from here."
