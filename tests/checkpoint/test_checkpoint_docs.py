@@ -17,6 +17,7 @@ PAGE = (REPO / "docs" / "checkpoint-storage.md").read_text()
 COMMANDS = {
     name: {o for p in command.params for o in p.opts if o.startswith("--")}
     for name, command in typer.main.get_command(app).commands.items()  # type: ignore[attr-defined]
+    if not command.hidden
 }
 
 

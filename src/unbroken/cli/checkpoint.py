@@ -33,6 +33,7 @@ def main() -> None:
     """List, verify, export, import, copy and prune checkpoints."""
 
 
+@app.command("list", hidden=True)
 @app.command()
 def ls(folder: Folder, as_json: Json = False) -> None:
     """List what lies there: step, age, size, rung, ranks, leases, and why any does not count. Newest first."""
