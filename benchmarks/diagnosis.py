@@ -30,9 +30,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
-from unbroken.diagnose import REASONS, Faulty, Outcome, Root, Verdict, diagnose
+from unbroken.diagnose import REASONS, Action, Faulty, Outcome, Root, Verdict, diagnose
 from unbroken.diagnose.compress import compress
-from unbroken.diagnose.rules import builtin_set
+from unbroken.diagnose.prefixes import take_apart
+from unbroken.diagnose.rules import builtin_set, defaults
 from unbroken.diagnose.sources import expand
 
 HEALTHY = {
@@ -41,7 +42,7 @@ HEALTHY = {
     "Cancelled": "cancelled",
     "Preempted": "preempted",
 }
-_EXCEPTION = re.compile(r"^(?:\[?\w+\]?:\s?)?\s*(?:[\w.]+\.)?(\w+(?:Error|Exception))\b")
+_EXCEPTION = re.compile(r"^(?:[\w.]+\.)?[A-Z]\w+(?:Error|Exception)\b")
 _KEYWORDS = (
     ("Xid", "ECCError"), ("NVLink", "NVLinkError"), ("Node failure", "NodeFailure"), ("out of memory", "OutOfMemoryError"), ("DataLoader worker", "DataloaderKilled"),
     ("botocore", "S3StorageError"), ("CUDA error", "CUDAError"), ("state_dict", "ModelLoadingError"), *((r, r) for r in REASONS),
@@ -65,11 +66,13 @@ def ours(case: Path) -> Verdict:
 
 
 def last_exception(case: Path) -> Verdict:
-    """Baseline: the last line that starts with an exception's class."""
+    """Baseline: the last line that starts with an exception's class, read by our own rules."""
+    rules = builtin_set()
     for file, n, text in reversed(read(case)):
-        m = _EXCEPTION.match(text)
-        if m and m.group(1) in REASONS:
-            return _simple(m.group(1), file, n, text)
+        body = take_apart(text, 2026).body
+        rule = rules.best(body, exception=True, noise=False) if _EXCEPTION.match(body) else None
+        if rule is not None and rule.reason in REASONS:
+            return _simple(rule.reason, file, n, text)
     return Verdict(Outcome.UNKNOWN, reason="Unknown")
 
 
@@ -77,7 +80,9 @@ def earliest_rule(case: Path) -> Verdict:
     """Baseline: our own rules without any chronology: the first line that any of them takes."""
     rules = builtin_set()
     for file, n, text in read(case):
-        rule = rules.best(text, exception=True)
+        rule = rules.best(take_apart(text, 2026).body, exception=False)
+        if rule is None and _EXCEPTION.match(text):
+            rule = rules.best(take_apart(text, 2026).body, exception=True)
         if rule is not None and rule.reason in REASONS:
             return _simple(rule.reason, file, n, text)
     return Verdict(Outcome.UNKNOWN, reason="Unknown")
@@ -102,7 +107,8 @@ def _simple(reason: str, file: str, n: int, text: str) -> Verdict:
         reason,
         Root(file, n, text),
         faulty=Faulty(rank=int(m.group(1))) if m else None,
-        recoverable=bool(category and category.value == "Infrastructure"),
+        recoverable=defaults()[reason].recoverable,
+        action=Action(defaults()[reason].action),
     )
 
 
@@ -207,6 +213,7 @@ import json, resource, sys, time
 sys.path.insert(0, {src!r})
 from unbroken.diagnose import diagnose
 from unbroken.diagnose.compress import compress
+from unbroken.diagnose.prefixes import take_apart
 from unbroken.diagnose.sources import expand
 what, path = sys.argv[1:]
 wall, start = time.monotonic(), time.process_time()

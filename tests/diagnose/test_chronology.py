@@ -401,3 +401,25 @@ def test_a_gradient_that_is_no_number(tmp_path: Path) -> None:
     )
     v = verdict(tmp_path, rows)
     assert v.reason == "LossSpike" and v.root is not None and v.root.line == 22
+
+
+def test_hardware_that_took_some_steps_to_show(tmp_path: Path) -> None:
+    xid = "May  1 10:00:20 node-001 kernel: NVRM: Xid (PCI:0000:3a:00): 48, pid=7, name=python, DBE\n"
+    v = verdict(tmp_path / "a", steps(20) + xid + steps(4, 21) + traceback(CUDA, 2))
+    assert v.reason == "ECCError" and v.cordon == ("node-001",)
+    late = steps(20) + xid + steps(30, 21) + steps(3, 3600) + traceback("KeyError: 'x'", 2)
+    assert verdict(tmp_path / "b", late).reason == "KeyError"
+
+
+def test_a_person_who_cancels_over_the_loss(tmp_path: Path) -> None:
+    bump = "".join(
+        f"[2026-05-01 10:00:50] step: {41 + i} loss: {x}\n" for i, x in enumerate((4.0, 9.0, 6.0, 3.0))
+    )
+    v = verdict(
+        tmp_path,
+        steps(40)
+        + bump
+        + steps(9, 45)
+        + "[2026-05-01 10:00:55] operator: loss does not look right, scancel 4711\n",
+    )
+    assert v.reason == "LossSpike" and v.root is not None and v.root.line == 42

@@ -69,6 +69,9 @@ def chronicle(scans: Sequence[FileScan], topology: Topology) -> Chronicle:
             "only consequences were logged",
         )
     root, why = _loader(root, why, candidates)
+    hardware = _hardware_before(root, overcome)
+    if hardware is not None:
+        root, why = hardware, "the kernel reported the hardware some steps before the program saw it"
     flaps = _flapping(root, [e for e in overcome if not _came_back(e, context)])
     if flaps:
         root, why = flaps[0], f"the link failed {len(flaps)} times before it took the job down"
@@ -241,6 +244,28 @@ def _flapping(root: Event | None, overcome: Sequence[Event]) -> list[Event]:
         streak.append(e)
         end = e
     return streak[::-1] if len(streak) >= 3 else []
+
+
+def _hardware_before(root: Event | None, overcome: Sequence[Event]) -> Event | None:
+    """A hardware XID of the same GPU within a quarter of an hour before a CUDA error, though a few steps lay between."""
+    if root is None or root.reason != "CUDAError" or root.xid is not None or root.time is None:
+        return None
+    for e in overcome:
+        if (
+            e.xid is None
+            or e.xid.role != "root"
+            or e.reason not in ("ECCError", "NVLinkError", "NodeFailure")
+            or e.time is None
+        ):
+            continue
+        same = (
+            e.rank == root.rank
+            if e.rank is not None and root.rank is not None
+            else e.node == root.node and e.node is not None
+        )
+        if same and 0 <= root.time - e.time <= 900.0:
+            return e
+    return None
 
 
 def _came_back(port: Event, context: Sequence[Event]) -> bool:

@@ -272,6 +272,10 @@ def _by_ending(
         idle = silent_for(trained, scans[at].ending, before, stop)
         if trained.spike is not None:
             return _loss_spike(trained, None, scans, chron, topology)
+        if outcome is Outcome.CANCELLED and _BAD_LOSS.search(ending.text):
+            bad = worst_stretch(chron.progress, ending)
+            if bad is not None:
+                return _loss_spike(replace(trained, spike=bad), ending, scans, chron, topology)
         if idle is not None:
             return _hang(ending, idle, chron, scans, topology)
     return _ended(outcome, ending, scans, chron, "the scheduler says so")
@@ -377,6 +381,7 @@ def _nothing_known(
     )  # fmt: skip
 
 
+_BAD_LOSS = re.compile(r"(?i)\bloss\b|\bgrad|diverg|spike|\bnan\b")
 _OF_ALL = re.compile(r"(?:iteration|step|\|)\s*[:=]?\s*(\d+)\s*/\s*(\d+)\b")
 
 
