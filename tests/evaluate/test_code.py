@@ -46,6 +46,12 @@ def test_verdicts(program: str, why: str) -> None:
 
 
 @needs_sandbox
+def test_a_machine_that_is_slow_by_the_clock_changes_no_verdict() -> None:
+    waits = "import time\ntime.sleep(1.3)\n" + ADD
+    assert check(waits, TESTS, cpu_s=1.0).passed, "it used hardly any processor time"
+
+
+@needs_sandbox
 def test_a_float_for_a_score() -> None:
     assert passes(ADD, TESTS) == 1.0
     assert passes("def add(a, b): return 0", TESTS) == 0.0

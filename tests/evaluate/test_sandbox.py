@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -103,6 +104,33 @@ def test_processes_are_limited_and_none_survives(kind: str) -> None:
     deadline = time.monotonic() + 5
     while any(marker in _cmdline(p) for p in os.listdir("/proc") if p.isdigit()):
         assert time.monotonic() < deadline, "a process outlived its sandbox"
+        time.sleep(0.05)
+
+
+def test_it_ends_when_whoever_started_it_is_killed(kind: str) -> None:
+    marker = f"orphan-{os.getpid()}-{kind}"
+    program = (
+        "import sys\nfrom unbroken.evaluate.scoring import sandbox\n"
+        f"sandbox._run({kind!r}, [sys.executable, '-I', '-S', '-c', 'import time; time.sleep(600) #{marker}'], "
+        "sandbox.Limits(cpu_s=600), b'', {}, (), {})"
+    )
+    starter = subprocess.Popen(
+        [sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    )
+
+    def inside() -> bool:
+        own = (_cmdline(p) for p in os.listdir("/proc") if p.isdigit() and p != str(starter.pid))
+        return any(marker in c for c in own)
+
+    deadline = time.monotonic() + 30
+    while not inside():
+        assert time.monotonic() < deadline, "it did not start"
+        time.sleep(0.05)
+    starter.kill()
+    starter.wait()
+    deadline = time.monotonic() + 10
+    while inside():
+        assert time.monotonic() < deadline, "the sandbox outlived whoever started it"
         time.sleep(0.05)
 
 

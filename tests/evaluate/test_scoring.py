@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -163,6 +165,32 @@ def test_closing_ends_workers_in_the_middle(tmp_path: Path, pools: Callable[...,
     pool.close()
     with pytest.raises(ProcessLookupError):
         os.kill(int(pid_file.read_text()), 0)
+
+
+def test_workers_die_with_a_pool_that_is_killed(tmp_path: Path) -> None:
+    pid_file = tmp_path / "pid"
+    sleepy = f"import os,time\ndef score(row, output):\n    open({str(pid_file)!r},'w').write(str(os.getpid()))\n    time.sleep(600)\n"
+    job = job_of(tmp_path, sleepy)
+    (tmp_path / "job.json").write_text(json.dumps(codec.encode(job)))
+    program = (
+        "import json, time\nfrom unbroken.evaluate import codec\nfrom unbroken.evaluate.contracts import ScoreJob\n"
+        "from unbroken.evaluate.scoring.pool import open_pool\npool = open_pool(1)\n"
+        f"pool.submit(codec.decode(ScoreJob, json.load(open({str(tmp_path / 'job.json')!r}))))\ntime.sleep(600)\n"
+    )
+    owner = subprocess.Popen(
+        [sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    )
+    deadline = time.monotonic() + 30
+    while not (pid_file.exists() and pid_file.read_text()):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    owner.kill()
+    owner.wait()
+    deadline = time.monotonic() + 10
+    with pytest.raises(ProcessLookupError):
+        while time.monotonic() < deadline:
+            os.kill(int(pid_file.read_text()), 0)
+            time.sleep(0.02)
 
 
 @pytest.mark.parametrize(

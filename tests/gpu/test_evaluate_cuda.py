@@ -73,11 +73,11 @@ def test_a_block_answered_again_has_the_same_bits(folder: Path) -> None:
 
 def test_memory_that_runs_out_is_told_and_half_the_batch_fits(folder: Path) -> None:
     model = TransformersBackend().load(ModelSpec(str(folder), batch_size=64), folder, (0,))
-    requests = [Request("loglikelihood", (text(i, 1500), " amber")) for i in range(64)]
+    requests = [Request("loglikelihood", (f"{i} {text(i, 1500)}", " amber")) for i in range(64)]
     torch.cuda.empty_cache()
     held = torch.cuda.memory_reserved()
     total = torch.cuda.get_device_properties(0).total_memory
-    torch.cuda.set_per_process_memory_fraction(min(1.0, (held + (2 << 30)) / total))
+    torch.cuda.set_per_process_memory_fraction(min(1.0, (held + (128 << 20)) / total))
     try:
         with pytest.raises(OutOfMemory, match="a batch of 64 does not fit"):
             model.respond(requests)

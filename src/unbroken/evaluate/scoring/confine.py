@@ -50,6 +50,13 @@ def main(argv: list[str]) -> None:
     _libc.prctl(38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS
     _limits(plan["limits"])
     os.umask(0o022)
+    # From here on whoever started us takes us with it when it dies; had it died before we could arrange that, nobody
+    # answers now.
+    os.write(plan["ready"], b"r")
+    if os.read(plan["go"], 1) != b"g":
+        sys.exit(125)
+    os.close(plan["ready"])
+    os.close(plan["go"])
     os.execvpe(argv[1], argv[1:], plan["env"])
 
 
@@ -82,6 +89,9 @@ def _mount(source: str | None, target: str, kind: str | None, flags: int, data: 
 
 def _namespaces(plan: dict[str, Any]) -> None:
     """New mount, process, network, IPC and host-name spaces, and a root that holds only what the plan names."""
+    _libc.prctl(
+        1, signal.SIGKILL, 0, 0, 0
+    )  # PR_SET_PDEATHSIG: the whole sandbox ends with whoever started it
     uid, gid = os.getuid(), os.getgid()
     spaces = _NEWNS | _NEWPID | _NEWNET | _NEWIPC | _NEWUTS | _NEWCGROUP
     # Root makes them as root and later becomes another, real user, whose processes are counted apart; anybody else
@@ -98,7 +108,7 @@ def _namespaces(plan: dict[str, Any]) -> None:
     else:
         _check(_libc.unshare(spaces), "unshare")
     _become_child()
-    _libc.prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG: the id space ends with us
+    _libc.prctl(1, signal.SIGKILL, 0, 0, 0)
     _mount(None, "/", None, _MS_REC | _MS_PRIVATE)
     size = plan["limits"]["scratch"]
     new = plan["root"]

@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import select
 import shutil
 import signal
 import subprocess
@@ -142,8 +143,9 @@ def _run(
                 raise ValueError(f"'{name}' is outside the working folder")
             place.parent.mkdir(parents=True, exist_ok=True)
             place.write_bytes(content)
-        command = _command(kind, list(argv), limits, folder, readable, env)
-        return _supervise(command, limits, stdin)
+        with _Handshake() as shake:
+            command = _command(kind, list(argv), limits, folder, readable, env, shake)
+            return _supervise(command, limits, stdin, shake)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -155,6 +157,7 @@ def _command(
     folder: Path,
     readable: Iterable[Path | str],
     env: Mapping[str, str],
+    shake: _Handshake,
 ) -> list[str]:
     system = [p for p in ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64") if os.path.exists(p)]
     system += [p for p in ("/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/alternatives",
@@ -166,6 +169,8 @@ def _command(
         # A user of its own for each command, so that the kernel counts its processes and nobody else's.
         "user": 61_000 + secrets.randbelow(4_000) if root else None,
         "inputs": "/inputs",
+        "ready": shake.theirs[0],
+        "go": shake.theirs[1],
         "home": HOME,
         "env": {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": HOME, "LANG": "C.UTF-8",
                 "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **env},
@@ -206,14 +211,51 @@ def _outermost(paths: Iterable[str]) -> list[str]:
     return kept
 
 
-def _supervise(command: list[str], limits: Limits, stdin: bytes) -> Outcome:
+class _Handshake:
+    """Two pipes: the sandbox says that it will die with us, and only then is told to go.
+
+    Without it a kill in the milliseconds before it has arranged that would leave it running for ever.
+    """
+
+    def __enter__(self) -> _Handshake:
+        self._ready, ready = os.pipe()
+        go, self._go = os.pipe()
+        self.theirs: tuple[int, ...] = (ready, go)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for fd in (self._ready, self._go):
+            os.close(fd)
+        self.started()
+
+    def started(self) -> None:
+        """The sandbox has its ends now; ours are closed."""
+        for fd in self.theirs:
+            os.close(fd)
+        self.theirs = ()
+
+    def go(self, within: float) -> None:
+        """Waits until it is ready (or has ended) and lets it go."""
+        if select.select([self._ready], [], [], within)[0] and os.read(self._ready, 1):
+            os.write(self._go, b"g")
+
+
+def _supervise(command: list[str], limits: Limits, stdin: bytes, shake: _Handshake) -> Outcome:
     """Runs the sandboxed command, reads what it says, and kills it when it takes too much."""
     started = time.monotonic()
     process = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        pass_fds=shake.theirs,
     )
+    shake.started()
     assert process.stdin and process.stdout and process.stderr
     wall = limits.wall_s or 3 * limits.cpu_s + 5
+    shake.go(30.0)
+    started = time.monotonic()
     kept = [_Kept(started), _Kept(started)]
     threads = [
         threading.Thread(target=_drain, args=(stream, kept[i], limits.output), daemon=True)
