@@ -6,13 +6,16 @@ import csv
 import gzip
 import io
 import json
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 from ...errors import InputError, MissingExtra
-from ..store import Store
+from ...units import Bytes
+from ..schema import METADATA_KEY
+from ..store import Store, literal, open_duckdb
 
 PEEK = 1 << 18
 
@@ -43,6 +46,8 @@ class Head:
     delimiter: str = ","
     first_row: tuple[str, ...] = ()
     parquet: tuple[str, ...] = ()
+    schema: str = ""
+    """What the file's metadata says of our schema, e.g. `jobs 1`."""
 
     @property
     def lower(self) -> frozenset[str]:
@@ -97,7 +102,8 @@ def peek(path: Path, fields: tuple[str, ...] = ()) -> Head:
             "the file is empty: not even a header", where=str(path), todo="Export the trace again"
         )
     if data[:4] == b"PAR1":
-        return Head(path, "", parquet=parquet_columns(path))
+        columns, schema = parquet_columns(path)
+        return Head(path, "", parquet=columns, schema=schema)
     text = data.decode("utf-8-sig", errors="replace")
     if "\x00" in text:
         raise InputError(
@@ -127,22 +133,26 @@ def split(line: str, delimiter: str) -> tuple[str, ...]:
     return tuple(f.strip() for f in fields)
 
 
-def parquet_columns(path: Path) -> tuple[str, ...]:
-    """The column names of a Parquet file. Raises InputError if it is damaged."""
-    try:
-        import pyarrow.parquet as pq
-    except ImportError as e:
-        raise MissingExtra("pyarrow", "trace", what=f"reading {path.name}") from e
-    import pyarrow as pa
+def parquet_columns(path: Path) -> tuple[tuple[str, ...], str]:
+    """(column names, our schema's name and version if it says so) of a Parquet file. Raises InputError if damaged."""
+    import duckdb
 
+    con = open_duckdb(":memory:", memory=Bytes("512MiB"), threads=1, scratch=Path(tempfile.gettempdir()))
+    file = literal(str(path))
     try:
-        return tuple(pq.read_schema(path).names)
-    except (pa.ArrowInvalid, OSError) as e:
+        columns = con.execute(f"DESCRIBE SELECT * FROM read_parquet({file})").fetchall()
+        said = con.execute(
+            f"SELECT decode(value) FROM parquet_kv_metadata({file}) WHERE decode(key) = {literal(METADATA_KEY)}"
+        ).fetchall()
+    except (duckdb.Error, OSError) as e:
         raise InputError(
             f"the Parquet file is damaged: {str(e).splitlines()[0]}",
             where=str(path),
             todo="Copy or write it again",
         ) from e
+    finally:
+        con.close()
+    return tuple(str(c[0]) for c in columns), str(said[0][0]) if said else ""
 
 
 def json_items(path: Path) -> list[dict[str, object]]:

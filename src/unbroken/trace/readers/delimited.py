@@ -9,6 +9,25 @@ from ..store import Store, literal, name
 from ..tables import Note
 from .base import Head
 
+NOTHING = (
+    "",
+    " ",
+    "None",
+    "none",
+    "NULL",
+    "null",
+    "NaN",
+    "nan",
+    "NaT",
+    "N/A",
+    "NA",
+    "-",
+    "<none>",
+    "Unknown",
+    "unknown",
+)
+"""Texts that stand for nothing in scheduler exports."""
+
 
 @dataclass(frozen=True)
 class Delimited:
@@ -46,10 +65,11 @@ def delimited(
         unique.append(base if seen[key] == 1 else f"{base}_{seen[key]}")
     rejects, scans = store.fresh("csv_rejects"), store.fresh("csv_scans")
     types = ", ".join(f"{literal(c)}: 'VARCHAR'" for c in unique)
+    nothing = ", ".join(map(literal, NOTHING))
     source = (
         f"read_csv({literal(str(head.path))}, auto_detect=false, header={str(header).lower()}, "
         f"delim={literal(head.delimiter)}, quote={literal(quote)}, escape={literal(quote)}, "
-        f"columns={{{types}}}, ignore_errors=true, store_rejects=true, "
+        f"columns={{{types}}}, nullstr=[{nothing}], ignore_errors=true, store_rejects=true, "
         f"rejects_table={literal(rejects)}, rejects_scan={literal(scans)})"
     )
     return Delimited(source, tuple(unique), rejects, scans)
@@ -79,11 +99,8 @@ def collect_rejects(store: Store, table: Delimited, source: str) -> None:
 
 
 def missing(column: str) -> str:
-    """Whether a text is empty or one of the words for nothing."""
-    return (
-        f"({column} IS NULL OR trim({column}) = '' OR "
-        f"lower(trim({column})) IN ('none', 'null', 'nan', 'nat', 'unknown', 'n/a', 'na', '-', '<none>'))"
-    )
+    """Whether a text is empty or one of the words for nothing (the scan has made NULL of them)."""
+    return f"({column} IS NULL)"
 
 
 def instant(column: str) -> str:
@@ -105,26 +122,20 @@ def instant(column: str) -> str:
     return f"coalesce({text}, CASE WHEN {column} ~ '^[0-9.eE+]+$' THEN {epoch} WHEN {column} ~ ' [A-Z]{{3}}$' THEN {short} END)"
 
 
-def bad_instant(column: str) -> str:
-    """Whether a text is there but is no time."""
-    return f"(NOT {missing(column)} AND {instant(column)} IS NULL)"
-
-
 def number(column: str) -> str:
     """A number from text; NULL where there is none."""
     return f"try_cast({column} AS DOUBLE)"
 
 
-def bad_number(column: str) -> str:
-    """Whether a text is there but is no number."""
-    return f"(NOT {missing(column)} AND try_cast({column} AS DOUBLE) IS NULL)"
-
-
 def text(column: str) -> str:
-    """Text without the words for nothing."""
-    return f"CASE WHEN {missing(column)} THEN NULL ELSE trim({column}) END"
+    """Text without blanks around it."""
+    return f"nullif(trim({column}), '')"
 
 
 def zoneless(column: str) -> str:
-    """Whether a time is written without a zone."""
-    return f"(NOT {missing(column)} AND NOT regexp_matches({column}, '([+-][0-9]{{2}}(:?[0-9]{{2}})?|Z| [A-Z]{{3,4}})$') AND {column} !~ '^[0-9.]+$')"
+    """Whether a time is written without a zone: nothing after the time of day that looks like one, and no number."""
+    tail = f"substr({column}, 12)"
+    return (
+        f"({column} IS NOT NULL AND contains({column}, ':') AND NOT contains({tail}, '+') AND NOT contains({tail}, '-') "
+        f"AND NOT ends_with({column}, 'Z') AND NOT ends_with({column}, 'T') AND NOT ends_with({column}, 'C'))"
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ...errors import ContractError, InputError
-from ..schema import JOBS, METADATA_KEY, STATES, TABLES, VERSION, Table
+from ..schema import JOBS, STATES, TABLES, VERSION, Table
 from ..store import Store, literal, name
 from ..tables import Note
 from .base import Head, Options
@@ -41,9 +41,7 @@ class ParquetReader:
 
 def own_table(head: Head) -> Table | None:
     """Which table of the schema the file holds; raises ContractError if it is of a newer version."""
-    import pyarrow.parquet as pq
-
-    said = (pq.read_schema(head.path).metadata or {}).get(METADATA_KEY.encode(), b"").decode()
+    said = head.schema
     if said:
         kind, _, version = said.partition(" ")
         if not version.isdigit() or int(version) > VERSION or kind not in TABLES:
@@ -96,7 +94,13 @@ def read_jobs(store: Store, head: Head, options: Options, source: str) -> None:
         ),
         head.path.name,
     )
-    account(store, f"({light})", head.path.name, "UTC")
+    account(
+        store,
+        f"({light})",
+        head.path.name,
+        "UTC",
+        with_text=finished_sql(draft, head.path.name, with_text=True),
+    )
     view = store.fresh("jobs_part")
     if set(JOBS.names) <= set(have) and not options.cluster and clean(store, head, source):
         cols = ", ".join(name(c) for c in JOBS.names)

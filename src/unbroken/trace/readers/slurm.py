@@ -182,7 +182,7 @@ def joined(parts: list[str], columns: tuple[str, ...]) -> list[str] | None:
 def draft_of(store: Store, t: Delimited, head: Head, options: Options) -> Draft:
     """The draft for whatever fields there are."""
     columns: dict[str, str] = {}
-    checks: list[tuple[str, str]] = []
+    reads: list[tuple[str, str, str]] = []
     job = t.find("JobIDRaw", "JobID") or "NULL"
     shown = t.find("JobID", "JobIDRaw") or "NULL"
     columns["job_id"] = text(shown if t.find("JobID") else job)
@@ -201,8 +201,8 @@ def draft_of(store: Store, t: Delimited, head: Head, options: Options) -> Draft:
     )
     for schema, field in (("submit_utc", "Submit"), ("start_utc", "Start"), ("end_utc", "End")):
         if c := t.find(field):
-            columns[schema] = f"CASE WHEN {missing(c)} THEN NULL ELSE {instant(c)} END"
-            checks.append((f"no time: {field}", f"(NOT {missing(c)} AND {instant(c)} IS NULL)"))
+            columns[schema] = instant(c)
+            reads.append((f"no time: {field}", c, schema))
     if (nodes := t.find("NNodes", "AllocNodes", "ReqNodes")) is not None:
         columns["node_num"] = f"try_cast({nodes} AS INTEGER)"
     if (cpus := t.find("AllocCPUS", "NCPUS", "ReqCPUS")) is not None:
@@ -235,7 +235,9 @@ def draft_of(store: Store, t: Delimited, head: Head, options: Options) -> Draft:
         )
         _ = suspended
         duration = None
-    return Draft(t.source, columns, text(state) if state else None, queue, duration, checks, t.whole())
+    return Draft(
+        t.source, columns, text(state) if state else None, queue, duration, reads=reads, text=t.whole()
+    )
 
 
 def gpus_sql(store: Store, t: Delimited, head: Head) -> str:

@@ -55,7 +55,8 @@ class Draft:
     """What a reader knows of its rows, as SQL over `source`.
 
     `columns`: schema column -> expression of the schema's type. `state_word`: the state as text.
-    `queue_s`, `duration_s`: as the file gives them. `checks`: (reason, predicate) that set a row aside.
+    `queue_s`, `duration_s`: as the file gives them. `checks`: (reason, predicate) that set a row aside;
+    `reads`: (reason, text, column): set aside where the text is there but the column (or _queue, _duration) is NULL.
     `text`: the row's own text for what is set aside. `zone_missing`: predicate, true where a time has no zone
     in a file where others have one. `given_end_minus_submit`: the file's duration is known to be that.
     """
@@ -66,6 +67,7 @@ class Draft:
     queue_s: str | None = None
     duration_s: str | None = None
     checks: Sequence[tuple[str, str]] = ()
+    reads: Sequence[tuple[str, str, str]] = ()
     text: str = "NULL"
     zone_missing: str | None = None
     state_extra: Mapping[str, str] = field(default_factory=dict)
@@ -74,17 +76,20 @@ class Draft:
 def state_sql(word: str, extra: Mapping[str, str] | None = None) -> str:
     """An expression for the final state of a word in any case; NULL where the word is unknown."""
     w = f"upper(trim({word}))"
+    # the usual words first: a long CASE is slow on millions of rows
+    plain = ", ".join(literal(s) for s in ("COMPLETED", "CANCELLED", "FAILED"))
     cases = [f"WHEN {literal(k.upper())} THEN {literal(v)}" for k, v in (extra or {}).items()]
     cases += [f"WHEN {literal(x)} THEN {literal(s)}" for s, words in STATE_WORDS.items() for x in words]
     # sacct: "CANCELLED by 1000", and "CANCELLED+" or "OUT_OF_ME+" when it cut the column
-    return (
+    other = (
         f"coalesce(CASE {w} {' '.join(cases)} END, "
         f"CASE WHEN starts_with({w}, 'CANCEL') THEN 'CANCELLED' WHEN starts_with({w}, 'OUT_OF_ME') OR "
         f"starts_with({w}, 'NODE_FAI') OR starts_with({w}, 'PREEMPT') OR starts_with({w}, 'BOOT_FAI') THEN 'FAILED' END)"
     )
+    return f"CASE WHEN {word} IN ({plain}) THEN {word} ELSE {other} END"
 
 
-def finished_sql(draft: Draft, source: str) -> str:
+def finished_sql(draft: Draft, source: str, *, with_text: bool = False) -> str:
     """A SELECT of all job columns, `_reject` (reason or NULL), `_flags` and `_text`, from a draft."""
     have = dict(draft.columns)
     first = [f"{have.get(c.name, f'CAST(NULL AS {c.type})')} AS {name(c.name)}" for c in JOBS.columns]
@@ -92,12 +97,18 @@ def finished_sql(draft: Draft, source: str) -> str:
         f"{draft.state_word or 'CAST(NULL AS VARCHAR)'} AS _word",
         f"{draft.queue_s or 'CAST(NULL AS DOUBLE)'} AS _queue",
         f"{draft.duration_s or 'CAST(NULL AS DOUBLE)'} AS _duration",
-        f"{draft.text} AS _text",
+        f"{draft.text if with_text else 'CAST(NULL AS VARCHAR)'} AS _text",
         f"{draft.zone_missing or 'false'} AS _zoneless",
-        "CASE " + " ".join(f"WHEN {p} THEN {literal(r)}" for r, p in draft.checks) + " ELSE NULL END AS _bad"
+        "CASE " + " ".join(f"WHEN {p} THEN {literal(r)}" for r, p in draft.checks) + " END AS _wrong"
         if draft.checks
-        else "CAST(NULL AS VARCHAR) AS _bad",
+        else "CAST(NULL AS VARCHAR) AS _wrong",
+        *(f"({raw}) IS NOT NULL AS _has_{i}" for i, (_, raw, _) in enumerate(draft.reads)),
     ]
+    unread = " ".join(
+        f"WHEN _has_{i} AND {column} IS NULL THEN {literal(r)}"
+        for i, (r, _, column) in enumerate(draft.reads)
+    )
+    bad = f"coalesce(_wrong, CASE {unread} END)" if unread else "_wrong"
     state = state_sql("_word", draft.state_extra) if draft.state_word else "state"
     # start, end and submit from each other where one is missing
     second = f"""
@@ -107,7 +118,7 @@ def finished_sql(draft: Draft, source: str) -> str:
             coalesce(submit_utc, start_utc - to_microseconds(CAST(_queue * 1e6 AS BIGINT))) AS submit_utc,
             coalesce(state_raw, _word) AS state_raw,
             {state} AS state
-        ) FROM one"""
+        ), {bad} AS _bad FROM one"""
     third = """
         SELECT * REPLACE (
             coalesce(end_utc, start_utc + to_microseconds(CAST(_duration * 1e6 AS BIGINT))) AS end_utc
@@ -169,9 +180,9 @@ def stage(store: Store, draft: Draft, source: str, zone: str = "UTC") -> str:
     store.con.execute(f"SET TimeZone = {literal(zone)}")
     try:
         store.con.execute(f"CREATE TABLE {table} AS {finished_sql(draft, source)}")
+        account(store, table, source, zone, with_text=finished_sql(draft, source, with_text=True))
     finally:
         store.con.execute("SET TimeZone = 'UTC'")
-    account(store, table, source, zone)
     view = store.fresh("jobs_part")
     cols = ", ".join(name(c) for c in JOBS.names)
     store.con.execute(f"CREATE VIEW {view} AS SELECT {cols} FROM {table} WHERE _reject IS NULL")
@@ -179,25 +190,25 @@ def stage(store: Store, draft: Draft, source: str, zone: str = "UTC") -> str:
     return table
 
 
-def account(store: Store, table: str, source: str, zone: str, total: int | None = None) -> None:
-    """Moves rejected rows aside and turns flags into notes. `table` is a staged table or a query in brackets."""
+def account(store: Store, table: str, source: str, zone: str, *, with_text: str) -> None:
+    """Moves rejected rows aside and turns flags into notes. `table` is a staged table or a query in brackets;
+    `with_text` the same with the rows' own text, which is read only where there is a row to set aside."""
     bits = ", ".join(
         f"sum((_flags >> {f[0].bit_length() - 1}) & 1) FILTER (_reject IS NULL)" for f in FLAGS.values()
     )
     row = store.one(f"SELECT count(*), count(_reject), {bits} FROM {table}")
     rows, bad, counts = int(row[0]), int(row[1]), row[2:]
     if bad:
+        aside = store.fresh("aside")
         store.con.execute(
-            f"INSERT INTO rejected SELECT {literal(source)}, _reject, coalesce(_text, job_id) FROM {table} "
+            f"CREATE TABLE {aside} AS SELECT _reject AS reason, coalesce(_text, job_id) AS text FROM ({with_text}) "
             "WHERE _reject IS NOT NULL"
         )
-        for reason, n in store.query(
-            f"SELECT _reject, count(*) FROM {table} WHERE _reject IS NOT NULL GROUP BY 1 ORDER BY 2 DESC, 1"
-        ):
-            first = store.query(
-                f"SELECT coalesce(_text, job_id) FROM {table} WHERE _reject = {literal(reason)} LIMIT 3"
-            )
+        store.con.execute(f"INSERT INTO rejected SELECT {literal(source)}, reason, text FROM {aside}")
+        for reason, n in store.query(f"SELECT reason, count(*) FROM {aside} GROUP BY 1 ORDER BY 2 DESC, 1"):
+            first = store.query(f"SELECT text FROM {aside} WHERE reason = {literal(reason)} LIMIT 3")
             store.note(Note("set aside", reason, n, rows, source, tuple(str(e[0])[:200] for e in first)))
+        store.con.execute(f"DROP TABLE {aside}")
     for (flag, (_, kind, text)), n in zip(FLAGS.items(), counts, strict=True):
         if not n:
             continue

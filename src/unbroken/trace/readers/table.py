@@ -10,17 +10,15 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ...errors import InputError, UsageError
+from ..schema import TYPES
 from ..store import Store
 from ..tables import Note
 from .base import Head, Options
 from .delimited import (
     Delimited,
-    bad_instant,
-    bad_number,
     collect_rejects,
     delimited,
     instant,
-    missing,
     number,
     text,
     zoneless,
@@ -179,7 +177,8 @@ def read_mapped(
     draft = mapped_draft(table, mapping, head, options, overrides or {}, state_extra or {}, default_cluster)
     if duration_is_end_minus_submit and draft.duration_s and "end" in keys and "submit" in keys:
         note_end_minus_submit(store, draft, head, options)
-        draft = Draft(**{**draft.__dict__, "duration_s": None})
+        reads = [r for r in draft.reads if r[2] != "_duration"]
+        draft = Draft(**{**draft.__dict__, "duration_s": None, "reads": reads})
     for key, what in (("state", "final state"), ("gpus", "number of GPUs"), ("user", "user")):
         if key not in keys and KEYS[key][0] not in (overrides or {}):
             store.note(Note("missing", f"no column gives the {what}", source=head.path.name))
@@ -204,9 +203,9 @@ def mapped_draft(
     from ..store import name as sql_name
 
     columns: dict[str, str] = {}
-    checks: list[tuple[str, str]] = []
     state = queue = duration = None
     times: list[str] = []
+    reads: list[tuple[str, str, str]] = []
     for key, column in mapping.items():
         schema, kind = KEYS[key]
         c = sql_name(column)
@@ -216,25 +215,25 @@ def mapped_draft(
             case "type":
                 columns[schema] = type_sql(c)
             case "time":
-                columns[schema] = f"CASE WHEN {missing(c)} THEN NULL ELSE {instant(c)} END"
-                checks.append((f"no time: {column}", bad_instant(c)))
+                columns[schema] = instant(c)
+                reads.append((f"no time: {column}", c, schema))
                 times.append(c)
             case "number":
                 columns[schema] = number(c)
-                checks.append((f"no number: {column}", bad_number(c)))
+                reads.append((f"no number: {column}", c, schema))
             case "integer":
                 columns[schema] = f"CAST(round({number(c)}) AS INTEGER)"
-                checks.append((f"no number: {column}", bad_number(c)))
+                reads.append((f"no number: {column}", c, schema))
             case "list":
                 columns[schema] = f"string_split_regex({text(c)}, '[,; ]+')"
             case "state":
                 state = text(c)
             case "queue":
                 queue = number(c)
-                checks.append((f"no number: {column}", bad_number(c)))
+                reads.append((f"no number: {column}", c, "_queue"))
             case "duration":
                 duration = number(c)
-                checks.append((f"no number: {column}", bad_number(c)))
+                reads.append((f"no number: {column}", c, "_duration"))
     columns.update(overrides)
     if options.cluster:
         columns["cluster"] = "'" + options.cluster.replace("'", "''") + "'"
@@ -242,13 +241,27 @@ def mapped_draft(
         guess_name = default_cluster or cluster_from(head.path)
         columns["cluster"] = "'" + guess_name.replace("'", "''") + "'"
     mixed = " OR ".join(zoneless(t) for t in times) if times else None
-    return Draft(table.source, columns, state, queue, duration, checks, table.whole(), mixed, state_extra)
+    return Draft(
+        table.source,
+        columns,
+        state,
+        queue,
+        duration,
+        reads=reads,
+        text=table.whole(),
+        zone_missing=mixed,
+        state_extra=state_extra,
+    )
 
 
 def type_sql(column: str) -> str:
     """A workload type from text: the study's names in any case, common synonyms, else as it is written."""
     cases = " ".join(f"WHEN '{k}' THEN '{v}'" for k, v in TYPE_WORDS.items())
-    return f"CASE WHEN {missing(column)} THEN NULL ELSE CASE lower(trim({column})) {cases} ELSE trim({column}) END END"
+    plain = ", ".join(f"'{t}'" for t in TYPES)
+    return (
+        f"CASE WHEN {column} IN ({plain}) THEN {column} WHEN {column} IS NULL THEN NULL "
+        f"ELSE CASE lower(trim({column})) {cases} ELSE trim({column}) END END"
+    )
 
 
 def cluster_from(path: Path) -> str:
