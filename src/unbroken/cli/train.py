@@ -12,11 +12,6 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 )
 def train(ctx: typer.Context) -> None:
     """Train a small Llama-style model, alone or as a rank of torchrun or `unbroken run`."""
-    from ..train.config import parse
-    from ..train.world import pin_environment
+    from ..train.__main__ import main
 
-    config = parse(ctx.args)
-    pin_environment()
-    from ..train.loop import train
-
-    raise typer.Exit(train(config))
+    raise typer.Exit(main(ctx.args))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+import traceback
+from typing import NoReturn
 
 if not __package__:
     # Started as a file: this folder is first on the path, where its modules would hide others of the same name.
@@ -17,22 +20,41 @@ from unbroken.train.world import pin_environment
 
 
 def main(argv: list[str] | None = None, prog: str = "unbroken train") -> int:
-    """Runs one rank and returns its exit code; a user's mistake is one paragraph on stderr."""
+    """Runs one rank and returns its exit code; a user's mistake is one paragraph on stderr.
+
+    A training that fails ends this process at once, with the traceback or paragraph printed: waiting for what
+    other ranks will never finish would only hold up whoever restarts it.
+    """
     try:
         config = parse(sys.argv[1:] if argv is None else argv, prog)
-        pin_environment()
-        from unbroken.train.loop import train
+    except UnbrokenError as e:
+        return _say(prog, e)
+    pin_environment()
+    from unbroken.train.loop import train
 
+    try:
         return train(config)
     except UnbrokenError as e:
-        print(f"{prog}: {type(e).__name__}: {e}", file=sys.stderr, flush=True)
-        return e.exit_code
+        _end(_say(prog, e))
     except KeyboardInterrupt:
-        return Exit.INTERRUPTED
-    except BrokenPipeError:
-        # The reader of our output has gone (`| head`): nothing more can be said.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        return 1
+        _end(Exit.INTERRUPTED)
+    except BrokenPipeError:  # `| head`: nobody reads on
+        _end(1)
+    except Exception:  # noqa: BLE001  printed as Python would, and the process ends with it
+        traceback.print_exc()
+        _end(1)
+
+
+def _say(prog: str, e: UnbrokenError) -> int:
+    print(f"{prog}: {type(e).__name__}: {e}", file=sys.stderr, flush=True)
+    return e.exit_code
+
+
+def _end(code: int) -> NoReturn:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):  # the reader of our output may have gone
+            stream.flush()
+    os._exit(code)
 
 
 if __name__ == "__main__":
