@@ -140,6 +140,8 @@ def _faulty(root: Event, chron: Chronicle, topology: Topology, scans: Sequence[F
         return Faulty(node, rank, gpu if root.rule.scope == "gpu" else None)
     if root.rule.scope == "node":
         return Faulty(node=root.node, rank=root.rank if len(ranks) == 1 else None) if root.node else None
+    if not ranks:
+        return _soft_report(topology)
     if len(ranks) == 1:
         (rank,) = ranks
         return Faulty(root.node or topology.node_of(rank), rank) if rank != 0 else None
@@ -147,6 +149,20 @@ def _faulty(root: Event, chron: Chronicle, topology: Topology, scans: Sequence[F
         (node,) = nodes
         if node != topology.nodes[0] and ranks and ranks <= set(topology.ranks_on(node)):
             return Faulty(node=node)
+    return None
+
+
+def _soft_report(topology: Topology) -> Faulty | None:
+    """The place of a program's error whose lines name no rank, by torchrun's summary: one rank, or one node of many."""
+    entries = [x for x in topology.reported if x[1] is not None]
+    alike = [x for x in entries if x[3] == entries[0][3]] if entries else []
+    ranks, hosts = {x[1] for x in alike}, {x[0] for x in alike}
+    if len(ranks) == 1 and 0 not in ranks:
+        return Faulty(alike[0][0], alike[0][1])
+    if len(hosts) == 1 and len(topology.nodes) > 1:
+        (host,) = hosts
+        if host is not None and host in topology.nodes[1:]:
+            return Faulty(node=host)
     return None
 
 

@@ -57,6 +57,7 @@ _UTIL = re.compile(
     re.I,
 )
 _PACE = re.compile(r"([\d.]+)s/it\]")
+_SUMMARY = re.compile(r"  (?:time|host|rank|exitcode|pid)\s+: ")
 _BEHIND_BAR = re.compile(r"(?:\[(?:rank|default)\d+\]:\s?)*Traceback \(most recent call last\)")
 _SEQ = re.compile(r"SeqNum=(\d+)")
 _FRAME = re.compile(r'^\s+File "([^"]+)", line \d+, in (\S+)')
@@ -220,8 +221,10 @@ class Scanner:
             line = take_apart(text, self.year)
             if self._traceback(line, text, number, block, offset):
                 return
-        if text[:2] == "  " and self.topology.see(Line(text), text):
-            return
+        if " : " in text:
+            summary = _SUMMARY.search(text)  # torchrun's, behind whatever prefix
+            if summary and self.topology.see(Line(text), text[summary.start() :]):
+                return
         if self._wanted > 0 and self._step(text, number):
             self._wanted -= 1
 
@@ -236,7 +239,8 @@ class Scanner:
         line = take_apart(text, self.year)
         if line.time is not None:
             self._last_time = line.time
-        if self.topology.see(line, text):
+        summary = _SUMMARY.search(text) if " : " in text else None
+        if self.topology.see(line, text[summary.start() :] if summary else text):
             return "exitcode" in text or "host" in text or "rank" in text[:12]
         if self._traceback(line, text, number, block, offset):
             if alone:
