@@ -15,6 +15,8 @@ from ..diagnose.facts import RankExit
 from ..progress import Phase, RunDir
 from .wire import Message
 
+_UNKEPT_MAX = 100_000
+
 
 @dataclass
 class RankState:
@@ -62,6 +64,7 @@ class Attempt:
     total: int | None = None
     step_time: float | None = None
     steps_file: Path | None = None
+    unkept: list[str] = field(default_factory=list)
     _interlude: bool = False
     _before: tuple[int, float] | None = None
     _leader: int | None = None
@@ -168,14 +171,16 @@ class Attempt:
         return min(self.ranks) if self._leader is None else self._leader
 
     def _keep(self, steps: Iterable[Step]) -> None:
-        """Appends to steps.jsonl; not fsynced, and never worth stopping for."""
-        lines = "".join(json.dumps(step_record(s)) + "\n" for s in steps)
-        if lines and self.steps_file is not None:
-            try:
-                with open(self.steps_file, "a") as f:
-                    f.write(lines)
-            except OSError:
-                return  # a full disk: these steps are missing in the curve, later ones need not be
+        """Appends to steps.jsonl; not fsynced, and kept for later where the disk refuses."""
+        self.unkept += [json.dumps(step_record(s)) + "\n" for s in steps]
+        if not self.unkept or self.steps_file is None:
+            return
+        try:
+            with open(self.steps_file, "a") as f:
+                f.write("".join(self.unkept))
+            self.unkept = []
+        except OSError:
+            del self.unkept[:-_UNKEPT_MAX]
 
 
 def step_record(s: Step) -> dict[str, Any]:

@@ -55,6 +55,7 @@ _SETTLE_S = 0.5
 _SETTLE_QUIET_S = 0.15
 _KEEPER_SETTLE_S = 10.0
 _FOLLOW_SAID_S = 15.0
+_FAILED_STARTS_MAX = 10
 
 
 class Superseded(RunError):
@@ -69,6 +70,7 @@ class Ending:
     nodes: dict[str, NodeState] = field(default_factory=dict)
     hang: Hang | None = None
     looks: dict[int, ProcessLook] = field(default_factory=dict)
+    error: str = ""
 
 
 class Supervisor:
@@ -107,6 +109,8 @@ class Supervisor:
         self._epoch_checked = 0.0
         self._first_told = 0
         self._followed = 0
+        self._failed_starts = 0
+        self._unwritten_incidents: dict[int, Incident] = {}
         self._early: list[tuple[Node, Message]] = []
 
     # --- from outside
@@ -175,7 +179,14 @@ class Supervisor:
         attempt = await self._adopt()
         while True:
             if attempt is None:
-                attempt = await self._start_attempt()
+                try:
+                    attempt = await self._start_attempt()
+                    self._failed_starts = 0
+                except (RunStopped, Superseded):
+                    raise
+                except RunError as e:
+                    await self._start_failed(e)
+                    continue
             ending = await self._watch(attempt)
             _log.info("attempt %d ended: %s", attempt.number, ending.kind)
             if ending.kind in ("completed", "interrupted"):
@@ -247,7 +258,7 @@ class Supervisor:
             last_sign=now, detected=now, verdict=takeover_verdict(), action=Action.NONE.value,
             why="a successor took over; no rank was touched", resumed=now, steps_lost=0, next_attempt=attempt.number,
         )  # fmt: skip
-        incident.write(self.run_dir)
+        self._write_incident(incident)
         await self._record(
             "incident", incident=incident.number, attempt=attempt.number, what=incident.kind, step=incident.step,
             cause="free", fingerprint="takeover", reason=None, outcome="running", action="none", why=incident.why,
@@ -311,6 +322,24 @@ class Supervisor:
         best = offered[0] if offered else None
         self.view.attempt(number, self.spec.world_size, slots, best)
         return attempt
+
+    async def _start_failed(self, error: RunError) -> None:
+        """An attempt that could not be launched: a node was lost meanwhile, or the disk is full. Tries again."""
+        self._failed_starts += 1
+        number = self._state.attempt
+        self.view.say(f"attempt {number} could not be started: {error}")
+        if self._failed_starts > _FAILED_STARTS_MAX:
+            raise RunStopped(
+                f"{self._failed_starts} attempts in a row could not be started: {error.what}", where=error.where,
+                todo=error.todo or "See the agents' logs in the run directory",
+            )  # fmt: skip
+        attempt = self._attempt
+        if attempt is not None and attempt.number == number and self._state.attempt_open:
+            lost = await self._lost_nodes(attempt)
+            gone = any(s is not NodeState.AGENT_LOST for s in lost.values())
+            kind = ("node_lost" if gone else "agent_lost") if lost else "start_failed"
+            await self._recover(attempt, Ending(kind, nodes=lost, error=str(error)))
+        await self._pause(min(0.5 * 2**self._failed_starts, 30.0) if self._failed_starts > 1 else 0.0)
 
     async def _fill_slots(self) -> tuple[str, ...]:
         """Keeps each living node in its slot and fills empty slots with spares; brings nodes back if it must."""
@@ -542,7 +571,7 @@ class Supervisor:
         incident.step = step
         decision = self._decide(verdict, step, ending, killed)
         incident.action, incident.why = decision.action.value, decision.why
-        incident.write(self.run_dir)
+        self._write_incident(incident)
         await self._record("ended", attempt=attempt.number, how=ending.kind, step=step)
         await self._record(
             "incident", incident=incident.number, attempt=attempt.number, what=ending.kind, step=step,
@@ -658,6 +687,10 @@ class Supervisor:
     async def _verdict(self, attempt: Attempt, ending: Ending, facts: Facts) -> Verdict:
         if ending.kind == "agent_lost":
             return agent_lost_verdict(next(iter(ending.nodes)), attempt.step)
+        if ending.kind == "start_failed":
+            verdict = agent_lost_verdict(attempt.slots[0], attempt.step)
+            root = Root(text=f"the attempt could not be launched: {ending.error}", time=time.time())
+            return replace(verdict, root=root, mitigation="Tried again.", decided_by="launch")
         if ending.kind == "supervisor_lost" and not attempt.failures():
             node = attempt.slots[0]
             verdict = agent_lost_verdict(node, attempt.step)
@@ -669,7 +702,7 @@ class Supervisor:
         return named_in_run(await asyncio.to_thread(self._diagnose, logs, facts=facts), logs, self.run_dir)
 
     def _decide(self, verdict: Verdict, step: int, ending: Ending, killed: bool) -> Decision:
-        if ending.kind in ("agent_lost", "supervisor_lost") and not verdict.category:
+        if ending.kind in ("agent_lost", "supervisor_lost", "start_failed") and not verdict.category:
             return Decision(Action.RESTART, "free of charge: not the training's fault")
         return decide(verdict, step, self._state.history, self.spec.budgets, killed=killed)
 
@@ -753,7 +786,7 @@ class Supervisor:
             self._spawn(self._tell_resumed(incident, attempt))
 
     async def _tell_resumed(self, incident: Incident, attempt: Attempt) -> None:
-        incident.write(self.run_dir)
+        self._write_incident(incident)
         await self._record_soft(
             "resumed", incident=incident.number, attempt=attempt.number, step=incident.step,
             first_step=incident.resumed_step, steps_lost=incident.steps_lost,
@@ -818,7 +851,18 @@ class Supervisor:
         self._unwritten.append((kind, fields))
         await self._write_later()
 
+    def _write_incident(self, incident: Incident) -> None:
+        """Writes the incident's file now, or later where the disk refuses."""
+        try:
+            incident.write(self.run_dir)
+            self._unwritten_incidents.pop(incident.number, None)
+        except OSError as e:
+            _log.warning("incident %d is not written yet: %s", incident.number, e)
+            self._unwritten_incidents[incident.number] = incident
+
     async def _write_later(self) -> None:
+        for incident in list(self._unwritten_incidents.values()):
+            self._write_incident(incident)
         while self._unwritten and self._journal is not None:
             kind, fields = self._unwritten[0]
             try:

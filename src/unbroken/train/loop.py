@@ -258,5 +258,7 @@ def _stop_signals() -> Iterator[list[int]]:
 
 
 def _say(text: str) -> None:
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
+    # A full disk under the log is no reason to end a training.
+    with contextlib.suppress(OSError):
+        sys.stdout.write(text + "\n")
+        sys.stdout.flush()
