@@ -262,7 +262,7 @@ def test_a_keeper_that_is_stopped_is_replaced_and_what_it_had_not_written_is_iss
     monkeypatch.setattr("unbroken.checkpoint.rank_memory.STALL_S", 1.5)
     c = checkpointer(tmp_path)
     c.save(1, {"w": torch.zeros(10)})
-    until(lambda: c.memory._ahead is not None and c.memory._ahead[1].done())
+    until(lambda: c.memory._ahead is not None and c.memory._ahead.slab is not None)
     os.kill(keeper_pid(own_keepers), signal.SIGSTOP)
     began = time.monotonic()
     saved = c.save(2, {"w": torch.ones(10)})
@@ -288,6 +288,50 @@ def test_a_failed_save_never_stops_training_and_close_says_so(own_keepers: Path,
     c.save(6, {"w": torch.zeros(3)}).wait("disk", 20)
     with pytest.raises(NotDurable, match="step 4"):
         c.close()
+
+
+class NoGpu:
+    """Stands for the registration of memory with a GPU."""
+
+    bytes, registered_s = 0, 0.0
+
+    def __init__(self) -> None:
+        self.seen: list[int] = []
+
+    def begin(self, slabs: Any) -> None:
+        self.seen += [s.id for s in slabs]
+
+    def ensure(self, slab: Any) -> None:
+        self.seen.append(slab.id)
+        slab.ready.wait(10)
+
+    def wait(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("lose_memory", [False, True])
+def test_a_gpus_state_comes_through_a_registered_buffer(
+    own_keepers: Path, tmp_path: Path, lose_memory: bool
+) -> None:
+    state = {"w": torch.full((3000,), 5.0)}
+    c = checkpointer(tmp_path)
+    c.save(2, state)
+    c.wait()
+    c.memory.closing = True
+    if lose_memory:
+        os.kill(keeper_pid(own_keepers), signal.SIGKILL)
+    c.memory.link.disconnect()
+    c._closed = True
+    again = checkpointer(tmp_path)
+    again._pinning = NoGpu()  # type: ignore[assignment]
+    state["w"].zero_()
+    restored = again.restore(state)
+    assert restored is not None and restored.source == ("disk" if lose_memory else "memory")
+    assert bool((state["w"] == 5).all())
+    for step in range(3, 9):  # no buffer was lost to the reading
+        assert again.save(step, state).skipped is None
+    assert len(again.memory.slabs) == 3
+    again.close()
 
 
 def test_settings_that_cannot_be_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

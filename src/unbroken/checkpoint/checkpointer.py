@@ -432,7 +432,7 @@ class Checkpointer:
         applier.into(state)
         restore_rng(notes.get("generators") or {})
         if self._pinning is not None:
-            torch.cuda.synchronize(self._pinning.device)
+            self._pinning.wait()
         if landed.slab is not None and landed.slab.claimed:
             self.memory.release(landed.slab)
 
@@ -442,7 +442,7 @@ class Checkpointer:
             return None
         try:
             rounded = -(-size // arena.ALIGN) * arena.ALIGN
-            self.memory.provide(rounded)
+            self.memory.provide(rounded, 1)  # the others would compete for the memory's bandwidth now
             return self.memory.claim(rounded, 10.0)
         except UnbrokenError as e:
             logger.info("reading without a registered buffer: %s", e)
@@ -455,13 +455,7 @@ class Checkpointer:
             yield
             return
         with ThreadPoolExecutor(1) as pool:
-            pinning, device = self._pinning, self._pinning.device
-
-            def work() -> None:
-                torch.cuda.set_device(device)
-                pinning.ensure(slab)
-
-            pinned = pool.submit(work)
+            pinned = pool.submit(self._pinning.ensure, slab)
             yield
             try:
                 pinned.result()

@@ -48,6 +48,8 @@ class Buffer:
     pins: int = 0
     ready: bool = False
     foreign: bool = False
+    owner: object = None
+    """Who claimed it."""
 
 
 @dataclass

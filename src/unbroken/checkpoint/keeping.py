@@ -108,7 +108,8 @@ class Keeper:
         self.alone_since = time.monotonic()
         self.stop = threading.Event()
         self.exit_code = 0
-        self._ids = itertools.count(1)
+        # Never the number of a buffer of another keeper: a late answer must not name the wrong memory.
+        self._ids = itertools.count(secrets.randbits(40) << 10)
         self._to_fill: list[Buffer] = []
         self.writing = Writing(
             lambda: open_storage(settings.checkpoints), self.holdings, self.changed, self.emit, self._view,
@@ -230,7 +231,7 @@ class Keeper:
                     b.pins -= 1
             if client.role == "rank" and client.attempt == self.attempt:
                 for b in self.holdings.of_rank(client.rank):
-                    if b.state == CLAIMED:
+                    if b.state == CLAIMED and b.owner is client:
                         b.state = FREE
             self._serve_waits()
             if not self.clients:
@@ -430,8 +431,18 @@ class Keeper:
                 if kept.get("persist"):
                     self.writing.submit(b)
             elif entry.get("claimed"):
-                b.state = CLAIMED
+                b.state, b.owner = CLAIMED, client
         return {"ids": ids}, []
+
+    def op_reclaim(self, client: Client, m: Message, fds: list[int]) -> tuple[Message, list[int]]:
+        """The rank's connection broke while it was filling these buffers; those that are not sealed are its again."""
+        taken = []
+        for number in m["buffers"]:
+            b = self.holdings.buffers.get(int(number))
+            if b is not None and b.rank == client.rank and not b.foreign and b.state != SEALED:
+                b.state, b.owner = CLAIMED, client
+                taken.append(b.id)
+        return {"buffers": taken}, []
 
     def op_candidates(self, client: Client, m: Message, fds: list[int]) -> tuple[Message, list[int]]:
         """What the supervisor allows to restore from, newest first; `supervised` tells whether there is one."""
@@ -648,11 +659,17 @@ class Keeper:
     def _claim(self, client: Client, size: int) -> Buffer | None:
         if client.attempt != self.attempt:
             raise Refused(f"attempt {client.attempt} is over", where=f"rank {client.rank}")
-        b = self.holdings.claim(client.rank, size)
+        b = self._claim_for(client, size)
         if b is None and not self.restored and self.holdings.newest is not None:
             # It saves without having restored: of the earlier attempts only the newest whole snapshot stays.
             self.holdings.wanted = frozenset({self.holdings.newest})
-            b = self.holdings.claim(client.rank, size)
+            b = self._claim_for(client, size)
+        return b
+
+    def _claim_for(self, client: Client, size: int) -> Buffer | None:
+        b = self.holdings.claim(client.rank, size)
+        if b is not None:
+            b.owner = client
         return b
 
     def _serve_waits(self) -> None:

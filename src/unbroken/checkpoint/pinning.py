@@ -42,9 +42,13 @@ class Pinning:
         if slab.pinned:
             return
         slab.ready.wait(READY_S)
-        with self._one:
+        with self._one, torch.cuda.device(self.device):
             if not slab.pinned:
-                self.register(slab, pause_s=0.0)
+                self._register(slab, pause_s=0.0)
+
+    def wait(self) -> None:
+        """Waits until the GPU has taken everything that was copied to it."""
+        torch.cuda.synchronize(self.device)
 
     def _all(self, slabs: list[Slab]) -> None:
         torch.cuda.set_device(self.device)
@@ -52,41 +56,47 @@ class Pinning:
             slab.ready.wait(READY_S)
             try:
                 with self._one:
-                    if not slab.pinned and not slab.gone:
-                        self.register(slab, pause_s=0.002)
+                    if not slab.pinned:
+                        self._register(slab, pause_s=0.002)
             except CheckpointError as e:
                 logger.warning("%s", e)
                 return
 
-    def register(self, slab: Slab, *, pause_s: float) -> None:
-        """Registers one buffer; between pieces the trainer may launch."""
+    def _register(self, slab: Slab, *, pause_s: float) -> None:
+        """Registers one buffer; between pieces the trainer may launch, and the buffer may go."""
         cuda = torch.cuda.cudart()
-        address = slab.tensor.data_ptr()
-        for start in range(0, slab.bytes, PIECE_BYTES):
-            size = min(PIECE_BYTES, slab.bytes - start)
+        if slab.gone:
+            return
+        slab.unpin = lambda: self._retire(slab)
+        address, done = slab.tensor.data_ptr(), 0
+        while done < slab.bytes and not slab.gone:
+            size = min(PIECE_BYTES, slab.bytes - done)
             began = time.monotonic()
-            code = int(cuda.cudaHostRegister(address + start, size, 0))
+            code = int(cuda.cudaHostRegister(address + done, size, 0))
             self.registered_s += time.monotonic() - began
             if code != 0:
-                for back in range(0, start, PIECE_BYTES):
-                    cuda.cudaHostUnregister(address + back)
+                self._unregister(address, done)
                 raise CheckpointError(
                     f"CUDA cannot register {size >> 20} MiB of host memory (error {code}): copies will be slow",
                     todo="Raise the limit of locked memory (ulimit -l), or give the keeper a smaller budget",
                 )
+            done += size
             self.bytes += size
             if pause_s:
                 time.sleep(pause_s)
-        slab.pinned = True
-        slab.unpin = lambda: self.unregister(slab)
+        if slab.gone:
+            self._unregister(address, done)
+        else:
+            slab.pinned = True
 
-    def unregister(self, slab: Slab) -> None:
-        """Before the memory is unmapped."""
-        if not slab.pinned:
-            return
-        slab.pinned = False
-        cuda = torch.cuda.cudart()
-        address = slab.tensor.data_ptr()
-        for start in range(0, slab.bytes, PIECE_BYTES):
-            cuda.cudaHostUnregister(address + start)
-            self.bytes -= min(PIECE_BYTES, slab.bytes - start)
+    def _retire(self, slab: Slab) -> None:
+        """Before the memory is unmapped: waits for a registration under way, and takes it back."""
+        with self._one:
+            if slab.pinned:
+                slab.pinned = False
+                self._unregister(slab.tensor.data_ptr(), slab.bytes)
+
+    def _unregister(self, address: int, size: int) -> None:
+        for start in range(0, size, PIECE_BYTES):
+            torch.cuda.cudart().cudaHostUnregister(address + start)
+            self.bytes -= min(PIECE_BYTES, size - start)

@@ -41,6 +41,8 @@ class Slab:
     ready: threading.Event = field(default_factory=threading.Event)
     pinned: bool = False
     sealed: dict[str, Any] | None = None
+    confirmed: bool = False
+    """The keeper has said that it knows of `sealed`."""
     claimed: bool = False
     keeper: str = ""
     gone: bool = False
@@ -55,6 +57,17 @@ class Slab:
 
             self._tensor = torch.frombuffer(self.map, dtype=torch.uint8)
         return self._tensor
+
+
+@dataclass(eq=False)
+class _Ahead:
+    """A claim that was asked for before it is needed."""
+
+    size: int
+    link: RankLink
+    future: Future[tuple[Message, list[int]]]
+    slab: Slab | None = None
+    dropped: bool = False
 
 
 class RankMemory:
@@ -77,8 +90,11 @@ class RankMemory:
         self.closing = False
         self.lost: UnbrokenError | None = None
         self.end_mute = end_mute
-        self._ahead: tuple[int, Future[tuple[Message, list[int]]]] | None = None
+        self._ahead: _Ahead | None = None
+        self._moving = False
+        self._asking = threading.Lock()
         self.heard = time.monotonic()
+        self._reconnecting = threading.Lock()
         self.link = connect(self._event, self._ended)
         threading.Thread(target=self._watch, name="unbroken-keeper-watch", daemon=True).start()
 
@@ -86,12 +102,10 @@ class RankMemory:
     def keeper_id(self) -> str:
         return str(self.link.info["keeper"])
 
-    def provide(self, size: int) -> list[Slab]:
-        """Sees to it that there are buffers of `size` bytes. Raises DoesNotFit if the budget has no room for one."""
-        if self._ahead is not None:
-            self._ahead[1].add_done_callback(self._give_back)
-            self._ahead = None
-        answer, fds = self.alive().request({"op": "arena", "bytes": size, "count": self.count})
+    def provide(self, size: int, count: int | None = None) -> list[Slab]:
+        """Sees to it that there are buffers of `size` bytes, `count` of them if told. Raises DoesNotFit if the budget has no room for one."""
+        self._drop_ahead()
+        answer, fds = self.alive().request({"op": "arena", "bytes": size, "count": count or self.count})
         with self.guard:
             told = {int(b["id"]): (b, fd) for b, fd in zip(answer["buffers"], fds, strict=True)}
             for number, (b, fd) in told.items():
@@ -129,59 +143,84 @@ class RankMemory:
         """
         deadline = time.monotonic() + timeout_s
         while True:
-            ahead = self._claim_ahead(size, wait_s=max(0.0, deadline - time.monotonic()))
+            ahead = self._ask_ahead(size, wait_s=max(0.0, deadline - time.monotonic()))
             try:
                 answer = self._answer_of(ahead, deadline)
             except TimeoutError:
                 return None  # what was asked for ahead stays asked for
             except KeeperGone:
-                self._ahead = None
-                if self.link.closed.is_set() and time.monotonic() < deadline:
-                    continue
-                raise
-            self._ahead = None
+                if not ahead.link.closed.is_set():
+                    raise  # it is mute; its answer may still come
+                self._forget(ahead)
+                if time.monotonic() >= deadline:
+                    raise
+                continue
             if not answer.get("ok"):
+                self._forget(ahead)
                 raise KeeperRefused(
                     str(answer.get("what")), where=answer.get("where"), todo=answer.get("todo")
                 )
-            with self.guard:
-                slab = self.slabs.get(int(answer["buffer"]))
-                if slab is None or slab.bytes < size:
-                    self._unclaim(int(answer["buffer"]))
-                    continue
-                slab.claimed, slab.sealed = True, None
-                return slab
-
-    def _claim_ahead(self, size: int, wait_s: float) -> Future[tuple[Message, list[int]]]:
-        if self._ahead is None or self._ahead[0] != size:
-            if self._ahead is not None:
-                self._ahead[1].add_done_callback(self._give_back)
-            future = self.alive(wait_s).post({"op": "claim", "bytes": size})
-            future.add_done_callback(self._note_claim)
-            self._ahead = (size, future)
-        return self._ahead[1]
-
-    def _note_claim(self, future: Future[tuple[Message, list[int]]]) -> None:
-        if future.exception() is None and future.result()[0].get("buffer") is not None:
-            with self.guard:
-                slab = self.slabs.get(int(future.result()[0]["buffer"]))
+            slab = self._bind(ahead)
+            if slab is None and self._moving and time.monotonic() < deadline:
+                time.sleep(0.002)
+                continue
+            self._forget(ahead)
+            if slab is None or slab.bytes < size:
                 if slab is not None:
-                    slab.claimed, slab.sealed = True, None
+                    self.release(slab)
+                continue
+            return slab
 
-    def _answer_of(self, future: Future[tuple[Message, list[int]]], deadline: float) -> Message:
+    def _ask_ahead(self, size: int, wait_s: float) -> _Ahead:
+        with self._asking:  # a copy that ends and a save that begins may both ask
+            ahead = self._ahead
+            if ahead is not None and ahead.size == size:
+                return ahead
+            self._drop_ahead()
+            link = self.alive(wait_s)
+            ahead = _Ahead(size, link, link.post({"op": "claim", "bytes": size}))
+            self._ahead = ahead
+        ahead.future.add_done_callback(lambda _: self._bind(ahead))
+        return ahead
+
+    def _bind(self, ahead: _Ahead) -> Slab | None:
+        """The buffer that was answered, from now on claimed whatever keeper owns it.
+
+        None if there is none, or if the keeper died before anybody here looked at its answer: then the buffer was
+        handed on as free, and the answer means nothing any more.
+        """
+        with self.guard:
+            valid = not self._moving and ahead.link is self.link and ahead.future.done()
+            if ahead.slab is None and valid and ahead.future.exception() is None:
+                number = ahead.future.result()[0].get("buffer")
+                slab = None if number is None else self.slabs.get(int(number))
+                if slab is not None:
+                    slab.claimed, slab.sealed, ahead.slab = True, None, slab
+            if ahead.dropped and ahead.slab is not None:
+                slab, ahead.slab = ahead.slab, None
+                threading.Thread(target=self.release, args=(slab,), daemon=True).start()
+            return ahead.slab
+
+    def _forget(self, ahead: _Ahead) -> None:
+        if self._ahead is ahead:
+            self._ahead = None
+
+    def _drop_ahead(self) -> None:
+        """Nobody will want what was asked for ahead: it goes back as soon as it comes."""
+        if (ahead := self._ahead) is not None:
+            self._ahead = None
+            ahead.dropped = True
+            self._bind(ahead)
+
+    def _answer_of(self, ahead: _Ahead, deadline: float) -> Message:
         while True:
             try:
-                return future.result(max(0.02, min(0.5, deadline - time.monotonic())))[0]
+                return ahead.future.result(max(0.02, min(0.5, deadline - time.monotonic())))[0]
             except TimeoutError:
                 if time.monotonic() >= deadline:
                     raise
                 if time.monotonic() - self.heard > STALL_S:
                     raise KeeperGone(f"the keeper has not answered for {STALL_S:.0f} s") from None
-
-    def _give_back(self, future: Future[tuple[Message, list[int]]]) -> None:
-        if future.exception() is None and future.result()[0].get("buffer") is not None:
-            number = int(future.result()[0]["buffer"])
-            threading.Thread(target=self._unclaim, args=(number,), daemon=True).start()
 
     def _unclaim(self, number: int) -> None:
         with self.guard:
@@ -220,7 +259,7 @@ class RankMemory:
         """Says that the buffer is whole now. With a dead keeper the next one will be told."""
         with self.guard:
             slab.claimed = False
-            slab.sealed = {"attempt": attempt, "step": step, **sealed}
+            slab.sealed, slab.confirmed = {"attempt": attempt, "step": step, **sealed}, False
             link, number = self.link, slab.id
         try:
             future = link.post({"op": "seal", "buffer": number, "step": step, "seconds": seconds, **sealed})
@@ -228,7 +267,7 @@ class RankMemory:
             return
         future.add_done_callback(lambda f: self._seal_answered(slab, step, f))
         try:
-            self._claim_ahead(slab.bytes, wait_s=0.0)
+            self._ask_ahead(slab.bytes, wait_s=0.0)
         except KeeperGone:
             return
 
@@ -236,9 +275,12 @@ class RankMemory:
         if future.exception() is not None:
             return  # the keeper died: the next one gets it
         answer = future.result()[0]
+        with self.guard:
+            if slab.sealed is not None and slab.sealed["step"] == step:
+                slab.confirmed = bool(answer.get("ok"))
+                if not slab.confirmed:
+                    slab.sealed = None
         if not answer.get("ok"):
-            with self.guard:
-                slab.sealed = None
             self._listener(
                 {"event": "failed", "step": step, "attempt": None, "rank": -1, "why": str(answer.get("what"))}
             )
@@ -308,6 +350,12 @@ class RankMemory:
         threading.Thread(target=self._reconnect, name="unbroken-reconnect", daemon=True).start()
 
     def _reconnect(self) -> None:
+        # A connection may break again while the buffers change hands: one thread after the other.
+        with self._reconnecting:
+            if self.link.closed.is_set():
+                self._find_successor()
+
+    def _find_successor(self) -> None:
         deadline, pause = time.monotonic() + RECONNECT_S, 0.02
         while not self.closing and time.monotonic() < deadline:
             try:
@@ -335,29 +383,47 @@ class RankMemory:
             return
 
     def _hand_over(self, link: RankLink) -> None:
-        """Gives a new keeper the buffers; the same one (a connection that broke) has them still."""
+        """Gives a new keeper the buffers; the same one (a connection that broke) has them still.
+
+        Meanwhile no answer of the old keeper makes a buffer claimed, so that both sides agree on which are.
+        """
         keeper = str(link.info["keeper"])
         with self.guard:
+            self._moving = True
             slabs = [s for s in self.slabs.values() if s.keeper != keeper]
             told = [s.sealed for s in slabs]
             entries = [{"id": s.id, "snapshot": s.sealed, "claimed": s.claimed} for s in slabs]
-        answer: Message = {"ids": {}}
-        if slabs:
-            # Not under the guard: the answer comes on the thread that also delivers events.
-            answer, _ = link.request({"op": "adopt", "buffers": entries}, [s.fd for s in slabs])
-        with self.back:
-            for slab in slabs:
-                self.slabs.pop(slab.id, None)
-                slab.id, slab.keeper = int(answer["ids"][str(slab.id)]), keeper
-                slab.ready.set()
-            self.slabs.update({s.id: s for s in slabs})
-            self.link = link
-            late = [
-                s
-                for s, before in zip(slabs, told, strict=True)
-                if s.sealed is not None and s.sealed is not before
-            ]
-            self.back.notify_all()
-        for slab in late:  # sealed while the buffers changed hands
+            unsure = [s for s in self.slabs.values() if s.keeper == keeper and s.sealed and not s.confirmed]
+            kept = [s for s in self.slabs.values() if s.keeper == keeper and s.claimed] + unsure
+        try:
+            # Not under the guard: the answers come on the thread that also delivers events.
+            answer: Message = {"ids": {}}
+            if slabs:
+                answer, _ = link.request({"op": "adopt", "buffers": entries}, [s.fd for s in slabs])
+            if kept:
+                got, _ = link.request({"op": "reclaim", "buffers": [s.id for s in kept]})
+                kept = [s for s in kept if s.id in got["buffers"]]  # the others it knows as sealed
+            with self.back:
+                for slab in slabs:
+                    self.slabs.pop(slab.id, None)
+                for slab, entry in zip(slabs, entries, strict=True):
+                    slab.id, slab.keeper = int(answer["ids"][str(entry["id"])]), keeper
+                    slab.ready.set()
+                self.slabs.update({s.id: s for s in slabs})
+                self.link = link
+                sealed_since = [s for s, t in zip(slabs, told, strict=True) if s.sealed and s.sealed is not t]
+                let_go = [
+                    s
+                    for s, e in zip(slabs, entries, strict=True)
+                    if e["claimed"] and not s.claimed and not s.sealed
+                ] + [s for s in kept if not s.claimed and not s.sealed]
+                sealed_since += [s for s in kept if s.sealed]
+        finally:
+            with self.back:
+                self._moving = False
+                self.back.notify_all()
+        for slab in sealed_since:  # while the buffers changed hands
             link.post({"op": "seal", "buffer": slab.id, "seconds": 0.0, **(slab.sealed or {})})
+        for slab in let_go:
+            link.post({"op": "unclaim", "buffer": slab.id})
         logger.warning("a new keeper took over %d buffers of this rank", len(slabs))

@@ -165,7 +165,7 @@ class Campaign:
         """Ends everything; says whether a process is left."""
         for agent in self.agents:
             agent.end()
-        assert not any(alive(a.pid) for a in self.agents)
+        until(lambda: not any(alive(a.pid) for a in self.agents))
 
     def _start(self, r: int) -> Any:
         agent = self.agents[r // self.local]
