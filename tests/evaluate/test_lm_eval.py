@@ -384,7 +384,7 @@ def pool_score(job: ScoreJob, **limits: Any) -> ScoreDone:
     pool = Pool(1, PoolLimits(**limits))
     try:
         pool.submit(job)
-        deadline = time.monotonic() + 100
+        deadline = time.monotonic() + 250
         while not (done := pool.collect()):
             assert time.monotonic() < deadline
             time.sleep(0.05)
@@ -403,13 +403,14 @@ def test_generated_code_is_scored_in_the_sandbox(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 @needs_sandbox
 def test_a_program_that_takes_the_scorer_down_costs_its_sample(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hostile = ("passed = True", "import os; os.kill(os.getpid(), 9)", "passed = True", "while True: pass")
     job = code_job(tmp_path, monkeypatch, hostile)
-    done = pool_score(job, sample_s=1.0, start_s=12.0)
+    done = pool_score(job, sample_s=2.0, start_s=60.0)
     assert done.score is not None, done.error
     assert [(n.sample, n.status) for n in done.score.notes] == [(1, "crashed"), (3, "crashed")]
     assert done.score.metrics[0].value == 1.0

@@ -23,7 +23,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
@@ -102,11 +102,13 @@ def run(
     files: Mapping[str, bytes] | None = None,
     readable: Iterable[Path | str] = (),
     env: Mapping[str, str] | None = None,
+    patience: Callable[[bytes], float] | None = None,
 ) -> Outcome:
     """Runs `argv` in the sandbox and says how it ended.
 
     `files` (name to content) lie in its working folder, writable; `readable` are folders or files of this machine
-    that it may read. Of the environment it sees only `env`. Raises SandboxUnavailable.
+    that it may read. Of the environment it sees only `env`. `patience` says, from the end of its
+    stdout so far, how many seconds it may now be quiet; without it that is `limits.quiet_s`. Raises SandboxUnavailable.
     """
     kind = sandbox_kind()
     if kind.startswith("none"):
@@ -114,7 +116,7 @@ def run(
             f"generated code is not run, because no sandbox works here ({kind.removeprefix('none: ')})",
             todo="Install bubblewrap (apt-get install bubblewrap), or allow unprivileged user namespaces",
         )
-    return _run(kind, argv, limits or Limits(), stdin, dict(files or {}), readable, dict(env or {}))
+    return _run(kind, argv, limits or Limits(), stdin, dict(files or {}), readable, dict(env or {}), patience)
 
 
 def python_paths() -> list[str]:
@@ -132,6 +134,7 @@ def _run(
     files: Mapping[str, bytes],
     readable: Iterable[Path | str],
     env: Mapping[str, str],
+    patience: Callable[[bytes], float] | None = None,
 ) -> Outcome:
     folder = Path(tempfile.mkdtemp(prefix="unbroken-sandbox-"))
     try:
@@ -145,7 +148,7 @@ def _run(
             place.write_bytes(content)
         with _Handshake() as shake:
             command = _command(kind, list(argv), limits, folder, readable, env, shake)
-            return _supervise(command, limits, stdin, shake)
+            return _supervise(command, limits, stdin, shake, patience or (lambda said: limits.quiet_s))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -240,7 +243,9 @@ class _Handshake:
             os.write(self._go, b"g")
 
 
-def _supervise(command: list[str], limits: Limits, stdin: bytes, shake: _Handshake) -> Outcome:
+def _supervise(
+    command: list[str], limits: Limits, stdin: bytes, shake: _Handshake, patience: Callable[[bytes], float]
+) -> Outcome:
     """Runs the sandboxed command, reads what it says, and kills it when it takes too much."""
     started = time.monotonic()
     process = subprocess.Popen(
@@ -274,7 +279,8 @@ def _supervise(command: list[str], limits: Limits, stdin: bytes, shake: _Handsha
             except subprocess.TimeoutExpired:
                 wait = min(wait * 1.5, 0.1)
             now = time.monotonic()
-            if now - started > wall or (limits.quiet_s and now - kept[0].last > limits.quiet_s):
+            quiet = patience(bytes(kept[0].data[-100:]))
+            if now - started > wall or (quiet and now - kept[0].last > quiet):
                 status = "timeout"
             elif _resident(process.pid) > limits.memory:
                 status = "memory"
