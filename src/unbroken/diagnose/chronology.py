@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -23,6 +24,7 @@ _LAUNCHERS = (
 _SOFT = ("KeyError", "AttributeError", "StopIteration", "Empty", "ModuleNotFoundError", "ImportError", "IndexError", "LookupError", "ValueError", "TypeError")  # fmt: skip
 _MACHINE = ("NVLinkError", "ECCError", "NodeFailure", "NetworkError")
 _EXPLAINS_S = 180.0
+_REJOINED = re.compile(r"(?i)re-?joined|training goes on|in-job restart")
 
 
 @dataclass(frozen=True)
@@ -156,7 +158,23 @@ def went_on(event: Event, scans: Sequence[FileScan], progress: Sequence[Progress
 
 
 def _handled(event: Event, recoveries: Sequence[Event]) -> bool:
-    return any(r.file == event.file and 0 <= r.line - event.line <= 3 and (r.rank is None or event.rank is None or r.rank == event.rank) for r in recoveries)  # fmt: skip
+    """Whether a line beside the event, or a restart of the whole job soon after it, says that it was overcome."""
+    for r in recoveries:
+        if (
+            r.file == event.file
+            and 0 <= r.line - event.line <= 3
+            and (r.rank is None or event.rank is None or r.rank == event.rank)
+        ):
+            return True
+        if (
+            r.file != event.file
+            and r.time is not None
+            and event.time is not None
+            and 0 <= r.time - event.time <= 120.0
+            and _REJOINED.search(r.text)
+        ):
+            return True
+    return False
 
 
 def _launcher(event: Event) -> bool:

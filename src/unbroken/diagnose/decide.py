@@ -263,7 +263,11 @@ def _line(p: Progress, scans: Sequence[FileScan]) -> Root:
 def _after(later: Event, earlier: Event, scans: Sequence[FileScan]) -> bool:
     if later.file == earlier.file:
         return later.line > earlier.line
-    return later.time is not None and earlier.time is not None and later.time >= earlier.time
+    if later.time is None or earlier.time is None:
+        return (
+            later.rule.outcome == "completed"
+        )  # nothing orders the two: who says that all is well knows the end
+    return later.time >= earlier.time
 
 
 def _tear_down(root: Event, ending: Event, scans: Sequence[FileScan]) -> bool:
