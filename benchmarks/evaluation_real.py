@@ -236,10 +236,11 @@ def run_ours(
     arm: str, out: Path, suite: Suite, spec: ModelSpec, workers: int, on_gpu: bool, rate: float
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """`unbroken eval`: the model comes over the link once, into shared memory; the time for that counts."""
-    from unbroken.evaluate.coordinator import Coordinator, Settings
+    from unbroken.evaluate.coordinator import Coordinator
     from unbroken.evaluate.engines import Slot
     from unbroken.evaluate.engines.local import LocalEngine
     from unbroken.evaluate.folder import EvalDir
+    from unbroken.evaluate.settings import Settings
 
     folder = EvalDir(out)
     memory = Path(

@@ -7,10 +7,11 @@ from typing import Any
 
 from unbroken.evaluate.cache import Places
 from unbroken.evaluate.contracts import ModelSpec, Report, Suite, Task
-from unbroken.evaluate.coordinator import Coordinator, Settings
+from unbroken.evaluate.coordinator import Coordinator
 from unbroken.evaluate.engines import Slot
 from unbroken.evaluate.engines.local import LocalEngine
 from unbroken.evaluate.folder import EvalDir
+from unbroken.evaluate.settings import Settings
 from unbroken.testing.evaluation import BACKEND, HARNESS, ThreadScoring, fake_model
 
 

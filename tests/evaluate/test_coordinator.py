@@ -21,6 +21,7 @@ from unbroken.errors import (
     UnknownTask,
     UsageError,
 )
+from unbroken.evaluate.answers import AnswerStore
 from unbroken.evaluate.contracts import ModelSpec, Suite, TaskPrior
 from unbroken.evaluate.folder import EvalDir
 from unbroken.evaluate.journal import events
@@ -174,10 +175,15 @@ def test_answers_of_one_model_are_never_given_to_another(tmp_path: Path) -> None
 
 def test_work_is_stolen_at_the_tail(tmp_path: Path) -> None:
     """The prior of one task is wrong by a lot: whoever has it would be last by far."""
-    tasks = [fake_task("slow", samples=64, seconds=0.08), *(fake_task(f"t{i}", samples=64, seconds=0.0005) for i in range(4))]
+    tasks = [
+        fake_task("slow", samples=64, seconds=0.08),
+        *(fake_task(f"t{i}", samples=64, seconds=0.0005) for i in range(4)),
+    ]
     priors = {t.name: TaskPrior(samples=64, seconds=0.5) for t in tasks}
     report = coordinator(tmp_path, Suite("fakes", tuple(tasks), priors=priors), workers=2).run()
-    shares = [sum(len(t.blocks) for t in report.trials if t.worker == w and t.task == "slow") for w in ("w0", "w1")]
+    shares = [
+        sum(len(t.blocks) for t in report.trials if t.worker == w and t.task == "slow") for w in ("w0", "w1")
+    ]
     assert sum(shares) == 8
     assert min(shares) >= 2, shares
 
@@ -282,3 +288,35 @@ def test_no_worker_left_is_an_error_and_nothing_is_lost(tmp_path: Path) -> None:
     with pytest.raises(EvaluationError, match="no worker is left: exit code 1"):
         c.run()
     assert evaluate(tmp_path, fake_suite(fake_task("a", samples=16))).scores[0].scored == 16
+
+
+def test_a_full_disk_ends_it_with_a_reason_and_keeps_what_was_answered(tmp_path: Path) -> None:
+    suite = fake_suite(fake_task("a", samples=40))
+    c = coordinator(tmp_path, suite, workers=1)
+    calls = 0
+
+    def run() -> None:
+        original = AnswerStore.append
+
+        def append(self: AnswerStore, *args: object, **more: object) -> None:
+            nonlocal calls
+            calls += 1
+            if calls > 2:
+                raise OSError(28, "No space left on device")
+            original(self, *args, **more)  # type: ignore[arg-type]
+
+        with pytest.MonkeyPatch.context() as m:
+            m.setattr(AnswerStore, "append", append)
+            c.run()
+
+    with pytest.raises(EvaluationError, match="No space left on device"):
+        run()
+    again = evaluate(tmp_path, suite, workers=1)
+    assert sum(len(t.blocks) for t in again.trials) == 3
+
+
+def test_a_scorer_that_crashes_as_a_whole_costs_its_task_only(tmp_path: Path) -> None:
+    suite = fake_suite(fake_task("bad", samples=10, score_s="never"), fake_task("good", samples=10))
+    report = evaluate(tmp_path, suite, workers=1)
+    assert [s.task for s in report.scores] == ["good"]
+    assert "ValueError" in report.errors["bad"]

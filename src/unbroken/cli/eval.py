@@ -13,9 +13,9 @@ from ..errors import EvaluationIncomplete, InputError, UsageError
 
 if TYPE_CHECKING:
     from ..evaluate.contracts import ModelSpec, Report, Suite
-    from ..evaluate.coordinator import Settings
     from ..evaluate.engines import Engine, Slot
     from ..evaluate.folder import EvalDir
+    from ..evaluate.settings import Settings
 
 app = typer.Typer(
     help="Evaluate a checkpoint on many datasets in a fraction of the GPU time.",
@@ -475,7 +475,7 @@ def _settings(
     import os
 
     from ..evaluate.cache import Places, default_places
-    from ..evaluate.coordinator import Settings
+    from ..evaluate.settings import Settings
 
     if cache not in ("auto", "always", "never"):
         raise UsageError(f"--cache {cache}", todo="Choose auto, always or never")

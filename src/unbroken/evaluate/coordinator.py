@@ -4,28 +4,28 @@ One process, one event loop, the only writer of the evaluation's files. It may b
 reached it are on disk, the same command goes on with the rest. Workers may join and leave while it runs.
 
 This file is long because it is one state machine; what is pure is elsewhere: planning in planner.py, decisions in
-dispatch.py, bookkeeping of a connection in live.py, the report in outcome.py.
+dispatch.py, bookkeeping of a connection in live.py, tasks on their way in and out in intake.py and landing.py, the
+report in outcome.py.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import hmac
 import json
 import secrets
 import socket
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 from .. import atomic
-from ..errors import EvaluationError, ModelChanged, UnbrokenError
-from . import prepare as prep
+from ..errors import EvaluationError, UnbrokenError
 from .answers import AnswerStore
-from .cache import Places, default_places, fetch_unknown, lease
+from .cache import lease
 from .codec import decode, encode
 from .contracts import (
     Conditions,
@@ -34,7 +34,6 @@ from .contracts import (
     Report,
     Score,
     ScoreDone,
-    ScoreJob,
     ScoringPool,
     Suite,
     Task,
@@ -44,58 +43,24 @@ from .contracts import (
 )
 from .dispatch import Dispatcher
 from .engines import Engine, Slot
-from .folder import EvalDir, read_json
+from .folder import EvalDir
+from .intake import Intake
 from .journal import Journal, events
+from .landing import Landing
 from .live import Link, Progress, Visit, Watcher
+from .locate import locate
 from .outcome import BlockTime, Measured, report
 from .planner import SIMULATED_PARCELS, Costs, Work
+from .prepare import Preparers, revive
 from .priors import Expected, Features, Observation, PriorBook, features_of, load_book, save_merged
-from .registry import get_backend, open_scoring
-from .sources import Manifest, Source, hash_model, memo_folder, on_network, open_source, small_files
+from .registry import open_scoring
+from .settings import Abort, Settings
 from .staged import encode_sample, read_block
 from .wire import VERSION, Message, receive
 
 TICK_S = 0.05
 RESTARTS = 3
 """A worker's place is filled again so often without one answered block in between."""
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How to run it; nothing here changes a score."""
-
-    slots: tuple[Slot, ...] = (Slot("w0"),)
-    """Workers that the engine starts; none: only workers that join by themselves."""
-    cpu_workers: int = 2
-    """Processes for metrics."""
-    prepare_workers: int = 2
-    """Processes that build prompts."""
-    cache: str = "auto"
-    """'auto': copy the model into shared memory unless it lies on a disk of this machine; 'always'; 'never'."""
-    places: Places = field(default_factory=default_places)
-    priors: Path | None = None
-    device: str = "cpu"
-    """Name of the hardware, for priors."""
-    load_s: float = 30.0
-    """Expected seconds from a worker's start to its first block."""
-    beat_s: float = 2.0
-    stall_s: float = 600.0
-    """A block that takes longer than this and than `stall_factor` times what was expected is taken to hang."""
-    stall_factor: float = 30.0
-    wait_for_workers_s: float = 0.0
-    """How long to wait, without any worker, for one to join; 0: as long as it takes where no slots are given."""
-    keep_going: bool = False
-    """Go on without tasks that cannot be prepared; they are reported at the end."""
-    stealing: bool = True
-    advertise: str = ""
-    """Host name that workers elsewhere connect to; empty: this machine's."""
-
-
-@dataclass
-class Abort(Exception):
-    """Ends the event loop with an error for the user."""
-
-    error: UnbrokenError
 
 
 class Coordinator:
@@ -113,18 +78,16 @@ class Coordinator:
         self.settings = settings
         self.open_scoring = scoring
         self.watcher = watcher
-        self.checkpoint = checkpoint
+        self.asked_checkpoint = checkpoint
         self.links: dict[str, Link] = {}
         self.prepared: dict[str, PreparedTask] = {}
         self.states: dict[str, str] = {}
-        self.scores: dict[str, Score] = {}
         self.groups: list[Score] = []
         self.errors: dict[str, str] = {}
         self.trials: list[Trial] = []
         self.blocks: list[BlockTime] = []
         self.scorings: list[ScoreDone] = []
         self.seen: list[WorkerSeen] = []
-        self.prepare_s: dict[str, float] = {}
         self.expected: dict[str, Expected] = {}
         self.problem: UnbrokenError | None = None
         self.stopping = ""
@@ -135,12 +98,11 @@ class Coordinator:
         self._started: dict[str, float] = {}
         self._engine_at = 0.0
         self._gpu_end = 0.0
-        self._landing: set[asyncio.Task[None]] = set()
-        self._scoring: ScoringPool | None = None
         self._alone_since: float | None = None
         self._wake = asyncio.Event()
         self._last_shown = 0.0
         self._last_why = "all ended"
+        self.journal: Journal | None = None
 
     # ------------------------------------------------------------------------------------------ the whole
 
@@ -154,165 +116,61 @@ class Coordinator:
 
     async def _run(self) -> Report:
         self._wake = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        self.incarnation = 1 + sum(1 for e in events(self.folder.journal) if e["event"] == "begin")
-        preparers = prep.Preparers(self.settings.prepare_workers, self.folder.log("prepare"))
-        journal = self.journal = None
+        s, loop = self.settings, asyncio.get_running_loop()
+        incarnation = 1 + sum(1 for e in events(self.folder.journal) if e["event"] == "begin")
+        preparers = Preparers(s.prepare_workers, self.folder.log("prepare"))
+        self.intake = Intake(
+            self.suite, self.spec, self.folder, preparers, self.errors, keep_going=s.keep_going
+        )
+        find = functools.partial(
+            locate,
+            self.spec,
+            cache=s.cache,
+            places=s.places,
+            remote=self.engine.remote,
+            checkpoint=self.asked_checkpoint,
+        )
         try:
-            tasks, source = await asyncio.gather(
-                self._expand(preparers), loop.run_in_executor(None, self._find_model)
-            )
-            self.key = self.spec.key(self.checkpoint)
+            tasks, self.located = await asyncio.gather(self.intake.expand(), loop.run_in_executor(None, find))
+            key = self.spec.key(self.located.checkpoint)
             self.folder.claim(self._asked())
-            journal = self.journal = Journal(self.folder.journal)
-            self.store = AnswerStore(self.folder.answers(self.key), self.incarnation)
-            self.journal.write(
+            self.journal = Journal(self.folder.journal)
+            self._note(
                 "begin",
-                incarnation=self.incarnation,
-                key=self.key,
-                checkpoint=self.checkpoint,
+                incarnation=incarnation,
+                key=key,
+                checkpoint=self.located.checkpoint,
                 tasks=len(tasks),
             )
-            files = await loop.run_in_executor(None, self._small_files, source)
-            known = await self._check(preparers, tasks, files)
-            await self._evaluate(preparers, tasks, known, files)
-            await self._combine(preparers)
+            files = await loop.run_in_executor(None, self.located.small_files, self.folder.model_files)
+            known = await self.intake.check(tasks, files)
+            self.states = {t.name: "failed" if t.name in self.errors else "waiting" for t in tasks}
+            with contextlib.closing(AnswerStore(self.folder.answers(key), incarnation)) as self.store:
+                pool = functools.partial(self.open_scoring, s.cpu_workers)
+                with contextlib.closing(
+                    Landing(self.folder, key, self.located.checkpoint, self.store, pool, self._wake.set)
+                ) as self.landing:
+                    await self._evaluate(tasks, known)
+            self.groups = await self.intake.combine(
+                [self.prepared[t] for t in self.states if t in self.prepared], self.landing.scores
+            )
             return self._finish()
         finally:
             preparers.close()
-            if self._scoring is not None:
-                self._scoring.close()
-            if journal is not None:
-                self.journal = None
-                self.store.close()
+            if self.journal is not None:
+                journal, self.journal = self.journal, None
                 journal.close()
 
     def _asked(self) -> dict[str, Any]:
         return {
             "suite": digest(encode(replace(self.suite, folder=""))),
             "model": encode(replace(self.spec, batch_size=0)),
-            "checkpoint": self.checkpoint,
+            "checkpoint": self.located.checkpoint,
         }
-
-    # ------------------------------------------------------------------------------------------- the model
-
-    def _find_model(self) -> Source | None:
-        """Hashes the model (reading it once, into the node's cache where it is wanted there). In a thread."""
-        backend = get_backend(self.spec.backend)
-        self.manifest: Manifest | None = None
-        self.cached = False
-        if not backend.needs_weights:
-            self.checkpoint = (
-                self.checkpoint
-                or backend.fingerprint(self.spec)
-                or digest([self.spec.source, self.spec.name])
-            )
-            return None
-        source = open_source(self.spec.source)
-        folder = Path(source.address) if "://" not in source.address else None
-        self.cached = self.settings.cache == "always" or (
-            self.settings.cache == "auto" and (folder is None or on_network(folder))
-        )
-        if not self.cached and folder is None:
-            self.cached = True  # an object store cannot be mapped
-        here = self.cached and not self.engine.remote
-        reader = (lambda files: fetch_unknown(source, files, self.settings.places)) if here else None
-        self.manifest = hash_model(source, memo_folder(), reader)
-        if self.checkpoint and self.checkpoint != self.manifest.hash:
-            raise ModelChanged("the model's files differ from those asked for", where=self.spec.source)
-        self.checkpoint = self.manifest.hash
-        return source
-
-    def _small_files(self, source: Source | None) -> Path | None:
-        return None if source is None else small_files(source, self.folder.model_files)
-
-    @property
-    def model_b(self) -> float:
-        """Billions of parameters, from the bytes of the weights at two bytes each; 0 where unknown."""
-        if self.manifest is None:
-            return 0.0
-        return sum(s for n, s, _ in self.manifest.files if n.endswith((".safetensors", ".bin"))) / 2e9
-
-    # ------------------------------------------------------------------------------------------- the tasks
-
-    async def _expand(self, preparers: prep.Preparers) -> list[Task]:
-        found = await asyncio.gather(
-            *(preparers.ask("expand", self.suite, task=encode(t)) for t in self.suite.tasks),
-            return_exceptions=True,
-        )
-        self._raise_all(self.suite.tasks, found)
-        tasks: dict[str, Task] = {}
-        for answer in found:
-            if not isinstance(answer, BaseException):
-                for value in answer:
-                    task = decode(Task, value)
-                    if task.name in tasks:
-                        raise Abort(EvaluationError(f"two tasks of the suite are called '{task.name}'", where=self.suite.name,
-                                                    todo="A group holds it already: take it out of the suite"))  # fmt: skip
-                    tasks[task.name] = task
-        return list(tasks.values())
-
-    async def _check(
-        self, preparers: prep.Preparers, tasks: Sequence[Task], files: Path | None
-    ) -> dict[str, PreparedTask]:
-        """Tasks that are prepared already. Says what is missing before a GPU is taken."""
-        self._marks = {t.name: prep.fingerprint(t, self.suite, self.spec, files) for t in tasks}
-        known = {
-            t.name: p
-            for t in tasks
-            if (p := prep.prepared_before(self.folder, t, self._marks[t.name])) is not None
-        }
-        rest = [t for t in tasks if t.name not in known]
-        found = await asyncio.gather(
-            *(preparers.ask("check", self.suite, task=encode(t)) for t in rest), return_exceptions=True
-        )
-        self._raise_all(rest, found)
-        blind = [t for t, ok in zip(rest, found, strict=True) if ok is False]
-        made = await asyncio.gather(
-            *(self._prepare_one(preparers, t, files) for t in blind), return_exceptions=True
-        )
-        self._raise_all(blind, made)
-        known |= {p.task.name: p for p in made if isinstance(p, PreparedTask)}
-        for t in tasks:
-            self.states[t.name] = "failed" if t.name in self.errors else "waiting"
-        return known
-
-    def _raise_all(self, tasks: Sequence[Task], results: Sequence[object]) -> None:
-        """Raises the first error and names the others, or notes them all where we are to go on without those tasks."""
-        bad = [(t, r) for t, r in zip(tasks, results, strict=True) if isinstance(r, BaseException)]
-        for task, error in bad:
-            if not isinstance(error, UnbrokenError):
-                raise error
-            self.errors[task.name] = str(error)
-        if bad and not (self.settings.keep_going and len(bad) < len(tasks)):
-            first = bad[0][1]
-            assert isinstance(first, UnbrokenError)  # anything else was raised above
-            if len(bad) > 1:
-                first.what += (
-                    f"; {len(bad) - 1} more tasks cannot run: {', '.join(t.name for t, _ in bad[1:6])}"
-                )
-            raise Abort(first)
-
-    async def _prepare_one(self, preparers: prep.Preparers, task: Task, files: Path | None) -> PreparedTask:
-        began = time.time()
-        folder = self.folder.task(task.name)
-        folder.mkdir(parents=True, exist_ok=True)
-        value = await preparers.ask("prepare", self.suite, task=encode(task), spec=encode(self.spec),
-                                    model_files=str(files) if files else None, folder=str(folder))  # fmt: skip
-        prepared = decode(PreparedTask, value)
-        prep.remember(self.folder, prepared, self._marks[task.name])
-        self.prepare_s[task.name] = time.time() - began
-        return prepared
 
     # ----------------------------------------------------------------------------------------- the running
 
-    async def _evaluate(
-        self,
-        preparers: prep.Preparers,
-        tasks: Sequence[Task],
-        known: dict[str, PreparedTask],
-        files: Path | None,
-    ) -> None:
+    async def _evaluate(self, tasks: Sequence[Task], known: dict[str, PreparedTask]) -> None:
         s = self.settings
         self.book = load_book(s.priors) if s.priors else PriorBook()
         costs = Costs(s.load_s, 0.005, s.cpu_workers)
@@ -332,7 +190,7 @@ class Coordinator:
                 for slot in s.slots:
                     self._start(slot)
                 order = sorted(waiting, key=lambda t: -self._guess(t))
-                preparing = [asyncio.create_task(self._prepare_and_add(preparers, t, files)) for t in order]
+                preparing = [asyncio.create_task(self._prepare_and_add(t)) for t in order]
             try:
                 await self._loop()
             finally:
@@ -355,13 +213,13 @@ class Coordinator:
     def _guess(self, task: Task) -> float:
         """Expected seconds of a task that is not prepared yet: the order in which to prepare."""
         said = self.suite.priors.get(task.name)
-        found = self.book.expect(task.name, said.samples if said and said.samples else 1000, features=Features(), model_b=self.model_b,
+        found = self.book.expect(task.name, said.samples if said and said.samples else 1000, features=Features(), model_b=self.located.model_b,
                                  device=self.settings.device, said=said)  # fmt: skip
         return found.seconds + found.score_s
 
-    async def _prepare_and_add(self, preparers: prep.Preparers, task: Task, files: Path | None) -> None:
+    async def _prepare_and_add(self, task: Task) -> None:
         try:
-            prepared = await self._prepare_one(preparers, task, files)
+            prepared = await self.intake.prepare(task)
             self._unprepared -= 1
             self._add([prepared])
         except UnbrokenError as e:
@@ -385,7 +243,7 @@ class Coordinator:
                 name,
                 p.samples,
                 features_of(p),
-                self.model_b,
+                self.located.model_b,
                 self.settings.device,
                 self.suite.priors.get(name),
             )
@@ -439,7 +297,8 @@ class Coordinator:
                 self._gpu_end = time.time()
                 self._stop_workers("every answer is here")
             self._collect()
-            if gpu_done and not self._landing and (self._scoring is None or self._scoring.pending == 0):
+            if gpu_done and self.landing.idle:
+                self._collect()  # what ended since the look above
                 return
             if not gpu_done:
                 self._watch_workers()
@@ -486,8 +345,15 @@ class Coordinator:
 
     def _hold_copy(self, stack: contextlib.AsyncExitStack) -> None:
         """Keeps this node's copy while workers come and go."""
-        if self.cached and not self.engine.remote and self.manifest is not None and self.settings.slots:
-            held = lease(open_source(self.spec.source), self.manifest, self.settings.places)
+        found = self.located
+        if (
+            found.cached
+            and not self.engine.remote
+            and self.settings.slots
+            and found.source is not None
+            and found.manifest is not None
+        ):
+            held = lease(found.source, found.manifest, self.settings.places)
             stack.callback(held.release)
 
     def _start(self, slot: Slot, tries: int = 0) -> None:
@@ -545,19 +411,12 @@ class Coordinator:
                     self._started.get(hello["name"], time.time()), int(hello["pid"]))  # fmt: skip
         self.links[link.name] = link
         self._note("join", worker=link.name, node=link.node, gpus=list(gpus), pid=link.pid)
-        model: dict[str, Any] = {
-            "cache": self.cached,
-            "address": self.spec.source,
-            "manifest": None,
-            "memory": None,
-            "disks": [],
-        }
-        if self.manifest is not None:
-            source = open_source(self.spec.source)
-            model |= {"address": source.address, "manifest": encode(self.manifest) if self.cached else None,
-                      "memory": str(self.settings.places.memory) if self.settings.places.memory else None,
-                      "disks": [str(d) for d in self.settings.places.disks]}  # fmt: skip
-        link.send("welcome", spec=encode(self.spec), model=model, beat_s=self.settings.beat_s)
+        link.send(
+            "welcome",
+            spec=encode(self.spec),
+            model=self.located.told(self.settings.places),
+            beat_s=self.settings.beat_s,
+        )
         return link
 
     def _on(self, link: Link, m: Message) -> None:
@@ -578,7 +437,7 @@ class Coordinator:
             self.dispatcher.yielded(link.name, given)
             self._feed_all()
         elif op == "unfit":
-            error = prep.revive(m)
+            error = revive(m)
             link.leaving = error.what
             if link.name in self._slots:
                 self._slots[link.name] = (self._slots[link.name][0], RESTARTS)
@@ -614,7 +473,11 @@ class Coordinator:
             self._feed_all()
             return
         if open_before:
-            self.store.append(prepared, number, decode(Conditions, m["conditions"]), m["answers"])
+            try:
+                self.store.append(prepared, number, decode(Conditions, m["conditions"]), m["answers"])
+            except OSError as e:
+                self._abort(self._unwritable(e))
+                return
             self.blocks.append(BlockTime(task, number, ended - started, prepared.task.gpus))
         last = (
             self.dispatcher.answered(link.name, (task, number), ended - started)
@@ -754,63 +617,15 @@ class Coordinator:
     # ----------------------------------------------------------------------------------------- the scoring
 
     def _land(self, task: str) -> None:
-        """A task's last block is here: its exact set is written and scored while the GPUs go on."""
+        """A task's last block is here."""
         self.states[task] = "landed"
-        job = asyncio.get_running_loop().create_task(self._land_async(task))
-        self._landing.add(job)
-        job.add_done_callback(self._landing.discard)
-
-    async def _land_async(self, task: str) -> None:
-        try:
-            job = await asyncio.get_running_loop().run_in_executor(None, self._merge, task)
-        except (UnbrokenError, OSError) as e:
-            self.errors[task] = str(e)
-            self.states[task] = "failed"
-            self._note("task_failed", task=task, why=str(e))
-        else:
-            if job is not None:  # handed over on this thread: a pool is used by one thread only
-                if self._scoring is None:
-                    self._scoring = self.open_scoring(self.settings.cpu_workers)
-                self._scoring.submit(job)
-        self._wake.set()
-
-    def _merge(self, task: str) -> ScoreJob | None:
-        """Writes the exact set; None if an earlier command scored it already. In a thread."""
-        prepared = self.prepared[task]
-        given_up = {b: why for (t, b), why in self.dispatcher.given_up.items() if t == task}
-        answers = self.folder.landed(self.key, task)
-        conditions = self.store.merge(prepared, given_up, answers)
-        self.store.sync()
-        result = self.folder.score(self.key, task)
-        before = self._scored_before(result, prepared) if not given_up else None
-        if before is not None:
-            self.scores[task] = before
-            self.states[task] = "scored"
-            return None
-        result.parent.mkdir(parents=True, exist_ok=True)
-        return ScoreJob(prepared, str(answers), str(result), self.checkpoint, conditions)
-
-    def _scored_before(self, path: Path, prepared: PreparedTask) -> Score | None:
-        """A score that an earlier command computed from the same answers, unless samples were left unscored."""
-        if not path.exists():
-            return None
-        score = decode(Score, read_json(path), where=str(path))
-        same = (score.version, score.prompt_hash, score.checkpoint) == (
-            prepared.version,
-            prepared.prompt_hash,
-            self.checkpoint,
+        self.landing.land(
+            self.prepared[task], {b: why for (t, b), why in self.dispatcher.given_up.items() if t == task}
         )
-        return score if same and score.scored == score.samples == prepared.samples else None
 
     def _collect(self) -> None:
-        for done in self._scoring.collect() if self._scoring is not None else ():
+        for done in self.landing.collect():
             self.scorings.append(done)
-            if done.score is None:
-                self.errors[done.task] = done.error
-                self.states[done.task] = "failed"
-            else:
-                self.scores[done.task] = done.score
-                self.states[done.task] = "scored"
             self._note(
                 "scored",
                 task=done.task,
@@ -819,25 +634,12 @@ class Coordinator:
                 ended=done.ended,
                 error=done.error,
             )
-
-    async def _combine(self, preparers: prep.Preparers) -> None:
-        """Scores of groups from those of their leaves, where every leaf has one."""
-        groups: dict[tuple[str, str], list[str]] = {}
-        for name, p in self.prepared.items():
-            if p.task.group:
-                groups.setdefault((p.task.harness, p.task.group), []).append(name)
-        for (_, group), names in groups.items():
-            if not all(n in self.scores for n in names):
-                self.errors[group] = "some of its tasks have no score"
-                continue
-            try:
-                value = await preparers.ask("combine", self.suite, group=group, prepared=[encode(self.prepared[n]) for n in names],
-                                            scores=[encode(self.scores[n]) for n in names])  # fmt: skip
-            except UnbrokenError as e:
-                self.errors[group] = str(e)
-                continue
-            if value is not None:
-                self.groups.append(decode(Score, value))
+        for task, why in self.landing.failed.items():
+            if self.states[task] != "failed":
+                self.errors[task], self.states[task] = why, "failed"
+                self._note("task_failed", task=task, why=why)
+        for task in self.landing.scores:
+            self.states[task] = "scored"
 
     # ------------------------------------------------------------------------------------------ the ending
 
@@ -849,9 +651,9 @@ class Coordinator:
                 )
         started = self._engine_at or min((s.started for s in self.scorings), default=time.time())
         order = {t: i for i, t in enumerate(self.states)}  # as the suite has them
-        seen = Measured(self.suite.name, self.spec.title, self.checkpoint, started, self.trials, self.blocks, self.scorings, self.seen,
-                        self.prepare_s, self.settings.cpu_workers, self.dispatcher.plan.makespan_s)  # fmt: skip
-        scores = sorted(self.scores.values(), key=lambda s: order.get(s.task, len(order)))
+        seen = Measured(self.suite.name, self.spec.title, self.located.checkpoint, started, self.trials, self.blocks, self.scorings, self.seen,
+                        self.intake.seconds, self.settings.cpu_workers, self.dispatcher.plan.makespan_s)  # fmt: skip
+        scores = sorted(self.landing.scores.values(), key=lambda s: order.get(s.task, len(order)))
         found = report(seen, self.prepared, scores, self.groups, self.errors)
         atomic.write_json(self.folder.report, encode(found))
         self._save_priors()
@@ -871,13 +673,20 @@ class Coordinator:
             samples = sum(len(p.samples_of(b.block)) for b in mine)
             score_s = scoring[name] * samples / p.samples if name in scoring and samples else None
             if mine:
-                observed.append(Observation(name, self.model_b or 7.0, self.settings.device, samples, sum(b.seconds for b in mine),
+                observed.append(Observation(name, self.located.model_b or 7.0, self.settings.device, samples, sum(b.seconds for b in mine),
                                             features_of(p), score_s))  # fmt: skip
         save_merged(self.settings.priors, observed)
 
     def _note(self, event: str, **fields: Any) -> None:
         if self.journal is not None:
-            self.journal.write(event, **fields)
+            try:
+                self.journal.write(event, **fields)
+            except OSError as e:
+                self._abort(self._unwritable(e))
+
+    def _unwritable(self, e: OSError) -> UnbrokenError:
+        return EvaluationError(f"the evaluation's files cannot be written: {e.strerror or e}", where=str(self.folder.root),
+                               todo="Make room, then run the same command: what was answered so far is kept")  # fmt: skip
 
     def _abort(self, error: UnbrokenError) -> None:
         self.problem = self.problem or error

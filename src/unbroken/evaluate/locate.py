@@ -1,0 +1,69 @@
+"""Finds the model of an evaluation: its hash, whether it is copied into the node's memory, what workers are told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import ModelChanged
+from .cache import Places, fetch_unknown
+from .codec import encode
+from .contracts import Json, ModelSpec, digest
+from .registry import get_backend
+from .sources import Manifest, Source, hash_model, memo_folder, on_network, open_source, small_files
+
+
+@dataclass(frozen=True)
+class Located:
+    """A model that can be asked for by its hash."""
+
+    checkpoint: str
+    """The hash of what answers."""
+    source: Source | None = None
+    """None: an endpoint."""
+    manifest: Manifest | None = None
+    cached: bool = False
+    """Workers lease a copy on their node instead of reading the source."""
+
+    @property
+    def model_b(self) -> float:
+        """Billions of parameters, from the bytes of the weights at two bytes each; 0 where unknown."""
+        if self.manifest is None:
+            return 0.0
+        return sum(s for n, s, _ in self.manifest.files if n.endswith((".safetensors", ".bin"))) / 2e9
+
+    def small_files(self, target: Path) -> Path | None:
+        """A folder with tokenizer and configuration; None for an endpoint."""
+        return None if self.source is None else small_files(self.source, target)
+
+    def told(self, places: Places) -> Json:
+        """What a worker is told of it."""
+        if self.source is None or self.manifest is None:
+            return {"cache": False, "address": "", "manifest": None, "memory": None, "disks": []}
+        return {
+            "cache": self.cached,
+            "address": self.source.address,
+            "manifest": encode(self.manifest) if self.cached else None,
+            "memory": str(places.memory) if places.memory else None,
+            "disks": [str(d) for d in places.disks],
+        }
+
+
+def locate(spec: ModelSpec, *, cache: str, places: Places, remote: bool, checkpoint: str = "") -> Located:
+    """The model of a spec. A source whose hash is not known is read once, into this node's cache if it is wanted there.
+
+    `cache`: 'auto', 'always' or 'never'; `remote`: workers run elsewhere. Raises ModelDoesNotLoad, and ModelChanged if
+    the hash is not `checkpoint`.
+    """
+    backend = get_backend(spec.backend)
+    if not backend.needs_weights:
+        return Located(checkpoint or backend.fingerprint(spec) or digest([spec.source, spec.name]))
+    source = open_source(spec.source)
+    folder = Path(source.address) if "://" not in source.address else None
+    # An object store cannot be mapped, so it is copied whatever was asked.
+    cached = folder is None or cache == "always" or (cache == "auto" and on_network(folder))
+    reader = (lambda files: fetch_unknown(source, files, places)) if cached and not remote else None
+    manifest = hash_model(source, memo_folder(), reader)
+    if checkpoint and checkpoint != manifest.hash:
+        raise ModelChanged("the model's files differ from those asked for", where=spec.source)
+    return Located(manifest.hash, source, manifest, cached)
