@@ -633,6 +633,7 @@ def main() -> None:
         result["blocks"]["unbroken"] = measure(
             ours, t, a.folder / "c", a.ours, a.window, a.limit, close=a.no_restore
         )
+        result["probes_after"] = probes(device, a.folder, t.bytes())  # virtual disks slow down after a burst
         keep()
         if not a.no_restore:
             result["restore"] = restores(t, ours, options)
