@@ -100,3 +100,24 @@ def test_no_driver_is_a_clear_error() -> None:
         assert "driver" in str(e) or "nvidia-ml-py" in str(e)
     else:
         pytest.skip("this machine has a GPU")
+
+
+def test_the_real_library_has_every_name_that_is_used() -> None:
+    """No GPU is needed to find a misspelt constant."""
+    import inspect
+    import re
+
+    import pynvml
+
+    from unbroken.telemetry import gpu
+
+    used = set(re.findall(r"\b(?:n|nvml|self\._nvml)\.(nvml\w+|NVML\w*|c_nvml\w+)", inspect.getsource(gpu)))
+    used |= {constant for _, constant, _ in gpu.GPM_METRICS}
+    used |= {f for table in (gpu.FAST_FIELDS, gpu.SLOW_FIELDS) for _, names, _ in table for f in names}
+    assert len(used) > 40
+    assert {u for u in used if not hasattr(pynvml, u)} == set()
+    assert len(gpu.GPM_METRICS) <= pynvml.NVML_GPM_METRIC_MAX
+    assert [
+        getattr(pynvml, f"NVML_VALUE_TYPE_{t}") for t in ("DOUBLE", "UNSIGNED_INT", "UNSIGNED_LONG_LONG")
+    ] == [0, 1, 3]
+    assert set(gpu._TYPES) == {name for name, _ in pynvml.c_nvmlValue_t._fields_}

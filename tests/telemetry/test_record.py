@@ -101,8 +101,15 @@ def test_without_pyarrow_the_same_table_in_another_file(
         HEADER + "2026-01-01 00:00:00.5,,n,3,,sm_active_pct,12.5\n2026-01-01 00:00:01,,n,3,,sm_ac"
     )
     packed = pack(path)
-    assert packed.name == "samples-n-1.csv.gz" and not path.exists()
+    assert packed is not None and packed.name == "samples-n-1.csv.gz" and not path.exists()
     assert duckdb.sql(f"SELECT gpu, value FROM '{packed}'").fetchall() == [(3, 12.5)]
+
+
+def test_a_spool_without_readings_leaves_nothing(tmp_path: Path) -> None:
+    for text in (HEADER, "", HEADER + "2026-01-01 00:00"):
+        path = tmp_path / "samples-n-1.spool.csv"
+        path.write_text(text)
+        assert pack(path) is None and not list(tmp_path.iterdir())
 
 
 def test_files_are_bounded_and_old_ones_go(tmp_path: Path, eventually: Callable[..., None]) -> None:

@@ -109,6 +109,26 @@ def test_another_training_in_the_same_folder_is_refused(
 
 
 @pytest.mark.integration
+def test_another_number_of_ranks_goes_on_with_the_same_samples(
+    tmp_path: Path, nursery: Nursery, text: list[str]
+) -> None:
+    argv = [*SMALL, *text, *checkpoints(tmp_path)]
+    two = Training(nursery, tmp_path / "two", 2, [*argv, "--steps", "8"])
+    two.start()
+    two.finish()
+    one = Training(nursery, tmp_path / "one", 1, [*argv, "--steps", "12"])
+    one.start()
+    one.finish()
+    whole = Training(nursery, tmp_path / "whole", 1, [*SMALL, *text, "--steps", "12"])
+    whole.start("--decay-steps", "8")
+    whole.finish()
+    assert "from step 8 to 12" in one.log(0).read_text()
+    resumed, undisturbed = one.witness(0), whole.witness(0)
+    assert {s: resumed.batches[s] for s in range(9, 13)} == {s: undisturbed.batches[s] for s in range(9, 13)}
+    assert float.fromhex(resumed.losses[9]) == pytest.approx(float.fromhex(undisturbed.losses[9]), rel=1e-3)
+
+
+@pytest.mark.integration
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])

@@ -56,6 +56,8 @@ def record(
     name = node or socket.gethostname()
     stop = _stop_on_signal()
     samplers = _samplers(as_json)
+    sinks: list[Any] = []
+    end = _serve(serve, name, cluster, sinks)
     spool = Spool(
         out,
         node=name,
@@ -64,8 +66,7 @@ def record(
         max_age_s=Duration(file_age),
         keep_bytes=Bytes(keep) if keep else None,
     )
-    sinks: list[Any] = [spool.write]
-    end = _serve(serve, name, cluster, sinks)
+    sinks.append(spool.write)
     done = record_(samplers, sinks, every_s=interval, stop=stop, for_s=Duration(for_) if for_ else None)
     for s in samplers:
         s.close()

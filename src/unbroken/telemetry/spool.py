@@ -158,14 +158,19 @@ def is_abandoned(spool: Path) -> bool:
     return True
 
 
-def pack(spool: Path) -> Path:
-    """Packs a closed spool into Parquet, or gzipped CSV without pyarrow, and removes it; returns the new file.
+def pack(spool: Path) -> Path | None:
+    """Packs a closed spool into Parquet, or gzipped CSV without pyarrow, and removes it.
+
+    Returns the new file; None for a spool without any reading.
 
     A torn last line (the tick that a kill interrupted) is left out. Raises StorageError; the spool stays then.
     """
     stem = spool.name.removesuffix(SPOOL_SUFFIX)
     try:
         _drop_torn_line(spool)
+        if spool.stat().st_size <= len(HEADER):
+            spool.unlink()
+            return None
         try:
             import pyarrow as pa
             import pyarrow.csv
