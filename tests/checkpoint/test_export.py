@@ -326,6 +326,11 @@ def test_nothing_pickled_is_executed(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (tmp_path / "dcp" / ".metadata").write_bytes(pickle.dumps(Evil()))
     with pytest.raises(InputError, match="not trusted"):
         adopted(tmp_path, tmp_path / "dcp", step=1)
+    for module, name in [("builtins", "eval"), ("torch", "load"), ("os", "system"), ("torch.hub", "load")]:
+        call = b"c" + module.encode() + b"\n" + name.encode() + b"\n(Vx\ntR."
+        (tmp_path / "dcp" / ".metadata").write_bytes(call)
+        with pytest.raises(InputError, match="not trusted"):
+            adopted(tmp_path, tmp_path / "dcp", step=1)
     dcp.save({"w": torch.ones(2), "x": Evil()}, checkpoint_id=tmp_path / "dcp2", no_dist=True)
     with pytest.raises(UnsaveableState, match="trust-pickle"):
         adopted(tmp_path, tmp_path / "dcp2", step=1)

@@ -198,19 +198,24 @@ def _dcp_metadata(source: Path, trust: bool) -> Any:
 class _TorchOnly(pickle.Unpickler):
     """Unpickles what DCP's own metadata consists of, and nothing that could run code."""
 
-    _BUILTINS = frozenset({"dict", "list", "set", "tuple", "int", "str", "frozenset"})
+    _METADATA = frozenset(
+        {"Metadata", "MetadataIndex", "TensorStorageMetadata", "BytesStorageMetadata", "ChunkStorageMetadata"}
+        | {"TensorProperties", "StorageMeta", "_MEM_FORMAT_ENCODING", "MEM_FORMAT_ENCODING"}
+    )
+    _CLASSES: Mapping[str, frozenset[str]] = {
+        "torch.distributed.checkpoint.metadata": _METADATA,
+        "torch.distributed._shard.sharded_tensor.metadata": _METADATA,  # up to torch 2.2
+        "torch.distributed.checkpoint.filesystem": frozenset({"_StorageInfo", "_StoragePrefix"}),
+        "torch": frozenset({"Size"}),
+        "torch.serialization": frozenset({"_get_layout"}),
+        "builtins": frozenset({"dict", "list", "set", "tuple", "int", "str", "frozenset"}),
+        "collections": frozenset({"OrderedDict"}),
+        "pathlib": frozenset({"PosixPath"}),
+    }
 
     def find_class(self, module: str, name: str) -> Any:
-        allowed = (
-            (
-                module in ("torch.distributed.checkpoint.metadata", "torch.distributed.checkpoint.filesystem")
-                and name[:1].isupper() | name.startswith("_Storage") | name.startswith("_MEM")
-            )
-            or (module == "torch" and (name == "Size" or isinstance(getattr(torch, name, None), torch.dtype)))
-            or (module == "torch.serialization" and name == "_get_layout")
-            or (module == "builtins" and name in self._BUILTINS)
-            or (module, name) in (("collections", "OrderedDict"), ("pathlib", "PosixPath"))
-        )
+        dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
+        allowed = dtype or name in self._CLASSES.get(module, ())
         if not allowed:
             raise pickle.UnpicklingError(
                 f"it holds a {module}.{name}, which is not read from what is not trusted"
