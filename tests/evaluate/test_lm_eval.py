@@ -249,6 +249,24 @@ def test_a_scorer_that_crashes_on_one_sample_costs_that_sample(
     assert [v for i, v in enumerate(score.per_sample) if i not in bad] == kept
 
 
+def test_a_judge_that_gives_no_verdict_leaves_its_sample_unscored(tmp_path: Path) -> None:
+    folder = tmp_path / "tasks"
+    write_tiny_tasks(folder)
+    helpers = folder / "tiny_helpers.py"
+    helpers.write_text(
+        helpers.read_text().replace(
+            'digits = "".join',
+            'from unbroken.evaluate.scoring.judge import Unscored\n    if doc["question"][0] == "8":\n'
+            '        raise Unscored("HTTP 429")\n    digits = "".join',
+        )
+    )
+    whole = Suite("s", (Task("tiny_several", options={"include": str(folder), "bootstrap_iters": 10}),))
+    harness, (prepared,) = prepare(whole, "tiny_several", tmp_path)
+    score = harness.score(prepared, answer(harness, prepared, 1))
+    assert {(n.status, n.why) for n in score.notes} == {("unscored", "HTTP 429")}
+    assert score.scored == score.samples - len(score.notes)
+
+
 def test_a_sample_without_an_answer_is_not_counted_as_wrong(suite: Suite, tmp_path: Path) -> None:
     harness, (prepared,) = prepare(suite, "tiny_sums", tmp_path)
     answers = answer(harness, prepared, 1)

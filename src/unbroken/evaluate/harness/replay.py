@@ -17,6 +17,7 @@ from typing import Any
 from ...errors import EvaluationError
 from ..contracts import Answer, Json, Request, SampleNote, digest, prompt_hash
 from ..scoring import watch
+from ..scoring.judge import Unscored
 from .task_index import quiet_lm_eval
 
 Chat = Callable[[list[dict[str, str]], bool], Any]
@@ -145,6 +146,9 @@ class Guard:
             watch.at(sample)
             try:
                 return process(doc, results)
+            except Unscored as e:
+                self.notes[sample] = SampleNote(sample, "unscored", str(e)[:500])
+                return {}
             except Exception as e:  # noqa: BLE001  the task's own code: it may raise anything
                 self.notes[sample] = SampleNote(sample, "crashed", f"{type(e).__name__}: {e}"[:500])
                 return {}

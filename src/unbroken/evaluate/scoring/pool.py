@@ -40,7 +40,7 @@ class PoolLimits:
     """What a scorer may take before its sample counts as crashed."""
 
     sample_s: float = 120.0
-    """Wall time of one sample, where the harness says which one it is at."""
+    """Wall time of one sample, where the harness says which one it is at; ten times as much for code and judges."""
     memory: int = 0
     """Resident bytes of a worker and its children; 0: 60 % of the machine's memory, shared by the workers."""
     start_s: float = 60.0
@@ -227,8 +227,10 @@ class Pool:
                     return _End(answer=json.loads(line))
                 continue
             at = read_watch(watched)
-            if at is not None and at[1] > self._limits.sample_s:
-                return _End(why=f"took longer than {self._limits.sample_s:g} s", sample=at[0])
+            # Twenty programs with limits of their own, or a judge that is asked six times, are not stuck.
+            patience = self._limits.sample_s * (10 if job.prepared.task.metric in ("code", "judge") else 1)
+            if at is not None and at[1] > patience:
+                return _End(why=f"took longer than {patience:g} s", sample=at[0])
             if _resident(running.process.pid) > self._memory:
                 return _End(
                     why=f"took more than {self._memory / 2**30:.1f} GiB of memory", sample=_sample(watched)
