@@ -306,7 +306,8 @@ def test_a_recent_log_is_running_only_when_asked(tmp_path: Path) -> None:
     log = job(tmp_path, steps(30))
     end = 1777629630.0  # 2026-05-01 10:00:30 UTC
     assert diagnose([log], now=end + 20).outcome is Outcome.RUNNING
-    assert diagnose([log], now=end + 4000).outcome is Outcome.UNKNOWN
+    hung = diagnose([log], now=end + 4000)
+    assert hung.outcome is Outcome.HUNG and hung.root is not None and hung.root.line == 31
     assert diagnose([log]).outcome is Outcome.UNKNOWN
 
 

@@ -337,7 +337,7 @@ def _hang(
     return Verdict(
         Outcome.HUNG, None, HANG, root, tuple(evidence), faulty=faulty, recoverable=True, cordon=cordon,
         action=Action.RESTART_ELSEWHERE if cordon else Action.RESTART, mitigation=base.mitigation, confidence=0.85,
-        decided_by="silence", notes=(f"no step for {idle / 60:.0f} minutes before the job ended, and no error",),
+        decided_by="silence", notes=(f"no step for {idle / 60:.0f} minutes, and no error",),
     )  # fmt: skip
 
 
@@ -369,6 +369,13 @@ def _nothing_known(
             decided_by="recent-progress",
             notes=("the log is still being written",),
         )
+    if now is not None and trained.last is not None and not chron.cascades:
+        idle = silent_for(
+            trained, scans[trained.last.file].ending, scans[trained.last.file].ending.lines + 1, now
+        )
+        if idle is not None:
+            verdict = _hang(None, idle, chron, scans, topology)
+            return replace(verdict, root=verdict.root or _line(trained.last, scans))
     if last is None or not any(s.ending.bytes for s in scans):
         return Verdict(
             Outcome.UNKNOWN,
