@@ -20,7 +20,8 @@ import time
 from pathlib import Path
 
 from ..units import Bytes, Duration
-from .keeping import ORPHAN_GRACE_S, TERM_GRACE_S, Keeper, Settings, log
+from .clients import ORPHAN_GRACE_S, TERM_GRACE_S, Settings, log
+from .keeping import Keeper
 from .writing import be_nice
 
 

@@ -13,79 +13,26 @@ import os
 import secrets
 import socket
 import struct
-import sys
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
-from ..errors import CheckpointError, DoesNotFit, UnbrokenError
+from ..errors import DoesNotFit, UnbrokenError
 from ..units import Bytes
 from . import retention
-from .commit import chunk_digests, note_failure
-from .holdings import CLAIMED, FREE, SEALED, Buffer, Holdings, Mark, Snapshot
+from .clients import Client, Refused, Settings, Wait, log, refusal, reply, tell
+from .commit import chunk_digests
+from .holdings import CLAIMED, FREE, SEALED, Buffer, Holdings, Mark
 from .manifest import folder_name
 from .memory import available_memory, fill_pages
-from .peers import Peers, Target
+from .operations import OPERATIONS
+from .peers import Peers
 from .retention import Retention
 from .storage import Storage, open_storage
 from .uploading import Uploading
-from .wire import VERSION, Channel, Closed, Message
+from .wire import Channel, Closed, Message
 from .writing import Writing
-
-ORPHAN_GRACE_S = 60.0
-TERM_GRACE_S = 25.0
-
-
-class Refused(CheckpointError):
-    """The keeper does not do what was asked; the text goes back to whoever asked."""
-
-
-class NotYet(Refused):
-    """A rank is here before the agent announced its attempt."""
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What a keeper is started with."""
-
-    socket: Path
-    node: str
-    run_id: str
-    checkpoints: str
-    budget: int
-    keep: int = 3
-    keep_every: int = 0
-    orphan_grace_s: float = ORPHAN_GRACE_S
-    lease_s: float | None = None
-    """The lease to start with; None: no lease is needed until an agent gives one."""
-    writers: int = 2
-    term_grace_s: float = TERM_GRACE_S
-
-
-@dataclass(eq=False)
-class Client:
-    """One connection."""
-
-    channel: Channel
-    role: str = ""
-    rank: int = -1
-    attempt: int = 0
-    held: set[int] = field(default_factory=set)
-    """Buffers that this rank reads (restore): pinned until it lets go or is gone."""
-    left: bool = False
-    """It said goodbye: its going is no failure."""
-
-
-@dataclass(eq=False)
-class Wait:
-    """A rank that waits for a buffer."""
-
-    client: Client
-    id: int
-    size: int
 
 
 class Keeper:
@@ -112,7 +59,7 @@ class Keeper:
         self._ids = itertools.count(secrets.randbits(40) << 10)
         self._to_fill: list[Buffer] = []
         self.writing = Writing(
-            lambda: open_storage(settings.checkpoints), self.holdings, self.changed, self.emit, self._view,
+            lambda: open_storage(settings.checkpoints), self.holdings, self.changed, self.emit, self.view,
             node=settings.node, writers=settings.writers, after_commit=self._after_commit, freed=self._serve_waits,
         )  # fmt: skip
         if settings.lease_s is not None:
@@ -170,7 +117,7 @@ class Keeper:
         if op in _SLOW:
             threading.Thread(target=self._slowly, args=(client, message), daemon=True).start()
             return
-        method: Callable[..., tuple[Message, list[int]] | None] | None = getattr(self, f"op_{op}", None)
+        method = OPERATIONS.get(op)
         try:
             if method is None:
                 raise Refused(f"the keeper knows no request '{op}'", todo="Use the same version of unbroken")
@@ -179,14 +126,14 @@ class Keeper:
             if op in _OF_AGENT and client.role != "agent" and self.agent_known:
                 raise Refused(f"only an agent may ask for '{op}'")
             with self.changed:
-                answer = method(client, message, fds)
+                answer = method(self, client, message, fds)
                 self._serve_waits()
                 self.changed.notify_all()
         except UnbrokenError as e:
-            reply(client, number, _refusal(e))
+            reply(client, number, refusal(e))
             return
         except (KeyError, TypeError, ValueError) as e:
-            reply(client, number, _refusal(Refused(f"malformed request '{op}': {e!r}"[:300])))
+            reply(client, number, refusal(Refused(f"malformed request '{op}': {e!r}"[:300])))
             return
         if answer is not None:
             reply(client, number, {"ok": True, **answer[0]}, answer[1])
@@ -215,7 +162,7 @@ class Keeper:
             else:
                 answer = self.finish(bool(message.get("flush", True)), deadline)
         except UnbrokenError as e:
-            reply(client, message.get("id", 0), _refusal(e))
+            reply(client, message.get("id", 0), refusal(e))
             return
         reply(client, message.get("id", 0), {"ok": True, **answer})
         if op == "close":
@@ -265,254 +212,6 @@ class Keeper:
         for client in list(self.clients):
             if client.role == "agent" or (client.role == "rank" and client.attempt == event.get("attempt")):
                 tell(client, event)
-
-    # --- requests of both
-
-    def op_hello(self, client: Client, m: Message, fds: list[int]) -> tuple[Message, list[int]]:
-        """Who speaks. A rank of an older attempt is refused; without an agent a newer one begins its attempt."""
-        if int(m["version"]) != VERSION:
-            raise Refused(
-                f"the keeper speaks version {VERSION}, the other side {m['version']}",
-                todo="Use one version of unbroken in the whole run",
-            )
-        role = str(m["role"])
-        if role == "rank":
-            attempt, rank = int(m["attempt"]), int(m["rank"])
-            if attempt < self.attempt or attempt <= self.writing.closed:
-                raise Refused(f"attempt {attempt} is over", where=f"rank {rank}", todo="End this process")
-            if attempt > self.attempt:
-                if self.agent_known:
-                    raise NotYet(f"attempt {attempt} was not announced", where=f"rank {rank}")
-                self._begin(attempt, int(m["world_size"]), {rank: int(m.get("local_rank", 0))}, None)
-            self.local.setdefault(rank, int(m.get("local_rank", 0)))
-            client.rank, client.attempt = rank, attempt
-            self._take_wishes(dict(m.get("wishes") or {}))
-        elif role == "agent":
-            self.agent_known = True
-        elif role != "visitor":
-            raise Refused(f"there is no role '{role}'")
-        client.role = role
-        return {
-            "keeper": self.id, "pid": os.getpid(), "node": self.settings.node, "attempt": self.attempt,
-            "budget": self.settings.budget, "checkpoints": self.settings.checkpoints, "agent": self.agent_known,
-            "run_id": self.settings.run_id,
-        }, []  # fmt: skip
-
-    def op_ping(self, client: Client, m: Message, fds: list[int]) -> tuple[Message, list[int]]:
-        """That the keeper lives, and how long each writer has been without progress."""
-        now = time.monotonic()
-        writers = [
-            {
-                "attempt": j.snapshot.mark.attempt,
-                "step": j.snapshot.mark.step,
-                "rank": j.snapshot.rank,
-                "idle_s": round(now - j.moved, 2) if j.running else 0.0,
-            }
-            for j in self.writing.jobs
-        ]
-        return {"writing": writers, "used": self.holdings.used(), "waits": len(self.waits)}, []
-
-    def op_inventory(self, client: Client, m: Message, fds: list[int]) -> tuple[Message, list[int]]:
-        """What is in memory."""
-        return {"inventory": self.holdings.inventory(), "attempt": self.attempt}, []
-
-    # --- requests of the agent
-
-    def op_attempt(self, client: Client, m: Message, fds: list[int]) -> tuple[Message, list[int]]:
-        """Begins an attempt."""
-        attempt = int(m["attempt"])
-        if attempt < self.attempt or attempt <= self.writing.closed:
-            raise Refused(f"attempt {attempt} is over; attempt {self.attempt} is the newest here")
-        ranks = {int(r): int(local) for r, local in dict(m["ranks"]).items()}
-        if attempt > self.attempt:
-            self._begin(attempt, int(m["world_size"]), ranks, list(m["candidates"]))
-        else:
-            self.world_size, self.local, self.candidates = int(m["world_size"]), ranks, list(m["candidates"])
-        return {}, []
-
-    def op_complete(self, client: Client, m: Message, fds: list[int]) -> tuple[Message, list[int]]:
-        """Every rank of the run has this snapshot in memory."""
-        self.note_complete(Mark(int(m["attempt"]), int(m["step"])))
-        return {}, []
-
-    def op_lease(self, client: Client, m: Message, fds: list[int]) -> tuple[Message, list[int]]:
-        """Renews the lease."""
-        self.writing.lease_until = time.monotonic() + float(m["seconds"])
-        return {}, []
-
-    # --- requests of a rank
-
-    def op_arena(self, client: Client, m: Message, fds: list[int]) -> tuple[Message, list[int]]:
-        """Up to `count` buffers of `bytes` each for this rank, those that it has included, with their memfds."""
-        size, count, rank = int(m["bytes"]), int(m["count"]), client.rank
-        self.holdings.shrink(rank, size)
-        have = [b for b in self.holdings.of_rank(rank) if b.bytes == size]
-        # Where another node's snapshots are held too (two buffers a rank), three fifths are for our own.
-        own = self.settings.budget * 3 // 5 if self.peer_wanted else self.settings.budget
-        share = own // max(1, len(self.local))
-        while len(have) < count:
-            others = sum(b.bytes for b in self.holdings.buffers.values() if b.rank == rank and b not in have)
-            if (len(have) + 1) * size + others > share:
-                break
-            have.append(self._create(rank, size))
-        if not have:
-            raise DoesNotFit(
-                f"a snapshot of this rank takes {Bytes(size)}, its share of the node's budget is {Bytes(share)}",
-                where=f"{self.settings.node}, rank {rank}",
-                todo=f"Give the keeper {Bytes(3 * size * max(1, len(self.local)))} or more of memory",
-            )
-        told = [{"id": b.id, "bytes": b.bytes, "ready": b.ready} for b in have]
-        return {"buffers": told}, [b.fd for b in have]
-
-    def op_claim(self, client: Client, m: Message, fds: list[int]) -> tuple[Message, list[int]] | None:
-        """A buffer to fill; the answer waits until one may be used, unless `now`."""
-        size = int(m["bytes"])
-        b = self._claim(client, size)
-        if b is not None:
-            return {"buffer": b.id}, []
-        if m.get("now"):
-            return {"buffer": None}, []
-        self.waits.append(Wait(client, int(m.get("id", 0)), size))
-        return None
-
-    def op_unclaim(self, client: Client, m: Message, fds: list[int]) -> tuple[Message, list[int]]:
-        """Gives a claimed buffer back unfilled (its content is lost)."""
-        self._own(client, m, CLAIMED).state = FREE
-        return {}, []
-
-    def op_seal(self, client: Client, m: Message, fds: list[int]) -> tuple[Message, list[int]]:
-        """The claimed buffer holds a whole snapshot now."""
-        b = self._own(client, m, CLAIMED)
-        mark = Mark(client.attempt, int(m["step"]))
-        size = int(m["file_bytes"])
-        if not 0 < size <= b.bytes:
-            raise Refused(f"a file of {size} bytes is no content of a buffer of {b.bytes}")
-        snapshot = Snapshot(mark, client.rank, int(m["world_size"]), size, dict(m["part"]))
-        finished = self.holdings.seal(b, snapshot)
-        self.emit(
-            {
-                "event": "host", "attempt": mark.attempt, "step": mark.step, "rank": client.rank,
-                "seconds": float(m.get("seconds", 0.0)),
-            }
-        )  # fmt: skip
-        if finished:
-            self.peers.complete(mark)
-            self.emit({"event": "complete", "attempt": mark.attempt, "step": mark.step})
-        if m.get("persist"):
-            self.writing.submit(b)
-        return {}, []
-
-    def op_adopt(self, client: Client, m: Message, fds: list[int]) -> tuple[Message, list[int]]:
-        """Buffers that a rank kept when another keeper died; they are this one's now, re-issued from memory."""
-        ids: dict[str, int] = {}
-        entries = list(m["buffers"])
-        if len(fds) != len(entries):
-            raise Refused(f"{len(entries)} buffers came with {len(fds)} descriptors")
-        for entry in entries:
-            fd = fds.pop(0)
-            size = os.fstat(fd).st_size
-            b = Buffer(next(self._ids), client.rank, size, fd, ready=True)
-            self.holdings.buffers[b.id] = b
-            ids[str(entry["id"])] = b.id
-            if kept := entry.get("snapshot"):
-                mark = Mark(int(kept["attempt"]), int(kept["step"]))
-                self.holdings.seal(
-                    b,
-                    Snapshot(
-                        mark,
-                        client.rank,
-                        int(kept["world_size"]),
-                        int(kept["file_bytes"]),
-                        dict(kept["part"]),
-                    ),
-                )
-                if kept.get("complete"):
-                    self.holdings.complete(mark)
-                if kept.get("persist"):
-                    self.writing.submit(b)
-            elif entry.get("claimed"):
-                b.state, b.owner = CLAIMED, client
-        return {"ids": ids}, []
-
-    def op_reclaim(self, client: Client, m: Message, fds: list[int]) -> tuple[Message, list[int]]:
-        """The rank's connection broke while it was filling these buffers; those that are not sealed are its again."""
-        taken = []
-        for number in m["buffers"]:
-            b = self.holdings.buffers.get(int(number))
-            if b is not None and b.rank == client.rank and not b.foreign and b.state != SEALED:
-                b.state, b.owner = CLAIMED, client
-                taken.append(b.id)
-        return {"buffers": taken}, []
-
-    def op_candidates(self, client: Client, m: Message, fds: list[int]) -> tuple[Message, list[int]]:
-        """What the supervisor allows to restore from, newest first; `supervised` tells whether there is one."""
-        return {"candidates": self.candidates, "supervised": self.agent_known}, []
-
-    def op_fetch(self, client: Client, m: Message, fds: list[int]) -> tuple[Message, list[int]]:
-        """A rank's snapshot out of memory, pinned until `release`; `found` is false if it is not here."""
-        b = self.holdings.find(Mark(int(m["attempt"]), int(m["step"])), int(m["rank"]))
-        if b is None or b.snapshot is None:
-            return {"found": False}, []
-        if b.id not in client.held:
-            client.held.add(b.id)
-            b.pins += 1
-        s = b.snapshot
-        return {
-            "found": True, "buffer": b.id, "file_bytes": s.file_bytes, "part": s.part, "bytes": b.bytes,
-            "world_size": s.world_size, "checksums": s.checksums, "peer": b.foreign,
-        }, [b.fd]  # fmt: skip
-
-    def op_release(self, client: Client, m: Message, fds: list[int]) -> tuple[Message, list[int]]:
-        """The rank is done with what it fetched. `restored`, if given, is what the run goes on from."""
-        for number in client.held:
-            if b := self.holdings.buffers.get(number):
-                b.pins -= 1
-        client.held.clear()
-        if "restored" in m:
-            chosen = m["restored"]
-            self.restored = True
-            self.holdings.wanted = (
-                frozenset()
-                if chosen is None
-                else frozenset({Mark(int(chosen["attempt"]), int(chosen["step"]))})
-            )
-        return {}, []
-
-    def op_give_up(self, client: Client, m: Message, fds: list[int]) -> tuple[Message, list[int]]:
-        """This rank will never have this snapshot: the others need not wait for it."""
-        mark = Mark(client.attempt, int(m["step"]))
-        self.writing.give_up(mark, client.rank, str(m["why"])[:500])
-        snapshot = Snapshot(mark, client.rank, int(m["world_size"]), 0, {})
-        threading.Thread(
-            target=note_failure, args=(self.writing.storage(), snapshot, str(m["why"])), daemon=True
-        ).start()
-        return {}, []
-
-    def op_wrote(self, client: Client, m: Message, fds: list[int]) -> tuple[Message, list[int]]:
-        """The rank wrote its own share (no buffer fits into the budget): watch for the others and commit."""
-        mark = Mark(client.attempt, int(m["step"]))
-        if mark.attempt <= self.writing.closed:
-            raise Refused(f"attempt {mark.attempt} is sealed")
-        self.writing.watch(mark, int(m["world_size"]), client.rank)
-        return {}, []
-
-    def op_peer_listen(self, client: Client, m: Message, fds: list[int]) -> tuple[Message, list[int]]:
-        """Where this keeper takes other nodes' snapshots."""
-        try:
-            return {"address": self.peers.listen(str(m["host"]))}, []
-        except OSError as e:
-            raise Refused(f"the keeper cannot listen on {m['host']}: {e.strerror}") from e
-
-    def op_peer_target(self, client: Client, m: Message, fds: list[int]) -> tuple[Message, list[int]]:
-        """Who holds this node's copies."""
-        target = Target(str(m["node"]), str(m["address"])) if m.get("address") else None
-        self.peers.send_to(str(m["token"]), target)
-        return {}, []
-
-    def op_bye(self, client: Client, m: Message, fds: list[int]) -> tuple[Message, list[int]]:
-        """The rank ends in good order."""
-        client.left = True
-        return {}, []
 
     # --- long requests, in threads of their own
 
@@ -577,7 +276,7 @@ class Keeper:
 
     # --- helpers, with `changed` held
 
-    def _take_wishes(self, wishes: Message) -> None:
+    def take_wishes(self, wishes: Message) -> None:
         """What a Checkpointer asks of its keeper, beyond the command line."""
         if "keep" in wishes:
             self.keep = Retention(int(wishes["keep"]), int(wishes.get("keep_every", 0)))
@@ -592,7 +291,7 @@ class Keeper:
         if not foreign:
             b = self.holdings.claim(rank, size)
             if b is None and self.holdings.used() + size <= self.settings.budget:
-                b = self._create(rank, size)
+                b = self.create(rank, size)
                 b.state = CLAIMED
             return b
         theirs = [b for b in self.holdings.buffers.values() if b.foreign and b.rank == rank]
@@ -610,11 +309,11 @@ class Keeper:
             self.holdings.drop(b)
         if len(theirs) >= 2 or self.holdings.used() + size > self.settings.budget:
             return None
-        b = self._create(rank, size)
+        b = self.create(rank, size)
         b.foreign, b.state = True, CLAIMED
         return b
 
-    def _begin(
+    def begin(
         self, attempt: int, world_size: int, ranks: dict[int, int], candidates: list[Any] | None
     ) -> None:
         log(f"attempt {attempt} begins: {world_size} ranks, here {sorted(ranks)}")
@@ -650,13 +349,13 @@ class Keeper:
             self.peers.complete(mark)
             self.emit({"event": "complete", "attempt": mark.attempt, "step": mark.step})
 
-    def _own(self, client: Client, m: Message, state: str) -> Buffer:
+    def own(self, client: Client, m: Message, state: str) -> Buffer:
         b = self.holdings.buffers.get(int(m["buffer"]))
         if b is None or b.rank != client.rank or b.state != state or client.attempt != self.attempt:
             raise Refused(f"buffer {m['buffer']} is not a {state} one of rank {client.rank}")
         return b
 
-    def _claim(self, client: Client, size: int) -> Buffer | None:
+    def claim(self, client: Client, size: int) -> Buffer | None:
         if client.attempt != self.attempt:
             raise Refused(f"attempt {client.attempt} is over", where=f"rank {client.rank}")
         b = self._claim_for(client, size)
@@ -674,11 +373,11 @@ class Keeper:
 
     def _serve_waits(self) -> None:
         for wait in list(self.waits):
-            if b := self._claim(wait.client, wait.size):
+            if b := self.claim(wait.client, wait.size):
                 self.waits.remove(wait)
                 reply(wait.client, wait.id, {"ok": True, "buffer": b.id})
 
-    def _create(self, rank: int, size: int) -> Buffer:
+    def create(self, rank: int, size: int) -> Buffer:
         room = available_memory()
         if room is not None and size > room:
             raise DoesNotFit(
@@ -703,7 +402,7 @@ class Keeper:
                 m.close()
         os.close(b.fd)
 
-    def _view(self, b: Buffer, size: int) -> memoryview:
+    def view(self, b: Buffer, size: int) -> memoryview:
         with self.changed:
             if b.id not in self.maps:
                 self.maps[b.id] = mmap.mmap(b.fd, b.bytes, prot=mmap.PROT_READ | mmap.PROT_WRITE)
@@ -759,7 +458,7 @@ class Keeper:
                 b, snapshot = todo[0], todo[0].snapshot
                 assert snapshot is not None
                 b.pins += 1
-            sums = chunk_digests(self._view(b, snapshot.file_bytes))
+            sums = chunk_digests(self.view(b, snapshot.file_bytes))
             with self.changed:
                 b.pins -= 1
                 if b.snapshot is snapshot:
@@ -788,26 +487,3 @@ def everything_ranks(holdings: Holdings) -> set[int]:
 
 _SLOW = ("settle", "flush", "close", "pull")
 _OF_AGENT = ("attempt", "complete", "lease", "settle", "flush", "close")
-
-
-def reply(client: Client, number: object, answer: Message, fds: list[int] | None = None) -> None:
-    """Answers a request; a client that is gone meanwhile is no error."""
-    tell(client, {"id": number, **answer}, fds)
-
-
-def tell(client: Client, message: Message, fds: list[int] | None = None) -> None:
-    """Sends a message; a client that does not take it is cut off."""
-    try:
-        client.channel.send(message, fds or [])
-    except Closed:
-        with contextlib.suppress(OSError):
-            client.channel.sock.shutdown(socket.SHUT_RDWR)
-
-
-def _refusal(e: UnbrokenError) -> Message:
-    return {"ok": False, "what": e.what, "where": e.where, "todo": e.todo, "kind": type(e).__name__}
-
-
-def log(text: str) -> None:
-    """One line to the keeper's log."""
-    print(f"{time.strftime('%H:%M:%S')} keeper {os.getpid()}: {text}", file=sys.stderr, flush=True)

@@ -41,7 +41,7 @@ class Home(Protocol):
     def note_complete(self, mark: Mark) -> None:
         """All ranks have this snapshot; `changed` is held."""
 
-    def _view(self, b: Buffer, size: int) -> memoryview: ...
+    def view(self, b: Buffer, size: int) -> memoryview: ...
 
     def emit(self, event: Message) -> None: ...
 
@@ -129,7 +129,7 @@ class Peers:
                 why = ""
                 try:
                     assert b.snapshot is not None
-                    self._send(target, b.snapshot, self.home._view(b, b.snapshot.file_bytes))
+                    self._send(target, b.snapshot, self.home.view(b, b.snapshot.file_bytes))
                 except (PeerError, OSError, Closed) as e:
                     why = str(e)
                     self.log(f"step {mark.step} was not copied to {target.node}: {e}")
@@ -214,7 +214,7 @@ class Peers:
             channel.send(
                 {"found": True, "file_bytes": s.file_bytes, "part": dict(s.part), "world_size": s.world_size}
             )
-            self._stream(channel, self.home._view(b, s.file_bytes))
+            self._stream(channel, self.home.view(b, s.file_bytes))
         finally:
             with self.home.changed:
                 b.pins -= 1
@@ -233,7 +233,7 @@ class Peers:
         try:
             if foreign:
                 channel.send({"ok": True})
-            view, sums = self.home._view(b, size), []
+            view, sums = self.home.view(b, size), []
             for at in range(0, size, CHUNK_BYTES):
                 chunk = view[at : at + CHUNK_BYTES]
                 got = 0
