@@ -392,3 +392,19 @@ def test_json_lines_of_pods(tmp_path: Path, fixtures: Path) -> None:
     path.write_text("\n".join(json.dumps(i) for i in items))
     with load([path]) as store:
         assert len(rows(store)) == 3
+
+
+def test_spools_of_telemetry_are_samples(tmp_path: Path) -> None:
+    path = tmp_path / "n1.spool.csv"
+    path.write_text(
+        "time_utc,cluster,node,gpu,device,metric,value\n"
+        "2026-01-01 00:00:00.000000,c,n1,0,,gpu_util_pct,97\n"
+        "2026-01-01 00:00:01.000000,c,n1,,,host_load1,0.5\n"
+        "2026-01-01 00:00:02.0000"
+    )
+    with load([path]) as store:
+        assert store.query("SELECT metric, value, gpu FROM samples ORDER BY 1") == [
+            ("gpu_util_pct", 97.0, 0),
+            ("host_load1", 0.5, None),
+        ]
+        assert store.rejected_count() == 1

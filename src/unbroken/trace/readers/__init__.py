@@ -15,7 +15,7 @@ from .alibaba import PaiReader, PodsReader
 from .base import Head, Options, Reader, peek
 from .incidents import FaultReader, IncidentReader
 from .kubernetes import KubernetesReader
-from .native import ParquetReader
+from .native import ParquetReader, SamplesTextReader
 from .philly import PhillyReader
 from .slurm import SlurmReader
 from .table import TableReader
@@ -25,6 +25,7 @@ __all__ = ["READERS", "Options", "detect", "load", "load_into"]
 
 READERS: tuple[Reader, ...] = (
     ParquetReader(),
+    SamplesTextReader(),
     AcmeReader(),
     HeliosReader(),
     PhillyReader(),
@@ -68,7 +69,8 @@ def detect(path: Path, options: Options) -> tuple[Reader, Head]:
         raise InputError(
             f"the format is not known: {seen}",
             where=str(path),
-            todo="Name the format (--format), or for a table of jobs its columns (--map submit=COLUMN,gpus=COLUMN,...)",
+            todo="Name the format (--format), or for a table of jobs its columns (--map submit=COLUMN,gpus=COLUMN,...); recordings "
+            "of Prometheus, DCGM or IPMI go through `unbroken telemetry convert` first",
         )
     return best, head
 

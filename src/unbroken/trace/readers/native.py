@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from ...errors import ContractError, InputError
-from ..schema import JOBS, STATES, TABLES, VERSION, Table
+from ..schema import JOBS, SAMPLES, STATES, TABLES, VERSION, Table
 from ..store import Store, literal, name
 from ..tables import Note
 from .base import Head, Options
-from .delimited import instant
+from .delimited import collect_rejects, delimited, instant
 from .staging import Draft, account, finished_sql, stage
 from .table import KEYS, checked_mapping, cluster_from, guess, type_sql
 
@@ -37,6 +37,44 @@ class ParquetReader:
             view = store.fresh(f"{table.name}_part")
             store.con.execute(f"CREATE VIEW {view} AS SELECT {cols} FROM {source}")
             store.add_part(table.name, view)
+
+
+class SamplesTextReader:
+    """Reads samples in our schema as text: spools and packed files of `unbroken telemetry` on machines without Parquet."""
+
+    name = "samples"
+    title = "samples as text: *.spool.csv and *.csv.gz of `unbroken telemetry`"
+
+    def score(self, head: Head) -> int:
+        """Sure where the columns are the schema's."""
+        return 96 if {"time_utc", "metric", "value"} <= head.lower else 0
+
+    def read(self, store: Store, head: Head, options: Options) -> None:
+        """Adds the rows; a torn last line is set aside."""
+        text = delimited(store, head, head.columns, header=True)
+        part = store.fresh("samples_part")
+        columns = []
+        for c in SAMPLES.columns:
+            found = text.find(c.name)
+            if found is None:
+                columns.append(f"CAST(NULL AS {c.type}) AS {name(c.name)}")
+            elif c.type == "TIMESTAMP":
+                columns.append(f"{instant(found)} AS {name(c.name)}")
+            else:
+                columns.append(f"try_cast({found} AS {c.type}) AS {name(c.name)}")
+        store.con.execute(f"CREATE TABLE {part} AS SELECT {', '.join(columns)} FROM {text.source}")
+        bad = int(
+            store.one(
+                f"SELECT count(*) FROM {part} WHERE time_utc IS NULL OR metric IS NULL OR value IS NULL"
+            )[0]
+        )
+        if bad:
+            store.con.execute(f"DELETE FROM {part} WHERE time_utc IS NULL OR metric IS NULL OR value IS NULL")
+            store.note(
+                Note("set aside", "readings without a time, metric or value", bad, source=head.path.name)
+            )
+        collect_rejects(store, text, head.path.name)
+        store.add_part("samples", part)
 
 
 def own_table(head: Head) -> Table | None:
