@@ -20,6 +20,7 @@ from unbroken.progress import RunDir
 from unbroken.recover.report import gather, report_json, write_report, write_report_safely
 from unbroken.recover.report.curve import Steps, read_executions, thin
 from unbroken.recover.report.page import page, time_split
+from unbroken.recover.report.svg import WIDTH, Mark, badge_rows
 from unbroken.testing.run_folder import RunFolder
 
 
@@ -329,3 +330,18 @@ def test_command_and_json(made: RunFolder, capsys: pytest.CaptureFixture[str], t
     assert float.fromhex(told["loss_hex"]) == told["loss"]
     check_page(elsewhere.read_text(), elsewhere.parent)
     assert told == json.loads(json.dumps(report_json(gather(made.run_dir), elsewhere)))
+
+
+@given(st.lists(st.floats(62, 986), max_size=120))
+@settings(max_examples=40, deadline=None)
+def test_badges_never_overlap_and_never_leave_the_page(places: list[float]) -> None:
+    marks = [Mark(x, str(i + 1), "", "t") for i, x in enumerate(sorted(places))]
+    rows = badge_rows(marks)
+    assert sorted(int(m.label) for row in rows for _, _, group in row for m in group) == list(
+        range(1, len(marks) + 1)
+    )
+    for row in rows:
+        spans = sorted((x - half, x + half) for x, half, _ in row)
+        assert all(a[1] <= b[0] for a, b in itertools.pairwise(spans))
+        if len(rows) == 1 and any(len(g) > 1 for _, _, g in row):
+            assert all(low >= 0 and high <= WIDTH for low, high in spans)

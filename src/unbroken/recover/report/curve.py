@@ -6,6 +6,7 @@ import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,8 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Steps:
-    """Executions of steps in the order in which they happened; all columns have the same length.
+    """Executions of steps in the order in which they happened, so that `attempt` never falls; all columns have the
+    same length.
 
     `time` is seconds since the epoch, `loss` may be NaN, `attempt` the attempt's number, `took` the seconds since
     the execution before it in the same attempt (for an attempt's first one the median of the run, because its own
@@ -34,8 +36,8 @@ class Steps:
     def __len__(self) -> int:
         return len(self.step)
 
-    def only(self, mask: NDArray[np.bool_] | NDArray[np.int64]) -> Steps:
-        """The executions that a mask or an index selects."""
+    def only(self, mask: NDArray[np.bool_] | NDArray[np.int64] | slice) -> Steps:
+        """The executions that a mask, an index or a slice selects."""
         return Steps(
             self.step[mask], self.loss[mask], self.tokens[mask], self.time[mask], self.attempt[mask],
             self.took[mask],
@@ -53,7 +55,7 @@ class Executions:
     first_s: float = 0.0
     """Seconds that the first executions of all attempts count with, which lie inside the starts."""
 
-    @property
+    @cached_property
     def last(self) -> Steps:
         """Each step's last execution, by rising step."""
         return self.all.only(self.counts)

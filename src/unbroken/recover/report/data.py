@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -154,16 +155,20 @@ class Report:
     @property
     def paused_s(self) -> float:
         """Seconds between a stop (on request or by a verdict) and the next call of the command."""
-        return sum(s.seconds for s in self.spans if s.kind == "paused")
+        return sum(s.seconds for s in self._pauses)
 
     @property
     def wall_s(self) -> float:
         """Seconds from start to end, less the pauses."""
         return max(0.0, self.ended - self.started - self.paused_s)
 
+    @cached_property
+    def _pauses(self) -> tuple[Span, ...]:
+        return tuple(s for s in self.spans if s.kind == "paused")
+
     def own_time(self, when: float) -> float:
         """Seconds of the run's own time at a moment: since its start, without its pauses."""
-        paused = sum(min(when, s.end) - s.start for s in self.spans if s.kind == "paused" and when > s.start)
+        paused = sum(min(when, s.end) - s.start for s in self._pauses if when > s.start)
         return max(0.0, when - self.started - paused)
 
     @property

@@ -14,7 +14,7 @@ from .svg import BADGE_H, LEFT, RIGHT, WIDTH, Mark, Scale, Stretch, badge_rows, 
 
 _MAX_NODES = 24
 _MAX_STRIPS = 64
-_MAX_TIPS = 3000
+_MAX_TIPS = 1500
 _STRIP = 11.0
 _GAP = 7.0
 _GAP_FACTOR = 10

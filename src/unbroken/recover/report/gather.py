@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
+import numpy as np
+
 from ...checkpoint.catalogue import listing
 from ...checkpoint.storage.posix import PosixStorage
 from ...cluster import LocalBackend
@@ -144,7 +146,7 @@ def _attempts(records: list[Record], executions: Executions, status: str, ended:
     floor = -1
     for i, r in enumerate(starts):
         number = int(r["attempt"])
-        mine = every.attempt == number
+        mine = slice(*np.searchsorted(every.attempt, (number, number + 1)))
         steps = every.only(mine)
         above = (steps.step > floor).nonzero()[0]
         end = ends.get(number)
@@ -168,7 +170,7 @@ def _attempts(records: list[Record], executions: Executions, status: str, ended:
                 last_step=int(steps.step[-1]) if len(steps) else -1,
                 last_step_at=float(steps.time[-1]) if len(steps) else None,
                 executed=len(steps),
-                lost=int((mine & ~counts).sum()),
+                lost=int((~counts[mine]).sum()),
             )
         )
         floor = max(floor, int(steps.step.max()) if len(steps) else -1)

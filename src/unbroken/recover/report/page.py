@@ -95,14 +95,16 @@ def _head(report: Report) -> str:
 
 def _notes(report: Report) -> str:
     notes = []
+    saved = any(c.counts for c in report.checkpoints)
+    origin = "from the last checkpoint" if saved else "without a checkpoint, because none was saved"
     if report.status == "stopped":
         notes.append(
             f'<div class="note bad"><b>The run was stopped:</b> {escape(report.why)}<br>Mend the cause, then give the '
-            f"same command again; it goes on from the last checkpoint:<br><code>{escape(same_command(report))}</code></div>"
+            f"same command again; it goes on {origin}:<br><code>{escape(same_command(report))}</code></div>"
         )
     elif report.status == "interrupted":
         notes.append(
-            '<div class="note">The run was stopped on request. The same command goes on from its last checkpoint:<br>'
+            f'<div class="note">The run was stopped on request. The same command goes on {origin}:<br>'
             f"<code>{escape(same_command(report))}</code></div>"
         )
     elif report.status == "abandoned":

@@ -96,10 +96,12 @@ def _merged(marks: Sequence[Mark]) -> Row:
     """One row in which marks too close to each other share a badge."""
     row: Row = []
     for mark in sorted(marks, key=lambda m: m.x):
-        row.append((mark.x, _half_width(mark.label), [mark]))
+        half = _half_width(mark.label)
+        row.append((_inside(mark.x, half), half, [mark]))
         while len(row) > 1 and row[-2][0] + row[-2][1] + 3 > row[-1][0] - row[-1][1]:
             group = row[-2][2] + row[-1][2]
-            row[-2:] = [((group[0].x + group[-1].x) / 2, _half_width(_label(group)), group)]
+            half = _half_width(_label(group))
+            row[-2:] = [(_inside((group[0].x + group[-1].x) / 2, half), half, group)]
     return row
 
 
@@ -110,13 +112,18 @@ def badges(rows: Sequence[Row], bottom: float) -> str:
         y = bottom - i * BADGE_H - 8
         for x, half, group in row:
             title = "\n".join(m.title for m in group[:20])
-            centre = min(max(x, LEFT + half - 8), WIDTH - half - 1)
+            centre = _inside(x, half)
             parts.append(
                 f'<a href="#{escape(group[0].target)}" class="badge"><title>{escape(title)}</title>'
                 f'<rect x="{centre - half:.1f}" y="{y - 7:.1f}" width="{2 * half:.1f}" height="14" rx="7"/>'
                 f'<text x="{centre:.1f}" y="{y + 3.6:.1f}">{escape(_label(group))}</text></a>'
             )
     return "".join(parts)
+
+
+def _inside(x: float, half: float) -> float:
+    """The middle of a badge, moved so that all of it can be seen."""
+    return min(max(x, LEFT + half - 8), WIDTH - half - 1)
 
 
 def _label(group: Sequence[Mark]) -> str:
@@ -149,11 +156,14 @@ def curve(
     top = 8.0 + BADGE_H * len(rows)
     x = Scale(step_range[0], max(step_range[1], step_range[0] + 1), LEFT, WIDTH - RIGHT)
     y = Scale(low, high, height - 34.0, top + 8.0)
-    parts = [_y_axis(y, height), _x_axis(x, ticks(x.low, x.high, 8), _count, height, "step")]
-    foot = height - 34 if len(marks) <= _MAX_LINES else top + 8
-    parts += [
-        f'<line class="mark" x1="{m.x:.1f}" x2="{m.x:.1f}" y1="{top:.1f}" y2="{foot:.1f}"/>' for m in marks
+    parts = [
+        _y_axis(y, height),
+        _x_axis(x, [t for t in ticks(x.low, x.high, 8) if t == round(t)], _count, height, "step"),
     ]
+    foot = height - 34 if len(marks) <= _MAX_LINES else top + 8
+    places = sorted({round(m.x) if len(marks) > _MAX_LINES else round(m.x, 1) for m in marks})
+    if places:
+        parts.append(f'<path class="mark" d="{"".join(f"M{at} {top:.1f}V{foot:.1f}" for at in places)}"/>')
     path: list[str] = []
     clipped: list[tuple[float, float]] = []
     pen = "M"
@@ -273,4 +283,4 @@ def _x_axis(x: Scale, at: Sequence[float], text: Callable[[float], str], height:
 
 
 def _count(value: float) -> str:
-    return f"{value:,.0f}" if value == round(value) else ""
+    return f"{value:,.0f}"
