@@ -21,7 +21,8 @@ from unbroken.diagnose.rules import (
     load,
     xids,
 )
-from unbroken.diagnose.scan import _EXCEPTION, _TRIGGERS, TRIGGER, _Literals
+from unbroken.diagnose.scan import _EXCEPTION
+from unbroken.diagnose.triggers import TRIGGER, WORDS, Literals
 from unbroken.diagnose.verdict import HANG, LOSS_SPIKE, UNKNOWN, Action
 from unbroken.errors import InputError, UnknownKey
 
@@ -38,7 +39,7 @@ def test_rule_takes_its_example_and_no_other_does(rule: Rule) -> None:
 @pytest.mark.parametrize("rule", RULES, ids=[r.id for r in RULES])
 def test_scanner_stops_at_the_example(rule: Rule) -> None:
     assert TRIGGER.search(rule.example.encode(), 0)
-    assert _Literals([t.encode() for t in _TRIGGERS]).search(rule.example.encode(), 0)
+    assert Literals([t.encode() for t in WORDS]).search(rule.example.encode(), 0)
 
 
 @pytest.mark.parametrize("rule", RULES, ids=[r.id for r in RULES])

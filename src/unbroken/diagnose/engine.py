@@ -9,10 +9,11 @@ from pathlib import Path
 
 from . import clock
 from .chronology import Chronicle, chronicle
-from .decide import decide, with_flight
+from .decide import decide
 from .events import FileScan, Topology
 from .facts import Facts
 from .flight_recorder import Flight, analyse
+from .known import with_flight
 from .placing import add_facts, from_paths
 from .rules import RuleSet, builtin_set, load
 from .scan import Scanner

@@ -8,7 +8,6 @@ whether training went on.
 
 from __future__ import annotations
 
-import bisect
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -20,6 +19,7 @@ from .prefixes import Line, clean, take_apart
 from .rules import Rule, RuleSet, xids
 from .sources import Source, blocks
 from .topology import TopologyReader
+from .triggers import TRIGGER
 
 WINDOW = 8192
 STEPS_AFTER = 6
@@ -27,20 +27,6 @@ TAIL = 256 << 10
 MOST_EVENTS = 20_000
 SAME_KEPT = 40
 
-_TRIGGERS = (
-    "rror", "ERROR", "xception", "Traceback", "fail", "Fail", "FAIL", "atal", "FATAL", "Xid", "kill", "Kill", "OOM", "oom",
-    "ut of memory", "bort", "SIG", "ignal ", "imeout", "imed out", "time-out", "TIME", "CANCEL", "cancel", "ancelled",
-    "onnection", "refused", "unreachable", "panic", "egfault", "egmentation", "core dumped", "us error", "No space",
-    "No such", "no such", "denied", "quota", "tale ", "% used", "disk full", "ECC", "VLink", "vlink", "NCCL WARN", "nranks",
-    "nodelist", "NODELIST", "NodeList", " nodes=", "hosts=", "world size", "world_size", "WORLD_SIZE", "exitcode", "xit code", "ExitCode", "COMPLETED",
-    "omplete", "inished", "PREEMPT", "reempt", "estart", "esumed", "unrecognized", "No module", "undefined symbol",
-    "not found", "usage:", "hung", "hang", "stuck", "stall", "no step", "no progress", "DOWN", "drain", "reboot",
-    "responding", "erminat", "spike", "diverg", "atchdog", "SlowDown", "hrottl", "mce:", "util=0%", "util=", "NaN", ": nan", "=nan", "= nan",
-    ": inf", "=inf", "what()", "WARN", "ink down", "ink Down", "ink is Down", "vict", "NotReady", "lost", "Lost", "KeyboardInterrupt", "Bootstrap",
-    "per_node", "per-node", "PER_NODE", "ninja", "nvcc", "o such option", "Missing ", "overheat", "hermal", "aking the entire",
-    "Input/output", "Read-only", "Too many open", "Transport endpoint", "Address already", "EADDRINUSE", "recvValue", "gloo", "ibv_", "NET/IB",
-    "does not", "handled", "recovered", "Detected", "Invalid value", "can't ", "Could not", "not override", "NODE", "Expected", "halted", "Segfault", "shutting down", "shutdown", "norm above", "norm over", "norm exceed", "guard", "xiting", "issing rank", "not entered", "not joined", "low on resource", "ink up", "ink Up", "ink is Up", "marked dead", "roken pipe", "disconnect",
-)  # fmt: skip
 _EXCEPTION = re.compile(
     r"^(?:[A-Za-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception|Exit|Interrupt|Timeout|Failure|Fault|Disconnected|Expired|Warning|NotFound|OutOfMemory)\b(?:\(.{0,80}\))?(?:: |:$|$)"
 )
@@ -63,64 +49,6 @@ _SEQ = re.compile(r"SeqNum=(\d+)")
 _FRAME = re.compile(r'^\s+File "([^"]+)", line \d+, in (\S+)')
 _LOADING = ("serialization.py", "load_checkpoint", "load_state", "from_pretrained")
 _CHAIN = ("The above exception was the direct cause", "During handling of the above exception")
-
-
-def _trigger() -> Any:
-    """A compiled expression over bytes for the words above: re2 where it is there, otherwise literal search."""
-    try:
-        import re2
-    except ImportError:
-        return _Literals([t.encode() for t in _TRIGGERS])
-    options = re2.Options()
-    options.max_mem = 64 << 20
-    return re2.compile(("(?:" + "|".join(re.escape(t) for t in _TRIGGERS) + ")").encode(), options)
-
-
-@dataclass(frozen=True)
-class _Hit:
-    at: int
-
-    def start(self) -> int:
-        return self.at
-
-
-class _Literals:
-    """Where a block's next line with one of many words begins, without re2.
-
-    Whether a line has a word is decided once per template (the line without digits and signs, which no word
-    has), so that the millions of metric lines cost one look-up each."""
-
-    _DELETE = b"0123456789.,+-"
-
-    def __init__(self, words: list[bytes]) -> None:
-        self._words = words
-        self._known: dict[bytes, bool] = {}
-        self._block: bytes | None = None
-        self._starts: list[int] = []
-
-    def search(self, block: bytes, pos: int = 0) -> _Hit | None:
-        """The first such line that begins at `pos` or later."""
-        if block is not self._block:
-            self._block, self._starts = block, self._lines_with_words(block)
-        at = bisect.bisect_left(self._starts, pos)
-        return _Hit(self._starts[at]) if at < len(self._starts) else None
-
-    def _lines_with_words(self, block: bytes) -> list[int]:
-        known, starts, at = self._known, [], 0
-        rows = block.split(b"\n")
-        for row, key in zip(rows, block.translate(None, self._DELETE).split(b"\n"), strict=True):
-            has = known.get(key)
-            if has is None:
-                has = any(w in row for w in self._words)
-                if len(known) < 200_000:
-                    known[key] = has
-            if has:
-                starts.append(at)
-            at += len(row) + 1
-        return starts
-
-
-TRIGGER = _trigger()
 
 
 @dataclass

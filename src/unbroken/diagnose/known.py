@@ -1,0 +1,174 @@
+"""Verdicts from what was seen directly: the supervisor's facts, and flight-recorder dumps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from .chronology import Chronicle
+from .course import Course
+from .events import Event, FileScan, Topology
+from .exits import by_exit_code
+from .facts import Facts, RankExit
+from .flight_recorder import Flight
+from .roots import all_cascade, root_of
+from .rules import defaults
+from .verdict import HANG, UNKNOWN, Action, Category, Faulty, Outcome, Root, Verdict
+
+Failed = Callable[[Event, Chronicle, Sequence[FileScan], Topology], Verdict]
+
+
+def from_facts(
+    chron: Chronicle,
+    scans: Sequence[FileScan],
+    topology: Topology,
+    facts: Facts,
+    trained: Course,
+    failed: Failed,
+) -> Verdict | None:
+    """What the supervisor saw itself, where that is stronger than any log."""
+    if facts.stopped_by_user:
+        return Verdict(
+            Outcome.CANCELLED, confidence=0.95, decided_by="supervisor", notes=("stopped on request",)
+        )
+    if facts.completed:
+        end = chron.endings[-1] if chron.endings else None
+        return Verdict(
+            Outcome.COMPLETED,
+            root=root_of(end, scans) if end else None,
+            confidence=0.98,
+            decided_by="exit-code",
+            notes=("every rank ended with code 0",),
+        )
+    if facts.lost_nodes:
+        return _lost_node(chron, scans, facts)
+    own = _own_failure(chron, facts)
+    if facts.oom_kills and (
+        own is None or own.role == "either" or own.reason in ("DataloaderKilled", "NCCLRemoteError")
+    ):
+        return _oom_killed(chron, scans, topology, facts)
+    if own is not None and own.role == "root":
+        return _with_exits(failed(own, chron, scans, topology), own, facts, topology)
+    died = sorted((e for e in facts.exits if not e.ours and (e.signal or e.code)), key=lambda e: e.time)
+    first = next((e for e in died if e.signal), None) or next(iter(died), None)
+    if facts.hang is not None and not (first and first.signal):
+        return _hung(facts, topology)
+    if first is not None and first.signal:
+        verdict = _with_exits(by_exit_code(-first.signal, first.rank, first.node), None, facts, topology)
+        return replace(
+            verdict,
+            root=_last_words(first, scans),
+            evidence=tuple(root_of(e, scans) for e in chron.candidates[:4]),
+            cascade=all_cascade(chron),
+        )
+    if own is not None:
+        return _with_exits(failed(own, chron, scans, topology), own, facts, topology)
+    if first is not None and first.code and chron.root is None and not trained.spike:
+        verdict = by_exit_code(first.code, first.rank, first.node)
+        return replace(verdict, root=_last_words(first, scans))
+    return None
+
+
+def _own_failure(chron: Chronicle, facts: Facts) -> Event | None:
+    """The root by the logs, unless it belongs to a rank that we ended ourselves and a rank died before."""
+    root = chron.root
+    if root is None or root.rank is None:
+        return root
+    ours = {e.rank for e in facts.exits if e.ours}
+    signalled = [e for e in facts.exits if not e.ours and e.signal]
+    if (
+        signalled
+        and root.rank in ours
+        and root.role == "root"
+        and root.reason in ("RuntimeError", "ConnectionError", "NCCLRemoteError")
+    ):
+        return None
+    return root
+
+
+def _lost_node(chron: Chronicle, scans: Sequence[FileScan], facts: Facts) -> Verdict:
+    base, node = defaults()["NodeFailure"], facts.lost_nodes[0]
+    said = next((e for e in chron.candidates if e.node == node or e.reason == "NodeFailure"), None)
+    return Verdict(
+        Outcome.FAILED, Category.INFRASTRUCTURE, "NodeFailure", root_of(said, scans) if said else None,
+        evidence=tuple(root_of(e, scans) for e in chron.candidates[:4]), cascade=all_cascade(chron), faulty=Faulty(node=node), recoverable=True,
+        cordon=facts.lost_nodes, action=Action.RESTART_ELSEWHERE, mitigation=base.mitigation, confidence=0.95, decided_by="lost-node",
+        notes=(f"{', '.join(facts.lost_nodes)} did not answer within the lease",),
+    )  # fmt: skip
+
+
+def _oom_killed(chron: Chronicle, scans: Sequence[FileScan], topology: Topology, facts: Facts) -> Verdict:
+    rank = facts.oom_kills[0]
+    node = next((e.node for e in facts.exits if e.rank == rank), topology.node_of(rank))
+    said = next((e for e in chron.candidates if e.reason in ("OutOfMemoryError", "DataloaderKilled")), None)
+    return Verdict(
+        Outcome.FAILED, Category.FRAMEWORK, "OutOfMemoryError", root_of(said, scans) if said else None, cascade=all_cascade(chron),
+        faulty=Faulty(node, rank), recoverable=True, action=Action.RESTART, confidence=0.9, decided_by="oom-kill-count",
+        mitigation="The kernel killed this rank because its host memory ran out. Restart; ask for more memory, use fewer loader workers, or find the leak.",
+        notes=(f"the cgroup of rank {rank} counted an OOM kill",),
+    )  # fmt: skip
+
+
+def _hung(facts: Facts, topology: Topology) -> Verdict:
+    hang = facts.hang
+    assert hang is not None
+    late = hang.late[0] if len(hang.late) == 1 else None
+    faulty = Faulty(topology.node_of(late), late, topology.gpu_of(late)) if late is not None else None
+    notes = [f"no progress for {hang.idle_s:.0f} s in phase {hang.phase} at step {hang.step}"]
+    if hang.late:
+        notes.append(f"late: rank {', '.join(map(str, hang.late))}")
+    if hang.stacks:
+        notes.append(f"stacks: {hang.stacks}")
+    return Verdict(
+        Outcome.HUNG, None, HANG, faulty=faulty, recoverable=True, action=Action.RESTART, mitigation=defaults()[HANG].mitigation,
+        confidence=0.9 if late is not None else 0.8, decided_by="hang-detector", notes=tuple(notes),
+    )  # fmt: skip
+
+
+def _with_exits(verdict: Verdict, root: Event | None, facts: Facts, topology: Topology) -> Verdict:
+    """The verdict with what the exits add: a place where the log names none."""
+    if verdict.faulty is None or verdict.faulty.node is not None or verdict.faulty.rank is None:
+        return verdict
+    return replace(verdict, faulty=replace(verdict.faulty, node=topology.node_of(verdict.faulty.rank)))
+
+
+def _last_words(exit_: RankExit, scans: Sequence[FileScan]) -> Root | None:
+    """The last line of the log of the rank that ended."""
+    for s in scans:
+        if s.ending.last_text and (f"rank-{exit_.rank}." in s.name or f"rank{exit_.rank}." in s.name):
+            return Root(
+                s.name,
+                s.ending.last_line,
+                s.ending.last_text,
+                exit_.rank,
+                exit_.node,
+                s.ending.last_time,
+            )
+    return None
+
+
+def with_flight(verdict: Verdict, flight: Flight, topology: Topology) -> Verdict:
+    """The verdict with what flight-recorder dumps say: who was missing, where nothing else explains the stop."""
+    if not flight.suspects:
+        return verdict
+    late = flight.suspects[0]
+    wait = next((w for w in flight.waits if late in w.members and w.rank != late), None)
+    where = f" from {wait.op} {wait.seq} of {wait.group.replace('|', ' ').strip()}" if wait else ""
+    note = f"flight recorder: rank {', '.join(map(str, flight.suspects))} missing{where}"
+    faulty = Faulty(topology.node_of(late), late, topology.gpu_of(late))
+    silent = verdict.reason in (None, UNKNOWN) and verdict.outcome in (Outcome.UNKNOWN, Outcome.FAILED)
+    if silent:
+        base = defaults()[HANG]
+        return replace(
+            verdict, outcome=Outcome.HUNG, reason=HANG, category=None, faulty=faulty, recoverable=True, action=Action.RESTART, cordon=(),
+            mitigation=base.mitigation, confidence=0.8, decided_by="flight-recorder", notes=(*verdict.notes, note),
+        )  # fmt: skip
+    if verdict.reason in ("NCCLTimeoutError", HANG):
+        return replace(
+            verdict,
+            faulty=verdict.faulty
+            if verdict.faulty and verdict.faulty.gpu is not None and verdict.cordon
+            else faulty,
+            notes=(*verdict.notes, note),
+        )
+    return verdict

@@ -1,0 +1,31 @@
+"""Events and metric lines as the parts of a verdict: roots, and what they caused."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from .chronology import Chronicle
+from .events import Event, FileScan, Progress
+from .verdict import Cascade, Root
+
+
+def root_of(event: Event, scans: Sequence[FileScan]) -> Root:
+    return Root(scans[event.file].name, event.line, event.text, event.rank, event.node, event.time)
+
+
+def line_of(p: Progress, scans: Sequence[FileScan]) -> Root:
+    return Root(scans[p.file].name, p.line, p.text, time=p.time)
+
+
+def cascade_of(root: Event, chron: Chronicle) -> tuple[Cascade, ...]:
+    counts: Counter[str] = Counter()
+    for e in (*chron.candidates, *chron.cascades):
+        if e is not root and e.reason and e.reason != root.reason:
+            counts[e.reason] += 1 + e.duplicates
+    return tuple(Cascade(reason, n) for reason, n in counts.most_common(8))
+
+
+def all_cascade(chron: Chronicle) -> tuple[Cascade, ...]:
+    counts = Counter(e.reason for e in (*chron.candidates, *chron.cascades) if e.reason)
+    return tuple(Cascade(r, n) for r, n in counts.most_common(8))
