@@ -74,7 +74,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture
 def proxy(server: str) -> Iterator[FaultyProxy]:
-    with FaultyProxy(server) as p:
+    with FaultyProxy(target=server) as p:
         yield p
 
 

@@ -13,137 +13,30 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-import socket
-import threading
 import time
-import urllib.parse
 import xml.etree.ElementTree as ET
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from email.utils import formatdate
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import TracebackType
 from typing import Any
 from xml.sax.saxutils import escape
 
 from ..checkpoint.storage.s3 import S3Storage
+from .http_faults import RESET, SLOW_DOWN, Fault, FaultyHandler, FaultyServer, Request
+
+__all__ = ["RESET", "SLOW_DOWN", "FakeS3", "Fault", "Request"]
 
 
-@dataclass(frozen=True)
-class Request:
-    """One request as it came in; `number` counts from 1."""
-
-    number: int
-    method: str
-    key: str
-    query: dict[str, str]
-    bytes: int
-
-    @property
-    def is_part(self) -> bool:
-        """Whether it uploads a part of a multipart upload."""
-        return self.method == "PUT" and "partNumber" in self.query
-
-
-@dataclass(frozen=True)
-class Fault:
-    """What to do to a request: answer with `status`, wait `delay` seconds, reset the connection before the request
-    is acted on (`reset`) or after it (`lose_answer`), flip a bit of the body that arrives (`flip`)."""
-
-    status: int = 0
-    code: str = "SlowDown"
-    delay: float = 0.0
-    reset: bool = False
-    lose_answer: bool = False
-    flip: bool = False
-
-
-SLOW_DOWN = Fault(503, "SlowDown")
-RESET = Fault(reset=True)
-
-
-@dataclass
-class FakeS3:
-    """The server; a context manager. `objects` {bucket/key: bytes} and `requests` may be read at any time."""
-
-    fault: Callable[[Request], Fault | None] = lambda _: None
-    objects: dict[str, bytes] = field(default_factory=dict)
-    modified: dict[str, float] = field(default_factory=dict)
-    uploads: dict[str, dict[int, bytes]] = field(default_factory=dict)
-    requests: list[Request] = field(default_factory=list)
-    ignore_conditions: bool = False  # as stores that overwrite silently on a conditional PUT
-    lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def __enter__(self) -> FakeS3:
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (_Handler,), {"s3": self}))
-        self.server.daemon_threads = True
-        self.thread = threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True)
-        self.thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, e: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        self.server.shutdown()
-        self.server.server_close()
-        self.thread.join()
-
-    @property
-    def endpoint(self) -> str:
-        return f"http://127.0.0.1:{self.server.server_address[1]}"
-
-    def storage(self, place: str = "bucket/run", **more: Any) -> S3Storage:
-        """A storage on this server, quick to give up unless told otherwise."""
-        options = {
-            "endpoint": self.endpoint,
-            "access_key_id": "test",
-            "secret_access_key": "test",
-            "region": "x",
-        }
-        return S3Storage.from_url(f"s3://{place}", options=options, **{"request_timeout": 5.0, **more})
-
-
-class _Handler(BaseHTTPRequestHandler):
-    s3: FakeS3
-    protocol_version = "HTTP/1.1"
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Says nothing: a test's output is its own."""
-
-    def _serve(self) -> None:
-        url = urllib.parse.urlsplit(self.path)
-        query = dict(urllib.parse.parse_qsl(url.query, keep_blank_values=True))
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        key = urllib.parse.unquote(url.path).lstrip("/")
-        with self.s3.lock:
-            request = Request(len(self.s3.requests) + 1, self.command, key, query, len(body))
-            self.s3.requests.append(request)
-        fault = self.s3.fault(request) or Fault()
-        if fault.delay:
-            time.sleep(fault.delay)
-        if fault.reset:
-            return self._reset()
-        if fault.status:
-            return self._error(fault.status, fault.code)
-        if fault.flip and body:
-            body = body[:-1] + bytes([body[-1] ^ 1])
-        if fault.lose_answer:
-            self._answer = lambda *_, **__: None  # type: ignore[method-assign]
-        getattr(self, f"_{self.command.lower()}")(key, query, body)
-        if fault.lose_answer:
-            del self._answer
-            self._reset()
-        return None
-
-    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _serve
+class _Handler(FaultyHandler):
+    def respond(self, request: Request, body: bytes) -> None:
+        getattr(self, f"_{self.command.lower()}")(request.key, request.query, body)
 
     def _get(self, key: str, query: dict[str, str], body: bytes) -> None:
         if "list-type" in query:
             return self._list(key.strip("/"), query)
-        with self.s3.lock:
-            data, modified = self.s3.objects.get(key), self.s3.modified.get(key, 0.0)
+        with self.owner.lock:
+            data, modified = self.owner.objects.get(key), self.owner.modified.get(key, 0.0)
         if data is None:
-            return self._error(404, "NoSuchKey")
+            return self.refuse(404, "NoSuchKey")
         headers = {
             "ETag": f'"{hashlib.md5(data).hexdigest()}"',
             "Last-Modified": formatdate(modified, usegmt=True),
@@ -153,69 +46,71 @@ class _Handler(BaseHTTPRequestHandler):
         if span:
             low, high = int(span[1]), min(int(span[2]) + 1, len(data))
             if low >= len(data):
-                return self._error(416, "InvalidRange")
+                return self.refuse(416, "InvalidRange")
             headers["Content-Range"] = f"bytes {low}-{high - 1}/{len(data)}"
-            return self._answer(206, data[low:high], headers)
-        return self._answer(200, data, headers)
+            return self.answer(206, data[low:high], headers)
+        return self.answer(200, data, headers)
 
     _head = _get
 
     def _put(self, key: str, query: dict[str, str], body: bytes) -> None:
         digest = base64.b64encode(hashlib.sha256(body).digest()).decode()
         if self.headers.get("x-amz-checksum-sha256", digest) != digest:
-            return self._error(400, "BadDigest")
+            return self.refuse(400, "BadDigest")
         etag = {"ETag": f'"{hashlib.md5(body).hexdigest()}"', "x-amz-checksum-sha256": digest}
-        with self.s3.lock:
+        with self.owner.lock:
             if "uploadId" in query:
-                if query["uploadId"] not in self.s3.uploads:
-                    return self._error(404, "NoSuchUpload")
-                self.s3.uploads[query["uploadId"]][int(query["partNumber"])] = body
+                if query["uploadId"] not in self.owner.uploads:
+                    return self.refuse(404, "NoSuchUpload")
+                self.owner.uploads[query["uploadId"]][int(query["partNumber"])] = body
             elif (
                 self.headers.get("If-None-Match") == "*"
-                and key in self.s3.objects
-                and not self.s3.ignore_conditions
+                and key in self.owner.objects
+                and not self.owner.ignore_conditions
             ):
-                return self._error(412, "PreconditionFailed")
+                return self.refuse(412, "PreconditionFailed")
             else:
                 self._store(key, body)
-        return self._answer(200, b"", etag)
+        return self.answer(200, b"", etag)
 
     def _post(self, key: str, query: dict[str, str], body: bytes) -> None:
-        with self.s3.lock:
+        with self.owner.lock:
             if "uploads" in query:
-                upload = f"u{len(self.s3.requests)}"
-                self.s3.uploads[upload] = {}
+                upload = f"u{len(self.owner.requests)}"
+                self.owner.uploads[upload] = {}
                 return self._xml("InitiateMultipartUploadResult", f"<UploadId>{upload}</UploadId>")
             if "uploadId" in query:
-                parts = self.s3.uploads.get(query["uploadId"])
+                parts = self.owner.uploads.get(query["uploadId"])
                 if parts is None:
-                    return self._error(404, "NoSuchUpload")
+                    return self.refuse(404, "NoSuchUpload")
                 named = [int(e.text or 0) for e in ET.fromstring(body).iter() if e.tag.endswith("PartNumber")]
                 if sorted(parts) != named or any(len(parts[n]) < 5 * 2**20 for n in named[:-1]):
-                    return self._error(400, "InvalidPart")
+                    return self.refuse(400, "InvalidPart")
                 self._store(key, b"".join(parts[n] for n in named))
-                del self.s3.uploads[query["uploadId"]]
+                del self.owner.uploads[query["uploadId"]]
                 return self._xml("CompleteMultipartUploadResult", '<ETag>"x"</ETag>')
             if "delete" in query:
                 names = [e.text or "" for e in ET.fromstring(body).iter() if e.tag.endswith("Key")]
                 for name in names:
-                    self.s3.objects.pop(f"{key.strip('/')}/{name}", None)
+                    self.owner.objects.pop(f"{key.strip('/')}/{name}", None)
                 gone = "".join(f"<Deleted><Key>{escape(n)}</Key></Deleted>" for n in names)
                 return self._xml("DeleteResult", gone)
-        return self._error(400, "InvalidRequest")
+        return self.refuse(400, "InvalidRequest")
 
     def _delete(self, key: str, query: dict[str, str], body: bytes) -> None:
-        with self.s3.lock:
-            self.s3.uploads.pop(query.get("uploadId", ""), None)
+        with self.owner.lock:
+            self.owner.uploads.pop(query.get("uploadId", ""), None)
             if "uploadId" not in query:
-                self.s3.objects.pop(key, None)
-        self._answer(204, b"", {})
+                self.owner.objects.pop(key, None)
+        self.answer(204, b"", {})
 
     def _list(self, bucket: str, query: dict[str, str]) -> None:
         prefix, delimiter, page = query.get("prefix", ""), query.get("delimiter", ""), 1000
         after = query.get("continuation-token", "")
-        with self.s3.lock:
-            keys = sorted(k[len(bucket) + 1 :] for k in self.s3.objects if k.startswith(f"{bucket}/{prefix}"))
+        with self.owner.lock:
+            keys = sorted(
+                k[len(bucket) + 1 :] for k in self.owner.objects if k.startswith(f"{bucket}/{prefix}")
+            )
             rows, folders, last = [], [], ""
             for k in (k for k in keys if k > after):
                 rest = k[len(prefix) :]
@@ -224,7 +119,10 @@ class _Handler(BaseHTTPRequestHandler):
                     if folder not in folders:
                         folders.append(folder)
                 else:
-                    size, when = len(self.s3.objects[f"{bucket}/{k}"]), self.s3.modified[f"{bucket}/{k}"]
+                    size, when = (
+                        len(self.owner.objects[f"{bucket}/{k}"]),
+                        self.owner.modified[f"{bucket}/{k}"],
+                    )
                     stamp = time.strftime("%Y-%m-%dT%H:%M:%S.000Z", time.gmtime(when))
                     rows.append(
                         f"<Contents><Key>{escape(k)}</Key><LastModified>{stamp}</LastModified>"
@@ -240,29 +138,30 @@ class _Handler(BaseHTTPRequestHandler):
         self._xml("ListBucketResult", state + "".join(rows) + names)
 
     def _store(self, key: str, data: bytes) -> None:
-        self.s3.objects[key] = data
-        self.s3.modified[key] = time.time()
+        self.owner.objects[key] = data
+        self.owner.modified[key] = time.time()
 
     def _xml(self, root: str, inner: str) -> None:
         text = f'<?xml version="1.0" encoding="UTF-8"?><{root}>{inner}</{root}>'
-        self._answer(200, text.encode(), {"Content-Type": "application/xml"})
+        self.answer(200, text.encode(), {"Content-Type": "application/xml"})
 
-    def _error(self, status: int, code: str) -> None:
-        text = f"<Error><Code>{code}</Code><Message>{code}</Message></Error>"
-        self._answer(status, text.encode(), {"Content-Type": "application/xml"})
 
-    def _answer(self, status: int, body: bytes, headers: dict[str, str]) -> None:
-        self.send_response(status)
-        for name, value in headers.items():
-            self.send_header(name, value)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
+@dataclass
+class FakeS3(FaultyServer):
+    """The server; a context manager. `objects` {bucket/key: bytes} and `requests` may be read at any time."""
 
-    def _reset(self) -> None:
-        """Ends the connection with a TCP reset."""
-        self.close_connection = True
-        linger = b"\x01\x00\x00\x00\x00\x00\x00\x00"
-        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
-        self.connection.close()
+    objects: dict[str, bytes] = field(default_factory=dict)
+    modified: dict[str, float] = field(default_factory=dict)
+    uploads: dict[str, dict[int, bytes]] = field(default_factory=dict)
+    ignore_conditions: bool = False  # as stores that overwrite silently on a conditional PUT
+    handler = _Handler
+
+    def storage(self, place: str = "bucket/run", **more: Any) -> S3Storage:
+        """A storage on this server, quick to give up unless told otherwise."""
+        options = {
+            "endpoint": self.endpoint,
+            "access_key_id": "test",
+            "secret_access_key": "test",
+            "region": "x",
+        }
+        return S3Storage.from_url(f"s3://{place}", options=options, **{"request_timeout": 5.0, **more})
