@@ -142,7 +142,8 @@ class Checkpointer:
         self._guard = threading.RLock()
         self._saves: dict[Mark, Saved] = {}
         self._last: Saved | None = None
-        self._failed: list[str] = []
+        self._failed: list[tuple[int, str, str]] = []
+        """(step, rung, why) of saves that nothing newer has made up for."""
         self._plan: _Plan | None = None
         self._stager: Stager = CpuStager()
         self._pinning: Pinning | None = None
@@ -296,7 +297,10 @@ class Checkpointer:
                 saved.wait(rung, None if deadline is None else max(0.0, deadline - time.monotonic()))
 
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
-        """Waits for everything that is to become durable, then lets go. Raises NotDurable if something did not."""
+        """Waits for everything that is to become durable, then lets go.
+
+        Raises NotDurable if something did not, and nothing newer made up for it.
+        """
         if self._closed:
             return
         self._closed = True
@@ -304,7 +308,7 @@ class Checkpointer:
         if not self._started:
             return
         self._stager.drain()
-        deadline, trouble = time.monotonic() + timeout_s, list(self._failed)
+        deadline, trouble = time.monotonic() + timeout_s, [why for _, _, why in self._failed]
         with self._guard:
             saves = [s for s in self._saves.values() if not s.done]
         for saved in saves:
@@ -489,6 +493,8 @@ class Checkpointer:
 
     def _note(self, saved: Saved) -> None:
         with self._guard:
+            for m in [m for m, s in self._saves.items() if s.done][:-64]:
+                del self._saves[m]
             self._saves[Mark(self.attempt, saved.step)] = saved
             self._last = saved
 
@@ -534,7 +540,7 @@ class Checkpointer:
         """This rank will not have this step: the others hear it from their keepers."""
         logger.error("step %d is not saved: %s", saved.step, why)
         with self._guard:
-            self._failed.append(f"step {saved.step}: {why}")
+            self._failed.append((saved.step, "disk", f"step {saved.step}: {why}"))
         saved.fail(why)
         with contextlib.suppress(UnbrokenError):
             self.memory.link.post(
@@ -571,6 +577,10 @@ class Checkpointer:
                 # What is older and still open was superseded or has failed; what is done is forgotten.
                 for m in [m for m, s in self._saves.items() if m < mark and s.done]:
                     del self._saves[m]
+            if kind in ("durable", "remote"):
+                # A newer checkpoint that is whole makes up for an older one that failed.
+                rung = "disk" if kind == "durable" else "remote"
+                self._failed = [f for f in self._failed if f[1] != rung or f[0] >= step]
         if saved is None:
             return
         if kind == "durable":
@@ -584,13 +594,13 @@ class Checkpointer:
         elif kind == "remote_failed":
             logger.error("step %d did not reach %s: %s", step, self._wishes["remote"], event["why"])
             with self._guard:
-                self._failed.append(f"step {step}, remote: {event['why']}")
+                self._failed.append((step, "remote", f"step {step}, remote: {event['why']}"))
             saved.fail(str(event["why"]), rungs=("remote",))
         elif kind == "failed":
             why = f"rank {event['rank']}: {event['why']}" if event.get("rank", -1) >= 0 else str(event["why"])
             logger.error("the checkpoint of step %d failed, training goes on: %s", step, why)
             with self._guard:
-                self._failed.append(f"step {step}: {why}")
+                self._failed.append((step, "disk", f"step {step}: {why}"))
             saved.fail(why, rungs=("disk", "remote"))
 
     def _at_exit(self) -> None:
