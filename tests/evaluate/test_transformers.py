@@ -18,12 +18,9 @@ pytest.importorskip("lm_eval", reason="lm-eval is not installed (pip install 'un
 from unbroken.errors import EvaluationError, ModelDoesNotLoad, OutOfMemory
 from unbroken.evaluate.contracts import Json, ModelSpec, Request
 from unbroken.evaluate.harness.lm_eval_models import LmEvalBackend
-from unbroken.evaluate.harness.transformers import (
-    TransformersBackend,
-    TransformersModel,
-    generation_settings,
-    rolling_windows,
-)
+from unbroken.evaluate.harness.requests import generation_settings, rolling_windows
+from unbroken.evaluate.harness.transformers import TransformersBackend
+from unbroken.evaluate.harness.transformers_model import TransformersModel
 from unbroken.testing.tiny_model import write_tiny_model
 from unbroken.testing.tiny_tasks import WORDS
 

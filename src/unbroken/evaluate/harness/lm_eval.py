@@ -12,18 +12,17 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from ... import atomic
-from ...errors import DatasetMissing, EvaluationError, InputError, UnbrokenError, UnknownKey
+from ...errors import EvaluationError, UnbrokenError, UnknownKey
 from .. import staged
 from ..contracts import (
     Answer,
     Json,
-    Metric,
     Model,
     ModelSpec,
     PreparedTask,
@@ -35,6 +34,8 @@ from ..contracts import (
 )
 from .asking import run_requests
 from .chat import chat_of, check_kinds
+from .lm_eval_call import keep_data, kept_data, one_process, simple_evaluate
+from .lm_eval_results import metrics_of, per_sample, task_version, why_not_prepared
 from .replay import (
     Captured,
     Chat,
@@ -46,7 +47,7 @@ from .replay import (
     replaying_lm,
     requests_of,
 )
-from .task_index import Leaf, TaskIndex, quiet_lm_eval
+from .task_index import Leaf, TaskIndex
 
 SANDBOXED = "UNBROKEN_SANDBOX"
 """Set by the sandbox inside it; only there is generated code run."""
@@ -150,18 +151,16 @@ class LmEvalHarness:
             },
         }
         try:
-            _simple_evaluate(
-                recipe, collecting_lm(chat), one_leaf(leaf.folders, leaf.name, seen), unsafe=True
-            )
+            simple_evaluate(recipe, collecting_lm(chat), one_leaf(leaf.folders, leaf.name, seen), unsafe=True)
         except PromptsBuilt:
             pass
         except UnbrokenError:
             raise
         except Exception as e:
-            raise _why_not_prepared(e, task, seen) from e
+            raise why_not_prepared(e, task, seen) from e
         if getattr(seen.task, "UNSAFE_CODE", False):
             task = replace(task, metric="code")
-            recipe["data"] = _keep_data(seen.task, folder)
+            recipe["data"] = keep_data(seen.task, folder)
         requests = [requests_of(instances, task.name) for instances in seen.sort_instances()]
         check_kinds(spec, {r.kind for rs in requests for r in rs}, task.name)
         wrote = staged.write_samples(folder, requests, block=spec.block)
@@ -175,7 +174,7 @@ class LmEvalHarness:
         ]
         return PreparedTask(
             task=task,
-            version=_task_version(seen.task),
+            version=task_version(seen.task),
             samples=wrote.samples,
             block=spec.block,
             folder=str(folder),
@@ -197,7 +196,7 @@ class LmEvalHarness:
                 one_leaf(leaf.folders, leaf.name, seen).load([leaf.spec])
             documents = len(seen.task.eval_docs)
         except Exception as e:
-            raise _why_not_prepared(e, task, seen) from e
+            raise why_not_prepared(e, task, seen) from e
         source = str(seen.task.DATASET_PATH or "its own code")
         files = (seen.task.get_config("dataset_kwargs") or {}).get("data_files")
         return documents, f"{source} {files}" if files else " ".join(
@@ -233,11 +232,11 @@ class LmEvalHarness:
                 where=prepared.task.name,
                 todo="Score it with `unbroken eval`, which puts it there",
             )
-        with one_process(), _kept_data(recipe.get("data")):
-            results = _simple_evaluate(recipe, lm, manager, unsafe=inside)
+        with one_process(), kept_data(recipe.get("data")):
+            results = simple_evaluate(recipe, lm, manager, unsafe=inside)
         if results is None:
             raise EvaluationError("lm_eval gave no result", where=prepared.task.name)
-        metrics = _metrics(results, recipe["leaf"], seen.task)
+        metrics = metrics_of(results, recipe["leaf"], seen.task)
         effective = int(results["n-samples"][recipe["leaf"]]["effective"])
         return Score(
             task=prepared.task.name,
@@ -247,7 +246,7 @@ class LmEvalHarness:
             notes=tuple(guard.notes[i] for i in sorted(guard.notes)),
             version=prepared.version,
             prompt_hash=prepared.prompt_hash,
-            per_sample=_per_sample(results, recipe["leaf"], seen.task, metrics, len(answers)),
+            per_sample=per_sample(results, recipe["leaf"], seen.task, metrics, len(answers)),
             seconds=time.monotonic() - started,
         )
 
@@ -297,83 +296,6 @@ class LmEvalHarness:
         )
 
 
-def _simple_evaluate(recipe: Mapping[str, Json], lm: Any, manager: Any, *, unsafe: bool) -> Any:
-    """lm_eval's `simple_evaluate` with a recipe's arguments; what it prints on the way is dropped."""
-    lm_eval = quiet_lm_eval()
-    options = dict(recipe["options"])
-    # A metric that runs code asks for this when it is imported, also where nothing is run.
-    os.environ.setdefault("HF_ALLOW_CODE_EVAL", "1")
-    with contextlib.redirect_stdout(io.StringIO()), _without_environment():
-        return lm_eval.simple_evaluate(
-            lm,
-            tasks=[recipe["spec"]],
-            task_manager=manager,
-            num_fewshot=recipe["shots"],
-            limit=recipe["limit"],
-            apply_chat_template=recipe["chat"],
-            confirm_run_unsafe_code=unsafe,
-            log_samples=True,
-            **options,
-        )
-
-
-@contextlib.contextmanager
-def _without_environment() -> Iterator[None]:
-    """Inside, lm_eval does not ask pip, git and the driver about the machine: half a second a task, no part of a score."""
-    import lm_eval.evaluator as evaluator
-
-    before = evaluator.add_env_info
-    evaluator.add_env_info = lambda results: None
-    try:
-        yield
-    finally:
-        evaluator.add_env_info = before
-
-
-def _keep_data(task: Any, folder: Path) -> str:
-    """Keeps the task's data set beside its prompts: in the sandbox no other cache can be written to."""
-    place = folder / "data"
-    if not (place / "dataset_dict.json").exists():
-        task.dataset.save_to_disk(str(place))
-    return str(place)
-
-
-@contextlib.contextmanager
-def _kept_data(place: str | None) -> Iterator[None]:
-    """Inside, data sets are the one that `_keep_data` kept; nothing changes without one."""
-    if not place:
-        yield
-        return
-    import datasets
-
-    def load_dataset(*args: Any, **more: Any) -> Any:
-        return datasets.load_from_disk(place)
-
-    before = datasets.load_dataset
-    datasets.load_dataset = load_dataset
-    try:
-        yield
-    finally:
-        datasets.load_dataset = before
-
-
-@contextlib.contextmanager
-def one_process() -> Iterator[None]:
-    """Inside, lm_eval's bootstrap stays in this process: every scoring worker has one CPU, not all of them.
-
-    The resamples, and so the standard errors, are the same.
-    """
-    before = os.environ.get("DISABLE_MULTIPROC")
-    os.environ["DISABLE_MULTIPROC"] = "1"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["DISABLE_MULTIPROC"]
-        else:
-            os.environ["DISABLE_MULTIPROC"] = before
-
-
 def _recording(chat: Chat) -> tuple[Chat, dict[str, Json]]:
     """The chat template, and what it rendered: scoring then needs no tokenizer."""
     kept: dict[str, Json] = {}
@@ -388,98 +310,3 @@ def _recording(chat: Chat) -> tuple[Chat, dict[str, Json]]:
         return as_chat(text)
 
     return rendered, kept
-
-
-def _task_version(task: Any) -> str:
-    """Changes with the harness, the task's version and its configuration, not with where its files lie."""
-    config = dict(task.dump_config())
-    metadata = dict(config.get("metadata") or {})
-    metadata.pop("config_source", None)
-    config["metadata"] = metadata
-    if isinstance(config.get("dataset_kwargs"), Mapping):
-        config["dataset_kwargs"] = {
-            k: v
-            for k, v in config["dataset_kwargs"].items()
-            if k not in ("data_files", "data_dir", "cache_dir")
-        }
-    from importlib.metadata import version
-
-    return f"lm_eval {version('lm_eval')}, task {task.VERSION}, {digest(config)[:12]}"
-
-
-def _metrics(results: Mapping[str, Any], leaf: str, task: Any) -> tuple[Metric, ...]:
-    row = results["results"][leaf]
-    higher = task.higher_is_better() or {}
-    out = []
-    for key, value in row.items():
-        metric, comma, name = key.partition(",")
-        if not comma or metric.endswith("_stderr"):
-            continue
-        try:
-            number = float(value)
-        except (TypeError, ValueError):
-            continue
-        stderr = row.get(f"{metric}_stderr,{name}", "N/A")
-        out.append(
-            Metric(
-                name=key,
-                value=number,
-                stderr=None if isinstance(stderr, str) else float(stderr),
-                higher_is_better=bool(higher.get(metric, True)),
-            )
-        )
-    return tuple(out)
-
-
-def _per_sample(
-    results: Mapping[str, Any], leaf: str, task: Any, metrics: Sequence[Metric], samples: int
-) -> tuple[float | None, ...]:
-    """The headline metric of each sample, where it is a mean of them."""
-    if not metrics:
-        return ()
-    metric, _, name = metrics[0].name.partition(",")
-    aggregate = (task.aggregation() or {}).get(metric)
-    if getattr(aggregate, "__name__", "mean") not in ("mean", "nanmean"):
-        return ()
-    out: list[float | None] = [None] * samples
-    for row in results["samples"][leaf]:
-        if row["filter"] != name or metric not in row:
-            continue
-        value = row[metric]
-        if isinstance(value, (list, tuple)):
-            return ()
-        out[row["doc_id"]] = float(value)
-    return tuple(out)
-
-
-def _why_not_prepared(error: Exception, task: Task, seen: Captured) -> UnbrokenError:
-    """A user's error out of whatever the harness raised while it loaded a task."""
-    chain: list[BaseException] = []
-    link: BaseException | None = error
-    while link is not None and link not in chain:
-        chain.append(link)
-        link = link.__cause__ or link.__context__
-    names = {type(e).__name__ for e in chain}
-    text = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"[:400]
-    absent = {"DatasetNotFoundError", "OfflineModeIsEnabled", "ConnectionError", "FileNotFoundError"}
-    absent |= {
-        "LocalEntryNotFoundError",
-        "MaxRetryError",
-        "ConnectTimeout",
-        "DataFilesNotFoundError",
-        "ConnectError",
-    }
-    if seen.task is None and names & absent:
-        cache = os.environ.get("HF_DATASETS_CACHE") or os.environ.get("HF_HOME") or "the Hugging Face cache"
-        return DatasetMissing(
-            f"the data of task '{task.name}' are not on this machine: {text}",
-            where=f"looked for by lm_eval in {cache}",
-            todo="Stage them where there is a network with `unbroken eval stage`, or mend the paths in the task",
-        )
-    if isinstance(error, (KeyError, ValueError, TypeError, AssertionError)) or seen.task is None:
-        return InputError(
-            f"lm_eval cannot build the prompts of task '{task.name}': {text}",
-            where=task.harness_name,
-            todo="Run `lm_eval` on this task alone to see it in full",
-        )
-    return cast(UnbrokenError, EvaluationError(f"lm_eval failed on task '{task.name}': {text}"))

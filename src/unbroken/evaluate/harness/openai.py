@@ -23,7 +23,7 @@ from ...errors import ModelDoesNotLoad, UnknownKey
 from ..contracts import Conditions, Json, ModelSpec, Request, digest
 from .asking import PROBLEM
 from .endpoint import Endpoint, EndpointRefused
-from .transformers import generation_settings, rolling_windows
+from .requests import generation_settings, rolling_windows
 
 
 @dataclass(frozen=True)

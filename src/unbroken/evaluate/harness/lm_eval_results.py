@@ -1,0 +1,106 @@
+"""What lm_eval says of a task and its results, as ours: version, metrics, values per sample, errors."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from ...errors import DatasetMissing, EvaluationError, InputError, UnbrokenError
+from ..contracts import Metric, Task, digest
+from .replay import Captured
+
+
+def task_version(task: Any) -> str:
+    """Changes with the harness, the task's version and its configuration, not with where its files lie."""
+    config = dict(task.dump_config())
+    metadata = dict(config.get("metadata") or {})
+    metadata.pop("config_source", None)
+    config["metadata"] = metadata
+    if isinstance(config.get("dataset_kwargs"), Mapping):
+        config["dataset_kwargs"] = {
+            k: v
+            for k, v in config["dataset_kwargs"].items()
+            if k not in ("data_files", "data_dir", "cache_dir")
+        }
+    from importlib.metadata import version
+
+    return f"lm_eval {version('lm_eval')}, task {task.VERSION}, {digest(config)[:12]}"
+
+
+def metrics_of(results: Mapping[str, Any], leaf: str, task: Any) -> tuple[Metric, ...]:
+    row = results["results"][leaf]
+    higher = task.higher_is_better() or {}
+    out = []
+    for key, value in row.items():
+        metric, comma, name = key.partition(",")
+        if not comma or metric.endswith("_stderr"):
+            continue
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            continue
+        stderr = row.get(f"{metric}_stderr,{name}", "N/A")
+        out.append(
+            Metric(
+                name=key,
+                value=number,
+                stderr=None if isinstance(stderr, str) else float(stderr),
+                higher_is_better=bool(higher.get(metric, True)),
+            )
+        )
+    return tuple(out)
+
+
+def per_sample(
+    results: Mapping[str, Any], leaf: str, task: Any, metrics: Sequence[Metric], samples: int
+) -> tuple[float | None, ...]:
+    """The headline metric of each sample, where it is a mean of them."""
+    if not metrics:
+        return ()
+    metric, _, name = metrics[0].name.partition(",")
+    aggregate = (task.aggregation() or {}).get(metric)
+    if getattr(aggregate, "__name__", "mean") not in ("mean", "nanmean"):
+        return ()
+    out: list[float | None] = [None] * samples
+    for row in results["samples"][leaf]:
+        if row["filter"] != name or metric not in row:
+            continue
+        value = row[metric]
+        if isinstance(value, (list, tuple)):
+            return ()
+        out[row["doc_id"]] = float(value)
+    return tuple(out)
+
+
+def why_not_prepared(error: Exception, task: Task, seen: Captured) -> UnbrokenError:
+    """A user's error out of whatever the harness raised while it loaded a task."""
+    chain: list[BaseException] = []
+    link: BaseException | None = error
+    while link is not None and link not in chain:
+        chain.append(link)
+        link = link.__cause__ or link.__context__
+    names = {type(e).__name__ for e in chain}
+    text = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"[:400]
+    absent = {"DatasetNotFoundError", "OfflineModeIsEnabled", "ConnectionError", "FileNotFoundError"}
+    absent |= {
+        "LocalEntryNotFoundError",
+        "MaxRetryError",
+        "ConnectTimeout",
+        "DataFilesNotFoundError",
+        "ConnectError",
+    }
+    if seen.task is None and names & absent:
+        cache = os.environ.get("HF_DATASETS_CACHE") or os.environ.get("HF_HOME") or "the Hugging Face cache"
+        return DatasetMissing(
+            f"the data of task '{task.name}' are not on this machine: {text}",
+            where=f"looked for by lm_eval in {cache}",
+            todo="Stage them where there is a network with `unbroken eval stage`, or mend the paths in the task",
+        )
+    if isinstance(error, (KeyError, ValueError, TypeError, AssertionError)) or seen.task is None:
+        return InputError(
+            f"lm_eval cannot build the prompts of task '{task.name}': {text}",
+            where=task.harness_name,
+            todo="Run `lm_eval` on this task alone to see it in full",
+        )
+    return cast(UnbrokenError, EvaluationError(f"lm_eval failed on task '{task.name}': {text}"))

@@ -1,0 +1,330 @@
+"""A causal language model of transformers that answers requests; loaded by transformers.py.
+
+The arithmetic follows lm-evaluation-harness' `hf` model step by step (where a pair is cut into tokens, which token
+stands before an empty context, windows of long texts, padding, the type in which the softmax is taken), so that
+on the same batches the numbers are the same bit for bit; a test compares the two. Within one call, requests are
+sorted by length, and requests that differ in their last token alone share one forward pass, as there.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from ...errors import EvaluationError, OutOfMemory
+from ..contracts import Conditions, Json, ModelSpec, Request, digest
+from .requests import generation_settings, rolling_windows
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """A context and its continuation as tokens; their place in the call."""
+
+    index: int
+    context: tuple[int, ...]
+    continuation: tuple[int, ...]
+
+    @property
+    def key(self) -> tuple[int, ...]:
+        """What the model reads: pairs of one key share a forward pass."""
+        return self.context + self.continuation[:-1]
+
+
+class TransformersModel:
+    """A causal language model, loaded."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        torch: Any,
+        transformers: Any,
+        model: Any,
+        tokenizer: Any,
+        target: Sequence[str],
+    ) -> None:
+        self._spec, self._torch, self._transformers = spec, torch, transformers
+        self._model, self._tokenizer = model.eval(), tokenizer
+        self._target = tuple(target)
+        self._batch = spec.batch_size
+        self._device = torch.device(target[0])
+        self._add_bos = spec.options.get("add_bos_token")
+        _set_pad_token(tokenizer)
+        self._prefix = (
+            tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
+        )
+        self._max_length = spec.max_length or _max_length(model.config, tokenizer)
+
+    def respond(self, requests: Sequence[Request]) -> list[Json]:
+        """One output per request, in order. Raises OutOfMemory when a batch does not fit."""
+        out: list[Json] = [None] * len(requests)
+        kinds: dict[str, list[int]] = {}
+        for i, r in enumerate(requests):
+            kinds.setdefault("loglikelihood" if r.kind == "multiple_choice" else r.kind, []).append(i)
+        answer = {
+            "loglikelihood": self._loglikelihood,
+            "loglikelihood_rolling": self._rolling,
+            "generate_until": self._generate,
+        }
+        try:
+            with self._torch.inference_mode():
+                for kind, places in kinds.items():
+                    if kind not in answer:
+                        raise EvaluationError(
+                            f"a transformers model cannot answer a '{kind}' request",
+                            todo="Use PlainBackend, or let infer.py define prompt(row)",
+                        )
+                    for i, value in zip(
+                        places, answer[kind]([requests[i].arguments for i in places]), strict=True
+                    ):
+                        out[i] = value
+        except (RuntimeError, MemoryError) as e:
+            if not is_out_of_memory(self._torch, e):
+                raise
+            raise self._out_of_memory() from None
+        return out
+
+    def halve(self) -> bool:
+        """Halves the batch size; False if it is 1 already."""
+        if self._batch <= 1:
+            return False
+        self._batch //= 2
+        return True
+
+    def restore(self) -> None:
+        """Back to the batch size that was asked for."""
+        self._batch = self._spec.batch_size
+
+    @property
+    def conditions(self) -> Conditions:
+        """What may move the last digits."""
+        name = self._target[0] if self._target[0] == "cpu" else self._torch.cuda.get_device_name(self._device)
+        if len(self._target) > 1:
+            name = f"{len(self._target)} x {name}"
+        return Conditions(
+            engine=f"transformers {self._transformers.__version__}, torch {self._torch.__version__}",
+            device=name,
+            dtype=str(self._model.dtype).removeprefix("torch."),
+            batch_size=self._batch,
+            padding="right for likelihoods, left for generation",
+        )
+
+    def close(self) -> None:
+        """Frees the device."""
+        self._model = None
+        gc.collect()
+        if self._device.type == "cuda":
+            self._torch.cuda.empty_cache()
+
+    # ------------------------------------------------------------------ likelihoods
+
+    def _loglikelihood(self, arguments: Sequence[Sequence[Json]]) -> list[Json]:
+        return self._score(
+            [self._pair(i, str(a[0]), str(a[1])) for i, a in enumerate(arguments)], self._batch
+        )
+
+    def _pair(self, index: int, context: str, continuation: str) -> _Pair:
+        if context == "":
+            rest = self._encode(continuation, special=False)
+            if rest[0] == self._prefix:
+                return _Pair(index, (rest[0],), tuple(rest[1:]))
+            return _Pair(index, (self._prefix,), tuple(rest))
+        spaces = len(context) - len(context.rstrip())
+        if spaces:
+            # A space before a word is part of the word's token.
+            context, continuation = context[:-spaces], context[-spaces:] + continuation
+        whole, start = self._encode(context + continuation), self._encode(context)
+        return _Pair(index, tuple(start), tuple(whole[len(start) :]))
+
+    def _score(self, pairs: Sequence[_Pair], batch: int) -> list[Json]:
+        """[log-probability, is it the greedy continuation] of each pair."""
+        shared: dict[tuple[int, ...], list[_Pair]] = {}
+        for p in pairs:
+            shared.setdefault(p.key, []).append(p)
+        # The longest continuation stands for its group: its logits cover the others'.
+        stand_in = [max(group, key=lambda p: len(p.continuation)) for group in shared.values()]
+        stand_in.sort(key=lambda p: (-len(p.context + p.continuation), p.context + p.continuation))
+        out: dict[int, Json] = {}
+        for at in range(0, len(stand_in), batch):
+            chunk = stand_in[at : at + batch]
+            for p, probabilities in zip(chunk, self._log_softmax(chunk), strict=True):
+                greedy = probabilities.argmax(dim=-1)
+                for member in shared[p.key]:
+                    tokens = self._torch.tensor(
+                        member.continuation, dtype=self._torch.long, device=greedy.device
+                    )
+                    n = len(tokens)
+                    picked = probabilities[-n:].gather(1, tokens.unsqueeze(-1)).squeeze(-1)
+                    out[member.index] = [float(picked.sum()), bool((greedy[-n:] == tokens).all())]
+        return [out[p.index] for p in pairs]
+
+    def _log_softmax(self, chunk: Sequence[_Pair]) -> Iterator[Any]:
+        """Log-probabilities [tokens of the continuation, vocabulary] of each pair of a batch."""
+        torch = self._torch
+        inputs = [(p.context + p.continuation)[-(self._max_length + 1) :][:-1] for p in chunk]
+        longest = max(map(len, inputs))
+        padded = torch.tensor(
+            [[*i, *([0] * (longest - len(i)))] for i in inputs], dtype=torch.long, device=self._device
+        )
+        logits = self._model(padded).logits
+        for row, i, p in zip(logits, inputs, chunk, strict=True):
+            yield torch.log_softmax(row[len(i) - len(p.continuation) : len(i)], dim=-1)
+
+    def _rolling(self, arguments: Sequence[Sequence[Json]]) -> list[Json]:
+        windows: list[_Pair] = []
+        owner: list[int] = []
+        for i, (text,) in enumerate(arguments):
+            for context, continuation in rolling_windows(
+                self._encode(str(text)), self._prefix, self._max_length
+            ):
+                windows.append(_Pair(len(windows), context, continuation))
+                owner.append(i)
+        totals = [0.0] * len(arguments)
+        for at in range(0, len(windows), self._batch):
+            batch = windows[at : at + self._batch]
+            for w, (value, _) in zip(batch, self._score(batch, self._batch), strict=True):
+                totals[owner[w.index]] += value
+        return list(totals)
+
+    # ------------------------------------------------------------------ generation
+
+    def _generate(self, arguments: Sequence[Sequence[Json]]) -> list[Json]:
+        out: list[Json] = [None] * len(arguments)
+        groups: dict[str, list[int]] = {}
+        for i, (_, settings) in enumerate(arguments):
+            groups.setdefault(digest(settings), []).append(i)
+        for places in groups.values():
+            settings = generation_settings(arguments[places[0]][1])
+            order = sorted(
+                places, key=lambda i: (-len(self._encode(str(arguments[i][0]))), str(arguments[i][0]))
+            )
+            for at in range(0, len(order), self._batch):
+                chunk = order[at : at + self._batch]
+                for i, text in zip(
+                    chunk, self._continue([str(arguments[i][0]) for i in chunk], settings), strict=True
+                ):
+                    out[i] = text
+        return out
+
+    def _continue(self, prompts: list[str], settings: Mapping[str, Any]) -> list[str]:
+        given = dict(settings)
+        new_tokens, stops = given.pop("max_gen_toks"), list(given.pop("until"))
+        eos = self._tokenizer.decode(self._tokenizer.eos_token_id, skip_special_tokens=False)
+        if eos not in stops:
+            stops.append(eos)
+        room = self._max_length - new_tokens
+        if room <= 0:
+            raise EvaluationError(
+                f"{new_tokens} tokens are to be generated, but the model holds {self._max_length} in all",
+                todo="Lower max_gen_toks in gen_kwargs, or raise max_length",
+            )
+        tokens, mask = self._encode_batch(prompts, room)
+        if given.get("do_sample"):
+            # The same draws for the same prompts, whichever worker meets them, and when.
+            self._torch.manual_seed(int(digest([prompts, settings])[:12], 16))
+        length = given.pop("max_length", tokens.shape[1] + new_tokens)
+        made = self._model.generate(
+            input_ids=tokens,
+            attention_mask=mask,
+            max_length=length,
+            stopping_criteria=_stopping(
+                self._transformers, self._tokenizer, stops, tokens.shape[1], len(prompts)
+            ),
+            pad_token_id=self._tokenizer.pad_token_id,
+            use_cache=True,
+            **given,
+        )
+        texts = []
+        for row in made.tolist():
+            text = cast(str, self._tokenizer.decode(row[tokens.shape[1] :], skip_special_tokens=True))
+            for stop in stops:
+                if stop:
+                    text = text.split(stop)[0]
+            texts.append(text)
+        return texts
+
+    # ------------------------------------------------------------------ tokens
+
+    def _encode(self, text: str, special: bool | None = None) -> list[int]:
+        more: dict[str, bool] = {}
+        if special is not None:
+            more["add_special_tokens"] = special
+        elif text.startswith(self._tokenizer.decode(self._prefix)):
+            more["add_special_tokens"] = False
+        elif self._add_bos is not None:
+            more["add_special_tokens"] = bool(self._add_bos)
+        return list(self._tokenizer.encode(text, **more))
+
+    def _encode_batch(self, texts: list[str], room: int) -> tuple[Any, Any]:
+        more: dict[str, bool] = {}
+        if self._tokenizer.bos_token and texts[0].startswith(self._tokenizer.bos_token):
+            more["add_special_tokens"] = False
+        elif self._add_bos is not None:
+            more["add_special_tokens"] = bool(self._add_bos)
+        before = self._tokenizer.padding_side
+        self._tokenizer.padding_side = "left"
+        encoded = self._tokenizer(texts, padding="longest", return_tensors="pt", **more)
+        self._tokenizer.padding_side = before
+        return (
+            encoded["input_ids"][:, -room:].to(self._device),
+            encoded["attention_mask"][:, -room:].to(self._device),
+        )
+
+    def _out_of_memory(self) -> OutOfMemory:
+        gc.collect()
+        if self._device.type == "cuda":
+            self._torch.cuda.empty_cache()
+        return OutOfMemory(
+            f"a batch of {self._batch} does not fit", where=named(self._target), todo="Lower batch_size"
+        )
+
+
+def _stopping(transformers: Any, tokenizer: Any, stops: Sequence[str], prompt_length: int, rows: int) -> Any:
+    """Stops once every row holds a stop string; looks only at the end of what was generated."""
+
+    class Stops(transformers.StoppingCriteria):  # type: ignore[misc]
+        def __init__(self, stop: str) -> None:
+            # Two tokens more than the string takes: a model may spell it otherwise than the tokenizer.
+            self.stop, self.tail = stop, len(tokenizer.encode(stop, add_special_tokens=False)) + 2
+            self.done = [False] * rows
+
+        def __call__(self, input_ids: Any, scores: Any, **more: Any) -> bool:
+            texts = tokenizer.batch_decode(input_ids[:, prompt_length:][:, -self.tail :])
+            self.done = [d or self.stop in t for d, t in zip(self.done, texts, strict=True)]
+            return all(self.done)
+
+    return transformers.StoppingCriteriaList([Stops(s) for s in stops])
+
+
+def _set_pad_token(tokenizer: Any) -> None:
+    if tokenizer.pad_token_id is not None or tokenizer.pad_token:
+        return
+    if tokenizer.unk_token:
+        tokenizer.pad_token_id = tokenizer.unk_token_id
+    elif tokenizer.eos_token:
+        tokenizer.pad_token_id = tokenizer.eos_token_id
+    else:
+        tokenizer.add_special_tokens({"pad_token": "<|pad|>"})
+
+
+def _max_length(config: Any, tokenizer: Any) -> int:
+    inner = getattr(config, "text_config", None) or config
+    for name in ("n_positions", "max_position_embeddings", "n_ctx"):
+        value = getattr(inner, name, None)
+        if value is not None:
+            return int(value)
+    length = getattr(tokenizer, "model_max_length", None)
+    return int(length) if length is not None and length < _UNSET_LENGTH else 2048
+
+
+def is_out_of_memory(torch: Any, error: BaseException) -> bool:
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
+
+
+def named(target: Sequence[str]) -> str:
+    return ", ".join(target)
+
+
+_UNSET_LENGTH = 1000000000000000019884624838656
+"""What a tokenizer says where nobody set its maximum length."""
