@@ -174,6 +174,20 @@ def test_gathering_gives_the_pieces_of_another_layout(tmp_path: Path) -> None:
         reshard.gather(pieces, {"model.w": sharding.Sharding((7, 4))})
 
 
+def test_a_tensor_of_another_shape_on_each_rank(tmp_path: Path) -> None:
+    storage, parts = PosixStorage(tmp_path), []
+    for rank in range(3):
+        state = {"own": torch.full((rank + 2,), float(rank))}
+        parts.append(direct.write_rank(storage, state, direct.Stamp("r", 1, 4, rank, 3)))
+    name = direct.commit(storage, parts).name
+    for rank in range(3):
+        state = {"own": torch.zeros(rank + 2)}
+        reshard.load(storage, name, state)
+        assert torch.equal(state["own"], torch.full((rank + 2,), float(rank)))
+    with pytest.raises(LayoutMismatch, match="own"):
+        reshard.load(storage, name, {"own": torch.zeros(9)})
+
+
 def test_a_flipped_bit_is_found_before_it_is_used(tmp_path: Path) -> None:
     name = save(tmp_path, {"w": torch.ones(64, 4)}, (2,), 0)
     file = tmp_path / name / "rank-00001.safetensors"

@@ -129,6 +129,24 @@ class Pieces:
             self._boxes[name] = found
         return self._boxes[name]
 
+    def fitting(self, name: str, shape: tuple[int, ...]) -> dict[Box, list[Shard]]:
+        """`boxes` of a tensor that has this global shape here. Raises LayoutMismatch if it has another one.
+
+        Of a tensor that each rank has in a shape of its own, one of this shape: this rank's, else the lowest's.
+        """
+        record = self.manifest.tensors[name]
+        if record.kind == "local":
+            same = [s for s in record.shards() if s.sizes == shape]
+            if same:
+                mine = next((s for s in same if s.rank == _my_rank()), same[0])
+                return {mine.box: [mine]}
+        elif record.shape == shape:
+            return self.boxes(name)
+        raise LayoutMismatch(
+            f"tensor '{name}' has shape {list(record.shape)} in the checkpoint, {list(shape)} here",
+            where=self.manifest.name,
+        )
+
     def read(self, wanted: Iterable[Wanted]) -> None:
         """Reads what is wanted and hands it over, in the order of the files, so that each chunk is read once.
 
@@ -264,7 +282,7 @@ def load(
         if isinstance(tensor, torch.Tensor) and tensor_name in manifest.tensors:
             sharding, locals_ = describe(tensor, key=tensor_name)
             for box, local in zip(sharding.boxes, locals_, strict=True):
-                wanted += _cut(tensor_name, pieces.boxes(tensor_name), box, local)
+                wanted += _cut(tensor_name, pieces.fitting(tensor_name, sharding.shape), box, local)
     with torch.no_grad():
         pieces.read(wanted)
     holes = dict.fromkeys(tensor_names(manifest.values))
@@ -285,15 +303,11 @@ def gather(pieces: Pieces, wanted: Mapping[str, Sharding]) -> dict[str, tuple[to
         record = pieces.manifest.tensors.get(name)
         if record is None:
             continue
-        if record.shape != sharding.shape:
-            raise LayoutMismatch(
-                f"tensor '{name}' has shape {list(record.shape)} in the checkpoint, {list(sharding.shape)} here",
-                where=pieces.manifest.name,
-            )
+        stored = pieces.fitting(name, sharding.shape)
         kind = getattr(torch, record.dtype)
         made[name] = tuple(torch.empty(sizes, dtype=kind) for _, sizes in sharding.boxes)
         for box, local in zip(sharding.boxes, made[name], strict=True):
-            jobs += _cut(name, pieces.boxes(name), box, local)
+            jobs += _cut(name, stored, box, local)
     pieces.read(jobs)
     return made
 
@@ -319,9 +333,12 @@ def _cut(name: str, stored: Mapping[Box, list[Shard]], box: Box, local: torch.Te
 
 def _nearest(copies: list[Shard]) -> Shard:
     """One of several copies: another one for each reading process, so that no file is everyone's."""
+    return copies[_my_rank() % len(copies)]
+
+
+def _my_rank() -> int:
     dist = torch.distributed
-    rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
-    return copies[rank % len(copies)]
+    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
 
 
 def _hand_over(planner: LoadPlanner, item: ReadItem, source: torch.Tensor) -> None:
