@@ -21,6 +21,9 @@ from dataclasses import dataclass, field, replace
 from .dispatch import Block, Dispatcher
 from .planner import SIMULATED_PARCELS, Costs, Work, lower_bound
 
+_LEFTOVER = 1024.0
+"""Bytes below which a transfer is over: what floating point leaves of 10^11 bytes must not be waited for."""
+
 Process = Generator["Wait", None, None]
 
 
@@ -179,7 +182,7 @@ class Link:
         if epoch != self._epoch:
             return
         self._settle()
-        done = [(i, then) for i, (left, then) in self._left.items() if left <= 1e-3]
+        done = [(i, then) for i, (left, then) in self._left.items() if left <= _LEFTOVER]
         for i, _ in done:
             del self._left[i]
         self._schedule()
