@@ -183,7 +183,7 @@ def run_supervised(
 ) -> str:
     """Runs a spec to its end in this process; returns completed or interrupted.
 
-    SIGINT and SIGTERM ask for a stop at a step boundary. Raises the errors of `unbroken.errors.RunError`.
+    SIGINT, SIGTERM and SIGHUP ask for a stop at a step boundary. Raises the errors of `unbroken.errors.RunError`.
     """
     here = cwd or Path.cwd()
     check_command(wanted.command, here)
@@ -198,8 +198,10 @@ def run_supervised(
     async def go() -> str:
         supervisor = Supervisor(run_dir, spec, backend, shown, cwd=here)
         loop = asyncio.get_running_loop()
-        for sig in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(sig, supervisor.request_stop)
+        for sig in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            # Under nohup a closed terminal is to be ignored, and stays ignored.
+            if signal.getsignal(sig) is not signal.SIG_IGN:
+                loop.add_signal_handler(sig, supervisor.request_stop)
         return await supervisor.run()
 
     try:

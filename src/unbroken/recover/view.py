@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
 from collections.abc import Sequence
@@ -51,8 +52,11 @@ class Lines:
 
     def _print(self, line: str) -> None:
         clear = "\r\x1b[K" if self._bar else ""
+        self._write(f"{clear}{line}\n{self._bar}")
+
+    def _write(self, text: str) -> None:
         try:
-            self._out.write(f"{clear}{line}\n{self._bar}")
+            self._out.write(text)
             self._out.flush()
         except (OSError, ValueError):
             return  # the terminal is gone; the run goes on
@@ -104,10 +108,10 @@ class Lines:
                 bar = f"[{'#' * full}{'.' * (width - full)}] "
             else:
                 bar = ""
-            text = f"{bar}{self._describe(attempt, attempt.last)}"
+            # A line that wraps could not be cleared again.
+            text = f"{bar}{self._describe(attempt, attempt.last)}"[: shutil.get_terminal_size().columns - 1]
             if text != self._bar:
-                self._out.write(f"\r\x1b[K{text}")
-                self._out.flush()
+                self._write(f"\r\x1b[K{text}")
                 self._bar = text
 
     def suspect(self, hang: Hang) -> None:
@@ -147,6 +151,8 @@ class Lines:
 
     def finished(self, kind: str, attempt: Attempt, checkpoints: Sequence[str]) -> None:
         newest = f", newest checkpoint {checkpoints[0]}" if checkpoints else ""
+        if self._bar:
+            self._write("\r\x1b[K")
         self._bar = ""
         at = f" at step {attempt.step}" if attempt.step >= 0 else ""
         self.say(f"the run is {kind}{at}{newest}")

@@ -1,0 +1,120 @@
+"""What a run shows: whole lines, a bar only on a terminal, and a terminal that goes away harms nothing."""
+
+from __future__ import annotations
+
+import io
+import re
+from pathlib import Path
+
+import pytest
+
+from unbroken.detect import Hang, HangDetector, Level
+from unbroken.progress import Phase, RunDir, Timeouts
+from unbroken.recover.attempt import Attempt, Step
+from unbroken.recover.incidents import Incident, agent_lost_verdict
+from unbroken.recover.ledger import Ledger
+from unbroken.recover.view import Lines
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+    def shown(self) -> list[str]:
+        """The lines as a terminal would show them: what follows a carriage return and an erase replaces the line."""
+        return [line.split("\r\x1b[K")[-1] for line in self.getvalue().split("\n")]
+
+
+@pytest.fixture
+def attempt(tmp_path: Path) -> Attempt:
+    made = Attempt.make(1, ("node-000",), 2, HangDetector(Timeouts()), -1, RunDir(tmp_path / "run"))
+    made.last, made.total, made.step_time = Step(49, 2.5, 1000, 0.0), 100, 0.5
+    return made
+
+
+def plain(text: str) -> list[str]:
+    return [re.sub(r"^\d\d:\d\d:\d\d  ", "", line) for line in text.splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("best", "says"),
+    [
+        (None, "from the beginning"),
+        ({"step": 40, "memory": {}}, "from step 40 (disk)"),
+        ({"step": 40, "memory": {"0": "a"}}, "from step 40 (memory and disk)"),
+        ({"step": 40, "memory": {"0": "a", "1": "a"}}, "from step 40 (memory)"),
+    ],
+)
+def test_attempt(best: dict[str, object] | None, says: str) -> None:
+    out = io.StringIO()
+    Lines(out).attempt(3, 2, ["node-000"], best)
+    assert plain(out.getvalue()) == [f"attempt 3: 2 ranks on node-000, {says}"]
+
+
+def test_steps_are_told_now_and_then(attempt: Attempt) -> None:
+    out = io.StringIO()
+    lines = Lines(out, every_s=3600)
+    ledger = Ledger(1, 1)
+    ledger.on_host(45, 0)
+    ledger.on_durable(40)
+    lines.progress(attempt, ledger)
+    for step in range(3):
+        lines.steps(attempt, [Step(step, float("nan") if step else 2.5, 1000, 0.0)])
+    assert plain(out.getvalue()) == [
+        "step 0/100  loss 2.5000  500ms/step  2,000 tokens/s  saved: 45 in memory, 40 on disk"
+    ]
+
+
+def test_no_bar_without_a_terminal(attempt: Attempt) -> None:
+    out = io.StringIO()
+    Lines(out).progress(attempt, Ledger(1, 1))
+    assert out.getvalue() == ""
+
+
+def test_bar_stays_below_the_lines_and_goes_at_the_end(
+    attempt: Attempt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    out = Terminal()
+    lines = Lines(out)
+    lines.progress(attempt, Ledger(1, 1))
+    assert out.shown()[-1].startswith(f"[{'#' * 15}{'.' * 15}] step 49/100")
+    assert len(out.shown()[-1]) < 60, "a line that wraps could not be cleared"
+    lines.say("hello")
+    assert out.shown()[-2].endswith("hello") and out.shown()[-1].startswith("[###")
+    lines.finished("completed", attempt, ["step-00000040.a0001"])
+    assert out.shown()[-1] == ""
+    assert out.shown()[-2].endswith("newest checkpoint step-00000040.a0001")
+    assert "[###" not in out.shown()[-2]
+
+
+def test_incidents(attempt: Attempt) -> None:
+    out = io.StringIO()
+    lines = Lines(out)
+    incident = Incident(
+        2, 1, "agent_lost", 40, 1.0, 2.0, agent_lost_verdict("node-000", 40), action="restart", why="free"
+    )
+    lines.incident(incident, 0.5)
+    incident.resumed, incident.steps_lost = 7.5, 3
+    lines.resumed(incident)
+    lines.suspect(Hang(Level.SUSPECT, 6.0, 5.0, 60.0, Phase.TRAINING))
+    text = out.getvalue()
+    assert "incident 2: Unknown" in text and "after step 40 -> restart [free]" in text
+    assert "the agent of node-000 ended" in text
+    assert "incident 2 is over: past step 40 after 5.5s, 3 steps replayed" in text
+    assert "no progress for 6s: suspected to hang" in text and "declared after 1m" in text
+
+
+def test_a_terminal_that_went_away(attempt: Attempt) -> None:
+    class Gone(Terminal):
+        def write(self, text: str) -> int:
+            raise OSError(5, "Input/output error")
+
+    lines = Lines(Gone())
+    lines.say("x")
+    lines.progress(attempt, Ledger(1, 1))
+    lines.finished("completed", attempt, [])
+    closed = io.StringIO()
+    lines = Lines(closed)
+    closed.close()
+    lines.say("x")
