@@ -137,7 +137,7 @@ def test_an_empty_trace_and_one_job(tmp_path: Path, fixtures: Path) -> None:
         with load([path]) as store:
             html = page(build_report(store, [("trace_seren.csv", "acme")]))
         parsed(html)
-        assert ("no job" in html) == (n == 1)
+        assert ("The trace holds no job" in html) == (n == 1)
 
 
 def test_what_was_set_aside_is_shown_and_escaped(tmp_path: Path) -> None:

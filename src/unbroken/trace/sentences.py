@@ -22,7 +22,7 @@ def listed(items: Sequence[str]) -> str:
 
 def hours(v: float | None) -> str:
     """GPU hours with their unit."""
-    return f"{amount(v, 0)} GPU hours"
+    return f"{amount(v, 0 if v is None or v >= 10 else 2)} GPU hours"
 
 
 __all__ = ["amount", "hours", "listed", "pct", "seconds"]

@@ -110,7 +110,10 @@ def lines(c: LineChart, width: int, height: int) -> str:
             out.append(
                 f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{top + 8:.1f}" y2="{height - 44}" stroke="{SOFT}" stroke-dasharray="2 3"/>'
             )
-            out.append(text(x + 4, height - 50, label, size=11))
+            near = x > width - 40
+            out.append(
+                text(x - 4 if near else x + 4, height - 50, label, size=11, anchor="end" if near else "start")
+            )
     for i, s in enumerate(c.series):
         pts = [(x_axis.at(x), y_axis.at(y)) for x, y in s.points if math.isfinite(x) and math.isfinite(y)]
         if not pts:

@@ -257,9 +257,11 @@ def failures_by_exit(found: Findings) -> Figure | None:
         ),
     )
     first = next(table.dicts())
+    n = sum(table.column("count"))
+    how = "how most ended is not said" if first["reason"] == "not said" else f"most by {first['reason']}"
     say = (
-        f"{sum(table.column('count')):,} GPU jobs failed; most by {first['reason']} ({first['count']:,}, after {amount(first['mean_min_to_failure'])} "
-        "min on average). Exit states say how a job ended, not why: give incidents of `unbroken diagnose` for reasons."
+        f"{n:,} GPU job{'s' if n > 1 else ''} failed, {how} ({first['count']:,}, after {amount(first['mean_min_to_failure'])} min on "
+        "average). Exit states say how a job ended, not why: give incidents of `unbroken diagnose` for reasons."
     )
     return Figure("failures", "Table 3", "Failures by exit state", say, (), (cells,), ("failures_by_exit",))
 
@@ -287,12 +289,13 @@ def to_failure(found: Findings, references: Sequence[Reference], settings: Setti
                 ((3600.0, "1 h"), (86400.0, "1 d")),
             )
         )
-    row = table.where(type="GPU jobs")
-    pts = points(row, "x_s", "cdf_pct", cluster=row.rows[0][0])
-    half = next((x for x, y in pts if y >= 50), None)
+    row = next(found.get("failure_quantiles").where(type="GPU jobs").dicts())
+    pts = points(table.where(type="GPU jobs"), "x_s", "cdf_pct", cluster=row["cluster"])
     late = 100 - max((y for x, y in pts if x <= 3600), default=0.0)
+    many = len(table.where(type="GPU jobs").distinct("cluster")) > 1
     say = (
-        f"Half of the failed GPU jobs fail within {seconds(half)}; {pct(late)} fail after more than an hour."
+        f"Half of the failed GPU jobs{' of ' + str(row['cluster']) if many else ''} fail within {seconds(row['p50'])}; "
+        f"{pct(late) if late > 0.01 else 'none'} fail{'' if late > 0.01 else 's'} after more than an hour."
     )
     return Figure(
         "to_failure",

@@ -45,7 +45,9 @@ def fairness(found: Findings, references: Sequence[Reference], settings: Setting
         f"Jobs of {most['size']:g} GPUs wait longest ({seconds(most['mean_s'])} on average), jobs of {least['size']:g} GPUs least "
         f"({seconds(least['mean_s'])})."
     )
-    if most["size"] < least["size"]:
+    if most["size"] == least["size"]:
+        say = f"Jobs of {most['size']:g} GPUs wait {seconds(most['mean_s'])} on average."
+    elif most["size"] < least["size"]:
         say += " Asking for less does not mean waiting less here."
     return Figure(
         "fairness",

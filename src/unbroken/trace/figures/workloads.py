@@ -73,7 +73,8 @@ def summary(found: Findings, references: Sequence[Reference], settings: Settings
     else:
         say = (
             f"{listed(names)}: {sum(c['jobs'] for c in columns[: len(names)]):,} jobs over "
-            f"{max((c['days'] or 0) for c in columns[: len(names)]):.0f} days; the median GPU job runs "
+            f"{seconds(86400 * max((c['days'] or 0) for c in columns[: len(names)]))}; the median GPU job"
+            f"{' of ' + names[0] if len(names) > 1 else ''} runs "
             f"{seconds(first['median_run_s'])} on {amount(first['median_gpus'])} GPU"
             f"{'s' if (first['median_gpus'] or 0) > 1 else ''} and the mean one {seconds(first['mean_run_s'])} on "
             f"{amount(first['mean_gpus'])}."
@@ -125,21 +126,22 @@ def durations_and_use(found: Findings, references: Sequence[Reference], settings
             )
         )
     quart = found.get("run_quantiles").where(type="GPU jobs")
-    row = next(quart.dicts(), None)
-    say = ""
-    if row:
-        say = (
-            f"Half of the GPU jobs end within {seconds(row['p50'])} and nine in ten within {seconds(row['p90'])}, while the mean is "
-            f"{seconds(row['mean'])}: few long jobs make the load."
+    rows = list(quart.dicts())
+    parts = []
+    for r in rows:
+        where = f"in {r['cluster']} " if len(rows) > 1 else ""
+        parts.append(
+            f"{where}half of the GPU jobs end within {seconds(r['p50'])} and nine in ten within {seconds(r['p90'])}, while the mean "
+            f"is {seconds(r['mean'])}"
         )
-    other = [r for r in references if r.findings.get("summary")]
-    if row and other:
-        medians = [(r.label, next(r.findings.get("summary").dicts())["median_run_s"]) for r in other]
-        say += (
-            " Published medians: " + listed([f"{seconds(m)} in {n}" for n, m in medians]) + "."
-            if other[0].fitted
-            else ""
-        )
+    say = sentence_case("; ".join(parts)) + "." if parts else ""
+    medians = [
+        (r.label, next(r.findings.get("summary").dicts())["median_run_s"])
+        for r in references
+        if r.findings.get("summary") and r.fitted
+    ]
+    if say and medians:
+        say += " Published medians: " + listed([f"{seconds(m)} in {n}" for n, m in medians]) + "."
     return Figure(
         "duration",
         "Figure 2",
@@ -173,18 +175,27 @@ def sizes(found: Findings, references: Sequence[Reference], settings: Settings) 
     parts = []
     for c in classes.distinct("cluster"):
         rows = list(classes.where(cluster=c).dicts())
-        single = sum(r["jobs_pct"] for r in rows if r["size"] <= 1)
+        one = sum(r["jobs_pct"] for r in rows if r["size"] <= 1)
+        single = f"{pct(one)} of the jobs hold" if one else "no job holds"
         large = [r for r in rows if r["size"] >= 256]
         if large:
             parts.append(
-                f"in {c} {pct(single)} of the jobs hold one GPU or less, and the {pct(sum(r['jobs_pct'] for r in large))} that hold "
+                f"in {c} {single} one GPU or less, and the {pct(sum(r['jobs_pct'] for r in large))} that hold "
                 f"more than 128 take {pct(sum(r['gpu_time_pct'] or 0 for r in large))} of the GPU time"
             )
         else:
             top = weighted_first(rows, "gpu_time_pct")
+            low = (top["size"] / 2 if top else 0) + 1
+            span = (
+                f"{low:.0f} to {top['size']:g}"
+                if top and low < top["size"]
+                else f"{top['size']:g}"
+                if top
+                else "unknown"
+            )
             parts.append(
-                f"in {c} {pct(single)} of the jobs hold one GPU or less; jobs of up to {amount(top['size'] if top else None)} GPUs "
-                f"(more than half of that) take the largest part of the GPU time, {pct(top['gpu_time_pct'] if top else None)}"
+                f"in {c} {single} one GPU or less; jobs of {span} GPUs take the largest part of the GPU time, "
+                f"{pct(top['gpu_time_pct'] if top else None)}"
             )
     return Figure(
         "sizes",
@@ -281,7 +292,12 @@ def demand(found: Findings, references: Sequence[Reference], settings: Settings)
     if top and low:
         say = (
             f"The median {top['type']} job asks for {amount(top['median'])} GPUs (half of them between {amount(top['q1'])} and "
-            f"{amount(top['q3'])}), the median {low['type']} job for {amount(low['median'])}."
+            f"{amount(top['q3'])})"
+            + (
+                f", the median {low['type']} job for {amount(low['median'])}."
+                if low["type"] != top["type"]
+                else "."
+            )
         )
     return Figure("demand", "Figure 5", "GPUs asked for by type", say, tuple(panels), (), ("demand",),
                   "Boxes are quartiles with the median, whiskers reach 1.5 interquartile ranges as in the study.")  # fmt: skip
@@ -405,13 +421,15 @@ def arrivals(found: Findings, references: Sequence[Reference], settings: Setting
     peak = weighted_first(hours_of.dicts(), "jobs_per_hour")
     low = min(hours_of.dicts(), key=lambda r: r["jobs_per_hour"], default=None)
     say = ""
-    if peak and low:
+    if peak and low and peak["hour"] == low["hour"]:
+        say = f"All jobs come at {peak['hour']:02d}:00 UTC."
+    elif peak and low:
         say = (
             f"Most jobs come at {peak['hour']:02d}:00 UTC ({amount(peak['jobs_per_hour'])} an hour), fewest at {low['hour']:02d}:00 "
             f"({amount(low['jobs_per_hour'])})."
         )
     bursts = next(found.get("burstiness").dicts(), None)
-    if bursts and bursts["peak_over_mean"]:
+    if bursts and bursts["peak_over_mean"] and bursts["hours"] > 1:
         say += f" The busiest hour had {amount(bursts['peak_over_mean'])} times the mean."
     return Figure(
         "arrivals",

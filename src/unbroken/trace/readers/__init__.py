@@ -142,7 +142,7 @@ def set_duplicates_aside(store: Store) -> None:
         return
     total = int(store.one("SELECT count(*) FROM jobs")[0])
     # by parts, so that the ids of a large trace never lie in memory at once
-    slices = max(1, total // 8_000_000)
+    slices = max(1, total // 24_000_000)
     key = "hash(cluster, job_id)"
     doubled: list[int] = []
     for i in range(slices):

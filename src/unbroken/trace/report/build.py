@@ -121,13 +121,16 @@ def cards(found: Findings) -> list[tuple[str, str]]:
         if gpu:
             out.append((f"{gpu:,}", "GPU jobs"))
             out.append((amount(sum(r["gpu_h"] or 0 for r in rows), 0), "GPU hours"))
-            out.append((seconds(rows[0]["median_run_s"]), "median duration of a GPU job"))
-            out.append((seconds(rows[0]["mean_queue_s"]), "mean queue time"))
+            of = f", {rows[0]['cluster']}" if len(rows) > 1 else ""
+            out.append((seconds(rows[0]["median_run_s"]), "median duration of a GPU job" + of))
+            out.append((seconds(rows[0]["mean_queue_s"]), "mean queue time" + of))
     states = found.get("by_state")
     for state, what in (("FAILED", "of the GPU time failed"), ("CANCELLED", "of the GPU time cancelled")):
-        part = states.where(state=state) if states else states
-        if part and part.rows and part.column("gpu_time_pct")[0] is not None:
-            out.append((pct(part.column("gpu_time_pct")[0]), what))
+        total = sum(r["gpu_h"] or 0 for r in states.dicts())
+        if total:
+            out.append(
+                (pct(100 * sum(r["gpu_h"] or 0 for r in states.dicts() if r["state"] == state) / total), what)
+            )
     polar = found.get("polarisation")
     busy = next((r for r in polar.dicts() if r["metric"] == "gpu_util_pct"), None)
     if busy:

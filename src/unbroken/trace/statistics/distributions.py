@@ -19,6 +19,7 @@ def results(store: Store, settings: Settings) -> Iterator[Result]:
     yield quantiles(store, "queue_quantiles", "Queue time", "c_wait", "")
     yield curve(store, "queue_cdf", "Distribution of queue time", "c_wait", "n")
     yield curve(store, "failure_cdf", "Distribution of the time to failure", "c_run", "n_failed")
+    yield quantiles(store, "failure_quantiles", "Time to failure", "c_run", "", weight="n_failed")
     yield demand(store)
     yield sizes_curve(store)
     yield fairness(store)
@@ -32,9 +33,9 @@ def grouped(source: str, weight: str) -> str:
     )
 
 
-def quantiles(store: Store, name: str, title: str, source: str, remark: str) -> Result:
+def quantiles(store: Store, name: str, title: str, source: str, remark: str, weight: str = "n") -> Result:
     """Mean and quantiles in seconds, by type."""
-    sql = quantiles_sql(grouped(source, "n"), "s", "n", "cluster, kind", SHARES)
+    sql = quantiles_sql(grouped(source, weight), "s", "n", "cluster, kind", SHARES)
     return store.result(
         name, title, f"SELECT * RENAME (kind AS type) FROM ({sql}) ORDER BY cluster, n DESC, type", remark
     )
