@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
+import sys
+import textwrap
 import time
 from pathlib import Path
 from typing import Any
@@ -107,14 +110,39 @@ def test_failures_in_the_order_of_their_time(attempt: Attempt) -> None:
     assert attempt.all_ended and not attempt.all_finished
 
 
-def test_a_full_disk_costs_the_curve_and_nothing_else(attempt: Attempt) -> None:
+def test_a_full_disk_keeps_the_steps_for_later(attempt: Attempt) -> None:
     assert attempt.steps_file is not None
     place = attempt.steps_file
     place.mkdir()  # stands for a file that cannot be written
     assert len(attempt.take(1.0, {"0": news([(1, 1.0)])})) == 1
     place.rmdir()
     attempt.take(2.0, {"0": news([(2, 2.0)])})
-    assert [s.step for s in read_steps(place)] == [2]
+    assert [s.step for s in read_steps(place)] == [1, 2]
+
+
+def test_what_was_half_written_does_not_stand_there_twice(tmp_path: Path) -> None:
+    """In a process whose files may not grow beyond a limit, as on a disk that is full for a while."""
+    code = textwrap.dedent("""
+        import resource, signal, sys
+        from unbroken.detect import HangDetector
+        from unbroken.progress import RunDir, Timeouts
+        from unbroken.recover.attempt import Attempt, Step, read_steps
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        attempt = Attempt.make(1, ("n",), 1, HangDetector(Timeouts()), -1, RunDir(sys.argv[1]))
+        step = lambda n: attempt._keep([Step(n, 1.0, 1, float(n))])
+        step(0)
+        hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+        resource.setrlimit(resource.RLIMIT_FSIZE, (attempt.steps_file.stat().st_size + 70, hard))
+        for n in range(1, 5): step(n)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+        step(5)
+        text = attempt.steps_file.read_text()
+        print([s.step for s in read_steps(attempt.steps_file)], text.count("\\n"))
+    """)
+    shown = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True
+    ).stdout
+    assert shown == "[0, 1, 2, 3, 4, 5] 6\n"
 
 
 def test_steps_file(tmp_path: Path) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import os
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -175,9 +177,17 @@ class Attempt:
         self.unkept += [json.dumps(step_record(s)) + "\n" for s in steps]
         if not self.unkept or self.steps_file is None:
             return
+        data = "".join(self.unkept).encode()
         try:
-            with open(self.steps_file, "a") as f:
-                f.write("".join(self.unkept))
+            with open(self.steps_file, "ab", buffering=0) as f:
+                start = f.tell()
+                try:
+                    if f.write(data) != len(data):
+                        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                except OSError:
+                    # What was half written comes again whole: else it would stand there twice.
+                    f.truncate(start)
+                    raise
             self.unkept = []
         except OSError:
             del self.unkept[:-_UNKEPT_MAX]
