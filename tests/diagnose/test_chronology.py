@@ -186,6 +186,16 @@ def test_a_lost_node_explains_connections_that_closed_before(tmp_path: Path) -> 
     )
 
 
+def test_a_host_that_ran_out_of_memory_explains_the_peers_errors(tmp_path: Path) -> None:
+    body = (
+        steps(20)
+        + "[rank0]: ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.\n"
+        + "slurmstepd: error: Detected 1 oom_kill event in StepId=7.0. Some of the step tasks have been OOM Killed.\n"
+    )
+    v = verdict(tmp_path, body)
+    assert v.reason == "OutOfMemoryError" and v.recoverable and v.action is Action.RESTART
+
+
 def test_only_consequences_are_still_an_answer(tmp_path: Path) -> None:
     body = (
         steps(20)

@@ -102,6 +102,23 @@ def test_two_names_of_one_file_are_read_once(tmp_path: Path) -> None:
     assert len(expand([tmp_path, log]).logs) == 1
 
 
+def test_files_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    job(tmp_path / "a", steps(5))
+    job(tmp_path / "b", KEY)
+    v = diagnose([str(tmp_path / "*" / "log.txt")])
+    assert v.root is not None and v.root.file == "b/log.txt"
+
+
+def test_links_that_may_not_be_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job(tmp_path, KEY)
+
+    def refuse(path: object, **kw: object) -> str:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os.path, "realpath", refuse)
+    assert diagnose([tmp_path]).reason == "KeyError"
+
+
 def test_paths_tell_rank_node_and_attempt(tmp_path: Path) -> None:
     for name, rank, node, attempt in [
         ("attempts/0002/node-003/rank-24.log", 24, "node-003", 2),

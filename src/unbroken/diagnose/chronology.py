@@ -235,10 +235,10 @@ def choose(candidates: Sequence[Event], scans: Sequence[FileScan]) -> tuple[Even
             close = e.time is None or first.time is None or e.time - first.time <= 60.0
             if peers and close and (e.rank is None or e.rank != first.rank):
                 return e, "a rank's own failure explains the connections that its peers lost"
-        own = [e for e in strong if e.role == "either" and e.reason != first.reason]
-        for e in own:
-            if first.reason == "NCCLTimeoutError" and e.reason in ("NodeFailure", "OutOfMemoryError"):
-                return e, "explains the time-out"
+        if first.reason in ("NCCLTimeoutError", "NCCLRemoteError", "ConnectionError", "NetworkError"):
+            for e in strong:
+                if e.role == "either" and e.reason in ("NodeFailure", "OutOfMemoryError"):
+                    return e, f"explains the {first.reason} before it in the log"
         return first, "nothing earlier explains it"
     if first.reason in ("CUDAError", "RuntimeError", "NCCLRemoteError") and not first.xid:
         for e in strong:

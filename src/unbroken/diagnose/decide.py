@@ -67,8 +67,6 @@ def failed(root: Event, chron: Chronicle, scans: Sequence[FileScan], topology: T
     if cordon and faulty is not None and faulty.node is None:
         action = "restart"
     outcome = {HANG: Outcome.HUNG, LOSS_SPIKE: Outcome.LOSS_SPIKE}.get(reason, Outcome.FAILED)
-    if root.duplicates:
-        root = replace(root, text=root.text)
     confidence = (0.95 if root.xid else root.rule.confidence) * (1.0 if root.weight >= 0.8 else 0.6)
     if root.role == "either":
         confidence *= 0.9

@@ -31,7 +31,6 @@ class Event:
     exception: str | None = None
     level: str | None = None
     seq: int | None = None
-    duplicates: int = 0
 
     @property
     def reason(self) -> str | None:
@@ -158,7 +157,6 @@ class Ending:
     last_text: str = ""
     last_time: float | None = None
     stamps: list[tuple[int, float]] = field(default_factory=list)
-    first_time: float | None = None
     cut_off: bool = False
 
 

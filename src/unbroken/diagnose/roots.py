@@ -22,7 +22,7 @@ def cascade_of(root: Event, chron: Chronicle) -> tuple[Cascade, ...]:
     counts: Counter[str] = Counter()
     for e in (*chron.candidates, *chron.cascades):
         if e is not root and e.reason and e.reason != root.reason:
-            counts[e.reason] += 1 + e.duplicates
+            counts[e.reason] += 1
     return tuple(Cascade(reason, n) for reason, n in counts.most_common(8))
 
 

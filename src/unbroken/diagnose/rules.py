@@ -132,7 +132,7 @@ def _nested_repeat(pattern: str) -> bool:
             if name in ("MAX_REPEAT", "MIN_REPEAT"):
                 _low, high, body = value
                 many = str(high) == "MAXREPEAT" and not _fixed_start(body)
-                if (inside and str(high) == "MAXREPEAT" and _open_ended(body)) or walk(body, inside or many):
+                if (inside and str(high) == "MAXREPEAT") or walk(body, inside or many):
                     return True
             elif name == "SUBPATTERN":
                 if walk(value[-1], inside):
@@ -150,10 +150,6 @@ def _fixed_start(body: Any) -> bool:
     while len(items) == 1 and str(items[0][0]) == "SUBPATTERN":
         items = list(items[0][1][-1])
     return len(items) > 1 and any(str(op) == "LITERAL" for op, _ in (items[0], items[-1]))
-
-
-def _open_ended(body: Any) -> bool:
-    return len(list(body)) >= 1
 
 
 @functools.cache

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from . import clock, progress_lines
@@ -431,8 +431,3 @@ def _xid_rule(role: str, reason: str) -> Rule:
             source="https://docs.nvidia.com/deploy/xid-errors/", example="NVRM: Xid (PCI:0000:5d:00): 95, pid=4393",
         )  # fmt: skip
     return _XID_RULES[key]
-
-
-def with_place(event: Event, **changes: Any) -> Event:
-    """The event with its place filled in."""
-    return replace(event, **changes)

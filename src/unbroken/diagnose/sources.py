@@ -14,9 +14,10 @@ import re
 import stat
 import sys
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
 
@@ -71,7 +72,7 @@ def expand(paths: Sequence[Path | str]) -> Sources:
         for path in _matching(str(given)):
             root = path if path.is_dir() else path.parent
             for file in _files_below(path, notes):
-                real = os.path.realpath(file)
+                real = _real(file)
                 if real in seen:
                     continue
                 seen.add(real)
@@ -85,7 +86,30 @@ def expand(paths: Sequence[Path | str]) -> Sources:
             where=", ".join(map(str, paths)),
             todo="Name a log file or a folder of logs",
         )
-    return Sources(tuple(logs), tuple(dumps), tuple(notes))
+    return Sources(_told_apart(logs), tuple(dumps), tuple(notes))
+
+
+def _real(file: Path) -> str:
+    """The file behind links, or the name itself where links may not be followed."""
+    try:
+        return os.path.realpath(file)
+    except OSError:
+        return str(file)
+
+
+def _told_apart(logs: list[Source]) -> tuple[Source, ...]:
+    """The logs with names that differ: those that share one are called by their path below the folder of all."""
+    counts = Counter(s.name for s in logs)
+    double = [s.path.absolute() for s in logs if s.path is not None and counts[s.name] > 1]
+    if not double:
+        return tuple(logs)
+    top = Path(os.path.commonpath([p.parent for p in double]))
+    return tuple(
+        replace(s, name=s.path.absolute().relative_to(top).as_posix())
+        if s.path is not None and counts[s.name] > 1
+        else s
+        for s in logs
+    )
 
 
 def _matching(given: str) -> list[Path]:
