@@ -40,6 +40,16 @@ def test_a_snapshot_is_kept_and_made_durable(agent: FakeAgent) -> None:
     assert {(h.step, h.rank, h.everywhere) for h in agent.link.inventory()} == {(5, 0, True), (6, 0, True)}
 
 
+def test_a_checkpoint_commits_by_itself_although_its_rank_is_dead(agent: FakeAgent) -> None:
+    """Scenario 7: the marker does not wait for the next save, nor for anyone."""
+    agent.attempt(1)
+    rank = FakeRank(agent)
+    rank.save(5, persist=True)
+    rank.die()
+    until(lambda: agent.heard("durable", step=5))
+    assert committed(agent) == ["step-00000005.a0001"]
+
+
 def test_snapshots_outlive_their_rank_and_the_next_attempt_finds_them(agent: FakeAgent) -> None:
     agent.attempt(1, ranks=2)
     ranks = [FakeRank(agent, rank=r, world_size=2) for r in range(2)]

@@ -50,7 +50,6 @@ from .nodes import Board, gather_nodes, join_ring, peer_addresses
 from .pinning import Pinning
 from .position import Position
 from .rank_memory import RankMemory, Slab
-from .relayout import load_elsewhere, verify_share
 from .restore import (
     Landed,
     Offer,
@@ -262,6 +261,9 @@ class Checkpointer:
                     raise
                 resharded = True
         if resharded:
+            # Imported here: torch.distributed.checkpoint takes a second, and most restores never need it.
+            from .relayout import load_elsewhere
+
             position, source = load_elsewhere(self.storage, offer.name, state).position, self.storage.rung
         del got, chosen
         self.memory.alive().request(
@@ -412,6 +414,8 @@ class Checkpointer:
             if not offer.on_disk:
                 raise CheckpointError("its share is in no memory that is left, and not on disk")
             if catalogue.read_committed(self.storage, offer.name).world_size != self.place.world_size:
+                from .relayout import verify_share
+
                 return verify_share(self.storage, offer.name, self.place.rank, self.place.world_size)
             landed = land_from_disk(
                 self.storage, offer.name, self.place.rank, lodge=self._lodge, beside=self._pin_beside,
@@ -419,6 +423,8 @@ class Checkpointer:
             )  # fmt: skip
         if landed.part.world_size != self.place.world_size:
             if offer.on_disk:
+                from .relayout import verify_share
+
                 return verify_share(self.storage, offer.name, self.place.rank, self.place.world_size)
             raise CheckpointError(
                 f"it is of {landed.part.world_size} ranks, this run has {self.place.world_size}"

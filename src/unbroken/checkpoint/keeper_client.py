@@ -92,6 +92,8 @@ class Link:
         self._pending: dict[int, Future[tuple[Message, list[int]]]] = {}
         self._guard = threading.Lock()
         self.closed = threading.Event()
+        self.messages = 0
+        """How many messages came from the keeper."""
         self._reader = threading.Thread(target=self._read, name="unbroken-keeper-link", daemon=True)
         self._reader.start()
         try:
@@ -146,6 +148,7 @@ class Link:
             except Closed as e:
                 self._end(str(e))
                 return
+            self.messages += 1
             number = message.pop("id", None)
             if number is None:
                 for fd in fds:

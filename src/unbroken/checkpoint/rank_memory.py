@@ -93,9 +93,14 @@ class RankMemory:
         self._ahead: _Ahead | None = None
         self._moving = False
         self._asking = threading.Lock()
-        self.heard = time.monotonic()
+        self.missed = 0
         self._reconnecting = threading.Lock()
+        self._filled: set[int] = set()
+        self._opened = False
         self.link = connect(self._event, self._ended)
+        self._opened = True
+        if self.link.closed.is_set():
+            self._ended()
         threading.Thread(target=self._watch, name="unbroken-keeper-watch", daemon=True).start()
 
     @property
@@ -115,7 +120,7 @@ class RankMemory:
                 slab = Slab(
                     number, int(b["bytes"]), fd, mmap.mmap(fd, int(b["bytes"])), keeper=self.keeper_id
                 )
-                if b["ready"]:
+                if b["ready"] or number in self._filled:
                     slab.ready.set()
                 self.slabs[number] = slab
             for number in [n for n, s in self.slabs.items() if n not in told and not s.claimed]:
@@ -219,7 +224,7 @@ class RankMemory:
             except TimeoutError:
                 if time.monotonic() >= deadline:
                     raise
-                if time.monotonic() - self.heard > STALL_S:
+                if self.mute:
                     raise KeeperGone(f"the keeper has not answered for {STALL_S:.0f} s") from None
 
     def _unclaim(self, number: int) -> None:
@@ -236,24 +241,36 @@ class RankMemory:
         self._unclaim(slab.id)
 
     def _watch(self) -> None:
-        """Asks the keeper every second whether it lives; one of our own that stays mute is ended and replaced."""
+        """Asks the keeper every second whether it lives; one of our own that stays mute is ended and replaced.
+
+        What counts is questions without any answer, late ones included, not the clock: a process that was stopped
+        itself for a while must not blame its keeper.
+        """
         while not self.closing:
             time.sleep(BEAT_S)
-            link = self.link
+            link, before = self.link, self.link.messages
             if link.closed.is_set():
-                self.heard = time.monotonic()  # `alive` waits for its successor
+                self.missed = 0  # `alive` waits for its successor
                 continue
             try:
                 link.request({"op": "ping"}, timeout_s=BEAT_S)
-                self.heard = time.monotonic()
             except UnbrokenError:
-                mute = time.monotonic() - self.heard
-                if mute > STALL_S and self.end_mute is not None and not self.closing:
-                    logger.error(
-                        "the keeper has not answered for %.0f s: it is ended, another takes over", mute
-                    )
-                    self.end_mute(int(link.info["pid"]))
-                    self.heard = time.monotonic()
+                pass
+            if link.messages != before:
+                self.missed = 0
+                continue
+            self.missed += 1
+            if self.mute and self.end_mute is not None and not self.closing:
+                logger.error(
+                    "the keeper leaves %d questions unanswered: it is ended, another takes over", self.missed
+                )
+                self.end_mute(int(link.info["pid"]))
+                self.missed = 0
+
+    @property
+    def mute(self) -> bool:
+        """Whether the keeper has not said a word for `STALL_S`."""
+        return self.missed * BEAT_S >= STALL_S
 
     def seal(self, slab: Slab, step: int, attempt: int, sealed: dict[str, Any], seconds: float) -> None:
         """Says that the buffer is whole now. With a dead keeper the next one will be told."""
@@ -333,9 +350,10 @@ class RankMemory:
     def _event(self, event: Message) -> None:
         if event.get("event") == "ready":
             with self.guard:
-                slab = self.slabs.get(int(event["buffer"]))
-            if slab is not None and not event.get("why"):
-                slab.ready.set()
+                # It may come before the answer that names the buffer was looked at.
+                self._filled.add(int(event["buffer"]))
+                if (slab := self.slabs.get(int(event["buffer"]))) is not None:
+                    slab.ready.set()
         elif event.get("event") == "complete":
             self.note(event["attempt"], event["step"], complete=True)
         elif event.get("event") in ("durable", "failed"):
@@ -344,7 +362,7 @@ class RankMemory:
 
     def _ended(self) -> None:
         with self.guard:
-            if self.closing:
+            if self.closing or not self._opened:
                 return
         logger.warning("the connection to the keeper broke; looking for its successor")
         threading.Thread(target=self._reconnect, name="unbroken-reconnect", daemon=True).start()
