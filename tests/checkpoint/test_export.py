@@ -12,7 +12,7 @@ import pytest
 import safetensors.torch
 import torch
 import torch.distributed.checkpoint as dcp
-from test_reshard import as_rank, placements, spread
+from .test_reshard import as_rank, placements, spread
 
 from unbroken.checkpoint import adopt, catalogue, direct, export, reshard
 from unbroken.checkpoint.storage.posix import PosixStorage

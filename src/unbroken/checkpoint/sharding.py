@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -23,9 +24,10 @@ def describe(tensor: torch.Tensor, *, key: str) -> tuple[Sharding, list[torch.Te
     subclasses whose bytes are not plain.
     """
     import torch
-    from torch.distributed.tensor import DTensor
 
-    if isinstance(tensor, DTensor):
+    # Importing DTensor takes a second; where nobody has imported it, no tensor is one.
+    distributed = sys.modules.get("torch.distributed.tensor")
+    if distributed is not None and isinstance(tensor, distributed.DTensor):
         return _describe_dtensor(tensor, key)
     if hasattr(tensor, "local_shards") and hasattr(tensor, "metadata"):
         return _describe_sharded(tensor)
