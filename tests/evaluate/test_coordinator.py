@@ -18,6 +18,7 @@ from unbroken.errors import (
     EvaluationInUse,
     ModelChanged,
     ModelDoesNotLoad,
+    NoRoomForModel,
     UnknownTask,
     UsageError,
 )
@@ -320,3 +321,22 @@ def test_a_scorer_that_crashes_as_a_whole_costs_its_task_only(tmp_path: Path) ->
     report = evaluate(tmp_path, suite, workers=1)
     assert [s.task for s in report.scores] == ["good"]
     assert "ValueError" in report.errors["bad"]
+
+
+def test_a_shared_copy_is_fetched_once_used_by_all_and_gone_at_the_end(tmp_path: Path) -> None:
+    """Also when a worker is killed, and the hash is not known before: the node reads the source once."""
+    (tmp_path / "shm").mkdir()
+    suite = fake_suite(fake_task("a", samples=70, kill={"37": str(tmp_path / "killed")}))
+    report = evaluate(tmp_path, suite, workers=2, cache="always", out="cached")
+    assert (tmp_path / "killed").exists()
+    assert numbers(report) == numbers(evaluate(tmp_path, suite, workers=1, out="mapped", cache="never"))
+    assert all(w.fetch_s == 0 for w in report.workers)  # the coordinator's one fetch serves them all
+    assert not list((tmp_path / "shm").rglob("*.safetensors"))
+
+
+def test_no_place_for_the_copy_is_said_before_a_worker_starts(tmp_path: Path) -> None:
+    (tmp_path / "shm").write_text("in the way")
+    (tmp_path / "disk").write_text("in the way")
+    with pytest.raises(NoRoomForModel, match="Enlarge /dev/shm"):
+        evaluate(tmp_path, fake_suite(fake_task("a")), cache="always")
+    assert not (tmp_path / "out" / "logs" / "w0.log").exists()

@@ -9,6 +9,7 @@ import pytest
 from unbroken.errors import InputError, UnknownKey
 from unbroken.evaluate.codec import decode, encode
 from unbroken.evaluate.contracts import ModelSpec, PreparedTask, Suite, Task
+from unbroken.evaluate.sources import make_manifest
 from unbroken.evaluate.suite import parse_suite, read_suite, shipped_suites
 
 GOOD = """
@@ -77,6 +78,8 @@ def test_the_shipped_suite_is_what_its_script_writes() -> None:
 
 def test_codec_round_trip() -> None:
     task = Task("a", options={"x": [1, {"y": None}]})
+    manifest = make_manifest([("a.safetensors", 3, ("x", "y")), ("b", 0, ())])
+    assert decode(type(manifest), encode(manifest)) == manifest
     for value in (
         task,
         Suite("s", (task,)),

@@ -51,6 +51,13 @@ def _decode(kind: Any, value: Json, where: str) -> Any:
     if origin in (tuple, list) or origin is Sequence:
         if not isinstance(value, list | tuple):
             raise _wrong(where, "a list", value)
+        kinds = get_args(kind)
+        if origin is tuple and len(kinds) > 1 and kinds[-1] is not Ellipsis:
+            if len(value) != len(kinds):
+                raise _wrong(where, f"{len(kinds)} values", value)
+            return tuple(
+                _decode(k, v, f"{where}[{i}]") for i, (k, v) in enumerate(zip(kinds, value, strict=True))
+            )
         return tuple(_decode(get_args(kind)[0], v, f"{where}[{i}]") for i, v in enumerate(value))
     if origin in (dict, Mapping) or origin is typing.Mapping:
         if not isinstance(value, Mapping):
