@@ -102,6 +102,28 @@ def test_supervisor_killed(made: RunFolder) -> None:
     assert "Give the same command again: it takes over or restarts. In /home/user: unbroken run" in s.todo
 
 
+def test_ranks_without_a_supervisor(made: RunFolder, eventually: Callable[..., None]) -> None:
+    made.attempt()
+    made.steps(2)
+    supervised_by(made, pid_started=0.0)
+    env = {
+        **os.environ,
+        "UNBROKEN_RUN_ID": made.spec.run_id,
+        "UNBROKEN_NODE": "node-000",
+        "UNBROKEN_ROLE": "rank",
+    }
+    rank = subprocess.Popen(["sleep", "60"], env=env)
+    try:
+        eventually(lambda: standing(made.run_dir).nodes[0].processes == {"rank": 1})
+        s = standing(made.run_dir)
+        assert s.nodes[0].doing == "still runs ranks 0–1, without a supervisor"
+        assert s.nodes[1].doing == "had ranks 2–3"
+        assert s.todo.startswith("1 of its processes still run: ranks end when their lease lapses")
+    finally:
+        rank.kill()
+        rank.wait()
+
+
 def test_supervisor_on_another_host(made: RunFolder) -> None:
     made.attempt()
     made.steps(10)

@@ -90,7 +90,7 @@ class IncidentStory:
     @property
     def detected_s(self) -> float:
         """Seconds from the last sign of life until the incident was noticed."""
-        return max(0.0, self.phases.get("detect", self.detected - self.at))
+        return max(0.0, self.phases.get("detect", 0.0), self.detected - self.at)
 
     @property
     def resumed_s(self) -> float | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
@@ -49,6 +50,7 @@ def gather(run_dir: RunDir, *, now: float | None = None, with_steps: bool = True
     status, why = status_of(records, epochs)
     started, ended = _extent(records, executions, epochs, status, moment)
     attempts = tuple(_attempts(records, executions, status, ended))
+    incidents = tuple(_with_last_sign(incidents, attempts))
     seals = {r["attempt"]: tuple(r["checkpoints"]) for r in records if r["kind"] == "seal"}
     checkpoints = _tolerant(problems, "the checkpoints", lambda: _checkpoints(run_dir, seals)) or ()
     return Report(
@@ -108,6 +110,19 @@ def _incident(value: Record, run_dir: RunDir) -> IncidentStory:
         next_attempt=value.get("next_attempt"),
         evidence=run_dir.evidence(number).is_dir(),
     )
+
+
+def _with_last_sign(
+    incidents: Iterable[IncidentStory], attempts: Iterable[AttemptStory]
+) -> list[IncidentStory]:
+    """A supervisor that follows a dead one cannot know when its predecessor's ranks last stepped; the steps do."""
+    last = {a.number: a.last_step_at for a in attempts if a.last_step_at is not None}
+    return [
+        replace(i, at=min(i.at, last.get(i.attempt, i.at)))
+        if i.kind == "supervisor_lost" and i.ended_attempt
+        else i
+        for i in incidents
+    ]
 
 
 def _sane(records: list[Record]) -> list[Record]:

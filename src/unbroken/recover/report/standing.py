@@ -227,6 +227,8 @@ def _nodes(report: Report, counts: Mapping[str, Counter[str]] | None) -> list[No
             ranks = f"rank {low}" if low == high else f"ranks {low}–{high}"
             doing = f"{'training' if stepping else 'starting'}, {ranks}" if going else f"had {ranks}"
         here = None if counts is None else dict(counts.get(name, {}))
+        if doing is not None and doing.startswith("had ") and here and here.get("rank"):
+            doing = f"still runs {doing.removeprefix('had ')}, without a supervisor"
         found.append(NodeStanding(name, doing or ("spare" if last else "not used yet"), here))
     return found
 
@@ -240,7 +242,7 @@ def _todo(s: Standing, report: Report) -> str:
         return f"Start it. {at}{command}"
     if s.status == "abandoned":
         still = (
-            f"{left} of its processes still run and end by themselves when their lease lapses. "
+            f"{left} of its processes still run: ranks end when their lease lapses, the rest waits a while. "
             if left
             else ""
         )
