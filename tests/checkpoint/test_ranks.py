@@ -20,7 +20,7 @@ from unbroken.checkpoint.keeper_client import Candidate
 from unbroken.checkpoint.restore import Restored
 from unbroken.checkpoint.storage import open_storage
 from unbroken.errors import NotDurable, StorageError
-from unbroken.testing.keepers import FakeAgent, SharedAgreement, until
+from unbroken.testing.keepers import FakeAgent, SharedAgreement, alive, until
 
 
 class Ranks:
@@ -211,6 +211,27 @@ def test_a_supervisor_names_the_candidates(
     # A rank of the first attempt that comes back late is sent away.
     r.open([agent], attempt=1)
     assert all("is over" in str(e) for e in r.restore()[0])
+
+
+def test_a_mute_keeper_of_a_supervisor_is_ended_and_its_successor_gets_everything(
+    ranks: Callable[..., Ranks], agents: Callable[..., FakeAgent], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scenario 10, under an agent: the ranks notice, the agent starts another, the memory changes hands."""
+    monkeypatch.setattr("unbroken.checkpoint.rank_memory.STALL_S", 2.0)
+    r = ranks(2)
+    agent = agents(node="node-000", checkpoints=r.folder)
+    agent.attempt(1, ranks=2)
+    r.open([agent], attempt=1)
+    r.save(1)
+    old = agent.pid
+    os.kill(old, signal.SIGSTOP)
+    saves = r.save(2)  # claimed ahead, so nobody waits for the keeper
+    until(lambda: not alive(old), 30)
+    agent.respawn()
+    agent.attempt(1, ranks=2)
+    for saved in saves:
+        assert saved.wait("disk", 30) > 0
+    assert {(h.step, h.rank) for h in agent.link.inventory()} >= {(1, 0), (1, 1), (2, 0), (2, 1)}
 
 
 def test_skipping_is_one_decision_for_all_ranks(ranks: Callable[..., Ranks], own_keepers: Path) -> None:

@@ -353,13 +353,13 @@ class Checkpointer:
         self.agreement: Agreement = agreement(p.rank, p.world_size, f"{self._number}")
         self.storage: Storage = open_storage(self.directory)
         if p.supervised:
-            connect, end_mute = supervised_keeper(p, self._wishes), None
+            connect = supervised_keeper(p, self._wishes)
             self.attempt = p.attempt or 0
         else:
             own = own_keeper(p, str(self.directory), budget=self._budget, keep=self.keep)
             self.attempt = own_attempt(own, self.agreement, self.storage)
-            connect, end_mute = own.connector(self.attempt, self._wishes), end_process
-        self.memory = RankMemory(connect, self._event, count=self._buffers, end_mute=end_mute)
+            connect = own.connector(self.attempt, self._wishes)
+        self.memory = RankMemory(connect, self._event, count=self._buffers, end_mute=end_process)
         self._started = True
         nodes = gather_nodes(self.agreement, p, self.memory) if p.world_size > 1 else [p.node]
         self._peers = bool(self._wishes["peer"]) and self._ring(nodes)

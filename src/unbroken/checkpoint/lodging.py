@@ -139,9 +139,12 @@ def own_attempt(own: OwnKeeper, agreement: Agreement, storage: Storage) -> int:
 
 
 def end_process(pid: int) -> None:
-    """Kills a keeper of ours that does not answer."""
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
+    """Kills a keeper that does not answer; its agent, or the next rank that asks, starts another."""
+    with contextlib.suppress(OSError):
+        if (
+            b"unbroken.checkpoint.keeper" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        ):  # not its number's next owner
+            os.kill(pid, signal.SIGKILL)
 
 
 @contextlib.contextmanager

@@ -241,7 +241,7 @@ class RankMemory:
         self._unclaim(slab.id)
 
     def _watch(self) -> None:
-        """Asks the keeper every second whether it lives; one of our own that stays mute is ended and replaced.
+        """Asks the keeper every second whether it lives; one that stays mute is ended, so that another takes over.
 
         What counts is questions without any answer, late ones included, not the clock: a process that was stopped
         itself for a while must not blame its keeper.
