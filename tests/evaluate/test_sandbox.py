@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -158,6 +159,19 @@ def test_output_is_limited_to_its_end(kind: str) -> None:
 def test_its_death_is_told_apart(kind: str) -> None:
     out = run(kind, "import os; os.kill(os.getpid(), 9)")
     assert (out.status, out.code) == ("killed", -9)
+
+
+def test_what_killed_starters_left_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    for name in (f"unbroken-sandbox-{gone.pid}-a", f"unbroken-sandbox-{os.getpid()}-b", "unbroken-sandbox-x"):
+        (tmp_path / name / "inputs").mkdir(parents=True)
+    sandbox._sweep()
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        f"unbroken-sandbox-{os.getpid()}-b",
+        "unbroken-sandbox-x",
+    ]
 
 
 def test_inputs_stay_inside_the_working_folder() -> None:

@@ -33,6 +33,7 @@ from ...errors import EvaluationError
 
 HOME = "/sandbox"
 """The working folder inside."""
+_PREFIX = "unbroken-sandbox-"
 _CONFINE = Path(__file__).with_name("confine.py")
 
 
@@ -79,7 +80,8 @@ class Outcome:
 
 @cache
 def sandbox_kind() -> str:
-    """'bubblewrap', 'namespaces', or 'none: why'; tried out once per process."""
+    """'bubblewrap', 'namespaces', or 'none: why'; tried out once per process, after tidying up."""
+    _sweep()
     said = []
     for kind in ("bubblewrap", "namespaces"):
         try:
@@ -126,6 +128,20 @@ def python_paths() -> list[str]:
     return sorted(places)
 
 
+def _sweep() -> None:
+    """Removes what sandboxes left whose starters were killed: their folders carry the starters' process ids."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*-*"):
+        pid = folder.name.removeprefix(_PREFIX).partition("-")[0]
+        if not pid.isdigit():
+            continue
+        try:
+            os.kill(int(pid), 0)
+        except ProcessLookupError:
+            shutil.rmtree(folder, ignore_errors=True)
+        except PermissionError:
+            continue  # somebody else's, and alive
+
+
 def _run(
     kind: str,
     argv: Sequence[str],
@@ -136,7 +152,7 @@ def _run(
     env: Mapping[str, str],
     patience: Callable[[bytes], float] | None = None,
 ) -> Outcome:
-    folder = Path(tempfile.mkdtemp(prefix="unbroken-sandbox-"))
+    folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-"))
     try:
         for part in ("inputs", "root"):
             (folder / part).mkdir()
