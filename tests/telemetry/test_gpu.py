@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from unbroken.errors import UnbrokenError
-from unbroken.telemetry.gpu import SLOW, GpuSampler, load_nvml
+from unbroken.telemetry.gpu import MEDIUM_S, SLOW_S, SLOW_SHARE, SLOWEST_S, GpuSampler, load_nvml
 from unbroken.telemetry.reading import Reading
 from unbroken.testing.nvml import FakeGpu, FakeNvml
 from unbroken.trace.schema import METRICS
@@ -16,16 +16,16 @@ def values(readings: list[Reading], gpu: int = 0) -> dict[str, float]:
 
 
 def test_every_reading_has_a_known_metric_and_the_right_unit() -> None:
-    sampler = GpuSampler(FakeNvml([FakeGpu(energy_j=123.456, nvlink_errors=7)]))
+    gpu = FakeGpu(energy_j=123.456, nvlink_replays=7, nvlink_recoveries=1, nvlink_crc=3572)
+    sampler = GpuSampler(FakeNvml([gpu]))
     sampler.read(0.0)
-    for _ in range(SLOW - 1):
-        sampler.read(1.0)
-    v = values(sampler.read(2.0))
+    v = values(sampler.read(SLOWEST_S))
     assert set(v) <= set(METRICS)
     assert v["gpu_power_w"] == 400.0 and v["gpu_energy_j"] == pytest.approx(123.456)
     assert v["gpu_mem_used_pct"] == 75.0 and v["gpu_mem_used_gib"] == 60.0
     assert v["sm_active_pct"] == 88.5 and v["tensor_active_pct"] == 41.25
-    assert v["nvlink_errors_total"] == 7
+    assert v["nvlink_replays_total"] == 7 and v["nvlink_recoveries_total"] == 1
+    assert v["nvlink_crc_errors_total"] == 3572
     assert set(sampler.coverage().metrics) == set(v) | {"xid"} and not sampler.coverage().missing
 
 
@@ -47,22 +47,68 @@ def test_gpm_samples_are_apart_and_freed() -> None:
 
 
 def test_what_is_missing_is_named_and_not_asked_again() -> None:
-    old = FakeNvml([FakeGpu(gpm=False, mem_temp_c=None, nvlink_fields=False, links=2, nvlink_errors=3)])
+    old = FakeNvml([FakeGpu(gpm=False, mem_temp_c=None, nvlink_by="call", links=2, nvlink_replays=3)])
     old.events_supported = False
     sampler = GpuSampler(old)
     missing = dict(sampler.coverage().missing)
     assert {"sm_active_pct", "gpu_mem_temp_c", "xid"} <= set(missing) and "Hopper" in missing["sm_active_pct"]
     v = values(sampler.read(0.0))
-    assert v["nvlink_errors_total"] == 3 and "gpu_mem_temp_c" not in v and "gpu_energy_j" in v
+    assert v["nvlink_replays_total"] == 3 and "gpu_mem_temp_c" not in v and "gpu_energy_j" in v
     old.calls = 0
     sampler.read(1.0)
-    assert old.calls == 7  # six values and one batch of fields
+    assert old.calls == 4
+
+
+@pytest.mark.parametrize("way", ["link", "total", "call"])
+def test_link_counters_whatever_the_driver_offers(way: str) -> None:
+    gpu = FakeGpu(nvlink_by=way, links=18, nvlink_replays=1, nvlink_recoveries=2, nvlink_crc=3)
+    nvml = FakeNvml([gpu])
+    v = values(GpuSampler(nvml).read(0.0))
+    found = [v[f"nvlink_{k}_total"] for k in ("replays", "recoveries", "crc_errors")]
+    assert found == [1, 2, 3]
+
+
+def test_no_link_up_is_named() -> None:
+    sampler = GpuSampler(FakeNvml([FakeGpu(links=0)]))
+    assert "nvlink_replays_total" in dict(sampler.coverage().missing)
+    assert "nvlink_replays_total" not in values(sampler.read(0.0))
+
+
+def test_a_tick_makes_few_calls() -> None:
+    """Six for each GPU (four values, a GPM sample, its metrics) and one look for events."""
+    nvml = FakeNvml([FakeGpu(), FakeGpu()])
+    sampler = GpuSampler(nvml, timer=lambda: 0.0)
+    sampler.read(0.0)
+    sampler.read(1.0)
+    nvml.calls = 0
+    for i in range(2, 62):
+        sampler.read(float(i))
+    every_tick, medium, slow = 60 * (2 * 6 + 1), 60 / MEDIUM_S * 2 * 3, 60 / SLOW_S * 2 * 3
+    assert nvml.calls == every_tick + medium + slow
 
 
 def test_slow_values_are_read_seldom() -> None:
-    sampler = GpuSampler(FakeNvml([FakeGpu()]))
-    seen = ["ecc_corrected_total" in values(sampler.read(float(i))) for i in range(2 * SLOW)]
-    assert seen == [i % SLOW == 0 for i in range(2 * SLOW)]
+    sampler = GpuSampler(FakeNvml([FakeGpu()]), timer=lambda: 0.0)
+    seen = ["ecc_corrected_total" in values(sampler.read(float(i))) for i in range(2 * int(SLOW_S))]
+    assert seen == [i % SLOW_S == 0 for i in range(2 * int(SLOW_S))]
+
+
+def test_a_slow_driver_is_asked_less_often() -> None:
+    """Slow calls together stay within their share of a core, however long the driver takes over one."""
+    nvml = FakeNvml([FakeGpu(), FakeGpu()])
+    spent = [0.0]
+    ask = nvml.nvmlDeviceGetFieldValues
+
+    def slow(h: int, ids: list[int | tuple[int, int]]) -> list[object]:
+        spent[0] += 0.0005 * len(ids) if len(ids) > 2 else 0.0
+        return ask(h, ids)
+
+    nvml.nvmlDeviceGetFieldValues = slow  # type: ignore[method-assign]
+    sampler = GpuSampler(nvml, timer=lambda: spent[0])
+    spent[0] = 0.0
+    seen = [i for i in range(3000) if "nvlink_replays_total" in values(sampler.read(float(i)), gpu=1)]
+    assert seen[0] == 0 and 3000 / SLOWEST_S <= len(seen) <= 3000 / SLOW_S / 2
+    assert 0 < spent[0] / 3000 < SLOW_SHARE
 
 
 def test_a_lost_gpu_hides_neither_itself_nor_the_others() -> None:
@@ -109,15 +155,21 @@ def test_the_real_library_has_every_name_that_is_used() -> None:
 
     import pynvml
 
-    from unbroken.telemetry import gpu
+    from unbroken.telemetry import gpu, links
 
-    used = set(re.findall(r"\b(?:n|nvml|self\._nvml)\.(nvml\w+|NVML\w*|c_nvml\w+)", inspect.getsource(gpu)))
+    used = set(
+        re.findall(
+            r"\b(?:n|nvml|self\._nvml)\.(nvml\w+|NVML\w*|c_nvml\w+)",
+            inspect.getsource(gpu) + inspect.getsource(links),
+        )
+    )
     used |= {constant for _, constant, _ in gpu.GPM_METRICS}
-    used |= {f for table in (gpu.FAST_FIELDS, gpu.SLOW_FIELDS) for _, names, _ in table for f in names}
+    used |= {*links.BY_LINK, *links.TOTALS, *links.COUNTERS}
+    used |= {f for table in (gpu.MEDIUM_FIELDS, gpu.SLOW_FIELDS) for _, names, _ in table for f in names}
     assert len(used) > 40
     assert {u for u in used if not hasattr(pynvml, u)} == set()
     assert len(gpu.GPM_METRICS) <= pynvml.NVML_GPM_METRIC_MAX
     assert [
         getattr(pynvml, f"NVML_VALUE_TYPE_{t}") for t in ("DOUBLE", "UNSIGNED_INT", "UNSIGNED_LONG_LONG")
     ] == [0, 1, 3]
-    assert set(gpu._TYPES) == {name for name, _ in pynvml.c_nvmlValue_t._fields_}
+    assert set(links.VALUE_TYPES) == {name for name, _ in pynvml.c_nvmlValue_t._fields_}

@@ -1,21 +1,33 @@
 """Readings of NVIDIA GPUs from NVML, and from GPM (the profiling counters) on Hopper and newer.
 
 Everything is probed once: what a GPU or driver does not support is left out and named, so that a tick makes only
-calls that answer. Values that change slowly (ECC, remapped rows, NVLink errors, memory clock) are read every
-`SLOW` ticks. GPM needs two samples more than 100 ms apart: each tick keeps the last sample of each GPU.
+calls that answer, six for each GPU. What changes slowly is asked seldom: temperatures, energy and throttle reasons
+after `MEDIUM_S`, error counters and the memory clock after `SLOW_S`, and less often where the driver takes long over
+them (`Paced`). GPM needs two samples more than 100 ms apart: each tick keeps the last sample of each GPU.
+
+`gpu_util_pct` counts the time with any work on the GPU, copies by its copy engines too; `sm_active_pct`,
+`sm_occupancy_pct` and `tensor_active_pct` count SM cycles. A copy between GPUs or from the host therefore shows as 99
+beside 0: both are right, and the second is the one that says whether the GPU computes.
 """
 
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import InputError, MissingExtra
+from . import links
+from .links import VALUE_TYPES
 from .reading import Coverage, Reading
 
-SLOW = 10
+MEDIUM_S = 5.0
+SLOW_S = 20.0
+SLOWEST_S = 300.0
+SLOW_SHARE = 0.0005
+"""Of a core, that all slow calls of a node may take together: 0.05 %, a tenth of the promise."""
 MIB = 2**20
 GIB = 2**30
 GPM_LEAST_S = 0.1
@@ -35,7 +47,7 @@ GPM_METRICS: tuple[tuple[str, str, float], ...] = (
     ("nvlink_rx_bytes_per_s", "NVML_GPM_METRIC_NVLINK_TOTAL_RX_PER_SEC", MIB),
 )
 
-FAST_FIELDS: tuple[tuple[str, tuple[str, ...], float], ...] = (
+MEDIUM_FIELDS: tuple[tuple[str, tuple[str, ...], float], ...] = (
     ("gpu_mem_temp_c", ("NVML_FI_DEV_MEMORY_TEMP",), 1.0),
     ("gpu_energy_j", ("NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION",), 1e-3),
 )
@@ -43,20 +55,8 @@ SLOW_FIELDS: tuple[tuple[str, tuple[str, ...], float], ...] = (
     ("ecc_corrected_total", ("NVML_FI_DEV_ECC_SBE_VOL_TOTAL",), 1.0),
     ("ecc_uncorrected_total", ("NVML_FI_DEV_ECC_DBE_VOL_TOTAL",), 1.0),
     ("remapped_rows_total", ("NVML_FI_DEV_REMAPPED_COR", "NVML_FI_DEV_REMAPPED_UNC"), 1.0),
-    (
-        "nvlink_errors_total",
-        (
-            "NVML_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL",
-            "NVML_FI_DEV_NVLINK_CRC_DATA_ERROR_COUNT_TOTAL",
-            "NVML_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL",
-            "NVML_FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL",
-        ),
-        1.0,
-    ),
 )
 """Metric, the fields whose sum it is, factor. One driver call reads all fields of a GPU."""
-
-_TYPES = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
 
 
 def load_nvml() -> Any:
@@ -77,11 +77,25 @@ Call = Callable[[], list[tuple[str, float]]]
 
 
 @dataclass
+class Paced:
+    """A call that is due again after `period_s`, or later: it may take no more than `share` of the time."""
+
+    call: Call
+    period_s: float
+    share: float = 1.0
+    due: float = float("-inf")
+
+    def took(self, now: float, seconds: float) -> None:
+        """Sets when it is due next; `seconds` of CPU time are what it cost."""
+        self.due = now + max(self.period_s, min(SLOWEST_S, seconds / self.share))
+
+
+@dataclass
 class _Gpu:
     index: int
     handle: Any
     fast: list[Call] = field(default_factory=list)
-    slow: list[Call] = field(default_factory=list)
+    paced: list[Paced] = field(default_factory=list)
     samples: list[Any] = field(default_factory=list)
     """Two GPM samples, the older first; empty where GPM is not supported."""
     sampled: float | None = None
@@ -91,9 +105,9 @@ class _Gpu:
 class GpuSampler:
     """Reads every GPU of this node through an NVML (the `pynvml` module or its fake)."""
 
-    def __init__(self, nvml: Any) -> None:
+    def __init__(self, nvml: Any, timer: Callable[[], float] = time.thread_time) -> None:
         self._nvml = nvml
-        self._tick = 0
+        self._timer = timer
         self._missing: dict[str, str] = {}
         self._metrics: set[str] = set()
         self._lost_errors = {
@@ -102,6 +116,9 @@ class GpuSampler:
             if hasattr(nvml, n)
         }
         self._gpus = [self._open(i) for i in range(nvml.nvmlDeviceGetCount())]
+        slow = [p for g in self._gpus for p in g.paced if p.period_s >= SLOW_S]
+        for p in slow:
+            p.share = SLOW_SHARE / len(slow)
         self._by_bus = {self._bus(g.handle): g.index for g in self._gpus}
         self._gpm: Any = self._gpm_request() if any(g.samples for g in self._gpus) else None
         self._events = self._register_events()
@@ -122,10 +139,8 @@ class GpuSampler:
     def read(self, now: float) -> list[Reading]:
         """The readings of every GPU; a lost GPU gives `gpu_lost` once a tick and nothing else."""
         out: list[Reading] = []
-        slow = self._tick % SLOW == 0
-        self._tick += 1
         for g in self._gpus:
-            self._read_gpu(g, now, slow, out)
+            self._read_gpu(g, now, out)
         self._read_events(out)
         return out
 
@@ -141,20 +156,33 @@ class GpuSampler:
                 self._events = None
             self._nvml.nvmlShutdown()
 
-    def _read_gpu(self, g: _Gpu, now: float, slow: bool, out: list[Reading]) -> None:
-        index = g.index
-        for call in (*g.fast, *g.slow) if slow else g.fast:
-            try:
-                out.extend([Reading(index, None, metric, value) for metric, value in call()])
-            except self._nvml.NVMLError as e:
-                if e.value in self._lost_errors:
-                    out.append(Reading(index, None, "gpu_lost", 1.0))
-                    return
+    def _read_gpu(self, g: _Gpu, now: float, out: list[Reading]) -> None:
+        for call in g.fast:
+            if not self._read_call(g, call, out):
+                return
+        for p in g.paced:
+            if now < p.due:
+                continue
+            began = self._timer()
+            there = self._read_call(g, p.call, out)
+            p.took(now, self._timer() - began)
+            if not there:
+                return
         if g.samples:
             try:
                 self._read_gpm(g, now, out)
             except self._nvml.NVMLError:
                 g.sampled = None
+
+    def _read_call(self, g: _Gpu, call: Call, out: list[Reading]) -> bool:
+        """Adds what a call gives; False if the GPU is lost."""
+        try:
+            out.extend([Reading(g.index, None, metric, value) for metric, value in call()])
+        except self._nvml.NVMLError as e:
+            if e.value in self._lost_errors:
+                out.append(Reading(g.index, None, "gpu_lost", 1.0))
+                return False
+        return True
 
     def _open(self, index: int) -> _Gpu:
         n = self._nvml
@@ -183,32 +211,40 @@ class GpuSampler:
         def reasons() -> list[tuple[str, float]]:
             return [("throttle_reasons", float(n.nvmlDeviceGetCurrentClocksEventReasons(h)))]
 
-        named = [("gpu_util_pct", utilisation), ("gpu_mem_used_gib", memory), ("gpu_power_w", power)]
-        named += [("gpu_temp_c", temperature), ("sm_clock_mhz", sm_clock), ("throttle_reasons", reasons)]
-        for metric, call in named:
-            self._keep_if_it_answers(g.fast, metric, call)
-        self._keep_if_it_answers(g.slow, "mem_clock_mhz", mem_clock)
-        for calls, wanted in ((g.fast, FAST_FIELDS), (g.slow, SLOW_FIELDS)):
-            fields = self._fields(h, wanted)
-            if fields is not None:
-                self._keep_if_it_answers(calls, wanted[0][0], fields)
-        if "nvlink_errors_total" not in self._metrics:
-            links = self._link_errors(h)
-            if links is not None:
-                self._keep_if_it_answers(g.slow, "nvlink_errors_total", links)
+        fast = [("gpu_util_pct", utilisation), ("gpu_mem_used_gib", memory)]
+        fast += [("gpu_power_w", power), ("sm_clock_mhz", sm_clock)]
+        for metric, call in fast:
+            if self._answers(metric, call):
+                g.fast.append(call)
+        medium = self._fields(h, MEDIUM_FIELDS)
+        slow = self._fields(h, SLOW_FIELDS)
+        counters = links.link_counters(n, h)
+        if counters is None:
+            for metric in links.METRICS:
+                self._missing.setdefault(metric, "no NVLink of this GPU is up, or the driver does not count")
+        for metric, paced, period in (
+            ("gpu_temp_c", temperature, MEDIUM_S),
+            ("throttle_reasons", reasons, MEDIUM_S),
+            (MEDIUM_FIELDS[0][0], medium, MEDIUM_S),
+            ("mem_clock_mhz", mem_clock, SLOW_S),
+            (SLOW_FIELDS[0][0], slow, SLOW_S),
+            (links.METRICS[0], counters, SLOW_S),
+        ):
+            if paced is not None and self._answers(metric, paced):
+                g.paced.append(Paced(paced, period))
         g.samples = self._gpm_samples(h)
         return g
 
-    def _keep_if_it_answers(self, calls: list[Call], metric: str, call: Call) -> None:
+    def _answers(self, metric: str, call: Call) -> bool:
         try:
             given = [m for m, _ in call()]
         except (self._nvml.NVMLError, AttributeError) as e:
             self._missing.setdefault(metric, str(e))
-            return
-        calls.append(call)
+            return False
         self._metrics.update(given)
         for m in given:
             self._missing.pop(m, None)
+        return True
 
     def _fields(self, handle: Any, wanted: tuple[tuple[str, tuple[str, ...], float], ...]) -> Call | None:
         """A call that reads all wanted fields of a GPU at once; those that do not answer are left out and named."""
@@ -236,40 +272,12 @@ class GpuSampler:
             values = {}
             for a in n.nvmlDeviceGetFieldValues(handle, ask):
                 if a.nvmlReturn == n.NVML_SUCCESS:
-                    values[a.fieldId] = getattr(a.value, _TYPES[a.valueType])
+                    values[a.fieldId] = getattr(a.value, VALUE_TYPES[a.valueType])
             return [
                 (metric, factor * sum(values[i] for i in mine if i in values))
                 for metric, mine, factor in plan
                 if any(i in values for i in mine)
             ]
-
-        return read
-
-    def _link_errors(self, handle: Any) -> Call | None:
-        """Sums the error counters of the links that are up, one call for each: the way of older drivers."""
-        n = self._nvml
-        counters = [
-            getattr(n, f"NVML_NVLINK_ERROR_DL_{k}")
-            for k in ("REPLAY", "RECOVERY", "CRC_FLIT", "CRC_DATA")
-            if hasattr(n, f"NVML_NVLINK_ERROR_DL_{k}")
-        ]
-        pairs = []
-        for link in range(getattr(n, "NVML_NVLINK_MAX_LINKS", 0)):
-            try:
-                if n.nvmlDeviceGetNvLinkState(handle, link) != n.NVML_FEATURE_ENABLED:
-                    continue
-            except n.NVMLError:
-                break
-            for c in counters:
-                with contextlib.suppress(n.NVMLError):
-                    n.nvmlDeviceGetNvLinkErrorCounter(handle, link, c)
-                    pairs.append((link, c))
-        if not pairs:
-            return None
-
-        def read() -> list[tuple[str, float]]:
-            total = sum(n.nvmlDeviceGetNvLinkErrorCounter(handle, link, c) for link, c in pairs)
-            return [("nvlink_errors_total", float(total))]
 
         return read
 

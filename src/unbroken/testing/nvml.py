@@ -32,9 +32,12 @@ class FakeGpu:
     ecc_corrected: int = 0
     ecc_uncorrected: int = 0
     remapped: int = 0
-    nvlink_errors: int = 0
-    nvlink_fields: bool = True
-    """False: the driver gives link errors only link by link."""
+    nvlink_replays: int = 0
+    nvlink_recoveries: int = 0
+    nvlink_crc: int = 0
+    """Each counted on link 0."""
+    nvlink_by: str = "link"
+    """How the driver gives them: a field for each "link", fields of the "total", or one "call" each."""
     links: int = 18
     gpm: bool = True
     gpm_values: dict[str, float] = field(default_factory=lambda: {"SM_UTIL": 88.5, "ANY_TENSOR_UTIL": 41.25})
@@ -52,10 +55,13 @@ _FIELDS: dict[str, Callable[[FakeGpu], int | None]] = {
     "ECC_DBE_VOL_TOTAL": lambda g: g.ecc_uncorrected,
     "REMAPPED_COR": lambda g: g.remapped,
     "REMAPPED_UNC": lambda g: 0,
-    "NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL": lambda g: g.nvlink_errors if g.nvlink_fields else None,
-    "NVLINK_CRC_DATA_ERROR_COUNT_TOTAL": lambda g: 0 if g.nvlink_fields else None,
-    "NVLINK_REPLAY_ERROR_COUNT_TOTAL": lambda g: 0 if g.nvlink_fields else None,
-    "NVLINK_RECOVERY_ERROR_COUNT_TOTAL": lambda g: 0 if g.nvlink_fields else None,
+    "NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL": lambda g: g.nvlink_crc if g.nvlink_by == "total" else None,
+    "NVLINK_CRC_DATA_ERROR_COUNT_TOTAL": lambda g: 0 if g.nvlink_by == "total" else None,
+    "NVLINK_REPLAY_ERROR_COUNT_TOTAL": lambda g: g.nvlink_replays if g.nvlink_by == "total" else None,
+    "NVLINK_RECOVERY_ERROR_COUNT_TOTAL": lambda g: g.nvlink_recoveries if g.nvlink_by == "total" else None,
+    "NVLINK_ERROR_DL_REPLAY": lambda g: g.nvlink_replays if g.nvlink_by == "link" else None,
+    "NVLINK_ERROR_DL_RECOVERY": lambda g: g.nvlink_recoveries if g.nvlink_by == "link" else None,
+    "NVLINK_ERROR_DL_CRC": lambda g: g.nvlink_crc if g.nvlink_by == "link" else None,
 }
 
 
@@ -65,7 +71,7 @@ class FakeNvml:
     NVML_SUCCESS, NVML_ERROR_NOT_SUPPORTED, NVML_ERROR_TIMEOUT, NVML_ERROR_GPU_IS_LOST = 0, 3, 10, 15
     NVML_TEMPERATURE_GPU, NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_FEATURE_ENABLED = 0, 1, 2, 1
     NVML_NVLINK_MAX_LINKS = 18
-    NVML_NVLINK_ERROR_DL_REPLAY, NVML_NVLINK_ERROR_DL_CRC_FLIT = 0, 2
+    NVML_NVLINK_ERROR_DL_REPLAY, NVML_NVLINK_ERROR_DL_RECOVERY, NVML_NVLINK_ERROR_DL_CRC_FLIT = 0, 1, 2
     NVML_GPM_METRICS_GET_VERSION = 1
     nvmlEventTypeXidCriticalError = 8
 
@@ -131,15 +137,24 @@ class FakeNvml:
     def nvmlDeviceGetCurrentClocksEventReasons(self, h: int) -> int:
         return self._gpu(h).throttle
 
-    def nvmlDeviceGetFieldValues(self, h: int, ids: list[int]) -> list[Any]:
+    def nvmlDeviceGetFieldValues(self, h: int, ids: list[int | tuple[int, int]]) -> list[Any]:
         g = self._gpu(h)
         getters = {self._field_ids[f"NVML_FI_DEV_{n}"]: f for n, f in _FIELDS.items()}
         out = []
-        for i in ids:
-            value = getters[i](g)
+        for asked in ids:
+            i, link = asked if isinstance(asked, tuple) else (asked, 0)
+            value = getters[i](g) if i in getters else None
+            if value is not None and link > 0:
+                value = 0
             code = self.NVML_SUCCESS if value is not None else self.NVML_ERROR_NOT_SUPPORTED
             out.append(
-                SimpleNamespace(fieldId=i, nvmlReturn=code, valueType=3, value=SimpleNamespace(ullVal=value))
+                SimpleNamespace(
+                    fieldId=i,
+                    nvmlReturn=code,
+                    valueType=3,
+                    latencyUsec=1,
+                    value=SimpleNamespace(ullVal=value),
+                )
             )
         return out
 
@@ -150,7 +165,7 @@ class FakeNvml:
 
     def nvmlDeviceGetNvLinkErrorCounter(self, h: int, link: int, counter: int) -> int:
         g = self._gpu(h)
-        return g.nvlink_errors if link == 0 and counter == self.NVML_NVLINK_ERROR_DL_REPLAY else 0
+        return 0 if link else (g.nvlink_replays, g.nvlink_recoveries, g.nvlink_crc)[counter]
 
     def nvmlGpmQueryDeviceSupport(self, h: int) -> Any:
         return SimpleNamespace(isSupportedDevice=int(self._gpu(h).gpm))
