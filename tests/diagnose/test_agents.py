@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -98,7 +99,9 @@ def test_what_cannot_be_checked_is_discarded_and_said(unknown: Any, answer: Any,
 
 def test_a_slow_or_vanished_server_leaves_the_verdict(unknown: Any) -> None:
     asked = ask([SLOW], unknown, samples=1, timeout=0.3)
-    assert asked.verdict == unknown[0].verdict and any("cannot be reached" in n for n in asked.notes)
+    assert asked.verdict == unknown[0].verdict and any(
+        "did not answer within 0.3 s" in n for n in asked.notes
+    )
     asked = ask([HANG_UP], unknown, samples=2)
     assert asked.verdict == unknown[0].verdict and asked.notes
     lost = ask_failure(HttpModel(ModelConfig("http://127.0.0.1:9", timeout_s=1)), *unknown, [], samples=5)
@@ -233,3 +236,30 @@ def test_embeddings_have_one_length() -> None:
     assert len(vectors) == 2 and len(vectors[0]) == len(vectors[1])
     with FakeModel([GARBAGE]) as url, pytest.raises(DiagnoseError):
         HttpModel(ModelConfig(url))([{"role": "user", "content": "hi"}])
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not os.environ.get("UNBROKEN_TEST_MODEL_URL"),
+    reason="needs a real server: UNBROKEN_TEST_MODEL_URL, UNBROKEN_TEST_MODEL_NAME",
+)
+def test_a_real_server_answers_and_is_held_to_the_same_rules(unknown: Any) -> None:
+    """With any OpenAI-compatible server, as `transformers serve`, vLLM, llama.cpp or Ollama, and any model."""
+    config = ModelConfig(
+        os.environ["UNBROKEN_TEST_MODEL_URL"],
+        os.environ.get("UNBROKEN_TEST_MODEL_NAME", "default"),
+        max_tokens=64,
+        timeout_s=100,
+    )
+    model = HttpModel(config)
+    assert isinstance(model([{"role": "user", "content": "Say hello."}]), str)
+    asked = ask_failure(model, *unknown, [], samples=1, ruleset=builtin_set())
+    assert asked.answers == 1
+    if asked.counted:
+        assert (
+            asked.verdict.decided_by == "model"
+            and asked.verdict.root is not None
+            and asked.verdict.root.line is not None
+        )
+    else:
+        assert asked.verdict == unknown[0].verdict and asked.notes

@@ -102,7 +102,7 @@ def ask_failure(
             answer = model(messages, temperature=0.0 if samples == 1 else 0.7)
         except DiagnoseError as e:
             notes.append(f"model answer {i + 1} of {samples}: {e.what}")
-            if "cannot be reached" in e.what:
+            if "cannot be reached" in e.what or "did not answer within" in e.what:
                 break
             continue
         checked = _check_failure(answer, where, redact)

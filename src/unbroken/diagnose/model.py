@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import tomllib
 import urllib.error
 import urllib.request
@@ -27,7 +26,7 @@ class ChatModel(Protocol):
 @dataclass(frozen=True)
 class ModelConfig:
     """How to reach the model. `url` ends where `/chat/completions` is added (as in http://host:8000/v1); `key_env`
-    names the variable that holds the key; `samples` answers are asked for and voted on; `budget_chars` bounds what
+    names the variable that holds the key; `samples` answers of at most `max_tokens` are asked for and voted on; `budget_chars` bounds what
     is sent; `embedding` names a model for /embeddings, if incidents are to be found by meaning."""
 
     url: str
@@ -35,6 +34,7 @@ class ModelConfig:
     key_env: str = "UNBROKEN_MODEL_KEY"
     samples: int = 3
     timeout_s: float = 60.0
+    max_tokens: int = 1500
     budget_chars: int = 24_000
     embedding: str = ""
 
@@ -83,7 +83,7 @@ class HttpModel:
 
     def __call__(self, messages: Sequence[dict[str, str]], *, temperature: float = 0.7) -> str:
         answer = self._post("/chat/completions", {
-            "model": self.config.name, "messages": list(messages), "temperature": temperature, "max_tokens": 1500, "stream": False,
+            "model": self.config.name, "messages": list(messages), "temperature": temperature, "max_tokens": self.config.max_tokens, "stream": False,
         })  # fmt: skip
         try:
             content = answer["choices"][0]["message"]["content"]
@@ -119,9 +119,16 @@ class HttpModel:
             raise DiagnoseError(
                 f"the model's server answered {e.code} {e.reason}", where=self.config.url, todo=todo
             ) from None
-        except (urllib.error.URLError, OSError, socket.timeout, ValueError) as e:  # noqa: UP041
+        except (urllib.error.URLError, OSError, ValueError) as e:
+            why = getattr(e, "reason", e)
+            if isinstance(why, TimeoutError):
+                raise DiagnoseError(
+                    f"the model did not answer within {self.config.timeout_s:g} s",
+                    where=self.config.url,
+                    todo=todo,
+                ) from None
             raise DiagnoseError(
-                f"the model cannot be reached: {getattr(e, 'reason', e)}", where=self.config.url, todo=todo
+                f"the model cannot be reached: {why}", where=self.config.url, todo=todo
             ) from None
         except Exception as e:
             if type(e).__module__ != "http.client":
