@@ -207,9 +207,7 @@ class Checkpointer:
                 "step %d waited %.1f s for a buffer: saves are asked for faster than written", step, waited
             )
         self._note(saved)
-        slab.map[: plan.layout.data_start] = plan.layout.header(
-            {"step": str(step), "attempt": str(self.attempt), "rank": str(self.place.rank)}
-        )
+        slab.map[: plan.layout.data_start] = plan.header
         part = {
             **plan.body, "step": step, "attempt": self.attempt, "position": where.as_json(), "values": captured.tree,
             "rng": self._generators(captured), "time": time.time(),
@@ -381,7 +379,7 @@ class Checkpointer:
 
     def _choose_device(self, state: Mapping[str, Any]) -> None:
         """Sets up copying for the device that the state lies on, once."""
-        if self._pinning is not None:
+        if self._pinning is not None or self._plan is not None:
             return
         device = cuda_device(state)
         if device is not None:
@@ -624,6 +622,7 @@ class _Plan:
     def __init__(self, captured: Captured, signature: Any, p: Place, memory: RankMemory) -> None:
         self.signature = signature
         self.layout = arena.plan(captured.specs(), captured.aliases)
+        self.header = self.layout.header({"rank": str(p.rank)})
         # A little more than needed: values of other lengths must not ask for new buffers.
         self.buffer_bytes = -(-self.layout.file_bytes // arena.ALIGN) * arena.ALIGN
         tensors = {

@@ -177,11 +177,7 @@ def _note_optimized(optimizer: torch.optim.Optimizer, optimized: set[int]) -> No
 
 def _identity(parts: list[torch.Tensor]) -> tuple[Any, ...]:
     """Equal for tensors that are the same memory, looked at in the same way; empty where there is none."""
-    return tuple(
-        (t.device, t.untyped_storage().data_ptr(), t.storage_offset(), t.shape, t.stride(), t.dtype)
-        for t in parts
-        if t.numel()
-    )
+    return tuple((t.device, t.data_ptr(), t.shape, t.stride(), t.dtype) for t in parts if t.numel())
 
 
 def _holds_live(v: Any) -> bool:
