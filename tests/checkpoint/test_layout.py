@@ -218,7 +218,7 @@ def test_a_file_of_the_library_itself_is_read(tmp_path: Path) -> None:
     assert layout.metadata == {"who": "them"}
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(st.data())
 def test_damage_is_refused_or_changes_nothing_that_matters(data: Any) -> None:
     """Flipped, cut and inserted bytes: either CheckpointCorrupt, or a layout that still is one."""

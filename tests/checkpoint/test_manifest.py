@@ -179,7 +179,7 @@ def test_the_marker_admits_only_its_own_manifest() -> None:
         manifest.check_part(stranger, stranger.encoded)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(st.data())
 def test_no_single_damage_passes(data: Any) -> None:
     kinds = [part(0), merge([part(0), part(1)]), Committed.of(merge([part(0), part(1)]))]
@@ -210,7 +210,7 @@ json_values = st.recursive(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(st.data())
 def test_a_forged_body_with_a_right_checksum_raises_our_errors_only(data: Any) -> None:
     """A hostile file can carry a right checksum: its fields must still be checked, never trusted."""
@@ -299,7 +299,7 @@ def test_positions_merge_to_the_union() -> None:
             Position.from_json(a.as_json() | {"samples": wrong}, "x")
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_runs_hold_exactly_the_shards(data: Any) -> None:
     shards, builder = [], RunBuilder()
@@ -316,7 +316,7 @@ def test_runs_hold_exactly_the_shards(data: Any) -> None:
     assert sorted(back, key=lambda s: (s.rank, s.stored)) == shards
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.data())
 def test_runs_tile_as_their_shards_do(data: Any) -> None:
     number = st.integers(0, 4)
@@ -335,7 +335,7 @@ def test_runs_tile_as_their_shards_do(data: Any) -> None:
     assert (gap_in_runs(shape, runs) is None) == (gap_in(shape, boxes) is None)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(st.data())
 def test_tiling_is_decided_as_by_counting_cells(data: Any) -> None:
     shape = (data.draw(st.integers(0, 5)), data.draw(st.integers(0, 4)))

@@ -237,6 +237,7 @@ def _train_and_save(rank: int, world: int, root: str, port: int) -> None:
     dist.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_dcp_load_with_its_collectives(tmp_path: Path) -> None:
     save(tmp_path, {"w": torch.arange(35.0).reshape(7, 5)}, (2, 2), 3)
     import socket

@@ -58,7 +58,7 @@ statuses = st.sampled_from(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(st.data())
 def test_whatever_lies_there_something_good_stays(data: Any) -> None:
     some = [

@@ -59,7 +59,7 @@ trees = st.recursive(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(trees)
 def test_any_plain_value_comes_back(value: Any) -> None:
     assert same(through_json(value), value)
@@ -183,7 +183,7 @@ def test_hostile_trees_raise_our_error(tree: Any) -> None:
         unflatten({"a": [tree]}, {})
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(trees, st.data())
 def test_mangled_trees_raise_our_error_only(value: Any, data: Any) -> None:
     text = json.dumps(encode({"root": value}))
