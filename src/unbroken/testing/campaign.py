@@ -292,9 +292,9 @@ class Campaign:
             for c in offered
             if len(c.memory) == self.world or (c.on_disk and c.name not in self.damaged)
         ]
-        assert mark == (sound[0] if sound else (0, 0)), (
-            f"attempt {self.attempt}: took {mark}, the newest is {sound[:1]}"
-        )
+        # A damaged one may still do: where the share of each rank is in memory or in a file that is not damaged.
+        least = sound[0] if sound else (0, 0)
+        assert mark >= least, f"attempt {self.attempt}: took {mark}, the newest sound one is {least}"
 
     def _check_disk(self) -> None:
         for r in range(self.world):
