@@ -39,11 +39,18 @@ def main() -> int:
         "--arms", default="ours,baseline", help="of ours, baseline, opencompass-size, opencompass-workers"
     )
     parser.add_argument(
-        "--seconds", type=float, default=None, help="inference per worker; default 100 on GPUs, 15 on CPUs"
+        "--seconds",
+        type=float,
+        default=None,
+        help="inference per worker; default: what fits --budget on GPUs, 15 on CPUs",
     )
     parser.add_argument(
-        "--datasets", type=int, default=None, help="how many of the 63; default 12 on GPUs, 8 on CPUs"
+        "--budget",
+        type=float,
+        default=300.0,
+        help="seconds for everything on GPUs, where --seconds is not given",
     )
+    parser.add_argument("--datasets", type=int, default=None, help="how many of the 63; default 6")
     parser.add_argument(
         "--model", default=None, help="tiny, small or medium; default medium on GPUs, tiny on CPUs"
     )

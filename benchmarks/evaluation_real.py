@@ -58,8 +58,14 @@ def real_arms(given: argparse.Namespace) -> dict[str, Any]:
     on_gpu = gpus > 0 and given.workers is None
     workers = gpus if on_gpu else given.workers or 2
     name = given.model or ("medium" if on_gpu else "tiny")
-    seconds = given.seconds or (100.0 if on_gpu else 15.0)
-    count = given.datasets or (12 if on_gpu else 8)
+    count = given.datasets or 6
+    seconds = given.seconds or (
+        budgeted(given.budget, given.arms.split(","), workers, count) if on_gpu else 15.0
+    )
+    print(
+        f"{workers} {'GPUs' if on_gpu else 'CPU workers'}, {count} datasets, {seconds:.0f} s of inference per worker and arm",
+        flush=True,
+    )
     base = Path(os.environ.get("TMPDIR", "/tmp")) / "unbroken-bench"
     base.mkdir(exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix="eval-", dir=base))
@@ -96,6 +102,12 @@ def real_arms(given: argparse.Namespace) -> dict[str, Any]:
         return found
     finally:
         shutil.rmtree(work, ignore_errors=True)
+
+
+def budgeted(budget_s: float, arms: Sequence[str], workers: int, count: int) -> float:
+    """Seconds of inference per worker so that all arms fit: 40 s for model and rates, 12 s to start ours, 14 s a trial."""
+    fixed = 40.0 + sum(12.0 if a == "ours" else 14.0 * -(-count // workers) for a in arms)
+    return max(30.0, (budget_s - fixed) / len(arms))
 
 
 def count_rows(task: Task) -> int:
@@ -243,9 +255,11 @@ def run_ours(
     from unbroken.evaluate.settings import Settings
 
     folder = EvalDir(out)
-    memory = Path(
-        tempfile.mkdtemp(prefix="unbroken-bench-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None)
-    )
+    size = sum(f.stat().st_size for f in Path(spec.source).iterdir())
+    roomy = (
+        os.path.isdir("/dev/shm") and shutil.disk_usage("/dev/shm").free > 1.2 * size
+    )  # containers often have 64 MB
+    memory = Path(tempfile.mkdtemp(prefix="unbroken-bench-", dir="/dev/shm" if roomy else out.parent))
     try:
         began = time.time()
         copy_over_link(Path(spec.source), memory / "model", rate, out.parent / "link")
@@ -271,7 +285,7 @@ def run_ours(
     row = {
         "arm": arm, "makespan_s": makespan, "from workers' start_s": report.makespan_s, "fetch_s": fetched, "lower_bound_s": report.lower_bound_s,
         "over bound": report.makespan_s / report.lower_bound_s, "busy": report.busy_fraction, "busy of all": sum(t.busy_s for t in report.trials) / workers / makespan,
-        "loads": len(report.workers), "trials": len(report.trials), "gap_median_s": gaps[len(gaps) // 2], "gap_max_s": gaps[-1], "naive_s": report.naive_s,
+        "in memory": roomy, "loads": len(report.workers), "trials": len(report.trials), "gap_median_s": gaps[len(gaps) // 2], "gap_max_s": gaps[-1], "naive_s": report.naive_s,
     }  # fmt: skip
     return row, {s.task: [[m.name, m.value, m.stderr] for m in s.metrics] for s in report.scores}
 
