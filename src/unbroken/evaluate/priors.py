@@ -203,7 +203,7 @@ def scale(known_b: float, wanted_b: float) -> float:
     """Factor on seconds from a model of `known_b` billion parameters to one of `wanted_b`."""
     if known_b <= 0 or wanted_b <= 0:
         return 1.0
-    return (max(wanted_b, SMALLEST_B) / max(known_b, SMALLEST_B)) ** SIZE_EXPONENT
+    return math.pow(max(wanted_b, SMALLEST_B) / max(known_b, SMALLEST_B), SIZE_EXPONENT)
 
 
 def fit_rates(
