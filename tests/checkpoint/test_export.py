@@ -12,11 +12,12 @@ import pytest
 import safetensors.torch
 import torch
 import torch.distributed.checkpoint as dcp
-from .test_reshard import as_rank, placements, spread
 
 from unbroken.checkpoint import adopt, catalogue, direct, export, reshard
 from unbroken.checkpoint.storage.posix import PosixStorage
 from unbroken.errors import CheckpointCorrupt, CheckpointError, InputError, UnsaveableState, UsageError
+
+from .test_reshard import as_rank, placements, spread
 
 
 def model() -> dict[str, torch.Tensor]:
