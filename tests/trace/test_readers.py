@@ -191,6 +191,11 @@ def test_sacct_of_other_versions(read: Read) -> None:
     assert "a state that is not known to us: counted as UNKNOWN" in notes(store, "assumption")
 
 
+def test_sacct_without_a_header_asks_for_the_fields(read: Read) -> None:
+    with pytest.raises(InputError, match="--fields JobID"):
+        read("sacct/sacct_22.05_epoch_no_header.txt")
+
+
 def test_sacct_without_times_names_the_fields_to_export(read: Read) -> None:
     with pytest.raises(InputError, match="--format=JobID"):
         read("sacct/sacct_22.05_default.txt")

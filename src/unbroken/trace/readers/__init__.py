@@ -66,6 +66,12 @@ def detect(path: Path, options: Options) -> tuple[Reader, Head]:
             seen = f"a table with the columns {', '.join(head.columns[:12])}"
         else:
             seen = f"text that starts with {head.text[:60]!r}"
+        if head.delimiter == "|" and len(head.columns) > 3:
+            raise InputError(
+                f"the format is not known: {seen}",
+                where=str(path),
+                todo="If this is sacct output without a header, name its fields: --fields JobID,State,Submit,Start,End,AllocTRES",
+            )
         raise InputError(
             f"the format is not known: {seen}",
             where=str(path),
