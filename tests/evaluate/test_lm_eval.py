@@ -435,18 +435,20 @@ def test_a_program_that_takes_the_scorer_down_costs_its_sample(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", ["tiny_choice", "tiny_cloze", "tiny_mutual"])
 def test_bootstrapped_errors_are_the_same_with_the_harness_own_processes(
     tasks: Path, tmp_path: Path, name: str
 ) -> None:
     manager = lm_eval.tasks.TaskManager(include_path=str(tasks), include_defaults=False)
-    reference = lm_eval.simple_evaluate(fake_lm(), tasks=[name], task_manager=manager, bootstrap_iters=3000)
-    whole = Suite("s", (Task(name, options={"include": str(tasks), "bootstrap_iters": 3000}),))
+    reference = lm_eval.simple_evaluate(fake_lm(), tasks=[name], task_manager=manager, bootstrap_iters=2000)
+    whole = Suite("s", (Task(name, options={"include": str(tasks), "bootstrap_iters": 2000}),))
     harness, (prepared,) = prepare(whole, name, tmp_path)
     same(harness.score(prepared, answer(harness, prepared, 3)), reference["results"][name])
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_the_harness_own_tasks_are_found_by_name_and_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -180,6 +180,7 @@ def test_numbers_for_people() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.browser
 @pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
 def test_it_works_in_a_browser(tmp_path: Path) -> None:
@@ -193,7 +194,7 @@ def test_it_works_in_a_browser(tmp_path: Path) -> None:
                 f"--user-data-dir={tmp_path / 'profile'}", "--enable-logging=stderr", "--v=0",
                 "--virtual-time-budget=2000", "--dump-dom", f"file://{tmp_path / 'page.html'}{fragment}",
             ],
-            capture_output=True, text=True, timeout=100, check=True,
+            capture_output=True, text=True, timeout=300, check=True,
         )  # fmt: skip
         assert "Uncaught" not in out.stderr, out.stderr
         return out.stdout

@@ -50,6 +50,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_lm_eval_tasks_are_staged_below_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("lm_eval", reason="lm-eval is not installed (pip install 'unbroken[eval]')")
     from unbroken.testing.tiny_tasks import write_tiny_tasks

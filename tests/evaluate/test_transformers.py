@@ -24,7 +24,7 @@ from unbroken.evaluate.harness.transformers_model import TransformersModel
 from unbroken.testing.tiny_model import write_tiny_model
 from unbroken.testing.tiny_tasks import WORDS
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")
