@@ -473,13 +473,20 @@ c.save(2, state)
 if sys.argv[2] == "block":
     import pathlib; pathlib.Path(sys.argv[1], "step-00000004.a0001").write_text("in the way")
     c.save(4, state)
+if sys.argv[2] == "crash":
+    import os, signal, time
+    while c.memory._ahead is None or c.memory._ahead.slab is None:
+        time.sleep(0.01)
+    os.kill(int(c.memory.link.info["pid"]), signal.SIGSTOP)  # nothing becomes durable now
+    c.save(4, state)
+    raise RuntimeError("a bug of the user's")
 if sys.argv[2] == "kill":
     c.save(3, state)
     import os, signal; os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-@pytest.mark.parametrize(("how", "code"), [("end", 0), ("block", 35), ("kill", -9)])
+@pytest.mark.parametrize(("how", "code"), [("end", 0), ("block", 35), ("kill", -9), ("crash", 1)])
 def test_the_exit_code_says_whether_all_is_durable(
     own_keepers: Path, tmp_path: Path, how: str, code: int
 ) -> None:
@@ -492,6 +499,9 @@ def test_the_exit_code_says_whether_all_is_durable(
         check=False,
     )
     assert done.returncode == code, done.stderr
+    if how == "crash":
+        assert "a bug of the user's" in done.stderr
+        return
     storage = open_storage(tmp_path / "c")
     until(lambda: "step-00000002.a0001" in [f.name for f in catalogue.listing(storage) if f.committed])
     if how == "kill":  # nobody asked for step 3 on disk, but it is the last thing there is of this run

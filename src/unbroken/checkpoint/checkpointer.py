@@ -608,7 +608,16 @@ class Checkpointer:
             saved.fail(why, rungs=("disk", "remote"))
 
     def _at_exit(self) -> None:
-        """A process that ends with a checkpoint pending waits for it, and its exit code says if it failed."""
+        """A process that ends with a checkpoint pending waits for it, and its exit code says if it failed.
+
+        One that ends by an exception does not: its supervisor has to know at once, and the keeper goes on by itself.
+        """
+        if getattr(sys, "last_value", None) is not None:
+            self._closed = True
+            if self._started:
+                self.memory.closing = True
+                self.memory.link.disconnect()
+            return
         try:
             self.close()
         except NotDurable as e:
