@@ -14,7 +14,7 @@ from unbroken.checkpoint import catalogue, direct, reshard
 from unbroken.checkpoint.position import Position
 from unbroken.checkpoint.storage.posix import PosixStorage
 
-pytestmark = [pytest.mark.slow, pytest.mark.integration]
+pytestmark = [pytest.mark.slow, pytest.mark.integration, pytest.mark.timeout(900)]
 STEPS, SAMPLES = 4, 12
 
 

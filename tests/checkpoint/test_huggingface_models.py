@@ -10,7 +10,7 @@ import torch
 from unbroken.checkpoint import adopt, direct, export, reshard
 from unbroken.checkpoint.storage.posix import PosixStorage
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @pytest.mark.parametrize("tie", [True, False])

@@ -16,7 +16,7 @@ from unbroken.checkpoint import catalogue
 from unbroken.checkpoint.manifest import parse_folder_name
 from unbroken.checkpoint.storage.posix import PosixStorage
 
-pytestmark = [pytest.mark.slow, pytest.mark.integration]
+pytestmark = [pytest.mark.slow, pytest.mark.integration, pytest.mark.timeout(900)]
 KILLS = int(os.environ.get("KILLS", "40"))
 
 # One process that forks a worker whenever it is told to: importing torch for each kill would take the time.

@@ -25,7 +25,7 @@ from unbroken.testing.checkpoints import save_small
 from unbroken.testing.object_store import RESET, SLOW_DOWN, Fault, Request
 from unbroken.testing.proxy import FaultyProxy
 
-pytestmark = [pytest.mark.slow, pytest.mark.integration]
+pytestmark = [pytest.mark.slow, pytest.mark.integration, pytest.mark.timeout(900)]
 MIB = 2**20
 
 
