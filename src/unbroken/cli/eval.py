@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -220,8 +223,6 @@ def join(
     wait: float = typer.Option(60.0, "--wait", help="Seconds to wait for the coordinator"),
 ) -> None:
     """Add a worker to a running evaluation, for as long as it likes; it may be killed at any time."""
-    import os
-
     from ..evaluate.worker import join as join_run
 
     cluster = out / "cluster.json" if out.is_dir() or out.suffix != ".json" else out
@@ -348,7 +349,7 @@ def _evaluate(
     from ..evaluate.screen import Screen
 
     folder.root.mkdir(parents=True, exist_ok=True)
-    with Screen(folder.root / "progress.json", quiet=quiet) as screen:
+    with _stdout_for_the_answer(), Screen(folder.root / "progress.json", quiet=quiet) as screen:
         coordinator = Coordinator(suite, spec, folder, engine, settings, watcher=screen)
         before = {
             s: signal.signal(s, lambda n, _: coordinator.stop(signal.Signals(n).name))
@@ -359,6 +360,23 @@ def _evaluate(
         finally:
             for s, handler in before.items():
                 signal.signal(s, handler)
+            shutdown = getattr(engine, "shutdown", None)
+            if shutdown is not None:
+                shutdown()
+
+
+@contextlib.contextmanager
+def _stdout_for_the_answer() -> Iterator[None]:
+    """Sends what libraries print meanwhile (Ray, about nodes that died) to standard error: --json is one object."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 def _say(report: Report, folder: EvalDir, as_json: bool) -> None:
@@ -472,8 +490,6 @@ def _slots(
 def _settings(
     slots: tuple[Slot, ...], cpus: int | None, cache: str, disks: list[Path], priors: str | None, keep: bool
 ) -> Settings:
-    import os
-
     from ..evaluate.cache import Places, default_places
     from ..evaluate.settings import Settings
 
@@ -489,8 +505,6 @@ def _settings(
 
 
 def _engine(name: str, address: str, folder: EvalDir, slots: tuple[Slot, ...]) -> Engine:
-    import os
-
     if name == "ray":
         from ..evaluate.engines.ray import RayEngine
 
