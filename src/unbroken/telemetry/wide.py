@@ -31,7 +31,7 @@ PIECE = 1 << 17
 LINEAR = 1 << 22
 """Thousandths below this have a bin each; above, bins are 2^-12 of the value wide."""
 _SHIFT = 52 - 12
-_COMMA, _NEWLINE = 44, 10
+_COMMA, _NEWLINE, _SLASH = 44, 10, 47
 _SCALES = np.array([1000, 100, 10, 1, 0, 0, 0, 0], dtype=np.uint64)
 _EMPTY = np.empty(0, dtype=np.uint32)
 
@@ -284,11 +284,9 @@ def _count_piece(fd: int, start: int, length: int, width: int) -> _Part:
     e = np.ascontiguousarray(table[:, 1:]).ravel()
     # A cell begins behind the separator before it: the length is the distance less one.
     gap = (table[:, 1:] - table[:, :-1]).ravel()
-    values, good = _parse(text, e, gap)
-    odd = np.flatnonzero(~good)
+    values, odd = _parse(text, e, gap)
     slow, unreadable, missing = _parse_odd(text, e - gap + 1, e, odd)
     shape = (rows, width - 1)
-    values[odd] = 0
     sums = values.reshape(shape).sum(0) / 1000
     valid = rows - np.bincount(odd % (width - 1), minlength=width - 1)
     rest: list[float] = []
@@ -312,8 +310,12 @@ def _count_piece(fd: int, start: int, length: int, width: int) -> _Part:
 
 def _parse(
     text: NDArray[np.uint8], e: NDArray[np.int64], gap: NDArray[np.int64]
-) -> tuple[NDArray[np.uint64], NDArray[np.bool_]]:
-    """(thousandths, which are valid) of plain numbers of 1-8 characters that end before `e`; `gap` is length + 1."""
+) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+    """(thousandths, indices of cells that are no plain numbers) of cells that end before `e`; `gap` is length + 1.
+
+    Plain are 1-8 characters with at most three decimals and no point at the end. What is not plain is looked for in
+    all cells of a piece at once, and cell by cell only where something was found: every pass over the cells costs.
+    """
     u = np.uint64
     w, x, front, bits = _scratch.words(4, len(e))
     # The eight characters that end a cell as one integer: the last character is its highest byte.
@@ -322,37 +324,40 @@ def _parse(
     np.take(words, x.view(np.int64), out=w, mode="clip")
     w ^= u(0x3030303030303030)  # digits are 0-9 now, a point is 0x1E
     np.subtract(9, gap, out=bits.view(np.int64))
-    good = bits < u(8)  # a length of 1 to 8; others have wrapped around or are 8 themselves
+    odd = np.flatnonzero(bits >= u(8))  # no length of 1 to 8: such have wrapped around or are 8 themselves
     bits <<= u(3)
-    bits &= u(63)
     w >>= bits  # characters before the cell become zeros in front of the number
     w <<= bits
-    # The first byte with bit 4 must be the point; it is taken out and the digits before it move up.
+    w[odd] = 0
+    # The first byte with bit 4 must be the point; it becomes a zero.
     np.bitwise_and(w, u(0x1010101010101010), out=x)
     x >>= u(4)
     np.negative(x, out=front)
     x &= front
-    np.multiply(x, u(0xFF), out=front)
-    front &= w
     np.multiply(x, u(0x1E), out=bits)
-    good &= front == bits
-    np.left_shift(x, u(8), out=bits)
-    np.negative(bits, out=bits)
-    bits &= w  # the digits behind the point
-    np.subtract(x, u(1), out=front)
-    front &= w  # those before it, or all where there is none
-    has_point = x != 0
-    np.multiply(has_point, u(8), out=w, casting="unsafe")
-    front <<= w
-    np.bitwise_or(front, bits, out=w)
-    x *= u(0x0706050403020100)  # the highest byte is now the number of digits behind the point
-    x >>= u(56)
-    good &= x <= u(3)
+    w -= bits
     np.add(w, u(0x7676767676767676), out=front)
     front |= w
-    front &= u(0x8080808080808080)
-    good &= front == 0
-    good &= gap > (has_point.view(np.int8) + 1)  # a point alone is no number
+    wrong = int(np.bitwise_or.reduce(front)) & 0x8080808080808080
+    if (
+        wrong or (text == _SLASH).any()
+    ):  # a slash in a point's place is the one character that would look like a digit
+        bad = (front & u(0x8080808080808080)) != 0
+        bad |= (w & (x * u(0xFF))) != 0
+        odd = _more(odd, bad, w, x)
+    np.multiply(
+        x, u(0x0706050403020100), out=bits
+    )  # the highest byte is the number of digits behind the point
+    bits >>= u(56)
+    if bits.max() > 3 or x.max() >= u(1 << 56):
+        odd = _more(odd, (bits > u(3)) | (x >= u(1 << 56)), w, x)
+        bits[odd] = 0
+    # The digits before the point move up by one, onto it: bytes below it, times 256, less themselves.
+    np.minimum(x, u(1), out=front)
+    np.subtract(x, front, out=front)
+    front &= w
+    front *= u(0xFF)
+    w += front
     w *= u(2561)
     w >>= u(8)
     w &= u(0x00FF00FF00FF00FF)
@@ -361,9 +366,19 @@ def _parse(
     w &= u(0x0000FFFF0000FFFF)
     w *= u(42949672960001)
     w >>= u(32)
-    np.take(_SCALES, x.view(np.int64), out=front, mode="clip")
+    np.take(_SCALES, bits.view(np.int64), out=front, mode="clip")
     w *= front
-    return w, good
+    return w, odd
+
+
+def _more(
+    odd: NDArray[np.int64], bad: NDArray[np.bool_], w: NDArray[np.uint64], x: NDArray[np.uint64]
+) -> NDArray[np.int64]:
+    """The odd cells with those that are bad too; these count as zeros from here on."""
+    bad[odd] = True
+    w[bad] = 0
+    x[bad] = 0
+    return np.flatnonzero(bad)
 
 
 def _parse_odd(
