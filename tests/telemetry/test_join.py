@@ -10,7 +10,8 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from unbroken.errors import InputError
+from unbroken.cli.telemetry import app
+from unbroken.errors import InputError, UsageError
 from unbroken.telemetry.join import (
     add_spans,
     connect,
@@ -164,7 +165,7 @@ def test_quantiles_of_everything(samples: Path) -> None:
     assert got["xid"]["max"] == 79
 
 
-def test_commands(tmp_path: Path, samples: Path) -> None:
+def test_commands(tmp_path: Path, samples: Path, capsys: pytest.CaptureFixture[str]) -> None:
     spans = tmp_path / "plans.csv"
     spans.write_text("label,node,start_utc,end_utc\n3d,n1,2023-11-14 22:13:20,2023-11-14 22:15:00\n")
     base = [sys.executable, "-m", "unbroken", "telemetry"]
@@ -180,10 +181,10 @@ def test_commands(tmp_path: Path, samples: Path) -> None:
         "gpu_energy_j",
         "xid",
     }
-    p = subprocess.run([*base, "summary", str(samples)], capture_output=True, text=True, check=True)
-    assert p.stdout.splitlines()[0].split()[:3] == ["metric", "readings", "mean"]
-    p = subprocess.run([*base, "join", str(samples)], capture_output=True, text=True, check=False)
-    assert p.returncode == 2 and "nothing to join with" in p.stderr
+    app(args=["summary", str(samples)], standalone_mode=False)
+    assert capsys.readouterr().out.splitlines()[0].split()[:3] == ["metric", "readings", "mean"]
+    with pytest.raises(UsageError, match="nothing to join with"):
+        app(args=["join", str(samples)], standalone_mode=False)
 
 
 def test_mistakes(tmp_path: Path, samples: Path) -> None:

@@ -62,7 +62,7 @@ def expected(rows: list[list[str]]) -> tuple[list[float], int, int]:
 
 
 @given(st.lists(cells, min_size=1, max_size=12), st.sampled_from(["\n", "\r\n"]), st.booleans())
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_like_parsing_every_cell(tmp_path: Path, rows: list[list[str]], newline: str, ended: bool) -> None:
     lines = [",".join([STAMP.format(i), *r]) for i, r in enumerate(rows)]
     text = newline.join(["Time,a,b,c", *lines]) + (newline if ended else "")
