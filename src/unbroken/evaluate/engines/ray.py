@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ class RayEngine:
         self._cpus = cpus_per_worker
         self._owner = not ray.is_initialized()
         if self._owner:
+            _probe(address or os.environ.get("RAY_ADDRESS", ""))
             try:
                 ray.init(address=address or os.environ.get("RAY_ADDRESS") or None, log_to_driver=False, runtime_env=runtime_env,
                          include_dashboard=False if not address else None, logging_level="ERROR", namespace="unbroken")  # fmt: skip
@@ -92,6 +94,18 @@ class RayEngine:
         """Disconnects from Ray, if this engine connected."""
         if self._owner:
             self._ray.shutdown()
+
+
+def _probe(address: str) -> None:
+    """Raises EvaluationError at once if nobody listens at HOST:PORT; Ray itself would try for minutes."""
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if not colon or not port.isdigit():
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
+    except OSError as e:
+        raise EvaluationError(f"the Ray cluster does not answer: {e}", where=address,
+                              todo="Check the address with `ray status --address ...`") from e  # fmt: skip
 
 
 class _Worker:
