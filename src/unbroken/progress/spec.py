@@ -120,8 +120,8 @@ class RunSpec:
         return self.nodes * self.nproc
 
 
-def write_spec(run_dir: RunDir, spec: RunSpec) -> None:
-    """Writes run.toml, whole."""
+def write_spec(run_dir: RunDir, spec: RunSpec, *, first: bool = False) -> bool:
+    """Writes run.toml, whole; with `first` only where there is none yet. Returns whether it wrote."""
     lines = [
         "# What was asked of this run. Settings below may be changed between calls of `unbroken run`;",
         "# command, nodes, nproc and run_id belong to the run.",
@@ -136,7 +136,11 @@ def write_spec(run_dir: RunDir, spec: RunSpec) -> None:
     for name, table in tables:
         lines += ["", f"[{name}]"]
         lines += [f"{f.name} = {_toml(getattr(table, f.name))}" for f in fields(table)]
-    atomic.write_text(run_dir.spec, "\n".join(lines) + "\n")
+    text = "\n".join(lines) + "\n"
+    if first:
+        return atomic.create_exclusive(run_dir.spec, text.encode())
+    atomic.write_text(run_dir.spec, text)
+    return True
 
 
 def read_spec(path: Path) -> RunSpec:

@@ -73,7 +73,9 @@ class Agent:
         while not self._quit.is_set():
             if await self._serve_newest():
                 alone_since = time.monotonic()
-            if time.monotonic() - alone_since > self.orphan_grace_s and not self.ranks:
+            if time.monotonic() - alone_since > self.orphan_grace_s and not any(
+                p.running for p in self.ranks.values()
+            ):
                 _log.warning("no supervisor for %.0f s: leaving", self.orphan_grace_s)
                 await self.keeper.close(flush=True, deadline_s=60)
                 return
@@ -228,7 +230,8 @@ class Agent:
     async def _watch_lease(self) -> None:
         while True:
             await asyncio.sleep(0.1)
-            if self.ranks and self.lease_until is not None and time.monotonic() > self.lease_until:
+            running = any(p.running for p in self.ranks.values())
+            if running and self.lease_until is not None and time.monotonic() > self.lease_until:
                 _log.error("the lease lapsed: ending the ranks of attempt %d", self.attempt)
                 for rank, process in self.ranks.items():
                     if process.running:

@@ -219,7 +219,8 @@ class RankProcess:
         if progress.pid == 0:
             records, source = self._follow_log(now), "log"
             if not (self._pattern is not None and self._pattern.learnt):
-                source = "idle"
+                # What looks like a step is not believed before it has advanced a few times.
+                records, source = [], "idle"
                 self._watch_cpu(now)
         count = {"page": progress.count, "log": self._log_count, "idle": self._busy_count}[source]
         phase = progress.phase

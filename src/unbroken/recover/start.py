@@ -124,7 +124,8 @@ def _unwritable(run_dir: RunDir, e: OSError) -> StorageError:
 def settle_spec(run_dir: RunDir, wanted: RunSpec) -> RunSpec:
     """The spec to use: a new run's own, or that of the run directory with the settings asked for now.
 
-    A setting that is asked for with its default value stays as run.toml has it, so that an edited file counts.
+    A setting that is asked for with its default value stays as run.toml has it, so that an edited file counts. The
+    supervisor writes changed settings once it has claimed the run.
     Raises RunDirMismatch where the directory belongs to another command line.
     """
     if not run_dir.spec.exists():
@@ -136,19 +137,16 @@ def settle_spec(run_dir: RunDir, wanted: RunSpec) -> RunSpec:
             )
         try:
             run_dir.create()
-            write_spec(run_dir, wanted)
+            if write_spec(run_dir, wanted, first=True):
+                return wanted
         except OSError as e:
             raise _unwritable(run_dir, e) from e
-        return wanted
     old = read_spec(run_dir.spec)
     check_same(old, wanted, run_dir)
-    spec = dataclasses.replace(
+    return dataclasses.replace(
         wanted, run_id=old.run_id, timeouts=_asked(wanted.timeouts, old.timeouts),
         budgets=_asked(wanted.budgets, old.budgets), host_memory=wanted.host_memory or old.host_memory,
     )  # fmt: skip
-    if spec != old:
-        write_spec(run_dir, spec)
-    return spec
 
 
 def _asked(wanted: T, old: T) -> T:

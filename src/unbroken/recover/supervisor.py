@@ -26,7 +26,7 @@ from ..detect import Hang, HangDetector, Level, ProcessLook, late_ranks
 from ..diagnose.facts import Facts, HangFact, RankExit
 from ..diagnose.verdict import Action, Root, Verdict
 from ..errors import Exit, RunError, RunStopped
-from ..progress import JournalWriter, RunDir, RunSpec, newest_epoch, read_journal
+from ..progress import JournalWriter, RunDir, RunSpec, newest_epoch, read_journal, read_spec, write_spec
 from ..units import Bytes
 from .attempt import Attempt, read_steps
 from .candidates import candidates
@@ -130,6 +130,9 @@ class Supervisor:
             if self._state.status == "completed":
                 self.view.say("this run is already completed")
                 return "completed"
+            if read_spec(self.run_dir.spec) != self.spec:
+                # Only now: a call that finds the run in use must not change its settings.
+                write_spec(self.run_dir, self.spec)
             self._journal = JournalWriter(self.run_dir, epoch.number)
             if self._state.started is None:
                 await self._record(
@@ -208,7 +211,8 @@ class Supervisor:
             if node is None or not node.up or node.hello.get("attempt") != s.attempt:
                 break
             ranks.update({int(r): (name, d) for r, d in node.hello.get("ranks", {}).items()})
-        whole = len(ranks) == self.spec.world_size and all(d["running"] for _, d in ranks.values())
+        # Ranks that have ended meanwhile, well or badly, are judged like any others once they are adopted.
+        whole = len(ranks) == self.spec.world_size and not any(d.get("ours") for _, d in ranks.values())
         if not whole:
             self.view.say(f"attempt {s.attempt} did not survive its supervisor")
             ended = self._attempt_of(s.attempt, s.slots)
@@ -221,11 +225,15 @@ class Supervisor:
         attempt = self._attempt_of(s.attempt, s.slots)
         for rank, (_, d) in ranks.items():
             attempt.ranks[rank].pid = d["pid"]
+            if not d["running"]:
+                self._note_exit(attempt, rank, d)
+        running = sum(d["running"] for _, d in ranks.values())
         self._attempt = attempt
         self._ledger = Ledger(attempt.number, self.spec.world_size)
         await self._note_takeover(attempt)
         await self._record("adopted", attempt=attempt.number)
-        self.view.say(f"took over attempt {attempt.number}: {len(ranks)} ranks never stopped")
+        how = f"{running} ranks never stopped" if running else "its ranks have ended meanwhile"
+        self.view.say(f"took over attempt {attempt.number}: {how}")
         early, self._early = self._early, []
         for node, message in early:
             self._on_message(node, message)
@@ -553,7 +561,7 @@ class Supervisor:
                 ending = replace(ending, kind="node_lost" if gone else "agent_lost", nodes=missed)
         incident = Incident(
             number=self._state.incident + 1, attempt=attempt.number, kind=ending.kind, step=attempt.step,
-            last_sign=self._last_sign(attempt), detected=detected,
+            last_sign=self._last_sign(attempt, ending), detected=detected,
             nodes={n: s.value for n, s in ending.nodes.items()},
         )  # fmt: skip
         incident.phases["detect"] = max(0.0, detected - incident.last_sign)
@@ -609,9 +617,19 @@ class Supervisor:
             except TimeoutError:
                 continue
 
-    def _last_sign(self, attempt: Attempt) -> float:
-        """When the attempt last showed progress, seconds since the epoch."""
-        return attempt.last.time if attempt.last is not None else attempt.started
+    def _last_sign(self, attempt: Attempt, ending: Ending) -> float:
+        """When the attempt was last known to be well, seconds since the epoch."""
+        failures = attempt.failures()
+        if ending.kind == "failed" and failures:
+            return failures[0].time
+        now, clock = time.time(), time.monotonic()
+        heard = [now - (clock - self.nodes.nodes[n].heard) for n in ending.nodes]
+        if heard:
+            return min([now, *heard])
+        if attempt.last is not None:
+            return attempt.last.time
+        kept = read_steps(self.run_dir.steps(attempt.number))
+        return kept[-1].time if kept else attempt.started
 
     async def _let_settle(self, attempt: Attempt) -> None:
         """Waits a moment for the other ranks to end too: who was first is told by times, not by arrival."""
