@@ -3,6 +3,8 @@
 set -u
 bin=$1 which=$2
 cd "$(dirname "$0")/.."
+# Test ids may show sets: the parallel runners must see the same order.
+export PYTHONHASHSEED=0
 status=0
 "$bin/ruff" check . || status=1
 "$bin/ruff" format --check . || status=1
