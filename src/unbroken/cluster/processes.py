@@ -13,6 +13,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+_EMPTY_LOOKS = 5
+_BETWEEN_LOOKS_S = 0.007
+
 
 @dataclass(frozen=True)
 class Marked:
@@ -93,13 +96,22 @@ def still_there(process: Marked) -> bool:
 def end(find: Callable[[], Iterable[Marked]], *, within: float = 10.0) -> list[Marked]:
     """Kills (SIGKILL) all that `find` finds, again until it finds none; returns those that survived `within` s.
 
-    Asking again catches what was forked while the first signals were on their way.
+    One empty look proves little: a process that forks and exits can slip between the entries of one listing of
+    /proc. So it takes several empty looks in a row.
     """
     deadline = time.monotonic() + within
+    empty = 0
     while True:
         left = [p for p in find() if still_there(p)]
-        if not left or time.monotonic() > deadline:
+        if left and time.monotonic() > deadline:
             return left
+        if not left:
+            empty += 1
+            if empty == _EMPTY_LOOKS:
+                return []
+            time.sleep(_BETWEEN_LOOKS_S)
+            continue
+        empty = 0
         for p in left:
             try:
                 os.kill(p.pid, signal.SIGKILL)
@@ -107,4 +119,4 @@ def end(find: Callable[[], Iterable[Marked]], *, within: float = 10.0) -> list[M
                 continue
         pause = time.monotonic() + 0.5
         while any(still_there(p) for p in left) and time.monotonic() < pause:
-            time.sleep(0.005)
+            time.sleep(0.002)
