@@ -11,9 +11,17 @@ from typing import Any
 import pytest
 
 from unbroken.diagnose import examine
-from unbroken.diagnose.agents import Numbered, ask_failure, ask_filters, failure_messages
+from unbroken.diagnose.agents import (
+    Numbered,
+    _check_failure,
+    _shown,
+    ask_failure,
+    ask_filters,
+    failure_messages,
+)
 from unbroken.diagnose.engine import Diagnosis
 from unbroken.diagnose.model import HttpModel, ModelConfig, configured
+from unbroken.diagnose.redact import Redactor
 from unbroken.diagnose.rules import builtin_set
 from unbroken.errors import DiagnoseError, UnknownKey, UsageError
 from unbroken.testing.llm import DEEP, ERROR_500, GARBAGE, HANG_UP, HUGE, NO_CHOICES, SLOW, FakeModel
@@ -263,3 +271,20 @@ def test_a_real_server_answers_and_is_held_to_the_same_rules(unknown: Any) -> No
         )
     else:
         assert asked.verdict == unknown[0].verdict and asked.notes
+
+
+def test_a_quote_with_stand_ins_counts_and_file_names_are_redacted_too() -> None:
+    """The stand-ins of the prompt are those that a quote is checked against, whichever line was numbered first."""
+    lines = [
+        Numbered("job-10.1.1.1.log", 1, "connect to 10.1.1.2 was fine"),
+        Numbered("job-10.1.1.1.log", 2, "disk of 10.1.1.3 said frobnication"),
+    ]
+    redact = Redactor()
+    shown = _shown(lines, redact, 24_000)
+    assert all("10.1.1" not in file + text for file, _, text in shown)
+    again = _shown(lines, Redactor(), 24_000)
+    assert shown == again
+    file, _, text = shown[1]
+    answer = json.dumps({"reason": "OSError", "file": file, "line": 2, "quote": text})
+    checked = _check_failure(answer, {(f, n.line): (n, t) for f, n, t in again})
+    assert not isinstance(checked, str) and checked[1] == lines[1]

@@ -25,10 +25,17 @@ from unbroken.diagnose.redact import Redactor
         ("/home/alice/run", "alice"),
         ("alice@login3 started", "alice"),
         ("connect to 10.12.27.133:29500", "10.12.27.133"),
+        ("refused by 10.12.27.133.", "10.12.27.133"),
+        ("read job-10.12.27.133.log", "10.12.27.133"),
         ("addr fe80::a288:c2ff:fe5c:496f", "fe80::a288:c2ff:fe5c:496f"),
         ("mac aa:bb:cc:dd:ee:ff", "aa:bb:cc:dd:ee:ff"),
         ("host node7.cluster.corp.local died", "cluster.corp"),
         ("token eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.abcdef", "eyJhbGciOiJIUzI1NiJ9"),
+        ("postgres://alice:s3cr3t@db.corp.example:5432/x", "alice"),
+        ("postgres://alice:s3cr3t@db.corp.example:5432/x", "corp.example"),
+        ("get https://proxy.lab.intranet/simple", "lab.intranet"),
+        ("wandb: API key local-0123456789abcdef0123456789", "0123456789abcdef"),
+        ("AccountKey=azure0account1key0123456789==;EndpointSuffix=core", "azure0account1key"),
         ("-----BEGIN RSA PRIVATE KEY-----\nMIIE\n-----END RSA PRIVATE KEY-----", "MIIE"),
     ],
 )
@@ -49,6 +56,18 @@ def test_secrets_are_gone(text: str, secret: str) -> None:
 )
 def test_evidence_stays_as_it_is(text: str) -> None:
     assert Redactor()(text) == text
+
+
+def test_a_private_key_is_gone_where_its_lines_come_one_by_one() -> None:
+    redact = Redactor()
+    key = [
+        "-----BEGIN PRIVATE KEY-----",
+        "[rank0]: c2VjcmV0a2V5bWF0ZXJpYWwwMTIzNDU2Nzg5",
+        "-----END PRIVATE KEY-----",
+    ]
+    text = "\n".join(redact(line) for line in key)
+    assert "c2Vj" not in text
+    assert redact("[rank0]: c2VjcmV0a2V5bWF0ZXJpYWwwMTIzNDU2Nzg5").endswith("Nzg5")
 
 
 def test_stand_ins_are_stable() -> None:

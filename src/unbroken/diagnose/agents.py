@@ -58,8 +58,8 @@ def failure_messages(
     fence = secrets.token_hex(6)
     kept: list[str] = []
     size = 0
-    for n in reversed(lines):
-        row = f"{n.file}:{n.line}: {redact(n.text[:600])}"
+    for file, n, text in reversed(_shown(lines, redact, budget)):
+        row = f"{file}:{n.line}: {text}"
         if size + len(row) > budget:
             break
         kept.append(row)
@@ -81,6 +81,16 @@ def failure_messages(
     return [{"role": "system", "content": system}, {"role": "user", "content": user}]
 
 
+def _shown(lines: Sequence[Numbered], redact: Redactor, budget: int) -> list[tuple[str, Numbered, str]]:
+    """File name and text of the last lines as the model sees them, in order: the same lines get the same stand-ins."""
+    last = lines[-max(1, budget // 8) :]  # a row has more than 8 characters
+    texts = [redact(n.text[:600]) for n in last]
+    names = {file: redact(file) for file in dict.fromkeys(n.file for n in last)}
+    if len(set(names.values())) < len(names):  # two files must not become one
+        names = {file: f"file-{i}" for i, file in enumerate(names, 1)}
+    return [(names[n.file], n, text) for n, text in zip(last, texts, strict=True)]
+
+
 def ask_failure(
     model: ChatModel,
     d: Diagnosis,
@@ -93,8 +103,7 @@ def ask_failure(
 ) -> Asked:
     """Asks `samples` times and lets the answers that hold vote on the reason; the rest is discarded and said so."""
     messages = failure_messages(lines, d, similar, budget)
-    redact = Redactor()
-    where = {(n.file, n.line): n for n in lines}
+    where = {(file, n.line): (n, text) for file, n, text in _shown(lines, Redactor(), budget)}
     good: list[tuple[str, Numbered, dict[str, Any]]] = []
     notes: list[str] = []
     for i in range(samples):
@@ -105,7 +114,7 @@ def ask_failure(
             if "cannot be reached" in e.what or "did not answer within" in e.what:
                 break
             continue
-        checked = _check_failure(answer, where, redact)
+        checked = _check_failure(answer, where)
         if isinstance(checked, str):
             notes.append(f"model answer {i + 1} of {samples} discarded: {checked}")
         else:
@@ -126,7 +135,7 @@ def ask_failure(
 
 
 def _check_failure(
-    answer: str, where: dict[tuple[str, int], Numbered], redact: Redactor
+    answer: str, where: dict[tuple[str, int], tuple[Numbered, str]]
 ) -> tuple[str, Numbered, dict[str, Any]] | str:
     """The answer's reason and line, or why it does not count."""
     value = _json(answer)
@@ -148,19 +157,15 @@ def _check_failure(
     found = where.get((file, number))
     if found is None:
         return f"it names {file[:60]}:{number}, which was not in the log"
-    if len(quote.strip()) < 12 or quote.strip() not in redact(found.text):
-        near = next(
-            (
-                n
-                for n in where.values()
-                if n.file == file and len(quote.strip()) >= 12 and quote.strip() in redact(n.text)
-            ),
-            None,
-        )
+    line, quote = found[0], quote.strip()
+    if len(quote) < 12:
+        return "it quotes a line that does not exist"
+    if quote not in found[1]:
+        near = next((n for (name, _), (n, text) in where.items() if name == file and quote in text), None)
         if near is None:
             return "it quotes a line that does not exist"
-        found = near
-    return reason, found, value
+        line = near
+    return reason, line, value
 
 
 def _model_verdict(

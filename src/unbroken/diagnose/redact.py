@@ -14,7 +14,7 @@ _SECRETS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("token", re.compile(
         r"\b(?:hf_[A-Za-z0-9]{8,}|sk-[A-Za-z0-9_\-]{12,}|gh[pousr]_[A-Za-z0-9]{16,}|github_pat_\w{20,}|glpat-[\w\-]{16,}"
         r"|xox[abpr]-[\w\-]{10,}|(?:AKIA|ASIA)[A-Z0-9]{12,}|AIza[\w\-]{20,}|nvapi-[\w\-]{16,}|npm_\w{20,}"
-        r"|eyJ[\w\-]{8,}\.[\w\-]{8,}\.[\w\-]{4,})"
+        r"|MII[A-Za-z0-9+/]{20,}={0,2}|eyJ[\w\-]{8,}\.[\w\-]{8,}\.[\w\-]{4,})"
     )),
     ("secret", re.compile(
         r"(?i)((?:(?:password|passwd|secret|token|api[_\-]?key|access[_\-]?key|private[_\-]?key|credential|auth(?:orization)?)[\w\-]{0,40})"
@@ -25,8 +25,15 @@ _SECRETS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("secret", re.compile(r"([a-z][a-z0-9+.\-]{1,20}://[^\s/:@]{1,80}:)([^\s/@]{1,200})(?=@)")),
     ("secret", re.compile(r"((?:X-Amz-(?:Signature|Credential|Security-Token)|sig|Signature|AWSAccessKeyId)=)([^&\s'\"]{6,})")),
     ("secret", re.compile(r"(\bWANDB_API_KEY\b\W{1,4})(\w{20,})")),
+    ("secret", re.compile(r"(?i)(\b(?:api|access|account|secret)[ _\-]?key\b['\"]?\s{0,4}(?:is|[:=])?\s{0,4}['\"]?)((?=[^\s\d]{0,60}\d)[^\s'\",;&<]{16,})")),
 )  # fmt: skip
 _EMAIL = re.compile(r"\b[\w.+\-]{1,64}@[\w\-]{1,63}(?:\.[\w\-]{1,63}){1,5}\b")
+_URL_USER = re.compile(r"(://)([^\s/:@<]{1,64})(?=(?::[^\s/@]{1,200})?@)")
+_URL_HOST = re.compile(
+    r"(?:(?<=://)|(?<=>@))([a-z][a-z0-9\-]{1,62})\.((?:[a-z0-9\-]{1,62}\.){1,4}[a-z]{2,18})\b"
+)
+_KEY_BODY = re.compile(r"(^|\s)[A-Za-z0-9+/]{16,}={0,2}\s*$")
+_KEY_LINES = 120  # a key of 8192 bits has 100
 _HOME = re.compile(
     r"(/(?:home|Users|users|gpfs/home|lustre/home|scratch/users|data/users|nfs/home)/)([\w.\-]{1,64})"
 )
@@ -37,7 +44,7 @@ _SAID_USER = re.compile(
     r"(?i)(\buser )([a-z_][\w.\-]{1,31})(?= (?:from|on|at|logged|with|in|ran|started)\b|[,;)]|$)"
 )
 _AT_HOST = re.compile(r"\b([a-z_][\w\-]{1,31})@([A-Za-z][\w\-]{1,62})\b(?!\.)")
-_IPV4 = re.compile(r"(?<![\w.])(?:(?:25[0-5]|2[0-4]\d|1?\d?\d)\.){3}(?:25[0-5]|2[0-4]\d|1?\d?\d)(?![\w.])")
+_IPV4 = re.compile(r"(?<![\w.])(?:(?:25[0-5]|2[0-4]\d|1?\d?\d)\.){3}(?:25[0-5]|2[0-4]\d|1?\d?\d)(?!\w|\.\d)")
 _IPV6 = re.compile(r"(?<![\w:.])[0-9a-fA-F:]{6,45}(?![\w:])")
 _MAC = re.compile(r"(?<![\w:])(?:[0-9a-fA-F]{2}:){5}[0-9a-fA-F]{2}(?![\w:])")
 _FQDN = re.compile(
@@ -52,15 +59,22 @@ class Redactor:
     def __init__(self) -> None:
         self._names: dict[tuple[str, str], str] = {}
         self._counts: dict[str, int] = {}
+        self._key_left = 0
 
     def __call__(self, text: str) -> str:
-        """The text with stand-ins."""
+        """The text with stand-ins; of a private key that began in the text before, its lines too."""
+        if self._key_left:
+            self._key_left = 0 if "-----END" in text else self._key_left - 1
+            text = _KEY_BODY.sub(r"\1<private-key>", text)
+        elif "PRIVATE KEY-----" in text and text.rfind("-----BEGIN") > text.rfind("-----END"):
+            self._key_left = _KEY_LINES
         for kind, pattern in _SECRETS:
             if pattern.groups:
                 text = pattern.sub(lambda m, kind=kind: f"{m.group(1)}<{kind}>", text)  # type: ignore[misc]
             else:
                 text = pattern.sub(f"<{kind}>", text)
         text = _EMAIL.sub(lambda m: self._name("email", m.group(0)), text)
+        text = _URL_USER.sub(lambda m: m.group(1) + self._name("user", m.group(2)), text)
         text = _HOME.sub(lambda m: m.group(1) + self._name("user", m.group(2)), text)
         text = _USER.sub(lambda m: m.group(1) + self._name("user", m.group(2)), text)
         text = _SAID_USER.sub(lambda m: m.group(1) + self._name("user", m.group(2)), text)
@@ -68,6 +82,7 @@ class Redactor:
         for (kind, value), name in list(self._names.items()):
             if kind == "user" and len(value) >= 4 and value in text:
                 text = re.sub(rf"(?<![\w/.]){re.escape(value)}(?!\w)", name, text)
+        text = _URL_HOST.sub(self._host, text)
         text = _MAC.sub(lambda m: self._name("mac", m.group(0).lower()), text)
         text = _IPV4.sub(lambda m: self._name("ip", m.group(0)), text)
         text = _IPV6.sub(self._address, text)

@@ -179,7 +179,8 @@ def bundle(d: Diagnosis, out: Path) -> list[str]:
             body = "".join(f"{n}: {t}\n" for n, t in evidence_lines(d, source))
             if body:
                 safe = source.name.replace("..", "_").lstrip("/")
-                add(f"evidence/{safe}.txt", redact(body))
+                body = redact(body)  # before the name: a user whom the log names may be in it
+                add(f"evidence/{redact(safe).replace('<', '').replace('>', '')}.txt", body)
     write_bytes(out, buffer.getvalue())
     return members
 
