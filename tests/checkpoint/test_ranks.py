@@ -213,6 +213,7 @@ def test_a_supervisor_names_the_candidates(
     assert all("is over" in str(e) for e in r.restore()[0])
 
 
+@pytest.mark.slow  # its end waits a minute for the mute keeper's successor; twice that on a busy machine
 def test_a_mute_keeper_of_a_supervisor_is_ended_and_its_successor_gets_everything(
     ranks: Callable[..., Ranks], agents: Callable[..., FakeAgent], monkeypatch: pytest.MonkeyPatch
 ) -> None:
