@@ -50,7 +50,7 @@ _MAC = re.compile(r"(?<![\w:])(?:[0-9a-fA-F]{2}:){5}[0-9a-fA-F]{2}(?![\w:])")
 _FQDN = re.compile(
     r"\b([a-z][a-z0-9\-]{1,62})\.((?:[a-z0-9\-]{1,62}\.){1,4}(?:com|org|net|edu|gov|local|internal|lan|cloud|io|ai|cn|de|fr|uk|jp|ch|eu|svc))\b"
 )
-_PUBLIC = ("pytorch.org", "github.com", "huggingface.co", "python.org", "nvidia.com", "amazonaws.com", "googleapis.com", "wandb.ai", "pypi.org", "slurm.schedmd.com")  # fmt: skip
+_PUBLIC = ("pytorch.org", "github.com", "huggingface.co", "python.org", "nvidia.com", "amazonaws.com", "googleapis.com", "wandb.ai", "slurm.schedmd.com")  # fmt: skip
 
 
 class Redactor:
