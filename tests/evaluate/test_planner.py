@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import random
 import time
 
@@ -134,9 +135,10 @@ def test_wide_tasks_go_to_wide_workers_only() -> None:
 def test_ten_thousand_shards_in_under_a_second_of_cpu() -> None:
     r = random.Random(0)
     work = [Work(f"t{i}", (r.lognormvariate(0, 0.5),), score_s=r.choice([0.0, 1.0])) for i in range(10_500)]
-    began = time.process_time()
+    gc.collect()
+    began = time.thread_time()  # other tests may have left threads in this process
     p = plan(work, (1,) * 4000, Costs(20.0, 0.02, 64))
-    took = time.process_time() - began
+    took = time.thread_time() - began
     assert p.shards >= 10_000
     assert took < 1.0
 

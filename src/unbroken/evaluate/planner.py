@@ -16,7 +16,7 @@ import functools
 import heapq
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from .contracts import Shard
 
@@ -107,10 +107,15 @@ class Plan:
         return sum(len(p.shards) for p in self.parcels)
 
 
-@dataclass
+_Ordered = list[tuple[tuple[float, ...], str, tuple[int, ...], int, Parcel]]
+"""Urgency; first task, first block and place in the list, which break ties; parcel."""
+
+
+@dataclass(frozen=True)
 class _Candidate:
     rule: str
-    parcels: list[Parcel] = field(default_factory=list)
+    ordered: _Ordered
+    makespan_s: float
 
 
 def plan(
@@ -130,7 +135,8 @@ def plan(
         if w.gpus > widest:
             raise ValueError(f"task '{w.task}' needs {w.gpus} GPUs, the largest worker has {widest}")
     bound = lower_bound(todo, workers, costs)
-    best: Plan | None = None
+    by_name = {w.task: w for w in todo}
+    best: _Candidate | None = None
     simulated = 0
     for size in _sizes(todo, workers, costs, bound):
         if best is not None and simulated + len(todo) > budget:
@@ -140,14 +146,14 @@ def plan(
             if best is not None and simulated + len(cut) > budget:
                 break
             simulated += len(cut)
-            ordered = order(cut, {w.task: w for w in todo}, rule)
-            found = rehearse(ordered, todo, workers, costs, bound, f"{rule}, parcels up to {size:.3g} s")
-            if best is None or found.makespan_s < best.makespan_s - 1e-9:
-                best = found
+            ordered = _ordered(cut, by_name, rule)
+            makespan = _makespan([p for *_, p in ordered], todo, workers, costs)
+            if best is None or makespan < best.makespan_s - 1e-9:
+                best = _Candidate(f"{rule}, parcels up to {size:.3g} s", ordered, makespan)
         if best is not None and best.makespan_s <= bound * 1.002:
             break
     assert best is not None  # there is at least one size, and the first candidate is always simulated
-    return best
+    return rehearse(_urgent(best.ordered), todo, workers, costs, bound, best.rule)
 
 
 def _sizes(todo: Sequence[Work], workers: Sequence[int], costs: Costs, bound: float) -> list[float]:
@@ -191,6 +197,8 @@ def cut(work: Work, pieces: int) -> list[Shard]:
     numbers = work.numbers
     if pieces == n:
         return [Shard(work.task, (b,), s, work.gpus) for b, s in zip(numbers, work.block_s, strict=True)]
+    if pieces == 1:
+        return [Shard(work.task, numbers, work.seconds, work.gpus)]
     total = work.seconds
     shards: list[Shard] = []
     start = 0
@@ -208,6 +216,8 @@ def cut(work: Work, pieces: int) -> list[Shard]:
 
 
 def _parcel(shards: Sequence[Shard], costs: Costs) -> Parcel:
+    if len(shards) == 1:
+        return Parcel(tuple(shards), shards[0].expected_s + costs.switch_s)
     return Parcel(tuple(shards), math.fsum(s.expected_s for s in shards) + costs.switch_s * len(shards))
 
 
@@ -216,8 +226,16 @@ RULES = ("long metrics first", "longest first", "longest with metric first")
 
 def order(parcels: Sequence[Parcel], work: Mapping[str, Work], rule: str) -> list[Parcel]:
     """Parcels with their urgency set, most urgent first; wide ones first, since fewer workers can take them."""
-    made = []
-    for p in parcels:
+    return _urgent(_ordered(parcels, work, rule))
+
+
+def _urgent(ordered: _Ordered) -> list[Parcel]:
+    return [Parcel(p.shards, p.expected_s, key) for key, _, _, _, p in ordered]
+
+
+def _ordered(parcels: Sequence[Parcel], work: Mapping[str, Work], rule: str) -> _Ordered:
+    made: _Ordered = []
+    for i, p in enumerate(parcels):
         first = work[p.shards[0].task]
         tail, whole = first.score_s, first.seconds
         for s in p.shards[1:]:
@@ -228,9 +246,29 @@ def order(parcels: Sequence[Parcel], work: Mapping[str, Work], rule: str) -> lis
             key = (-float(p.gpus), -p.expected_s, -tail, 0.0)
         else:
             key = (-float(p.gpus), -(whole + tail), -tail, -p.expected_s)
-        made.append(Parcel(p.shards, p.expected_s, key))
-    made.sort(key=lambda p: (p.urgency, p.shards[0].task, p.shards[0].blocks[:1]))
+        made.append((key, p.shards[0].task, p.shards[0].blocks[:1], i, p))
+    made.sort()
     return made
+
+
+def _makespan(parcels: Sequence[Parcel], work: Sequence[Work], workers: Sequence[int], costs: Costs) -> float:
+    """The `makespan_s` that `rehearse` finds, without the record of who does what: candidates need no more."""
+    free = {g: [costs.load_s] * workers.count(g) for g in sorted(set(workers))}
+    switch = costs.switch_s
+    landed: dict[str, float] = {}
+    last = costs.load_s
+    only = free[workers[0]] if len(free) == 1 else None
+    for p in parcels:
+        heap = only or free[min((g for g in free if g >= p.gpus), key=lambda g: (free[g][0], g))]
+        at = heap[0]
+        end = at + p.expected_s
+        heapq.heapreplace(heap, end)
+        last = max(last, end)
+        for s in p.shards:
+            at += s.expected_s + switch
+            if at > landed.get(s.task, 0.0):
+                landed[s.task] = at
+    return _scored(landed, work, costs, last)
 
 
 def rehearse(
@@ -258,14 +296,21 @@ def rehearse(
         for s in p.shards:
             at += s.expected_s + costs.switch_s
             landed[s.task] = max(landed.get(s.task, 0.0), at)
-    scores = sorted((landed[w.task], -w.score_s, w.score_s) for w in work if w.task in landed)
-    cpus = [0.0] * max(1, costs.cpu_workers)
-    last = gpu_end = max((p.end for p in placements), default=costs.load_s)
-    for at, _, seconds in scores:
-        end = max(heapq.heappop(cpus), at) + seconds
-        heapq.heappush(cpus, end)
-        last = max(last, end)
+    gpu_end = max((p.end for p in placements), default=costs.load_s)
+    last = _scored(landed, work, costs, gpu_end)
     return Plan(tuple(parcels), last, gpu_end, bound, rule, tuple(placements))
+
+
+def _scored(landed: Mapping[str, float], work: Sequence[Work], costs: Costs, gpu_end: float) -> float:
+    """When the last metric is computed, if tasks have landed so: first come, first served by the CPU workers."""
+    scores = sorted((landed[w.task], -w.score_s) for w in work if w.task in landed)
+    cpus = [0.0] * max(1, costs.cpu_workers)
+    last = gpu_end
+    for at, negative in scores:
+        end = max(cpus[0], at) - negative
+        heapq.heapreplace(cpus, end)
+        last = max(last, end)
+    return last
 
 
 def lower_bound(work: Sequence[Work], workers: Sequence[int], costs: Costs = Costs()) -> float:

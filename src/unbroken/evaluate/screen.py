@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from pathlib import Path
@@ -25,8 +26,8 @@ class Screen:
         self.quiet = quiet
         self.stream = stream or sys.stderr
         self._live: Any = None
-        self._last_line = 0.0
-        self._last_file = 0.0
+        self._last_line = -math.inf
+        self._last_file = -math.inf
         self._latest: Progress | None = None
 
     def __enter__(self) -> Screen:

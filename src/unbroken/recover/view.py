@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import sys
 import time
@@ -40,7 +41,7 @@ class Lines:
         self._every_s = every_s
         self._prefix = prefix
         self._tty = bool(getattr(self._out, "isatty", lambda: False)())
-        self._last_line = 0.0
+        self._last_line = -math.inf
         self._bar = ""
         self._durable = -1
         self._host = -1
