@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 
 from unbroken.errors import UnbrokenError
-from unbroken.telemetry.gpu import MEDIUM_S, SLOW_S, SLOW_SHARE, SLOWEST_S, GpuSampler, load_nvml
+from unbroken.telemetry.gpu import (
+    GPU_SHARE,
+    MEDIUM_S,
+    SLOW_S,
+    SLOW_SHARE,
+    SLOWEST_S,
+    GpuSampler,
+    load_nvml,
+)
 from unbroken.telemetry.reading import Reading
 from unbroken.testing.nvml import FakeGpu, FakeNvml
 from unbroken.trace.schema import METRICS
@@ -109,6 +117,66 @@ def test_a_slow_driver_is_asked_less_often() -> None:
     seen = [i for i in range(1200) if "nvlink_replays_total" in values(sampler.read(float(i)), gpu=1)]
     assert seen[0] == 0 and 1200 / SLOWEST_S <= len(seen) <= 1200 / SLOW_S / 2
     assert 0 < spent[0] / 1200 < SLOW_SHARE
+
+
+@pytest.mark.parametrize("gpus", [1, 2, 8])
+def test_gpus_take_turns_where_the_driver_takes_long(gpus: int) -> None:
+    """Eight milliseconds of CPU time a GPU: no tick rate of all of them, but the share of a core, and each its turn."""
+    nvml = FakeNvml([FakeGpu() for _ in range(gpus)])
+    spent = [0.0]
+    ask = nvml.nvmlDeviceGetUtilizationRates
+
+    def slow(h: int) -> object:
+        spent[0] += 0.008
+        return ask(h)
+
+    nvml.nvmlDeviceGetUtilizationRates = slow  # type: ignore[method-assign]
+    sampler = GpuSampler(nvml, timer=lambda: spent[0])
+    spent[0] = 0.0
+    seen = [0] * gpus
+    for i in range(3600):
+        for r in sampler.read(float(i)):
+            if r.metric == "gpu_power_w":
+                assert r.gpu is not None
+                seen[r.gpu] += 1
+    assert 0.98 * GPU_SHARE < spent[0] / 3600 < 1.02 * GPU_SHARE
+    assert max(seen) - min(seen) <= 1 and sum(seen) == pytest.approx(3600 * GPU_SHARE / 0.008, rel=0.02)
+    assert sampler.turns == 3600 * gpus and sampler.held_back == sampler.turns - sum(seen)
+
+
+def test_a_quick_driver_is_read_at_every_tick() -> None:
+    nvml = FakeNvml([FakeGpu() for _ in range(8)])
+    spent = [0.0]
+    ask = nvml.nvmlDeviceGetUtilizationRates
+
+    def quick(h: int) -> object:
+        spent[0] += 0.0004
+        return ask(h)
+
+    nvml.nvmlDeviceGetUtilizationRates = quick  # type: ignore[method-assign]
+    sampler = GpuSampler(nvml, timer=lambda: spent[0])
+    for i in range(600):
+        nvml.gpus[3].xids.append(31)
+        found = sampler.read(float(i))
+        assert len({r.gpu for r in found if r.metric == "gpu_power_w"}) == 8
+        assert any(r.metric == "xid" for r in found)
+    assert sampler.held_back == 0
+
+
+def test_events_are_read_even_when_no_gpu_has_its_turn() -> None:
+    nvml = FakeNvml([FakeGpu()])
+    spent = [0.0]
+    ask = nvml.nvmlDeviceGetUtilizationRates
+
+    def slow(h: int) -> object:
+        spent[0] += 1.0
+        return ask(h)
+
+    nvml.nvmlDeviceGetUtilizationRates = slow  # type: ignore[method-assign]
+    sampler = GpuSampler(nvml, timer=lambda: spent[0])
+    sampler.read(0.0)
+    nvml.gpus[0].xids.append(79)
+    assert [r.metric for r in sampler.read(1.0)] == ["xid"]
 
 
 def test_a_lost_gpu_hides_neither_itself_nor_the_others() -> None:

@@ -55,7 +55,7 @@ def record(
     interval = _interval(every)
     name = node or socket.gethostname()
     stop = _stop_on_signal()
-    samplers = _samplers(as_json)
+    samplers = _samplers(as_json, interval)
     sinks: list[Any] = []
     end = _serve(serve, name, cluster, sinks)
     spool = Spool(
@@ -73,6 +73,8 @@ def record(
     if end:
         end()
     spool.close()
+    turns = sum(getattr(s, "turns", 0) for s in samplers)
+    held_back = 100.0 * sum(getattr(s, "held_back", 0) for s in samplers) / max(1, turns)
     result = {
         "folder": str(out),
         "ticks": done.ticks,
@@ -80,6 +82,7 @@ def record(
         "dropped": spool.dropped_ticks,
         "readings": done.readings,
         "cpu_share_pct": round(done.cpu_share_pct, 4),
+        "gpu_turns_held_back_pct": round(held_back, 2),
     }
     if as_json:
         print(json.dumps(result))
@@ -88,6 +91,10 @@ def record(
             f"{done.readings} readings in {done.ticks} ticks ({done.missed} missed, {spool.dropped_ticks} not written) "
             f"in {out}, at {done.cpu_share_pct:.3f} % of a core"
         )
+        if held_back >= 0.5:
+            print(
+                f"each GPU was read at {100 - held_back:.0f} % of the ticks: the driver takes long, and GPUs take turns"
+            )
 
 
 @app.command()
@@ -103,8 +110,9 @@ def export(
     sinks: list[Any] = []
     stop = _stop_on_signal()
     end = _serve(address, node or socket.gethostname(), cluster, sinks)
-    samplers = _samplers(False)
-    record_(samplers, sinks, every_s=_interval(every), stop=stop)
+    interval = _interval(every)
+    samplers = _samplers(False, interval)
+    record_(samplers, sinks, every_s=interval, stop=stop)
     for s in samplers:
         s.close()
     if end:
@@ -329,15 +337,15 @@ def _interval(text: str) -> float:
     return interval
 
 
-def _samplers(quiet: bool) -> list[Sampler]:
-    """All that can be read here, having said what and what not."""
-    from ..telemetry.gpu import GpuSampler, load_nvml
+def _samplers(quiet: bool, interval_s: float) -> list[Sampler]:
+    """All that can be read here, having said what and what not. Below a second, more CPU time is allowed."""
+    from ..telemetry.gpu import GPU_SHARE, GpuSampler, load_nvml
     from ..telemetry.host import HostSampler
 
     samplers: list[Sampler] = [HostSampler()]
     notes = []
     try:
-        gpus = GpuSampler(load_nvml())
+        gpus = GpuSampler(load_nvml(), share=GPU_SHARE / min(1.0, interval_s))
         samplers.append(gpus)
         names = gpus.names()
         notes.append(f"{len(names)} GPUs: {', '.join(sorted(set(names)))}")

@@ -5,6 +5,10 @@ calls that answer, six for each GPU. What changes slowly is asked seldom: temper
 after `MEDIUM_S`, error counters and the memory clock after `SLOW_S`, and less often where the driver takes long over
 them (`Paced`). GPM needs two samples more than 100 ms apart: each tick keeps the last sample of each GPU.
 
+All GPUs together are paid from one account of CPU time, filled at `GPU_SHARE` of a core: where a driver takes long, or
+there are many GPUs, they take turns, and what a tick held back is counted. GPM's values are means since the GPU's last
+sample, so that turns cost resolution and lose nothing.
+
 `gpu_util_pct` counts the time with any work on the GPU, copies by its copy engines too; `sm_active_pct`,
 `sm_occupancy_pct` and `tensor_active_pct` count SM cycles. A copy between GPUs or from the host therefore shows as 99
 beside 0: both are right, and the second is the one that says whether the GPU computes.
@@ -28,6 +32,10 @@ SLOW_S = 20.0
 SLOWEST_S = 300.0
 SLOW_SHARE = 0.0005
 """Of a core, that all slow calls of a node may take together: 0.05 %, a tenth of the promise."""
+GPU_SHARE = 0.004
+"""Of a core, that reading the GPUs of a node may take: 0.4 %; the rest of the promised 0.5 % is for host and files."""
+PREPAID_S = 10.0
+"""CPU time that is not used is kept for so many seconds."""
 MIB = 2**20
 GIB = 2**30
 GPM_LEAST_S = 0.1
@@ -91,6 +99,29 @@ class Paced:
 
 
 @dataclass
+class Account:
+    """CPU time that may be spent: filled at `share` of the time that passes, never above `PREPAID_S` of it."""
+
+    share: float
+    left_s: float = 0.0
+    filled: float | None = None
+
+    def fill(self, now: float) -> None:
+        """Adds what has come since the last call; the first finds it full."""
+        most = self.share * PREPAID_S
+        came = most if self.filled is None else self.share * (now - self.filled)
+        self.left_s, self.filled = min(most, self.left_s + came), now
+
+    def covers(self, spent_s: float) -> bool:
+        """Whether something is left after `spent_s`: the last spender may overdraw, and all wait until it is paid."""
+        return spent_s < self.left_s
+
+    def pay(self, spent_s: float) -> None:
+        """Takes what was spent."""
+        self.left_s -= spent_s
+
+
+@dataclass
 class _Gpu:
     index: int
     handle: Any
@@ -105,9 +136,17 @@ class _Gpu:
 class GpuSampler:
     """Reads every GPU of this node through an NVML (the `pynvml` module or its fake)."""
 
-    def __init__(self, nvml: Any, timer: Callable[[], float] = time.thread_time) -> None:
+    def __init__(
+        self, nvml: Any, timer: Callable[[], float] = time.thread_time, share: float = GPU_SHARE
+    ) -> None:
         self._nvml = nvml
         self._timer = timer
+        self._account = Account(share)
+        self._next = 0
+        self.turns = 0
+        """Readings of a GPU that were due: ticks times GPUs."""
+        self.held_back = 0
+        """How many of them were left out to stay within the share."""
         self._missing: dict[str, str] = {}
         self._metrics: set[str] = set()
         self._lost_errors = {
@@ -137,11 +176,22 @@ class GpuSampler:
         return Coverage(tuple(sorted(self._metrics)), tuple(sorted(self._missing.items())))
 
     def read(self, now: float) -> list[Reading]:
-        """The readings of every GPU; a lost GPU gives `gpu_lost` once a tick and nothing else."""
+        """The readings of every GPU whose turn it is; a lost GPU gives `gpu_lost` and nothing else.
+
+        Events are read at every tick.
+        """
         out: list[Reading] = []
-        for g in self._gpus:
-            self._read_gpu(g, now, out)
+        began = self._timer()
+        self._account.fill(now)
         self._read_events(out)
+        read = 0
+        while read < len(self._gpus) and self._account.covers(self._timer() - began):
+            self._read_gpu(self._gpus[self._next], now, out)
+            self._next = (self._next + 1) % len(self._gpus)
+            read += 1
+        self._account.pay(self._timer() - began)
+        self.turns += len(self._gpus)
+        self.held_back += len(self._gpus) - read
         return out
 
     def close(self) -> None:
