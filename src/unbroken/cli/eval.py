@@ -1,4 +1,7 @@
-"""`unbroken eval`: plan, run, watch, compare, join, status, tasks, cache."""
+"""`unbroken eval`: plan, run, watch, compare, join, status, tasks, cache.
+
+Long because a command states every option that it takes: no command holds more than the call of what does the work.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""`unbroken trace`: characterise a cluster from its scheduler records and hardware metrics."""
+"""`unbroken trace`: characterise a cluster from its scheduler records and hardware metrics.
+
+Long because a command states every option that it takes: no command holds more than the call of what does the work.
+"""
 
 from __future__ import annotations
 
