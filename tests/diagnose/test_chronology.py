@@ -434,3 +434,35 @@ def test_a_person_who_cancels_over_the_loss(tmp_path: Path) -> None:
         + "[2026-05-01 10:00:55] operator: loss does not look right, scancel 4711\n",
     )
     assert v.reason == "LossSpike" and v.root is not None and v.root.line == 42
+
+
+ECC = "torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered"
+
+
+def test_a_nccl_prefix_tells_a_ranks_node(tmp_path: Path) -> None:
+    said = "".join(
+        f"[rank{r}]: gpu-host-{r // 8}:{900 + r}:{1900 + r} [{r % 8}] NCCL WARN Call to connect timed out\n"
+        for r in (3, 12)
+    )
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "log.txt").write_text(steps(20) + said + steps(20, 21) + traceback(ECC, 12))
+    v = diagnose([tmp_path / "a"])
+    assert v.reason == "ECCError" and v.faulty is not None
+    assert (v.faulty.node, v.faulty.rank, v.cordon) == ("gpu-host-1", 12, ("gpu-host-1",))
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "rank-5.log").write_text(
+        "gpu-host-7:77:78 [5] NCCL INFO Bootstrap : Using eth0:10.0.0.7<0>\n" + steps(20) + traceback(ECC)
+    )
+    assert diagnose([tmp_path / "b"]).cordon == ("gpu-host-7",)
+
+
+def test_the_kernels_only_report_tells_the_node_of_the_same_failure(tmp_path: Path) -> None:
+    xid = "May  1 10:02:{} {} kernel: NVRM: Xid (PCI:0000:3a:00): 95, pid=7, name=python, Uncontained\n"
+    for nodes, cordon in ((("node-a1",), ("node-a1",)), (("node-a1", "node-a2"), ())):
+        folder = tmp_path / str(len(nodes))
+        folder.mkdir()
+        (folder / "log.txt").write_text(
+            steps(20) + traceback(ECC, 2) + "".join(xid.format(10 + i, n) for i, n in enumerate(nodes))
+        )
+        v = diagnose([folder])
+        assert (v.reason, v.cordon) == ("ECCError", cordon)

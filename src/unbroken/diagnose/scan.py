@@ -168,7 +168,7 @@ class Scanner:
         if line.time is not None:
             self._last_time = line.time
         summary = _SUMMARY.search(text) if " : " in text else None
-        if self.topology.see(line, text[summary.start() :] if summary else text):
+        if self.topology.see(line, text[summary.start() :] if summary else text, self.source.rank):
             return "exitcode" in text or "host" in text or "rank" in text[:12]
         if self._traceback(line, text, number, block, offset):
             if alone:

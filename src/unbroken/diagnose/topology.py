@@ -30,9 +30,13 @@ class TopologyReader:
         self._first = False
         self._first_done = False
 
-    def see(self, line: Line, text: str) -> bool:
-        """Takes in one line; true where it was one of torchrun's summary lines, which mean nothing else."""
+    def see(self, line: Line, text: str, rank: int | None = None) -> bool:
+        """Takes in one line; true where it was one of torchrun's summary lines, which mean nothing else.
+
+        `rank` is whose log it is, where the path says so."""
         t = self.topology
+        if line.gpu is not None and line.node:
+            self._nccl_prefix(line, line.rank if line.rank is not None else rank)
         if "nranks" in text:
             m = _NCCL_INIT.search(line.body)
             if m and line.node:
@@ -70,6 +74,15 @@ class TopologyReader:
         if m:
             t.reported.append((line.node, None, int(m.group(2)), int(m.group(1)), int(m.group(3))))
         return False
+
+    def _nccl_prefix(self, line: Line, rank: int | None) -> None:
+        """Learns a rank's place from `host:pid:tid [gpu]`. The job's list of nodes stays as it is: these lines name
+        only the hosts that had something to say, and whoever is missing in that list counts as another job's."""
+        if rank is None:
+            return
+        place = self.topology.place(rank)
+        if place.node is None:
+            place.node, place.gpu, place.pid = line.node, line.gpu, line.pid
 
     def _summary(self, key: str, value: str) -> None:
         if key == "time":

@@ -18,6 +18,30 @@ _PEER = re.compile(r"(?:remote peer|peer) ([A-Za-z][\w.\-]*\d[\w\-]*)<")
 
 
 def place_of(root: Event, chron: Chronicle, topology: Topology, scans: Sequence[FileScan]) -> Faulty | None:
+    """The place of a root; where its own lines name no node, that of the kernel's only report of the same reason."""
+    found = _own_place(root, chron, topology, scans)
+    if found is not None and found.node is not None:
+        return found
+    kernel = [
+        e for e in chron.candidates if e.xid is not None and e.role == "root" and e.reason == root.reason
+    ]
+    rank = found.rank if found is not None else root.rank
+    nodes = {e.node for e in kernel if rank is None or e.rank is None or e.rank == rank}
+    if len(nodes) != 1 or len(nodes) != len({e.node for e in kernel}):
+        return found
+    (node,) = nodes
+    if node is None:
+        return found
+    place = found or Faulty()
+    ranks, gpus = {e.rank for e in kernel}, {e.gpu for e in kernel}
+    return Faulty(
+        node,
+        place.rank if place.rank is not None or len(ranks) > 1 else ranks.pop(),
+        place.gpu if place.gpu is not None or len(gpus) > 1 else gpus.pop(),
+    )
+
+
+def _own_place(root: Event, chron: Chronicle, topology: Topology, scans: Sequence[FileScan]) -> Faulty | None:
     reason = root.reason
     if reason == "NodeFailure" and root.xid is None and root.rule.scope != "gpu":
         return Faulty(node=root.node) if root.node else None
