@@ -127,6 +127,11 @@ def test_paths_tell_rank_node_and_attempt(tmp_path: Path) -> None:
         ("logs/node-17.log", None, "node-17", None),
         ("logs/dgx-a04/train.log", None, "dgx-a04", None),
         ("logs/slurm-81234.out", None, None, None),
+        ("logs/alice-10.20.30.40.log", None, None, None),
+        ("logs/alice-10.log", None, None, None),
+        ("logs/llama-7b.log", None, None, None),
+        ("alice-10.20.30.40/train.log", None, None, None),
+        ("logs/gpu-b12.log", None, "gpu-b12", None),
         ("elastic/attempt_0/5/stderr.log", 5, None, None),
     ]:
         path = tmp_path / name
@@ -180,3 +185,18 @@ def test_stdin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(sys, "stdin", In)
     assert diagnose(["-"]).reason == "KeyError"
+
+
+def test_a_line_of_megabytes_is_one_line(tmp_path: Path) -> None:
+    from unbroken.diagnose.compress import Compressor
+    from unbroken.diagnose.excerpt import around
+
+    path = tmp_path / "x.log"
+    path.write_text(steps(5) + "y" * 10_000_000 + "\n" + steps(5, 6) + traceback("KeyError: 'labels'", 3))
+    shown = next(i for i, t in enumerate(path.read_text().split("\n"), 1) if "KeyError" in t)
+    v = diagnose([path])
+    assert v.root is not None and (v.reason, v.root.line) == ("KeyError", shown)
+    source = expand([path]).logs[0]
+    rows = around(source, shown, before=20)
+    assert [n for n, t in rows if "KeyError" in t] == [shown] and len({n for n, _ in rows}) == len(rows)
+    assert [n for n, t in Compressor().lines(blocks(source, [])) if b"KeyError" in t] == [shown]

@@ -115,12 +115,15 @@ class Compressor:
         """(number, line) of what is kept, in order."""
         report, get = self.report, self._templates.get
         number, follow = 0, 0
+        midline = False
         tail: list[tuple[int, bytes]] = []
         for block in pieces:
             rows = block.split(b"\n")
             if not rows[-1]:
                 rows.pop()
             report.bytes_in += len(block)
+            number -= midline  # a line of megabytes comes in pieces
+            midline = not block.endswith(b"\n")
             kept = -1  # index of the last kept row of this block
             for i, key in enumerate(block.translate(None, _DELETE).split(b"\n")[: len(rows)]):
                 t = get(key)

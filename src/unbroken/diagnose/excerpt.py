@@ -14,14 +14,15 @@ def around(source: Source, line: int, before: int = 3, after: int = 4) -> list[t
     if source.path is None or source.kind == "pipe":
         return []
     first, last = max(1, line - before), line + after
-    number, out = 0, []
+    number = 0
+    out: list[tuple[int, str]] = []
     for block in blocks(source, []):
         count = block.count(b"\n") + (0 if block.endswith(b"\n") else 1)
         if number + count >= first:
             for i, raw in enumerate(block.split(b"\n")[:count], number + 1):
-                if first <= i <= last:
+                if first <= i <= last and not (out and out[-1][0] == i):  # a long line comes in pieces
                     out.append((i, clean(raw)))
-        number += count
+        number += block.count(b"\n")
         if number >= last:
             break
     return out

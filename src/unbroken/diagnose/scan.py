@@ -75,6 +75,7 @@ class Scanner:
         self._same: dict[tuple[str, int | None, str | None], int] = {}
         self._last_time: float | None = None
         self._line = 0
+        self._midline = False
         self._wanted = 0
 
     def run(self) -> FileScan:
@@ -89,7 +90,8 @@ class Scanner:
 
     def _block(self, block: bytes, window: int) -> int:
         """Scans one block; `window` bytes at its start still belong to the last event's surroundings."""
-        base, counted = self._line, 0  # `base` lines lie before byte `counted`
+        # `base` lines lie before byte `counted`; a block that goes on within a line is still on that line.
+        base, counted = self._line - self._midline, 0
         self.out.ending.bytes += len(block)
         self._sample(block, base)
         pos, end = 0, window
@@ -111,8 +113,8 @@ class Scanner:
             if close:
                 end, self._wanted = pos + WINDOW, STEPS_AFTER
         self._line = base + block.count(b"\n", counted)
-        if block and not block.endswith(b"\n"):
-            self._line += 1
+        self._midline = not block.endswith(b"\n")
+        self._line += self._midline
         return max(0, end - len(block))
 
     def _sample(self, block: bytes, base: int) -> None:

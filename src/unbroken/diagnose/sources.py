@@ -30,6 +30,12 @@ _RANK = re.compile(r"(?:^|[^a-z])(?:rank|worker|proc)[-_.]?(\d{1,6})(?!\d)", re.
 _NODE_DIR = re.compile(
     r"^(?:node|host|gpu|worker|cn|nid|ip|dgx|a100|h100|[a-z]{2,12})-?[a-z]{0,3}\d[\w.\-]*$", re.I
 )
+# A file's name also holds users, jobs and models: there only the usual words for a machine count.
+_NODE_FILE = re.compile(
+    r"^(?:[a-z]{0,8}node|[a-z]{0,3}host|[a-z]{0,4}gpu|worker|cn|nid|ip|dgx|hgx|[abh][12]00)s?-?[a-z]{0,3}\d[\w\-]*$",
+    re.I,
+)
+_ADDRESS = re.compile(r"\d+\.\d+\.")
 
 
 @dataclass(frozen=True)
@@ -201,14 +207,20 @@ def _from_path(file: Path, root: Path) -> tuple[int | None, str | None, int | No
             (
                 n
                 for n in reversed(below)
-                if _NODE_DIR.match(n) and not n.startswith(("attempt", "rank", "job", "run", "case"))
+                if _NODE_DIR.match(n)
+                and not _ADDRESS.search(n)
+                and not n.startswith(("attempt", "rank", "job", "run", "case"))
             ),
             None,
         )
     if rank is None and attempt is None and node is None:
         stem = file.name.split(".", 1)[0]
-        if _NODE_DIR.match(stem) and not re.match(
-            r"(?:log|out|err|stdout|stderr|slurm|job|train|run|rank|c|part|dump)-?\d", stem, re.I
+        if (
+            _NODE_FILE.match(stem)
+            and not _ADDRESS.search(file.name)
+            and not re.match(
+                r"(?:log|out|err|stdout|stderr|slurm|job|train|run|rank|c|part|dump)-?\d", stem, re.I
+            )
         ):
             node = stem
     if (
