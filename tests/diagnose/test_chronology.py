@@ -466,3 +466,15 @@ def test_the_kernels_only_report_tells_the_node_of_the_same_failure(tmp_path: Pa
         )
         v = diagnose([folder])
         assert (v.reason, v.cordon) == ("ECCError", cordon)
+
+
+def test_a_memory_fault_asks_for_a_restart_unless_the_program_convicts_itself(tmp_path: Path) -> None:
+    illegal = traceback("RuntimeError: CUDA error: an illegal memory access was encountered", 2)
+    launch = traceback("RuntimeError: CUDA error: unspecified launch failure", 2)
+    init = "node-001:7:8 [2] NCCL INFO comm 0x1 rank 2 nranks 8 cudaDev 2 nvmlDev 2 busId 3a000 - Init COMPLETE\n"
+    for code in (13, 31):
+        xid = f"May  1 10:00:20 node-001 kernel: NVRM: Xid (PCI:0000:3a:00): {code}, pid=7, name=python, Fault\n"
+        for i, (rest, action) in enumerate(((illegal, "stop"), (launch, "restart"), ("", "restart"))):
+            v = verdict(tmp_path / f"{code}-{i}", init + steps(20) + xid + rest)
+            assert (v.reason, v.decided_by, v.action.value) == ("CUDAError", f"xid-{code}", action)
+            assert v.recoverable == (action == "restart") and not v.cordon and v.faulty and v.faulty.rank == 2

@@ -66,6 +66,10 @@ def failed(root: Event, chron: Chronicle, scans: Sequence[FileScan], topology: T
     action = source.action or base.action
     if cordon and faulty is not None and faulty.node is None:
         action = "restart"
+    mitigation = source.mitigation or base.mitigation
+    if _own_kernel(root, chron):
+        recoverable, action = False, "stop"
+        mitigation = "The program's own kernel read or wrote memory that is not its own (mostly an index out of range), by the kernel's log and by the rank's traceback: a restart meets it again. If it moves between runs but stays on this GPU, cordon the node and run the field diagnostics."
     outcome = {HANG: Outcome.HUNG, LOSS_SPIKE: Outcome.LOSS_SPIKE}.get(reason, Outcome.FAILED)
     confidence = (0.95 if root.xid else root.rule.confidence) * (1.0 if root.weight >= 0.8 else 0.6)
     if root.role == "either":
@@ -81,10 +85,20 @@ def failed(root: Event, chron: Chronicle, scans: Sequence[FileScan], topology: T
         recoverable=recoverable,
         cordon=(faulty.node,) if cordon and faulty and faulty.node else (),
         action=Action(action),
-        mitigation=source.mitigation or base.mitigation,
+        mitigation=mitigation,
         confidence=round(min(1.0, confidence), 3),
         decided_by=root.id,
         notes=(chron.why,) if chron.why and root is chron.root else (),
+    )
+
+
+def _own_kernel(root: Event, chron: Chronicle) -> bool:
+    """Whether a memory fault (XID 13 or 31) is the program's: the same rank's traceback names an illegal address."""
+    if root.xid is None or root.xid.code not in (13, 31) or root.rank is None:
+        return False
+    return any(
+        e.rank == root.rank and e.frames and _ILLEGAL.search(e.text)
+        for e in (*chron.candidates, *chron.cascades)
     )
 
 
@@ -247,6 +261,7 @@ def _nothing_known(
     )  # fmt: skip
 
 
+_ILLEGAL = re.compile(r"illegal memory access|illegal address|device-side assert")
 _BAD_LOSS = re.compile(r"(?i)\bloss\b|\bgrad|diverg|spike|\bnan\b")
 _OF_ALL = re.compile(r"(?:iteration|step|\|)\s*[:=]?\s*(\d+)\s*/\s*(\d+)\b")
 
