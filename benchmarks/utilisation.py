@@ -38,7 +38,7 @@ print(json.dumps({{"seconds": time.perf_counter() - began, "cpu_s": time.process
 OURS = """
 from pathlib import Path
 from unbroken.telemetry.wide import count
-found = count(Path({path!r}), threads={threads}).quantiles({shares})
+found = count(Path({path!r}), processes={threads}).quantiles({shares})
 """
 DUCKDB = """
 import duckdb
@@ -70,11 +70,11 @@ def main() -> int:
         write(large, Bytes(args.size))
         write(small, min(Bytes(args.size), Bytes(args.pandas_size)))
         for threads in (1, 2):
-            arms[f"unbroken, {threads} threads"] = measure(OURS, large, threads)
+            arms[f"unbroken, {threads} processes"] = measure(OURS, large, threads)
         arms["unbroken, small table"] = measure(OURS, small, 2)
         arms["duckdb, small table"] = measure(DUCKDB, small)
         arms["pandas, small table"] = measure(PANDAS, small)
-    best = arms["unbroken, 2 threads"]
+    best = arms["unbroken, 2 processes"]
     result = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": subprocess.run(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -97,6 +98,31 @@ def test_pieces_of_any_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pie
     assert c.quantiles([0.25, 0.5]) == pytest.approx(np.quantile(table, [0.25, 0.5]).tolist(), abs=1e-9)
     assert list(c.means().values()) == pytest.approx(table.mean(0).tolist())
     assert c.share_below([50.0]) == pytest.approx([(table <= 50).mean()])
+
+
+@pytest.mark.parametrize("processes", [2, 3, 7])
+@pytest.mark.parametrize("helpers", ["work", "cannot start", "die"])
+def test_processes_count_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processes: int, helpers: str
+) -> None:
+    """Whatever becomes of the helpers, and however many share the file: every row once."""
+    r = random.Random(processes)
+    cells = ["", "0", "5", "99.5", "12.345", "5000.25", "-3", "1e3"]
+    rows = [",".join([f"2023-07-01 00:{i:04d}", *(r.choice(cells) for _ in range(5))]) for i in range(997)]
+    rows.insert(500, "2023-07-01 ragged,1")
+    path = tmp_path / "t.csv"
+    path.write_text("\n".join(["Time,a,b,c,d,e", *rows]))
+    alone = count(path, processes=1)
+    monkeypatch.setattr(wide, "SEVERAL_FROM", 0)
+    if helpers != "work":
+        command = str(tmp_path / "no-python") if helpers == "cannot start" else "/bin/false"
+        monkeypatch.setattr("sys.executable", command)
+    together = count(path, processes=processes)
+    shares = [0.0, 0.1, 0.5, 0.9, 1.0]
+    assert together.rows == alone.rows == 997 and together.ragged == alone.ragged == 1
+    assert (together.missing, together.first, together.last) == (alone.missing, alone.first, alone.last)
+    assert together.quantiles(shares) == alone.quantiles(shares) and together.count == alone.count
+    assert together.means() == pytest.approx(alone.means())
 
 
 def test_ragged_rows_are_counted_and_left_out(tmp_path: Path) -> None:

@@ -12,10 +12,13 @@ negative or in exponent form take a slower way and are as exact.
 from __future__ import annotations
 
 import os
+import pickle
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +31,8 @@ if TYPE_CHECKING:
 
 PIECE = 1 << 17
 """Bytes of a piece: its arrays stay in a core's cache."""
+SEVERAL_FROM = 64_000_000
+"""Bytes from which on helpers are worth their start."""
 LINEAR = 1 << 22
 """Thousandths below this have a bin each; above, bins are 2^-12 of the value wide."""
 _SHIFT = 52 - 12
@@ -126,6 +131,24 @@ class Counts:
         order = np.argsort(values, kind="stable")
         return values[order], counts[order]
 
+    def _add_stretch(self, fd: int, start: int, stop: int, width: int) -> None:
+        for at, length in _pieces(fd, start, stop):
+            self._add(_count_piece(fd, at, length, width))
+
+    def _merge(self, later: Counts) -> None:
+        """Adds the counts of a stretch that follows."""
+        self._flush()
+        for name in ("rows", "missing", "ragged", "unreadable"):
+            setattr(self, name, getattr(self, name) + getattr(later, name))
+        self.first, self.last = self.first or later.first, later.last or self.last
+        short, long = sorted((self.linear, later.linear), key=len)
+        self.linear = long.copy()
+        self.linear[: len(short)] += short
+        for number, n in later.large.items():
+            self.large[number] = self.large.get(number, 0) + n
+        self.sums = self.sums + later.sums
+        self.valid = self.valid + later.valid
+
     def _add(self, part: _Part) -> None:
         self.rows += part.rows
         self.missing += part.missing
@@ -167,10 +190,12 @@ class _Part:
     valid: NDArray[np.int64]
 
 
-def count(path: Path, *, threads: int = 2) -> Counts:
+def count(path: Path, *, processes: int = 2) -> Counts:
     """Counts a wide table: a header, then rows of a time and a number for each column.
 
-    Takes less than 150 MB, whatever the size. Raises InputError for another table.
+    A large table is counted by `processes` at once, this one and helpers that each take a stretch of the file: the
+    steps are too short for threads, which would wait for the interpreter's lock. Takes less than 150 MB in each,
+    whatever the size. Raises InputError for another table.
     """
     try:
         size = path.stat().st_size
@@ -181,20 +206,81 @@ def count(path: Path, *, threads: int = 2) -> Counts:
                 raise InputError("this is no wide table: its first line names no columns", where=str(path))
             counts = Counts(tuple(n.strip().strip('"') for n in names[1:]))
             counts.sums, counts.valid = _zeros(len(names) - 1, float), _zeros(len(names) - 1)
-            fd = f.fileno()
-            with ThreadPoolExecutor(threads) as pool:
-                waiting: list[Any] = []
-                for start, length in _pieces(fd, len(head), size):
-                    waiting.append(pool.submit(_count_piece, fd, start, length, len(names)))
-                    if len(waiting) > 2 * threads:
-                        counts._add(waiting.pop(0).result())
-                for w in waiting:
-                    counts._add(w.result())
+            several = processes if size >= SEVERAL_FROM else 1
+            bounds = [len(head), *_stretches(f.fileno(), len(head), size, several), size]
+            with _Helpers(path, len(names), list(pairwise(bounds))[1:]) as helpers:
+                counts._add_stretch(f.fileno(), bounds[0], bounds[1], len(names))
+                for stretch, found in helpers.results():
+                    if (
+                        found is None
+                    ):  # a helper that was killed, or could not be started: its work is done here
+                        counts._add_stretch(f.fileno(), *stretch, len(names))
+                    else:
+                        counts._merge(found)
     except (OSError, UnicodeDecodeError) as e:
         raise InputError(f"the table cannot be read: {e}", where=str(path)) from e
     if counts.rows == 0:
         raise InputError("the table has no row of the header's width", where=str(path))
     return counts
+
+
+class _Helpers:
+    """A process of its own for each stretch (from, to); all are gone when the block is left."""
+
+    def __init__(self, path: Path, width: int, stretches: list[tuple[int, int]]) -> None:
+        source = str(Path(__file__).resolve().parents[2])
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join([source, os.environ.get("PYTHONPATH", "")])}
+        self._stretches = stretches
+        self._processes: list[subprocess.Popen[bytes] | None] = []
+        for start, stop in stretches:
+            command = [sys.executable, "-m", __name__, str(path), str(start), str(stop), str(width)]
+            try:
+                self._processes.append(
+                    subprocess.Popen(
+                        command,
+                        env=env,
+                        stdin=subprocess.DEVNULL,
+                        stdout=subprocess.PIPE,
+                        stderr=subprocess.DEVNULL,
+                    )
+                )
+            except OSError:
+                self._processes.append(None)
+
+    def results(self) -> Iterator[tuple[tuple[int, int], Counts | None]]:
+        """Each stretch and what was counted there; None where the helper failed."""
+        for stretch, process in zip(self._stretches, self._processes, strict=True):
+            found = None
+            if process is not None:
+                told = process.communicate()[0]
+                if process.returncode == 0:
+                    found = pickle.loads(told)  # written by our own child
+            yield stretch, found
+
+    def __enter__(self) -> _Helpers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self._processes:
+            if process is not None and process.poll() is None:
+                process.kill()
+                process.communicate()
+
+
+def _stretches(fd: int, start: int, size: int, several: int) -> list[int]:
+    """Line starts that cut the rest of the file into about equal parts."""
+    found = []
+    for i in range(1, several):
+        at = start + (size - start) * i // several
+        while at < size:
+            text = os.pread(fd, 1 << 16, at)
+            end = text.find(b"\n")
+            at += end + 1 if end >= 0 else len(text)
+            if end >= 0 or not text:
+                break
+        if start < at < size and at not in found:
+            found.append(at)
+    return found
 
 
 def _pieces(fd: int, start: int, size: int) -> Iterator[tuple[int, int]]:
@@ -408,3 +494,20 @@ def _parse_odd(
 
 def _zeros(n: int, kind: type = int) -> Any:
     return np.zeros(n, dtype=np.float64 if kind is float else np.int64)
+
+
+def _help(path: str, start: str, stop: str, width: str) -> None:
+    """What a helper does: counts a stretch and writes it, pickled, to its standard output."""
+    counts = Counts(())
+    counts.sums, counts.valid = _zeros(int(width) - 1, float), _zeros(int(width) - 1)
+    with open(path, "rb") as f:
+        counts._add_stretch(f.fileno(), int(start), int(stop), int(width))
+    counts._flush()
+    sys.stdout.buffer.write(pickle.dumps(counts, protocol=5))
+
+
+if __name__ == "__main__":
+    # Under the module's own name, so that the pickle can be read by who asked.
+    from unbroken.telemetry.wide import _help as help_
+
+    help_(*sys.argv[1:])

@@ -74,7 +74,7 @@ class WideReader:
             raise InputError(
                 "wide tables are read in pieces, so not packed", where=str(head.path), todo="Unpack it first"
             )
-        counts = count(head.path, threads=store.threads)
+        counts = count(head.path, processes=store.threads)
         if not counts.count:
             raise InputError("the table holds no number", where=str(head.path), todo="Check the file")
         if metric.endswith("_active_pct") and counts.quantiles([1.0])[0] <= 1.0001:
