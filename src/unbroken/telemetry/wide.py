@@ -355,23 +355,23 @@ def _count_piece(fd: int, start: int, length: int, width: int) -> _Part:
     separator = np.equal(text, _COMMA, out=_scratch.mask[: len(text)])
     separator[line_ends] = True
     ends = np.flatnonzero(separator)
-    last_cells = np.searchsorted(ends, line_ends)
-    cells = np.diff(last_cells, prepend=-1)
-    regular = cells == width
-    blank = (cells == 1) & (np.diff(line_ends, prepend=7) <= 2)
-    ragged, rows = int((~regular & ~blank).sum()), int(regular.sum())
+    rows, ragged = len(line_ends), 0
+    firsts = np.concatenate([[8], line_ends[:-1] + 1])
+    if len(ends) != rows * width or not np.array_equal(ends[width - 1 :: width], line_ends):
+        cells = np.diff(np.searchsorted(ends, line_ends), prepend=-1)
+        regular = cells == width
+        blank = (cells == 1) & (np.diff(line_ends, prepend=7) <= 2)
+        ragged, rows = int((~regular & ~blank).sum()), int(regular.sum())
+        firsts, ends = firsts[regular], ends[np.repeat(regular, cells)]
     if rows == 0:
         return _Part(0, 0, ragged, 0, "", "", _EMPTY, [], 0, [], _zeros(width - 1, float), _zeros(width - 1))
-    firsts = np.concatenate([[8], line_ends[:-1] + 1])[regular]
-    if not regular.all():
-        ends = ends[np.repeat(regular, cells)]
     table = ends.reshape(rows, width)
     table[:, -1] -= text[table[:, -1] - 1] == 13  # lines that end with CR LF
     e = np.ascontiguousarray(table[:, 1:]).ravel()
     # A cell begins behind the separator before it: the length is the distance less one.
     gap = (table[:, 1:] - table[:, :-1]).ravel()
     values, odd = _parse(text, e, gap)
-    slow, unreadable, missing = _parse_odd(text, e - gap + 1, e, odd)
+    slow, unreadable, missing = _parse_odd(text, e, gap, odd)
     shape = (rows, width - 1)
     sums = values.reshape(shape).sum(0) / 1000
     valid = rows - np.bincount(odd % (width - 1), minlength=width - 1)
@@ -468,15 +468,15 @@ def _more(
 
 
 def _parse_odd(
-    text: NDArray[np.uint8], s: NDArray[np.int64], e: NDArray[np.int64], odd: NDArray[np.int64]
+    text: NDArray[np.uint8], e: NDArray[np.int64], gap: NDArray[np.int64], odd: NDArray[np.int64]
 ) -> tuple[list[tuple[int, float]], int, int]:
     """((index, value) of the other numbers, cells that are none, missing cells)."""
-    empty = s[odd] == e[odd]
+    empty = gap[odd] == 1
     missing = int(empty.sum())
     unreadable = 0
     values: list[tuple[int, float]] = []
     for i in odd[~empty].tolist():
-        cell = bytes(text[s[i] : e[i]]).strip().strip(b'"')
+        cell = bytes(text[e[i] - gap[i] + 1 : e[i]]).strip().strip(b'"')
         try:
             value = float(cell or b"nan")
         except ValueError:
