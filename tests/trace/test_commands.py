@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -199,3 +201,105 @@ def test_mistakes_end_in_words_and_a_code(
     assert got == code, err
     assert says in err
     assert "Traceback" not in err
+
+
+HEADER = "job_id,user,team,state,submit,start,end,gpus"
+SOUND = "1,ann,red,COMPLETED,2026-01-01T00:00:00Z,2026-01-01T00:01:00Z,2026-01-01T00:02:00Z,8"
+BACKWARDS = "2,ann,red,COMPLETED,2026-01-01T00:00:00Z,2026-01-01T00:05:00Z,2026-01-01T00:02:00Z,8"
+
+
+def table(path: Path, *rows: str) -> str:
+    path.write_text("\n".join((HEADER, *rows)) + "\n")
+    return str(path)
+
+
+def test_a_converted_folder_is_read_again_beside_what_it_set_aside(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    folder = tmp_path / "out"
+    assert run(capsys, "convert", table(tmp_path / "jobs.csv", SOUND, BACKWARDS), "-o", str(folder))[0] == 0
+    assert "ends before it starts" in (folder / "set_aside.csv").read_text()
+    code, out, err = run(capsys, "stats", str(folder), "--only", "by_state", "--json")
+    assert code == 0, err
+    assert [f["name"] for f in json.loads(out)["files"]] == ["jobs.parquet"]
+    assert run(capsys, "convert", table(tmp_path / "jobs.csv", SOUND), "-o", str(folder))[0] == 0
+    assert not (folder / "set_aside.csv").exists()  # of the trace before
+
+
+@pytest.mark.parametrize("command", ["anonymise", "accounts", "compare"])
+def test_every_command_says_what_it_set_aside(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, command: str
+) -> None:
+    trace = table(tmp_path / "jobs.csv", SOUND, BACKWARDS)
+    sound = table(tmp_path / "sound.csv", SOUND)
+    args = {
+        "anonymise": ("anonymise", trace, "-o", str(tmp_path / "out")),
+        "accounts": ("accounts", trace),
+        "compare": ("report", sound, "--compare", trace, "-o", str(tmp_path / "report.html")),
+    }[command]
+    code, _, err = run(capsys, *args)
+    assert code == 0
+    assert "set aside in" in err
+    assert "1 rows" in err
+    if command != "compare":
+        assert json.loads(run(capsys, *args, "--json")[1])["set_aside"] == 1
+
+
+@pytest.mark.parametrize("command", ["report", "stats", "accounts"])
+def test_a_trace_without_rows_is_an_error(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, command: str
+) -> None:
+    output = ("-o", str(tmp_path / "report.html")) if command == "report" else ()
+    code, _, err = run(capsys, command, table(tmp_path / "header.csv"), *output)
+    assert (code, "only headers" in err) == (3, True)
+    code, _, err = run(capsys, command, table(tmp_path / "bad.csv", BACKWARDS), *output)
+    assert code == 3
+    assert "1 of 1 rows: ends before it starts" in err
+    assert "convert" in err
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("convert", "TRACE", "-o", "TRACE"),
+        ("anonymise", "TRACE", "-o", "TRACE"),
+        ("synth", "--jobs", "1", "-o", "TRACE"),
+        ("report", "TRACE", "-o", "FOLDER"),
+        ("report", "TRACE", "-o", "FOLDER/report.html", "--svg", "TRACE"),
+        ("report", "TRACE", "-o", "FOLDER/report.html", "--json-file", "FOLDER/none/report.json"),
+        ("synth", "--jobs", "1", "-o", "FOLDER", "--sample-nodes", "1", "--sample-every", "0s"),
+    ],
+)
+def test_an_output_that_cannot_be_is_refused_first(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, args: tuple[str, ...]
+) -> None:
+    trace, folder = table(tmp_path / "jobs.csv", SOUND), tmp_path / "folder"
+    folder.mkdir()
+    code, _, err = run(capsys, *(a.replace("TRACE", trace).replace("FOLDER", str(folder)) for a in args))
+    assert code == 2
+    assert err.count("\n") == 1
+    assert not list(folder.iterdir())
+
+
+@pytest.mark.parametrize("command", ["report", "convert", "anonymise", "synth"])
+def test_a_disk_that_refuses_is_said_in_one_paragraph(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    trace, folder = table(tmp_path / "jobs.csv", SOUND), tmp_path / "folder"
+    folder.mkdir()
+    output = str(folder / "report.html" if command == "report" else folder)
+    args = (command, "-o", output, *(("--jobs", "1") if command == "synth" else (trace,)))
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("unbroken.atomic.write_text", full)
+        patch.setattr("unbroken.trace.convert.copy", full)
+        patch.setattr("unbroken.trace.synthetic.generate.write_jobs", full)
+        code, _, err = run(capsys, *args)
+        assert (code, "No space left on device" in err) == (34, True)
+    # as root every folder can be written
+    monkeypatch.setattr("os.access", lambda _path, mode: not mode & os.W_OK)
+    code, _, err = run(capsys, *args)
+    assert (code, "Permission denied" in err) == (34, True)

@@ -97,6 +97,7 @@ def mapping_of(maps: list[str]) -> dict[str, str]:
 
 def opened(files: list[Path], options: Options, memory: str | None, threads: int | None, scratch: Path | None) -> tuple[Store, list[tuple[str, str]]]:  # fmt: skip
     """A store with the files in it, and (name, format) of each."""
+    from ..trace.destination import may_write
     from ..trace.readers import files_of, load_into
     from ..trace.store import Store
 
@@ -106,6 +107,8 @@ def opened(files: list[Path], options: Options, memory: str | None, threads: int
         raise UsageError(
             "the scratch folder does not exist", where=str(scratch), todo="Create it, or leave --scratch out"
         )
+    if scratch:
+        may_write(scratch)
     store = Store(
         memory=Bytes(memory) if memory else None, threads=threads, input_bytes=size, scratch=scratch
     )
@@ -115,6 +118,24 @@ def opened(files: list[Path], options: Options, memory: str | None, threads: int
         store.close()
         raise
     return store, [(p.name, f) for p, f in read]
+
+
+def with_rows(store: Store, files: list[Path]) -> Store:
+    """The store itself, where there is something in it to count. Raises InputError otherwise."""
+    tables = ("jobs", "nodes", "samples", "incidents")
+    if store.counted or any(store.query(f"SELECT 1 FROM {t} LIMIT 1") for t in tables):
+        return store
+    notes, count = store.notes, store.rejected_count()
+    store.close()
+    where = ", ".join(map(str, files[:3])) + (", ..." if len(files) > 3 else "")
+    if not count:
+        raise InputError("there are no rows, only headers", where=where, todo="Export the trace again")
+    print_notes(notes, count)
+    raise InputError(
+        f"no row can be used: all {count:,} are set aside",
+        where=where,
+        todo="`unbroken trace convert FILES -o DIR` writes each with its reason to set_aside.csv",
+    )
 
 
 def references_of(compare: str | None, options: Options) -> list[Reference]:
@@ -137,8 +158,11 @@ def references_of(compare: str | None, options: Options) -> list[Reference]:
     from ..trace.statistics import compute
 
     store, _ = opened([path], replace(options, format=None, mapping={}, fields=()), None, None, None)
-    with store:
+    with with_rows(store, [path]):
         found = compute(store)
+        count = store.rejected_count()
+    if count:
+        print(f"set aside in {compare}, with which the report compares: {count:,} rows", file=sys.stderr)
     label = found.get("summary").rows[0][0] if found.get("summary") else path.stem
     return [Reference(str(label), found)]
 
@@ -203,30 +227,37 @@ def report(
 ) -> None:
     """Write the report: every figure and table that the files allow, in one HTML file."""
     from .. import atomic
+    from ..trace.destination import file_for, folder_for, writing
     from ..trace.inference import rules_from, shipped_rules
     from ..trace.report import build_report, page, write_images
 
     options = options_of(fmt, maps, fields, timezone, cluster)
     settings = settings_of(pue, carbon, checkpoint_interval, restart, stall, top, retype)
     rules = (*rules_from(types), *shipped_rules()) if types else None
-    if not output.parent.is_dir():
-        raise UsageError(
-            "the output's folder does not exist", where=str(output.parent), todo="Create it first"
-        )
+    for file in (output, json_file):
+        if file:
+            file_for(file)
+    for folder in (svg, png):
+        if folder:
+            folder_for(folder)
     references = references_of(compare, options)
     store, names = opened(files, options, memory, threads, scratch)
-    with store:
+    with with_rows(store, files):
         made = build_report(store, names, settings=settings, rules=rules, references=references, title=title)
     html = page(made)
-    atomic.write_text(output, html, durable=False)
+    with writing(output):
+        atomic.write_text(output, html, durable=False)
     written = [output]
     if json_file:
-        atomic.write_json(json_file, made.as_json(), durable=False)
+        with writing(json_file):
+            atomic.write_json(json_file, made.as_json(), durable=False)
         written.append(json_file)
     if svg:
-        written += write_images(made, svg, png=False)[:1]
+        with writing(svg):
+            written += write_images(made, svg, png=False)[:1]
     if png:
-        written += write_images(made, png, png=True)[:1]
+        with writing(png):
+            written += write_images(made, png, png=True)[:1]
     if as_json:
         print(json.dumps({"report": str(output), **made.as_json()}))
         return
@@ -267,7 +298,7 @@ def stats(
     options = options_of(fmt, maps, fields, timezone, cluster)
     rules = (*rules_from(types), *shipped_rules()) if types else None
     store, names = opened(files, options, memory, threads, scratch)
-    with store:
+    with with_rows(store, files):
         found = compute(store, Settings(top_users=top), rules)
         rejected, count = store.rejected(200), store.rejected_count()
     wanted = [w.strip() for w in only.split(",")] if only else list(found.results)
@@ -317,10 +348,13 @@ def convert(
 ) -> None:
     """Convert any trace into the one schema, as Parquet; rows that cannot be read go to set_aside.csv."""
     from ..trace.convert import write_tables
+    from ..trace.destination import folder_for, writing
 
+    folder_for(output)
     store, names = opened(files, options_of(fmt, maps, fields, timezone, cluster), memory, threads, scratch)
     with store:
-        rows = write_tables(store, output, csv=csv)
+        with writing(output):
+            rows = write_tables(store, output, csv=csv)
         notes, count = list(store.notes), store.rejected_count()
     if as_json:
         print(json.dumps({"files": [{"name": n, "format": f} for n, f in names], "written": rows, "set_aside": count, "notes": [n.as_json() for n in notes]}))  # fmt: skip
@@ -360,19 +394,19 @@ def anonymise(
 ) -> None:
     """Write a trace that can be published: people, teams, jobs and nodes by keyed pseudonyms, free text removed."""
     from ..trace.convert import anonymised_tables
+    from ..trace.destination import folder_for, writing
 
+    shift_s = float(Duration(shift)) if shift else 0.0
+    folder_for(output)
     store, names = opened(files, options_of(fmt, maps, fields, timezone, cluster), memory, threads, scratch)
     with store:
-        said = anonymised_tables(
-            store,
-            output,
-            keep_names=keep_names,
-            shift_s=float(Duration(shift)) if shift else 0.0,
-            key_file=key_file,
-        )
+        with writing(output):
+            said = anonymised_tables(store, output, keep_names=keep_names, shift_s=shift_s, key_file=key_file)
+        notes, count = list(store.notes), store.rejected_count()
     if as_json:
-        print(json.dumps({"files": [{"name": n, "format": f} for n, f in names], **said}))
+        print(json.dumps({"files": [{"name": n, "format": f} for n, f in names], **said, "set_aside": count, "notes": [n.as_json() for n in notes]}))  # fmt: skip
         return
+    print_notes(notes, count)
     for name, n in said["written"].items():
         print(f"{output / name}: {n:,} rows")
     for line in said["did"]:
@@ -396,12 +430,17 @@ def accounts(
     from ..trace.statistics import compute
 
     store, _ = opened(files, options_of(fmt, maps, fields, timezone, cluster), memory, threads, scratch)
-    with store:
+    with with_rows(store, files):
         found = compute(store)
+        count = store.rejected_count()
     table = found.get("accounts")
     if as_json:
-        print(json.dumps(table.as_json()))
-    elif not table:
+        print(
+            json.dumps({**table.as_json(), "set_aside": count, "notes": [n.as_json() for n in found.notes]})
+        )
+        return
+    print_notes(found.notes, count)
+    if not table:
         print("No job has a team, account or virtual cluster.")
     else:
         print_result(table, full=True)
@@ -419,34 +458,35 @@ def synth(
     start: Annotated[str, typer.Option(help="First day.")] = "2023-03-01",
     days: Annotated[int, typer.Option(min=1, help="How many days.")] = 184,
     sample_nodes: Annotated[int, typer.Option(min=0, help="Nodes with hardware samples (0: none).")] = 0,
-    sample_hours: Annotated[float, typer.Option(help="Hours of samples.")] = 24.0,
+    sample_hours: Annotated[float, typer.Option(min=0, help="Hours of samples.")] = 24.0,
     sample_every: Annotated[str, typer.Option(help="Interval of samples.")] = "60s",
     as_json: Json = False,
 ) -> None:
     """Draw a synthetic trace from the published marginals; what depends on what is in docs/trace.md."""
     import datetime as dt
 
+    from ..trace.destination import folder_for, writing
     from ..trace.synthetic import generate
 
+    every_s = float(Duration(sample_every))
+    if every_s < 1:
+        raise UsageError(f"--sample-every {sample_every} is less than a second", todo="Give 1s or more")
     try:
         first = dt.datetime.fromisoformat(start)
     except ValueError as e:
         raise UsageError(f"'{start}' is no day", todo="Write it like 2023-03-01") from e
     plan = generate.Plan(cluster, jobs, seed, not gpu_only, first.replace(tzinfo=None), days)
-    output.mkdir(parents=True, exist_ok=True)
-    rows = {
-        "jobs.parquet": generate.write_jobs(plan, output / "jobs.parquet"),
-        "incidents.parquet": generate.write_incidents(plan, output / "incidents.parquet"),
-        "nodes.parquet": generate.write_nodes(plan, output / "nodes.parquet"),
-    }
-    if sample_nodes:
-        rows["samples.parquet"] = generate.write_samples(
-            plan,
-            output / "samples.parquet",
-            nodes=sample_nodes,
-            hours=sample_hours,
-            every_s=float(Duration(sample_every)),
-        )
+    folder_for(output)
+    with writing(output):
+        rows = {
+            "jobs.parquet": generate.write_jobs(plan, output / "jobs.parquet"),
+            "incidents.parquet": generate.write_incidents(plan, output / "incidents.parquet"),
+            "nodes.parquet": generate.write_nodes(plan, output / "nodes.parquet"),
+        }
+        if sample_nodes:
+            rows["samples.parquet"] = generate.write_samples(
+                plan, output / "samples.parquet", nodes=sample_nodes, hours=sample_hours, every_s=every_s
+            )
     if as_json:
         print(json.dumps({"folder": str(output), "written": rows}))
         return

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
-from .schema import METADATA_KEY, TABLES, VERSION
+from .schema import METADATA_KEY, SET_ASIDE, TABLES, VERSION
 from .store import Store, literal, name
 
 WEEK = 7 * 86400
@@ -26,10 +26,11 @@ def write_tables(store: Store, folder: Path, *, csv: bool = False) -> dict[str, 
             file = f"{table}.csv" if csv else f"{table}.parquet"
             write_one(store, f"SELECT * FROM {table}", folder / file, table, csv)
             rows[file] = int(store.one(f"SELECT count(*) FROM {table}")[0])
+    aside = folder / SET_ASIDE
+    aside.unlink(missing_ok=True)
     if store.rejected_count():
-        aside = folder / "set_aside.csv"
-        store.con.execute(f"COPY rejected TO {literal(str(aside))} (HEADER)")
-        rows["set_aside.csv"] = store.rejected_count()
+        copy(store, f"COPY rejected TO {literal(str(aside))} (HEADER)")
+        rows[SET_ASIDE] = store.rejected_count()
     return rows
 
 
@@ -42,10 +43,20 @@ def write_one(store: Store, sql: str, path: Path, table: str, csv: bool) -> None
         else f"FORMAT parquet, COMPRESSION zstd, KV_METADATA {{{literal(METADATA_KEY)}: {literal(f'{table} {VERSION}')}}}"
     )
     try:
-        store.con.execute(f"COPY ({sql}) TO {literal(str(aside))} ({how})")
+        copy(store, f"COPY ({sql}) TO {literal(str(aside))} ({how})")
         os.replace(aside, path)
     finally:
         aside.unlink(missing_ok=True)
+
+
+def copy(store: Store, sql: str) -> None:
+    """Runs a COPY; raises OSError, as every other writer does, where the disk refuses."""
+    import duckdb
+
+    try:
+        store.con.execute(sql)
+    except duckdb.IOException as e:
+        raise OSError(str(e).splitlines()[0]) from e
 
 
 def anonymised_tables(
@@ -93,11 +104,7 @@ def anonymised_tables(
                     f"(SELECT shown FROM pseudonym p WHERE p.kind = '{c.name}' AND p.plain = t.{name(c.name)}) AS {name(c.name)}"
                 )
             elif c.name == "nodes":
-                columns.append(
-                    "list_transform(nodes, lambda x: (SELECT any_value(shown) FROM pseudonym p WHERE p.kind = 'node' AND p.plain = x)) AS nodes"
-                    if False
-                    else "nodes_shown AS nodes"
-                )
+                columns.append("nodes_shown AS nodes")
             elif (c.name == "name" and not keep_names) or c.name in ("source",):
                 columns.append(f"CAST(NULL AS {c.type}) AS {name(c.name)}")
             elif c.type == "TIMESTAMP" and weeks:

@@ -22,6 +22,9 @@ VERSION = 1
 
 METADATA_KEY = "unbroken.trace.schema"
 
+SET_ASIDE = "set_aside.csv"
+"""What `convert` writes beside the tables: rows that no table holds. Passed over where the folder is read."""
+
 
 @dataclass(frozen=True)
 class Column:

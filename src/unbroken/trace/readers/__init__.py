@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ...errors import InputError, TraceError, UsageError
 from ...units import Bytes
+from ..schema import SET_ASIDE
 from ..store import Store
 from ..tables import Note
 from .acme import AcmeReader, HeliosReader
@@ -87,7 +88,7 @@ def files_of(paths: Sequence[Path]) -> list[Path]:
     for p in paths:
         if p.is_dir():
             inside = sorted(f for f in p.rglob("*") if f.is_file() and f.name.lower().endswith(SUFFIXES))
-            inside = [f for f in inside if not f.name.startswith(COMPANIONS)]
+            inside = [f for f in inside if not f.name.startswith(COMPANIONS) and f.name != SET_ASIDE]
             if not inside:
                 raise InputError(
                     "no trace in the folder", where=str(p), todo="Give files, or a folder that has some"
