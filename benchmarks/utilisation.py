@@ -31,8 +31,10 @@ MEASURE = """
 import json, resource, sys, time
 began, cpu = time.perf_counter(), time.process_time()
 {body}
-used = resource.getrusage(resource.RUSAGE_SELF)
-print(json.dumps({{"seconds": time.perf_counter() - began, "cpu_s": time.process_time() - cpu, "rss_mib": used.ru_maxrss / 1024,
+took = time.perf_counter() - began
+used, helpers = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
+cpu = time.process_time() - cpu + helpers.ru_utime + helpers.ru_stime
+print(json.dumps({{"seconds": took, "cpu_s": cpu, "rss_mib": (used.ru_maxrss + helpers.ru_maxrss) / 1024,
                   "quantiles": [round(float(q), 3) for q in found]}}))
 """
 OURS = """
@@ -42,7 +44,7 @@ found = count(Path({path!r}), processes={threads}).quantiles({shares})
 """
 DUCKDB = """
 import duckdb
-con = duckdb.connect(); con.execute("SET threads=2; SET memory_limit='1500MB'")
+con = duckdb.connect(); con.execute("SET threads=2; SET memory_limit='1500MB'; SET enable_progress_bar=false")
 head = open({path!r}).readline().strip().split(",")
 types = ", ".join(f"'{{c}}': '{{'VARCHAR' if i == 0 else 'DOUBLE'}}'" for i, c in enumerate(head))
 table = f"read_csv('{path}', header=true, auto_detect=false, delim=',', columns={{{{{{types}}}}}})"
