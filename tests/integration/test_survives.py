@@ -126,6 +126,9 @@ def test_killed_supervisor_is_succeeded_and_the_ranks_never_stop(new_run: NewRun
     assert incident["kind"] == "supervisor_lost" and incident["steps_lost"] == 0
     assert set(pids) == {0, 1}
     assert [r["attempt"] for r in run.journal("adopted")] == [1]
+    # The successor did not see the start, and does not say how long it took.
+    (first,) = run.journal("first_step")
+    assert first["step"] == 1 and first["seconds"] > 0
 
 
 def test_ranks_without_a_supervisor_stop_when_the_lease_lapses(

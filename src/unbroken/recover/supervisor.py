@@ -229,6 +229,7 @@ class Supervisor:
                 self._note_exit(attempt, rank, d)
         running = sum(d["running"] for _, d in ranks.values())
         self._attempt = attempt
+        self._first_told = attempt.number  # its start was not seen: how long the first step took is not known
         self._ledger = Ledger(attempt.number, self.spec.world_size)
         await self._note_takeover(attempt)
         await self._record("adopted", attempt=attempt.number)
