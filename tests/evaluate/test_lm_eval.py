@@ -434,6 +434,16 @@ def test_a_program_that_takes_the_scorer_down_costs_its_sample(
     assert done.score.metrics[0].value == 1.0
 
 
+def test_git_says_nothing_where_there_is_no_repository(
+    suite: Suite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    harness, [prepared] = prepare(suite, "tiny_choice", tmp_path)
+    harness.score(prepared, answer(harness, prepared, 1))
+    assert "fatal" not in capfd.readouterr().err
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", ["tiny_choice", "tiny_cloze", "tiny_mutual"])

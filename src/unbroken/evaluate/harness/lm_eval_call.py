@@ -35,15 +35,19 @@ def simple_evaluate(recipe: Mapping[str, Json], lm: Any, manager: Any, *, unsafe
 
 @contextlib.contextmanager
 def _without_environment() -> Iterator[None]:
-    """Inside, lm_eval does not ask pip, git and the driver about the machine: half a second a task, no part of a score."""
+    """Inside, lm_eval does not ask pip, git and the driver about the machine: half a second a task, no part of a score.
+
+    Where there is no repository, git would complain on the user's terminal for every task.
+    """
     import lm_eval.evaluator as evaluator
 
-    before = evaluator.add_env_info
+    before = evaluator.add_env_info, evaluator.get_git_commit_hash
     evaluator.add_env_info = lambda results: None
+    evaluator.get_git_commit_hash = lambda: None
     try:
         yield
     finally:
-        evaluator.add_env_info = before
+        evaluator.add_env_info, evaluator.get_git_commit_hash = before
 
 
 def keep_data(task: Any, folder: Path) -> str:
