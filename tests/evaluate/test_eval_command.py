@@ -56,6 +56,8 @@ def test_run_then_again_then_status_and_compare(place: Path, capsys: pytest.Capt
     assert dispatch([*RUN, "-o", "out", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["workers"] == [] and [s["scored"] for s in found["scores"]] == [40, 20]
+    assert (place / "out" / "report.html").read_text() == page  # how it went stays to be seen
+    assert (place / "out" / "table.txt").read_text() in text
     assert dispatch(["eval", "status", "out", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["progress"]["phase"] == "finished"
     assert dispatch(["eval", "compare", "out", "out/report.json"]) == 0
@@ -87,6 +89,13 @@ def test_plan(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["run", "s.toml", "-m", "m", "-o", "o", "--backend", "no.such:Thing"], 2, "no backend"),
         (["run", "s.toml", "-m", "m", "-o", "o", "--engine", "slurm"], 2, "local, ray or none"),
         (["run", "s.toml", "-m", "m", "-o", "o", "--gpus", "64"], 2, "this machine has"),
+        (["run", "s.toml", "-m", "m", "-o", "o", "--gpus", "-1"], 2, "--gpus -1"),
+        (["run", "s.toml", "-m", "m", "-o", "o", "--workers", "0"], 2, "at least 1"),
+        (["run", "s.toml", "-m", "m", "-o", "s.toml", "--backend", BACKEND], 2, "a file, not a folder"),
+        (["run", "noise.toml", "-m", "m", "-o", "o"], 3, "the suite is no text"),
+        (["compare", "noise.toml", "noise.toml"], 3, "no report of an evaluation"),
+        (["watch", "m", "--suite", "s.toml", "-o", "s.toml"], 2, "a file, not a folder"),
+        (["watch", "m", "--suite", "s.toml", "-o", "o", "--once"], 0, "no committed checkpoint"),
         (["run", "s.toml", "-m", "m", "-o", "o", "--tasks", "aa"], 51, "'a'"),
         (["run", "s.toml", "-m", "m", "-o", "o", "--limit", "0"], 2, "at least 1"),
         (["run", "s.toml", "-m", "m", "-o", "o", "--option", "x"], 2, "KEY=VALUE"),
@@ -103,10 +112,21 @@ def test_plan(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_mistakes_are_told(
     place: Path, capsys: pytest.CaptureFixture[str], args: list[str], code: int, says: str
 ) -> None:
+    (place / "noise.toml").write_bytes(b"\xff\xfe\x00")
     assert dispatch(["eval", *args]) == code
     err = capsys.readouterr().err
     assert says in err
     assert "Traceback" not in err and "defect" not in err
+
+
+def test_a_folder_that_cannot_be_written_is_said_first(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reading = os.access  # as root every folder can be written
+    monkeypatch.setattr("os.access", lambda path, mode: not mode & os.W_OK and reading(path, mode))
+    assert dispatch([*RUN, "-o", "out"]) == 50
+    err = capsys.readouterr().err
+    assert "Permission denied (out)" in err and err.count("\n") == 1
 
 
 def test_a_score_that_is_not_whole_is_not_success(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -131,7 +151,7 @@ def test_ctrl_c_ends_it_and_the_same_command_goes_on(place: Path, eventually: Ca
     )
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=40)
-    assert process.returncode == 50
+    assert process.returncode == 11
     assert "stopped: SIGINT" in err and "goes on where it was" in err and "Traceback" not in err
     done = subprocess.run([*command, "--json"], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr

@@ -122,6 +122,26 @@ def test_the_busy_curve_is_the_share_of_workers_inside_inference() -> None:
     assert busy_curve(EMPTY) == []
 
 
+def test_a_page_without_times_neither_shows_nor_links_any() -> None:
+    full = fake_report()
+    page = Page(
+        render(
+            replace(full, trials=(), scorings=(), workers=(), lower_bound_s=0.0, naive_s=0.0, expected_s=0.0)
+        )
+    )
+    links = {v for k, v in page.attributes if k == "href"}
+    assert links == {"#all-scores"}
+    assert (
+        "every answer was there already" in page.text
+        and "of worker time" not in page.text.split("How to read")[0]
+    )
+    assert {v for k, v in Page(render(full)).attributes if k == "href"} >= {
+        "#makespan",
+        "#timeline",
+        "#workers",
+    }
+
+
 def test_hostile_names_stay_text() -> None:
     evil = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'&"
     score = Score(

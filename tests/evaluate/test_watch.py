@@ -8,7 +8,7 @@ import pytest
 from unbroken.checkpoint.catalogue import Found
 from unbroken.checkpoint.retention import leases
 from unbroken.checkpoint.storage import Storage, open_storage
-from unbroken.errors import EvaluationError, InputError, NoCheckpoint
+from unbroken.errors import EvaluationError, InputError, NoCheckpoint, RunInterrupted
 from unbroken.evaluate import watch as module
 from unbroken.evaluate.contracts import Metric, ModelSpec, Report, Score, Suite, Task
 from unbroken.evaluate.folder import EvalDir
@@ -96,6 +96,16 @@ def test_a_failure_is_tried_again_then_passed_over(tmp_path: Path, storage: Stor
     assert evaluate.asked.count("step-00000020.a0001") == 2
     assert leases(storage, "step-00000020.a0001") == []
     assert "no worker is left" in curves_text(points)
+
+
+def test_ctrl_c_ends_it_and_is_no_failure_of_the_checkpoint(tmp_path: Path, storage: Storage) -> None:
+    def stopped(*_: object) -> Report:
+        raise RunInterrupted("stopped: SIGINT")
+
+    asked = Watch(SUITE, ModelSpec("checkpoint"), tmp_path / "out", once=True)
+    with pytest.raises(RunInterrupted):
+        watch(asked, storage, stopped, print)
+    assert read_curve(tmp_path / "out") == []
 
 
 def test_one_that_goes_before_it_is_leased_is_passed_over(

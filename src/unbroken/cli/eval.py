@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from ..errors import EvaluationIncomplete, InputError, UsageError
+from ..errors import ContractError, EvaluationIncomplete, InputError, UsageError
 
 if TYPE_CHECKING:
     from ..evaluate.contracts import ModelSpec, Report, Suite
@@ -150,6 +150,7 @@ def watch(
 ) -> None:  # fmt: skip
     """Evaluate every committed checkpoint of a run as it appears: curves over steps, regressions flagged."""
     from ..evaluate.codec import encode
+    from ..evaluate.folder import EvalDir
     from ..evaluate.watch import Watch, checkpoints_of, curves_text
     from ..evaluate.watch import watch as watch_run
 
@@ -159,6 +160,7 @@ def watch(
         if "://" in run_dir:
             raise UsageError("a bucket of checkpoints needs --out", where=run_dir)
         out = Path(run_dir) / "evaluations" / asked.name
+    EvalDir(out).open()
     spec = _spec(
         "checkpoint",
         backend,
@@ -186,6 +188,8 @@ def watch(
     points = watch_run(
         Watch(asked, spec, out, like, prefix, poll, once, last_step, newest_only), storage, evaluate, say
     )
+    if not points:
+        say("no committed checkpoint is here")
     if as_json:
         print(json.dumps({"out": str(out), "points": encode(points)}))
     else:
@@ -351,7 +355,7 @@ def _evaluate(
     from ..evaluate.coordinator import Coordinator
     from ..evaluate.screen import Screen
 
-    folder.root.mkdir(parents=True, exist_ok=True)
+    folder.open()
     with _stdout_for_the_answer(), Screen(folder.root / "progress.json", quiet=quiet) as screen:
         coordinator = Coordinator(suite, spec, folder, engine, settings, watcher=screen)
         before = {
@@ -397,9 +401,13 @@ def _say(report: Report, folder: EvalDir, as_json: bool) -> None:
         print(f"Page: {folder.page}")
     lost = [s for s in report.scores if s.scored < s.samples]
     if report.errors or lost:
-        names = [*report.errors, *(s.task for s in lost)]
-        raise EvaluationIncomplete(f"{len(report.errors)} tasks have no score and {len(lost)} are scored in part: {', '.join(names[:5])}",
+        parts = (("without a score", [*report.errors]), ("scored in part", [s.task for s in lost]))
+        raise EvaluationIncomplete("; ".join(_named(what, names) for what, names in parts if names),
                                    where=str(folder.root), todo="The same command tries again what is missing")  # fmt: skip
+
+
+def _named(what: str, names: list[str]) -> str:
+    return f"{what}: {', '.join(names[:5])}" + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
 def _write(report: Report, folder: EvalDir) -> None:
@@ -407,6 +415,7 @@ def _write(report: Report, folder: EvalDir) -> None:
     from ..evaluate.page import render
     from ..evaluate.results import table
 
+    report = folder.last_report() or report  # it keeps the times of the run that took any
     atomic.write_text(folder.table, table(report))
     atomic.write_text(folder.page, render(report))
 
@@ -472,6 +481,10 @@ def _slots(
         raise UsageError(f"there is no engine '{engine}'", todo="Choose local, ray or none")
     if engine == "none":
         return ()
+    if gpus is not None and gpus < 0:
+        raise UsageError(f"--gpus {gpus}", todo="Give how many to use; 0 for none")
+    if workers is not None and workers < 1:
+        raise UsageError("--workers must be at least 1", todo="`--engine none` starts no worker")
     if not get_backend(spec.backend).needs_weights:
         return tuple(Slot(f"w{i}") for i in range(workers or 4))
     have = count_gpus() if engine == "local" else 0
@@ -549,4 +562,11 @@ def _report(place: Path) -> Report:
         raise InputError(
             "there is no finished evaluation", where=str(place), todo="Give the --out of `unbroken eval run`"
         )
-    return decode(Report, read_json(path), where=str(path))
+    try:
+        return decode(Report, read_json(path), where=str(path))
+    except ContractError as e:
+        raise InputError(
+            f"this is no report of an evaluation: {e.what}",
+            where=str(path),
+            todo="Give the --out of `unbroken eval run`, or the report.json in it",
+        ) from e

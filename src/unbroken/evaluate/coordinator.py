@@ -23,7 +23,7 @@ from dataclasses import replace
 from typing import Any
 
 from .. import atomic
-from ..errors import EvaluationError, UnbrokenError
+from ..errors import EvaluationError, RunInterrupted, UnbrokenError
 from .answers import AnswerStore
 from .cache import lease
 from .codec import decode, encode
@@ -49,7 +49,7 @@ from .journal import Journal, events
 from .landing import Landing
 from .live import Link, Progress, Visit, Watcher
 from .locate import locate
-from .outcome import BlockTime, Measured, report
+from .outcome import BlockTime, Measured, report, with_times_of
 from .planner import SIMULATED_PARCELS, Costs, Work
 from .prepare import Preparers, revive
 from .priors import Expected, Features, Observation, PriorBook, features_of, load_book, save_merged
@@ -286,7 +286,7 @@ class Coordinator:
                 raise Abort(self.problem)
             if self.stopping:
                 raise Abort(
-                    EvaluationError(
+                    RunInterrupted(
                         f"stopped: {self.stopping}",
                         where=str(self.folder.root),
                         todo="The same command goes on where it was",
@@ -655,7 +655,7 @@ class Coordinator:
                         self.intake.seconds, self.settings.cpu_workers, self.dispatcher.plan.makespan_s)  # fmt: skip
         scores = sorted(self.landing.scores.values(), key=lambda s: order.get(s.task, len(order)))
         found = report(seen, self.prepared, scores, self.groups, self.errors)
-        atomic.write_json(self.folder.report, encode(found))
+        atomic.write_json(self.folder.report, encode(with_times_of(found, self.folder.last_report())))
         self._save_priors()
         if self.watcher is not None:
             self.watcher(self.progress())

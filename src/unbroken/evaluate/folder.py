@@ -16,6 +16,7 @@ SHARED/                    OUT itself, or the folder that the evaluations of a r
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -24,8 +25,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from .. import atomic
-from ..errors import ContractError, EvaluationInUse, UsageError
-from .contracts import Json
+from ..errors import ContractError, EvaluationError, EvaluationInUse, UnbrokenError, UsageError
+from .contracts import Json, Report
 
 
 class EvalDir:
@@ -112,6 +113,27 @@ class EvalDir:
                 todo="Give another --out; answers to the same prompts of the same model are found again with --reuse"
                 if differs[0] == "suite" else "Give another --out",
             )  # fmt: skip
+
+    def last_report(self) -> Report | None:
+        """The report that is in the folder; None where there is none that can be read."""
+        from .codec import decode
+
+        try:
+            return decode(Report, read_json(self.report), where=str(self.report))
+        except (FileNotFoundError, UnbrokenError):
+            return None
+
+    def open(self) -> None:
+        """Creates the folder. Raises UsageError if it is a file, EvaluationError if it cannot be written."""
+        if self.root.exists() and not self.root.is_dir():
+            raise UsageError("--out is a file, not a folder", where=str(self.root), todo="Give a folder")
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            if not os.access(self.root, os.W_OK | os.X_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        except OSError as e:
+            raise EvaluationError(f"the evaluation's folder cannot be written: {e.strerror or e}", where=str(self.root),
+                                  todo="Give another --out, or mend its rights") from e  # fmt: skip
 
     @contextmanager
     def lock(self) -> Iterator[None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .arms import baseline
 from .contracts import PreparedTask, Report, Score, ScoreDone, Trial, WorkerSeen
@@ -69,6 +69,18 @@ def report(
         expected_s=seen.expected_s,
         groups=tuple(groups),
         licences={p.task.name: p.task.licence for p in prepared.values() if p.task.licence},
+    )
+
+
+def with_times_of(found: Report, before: Report | None) -> Report:
+    """The report with the times, trials and workers of the one before it, where this run asked the model nothing.
+
+    The same command shows a finished evaluation again; its page then still says how the scores came about.
+    """
+    if found.trials or before is None or not before.trials or before.checkpoint != found.checkpoint:
+        return found
+    return replace(
+        before, scores=found.scores, errors=found.errors, groups=found.groups, licences=found.licences
     )
 
 

@@ -70,7 +70,8 @@ def line(p: Progress) -> str:
     busy = sum(1 for w in p.workers.values() if w["state"] == "busy")
     return (
         f"{p.phase}: {scored}/{len(p.tasks)} tasks scored, {done(p):.0%} of blocks answered, "
-        f"{busy}/{len(p.workers)} workers busy, about {Duration(max(0.0, p.finish_s))} left"
+        f"{busy}/{len(p.workers)} workers busy"
+        + (f", about {Duration(max(0.0, p.finish_s))} left" if p.workers else "")
         + (f", {len(p.errors)} errors" if p.errors else "")
     )
 

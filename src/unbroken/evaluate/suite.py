@@ -38,10 +38,12 @@ def read_suite(place: str | Path) -> Suite:
     if not path.suffix and not path.exists() and path.name == str(place):
         path = shipped_suite(str(place))
     try:
-        text = path.read_text()
+        text = path.read_text("utf-8")
     except OSError as e:
         raise InputError(f"the suite cannot be read: {e.strerror}", where=str(path),
                          todo="Give a TOML file or one of: " + ", ".join(shipped_suites())) from e  # fmt: skip
+    except UnicodeDecodeError as e:
+        raise InputError("the suite is no text", where=str(path), todo="Give a TOML file, in UTF-8") from e
     return parse_suite(text, where=str(path), folder=str(path.resolve().parent))
 
 

@@ -21,7 +21,7 @@ from .. import atomic
 from ..checkpoint.catalogue import Found, listing
 from ..checkpoint.retention import end_lease, take_lease
 from ..checkpoint.storage import Storage, open_storage
-from ..errors import InputError, NoCheckpoint, UnbrokenError
+from ..errors import InputError, NoCheckpoint, RunInterrupted, UnbrokenError
 from ..progress import RunDir
 from .codec import decode, encode
 from .contracts import ModelSpec, Report, Score, Suite
@@ -171,6 +171,8 @@ def _one(
                 replace(asked.spec, source=source, name=found.name),
                 EvalDir(asked.out / found.name, asked.out),
             )
+    except RunInterrupted:
+        raise  # no failure of the checkpoint
     except NoCheckpoint:
         say(f"{found.name}: removed before it could be leased; passed over")
         return replace(point, failed="removed before it could be leased", tries=TRIES)

@@ -32,7 +32,6 @@ def render(report: Report) -> str:
     here = files(__package__)
     data = json.dumps(encode(report), separators=(",", ":")).replace("<", "\\u003c")
     sections = [
-        summary.header(report),
         summary.tiles(report),
         tables.errors(report),
         tables.scores(report),
@@ -41,6 +40,7 @@ def render(report: Report) -> str:
         tables.workers(report),
         summary.explanation(),
     ]
+    body = "\n".join(sections)
     return "\n".join(
         [
             "<!doctype html>",
@@ -48,7 +48,8 @@ def render(report: Report) -> str:
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
             f"<title>{esc(report.suite)} · {esc(report.model)} · unbroken eval</title>",
             f"<style>{here.joinpath('page.css').read_text()}</style></head><body><main>",
-            *sections,
+            summary.header(report, body),
+            body,
             f"<footer>Made by <code>unbroken eval</code>, {when(report.ended)}.</footer></main>",
             '<div id="tip" role="status" hidden></div>',
             f'<script type="application/json" id="report">{data}</script>',

@@ -5,15 +5,17 @@ from __future__ import annotations
 from ..contracts import Report
 from .markup import duration, esc, percent, tag, when
 
+PLACES = {"all-scores": "Scores", "makespan": "Makespan", "timeline": "Timeline", "workers": "Workers"}
+"""The sections that the header can lead to, by their id."""
 
-def header(report: Report) -> str:
-    """Suite, model, checkpoint and date."""
+
+def header(report: Report, body: str) -> str:
+    """Suite, model, checkpoint and date, and links to those sections that `body` has."""
     checkpoint = f' · checkpoint <code title="{esc(report.checkpoint)}">{esc(report.checkpoint[:12])}</code>'
     return (
         f"<header><p class=kicker>{esc(report.suite)}</p><h1>{esc(report.model)}</h1>"
         f"<p class=sub>{when(report.started)}{checkpoint if report.checkpoint else ''}</p>"
-        f"<nav><a href=#all-scores>Scores</a><a href=#makespan>Makespan</a><a href=#timeline>Timeline</a>"
-        f"<a href=#workers>Workers</a></nav></header>"
+        f"<nav>{''.join(f'<a href=#{place}>{name}</a>' for place, name in PLACES.items() if f'id={place}>' in body)}</nav></header>"
     )
 
 
@@ -25,20 +27,29 @@ def tiles(report: Report) -> str:
     gpus = sum(max(1, len(w.gpus)) for w in report.workers)
     nodes = len({w.node for w in report.workers})
     whole = not report.errors and scored == samples
-    what = f"{gpus} GPU{'s' * (gpus != 1)}" if any(w.gpus for w in report.workers) else f"{gpus} CPU workers"
+    what = (
+        f"{gpus} GPU{'s' * (gpus != 1)}"
+        if any(w.gpus for w in report.workers)
+        else f"{gpus} CPU worker{'s' * (gpus != 1)}"
+    )
     boxes = [
         _tile(
             f"{len(report.scores)} of {tasks}" if report.errors else str(tasks),
             "tasks scored" if tasks != 1 else "task scored",
             f"{scored:,} of {samples:,} samples have a verdict",
             "good" if whole else "warn",
-        ),
+        )
+    ]
+    if not report.trials:
+        boxes.append(_tile("0", "GPUs taken", "every answer was there already"))
+        return tag("section", *boxes, class_="tiles", aria_label="Summary")
+    boxes.append(
         _tile(
             duration(report.makespan_s),
             "from start to last score",
             f"on {what}, {nodes} node{'s' * (nodes != 1)}",
-        ),
-    ]
+        )
+    )
     if report.lower_bound_s > 0:
         ratio = report.makespan_s / report.lower_bound_s
         boxes.append(
