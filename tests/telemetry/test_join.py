@@ -203,3 +203,21 @@ def test_mistakes(tmp_path: Path, samples: Path) -> None:
     with pytest.raises(InputError):
         open_jobs(con, tmp_path / "absent.parquet")
     assert duckdb.__version__
+
+
+def test_a_join_that_finds_nothing_says_why(
+    tmp_path: Path, samples: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spans = tmp_path / "plans.csv"
+    spans.write_text("label,node,start_utc,end_utc\n3d,n1,2023-11-14 22:13:20,2023-11-14 22:15:00\n")
+    with pytest.raises(UsageError, match="sm_activ_pct") as e:
+        app(["join", str(samples), "--spans", str(spans), "--metric", "sm_activ_pct"], standalone_mode=False)
+    assert "Did you mean 'sm_active_pct'?" in str(e.value)
+    nodeless = tmp_path / "jobs.parquet"
+    row = {c.name: "NULL" for c in JOBS.columns} | {"job_id": "'1'", "nodes": "[]"}
+    columns = ", ".join(f"CAST({row[c.name]} AS {c.type}) AS {c.name}" for c in JOBS.columns)
+    duckdb.sql(f"COPY (SELECT {columns}) TO '{nodeless}' (FORMAT parquet)")
+    app(["join", str(samples), "--jobs", str(nodeless)], standalone_mode=False)
+    out, err = capsys.readouterr()
+    assert not out
+    assert "no job or span has a node" in err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import signal
 import socket
@@ -213,12 +214,21 @@ def join(
         _join_run(con, folder)
     for folder in evaluation or ():
         _join_evaluation(con, folder)
+    known = j.metrics_of(con)
+    for name in metric or ():
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            hint = f"Did you mean '{near[0]}'?" if near else f"There are: {', '.join(known)}"
+            raise UsageError(f"no reading is of a metric '{name}'", todo=hint)
     rows = j.per_span(con, metric or (), keys)
     without, total = j.spans_without_readings(con)
+    if not total:
+        print("nothing to join with: no job or span has a node, a start and a later end", file=sys.stderr)
     if as_json:
         print(json.dumps({"rows": rows, "spans": total, "spans_without_readings": without}, default=str))
         return
-    _table(rows, [*keys, "metric", "readings", "mean", "p05", "p50", "p95", "increase"])
+    if rows:
+        _table(rows, [*keys, "metric", "readings", "mean", "p05", "p50", "p95", "increase"])
     if without:
         print(f"{without} of {total} spans have no readings", file=sys.stderr)
 

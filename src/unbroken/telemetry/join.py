@@ -177,6 +177,11 @@ def spans_without_readings(con: duckdb.DuckDBPyConnection) -> tuple[int, int]:
     return int(n), int(total)
 
 
+def metrics_of(con: duckdb.DuckDBPyConnection) -> list[str]:
+    """The metrics that there are readings of."""
+    return [str(r[0]) for r in con.execute("SELECT DISTINCT metric FROM samples ORDER BY metric").fetchall()]
+
+
 def distribution(con: duckdb.DuckDBPyConnection) -> list[dict[str, Any]]:
     """Quantiles of every metric over all readings."""
     names = ("metric", "readings", "mean", "min", "p05", "p25", "p50", "p75", "p95", "max")
