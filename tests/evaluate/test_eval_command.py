@@ -8,11 +8,14 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from unbroken.cli.main import dispatch
+from unbroken.evaluate.live import Progress
+from unbroken.evaluate.screen import line
 from unbroken.testing.evaluation import BACKEND, HARNESS, fake_model
 
 SUITE = f"""
@@ -127,6 +130,13 @@ def test_a_folder_that_cannot_be_written_is_said_first(
     assert dispatch([*RUN, "-o", "out"]) == 50
     err = capsys.readouterr().err
     assert "Permission denied (out)" in err and err.count("\n") == 1
+
+
+def test_no_time_is_promised_before_a_worker_is_there() -> None:
+    p = Progress("running", 1.0, 0.0, {"a": {"state": "waiting", "done": 0, "blocks": 4}}, {}, 0.01, 0.01, {})
+    assert line(p).endswith("0/0 workers busy")
+    there = replace(p, workers={"w0": {"state": "busy"}})
+    assert "about 10ms left" in line(there)
 
 
 def test_a_score_that_is_not_whole_is_not_success(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
