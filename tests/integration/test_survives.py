@@ -162,6 +162,23 @@ def test_stop_request_ends_all_ranks_at_one_step_and_the_same_command_goes_on(ne
     assert run.attempts() == 2
 
 
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_script_that_knows_nothing_of_us_ends_by_sigterm_or_when_asked_twice(
+    new_run: NewRun, times: int
+) -> None:
+    """The first Ctrl-C ends an ordinary script, the second one also a script that ignores it: no grace is waited for."""
+    deaf = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" if times == 2 else ""
+    script = f"{deaf}import time\nfor i in range(10**6):\n    print(f'step {{i}} loss 1.0')\n    time.sleep(0.05)\n"
+    run = new_run(*TWO, "--stop-within", "10m", script=script, args=[]).start()
+    assert run.process is not None and run.process.stdout is not None
+    for said in ("its steps are read", "it gets SIGTERM")[:times]:
+        run.output += next(line for line in run.process.stdout if said in line)
+        run.process.send_signal(signal.SIGINT)
+    assert run.wait(within=25) == 11, run.output
+    assert ("killing the ranks" in run.output) is (times == 2)
+    assert run.faults.left_over() == []
+
+
 def test_script_error_stops_at_once_with_its_reason(new_run: NewRun) -> None:
     script = "import unbroken\nrun = unbroken.attach()\nrun.step(1)\nconfig = {'lr': 1}\nprint(config['learning_rate'])\n"
     run = new_run(*TWO, script=script, args=[]).start()

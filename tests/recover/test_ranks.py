@@ -174,6 +174,21 @@ def test_killed_by_a_signal(start: Started, eventually: Callable[..., None]) -> 
     rank.send(signal.SIGKILL)  # nothing to send to: no error
 
 
+@pytest.mark.parametrize("sig", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_that_the_agent_ignores_ends_a_script_without_a_handler(
+    start: Started, eventually: Callable[..., None], sig: signal.Signals
+) -> None:
+    before = signal.signal(sig, signal.SIG_IGN)
+    try:
+        rank = start("import time; print('up', flush=True); time.sleep(300)")
+    finally:
+        signal.signal(sig, before)
+    eventually(lambda: "up" in start.log())
+    rank.send(sig)
+    eventually(rank.just_ended)
+    assert rank.ending()["signal"] == sig
+
+
 def test_lease_and_stop_reach_the_script(start: Started, eventually: Callable[..., None]) -> None:
     rank = start("""
         import sys, time, unbroken

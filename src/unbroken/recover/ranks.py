@@ -150,7 +150,7 @@ class RankProcess:
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                preexec_fn=_die_with_parent,
+                preexec_fn=_as_a_rank,
             )
         return cls(process, rank, order.attempt, PageReader(page_path), log, order.follow_log)
 
@@ -288,6 +288,9 @@ def _argv(command: tuple[str, ...]) -> list[str]:
     return list(command)
 
 
-def _die_with_parent() -> None:
-    """A rank never outlives its agent: the kernel kills it when the agent dies."""
+def _as_a_rank() -> None:
+    """A rank never outlives its agent (the kernel kills it when the agent dies), and hears the signals it does not."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    # What is ignored stays ignored in children: SIGTERM could end neither the script nor its data loaders.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)

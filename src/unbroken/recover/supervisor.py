@@ -531,14 +531,24 @@ class Supervisor:
             if not told:
                 break
             margin *= 2
-        deadline = time.monotonic() + float(self._timeouts.stop)
+        grace = float(self._timeouts.stop)
         if not agreed:
-            self.view.say("the script cannot be asked to stop at a step; it gets SIGTERM")
-            await self.nodes.ask_all(
-                nodes, "stop", attempt=attempt.number, signal=15, grace_s=min(30.0, float(self._timeouts.stop)),
-                timeout=float(self._timeouts.stop) + 30,
-            )  # fmt: skip
+            self.view.say(
+                f"the script cannot be asked to stop at a step; it gets SIGTERM and {self._timeouts.stop} to exit"
+            )
+            ending = asyncio.create_task(
+                self.nodes.ask_all(
+                    nodes, "stop", attempt=attempt.number, signal=15, grace_s=grace, timeout=grace + 30
+                )
+            )
+            while not ending.done() and self._stop_requests < 2:
+                await asyncio.wait([ending], timeout=0.05)
+            if not ending.done():
+                self.view.say("asked again: killing the ranks")
+                await self.nodes.ask_all(nodes, "stop", attempt=attempt.number, timeout=30)
+            await ending
             return
+        deadline = time.monotonic() + grace
         while time.monotonic() < deadline and not attempt.all_ended and self._stop_requests < 2:
             if attempt.failures() and all(e.code != Exit.RANK_STOPPED_ON_REQUEST for e in attempt.failures()):
                 break
