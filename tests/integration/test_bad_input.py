@@ -36,7 +36,9 @@ def unbroken(*args: str, cwd: Path) -> subprocess.CompletedProcess[str]:
         (["run", "--nproc", "2"], 2, "no command after '--'"),
         (["run", "--"], 2, "no command after '--'"),
         (["run", "--nproc", "100000", "--", "ok.py"], 14, "Use fewer --nodes or --nproc"),
-        (["run", "--hang-after", "soon", "--", "ok.py"], 2, "not a duration"),
+        (["run", "--hang-after", "soon", "--", "ok.py"], 2, "--hang-after: 'soon' is not a duration"),
+        (["run", "--host-memory", "lots", "--", "ok.py"], 2, "--host-memory: 'lots' is not a size"),
+        (["run", "--", "-m", "no_such_package"], 3, "no module 'no_such_package'"),
         (["run", "--nproc", "0", "--", "ok.py"], 2, "--nproc"),
     ],
 )

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from unbroken.errors import InputError, RunDirMismatch, UsageError
+from unbroken.cli.run import _default_name
+from unbroken.errors import DoesNotFit, InputError, RunDirMismatch, UsageError
 from unbroken.progress import Budgets, RunDir, Timeouts, read_spec, write_spec
-from unbroken.recover.start import _story, check_command, make_spec, settle_spec
+from unbroken.recover.start import _story, check_command, make_spec, run_supervised, settle_spec
 from unbroken.testing.run_folder import RunFolder
 from unbroken.units import Bytes, Duration
 
@@ -73,7 +74,10 @@ def test_what_a_killed_first_call_left_is_no_obstacle(run_dir: RunDir) -> None:
         (["absent.py"], InputError, "does not exist"),
         (["folder.py"], InputError, "is a folder"),
         (["python", "absent.py"], InputError, "does not exist"),
+        (["python3", "-W", "ignore", "-u", "absent.py"], InputError, "does not exist"),
         (["no-such-program-anywhere"], InputError, "no program or script"),
+        (["-m", "no_such_package.train"], InputError, "no module 'no_such_package'"),
+        (["-m", ".train"], InputError, "no module"),
     ],
 )
 def test_commands_that_cannot_run(
@@ -86,14 +90,41 @@ def test_commands_that_cannot_run(
 
 def test_commands_that_can_run(tmp_path: Path) -> None:
     (tmp_path / "train.py").touch()
+    (tmp_path / "lies_here").mkdir()
     for command in (
         ["train.py", "--x"],
         ["python", "train.py"],
-        ["-m", "anything"],
+        ["-m", "lies_here.train"],
+        ["-m", "json.tool"],
         ["true"],
         ["python3", "-c", "1"],
+        ["python3", "-uc", "1", "written.py"],
+        ["python3", "-m", "json.tool", "absent.py"],
+        ["python3", "-X", "dev", "train.py", "absent.py"],
     ):
         check_command(command, tmp_path)
+
+
+def test_what_does_not_fit_leaves_no_run_directory(run_dir: RunDir) -> None:
+    """It would remember the number of ranks, and refuse the one that does fit."""
+    with pytest.raises(DoesNotFit):
+        run_supervised(run_dir, make_spec(["true"], nproc=100_000))
+    assert not run_dir.path.exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (["sub/train.v2.py", "a.py"], "train-v2"),
+        (["-m", "pkg.train", "config.py"], "pkg-train"),
+        (["python3", "-u", "train.py", "a.py"], "train"),
+        (["python3", "-c", "1", "config.py"], "python3"),
+        (["accelerate", "launch", "train.py"], "train"),
+        (["./go.sh"], "go"),
+    ],
+)
+def test_where_a_run_lies_unless_told(words: list[str], name: str) -> None:
+    assert _default_name(words) == name
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root can read everything")

@@ -13,11 +13,18 @@ from ..units import Bytes, Duration
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
-def _duration(text: str) -> Duration:
+def _duration(option: str, text: str) -> Duration:
     try:
         return Duration(text)
     except UsageError as e:
-        raise typer.BadParameter(str(e)) from e
+        raise UsageError(f"{option}: {e.what}", todo=e.todo) from e
+
+
+def _memory(text: str) -> Bytes:
+    try:
+        return Bytes(0 if text == "auto" else text)
+    except UsageError as e:
+        raise UsageError(f"--host-memory: {e.what}", todo=e.todo) from e
 
 
 @app.command(context_settings={"allow_interspersed_args": False})
@@ -66,29 +73,37 @@ def run(
     words = command or []
     check_command(words, Path.cwd())
     times = Timeouts(
-        lease=_duration(lease),
-        hang=_duration(hang_after),
-        suspect=min(_duration(suspect_after), _duration(hang_after)),
-        first_step=_duration(first_step),
-        evaluating=_duration(evaluating),
-        checkpointing=_duration(checkpointing),
-        idle=_duration(idle_after),
-        stop=_duration(stop_within),
+        lease=_duration("--lease", lease),
+        hang=_duration("--hang-after", hang_after),
+        suspect=min(_duration("--suspect-after", suspect_after), _duration("--hang-after", hang_after)),
+        first_step=_duration("--first-step", first_step),
+        evaluating=_duration("--evaluating", evaluating),
+        checkpointing=_duration("--checkpointing", checkpointing),
+        idle=_duration("--idle-after", idle_after),
+        stop=_duration("--stop-within", stop_within),
     )
     folder = run_dir or Path("runs") / _default_name(words)
     spec = make_spec(
         words, nodes=nodes, nproc=nproc, spares=spares, timeouts=times,
-        host_memory=Bytes(0 if host_memory == "auto" else host_memory),
+        host_memory=_memory(host_memory),
     )  # fmt: skip
     ended = run_supervised(RunDir(folder), spec)
     if ended == "interrupted":
         raise RunInterrupted(
             "the run was stopped on request",
             where=str(folder),
-            todo="The same command goes on from its last checkpoint",
+            todo="The same command goes on, from its last checkpoint if it saved one",
         )
 
 
 def _default_name(words: list[str]) -> str:
-    first = next((w for w in words if w.endswith(".py")), words[1] if words[0] == "-m" else words[0])
-    return Path(first).stem.replace(".", "-")
+    """`train` for train.py, `pkg-train` for -m pkg.train, else the program's name."""
+    from ..recover.start import python_script
+
+    if words[0] == "-m":
+        return words[1].replace(".", "-")
+    if words[0] in ("python", "python3"):
+        script = python_script(words[1:])
+    else:
+        script = next((w for w in words if w.endswith(".py")), None)
+    return Path(script or words[0]).stem.replace(".", "-")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import importlib.util
 import os
 import secrets
 import shutil
@@ -11,6 +12,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Sequence
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import TypeVar
 
@@ -56,20 +58,49 @@ def check_command(command: Sequence[str], cwd: Path) -> None:
     if first == "-m":
         if len(command) < 2:
             raise UsageError("'-m' needs a module name after it")
+        _check_module(command[1], cwd)
         return
     if first.endswith(".py"):
         _check_readable(cwd / first)
         return
     if first in ("python", "python3"):
-        scripts = [c for c in command[1:] if c.endswith(".py")]
-        if scripts:
-            _check_readable(cwd / scripts[0])
+        script = python_script(command[1:])
+        if script is not None and script.endswith(".py"):
+            _check_readable(cwd / script)
         return
     if shutil.which(first) is None:
         raise InputError(
             f"there is no program or script '{first}'",
             where=str(cwd),
             todo="Name a .py file, '-m module', or a program on the PATH",
+        )
+
+
+def python_script(arguments: Sequence[str]) -> str | None:
+    """The script among the arguments of a Python interpreter; None for -c, -m and standard input."""
+    words = iter(arguments)
+    for word in words:
+        if word in ("-W", "-X", "--check-hash-based-pycs"):
+            next(words, None)
+        elif not word.startswith("-"):
+            return word
+        elif word == "-" or (not word.startswith(("--", "-W", "-X")) and ("c" in word or "m" in word)):
+            return None
+    return None
+
+
+def _check_module(name: str, cwd: Path) -> None:
+    """Raises InputError unless the module's top package is there; it is looked for as `python -m` does, not imported."""
+    top = name.partition(".")[0]
+    try:
+        found = PathFinder.find_spec(top, [str(cwd), *sys.path]) or importlib.util.find_spec(top)
+    except ValueError:
+        found = None
+    if found is None:
+        raise InputError(
+            f"there is no module '{top}'",
+            where=f"-m {name}, in {cwd}",
+            todo="Check the name, install it beside unbroken, or start from the folder that it lies in",
         )
 
 
@@ -187,9 +218,10 @@ def run_supervised(
     check_command(wanted.command, here)
     if not sys.platform.startswith("linux"):
         raise RunError("unbroken run needs Linux", todo="Use a Linux machine or container")
+    # Before anything is written: a directory that remembers what did not fit would refuse what does.
+    LocalBackend(wanted.run_id).check_fits(wanted.nodes, wanted.nproc, wanted.spares)
     spec = settle_spec(run_dir, wanted)
     backend = LocalBackend(spec.run_id)
-    backend.check_fits(spec.nodes, spec.nproc, spec.spares)
     check_places(run_dir, backend.scratch("x").parent.parent)
     shown = view or Lines()
 
