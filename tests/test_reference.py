@@ -1,4 +1,4 @@
-"""The reference pages say what the code does: every exit code, every environment variable, nothing else."""
+"""The pages say what is there: every exit code, every environment variable, example files, nothing else."""
 
 from __future__ import annotations
 
@@ -66,6 +66,13 @@ def test_no_setting_travels_between_our_parts_in_a_variable_that_only_one_of_the
     """UNBROKEN_* that are set are read somewhere, and the other way round, or a user sets them."""
     ours = {n for n in on_page() if n.startswith("UNBROKEN_")}
     assert ours >= {n for n in in_code() if n.startswith("UNBROKEN_")}
+
+
+def test_example_files_that_the_docs_name_are_there() -> None:
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    named = {(p.name, m) for p in pages for m in re.findall(r"`(examples/[\w./-]+)`", p.read_text())}
+    assert named
+    assert [n for n in sorted(named) if not (ROOT / n[1]).exists()] == []
 
 
 def exit_rows() -> list[tuple[int, str]]:
