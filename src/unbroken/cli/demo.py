@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..errors import RunError, UsageError
+from ..errors import RunError, StorageError, UsageError
 from ..units import Duration
 
 if TYPE_CHECKING:
@@ -54,9 +54,11 @@ def demo(
     def say(line: str) -> None:
         print(line, file=out, flush=True)
 
+    # What was asked is read first: a mistake in it must not cost the story that lies in the folder.
+    shape = Shape(steps=steps, nodes=nodes, nproc=nproc, train=_words(train))
+    limit_s = Duration(limit)
     _empty(folder)
-    shape = Shape(steps=steps, nodes=nodes, nproc=nproc, train=tuple(shlex.split(train)))
-    story = tell(folder.absolute(), seed=seed, shape=shape, say=say, limit_s=Duration(limit))
+    story = tell(folder.absolute(), seed=seed, shape=shape, say=say, limit_s=limit_s)
     report = write_report(RunDir(folder / "run"))
     story.report = str(report)
     (folder / "story.json").write_text(json.dumps(story.as_json(), indent=1) + "\n")
@@ -68,17 +70,31 @@ def demo(
         raise RunError(f"the story did not hold: {'; '.join(story.problems)}", where=str(folder))
 
 
+def _words(text: str) -> tuple[str, ...]:
+    try:
+        return tuple(shlex.split(text))
+    except ValueError as e:
+        raise UsageError(f"--train cannot be split into words: {e}", todo="Close the quotation") from e
+
+
 def _empty(folder: Path) -> None:
-    if folder.exists() and any(folder.iterdir()):
-        if not (folder / _MARK).exists():
-            raise UsageError(
-                "the folder is not empty and was not made by a demo",
-                where=str(folder),
-                todo="Choose another --dir",
-            )
-        shutil.rmtree(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / _MARK).touch()
+    try:
+        if folder.exists() and any(folder.iterdir()):
+            if not (folder / _MARK).exists():
+                raise UsageError(
+                    "the folder is not empty and was not made by a demo",
+                    where=str(folder),
+                    todo="Choose another --dir",
+                )
+            shutil.rmtree(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / _MARK).touch()
+    except OSError as e:
+        raise StorageError(
+            f"the demo's folder cannot be written: {e.strerror}",
+            where=str(e.filename or folder),
+            todo="Choose another --dir",
+        ) from e
 
 
 def _table(story: Story, out: object) -> None:
