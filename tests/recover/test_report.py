@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import os
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -300,6 +301,14 @@ def test_incident_files_of_every_wrong_shape(made: RunFolder) -> None:
     assert report.incidents == ()
     assert len(report.problems) == 6
     assert page(report)
+
+
+def test_a_folder_whose_name_is_no_text(tmp_path: Path) -> None:
+    made = RunFolder(RunDir(tmp_path / os.fsdecode(b"run-\xff")))
+    made.attempt()
+    made.steps(3)
+    made.end()
+    assert "run-?" in write_report(made.run_dir).read_text()
 
 
 def test_no_run_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

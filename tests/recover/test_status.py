@@ -170,7 +170,9 @@ def test_no_run_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert dispatch(["status", str(tmp_path / "absent")]) == 3
     file = tmp_path / "file"
     file.touch()
+    capsys.readouterr()
     assert dispatch(["status", str(file)]) == 3
+    assert "no run directory" in capsys.readouterr().err
 
 
 def test_unreadable_parts(made: RunFolder) -> None:

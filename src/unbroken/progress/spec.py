@@ -147,9 +147,11 @@ def read_spec(path: Path) -> RunSpec:
     """Reads run.toml. Raises InputError where it is no TOML, UnknownKey (naming the nearest), UsageError."""
     try:
         value = tomllib.loads(path.read_text())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise InputError("this is no run directory: it has no run.toml", where=str(path.parent)) from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as e:
+    except OSError as e:
+        raise InputError(f"run.toml cannot be read: {e.strerror}", where=str(path)) from e
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as e:
         raise InputError(f"run.toml cannot be read: {e}", where=str(path)) from e
     where = str(path)
     _check_keys(value, RunSpec, where)

@@ -30,7 +30,8 @@ def write_report(run_dir: RunDir, *, to: Path | None = None, report: Report | No
     base = os.path.relpath(run_dir.path, target.parent)
     text = page(told, base="" if base == "." else base)
     try:
-        atomic.write_text(target, text)
+        # A path may hold bytes that are no text, and the page shows it.
+        atomic.write_bytes(target, text.encode(errors="replace"))
     except OSError as e:
         raise StorageError(
             f"the report cannot be written: {e.strerror or e}", where=str(target),
