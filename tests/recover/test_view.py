@@ -105,6 +105,19 @@ def test_incidents(attempt: Attempt) -> None:
     assert "no progress for 6s: suspected to hang" in text and "declared after 1m" in text
 
 
+def test_an_incident_before_the_first_step_names_no_step(attempt: Attempt) -> None:
+    out = io.StringIO()
+    lines = Lines(out)
+    incident = Incident(
+        1, 1, "failed", -1, 1.0, 2.0, agent_lost_verdict("node-000", -1), action="restart", why="free"
+    )
+    lines.incident(incident, 0.5)
+    incident.resumed, incident.steps_lost = 7.5, 0
+    lines.resumed(incident)
+    assert "before the first step -> restart [free]" in out.getvalue()
+    assert "is over: past the first step after 5.5s" in out.getvalue()
+
+
 def test_a_terminal_that_went_away(attempt: Attempt) -> None:
     class Gone(Terminal):
         def write(self, text: str) -> int:

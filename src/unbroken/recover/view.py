@@ -131,17 +131,19 @@ class Lines:
                 f"{k} {x}" for k, x in (("rank", v.faulty.rank), ("node", v.faulty.node)) if x is not None
             ]
             where = f" ({', '.join(named)})" if named else ""
+        after = f"after step {incident.step}" if incident.step >= 0 else "before the first step"
         self.say(
             f"incident {incident.number}: {v.reason or v.outcome}{where}, confidence {v.confidence:.0%}, "
-            f"after step {incident.step} -> {incident.action} [{incident.why}]"
+            f"{after} -> {incident.action} [{incident.why}]"
         )
         if v.root is not None and v.root.text:
             self.say(f"    {v.root.text.strip()[:200]}")
 
     def resumed(self, incident: Incident) -> None:
         took = Duration((incident.resumed or 0.0) - incident.detected)
+        past = f"past step {incident.step}" if incident.step >= 0 else "past the first step"
         self.say(
-            f"incident {incident.number} is over: past step {incident.step} after {took}, {incident.steps_lost} steps replayed"
+            f"incident {incident.number} is over: {past} after {took}, {incident.steps_lost} steps replayed"
         )
 
     def stopped(self, incident: Incident, run_dir: RunDir) -> None:
