@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from unbroken.cli.demo import _MARK
 from unbroken.cli.main import dispatch
+from unbroken.progress import RunDir
+from unbroken.testing.faults import Faults
 
 
 @pytest.fixture
@@ -48,3 +54,23 @@ def test_a_file_where_the_folder_should_be(tmp_path: Path, capsys: pytest.Captur
         assert dispatch(["demo", "--dir", str(folder)]) == 34
         err = capsys.readouterr().err
         assert "cannot be written" in err and "Traceback" not in err
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("sig", [signal.SIGTERM, signal.SIGINT])
+def test_a_demo_that_is_stopped_leaves_no_run_going(
+    tmp_path: Path, eventually: Callable[..., None], sig: signal.Signals
+) -> None:
+    demo = subprocess.Popen(
+        [sys.executable, "-m", "unbroken", "demo", "--dir", "demo", "--nproc", "1"],
+        cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    run_dir = RunDir(tmp_path / "demo" / "reference")
+    try:
+        eventually(lambda: run_dir.spec.exists() and bool(Faults(run_dir).processes("agent")), within=30)
+    finally:
+        demo.send_signal(sig)
+        _, err = demo.communicate(timeout=90)
+    assert demo.returncode == 11, err
+    assert "stopped on request" in err and "Traceback" not in err
+    assert Faults(run_dir).left_over() == []

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import shlex
 import shutil
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..errors import RunError, StorageError, UsageError
+from ..errors import RunError, RunInterrupted, StorageError, UsageError
 from ..units import Duration
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def demo(
     First a run of four ranks on two virtual nodes without faults; then the same run with kill -9 of a rank, SIGSTOP
     of a rank, kill -9 of a whole node and kill -9 of the supervisor, at random steps; then a copy with a bug in the
     script. Exit code 0 only if the final loss is bit-identical, the run came back each time, the bug stopped it at
-    once, and nothing is left behind.
+    once, and nothing is left behind; 11 stopped on request.
     """
     from ..progress import RunDir
     from ..recover.report import write_report
@@ -58,7 +59,18 @@ def demo(
     shape = Shape(steps=steps, nodes=nodes, nproc=nproc, train=_words(train))
     limit_s = Duration(limit)
     _empty(folder)
-    story = tell(folder.absolute(), seed=seed, shape=shape, say=say, limit_s=limit_s)
+    # As Ctrl-C, so that the runs are ended too.
+    for sig in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(sig) is signal.SIG_DFL:
+            signal.signal(sig, signal.default_int_handler)
+    try:
+        story = tell(folder.absolute(), seed=seed, shape=shape, say=say, limit_s=limit_s)
+    except KeyboardInterrupt:
+        raise RunInterrupted(
+            "the demo was stopped on request, and its runs with it",
+            where=str(folder),
+            todo="The same command starts it anew",
+        ) from None
     report = write_report(RunDir(folder / "run"))
     story.report = str(report)
     (folder / "story.json").write_text(json.dumps(story.as_json(), indent=1) + "\n")
