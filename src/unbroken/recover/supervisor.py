@@ -608,7 +608,8 @@ class Supervisor:
             self.view.stopped(incident, self.run_dir)
             raise RunStopped(
                 decision.why, where=f"incident {incident.number} in {self.run_dir.incident(incident.number)}",
-                todo="Mend the cause and give the same command again: it goes on from the last checkpoint, if one was saved",
+                todo="Mend the cause and give the same command again (another one needs another --run-dir): "
+                "it goes on from the last checkpoint, if one was saved",
             )  # fmt: skip
         for name in decision.exclude:
             if name in self.nodes.nodes and name not in ending.nodes:
