@@ -23,6 +23,18 @@ def values(readings: list[Reading], gpu: int = 0) -> dict[str, float]:
     return {r.metric: r.value for r in readings if r.gpu == gpu}
 
 
+def costing(nvml: FakeNvml, seconds: float) -> list[float]:
+    """Makes reading a GPU cost that much CPU time; the one item of what it returns is what was spent so far."""
+    spent, ask = [0.0], nvml.nvmlDeviceGetUtilizationRates
+
+    def slow(h: int) -> object:
+        spent[0] += seconds
+        return ask(h)
+
+    nvml.nvmlDeviceGetUtilizationRates = slow  # type: ignore[method-assign]
+    return spent
+
+
 def test_every_reading_has_a_known_metric_and_the_right_unit() -> None:
     gpu = FakeGpu(energy_j=123.456, nvlink_replays=7, nvlink_recoveries=1, nvlink_crc=3572)
     sampler = GpuSampler(FakeNvml([gpu]))
@@ -123,14 +135,7 @@ def test_a_slow_driver_is_asked_less_often() -> None:
 def test_gpus_take_turns_where_the_driver_takes_long(gpus: int) -> None:
     """Eight milliseconds of CPU time a GPU: no tick rate of all of them, but the share of a core, and each its turn."""
     nvml = FakeNvml([FakeGpu() for _ in range(gpus)])
-    spent = [0.0]
-    ask = nvml.nvmlDeviceGetUtilizationRates
-
-    def slow(h: int) -> object:
-        spent[0] += 0.008
-        return ask(h)
-
-    nvml.nvmlDeviceGetUtilizationRates = slow  # type: ignore[method-assign]
+    spent = costing(nvml, 0.008)
     sampler = GpuSampler(nvml, timer=lambda: spent[0])
     spent[0] = 0.0
     seen = [0] * gpus
@@ -146,14 +151,7 @@ def test_gpus_take_turns_where_the_driver_takes_long(gpus: int) -> None:
 
 def test_a_quick_driver_is_read_at_every_tick() -> None:
     nvml = FakeNvml([FakeGpu() for _ in range(8)])
-    spent = [0.0]
-    ask = nvml.nvmlDeviceGetUtilizationRates
-
-    def quick(h: int) -> object:
-        spent[0] += 0.0004
-        return ask(h)
-
-    nvml.nvmlDeviceGetUtilizationRates = quick  # type: ignore[method-assign]
+    spent = costing(nvml, 0.0004)
     sampler = GpuSampler(nvml, timer=lambda: spent[0])
     for i in range(600):
         nvml.gpus[3].xids.append(31)
@@ -165,14 +163,7 @@ def test_a_quick_driver_is_read_at_every_tick() -> None:
 
 def test_events_are_read_even_when_no_gpu_has_its_turn() -> None:
     nvml = FakeNvml([FakeGpu()])
-    spent = [0.0]
-    ask = nvml.nvmlDeviceGetUtilizationRates
-
-    def slow(h: int) -> object:
-        spent[0] += 1.0
-        return ask(h)
-
-    nvml.nvmlDeviceGetUtilizationRates = slow  # type: ignore[method-assign]
+    spent = costing(nvml, 1.0)
     sampler = GpuSampler(nvml, timer=lambda: spent[0])
     sampler.read(0.0)
     nvml.gpus[0].xids.append(79)

@@ -125,6 +125,29 @@ def test_processes_count_the_same(
     assert together.means() == pytest.approx(alone.means())
 
 
+def test_many_cores_start_few_helpers_and_import_nothing_from_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each helper takes memory; and a numpy.py in the user's folder is none of ours."""
+    (tmp_path / "numpy.py").write_text("raise SystemExit(1)\n")
+    rows = [f"{STAMP.format(i % 60)},{i}" for i in range(200)]
+    (tmp_path / "t.csv").write_text("\n".join(["Time,a", *rows]))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    monkeypatch.setattr(wide, "SEVERAL_FROM", 0)
+    started: list[subprocess.Popen[bytes]] = []
+    popen = subprocess.Popen
+
+    def start(*args: object, **kw: object) -> subprocess.Popen[bytes]:
+        started.append(popen(*args, **kw))  # type: ignore[call-overload]
+        return started[-1]
+
+    monkeypatch.setattr(wide.subprocess, "Popen", start)
+    assert count(Path("t.csv"), processes=128).count == 200
+    assert len(started) == wide.MOST_PROCESSES - 1
+    assert [p.returncode for p in started] == [0] * len(started)
+
+
 def test_ragged_rows_are_counted_and_left_out(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text(
         f"Time,a,b\n{STAMP.format(0)},1,2\n{STAMP.format(1)},3\n\n{STAMP.format(2)},4,5,6\n{STAMP.format(3)},7,8\n"

@@ -50,6 +50,7 @@ def record(
     as_json: Json = False,
 ) -> None:
     """Record GPUs and host until Ctrl-C, into bounded files of the trace schema's samples."""
+    from ..telemetry.gpu import GpuSampler
     from ..telemetry.record import record as record_
     from ..telemetry.spool import Spool
 
@@ -74,8 +75,8 @@ def record(
     if end:
         end()
     spool.close()
-    turns = sum(getattr(s, "turns", 0) for s in samplers)
-    held_back = 100.0 * sum(getattr(s, "held_back", 0) for s in samplers) / max(1, turns)
+    gpus = [s for s in samplers if isinstance(s, GpuSampler)]
+    held_back = 100.0 * sum(g.held_back for g in gpus) / max(1, sum(g.turns for g in gpus))
     result = {
         "folder": str(out),
         "ticks": done.ticks,

@@ -33,6 +33,8 @@ PIECE = 1 << 17
 """Bytes of a piece: its arrays stay in a core's cache."""
 SEVERAL_FROM = 64_000_000
 """Bytes from which on helpers are worth their start."""
+MOST_PROCESSES = 12
+"""However many cores there are: each takes about 100 MB, and 2 GiB are promised."""
 LINEAR = 1 << 22
 """Thousandths below this have a bin each; above, bins are 2^-12 of the value wide."""
 _SHIFT = 52 - 12
@@ -193,9 +195,9 @@ class _Part:
 def count(path: Path, *, processes: int = 2) -> Counts:
     """Counts a wide table: a header, then rows of a time and a number for each column.
 
-    A large table is counted by `processes` at once, this one and helpers that each take a stretch of the file: the
-    steps are too short for threads, which would wait for the interpreter's lock. Takes less than 150 MB in each,
-    whatever the size. Raises InputError for another table.
+    A large table is counted by `processes` at once (`MOST_PROCESSES` at most), this one and helpers that each take a
+    stretch of the file: the steps are too short for threads, which would wait for the interpreter's lock. Takes less
+    than 150 MB in each, whatever the size. Raises InputError for another table.
     """
     try:
         size = path.stat().st_size
@@ -206,17 +208,15 @@ def count(path: Path, *, processes: int = 2) -> Counts:
                 raise InputError("this is no wide table: its first line names no columns", where=str(path))
             counts = Counts(tuple(n.strip().strip('"') for n in names[1:]))
             counts.sums, counts.valid = _zeros(len(names) - 1, float), _zeros(len(names) - 1)
-            several = processes if size >= SEVERAL_FROM else 1
+            several = min(processes, MOST_PROCESSES) if size >= SEVERAL_FROM else 1
             bounds = [len(head), *_stretches(f.fileno(), len(head), size, several), size]
             with _Helpers(path, len(names), list(pairwise(bounds))[1:]) as helpers:
                 counts._add_stretch(f.fileno(), bounds[0], bounds[1], len(names))
                 for stretch, found in helpers.results():
-                    if (
-                        found is None
-                    ):  # a helper that was killed, or could not be started: its work is done here
-                        counts._add_stretch(f.fileno(), *stretch, len(names))
-                    else:
+                    if found is not None:
                         counts._merge(found)
+                    else:  # a helper was killed, or could not be started: its work is done here
+                        counts._add_stretch(f.fileno(), *stretch, len(names))
     except (OSError, UnicodeDecodeError) as e:
         raise InputError(f"the table cannot be read: {e}", where=str(path)) from e
     if counts.rows == 0:
@@ -225,27 +225,27 @@ def count(path: Path, *, processes: int = 2) -> Counts:
 
 
 class _Helpers:
-    """A process of its own for each stretch (from, to); all are gone when the block is left."""
+    """A process of its own for each stretch (from, to); all are gone when the block is left.
+
+    They are plain commands, and no pool of multiprocessing's, because that would import the caller's script again.
+    """
 
     def __init__(self, path: Path, width: int, stretches: list[tuple[int, int]]) -> None:
-        source = str(Path(__file__).resolve().parents[2])
-        env = {**os.environ, "PYTHONPATH": os.pathsep.join([source, os.environ.get("PYTHONPATH", "")])}
+        places = [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")]
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, places))}
+        # -P: what lies in the folder that the user stands in is none of ours.
+        python = [sys.executable, "-P", "-m", __name__, str(path.absolute())]
         self._stretches = stretches
         self._processes: list[subprocess.Popen[bytes] | None] = []
         for start, stop in stretches:
-            command = [sys.executable, "-m", __name__, str(path), str(start), str(stop), str(width)]
+            command = [*python, str(start), str(stop), str(width)]
             try:
-                self._processes.append(
-                    subprocess.Popen(
-                        command,
-                        env=env,
-                        stdin=subprocess.DEVNULL,
-                        stdout=subprocess.PIPE,
-                        stderr=subprocess.DEVNULL,
-                    )
-                )
+                process = subprocess.Popen(
+                    command, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+                )  # fmt: skip
             except OSError:
-                self._processes.append(None)
+                process = None
+            self._processes.append(process)
 
     def results(self) -> Iterator[tuple[tuple[int, int], Counts | None]]:
         """Each stretch and what was counted there; None where the helper failed."""
