@@ -70,6 +70,10 @@ def test_xids_are_told_apart() -> None:
     assert table[45].role == table[43].role == "cascade"
     codes = [c for entry in tomllib.loads((FOLDER / "xid.toml").read_text()).values() for c in entry["codes"]]
     assert len(codes) == len(set(codes))
+    convicting = [x for x in table.values() if x.own_fault]
+    assert {x.code for x in convicting} == {13, 31}
+    for x in convicting:
+        assert compile_safe(x.own_fault, "xid.toml") and x.own_mitigation and x.action == "restart"
 
 
 def test_re_and_re2_agree() -> None:

@@ -86,7 +86,7 @@ def test_like_parsing_every_cell(tmp_path: Path, rows: list[list[str]], newline:
 
 @pytest.mark.parametrize("piece", [64, 1000, 1 << 18])
 def test_pieces_of_any_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece: int) -> None:
-    monkeypatch.setattr(wide, "PIECE", piece)
+    monkeypatch.setattr("unbroken.telemetry.piece.PIECE", piece)
     rng = np.random.default_rng(1)
     table = np.round(rng.uniform(0, 100, (300, 20)), 3)
     out = io.StringIO()

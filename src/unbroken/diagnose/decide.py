@@ -13,7 +13,7 @@ from .exits import from_report
 from .facts import Facts
 from .known import from_facts
 from .roots import cascade_of, line_of, root_of
-from .rules import defaults
+from .rules import Xid, defaults
 from .verdict import HANG, LOSS_SPIKE, REASONS, UNKNOWN, Action, Faulty, Outcome, Root, Verdict
 from .where import lagging_rank, place_of
 
@@ -67,9 +67,8 @@ def failed(root: Event, chron: Chronicle, scans: Sequence[FileScan], topology: T
     if cordon and faulty is not None and faulty.node is None:
         action = "restart"
     mitigation = source.mitigation or base.mitigation
-    if _own_kernel(root, chron):
-        recoverable, action = False, "stop"
-        mitigation = "The program's own kernel read or wrote memory that is not its own (mostly an index out of range), by the kernel's log and by the rank's traceback: a restart meets it again. If it moves between runs but stays on this GPU, cordon the node and run the field diagnostics."
+    if root.xid is not None and _own_fault(root, root.xid, chron):
+        recoverable, action, mitigation = False, "stop", root.xid.own_mitigation
     outcome = {HANG: Outcome.HUNG, LOSS_SPIKE: Outcome.LOSS_SPIKE}.get(reason, Outcome.FAILED)
     confidence = (0.95 if root.xid else root.rule.confidence) * (1.0 if root.weight >= 0.8 else 0.6)
     if root.role == "either":
@@ -92,12 +91,12 @@ def failed(root: Event, chron: Chronicle, scans: Sequence[FileScan], topology: T
     )
 
 
-def _own_kernel(root: Event, chron: Chronicle) -> bool:
-    """Whether a memory fault (XID 13 or 31) is the program's: the same rank's traceback names an illegal address."""
-    if root.xid is None or root.xid.code not in (13, 31) or root.rank is None:
+def _own_fault(root: Event, xid: Xid, chron: Chronicle) -> bool:
+    """Whether the program itself is at fault, by a traceback of the rank that the XID names."""
+    if not xid.own_fault or root.rank is None:
         return False
     return any(
-        e.rank == root.rank and e.frames and _ILLEGAL.search(e.text)
+        e.rank == root.rank and e.frames and re.search(xid.own_fault, e.text)
         for e in (*chron.candidates, *chron.cascades)
     )
 
@@ -261,7 +260,6 @@ def _nothing_known(
     )  # fmt: skip
 
 
-_ILLEGAL = re.compile(r"illegal memory access|illegal address|device-side assert")
 _BAD_LOSS = re.compile(r"(?i)\bloss\b|\bgrad|diverg|spike|\bnan\b")
 _OF_ALL = re.compile(r"(?:iteration|step|\|)\s*[:=]?\s*(\d+)\s*/\s*(\d+)\b")
 

@@ -88,6 +88,9 @@ class Xid:
     cordon: bool
     action: str
     mitigation: str
+    own_fault: str = ""
+    """Where a traceback of the same rank fits it, the program is at fault, and a restart meets it again: stop."""
+    own_mitigation: str = ""
 
 
 class Matcher(Protocol):

@@ -208,6 +208,7 @@ def main() -> int:
     parser.add_argument("--nodes", type=int, default=2)
     parser.add_argument("--nproc", type=int, default=1)
     parser.add_argument("--dir", type=Path, default=None)
+    parser.add_argument("-o", "--out", type=Path, help="JSON with what was seen")
     args = parser.parse_args()
     shape = Shape(steps=args.steps, nodes=args.nodes, nproc=args.nproc, spares=0, hang_after="30s")
     folder = args.dir or Path(tempfile.mkdtemp(prefix="unbroken-soak-"))
@@ -221,9 +222,11 @@ def main() -> int:
     value = {
         "seed": result.seed, "kills": dict(result.kills), "runs": result.runs, "attempts": result.attempts,
         "announced": result.announced, "verified": result.verified, "seconds": round(result.seconds, 1),
-        "folder": str(folder), "problems": result.problems,
+        "problems": result.problems,
     }  # fmt: skip
-    print(json.dumps(value))
+    print(json.dumps(value | {"folder": str(folder)}))
+    if args.out:
+        args.out.write_text(json.dumps(value, indent=1) + "\n")
     return 1 if result.problems else 0
 
 
