@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import gc
 import random
 import time
 
@@ -8,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unbroken.evaluate.planner import Costs, Plan, Work, _makespan, arrange, cut, lower_bound, plan
+from unbroken.evaluate.planner import Costs, Plan, Work, arrange, cut, lower_bound, plan
 
 seconds = st.floats(0.01, 500, allow_nan=False)
 
@@ -43,9 +42,6 @@ def test_every_block_is_planned_once_and_no_plan_beats_the_bound(
     assert p.lower_bound_s == lower_bound(work, workers, costs)
     assert p.makespan_s >= p.lower_bound_s - 1e-6
     assert p == plan(list(reversed(work)), workers, costs)
-    assert (
-        _makespan(p.parcels, work, workers, costs) == p.makespan_s
-    )  # what a candidate is chosen by is what it takes
 
 
 def narrow(r: random.Random) -> list[Work]:
@@ -138,10 +134,9 @@ def test_wide_tasks_go_to_wide_workers_only() -> None:
 def test_ten_thousand_shards_in_under_a_second_of_cpu() -> None:
     r = random.Random(0)
     work = [Work(f"t{i}", (r.lognormvariate(0, 0.5),), score_s=r.choice([0.0, 1.0])) for i in range(10_500)]
-    gc.collect()
-    began = time.thread_time()  # other tests may have left threads in this process
+    began = time.process_time()
     p = plan(work, (1,) * 4000, Costs(20.0, 0.02, 64))
-    took = time.thread_time() - began
+    took = time.process_time() - began
     assert p.shards >= 10_000
     assert took < 1.0
 

@@ -17,6 +17,7 @@ import heapq
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from .contracts import Shard
 
@@ -62,8 +63,7 @@ class Costs:
     cpu_workers: int = 1
 
 
-@dataclass(frozen=True)
-class Parcel:
+class Parcel(NamedTuple):
     """What a worker is handed at once."""
 
     shards: tuple[Shard, ...]
@@ -72,14 +72,13 @@ class Parcel:
     urgency: tuple[float, ...] = ()
     """Sort key, smaller first."""
 
-    @functools.cached_property
+    @property
     def gpus(self) -> int:
         """GPUs that its worker must have."""
-        return max(s.gpus for s in self.shards)
+        return self.shards[0].gpus if len(self.shards) == 1 else max(s.gpus for s in self.shards)
 
 
-@dataclass(frozen=True)
-class Placement:
+class Placement(NamedTuple):
     """Where and when the plan expects a parcel."""
 
     worker: int
@@ -107,17 +106,6 @@ class Plan:
         return sum(len(p.shards) for p in self.parcels)
 
 
-_Ordered = list[tuple[tuple[float, ...], str, tuple[int, ...], int, Parcel]]
-"""Urgency; first task, first block and place in the list, which break ties; parcel."""
-
-
-@dataclass(frozen=True)
-class _Candidate:
-    rule: str
-    ordered: _Ordered
-    makespan_s: float
-
-
 def plan(
     work: Iterable[Work], workers: Sequence[int], costs: Costs = Costs(), *, budget: int = SIMULATED_PARCELS
 ) -> Plan:
@@ -136,7 +124,7 @@ def plan(
             raise ValueError(f"task '{w.task}' needs {w.gpus} GPUs, the largest worker has {widest}")
     bound = lower_bound(todo, workers, costs)
     by_name = {w.task: w for w in todo}
-    best: _Candidate | None = None
+    best: Plan | None = None
     simulated = 0
     for size in _sizes(todo, workers, costs, bound):
         if best is not None and simulated + len(todo) > budget:
@@ -146,14 +134,14 @@ def plan(
             if best is not None and simulated + len(cut) > budget:
                 break
             simulated += len(cut)
-            ordered = _ordered(cut, by_name, rule)
-            makespan = _makespan([p for *_, p in ordered], todo, workers, costs)
-            if best is None or makespan < best.makespan_s - 1e-9:
-                best = _Candidate(f"{rule}, parcels up to {size:.3g} s", ordered, makespan)
+            ordered = order(cut, by_name, rule)
+            found = rehearse(ordered, todo, workers, costs, bound, f"{rule}, parcels up to {size:.3g} s")
+            if best is None or found.makespan_s < best.makespan_s - 1e-9:
+                best = found
         if best is not None and best.makespan_s <= bound * 1.002:
             break
     assert best is not None  # there is at least one size, and the first candidate is always simulated
-    return rehearse(_urgent(best.ordered), todo, workers, costs, bound, best.rule)
+    return best
 
 
 def _sizes(todo: Sequence[Work], workers: Sequence[int], costs: Costs, bound: float) -> list[float]:
@@ -197,8 +185,6 @@ def cut(work: Work, pieces: int) -> list[Shard]:
     numbers = work.numbers
     if pieces == n:
         return [Shard(work.task, (b,), s, work.gpus) for b, s in zip(numbers, work.block_s, strict=True)]
-    if pieces == 1:
-        return [Shard(work.task, numbers, work.seconds, work.gpus)]
     total = work.seconds
     shards: list[Shard] = []
     start = 0
@@ -216,8 +202,6 @@ def cut(work: Work, pieces: int) -> list[Shard]:
 
 
 def _parcel(shards: Sequence[Shard], costs: Costs) -> Parcel:
-    if len(shards) == 1:
-        return Parcel(tuple(shards), shards[0].expected_s + costs.switch_s)
     return Parcel(tuple(shards), math.fsum(s.expected_s for s in shards) + costs.switch_s * len(shards))
 
 
@@ -226,16 +210,8 @@ RULES = ("long metrics first", "longest first", "longest with metric first")
 
 def order(parcels: Sequence[Parcel], work: Mapping[str, Work], rule: str) -> list[Parcel]:
     """Parcels with their urgency set, most urgent first; wide ones first, since fewer workers can take them."""
-    return _urgent(_ordered(parcels, work, rule))
-
-
-def _urgent(ordered: _Ordered) -> list[Parcel]:
-    return [Parcel(p.shards, p.expected_s, key) for key, _, _, _, p in ordered]
-
-
-def _ordered(parcels: Sequence[Parcel], work: Mapping[str, Work], rule: str) -> _Ordered:
-    made: _Ordered = []
-    for i, p in enumerate(parcels):
+    made = []
+    for p in parcels:
         first = work[p.shards[0].task]
         tail, whole = first.score_s, first.seconds
         for s in p.shards[1:]:
@@ -246,29 +222,9 @@ def _ordered(parcels: Sequence[Parcel], work: Mapping[str, Work], rule: str) -> 
             key = (-float(p.gpus), -p.expected_s, -tail, 0.0)
         else:
             key = (-float(p.gpus), -(whole + tail), -tail, -p.expected_s)
-        made.append((key, p.shards[0].task, p.shards[0].blocks[:1], i, p))
-    made.sort()
+        made.append(Parcel(p.shards, p.expected_s, key))
+    made.sort(key=lambda p: (p.urgency, p.shards[0].task, p.shards[0].blocks[:1]))
     return made
-
-
-def _makespan(parcels: Sequence[Parcel], work: Sequence[Work], workers: Sequence[int], costs: Costs) -> float:
-    """The `makespan_s` that `rehearse` finds, without the record of who does what: candidates need no more."""
-    free = {g: [costs.load_s] * workers.count(g) for g in sorted(set(workers))}
-    switch = costs.switch_s
-    landed: dict[str, float] = {}
-    last = costs.load_s
-    only = free[workers[0]] if len(free) == 1 else None
-    for p in parcels:
-        heap = only or free[min((g for g in free if g >= p.gpus), key=lambda g: (free[g][0], g))]
-        at = heap[0]
-        end = at + p.expected_s
-        heapq.heapreplace(heap, end)
-        last = max(last, end)
-        for s in p.shards:
-            at += s.expected_s + switch
-            if at > landed.get(s.task, 0.0):
-                landed[s.task] = at
-    return _scored(landed, work, costs, last)
 
 
 def rehearse(
@@ -285,32 +241,28 @@ def rehearse(
     }
     landed: dict[str, float] = {}
     placements = []
+    widths = list(free)
     for p in parcels:
-        able = [g for g in free if g >= p.gpus]
-        g = able[0] if len(able) == 1 else min(able, key=lambda g: (free[g][0][0], g))
-        start, worker = heapq.heappop(free[g])
+        g = widths[0]
+        if len(widths) > 1:
+            need = p.gpus
+            g = min((g for g in widths if g >= need), key=lambda g: (free[g][0][0], g))
+        start, worker = free[g][0]
         end = start + p.expected_s
-        heapq.heappush(free[g], (end, worker))
+        heapq.heapreplace(free[g], (end, worker))
         placements.append(Placement(worker, start, end, p))
         at = start
         for s in p.shards:
             at += s.expected_s + costs.switch_s
             landed[s.task] = max(landed.get(s.task, 0.0), at)
-    gpu_end = max((p.end for p in placements), default=costs.load_s)
-    last = _scored(landed, work, costs, gpu_end)
-    return Plan(tuple(parcels), last, gpu_end, bound, rule, tuple(placements))
-
-
-def _scored(landed: Mapping[str, float], work: Sequence[Work], costs: Costs, gpu_end: float) -> float:
-    """When the last metric is computed, if tasks have landed so: first come, first served by the CPU workers."""
-    scores = sorted((landed[w.task], -w.score_s) for w in work if w.task in landed)
+    scores = sorted((landed[w.task], -w.score_s, w.score_s) for w in work if w.task in landed)
     cpus = [0.0] * max(1, costs.cpu_workers)
-    last = gpu_end
-    for at, negative in scores:
-        end = max(cpus[0], at) - negative
-        heapq.heapreplace(cpus, end)
+    last = gpu_end = max((p.end for p in placements), default=costs.load_s)
+    for at, _, seconds in scores:
+        end = max(heapq.heappop(cpus), at) + seconds
+        heapq.heappush(cpus, end)
         last = max(last, end)
-    return last
+    return Plan(tuple(parcels), last, gpu_end, bound, rule, tuple(placements))
 
 
 def lower_bound(work: Sequence[Work], workers: Sequence[int], costs: Costs = Costs()) -> float:
