@@ -17,6 +17,7 @@ import argparse
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -251,7 +252,7 @@ def run(command: list[str], env: dict[str, str] | None = None) -> dict[str, Any]
     if child.returncode:
         return {"error": (errors or ["killed"])[-1][:300], **arm}
     if printed:
-        arm["last_line"] = printed[-1][:300]
+        arm["last_line"] = re.sub(r"/\S*/", "", printed[-1])[:300]  # not where this machine keeps its files
     return arm
 
 
