@@ -17,14 +17,13 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from ..errors import RunError
 from ..progress import RunDir, read_journal
-from ..recover.attempt import read_steps
 from ..recover.incidents import read_incidents
+from ..recover.report import gather
 from ..train.witness import read_witness
 from .faults import Faults
 
@@ -410,7 +409,7 @@ def _measure(story: Story, run_dir: RunDir) -> None:
     journal = read_journal(run_dir).records
     story.attempts = max(r["attempt"] for r in journal if r["kind"] == "attempt")
     story.cold_start_s = statistics.median(r["seconds"] for r in journal if r["kind"] == "first_step")
-    story.ettr = ettr(run_dir)
+    story.ettr = gather(run_dir).ettr or 0.0
     incidents = read_incidents(run_dir)
     for told in story.incidents:
         found = next((i for i in incidents if i["detected"] >= told.injected), None)
@@ -425,21 +424,6 @@ def _measure(story: Story, run_dir: RunDir) -> None:
         told.replay_s = found["phases"].get("replay", 0.0)
     for extra in incidents:
         story.problems.append(f"incident {extra['number']} was not injected: {extra['kind']}")
-
-
-def ettr(run_dir: RunDir) -> float:
-    """Effective training time ratio: the time of each step's last execution, over the wall time of the run."""
-    journal = read_journal(run_dir).records
-    start = next(r["t"] for r in journal if r["kind"] == "run")
-    end = next((r["t"] for r in reversed(journal) if r["kind"] == "status"), journal[-1]["t"])
-    took: dict[int, float] = {}
-    for attempt in run_dir.attempt_numbers():
-        steps = read_steps(run_dir.steps(attempt))
-        for a, b in pairwise(steps):
-            if b.step == a.step + 1:
-                took[b.step] = b.time - a.time
-    wall: float = max(1e-9, end - start)
-    return sum(took.values()) / wall
 
 
 def _judge_bug(story: Story, run_dir: RunDir, code: int) -> None:
