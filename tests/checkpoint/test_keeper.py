@@ -30,7 +30,8 @@ def test_a_snapshot_is_kept_and_made_durable(agent: FakeAgent) -> None:
     rank = FakeRank(agent)
     rank.save(5, fill=3)
     rank.save(6, fill=4, persist=True)
-    until(lambda: rank.heard("durable", step=6))
+    # Rank and agent each hear it on a connection of their own, in no order.
+    until(lambda: rank.heard("durable", step=6) and agent.heard("durable", step=6))
     assert agent.heard("host", step=5, rank=0, attempt=1)
     assert agent.heard("written", step=6)["bytes"] == rank.layout.file_bytes
     assert agent.heard("durable", step=6)["path"] == "step-00000006.a0001"
@@ -148,7 +149,7 @@ def test_settle_abandons_what_cannot_commit_and_nothing_is_written_afterwards(ag
     began = time.monotonic()
     assert agent.link.settle(1, deadline_s=20) == []
     assert time.monotonic() - began < 10  # its other rank will never come: no waiting for it
-    assert agent.heard("failed", step=5)
+    until(lambda: agent.heard("failed", step=5))
     rank.save(6, persist=True)
     with pytest.raises(KeeperRefused, match=r"sealed|is over"):
         agent.link.complete(1, 6)

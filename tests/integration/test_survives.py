@@ -71,6 +71,39 @@ for step in range(1, 61):
     assert run.attempts() == 2
 
 
+def test_a_rank_that_stops_inside_a_save_is_found_as_fast_as_in_a_step(new_run: NewRun) -> None:
+    """A save holds nothing up, so its hang must not wait for the deadline of minutes of the phase checkpointing."""
+    script = """
+import os, signal, sys
+from unbroken.checkpoint import checkpointer
+from unbroken.train.__main__ import main
+
+copy = checkpointer.CpuStager.copy
+
+def stop_once(self, *arguments):
+    if os.environ["UNBROKEN_ATTEMPT"] == "1" and os.environ["RANK"] == "1":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    copy(self, *arguments)
+
+checkpointer.CpuStager.copy = stop_once
+sys.exit(main())
+"""
+    run = new_run(
+        *TWO,
+        "--hang-after",
+        "8s",
+        "--suspect-after",
+        "3s",
+        script=script,
+        args=["--steps", "30", "--snapshot-every", "10"],
+    ).start()
+    assert run.wait() == 0, run.output
+    (incident,) = run.incidents()
+    assert incident["verdict"]["reason"] == "Hang"
+    assert incident["verdict"]["faulty"]["rank"] == 1
+    assert run.attempts() == 2
+
+
 def test_lost_node_is_replaced_by_the_spare(new_run: NewRun) -> None:
     run = new_run(*TWO, "--spares", "1").start()
     run.until_step(5)

@@ -13,7 +13,7 @@ import pytest
 
 import unbroken
 from unbroken.errors import ContractError, LeaseLapsed, UsageError
-from unbroken.progress import PageReader, Phase
+from unbroken.progress import PageReader, Phase, holding_up
 from unbroken.progress import page as layout
 from unbroken.progress.attach import detached
 
@@ -45,6 +45,20 @@ def test_outside_a_run_every_call_does_nothing(monkeypatch: pytest.MonkeyPatch) 
         assert run.should_stop(10**9) is False
         with pytest.raises(UsageError, match="no phase 'training2'"):
             run.phase("training2")
+
+
+def test_a_checkpoint_that_holds_up_says_so_only_where_the_script_attached(page: PageReader) -> None:
+    with holding_up():
+        assert page.read().phase is Phase.STARTING and page.read().pid == 0
+    run = unbroken.attach()
+    run.step(1)
+    with holding_up():
+        assert page.read().phase is Phase.CHECKPOINTING
+    assert page.read().phase is Phase.TRAINING
+    run.phase("stopping")
+    with pytest.raises(RuntimeError), holding_up():
+        raise RuntimeError
+    assert page.read().phase is Phase.STOPPING
 
 
 def test_an_empty_variable_is_no_page(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,6 +33,7 @@ from typing import Any
 import torch
 
 from ..errors import CheckpointError, DoesNotFit, NotDurable, UnbrokenError, UsageError
+from ..progress import holding_up
 from ..units import Bytes
 from ..version import __version__
 from . import catalogue
@@ -72,6 +73,9 @@ logger = logging.getLogger("unbroken.checkpoint")
 
 _instances = itertools.count()
 CLOSE_TIMEOUT_S = 600.0
+SHORT_WAIT_S = 2.0
+"""A save that waits longer for a buffer tells the hang detector so. It is not told of an ordinary save: the phase
+checkpointing has a deadline of minutes, and a rank that hangs inside a save must be found as fast as any other."""
 FIRST_STEPS = 5
 """With automatic intervals: the first save comes after this many steps, before anything is measured."""
 
@@ -193,12 +197,14 @@ class Checkpointer:
         try:
             plan = self._plan_of(captured)
             slab = self._claim(step, plan)
-            if slab is not None and self._pinning is not None:
-                self._pinning.ensure(slab)
+            if slab is not None and self._pinning is not None and not slab.pinned:
+                with holding_up():
+                    self._pinning.ensure(slab)
         except KeeperGone as e:
             return self._skip(saved, str(e))
         except DoesNotFit as e:
-            return self._save_without_memory(saved, captured, where, persist, e)
+            with holding_up():
+                return self._save_without_memory(saved, captured, where, persist, e)
         if slab is None:
             return self._skip(saved, "every buffer is still in use")
         waited = time.monotonic() - saved.began
@@ -292,9 +298,10 @@ class Checkpointer:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         with self._guard:
             saves = list(self._saves.values())
-        for saved in saves:
-            if rung in saved.rungs():
-                saved.wait(rung, None if deadline is None else max(0.0, deadline - time.monotonic()))
+        with holding_up():
+            for saved in saves:
+                if rung in saved.rungs():
+                    saved.wait(rung, None if deadline is None else max(0.0, deadline - time.monotonic()))
 
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
         """Waits for everything that is to become durable, then lets go.
@@ -307,6 +314,17 @@ class Checkpointer:
         atexit.unregister(self._at_exit)
         if not self._started:
             return
+        with holding_up():
+            trouble = self._settle(timeout_s)
+        if self._last is not None and trouble:
+            raise NotDurable(
+                "; ".join(dict.fromkeys(trouble))[:500],
+                where=f"rank {self.place.rank}, {self.directory}",
+                todo="See the keeper's log; the checkpoints before it are whole",
+            )
+
+    def _settle(self, timeout_s: float) -> list[str]:
+        """Waits for what still climbs and lets go of everything; what did not arrive, in words."""
         self._stager.drain()
         deadline, trouble = time.monotonic() + timeout_s, [why for _, _, why in self._failed]
         with self._guard:
@@ -323,12 +341,7 @@ class Checkpointer:
         if self._board is not None:
             self._board.close()
         self.memory.close()
-        if self._last is not None and trouble:
-            raise NotDurable(
-                "; ".join(dict.fromkeys(trouble))[:500],
-                where=f"rank {self.place.rank}, {self.directory}",
-                todo="See the keeper's log; the checkpoints before it are whole",
-            )
+        return trouble
 
     def __enter__(self) -> Checkpointer:
         return self
@@ -475,7 +488,8 @@ class Checkpointer:
         signature = captured.signature()
         if self._plan is None or self._plan.signature != signature:
             plan = _Plan(captured, signature, self.place, self.memory)
-            slabs = self.memory.provide(plan.buffer_bytes)
+            with holding_up():
+                slabs = self.memory.provide(plan.buffer_bytes)
             if self._pinning is not None:
                 self._pinning.begin(slabs)
             self._plan = plan
@@ -483,14 +497,21 @@ class Checkpointer:
 
     def _claim(self, step: int, plan: _Plan) -> Slab | None:
         if self.when_busy == "wait":
-            return self.memory.claim(plan.buffer_bytes, CLOSE_TIMEOUT_S)
+            return self._buffer(plan)
         slab = self.memory.claim(plan.buffer_bytes, 0.02)
         # All ranks do as the first one could, so that no snapshot lacks a rank.
         if not self.agreement.decide(f"save/{step}", slab is not None):
             if slab is not None:
                 self.memory.release(slab)
             return None
-        return slab or self.memory.claim(plan.buffer_bytes, CLOSE_TIMEOUT_S)
+        return slab or self._buffer(plan)
+
+    def _buffer(self, plan: _Plan) -> Slab | None:
+        slab = self.memory.claim(plan.buffer_bytes, SHORT_WAIT_S)
+        if slab is None:
+            with holding_up():
+                slab = self.memory.claim(plan.buffer_bytes, CLOSE_TIMEOUT_S)
+        return slab
 
     def _generators(self, captured: Captured) -> dict[str, Any]:
         return {"generators": capture_rng(), **captured.notes}

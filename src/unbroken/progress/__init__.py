@@ -5,10 +5,11 @@ RunSpec                 what was asked (run.toml)
 Epoch, claim            who supervises
 JournalWriter, read_journal
 attach, Run             the trainer's side of the progress page
+holding_up              what a checkpoint says while the training waits for it
 PageReader, Progress    the agent's side
 """
 
-from .attach import Run, attach
+from .attach import Run, attach, holding_up
 from .epochs import Epoch, claim, newest_epoch, read_epochs
 from .journal import JournalText, JournalWriter, read_journal
 from .page import PageReader, Phase, Progress, StepRecord
@@ -31,6 +32,7 @@ __all__ = [
     "attach",
     "check_same",
     "claim",
+    "holding_up",
     "newest_epoch",
     "read_epochs",
     "read_journal",

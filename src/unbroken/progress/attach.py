@@ -141,12 +141,30 @@ def attach(*, total_steps: int | None = None) -> Run:
     progress bar. Raises ContractError if the page is of another version.
     """
     place = os.environ.get("UNBROKEN_PAGE", "")
-    key = f"{os.getpid()}:{place}"
+    key = _key()
     if key not in _attached:
         _attached[key] = Run(Path(place) if place else None, total_steps)
     elif total_steps is not None and _attached[key].active:
         _attached[key]._total[0] = total_steps
     return _attached[key]
+
+
+@contextmanager
+def holding_up() -> Iterator[None]:
+    """Says, where this process is attached to its run, that a checkpoint holds the training up inside the block.
+
+    A process that never attached stays unattached: its run follows its log.
+    """
+    run = _attached.get(_key())
+    if run is None:
+        yield
+        return
+    with run.phase("checkpointing"):
+        yield
+
+
+def _key() -> str:
+    return f"{os.getpid()}:{os.environ.get('UNBROKEN_PAGE', '')}"
 
 
 @contextmanager

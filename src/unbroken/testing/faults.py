@@ -129,6 +129,11 @@ class Faults:
 
     # --- afterwards
 
+    def end_everything(self) -> None:
+        """kill -9 of everything that the run still has on this machine, its memory and scratch with it."""
+        end(lambda: marked(self.run_id))
+        shutil.rmtree(self._backend.scratch("x").parent, ignore_errors=True)
+
     def left_over(self) -> list[str]:
         """What a finished run must not leave: processes and scratch folders, each described."""
         things = [f"{p.role} {p.pid} on {p.node}" for p in marked(self.run_id) if still_there(p)]

@@ -442,9 +442,12 @@ def _judge_bug(story: Story, run_dir: RunDir, code: int) -> None:
 
 
 def _expect_nothing_left(story: Story, run_dir: RunDir) -> None:
-    left = Faults(run_dir).left_over()
+    """Says what a run left behind, and removes it: a story that failed must not go on in the background."""
+    faults = Faults(run_dir)
+    left = faults.left_over()
     if left:
         story.problems.append(f"{run_dir.path.name} left things behind: {', '.join(left[:5])}")
+        faults.end_everything()
 
 
 def _round(value: float | None) -> float | None:

@@ -206,10 +206,9 @@ def _steps(t: Trainer, saving: Saving, wish: list[int]) -> bool:
             if world.rank == 0:
                 _say(f"eval step {t.step} loss {held_out:.4f}")
         if not asked and t.step < c.steps and saving.due():
-            with run.phase("checkpointing"):
-                saving.save()
+            saving.save()  # holds nothing up: a rank that hangs in it is found by the step's deadline
     stopped = asked and t.step < c.steps
-    run.phase("stopping" if stopped else "checkpointing")
+    run.phase("stopping")
     if stopped:
         _say(f"stopping after step {t.step}, as asked")
     else:
