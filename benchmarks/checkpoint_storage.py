@@ -34,16 +34,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 import torch
 
 from unbroken.checkpoint import catalogue, direct, reshard
-from unbroken.checkpoint.layout import plan, spec
-from unbroken.checkpoint.manifest import (
-    CHUNK_BYTES,
-    FileRecord,
-    PartManifest,
-    Sharding,
-    data_name,
-    merge,
-    tensor_part,
-)
+from unbroken.checkpoint.manifest import CHUNK_BYTES, Sharding
 from unbroken.checkpoint.mirror import mirror
 from unbroken.checkpoint.sealed import digest
 from unbroken.checkpoint.storage.posix import PosixStorage
@@ -134,32 +125,10 @@ def _must(ok: bool) -> None:
 
 
 def large_run(ranks: int, tensors: int) -> dict[str, float]:
-    """CPU seconds to read all parts and merge them, and to read the manifest, of a run of this size."""
-    layout = plan(spec(f"layers.{i}.weight", "float32", (8, 64)) for i in range(tensors))
-
-    def encoded(rank: int) -> bytes:
-        shape = (8 * ranks, 64)
-        box = ((8 * rank, 0), (8, 64))
-        sharding = Sharding(shape, ("Shard(0)",), (ranks,), ("dp",), (box,))
-        records = {s.name: tensor_part(rank, layout, s.name, "float32", sharding) for s in layout.slots}
-        sums = ("0" * 16,) * -(-layout.file_bytes // CHUNK_BYTES)
-        file = FileRecord(data_name(rank), layout.file_bytes, sums)
-        return PartManifest("bench", 1, 1, rank, ranks, records, file).encoded
-
-    parts = [encoded(r) for r in range(ranks)]
-    began = time.process_time()
-    manifest = merge(PartManifest.decode(p, where="bench") for p in parts)
-    merged = time.process_time()
-    data = manifest.encoded
-    read = time.process_time()
-    type(manifest).decode(data, where="bench")
-    return {
-        "ranks": ranks,
-        "tensors": tensors,
-        "merge_cpu_s": round(merged - began, 3),
-        "read_manifest_cpu_s": round(time.process_time() - read, 3),
-        "manifest_bytes": len(data),
-    }
+    """What large_run.py measures: in a process of its own, which like a keeper has not imported torch."""
+    command = [sys.executable, str(Path(__file__).with_name("large_run.py")), str(ranks), str(tensors)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return dict(json.loads(done.stdout))
 
 
 @contextlib.contextmanager

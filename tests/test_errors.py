@@ -84,7 +84,8 @@ def test_one_paragraph() -> None:
     ("error", "says"),
     [
         (UnknownKey("spare", ["spares", "nodes"]), "unknown key 'spare'. Did you mean 'spares'?"),
-        (UnknownKey("zzz", ["b", "a"]), "unknown key 'zzz'. Known keys: a, b."),
+        (UnknownKey("f1-marco", ["f1-macro"], what="metric"), "unknown metric 'f1-marco'. Did you mean 'f1-macro'?"),
+        (UnknownKey("zzz", ["b", "a"]), "unknown key 'zzz'. Known: a, b."),
         (MissingExtra("duckdb", "trace", what="unbroken trace"), "unbroken trace needs duckdb, which is not installed. Install it with: pip install 'unbroken[trace]'."),
         (UnsaveableState("model.x", "it is a lambda"), "state 'model.x' cannot be saved: it is a lambda."),
         (UnknownTask("mmul", ["mmlu", "arc"]), "there is no task 'mmul'. Did you mean 'mmlu'?"),

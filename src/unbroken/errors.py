@@ -86,13 +86,15 @@ class UsageError(UnbrokenError):
 
 
 class UnknownKey(UsageError):
-    """A key that nobody knows."""
+    """A key, or a name given as a value (`what` says of what), that nobody knows; the nearest is named."""
 
-    def __init__(self, key: str, known: Iterable[str], *, where: str | None = None) -> None:
+    def __init__(
+        self, key: str, known: Iterable[str], *, where: str | None = None, what: str = "key"
+    ) -> None:
         names = sorted(known)
         near = difflib.get_close_matches(key, names, n=1, cutoff=0.5)
-        todo = f"Did you mean '{near[0]}'?" if near else f"Known keys: {', '.join(names)}"
-        super().__init__(f"unknown key '{key}'", where=where, todo=todo)
+        todo = f"Did you mean '{near[0]}'?" if near else f"Known: {', '.join(names)}"
+        super().__init__(f"unknown {what} '{key}'", where=where, todo=todo)
         self.key = key
         self.nearest = near[0] if near else None
 

@@ -29,6 +29,7 @@ from .manifest import (
 )
 from .sealed import digest, seal
 from .storage import Storage
+from .tensors import Heads
 
 Gate = Callable[[], None]
 """Called before anything is written; waits while the lease has lapsed, raises Abandoned when it is over."""
@@ -121,8 +122,9 @@ def commit(storage: Storage, mark: Mark, world_size: int, node: str, gate: Gate)
             raise RankFailed(int(name[5:-7]), _why(storage.read(f"{folder}/{name}")))
     if missing := tuple(r for r in range(world_size) if part_name(r) not in names):
         return Look(missing)
+    heads: Heads = {}
     parts = (
-        PartManifest.decode(storage.read(f"{folder}/{part_name(r)}"), where=part_name(r))
+        PartManifest.decode(storage.read(f"{folder}/{part_name(r)}"), where=part_name(r), heads=heads)
         for r in range(world_size)
     )
     manifest = merge(parts)

@@ -21,6 +21,7 @@ from .position import merged as merged_position
 from .sealed import Fields, digest, seal, unseal
 from .shards import RunBuilder
 from .tensors import (
+    Heads,
     Sharding,
     TensorPart,
     TensorRecord,
@@ -143,8 +144,12 @@ class PartManifest:
         )
 
     @classmethod
-    def decode(cls, data: bytes, *, where: str) -> PartManifest:
-        """Reads a part; raises CheckpointCorrupt or CheckpointTooNew."""
+    def decode(cls, data: bytes, *, where: str, heads: Heads | None = None) -> PartManifest:
+        """Reads a part; raises CheckpointCorrupt or CheckpointTooNew.
+
+        Who reads the parts of many ranks passes one `heads`: what all ranks say alike is then checked once.
+        """
+        heads = {} if heads is None else heads
         f = unseal(data, "unbroken.checkpoint.part", where=where)
         rank, world = f.natural("rank"), f.natural("world_size")
         if not rank < world <= MAX_WORLD:
@@ -153,7 +158,7 @@ class PartManifest:
         if file.name != data_name(rank):
             raise CheckpointCorrupt(f"rank {rank} names the file '{file.name}'"[:300], where=where)
         records = f.table("tensors")
-        tensors = {n: part_from_json(n, v, rank, file.bytes, where) for n, v in records.items()}
+        tensors = {n: part_from_json(n, v, rank, file.bytes, where, heads) for n, v in records.items()}
         aliases = f.text_map("aliases")
         if wrong := [a for a, n in aliases.items() if n not in tensors or a in tensors]:
             raise CheckpointCorrupt(f"alias '{wrong[0]}' does not fit the tensors"[:300], where=where)
@@ -267,7 +272,10 @@ def merge(parts: Iterable[PartManifest]) -> Manifest:
         # An alias has the shards of the tensor that it stands for, so that readers need no rule of their own.
         for name, target in [*((n, n) for n in part.tensors), *part.aliases.items()]:
             tensor = part.tensors[target]
-            head = heads.setdefault(name, tensor)
+            head = heads.get(name)
+            if head is None:
+                head = heads[name] = tensor
+                runs[name] = RunBuilder()
             if tensor.dtype != head.dtype or tensor.placements != head.placements:
                 raise CheckpointCorrupt(f"the ranks disagree on the type of tensor '{name}'", where=where)
             if tensor.shape != head.shape:
@@ -276,7 +284,7 @@ def merge(parts: Iterable[PartManifest]) -> Manifest:
                         f"the ranks disagree on the shape of tensor '{name}'", where=where
                     )
                 local.add(name)
-            builder = runs.setdefault(name, RunBuilder())
+            builder = runs[name]
             for shard in tensor.shards:
                 builder.add(shard)
             if name == target or aliases.setdefault(name, target) != target:

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from operator import add
+from typing import NamedTuple
 
 from ..errors import CheckpointCorrupt
 from .sealed import Fields
@@ -17,8 +19,7 @@ from .sealed import Fields
 Box = tuple[tuple[int, ...], tuple[int, ...]]
 
 
-@dataclass(frozen=True)
-class Shard:
+class Shard(NamedTuple):
     """One rank's piece: its box in the global tensor, and where its bytes begin in that rank's file.
 
     `stored` is the name in the file: the tensor's own, or with "#1", "#2".. for a rank's further pieces.
@@ -67,21 +68,6 @@ class Run:
             return None
         return self.offsets, (*self.sizes[:d], self.sizes[d] * self.count, *self.sizes[d + 1 :])
 
-    def extended(self, s: Shard) -> Run | None:
-        """This run with one more shard, or None if it does not fit."""
-        if (s.rank, s.sizes, s.start, s.stored) != (
-            self.rank + self.count,
-            self.sizes,
-            self.start,
-            self.stored,
-        ):
-            return None
-        if self.count == 1:
-            step = tuple(b - a for a, b in zip(self.offsets, s.offsets, strict=True))
-            return replace(self, count=2, step=step)
-        due = tuple(o + self.count * d for o, d in zip(self.offsets, self.step, strict=True))
-        return replace(self, count=self.count + 1) if due == s.offsets else None
-
     def as_json(self) -> list[object]:
         """[rank, count, offsets, sizes, step, start, stored]."""
         return [self.rank, self.count, self.offsets, self.sizes, self.step, self.start, self.stored]
@@ -109,26 +95,54 @@ class Run:
         return run
 
 
+class _Growing:
+    """A run that may still get longer; changed in place, since a large checkpoint has millions of shards."""
+
+    __slots__ = ("count", "due", "first", "step")
+
+    def __init__(self, first: Shard) -> None:
+        self.first, self.count = first, 1
+        self.step = self.due = (0,) * len(first.offsets)
+
+    def takes(self, s: Shard) -> bool:
+        """Adds one more shard if it continues the run."""
+        rank, offsets, sizes, start, stored = self.first
+        if (s.rank, s.sizes, s.start, s.stored) != (rank + self.count, sizes, start, stored):
+            return False
+        if self.count == 1:
+            self.step = tuple(b - a for a, b in zip(offsets, s.offsets, strict=True))
+        elif s.offsets != self.due:
+            return False
+        self.due = tuple(map(add, s.offsets, self.step))
+        self.count += 1
+        return True
+
+    def run(self) -> Run:
+        """The run as it is now."""
+        rank, offsets, sizes, start, stored = self.first
+        return Run(rank, self.count, offsets, sizes, self.step, start, stored)
+
+
 class RunBuilder:
     """Collects shards in rank order into as few runs as it can."""
 
     def __init__(self) -> None:
-        self.done: list[Run] = []
-        self._open: dict[str, Run] = {}
+        self._done: list[_Growing] = []
+        self._open: dict[str, _Growing] = {}
 
     def add(self, s: Shard) -> None:
         """Takes one more shard; ranks never go back."""
         run = self._open.get(s.stored)
-        longer = run.extended(s) if run else None
-        if run and longer is None:
-            self.done.append(run)
-        self._open[s.stored] = longer or Run(
-            s.rank, 1, s.offsets, s.sizes, (0,) * len(s.offsets), s.start, s.stored
-        )
+        if run is not None:
+            if run.takes(s):
+                return
+            self._done.append(run)
+        self._open[s.stored] = _Growing(s)
 
     def finish(self) -> tuple[Run, ...]:
         """All runs, by rank."""
-        return tuple(sorted([*self.done, *self._open.values()], key=lambda r: (r.rank, r.stored)))
+        runs = [growing.run() for growing in (*self._done, *self._open.values())]
+        return tuple(sorted(runs, key=lambda r: (r.rank, r.stored)))
 
 
 def gap_in_runs(shape: tuple[int, ...], runs: Iterable[Run]) -> str | None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cache
+from operator import add, gt
+from typing import Any, NamedTuple
 
 from ..errors import CheckpointCorrupt
 from .dtypes import ITEM_BYTES, carrier, known_torch
@@ -30,8 +32,7 @@ class Sharding:
         return cls(shape, boxes=(((0,) * len(shape), shape),))
 
 
-@dataclass(frozen=True)
-class TensorPart:
+class TensorPart(NamedTuple):
     """One rank's share of one tensor; `dtype` is torch's name ("bfloat16"), `shape` the global one."""
 
     dtype: str
@@ -46,6 +47,7 @@ class TensorPart:
         return shard.elements * item_bytes(self.dtype)
 
 
+@cache
 def item_bytes(torch_dtype: str) -> int:
     """Bytes of one element of this torch type as it is stored."""
     how = carrier(torch_dtype)
@@ -96,20 +98,33 @@ def part_json(t: TensorPart, name: str) -> list[object]:
     return [t.dtype, t.shape, t.placements, t.mesh, t.mesh_names, shards]
 
 
-def part_from_json(name: str, value: Any, rank: int, size: int, where: str) -> TensorPart:
-    """Reads `part_json` of tensor `name`, in a file of `size` bytes; raises CheckpointCorrupt."""
+Head = tuple[str, tuple[int, ...], tuple[str, ...], tuple[int, ...], tuple[str, ...]]
+"""Type, global shape, placements, mesh and the mesh's names: as a rule the same on every rank."""
+Heads = dict[str, tuple[list[object], Head]]
+"""The heads read last, by the tensor's name: as they were written, and checked."""
+
+
+def part_from_json(name: str, value: Any, rank: int, size: int, where: str, heads: Heads) -> TensorPart:
+    """Reads `part_json` of tensor `name`, in a file of `size` bytes; raises CheckpointCorrupt.
+
+    A head that was checked for the rank before is not checked again.
+    """
     # Plain unpacking, not Fields: a large run has millions of these.
     try:
-        dtype, shape_, placements, mesh, mesh_names, shards_ = value
-        shape = _naturals(shape_)
-        head = _head(dtype, shape, placements, mesh, mesh_names)
-        item = item_bytes(dtype)
+        *raw, shards_ = value
+        known = heads.get(name)
+        if known is None or known[0] != raw:
+            dtype, shape_, placements, mesh, mesh_names = raw
+            known = heads[name] = raw, _head(dtype, _naturals(shape_), placements, mesh, mesh_names)
+        head = known[1]
+        shape = head[1]
+        item = item_bytes(head[0])
         shards = []
         for offsets_, sizes_, start, stored in shards_:
             offsets, sizes = _naturals(offsets_), _naturals(sizes_)
             if len(offsets) != len(shape) or len(sizes) != len(shape):
                 raise ValueError("a shard has another number of dimensions than its tensor")
-            if any(map(lambda o, n, full: o + n > full, offsets, sizes, shape)):
+            if any(map(gt, map(add, offsets, sizes), shape)):
                 raise ValueError("a shard lies outside of its tensor")
             if type(start) is not int or not 0 <= start <= start + math.prod(sizes) * item <= size:
                 raise ValueError("a shard lies outside of its file")
@@ -125,7 +140,7 @@ def part_from_json(name: str, value: Any, rank: int, size: int, where: str) -> T
 
 def _head(
     dtype: object, shape: tuple[int, ...], placements: object, mesh: object, mesh_names: object
-) -> tuple[str, tuple[int, ...], tuple[str, ...], tuple[int, ...], tuple[str, ...]]:
+) -> Head:
     """The checked head of a tensor's entry; raises ValueError."""
     if type(dtype) is not str or not known_torch(dtype):
         raise ValueError(f"unknown type {dtype!r}")

@@ -40,7 +40,7 @@ def open_scoring(workers: int) -> ScoringPool:
 def _make(name: str, known: dict[str, str], what: str) -> Any:
     place = name if ":" in name else known.get(name)
     if place is None:
-        raise UnknownKey(name, known, where=what)
+        raise UnknownKey(name, known, what=what)
     module, _, attribute = place.partition(":")
     try:
         return getattr(importlib.import_module(module), attribute)()

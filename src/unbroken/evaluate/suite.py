@@ -90,7 +90,7 @@ def shipped_suites() -> list[str]:
 def shipped_suite(name: str) -> Path:
     """The path of a shipped suite. Raises UnknownKey."""
     if name not in shipped_suites():
-        raise UnknownKey(name, shipped_suites(), where="suite")
+        raise UnknownKey(name, shipped_suites(), what="suite")
     return Path(str(resources.files("unbroken.evaluate") / "suites" / f"{name}.toml"))
 
 
@@ -105,7 +105,7 @@ def _read_task(
             f"'{task.name}' cannot name files", where=at, todo="Use letters, digits, '.', '_' and '-'"
         )
     if task.metric not in METRICS:
-        raise UnknownKey(task.metric, METRICS, where=f"{at} metric")
+        raise UnknownKey(task.metric, METRICS, where=at, what="metric")
     if task.gpus < 1 or (task.limit is not None and task.limit < 1):
         raise InputError("gpus and limit must be at least 1", where=at)
     if prior is None:

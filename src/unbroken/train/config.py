@@ -221,13 +221,13 @@ def parse(argv: Sequence[str], prog: str = "unbroken train") -> TrainConfig:
     known, unknown = p.parse_known_args(list(argv))
     if unknown:
         flags = [s for a in p._actions for s in a.option_strings if s.startswith("--")]
-        raise UnknownKey(unknown[0].split("=")[0], flags, where="command line")
+        raise UnknownKey(unknown[0].split("=")[0], flags, what="option")
     given = vars(known)
     values: dict[str, dict[str, Any]] = {part: {} for part in PARTS}
     table = _read_toml(Path(given["config"])) if given["config"] else {}
     preset = given["preset"] or table.pop("preset", None) or "tiny"
     if preset not in PRESETS:
-        raise UnknownKey(str(preset), PRESETS, where=f"preset in {given['config']}")
+        raise UnknownKey(str(preset), PRESETS, where=given["config"], what="preset")
     for source in (PRESETS[preset], table):
         for part, entries in source.items():
             if part not in PARTS:
