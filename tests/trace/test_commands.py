@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hmac
 import json
 import os
 from pathlib import Path
@@ -130,6 +131,32 @@ def test_anonymised_traces_have_the_same_statistics_and_none_of_the_names(
     assert pq.read_table(tmp_path / "c" / "jobs.parquet").column("user").to_pylist() != [
         r["user"] for r in table
     ]
+
+
+def test_the_nodes_of_an_anonymised_job_keep_their_order(
+    capsys: pytest.CaptureFixture[str], fixtures: Path, tmp_path: Path
+) -> None:
+    """A job's n-th node is where its n-th ranks ran."""
+    import pyarrow.parquet as pq
+
+    head, _, job, *_ = (fixtures / "sacct/sacct_23.02_planned.txt").read_text().splitlines()
+    fields = dict(zip(head.split("|"), job.split("|"), strict=True))
+    asked = [["z9", "m5", "a1"], ["m5"], ["a1", "z9"], ["q3", "m5", "z9", "b2"]]
+    rows = [{**fields, "JobID": str(i), "NodeList": ",".join(nodes)} for i, nodes in enumerate(asked)]
+    source, key = tmp_path / "sacct.txt", tmp_path / "key"
+    source.write_text("\n".join([head, *("|".join(r.values()) for r in rows)]) + "\n")
+    assert (
+        run(capsys, "anonymise", str(source), "--key-file", str(key), "-o", str(tmp_path / "hidden"))[0] == 0
+    )
+
+    def shown(node: str) -> str:
+        return "n" + hmac.digest(key.read_bytes(), f"node\0{node}".encode(), "sha256").hex()[:12]
+
+    table = pq.read_table(tmp_path / "hidden" / "jobs.parquet")
+    assert sorted(table["nodes"].to_pylist()) == sorted([shown(n) for n in nodes] for nodes in asked)
+    assert (jobs := table["job_id"].to_pylist()) == sorted(jobs), (
+        "in an order that does not tell the source's"
+    )
 
 
 def test_synth_is_read_back(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -114,13 +114,15 @@ def anonymised_tables(
         source = f"{table} t"
         if table == "jobs":
             source = (
-                "(SELECT j.*, m.nodes_shown FROM jobs j LEFT JOIN (SELECT nodes AS key, any_value(shown_list) AS nodes_shown FROM "
-                "(SELECT nodes, list(shown) AS shown_list FROM (SELECT nodes, unnest(nodes) AS node FROM (SELECT DISTINCT nodes FROM "
-                "jobs WHERE nodes IS NOT NULL)) d JOIN pseudonym p ON p.kind = 'node' AND p.plain = d.node GROUP BY nodes) GROUP BY "
-                "nodes) m ON j.nodes = m.key) t"
+                "(SELECT j.*, m.nodes_shown FROM jobs j LEFT JOIN (SELECT nodes AS key, list(shown ORDER BY place) AS "
+                "nodes_shown FROM (SELECT nodes, unnest(nodes) AS node, generate_subscripts(nodes, 1) AS place FROM (SELECT "
+                "DISTINCT nodes FROM jobs WHERE nodes IS NOT NULL)) d JOIN pseudonym p ON p.kind = 'node' AND p.plain = "
+                "d.node GROUP BY nodes) m ON j.nodes = m.key) t"
             )
         file = f"{table}.parquet"
-        write_one(store, f"SELECT {', '.join(columns)} FROM {source}", folder / file, table, False)
+        # By what is shown: the same rows give the same file, and the order tells nothing that the rows do not.
+        shown = f"SELECT {', '.join(columns)} FROM {source} ORDER BY ALL"
+        write_one(store, shown, folder / file, table, False)
         rows[file] = int(store.one(f"SELECT count(*) FROM {table}")[0])
     did.append("job names are kept" if keep_names else "job names are removed")
     did.append("file names are removed")
