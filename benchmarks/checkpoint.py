@@ -6,6 +6,7 @@
 
 *Excess* of a checkpoint: wall time of the steps from the call of save until it is durable, minus the time of as many
 undisturbed steps, of the windows right before and right after it. It counts the call, every wait and the slow-down.
+Long because every peer is an arm of its own here, so that all meet the same training in the same run.
 Every block (an arm) begins and ends with an undisturbed window of its own; the first save of an arm is told apart.
 """
 

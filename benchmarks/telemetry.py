@@ -6,6 +6,8 @@ With a GPU: known loads (idle, matrix products, device copies, host copies, copi
 right counters. Everywhere: CPU time of the recorder process at 1 Hz in percent of a core, beside `nvidia-smi` asked
 for similar values at the same rate, under load. Needs torch for the loads; exits 1 if a check fails.
 
+Long because it is carried to a GPU machine as one file: it needs nothing beside the package.
+
 --profile shortens these and adds, in microseconds, what each NVML call takes by itself (wall and CPU), what a tick
 makes of them, and what NVLink's counters say before and after a copy.
 """

@@ -146,7 +146,7 @@ def test_newest_only(tmp_path: Path, storage: Storage) -> None:
 
 def test_a_lease_is_renewed_while_it_is_held(storage: Storage) -> None:
     name = storage.folders()[0]
-    with leased(storage, name, "me", seconds=0.3):
+    with leased(storage, name, "me", seconds=3.0):
         first = leases(storage, name)[0].until
         deadline = time.monotonic() + 10
         while leases(storage, name)[0].until <= first and time.monotonic() < deadline:

@@ -9,6 +9,10 @@ for step in range(first, last + 1):
     if checkpoints.due(step):
         checkpoints.save(step, state, position=position)
 checkpoints.close()
+
+This file is long because the order of things in `save`, `restore` and `close` is what makes them safe, and is read
+in one place; what they are made of lies beside it: capture in state.py, copies in staging.py, buffers in
+rank_memory.py, where to restore from in restore.py.
 """
 
 from __future__ import annotations

@@ -8,6 +8,8 @@
     scoring/      Harness.score          CPU workers: Answers -> Score
     page.py       Report                 what people look at
 
+Long because all that the parts agree on stands in one place, and most of it is said in words.
+
 Who calls what:
 
 * The coordinator calls `Harness.list_tasks` (to name the nearest one), `Harness.expand` (a group becomes its leaf
