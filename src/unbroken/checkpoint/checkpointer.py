@@ -511,11 +511,11 @@ class Checkpointer:
         return slab or self._buffer(plan)
 
     def _buffer(self, plan: _Plan) -> Slab | None:
-        slab = self.memory.claim(plan.buffer_bytes, SHORT_WAIT_S)
-        if slab is None:
-            with holding_up():
-                slab = self.memory.claim(plan.buffer_bytes, CLOSE_TIMEOUT_S)
-        return slab
+        with contextlib.suppress(KeeperGone):  # its successor may need a while
+            if slab := self.memory.claim(plan.buffer_bytes, SHORT_WAIT_S):
+                return slab
+        with holding_up():
+            return self.memory.claim(plan.buffer_bytes, CLOSE_TIMEOUT_S)
 
     def _generators(self, captured: Captured) -> dict[str, Any]:
         return {"generators": capture_rng(), **captured.notes}
