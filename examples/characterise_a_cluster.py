@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 
 from unbroken.trace.readers import load
-from unbroken.trace.reference import acme
+from unbroken.trace.study import acme
 from unbroken.trace.report import build_report, page
 from unbroken.trace.synthetic import generate
 

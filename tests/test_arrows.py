@@ -57,3 +57,9 @@ def test_imports_point_down() -> None:
 def test_light_imports_do_not_import_torch(module: str) -> None:
     code = f"import {module}, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("module", ["unbroken.cli.main", "unbroken.trace.readers", "unbroken.trace.report"])
+def test_a_report_does_not_wait_for_what_it_does_not_need(module: str) -> None:
+    code = f"import {module}, sys; sys.exit(bool({{'numpy', 'psutil', 'asyncio'}} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

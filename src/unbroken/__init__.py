@@ -8,7 +8,8 @@ In a training script, five lines:
     ...
     run.step(step, loss=loss)          # each step, on every rank
 
-`Checkpointer` is imported when it is first asked for, because it needs torch.
+What a training script uses is imported when it is first asked for: `Checkpointer` needs torch, and no command
+that reads logs or traces should wait for either.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .errors import Exit, UnbrokenError
-from .progress.attach import Run, attach
 from .version import __version__
 
 if TYPE_CHECKING:
     from .checkpoint import Checkpointer
+    from .progress.attach import Run, attach
 
 EXIT_STOPPED = Exit.RANK_STOPPED_ON_REQUEST
 """The exit code of a rank that saved and stopped because the run asked it to."""
@@ -28,9 +29,13 @@ EXIT_STOPPED = Exit.RANK_STOPPED_ON_REQUEST
 __all__ = ["EXIT_STOPPED", "Checkpointer", "Run", "UnbrokenError", "__version__", "attach"]
 
 
-def __getattr__(name: str) -> Any:
-    if name == "Checkpointer":
-        from .checkpoint import Checkpointer
+_LATER = {"Checkpointer": ".checkpoint", "Run": ".progress.attach", "attach": ".progress.attach"}
 
-        return Checkpointer
-    raise AttributeError(f"module 'unbroken' has no attribute '{name}'")
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module 'unbroken' has no attribute '{name}'")
+    from importlib import import_module
+
+    value = globals()[name] = getattr(import_module(_LATER[name], __name__), name)
+    return value

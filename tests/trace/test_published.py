@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from unbroken.trace.readers import load
-from unbroken.trace.reference import acme
 from unbroken.trace.statistics import compute
+from unbroken.trace.study import acme
 from unbroken.trace.synthetic import generate
 from unbroken.trace.synthetic.model import SIZES, cluster_model, failures, published
 from unbroken.trace.tables import Findings

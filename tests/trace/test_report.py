@@ -17,9 +17,10 @@ from unbroken.trace.charts.scales import Axis, amount, nice_range, seconds, shor
 from unbroken.trace.charts.spec import Bars, Box, Boxes, Chart, Heat, LineChart, Series
 from unbroken.trace.charts.svg import render
 from unbroken.trace.readers import load
-from unbroken.trace.reference import Reference, acme
+from unbroken.trace.reference import Reference
 from unbroken.trace.report import Report, build_report, export, page, write_images
 from unbroken.trace.statistics import compute
+from unbroken.trace.study import acme
 
 
 @pytest.fixture(scope="module")

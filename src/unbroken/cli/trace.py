@@ -140,10 +140,11 @@ def with_rows(store: Store, files: list[Path]) -> Store:
 
 def references_of(compare: str | None, options: Options) -> list[Reference]:
     """What to compare with: acme, seren, kalos, or another trace."""
-    from ..trace.reference import Reference, acme
-
     if not compare:
         return []
+    from ..trace.reference import Reference
+    from ..trace.study import acme
+
     names = {"acme": ("Seren", "Kalos"), "seren": ("Seren",), "kalos": ("Kalos",), "philly": ("Philly",), "helios": ("Helios",), "pai": ("PAI",)}  # fmt: skip
     if compare.lower() in names:
         return acme(names[compare.lower()])

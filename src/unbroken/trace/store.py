@@ -206,9 +206,7 @@ class Store:
 
 def default_memory() -> Bytes:
     """Half of the machine's memory, at least 512 MiB; the cgroup's limit counts where it is lower."""
-    import psutil
-
-    total = psutil.virtual_memory().total
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     try:
         limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
         if limit.isdigit():

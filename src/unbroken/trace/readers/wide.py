@@ -12,17 +12,18 @@ import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 from zoneinfo import ZoneInfo
 
-import numpy as np
-
 from ...errors import InputError
-from ...telemetry.wide import Counts, count
 from ..schema import METRICS
 from ..store import Store
 from ..tables import Note
 from .base import Head, Options
 from .table import cluster_from
+
+if TYPE_CHECKING:
+    from ...telemetry.wide import Counts
 
 FILES: Mapping[str, tuple[str, float]] = {
     "GPU_UTIL": ("gpu_util_pct", 1.0),
@@ -68,6 +69,8 @@ class WideReader:
 
     def read(self, store: Store, head: Head, options: Options) -> None:
         """Adds the file's histogram and its means over time."""
+        from ...telemetry.wide import count
+
         stem = head.path.name.split(".")[0]
         metric, factor = metric_of(stem)
         if head.path.suffix in (".gz", ".zst"):
@@ -128,6 +131,8 @@ def metric_of(stem: str) -> tuple[str, float]:
 
 def rows_of(counts: Counts) -> list[tuple[float, int]]:
     """(value, count) of a table: at 2,001 even steps of its range and at every thousandth of its readings."""
+    import numpy as np
+
     low, high = counts.quantiles([0.0, 1.0])
     grid = np.unique(
         np.round(
