@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from unbroken.cli.main import dispatch
+from unbroken.errors import MissingExtra
 from unbroken.evaluate.live import Progress
 from unbroken.evaluate.screen import line
 from unbroken.testing.evaluation import BACKEND, HARNESS, fake_model
@@ -78,6 +79,19 @@ def test_plan(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "lower bound" in capsys.readouterr().out
 
 
+def test_a_plan_says_what_it_could_not_look_up(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Absent:
+        def expand(self, task: object, suite: object) -> None:
+            raise MissingExtra("lm_eval", "eval", what="the harness")
+
+    monkeypatch.setattr("unbroken.evaluate.forecast.get_harness", lambda name: Absent())
+    (place / "t.toml").write_text('[suite]\nname = "t"\n[[task]]\nname = "arc"\nharness = "lm_eval"\n')
+    assert dispatch(["eval", "plan", "t.toml"]) == 0
+    assert "not looked up: arc: the harness needs lm_eval" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("args", "code", "says"),
     [
@@ -105,6 +119,7 @@ def test_plan(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["run", "s.toml", "-m", "m", "-o", "o", "--block", "0"], 2, "at least 1"),
         (["run", f"{HARNESS}:unknown_one", "-m", "m", "-o", "o"], 2, ""),
         (["plan", "s.toml", "--gpus", "0"], 2, "at least 1"),
+        (["plan", "typo.toml"], 51, "there is no task 'sms'"),
         (["status", "nothing"], 3, "no evaluation"),
         (["compare", "a", "b"], 3, "no finished evaluation"),
         (["watch", "nowhere", "--suite", "s.toml"], 3, "no such run directory"),
@@ -116,6 +131,7 @@ def test_mistakes_are_told(
     place: Path, capsys: pytest.CaptureFixture[str], args: list[str], code: int, says: str
 ) -> None:
     (place / "noise.toml").write_bytes(b"\xff\xfe\x00")
+    (place / "typo.toml").write_text('[suite]\nname = "t"\n[[task]]\nname = "sms"\nharness = "plain"\n')
     assert dispatch(["eval", *args]) == code
     err = capsys.readouterr().err
     assert says in err

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
-from ..errors import UsageError
+from ..errors import MissingExtra, UsageError
 from ..units import Duration
 from .contracts import Json, Suite
 from .planner import Costs, Plan, Work, arrange, plan
 from .priors import Expected, Features, PriorBook
+from .registry import get_harness
 from .results import columns
 
 UNKNOWN_SAMPLES = 1000
@@ -25,12 +27,14 @@ class Forecast:
     plan: Plan
     naive_s: float
     """One trial per dataset, the model loaded each time, metrics inside."""
+    unchecked: Mapping[str, str] = field(default_factory=dict)
+    """Tasks that their harness could not be asked about, and why."""
 
     def as_json(self) -> Json:
         """One JSON object."""
         return {
             "suite": self.suite, "workers": list(self.workers), "makespan_s": self.plan.makespan_s, "gpu_end_s": self.plan.gpu_end_s,
-            "lower_bound_s": self.plan.lower_bound_s, "naive_s": self.naive_s, "rule": self.plan.rule, "shards": self.plan.shards,
+            "lower_bound_s": self.plan.lower_bound_s, "naive_s": self.naive_s, "unchecked": dict(self.unchecked), "rule": self.plan.rule, "shards": self.plan.shards,
             "tasks": {t: {"seconds": e.seconds, "spread": e.spread, "score_s": e.score_s, "source": e.source} for t, e in self.expected.items()},
             "parcels": [
                 {"worker": p.worker, "start_s": p.start, "end_s": p.end,
@@ -40,14 +44,33 @@ class Forecast:
         }  # fmt: skip
 
 
+def looked_up(suite: Suite) -> tuple[Suite, dict[str, str]]:
+    """The suite with its groups as their leaf tasks, and the tasks whose harness is not here, with the reason.
+
+    A task whose run time the suite itself states is taken as it stands. Raises UnknownTask with the nearest names.
+    """
+    tasks, unchecked = [], {}
+    for task in suite.tasks:
+        if task.name in suite.priors:
+            tasks.append(task)
+            continue
+        try:
+            tasks += get_harness(task.harness).expand(task, suite)
+        except MissingExtra as e:
+            tasks.append(task)
+            unchecked[task.name] = e.what
+    return replace(suite, tasks=tuple(tasks)), unchecked
+
+
 def forecast(
     suite: Suite, book: PriorBook, *, gpus: int, width: int = 1, model_b: float = 7.0, device: str = "", load_s: float = 30.0,
     cpu_workers: int = 16, block: int = 32,
 ) -> Forecast:  # fmt: skip
-    """The plan for a suite on so many GPUs. Raises UsageError if a task needs more GPUs than there are."""
+    """The plan for a suite on so many GPUs. Raises UsageError if a task needs more GPUs than there are, UnknownTask."""
     from .arms import baseline
     from .simulated import Cluster, Dataset, Weights
 
+    suite, unchecked = looked_up(suite)
     expected: dict[str, Expected] = {}
     work: list[Work] = []
     datasets: list[Dataset] = []
@@ -75,7 +98,7 @@ def forecast(
     naive = baseline(
         datasets, Weights(0.0, start_s=load_s), Cluster(gpus=len(workers), cpus=cpu_workers)
     ).makespan_s
-    return Forecast(suite.name, workers, expected, made, naive)
+    return Forecast(suite.name, workers, expected, made, naive, unchecked)
 
 
 def forecast_text(f: Forecast) -> str:
@@ -102,5 +125,6 @@ def forecast_text(f: Forecast) -> str:
         f"one trial per dataset: {Duration(f.naive_s)}, {f.naive_s / made.makespan_s:.2f} times as long"
         if made.makespan_s
         else "",
+        *(f"not looked up: {task}: {why}" for task, why in f.unchecked.items()),
     ]
     return "\n".join(lines)
