@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from unbroken.detect import ProcessLook
 from unbroken.diagnose.facts import Facts, HangFact, RankExit
-from unbroken.diagnose.verdict import Outcome, Root, Verdict
+from unbroken.diagnose.verdict import Faulty, Outcome, Root, Verdict
 from unbroken.progress import RunDir
 from unbroken.recover.incidents import (
     Incident,
@@ -23,6 +24,7 @@ from unbroken.recover.incidents import (
 )
 
 UNKNOWN = Verdict(Outcome.FAILED, reason="Unknown")
+BLAMES_1 = Verdict(Outcome.FAILED, reason="Unknown", faulty=Faulty("node-001", 1), decided_by="exit-code")
 
 
 def ended(rank: int, *, code: int | None = None, sig: int | None = None, ours: bool = False) -> RankExit:
@@ -62,6 +64,7 @@ def test_round_trip(tmp_path: Path) -> None:
         ((ended(0, sig=9),), Verdict(Outcome.FAILED, reason="OutOfMemoryError"), False),
         ((ended(0, sig=11),), UNKNOWN, False),
         ((ended(0, code=1), ended(1, sig=9)), UNKNOWN, False),
+        ((ended(0, code=1), ended(1, sig=9)), BLAMES_1, True),
         ((ended(0, sig=9, ours=True),), UNKNOWN, False),
         ((ended(0, code=0), ended(1, sig=9)), UNKNOWN, True),
         ((), UNKNOWN, False),
@@ -91,6 +94,19 @@ def test_root_from_what_was_seen() -> None:
 def test_a_root_from_a_log_stays() -> None:
     v = Verdict(Outcome.FAILED, reason="Unknown", root=Root(text="Traceback"))
     assert with_root(v, facts(ended(0, sig=9)), {}) is v
+
+
+def test_the_root_is_the_end_that_the_verdict_blames() -> None:
+    v = with_root(BLAMES_1, facts(ended(0, code=1), ended(1, sig=9)), {})
+    assert v.root is not None
+    assert v.root.text == "rank 1 on node-001 ended by SIGKILL, without a word in its log"
+
+
+def test_the_last_line_of_a_killed_rank_is_not_the_root_by_itself() -> None:
+    last = Root("rank-1.log", 370, "step 370 loss 0.07", rank=1)
+    v = with_root(replace(BLAMES_1, root=last), facts(ended(1, sig=9)), {})
+    said = "rank 1 on node-001 ended by SIGKILL; the last line of its log: step 370 loss 0.07"
+    assert v.root == replace(last, text=said)
 
 
 def test_every_signal_has_a_name() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from .. import atomic
 from ..detect import ProcessLook
-from ..diagnose.facts import Facts, HangFact
+from ..diagnose.facts import Facts, HangFact, RankExit
 from ..diagnose.verdict import UNKNOWN, Action, Outcome, Root, Verdict
 from ..progress import RunDir
 from .attempt import Attempt
@@ -94,16 +94,36 @@ def named_in_run(verdict: Verdict, logs: Sequence[Path], run_dir: RunDir) -> Ver
 
 
 def killed_from_outside(facts: Facts, verdict: Verdict) -> bool:
-    """Whether the first end was a SIGKILL or SIGTERM that we did not send and that the logs do not explain."""
-    first = next((e for e in facts.exits if not e.ours and e.code != 0), None)
+    """Whether what ended first was ended by a SIGKILL or SIGTERM that we did not send and the logs do not explain."""
+    first = _first_end(facts, verdict)
     unexplained = verdict.reason in (None, UNKNOWN)
     return first is not None and unexplained and first.signal in (signal.SIGKILL, signal.SIGTERM)
 
 
+def _first_end(facts: Facts, verdict: Verdict) -> RankExit | None:
+    """The exit that the verdict blames, else the earliest that was an error and not our doing.
+
+    Agents see ends at moments of their own: an error that a kill caused elsewhere may carry the earlier time.
+    """
+    bad = [e for e in facts.exits if not e.ours and e.code != 0]
+    blamed = verdict.faulty.rank if verdict.faulty is not None else None
+    return next((e for e in bad if e.rank == blamed), None) or next(iter(bad), None)
+
+
+def _how(end: RankExit) -> str:
+    how = signal_name(end.signal) if end.signal else f"exit code {end.code}"
+    return f"rank {end.rank} on {end.node} ended by {how}"
+
+
 def with_root(verdict: Verdict, facts: Facts, looks: Mapping[int, ProcessLook]) -> Verdict:
     """The verdict with what the supervisor itself saw as its root, where no line of a log is one."""
+    first = _first_end(facts, verdict)
     if verdict.root is not None and verdict.root.text:
-        return verdict
+        if first is None or verdict.decided_by != "exit-code":
+            return verdict
+        # The last line of a rank that was killed tells how far it was, not what happened to it.
+        text = f"{_how(first)}; the last line of its log: {verdict.root.text.strip()}"
+        return replace(verdict, root=replace(verdict.root, text=text))
     nodes = dict(facts.nodes)
     if facts.hang is not None:
         late = facts.hang.late[0] if facts.hang.late else None
@@ -116,10 +136,8 @@ def with_root(verdict: Verdict, facts: Facts, looks: Mapping[int, ProcessLook]) 
     if facts.lost_nodes:
         text = f"nothing is left of {', '.join(facts.lost_nodes)}: agent, keeper and ranks are gone"
         return replace(verdict, root=Root(text=text, node=facts.lost_nodes[0]))
-    first = next((e for e in facts.exits if not e.ours and e.code != 0), None)
     if first is not None:
-        how = signal_name(first.signal) if first.signal else f"exit code {first.code}"
-        text = f"rank {first.rank} on {first.node} ended by {how}, without a word in its log"
+        text = f"{_how(first)}, without a word in its log"
         return replace(verdict, root=Root(text=text, rank=first.rank, node=first.node, time=first.time))
     return verdict
 
