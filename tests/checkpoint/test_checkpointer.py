@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -380,6 +383,41 @@ def test_a_failed_save_never_stops_training_and_close_says_so(
     else:
         with pytest.raises(NotDurable, match="step 4"):
             c.close()
+
+
+def test_a_step_that_is_saved_again_resolves_both_calls(own_keepers: Path, tmp_path: Path) -> None:
+    """As a script does that saves when it is due and once more because it was asked to stop."""
+    c = checkpointer(tmp_path)
+    c.save(1, {"w": torch.zeros(3)})
+    early: list[dict[str, Any]] = []
+    c.memory._listener = early.append
+    first, second = c.save(2, {"w": torch.zeros(3)}), c.save(2, {"w": torch.zeros(3)}, persist=True)
+    c.memory._listener = c._event
+    for event in early:
+        c._event(event)
+    assert first.wait("disk", 20) > 0
+    assert second.wait("disk", 20) > 0
+    c.close()
+
+
+def test_saves_of_two_threads_come_one_after_the_other(
+    own_keepers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    c = checkpointer(tmp_path)
+    c.save(1, {"w": torch.zeros(3)})
+    claim, gate, met = c.memory.claim, threading.Barrier(2), []
+
+    def claim_together(size: int, timeout_s: float) -> Any:
+        with contextlib.suppress(threading.BrokenBarrierError):
+            met.append(gate.wait(1.0))
+        return claim(size, timeout_s)
+
+    monkeypatch.setattr(c.memory, "claim", claim_together)
+    with ThreadPoolExecutor(2) as pool:
+        for saved in pool.map(lambda step: c.save(step, {"w": torch.zeros(3)}), (3, 5)):
+            assert saved.wait("host", 20) > 0
+    c.close()
+    assert not met
 
 
 class NoGpu:

@@ -167,6 +167,26 @@ def test_losing_a_node_loses_nothing_that_its_peer_holds(
     assert [g.source for g in got] == ["memory", "memory", "peer", "peer"]
 
 
+def test_whether_a_restored_checkpoint_is_durable_is_the_same_on_all_ranks(
+    ranks: Callable[..., Ranks], own_keepers: Path
+) -> None:
+    """Sources differ where a keeper was lost; whoever decides by them whether to save again waits for the others."""
+    r = ranks(2, nodes=2)
+    r.open()
+    for saved in r.save(2):
+        saved.wait("disk", 15)
+    r.vanish()
+    kill_keepers(own_keepers, node=1)
+    r.open()
+    got, _ = r.restore()
+    assert [(g.step, g.source, g.durable) for g in got] == [(2, "memory", True), (2, "disk", True)]
+    r.save(3)
+    r.vanish()
+    r.open()
+    got, _ = r.restore()
+    assert [(g.step, g.source, g.durable) for g in got] == [(3, "memory", False)] * 2
+
+
 def test_a_rank_whose_disk_fails_is_known_to_all_and_training_goes_on(ranks: Callable[..., Ranks]) -> None:
     """Scenario 9: another node's rank cannot write; all know at once, not when somebody's time is up."""
     r = ranks(2, nodes=2)

@@ -28,7 +28,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
@@ -147,7 +147,10 @@ class Checkpointer:
         self._started = False
         self._closed = False
         self._guard = threading.RLock()
-        self._saves: dict[Mark, Saved] = {}
+        self._saving = threading.RLock()
+        """One save at a time: a buffer is asked for ahead, and two threads must not be given the same one."""
+        self._saves: dict[Mark, list[Saved]] = {}
+        """A step that is saved again has several; what happens to its snapshot happens to all of them."""
         self._last: Saved | None = None
         self._failed: list[tuple[int, str, str]] = []
         """(step, rung, why) of saves that nothing newer has made up for."""
@@ -187,8 +190,12 @@ class Checkpointer:
 
         `persist` tells whether it also goes to disk (default: every `persist_every` steps). Raises UnsaveableState,
         naming the key, for what cannot be saved exactly; trouble of keeper and disk never raises here: it fails
-        the futures, is logged, and training goes on.
+        the futures, is logged, and training goes on. May be called from any thread; saves come one after the other.
         """
+        with self._saving:
+            return self._save(step, state, position, persist)
+
+    def _save(self, step: int, state: Mapping[str, Any], position: Any, persist: bool | None) -> Saved:
         self._open()
         persist = self._persists(step) if persist is None else persist
         where = _position(position if position is not None else self._position() if self._position else None)
@@ -280,7 +287,7 @@ class Checkpointer:
         self._prepare(state)
         restored = Restored(
             offer.step, offer.attempt, offer.name, source, position, tuple(skipped), resharded,
-            time.monotonic() - began,
+            time.monotonic() - began, durable=offer.on_disk,
         )  # fmt: skip
         if self.place.rank == 0:
             logger.info("restored step %d from %s in %.2f s", offer.step, source, restored.seconds)
@@ -301,7 +308,7 @@ class Checkpointer:
             rung = self.storage.rung
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         with self._guard:
-            saves = list(self._saves.values())
+            saves = list(itertools.chain(*self._saves.values()))
         with holding_up():
             for saved in saves:
                 if rung in saved.rungs():
@@ -312,9 +319,10 @@ class Checkpointer:
 
         Raises NotDurable if something did not, and nothing newer made up for it.
         """
-        if self._closed:
-            return
-        self._closed = True
+        with self._saving:  # a save of another thread ends first
+            if self._closed:
+                return
+            self._closed = True
         atexit.unregister(self._at_exit)
         if not self._started:
             return
@@ -332,7 +340,7 @@ class Checkpointer:
         self._stager.drain()
         deadline, trouble = time.monotonic() + timeout_s, [why for _, _, why in self._failed]
         with self._guard:
-            saves = [s for s in self._saves.values() if not s.done]
+            saves = [s for s in itertools.chain(*self._saves.values()) if not s.done]
         for saved in saves:
             for name, future in saved.rungs().items():
                 try:
@@ -522,9 +530,9 @@ class Checkpointer:
 
     def _note(self, saved: Saved) -> None:
         with self._guard:
-            for m in [m for m, s in self._saves.items() if s.done][:-64]:
+            for m in [m for m, saves in self._saves.items() if _done(saves)][:-64]:
                 del self._saves[m]
-            self._saves[Mark(self.attempt, saved.step)] = saved
+            self._saves.setdefault(Mark(self.attempt, saved.step), []).append(saved)
             self._last = saved
 
     def _measure(self, saved: Saved, persist: bool) -> None:
@@ -601,36 +609,38 @@ class Checkpointer:
             return
         mark = Mark(event["attempt"] if event.get("attempt") is not None else self.attempt, step)
         with self._guard:
-            saved = self._saves.get(mark)
+            saves = list(self._saves.get(mark, ()))
             if kind == "durable":
                 # What is older and still open was superseded or has failed; what is done is forgotten.
-                for m in [m for m, s in self._saves.items() if m < mark and s.done]:
+                for m in [m for m, older in self._saves.items() if m < mark and _done(older)]:
                     del self._saves[m]
             if kind in ("durable", "remote"):
                 # A newer checkpoint that is whole makes up for an older one that failed.
                 rung = "disk" if kind == "durable" else "remote"
                 self._failed = [f for f in self._failed if f[1] != rung or f[0] >= step]
-        if saved is None:
+        if not saves:
             return
         if kind == "durable":
-            saved.reach(self.storage.rung)
+            _reach(saves, self.storage.rung)
             if self._meter is not None:
-                self._meter.durable(time.monotonic() - saved.began)
+                self._meter.durable(time.monotonic() - saves[-1].began)
         elif kind == "peer" and event.get("rank") == self.place.rank:
-            saved.reach("peer")
+            _reach(saves, "peer")
         elif kind == "remote":
-            saved.reach("remote")
+            _reach(saves, "remote")
         elif kind == "remote_failed":
             logger.error("step %d did not reach %s: %s", step, self._wishes["remote"], event["why"])
             with self._guard:
                 self._failed.append((step, "remote", f"step {step}, remote: {event['why']}"))
-            saved.fail(str(event["why"]), rungs=("remote",))
+            for saved in saves:
+                saved.fail(str(event["why"]), rungs=("remote",))
         elif kind == "failed":
             why = f"rank {event['rank']}: {event['why']}" if event.get("rank", -1) >= 0 else str(event["why"])
             logger.error("the checkpoint of step %d failed, training goes on: %s", step, why)
             with self._guard:
                 self._failed.append((step, "disk", f"step {step}: {why}"))
-            saved.fail(why, rungs=("disk", "remote"))
+            for saved in saves:
+                saved.fail(why, rungs=("disk", "remote"))
 
     def _at_exit(self) -> None:
         """A process that ends with a checkpoint pending waits for it, and its exit code says if it failed.
@@ -648,6 +658,15 @@ class Checkpointer:
         except NotDurable as e:
             print(f"unbroken: {e}", file=sys.stderr, flush=True)
             os._exit(NotDurable.exit_code)
+
+
+def _done(saves: Iterable[Saved]) -> bool:
+    return all(s.done for s in saves)
+
+
+def _reach(saves: Iterable[Saved], rung: str) -> None:
+    for saved in saves:
+        saved.reach(rung)
 
 
 class _Plan:

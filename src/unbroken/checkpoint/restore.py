@@ -51,8 +51,9 @@ Beside = Callable[[Slab | None], AbstractContextManager[object]]
 class Restored:
     """What the state goes on from.
 
-    `source` is memory, peer, disk or remote; `skipped` lists newer checkpoints that were passed over, each with
-    the reason. `position` is the global data position.
+    `source` is where this rank's share came from: memory, peer, disk or remote; the ranks of a run may differ in it.
+    `durable` tells whether it is a committed checkpoint, the same on every rank. `skipped` lists newer checkpoints
+    that were passed over, each with the reason. `position` is the global data position.
     """
 
     step: int
@@ -63,6 +64,7 @@ class Restored:
     skipped: tuple[tuple[str, str], ...] = ()
     resharded: bool = False
     seconds: float = 0.0
+    durable: bool = False
 
 
 @dataclass(eq=False)

@@ -102,7 +102,8 @@ def open_saving(config: RunConfig, run: Run, trainer: Trainer) -> tuple[Saving, 
     )
     state = trainer.state()
     restored = checkpoints.restore(state)
-    durable = restored.step if restored and restored.source in ("disk", "remote") else None
+    # Not by the source, which differs from rank to rank: all save the last step anew, or none does.
+    durable = restored.step if restored and restored.durable else None
     saving = CheckpointSaving(checkpoints, trainer, durable)
     if restored is None:
         return saving, None
