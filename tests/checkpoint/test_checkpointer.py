@@ -347,7 +347,7 @@ def test_a_keeper_that_is_stopped_is_replaced_and_what_it_had_not_written_is_iss
     own_keepers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Scenario 10: SIGSTOP, as a disk in D state would have it. Training is not held up meanwhile."""
-    monkeypatch.setattr("unbroken.checkpoint.rank_memory.STALL_S", 1.5)
+    monkeypatch.setattr("unbroken.checkpoint.rank_memory.MUTE_AFTER", 2)
     c = checkpointer(tmp_path)
     c.save(1, {"w": torch.zeros(10)})
     until(lambda: c.memory._ahead is not None and c.memory._ahead.slab is not None)
@@ -398,6 +398,27 @@ def test_a_step_that_is_saved_again_resolves_both_calls(own_keepers: Path, tmp_p
     assert first.wait("disk", 20) > 0
     assert second.wait("disk", 20) > 0
     c.close()
+
+
+def test_a_step_that_is_saved_again_when_it_is_durable_is_durable(own_keepers: Path, tmp_path: Path) -> None:
+    c = checkpointer(tmp_path)
+    c.save(2, {"w": torch.zeros(3)}).wait("disk", 20)
+    assert c.save(2, {"w": torch.zeros(3)}).wait("disk", 20) < 20
+    c.close()
+
+
+def test_a_step_that_failed_on_another_rank_before_it_is_saved_here_has_failed(
+    own_keepers: Path, tmp_path: Path
+) -> None:
+    """On a full disk the first of the ranks fails at once; the keeper does not say so again to those behind."""
+    c = checkpointer(tmp_path)
+    c.save(1, {"w": torch.zeros(3)})
+    c.memory.link.request({"op": "give_up", "step": 2, "why": "No space left", "world_size": 1})
+    until(lambda: bool(c._fates))
+    with pytest.raises(StorageError, match="No space left"):
+        c.save(2, {"w": torch.zeros(3)}).wait("disk", 20)
+    with pytest.raises(NotDurable, match="step 2: rank 0: No space left"):
+        c.close(20)
 
 
 def test_saves_of_two_threads_come_one_after_the_other(

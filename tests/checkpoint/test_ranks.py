@@ -237,7 +237,7 @@ def test_a_mute_keeper_of_a_supervisor_is_ended_and_its_successor_gets_everythin
     ranks: Callable[..., Ranks], agents: Callable[..., FakeAgent], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Scenario 10, under an agent: the ranks notice, the agent starts another, the memory changes hands."""
-    monkeypatch.setattr("unbroken.checkpoint.rank_memory.STALL_S", 2.0)
+    monkeypatch.setattr("unbroken.checkpoint.rank_memory.MUTE_AFTER", 2)
     r = ranks(2)
     agent = agents(node="node-000", checkpoints=r.folder)
     agent.attempt(1, ranks=2)

@@ -105,6 +105,13 @@ def test_incidents(attempt: Attempt) -> None:
     assert "no progress for 6s: suspected to hang" in text and "declared after 1m" in text
 
 
+def test_a_last_snapshot_that_is_not_on_disk_is_said() -> None:
+    out = io.StringIO()
+    Lines(out).kept({"node-000": {"step": 80}, "node-001": {"step": None, "why": "Read-only file system"}})
+    assert "node-001: its keeper did not put its last snapshot on disk: Read-only" in out.getvalue()
+    assert "node-000" not in out.getvalue()
+
+
 def test_an_incident_before_the_first_step_names_no_step(attempt: Attempt) -> None:
     out = io.StringIO()
     lines = Lines(out)

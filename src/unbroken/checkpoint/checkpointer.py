@@ -151,6 +151,8 @@ class Checkpointer:
         """One save at a time: a buffer is asked for ahead, and two threads must not be given the same one."""
         self._saves: dict[Mark, list[Saved]] = {}
         """A step that is saved again has several; what happens to its snapshot happens to all of them."""
+        self._fates: dict[Mark, list[Message]] = {}
+        """How recent steps ended: another rank may be ahead with one, and fail, before this rank saves it."""
         self._last: Saved | None = None
         self._failed: list[tuple[int, str, str]] = []
         """(step, rung, why) of saves that nothing newer has made up for."""
@@ -191,6 +193,7 @@ class Checkpointer:
         `persist` tells whether it also goes to disk (default: every `persist_every` steps). Raises UnsaveableState,
         naming the key, for what cannot be saved exactly; trouble of keeper and disk never raises here: it fails
         the futures, is logged, and training goes on. May be called from any thread; saves come one after the other.
+        A step is written once: saved again, it has the fate of the first.
         """
         with self._saving:
             return self._save(step, state, position, persist)
@@ -532,8 +535,12 @@ class Checkpointer:
         with self._guard:
             for m in [m for m, saves in self._saves.items() if _done(saves)][:-64]:
                 del self._saves[m]
-            self._saves.setdefault(Mark(self.attempt, saved.step), []).append(saved)
+            mark = Mark(self.attempt, saved.step)
+            self._saves.setdefault(mark, []).append(saved)
             self._last = saved
+            told = list(self._fates.get(mark, ()))
+        for event in told:  # the keeper writes a step once and does not say it again
+            self._befall([saved], event)
 
     def _measure(self, saved: Saved, persist: bool) -> None:
         """Where intervals are automatic: what this save cost, and when the next ones are due, the same on all ranks."""
@@ -610,6 +617,11 @@ class Checkpointer:
         mark = Mark(event["attempt"] if event.get("attempt") is not None else self.attempt, step)
         with self._guard:
             saves = list(self._saves.get(mark, ()))
+            # Without an attempt it is a refused buffer: of that save alone, not of the step.
+            if kind in ("durable", "failed", "remote", "remote_failed") and event.get("attempt") is not None:
+                self._fates.setdefault(mark, []).append(event)
+                for m in sorted(self._fates)[:-64]:
+                    del self._fates[m]
             if kind == "durable":
                 # What is older and still open was superseded or has failed; what is done is forgotten.
                 for m in [m for m, older in self._saves.items() if m < mark and _done(older)]:
@@ -618,12 +630,16 @@ class Checkpointer:
                 # A newer checkpoint that is whole makes up for an older one that failed.
                 rung = "disk" if kind == "durable" else "remote"
                 self._failed = [f for f in self._failed if f[1] != rung or f[0] >= step]
-        if not saves:
-            return
+        if saves:
+            if kind == "durable" and self._meter is not None:
+                self._meter.durable(time.monotonic() - saves[-1].began)
+            self._befall(saves, event)
+
+    def _befall(self, saves: list[Saved], event: Message) -> None:
+        """Lets what the keeper tells of a step happen to the saves of it."""
+        kind, step = event.get("event"), saves[-1].step
         if kind == "durable":
             _reach(saves, self.storage.rung)
-            if self._meter is not None:
-                self._meter.durable(time.monotonic() - saves[-1].began)
         elif kind == "peer" and event.get("rank") == self.place.rank:
             _reach(saves, "peer")
         elif kind == "remote":

@@ -751,7 +751,9 @@ class Supervisor:
     async def _leave(self, *, flush: bool) -> None:
         """Ends all agents and keepers that are reachable, and proves that nothing is left on their nodes."""
         names = self.nodes.up()
-        await self.nodes.ask_all(names, "quit", flush=flush, deadline_s=60, timeout=90)
+        answers = await self.nodes.ask_all(names, "quit", flush=flush, deadline_s=60, timeout=90)
+        if flush:
+            self.view.kept({n: a["closed"] for n, a in answers.items() if "closed" in a})
         for name in names:
             deadline = time.monotonic() + 3
             while (

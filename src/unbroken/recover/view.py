@@ -6,7 +6,7 @@ import math
 import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from ..detect import Hang
@@ -30,6 +30,7 @@ class View(Protocol):
     def incident(self, incident: Incident, seconds: float) -> None: ...
     def resumed(self, incident: Incident) -> None: ...
     def stopped(self, incident: Incident, run_dir: RunDir) -> None: ...
+    def kept(self, closed: Mapping[str, Mapping[str, Any]]) -> None: ...
     def finished(self, kind: str, attempt: Attempt, checkpoints: Sequence[str]) -> None: ...
 
 
@@ -151,6 +152,12 @@ class Lines:
         self.say(f"the run is stopped: {incident.why}")
         if v is not None and v.root is not None and v.root.file:
             self.say(f"    see {run_dir.path / v.root.file}{f', line {v.root.line}' if v.root.line else ''}")
+
+    def kept(self, closed: Mapping[str, Mapping[str, Any]]) -> None:
+        """Says of each node whose keeper ended with a snapshot that could not be made durable, or without a word."""
+        for node, answer in closed.items():
+            if why := answer.get("why") or answer.get("what"):
+                self.say(f"{node}: its keeper did not put its last snapshot on disk: {why}")
 
     def finished(self, kind: str, attempt: Attempt, checkpoints: Sequence[str]) -> None:
         newest = f", newest checkpoint {checkpoints[0]}" if checkpoints else ""
