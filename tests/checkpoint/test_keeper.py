@@ -176,6 +176,26 @@ def test_close_flushes_frees_and_exits(agent: FakeAgent) -> None:
     assert committed(agent) == ["step-00000005.a0001"]
 
 
+def test_without_an_agent_a_keeper_stays_where_a_rank_died_although_the_last_one_closed(
+    agents: Callable[..., FakeAgent],
+) -> None:
+    """Plain torchrun: the ranks that still live may end in good order before torchrun notices, and starts again."""
+    alone = agents(connect=False)
+    ranks = [FakeRank(alone, rank=r, world_size=2) for r in range(2)]
+    for r in ranks:
+        r.save(5)
+    ranks[1].die()
+    ranks[0].link.request({"op": "bye"})
+    ranks[0].die()
+    until(lambda: committed(alone) == ["step-00000005.a0001"])  # what a goodbye of all would not have written
+    assert alive(alone.pid)
+    again = [FakeRank(alone, rank=r, world_size=2, attempt=2) for r in range(2)]
+    for r in again:
+        r.link.request({"op": "bye"})
+        r.die()
+    until(lambda: not alive(alone.pid))
+
+
 def test_a_lapsed_lease_stops_all_writing_and_a_renewal_lets_it_go_on(
     agents: Callable[..., FakeAgent],
 ) -> None:

@@ -52,6 +52,8 @@ class Keeper:
         self.candidates: list[Any] = []
         self.agent_known = settings.lease_s is not None
         self.restored = False
+        self.deserted = 0
+        """The last attempt of which a rank here went without a goodbye: it may be started again."""
         self.alone_since = time.monotonic()
         self.stop = threading.Event()
         self.exit_code = 0
@@ -177,6 +179,8 @@ class Keeper:
                 if b := self.holdings.buffers.get(number):
                     b.pins -= 1
             if client.role == "rank" and client.attempt == self.attempt:
+                if not client.left:
+                    self.deserted = self.attempt
                 for b in self.holdings.of_rank(client.rank):
                     if b.state == CLAIMED and b.owner is client:
                         b.state = FREE
@@ -188,7 +192,7 @@ class Keeper:
         if not last or self.agent_known:
             return
         # Plain torchrun: nobody else makes the last snapshot durable now.
-        if client.left:
+        if client.left and self.deserted != self.attempt:
             threading.Thread(target=self._end_when_done, daemon=True).start()
         else:
             threading.Thread(target=self._flush_quietly, daemon=True).start()

@@ -8,6 +8,7 @@ Processes are found by the run's mark in their environment; nothing else on the 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -107,7 +108,13 @@ class Faults:
 
     def kill_node(self, node: str) -> int:
         """kill -9 of everything on a node, its memory and scratch with it; returns how many processes that were."""
-        before = len(marked(self.run_id, node=node))
+        there = marked(self.run_id, node=node)
+        before = len(there)
+        # All at once, as far as anybody can tell: they stop first, and the agent, who would tell, goes last.
+        for p in there:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(p.pid, signal.SIGSTOP)
+        end(lambda: [p for p in marked(self.run_id, node=node) if p.role != "agent"])
         left = end(lambda: marked(self.run_id, node=node))
         if left:
             raise RunError(f"{node} has processes that survive kill -9: {[p.pid for p in left]}")
