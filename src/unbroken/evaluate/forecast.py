@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -50,12 +51,13 @@ def looked_up(suite: Suite) -> tuple[Suite, dict[str, str]]:
     A task whose run time the suite itself states is taken as it stands. Raises UnknownTask with the nearest names.
     """
     tasks, unchecked = [], {}
+    harness_of = functools.cache(get_harness)  # it keeps the index of its tasks, which takes seconds
     for task in suite.tasks:
         if task.name in suite.priors:
             tasks.append(task)
             continue
         try:
-            tasks += get_harness(task.harness).expand(task, suite)
+            tasks += harness_of(task.harness).expand(task, suite)
         except MissingExtra as e:
             tasks.append(task)
             unchecked[task.name] = e.what
