@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import mmap
 import os
 import platform
 import shutil
@@ -167,6 +168,9 @@ class Arm:
 
     def begin(self, i: int) -> Save:
         raise NotImplementedError
+
+    def after_save(self) -> None:
+        pass
 
     def close(self) -> None:
         pass
@@ -333,6 +337,7 @@ class Ours(Arm):
         self.start_s = time.perf_counter() - began
         self.stalls: list[float] = []
         self.durable: list[float] = []
+        self.held: list[list[int]] = []
 
     def begin(self, i: int) -> Save:
         saved = self.c.save(i + 1, self.t.state)
@@ -347,14 +352,16 @@ class Ours(Arm):
 
         return Save(done, on_host=lambda: saved.host.done())
 
-    def figures(self) -> dict[str, Any]:
+    def after_save(self) -> None:
         pids = [os.getpid(), int(self.c.memory.link.info["pid"])]
+        self.held.append([*(pss(p) for p in pids), *(len(os.listdir(f"/proc/{p}/fd")) for p in pids)])
+
+    def figures(self) -> dict[str, Any]:
         return {
             "start_s": self.start_s,
             "registering_s": getattr(self.c._pinning, "registered_s", 0.0),
             "pinned_bytes": getattr(self.c._pinning, "bytes", 0),
-            "pss_bytes": [pss(p) for p in pids],
-            "descriptors": len(os.listdir("/proc/self/fd")),
+            "pss_and_descriptors": self.held,
             "stalls_s": self.stalls,
             "durable_exactly_s": self.durable,
         }
@@ -397,6 +404,7 @@ def measure(
     """All saves of one arm, each between two undisturbed windows."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
+    raw = [raw_write_now(folder.parent, t.bytes())]
     arm.open(t, folder)
     for _ in range(3):
         t.step()
@@ -428,10 +436,12 @@ def measure(
         )  # fmt: skip
         say(f"  {arm.name} {i}: " + ", ".join(f"{k} {v:.4g}" for k, v in rows[-1].items()))
         before = after
+        arm.after_save()
         for old in sorted(folder.glob("*"), key=lambda p: p.stat().st_mtime)[:-2]:
             if not isinstance(arm, Ours) and RANK == 0:
                 shutil.rmtree(old, ignore_errors=True) if old.is_dir() else old.unlink()
-    result = {"arm": arm.name, "saves": rows, **arm.figures()}
+    raw.append(raw_write_now(folder.parent, t.bytes()))
+    result = {"arm": arm.name, "saves": rows, "raw_write": raw, **arm.figures()}
     if close:
         arm.close()
         shutil.rmtree(folder, ignore_errors=True)
@@ -442,31 +452,16 @@ def probes(device: torch.device, folder: Path, size: int) -> dict[str, float]:
     """Raw speeds of this machine, in bytes per second: what nothing can be faster than."""
     folder.mkdir(parents=True, exist_ok=True)
     found: dict[str, float] = {}
-    chunk = torch.randint(0, 255, (64 << 20,), dtype=torch.uint8).numpy()
     path = folder / f"probe-{RANK}"
-    n = max(1, min(size, 8 << 30) // len(chunk))
-    for flags, name in ((os.O_DIRECT, "disk_write"), (0, "disk_write_cached")):
-        try:
-            fd = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_TRUNC | flags, 0o644)
-        except OSError:
-            continue
-        import mmap
-
-        aligned = mmap.mmap(-1, len(chunk))
-        aligned.write(chunk.tobytes())
-        began = time.perf_counter()
-        for _ in range(n):
-            os.write(fd, aligned)
-        os.fsync(fd)
-        found[name] = n * len(chunk) / (time.perf_counter() - began)
-        os.close(fd)
+    length = raw_length(size)
+    found["disk_write"] = raw_write(path, length)
     drop_cache(path)
     began = time.perf_counter()
     with open(path, "rb", buffering=0) as f:
         buffer = bytearray(16 << 20)
         while f.readinto(buffer):
             pass
-    found["disk_read"] = n * len(chunk) / (time.perf_counter() - began)
+    found["disk_read"] = length / (time.perf_counter() - began)
     path.unlink()
     if device.type == "cuda":
         host = torch.empty(1 << 30, dtype=torch.uint8, pin_memory=True)
@@ -480,6 +475,36 @@ def probes(device: torch.device, folder: Path, size: int) -> dict[str, float]:
             torch.cuda.synchronize()
             found[name] = 6 * (1 << 30) / (time.perf_counter() - began)
     return found
+
+
+def raw_length(size: int) -> int:
+    return max(64 << 20, min(size, 8 << 30) >> 26 << 26)
+
+
+def raw_write(path: Path, length: int) -> float:
+    """Bytes per second of large writes past the page cache, synced at the end; through it where there is no such way."""
+    flags = os.O_CREAT | os.O_WRONLY | os.O_TRUNC
+    try:
+        fd = os.open(path, flags | os.O_DIRECT, 0o644)
+    except OSError:
+        fd = os.open(path, flags, 0o644)
+    aligned = mmap.mmap(-1, 64 << 20)
+    aligned.write(torch.randint(0, 255, (64 << 20,), dtype=torch.uint8).numpy().tobytes())
+    began = time.perf_counter()
+    for _ in range(length >> 26):
+        os.write(fd, aligned)
+    os.fsync(fd)
+    took = time.perf_counter() - began
+    os.close(fd)
+    return length / took
+
+
+def raw_write_now(folder: Path, size: int) -> float:
+    """The same beside a block of saves: a virtual disk slows down after a burst, so a limit is only good for its time."""
+    path = folder / f"probe-{RANK}"
+    rate = raw_write(path, raw_length(size // 3))
+    path.unlink()
+    return rate
 
 
 def drop_cache(*paths: Path) -> None:

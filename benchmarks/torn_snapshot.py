@@ -26,9 +26,12 @@ MIB = 1024
 
 
 def parameters() -> tuple[torch.nn.Parameter, torch.optim.Optimizer]:
-    w = torch.nn.Parameter(torch.zeros(MIB << 18, device="cuda"))
+    """Zeros, and an optimizer whose every step adds one. It has made a step: loading a kernel waits for the GPU."""
+    w = torch.nn.Parameter(torch.full((MIB << 18,), -1.0, device="cuda"))
     w.grad = torch.full_like(w, -1.0)
-    return w, torch.optim.SGD([w], lr=1.0)
+    optimizer = torch.optim.SGD([w], lr=1.0)
+    optimizer.step()
+    return w, optimizer
 
 
 def shares(t: torch.Tensor) -> dict[str, float]:
@@ -37,11 +40,12 @@ def shares(t: torch.Tensor) -> dict[str, float]:
 
 
 def queue_work() -> None:
+    torch.cuda._sleep(1)  # loaded now, not later
     torch.cuda.synchronize()
     torch.cuda._sleep(int(4e9))  # about two seconds: longer than it takes to pin a buffer
 
 
-def dcp() -> dict[str, float]:
+def dcp() -> dict[str, Any]:
     from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
     class Reused(DefaultStager):  # torch 2.11's closes itself after its first save (pytorch#183413)
@@ -67,12 +71,13 @@ def dcp() -> dict[str, float]:
     staged = stager.stage(state)
     if hasattr(staged, "result"):
         staged = staged.result()  # its contract: wait for this before the next update
+    early = not torch.cuda.current_stream().query()
     optimizer.step()
     torch.cuda.synchronize()
-    return shares(staged["w"])
+    return {**shares(staged["w"]), "done before the state was there": early}
 
 
-def ours() -> dict[str, float]:
+def ours() -> dict[str, Any]:
     from unbroken import Checkpointer
 
     folder = tempfile.mkdtemp(prefix="unbroken-torn-")
@@ -84,12 +89,14 @@ def ours() -> dict[str, float]:
     queue_work()
     optimizer.step()
     saved = c.save(4, state)
+    early = saved.host.done()
     optimizer.step()  # no waiting: the stream does
+    ahead = not torch.cuda.current_stream().query()
     saved.host.result(60)
     c.restore(state)
     c.close()
     shutil.rmtree(folder)
-    return shares(w)
+    return {**shares(w), "done before the state was there": early, "the call waited for nothing": ahead}
 
 
 def main() -> None:

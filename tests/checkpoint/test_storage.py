@@ -77,6 +77,48 @@ def test_the_contract(storage: Storage) -> None:
     assert storage.folders() == ["a"]
 
 
+@pytest.mark.parametrize("start", [0, 4096, 5 * MIB + 3])
+@pytest.mark.parametrize("size", [1, 4096, 6 * MIB, 6 * MIB + 1001])
+def test_bytes_that_are_read_once(storage: Storage, start: int, size: int) -> None:
+    """Past the page cache where that can be, whatever the alignment, and the same bytes."""
+    data = os.urandom(13 * MIB + 17)
+    storage.write("a/large", pieces(data), len(data))
+    for place in (mmap.mmap(-1, size), bytearray(size)):
+        into = memoryview(place)
+        storage.read_into("a/large", start, into, once=True)
+        assert into == data[start : start + size]
+        with pytest.raises(StorageError):
+            storage.read_into("a/large", len(data) - size // 2, into, once=True)
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_what_is_in_the_page_cache_is_read_from_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: bool
+) -> None:
+    storage = PosixStorage(tmp_path)
+    data = os.urandom(4 * MIB)
+    with mmap.mmap(-1, len(data)) as aligned:  # so that writing goes past the cache too
+        aligned[:] = data
+        storage.write("a/large", [aligned], len(data))
+    if kept:
+        storage.read("a/large")
+    opened: list[int] = []
+    real_open = os.open
+
+    def note(path: Any, flags: int, *more: Any, **named: Any) -> int:
+        opened.append(flags)
+        return real_open(path, flags, *more, **named)
+
+    monkeypatch.setattr(posix_module.os, "open", note)
+    with mmap.mmap(-1, len(data)) as into:
+        storage.read_into("a/large", 0, memoryview(into)[: 4 * MIB], once=True)
+        assert into[:] == data
+    direct = any(flags & os.O_DIRECT for flags in opened)
+    if not kept and not direct:
+        pytest.skip("this file system keeps in memory what was written past its page cache")
+    assert direct != kept
+
+
 def test_the_check(storage: Storage) -> None:
     storage.put("a/x", b"1")
     storage.check()

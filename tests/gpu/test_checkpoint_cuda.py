@@ -334,3 +334,39 @@ def test_fsdp2_shards_are_saved_and_restored(
         again.close()
     finally:
         dist.destroy_process_group()
+
+
+def test_fifty_saves_leave_memory_and_descriptors_flat(scratch: Path, tmp_path: Path) -> None:
+    """Scenario 11, with registered buffers: of the trainer and of its keeper, and nothing more on the GPU."""
+    w = torch.nn.Parameter(torch.randn(N, device="cuda"))
+    optimizer = torch.optim.AdamW([w], lr=1e-3)
+    state = {"w": w, "o": optimizer}
+    c = checkpointer(tmp_path, persist_every=5)
+
+    def step(number: int) -> None:
+        w.grad = torch.full_like(w, 1e-3)
+        optimizer.step()
+        c.save(number, state).host.result(60)
+
+    def held() -> tuple[int, int, int]:
+        pids = (os.getpid(), keeper_pid(scratch))
+        rollup = [Path(f"/proc/{p}/smaps_rollup").read_text() for p in pids]
+        pss = sum(
+            int(line.split()[1]) for text in rollup for line in text.splitlines() if line.startswith("Pss:")
+        )
+        return pss, sum(len(os.listdir(f"/proc/{p}/fd")) for p in pids), torch.cuda.memory_reserved()
+
+    for number in range(1, 11):
+        step(number)
+    c.wait()
+    rows = []
+    for number in range(11, 61):
+        step(number)
+        if number % 5 == 0:
+            c.wait()
+            rows.append(held())
+    c.close()
+    kib, descriptors, reserved = zip(*rows, strict=True)
+    assert max(kib) - min(kib) < 32 * 1024, kib  # of 2.3 GB
+    assert max(descriptors) == min(descriptors), descriptors
+    assert max(reserved) == min(reserved), reserved

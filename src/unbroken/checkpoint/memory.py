@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from pathlib import Path
 
 PIECE_BYTES = 128 << 20
+_POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, Linux 5.14
 
 
 def fill_pages(fd: int, size: int) -> None:
     """Allocates all pages of a memfd, piece by piece. Raises OSError (ENOSPC, ENOMEM) instead of a later SIGBUS."""
     for start in range(0, size, PIECE_BYTES):
         os.posix_fallocate(fd, start, min(PIECE_BYTES, size - start))
+
+
+def populate(address: int, size: int) -> None:
+    """Enters mapped pages that are filled already into this process's page table, ten times faster than by touching them.
+
+    Only a help: an older kernel refuses, and they are entered one by one when they are first used. Lets other threads run.
+    """
+    ctypes.CDLL(None).madvise(ctypes.c_void_p(address), ctypes.c_size_t(size), _POPULATE_WRITE)
 
 
 def available_memory() -> int | None:

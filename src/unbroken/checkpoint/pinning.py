@@ -14,7 +14,7 @@ from collections.abc import Iterable
 import torch
 
 from ..errors import CheckpointError
-from .memory import PIECE_BYTES
+from .memory import PIECE_BYTES, populate
 from .rank_memory import Slab
 
 logger = logging.getLogger("unbroken.checkpoint")
@@ -72,6 +72,7 @@ class Pinning:
         while done < slab.bytes and not slab.gone:
             size = min(PIECE_BYTES, slab.bytes - done)
             began = time.monotonic()
+            populate(address + done, size)
             code = int(cuda.cudaHostRegister(address + done, size, 0))
             self.registered_s += time.monotonic() - began
             if code != 0:

@@ -302,15 +302,13 @@ def land_from_disk(
         raise CheckpointCorrupt(f"it has {size} bytes, {part.file.bytes} were committed", where=path)
     catalogue.check_against_header(part, catalogue.read_header(storage, path, size), where=path)
     slab = lodge(size)
-    landed = Landed(
-        part, slab.tensor[:size] if slab else torch.empty(size, dtype=torch.uint8), storage.rung, slab
-    )
+    landed = Landed(part, slab.tensor[:size] if slab else _whole_pages(size), storage.rung, slab)
     whole = as_bytes(landed.data)
 
     def fetch(i: int) -> bool:
         start = i * part.file.chunk_bytes
         view = whole[start : min(start + part.file.chunk_bytes, size)]
-        storage.read_into(path, start, view)
+        storage.read_into(path, start, view, once=True)
         return not verify or digest(view) == part.file.checksums[i]
 
     with beside(slab), ThreadPoolExecutor(workers) as pool:
@@ -320,6 +318,13 @@ def land_from_disk(
             f"bytes {bad[0] * part.file.chunk_bytes} and on differ from their checksum", where=path
         )
     return landed
+
+
+def _whole_pages(size: int) -> torch.Tensor:
+    """Memory that begins at a page, as reading past the page cache wants it."""
+    raw = torch.empty(size + mmap.PAGESIZE, dtype=torch.uint8)
+    skip = -raw.data_ptr() % mmap.PAGESIZE
+    return raw[skip : skip + size]
 
 
 def as_bytes(data: torch.Tensor) -> memoryview:

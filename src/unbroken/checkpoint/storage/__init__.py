@@ -51,8 +51,8 @@ class Storage(Protocol):
     def read(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
         """The bytes [start, stop) of a file, to its end by default; never fewer than asked for."""
 
-    def read_into(self, name: str, start: int, into: memoryview) -> None:
-        """Fills `into` with the bytes of a file from `start` on."""
+    def read_into(self, name: str, start: int, into: memoryview, *, once: bool = False) -> None:
+        """Fills `into` with the bytes of a file from `start` on; `once`: nobody here will want them again."""
 
     def write(self, name: str, chunks: Iterable[Buffer], size: int) -> None:
         """Writes or replaces a large file of exactly `size` bytes.

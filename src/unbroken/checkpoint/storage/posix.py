@@ -102,10 +102,11 @@ class PosixStorage:
             self._fill(fd, name, start, memoryview(data))
             return bytes(data)
 
-    def read_into(self, name: str, start: int, into: memoryview) -> None:
-        """Fills `into`; raises StorageError if the file is shorter."""
+    def read_into(self, name: str, start: int, into: memoryview, *, once: bool = False) -> None:
+        """Fills `into`; raises StorageError if the file is shorter. `once`: past the page cache, unless it is there."""
         with self._opened(name) as fd:
-            self._fill(fd, name, start, into)
+            got = self._read_direct(name, fd, start, into) if once and self.direct else 0
+            self._fill(fd, name, start + got, into[got:])
 
     def write(self, name: str, chunks: Iterable[Buffer], size: int) -> None:
         """Writes aside in the same folder, syncs, renames, syncs the folder. Space is checked before."""
@@ -238,6 +239,29 @@ class PosixStorage:
             finally:
                 os.close(fd)
 
+    def _read_direct(self, name: str, cached: int, start: int, into: memoryview) -> int:
+        """How many bytes came straight from the device: none if they lie in the page cache, or where that cannot be."""
+        whole = len(into) - len(into) % _BLOCK
+        if start % _BLOCK or not whole or not _aligned(into) or _in_page_cache(cached, start):
+            return 0
+        got = 0
+        try:
+            fd = os.open(self.root / name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | _DIRECT)
+        except OSError:  # as for writing
+            return 0
+        try:
+            while got < whole and got % _BLOCK == 0:
+                n = os.preadv(fd, [into[got:whole]], start + got)
+                if n == 0:
+                    break  # the end of the file: `_fill` says so
+                got += n
+        except OSError as e:
+            if e.errno != errno.EINVAL:
+                raise
+        finally:
+            os.close(fd)
+        return got
+
     def _fill(self, fd: int, name: str, start: int, into: memoryview) -> None:
         at = 0
         while at < len(into):
@@ -294,6 +318,14 @@ def _write_at(plain: int, direct: int | None, view: memoryview, at: int) -> None
     while view:
         n = os.pwrite(plain, view, at)
         view, at = view[n:], at + n
+
+
+def _in_page_cache(fd: int, start: int) -> bool:
+    """Whether the first bytes here can be had without the device; False where the system does not tell."""
+    try:
+        return os.preadv(fd, [bytearray(1)], start, os.RWF_NOWAIT) == 1
+    except (OSError, AttributeError):
+        return False
 
 
 def _aligned(view: memoryview) -> bool:

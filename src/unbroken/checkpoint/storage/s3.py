@@ -128,7 +128,7 @@ class S3Storage:
         self.read_into(name, start, memoryview(data))
         return bytes(data)
 
-    def read_into(self, name: str, start: int, into: memoryview) -> None:
+    def read_into(self, name: str, start: int, into: memoryview, *, once: bool = False) -> None:
         """Fills `into`, by several ranges at once; raises StorageError if the object is shorter."""
         if not len(into):
             self.size(name)
