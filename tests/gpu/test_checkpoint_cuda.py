@@ -341,7 +341,7 @@ def test_fifty_saves_leave_memory_and_descriptors_flat(scratch: Path, tmp_path: 
     w = torch.nn.Parameter(torch.randn(N, device="cuda"))
     optimizer = torch.optim.AdamW([w], lr=1e-3)
     state = {"w": w, "o": optimizer}
-    c = checkpointer(tmp_path, persist_every=5)
+    c = checkpointer(tmp_path, persist_every=2)
 
     def step(number: int) -> None:
         w.grad = torch.full_like(w, 1e-3)
@@ -356,13 +356,13 @@ def test_fifty_saves_leave_memory_and_descriptors_flat(scratch: Path, tmp_path: 
         )
         return pss, sum(len(os.listdir(f"/proc/{p}/fd")) for p in pids), torch.cuda.memory_reserved()
 
-    for number in range(1, 11):
+    for number in range(1, 13):  # each of the three buffers has been filled and written
         step(number)
     c.wait()
     rows = []
-    for number in range(11, 61):
+    for number in range(13, 63):
         step(number)
-        if number % 5 == 0:
+        if number % 10 == 0:
             c.wait()
             rows.append(held())
     c.close()
