@@ -402,8 +402,10 @@ def measure(
     arm: Arm, t: Training, folder: Path, saves: int, window: int, limit: int, *, close: bool = True
 ) -> dict[str, Any]:
     """All saves of one arm, each between two undisturbed windows."""
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
+    if RANK == 0:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+    together(True)
     raw = [raw_write_now(folder.parent, t.bytes())]
     arm.open(t, folder)
     for _ in range(3):
@@ -444,7 +446,9 @@ def measure(
     result = {"arm": arm.name, "saves": rows, "raw_write": raw, **arm.figures()}
     if close:
         arm.close()
-        shutil.rmtree(folder, ignore_errors=True)
+        together(True)
+        if RANK == 0:
+            shutil.rmtree(folder, ignore_errors=True)
     return result
 
 
