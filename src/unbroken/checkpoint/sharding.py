@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import sys
 from collections.abc import Sequence
@@ -42,31 +43,79 @@ def describe(tensor: torch.Tensor, *, key: str) -> tuple[Sharding, list[torch.Te
         raise UnsaveableState(
             key, "sparse, nested and quantised tensors have no plain bytes", todo="Save its parts"
         )
-    return Sharding.whole(tensor.shape), [tensor.detach()]
+    return _whole(tensor.shape), [tensor.detach()]
+
+
+@functools.lru_cache(1 << 16)
+def _whole(shape: tuple[int, ...]) -> Sharding:
+    return Sharding.whole(shape)
+
+
+def local_of(tensor: Any) -> torch.Tensor:
+    """The local part of a DTensor, of a plain tensor itself; a view without gradient.
+
+    A save asks this of thousands of tensors while the GPU waits for work: `to_local` and `detach` of a DTensor take
+    sixty microseconds, and are only needed where the local part is itself more than a tensor (an unfinished collective).
+    """
+    import torch
+
+    local: Any = getattr(tensor, "_local_tensor", None)
+    if type(local) is torch.Tensor:
+        return local.detach()
+    plain: Any = tensor.detach()
+    found: torch.Tensor = plain.to_local() if hasattr(plain, "to_local") else plain
+    return found
 
 
 def _describe_dtensor(tensor: Any, key: str) -> tuple[Sharding, list[torch.Tensor]]:
-    local = tensor.detach().to_local()
-    shape = tuple(map(int, tensor.shape))
+    local = local_of(tensor)
+    for p in tensor.placements:
+        _placement_text(p, key)  # refuses with the key
     mesh = tensor.device_mesh
-    texts = tuple(_placement_text(p, key) for p in tensor.placements)
-    names = tuple(mesh.mesh_dim_names or ("",) * mesh.ndim)
     coordinate = mesh.get_coordinate()
-    sharding = Sharding(shape, texts, tuple(map(int, mesh.shape)), names)
-    if coordinate is None:
+    sharding, held, places = _laid_out(
+        tuple(tensor.shape), tensor.placements, tuple(mesh.shape), mesh.mesh_dim_names,
+        None if coordinate is None else tuple(coordinate),
+    )  # fmt: skip
+    if not places:
         return sharding, []
-    runs = [_runs_of(d, shape, tensor.placements, mesh.shape, coordinate) for d in range(len(shape))]
-    held = tuple(sum(n for _, n in r) for r in runs)
     if held != tuple(local.shape):
         raise UnsaveableState(key, f"its local shape is {tuple(local.shape)}, its placements give {held}")
-    boxes, pieces = [], []
-    for combination in itertools.product(*(enumerate(r) for r in runs)):
+    if len(places) == 1:
+        return sharding, [local]
+    pieces = []
+    for place in places:
         piece = local
-        for d, (i, (_, n)) in enumerate(combination):
-            piece = piece.narrow(d, sum(m for _, m in runs[d][:i]), n)
-        boxes.append((tuple(start for _, (start, _) in combination), tuple(n for _, (_, n) in combination)))
+        for d, (start, n) in enumerate(place):
+            piece = piece.narrow(d, start, n)
         pieces.append(piece)
-    return Sharding(shape, texts, sharding.mesh, names, tuple(boxes)), pieces
+    return sharding, pieces
+
+
+@functools.lru_cache(1 << 16)
+def _laid_out(
+    shape: tuple[int, ...],
+    placements: tuple[Any, ...],
+    mesh: tuple[int, ...],
+    mesh_names: tuple[str, ...] | None,
+    coordinate: tuple[int, ...] | None,
+) -> tuple[Sharding, tuple[int, ...], tuple[tuple[tuple[int, int], ...], ...]]:
+    """The sharding of a DTensor here, the shape of its local part, and where in that the pieces lie: (start, length)s.
+
+    The same for every save of a run, and for all tensors of one shape.
+    """
+    texts = tuple(_placement_text(p, "") for p in placements)
+    names = tuple(mesh_names or ("",) * len(mesh))
+    shape, mesh = tuple(map(int, shape)), tuple(map(int, mesh))
+    if coordinate is None:
+        return Sharding(shape, texts, mesh, names), (), ()
+    runs = [_runs_of(d, shape, placements, mesh, coordinate) for d in range(len(shape))]
+    held = tuple(sum(n for _, n in r) for r in runs)
+    boxes, places = [], []
+    for combination in itertools.product(*(enumerate(r) for r in runs)):
+        places.append(tuple((sum(m for _, m in runs[d][:i]), n) for d, (i, (_, n)) in enumerate(combination)))
+        boxes.append((tuple(start for _, (start, _) in combination), tuple(n for _, (_, n) in combination)))
+    return Sharding(shape, texts, mesh, names, tuple(boxes)), held, tuple(places)
 
 
 def boxes_of(
