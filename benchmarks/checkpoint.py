@@ -696,7 +696,8 @@ def table(result: dict[str, Any]) -> str:
 
         excess = [r["excess_s"] for r in rows]
         durable = st.median(b["durable_exactly_s"][1:]) if "durable_exactly_s" in b else of("durable_s")
-        raw = result["state_bytes"] / st.mean(b["raw_write"])  # every rank probes and writes at the same time
+        # every rank probes and writes at the same time
+        raw = result["state_bytes"] / st.mean(b["raw_write"]) if b.get("raw_write") else float("nan")
         half = 1.96 * st.stdev(excess) / len(excess) ** 0.5 if len(excess) > 1 else float("nan")
         lines.append(
             f"| {name} | {of('call_s'):.4f} s | {of('excess_s'):.3f} s (+-{half:.3f}) | {b['saves'][0]['excess_s']:.3f} s"

@@ -3,7 +3,8 @@
 The model is a Llama of random weights (nobody needs its answers to be right; their cost is that of any Llama of its
 size), with a byte tokenizer, both made here: no network. The tasks are some of the 63 datasets in miniature: requests
 per row, characters, tokens and metric time as in the table of evaluation_suite.py, rows as many as make the whole take
-`--seconds` of inference per worker on this device (measured first). Remote storage is a file copy held to `--link`
+`--seconds` of inference per worker on this device (measured first). The suite says of each task what a suite file would:
+lengths, and the time of its metric; how long inference takes is found out as it goes. Remote storage is a file copy held to `--link`
 Gb/s, shared by all who copy at the time; the default makes one copy as long as 14 GB at 25 Gb/s. Every arm sees the
 same link, the same files, and builds prompts, infers and scores with the same functions.
 """
@@ -27,7 +28,7 @@ from typing import Any
 from evaluation_suite import ROWS, Row
 
 from unbroken.evaluate.codec import decode, encode
-from unbroken.evaluate.contracts import Answer, ModelSpec, PreparedTask, Suite, Task
+from unbroken.evaluate.contracts import Answer, ModelSpec, PreparedTask, Suite, Task, TaskPrior
 
 MODELS = {"tiny": (128, 2, 4, 352), "small": (1024, 8, 16, 2816), "medium": (2048, 16, 16, 5632)}
 """Hidden size, layers, heads, intermediate size: 0.5 M, 0.1 B and 0.8 B parameters."""
@@ -186,7 +187,7 @@ def measure_rates(spec: ModelSpec, on_gpu: bool) -> dict[str, float]:
 def make_tasks(folder: Path, rows: Sequence[Row], rates: dict[str, float], seconds: float) -> Suite:
     """Writes the tasks; as many rows each as give `seconds` in all, divided between them as in the table."""
     whole = sum(r.seconds for r in rows)
-    tasks = []
+    tasks, priors = [], {}
     for r in rows:
         chars, tokens = min(r.chars, 1500), min(r.tokens, 48)
         requests = 1 if tokens else r.requests
@@ -214,7 +215,10 @@ def make_tasks(folder: Path, rows: Sequence[Row], rates: dict[str, float], secon
         (place / "infer.py").write_text(INFER)
         (place / "score.py").write_text(SCORE)
         tasks.append(Task(r.name, "plain", str(place)))
-    return Suite("bench", tuple(tasks), folder=str(folder))
+        priors[r.name] = TaskPrior(
+            n, requests, float(chars * requests if not tokens else chars), float(tokens), score_s=metric * n
+        )
+    return Suite("bench", tuple(tasks), priors=priors, folder=str(folder))
 
 
 # ------------------------------------------------------------------------------------------------- the link

@@ -1,4 +1,7 @@
-"""The Checkpointer as a training uses it, alone on its node, with a keeper that it starts by itself."""
+"""The Checkpointer as a training uses it, alone on its node, with a keeper that it starts by itself.
+
+Long because all of it shares one small training and the ways to look at what came back.
+"""
 
 from __future__ import annotations
 

@@ -507,6 +507,8 @@ class Checkpointer:
                 slabs = self.memory.provide(plan.buffer_bytes)
             if self._pinning is not None:
                 self._pinning.begin(slabs)
+            else:
+                self.memory.enter(slabs)
             self._plan = plan
         return self._plan
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UnbrokenError
 from .keeper_client import KeeperGone, KeeperRefused, RankLink
+from .memory import PIECE_BYTES, populate
 from .wire import Message
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ logger = logging.getLogger("unbroken.checkpoint")
 
 RECONNECT_S = 120.0
 BEAT_S = 1.0
+FILLED_S = 120.0
 MUTE_AFTER = 10
 """Questions in a row without an answer; one takes two seconds, a pause and a wait of `BEAT_S` each."""
 
@@ -47,6 +49,7 @@ class Slab:
     claimed: bool = False
     keeper: str = ""
     gone: bool = False
+    entered: bool = False
     unpin: Callable[[], None] | None = None
     _tensor: torch.Tensor | None = None
 
@@ -127,6 +130,22 @@ class RankMemory:
             for number in [n for n, s in self.slabs.items() if n not in told and not s.claimed]:
                 self._unmap(self.slabs.pop(number))
             return list(self.slabs.values())
+
+    def enter(self, slabs: list[Slab]) -> None:
+        """Enters the pages of these buffers into this process's page table, in a thread, so that no save has to."""
+        if todo := [s for s in slabs if not s.entered]:
+            threading.Thread(target=self._enter, args=(todo,), name="unbroken-pages", daemon=True).start()
+
+    def _enter(self, slabs: list[Slab]) -> None:
+        for slab in slabs:
+            slab.entered = True
+            if not slab.ready.wait(FILLED_S):
+                return
+            for start in range(0, slab.bytes, PIECE_BYTES):
+                with self.guard:  # so that it is not unmapped meanwhile; a piece takes ten milliseconds
+                    if slab.gone:
+                        break
+                    populate(slab.tensor.data_ptr() + start, min(PIECE_BYTES, slab.bytes - start))
 
     def map_buffer(self, number: int, fd: int, size: int, sealed: dict[str, Any]) -> Slab:
         """The buffer that holds a fetched snapshot of this rank; from now on it is handed on to a new keeper too."""
