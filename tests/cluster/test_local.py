@@ -9,7 +9,6 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -30,8 +29,7 @@ def backend() -> Iterator[LocalBackend]:
 
 
 def memory(monkeypatch: pytest.MonkeyPatch, gib: float) -> None:
-    free = SimpleNamespace(available=int(gib * 2**30))
-    monkeypatch.setattr(module.psutil, "virtual_memory", lambda: free)
+    monkeypatch.setattr(module, "available_memory", lambda: int(gib * 2**30))
 
 
 def test_what_fits(backend: LocalBackend, monkeypatch: pytest.MonkeyPatch) -> None:

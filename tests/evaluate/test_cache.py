@@ -12,7 +12,7 @@ import pytest
 
 from unbroken.errors import EvaluationError, ModelChanged, ModelDoesNotLoad, NoRoomForModel
 from unbroken.evaluate import cache
-from unbroken.evaluate.cache import Places, cgroup_headroom, copies, fetch_unknown, lease, sweep
+from unbroken.evaluate.cache import Places, copies, fetch_unknown, lease, sweep
 from unbroken.evaluate.sources import (
     CHUNK,
     FileInfo,
@@ -146,25 +146,9 @@ def test_disk_where_memory_is_too_small_and_a_clear_refusal(
     assert lease(source, manifest, places, watcher=False).in_memory
 
 
-def test_room_asks_the_file_system_memory_and_the_cgroup(tmp_path: Path) -> None:
+def test_room_is_never_more_than_the_file_system_has(tmp_path: Path) -> None:
     room = cache.room_in(tmp_path, True)
     assert 0 < room.free <= os.statvfs(tmp_path).f_bavail * os.statvfs(tmp_path).f_frsize
-    group = tmp_path / "cg" / "job" / "step"
-    group.mkdir(parents=True)
-    (tmp_path / "proc").write_text("0::/job/step\n")
-    assert cgroup_headroom(tmp_path / "proc", tmp_path / "cg") is None
-    (group / "memory.max").write_text("max\n")
-    (group / "memory.current").write_text("100\n")
-    (group.parent / "memory.max").write_text("1000\n")
-    (group.parent / "memory.current").write_text("400\n")
-    (group.parent / "memory.stat").write_text("anon 1\ninactive_file 50\n")
-    assert cgroup_headroom(tmp_path / "proc", tmp_path / "cg") == 650
-    v1 = tmp_path / "cg" / "memory" / "job"
-    v1.mkdir(parents=True)
-    (tmp_path / "proc1").write_text("4:memory:/job\n")
-    (v1 / "memory.limit_in_bytes").write_text("500")
-    (v1 / "memory.usage_in_bytes").write_text("100")
-    assert cgroup_headroom(tmp_path / "proc1", tmp_path / "cg") == 400
 
 
 def hold(model: str, shm: str, ready: Any, watcher: bool, linger: float, delay: float) -> None:

@@ -17,8 +17,9 @@ from tests.evaluate.test_plain import RIGHT, SUMS, run, write_task
 from unbroken.errors import EvaluationError
 from unbroken.evaluate import codec, staged
 from unbroken.evaluate.contracts import Answer, Conditions, Score, ScoreDone, ScoreJob
-from unbroken.evaluate.scoring.pool import ONE_THREAD, Pool, PoolLimits, open_pool, usable_cpus
+from unbroken.evaluate.scoring.pool import ONE_THREAD, Pool, PoolLimits, open_pool
 from unbroken.evaluate.scoring.worker import check_answers
+from unbroken.machine import usable_cpus
 
 FAKE = Conditions("fake 1", "cpu", "auto", 8)
 

@@ -19,13 +19,14 @@ from dataclasses import replace
 from typing import Any
 
 from ..errors import DoesNotFit, UnbrokenError
+from ..machine import available_memory
 from ..units import Bytes
 from . import retention
 from .clients import Client, Refused, Settings, Wait, log, refusal, reply, tell
 from .commit import chunk_digests
 from .holdings import CLAIMED, FREE, SEALED, Buffer, Holdings, Mark
 from .manifest import folder_name
-from .memory import available_memory, fill_pages
+from .memory import fill_pages
 from .operations import OPERATIONS
 from .peers import Peers
 from .retention import Retention

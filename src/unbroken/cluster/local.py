@@ -10,9 +10,8 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import psutil
-
 from ..errors import DoesNotFit
+from ..machine import available_memory, usable_memory
 from ..units import Bytes
 from .base import Allocation, NodeHandle, NodeState
 from .processes import end, marked
@@ -33,7 +32,7 @@ class LocalBackend:
     def check_fits(self, nodes: int, nproc: int, spares: int) -> None:
         """Raises DoesNotFit when the ranks alone would fill the memory that is free now."""
         ranks = nodes * nproc
-        free = Bytes(psutil.virtual_memory().available)
+        free = Bytes(_free())
         need = Bytes(ranks * _RANK_NEEDS)
         if need > free:
             raise DoesNotFit(
@@ -54,7 +53,7 @@ class LocalBackend:
 
     def keeper_memory(self, nodes: int) -> int:
         """Half of the memory that is free now, shared by the virtual nodes."""
-        return int(psutil.virtual_memory().available * 0.5 / max(1, nodes))
+        return int(_free() * 0.5 / max(1, nodes))
 
     def scratch(self, node: str) -> Path:
         return self._root / node
@@ -118,3 +117,9 @@ def _gpus() -> list[str]:
     if visible is not None:
         return [v for v in visible.split(",") if v and v != "-1"]
     return [p.removeprefix("/dev/nvidia") for p in sorted(glob.glob("/dev/nvidia[0-9]*"))]
+
+
+def _free() -> int:
+    """Bytes of memory that are free now, for this container."""
+    free = available_memory()
+    return usable_memory() if free is None else free

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import NoRoomForModel
+from ..machine import cgroup_headroom, meminfo
 from ..units import Bytes
 from .sources import FileInfo, Manifest, Source, fetch
 
@@ -173,41 +174,14 @@ def room_in(root: Path, in_memory: bool) -> Room:
     stat = os.statvfs(root)
     found = [(stat.f_bavail * stat.f_frsize, "the file system")]
     if in_memory:
-        available = _meminfo("MemAvailable")
+        available = meminfo("MemAvailable")
         if available is not None:
-            found.append((int(available - RESERVE * (_meminfo("MemTotal") or 0)), "free memory"))
+            found.append((int(available - RESERVE * (meminfo("MemTotal") or 0)), "free memory"))
         headroom = cgroup_headroom()
         if headroom is not None:
             found.append((int(headroom * (1 - RESERVE)), "the cgroup's memory limit"))
     free, why = min(found)
     return Room(str(root), max(0, free), why)
-
-
-def cgroup_headroom(
-    proc: Path = Path("/proc/self/cgroup"), mounted: Path = Path("/sys/fs/cgroup")
-) -> int | None:
-    """Bytes until the tightest memory limit above this process (cgroup v2, or v1); None without a limit."""
-    try:
-        lines = proc.read_text().splitlines()
-    except OSError:
-        return None
-    found: list[int] = []
-    for line in lines:
-        number, controllers, path = (line.split(":", 2) + ["", ""])[:3]
-        if number == "0" and not controllers:
-            folder, names = mounted, ("memory.max", "memory.current")
-        elif "memory" in controllers.split(","):
-            folder, names = mounted / "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes")
-        else:
-            continue
-        here = folder / path.lstrip("/")
-        for level in [here, *here.parents]:
-            limit, used = _number(level / names[0]), _number(level / names[1])
-            if limit is not None and used is not None and limit < 2**60:
-                found.append(limit - used + _reclaimable(level / "memory.stat"))
-            if level == folder:
-                break
-    return min(found) if found else None
 
 
 @dataclass(frozen=True)
@@ -324,32 +298,6 @@ def _guarded(root: Path, name: str) -> bool:
     except FileNotFoundError:
         return False
     return False
-
-
-def _meminfo(key: str) -> int | None:
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith(key + ":"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return None
-
-
-def _number(path: Path) -> int | None:
-    try:
-        return int(path.read_text())
-    except (OSError, ValueError):
-        return None  # "max", or not there
-
-
-def _reclaimable(path: Path) -> int:
-    """Page cache that the kernel gives back under pressure."""
-    try:
-        rows = dict(line.split() for line in path.read_text().splitlines())
-        return int(rows.get("inactive_file", 0))
-    except (OSError, ValueError):
-        return 0
 
 
 def total_bytes(files: Sequence[FileInfo]) -> int:

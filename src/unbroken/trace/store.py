@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from ..errors import MissingExtra
+from ..machine import usable_memory
 from ..units import Bytes
 from .schema import TABLES
 from .tables import Note, Rejected, Result
@@ -206,11 +207,4 @@ class Store:
 
 def default_memory() -> Bytes:
     """Half of the machine's memory, at least 512 MiB; the cgroup's limit counts where it is lower."""
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    try:
-        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
-        if limit.isdigit():
-            total = min(total, int(limit))
-    except OSError:
-        pass
-    return Bytes(max(total // 2, 512 * 2**20))
+    return Bytes(max(usable_memory() // 2, 512 * 2**20))

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import IO
 
 from ... import atomic
+from ...machine import usable_cpus, usable_memory
 from .. import codec
 from ..contracts import Json, Score, ScoreDone, ScoreJob
 from ..registry import get_harness
@@ -52,30 +53,6 @@ class PoolLimits:
 def open_pool(workers: int, limits: PoolLimits | None = None) -> Pool:
     """A pool of at most `workers` processes, never more than this machine has CPUs for us."""
     return Pool(max(1, min(workers, usable_cpus())), limits or PoolLimits())
-
-
-def usable_cpus() -> int:
-    """CPUs that this process may use: affinity and cgroup quota."""
-    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        if quota != "max":
-            count = min(count, max(1, int(quota) // int(period)))
-    except (OSError, ValueError):
-        pass  # no cgroup v2, or no limit in it
-    return count
-
-
-def usable_memory() -> int:
-    """Bytes of memory that this process may use: the machine's, or the cgroup's limit."""
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    try:
-        text = Path("/sys/fs/cgroup/memory.max").read_text().strip()
-        if text != "max":
-            total = min(total, int(text))
-    except (OSError, ValueError):
-        pass  # as above
-    return total
 
 
 @dataclass

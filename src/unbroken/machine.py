@@ -1,0 +1,94 @@
+"""What this process may use of its machine: CPUs and memory, within its cgroup (v2 or v1). No torch, no psutil."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+PROC, CGROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
+
+
+def usable_cpus() -> int:
+    """CPUs that this process may use: affinity and cgroup quota."""
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = (CGROUPS / "cpu.max").read_text().split()
+        if quota != "max":
+            count = min(count, max(1, int(quota) // int(period)))
+    except (OSError, ValueError):
+        pass  # no cgroup v2, or no limit in it
+    return count
+
+
+def usable_memory() -> int:
+    """Bytes of memory that this process could ever use: the machine's, or the tightest limit of its cgroups."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min([total, *(limit for limit, _, _ in _limits(PROC, CGROUPS))])
+
+
+def available_memory() -> int | None:
+    """Bytes that can still be allocated here: the smaller of the machine's and the cgroup's; None if unknown."""
+    found = [n for n in (meminfo("MemAvailable"), cgroup_headroom()) if n is not None]
+    return max(0, min(found)) if found else None
+
+
+def cgroup_headroom(proc: Path = PROC, mounted: Path = CGROUPS) -> int | None:
+    """Bytes until the tightest memory limit above this process; None without a limit.
+
+    Page cache counts as used but is given back on demand, so it is left out.
+    """
+    return min(
+        (limit - used + spare for limit, used, spare in _limits(proc, mounted) if used is not None),
+        default=None,
+    )
+
+
+def meminfo(key: str) -> int | None:
+    """Bytes of a line of /proc/meminfo; None if it is not there."""
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith(key + ":"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return None
+
+
+def _limits(proc: Path, mounted: Path) -> Iterator[tuple[int, int | None, int]]:
+    """(limit, used, of which page cache) of each cgroup above this process that has a memory limit."""
+    try:
+        lines = proc.read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        number, controllers, path = (line.split(":", 2) + ["", ""])[:3]
+        if number == "0" and not controllers:
+            folder, names = mounted, ("memory.max", "memory.current")
+        elif "memory" in controllers.split(","):
+            folder, names = mounted / "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes")
+        else:
+            continue
+        here = folder / path.lstrip("/")
+        for level in [here, *here.parents]:
+            limit = _number(level / names[0])
+            if limit is not None and limit < 2**60:
+                yield limit, _number(level / names[1]), _reclaimable(level / "memory.stat")
+            if level == folder:
+                break
+
+
+def _number(path: Path) -> int | None:
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return None  # "max", or not there
+
+
+def _reclaimable(path: Path) -> int:
+    """Page cache that the kernel gives back under pressure."""
+    try:
+        rows = dict(line.split() for line in path.read_text().splitlines())
+        return int(rows.get("inactive_file", 0))
+    except (OSError, ValueError):
+        return 0
