@@ -304,3 +304,10 @@ class Exit:
     RANK_STOPPED_ON_REQUEST = 75
     INTERNAL = 70
     INTERRUPTED = 130
+
+
+def unreadable(e: Exception) -> str:
+    """Why a file could not be read as text or parsed, in words: not Python's, where those are about codecs."""
+    if isinstance(e, UnicodeDecodeError):
+        return "it is no text in UTF-8"
+    return e.strerror or str(e) if isinstance(e, OSError) else str(e)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..errors import InputError, UsageError
+from ..errors import InputError, UsageError, unreadable
 from ..units import Bytes, Duration
 
 if TYPE_CHECKING:
@@ -78,9 +78,11 @@ def mapping_of(maps: list[str]) -> dict[str, str]:
         if text.endswith(".toml"):
             try:
                 data = tomllib.loads(Path(text).read_text("utf-8"))
-            except (OSError, tomllib.TOMLDecodeError) as e:
+            except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as e:
                 raise UsageError(
-                    f"the mapping file cannot be read: {e}", where=text, todo='Write lines: submit = "column"'
+                    f"the mapping file cannot be read: {unreadable(e)}",
+                    where=text,
+                    todo='Write lines: submit = "column"',
                 ) from e
             data = data.get("map", data)
             out |= {str(k): str(v) for k, v in data.items()}

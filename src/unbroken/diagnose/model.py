@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Protocol
 
-from ..errors import DiagnoseError, UnknownKey, UsageError
+from ..errors import DiagnoseError, UnknownKey, UsageError, unreadable
 
 MOST_ANSWER = 1 << 20
 
@@ -59,8 +59,8 @@ def configured(url: str | None = None, name: str | None = None) -> ModelConfig |
     if file.is_file():
         try:
             table = tomllib.loads(file.read_text()).get("model", {})
-        except (OSError, tomllib.TOMLDecodeError) as e:
-            raise UsageError(f"cannot read the configuration: {e}", where=str(file)) from None
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as e:
+            raise UsageError(f"cannot read the configuration: {unreadable(e)}", where=str(file)) from None
     known = {f.name for f in fields(ModelConfig)}
     for key in table:
         if key not in known:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from ..errors import InputError, UnknownKey
+from ..errors import InputError, UnknownKey, unreadable
 from .verdict import HANG, LOSS_SPIKE, REASONS, UNKNOWN, Action, Outcome
 
 FOLDER = Path(__file__).parent / "signatures"
@@ -185,7 +185,7 @@ def read_rules(file: Path) -> list[Rule]:
     try:
         table = tomllib.loads(file.read_text("utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as e:
-        raise InputError(f"cannot read rules: {e}", where=str(file)) from None
+        raise InputError(f"cannot read rules: {unreadable(e)}", where=str(file)) from None
     known = {f.name for f in fields(Rule)}
     rules = []
     for entry in table.get("rule", []):

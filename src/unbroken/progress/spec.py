@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import atomic
-from ..errors import InputError, RunDirMismatch, UnknownKey, UsageError
+from ..errors import InputError, RunDirMismatch, UnknownKey, UsageError, unreadable
 from ..units import Bytes, Duration
 from .rundir import RunDir
 
@@ -152,7 +152,7 @@ def read_spec(path: Path) -> RunSpec:
     except OSError as e:
         raise InputError(f"run.toml cannot be read: {e.strerror}", where=str(path)) from e
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as e:
-        raise InputError(f"run.toml cannot be read: {e}", where=str(path)) from e
+        raise InputError(f"run.toml cannot be read: {unreadable(e)}", where=str(path)) from e
     where = str(path)
     _check_keys(value, RunSpec, where)
     for name, kind in (("timeouts", Timeouts), ("budgets", Budgets)):

@@ -164,7 +164,7 @@ class KeeperProcess:
                 channel.close()
         except (OSError, TimeoutError, asyncio.IncompleteReadError) as e:
             raise RunError(
-                f"the keeper did not answer '{request.get('op')}': {type(e).__name__} {e}",
+                f"the keeper did not answer '{request.get('op')}': {_why_silent(e, timeout)}",
                 where=f"node {self._node}",
             ) from e
         if not answer.get("ok", False):
@@ -211,3 +211,13 @@ class KeeperProcess:
                 await asyncio.to_thread(self._end_leftover)
         answer.pop("ok", None)
         return {"closed": answer}
+
+
+def _why_silent(e: Exception, timeout_s: float) -> str:
+    if isinstance(e, ConnectionRefusedError | FileNotFoundError):
+        return "it is not there just now"
+    if isinstance(e, TimeoutError):
+        return f"not within {timeout_s:g} s"
+    if isinstance(e, asyncio.IncompleteReadError | ConnectionError):
+        return "it ended meanwhile"
+    return str(e)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ..errors import InputError, UnknownKey, UsageError
+from ..errors import InputError, UnknownKey, UsageError, unreadable
 
 
 def option(default: Any, help: str, **more: Any) -> Any:
@@ -262,7 +262,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
     except OSError as e:
         raise InputError(f"the configuration cannot be read: {e.strerror}", where=str(path)) from e
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
-        raise InputError(f"the configuration is not TOML: {e}", where=str(path)) from e
+        raise InputError(f"the configuration is not TOML: {unreadable(e)}", where=str(path)) from e
 
 
 def _add(group: argparse._ArgumentGroup, f: dataclasses.Field[Any], hint: Any) -> None:
