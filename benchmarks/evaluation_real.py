@@ -271,7 +271,8 @@ def run_ours(
         slots = tuple(Slot(f"w{i}", (i,) if on_gpu else (), 1 if on_gpu else 0) for i in range(workers))
         settings = Settings(
             slots=slots,
-            cpu_workers=max(1, (os.cpu_count() or 2) - workers),
+            # Here a metric only waits, so two of them take nothing from two CPU workers.
+            cpu_workers=max(2, (os.cpu_count() or 2) - workers),
             prepare_workers=2,
             cache="never",
             load_s=15.0,
