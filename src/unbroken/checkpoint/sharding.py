@@ -69,12 +69,11 @@ def local_of(tensor: Any) -> torch.Tensor:
 
 def _describe_dtensor(tensor: Any, key: str) -> tuple[Sharding, list[torch.Tensor]]:
     local = local_of(tensor)
-    for p in tensor.placements:
-        _placement_text(p, key)  # refuses with the key
+    texts = tuple(_placement_text(p, key) for p in tensor.placements)
     mesh = tensor.device_mesh
     coordinate = mesh.get_coordinate()
     sharding, held, places = _laid_out(
-        tuple(tensor.shape), tensor.placements, tuple(mesh.shape), mesh.mesh_dim_names,
+        tuple(tensor.shape), texts, tensor.placements, tuple(mesh.shape), mesh.mesh_dim_names,
         None if coordinate is None else tuple(coordinate),
     )  # fmt: skip
     if not places:
@@ -95,6 +94,7 @@ def _describe_dtensor(tensor: Any, key: str) -> tuple[Sharding, list[torch.Tenso
 @functools.lru_cache(1 << 16)
 def _laid_out(
     shape: tuple[int, ...],
+    texts: tuple[str, ...],
     placements: tuple[Any, ...],
     mesh: tuple[int, ...],
     mesh_names: tuple[str, ...] | None,
@@ -102,9 +102,9 @@ def _laid_out(
 ) -> tuple[Sharding, tuple[int, ...], tuple[tuple[tuple[int, int], ...], ...]]:
     """The sharding of a DTensor here, the shape of its local part, and where in that the pieces lie: (start, length)s.
 
-    The same for every save of a run, and for all tensors of one shape.
+    The same for every save of a run, and for all tensors of one shape. The texts tell apart placements that torch
+    calls equal.
     """
-    texts = tuple(_placement_text(p, "") for p in placements)
     names = tuple(mesh_names or ("",) * len(mesh))
     shape, mesh = tuple(map(int, shape)), tuple(map(int, mesh))
     if coordinate is None:
