@@ -25,7 +25,10 @@ def test_the_tightest_limit_of_all_cgroups_above_counts(
     v1.mkdir(parents=True)
     (tmp_path / "proc1").write_text("4:memory:/job\n")
     (v1 / "memory.limit_in_bytes").write_text("500")
-    (v1 / "memory.usage_in_bytes").write_text("100")
+    (v1 / "memory.usage_in_bytes").write_text("300")
+    (v1 / "memory.stat").write_text(
+        "inactive_file 1\nactive_file 2\ntotal_inactive_file 150\ntotal_active_file 50\n"
+    )
     assert cgroup_headroom(tmp_path / "proc1", tmp_path / "cg") == 400
     whole = usable_memory()
     monkeypatch.setattr(machine, "PROC", tmp_path / "proc")

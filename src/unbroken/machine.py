@@ -1,4 +1,4 @@
-"""What this process may use of its machine: CPUs and memory, within its cgroup (v2 or v1). No torch, no psutil."""
+"""What this process may use of its machine: CPUs (cgroup v2), memory (v2 or v1). No torch, no psutil."""
 
 from __future__ import annotations
 
@@ -89,6 +89,7 @@ def _reclaimable(path: Path) -> int:
     """Page cache that the kernel gives back under pressure."""
     try:
         rows = dict(line.split() for line in path.read_text().splitlines())
-        return int(rows.get("inactive_file", 0))
+        # v1 counts this group alone, unless it says total; v2 always counts those below too.
+        return sum(int(rows.get(f"total_{k}", rows.get(k, 0))) for k in ("inactive_file", "active_file"))
     except (OSError, ValueError):
         return 0

@@ -330,6 +330,61 @@ def test_plain_torchrun(own_keepers: Path, tmp_path: Path, monkeypatch: pytest.M
     assert heard[2][0] == heard[2][1] and heard[2][0][2] == "3"
 
 
+def test_one_right_after_another(own_keepers: Path, tmp_path: Path) -> None:
+    """The keeper of the one is just ending when the next one looks for it."""
+    state = {"w": torch.zeros(200_000)}
+    for step in range(1, 9):
+        c = checkpointer(tmp_path, persist_every=1)
+        restored = c.restore(state)
+        assert (restored.step if restored else 0) == step - 1
+        state["w"].fill_(step)
+        c.save(step, state)
+        c.close()
+
+
+class _Numpy(torch.nn.Linear):
+    """Its hook looks at the values as a state dict has them: detached."""
+
+    def __init__(self) -> None:
+        super().__init__(3, 3)
+        self._register_state_dict_hook(
+            lambda m, sd, prefix, _: sd.update({f"{prefix}sum": sd[f"{prefix}bias"].numpy() * 2})
+        )
+
+    def _load_from_state_dict(self, sd: Any, prefix: str, *rest: Any) -> None:
+        sd.pop(f"{prefix}sum", None)
+        super()._load_from_state_dict(sd, prefix, *rest)
+
+
+def _own_way() -> torch.nn.Module:
+    m = torch.nn.Linear(3, 3)
+    m.state_dict = lambda: {"weight": m.weight.detach(), "bias": m.bias.detach()}  # type: ignore[method-assign,assignment,misc]
+    return m
+
+
+@pytest.mark.parametrize("make", [_Numpy, _own_way])
+def test_state_dicts_that_want_detached_tensors(own_keepers: Path, tmp_path: Path, make: Any) -> None:
+    model = torch.nn.Sequential(make()) if make is _Numpy else make()
+    c = checkpointer(tmp_path)
+    expected = [p.detach().clone() for p in model.parameters()]
+    c.save(1, {"m": model})
+    with torch.no_grad():
+        for p in model.parameters():
+            p.zero_()
+    assert c.restore({"m": model}) is not None
+    assert all(torch.equal(p, e) for p, e in zip(model.parameters(), expected, strict=True))
+    c.close()
+
+
+def test_averages_are_not_taken_for_what_an_optimizer_changes() -> None:
+    from unbroken.checkpoint.state import capture
+
+    model = torch.nn.Linear(3, 3)
+    average = torch.optim.swa_utils.AveragedModel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    assert capture({"m": model, "a": average, "o": optimizer}).protected == {"m.weight", "m.bias"}
+
+
 def test_the_keeper_is_killed_and_its_successor_gets_the_snapshots(own_keepers: Path, tmp_path: Path) -> None:
     """Scenario 10: respawned by the rank, re-issued from memory."""
     state = {"w": torch.full((1000,), 7.0)}

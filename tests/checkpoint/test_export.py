@@ -162,7 +162,7 @@ def test_refusals(saved: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         export.to_huggingface(storage, name, tmp_path / "a", dtype="int8")
     with pytest.raises(UsageError, match=r"no config\.json"):
         export.to_huggingface(storage, name, tmp_path / "a", beside=tmp_path / "full")
-    monkeypatch.setattr(export.psutil, "virtual_memory", lambda: type("M", (), {"available": 10})())
+    monkeypatch.setattr(export, "available_memory", lambda: 10)
     with pytest.raises(CheckpointError, match="in memory"):
         export.to_torch(storage, name, tmp_path / "a")
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import mmap
+import os
 from pathlib import Path
 
 import torch
 
 from unbroken import Checkpointer
+from unbroken.checkpoint.rank_memory import Slab
 from unbroken.testing.keepers import until
 
 SIZE = 24 << 20
@@ -33,6 +36,23 @@ def test_the_first_save_finds_its_pages(own_keepers: Path, tmp_path: Path) -> No
     assert buffers >= 2
     until(lambda: entered() - before >= buffers * SIZE)
     c.save(1, state)
+    c.close()
+
+
+def test_pages_that_the_keeper_could_not_have_are_not_taken_behind_its_back(
+    own_keepers: Path, tmp_path: Path
+) -> None:
+    c = Checkpointer(tmp_path / "c", snapshot_every=1, persist_every=1000, memory="256MiB")
+    c.save(1, {"w": torch.zeros(8)})
+    fd = os.memfd_create("unfilled")
+    os.ftruncate(fd, SIZE)
+    slab = Slab(99, SIZE, fd, mmap.mmap(fd, SIZE))
+    c.memory.slabs[99] = slab
+    before = entered()
+    c.memory._event({"event": "ready", "buffer": 99, "why": "cannot be had"})
+    c.memory._enter([slab])
+    assert slab.unfilled
+    assert entered() == before
     c.close()
 
 

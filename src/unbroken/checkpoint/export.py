@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 
 from .. import atomic
 from ..errors import CheckpointError, LayoutMismatch, UnbrokenError, UsageError
+from ..machine import available_memory
 from ..units import Bytes
 from . import layout as arena
 from .catalogue import read_committed
@@ -166,8 +166,8 @@ def to_torch(storage: Storage, name: str, out: Path) -> Exported:
     """
     whole = Whole(storage, name)
     needed = sum(r.total_bytes for n, r in whole.manifest.tensors.items() if n not in whole.manifest.aliases)
-    free = psutil.virtual_memory().available
-    if needed * 1.1 > free:
+    free = available_memory()
+    if free is not None and needed * 1.1 > free:
         raise CheckpointError(
             f"one file needs the whole state in memory: {Bytes(needed)}, and {Bytes(free)} are free",
             where=name,

@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from ..errors import StorageError
+from ..errors import StorageError, UnbrokenError
 from .agreement import Agreement
 from .environment import Place, scratch
 from .keeper_client import KeeperGone, Link, NotYet, RankLink, keeper_command, start_keeper
@@ -24,7 +24,9 @@ from .wire import Message
 
 logger = logging.getLogger("unbroken.checkpoint")
 
+T = TypeVar("T")
 FIND_S = 60.0
+ENDING_S = 15.0
 ORPHAN_GRACE_S = 60.0
 CLAIMS = "attempts"
 
@@ -74,29 +76,35 @@ class OwnKeeper:
 
     def newest_attempt(self) -> int:
         """The newest attempt that the keeper has seen."""
-        self.ensure()
-        link = Link(self.socket, {"role": "visitor"}, timeout_s=10.0)
+        link = self._patiently(lambda: Link(self.socket, {"role": "visitor"}, timeout_s=10.0))
         try:
             return int(link.info["attempt"])
         finally:
             link.disconnect()
+
+    def _patiently(self, connect: Callable[[], T]) -> T:
+        """What `connect` gives once there is a keeper that stays: one that is just ending still takes connections."""
+        deadline = time.monotonic() + ENDING_S
+        while True:
+            try:
+                self.ensure()
+                return connect()
+            except KeeperGone:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.02)
 
     def connector(self, attempt: int, wishes: Mapping[str, Any]) -> Connect:
         """Connects this rank, starting a new keeper if the old one is gone."""
         p = self.place
 
         def connect(listener: Callable[[Message], None], ended: Callable[[], None]) -> RankLink:
-            for last in (False, False, True):
-                self.ensure()
-                try:
-                    return RankLink(
-                        self.socket, rank=p.rank, attempt=attempt, world_size=p.world_size,
-                        local_rank=p.local_rank, listener=listener, ended=ended, wishes=wishes,
-                    )  # fmt: skip
-                except KeeperGone:  # it ended just then
-                    if last:
-                        raise
-            raise KeeperGone("no keeper stays", where=str(self.folder))
+            return self._patiently(
+                lambda: RankLink(
+                    self.socket, rank=p.rank, attempt=attempt, world_size=p.world_size,
+                    local_rank=p.local_rank, listener=listener, ended=ended, wishes=wishes,
+                )
+            )  # fmt: skip
 
         return connect
 
@@ -119,7 +127,7 @@ def own_attempt(own: OwnKeeper, agreement: Agreement, storage: Storage) -> int:
     """The number of this attempt, claimed for good by rank 0 and told to all; above every one that came before.
 
     torchrun counts restarts from zero at each call, and two calls must never write into one folder.
-    Raises StorageError if the checkpoints' folder cannot be written to.
+    Raises StorageError if the checkpoints' folder cannot be written to, KeeperGone if no keeper stays.
     """
     if agreement.rank == 0:
         try:
@@ -127,14 +135,16 @@ def own_attempt(own: OwnKeeper, agreement: Agreement, storage: Storage) -> int:
             number = max([own.newest_attempt(), *before, 0]) + 1
             while not storage.create(f"{CLAIMS}/{number:08d}", b"claimed\n"):
                 number += 1
-        except StorageError as e:
-            agreement.publish("attempt", {"error": [e.what, e.where, e.todo]})
+        except UnbrokenError as e:
+            agreement.publish(
+                "attempt", {"error": [e.what, e.where, e.todo], "storage": isinstance(e, StorageError)}
+            )
             raise
         agreement.publish("attempt", {"number": number})
     told = agreement.read("attempt", timeout_s=120.0)
     if "error" in told:
         what, where, todo = told["error"]
-        raise StorageError(what, where=where, todo=todo)
+        raise (StorageError if told["storage"] else KeeperGone)(what, where=where, todo=todo)
     return int(told["number"])
 
 

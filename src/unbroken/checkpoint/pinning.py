@@ -72,7 +72,8 @@ class Pinning:
         while done < slab.bytes and not slab.gone:
             size = min(PIECE_BYTES, slab.bytes - done)
             began = time.monotonic()
-            populate(address + done, size)
+            if not slab.unfilled:
+                populate(address + done, size)
             code = int(cuda.cudaHostRegister(address + done, size, 0))
             self.registered_s += time.monotonic() - began
             if code != 0:

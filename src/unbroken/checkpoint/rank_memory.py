@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UnbrokenError
 from .keeper_client import KeeperGone, KeeperRefused, RankLink
-from .memory import PIECE_BYTES, populate
+from .memory import populate
 from .wire import Message
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ logger = logging.getLogger("unbroken.checkpoint")
 RECONNECT_S = 120.0
 BEAT_S = 1.0
 FILLED_S = 120.0
+ENTER_BYTES = 16 << 20  # one to two milliseconds
 MUTE_AFTER = 10
 """Questions in a row without an answer; one takes two seconds, a pause and a wait of `BEAT_S` each."""
 
@@ -49,6 +50,8 @@ class Slab:
     claimed: bool = False
     keeper: str = ""
     gone: bool = False
+    unfilled: bool = False
+    """The keeper could not, or did not, take its pages: touching them may cost memory that is not there."""
     entered: bool = False
     unpin: Callable[[], None] | None = None
     _tensor: torch.Tensor | None = None
@@ -99,7 +102,7 @@ class RankMemory:
         self._asking = threading.Lock()
         self.missed = 0
         self._reconnecting = threading.Lock()
-        self._filled: set[int] = set()
+        self._filled: dict[int, bool] = {}
         self._opened = False
         self.link = connect(self._event, self._ended)
         self._opened = True
@@ -125,6 +128,7 @@ class RankMemory:
                     number, int(b["bytes"]), fd, mmap.mmap(fd, int(b["bytes"])), keeper=self.keeper_id
                 )
                 if b["ready"] or number in self._filled:
+                    slab.unfilled = not b["ready"] and not self._filled[number]
                     slab.ready.set()
                 self.slabs[number] = slab
             for number in [n for n, s in self.slabs.items() if n not in told and not s.claimed]:
@@ -141,11 +145,12 @@ class RankMemory:
             slab.entered = True
             if not slab.ready.wait(FILLED_S):
                 return
-            for start in range(0, slab.bytes, PIECE_BYTES):
-                with self.guard:  # so that it is not unmapped meanwhile; a piece takes ten milliseconds
-                    if slab.gone:
+            for start in range(0, slab.bytes, ENTER_BYTES):
+                with self.guard:  # so that it is not unmapped meanwhile
+                    if slab.gone or slab.unfilled:
                         break
-                    populate(slab.tensor.data_ptr() + start, min(PIECE_BYTES, slab.bytes - start))
+                    populate(slab.tensor.data_ptr() + start, min(ENTER_BYTES, slab.bytes - start))
+                time.sleep(0.001)  # or nobody else would get the guard
 
     def map_buffer(self, number: int, fd: int, size: int, sealed: dict[str, Any]) -> Slab:
         """The buffer that holds a fetched snapshot of this rank; from now on it is handed on to a new keeper too."""
@@ -371,8 +376,10 @@ class RankMemory:
         if event.get("event") == "ready":
             with self.guard:
                 # It may come before the answer that names the buffer was looked at.
-                self._filled.add(int(event["buffer"]))
-                if (slab := self.slabs.get(int(event["buffer"]))) is not None:
+                number, unfilled = int(event["buffer"]), bool(event.get("why"))
+                self._filled[number] = not unfilled
+                if (slab := self.slabs.get(number)) is not None:
+                    slab.unfilled = unfilled
                     slab.ready.set()
         elif event.get("event") == "complete":
             self.note(event["attempt"], event["step"], complete=True)
@@ -446,7 +453,11 @@ class RankMemory:
                     self.slabs.pop(slab.id, None)
                 for slab, entry in zip(slabs, entries, strict=True):
                     slab.id, slab.keeper = int(answer["ids"][str(entry["id"])]), keeper
-                    slab.ready.set()
+                    if (
+                        not slab.ready.is_set()
+                    ):  # the old keeper died over it, the new one does not begin again
+                        slab.unfilled = True
+                        slab.ready.set()
                 self.slabs.update({s.id: s for s in slabs})
                 self.link = link
                 sealed_since = [s for s, t in zip(slabs, told, strict=True) if s.sealed and s.sealed is not t]

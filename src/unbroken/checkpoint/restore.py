@@ -321,10 +321,8 @@ def land_from_disk(
 
 
 def _whole_pages(size: int) -> torch.Tensor:
-    """Memory that begins at a page, as reading past the page cache wants it."""
-    raw = torch.empty(size + mmap.PAGESIZE, dtype=torch.uint8)
-    skip = -raw.data_ptr() % mmap.PAGESIZE
-    return raw[skip : skip + size]
+    """Memory that begins at a page, as reading past the page cache wants it, and that a fork does not copy meanwhile."""
+    return torch.frombuffer(mmap.mmap(-1, max(size, 1)), dtype=torch.uint8)[:size]
 
 
 def as_bytes(data: torch.Tensor) -> memoryview:

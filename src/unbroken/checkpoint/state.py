@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.optim.swa_utils import AveragedModel
 
 from ..errors import LayoutMismatch, UnsaveableState
 from .layout import TensorSpec, spec
@@ -134,17 +135,27 @@ def _expand(v: Any, path: str, optimized: set[int], depth: int) -> Any:
     if not callable(getattr(v, "load_state_dict", None)):
         raise UnsaveableState(path, f"a {type(v).__qualname__} has state_dict but no load_state_dict")
     # Its own tensors, not detached twins of them, which cost a DTensor sixty microseconds each.
-    plain = isinstance(v, torch.nn.Module) and type(v).state_dict is torch.nn.Module.state_dict
-    inner = v.state_dict(keep_vars=True) if plain else v.state_dict()
+    inner = v.state_dict(keep_vars=True) if _shows_its_own(v) else v.state_dict()
     if isinstance(v, torch.optim.Optimizer):
         _note_optimized(v, optimized)
     elif isinstance(v, torch.nn.Module):
-        # Parameters that ask for gradients are changed by optimizers; buffers and frozen copies are not.
-        for p in v.parameters():
-            if p.requires_grad:
-                optimized.add(id(p))
+        # Parameters that ask for gradients are changed by optimizers; buffers, frozen copies and averages are not.
+        averages = {id(p) for m in v.modules() if isinstance(m, AveragedModel) for p in m.parameters()}
+        optimized.update(id(p) for p in v.parameters() if p.requires_grad and id(p) not in averages)
         inner = dict(_with_owners(v, inner))
     return _expand(inner, path, optimized, depth + 1)
+
+
+def _shows_its_own(v: Any) -> bool:
+    """Whether a module's state dict is torch's own all the way down: nobody there would see its parameters undetached."""
+    own = torch.nn.Module
+    return isinstance(v, own) and all(
+        type(m).state_dict is own.state_dict
+        and "state_dict" not in vars(m)
+        and not m._state_dict_hooks
+        and type(m)._save_to_state_dict is own._save_to_state_dict
+        for m in v.modules()
+    )
 
 
 def _with_owners(module: torch.nn.Module, inner: Mapping[str, Any]) -> Any:

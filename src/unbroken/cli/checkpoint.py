@@ -325,8 +325,7 @@ def size(
     as_json: Json = False,
 ) -> None:
     """Say how much host memory and disk a run will need for its checkpoints, before it starts."""
-    import psutil
-
+    from .. import machine
     from ..checkpoint import sizing
 
     if (parameters is None) == (like is None):
@@ -340,8 +339,8 @@ def size(
     else:
         state = sizing.state_bytes(_count(str(parameters)), dtype=dtype, optimizer=optimizer, master=master)
     plan = sizing.Plan(state, ranks, ranks_per_node, not replicated, buffers, peer, keep_last)
-    needed, here = sizing.need(plan), psutil.virtual_memory()
-    fits = needed.node_host_bytes <= here.total * 0.8
+    needed, total = sizing.need(plan), machine.usable_memory()
+    fits = needed.node_host_bytes <= total * 0.8
     if as_json:
         told = {
             "state_bytes": state,
@@ -349,7 +348,7 @@ def size(
             "node_host_bytes": needed.node_host_bytes,
         }
         print(json.dumps({**told, "checkpoint_bytes": needed.checkpoint_bytes, "folder_bytes": needed.folder_bytes,
-                          "this_machine_bytes": here.total, "fits_here": fits}))  # fmt: skip
+                          "this_machine_bytes": total, "fits_here": fits}))  # fmt: skip
         return
     held = f"{min(ranks, ranks_per_node)} ranks x {buffers} snapshots" + (
         ", twice for the peer" if peer else ""
@@ -359,7 +358,7 @@ def size(
     print(f"host memory      {Bytes(needed.node_host_bytes)} on each node ({held})")
     print(f"one checkpoint   {Bytes(needed.checkpoint_bytes)}")
     print(f"disk             {Bytes(needed.folder_bytes)} ({keep_last} kept, and the one being written)")
-    print(f"this machine     {Bytes(here.total)} of memory, {Bytes(here.available)} free: "
+    print(f"this machine     {Bytes(total)} of memory, {Bytes(machine.available_memory() or 0)} free: "
           f"{'enough for a node' if fits else 'NOT enough for a node (at most four fifths should be snapshots)'}")  # fmt: skip
 
 
