@@ -12,8 +12,8 @@ import tempfile
 from pathlib import Path
 
 from unbroken.trace.readers import load
-from unbroken.trace.study import acme
 from unbroken.trace.report import build_report, page
+from unbroken.trace.study import acme
 from unbroken.trace.synthetic import generate
 
 
