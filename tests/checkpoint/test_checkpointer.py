@@ -297,7 +297,7 @@ restored = c.restore(state)
 first = restored.step if restored else 0
 assert not restored or bool((state["w"] == 100 * rank + first).all())
 # In one piece: without a buffer, print writes the end of the line apart, and the ranks share the pipe.
-sys.stdout.write(f"RESTORED {rank} {first} {restored and restored.source} {c.attempt}\n")
+sys.stdout.write(f"RESTORED {rank} {first} {restored and restored.source} {c.attempt}\\n")
 sys.stdout.flush()
 for step in range(first + 1, first + 6):
     state["w"].fill_(100 * rank + step)
