@@ -157,6 +157,20 @@ def test_settle_abandons_what_cannot_commit_and_nothing_is_written_afterwards(ag
     assert not (Path(agent.checkpoints) / "step-00000006.a0001").exists()
 
 
+def test_settle_waits_for_no_share_of_a_lost_node(agent: FakeAgent) -> None:
+    """All ranks had it in memory, so it might still have committed; but rank 1's node is gone."""
+    agent.attempt(1, ranks={0: 0}, world_size=2)
+    rank = FakeRank(agent, world_size=2)
+    rank.save(5, persist=True)
+    agent.link.complete(1, 5)
+    until(lambda: agent.heard("written", step=5))
+    began = time.monotonic()
+    assert agent.link.settle(1, deadline_s=30, gone=[1]) == []
+    assert time.monotonic() - began < 10
+    until(lambda: agent.heard("failed", step=5))
+    assert committed(agent) == []
+
+
 def test_flush_makes_the_newest_complete_snapshot_durable(agent: FakeAgent) -> None:
     agent.attempt(1)
     rank = FakeRank(agent)

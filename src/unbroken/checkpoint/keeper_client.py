@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -221,13 +221,15 @@ class AgentLink(Link):
         """Tells that every rank of the run has this snapshot in memory."""
         self.request({"op": "complete", "attempt": attempt, "step": step})
 
-    def settle(self, attempt: int, deadline_s: float) -> list[int]:
+    def settle(self, attempt: int, deadline_s: float, gone: Collection[int] = ()) -> list[int]:
         """Finishes or abandons this attempt's writes; afterwards it writes nothing more. The durable steps of it.
 
+        `gone` are the ranks whose node is lost: for their shares nobody waits.
         Raises KeeperRefused if a write cannot be stopped (a disk that does not answer).
         """
         answer, _ = self.request(
-            {"op": "settle", "attempt": attempt, "deadline_s": deadline_s}, timeout_s=deadline_s + 10.0
+            {"op": "settle", "attempt": attempt, "deadline_s": deadline_s, "gone": list(gone)},
+            timeout_s=deadline_s + 10.0,
         )
         return [int(s) for s in answer["durable"]]
 

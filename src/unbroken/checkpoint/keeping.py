@@ -146,7 +146,8 @@ class Keeper:
         deadline = float(message.get("deadline_s", 30.0))
         try:
             if op == "settle":
-                stuck = self.writing.settle(int(message["attempt"]), deadline)
+                gone = [int(r) for r in message.get("gone", [])]
+                stuck = self.writing.settle(int(message["attempt"]), deadline, gone)
                 if stuck:
                     raise Refused(
                         f"writing of {len(stuck)} checkpoints cannot be stopped: the disk does not answer",

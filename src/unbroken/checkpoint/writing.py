@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -46,6 +46,8 @@ class Watch:
     since: float
     written: float = field(default_factory=time.monotonic)
     next_look: float = 0.0
+    looked: float = 0.0
+    """When the last look began that told `missing`."""
     pause: float = 0.01
     missing: tuple[int, ...] = ()
 
@@ -163,10 +165,17 @@ class Writing:
             self._storage = self.open_storage()
         return self._storage
 
-    def settle(self, attempt: int, deadline_s: float) -> list[Mark]:
-        """Finishes or abandons this attempt's writes and closes it; what could not be stopped (empty: none)."""
-        deadline = time.monotonic() + deadline_s
+    def settle(self, attempt: int, deadline_s: float, gone: Collection[int] = ()) -> list[Mark]:
+        """Finishes or abandons this attempt's writes and closes it; what could not be stopped (empty: none).
+
+        `gone` are the ranks whose node is lost: what they have not written by now, nobody will.
+        """
+        began = time.monotonic()
+        deadline = began + deadline_s
         with self.changed:
+            for watch in self.watches.values():
+                watch.next_look = 0.0
+            self.changed.notify_all()
             # What is not known complete on all ranks can never commit: its missing ranks are gone.
             for watch in list(self.watches.values()):
                 if watch.mark.attempt <= attempt and watch.mark not in self.holdings.completed:
@@ -180,6 +189,12 @@ class Writing:
                 if mark.attempt <= attempt and mark not in self.holdings.completed:
                     self.give_up(mark, job.snapshot.rank, "the attempt ended before every rank had it")
             while self.busy_with(attempt) and time.monotonic() < deadline:
+                for watch in list(self.watches.values()):
+                    never = sorted(set(watch.missing) & set(gone)) if watch.looked > began else []
+                    if watch.mark.attempt <= attempt and never:
+                        self.give_up(
+                            watch.mark, never[0], "its node was lost before it had written its share"
+                        )
                 self.changed.wait(min(0.2, max(0.0, deadline - time.monotonic())))
             self.closed = max(self.closed, attempt)
             for mark in self.busy_with(attempt):
@@ -256,6 +271,7 @@ class Writing:
     def _look(self, watch: Watch) -> None:
         mark = watch.mark
         why, rank, look = None, 0, Look((0,))
+        began = time.monotonic()
         try:
             self.gate(mark)
             look = commit(self.storage(), mark, watch.world_size, self.node, lambda: self.gate(mark))
@@ -270,7 +286,7 @@ class Writing:
         if why is None and missing and late > COMMIT_TIMEOUT_S:
             why, rank = f"ranks {missing[:8]} did not write their share within {late:.0f} s", missing[0]
         with self.changed:
-            watch.missing = missing
+            watch.missing, watch.looked = missing, began
             if why is not None:
                 self.give_up(mark, rank, why)
             elif missing:

@@ -392,9 +392,11 @@ class Supervisor:
 
     async def _seal(self, attempt: int) -> None:
         """Settles the keepers, then lists what is accepted from an attempt. After this nothing more counts."""
+        nproc, lost = self.spec.nproc, self._state.lost
+        gone = [s * nproc + i for s, n in enumerate(self._state.slots) if n in lost for i in range(nproc)]
         await self.nodes.ask_all(
             self.nodes.up(), "keeper", timeout=_KEEPER_SETTLE_S + 10,
-            request={"op": "settle", "attempt": attempt, "deadline_s": _KEEPER_SETTLE_S},
+            request={"op": "settle", "attempt": attempt, "deadline_s": _KEEPER_SETTLE_S, "gone": gone},
         )  # fmt: skip
         found = await asyncio.to_thread(listing, PosixStorage(self.run_dir.checkpoints))
         accepted = [f.name for f in found if f.attempt == attempt and f.committed]
