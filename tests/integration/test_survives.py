@@ -57,7 +57,7 @@ for step in range(1, 61):
     time.sleep(0.05)
     dist.all_reduce(x)
     run.step(step)
-dist.destroy_process_group()  # torch aborts one rank in ten that ends without it
+dist.destroy_process_group()  # torch may abort a rank that ends without it
 """
     run = new_run(*TWO, "--hang-after", "8s", "--suspect-after", "3s", script=script, args=[]).start()
     run.until_step(5)

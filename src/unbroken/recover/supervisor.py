@@ -5,8 +5,8 @@ agents go on until their lease lapses, and the same command takes over (adopting
 the next attempt. One supervisor per run, by the epoch it claims; one attempt at a time, by the seal of the one
 before and the proof that its processes are gone.
 
-This file holds the flow of a run and nothing else; what it decides with is pure and lies beside it (policy,
-candidates, ledger, state), what it talks through is nodes.NodeTable.
+This file is long because it holds the flow of a run, which is read in one place, and nothing else; what it decides
+with is pure and lies beside it (policy, candidates, ledger, state), what it talks through is nodes.NodeTable.
 """
 
 from __future__ import annotations
