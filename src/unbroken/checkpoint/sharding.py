@@ -26,13 +26,13 @@ def describe(tensor: torch.Tensor, *, key: str) -> tuple[Sharding, list[torch.Te
     """
     import torch
 
-    # Importing DTensor takes a second; where nobody has imported it, no tensor is one.
-    distributed = sys.modules.get("torch.distributed.tensor")
-    if distributed is not None and isinstance(tensor, distributed.DTensor):
+    kind = type(tensor)
+    plain, dtensor = _types()
+    if kind is dtensor or (dtensor is not None and issubclass(kind, dtensor)):
         return _describe_dtensor(tensor, key)
-    if hasattr(tensor, "local_shards") and hasattr(tensor, "metadata"):
+    if kind not in plain and hasattr(tensor, "local_shards") and hasattr(tensor, "metadata"):
         return _describe_sharded(tensor)
-    if type(tensor) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
+    if kind not in plain:
         # A wrapper (fp8, quantised) may hide its scale: saving what it shows would not be exact.
         raise UnsaveableState(
             key,
@@ -46,6 +46,19 @@ def describe(tensor: torch.Tensor, *, key: str) -> tuple[Sharding, list[torch.Te
     return _whole(tensor.shape), [tensor.detach()]
 
 
+def _types() -> tuple[frozenset[type], type | None]:
+    """The types of plain tensors, and DTensor: importing that takes a second; where nobody has, no tensor is one."""
+    distributed = sys.modules.get("torch.distributed.tensor")
+    return _plain_types(), getattr(distributed, "DTensor", None)
+
+
+@functools.cache
+def _plain_types() -> frozenset[type]:
+    import torch
+
+    return frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
+
+
 @functools.lru_cache(1 << 16)
 def _whole(shape: tuple[int, ...]) -> Sharding:
     return Sharding.whole(shape)
@@ -57,11 +70,9 @@ def local_of(tensor: Any) -> torch.Tensor:
     A save asks this of thousands of tensors while the GPU waits for work: `to_local` and `detach` of a DTensor take
     sixty microseconds, and are only needed where the local part is itself more than a tensor (an unfinished collective).
     """
-    import torch
-
     local: Any = getattr(tensor, "_local_tensor", None)
-    if type(local) is torch.Tensor:
-        return local.detach()
+    if local is not None and type(local) in _plain_types():
+        return local.detach()  # type: ignore[no-any-return]
     plain: Any = tensor.detach()
     found: torch.Tensor = plain.to_local() if hasattr(plain, "to_local") else plain
     return found
@@ -69,13 +80,7 @@ def local_of(tensor: Any) -> torch.Tensor:
 
 def _describe_dtensor(tensor: Any, key: str) -> tuple[Sharding, list[torch.Tensor]]:
     local = local_of(tensor)
-    texts = tuple(_placement_text(p, key) for p in tensor.placements)
-    mesh = tensor.device_mesh
-    coordinate = mesh.get_coordinate()
-    sharding, held, places = _laid_out(
-        tuple(tensor.shape), texts, tensor.placements, tuple(mesh.shape), mesh.mesh_dim_names,
-        None if coordinate is None else tuple(coordinate),
-    )  # fmt: skip
+    sharding, held, places = _layout_of(tensor, key)
     if not places:
         return sharding, []
     if held != tuple(local.shape):
@@ -89,6 +94,39 @@ def _describe_dtensor(tensor: Any, key: str) -> tuple[Sharding, list[torch.Tenso
             piece = piece.narrow(d, start, n)
         pieces.append(piece)
     return sharding, pieces
+
+
+_KNOWN: dict[int, tuple[Any, Any, Any, Any, Any]] = {}
+"""By the id of a DTensor's spec: (spec, placements, mesh, shape, what `_laid_out` gave). A tensor keeps its spec from
+save to save, and asking it for its mesh's shape and coordinate takes longer than all the rest."""
+_KNOWN_AT_MOST = 1 << 16
+
+
+def _layout_of(tensor: Any, key: str) -> Any:
+    """`_laid_out` of this DTensor."""
+    spec = getattr(tensor, "_spec", None)
+    placements, mesh, shape = tensor.placements, tensor.device_mesh, tensor.shape
+    known = _KNOWN.get(id(spec))
+    # The spec itself is kept, so its id cannot be another's; the rest, in case that somebody changes it.
+    if (
+        known is not None
+        and known[0] is spec
+        and known[1] is placements
+        and known[2] is mesh
+        and known[3] == shape
+    ):
+        return known[4]
+    texts = tuple(_placement_text(p, key) for p in placements)
+    coordinate = mesh.get_coordinate()
+    found = _laid_out(
+        tuple(shape), texts, placements, tuple(mesh.shape), mesh.mesh_dim_names,
+        None if coordinate is None else tuple(coordinate),
+    )  # fmt: skip
+    if spec is not None:
+        if len(_KNOWN) >= _KNOWN_AT_MOST:
+            _KNOWN.clear()
+        _KNOWN[id(spec)] = spec, placements, mesh, shape, found
+    return found
 
 
 @functools.lru_cache(1 << 16)

@@ -16,7 +16,8 @@ import queue
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -37,16 +38,75 @@ class TornSnapshot(CheckpointError):
     """A tensor was changed while it was being copied, without `fence()` before."""
 
 
-def arena_views(
-    buffer: torch.Tensor, layout: Layout, like: Mapping[str, torch.Tensor]
-) -> dict[str, torch.Tensor]:
-    """A view of the buffer for each tensor, of the type and shape of `real(tensor)`, where the layout has it."""
-    views = {}
-    for name, t in like.items():
-        start, stop = layout.span(name)
-        like_t = real(t)
-        views[name] = typed_view(buffer[start:stop], like_t.dtype, like_t.shape)
-    return views
+@dataclass(frozen=True)
+class Target:
+    """Where a tensor goes: bytes [start, stop) of a buffer, and those as a view of the type and shape of `real(tensor)`."""
+
+    start: int
+    stop: int
+    view: torch.Tensor
+    in_one_piece: bool
+    """Whether it lies in one registered piece of the buffer."""
+
+
+class Targets:
+    """The targets of a state's tensors in each of the few buffers: made once, since a save must not take long."""
+
+    def __init__(self) -> None:
+        self._layout: Layout | None = None
+        self._known: dict[int, dict[str, Target]] = {}
+
+    def of(self, buffer: torch.Tensor, layout: Layout, like: Mapping[str, torch.Tensor]) -> dict[str, Target]:
+        """By name, where the layout has it; `like` are tensors of the state that the layout was planned for."""
+        if layout is not self._layout or len(self._known) > 8:
+            # Views hold on to the buffers of the last layout, which are as large as the state.
+            self._known, self._layout = {}, layout
+        address = buffer.data_ptr()
+        found = self._known.get(address)
+        if found is None:
+            found = self._known[address] = {}
+            for name, t in like.items():
+                start, stop = layout.span(name)
+                as_real = real(t)
+                view = typed_view(buffer[start:stop], as_real.dtype, as_real.shape)
+                last = max(stop - 1, start)
+                found[name] = Target(start, stop, view, start // PIECE_BYTES == last // PIECE_BYTES)
+        return found
+
+    def clear(self) -> None:
+        """Lets go of the buffers."""
+        self._known.clear()
+
+
+def batches(
+    pairs: Iterable[tuple[Target, torch.Tensor]], buffer: torch.Tensor, limit: float = float("inf")
+) -> Iterator[tuple[list[torch.Tensor], list[torch.Tensor]]]:
+    """(targets, sources) to be copied, about `limit` bytes at a time, cut where a registered piece of the buffer ends:
+    no copy may reach over that."""
+    size = 0
+    targets: list[torch.Tensor] = []
+    sources: list[torch.Tensor] = []
+    for target, source in pairs:
+        if target.in_one_piece:
+            targets.append(target.view)
+            sources.append(source)
+            size += target.stop - target.start
+        else:
+            flat, at = flat_bytes(source), target.start
+            while at < target.stop:
+                n = min(PIECE_BYTES - at % PIECE_BYTES, target.stop - at)
+                targets.append(buffer[at : at + n])
+                sources.append(flat[at - target.start : at - target.start + n])
+                at += n
+                size += n
+                if size >= limit and at < target.stop:
+                    yield targets, sources
+                    targets, sources, size = [], [], 0
+        if size >= limit:
+            yield targets, sources
+            targets, sources, size = [], [], 0
+    if targets:
+        yield targets, sources
 
 
 def real(t: torch.Tensor) -> torch.Tensor:
@@ -128,7 +188,7 @@ class CpuStager:
     """Copies at the call: on the CPU forward and backward would compete with a copy for the same cores."""
 
     def __init__(self) -> None:
-        self._views: dict[int, tuple[Layout, dict[str, torch.Tensor]]] = {}
+        self._targets = Targets()
 
     def copy(
         self,
@@ -139,15 +199,10 @@ class CpuStager:
         on_done: Callable[[Copying], None],
     ) -> Copying:
         copying = Copying(on_done)
-        known, views = self._views.get(buffer.data_ptr(), (None, {}))
-        if known is not layout:
-            views = arena_views(buffer, layout, pieces)
-            if len(self._views) > 8:
-                self._views.clear()
-            self._views[buffer.data_ptr()] = layout, views
+        targets = self._targets.of(buffer, layout, pieces)
         with torch.no_grad():
             # One call for all of them, without the interpreter's lock.
-            torch._foreach_copy_([views[n] for n in pieces], [real(t) for t in pieces.values()])
+            torch._foreach_copy_([targets[n].view for n in pieces], [real(t) for t in pieces.values()])
         copying.seconds = time.monotonic() - copying.began
         on_done(copying)
         return copying
@@ -160,7 +215,7 @@ class CpuStager:
 
     def close(self) -> None:
         """Lets go of the buffers."""
-        self._views.clear()
+        self._targets.clear()
 
 
 @dataclass(eq=False)
@@ -176,7 +231,7 @@ class _Pending:
     end: torch.cuda.Event
     fenced: torch.cuda.Event | None = None
     todo: list[tuple[list[torch.Tensor], list[torch.Tensor]]] = field(default_factory=list)
-    """Batches not yet given to the copy stream (throttled)."""
+    """Batches not yet given to the copy stream."""
     issued: threading.Event = field(default_factory=threading.Event)
     hurry: threading.Event = field(default_factory=threading.Event)
 
@@ -208,6 +263,7 @@ class CudaStager:
         self._fenced_by_hand = False
         self._scratch: torch.Tensor | None = None
         self._short_window = False
+        self._targets = Targets()
         # The hook must not keep this object, nor the object its process, alive.
         me = weakref.ref(self)
         self._hook = register_optimizer_step_pre_hook(_fence_before_step(me))
@@ -231,20 +287,27 @@ class CudaStager:
         self._fenced_by_hand = False
         copying = Copying(on_done)
         current = torch.cuda.current_stream(self.device)
-        gpu: list[tuple[int, torch.Tensor]] = []
+        gpu: list[tuple[Target, torch.Tensor]] = []
+        cpu: list[tuple[torch.Tensor, torch.Tensor]] = []
         watched: list[tuple[str, torch.Tensor, int]] = []
+        where = self._targets.of(buffer, layout, pieces)
         with torch.no_grad():
             for name, t in pieces.items():
-                start, stop = layout.span(name)
-                if t.device.type != "cuda":
-                    typed_view(buffer[start:stop], real(t).dtype, real(t).shape).copy_(real(t))
-                elif stop > start:
-                    flat = flat_bytes(t)
-                    if name not in protected:
-                        flat = flat.clone() if flat.data_ptr() == t.data_ptr() else flat
-                    elif flat.data_ptr() == t.data_ptr():
+                target = where[name]
+                if not t.is_cuda:
+                    cpu.append((target.view, real(t)))
+                elif target.stop > target.start:
+                    # What does not lie in rows is copied here, on the device, in the stream's own order.
+                    source = real(t).contiguous()
+                    if source.data_ptr() != t.data_ptr():
+                        pass
+                    elif name in protected:
                         watched.append((name, t, t._version))
-                    gpu.append((start, flat))
+                    else:
+                        source = source.clone()
+                    gpu.append((target, source))
+            if cpu:
+                torch._foreach_copy_([v for v, _ in cpu], [t for _, t in cpu])
             gpu, watched = self._perhaps_on_device(gpu, watched, copying)
             begin, end = (
                 torch.cuda.Event(enable_timing=True),
@@ -253,24 +316,23 @@ class CudaStager:
             begin.record(current)
             pending = _Pending(copying, [t for _, t in gpu], watched, begin, end)
             self.stream.wait_event(begin)
-            pending.todo = list(self._batches(gpu, buffer))
+            limit = float("inf") if self.throttle is None else 64 << 20
+            pending.todo = list(batches(gpu, buffer, limit))
             with self._guard:
                 self._pending.append(pending)
-            if self.throttle is None:
-                self._issue(pending)
-            else:
-                threading.Thread(target=self._issue_slowly, args=(pending,), daemon=True).start()
+        # Handing hundreds of copies to the driver takes milliseconds in which this thread could start the next step.
+        threading.Thread(target=self._issue, args=(pending,), daemon=True).start()
         self._done.put(pending)
         return copying
 
     def _perhaps_on_device(
         self,
-        gpu: list[tuple[int, torch.Tensor]],
+        gpu: list[tuple[Target, torch.Tensor]],
         watched: list[tuple[str, torch.Tensor, int]],
         copying: Copying,
-    ) -> tuple[list[tuple[int, torch.Tensor]], list[tuple[str, torch.Tensor, int]]]:
+    ) -> tuple[list[tuple[Target, torch.Tensor]], list[tuple[str, torch.Tensor, int]]]:
         """The sources after a copy on the device, if that is wanted and there is room."""
-        total = sum(-(-t.numel() // _ALIGN) * _ALIGN for _, t in gpu)
+        total = sum(-(-(w.stop - w.start) // _ALIGN) * _ALIGN for w, _ in gpu)
         wanted = self._short_window if self.device_copy == "auto" else bool(self.device_copy)
         if not wanted or not total or self._pending:  # the scratch memory may be in use still
             return gpu, watched
@@ -287,60 +349,40 @@ class CudaStager:
             except torch.cuda.OutOfMemoryError:
                 self._short_window = False
                 return gpu, watched
-        at, sources, targets = 0, [], []
-        for start, t in gpu:
-            target = self._scratch[at : at + t.numel()]
-            targets.append(target)
-            sources.append((start, target))
-            at += -(-t.numel() // _ALIGN) * _ALIGN
-        torch._foreach_copy_(targets, [t for _, t in gpu])
+        at, copied = 0, []
+        for target, t in gpu:
+            size = target.stop - target.start
+            copied.append((target, typed_view(self._scratch[at : at + size], t.dtype, t.shape)))
+            at += -(-size // _ALIGN) * _ALIGN
+        torch._foreach_copy_([t for _, t in copied], [t for _, t in gpu])
         copying.device_copy = True
-        return sources, []
-
-    def _batches(
-        self, gpu: Sequence[tuple[int, torch.Tensor]], buffer: torch.Tensor
-    ) -> Iterator[tuple[list[torch.Tensor], list[torch.Tensor]]]:
-        """(targets, sources), cut where one registered piece of the buffer ends: no copy may reach over that."""
-        size = 0
-        limit = float("inf") if self.throttle is None else 64 << 20
-        targets: list[torch.Tensor] = []
-        sources: list[torch.Tensor] = []
-        for start, t in gpu:
-            at, n = 0, t.numel()
-            while at < n:
-                room = min(PIECE_BYTES - (start + at) % PIECE_BYTES, n - at)
-                whole = room == n
-                sources.append(t if whole else t[at : at + room])
-                targets.append(buffer[start + at : start + at + room])
-                at += room
-                size += room
-                if size >= limit:
-                    yield targets, sources
-                    targets, sources, size = [], [], 0
-        if targets:
-            yield targets, sources
+        return copied, []
 
     def _issue(self, pending: _Pending) -> None:
-        with torch.cuda.stream(self.stream), torch.no_grad():
-            for targets, sources in pending.todo:
-                # One call for all of them, without the interpreter's lock.
-                torch._foreach_copy_(targets, sources, non_blocking=True)
-            pending.end.record(self.stream)
-        pending.todo = []
-        pending.issued.set()
-
-    def _issue_slowly(self, pending: _Pending) -> None:
-        torch.cuda.set_device(self.device)
-        batches, sent, began = pending.todo, 0, time.monotonic()
-        with torch.cuda.stream(self.stream), torch.no_grad():
-            for targets, sources in batches:
-                torch._foreach_copy_(targets, sources, non_blocking=True)
-                sent += sum(t.numel() for t in targets)
-                ahead = sent / (self.throttle or 1.0) - (time.monotonic() - began)
-                if ahead > 0:
-                    pending.hurry.wait(ahead)
-            pending.end.record(self.stream)
-        pending.issued.set()
+        """Gives the copies to the copy stream; with a throttle not faster than that."""
+        whole = False
+        try:
+            torch.cuda.set_device(self.device)
+            sent, began = 0, time.monotonic()
+            with torch.cuda.stream(self.stream), torch.no_grad():
+                for targets, sources in pending.todo:
+                    # One call for all of them, without the interpreter's lock.
+                    torch._foreach_copy_(targets, sources, non_blocking=True)
+                    if self.throttle is not None:
+                        sent += sum(t.nbytes for t in targets)
+                        ahead = sent / self.throttle - (time.monotonic() - began)
+                        if ahead > 0:
+                            pending.hurry.wait(ahead)
+                pending.end.record(self.stream)
+            whole = True
+        except RuntimeError as e:
+            pending.copying.error = _failed(e)
+        finally:
+            # Whatever it was: nobody may wait for copies that will never be made, nor take them for made.
+            if not whole and pending.copying.error is None:
+                pending.copying.error = _failed("its thread ended")
+            pending.todo = []
+            pending.issued.set()
 
     def fence(self, by_hand: bool = True) -> None:
         self._fenced_by_hand = self._fenced_by_hand or by_hand
@@ -390,28 +432,35 @@ class CudaStager:
                 p = self._pending[0]
             p.hurry.set()
             p.issued.wait()
-            p.end.synchronize()
+            with suppress(RuntimeError):  # the watcher says it
+                p.end.synchronize()
             time.sleep(0.001)
 
     def close(self) -> None:
         self._hook.remove()
         self._done.put(None)
         self._scratch = None
+        self._targets.clear()
 
     def finished(self, p: _Pending) -> None:
         """Called by the watcher when a copy has ended: measures it, lets the sources go."""
         c = p.copying
         c.seconds = time.monotonic() - c.began
-        if p.fenced is not None:
-            window = p.begin.elapsed_time(p.fenced) / 1e3 if p.fenced.query() else float("inf")
-            c.stall_s = max(0.0, p.begin.elapsed_time(p.end) / 1e3 - window)
-            if c.stall_s > 0.005 and not c.device_copy:
-                self._short_window = True
+        with suppress(RuntimeError):  # only a measure; a GPU that failed says so elsewhere
+            if p.fenced is not None and c.error is None:
+                window = p.begin.elapsed_time(p.fenced) / 1e3 if p.fenced.query() else float("inf")
+                c.stall_s = max(0.0, p.begin.elapsed_time(p.end) / 1e3 - window)
+                if c.stall_s > 0.005 and not c.device_copy:
+                    self._short_window = True
         with self._guard:
             self._pending.remove(p)
         p.sources, p.watched = [], []
         self.last, self.last_stall_s = c, c.stall_s
         c.on_done(c)
+
+
+def _failed(why: object) -> CheckpointError:
+    return CheckpointError(f"copying from the GPU failed: {why}"[:500])
 
 
 def _watch(
@@ -420,7 +469,10 @@ def _watch(
     torch.cuda.set_device(device)
     while (p := done.get()) is not None:
         p.issued.wait()
-        p.end.synchronize()
+        try:
+            p.end.synchronize()
+        except RuntimeError as e:
+            p.copying.error = p.copying.error or _failed(e)
         # A change that came before the copy ended and before any fence would have torn it.
         if p.fenced is None and p.copying.error is None:
             for name, t, version in p.watched:

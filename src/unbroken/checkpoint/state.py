@@ -6,8 +6,9 @@ place wherever the object's own tensors can be written. Needs torch.
 
 from __future__ import annotations
 
+import functools
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -55,36 +56,41 @@ def capture(state: Mapping[str, Any]) -> Captured:
     Raises UnsaveableState, naming the key, for what could not come back exactly.
     """
     optimized: set[int] = set()
-    found, skeleton = flatten(
-        _expand(state, "", optimized, 0), lambda v: isinstance(v, torch.Tensor) or _large_array(v)
-    )
+    found, skeleton = flatten(_expand(state, "", optimized, 0), lambda v: is_tensor(v) or _large_array(v))
     arrays: dict[str, str] = {}
     pieces: dict[str, torch.Tensor] = {}
     tensors: dict[str, tuple[str, Sharding]] = {}
     aliases: dict[str, str] = {}
     protected: set[str] = set()
     devices: dict[str, str] = {}
-    seen: dict[tuple[Any, ...], str] = {}
+    at: dict[int, list[tuple[str, list[torch.Tensor], Sharding]]] = {}
     for name, value in list(found.items()):
-        if not isinstance(value, torch.Tensor):
+        if not is_tensor(value):
             arrays[name] = value.dtype.str
             value = found[name] = torch.from_numpy(value)
-        if value.device.type == "meta":
+        if value.is_meta:
             raise UnsaveableState(
                 name, "it is on the meta device: it has no values", todo="Materialise it first"
             )
         sharding, parts = describe(value, key=name)
-        key = (_identity(parts), sharding.placements)
-        if key[0] and seen.setdefault(key, name) != name:
-            aliases[name] = seen[key]
-            continue
-        tensors[name] = (str(value.dtype).removeprefix("torch."), sharding)
+        if (address := _address(parts)) is not None:
+            # Few begin at one address: only those are compared in full.
+            if others := at.get(address):
+                twin = next((n for n, p, s in others if _same_place(p, s, parts, sharding)), None)
+                if twin is not None:
+                    aliases[name] = twin
+                    continue
+                others.append((name, parts, sharding))
+            else:
+                at[address] = [(name, parts, sharding)]
+        tensors[name] = (_type_name(value.dtype), sharding)
+        is_protected = id(value) in optimized
         for i, part in enumerate(parts):
             stored = stored_name(name, i)
             pieces[stored] = part
-            if id(value) in optimized:
+            if is_protected:
                 protected.add(stored)
-        if value.device.type != "cpu":
+        if not value.is_cpu:
             devices[name] = value.device.type
     return Captured(
         pieces,
@@ -122,39 +128,69 @@ def cuda_device(state: Any) -> torch.device | None:
     return next((d for x in inner if (d := cuda_device(x)) is not None), None)
 
 
+_PLAIN = frozenset({type(None), bool, int, float, str})
+
+
+_TENSOR_TYPES: dict[type, bool] = {}
+
+
+def is_tensor(v: Any) -> bool:
+    """What isinstance says; its check takes a microsecond for torch's classes, and a save makes thousands."""
+    kind: type = type(v)
+    known = _TENSOR_TYPES.get(kind)
+    if known is None:
+        known = _TENSOR_TYPES[kind] = issubclass(kind, torch.Tensor)
+    return known
+
+
 def _expand(v: Any, path: str, optimized: set[int], depth: int) -> Any:
     """The state with every object that has a state_dict replaced by it."""
-    if isinstance(v, torch.Tensor) or depth > 100:
+    kind = type(v)
+    if kind in _PLAIN or is_tensor(v) or depth > 100:
         return v
-    if isinstance(v, Mapping):
+    if kind is dict or isinstance(v, Mapping):
         return {k: _expand(x, f"{path}.{k}" if path else str(k), optimized, depth + 1) for k, x in v.items()}
-    if type(v) in (list, tuple):
-        return type(v)(_expand(x, f"{path}.{i}", optimized, depth + 1) for i, x in enumerate(v))
+    if kind in (list, tuple):
+        return kind(_expand(x, f"{path}.{i}", optimized, depth + 1) for i, x in enumerate(v))
     if not callable(getattr(v, "state_dict", None)) or isinstance(v, type):
         return v
     if not callable(getattr(v, "load_state_dict", None)):
         raise UnsaveableState(path, f"a {type(v).__qualname__} has state_dict but no load_state_dict")
-    # Its own tensors, not detached twins of them, which cost a DTensor sixty microseconds each.
-    inner = v.state_dict(keep_vars=True) if _shows_its_own(v) else v.state_dict()
+    if isinstance(v, torch.nn.Module):
+        return _expand(_expand_module(v, optimized), path, optimized, depth + 1)
+    inner = v.state_dict()
     if isinstance(v, torch.optim.Optimizer):
         _note_optimized(v, optimized)
-    elif isinstance(v, torch.nn.Module):
-        # Parameters that ask for gradients are changed by optimizers; buffers, frozen copies and averages are not.
-        averages = {id(p) for m in v.modules() if isinstance(m, AveragedModel) for p in m.parameters()}
-        optimized.update(id(p) for p in v.parameters() if p.requires_grad and id(p) not in averages)
-        inner = dict(_with_owners(v, inner))
     return _expand(inner, path, optimized, depth + 1)
 
 
-def _shows_its_own(v: Any) -> bool:
-    """Whether a module's state dict is torch's own all the way down: nobody there would see its parameters undetached."""
+def _expand_module(v: torch.nn.Module, optimized: set[int]) -> Mapping[str, Any]:
+    """A module's state dict with its own tensors, not detached twins of them, so that their ids are those of its
+    parameters. A twin of a DTensor takes sixty microseconds too, hence the direct way where nobody would mind."""
+    modules = list(v.modules())
+    parameters: Iterable[torch.nn.Parameter | None]
+    if _shows_its_own(modules):
+        inner: Mapping[str, Any] = v.state_dict(keep_vars=True)
+        parameters = [p for m in modules for p in m._parameters.values()]
+    else:
+        inner = dict(_with_owners(v, v.state_dict()))
+        parameters = v.parameters()
+    # Parameters that ask for gradients are changed by optimizers; buffers, frozen copies and averages are not.
+    averages = {id(p) for m in modules if isinstance(m, AveragedModel) for p in m.parameters()}
+    optimized.update(id(p) for p in parameters if p is not None and p.requires_grad and id(p) not in averages)
+    return inner
+
+
+def _shows_its_own(modules: Sequence[torch.nn.Module]) -> bool:
+    """Whether these modules' state dicts are torch's own: nobody there would see its parameters undetached."""
     own = torch.nn.Module
-    return isinstance(v, own) and all(
+    return all(
         type(m).state_dict is own.state_dict
+        and type(m).named_parameters is own.named_parameters
         and "state_dict" not in vars(m)
         and not m._state_dict_hooks
         and type(m)._save_to_state_dict is own._save_to_state_dict
-        for m in v.modules()
+        for m in modules
     )
 
 
@@ -179,12 +215,29 @@ def _note_optimized(optimizer: torch.optim.Optimizer, optimized: set[int]) -> No
         optimized.update(id(p) for p in group["params"])
     for entry in optimizer.state.values():
         if isinstance(entry, Mapping):
-            optimized.update(id(t) for t in entry.values() if isinstance(t, torch.Tensor))
+            optimized.update([id(t) for t in entry.values() if is_tensor(t)])
+
+
+def _address(parts: list[torch.Tensor]) -> int | None:
+    """Where the memory of a tensor begins, None if it has none here."""
+    for t in parts:
+        if t.numel():
+            return t.data_ptr()
+    return None
+
+
+def _same_place(a: list[torch.Tensor], a_spread: Sharding, b: list[torch.Tensor], b_spread: Sharding) -> bool:
+    """Whether two tensors are the same memory, looked at in the same way, and spread in the same way."""
+    return a_spread.placements == b_spread.placements and _identity(a) == _identity(b)
 
 
 def _identity(parts: list[torch.Tensor]) -> tuple[Any, ...]:
-    """Equal for tensors that are the same memory, looked at in the same way; empty where there is none."""
     return tuple((t.device, t.data_ptr(), t.shape, t.stride(), t.dtype) for t in parts if t.numel())
+
+
+@functools.cache
+def _type_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _holds_live(v: Any) -> bool:

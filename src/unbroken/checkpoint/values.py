@@ -161,10 +161,11 @@ class _Flattener:
         return name
 
     def _text(self, v: str, path: tuple[str, ...]) -> str:
-        try:
-            v.encode()
-        except UnicodeEncodeError:
-            self._refuse(v, path, "the text is not valid Unicode")
+        if not v.isascii():
+            try:
+                v.encode()
+            except UnicodeEncodeError:
+                self._refuse(v, path, "the text is not valid Unicode")
         return v
 
     def _refuse(self, v: object, path: tuple[str, ...], why: str) -> Any:
