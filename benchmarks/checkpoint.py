@@ -320,14 +320,14 @@ class TorchCheckpointing(Arm):
 class Ours(Arm):
     name, saves = "unbroken", 11
 
-    def __init__(self, **options: Any) -> None:
-        self.options = options
+    def __init__(self, persist_every: int = 1, **options: Any) -> None:
+        self.persist_every, self.options = persist_every, {"keep": 2, **options}
 
     def open(self, t: Training, folder: Path) -> None:
         super().open(t, folder)
         from unbroken import Checkpointer
 
-        self.c = Checkpointer(folder, snapshot_every=1, persist_every=1, keep=2, **self.options)
+        self.c = Checkpointer(folder, snapshot_every=1, persist_every=self.persist_every, **self.options)
         began = time.perf_counter()
         self.c.restore(t.state)
         # The buffers are made and registered beside the first steps; here they are waited for, and shown apart.
@@ -338,12 +338,17 @@ class Ours(Arm):
         self.stalls: list[float] = []
         self.durable: list[float] = []
         self.held: list[list[int]] = []
+        self.here: list[dict[str, Any]] = []
 
     def begin(self, i: int) -> Save:
+        began = time.perf_counter()
         saved = self.c.save(i + 1, self.t.state)
+        self.here.append({"call_s": time.perf_counter() - began})
 
         def done() -> bool:
             rung = saved.disk or saved.remote
+            if rung is None:
+                return saved.host.done()
             if rung.done():
                 self.durable.append(rung.result())
                 self.stalls.append(getattr(getattr(self.c._stager, "last", None), "stall_s", 0.0))
@@ -353,6 +358,13 @@ class Ours(Arm):
         return Save(done, on_host=lambda: saved.host.done())
 
     def after_save(self) -> None:
+        last = getattr(self.c._stager, "last", None)
+        if last is not None:
+            self.here[-1] |= {
+                "copy_s": last.seconds,
+                "stall_s": last.stall_s,
+                "device_copy": last.device_copy,
+            }
         pids = [os.getpid(), int(self.c.memory.link.info["pid"])]
         self.held.append([*(pss(p) for p in pids), *(len(os.listdir(f"/proc/{p}/fd")) for p in pids)])
 
@@ -364,6 +376,7 @@ class Ours(Arm):
             "pss_and_descriptors": self.held,
             "stalls_s": self.stalls,
             "durable_exactly_s": self.durable,
+            "ranks": of_all_ranks(self.here),
         }
 
     def close(self) -> None:
@@ -430,7 +443,7 @@ def measure(
         mean = (sum(before) + sum(after)) / (2 * window)
         rows.append(
             {
-                "call_s": call, "steps": len(steps), "durable_s": durable, "quiet_step_s": quiet,
+                "call_s": call, "steps": len(steps), "persisted": persists(arm, i), "durable_s": durable, "quiet_step_s": quiet,
                 "excess_s": call + sum(steps) - len(steps) * quiet, "excess_of_means_s": call + sum(steps) - len(steps) * mean,
                 "excess_to_host_s": call + sum(steps[: host_steps or len(steps)]) - (host_steps or len(steps)) * quiet,
                 "in_flight_ratio": st.median(steps) / quiet, "first_step_s": steps[0],
@@ -450,6 +463,20 @@ def measure(
         if RANK == 0:
             shutil.rmtree(folder, ignore_errors=True)
     return result
+
+
+def of_all_ranks(mine: Any) -> list[Any]:
+    """What every rank has, by rank."""
+    if WORLD == 1:
+        return [mine]
+    every: list[Any] = [None] * WORLD
+    torch.distributed.all_gather_object(every, mine)
+    return every
+
+
+def persists(arm: Arm, i: int) -> bool:
+    """Whether an arm's i-th save goes to disk."""
+    return (i + 1) % getattr(arm, "persist_every", 1) == 0
 
 
 def probes(device: torch.device, folder: Path, size: int) -> dict[str, float]:
@@ -482,7 +509,7 @@ def probes(device: torch.device, folder: Path, size: int) -> dict[str, float]:
 
 
 def raw_length(size: int) -> int:
-    return max(64 << 20, min(size, 8 << 30) >> 26 << 26)
+    return max(64 << 20, min(size, (8 << 30) // WORLD) >> 26 << 26)
 
 
 def raw_write(path: Path, length: int) -> float:
@@ -612,6 +639,13 @@ def main() -> None:
     p.add_argument("--no-restore", action="store_true", help="always so with several ranks")
     p.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "unbroken-benchmark")
     p.add_argument("--memory", default=None, help="the keeper's budget")
+    p.add_argument("--buffers", type=int, help="of our arm, for each rank")
+    p.add_argument("--keep", type=int, default=2, help="checkpoints of our arm that stay on disk")
+    p.add_argument(
+        "--persist-every", type=int, default=1,
+        help="only each such save of our arm goes to disk, the others to the host's memory: for states that a disk would"
+        " only be measured with",
+    )  # fmt: skip
     p.add_argument("--out", type=Path, help="JSON; finished blocks in it are not run again")
     a = p.parse_args()
     a.no_restore = a.no_restore or WORLD > 1  # a rank cannot end the keeper that the others still use
@@ -639,8 +673,10 @@ def main() -> None:
         machine=machine(device), model=a.model, parameters=sum(p.numel() for p in t.model.parameters()),
         state_bytes=t.bytes(), step_s=quiet, probes=probes(device, a.folder, t.bytes()),
     )  # fmt: skip
+    result["probes_of_ranks"] = of_all_ranks(result["probes"])  # all probed at the same time
     say(json.dumps({k: v for k, v in result.items() if k != "blocks"}))
-    options = {} if a.memory is None else {"memory": a.memory}
+    given = {"memory": a.memory, "buffers": a.buffers}
+    options: dict[str, Any] = {"keep": a.keep, **{k: v for k, v in given.items() if v is not None}}
 
     def keep() -> None:
         if a.out and RANK == 0:
@@ -660,7 +696,7 @@ def main() -> None:
 
     if "unbroken" not in result["blocks"]:
         say("block unbroken")
-        ours = Ours(**options)
+        ours = Ours(a.persist_every, **options)
         result["blocks"]["unbroken"] = measure(
             ours, t, a.folder / "c", a.ours, a.window, a.limit, close=a.no_restore
         )
@@ -682,8 +718,8 @@ def main() -> None:
 def table(result: dict[str, Any]) -> str:
     """The blocks as Markdown: medians of the saves after each arm's first."""
     lines = [
-        "| arm | call returns after | excess per checkpoint (95 %) | first save's excess | in-flight step | durable after | of the raw disk's time beside it |",
-        "|---|---|---|---|---|---|---|",
+        "| arm | call returns after | excess per checkpoint (95 %) | until on the host | first save's excess | in-flight step | durable after | of the raw disk's time beside it |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for name, b in result["blocks"].items():
         if "failed" in b:
@@ -695,13 +731,16 @@ def table(result: dict[str, Any]) -> str:
             return st.median(r[key] for r in rows)
 
         excess = [r["excess_s"] for r in rows]
-        durable = st.median(b["durable_exactly_s"][1:]) if "durable_exactly_s" in b else of("durable_s")
+        written = [r for r in rows if r["persisted"]]
+        exactly = b.get("durable_exactly_s", [])
+        durable = st.median(exactly[1:] or exactly or [r["durable_s"] for r in written] or [float("nan")])
+        in_flight = st.median([r["in_flight_ratio"] for r in written] or [float("nan")])
         # every rank probes and writes at the same time
         raw = result["state_bytes"] / st.mean(b["raw_write"]) if b.get("raw_write") else float("nan")
         half = 1.96 * st.stdev(excess) / len(excess) ** 0.5 if len(excess) > 1 else float("nan")
         lines.append(
-            f"| {name} | {of('call_s'):.4f} s | {of('excess_s'):.3f} s (+-{half:.3f}) | {b['saves'][0]['excess_s']:.3f} s"
-            f" | {of('in_flight_ratio'):.4f} x | {durable:.2f} s | {durable / raw:.2f} x |"
+            f"| {name} | {of('call_s'):.4f} s | {of('excess_s'):.3f} s (+-{half:.3f}) | {of('excess_to_host_s'):.3f} s"
+            f" | {b['saves'][0]['excess_s']:.3f} s | {in_flight:.4f} x | {durable:.2f} s | {durable / raw:.2f} x |"
         )
     return "\n".join(lines)
 

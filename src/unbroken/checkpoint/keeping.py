@@ -23,13 +23,13 @@ from ..machine import available_memory
 from ..units import Bytes
 from . import retention
 from .clients import Client, Refused, Settings, Wait, log, refusal, reply, tell
-from .commit import chunk_digests
-from .holdings import CLAIMED, FREE, SEALED, Buffer, Holdings, Mark
-from .manifest import folder_name
+from .holdings import CLAIMED, FREE, SEALED, Buffer, Holdings, Mark, Snapshot
+from .manifest import CHUNK_BYTES, folder_name
 from .memory import fill_pages
 from .operations import OPERATIONS
 from .peers import Peers
 from .retention import Retention
+from .sealed import digest
 from .storage import Storage, open_storage
 from .uploading import Uploading
 from .wire import Channel, Closed, Message
@@ -464,13 +464,25 @@ class Keeper:
                 b, snapshot = todo[0], todo[0].snapshot
                 assert snapshot is not None
                 b.pins += 1
-            sums = chunk_digests(self.view(b, snapshot.file_bytes))
+            sums = self._sums_while_newest(b, snapshot)
             with self.changed:
                 b.pins -= 1
-                if b.snapshot is snapshot:
+                if b.snapshot is snapshot and sums is not None:
                     b.snapshot = replace(snapshot, checksums=sums)
                 self._serve_waits()
                 self.changed.notify_all()
+
+    def _sums_while_newest(self, b: Buffer, snapshot: Snapshot) -> tuple[str, ...] | None:
+        """The checksums of a snapshot; None as soon as a newer one is complete: nobody will restore this one then, and
+        a rank may be waiting for its buffer (summing forty gigabytes takes seconds)."""
+        sums = []
+        with self.view(b, snapshot.file_bytes) as view:
+            for at in range(0, len(view), CHUNK_BYTES):
+                with self.changed:
+                    if self.holdings.newest != snapshot.mark:
+                        return None
+                sums.append(digest(view[at : at + CHUNK_BYTES]))
+        return tuple(sums)
 
     def _after_commit(self, storage: Storage, mark: Mark, mine: bool) -> None:
         """On the committer's thread, after a checkpoint is durable: upload this node's share, remove older ones."""

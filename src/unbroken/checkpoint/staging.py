@@ -410,7 +410,8 @@ class CudaStager:
             p.issued.wait()
             p.fenced = torch.cuda.Event(enable_timing=True)
             p.fenced.record(current)
-            current.wait_event(p.end)
+            # `begin` comes after the copy on the device, where there is one: then nothing reads the live tensors any more.
+            current.wait_event(p.begin if p.copying.device_copy else p.end)
 
     def before_step(self) -> None:
         """What the optimizer's hook calls."""
@@ -447,10 +448,10 @@ class CudaStager:
         c = p.copying
         c.seconds = time.monotonic() - c.began
         with suppress(RuntimeError):  # only a measure; a GPU that failed says so elsewhere
-            if p.fenced is not None and c.error is None:
+            if p.fenced is not None and c.error is None and not c.device_copy:
                 window = p.begin.elapsed_time(p.fenced) / 1e3 if p.fenced.query() else float("inf")
                 c.stall_s = max(0.0, p.begin.elapsed_time(p.end) / 1e3 - window)
-                if c.stall_s > 0.005 and not c.device_copy:
+                if c.stall_s > 0.005:
                     self._short_window = True
         with self._guard:
             self._pending.remove(p)
