@@ -4,8 +4,9 @@
     torchrun --nproc-per-node 4 benchmarks/checkpoint.py --model 7b   # FSDP2
     python benchmarks/checkpoint.py --arms ours,dcp_process --out r.json    # blocks that --out has already are left out
 
-*Excess* of a checkpoint: wall time of the steps from the call of save until it is durable, minus the time of as many
-undisturbed steps, of the windows right before and right after it. It counts the call, every wait and the slow-down.
+*Excess* of a checkpoint: wall time from the call of save to the end of the step in which it is durable, minus the time
+of as many undisturbed steps, of the windows right before and right after it. It is one stretch of the clock, so it counts
+the call, every wait and the slow-down. Each step is waited for on the training's own stream, as reading a loss does.
 Long because every peer is an arm of its own here, so that all meet the same training in the same run.
 Every block (an arm) begins and ends with an undisturbed window of its own; the first save of an arm is told apart.
 """
@@ -28,7 +29,7 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -87,11 +88,10 @@ class Model(nn.Module):
 
 @dataclass
 class Training:
-    """A training whose steps are timed one by one, each waited for."""
+    """A training whose steps are waited for one by one."""
 
     device: torch.device
     size: tuple[int, ...]
-    times: list[float] = field(default_factory=list)
     before_update: Callable[[], None] | None = None
 
     def __post_init__(self) -> None:
@@ -124,13 +124,18 @@ class Training:
         return sum(p.numel() * p.element_size() for p in local) * 3
 
     def wait(self) -> None:
+        """For all that the device has to do."""
         if self.device.type == "cuda":
             torch.cuda.synchronize()
 
-    def step(self) -> float:
+    def wait_for_step(self) -> None:
+        """For what was asked of the training's own stream, as reading the loss does. A wait for the whole device would
+        wait for every copy that is meant to run beside the steps, ours and the peers'."""
+        if self.device.type == "cuda":
+            torch.cuda.current_stream().synchronize()
+
+    def step(self) -> None:
         *_, vocabulary, length, batch, accumulation = self.size
-        self.wait()
-        began = time.perf_counter()
         for _ in range(accumulation):
             x = torch.randint(0, vocabulary, (batch, length + 1), device=self.device)
             with torch.autocast(
@@ -143,9 +148,7 @@ class Training:
             self.before_update = None
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        self.wait()
-        self.times.append(time.perf_counter() - began)
-        return self.times[-1]
+        self.wait_for_step()
 
 
 @dataclass
@@ -411,6 +414,29 @@ def together(yes: bool) -> bool:
     return bool(flag.item())
 
 
+class Clock:
+    """Steps by the wall clock, without a gap: whatever happens between two of them counts too."""
+
+    def __init__(self, t: Training) -> None:
+        self.t = t
+        self.last = time.perf_counter()
+
+    def start(self) -> float:
+        """From now on; after whatever is not to be counted."""
+        self.t.wait_for_step()
+        together(True)
+        self.last = time.perf_counter()
+        return self.last
+
+    def step(self, done: Callable[[], bool] = lambda: True) -> tuple[float, bool]:
+        """Seconds since the last look, with one step and a word with the other ranks in it; whether all are `done`."""
+        self.t.step()
+        everywhere = together(done())
+        now = time.perf_counter()
+        took, self.last = now - self.last, now
+        return took, everywhere
+
+
 def measure(
     arm: Arm, t: Training, folder: Path, saves: int, window: int, limit: int, *, close: bool = True
 ) -> dict[str, Any]:
@@ -421,32 +447,36 @@ def measure(
     together(True)
     raw = [raw_write_now(folder.parent, t.bytes())]
     arm.open(t, folder)
+    clock = Clock(t)
     for _ in range(3):
-        t.step()
-    before = [t.step() for _ in range(window)]
+        clock.step()
+    before = [clock.step()[0] for _ in range(window)]
     rows = []
     for i in range(saves):
-        t.wait()
-        began = time.perf_counter()
+        began = clock.start()
         save = arm.begin(i)
         call = time.perf_counter() - began
         t.before_update = (lambda s=save: s.staged()) if save.staged else None  # type: ignore[misc]
-        steps, host_steps = [t.step()], 0
-        durable = time.perf_counter() - began if save.done() else None
-        while len(steps) < limit and not together(save.done()):
-            steps.append(t.step())
-            if not host_steps and (save.on_host is None or save.on_host()):
-                host_steps = len(steps)
-        durable = durable or time.perf_counter() - began
-        after = [t.step() for _ in range(window)]
+        at_once = save.done()
+        steps, host = [], 0.0
+        everywhere = False
+        while not everywhere and len(steps) < limit:
+            took, everywhere = clock.step(save.done)
+            steps.append(took)
+            if not host and (save.on_host is None or save.on_host()):
+                host, host_steps = clock.last - began, len(steps)
+        whole = clock.last - began
+        after = [clock.step()[0] for _ in range(window)]
         quiet = st.median(before + after)
         mean = (sum(before) + sum(after)) / (2 * window)
+        if not host:
+            host, host_steps = whole, len(steps)
         rows.append(
             {
-                "call_s": call, "steps": len(steps), "persisted": persists(arm, i), "durable_s": durable, "quiet_step_s": quiet,
-                "excess_s": call + sum(steps) - len(steps) * quiet, "excess_of_means_s": call + sum(steps) - len(steps) * mean,
-                "excess_to_host_s": call + sum(steps[: host_steps or len(steps)]) - (host_steps or len(steps)) * quiet,
-                "in_flight_ratio": st.median(steps) / quiet, "first_step_s": steps[0],
+                "call_s": call, "steps": len(steps), "persisted": persists(arm, i), "durable_s": call if at_once else whole,
+                "quiet_step_s": quiet, "excess_s": whole - len(steps) * quiet, "excess_of_means_s": whole - len(steps) * mean,
+                "excess_to_host_s": host - host_steps * quiet, "in_flight_ratio": st.median(steps[1:] or [steps[0] - call]) / quiet,
+                "first_step_s": steps[0] - call,
             }
         )  # fmt: skip
         say(f"  {arm.name} {i}: " + ", ".join(f"{k} {v:.4g}" for k, v in rows[-1].items()))
@@ -666,9 +696,10 @@ def main() -> None:
     size = MODELS[a.model or ("1b" if device.type == "cuda" else "tiny")]
     result: dict[str, Any] = json.loads(a.out.read_text()) if a.out and a.out.exists() else {"blocks": {}}
     t = Training(device, size)
+    clock = Clock(t)
     for _ in range(5):
-        t.step()
-    quiet = st.median([t.step() for _ in range(15)])
+        clock.step()
+    quiet = st.median([clock.step()[0] for _ in range(15)])
     result.update(
         machine=machine(device), model=a.model, parameters=sum(p.numel() for p in t.model.parameters()),
         state_bytes=t.bytes(), step_s=quiet, probes=probes(device, a.folder, t.bytes()),
