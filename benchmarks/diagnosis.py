@@ -9,7 +9,13 @@ with `python -m unbroken.testing.failure_logs OUT --cases 300`.
 
 Figures: reason strict and by acceptable reasons, category, evidence (the root line fits the label's expression),
 exact line, faulty node and rank where the label has one, recoverable, cordon, false alarms, wrong stops (a stop where
-a restart helps), bytes and lines per CPU second. Times are process times of one core.
+a restart helps), bytes and lines per CPU second. Times are process times of one core. On a busy machine
+`--keep-speeds RESULT.json` judges anew and keeps the speeds of that earlier result, marked with the machine and the
+commit that they are from.
+
+The baselines name no node, never cordon and never say that a job had no failure, so that `faulty` and `no false alarm`
+can only be 0 for them, and `cordon` is the share of cases that need none. Their `recoverable` and their action are our
+own table's for the reason that they found.
 """
 
 from __future__ import annotations
@@ -182,6 +188,16 @@ def score(
     }  # fmt: skip
 
 
+def keep_speeds(result: dict[str, Any], former: dict[str, Any]) -> None:
+    """Replaces speeds by those of an earlier result, and says where they are from; arms that it lacks have none."""
+    result["speeds_of"] = former.get("speeds_of", former["machine"])
+    for name, arm in result["arms"].items():
+        earlier = former["arms"].get(name, {})
+        arm |= {"mb_per_s": earlier.get("mb_per_s"), "lines_per_s": earlier.get("lines_per_s")}
+    if "speed" in former:
+        result["speed"] = former["speed"]
+
+
 def big_log(path: Path, megabytes: int) -> None:
     """A metric-heavy log of that size with one failure at its end."""
     import random
@@ -309,11 +325,18 @@ def main() -> None:
     parser.add_argument("--only", help="a file with a JSON list of case names")
     parser.add_argument("--ours-only", action="store_true")
     parser.add_argument("--speed", type=int, metavar="MB", help="also measure speed on a log of so many MB")
+    parser.add_argument(
+        "--keep-speeds", type=Path, metavar="FILE", help="an earlier result whose speeds stay as they are"
+    )
     parser.add_argument("--drain3", help="a Python that has drain3, for its speed in the same run")
     parser.add_argument(
         "--generated", type=int, default=300, help="how many cases to generate where no folder is given"
     )
     args = parser.parse_args()
+    if args.speed and args.keep_speeds:
+        parser.error(
+            "--speed measures speeds, --keep-speeds keeps those of an earlier result: give one of them"
+        )
     import tempfile
 
     with tempfile.TemporaryDirectory() as scratch:
@@ -335,6 +358,8 @@ def main() -> None:
             result["arms"][name] = score(folder, arm, args.show and name == "unbroken", only)
         if args.speed:
             result["speed"] = speed(args.speed, args.drain3, Path(scratch))
+        if args.keep_speeds:
+            keep_speeds(result, json.loads(args.keep_speeds.read_text()))
     keys = list(result["arms"]["unbroken"]["figures"])
     print(f"{'':<18}" + "".join(f"{n:>20}" for n in result["arms"]))
     for k in keys:
@@ -345,7 +370,7 @@ def main() -> None:
                 f"{c['right']}/{c['of']} = {c['share']:.1%}".rjust(20) if c else " " * 20 for c in cells
             )
         )
-    print(f"{'MB per CPU s':<18}" + "".join(f"{r['mb_per_s']:>20}" for r in result["arms"].values()))
+    print(f"{'MB per CPU s':<18}" + "".join(f"{r['mb_per_s'] or '':>20}" for r in result["arms"].values()))
     if "speed" in result:
         print(json.dumps(result["speed"], indent=1))
     if args.out:
