@@ -3,7 +3,8 @@
 The model is a Llama of random weights (nobody needs its answers to be right; their cost is that of any Llama of its
 size), with a byte tokenizer, both made here: no network. The tasks are some of the 63 datasets in miniature: requests
 per row, characters, tokens and metric time as in the table of evaluation_suite.py, rows as many as make the whole take
-`--seconds` of inference per worker on this device (measured first). The suite says of each task what a suite file would:
+`--seconds` of inference per worker on this device (measured first). A metric waits for its time and computes nothing, in
+every arm: on a machine whose CPU workers also infer, real metrics would take from them. The suite says of each task what a suite file would:
 lengths, and the time of its metric; how long inference takes is found out as it goes. Remote storage is a file copy held to `--link`
 Gb/s, shared by all who copy at the time; the default makes one copy as long as 14 GB at 25 Gb/s. Every arm sees the
 same link, the same files, and builds prompts, infers and scores with the same functions.
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import fcntl
+import itertools
 import json
 import os
 import shutil
@@ -121,8 +123,12 @@ def checks(arms: Sequence[dict[str, Any]], scores: dict[str, dict[str, Any]]) ->
     found: dict[str, bool] = {}
     mine = next((a for a in arms if a["arm"] == "ours"), None)
     if mine is not None:
-        found["worker time busy with inference >= 90 % of the makespan"] = mine["busy"] >= 0.90
-        found["within 1.10x of the lower bound from the measured times"] = mine["over bound"] <= 1.10
+        found["workers busy with inference >= 90 % of the makespan, fetch, start and metrics included"] = (
+            mine["busy"] >= 0.90
+        )
+        found["within 1.10x of the lower bound from the measured times of shards and metrics"] = (
+            mine["over bound"] <= 1.10
+        )
         found["idle gap between shards below 50 ms"] = mine["gap_max_s"] < 0.05
         for a in arms:
             if a is not mine:
@@ -285,14 +291,28 @@ def run_ours(
         shutil.rmtree(memory, ignore_errors=True)
     if report.errors:
         raise SystemExit(f"ours failed: {dict(report.errors)}")
-    gaps = sorted(coordinator._gaps) or [0.0]
+    gaps = sorted(gaps_of(report)) or [0.0]
     makespan = report.ended - began
+    load = min((w.ready - w.started for w in report.workers if w.ready), default=0.0)
+    work = (
+        report.lower_bound_s - load
+    )  # of the measured times of blocks and metrics alone: no fetch, no start
     row = {
-        "arm": arm, "makespan_s": makespan, "from workers' start_s": report.makespan_s, "fetch_s": fetched, "lower_bound_s": report.lower_bound_s,
-        "over bound": report.makespan_s / report.lower_bound_s, "busy": report.busy_fraction, "busy of all": sum(t.busy_s for t in report.trials) / workers / makespan,
-        "in memory": roomy, "loads": len(report.workers), "load_max_s": max((w.ready - w.started for w in report.workers if w.ready), default=0.0), "trials": len(report.trials), "gap_median_s": gaps[len(gaps) // 2], "gap_max_s": gaps[-1], "naive_s": report.naive_s,
+        "arm": arm, "makespan_s": makespan, "gpu_end_s": max(t.ended for t in report.trials) - began, "fetch_s": fetched,
+        "load_s": load, "lower_bound_s": work, "over bound": makespan / work, "over bound with fetch and load": makespan / (fetched + load + work),
+        "busy": sum(t.busy_s for t in report.trials) / workers / makespan, "in memory": roomy, "loads": len(report.workers),
+        "trials": len(report.trials), "gap_median_s": gaps[len(gaps) // 2], "gap_max_s": gaps[-1], "naive_s": report.naive_s,
     }  # fmt: skip
     return row, {s.task: [[m.name, m.value, m.stderr] for m in s.metrics] for s in report.scores}
+
+
+def gaps_of(report: Any) -> list[float]:
+    """Seconds between two shards on a worker, all of them, those in which it had to wait for more work too."""
+    found: list[float] = []
+    for name in {t.worker for t in report.trials}:
+        mine = sorted((t for t in report.trials if t.worker == name), key=lambda t: t.started)
+        found += [max(0.0, b.started - a.ended) for a, b in itertools.pairwise(mine)]
+    return found
 
 
 def run_trials(

@@ -10,9 +10,18 @@ from unbroken.testing.campaign import Campaign
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("rounds", [4, pytest.param(60, marks=[pytest.mark.slow, pytest.mark.timeout(900)])])
-def test_nothing_torn_passes_nothing_announced_is_lost_all_ranks_agree(tmp_path: Path, rounds: int) -> None:
-    campaign = Campaign(tmp_path, seed=rounds)
+@pytest.mark.parametrize(
+    ("rounds", "megabytes"),
+    [
+        (4, 0.16),
+        pytest.param(60, 0.16, marks=[pytest.mark.slow, pytest.mark.timeout(900)]),
+        pytest.param(15, 40.0, marks=[pytest.mark.slow, pytest.mark.timeout(900)]),  # several chunks a file
+    ],
+)
+def test_nothing_torn_passes_nothing_announced_is_lost_all_ranks_agree(
+    tmp_path: Path, rounds: int, megabytes: float
+) -> None:
+    campaign = Campaign(tmp_path, seed=rounds, megabytes=megabytes)
     try:
         for _ in range(rounds):
             campaign.round()

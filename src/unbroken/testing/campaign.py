@@ -11,7 +11,8 @@ or removed. After each round it is checked that
     nothing announced is lost every checkpoint that a rank was told is durable is there and verifies
     all ranks agree           every rank restored the same step, of the newest that is whole, with the right bytes
 
-The state of rank r at step s is a pure function of (r, s), so every restored byte can be compared. Needs torch.
+The state of rank r at step s is a pure function of (r, s), with no two elements alike, so every restored byte can be
+compared, and its place. With `--megabytes 40` a share has several chunks of a checksum. Needs torch.
 """
 
 from __future__ import annotations
@@ -40,17 +41,67 @@ from ..checkpoint.storage import open_storage
 from ..errors import UnbrokenError
 from .keepers import FakeAgent, alive, until
 
-SIZE = 40_000  # float32 elements a rank
+SIZE = 0.16  # megabytes a rank
 PERSIST = 3
 
 
-def fill(rank: int, step: int) -> float:
-    """The value of all elements of a rank's state at a step."""
-    return float(rank * 1_000_000 + step)
+class Pattern:
+    """The tensors of rank r at step s: integers that differ from element to element, and two smaller types."""
+
+    def __init__(self, rank: int, megabytes: float) -> None:
+        import torch
+
+        n = int(megabytes * 1e6 / 4)
+        self.rank = rank
+        self.base = (torch.arange(n, dtype=torch.int64) * 2654435761 % 2**31).to(torch.int32)
+        self.whole = torch.zeros(n, dtype=torch.int32)
+        self.odd = torch.zeros(7, 3, dtype=torch.bfloat16)
+        self.long = torch.zeros(3, dtype=torch.int64)
+        self.due = torch.zeros(n, dtype=torch.int32)
+
+    @property
+    def tensors(self) -> dict[str, Any]:
+        """What is saved and restored in place."""
+        return {"whole": self.whole, "odd": self.odd, "long": self.long}
+
+    def advance(self, step: int) -> None:
+        """Makes it the state of this step."""
+        self._into(self.whole, step)
+        self.odd.copy_(self._odd(step))
+        self.long.copy_(self._long(step))
+
+    def right(self, step: int) -> bool:
+        """Whether it is the state of this step, to the last bit."""
+        self._into(self.due, step)
+        pairs = [(self.whole, self.due), (self.odd, self._odd(step)), (self.long, self._long(step))]
+        return all(bool((a == b).all()) for a, b in pairs)
+
+    def _into(self, out: Any, step: int) -> None:
+        import torch
+
+        torch.bitwise_xor(self.base, (self.rank * 1_000_003 + step) % 2**31, out=out)
+
+    def _odd(self, step: int) -> Any:
+        import torch
+
+        return (torch.arange(21).reshape(7, 3) + step % 100 + self.rank).to(torch.bfloat16)
+
+    def _long(self, step: int) -> Any:
+        import torch
+
+        return torch.tensor([self.rank, step, step * 2**40])
 
 
 def rank_main(
-    folder: str, port: int, attempt: int, rank: int, world: int, local: int, node: str, socket: str
+    folder: str,
+    port: int,
+    attempt: int,
+    rank: int,
+    world: int,
+    local: int,
+    node: str,
+    socket: str,
+    size: float,
 ) -> None:
     """One rank of one attempt; it writes what happens to it to `said/`, a line each, until it is killed."""
     import torch
@@ -73,12 +124,17 @@ def rank_main(
         os.write(said, (json.dumps(what) + "\n").encode())
 
     c = module.Checkpointer(
-        Path(folder) / "checkpoints", snapshot_every=1, persist_every=PERSIST, keep=100_000, memory="64MiB"
+        Path(folder) / "checkpoints",
+        snapshot_every=1,
+        persist_every=PERSIST,
+        keep=100_000,
+        memory=memory_of(size, local),
     )
-    state: dict[str, Any] = {"w": torch.zeros(SIZE), "step": 0}
+    pattern = Pattern(rank, size)
+    state: dict[str, Any] = {**pattern.tensors, "step": 0}
     restored = c.restore(state)
     step = restored.step if restored else 0
-    right = restored is None or (bool((state["w"] == fill(rank, step)).all()) and state["step"] == step)
+    right = restored is None or (pattern.right(step) and state["step"] == step)
     say(
         restored=step,
         attempt=restored.attempt if restored else 0,
@@ -88,7 +144,7 @@ def rank_main(
     waiting: list[Any] = []
     while True:
         step += 1
-        state["w"].fill_(fill(rank, step))
+        pattern.advance(step)
         state["step"] = step
         saved = c.save(step, state)
         if saved.disk is not None:
@@ -99,6 +155,11 @@ def rank_main(
         time.sleep(0.004)
 
 
+def memory_of(megabytes: float, local: int) -> int:
+    """Bytes that a node's keeper may take: three buffers a rank and some."""
+    return max(64 << 20, int(megabytes * 1e6 * 3.5 * local))
+
+
 @dataclass
 class Campaign:
     """`nodes` nodes with `local` ranks each; everything lies under `folder`."""
@@ -107,6 +168,8 @@ class Campaign:
     seed: int
     nodes: int = 2
     local: int = 2
+    megabytes: float = SIZE
+    """Of each rank's state."""
     strikes: Counter[str] = field(default_factory=Counter)
     damaged: set[str] = field(default_factory=set)
     announced: set[tuple[int, int]] = field(default_factory=set)
@@ -130,6 +193,7 @@ class Campaign:
             node=f"node-{i:03d}",
             checkpoints=self.folder / "checkpoints",
             extra=["--keep", "100000"],
+            budget=memory_of(self.megabytes, self.local),
         )
 
     @property
@@ -180,6 +244,7 @@ class Campaign:
                 self.local,
                 agent.node,
                 str(agent.socket),
+                self.megabytes,
             ),
             daemon=True,
         )
@@ -240,7 +305,11 @@ class Campaign:
             os.kill(agent.pid, signal.SIGCONT)
         elif what == "full disk":
             soft, hard = resource.prlimit(agent.pid, resource.RLIMIT_FSIZE)
-            resource.prlimit(agent.pid, resource.RLIMIT_FSIZE, (self.random.randrange(100, SIZE * 4), hard))
+            resource.prlimit(
+                agent.pid,
+                resource.RLIMIT_FSIZE,
+                (self.random.randrange(100, int(self.megabytes * 1e6)), hard),
+            )
             self._live(0.3, ranks)
             resource.prlimit(agent.pid, resource.RLIMIT_FSIZE, (soft, hard))
 
@@ -347,11 +416,12 @@ def main() -> int:
     p.add_argument("--seed", type=int, default=1)
     p.add_argument("--nodes", type=int, default=2)
     p.add_argument("--local", type=int, default=2, help="ranks on each node")
+    p.add_argument("--megabytes", type=float, default=SIZE, help="of each rank's state; 40: several chunks")
     p.add_argument("--folder", type=Path, help="kept for a look afterwards; default: a temporary one")
     p.add_argument("--out", type=Path, help="JSON with the counts")
     a = p.parse_args()
     folder = a.folder or Path(tempfile.mkdtemp(prefix="unbroken-campaign-"))
-    campaign = Campaign(folder, a.seed, a.nodes, a.local)
+    campaign = Campaign(folder, a.seed, a.nodes, a.local, a.megabytes)
     began = time.monotonic()
     try:
         for i in range(a.rounds):
@@ -365,7 +435,7 @@ def main() -> int:
         if a.folder is None:
             shutil.rmtree(folder, ignore_errors=True)
     result = {
-        "rounds": a.rounds, "seed": a.seed, "strikes": dict(campaign.strikes), "seconds": round(time.monotonic() - began, 1),
+        "rounds": a.rounds, "seed": a.seed, "megabytes": a.megabytes, "strikes": dict(campaign.strikes), "seconds": round(time.monotonic() - began, 1),
         "held": True,
     }  # fmt: skip
     if a.out:

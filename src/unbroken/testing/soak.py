@@ -2,8 +2,8 @@
 
     python -m unbroken.testing.soak --kills 100 --seed 1
 
-Checked while it goes and at the end: every announced (journalled) checkpoint that retention has not removed
-verifies byte by byte; nothing that has a commit marker is torn; never do two attempts' ranks run at once; no process
+Checked while it goes: each checkpoint that is announced (journalled) is there and verifies byte by byte, as soon as it is
+announced and in the midst of the kills. At the end too: what retention has not removed verifies; nothing that has a commit marker is torn; never do two attempts' ranks run at once; no process
 and no shared memory is left; and the losses, batches and final state equal an undisturbed run's.
 """
 
@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..checkpoint.catalogue import listing, verify_in
+from ..checkpoint.manifest import folder_name
 from ..checkpoint.storage.posix import PosixStorage
 from ..errors import RunError, UnbrokenError
 from ..progress import RunDir, read_journal
@@ -39,7 +40,10 @@ class Soaked:
     kills: Counter[str] = field(default_factory=Counter)
     attempts: int = 0
     announced: int = 0
+    checked: int = 0
+    """Announced checkpoints that were read, byte by byte, as soon as they were announced."""
     verified: int = 0
+    """Checkpoints that were read when a run had ended."""
     seconds: float = 0.0
     runs: int = 0
     longest_pause_s: float = 6.0
@@ -66,6 +70,49 @@ class Watch(threading.Thread):
     def end(self) -> None:
         self._ended.set()
         self.join(5)
+
+
+class Reader(threading.Thread):
+    """Reads every checkpoint as soon as it is announced: the newest may never be missing or torn."""
+
+    def __init__(self, run_dir: RunDir, name: str, result: Soaked) -> None:
+        super().__init__(daemon=True)
+        self._run_dir, self._name, self._result, self._ended = run_dir, name, result, threading.Event()
+
+    def run(self) -> None:
+        seen: set[tuple[int, int]] = set()
+        while not self._ended.wait(0.1):
+            newest = self._newest()
+            if newest is None or newest in seen:
+                continue
+            seen.add(newest)
+            why = self._look(newest)
+            if not why:
+                self._result.checked += 1
+            elif (
+                newest == self._newest()
+            ):  # else it is retention's: a newer one was announced while it was read
+                self._result.problems.append(f"{self._name}: {newest} was announced and {why}")
+                return
+
+    def _newest(self) -> tuple[int, int] | None:
+        if not self._run_dir.journals.exists():
+            return None
+        records = read_journal(self._run_dir).records
+        return max(((r["attempt"], r["step"]) for r in records if r["kind"] == "durable"), default=None)
+
+    def _look(self, mark: tuple[int, int]) -> str:
+        storage = PosixStorage(self._run_dir.checkpoints)
+        attempt, step = mark
+        try:
+            check = verify_in(storage, folder_name(step, attempt), deep=True)
+        except UnbrokenError as e:
+            return f"cannot be read: {e.what}"
+        return "" if check.ok else f"does not verify: {check.problems[0]}"
+
+    def end(self) -> None:
+        self._ended.set()
+        self.join(30)
 
 
 def soak(folder: Path, kills: int, seed: int, shape: Shape, say: object = print) -> Soaked:
@@ -113,7 +160,9 @@ def _one_run(
         time.sleep(0.01)
     faults = Faults(run_dir)
     watch = Watch(faults, result.problems)
+    reader = Reader(run_dir, name, result)
     watch.start()
+    reader.start()
     struck_here = 0
     try:
         while command.running or not _over(run_dir):
@@ -138,6 +187,7 @@ def _one_run(
                 time.sleep(0.05)
     finally:
         watch.end()
+        reader.end()
         command.end()
     _judge(folder, name, run_dir, faults, shape, result)
 
@@ -221,7 +271,7 @@ def main() -> int:
         return e.exit_code
     value = {
         "seed": result.seed, "kills": dict(result.kills), "runs": result.runs, "attempts": result.attempts,
-        "announced": result.announced, "verified": result.verified, "seconds": round(result.seconds, 1),
+        "announced": result.announced, "checked_when_announced": result.checked, "verified": result.verified, "seconds": round(result.seconds, 1),
         "problems": result.problems,
     }  # fmt: skip
     print(json.dumps(value | {"folder": str(folder)}))
