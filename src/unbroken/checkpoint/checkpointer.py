@@ -241,7 +241,14 @@ class Checkpointer:
             self._copied(copying, slab, saved, sealed)
 
         protected = frozenset(captured.pieces) if self.fenced else captured.protected
-        self._stager.copy(captured.pieces, slab.tensor, plan.layout, protected, whole)
+        try:
+            self._stager.copy(captured.pieces, slab.tensor, plan.layout, protected, whole)
+        except BaseException as e:
+            self.memory.release(slab)
+            self._tell_failure(saved, str(e)[:500])
+            if isinstance(e, torch.OutOfMemoryError):  # of copies on the GPU: no reason to end a training
+                return saved
+            raise
         self._measure(saved, persist)
         return saved
 

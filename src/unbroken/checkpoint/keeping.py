@@ -473,13 +473,15 @@ class Keeper:
                 self.changed.notify_all()
 
     def _sums_while_newest(self, b: Buffer, snapshot: Snapshot) -> tuple[str, ...] | None:
-        """The checksums of a snapshot; None as soon as a newer one is complete: nobody will restore this one then, and
-        a rank may be waiting for its buffer (summing forty gigabytes takes seconds)."""
+        """The checksums of a snapshot; None if it was given up, because a newer one is complete and its rank waits for a
+        buffer: summing forty gigabytes takes seconds."""
         sums = []
         with self.view(b, snapshot.file_bytes) as view:
             for at in range(0, len(view), CHUNK_BYTES):
                 with self.changed:
-                    if self.holdings.newest != snapshot.mark:
+                    if self.holdings.newest != snapshot.mark and any(
+                        w.client.rank == b.rank for w in self.waits
+                    ):
                         return None
                 sums.append(digest(view[at : at + CHUNK_BYTES]))
         return tuple(sums)

@@ -62,7 +62,8 @@ class Slab:
         if self._tensor is None:
             import torch
 
-            self._tensor = torch.frombuffer(self.map, dtype=torch.uint8)
+            with torch.inference_mode(False):  # made in that mode it could not be written outside of it
+                self._tensor = torch.frombuffer(self.map, dtype=torch.uint8)
         return self._tensor
 
 

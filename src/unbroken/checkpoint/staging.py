@@ -59,18 +59,19 @@ class Targets:
     def of(self, buffer: torch.Tensor, layout: Layout, like: Mapping[str, torch.Tensor]) -> dict[str, Target]:
         """By name, where the layout has it; `like` are tensors of the state that the layout was planned for."""
         if layout is not self._layout or len(self._known) > 8:
-            # Views hold on to the buffers of the last layout, which are as large as the state.
             self._known, self._layout = {}, layout
         address = buffer.data_ptr()
         found = self._known.get(address)
         if found is None:
             found = self._known[address] = {}
-            for name, t in like.items():
-                start, stop = layout.span(name)
-                as_real = real(t)
-                view = typed_view(buffer[start:stop], as_real.dtype, as_real.shape)
-                last = max(stop - 1, start)
-                found[name] = Target(start, stop, view, start // PIECE_BYTES == last // PIECE_BYTES)
+            # Made in inference mode they could not be written outside of it, by any later save.
+            with torch.inference_mode(False), torch.no_grad():
+                for name, t in like.items():
+                    start, stop = layout.span(name)
+                    as_real = real(t)
+                    view = typed_view(buffer[start:stop], as_real.dtype, as_real.shape)
+                    last = max(stop - 1, start)
+                    found[name] = Target(start, stop, view, start // PIECE_BYTES == last // PIECE_BYTES)
         return found
 
     def clear(self) -> None:
@@ -320,8 +321,11 @@ class CudaStager:
             pending.todo = list(batches(gpu, buffer, limit))
             with self._guard:
                 self._pending.append(pending)
-        # Handing hundreds of copies to the driver takes milliseconds in which this thread could start the next step.
-        threading.Thread(target=self._issue, args=(pending,), daemon=True).start()
+        try:
+            # Handing hundreds of copies to the driver takes milliseconds in which this thread could start the next step.
+            threading.Thread(target=self._issue, args=(pending,), daemon=True).start()
+        except RuntimeError:  # no more threads, or the interpreter is ending
+            self._issue(pending)
         self._done.put(pending)
         return copying
 
@@ -345,16 +349,20 @@ class CudaStager:
                     logger.warning("no room on the GPU to copy %.1f GB there first", total / 1e9)
                 return gpu, watched
             try:
-                self._scratch = torch.empty(total, dtype=torch.uint8, device=self.device)
+                with torch.inference_mode(False):
+                    self._scratch = torch.empty(total, dtype=torch.uint8, device=self.device)
             except torch.cuda.OutOfMemoryError:
                 self._short_window = False
                 return gpu, watched
-        at, copied = 0, []
-        for target, t in gpu:
-            size = target.stop - target.start
-            copied.append((target, typed_view(self._scratch[at : at + size], t.dtype, t.shape)))
-            at += -(-size // _ALIGN) * _ALIGN
-        torch._foreach_copy_([t for _, t in copied], [t for _, t in gpu])
+        at, rows, copied = 0, [], []
+        with torch.inference_mode(False), torch.no_grad():
+            for target, t in gpu:
+                row = self._scratch[at : at + target.stop - target.start]
+                rows.append(row)
+                copied.append((target, typed_view(row, t.dtype, t.shape)))
+                at += -(-row.numel() // _ALIGN) * _ALIGN
+        # As bytes: one kernel for 16-bit floats goes by way of float32, which makes all NaNs alike.
+        torch._foreach_copy_(rows, [flat_bytes(t) for _, t in gpu])
         copying.device_copy = True
         return copied, []
 
@@ -362,9 +370,8 @@ class CudaStager:
         """Gives the copies to the copy stream; with a throttle not faster than that."""
         whole = False
         try:
-            torch.cuda.set_device(self.device)
             sent, began = 0, time.monotonic()
-            with torch.cuda.stream(self.stream), torch.no_grad():
+            with torch.cuda.device(self.device), torch.cuda.stream(self.stream), torch.no_grad():
                 for targets, sources in pending.todo:
                     # One call for all of them, without the interpreter's lock.
                     torch._foreach_copy_(targets, sources, non_blocking=True)
@@ -379,8 +386,12 @@ class CudaStager:
             pending.copying.error = _failed(e)
         finally:
             # Whatever it was: nobody may wait for copies that will never be made, nor take them for made.
-            if not whole and pending.copying.error is None:
-                pending.copying.error = _failed("its thread ended")
+            if not whole:
+                pending.copying.error = pending.copying.error or _failed("its thread ended")
+                with suppress(
+                    RuntimeError
+                ):  # some may be under way: the buffer is not given back before they end
+                    pending.end.record(self.stream)
             pending.todo = []
             pending.issued.set()
 

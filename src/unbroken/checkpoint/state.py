@@ -68,7 +68,8 @@ def capture(state: Mapping[str, Any]) -> Captured:
         if not is_tensor(value):
             arrays[name] = value.dtype.str
             value = found[name] = torch.from_numpy(value)
-        if value.is_meta:
+        device = value.device.type
+        if device == "meta":
             raise UnsaveableState(
                 name, "it is on the meta device: it has no values", todo="Materialise it first"
             )
@@ -90,8 +91,8 @@ def capture(state: Mapping[str, Any]) -> Captured:
             pieces[stored] = part
             if is_protected:
                 protected.add(stored)
-        if not value.is_cpu:
-            devices[name] = value.device.type
+        if device != "cpu":
+            devices[name] = device
     return Captured(
         pieces,
         tensors,
@@ -186,6 +187,7 @@ def _shows_its_own(modules: Sequence[torch.nn.Module]) -> bool:
     own = torch.nn.Module
     return all(
         type(m).state_dict is own.state_dict
+        and type(m).parameters is own.parameters
         and type(m).named_parameters is own.named_parameters
         and "state_dict" not in vars(m)
         and not m._state_dict_hooks
