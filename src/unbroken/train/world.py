@@ -137,7 +137,7 @@ def _deterministic() -> None:
     import torch
 
     torch.set_num_threads(1)
-    # The same switch as torch.use_deterministic_algorithms(True), which also imports the compiler: 1.4 s of start.
+    # The same switch as torch.use_deterministic_algorithms(True), which also imports the compiler: 1.5 s of start.
     torch.set_deterministic_debug_mode("error")
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cudnn.benchmark = False
