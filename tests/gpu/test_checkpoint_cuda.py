@@ -215,6 +215,27 @@ def test_device_copy_and_throttle_give_the_same_bytes(
     c.close()
 
 
+@pytest.mark.parametrize("device_copy", [True, False])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "uint8", "int16", "float8_e4m3fn"])
+def test_every_pattern_of_bits_comes_back_where_all_tensors_are_of_one_type(
+    scratch: Path, tmp_path: Path, device_copy: bool, dtype: str
+) -> None:
+    """NaNs with a payload too, which stand where packed weights are kept as 16-bit floats."""
+    kind = getattr(torch, dtype)
+    bits = torch.arange(1 << 16, dtype=torch.int32, device="cuda").to(torch.int16)
+    state = {"a": bits.view(kind).clone(), "b": bits.flip(0).contiguous().view(kind).clone()}
+    due = {n: t.view(torch.uint8).clone() for n, t in state.items()}
+    c = prepared(tmp_path, state, device_copy=device_copy, fenced=True)
+    saved = c.save(5, state)
+    c.fence()
+    saved.host.result(60)
+    for t in state.values():
+        t.view(torch.uint8).zero_()
+    c.restore(state)
+    assert all(torch.equal(t.view(torch.uint8), due[n]) for n, t in state.items())
+    c.close()
+
+
 def test_a_window_that_is_too_short_is_measured_and_the_next_copy_goes_over_the_device(
     scratch: Path, tmp_path: Path
 ) -> None:

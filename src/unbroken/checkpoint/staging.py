@@ -63,7 +63,7 @@ class Targets:
         address = buffer.data_ptr()
         found = self._known.get(address)
         if found is None:
-            found = self._known[address] = {}
+            found = {}
             # Made in inference mode they could not be written outside of it, by any later save.
             with torch.inference_mode(False), torch.no_grad():
                 for name, t in like.items():
@@ -72,6 +72,7 @@ class Targets:
                     view = typed_view(buffer[start:stop], as_real.dtype, as_real.shape)
                     last = max(stop - 1, start)
                     found[name] = Target(start, stop, view, start // PIECE_BYTES == last // PIECE_BYTES)
+            self._known[address] = found
         return found
 
     def clear(self) -> None:
@@ -388,9 +389,8 @@ class CudaStager:
             # Whatever it was: nobody may wait for copies that will never be made, nor take them for made.
             if not whole:
                 pending.copying.error = pending.copying.error or _failed("its thread ended")
-                with suppress(
-                    RuntimeError
-                ):  # some may be under way: the buffer is not given back before they end
+                # Some may be under way: the buffer is not given back before they end.
+                with suppress(RuntimeError):
                     pending.end.record(self.stream)
             pending.todo = []
             pending.issued.set()
