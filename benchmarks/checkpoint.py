@@ -7,6 +7,8 @@
 *Excess* of a checkpoint: wall time from the call of save to the end of the step in which it is durable, minus the time
 of as many undisturbed steps, of the windows right before and right after it. It is one stretch of the clock, so it counts
 the call, every wait and the slow-down. Each step is waited for on the training's own stream, as reading a loss does.
+Peers that torch does not bring are left out, with the reason, where they are not installed: torch_checkpointing,
+nvidia-resiliency-ext, dlrover (with grpcio, deprecated).
 Long because every peer is an arm of its own here, so that all meet the same training in the same run.
 Every block (an arm) begins and ends with an undisturbed window of its own; the first save of an arm is told apart.
 """
@@ -17,6 +19,7 @@ import argparse
 import gc
 import json
 import mmap
+import multiprocessing
 import os
 import platform
 import shutil
@@ -323,6 +326,65 @@ class TorchCheckpointing(Arm):
         return Save(done, locked)
 
 
+class Nvrx(Arm):
+    """NVIDIA's resiliency extension (nvidia-resiliency-ext): `torch.save` in a process, as its documentation has it."""
+
+    name, saves = "NVRx TorchAsyncCheckpoint", 5
+
+    def open(self, t: Training, folder: Path) -> None:
+        super().open(t, folder)
+        from nvidia_resiliency_ext.checkpointing.async_ckpt.torch_ckpt import TorchAsyncCheckpoint
+
+        self.c = TorchAsyncCheckpoint()
+
+    def begin(self, i: int) -> Save:
+        state = {k: v.state_dict() for k, v in self.t.state.items()}
+        self.c.async_save(state, str(self.folder / f"{i}-{RANK}.pt"))
+
+        def done() -> bool:
+            self.c.finalize_async_save()
+            return int(self.c._async_calls_queue.get_num_unfinalized_calls()) == 0
+
+        return Save(done)
+
+    def close(self) -> None:
+        self.c.finalize_async_save(blocking=True, terminate=True)
+
+
+class Dlrover(Arm):
+    """DLRover's flash checkpoint without its agent: shared memory, and a saver process that ends with this one."""
+
+    name, saves = "DLRover flash checkpoint", 5
+
+    def open(self, t: Training, folder: Path) -> None:
+        super().open(t, folder)
+        if WORLD > 1:
+            raise NotImplementedError("this arm is for one process: each rank would save all of it")
+        os.environ.setdefault("LOCAL_WORLD_SIZE", "1")
+        from dlrover.trainer.torch.flash_checkpoint.ddp import DdpCheckpointer, StorageType
+
+        self.others = set(multiprocessing.active_children())
+        self.place, self.disk = folder / "dlrover", StorageType.DISK
+        self.c = DdpCheckpointer(str(self.place))
+
+    def begin(self, i: int) -> Save:
+        state = {k: v.state_dict() for k, v in self.t.state.items()}
+        self.c.save_checkpoint(i + 1, state, storage_type=self.disk)
+        told = self.place / "dlrover_latest.txt"
+        return Save(lambda: told.exists() and told.read_text() == str(i + 1))
+
+    def after_save(self) -> None:
+        for old in sorted((p for p in self.place.iterdir() if p.name.isdigit()), key=lambda p: int(p.name))[
+            :-1
+        ]:
+            shutil.rmtree(old, ignore_errors=True)
+
+    def close(self) -> None:
+        for saver in set(multiprocessing.active_children()) - self.others:  # nothing of its own ends it
+            saver.terminate()
+            saver.join(10)
+
+
 class Ours(Arm):
     name, saves = "unbroken", 11
 
@@ -400,7 +462,7 @@ class Ours(Arm):
 
 ARMS: dict[str, type[Arm]] = {
     "torch_save": TorchSave, "dcp": DcpSave, "dcp_async": DcpAsync, "dcp_thread": DcpThread, "dcp_process": DcpProcess,
-    "torch_checkpointing": TorchCheckpointing,
+    "torch_checkpointing": TorchCheckpointing, "nvrx": Nvrx, "dlrover": Dlrover,
 }  # fmt: skip
 
 
@@ -775,6 +837,8 @@ def main() -> None:
         except Exception as e:  # noqa: BLE001 - a peer that fails is a result
             traceback.print_exc()
             result["blocks"][name] = {"arm": arm.name, "failed": repr(e)[:500]}
+            with suppress(Exception):
+                arm.close()
         keep()
 
     if "unbroken" not in result["blocks"]:
@@ -795,6 +859,8 @@ def main() -> None:
     say(table(result))
     torch.distributed.destroy_process_group()
     sys.stdout.flush()
+    for left in multiprocessing.active_children():  # of peers
+        left.terminate()
     os._exit(0)
 
 
