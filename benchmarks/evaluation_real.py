@@ -97,14 +97,22 @@ def real_arms(given: argparse.Namespace) -> dict[str, Any]:
             print(f"{arm} ...", flush=True)
             row, scores[arm] = run(arm, work / arm, suite, spec, workers, on_gpu, rate)
             found["arms"].append(row)
+            so_far(given.out).parent.mkdir(parents=True, exist_ok=True)
+            so_far(given.out).write_text(json.dumps(found, indent=1))
             print(
                 "  " + json.dumps({k: round(v, 3) if isinstance(v, float) else v for k, v in row.items()}),
                 flush=True,
             )
         found["checks"] = checks(found["arms"], scores)
+        so_far(given.out).unlink(missing_ok=True)
         return found
     finally:
         shutil.rmtree(work, ignore_errors=True)
+
+
+def so_far(out: Path) -> Path:
+    """Where the arms that have run are kept, should a time limit cut the rest off."""
+    return out / "evaluation-real-so-far.json"
 
 
 def budgeted(budget_s: float, arms: Sequence[str], workers: int, count: int) -> float:

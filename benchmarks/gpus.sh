@@ -1,0 +1,45 @@
+#!/usr/bin/env bash
+# What is claimed of GPUs, part by part; each part takes under ten minutes on H100 or H200, and stands alone.
+#
+#   benchmarks/gpus.sh tests OUT        one GPU: snapshots of GPU state, evaluation on a GPU            (2 minutes)
+#   benchmarks/gpus.sh checkpoint OUT   one GPU: ours, DCP overlapped in a process, restores            (6 minutes)
+#   benchmarks/gpus.sh peers OUT        one GPU: the other ways of DCP, torch_checkpointing, NVRx, DLRover, torch.save;
+#                                       run it again with the same OUT where a time limit cut it: what is done is kept
+#   benchmarks/gpus.sh fsdp2 OUT        all GPUs: 7 B parameters under FSDP2                             (6 minutes on two)
+#   benchmarks/gpus.sh evaluation OUT   all GPUs: `unbroken eval` and one trial per dataset              (8 minutes on two)
+#   benchmarks/gpus.sh torn OUT         one GPU: the torn state of DCP's stager, and ours                (1 minute)
+#
+# Lines come as they are printed, so that a run that is cut off shows how far it came. OUT is a folder.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+part=${1:?which part: tests, checkpoint, peers, fsdp2, evaluation, torn}
+out=${2:?a folder for the results}
+mkdir -p "$out"
+export PYTHONPATH=src PYTHONUNBUFFERED=1
+python=${PYTHON:-python3}
+gpus=$("$python" -c "import torch; print(torch.cuda.device_count())")
+memory=$("$python" -c "from unbroken.machine import usable_memory; print(f'{usable_memory() * 74 // 100 >> 20}MiB')")
+nvidia-smi --query-gpu=name,driver_version --format=csv,noheader
+
+case $part in
+tests) "$python" -m pytest tests/gpu -q -p no:cacheprovider ;;
+checkpoint)
+	"$python" benchmarks/checkpoint.py --model 1b --arms dcp_process --ours 11 --window 6 --out "$out/checkpoint.json"
+	;;
+peers)
+	"$python" benchmarks/checkpoint.py --model 1b --arms dcp_thread,torch_checkpointing,nvrx,dlrover,dcp_async,dcp,torch_save \
+		--ours 2 --ours-per-block 0 --saves 5 --window 4 --no-restore --out "$out/peers.json"
+	;;
+fsdp2)
+	"$python" -m torch.distributed.run --nproc-per-node "$gpus" benchmarks/checkpoint.py --model 7b --arms "" --ours 21 \
+		--window 3 --persist-every 21 --keep 1 --buffers 2 --memory "$memory" --out "$out/fsdp2.json"
+	;;
+evaluation)
+	"$python" benchmarks/evaluation.py --real --seconds 150 --arms ours,baseline --out "$out"
+	;;
+torn) "$python" benchmarks/torn_snapshot.py --out "$out/torn.json" ;;
+*)
+	echo "there is no part '$part'" >&2
+	exit 2
+	;;
+esac
