@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unbroken.checkpoint import staging
+from unbroken.checkpoint import targets as module
 from unbroken.checkpoint.layout import Layout, plan, spec
 
 
@@ -39,11 +39,11 @@ def test_all_bytes_arrive_and_no_copy_reaches_over_a_piece(
     }
     layout, buffer = planned(tensors)
     with pytest.MonkeyPatch.context() as m:
-        m.setattr(staging, "PIECE_BYTES", 1 << pieces)
-        targets = staging.Targets().of(buffer, layout, tensors)
-        pairs = [(targets[n], staging.real(t).contiguous()) for n, t in tensors.items() if t.numel()]
+        m.setattr(module, "PIECE_BYTES", 1 << pieces)
+        targets = module.Targets().of(buffer, layout, tensors)
+        pairs = [(targets[n], module.real(t).contiguous()) for n, t in tensors.items() if t.numel()]
         sent = 0
-        for views, sources in staging.batches(pairs, buffer, limit):
+        for views, sources in module.batches(pairs, buffer, limit):
             for view, source in zip(views, sources, strict=True):
                 assert view.nbytes == source.nbytes
                 start = view.data_ptr() - buffer.data_ptr()
@@ -56,17 +56,17 @@ def test_all_bytes_arrive_and_no_copy_reaches_over_a_piece(
         stored = buffer[
             start:stop
         ].clone()  # a complex number must lie at a multiple of its size to be looked at
-        assert torch.equal(staging.typed_view(stored, t.dtype, t.shape), t)
+        assert torch.equal(module.typed_view(stored, t.dtype, t.shape), t)
 
 
 def test_a_batch_is_about_as_large_as_asked_even_of_one_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(staging, "PIECE_BYTES", 1 << 12)
+    monkeypatch.setattr(module, "PIECE_BYTES", 1 << 12)
     tensors = {"w": torch.zeros(1 << 14)}
     layout, buffer = planned(tensors)
-    target = staging.Targets().of(buffer, layout, tensors)["w"]
+    target = module.Targets().of(buffer, layout, tensors)["w"]
     sizes = [
         sum(t.nbytes for t in targets)
-        for targets, _ in staging.batches([(target, tensors["w"])], buffer, 8192.0)
+        for targets, _ in module.batches([(target, tensors["w"])], buffer, 8192.0)
     ]
     assert sum(sizes) == 1 << 16 and max(sizes) <= 8192 + 4096
 
@@ -74,7 +74,7 @@ def test_a_batch_is_about_as_large_as_asked_even_of_one_tensor(monkeypatch: pyte
 def test_views_are_made_once_and_let_go_of_with_the_layout() -> None:
     tensors = {"w": torch.zeros(64)}
     layout, buffer = planned(tensors)
-    targets = staging.Targets()
+    targets = module.Targets()
     first = targets.of(buffer, layout, tensors)
     assert targets.of(buffer, layout, tensors) is first
     del first

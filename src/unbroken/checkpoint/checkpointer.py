@@ -68,9 +68,10 @@ from .restore import (
     offers_without_supervisor,
 )
 from .rng import capture_rng, restore_rng
-from .staging import Copying, CpuStager, CudaStager, Stager, to_device
+from .staging import Copying, CpuStager, CudaStager, Stager
 from .state import Applier, Captured, ShardedOtherwise, capture, cuda_device, optimizers_in
 from .storage import Storage, open_storage
+from .targets import to_device
 from .wire import Message
 
 logger = logging.getLogger("unbroken.checkpoint")
@@ -243,9 +244,9 @@ class Checkpointer:
         protected = frozenset(captured.pieces) if self.fenced else captured.protected
         try:
             self._stager.copy(captured.pieces, slab.tensor, plan.layout, protected, whole)
-        except BaseException as e:
+        except BaseException as e:  # an interrupt too: the buffer goes back, and nobody waits for this save
             self.memory.release(slab)
-            self._tell_failure(saved, str(e)[:500])
+            self._tell_failure(saved, str(e)[:500] or type(e).__name__)
             if isinstance(e, torch.OutOfMemoryError):  # of copies on the GPU: no reason to end a training
                 return saved
             raise
@@ -348,7 +349,7 @@ class Checkpointer:
     def _settle(self, timeout_s: float) -> list[str]:
         """Waits for what still climbs and lets go of everything; what did not arrive, in words."""
         self._stager.drain()
-        deadline, trouble = time.monotonic() + timeout_s, [why for _, _, why in self._failed]
+        deadline, late = time.monotonic() + timeout_s, []
         with self._guard:
             saves = [s for s in itertools.chain(*self._saves.values()) if not s.done]
         for saved in saves:
@@ -356,9 +357,12 @@ class Checkpointer:
                 try:
                     future.result(max(0.0, deadline - time.monotonic()))
                 except TimeoutError:
-                    trouble.append(f"step {saved.step} did not reach {name} within {timeout_s:.0f} s")
-                except UnbrokenError as e:
-                    trouble.append(e.what)
+                    late.append(f"step {saved.step} did not reach {name} within {timeout_s:.0f} s")
+                except UnbrokenError:
+                    continue  # it is in `_failed`, unless something newer has made up for it
+        # Looked at only now: what was waited for may make up for what had failed before.
+        with self._guard:
+            trouble = [*(why for _, _, why in self._failed), *late]
         self._stager.close()
         if self._board is not None:
             self._board.close()

@@ -35,9 +35,9 @@ from .manifest import (
 from .position import Position
 from .rank_memory import RankMemory, Slab
 from .sealed import digest, seal
-from .staging import typed_view
 from .state import Stored
 from .storage import Storage
+from .targets import typed_view
 
 logger = logging.getLogger("unbroken.checkpoint")
 

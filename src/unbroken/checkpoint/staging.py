@@ -16,7 +16,7 @@ import queue
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -26,7 +26,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ..errors import CheckpointError, UnbrokenError
 from .layout import Layout
-from .memory import PIECE_BYTES
+from .targets import Target, Targets, batches, flat_bytes, real, typed_view
 
 logger = logging.getLogger("unbroken.checkpoint")
 
@@ -36,117 +36,6 @@ _ALIGN = 512  # the allocator's own; keeps every copy on the device aligned
 
 class TornSnapshot(CheckpointError):
     """A tensor was changed while it was being copied, without `fence()` before."""
-
-
-@dataclass(frozen=True)
-class Target:
-    """Where a tensor goes: bytes [start, stop) of a buffer, and those as a view of the type and shape of `real(tensor)`."""
-
-    start: int
-    stop: int
-    view: torch.Tensor
-    in_one_piece: bool
-    """Whether it lies in one registered piece of the buffer."""
-
-
-class Targets:
-    """The targets of a state's tensors in each of the few buffers: made once, since a save must not take long."""
-
-    def __init__(self) -> None:
-        self._layout: Layout | None = None
-        self._known: dict[int, dict[str, Target]] = {}
-
-    def of(self, buffer: torch.Tensor, layout: Layout, like: Mapping[str, torch.Tensor]) -> dict[str, Target]:
-        """By name, where the layout has it; `like` are tensors of the state that the layout was planned for."""
-        if layout is not self._layout or len(self._known) > 8:
-            self._known, self._layout = {}, layout
-        address = buffer.data_ptr()
-        found = self._known.get(address)
-        if found is None:
-            found = {}
-            # Made in inference mode they could not be written outside of it, by any later save.
-            with torch.inference_mode(False), torch.no_grad():
-                for name, t in like.items():
-                    start, stop = layout.span(name)
-                    as_real = real(t)
-                    view = typed_view(buffer[start:stop], as_real.dtype, as_real.shape)
-                    last = max(stop - 1, start)
-                    found[name] = Target(start, stop, view, start // PIECE_BYTES == last // PIECE_BYTES)
-            self._known[address] = found
-        return found
-
-    def clear(self) -> None:
-        """Lets go of the buffers."""
-        self._known.clear()
-
-
-def batches(
-    pairs: Iterable[tuple[Target, torch.Tensor]], buffer: torch.Tensor, limit: float = float("inf")
-) -> Iterator[tuple[list[torch.Tensor], list[torch.Tensor]]]:
-    """(targets, sources) to be copied, about `limit` bytes at a time, cut where a registered piece of the buffer ends:
-    no copy may reach over that."""
-    size = 0
-    targets: list[torch.Tensor] = []
-    sources: list[torch.Tensor] = []
-    for target, source in pairs:
-        if target.in_one_piece:
-            targets.append(target.view)
-            sources.append(source)
-            size += target.stop - target.start
-        else:
-            flat, at = flat_bytes(source), target.start
-            while at < target.stop:
-                n = min(PIECE_BYTES - at % PIECE_BYTES, target.stop - at)
-                targets.append(buffer[at : at + n])
-                sources.append(flat[at - target.start : at - target.start + n])
-                at += n
-                size += n
-                if size >= limit and at < target.stop:
-                    yield targets, sources
-                    targets, sources, size = [], [], 0
-        if size >= limit:
-            yield targets, sources
-            targets, sources, size = [], [], 0
-    if targets:
-        yield targets, sources
-
-
-def real(t: torch.Tensor) -> torch.Tensor:
-    """Complex numbers as pairs of reals (a view): the arena aligns them as such."""
-    return torch.view_as_real(t.resolve_conj()) if t.is_complex() else t
-
-
-def typed_view(raw: torch.Tensor, dtype: torch.dtype, shape: torch.Size | tuple[int, ...]) -> torch.Tensor:
-    """These bytes as a tensor; a copy of them only for complex numbers that are aligned as reals."""
-    if raw.numel() == 0:
-        return torch.empty(shape, dtype=dtype, device=raw.device)
-    if dtype.is_complex and raw.storage_offset() % dtype.itemsize:
-        raw = raw.clone()
-    return raw.view(dtype).reshape(shape)
-
-
-def to_device(live: torch.Tensor, stored: torch.Tensor, base: int) -> None:
-    """Copies landed memory, whose buffer begins at address `base`, into live memory, without waiting.
-
-    No copy may reach from one registered piece of the buffer into the next.
-    """
-    start, size = stored.data_ptr() - base, stored.numel() * stored.element_size()
-    if live.device.type != "cuda" or start // PIECE_BYTES == (start + max(size, 1) - 1) // PIECE_BYTES:
-        live.copy_(stored, non_blocking=True)
-        return
-    flat = flat_bytes(live)
-    source, at = flat_bytes(stored), 0
-    while at < size:
-        n = min(PIECE_BYTES - (start + at) % PIECE_BYTES, size - at)
-        flat[at : at + n].copy_(source[at : at + n], non_blocking=True)
-        at += n
-    if flat.data_ptr() != live.data_ptr():  # it does not lie in rows: what was filled is a copy of it
-        live.copy_(flat.view(live.dtype).reshape(live.shape))
-
-
-def flat_bytes(t: torch.Tensor) -> torch.Tensor:
-    """The tensor's memory as one row of bytes; a copy in row-major order where it does not lie so."""
-    return real(t).contiguous().view(-1).view(torch.uint8)
 
 
 @dataclass(eq=False)
