@@ -124,6 +124,10 @@ class Training:
     def state(self) -> dict[str, Any]:
         return {"model": self.model, "optimizer": self.optimizer}
 
+    def state_dicts(self) -> dict[str, Any]:
+        """As a script that calls torch.save has it."""
+        return {k: v.state_dict() for k, v in self.state.items()}
+
     def bytes(self) -> int:
         """Of this rank's share of parameters and optimizer state."""
         local = [getattr(p, "_local_tensor", p) for p in self.model.parameters()]
@@ -192,7 +196,7 @@ class TorchSave(Arm):
     name, saves = "torch.save", 2
 
     def begin(self, i: int) -> Save:
-        state = {k: v.state_dict() for k, v in self.t.state.items()}
+        state = self.t.state_dicts()
         path = self.folder / f"{i}-{RANK}.pt"
         with open(path, "wb") as f:
             torch.save(state, f)
@@ -338,7 +342,7 @@ class Nvrx(Arm):
         self.c = TorchAsyncCheckpoint()
 
     def begin(self, i: int) -> Save:
-        state = {k: v.state_dict() for k, v in self.t.state.items()}
+        state = self.t.state_dicts()
         self.c.async_save(state, str(self.folder / f"{i}-{RANK}.pt"))
 
         def done() -> bool:
@@ -359,7 +363,7 @@ class Dlrover(Arm):
     def open(self, t: Training, folder: Path) -> None:
         super().open(t, folder)
         if WORLD > 1:
-            raise NotImplementedError("this arm is for one process: each rank would save all of it")
+            raise ValueError("this arm is for one process: each rank would save all of it")
         os.environ.setdefault("LOCAL_WORLD_SIZE", "1")
         from dlrover.trainer.torch.flash_checkpoint.ddp import DdpCheckpointer, StorageType
 
@@ -368,15 +372,14 @@ class Dlrover(Arm):
         self.c = DdpCheckpointer(str(self.place))
 
     def begin(self, i: int) -> Save:
-        state = {k: v.state_dict() for k, v in self.t.state.items()}
+        state = self.t.state_dicts()
         self.c.save_checkpoint(i + 1, state, storage_type=self.disk)
         told = self.place / "dlrover_latest.txt"
         return Save(lambda: told.exists() and told.read_text() == str(i + 1))
 
     def after_save(self) -> None:
-        for old in sorted((p for p in self.place.iterdir() if p.name.isdigit()), key=lambda p: int(p.name))[
-            :-1
-        ]:
+        steps = sorted((p for p in self.place.iterdir() if p.name.isdigit()), key=lambda p: int(p.name))
+        for old in steps[:-1]:
             shutil.rmtree(old, ignore_errors=True)
 
     def close(self) -> None:

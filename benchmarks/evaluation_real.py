@@ -4,10 +4,11 @@ The model is a Llama of random weights (nobody needs its answers to be right; th
 size), with a byte tokenizer, both made here: no network. The tasks are some of the 63 datasets in miniature: requests
 per row, characters, tokens and metric time as in the table of evaluation_suite.py, rows as many as make the whole take
 `--seconds` of inference per worker on this device (measured first). A metric waits for its time and computes nothing, in
-every arm: on a machine whose CPU workers also infer, real metrics would take from them. The suite says of each task what a suite file would:
-lengths, and the time of its metric; how long inference takes is found out as it goes. Remote storage is a file copy held to `--link`
-Gb/s, shared by all who copy at the time; the default makes one copy as long as 14 GB at 25 Gb/s. Every arm sees the
-same link, the same files, and builds prompts, infers and scores with the same functions.
+every arm: on a machine whose CPU workers also infer, real metrics would take from them. The suite says of each task what a
+suite file would: lengths, and the time of its metric; how long inference takes is found out as it goes. Remote storage is a
+file copy held to `--link` Gb/s, shared by all who copy at the time; the default makes one copy as long as 14 GB at 25 Gb/s.
+Every arm sees the same link, the same files, and builds prompts, infers and scores with the same functions; they are all
+here, which makes this file long, so that this can be seen.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from unbroken.checkpoint import keeping
+from unbroken.checkpoint import commit
 from unbroken.checkpoint.clients import Client, Settings, Wait
 from unbroken.checkpoint.commit import chunk_digests
 from unbroken.checkpoint.holdings import SEALED, Buffer, Mark, Snapshot
@@ -44,7 +44,7 @@ def test_the_buffer_of_a_superseded_snapshot_is_given_back_in_the_middle(
         assert go_on.acquire(timeout=60)
         return "0" * 16
 
-    monkeypatch.setattr(keeping, "digest", slow)
+    monkeypatch.setattr(commit, "digest", slow)
     with keeper.changed:
         first = held(keeper, 1, step=5, size=8 * CHUNK_BYTES)
     assert summed.acquire(timeout=60)  # its first chunk is being summed

@@ -84,9 +84,9 @@ def write_part(
     return record
 
 
-def chunk_digests(view: memoryview) -> tuple[str, ...]:
-    """The checksum of each chunk of a file that lies in memory."""
-    return tuple(digest(view[at : at + CHUNK_BYTES]) for at in range(0, len(view), CHUNK_BYTES))
+def chunk_digests(view: memoryview, gate: Gate = lambda: None) -> tuple[str, ...]:
+    """The checksum of each chunk of a file that lies in memory. Raises Abandoned from the gate."""
+    return tuple(digest(chunk) for chunk in gated(view, gate))
 
 
 def note_failure(storage: Storage, snapshot: Snapshot, why: str) -> None:

@@ -1,7 +1,8 @@
 """What a keeper holds and does: connections, requests, buffers, and the threads that fill and checksum them.
 
 Each connection has a thread, and one condition (`changed`) guards all state. Long requests (settle, flush, close)
-are answered from threads of their own, so that leases are renewed meanwhile.
+are answered from threads of their own, so that leases are renewed meanwhile. Long because all that the one condition
+guards is read in one place.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import struct
 import threading
 import time
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from ..errors import DoesNotFit, UnbrokenError
@@ -23,13 +25,13 @@ from ..machine import available_memory
 from ..units import Bytes
 from . import retention
 from .clients import Client, Refused, Settings, Wait, log, refusal, reply, tell
+from .commit import Abandoned, chunk_digests
 from .holdings import CLAIMED, FREE, SEALED, Buffer, Holdings, Mark, Snapshot
-from .manifest import CHUNK_BYTES, folder_name
+from .manifest import folder_name
 from .memory import fill_pages
 from .operations import OPERATIONS
 from .peers import Peers
 from .retention import Retention
-from .sealed import digest
 from .storage import Storage, open_storage
 from .uploading import Uploading
 from .wire import Channel, Closed, Message
@@ -37,7 +39,7 @@ from .writing import Writing
 
 
 class Keeper:
-    """The state and the operations. Methods named `op_...` answer one request each, with `changed` held."""
+    """The state that the operations of operations.py work on, each called with `changed` held."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -464,7 +466,9 @@ class Keeper:
                 b, snapshot = todo[0], todo[0].snapshot
                 assert snapshot is not None
                 b.pins += 1
-            sums = self._sums_while_newest(b, snapshot)
+            sums = None
+            with contextlib.suppress(Abandoned), self.view(b, snapshot.file_bytes) as view:
+                sums = chunk_digests(view, partial(self._unless_wanted, b, snapshot))
             with self.changed:
                 b.pins -= 1
                 if b.snapshot is snapshot and sums is not None:
@@ -472,19 +476,11 @@ class Keeper:
                 self._serve_waits()
                 self.changed.notify_all()
 
-    def _sums_while_newest(self, b: Buffer, snapshot: Snapshot) -> tuple[str, ...] | None:
-        """The checksums of a snapshot; None if it was given up, because a newer one is complete and its rank waits for a
-        buffer: summing forty gigabytes takes seconds."""
-        sums = []
-        with self.view(b, snapshot.file_bytes) as view:
-            for at in range(0, len(view), CHUNK_BYTES):
-                with self.changed:
-                    if self.holdings.newest != snapshot.mark and any(
-                        w.client.rank == b.rank for w in self.waits
-                    ):
-                        return None
-                sums.append(digest(view[at : at + CHUNK_BYTES]))
-        return tuple(sums)
+    def _unless_wanted(self, b: Buffer, snapshot: Snapshot) -> None:
+        """Raises Abandoned once a newer snapshot is complete and the rank waits for a buffer: sums may take seconds."""
+        with self.changed:
+            if self.holdings.newest != snapshot.mark and any(w.client.rank == b.rank for w in self.waits):
+                raise Abandoned
 
     def _after_commit(self, storage: Storage, mark: Mark, mine: bool) -> None:
         """On the committer's thread, after a checkpoint is durable: upload this node's share, remove older ones."""

@@ -66,7 +66,7 @@ class Run:
         """Says that `step` is complete; call it once per step, on every rank.
 
         `loss` is a float (a tensor on a GPU would have to be waited for: pass `.item()` of an older step);
-        `tokens` counts this step's tokens on all ranks together. Takes about a microsecond (tens with cold caches). Raises
+        `tokens` counts this step's tokens on all ranks together. Takes about a microsecond, more with cold caches. Raises
         LeaseLapsed when this node lost its supervisor for longer than its lease: let it end the process.
         """
         now = _now()
