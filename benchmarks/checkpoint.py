@@ -2,7 +2,7 @@
 
     python benchmarks/checkpoint.py                                   # a GPU if there is one, else small on the CPU
     torchrun --nproc-per-node 4 benchmarks/checkpoint.py --model 7b   # FSDP2
-    python benchmarks/checkpoint.py --arms ours,dcp_process --out r.json    # blocks that --out has already are left out
+    python benchmarks/checkpoint.py --arms dcp_process --out r.json         # blocks that --out has already are left out
 
 *Excess* of a checkpoint: wall time from the call of save to the end of the step in which it is durable, minus the time
 of as many undisturbed steps, of the windows right before and right after it. It is one stretch of the clock, so it counts
@@ -514,9 +514,17 @@ class Clock:
 
 
 def measure(
-    arm: Arm, t: Training, folder: Path, saves: int, window: int, limit: int, *, close: bool = True
+    arm: Arm,
+    t: Training,
+    folder: Path,
+    saves: int,
+    window: int,
+    limit: int,
+    *,
+    told: Callable[[dict[str, Any]], None],
+    close: bool = True,
 ) -> dict[str, Any]:
-    """All saves of one arm, each between two undisturbed windows."""
+    """All saves of one arm, each between two undisturbed windows. What there is so far is `told` after each."""
     if RANK == 0:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
@@ -564,6 +572,7 @@ def measure(
         )
         before = after
         arm.after_save()
+        told({"arm": arm.name, "unfinished": True, "saves": rows, "raw_write": raw, **arm.figures()})
         for old in sorted(folder.glob("*"), key=lambda p: p.stat().st_mtime)[:-2]:
             if not isinstance(arm, Ours) and RANK == 0:
                 shutil.rmtree(old, ignore_errors=True) if old.is_dir() else old.unlink()
@@ -795,6 +804,8 @@ def main() -> None:
     )  # fmt: skip
     p.add_argument("--out", type=Path, help="JSON; finished blocks in it are not run again")
     a = p.parse_args()
+    if unknown := [n for n in a.arms.split(",") if n and n not in ARMS]:
+        p.error(f"there is no arm {', '.join(unknown)}: {', '.join(ARMS)}")
     a.no_restore = a.no_restore or WORLD > 1  # a rank cannot end the keeper that the others still use
     device = torch.device(a.device, int(os.environ.get("LOCAL_RANK", 0)) if a.device == "cuda" else None)
     for k, v in {
@@ -826,17 +837,24 @@ def main() -> None:
     given = {"memory": a.memory, "buffers": a.buffers}
     options: dict[str, Any] = {"keep": a.keep, **{k: v for k, v in given.items() if v is not None}}
 
-    def keep() -> None:
+    def finished(name: str) -> bool:
+        return name in result["blocks"] and not result["blocks"][name].get("unfinished")
+
+    def keep(name: str = "", so_far: dict[str, Any] | None = None) -> None:
+        if so_far is not None:
+            result["blocks"][name] = so_far
         if a.out and RANK == 0:
             a.out.parent.mkdir(parents=True, exist_ok=True)
             a.out.write_text(json.dumps(result, indent=1))
 
     def block(name: str, arm: Arm, saves: int) -> None:
-        if name in result["blocks"]:
+        if finished(name):
             return
         say(f"block {name}")
         try:
-            result["blocks"][name] = measure(arm, t, a.folder / "c", saves, a.window, a.limit)
+            result["blocks"][name] = measure(
+                arm, t, a.folder / "c", saves, a.window, a.limit, told=lambda so_far: keep(name, so_far)
+            )
         except Exception as e:  # noqa: BLE001 - a peer that fails is a result
             traceback.print_exc()
             result["blocks"][name] = {"arm": arm.name, "failed": repr(e)[:500]}
@@ -844,11 +862,18 @@ def main() -> None:
                 arm.close()
         keep()
 
-    if "unbroken" not in result["blocks"]:
+    if not finished("unbroken"):
         say("block unbroken")
         ours = Ours(a.persist_every, **options)
         result["blocks"]["unbroken"] = measure(
-            ours, t, a.folder / "c", a.ours, a.window, a.limit, close=a.no_restore
+            ours,
+            t,
+            a.folder / "c",
+            a.ours,
+            a.window,
+            a.limit,
+            told=lambda so_far: keep("unbroken", so_far),
+            close=a.no_restore,
         )
         result["probes_after"] = probes(device, a.folder, t.bytes())  # virtual disks slow down after a burst
         keep()
