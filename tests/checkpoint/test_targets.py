@@ -43,7 +43,7 @@ def test_all_bytes_arrive_and_no_copy_reaches_over_a_piece(
         targets = module.Targets().of(buffer, layout, tensors)
         pairs = [(targets[n], module.real(t).contiguous()) for n, t in tensors.items() if t.numel()]
         sent = 0
-        for views, sources in module.batches(pairs, buffer, limit):
+        for views, sources in module.batches(pairs, limit):
             for view, source in zip(views, sources, strict=True):
                 assert view.nbytes == source.nbytes
                 start = view.data_ptr() - buffer.data_ptr()
@@ -65,8 +65,7 @@ def test_a_batch_is_about_as_large_as_asked_even_of_one_tensor(monkeypatch: pyte
     layout, buffer = planned(tensors)
     target = module.Targets().of(buffer, layout, tensors)["w"]
     sizes = [
-        sum(t.nbytes for t in targets)
-        for targets, _ in module.batches([(target, tensors["w"])], buffer, 8192.0)
+        sum(t.nbytes for t in targets) for targets, _ in module.batches([(target, tensors["w"])], 8192.0)
     ]
     assert sum(sizes) == 1 << 16 and max(sizes) <= 8192 + 4096
 

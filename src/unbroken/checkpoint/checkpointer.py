@@ -55,6 +55,7 @@ from .nodes import Board, gather_nodes, join_ring, peer_addresses
 from .pinning import Pinning
 from .position import Position
 from .rank_memory import RankMemory, Slab
+from .recapture import Capturer
 from .restore import (
     Landed,
     Offer,
@@ -69,10 +70,10 @@ from .restore import (
 )
 from .rng import capture_rng, restore_rng
 from .staging import Copying, CpuStager, CudaStager, Stager
-from .state import Applier, Captured, ShardedOtherwise, capture, cuda_device, optimizers_in
+from .state import Applier, Captured, ShardedOtherwise, cuda_device, optimizers_in
 from .storage import Storage, open_storage
 from .targets import to_device
-from .wire import Message
+from .wire import Encoded, Message
 
 logger = logging.getLogger("unbroken.checkpoint")
 
@@ -158,6 +159,7 @@ class Checkpointer:
         self._failed: list[tuple[int, str, str]] = []
         """(step, rung, why) of saves that nothing newer has made up for."""
         self._plan: _Plan | None = None
+        self._capturer = Capturer()
         self._stager: Stager = CpuStager()
         self._pinning: Pinning | None = None
         self._device_copy = device_copy
@@ -204,7 +206,7 @@ class Checkpointer:
         persist = self._persists(step) if persist is None else persist
         where = _position(position if position is not None else self._position() if self._position else None)
         self._choose_device(state)
-        captured = capture(state)
+        captured = self._capturer.capture(state)
         rungs = ["staged", "host", *(["peer"] if self._peers else [])]
         if persist:
             rungs += [self.storage.rung, *(["remote"] if self._wishes["remote"] else [])]
@@ -229,10 +231,11 @@ class Checkpointer:
             )
         self._note(saved)
         slab.map[: plan.layout.data_start] = plan.header
-        part = {
-            **plan.body, "step": step, "attempt": self.attempt, "position": where.as_json(), "values": captured.tree,
+        changing = {
+            "step": step, "attempt": self.attempt, "position": where.as_json(), "values": captured.tree,
             "rng": self._generators(captured), "time": time.time(),
         }  # fmt: skip
+        part = plan.body.with_more(changing)
         sealed = {
             "file_bytes": plan.layout.file_bytes, "world_size": self.place.world_size, "part": part,
             "persist": persist,
@@ -438,7 +441,7 @@ class Checkpointer:
 
     def _make_buffers(self, state: Mapping[str, Any]) -> None:
         try:
-            self._plan_of(capture(state))
+            self._plan_of(self._capturer.capture(state))
         except UnbrokenError as e:
             logger.warning("buffers for snapshots were not made ahead: %s", e)
 
@@ -722,9 +725,20 @@ class _Plan:
             run_id, 0, 0, p.rank, p.world_size, tensors, record, aliases=captured.aliases, versions=versions
         )
         body = json.loads(part.encoded)
-        for key in ("check", "kind", "schema", "file"):
-            body.pop(key)
-        self.body: dict[str, Any] = body
+        for key in (
+            "check",
+            "kind",
+            "schema",
+            "file",
+            "step",
+            "attempt",
+            "position",
+            "values",
+            "rng",
+            "time",
+        ):
+            body.pop(key, None)
+        self.body = Encoded(body)
 
 
 def _after_first_step(

@@ -52,6 +52,11 @@ def _types() -> tuple[frozenset[type], type | None]:
     return _plain_types(), getattr(distributed, "DTensor", None)
 
 
+def is_plain(tensor: object) -> bool:
+    """Whether it is a tensor of torch's own type, whose bytes are all that it is."""
+    return type(tensor) in _plain_types()
+
+
 @functools.cache
 def _plain_types() -> frozenset[type]:
     import torch

@@ -188,10 +188,10 @@ class CudaStager:
                 if not t.is_cuda:
                     cpu.append((target.view, real(t)))
                 elif target.stop > target.start:
-                    # What does not lie in rows is copied here, on the device, in the stream's own order.
-                    source = real(t).contiguous()
-                    if source.data_ptr() != t.data_ptr():
-                        pass
+                    source = real(t)
+                    if not source.is_contiguous():
+                        # What does not lie in rows is copied here, on the device, in the stream's own order.
+                        source = source.contiguous()
                     elif name in protected:
                         watched.append((name, t, t._version))
                     else:
@@ -208,7 +208,7 @@ class CudaStager:
             pending = _Pending(copying, [t for _, t in gpu], watched, begin, end)
             self.stream.wait_event(begin)
             limit = float("inf") if self.throttle is None else 64 << 20
-            pending.todo = list(batches(gpu, buffer, limit))
+            pending.todo = list(batches(gpu, limit))
             with self._guard:
                 self._pending.append(pending)
         try:

@@ -39,6 +39,8 @@ class Captured:
     protected: frozenset[str]
     live: Mapping[str, torch.Tensor]
     """The tensors as the state has them, aliases included."""
+    known_signature: tuple[Any, ...] | None = None
+    """What `signature()` gives, where that is known already."""
 
     def specs(self) -> list[TensorSpec]:
         """What the arena must have room for."""
@@ -46,6 +48,8 @@ class Captured:
 
     def signature(self) -> tuple[Any, ...]:
         """Equal for two captures whose bytes lie in the same places."""
+        if self.known_signature is not None:
+            return self.known_signature
         shapes = tuple((n, t.dtype, t.shape) for n, t in self.pieces.items())
         return shapes, tuple(self.tensors.items()), tuple(self.aliases.items())
 
@@ -56,7 +60,7 @@ def capture(state: Mapping[str, Any]) -> Captured:
     Raises UnsaveableState, naming the key, for what could not come back exactly.
     """
     optimized: set[int] = set()
-    found, skeleton = flatten(_expand(state, "", optimized, 0), lambda v: is_tensor(v) or _large_array(v))
+    found, skeleton = flatten(_expand(state, "", optimized, 0), is_leaf)
     arrays: dict[str, str] = {}
     pieces: dict[str, torch.Tensor] = {}
     tensors: dict[str, tuple[str, Sharding]] = {}
@@ -107,6 +111,18 @@ def capture(state: Mapping[str, Any]) -> Captured:
 def expand(state: Any) -> Any:
     """The state with every object that has a state_dict replaced by it; its tensors are the live ones."""
     return _expand(state, "", set(), 0)
+
+
+def expand_plain(state: Any, path: str) -> Any:
+    """As `expand`; None where an optimizer or parameters of a module are in it."""
+    optimized: set[int] = set()
+    expanded = _expand(state, path, optimized, 1)
+    return None if optimized else expanded
+
+
+def is_leaf(v: Any) -> bool:
+    """Whether it is stored as a tensor."""
+    return is_tensor(v) or _large_array(v)
 
 
 def optimizers_in(state: Any) -> list[torch.optim.Optimizer]:

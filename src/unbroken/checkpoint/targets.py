@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -18,8 +19,10 @@ class Target:
     start: int
     stop: int
     view: torch.Tensor
-    in_one_piece: bool
-    """Whether it lies in one registered piece of the buffer."""
+    parts: tuple[torch.Tensor, ...]
+    """Its bytes, cut where a registered piece of the buffer ends; empty where it lies in one."""
+    sizes: tuple[int, ...]
+    """Of the parts, in bytes."""
 
 
 class Targets:
@@ -43,8 +46,10 @@ class Targets:
                     start, stop = layout.span(name)
                     as_real = real(t)
                     view = typed_view(buffer[start:stop], as_real.dtype, as_real.shape)
-                    last = max(stop - 1, start)
-                    found[name] = Target(start, stop, view, start // PIECE_BYTES == last // PIECE_BYTES)
+                    ends = [*range((start // PIECE_BYTES + 1) * PIECE_BYTES, stop, PIECE_BYTES), stop]
+                    sizes = tuple(b - a for a, b in itertools.pairwise([start, *ends]))
+                    parts = buffer[start:stop].split(sizes) if len(sizes) > 1 else ()
+                    found[name] = Target(start, stop, view, parts, sizes)
             self._known[address] = found
         return found
 
@@ -54,7 +59,7 @@ class Targets:
 
 
 def batches(
-    pairs: Iterable[tuple[Target, torch.Tensor]], buffer: torch.Tensor, limit: float = float("inf")
+    pairs: Iterable[tuple[Target, torch.Tensor]], limit: float = float("inf")
 ) -> Iterator[tuple[list[torch.Tensor], list[torch.Tensor]]]:
     """(targets, sources) to be copied, about `limit` bytes at a time, cut where a registered piece of the buffer ends:
     no copy may reach over that."""
@@ -62,21 +67,19 @@ def batches(
     targets: list[torch.Tensor] = []
     sources: list[torch.Tensor] = []
     for target, source in pairs:
-        if target.in_one_piece:
+        if not target.parts:
             targets.append(target.view)
             sources.append(source)
             size += target.stop - target.start
         else:
-            flat, at = flat_bytes(source), target.start
-            while at < target.stop:
-                n = min(PIECE_BYTES - at % PIECE_BYTES, target.stop - at)
-                targets.append(buffer[at : at + n])
-                sources.append(flat[at - target.start : at - target.start + n])
-                at += n
-                size += n
-                if size >= limit and at < target.stop:
+            cut = flat_bytes(source).split(target.sizes)
+            for part, piece, n in zip(target.parts, cut, target.sizes, strict=True):
+                if size >= limit:
                     yield targets, sources
                     targets, sources, size = [], [], 0
+                targets.append(part)
+                sources.append(piece)
+                size += n
         if size >= limit:
             yield targets, sources
             targets, sources, size = [], [], 0

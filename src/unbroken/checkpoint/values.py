@@ -29,13 +29,17 @@ _FACTORIES: dict[str, Callable[[], Any]] = {
 }
 
 
-def flatten(state: object, is_tensor: Callable[[object], bool]) -> tuple[dict[str, Any], Any]:
+def flatten(
+    state: object, is_tensor: Callable[[object], bool], path: tuple[str, ...] = ()
+) -> tuple[dict[str, Any], Any]:
     """({name: tensor}, skeleton): names are the paths, joined by dots, made unique by a "~n" where two agree.
+
+    `path` is where `state` itself lies in something larger.
 
     Raises UnsaveableState, naming the path, for a value that could not come back as it is.
     """
     tensors: dict[str, Any] = {}
-    return tensors, _Flattener(tensors, is_tensor).encode(state, (), 0)
+    return tensors, _Flattener(tensors, is_tensor).encode(state, path, len(path))
 
 
 def unflatten(skeleton: object, tensors: Mapping[str, Any], *, where: str = "state") -> Any:

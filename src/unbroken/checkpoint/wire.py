@@ -12,7 +12,7 @@ import os
 import socket
 import struct
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 VERSION = 1
@@ -21,6 +21,43 @@ MAX_DESCRIPTORS = 64
 _LENGTH = struct.Struct(">I")
 
 Message = dict[str, Any]
+
+
+class Encoded:
+    """A JSON object, as text: what is sent again and again is encoded once. A value of a message, or deeper in it."""
+
+    def __init__(self, value: Mapping[str, Any]) -> None:
+        self.text = _text(value)
+
+    def with_more(self, more: Mapping[str, Any]) -> Encoded:
+        """With these keys, which it lacks, after its own."""
+        joined = Encoded({})
+        joined.text = _joined(self.text, _text(more))
+        return joined
+
+
+def _text(value: Any) -> bytes:
+    return json.dumps(value, separators=(",", ":"), default=_deeper).encode()
+
+
+def _deeper(value: Any) -> Any:
+    if isinstance(value, Encoded):
+        return json.loads(value.text)
+    raise TypeError(f"a {type(value).__name__} is no JSON")
+
+
+def _joined(a: bytes, b: bytes) -> bytes:
+    """Two JSON objects as one."""
+    return a if b == b"{}" else b if a == b"{}" else a[:-1] + b"," + b[1:]
+
+
+def encode(message: Message) -> bytes:
+    """The JSON of a message."""
+    body = _text({k: v for k, v in message.items() if not isinstance(v, Encoded)})
+    for key, value in message.items():
+        if isinstance(value, Encoded):
+            body = _joined(body, b"{" + _text(key) + b":" + value.text + b"}")
+    return body
 
 
 class Closed(ConnectionError):
@@ -36,7 +73,7 @@ class Channel:
 
     def send(self, message: Message, descriptors: Sequence[int] = ()) -> None:
         """Sends one message whole. Raises Closed."""
-        body = json.dumps(message, separators=(",", ":")).encode()
+        body = encode(message)
         if len(body) > MAX_MESSAGE_BYTES:
             raise ValueError(f"a message of {len(body)} bytes is above the limit of {MAX_MESSAGE_BYTES}")
         data = _LENGTH.pack(len(body)) + body
