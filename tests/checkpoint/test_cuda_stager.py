@@ -5,14 +5,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, ClassVar
 from unittest.mock import MagicMock
 
 import pytest
 import torch
 
+from unbroken.checkpoint import staging
 from unbroken.checkpoint.layout import plan, spec
-from unbroken.checkpoint.staging import Copying, CudaStager
+from unbroken.checkpoint.staging import Copying, CudaStager, _Pending
+from unbroken.checkpoint.targets import Targets
 from unbroken.testing.keepers import until
 
 
@@ -93,3 +95,64 @@ def test_a_copy_that_fails_on_the_way_is_told_and_nobody_waits_for_it(
     again = copy(stager)  # the next one is not touched by it
     until(lambda: bool(again))
     assert again[0].error is None
+
+
+class Slow(Event):
+    """An event that happens when it is told to."""
+
+    recorded: ClassVar[list[Slow]] = []
+
+    def __init__(self, **_: Any) -> None:
+        self.happened = False
+
+    def record(self, *_: Any) -> None:
+        Slow.recorded.append(self)
+
+    def query(self) -> bool:
+        return self.happened
+
+
+@pytest.fixture
+def under_way(
+    stager: CudaStager, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[_Pending, list[torch.Tensor]]]:
+    """Twenty copies that are being issued, of which the driver gets four at a time; their targets."""
+    monkeypatch.setattr(torch.cuda, "Event", Slow)
+    monkeypatch.setattr(staging, "_QUEUED", 4)
+    Slow.recorded = []
+    tensors = {f"t{i}": torch.full((8,), float(i + 1)) for i in range(20)}
+    layout = plan([spec(n, str(t.dtype), t.shape) for n, t in tensors.items()])
+    buffer = torch.zeros(layout.file_bytes, dtype=torch.uint8)
+    where = Targets().of(buffer, layout, tensors)
+    pending = _Pending(Copying(lambda _: None), [], [], Slow(), Event())  # type: ignore[arg-type]
+    pending.todo = [(where[n], t) for n, t in tensors.items()]
+    thread = threading.Thread(target=stager._issue, args=(pending,), daemon=True)
+    thread.start()
+    yield pending, [where[n].view for n in tensors]
+    pending.hurry.set()
+    thread.join(20)
+    assert not thread.is_alive()
+
+
+def test_the_driver_is_never_given_more_than_it_has_room_for(
+    under_way: tuple[_Pending, list[torch.Tensor]],
+) -> None:
+    pending, targets = under_way
+    for batch in range(10):
+        until(lambda n=batch: len(Slow.recorded) >= min(10, n + 2))
+        assert not pending.issued.wait(0.01) or batch >= 8
+        assert len(Slow.recorded) == min(10, batch + 2)  # two more than have ended
+        Slow.recorded[batch].happened = True
+    assert pending.issued.wait(20) and pending.copying.error is None
+    assert [float(t[0]) for t in targets] == [float(i + 1) for i in range(20)]
+
+
+def test_a_fence_has_all_of_them_issued_at_once(
+    stager: CudaStager, under_way: tuple[_Pending, list[torch.Tensor]]
+) -> None:
+    pending, _ = under_way
+    until(lambda: len(Slow.recorded) == 2)
+    stager._pending.append(pending)
+    assert in_time(stager.fence)
+    assert pending.issued.is_set() and len(Slow.recorded) >= 10
+    stager._pending.clear()

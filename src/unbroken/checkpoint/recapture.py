@@ -107,7 +107,8 @@ class _Known:
                 local = leaf.again(tensor)
                 live[leaf.name] = tensor
                 if leaf.stored:
-                    pieces[leaf.stored] = local
+                    # A copy on a GPU ends after the call: what the tensor is made to show in between is not what it reads.
+                    pieces[leaf.stored] = local.detach() if local.is_cuda else local
         except (_Unknown, RuntimeError):  # the latter: memory that is no longer plain
             return None
         return replace(self.captured, pieces=pieces, live=live, tree=tree)

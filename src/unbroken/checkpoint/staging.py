@@ -16,6 +16,7 @@ import queue
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -31,6 +32,10 @@ from .targets import Target, Targets, batches, flat_bytes, real, typed_view
 logger = logging.getLogger("unbroken.checkpoint")
 
 _GIB = 1 << 30
+_QUEUED = 512
+"""Copies that the driver is given at a time. It holds about a thousand; whoever brings more waits for room, and meanwhile
+keeps every other thread from starting a kernel."""
+_LOOK_S = 0.004
 _ALIGN = 512  # the allocator's own; keeps every copy on the device aligned
 
 
@@ -121,8 +126,8 @@ class _Pending:
     begin: torch.cuda.Event
     end: torch.cuda.Event
     fenced: torch.cuda.Event | None = None
-    todo: list[tuple[list[torch.Tensor], list[torch.Tensor]]] = field(default_factory=list)
-    """Batches not yet given to the copy stream."""
+    todo: list[tuple[Target, torch.Tensor]] = field(default_factory=list)
+    """What goes where; empty once all of it was given to the copy stream."""
     issued: threading.Event = field(default_factory=threading.Event)
     hurry: threading.Event = field(default_factory=threading.Event)
 
@@ -207,14 +212,15 @@ class CudaStager:
             begin.record(current)
             pending = _Pending(copying, [t for _, t in gpu], watched, begin, end)
             self.stream.wait_event(begin)
-            limit = float("inf") if self.throttle is None else 64 << 20
-            pending.todo = list(batches(gpu, limit))
+            pending.todo = gpu
             with self._guard:
                 self._pending.append(pending)
         try:
             # Handing hundreds of copies to the driver takes milliseconds in which this thread could start the next step.
+            # Until a fence they are handed over a few at a time.
             threading.Thread(target=self._issue, args=(pending,), daemon=True).start()
         except RuntimeError:  # no more threads, or the interpreter is ending
+            pending.hurry.set()
             self._issue(pending)
         self._done.put(pending)
         return copying
@@ -257,14 +263,22 @@ class CudaStager:
         return copied, []
 
     def _issue(self, pending: _Pending) -> None:
-        """Gives the copies to the copy stream; with a throttle not faster than that."""
+        """Gives the copies to the copy stream: few enough at a time, with a throttle not faster than that."""
         whole = False
         try:
             sent, began = 0, time.monotonic()
+            limit = float("inf") if self.throttle is None else 64 << 20
+            ends: deque[torch.cuda.Event] = deque()
             with torch.cuda.device(self.device), torch.cuda.stream(self.stream), torch.no_grad():
-                for targets, sources in pending.todo:
+                for targets, sources in batches(pending.todo, limit, _QUEUED // 2):
+                    if len(ends) == 2:
+                        oldest = ends.popleft()
+                        while not pending.hurry.is_set() and not oldest.query():
+                            pending.hurry.wait(_LOOK_S)
                     # One call for all of them, without the interpreter's lock.
                     torch._foreach_copy_(targets, sources, non_blocking=True)
+                    ends.append(torch.cuda.Event())
+                    ends[-1].record(self.stream)
                     if self.throttle is not None:
                         sent += sum(t.nbytes for t in targets)
                         ahead = sent / self.throttle - (time.monotonic() - began)

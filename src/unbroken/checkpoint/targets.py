@@ -59,10 +59,10 @@ class Targets:
 
 
 def batches(
-    pairs: Iterable[tuple[Target, torch.Tensor]], limit: float = float("inf")
+    pairs: Iterable[tuple[Target, torch.Tensor]], limit: float = float("inf"), copies: float = float("inf")
 ) -> Iterator[tuple[list[torch.Tensor], list[torch.Tensor]]]:
-    """(targets, sources) to be copied, about `limit` bytes at a time, cut where a registered piece of the buffer ends:
-    no copy may reach over that."""
+    """(targets, sources) to be copied, about `limit` bytes and at most `copies` at a time, cut where a registered piece
+    of the buffer ends: no copy may reach over that."""
     size = 0
     targets: list[torch.Tensor] = []
     sources: list[torch.Tensor] = []
@@ -74,13 +74,13 @@ def batches(
         else:
             cut = flat_bytes(source).split(target.sizes)
             for part, piece, n in zip(target.parts, cut, target.sizes, strict=True):
-                if size >= limit:
+                if size >= limit or len(targets) >= copies:
                     yield targets, sources
                     targets, sources, size = [], [], 0
                 targets.append(part)
                 sources.append(piece)
                 size += n
-        if size >= limit:
+        if size >= limit or len(targets) >= copies:
             yield targets, sources
             targets, sources, size = [], [], 0
     if targets:
