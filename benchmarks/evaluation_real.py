@@ -32,6 +32,7 @@ from evaluation_suite import ROWS, Row
 
 from unbroken.evaluate.codec import decode, encode
 from unbroken.evaluate.contracts import Answer, ModelSpec, PreparedTask, Suite, Task, TaskPrior
+from unbroken.evaluate.sources import open_source
 
 MODELS = {"tiny": (128, 2, 4, 352), "small": (1024, 8, 16, 2816), "medium": (2048, 16, 16, 5632)}
 """Hidden size, layers, heads, intermediate size: 0.5 M, 0.1 B and 0.8 B parameters."""
@@ -263,10 +264,37 @@ def copy_over_link(source: Path, target: Path, rate: float, lock: Path) -> None:
 # ------------------------------------------------------------------------------------------------- the arms
 
 
+class LinkedSource:
+    """The model's folder as remote storage: each read takes its turn on the link."""
+
+    def __init__(self, inner: Any, rate: float, lock: Path) -> None:
+        self.inner, self.rate, self.lock = inner, rate, lock
+        self.address = inner.address
+        self.files = inner.files
+        self.last_read = 0.0
+
+    def read(self, name: str, offset: int, size: int) -> bytes:
+        """In pieces of 1/50 s, as `copy_over_link`."""
+        piece = max(1 << 16, int(self.rate / 50))
+        found = bytearray()
+        while len(found) < size:
+            with turn(self.lock):
+                began = time.monotonic()
+                data = self.inner.read(name, offset + len(found), min(piece, size - len(found)))
+                time.sleep(max(0.0, len(data) / self.rate - (time.monotonic() - began)))
+            found += data
+            if not data:
+                break
+        self.last_read = time.time()
+        return bytes(found)
+
+
 def run_ours(
     arm: str, out: Path, suite: Suite, spec: ModelSpec, workers: int, on_gpu: bool, rate: float
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """`unbroken eval`: the model comes over the link once, into shared memory; the time for that counts."""
+    """`unbroken eval`: the model comes over the link once, into shared memory, by its own cache; the time for that counts."""
+    from unbroken.evaluate import locate
+    from unbroken.evaluate.cache import Places
     from unbroken.evaluate.coordinator import Coordinator
     from unbroken.evaluate.engines import Slot
     from unbroken.evaluate.engines.local import LocalEngine
@@ -281,22 +309,24 @@ def run_ours(
     memory = Path(tempfile.mkdtemp(prefix="unbroken-bench-", dir="/dev/shm" if roomy else out.parent))
     try:
         began = time.time()
-        copy_over_link(Path(spec.source), memory / "model", rate, out.parent / "link")
-        fetched = time.time() - began
+        # The coordinator fetches, and workers find its copy: only its reads go over the link.
+        linked = LinkedSource(locate.open_source(spec.source), rate, out.parent / "link")
+        locate.open_source = lambda _: linked  # type: ignore[assignment]
         slots = tuple(Slot(f"w{i}", (i,) if on_gpu else (), 1 if on_gpu else 0) for i in range(workers))
         settings = Settings(
             slots=slots,
             # Here a metric only waits, so two of them take nothing from two CPU workers.
             cpu_workers=max(2, (os.cpu_count() or 2) - workers),
             prepare_workers=2,
-            cache="never",
+            cache="always",
+            places=Places(memory),
             load_s=15.0,
         )
         engine = LocalEngine(out / "logs", threads=None if on_gpu else 1)
-        local = ModelSpec(**{**spec.__dict__, "source": str(memory / "model")})
-        coordinator = Coordinator(suite, local, folder, engine, settings)
-        report = coordinator.run()
+        report = Coordinator(suite, spec, folder, engine, settings).run()
+        fetched = linked.last_read - began
     finally:
+        locate.open_source = open_source
         shutil.rmtree(memory, ignore_errors=True)
     if report.errors:
         raise SystemExit(f"ours failed: {dict(report.errors)}")

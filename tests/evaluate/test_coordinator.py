@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,11 +23,13 @@ from unbroken.errors import (
     UnknownTask,
     UsageError,
 )
+from unbroken.evaluate import coordinator as module
 from unbroken.evaluate.answers import AnswerStore
 from unbroken.evaluate.contracts import ModelSpec, Suite, TaskPrior
 from unbroken.evaluate.folder import EvalDir
 from unbroken.evaluate.journal import events
 from unbroken.testing.evaluation import BACKEND, fake_model
+from unbroken.testing.keepers import until
 
 from .evaluating import coordinator, evaluate, fake_suite, fake_task, numbers
 
@@ -117,10 +120,98 @@ def test_what_is_wrong_is_said_before_a_worker_starts(tmp_path: Path) -> None:
     missing = fake_suite(fake_task("a"), fake_task("b", missing=True), fake_task("c", missing=True))
     with pytest.raises(DatasetMissing, match="1 more tasks cannot run: c"):
         evaluate(tmp_path, missing, out="missing")
-    assert not (tmp_path / "missing" / "logs" / "w0.log").exists()
+    assert not [e for e in events(EvalDir(tmp_path / "missing").journal) if e["event"] == "join"]
     report = evaluate(tmp_path, missing, out="missing", keep_going=True)
     assert set(report.errors) == {"b", "c"}
     assert report.scores[0].scored == 10
+
+
+@pytest.fixture
+def slow_model(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], None]:
+    """Makes finding the model last until something has happened."""
+
+    def wait_for(what: Callable[[], object]) -> None:
+        find = module.locate
+
+        def slowly(*a: Any, **k: Any) -> Any:
+            until(lambda: bool(what()))
+            return find(*a, **k)
+
+        monkeypatch.setattr(module, "locate", slowly)
+
+    return wait_for
+
+
+def warm_pids(out: Path) -> list[int]:
+    return [
+        int(line.split()[1])
+        for log in sorted((out / "logs").glob("w*.log"))
+        for line in log.read_text().splitlines()
+        if line.startswith("warm ")
+    ]
+
+
+def test_workers_import_while_the_model_is_on_its_way(
+    tmp_path: Path, slow_model: Callable[[Callable[[], object]], None]
+) -> None:
+    slow_model(lambda: len(warm_pids(tmp_path / "out")) == 2)
+    report = evaluate(tmp_path, SUITE)
+    joined = {e["pid"] for e in events(EvalDir(tmp_path / "out").journal) if e["event"] == "join"}
+    assert joined == set(warm_pids(tmp_path / "out"))
+    assert numbers(report) == numbers(evaluate(tmp_path, SUITE, workers=1, out="undisturbed"))
+    again = evaluate(tmp_path, SUITE)  # all is there: nobody is asked to stand by
+    assert not again.trials and len(warm_pids(tmp_path / "out")) == 2
+
+
+def test_one_that_died_while_it_stood_by_is_replaced(
+    tmp_path: Path, slow_model: Callable[[Callable[[], object]], None]
+) -> None:
+    killed: list[int] = []
+
+    def kill_one() -> bool:
+        pids = warm_pids(tmp_path / "out")
+        if len(pids) == 2 and not killed:
+            os.kill(pids[0], signal.SIGKILL)
+            killed.append(pids[0])
+        return bool(killed) and not alive(killed[0])
+
+    slow_model(kill_one)
+    report = evaluate(tmp_path, SUITE)
+    assert not report.errors and len(report.workers) >= 1
+    assert killed[0] not in {e.get("pid") for e in events(EvalDir(tmp_path / "out").journal)}
+
+
+def test_nobody_stands_by_after_an_end(
+    tmp_path: Path, slow_model: Callable[[Callable[[], object]], None]
+) -> None:
+    slow_model(lambda: len(warm_pids(tmp_path / "out")) == 2)
+    with pytest.raises(ModelDoesNotLoad, match="cannot be read"):
+        evaluate(tmp_path, SUITE, spec=ModelSpec(str(tmp_path / "nowhere"), BACKEND))
+    assert not any(alive(p) for p in warm_pids(tmp_path / "out"))
+
+
+STANDING = """
+import sys, time
+from pathlib import Path
+from unbroken.evaluate.engines import Slot
+from unbroken.evaluate.engines.local import LocalEngine
+from unbroken.testing.evaluation import BACKEND
+out = Path(sys.argv[1])
+LocalEngine(out / "logs", threads=1).stand_by([Slot("w0")], out / "cluster.json", BACKEND)
+time.sleep(1000)
+"""
+
+
+def test_who_stands_by_ends_with_a_coordinator_that_is_killed(
+    tmp_path: Path, eventually: Callable[..., None]
+) -> None:
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2] / "src")}
+    with subprocess.Popen([sys.executable, "-c", STANDING, str(tmp_path)], env=env) as process:
+        eventually(lambda: len(warm_pids(tmp_path)) == 1, within=40)
+        (pid,) = warm_pids(tmp_path)
+        assert alive(pid)
+        process.kill()
+    eventually(lambda: not alive(pid), within=20)
 
 
 def test_a_model_that_does_not_load_ends_it_with_the_reason(tmp_path: Path) -> None:

@@ -427,7 +427,11 @@ class Model(Protocol):
 
 
 class Backend(Protocol):
-    """A way to load models. Its class is made without arguments."""
+    """A way to load models. Its class is made without arguments.
+
+    It may have a method `warm()` that imports what `load` will need and touches no device: workers call it while the
+    model is still on its way.
+    """
 
     needs_weights: bool
     """Whether `load` wants a local folder; an endpoint does not, and then no model is fetched."""

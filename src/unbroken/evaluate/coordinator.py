@@ -59,6 +59,8 @@ from .staged import encode_sample, read_block
 from .wire import VERSION, Message, receive
 
 TICK_S = 0.05
+STAND_BY_S = 0.3
+"""If data and model are not there by then, workers are told to import what they will need."""
 RESTARTS = 3
 """A worker's place is filled again so often without one answered block in between."""
 
@@ -130,6 +132,7 @@ class Coordinator:
             remote=self.engine.remote,
             checkpoint=self.asked_checkpoint,
         )
+        self._ahead = asyncio.create_task(self._stand_by())
         try:
             tasks, self.located = await asyncio.gather(self.intake.expand(), loop.run_in_executor(None, find))
             key = self.spec.key(self.located.checkpoint)
@@ -156,10 +159,20 @@ class Coordinator:
             )
             return self._finish()
         finally:
+            self._ahead.cancel()
+            await loop.run_in_executor(None, self.engine.close)
             preparers.close()
             if self.journal is not None:
                 journal, self.journal = self.journal, None
                 journal.close()
+
+    async def _stand_by(self) -> None:
+        """Workers import beside the checks and the fetch of the model; not where the same command was finished before."""
+        if self.folder.report.exists():
+            return
+        await asyncio.sleep(STAND_BY_S)
+        with contextlib.suppress(OSError):  # no more processes: said when they are started in earnest
+            self.engine.stand_by(self.settings.slots, self.folder.cluster, self.spec.backend)
 
     def _asked(self) -> dict[str, Any]:
         return {
@@ -187,6 +200,7 @@ class Coordinator:
                 await stack.enter_async_context(self._listening())
                 self._hold_copy(stack)
                 self._engine_at = time.time()
+                self._ahead.cancel()
                 for slot in s.slots:
                     self._start(slot)
                 order = sorted(waiting, key=lambda t: -self._guess(t))
@@ -200,8 +214,8 @@ class Coordinator:
                 for name in self._slots:
                     if name not in self.links:
                         self.engine.end(name)  # it has not connected yet, and will find nobody
+                await asyncio.get_running_loop().run_in_executor(None, self.engine.close)
                 if needed:
-                    await asyncio.get_running_loop().run_in_executor(None, self.engine.close)
                     await self._until_gone(5.0)
 
     def _check_widths(self, tasks: Sequence[Task], widths: Sequence[int]) -> None:

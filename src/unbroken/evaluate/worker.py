@@ -296,13 +296,31 @@ def join(cluster: Path | Message, name: str, gpus: Sequence[int], *, within_s: f
     return Worker(channel, name, gpus).serve(where["token"], Path(where["shared"]))
 
 
+def stand_by(backend: str) -> bool:
+    """Imports what this backend needs and waits to be told to go on; False if nobody will."""
+    try:
+        warm = getattr(get_backend(backend), "warm", None)
+        if warm is not None:
+            warm()
+    except Exception:  # noqa: BLE001  whatever is missing is said when the model is loaded
+        traceback.print_exc()
+    return bool(sys.stdin.readline())
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """The process that engines start."""
     parser = argparse.ArgumentParser(prog="unbroken.evaluate.worker")
     parser.add_argument("--cluster", type=Path, required=True)
     parser.add_argument("--name", required=True)
     parser.add_argument("--gpus", default="")
+    parser.add_argument(
+        "--stand-by",
+        metavar="BACKEND",
+        help="import what it needs, then wait for a line on the standard input",
+    )
     given = parser.parse_args(argv)
+    if given.stand_by and not stand_by(given.stand_by):
+        return 0
     try:
         return join(given.cluster, given.name, [int(g) for g in given.gpus.split(",") if g])
     except UnbrokenError as e:

@@ -143,6 +143,10 @@ class FakeBackend:
         """Hash the files."""
         return None
 
+    def warm(self) -> None:
+        """Says so in the worker's log."""
+        print(f"warm {os.getpid()}", flush=True)
+
     def load(self, spec: ModelSpec, folder: Path | None, devices: Sequence[int]) -> FakeModel:
         """Reads the weights, sleeps, or refuses."""
         time.sleep(float(spec.options.get("load_s", 0.0)))

@@ -33,6 +33,13 @@ class Engine(Protocol):
     remote: bool
     """Whether workers run on other machines: then the coordinator listens on all addresses."""
 
+    def stand_by(self, slots: Sequence[Slot], cluster: Path, backend: str) -> None:
+        """Makes workers import what they will need, before there is a coordinator to join; `start` lets them go on.
+
+        They touch no device. An engine whose workers take a GPU by being there does nothing.
+        """
+        ...
+
     def start(self, slot: Slot, cluster: Path) -> None:
         """Starts a worker that joins the coordinator of this file."""
         ...

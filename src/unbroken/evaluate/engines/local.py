@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -24,9 +25,21 @@ class LocalEngine:
         self.threads = threads
         """CPU threads per worker; None: as the libraries choose (GPU workers)."""
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.standing: dict[Slot, subprocess.Popen[bytes]] = {}
+
+    def stand_by(self, slots: Sequence[Slot], cluster: Path, backend: str) -> None:
+        """Starts processes that import, and wait for a word on their standard input; without one they end with us."""
+        for slot in slots:
+            self.standing[slot] = self._spawn(slot, cluster, ["--stand-by", backend])
 
     def start(self, slot: Slot, cluster: Path) -> None:
         """Starts a worker; its GPUs, as the worker sees them, are counted from 0."""
+        process = self.standing.pop(slot, None)
+        if process is None or not _let_go(process):
+            process = self._spawn(slot, cluster, [])
+        self.processes[slot.name] = process
+
+    def _spawn(self, slot: Slot, cluster: Path, more: Sequence[str]) -> subprocess.Popen[bytes]:
         self.logs.mkdir(parents=True, exist_ok=True)
         env = child_env(CUDA_VISIBLE_DEVICES=",".join(str(g) for g in visible(slot.gpus)), CUDA_DEVICE_ORDER="PCI_BUS_ID",
                         TOKENIZERS_PARALLELISM="false")  # fmt: skip
@@ -44,9 +57,9 @@ class LocalEngine:
         if slot.gpus:
             command += ["--gpus", ",".join(str(i) for i in range(len(slot.gpus)))]
         with open(self.logs / f"{slot.name}.log", "ab") as log:
-            self.processes[slot.name] = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
+            return subprocess.Popen(
+                [*command, *more],
+                stdin=subprocess.PIPE if more else subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env=env,
@@ -72,6 +85,11 @@ class LocalEngine:
 
     def close(self, within_s: float = 10.0) -> None:
         """Waits, then SIGKILL."""
+        for p in self.standing.values():
+            _kill(p)
+            p.wait()
+            _close_input(p)
+        self.standing.clear()
         deadline = time.monotonic() + within_s
         for p in self.processes.values():
             try:
@@ -80,6 +98,26 @@ class LocalEngine:
                 _kill(p)
                 p.wait()
         self.processes.clear()
+
+
+def _let_go(process: subprocess.Popen[bytes]) -> bool:
+    """Tells a process that stood by to go on; False if it has died meanwhile."""
+    try:
+        assert process.stdin is not None  # it was made with a pipe
+        process.stdin.write(b"go\n")
+        process.stdin.flush()
+    except OSError:
+        process.wait()
+        return False
+    finally:
+        _close_input(process)
+    return True
+
+
+def _close_input(process: subprocess.Popen[bytes]) -> None:
+    if process.stdin is not None:
+        with contextlib.suppress(OSError):
+            process.stdin.close()
 
 
 def visible(gpus: Sequence[int]) -> list[str]:

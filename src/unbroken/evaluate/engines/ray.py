@@ -45,6 +45,9 @@ class RayEngine:
         self._actors: dict[str, Any] = {}
         self._jobs: dict[Any, str] = {}
 
+    def stand_by(self, slots: Sequence[Slot], cluster: Path, backend: str) -> None:
+        """Nothing: an actor reserves its GPUs from its beginning."""
+
     def start(self, slot: Slot, cluster: Path) -> None:
         """Asks for an actor; it joins when Ray has placed it."""
         options = {

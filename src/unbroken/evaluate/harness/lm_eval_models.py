@@ -26,6 +26,11 @@ class LmEvalBackend:
         """None: the files of the folder are hashed."""
         return None
 
+    def warm(self) -> None:
+        """Imports what takes seconds to import."""
+        quiet_lm_eval()
+        import lm_eval.models.huggingface  # noqa: F401
+
     def load(self, spec: ModelSpec, folder: Path | None, devices: Sequence[int]) -> LmEvalModel:
         """The model. Raises ModelDoesNotLoad, UsageError."""
         quiet_lm_eval()

@@ -23,6 +23,13 @@ class TransformersBackend:
         """None: the files of the folder are hashed."""
         return None
 
+    def warm(self) -> None:
+        """Imports what takes seconds to import."""
+        import torch  # noqa: F401
+        import transformers
+
+        _ = transformers.AutoModelForCausalLM, transformers.AutoTokenizer
+
     def load(self, spec: ModelSpec, folder: Path | None, devices: Sequence[int]) -> TransformersModel:
         """The model on these GPUs; on several, its layers are spread over them. Raises ModelDoesNotLoad."""
         try:
