@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +72,33 @@ def test_a_block_answered_again_has_the_same_bits(folder: Path) -> None:
     for batch in (1, 8):
         model = TransformersBackend().load(ModelSpec(str(folder), batch_size=batch), folder, (0,))
         assert bits(model.respond(asked())) == bits(model.respond(asked()))
+
+
+GENERATES = """
+import json, sys
+from pathlib import Path
+from unbroken.evaluate.contracts import ModelSpec, Request
+from unbroken.evaluate.harness.transformers import TransformersBackend
+folder = Path(sys.argv[1])
+model = TransformersBackend().load(ModelSpec(str(folder), batch_size=16), folder, (0,))
+print(json.dumps(model.respond([Request(*r) for r in json.loads(sys.stdin.read())])))
+"""
+
+
+def test_generated_answers_are_the_same_in_every_process(tmp_path: Path) -> None:
+    """Prompts of other lengths, so that there is padding; forty-eight tokens, in which a last bit finds its tie."""
+    folder = write_tiny_model(tmp_path, hidden=2048, layers=16, context=4096, dtype="bfloat16")
+    settings = {"until": ["\n"], "max_gen_toks": 48, "do_sample": False}
+    asked = json.dumps([("generate_until", (text(i, 4 + 3 * i), settings)) for i in range(48)])
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    processes = [
+        subprocess.Popen([sys.executable, "-c", GENERATES, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                         text=True, env=env)
+        for _ in range(3)
+    ]  # fmt: skip
+    answers = [p.communicate(asked, timeout=300)[0].splitlines()[-1] for p in processes]
+    assert len(set(answers)) == 1
+    assert len(set(json.loads(answers[0]))) > 1
 
 
 def test_memory_that_runs_out_is_told_and_half_the_batch_fits(folder: Path) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 from ...errors import ModelDoesNotLoad, OutOfMemory, UsageError
 from ..contracts import Conditions, Json, ModelSpec, Request
 from .task_index import quiet_lm_eval
+from .transformers_model import repeatable_generation
 
 
 class LmEvalBackend:
@@ -78,7 +79,12 @@ class LmEvalModel:
                 instances = [
                     Instance(kind, {}, tuple(requests[i].arguments), 0, metadata=("", i, 1)) for i in places
                 ]
-                with contextlib.redirect_stdout(sys.stderr):
+                own = kind != "generate_until" or bool(self._spec.options.get("cudnn_attention", False))
+                device = str(getattr(self._lm, "device", "cpu"))
+                with (
+                    contextlib.redirect_stdout(sys.stderr),
+                    repeatable_generation(device, torchs_own=own or self._name != "hf"),
+                ):
                     answers = getattr(self._lm, kind)(instances, disable_tqdm=True)
                 for i, a in zip(places, answers, strict=True):
                     out[i] = [float(a[0]), bool(a[1])] if isinstance(a, tuple) else a

@@ -8,6 +8,7 @@ sorted by length, and requests that differ in their last token alone share one f
 
 from __future__ import annotations
 
+import contextlib
 import gc
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -49,6 +50,7 @@ class TransformersModel:
         self._target = tuple(target)
         self._batch = spec.batch_size
         self._device = torch.device(target[0])
+        self._torchs_attention = bool(spec.options.get("cudnn_attention", False))
         self._add_bos = spec.options.get("add_bos_token")
         _set_pad_token(tokenizer)
         self._prefix = (
@@ -224,17 +226,18 @@ class TransformersModel:
             # The same draws for the same prompts, whichever worker meets them, and when.
             self._torch.manual_seed(int(digest([prompts, settings])[:12], 16))
         length = given.pop("max_length", tokens.shape[1] + new_tokens)
-        made = self._model.generate(
-            input_ids=tokens,
-            attention_mask=mask,
-            max_length=length,
-            stopping_criteria=_stopping(
-                self._transformers, self._tokenizer, stops, tokens.shape[1], len(prompts)
-            ),
-            pad_token_id=self._tokenizer.pad_token_id,
-            use_cache=True,
-            **given,
-        )
+        with repeatable_generation(str(self._device), torchs_own=self._torchs_attention):
+            made = self._model.generate(
+                input_ids=tokens,
+                attention_mask=mask,
+                max_length=length,
+                stopping_criteria=_stopping(
+                    self._transformers, self._tokenizer, stops, tokens.shape[1], len(prompts)
+                ),
+                pad_token_id=self._tokenizer.pad_token_id,
+                use_cache=True,
+                **given,
+            )
         texts = []
         for row in made.tolist():
             text = cast(str, self._tokenizer.decode(row[tokens.shape[1] :], skip_special_tokens=True))
@@ -278,6 +281,24 @@ class TransformersModel:
         return OutOfMemory(
             f"a batch of {self._batch} does not fit", where=named(self._target), todo="Lower batch_size"
         )
+
+
+def repeatable_generation(
+    device: str, *, torchs_own: bool = False
+) -> contextlib.AbstractContextManager[None]:
+    """Keeps generation on a GPU off cuDNN's attention, or does nothing if that is wanted (`torchs_own`).
+
+    On Hopper and Blackwell torch gives it attention under a padding mask, and it is not repeatable: torch itself leaves
+    it out where deterministic algorithms are asked for, and a greedy answer then depends on the run that gave it.
+    Likelihoods carry no mask, and keep the kernels that the harness alone would have.
+    """
+    if torchs_own or not device.startswith("cuda"):
+        return contextlib.nullcontext()
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    others = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+    kernels: contextlib.AbstractContextManager[None] = sdpa_kernel(others)
+    return kernels
 
 
 def _stopping(transformers: Any, tokenizer: Any, stops: Sequence[str], prompt_length: int, rows: int) -> Any:
