@@ -6,13 +6,14 @@
 #   benchmarks/gpus.sh peers OUT        one GPU: the other ways of DCP, torch_checkpointing, NVRx, DLRover, torch.save;
 #                                       run it again with the same OUT where a time limit cut it: what is done is kept
 #   benchmarks/gpus.sh fsdp2 OUT        all GPUs: 7 B parameters under FSDP2                             (6 minutes on two)
+#   benchmarks/gpus.sh limits OUT       all GPUs: what bare copies of the 7 B state cost the steps beside them (4 minutes)
 #   benchmarks/gpus.sh evaluation OUT   all GPUs: `unbroken eval` and one trial per dataset              (8 minutes on two)
 #   benchmarks/gpus.sh torn OUT         one GPU: the torn state of DCP's stager, and ours                (1 minute)
 #
 # Lines come as they are printed, so that a run that is cut off shows how far it came. OUT is a folder.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-part=${1:?which part: tests, checkpoint, peers, fsdp2, evaluation, torn}
+part=${1:?which part: tests, checkpoint, peers, fsdp2, limits, evaluation, torn}
 out=${2:?a folder for the results}
 mkdir -p "$out"
 export PYTHONPATH=src PYTHONUNBUFFERED=1
@@ -33,6 +34,9 @@ peers)
 fsdp2)
 	"$python" -m torch.distributed.run --nproc-per-node "$gpus" benchmarks/checkpoint.py --model 7b --arms "" --ours 21 \
 		--window 3 --persist-every 21 --keep 1 --buffers 2 --memory "$memory" --out "$out/fsdp2.json"
+	;;
+limits)
+	"$python" -m torch.distributed.run --nproc-per-node "$gpus" benchmarks/copy_limits.py --model 7b --repeat 3 --out "$out/limits.json"
 	;;
 evaluation)
 	"$python" benchmarks/evaluation.py --real --seconds 150 --arms ours,baseline --out "$out"
