@@ -7,6 +7,7 @@ only: the keeper starts with this.
 from __future__ import annotations
 
 import array
+import functools
 import json
 import os
 import socket
@@ -26,14 +27,17 @@ Message = dict[str, Any]
 class Encoded:
     """A JSON object, as text: what is sent again and again is encoded once. A value of a message, or deeper in it."""
 
-    def __init__(self, value: Mapping[str, Any]) -> None:
-        self.text = _text(value)
+    def __init__(self, value: Mapping[str, Any], head: bytes = b"{}") -> None:
+        self._value, self._head = value, head
+
+    @functools.cached_property
+    def text(self) -> bytes:
+        """Made when it is first asked for."""
+        return _joined(self._head, _text(self._value))
 
     def with_more(self, more: Mapping[str, Any]) -> Encoded:
-        """With these keys, which it lacks, after its own."""
-        joined = Encoded({})
-        joined.text = _joined(self.text, _text(more))
-        return joined
+        """With these keys, which it lacks, after its own; encoded by whoever sends it."""
+        return Encoded(more, self.text)
 
 
 def _text(value: Any) -> bytes:
