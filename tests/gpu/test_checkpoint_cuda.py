@@ -171,6 +171,36 @@ def test_capture_without_a_fence_is_an_error_and_with_it_replays_are_safe(
     c.close()
 
 
+def test_graphs_can_be_captured_while_buffers_are_registered_and_copies_run(
+    scratch: Path, tmp_path: Path
+) -> None:
+    """In torch's default mode a call of another thread would end the capture."""
+
+    def capture(seconds: float) -> None:
+        x = torch.ones(8, device="cuda")
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y = x + 1
+            time.sleep(seconds)
+        graph.replay()
+        torch.cuda.synchronize()
+        assert bool((y == 2).all())
+
+    w = torch.full((N,), 3.0, device="cuda")
+    state = {"w": w}
+    c = checkpointer(tmp_path, throttle="100MB")
+    assert c.restore(state) is None  # begins to register three buffers
+    capture(0.5)
+    c.save(1, state).host.result(60)
+    saved = c.save(2, state)
+    capture(1.5)
+    saved.host.result(60)
+    w.zero_()
+    c.restore(state)
+    assert bool((w == 3).all())
+    c.close()
+
+
 def test_an_optimizer_in_backward_fences_itself(scratch: Path, tmp_path: Path) -> None:
     layers = [torch.nn.Linear(4096, 4096, bias=False, device="cuda") for _ in range(4)]
     model = torch.nn.Sequential(*layers)

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 import torch
 
 from ..errors import CheckpointError
+from .beside import beside_captures
 from .memory import PIECE_BYTES, populate
 from .rank_memory import Slab
 
@@ -51,6 +52,7 @@ class Pinning:
         torch.cuda.synchronize(self.device)
 
     def _all(self, slabs: list[Slab]) -> None:
+        beside_captures()
         torch.cuda.set_device(self.device)
         for slab in slabs:
             slab.ready.wait(READY_S)

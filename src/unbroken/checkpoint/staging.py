@@ -26,6 +26,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ..errors import CheckpointError, UnbrokenError
+from .beside import beside_captures
 from .layout import Layout
 from .targets import Target, Targets, batches, flat_bytes, real, typed_view
 
@@ -218,7 +219,7 @@ class CudaStager:
         try:
             # Handing hundreds of copies to the driver takes milliseconds in which this thread could start the next step.
             # Until a fence they are handed over a few at a time.
-            threading.Thread(target=self._issue, args=(pending,), daemon=True).start()
+            threading.Thread(target=self._issue_beside, args=(pending,), daemon=True).start()
         except RuntimeError:  # no more threads, or the interpreter is ending
             pending.hurry.set()
             self._issue(pending)
@@ -261,6 +262,10 @@ class CudaStager:
         torch._foreach_copy_(rows, [flat_bytes(t) for _, t in gpu])
         copying.device_copy = True
         return copied, []
+
+    def _issue_beside(self, pending: _Pending) -> None:
+        beside_captures()
+        self._issue(pending)
 
     def _issue(self, pending: _Pending) -> None:
         """Gives the copies to the copy stream: few enough at a time, with a throttle not faster than that."""
@@ -381,6 +386,7 @@ def _failed(why: object) -> CheckpointError:
 def _watch(
     done: queue.SimpleQueue[_Pending | None], me: weakref.ref[CudaStager], device: torch.device
 ) -> None:
+    beside_captures()
     torch.cuda.set_device(device)
     while (p := done.get()) is not None:
         p.issued.wait()
