@@ -76,11 +76,13 @@ def full_looks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """One entry for each full look."""
     looks: list[int] = []
 
-    def counted(state: Any) -> Captured:
-        looks.append(1)
-        return capture(state)
+    describe = recapture.described
 
-    monkeypatch.setattr(recapture, "capture", counted)
+    def counted(*a: Any) -> Captured:
+        looks.append(1)
+        return describe(*a)
+
+    monkeypatch.setattr(recapture, "described", counted)
     return looks
 
 
@@ -393,3 +395,121 @@ def test_sharded_parameters_are_recognised_and_taken_back_from_a_forward_pass(fu
         assert found.tensors["model.1.weight"][1].placements == ("Shard(0)",)
         assert shown(found) == shown(capture(state))
     assert len(full_looks) == 1
+    model.to("cpu")  # swaps them, which torch refuses where somebody holds a weak reference
+    assert shown(capturer.capture(state)) == shown(capture(state))
+
+
+class Counts:
+    """Counts the calls of its state_dict; what it shows may be other tensors each time."""
+
+    def __init__(self) -> None:
+        self.calls, self.fresh = 0, False
+        self.t = torch.zeros(1)
+
+    def state_dict(self) -> Any:
+        self.calls += 1
+        return {"t": torch.zeros(1) if self.fresh else self.t, "n": self.calls}
+
+    def load_state_dict(self, state: Any) -> None:
+        pass
+
+
+def test_every_state_dict_is_called_once_a_save_whatever_has_changed() -> None:
+    """It may be a collective: a rank that sees a difference must not call it oftener than the others."""
+    state, capturer = trained(), Capturer()
+    sampler = Counts()
+    state = {"first": {"sampler": sampler}, **state}
+    optimizer, hooked_calls = state["optimizer"], [0]
+    optimizer.register_state_dict_pre_hook(lambda _: hooked_calls.__setitem__(0, hooked_calls[0] + 1))
+    for n in range(1, 12):
+        if n == 3:
+            other_moment(state)
+        if n == 5:
+            replace_parameter(state)
+        if n == 7:
+            sampler.fresh = True
+        if n == 9:
+            state["more"]["new"] = torch.zeros(1)
+        found = capturer.capture(state)
+        assert (sampler.calls, hooked_calls[0]) == (n, n)
+        assert found.tree["first"]["sampler"]["n"] == n
+
+
+def test_hooks_before_and_after_a_state_dict_stay_in_pairs() -> None:
+    """Such as those that swap an average in for the state dict, and out again."""
+    state, capturer = trained(), Capturer()
+    calls: list[str] = []
+    handles.append(state["model"].register_state_dict_pre_hook(lambda *_: calls.append("before")))
+    handles.append(state["model"].register_state_dict_post_hook(lambda *_: calls.append("after")))
+    for n in range(1, 5):
+        capturer.capture(state)
+        assert calls == ["before", "after"] * n
+    unhooked(state)
+    for _ in range(2):
+        capturer.capture(state)
+    handles.append(state["model"].register_state_dict_pre_hook(lambda *_: calls.append("before")))
+    handles.append(state["model"].register_state_dict_post_hook(lambda *_: calls.append("after")))
+    capturer.capture(state)
+    assert calls == ["before", "after"] * 5
+    unhooked(state)
+
+
+def test_what_one_module_shows_by_itself_is_read_anew() -> None:
+    state, capturer = trained(), Capturer()
+    capturer.capture(state)
+    module, count = state["model"][0], [0]
+    own = type(module)._save_to_state_dict
+
+    def shows(destination: Any, prefix: str, keep_vars: bool) -> None:
+        own(module, destination, prefix, keep_vars)
+        count[0] += 1
+        destination[prefix + "count"] = count[0]
+
+    module._save_to_state_dict = shows
+    for n in range(1, 4):
+        assert capturer.capture(state).tree["model"]["0.count"] == n
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_modules_of_another_make_are_saved_as_before() -> None:
+    model = nn.Sequential(nn.Linear(2, 2))
+    for other in (torch.jit.script(model), torch.jit.trace(model, torch.zeros(1, 2))):
+        capturer = Capturer()
+        for _ in range(3):
+            assert set(capturer.capture({"m": other}).pieces) == {"m.0.weight", "m.0.bias"}
+
+
+def test_modules_and_optimizers_deeper_in_the_state_are_recognised(full_looks: list[int]) -> None:
+    inner, capturer = trained(), Capturer()
+    state = {
+        "train": {"parts": [inner["model"], inner["optimizer"]], "n": 0},
+        "scheduler": inner["scheduler"],
+    }
+    for n in range(1, 5):
+        step(inner)
+        state["train"]["n"] = n
+        assert shown(capturer.capture(state)) == shown(capture(state))
+    assert len(full_looks) == 1
+
+
+def test_tensors_may_be_swapped_after_a_save() -> None:
+    """torch refuses that for tensors that somebody holds a weak reference to."""
+    state, capturer = trained(), Capturer()
+    capturer.capture(state)
+    torch.utils.swap_tensors(state["model"][0].weight, nn.Parameter(torch.randn(4, 4)))
+    assert shown(capturer.capture(state)) == shown(capture(state))
+
+
+def test_what_cannot_be_learnt_is_not_tried_at_every_save(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[int] = []
+    learn = recapture._Known
+
+    def counted(*a: Any) -> Any:
+        tried.append(1)
+        return learn(*a)
+
+    monkeypatch.setattr(recapture, "_Known", counted)
+    capturer = Capturer()
+    for _ in range(200):
+        capturer.capture({"array": np.arange(20000.0)})
+    assert 3 <= len(tried) <= 8

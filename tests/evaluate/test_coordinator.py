@@ -214,6 +214,41 @@ def test_who_stands_by_ends_with_a_coordinator_that_is_killed(
     eventually(lambda: not alive(pid), within=20)
 
 
+@pytest.mark.parametrize("trouble", ["no input", "exits", "raises"])
+def test_a_backend_whose_imports_misbehave_is_used_all_the_same(
+    tmp_path: Path, slow_model: Callable[[Callable[[], object]], None], trouble: str
+) -> None:
+    model = fake_model(tmp_path / "model")
+    slow_model(lambda: len(warm_pids(tmp_path / "out")) == 2)
+    spec = ModelSpec(str(model), f"tests.evaluate.misbehaving:{trouble.title().replace(' ', '')}", block=8)
+    report = evaluate(tmp_path, SUITE, spec=spec)
+    assert numbers(report) == numbers(evaluate(tmp_path, SUITE, workers=1, out="undisturbed"))
+
+
+def test_who_hangs_in_an_import_ends_with_the_coordinator(
+    tmp_path: Path, eventually: Callable[..., None]
+) -> None:
+    root = Path(__file__).resolve().parents[2]
+    env = {**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{root / 'src'}"}
+    script = STANDING.replace("BACKEND)", "'tests.evaluate.misbehaving:Hangs')")
+    with subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], env=env) as process:
+        eventually(lambda: len(warm_pids(tmp_path)) == 1, within=40)
+        (pid,) = warm_pids(tmp_path)
+        process.kill()
+    eventually(lambda: not alive(pid), within=20)
+
+
+def test_one_that_never_connects_is_ended_and_replaced(
+    tmp_path: Path, slow_model: Callable[[Callable[[], object]], None]
+) -> None:
+    slow_model(lambda: len(warm_pids(tmp_path / "out")) == 2)
+    spec = ModelSpec(str(fake_model(tmp_path / "model")), "tests.evaluate.misbehaving:Hangs", block=8)
+    report = evaluate(tmp_path, SUITE, spec=spec, stall_s=2.0)
+    assert not report.errors
+    hung = [e["worker"] for e in events(EvalDir(tmp_path / "out").journal) if e["event"] == "hang"]
+    assert sorted(hung) == ["w0", "w1"]
+
+
 def test_a_model_that_does_not_load_ends_it_with_the_reason(tmp_path: Path) -> None:
     spec = ModelSpec(str(fake_model(tmp_path / "model")), BACKEND, options={"broken": True})
     with pytest.raises(ModelDoesNotLoad, match="wrong shape"):

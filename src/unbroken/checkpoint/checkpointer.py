@@ -310,7 +310,8 @@ class Checkpointer:
     def fence(self) -> None:
         """To be called before the state is changed in any way, and before each replay of a captured graph.
 
-        Optimizers of torch call it by themselves. It never waits on the processor for a GPU.
+        Optimizers of torch call it by themselves. It waits on the processor for no copy, at most for room in the driver's
+        queue where more than about a thousand are left.
         """
         self._stager.fence()
 

@@ -325,8 +325,9 @@ class CudaStager:
                         todo="Call checkpoints.fence() before changing it",
                     )
                     break
-            p.hurry.set()
-            p.issued.wait()
+            if not p.copying.device_copy:
+                p.hurry.set()
+                p.issued.wait()
             p.fenced = torch.cuda.Event(enable_timing=True)
             p.fenced.record(current)
             # `begin` comes after the copy on the device, where there is one: then nothing reads the live tensors any more.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -60,7 +60,24 @@ def capture(state: Mapping[str, Any]) -> Captured:
     Raises UnsaveableState, naming the key, for what could not come back exactly.
     """
     optimized: set[int] = set()
-    found, skeleton = flatten(_expand(state, "", optimized, 0), is_leaf)
+    return described(expanded_into(state, optimized), optimized)
+
+
+def expanded_into(state: Any, optimized: set[int], path: str = "", depth: int = 0) -> Any:
+    """As `expand`, of a part that lies at `path`; the ids of tensors that only optimizers change are added to `optimized`."""
+    return _expand(state, path, optimized, depth)
+
+
+def shown_by_optimizer(optimizer: torch.optim.Optimizer, optimized: set[int]) -> Any:
+    """Its state dict, not expanded; the ids of its tensors are added to `optimized`."""
+    inner = optimizer.state_dict()
+    _note_optimized(optimizer, optimized)
+    return inner
+
+
+def described(expanded: Any, optimized: set[int]) -> Captured:
+    """What `capture` gives of an expanded state."""
+    found, skeleton = flatten(expanded, is_leaf)
     arrays: dict[str, str] = {}
     pieces: dict[str, torch.Tensor] = {}
     tensors: dict[str, tuple[str, Sharding]] = {}
@@ -111,13 +128,6 @@ def capture(state: Mapping[str, Any]) -> Captured:
 def expand(state: Any) -> Any:
     """The state with every object that has a state_dict replaced by it; its tensors are the live ones."""
     return _expand(state, "", set(), 0)
-
-
-def expand_plain(state: Any, path: str) -> Any:
-    """As `expand`; None where an optimizer or parameters of a module are in it."""
-    optimized: set[int] = set()
-    expanded = _expand(state, path, optimized, 1)
-    return None if optimized else expanded
 
 
 def is_leaf(v: Any) -> bool:
@@ -175,9 +185,10 @@ def _expand(v: Any, path: str, optimized: set[int], depth: int) -> Any:
         raise UnsaveableState(path, f"a {type(v).__qualname__} has state_dict but no load_state_dict")
     if isinstance(v, torch.nn.Module):
         return _expand(_expand_module(v, optimized), path, optimized, depth + 1)
-    inner = v.state_dict()
     if isinstance(v, torch.optim.Optimizer):
-        _note_optimized(v, optimized)
+        inner = shown_by_optimizer(v, optimized)
+    else:
+        inner = v.state_dict()
     return _expand(inner, path, optimized, depth + 1)
 
 
@@ -186,7 +197,7 @@ def _expand_module(v: torch.nn.Module, optimized: set[int]) -> Mapping[str, Any]
     parameters. A twin of a DTensor takes sixty microseconds too, hence the direct way where nobody would mind."""
     modules = list(v.modules())
     parameters: Iterable[torch.nn.Parameter | None]
-    if _shows_its_own(modules):
+    if all(map(shows_its_own, modules)):
         inner: Mapping[str, Any] = v.state_dict(keep_vars=True)
         parameters = [p for m in modules for p in m._parameters.values()]
     else:
@@ -198,18 +209,26 @@ def _expand_module(v: torch.nn.Module, optimized: set[int]) -> Mapping[str, Any]
     return inner
 
 
-def _shows_its_own(modules: Sequence[torch.nn.Module]) -> bool:
-    """Whether these modules' state dicts are torch's own: nobody there would see its parameters undetached."""
-    own = torch.nn.Module
-    return all(
-        type(m).state_dict is own.state_dict
-        and type(m).parameters is own.parameters
-        and type(m).named_parameters is own.named_parameters
-        and "state_dict" not in vars(m)
-        and not m._state_dict_hooks
-        and type(m)._save_to_state_dict is own._save_to_state_dict
-        for m in modules
-    )
+_OWN = frozenset({
+    "state_dict", "parameters", "named_parameters", "_save_to_state_dict", "get_extra_state", "modules", "named_modules",
+    "children", "named_children",
+})  # fmt: skip
+
+
+def shows_its_own(module: torch.nn.Module) -> bool:
+    """Whether the state dict of this module is torch's own: nobody there would see its parameters undetached."""
+    return torchs_own(type(module)) and bare(module)
+
+
+def bare(module: torch.nn.Module) -> bool:
+    """Whether nothing was added to this very module that changes what is in its state dict."""
+    held = vars(module)
+    return not held["_state_dict_hooks"] and _OWN.isdisjoint(held)
+
+
+def torchs_own(kind: type) -> bool:
+    """Whether this class leaves to torch's Module what is in a state dict."""
+    return all(getattr(kind, name, None) is getattr(torch.nn.Module, name) for name in _OWN)
 
 
 def _with_owners(module: torch.nn.Module, inner: Mapping[str, Any]) -> Any:

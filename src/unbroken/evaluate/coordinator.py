@@ -596,6 +596,7 @@ class Coordinator:
                     self._hang(link, f"it has been at one block for {now - link.since:.0f} s")
             if now - link.heard > max(60.0, 20 * self.settings.beat_s):
                 self._hang(link, f"nothing was heard of it for {now - link.heard:.0f} s")
+        self._end_silent()
         alive = bool(self.links) or self.engine.running() > 0
         if alive or not self.settings.slots:
             limit_s = self.settings.wait_for_workers_s
@@ -616,6 +617,17 @@ class Coordinator:
             return
         self._abort(EvaluationError(f"no worker is left: {self._last_why}", where=f"{self.folder.root}/logs",
                                     todo="See the workers' logs; the same command goes on where it was"))  # fmt: skip
+
+    def _end_silent(self) -> None:
+        """Ends workers of this machine that have not connected (elsewhere they may wait for a place)."""
+        if self.engine.remote:
+            return
+        for name in self._slots:
+            silent_s = time.time() - self._started.get(name, time.time())
+            if name not in self.links and silent_s > self.settings.stall_s:
+                self._note("hang", worker=name, why=f"it has not connected for {silent_s:.0f} s")
+                self._started.pop(name)
+                self.engine.end(name)
 
     def _hang(self, link: Link, why: str) -> None:
         self._note("hang", worker=link.name, why=why, task=link.at[0], block=link.at[1])

@@ -296,15 +296,25 @@ def join(cluster: Path | Message, name: str, gpus: Sequence[int], *, within_s: f
     return Worker(channel, name, gpus).serve(where["token"], Path(where["shared"]))
 
 
-def stand_by(backend: str) -> bool:
-    """Imports what this backend needs and waits to be told to go on; False if nobody will."""
+def stand_by(backend: str) -> None:
+    """Imports what this backend needs and waits to be told to go on; ends the process if nobody will."""
+    told = os.dup(0)  # whatever is imported may do with the standard input as it likes
+    go = threading.Event()
+
+    def listen() -> None:
+        with os.fdopen(told) as words:
+            if not words.readline():
+                os._exit(0)  # the coordinator is gone, and what is being imported may hang
+        go.set()
+
+    threading.Thread(target=listen, daemon=True).start()
     try:
         warm = getattr(get_backend(backend), "warm", None)
         if warm is not None:
             warm()
-    except Exception:  # noqa: BLE001  whatever is missing is said when the model is loaded
+    except (Exception, SystemExit):  # noqa: BLE001  whatever is missing is said when the model is loaded
         traceback.print_exc()
-    return bool(sys.stdin.readline())
+    go.wait()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -319,8 +329,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="import what it needs, then wait for a line on the standard input",
     )
     given = parser.parse_args(argv)
-    if given.stand_by and not stand_by(given.stand_by):
-        return 0
+    if given.stand_by:
+        stand_by(given.stand_by)
     try:
         return join(given.cluster, given.name, [int(g) for g in given.gpus.split(",") if g])
     except UnbrokenError as e:

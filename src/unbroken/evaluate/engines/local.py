@@ -107,6 +107,7 @@ def _let_go(process: subprocess.Popen[bytes]) -> bool:
         process.stdin.write(b"go\n")
         process.stdin.flush()
     except OSError:
+        _kill(process)  # it may live, and only have lost its input
         process.wait()
         return False
     finally:

@@ -1,6 +1,7 @@
 """Any model class of lm-evaluation-harness as a backend: `--backend unbroken.evaluate.harness.lm_eval_models:LmEvalBackend`.
 
-`options.model` names it (`hf`, `vllm`, `sglang`, ...), `options.model_args` holds its arguments. Each block is one
+`options.model` names it (`hf`, `vllm`, `sglang`, ...), `options.model_args` holds its arguments, `cudnn_attention` is as
+for the backend `transformers`. Each block is one
 call; with batch size 1, or a block that holds the whole task, batches are those of `lm_eval` run alone.
 """
 
@@ -65,6 +66,8 @@ class LmEvalModel:
     def __init__(self, spec: ModelSpec, name: str, lm: Any, devices: Sequence[int]) -> None:
         self._spec, self._name, self._lm, self._devices = spec, name, lm, tuple(devices)
         self._batch = spec.batch_size
+        # Known by name under several names; importing it to ask would cost what vLLM does not need.
+        self._transformers = any(kind.__name__ == "HFLM" for kind in type(lm).__mro__)
 
     def respond(self, requests: Sequence[Request]) -> list[Json]:
         """One output per request, in order."""
@@ -83,7 +86,7 @@ class LmEvalModel:
                 device = str(getattr(self._lm, "device", "cpu"))
                 with (
                     contextlib.redirect_stdout(sys.stderr),
-                    repeatable_generation(device, torchs_own=own or self._name != "hf"),
+                    repeatable_generation(device, torchs_own=own or not self._transformers),
                 ):
                     answers = getattr(self._lm, kind)(instances, disable_tqdm=True)
                 for i, a in zip(places, answers, strict=True):
