@@ -198,6 +198,8 @@ class CudaStager:
                     if not source.is_contiguous():
                         # What does not lie in rows is copied here, on the device, in the stream's own order.
                         source = source.contiguous()
+                    elif t.is_conj():
+                        pass  # a copy already
                     elif name in protected:
                         watched.append((name, t, t._version))
                     else:

@@ -160,11 +160,11 @@ class Coordinator:
             return self._finish()
         finally:
             self._ahead.cancel()
-            await loop.run_in_executor(None, self.engine.close)
             preparers.close()
             if self.journal is not None:
                 journal, self.journal = self.journal, None
                 journal.close()
+            await loop.run_in_executor(None, self.engine.close)  # who stood by for nothing
 
     async def _stand_by(self) -> None:
         """Workers import beside the checks and the fetch of the model; not where the same command was finished before."""
@@ -214,8 +214,8 @@ class Coordinator:
                 for name in self._slots:
                     if name not in self.links:
                         self.engine.end(name)  # it has not connected yet, and will find nobody
-                await asyncio.get_running_loop().run_in_executor(None, self.engine.close)
                 if needed:
+                    await asyncio.get_running_loop().run_in_executor(None, self.engine.close)
                     await self._until_gone(5.0)
 
     def _check_widths(self, tasks: Sequence[Task], widths: Sequence[int]) -> None:

@@ -1,8 +1,7 @@
 """Any model class of lm-evaluation-harness as a backend: `--backend unbroken.evaluate.harness.lm_eval_models:LmEvalBackend`.
 
-`options.model` names it (`hf`, `vllm`, `sglang`, ...), `options.model_args` holds its arguments, `cudnn_attention` is as
-for the backend `transformers`. Each block is one
-call; with batch size 1, or a block that holds the whole task, batches are those of `lm_eval` run alone.
+`options.model` names it (`hf`, `vllm`, `sglang`, ...), `options.model_args` holds its arguments, `cudnn_attention`
+is as for the backend `transformers`. Each block is one call; with batch size 1, or a block that holds the whole task, batches are those of `lm_eval` run alone.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from typing import Any
 from ...errors import ModelDoesNotLoad, OutOfMemory, UsageError
 from ..contracts import Conditions, Json, ModelSpec, Request
 from .task_index import quiet_lm_eval
+from .transformers import TransformersBackend
 from .transformers_model import repeatable_generation
 
 
@@ -31,7 +31,8 @@ class LmEvalBackend:
     def warm(self) -> None:
         """Imports what takes seconds to import."""
         quiet_lm_eval()
-        import lm_eval.models.huggingface  # noqa: F401
+        TransformersBackend().warm()  # which vLLM and the others need too
+        import lm_eval.api.registry  # noqa: F401
 
     def load(self, spec: ModelSpec, folder: Path | None, devices: Sequence[int]) -> LmEvalModel:
         """The model. Raises ModelDoesNotLoad, UsageError."""

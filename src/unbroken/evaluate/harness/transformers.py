@@ -15,8 +15,8 @@ from .transformers_model import TransformersModel, is_out_of_memory, named
 
 class TransformersBackend:
     """Loads a folder with `AutoModelForCausalLM`. Options: `trust_remote_code`, `attn_implementation`,
-    `add_bos_token`, `chat_template_args`, `cudnn_attention` (for generation too, which it makes differ from run to
-    run), `threads` (CPU only; 1 where nothing is said)."""
+    `add_bos_token`, `chat_template_args`, `cudnn_attention` (for generation too: see
+    `repeatable_generation`), `threads` (CPU only; 1 where nothing is said)."""
 
     needs_weights = True
 

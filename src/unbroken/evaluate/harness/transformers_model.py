@@ -288,9 +288,9 @@ def repeatable_generation(
 ) -> contextlib.AbstractContextManager[None]:
     """Keeps generation on a GPU off cuDNN's attention, or does nothing if that is wanted (`torchs_own`).
 
-    On Hopper and Blackwell torch gives it attention under a padding mask, and it is not repeatable: torch itself leaves
-    it out where deterministic algorithms are asked for, and a greedy answer then depends on the run that gave it.
-    Likelihoods carry no mask, and keep the kernels that the harness alone would have.
+    On Hopper greedy answers were seen to differ from run to run. There torch gives cuDNN attention under a padding mask,
+    and leaves it out itself where deterministic algorithms are asked for: it is taken to be the cause. Likelihoods carry
+    no mask, had the same bits, and keep the kernels that the harness alone would have.
     """
     if torchs_own or not device.startswith("cuda"):
         return contextlib.nullcontext()
