@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -52,3 +53,17 @@ def own_keepers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     yield scratch
     end_keepers(scratch)
     shutil.rmtree(scratch, ignore_errors=True)
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[None]:
+    """A process group of this process."""
+    import torch.distributed as dist
+
+    before = dict(os.environ)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+    os.environ.clear()
+    os.environ.update(before)

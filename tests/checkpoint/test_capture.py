@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from unbroken import Checkpointer
@@ -39,18 +37,6 @@ def test_what_lies_at_one_address_is_one_tensor_only_if_it_is_looked_at_alike() 
     assert set(c.pieces) == {"a", "row", "turned", "half", "none"}
     several = capture({"x": torch.empty(0), "y": torch.empty(0)})
     assert not several.aliases
-
-
-@pytest.fixture
-def alone(tmp_path: Path) -> Iterator[None]:
-    """A process group of this process."""
-    before = dict(os.environ)
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-    os.environ.clear()
-    os.environ.update(before)
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import gc
-import os
 import random
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
@@ -361,18 +358,6 @@ def test_what_cannot_be_saved_is_refused_the_second_time_too() -> None:
             capturer.capture(state)
     del state["more"]["what"]
     assert shown(capturer.capture(state)) == shown(capture(state))
-
-
-@pytest.fixture
-def alone(tmp_path: Path) -> Iterator[None]:
-    """A process group of this process."""
-    before = dict(os.environ)
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-    os.environ.clear()
-    os.environ.update(before)
 
 
 @pytest.mark.filterwarnings("ignore")

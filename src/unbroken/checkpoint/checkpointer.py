@@ -11,7 +11,7 @@ for step in range(first, last + 1):
 checkpoints.close()
 
 This file is long because the order of things in `save`, `restore` and `close` is what makes them safe, and is read
-in one place; what they are made of lies beside it: capture in state.py, copies in staging.py, buffers in
+in one place; what they are made of lies beside it: capture in state.py and recapture.py, copies in staging.py, buffers in
 rank_memory.py, where to restore from in restore.py.
 """
 
@@ -43,6 +43,7 @@ from ..version import __version__
 from . import catalogue
 from . import layout as arena
 from .agreement import Agreement, agreement
+from .apply import Applier, ShardedOtherwise
 from .direct import Stamp, write_tensors
 from .environment import Place, place
 from .holdings import Mark
@@ -70,7 +71,7 @@ from .restore import (
 )
 from .rng import capture_rng, restore_rng
 from .staging import Copying, CpuStager, CudaStager, Stager
-from .state import Applier, Captured, ShardedOtherwise, cuda_device, optimizers_in
+from .state import Captured, cuda_device, optimizers_in
 from .storage import Storage, open_storage
 from .targets import to_device
 from .wire import Encoded, Message
@@ -727,17 +728,8 @@ class _Plan:
         )
         body = json.loads(part.encoded)
         for key in (
-            "check",
-            "kind",
-            "schema",
-            "file",
-            "step",
-            "attempt",
-            "position",
-            "values",
-            "rng",
-            "time",
-        ):
+            "check", "kind", "schema", "file", "step", "attempt", "position", "values", "rng", "time",
+        ):  # fmt: skip
             body.pop(key, None)
         self.body = Encoded(body)
 

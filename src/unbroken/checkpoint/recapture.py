@@ -24,7 +24,7 @@ from .state import (
     Captured,
     bare,
     described,
-    expanded_into,
+    expand,
     is_leaf,
     is_tensor,
     shown_by_optimizer,
@@ -60,7 +60,7 @@ class Capturer:
                 except Exception:  # noqa: BLE001  whatever it was: it is not what it was
                     expanded = known.part.rest(state, looked, optimized)
             else:
-                expanded = expanded_into(state, optimized)
+                expanded = expand(state, optimized)
             self._known = None
             captured = described(expanded, optimized)
             self._missed += 1
@@ -140,17 +140,8 @@ class _Place:
     """One tensor's name, and where it lay."""
 
     __slots__ = (
-        "address",
-        "asks",
-        "device",
-        "dtype",
-        "name",
-        "optimized",
-        "shape",
-        "spec",
-        "stored",
-        "stride",
-    )
+        "address", "asks", "device", "dtype", "name", "optimized", "shape", "spec", "stored", "stride",
+    )  # fmt: skip
 
     def __init__(self, name: str, t: torch.Tensor, captured: Captured, optimized: set[int]) -> None:
         self.name = name
@@ -199,10 +190,8 @@ def _learn(value: Any, expanded: Any, tree: Any, path: tuple[str, ...], tensors:
     elif isinstance(value, torch.optim.Optimizer):
         if _plain_dict(expanded) and _plain_dict(tree) and type(expanded.get("state")) is dict:
             return _Optimizer(value, expanded, tree, path, tensors)
-    elif _plain_dict(value) and any(map(_holds_objects, value.values())):
-        return _Dict(value, expanded, tree, path, tensors)
-    elif type(value) is list and any(map(_holds_objects, value)):
-        return _List(value, expanded, tree, path, tensors)
+    elif (_plain_dict(value) or type(value) is list) and _holds_objects(value):
+        return _Several(value, expanded, tree, path, tensors)
     return _Other(expanded, path, tensors)
 
 
@@ -214,65 +203,43 @@ def _holds_objects(value: Any, depth: int = 0) -> bool:
     """Whether there is a module or an optimizer in it, at any depth that is usual."""
     if isinstance(value, torch.nn.Module | torch.optim.Optimizer):
         return True
-    inner = value.values() if type(value) is dict else value if type(value) is list else ()
-    return depth < 4 and any(_holds_objects(x, depth + 1) for x in inner)
+    inner = _items(value) if type(value) in (dict, list) else ()
+    return depth < 5 and any(_holds_objects(x, depth + 1) for _, x in inner)
 
 
-class _Dict:
-    """A dictionary with modules or optimizers in it."""
+class _Several:
+    """A dictionary or a list with modules or optimizers in it."""
 
     def __init__(
-        self,
-        value: dict[str, Any],
-        expanded: dict[str, Any],
-        tree: Any,
-        path: tuple[str, ...],
-        tensors: list[Any],
+        self, value: Any, expanded: Any, tree: Any, path: tuple[str, ...], tensors: list[Any]
     ) -> None:
-        self.parts = {k: _learn(x, expanded[k], tree[k], (*path, k), tensors) for k, x in value.items()}
+        self.kind = type(value)
+        self.parts = {k: _learn(x, expanded[k], tree[k], (*path, str(k)), tensors) for k, x in _items(value)}
+
+    def _made(self, found: dict[Any, Any]) -> Any:
+        return found if self.kind is dict else list(found.values())
 
     def fits(self, value: Any) -> bool:
         return (
-            type(value) is dict
-            and list(value) == list(self.parts)
+            type(value) is self.kind
+            and [k for k, _ in _items(value)] == list(self.parts)
             and all(part.fits(value[k]) for k, part in self.parts.items())
         )
 
     def look(self, value: Any, optimized: set[int]) -> Any:
-        return {k: part.look(value[k], optimized) for k, part in self.parts.items()}
+        return self._made({k: part.look(value[k], optimized) for k, part in self.parts.items()})
 
     def rest(self, value: Any, looked: Any, optimized: set[int]) -> Any:
-        return {k: part.rest(value[k], looked[k], optimized) for k, part in self.parts.items()}
+        return self._made({k: part.rest(value[k], looked[k], optimized) for k, part in self.parts.items()})
 
     def again(self, value: Any, looked: Any, optimized: set[int], tensors: list[Any]) -> Any:
-        return {k: part.again(value[k], looked[k], optimized, tensors) for k, part in self.parts.items()}
-
-
-class _List:
-    """A list with modules or optimizers in it."""
-
-    def __init__(
-        self, value: list[Any], expanded: list[Any], tree: Any, path: tuple[str, ...], tensors: list[Any]
-    ) -> None:
-        self.parts = [_learn(x, expanded[i], tree[i], (*path, str(i)), tensors) for i, x in enumerate(value)]
-
-    def fits(self, value: Any) -> bool:
-        return (
-            type(value) is list
-            and len(value) == len(self.parts)
-            and all(part.fits(x) for part, x in zip(self.parts, value, strict=True))
+        return self._made(
+            {k: part.again(value[k], looked[k], optimized, tensors) for k, part in self.parts.items()}
         )
 
-    def look(self, value: Any, optimized: set[int]) -> Any:
-        return [part.look(x, optimized) for part, x in zip(self.parts, value, strict=True)]
 
-    def rest(self, value: Any, looked: Any, optimized: set[int]) -> Any:
-        return [part.rest(x, y, optimized) for part, x, y in zip(self.parts, value, looked, strict=True)]
-
-    def again(self, value: Any, looked: Any, optimized: set[int], tensors: list[Any]) -> Any:
-        return [
-            part.again(x, y, optimized, tensors) for part, x, y in zip(self.parts, value, looked, strict=True)
-        ]
+def _items(value: Any) -> Iterable[tuple[Any, Any]]:
+    return value.items() if type(value) is dict else enumerate(value)
 
 
 def _only_torchs_hooks(m: torch.nn.Module) -> bool:
@@ -293,7 +260,7 @@ class _Modules:
         path: tuple[str, ...],
         tensors: list[Any],
     ) -> None:
-        self.tree, self.path = tree, ".".join(path)
+        self.tree, self.path, self.depth = tree, ".".join(path), len(path)
         self.kinds = {type(m) for _, m in named}
         averages = [m for _, m in named if isinstance(m, AveragedModel)]
         self.averages = frozenset(id(p) for m in averages for p in m.parameters())
@@ -308,7 +275,7 @@ class _Modules:
         return None  # no code of others is in it
 
     def rest(self, value: Any, looked: Any, optimized: set[int]) -> Any:
-        return expanded_into(value, optimized, self.path, 1)
+        return expand(value, optimized, self.path, self.depth)
 
     def again(self, value: Any, looked: Any, optimized: set[int], tensors: list[Any]) -> Any:
         if not all(map(torchs_own, self.kinds)):
@@ -408,11 +375,11 @@ class _Optimizer:
     def look(self, value: Any, optimized: set[int]) -> Any:
         shown = shown_by_optimizer(value, optimized)
         if type(shown) is not dict:
-            return expanded_into(shown, optimized, self.path, self.depth)
+            return expand(shown, optimized, self.path, self.depth)
         return {k: x if k == "state" else self._expanded(k, x, optimized) for k, x in shown.items()}
 
     def _expanded(self, key: str, value: Any, optimized: set[int]) -> Any:
-        return expanded_into(value, optimized, f"{self.path}.{key}", self.depth + 1)
+        return expand(value, optimized, f"{self.path}.{key}", self.depth + 1)
 
     def rest(self, value: Any, looked: Any, optimized: set[int]) -> Any:
         if type(looked) is not dict:
@@ -452,7 +419,7 @@ class _Other:
         return True
 
     def look(self, value: Any, optimized: set[int]) -> Any:
-        return expanded_into(value, optimized, ".".join(self.path), len(self.path))
+        return expand(value, optimized, ".".join(self.path), len(self.path))
 
     def rest(self, value: Any, looked: Any, optimized: set[int]) -> Any:
         return looked

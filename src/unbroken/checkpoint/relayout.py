@@ -37,7 +37,7 @@ def load_elsewhere(storage: Storage, name: str, state: dict[str, Any]) -> Manife
             from torch.distributed.checkpoint.state_dict import _init_optim_state
 
             _init_optim_state(optimizer)
-    tree = expand(state)
+    tree = expand(state, set())
     manifest = load(storage, name, tree)
     _take_over(state, tree)
     return manifest

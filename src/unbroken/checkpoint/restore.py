@@ -20,6 +20,7 @@ import torch
 from ..errors import CheckpointCorrupt, CheckpointError, NoCheckpoint, UnbrokenError
 from . import catalogue
 from .agreement import Agreement
+from .apply import Stored
 from .holdings import Mark
 from .keeper_client import Candidate, RankLink
 from .manifest import (
@@ -35,7 +36,6 @@ from .manifest import (
 from .position import Position
 from .rank_memory import RankMemory, Slab
 from .sealed import digest, seal
-from .state import Stored
 from .storage import Storage
 from .targets import typed_view
 

@@ -1,7 +1,8 @@
 """Any model class of lm-evaluation-harness as a backend: `--backend unbroken.evaluate.harness.lm_eval_models:LmEvalBackend`.
 
 `options.model` names it (`hf`, `vllm`, `sglang`, ...), `options.model_args` holds its arguments, `cudnn_attention`
-is as for the backend `transformers`. Each block is one call; with batch size 1, or a block that holds the whole task, batches are those of `lm_eval` run alone.
+is as for the backend `transformers`. Each block is one call; with batch size 1, or a block that holds the
+whole task, batches are those of `lm_eval` run alone.
 """
 
 from __future__ import annotations
