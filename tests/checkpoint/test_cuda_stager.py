@@ -124,7 +124,7 @@ def under_way(
     layout = plan([spec(n, str(t.dtype), t.shape) for n, t in tensors.items()])
     buffer = torch.zeros(layout.file_bytes, dtype=torch.uint8)
     where = Targets().of(buffer, layout, tensors)
-    pending = _Pending(Copying(lambda _: None), [], [], Slow(), Event())  # type: ignore[arg-type]
+    pending = _Pending(Copying(lambda _: None), [], [], Event(), Slow(), Event())  # type: ignore[arg-type]
     pending.todo = [(where[n], t) for n, t in tensors.items()]
     thread = threading.Thread(target=stager._issue, args=(pending,), daemon=True)
     thread.start()

@@ -21,7 +21,7 @@ if not torch.cuda.is_available():
 from unbroken import Checkpointer  # noqa: E402
 from unbroken.checkpoint.keeper_client import Link  # noqa: E402
 from unbroken.errors import CheckpointError  # noqa: E402
-from unbroken.testing.keepers import keeper_pid  # noqa: E402
+from unbroken.testing.keepers import keeper_pid, until  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 N = 64 << 20  # elements: 256 MiB, more than a piece of registered memory; it takes the bus about 5 ms
@@ -274,13 +274,53 @@ def test_a_window_that_is_too_short_is_measured_and_the_next_copy_goes_over_the_
     w.grad = torch.ones_like(w)
     state = {"w": w, "o": optimizer}
     c = prepared(tmp_path, state)
-    for step in (4, 5):
+    choice = c._stager._on_device.choice
+    for step in (4, 5, 6):
         saved = c.save(step, state)
         optimizer.step()
         saved.host.result(60)
+        until(lambda: not c._stager._pending)
         if step == 4:
             assert c._stager.last.stall_s > 0.005 and not c._stager.last.device_copy
-    assert c._stager.last.device_copy
+            assert 0 < choice.cost_s < c._stager.last.stall_s  # estimated
+        else:
+            assert c._stager.last.device_copy and c._stager.last.stall_s == 0
+            assert choice.usual_s > 0.005  # what it would have been
+            assert 0 < choice.cost_s < choice.usual_s  # measured
+    choice.cost_s = 2 * choice.usual_s
+    saved = c.save(7, state)
+    optimizer.step()
+    saved.host.result(60)
+    assert not c._stager.last.device_copy and c._stager._on_device._scratch is None
+    c.close()
+
+
+def test_tensors_of_many_types_sizes_and_places_are_copied_on_the_device_as_they_are(
+    scratch: Path, tmp_path: Path
+) -> None:
+    state: dict[str, Any] = {
+        f"s{n}": torch.arange(200, dtype=torch.uint8, device="cuda")[n : n + size]
+        for n, size in ((1, 8), (3, 64), (8, 16), (16, 7), (5, 1))
+    }
+    state |= {
+        f"r{n}": torch.randn(n, 3, device="cuda").to(kind)
+        for n, kind in ((2, torch.float64), (5, torch.float16), (7, torch.bfloat16))
+    }
+    state |= {
+        "none": torch.empty(0, 4, device="cuda"),
+        "c": torch.randn(5, dtype=torch.complex64, device="cuda").conj(),
+    }
+    due = {n: t.clone() for n, t in state.items()}
+    c = prepared(tmp_path, state, device_copy=True, fenced=True)
+    for step in (5, 6):
+        saved = c.save(step, state)
+        c.fence()
+        saved.host.result(60)
+        assert c._stager.last.device_copy
+    for t in state.values():
+        t.zero_()
+    c.restore(state)
+    assert all(torch.equal(t, due[n]) for n, t in state.items())
     c.close()
 
 

@@ -5,8 +5,8 @@ registered host memory; before the next mutation the training *stream* waits for
 processor waits for nothing. What is changed outside of optimizers (buffers, averages, fp8 scales) is cloned on the
 device at the call, in the training stream's own order. Needs torch.
 
-The floor: stall = max(0, bytes / D2H bandwidth - time until the next mutation). Where that window is too short and
-the GPU has room, everything is copied on the device first ("device copy"), at the speed of its memory.
+The floor: stall = max(0, bytes / D2H bandwidth - time until the next mutation). Where that costs more than a copy on
+the device and the GPU has room, everything is copied there first ("device copy", device_copy.py).
 """
 
 from __future__ import annotations
@@ -27,17 +27,16 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ..errors import CheckpointError, UnbrokenError
 from .beside import beside_captures
+from .device_copy import DeviceCopy
 from .layout import Layout
-from .targets import Target, Targets, batches, flat_bytes, real, typed_view
+from .targets import Target, Targets, batches, real
 
 logger = logging.getLogger("unbroken.checkpoint")
 
-_GIB = 1 << 30
 _QUEUED = 512
 """Copies that the driver is given at a time. It holds about a thousand; whoever brings more waits for room, and meanwhile
 keeps every other thread from starting a kernel."""
 _LOOK_S = 0.004
-_ALIGN = 512  # the allocator's own; keeps every copy on the device aligned
 
 
 class TornSnapshot(CheckpointError):
@@ -124,6 +123,8 @@ class _Pending:
     """Kept alive until they are copied."""
     watched: list[tuple[str, torch.Tensor, int]]
     """Live tensors and their versions at the call: a change before the fence means a torn snapshot."""
+    called: torch.cuda.Event
+    """Before the copy on the device, where there is one."""
     begin: torch.cuda.Event
     end: torch.cuda.Event
     fenced: torch.cuda.Event | None = None
@@ -158,8 +159,7 @@ class CudaStager:
         self._done: queue.SimpleQueue[_Pending | None] = queue.SimpleQueue()
         self._captured = False
         self._fenced_by_hand = False
-        self._scratch: torch.Tensor | None = None
-        self._short_window = False
+        self._on_device = DeviceCopy(device, device_copy)
         self._targets = Targets()
         # The hook must not keep this object, nor the object its process, alive.
         me = weakref.ref(self)
@@ -207,13 +207,13 @@ class CudaStager:
                     gpu.append((target, source))
             if cpu:
                 torch._foreach_copy_([v for v, _ in cpu], [t for _, t in cpu])
-            gpu, watched = self._perhaps_on_device(gpu, watched, copying)
-            begin, end = (
-                torch.cuda.Event(enable_timing=True),
-                torch.cuda.Event(enable_timing=True, blocking=True),
-            )
+            called, begin = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            end = torch.cuda.Event(enable_timing=True, blocking=True)
+            if (copied := self._on_device.make(gpu, bool(self._pending), called)) is not None:
+                gpu, watched = copied, []
+                copying.device_copy = True
             begin.record(current)
-            pending = _Pending(copying, [t for _, t in gpu], watched, begin, end)
+            pending = _Pending(copying, [t for _, t in gpu], watched, called, begin, end)
             self.stream.wait_event(begin)
             pending.todo = gpu
             with self._guard:
@@ -227,43 +227,6 @@ class CudaStager:
             self._issue(pending)
         self._done.put(pending)
         return copying
-
-    def _perhaps_on_device(
-        self,
-        gpu: list[tuple[Target, torch.Tensor]],
-        watched: list[tuple[str, torch.Tensor, int]],
-        copying: Copying,
-    ) -> tuple[list[tuple[Target, torch.Tensor]], list[tuple[str, torch.Tensor, int]]]:
-        """The sources after a copy on the device, if that is wanted and there is room."""
-        total = sum(-(-(w.stop - w.start) // _ALIGN) * _ALIGN for w, _ in gpu)
-        wanted = self._short_window if self.device_copy == "auto" else bool(self.device_copy)
-        if not wanted or not total or self._pending:  # the scratch memory may be in use still
-            return gpu, watched
-        if self._scratch is None or self._scratch.numel() < total:
-            self._scratch = None
-            free = torch.cuda.mem_get_info(self.device)[0]
-            reserved = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
-            if free + reserved < total + _GIB:
-                if self.device_copy is True:
-                    logger.warning("no room on the GPU to copy %.1f GB there first", total / 1e9)
-                return gpu, watched
-            try:
-                with torch.inference_mode(False):
-                    self._scratch = torch.empty(total, dtype=torch.uint8, device=self.device)
-            except torch.cuda.OutOfMemoryError:
-                self._short_window = False
-                return gpu, watched
-        at, rows, copied = 0, [], []
-        with torch.inference_mode(False), torch.no_grad():
-            for target, t in gpu:
-                row = self._scratch[at : at + target.stop - target.start]
-                rows.append(row)
-                copied.append((target, typed_view(row, t.dtype, t.shape)))
-                at += -(-row.numel() // _ALIGN) * _ALIGN
-        # As bytes: one kernel for 16-bit floats goes by way of float32, which makes all NaNs alike.
-        torch._foreach_copy_(rows, [flat_bytes(t) for _, t in gpu])
-        copying.device_copy = True
-        return copied, []
 
     def _issue_beside(self, pending: _Pending) -> None:
         beside_captures()
@@ -362,7 +325,7 @@ class CudaStager:
     def close(self) -> None:
         self._hook.remove()
         self._done.put(None)
-        self._scratch = None
+        self._on_device.release()
         self._targets.clear()
 
     def finished(self, p: _Pending) -> None:
@@ -370,16 +333,29 @@ class CudaStager:
         c = p.copying
         c.seconds = time.monotonic() - c.began
         with suppress(RuntimeError):  # only a measure; a GPU that failed says so elsewhere
-            if p.fenced is not None and c.error is None and not c.device_copy:
-                window = p.begin.elapsed_time(p.fenced) / 1e3 if p.fenced.query() else float("inf")
-                c.stall_s = max(0.0, p.begin.elapsed_time(p.end) / 1e3 - window)
-                if c.stall_s > 0.005:
-                    self._short_window = True
+            self._learn(p)
         with self._guard:
             self._pending.remove(p)
         p.sources, p.watched = [], []
         self.last, self.last_stall_s = c, c.stall_s
         c.on_done(c)
+
+    def _learn(self, p: _Pending) -> None:
+        """What this copy tells about the next one."""
+        if p.copying.error is not None:
+            return
+        # Without a fence that has come to pass, the copy ended within the window.
+        stall = 0.0
+        if p.fenced is not None and p.fenced.query():
+            stall = max(0.0, p.begin.elapsed_time(p.end) - p.begin.elapsed_time(p.fenced)) / 1e3
+        choice = self._on_device.choice
+        choice.stalled(stall)
+        if p.copying.device_copy:
+            choice.cost_s = p.called.elapsed_time(p.begin) / 1e3
+        else:
+            p.copying.stall_s = stall
+            if choice.worth_a_look and choice.cost_s is None:
+                self._on_device.probe(p.sources, sum(t.nbytes for t in p.sources), self.stream)
 
 
 def _failed(why: object) -> CheckpointError:
