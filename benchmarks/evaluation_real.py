@@ -276,17 +276,18 @@ class LinkedSource:
     def read(self, name: str, offset: int, size: int) -> bytes:
         """In pieces of 1/50 s, as `copy_over_link`."""
         piece = max(1 << 16, int(self.rate / 50))
-        found = bytearray()
-        while len(found) < size:
+        found: list[bytes] = []
+        while size:
             with turn(self.lock):
                 began = time.monotonic()
-                data = self.inner.read(name, offset + len(found), min(piece, size - len(found)))
+                data = self.inner.read(name, offset, min(piece, size))
                 time.sleep(max(0.0, len(data) / self.rate - (time.monotonic() - began)))
-            found += data
             if not data:
                 break
+            found.append(data)
+            offset, size = offset + len(data), size - len(data)
         self.last_read = time.time()
-        return bytes(found)
+        return b"".join(found)
 
 
 def run_ours(

@@ -460,7 +460,10 @@ def test_a_shared_copy_is_fetched_once_used_by_all_and_gone_at_the_end(tmp_path:
     assert not list((tmp_path / "shm").rglob("*.safetensors"))
 
 
-def test_no_place_for_the_copy_is_said_before_a_worker_starts(tmp_path: Path) -> None:
+def test_no_place_for_the_copy_is_said_before_a_worker_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "STAND_BY_S", 60.0)  # on a slow machine one would be importing by then
     (tmp_path / "shm").write_text("in the way")
     (tmp_path / "disk").write_text("in the way")
     with pytest.raises(NoRoomForModel, match="Enlarge /dev/shm"):

@@ -106,6 +106,20 @@ def test_every_trial_and_scoring_is_a_bar_of_its_worker() -> None:
     assert shown == sum(len(r.bars) for r in rows)
 
 
+def test_a_scoring_that_was_shared_out_is_a_bar_of_each_worker() -> None:
+    report = fake_report(nodes=1)
+    first = report.scorings[0]
+    t0 = first.started
+    parts = (("cpu-8", t0, t0 + 2), ("cpu-9", t0 + 2, t0 + 7), ("cpu-8", t0 + 2, t0 + 6))
+    shared = replace(first, worker="cpu-8", ended=t0 + 7, parts=parts)
+    report = replace(report, scorings=(shared,))
+    rows = {r.name: r.bars for r in rows_of(report) if r.cpu}
+    assert {n: [(round(b.start + report.started - t0), round(b.end - b.start)) for b in bars] for n, bars in rows.items()} == {
+        "cpu-8": [(0, 2), (2, 4)], "cpu-9": [(2, 5)],
+    }  # fmt: skip
+    assert all("one of 3 parts" in b.says and "of 11" in b.says for bars in rows.values() for b in bars)
+
+
 def test_workers_that_never_said_hello_are_not_hidden() -> None:
     trial = Trial("arc", "ghost", (0,), 1.0, 2.0, 1.0)
     report = replace(EMPTY, trials=(trial,), ended=3.0)

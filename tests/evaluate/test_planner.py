@@ -22,7 +22,15 @@ def works(draw: st.DrawFn) -> list[Work]:
         rnd = random.Random(draw(st.integers(0, 1 << 30)))
         blocks = tuple(each * (rnd.lognormvariate(0, 1) if uneven else 1.0) for _ in range(n))
         score = draw(st.sampled_from([0.0, 0.0, 5.0, 300.0]))
-        found.append(Work(f"t{i}", blocks, score_s=score, gpus=draw(st.sampled_from([1, 1, 1, 2]))))
+        found.append(
+            Work(
+                f"t{i}",
+                blocks,
+                score_s=score,
+                gpus=draw(st.sampled_from([1, 1, 1, 2])),
+                score_parts=draw(st.sampled_from([1, 1, 3, 4])),
+            )
+        )
     return found
 
 
@@ -113,6 +121,13 @@ def test_a_long_metric_starts_early() -> None:
     first = min(x.start for x in p.placements if any(s.task == "code" for s in x.parcel.shards))
     assert first == 0.0
     assert p.makespan_s < 1.05 * p.lower_bound_s
+
+
+def test_a_metric_that_is_shared_out_does_not_push_ahead() -> None:
+    work = [Work("code", (5.0,), score_s=100.0, score_parts=20), Work("judged", (5.0,), score_s=30.0)]
+    p = plan(work, (1,), Costs(0.0, 0.01, cpu_workers=20))
+    assert [s.task for x in p.placements for s in x.parcel.shards] == ["judged", "code"]
+    assert p.makespan_s == pytest.approx(35.0, abs=0.1)  # the shared one takes five seconds, beside the other
 
 
 def test_switching_costs_limit_how_finely_a_task_is_cut() -> None:

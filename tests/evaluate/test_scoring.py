@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,8 +18,10 @@ from tests.evaluate.test_plain import RIGHT, SUMS, run, write_task
 from unbroken.errors import EvaluationError
 from unbroken.evaluate import codec, staged
 from unbroken.evaluate.contracts import Answer, Conditions, Score, ScoreDone, ScoreJob
+from unbroken.evaluate.registry import get_harness
+from unbroken.evaluate.scoring import pool as pool_module
 from unbroken.evaluate.scoring.pool import ONE_THREAD, Pool, PoolLimits, open_pool
-from unbroken.evaluate.scoring.worker import check_answers
+from unbroken.evaluate.scoring.worker import check_answers, score_job, serve
 from unbroken.machine import usable_cpus
 
 FAKE = Conditions("fake 1", "cpu", "auto", 8)
@@ -212,3 +215,108 @@ def test_every_sample_is_scored_exactly_once_or_not_at_all(
     assert check_answers(job.prepared, list(answers), where="x") == answers
     with pytest.raises(EvaluationError, match=says):
         check_answers(job.prepared, change(list(answers)), where="x")
+
+
+SLOW = "import time\ndef score(row, output):\n    time.sleep(0.05)\n    return {'right': float(row['a'] % 3), 'odd': 0.1 * row['a']}\n"
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task counts as long after a fifth of a second."""
+    monkeypatch.setattr(pool_module, "FIRST_S", 0.2)
+    monkeypatch.setattr(pool_module, "PART_S", 0.2)
+    # Starting a process on a busy machine takes longer than these few rows are worth.
+    monkeypatch.setattr(
+        Pool,
+        "_shares",
+        lambda self, n, first, shares=Pool._shares: shares(self, n, {**first, "start_s": 0.0}),
+    )
+
+
+@pytest.mark.usefixtures("hasty")
+def test_a_long_metric_is_shared_out_to_all_workers(tmp_path: Path, pools: Callable[..., Pool]) -> None:
+    job = job_of(tmp_path, SLOW, rows=60)
+    alone = score_job(job, get_harness("plain"), {})
+    pool = pools(3)
+    pool.submit(job)
+    pool.submit(job_of(tmp_path / "next"))
+    done = {d.score.metrics[0].name: d for d in wait(pool, 2) if d.score is not None}
+    shared = done["right"]
+    assert shared.score is not None
+    assert replace(shared.score, seconds=0.0) == replace(alone, seconds=0.0)
+    assert shared.score == codec.decode(Score, json.loads(Path(job.result).read_text()))
+    assert {worker for worker, _, _ in shared.parts} == {"cpu-0", "cpu-1", "cpu-2"}
+    assert shared.seconds == pytest.approx(sum(b - a for _, a, b in shared.parts))
+    assert shared.score.seconds >= 60 * 0.05
+    # At the same time, which one worker alone could not have done.
+    overlapping = [p for p in shared.parts for q in shared.parts if q != p and q[1] <= p[1] < q[2]]
+    assert overlapping
+    assert not list(tmp_path.glob(".*"))
+    assert done["score"].parts == ()
+
+
+@pytest.mark.usefixtures("hasty")
+def test_samples_that_kill_the_scorer_are_reported_from_every_part(
+    tmp_path: Path, pools: Callable[..., Pool]
+) -> None:
+    deadly = (
+        "import os, time\ndef score(row, output):\n    time.sleep(0.05)\n"
+        "    if row['a'] in (1, 20, 21, 39): os.kill(os.getpid(), 11)\n    return row['a']\n"
+    )
+    pool = pools(2)
+    pool.submit(job_of(tmp_path, deadly, rows=40))
+    (done,) = wait(pool, 1)
+    assert done.score is not None, done.error
+    assert [(n.sample, n.status, n.why) for n in done.score.notes] == [
+        (i, "crashed", "died of signal 11") for i in (1, 20, 21, 39)
+    ]
+    assert done.score.scored == 36
+    assert done.score.per_sample[2:4] == (2.0, 3.0)
+
+
+@pytest.mark.usefixtures("hasty")
+def test_a_part_that_fails_fails_the_task_once(tmp_path: Path, pools: Callable[..., Pool]) -> None:
+    broken = "import os, time\ndef score(row, output):\n    time.sleep(0.05)\n    if row['a'] > 20: os.abort()\n    return 1\n"
+    pool = pools(2, crashes=3)
+    pool.submit(job_of(tmp_path, broken, rows=60))
+    pool.submit(job_of(tmp_path / "next"))
+    done = wait(pool, 2)
+    assert sorted(d.score is None for d in done) == [False, True]
+    assert "the scorer died on" in next(d.error for d in done if d.score is None)
+    assert not list(tmp_path.glob(".*"))
+
+
+@pytest.mark.usefixtures("hasty")
+@pytest.mark.parametrize("said", ["APART = False\n", "THREADS = 2\n"])
+def test_rows_that_belong_together_are_scored_by_one_worker(
+    tmp_path: Path, pools: Callable[..., Pool], said: str
+) -> None:
+    counting = "import os\nseen = []\ndef score(row, output):\n    seen.append(1)\n    time.sleep(0.02)\n    return os.getpid()\n"
+    pool = pools(2)
+    pool.submit(job_of(tmp_path, said + "import time\n" + counting, rows=40))
+    (done,) = wait(pool, 1)
+    assert done.score is not None, done.error
+    assert len(set(done.score.per_sample)) == 1
+    assert done.parts == ()
+
+
+def test_verdicts_that_are_missing_are_never_made_up_for(tmp_path: Path) -> None:
+    job = job_of(tmp_path, rows=10)
+    order = {"job": codec.encode(job), "parts": str(tmp_path / "parts")}
+    harnesses: dict[str, Any] = {}
+    assert serve({**order, "part": [0, 4]}, harnesses)["upto"] == 4
+    assert serve({**order, "part": [5, 10]}, harnesses)["upto"] == 10
+    assert "not one for each" in serve(order, harnesses)["text"]
+    assert not Path(job.result).exists()
+    assert serve({**order, "part": [4, 5]}, harnesses)["upto"] == 5
+    assert serve(order, harnesses)["score"]["samples"] == 10
+
+
+def test_parts_are_cut_for_all_workers_and_are_worth_their_start(pools: Callable[..., Pool]) -> None:
+    pool = pools(4)
+    first = {"upto": 100, "seconds": 2.0, "start_s": 0.1}
+    assert pool._shares(1000, first) == [(100 + 900 * i // 8, 100 + 900 * (i + 1) // 8) for i in range(8)]
+    assert len(pool._shares(1000, {**first, "start_s": 5.0})) == 1  # ten seconds each for eighteen of work
+    assert len(pool._shares(250, first)) == 3
+    assert pool._shares(101, first) == [(100, 101)]
+    assert pool._shares(3, {"upto": 1, "seconds": 60.0, "start_s": 0.0}) == [(1, 2), (2, 3)]

@@ -275,20 +275,21 @@ def test_a_window_that_is_too_short_is_measured_and_the_next_copy_goes_over_the_
     state = {"w": w, "o": optimizer}
     c = prepared(tmp_path, state)
     choice = c._stager._on_device.choice
-    for step in (4, 5, 6):
+    for step in (4, 5, 6, 7):  # twice of three times: once may be chance
         saved = c.save(step, state)
         optimizer.step()
         saved.host.result(60)
         until(lambda: not c._stager._pending)
-        if step == 4:
+        if step < 6:
             assert c._stager.last.stall_s > 0.005 and not c._stager.last.device_copy
-            assert 0 < choice.cost_s < c._stager.last.stall_s  # estimated
-        else:
+        if step == 5:
+            assert 0 < choice.cost_s < choice.usual_s  # estimated
+        if step >= 6:
             assert c._stager.last.device_copy and c._stager.last.stall_s == 0
             assert choice.usual_s > 0.005  # what it would have been
             assert 0 < choice.cost_s < choice.usual_s  # measured
     choice.cost_s = 2 * choice.usual_s
-    saved = c.save(7, state)
+    saved = c.save(8, state)
     optimizer.step()
     saved.host.result(60)
     assert not c._stager.last.device_copy and c._stager._on_device._scratch is None

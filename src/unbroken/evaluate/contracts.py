@@ -362,6 +362,18 @@ class ScoreDone:
     score: Score | None
     """None: the scorer as a whole failed; `error` says why and what to do."""
     error: str = ""
+    parts: tuple[tuple[str, float, float], ...] = ()
+    """(worker, start, end) of each part, where its samples were shared out; empty where one worker scored them all."""
+
+    @property
+    def seconds(self) -> float:
+        """CPU workers' time, all parts together."""
+        return sum(end - start for _, start, end in self.bars)
+
+    @property
+    def bars(self) -> tuple[tuple[str, float, float], ...]:
+        """(worker, start, end) of each stretch of work."""
+        return self.parts or ((self.worker, self.started, self.ended),)
 
 
 @dataclass(frozen=True)
@@ -488,6 +500,24 @@ class Harness(Protocol):
 
     def combine(self, group: str, prepared: Sequence[PreparedTask], scores: Sequence[Score]) -> Score | None:
         """The score of a group from those of its leaves; None where the harness defines none."""
+        ...
+
+
+@runtime_checkable
+class ScoresInParts(Protocol):
+    """What a Harness has too whose samples can be scored apart from each other, by several CPU workers at once."""
+
+    def score_part(
+        self, prepared: PreparedTask, answers: Sequence[Answer], part: range, for_s: float
+    ) -> tuple[list[Json], float] | None:
+        """Verdicts (any JSON) of these samples, in order, and the seconds that they took; `answers` are all the task's.
+
+        Stops after a sample once `for_s` are over. None: this task can only be scored as a whole.
+        """
+        ...
+
+    def score_of_parts(self, prepared: PreparedTask, verdicts: Sequence[Json]) -> Score:
+        """What `score` gives, from the verdicts of all samples."""
         ...
 
 

@@ -53,7 +53,7 @@ from .outcome import BlockTime, Measured, report, with_times_of
 from .planner import SIMULATED_PARCELS, Costs, Work
 from .prepare import Preparers, revive
 from .priors import Expected, Features, Observation, PriorBook, features_of, load_book, save_merged
-from .registry import open_scoring
+from .registry import open_scoring, score_parts
 from .settings import Abort, Settings
 from .staged import encode_sample, read_block
 from .wire import VERSION, Message, receive
@@ -284,6 +284,7 @@ class Coordinator:
                     tuple(left),
                     e.score_s,
                     p.task.gpus,
+                    score_parts(p.task, e.score_s, self.settings.cpu_workers),
                 )
             )
         if budget is None:
@@ -658,6 +659,7 @@ class Coordinator:
                 worker=done.worker,
                 started=done.started,
                 ended=done.ended,
+                parts=len(done.parts) or 1,
                 error=done.error,
             )
         for task, why in self.landing.failed.items():
@@ -692,7 +694,7 @@ class Coordinator:
     def _save_priors(self) -> None:
         if self.settings.priors is None or not (self.blocks or self.scorings):
             return
-        scoring = {s.task: s.ended - s.started for s in self.scorings if s.score is not None}
+        scoring = {s.task: s.seconds for s in self.scorings if s.score is not None}
         observed = []
         for name, p in self.prepared.items():
             mine = [b for b in self.blocks if b.task == name]

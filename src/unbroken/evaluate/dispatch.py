@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from .contracts import Shard
 from .planner import RULES, SIMULATED_PARCELS, Costs, Parcel, Plan, Work, order, plan
@@ -280,7 +280,7 @@ class Dispatcher:
                 blocks.sort()
                 factor = self.correction.factor(task)
                 times = tuple(self._seconds[task][b] * factor for b in blocks)
-                work.append(Work(task, times, tuple(blocks), self.work[task].score_s, self.work[task].gpus))
+                work.append(replace(self.work[task], block_s=times, blocks=tuple(blocks)))
         here = [w.gpus for w in self.workers.values()]
         workers = here if len(here) > len(self._expected_workers) else self._expected_workers
         widest = max((w.gpus for w in work), default=1)
@@ -299,7 +299,7 @@ class Dispatcher:
         rule = next((r for r in RULES if self.plan.rule.startswith(r)), RULES[0])
         factors = {t: self.correction.factor(t) for t in self.work}
         now = {
-            t: Work(t, tuple(s * factors[t] for s in w.block_s), w.numbers, w.score_s, w.gpus)
+            t: replace(w, block_s=tuple(s * factors[t] for s in w.block_s), blocks=w.numbers)
             for t, w in self.work.items()
         }
         parcels = [

@@ -93,10 +93,20 @@ def bound(seen: Measured) -> float:
     for b in seen.blocks:
         times.setdefault(b.task, []).append(b.seconds)
         gpus[b.task] = b.gpus
-    metric = {s.task: s.ended - s.started for s in seen.scorings}
-    work = [Work(t, tuple(s), score_s=metric.get(t, 0.0), gpus=gpus[t]) for t, s in times.items()]
+    metric = {s.task: s for s in seen.scorings}
+    cpus = max(1, seen.cpu_workers)
+    work = [
+        Work(
+            t,
+            tuple(s),
+            score_s=metric[t].seconds if t in metric else 0.0,
+            gpus=gpus[t],
+            score_parts=cpus if t in metric and metric[t].parts else 1,
+        )
+        for t, s in times.items()
+    ]
     ready = [w.ready - w.started for w in seen.workers if w.ready]
-    costs = Costs(min(ready, default=0.0), 0.0, max(1, seen.cpu_workers))
+    costs = Costs(min(ready, default=0.0), 0.0, cpus)
     first = [w for w in seen.workers if w.ready] or list(seen.workers)
     widths = [max(1, len(w.gpus)) for w in first]
     if work and max(w.gpus for w in work) > max(widths):
@@ -109,7 +119,7 @@ def naive(seen: Measured, prepared: Mapping[str, PreparedTask]) -> float:
     infer: dict[str, float] = {}
     for b in seen.blocks:
         infer[b.task] = infer.get(b.task, 0.0) + b.seconds
-    metric = {s.task: s.ended - s.started for s in seen.scorings}
+    metric = {s.task: s.seconds for s in seen.scorings}
     loads = [w.ready - w.started for w in seen.workers if w.ready]
     if not infer or not loads:
         return 0.0

@@ -40,6 +40,13 @@ class Work:
     score_s: float = 0.0
     """CPU seconds of the metric, once the last block has landed."""
     gpus: int = 1
+    score_parts: int = 1
+    """On so many CPU workers at once, if there are as many."""
+
+    @property
+    def tail_s(self) -> float:
+        """From the last block until the score, with a CPU worker for each part."""
+        return self.score_s / self.score_parts
 
     @functools.cached_property
     def seconds(self) -> float:
@@ -164,7 +171,7 @@ def cut_and_merge(todo: Sequence[Work], size: float, costs: Costs) -> list[Parce
     held: dict[int, float] = {}
     for w in todo:
         pieces = max(1, math.ceil(w.seconds / size)) if size > 0 else len(w.block_s)
-        if pieces == 1 and w.seconds < size / 8 and w.score_s <= size / 4:
+        if pieces == 1 and w.seconds < size / 8 and w.tail_s <= size / 4:
             shard = Shard(w.task, w.numbers, w.seconds, w.gpus)
             cost = w.seconds + costs.switch_s
             if held.get(w.gpus, 0.0) + cost > size / 4 and small.get(w.gpus):
@@ -213,9 +220,9 @@ def order(parcels: Sequence[Parcel], work: Mapping[str, Work], rule: str) -> lis
     made = []
     for p in parcels:
         first = work[p.shards[0].task]
-        tail, whole = first.score_s, first.seconds
+        tail, whole = first.tail_s, first.seconds
         for s in p.shards[1:]:
-            tail, whole = max(tail, work[s.task].score_s), max(whole, work[s.task].seconds)
+            tail, whole = max(tail, work[s.task].tail_s), max(whole, work[s.task].seconds)
         if rule == RULES[0]:
             key = (-float(p.gpus), -tail, -whole, -p.expected_s)
         elif rule == RULES[1]:
@@ -255,13 +262,14 @@ def rehearse(
         for s in p.shards:
             at += s.expected_s + costs.switch_s
             landed[s.task] = max(landed.get(s.task, 0.0), at)
-    scores = sorted((landed[w.task], -w.score_s, w.score_s) for w in work if w.task in landed)
+    scores = sorted((landed[w.task], -w.tail_s, w.tail_s, w.score_parts) for w in work if w.task in landed)
     cpus = [0.0] * max(1, costs.cpu_workers)
     last = gpu_end = max((p.end for p in placements), default=costs.load_s)
-    for at, _, seconds in scores:
-        end = max(heapq.heappop(cpus), at) + seconds
-        heapq.heappush(cpus, end)
-        last = max(last, end)
+    for at, _, seconds, parts in scores:
+        for _ in range(parts):
+            end = max(heapq.heappop(cpus), at) + seconds
+            heapq.heappush(cpus, end)
+            last = max(last, end)
     return Plan(tuple(parcels), last, gpu_end, bound, rule, tuple(placements))
 
 
@@ -282,11 +290,11 @@ def lower_bound(work: Sequence[Work], workers: Sequence[int], costs: Costs = Cos
         able = sum(1 for g in workers if g >= need)
         part = [w for w in live if w.gpus >= need]
         spent = 0.0
-        for w in sorted(part, key=lambda w: (-w.score_s, w.task)):
+        for w in sorted(part, key=lambda w: (-w.tail_s, w.task)):
             spent += w.seconds + costs.switch_s
-            found.append(costs.load_s + spent / able + w.score_s)
+            found.append(costs.load_s + spent / able + w.tail_s)
     for w in live:
-        found.append(costs.load_s + costs.switch_s + max(w.block_s) + w.score_s)
+        found.append(costs.load_s + costs.switch_s + max(w.block_s) + w.tail_s)
     blocks = sorted((s for w in live for s in w.block_s), reverse=True)
     for k in range(1, min(16, (len(blocks) - 1) // m) + 1):
         found.append(costs.load_s + math.fsum(blocks[k * m - k : k * m + 1]))

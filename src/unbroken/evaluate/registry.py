@@ -6,10 +6,11 @@ A user's own class is named 'package.module:Class' in the suite, or with --backe
 from __future__ import annotations
 
 import importlib
+import math
 from typing import Any, cast
 
 from ..errors import UnknownKey, UsageError
-from .contracts import Backend, Harness, ScoringPool
+from .contracts import Backend, Harness, ScoresInParts, ScoringPool, Task
 
 HARNESSES: dict[str, str] = {
     "lm_eval": "unbroken.evaluate.harness.lm_eval:LmEvalHarness",
@@ -29,6 +30,15 @@ def get_harness(name: str) -> Harness:
 def get_backend(name: str) -> Backend:
     """A model backend by its name. Raises UnknownKey, UsageError."""
     return cast(Backend, _make(name, BACKENDS, "backend"))
+
+
+def score_parts(task: Task, score_s: float, cpu_workers: int) -> int:
+    """On how many CPU workers a task whose metric takes so long will be scored at once."""
+    try:
+        apart = task.metric != "judge" and isinstance(get_harness(task.harness), ScoresInParts)
+    except ModuleNotFoundError:  # planned for another machine
+        return 1
+    return max(1, min(cpu_workers, math.ceil(score_s))) if apart else 1
 
 
 def open_scoring(workers: int) -> ScoringPool:

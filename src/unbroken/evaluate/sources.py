@@ -164,10 +164,9 @@ def fetch(source: Source, files: Sequence[FileInfo], target: Path | None, *, exp
                 fd = descriptors[f.name] = os.open(
                     target / f.name, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644
                 )
-                if f.size:
-                    os.posix_fallocate(
-                        fd, 0, f.size
-                    )  # no space is an error now, not a SIGBUS in a reader later
+
+        def room(f: FileInfo) -> None:
+            os.posix_fallocate(descriptors[f.name], 0, f.size)  # no space is an error now, not after an hour
 
         def one(f: FileInfo, index: int) -> None:
             size = min(CHUNK, f.size - index * CHUNK)
@@ -184,7 +183,9 @@ def fetch(source: Source, files: Sequence[FileInfo], target: Path | None, *, exp
                 os.pwrite(descriptors[f.name], data, index * CHUNK)
 
         with concurrent.futures.ThreadPoolExecutor(max_workers=parallel) as pool:
-            jobs = [pool.submit(one, f, i) for f in files for i in range(-(-f.size // CHUNK))]
+            # Room is made beside the first reads: in memory that means to clear it all, a second for each few GB.
+            jobs = [pool.submit(room, f) for f in files if f.size and target is not None]
+            jobs += [pool.submit(one, f, i) for f in files for i in range(-(-f.size // CHUNK))]
             try:
                 for job in concurrent.futures.as_completed(jobs):
                     job.result()

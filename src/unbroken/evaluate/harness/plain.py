@@ -6,6 +6,7 @@
     score.py     def score(row, output): ...     a number, True/False, or {"metric": number}
                  def aggregate(values): ...      optional: {"metric": [numbers]} -> {"metric": number or (number, stderr)}
                  THREADS = 8                     optional: rows scored at once, for scorers that wait (a judge)
+                 APART = False                   optional: one process scores all rows, in order; else several share them
 
 `prompt` returns a text or chat messages to continue; {"prompt": ..., "max_tokens": 256, "stop": [...],
 "temperature": 0}; {"context": text, "choices": [text, ...]} for log-probabilities; or a list of these.
@@ -14,9 +15,11 @@ A score of None, or `unbroken.evaluate.scoring.judge.Unscored` raised, is no ver
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +27,7 @@ from ...errors import EvaluationError, InputError
 from .. import staged
 from ..contracts import (
     Answer,
+    Json,
     Model,
     ModelSpec,
     PreparedTask,
@@ -37,7 +41,7 @@ from .asking import run_requests
 from .chat import check_kinds
 from .plain_folder import Folder, check_score, rows_of, samples_of
 from .plain_model import Handle, PlainBackend, PlainModel, Unanswered
-from .plain_score import aggregate, score_all
+from .plain_score import Verdict, aggregate, apart, score_all, score_some
 
 __all__ = ["PlainBackend", "PlainHarness"]
 
@@ -125,40 +129,72 @@ class PlainHarness:
     def score(self, prepared: PreparedTask, answers: Sequence[Answer]) -> Score:
         """The mean of what `score` gives, with its standard error, or what `aggregate` makes of it."""
         started = time.monotonic()
-        source = Folder(Path(json.loads((Path(prepared.folder) / "plain.json").read_text())["source"]))
-        module = source.load("score")
-        rows = [s.requests[0].arguments[0] if s.document is None else s.document
-                for s in staged.iter_samples(Path(prepared.folder))]  # fmt: skip
-        verdicts = score_all(module, rows, answers)
-        notes = tuple(v for v in verdicts if isinstance(v, SampleNote))
-        values: dict[str, list[float]] = {}
-        for v in verdicts:
-            if isinstance(v, dict):
-                for name, number in v.items():
-                    values.setdefault(name, []).append(number)
-        higher = bool(prepared.task.options.get("higher_is_better", True))
-        metrics = aggregate(module, values, higher)
-        headline = metrics[0].name if metrics else ""
-        return Score(
-            task=prepared.task.name,
-            metrics=metrics,
-            samples=len(answers),
-            scored=len(answers) - len(notes),
-            notes=notes,
-            version=prepared.version,
-            prompt_hash=prepared.prompt_hash,
-            per_sample=tuple(v.get(headline) if isinstance(v, dict) else None for v in verdicts)
-            if headline in values
-            else (),
-            seconds=time.monotonic() - started,
-        )
+        module = self._scorer(prepared)
+        verdicts = score_all(module, list(_rows(prepared)), answers)
+        return replace(_whole(prepared, module, verdicts), seconds=time.monotonic() - started)
+
+    def score_part(
+        self, prepared: PreparedTask, answers: Sequence[Answer], part: range, for_s: float
+    ) -> tuple[list[Json], float] | None:
+        """[[metric, number], ...] of each, or {"note": [sample, status, why]}. None where score.py waits for a judge, or
+        says APART = False."""
+        module = self._scorer(prepared)
+        if not apart(module):
+            return None
+        rows = itertools.islice(_rows(prepared), part.start, part.stop)
+        found, seconds = score_some(module, rows, answers[part.start : part.stop], for_s)
+        # As pairs, for the first metric is the headline, and JSON may be sorted.
+        return [
+            {"note": [v.sample, v.status, v.why]} if isinstance(v, SampleNote) else list(v.items())
+            for v in found
+        ], seconds
+
+    def score_of_parts(self, prepared: PreparedTask, verdicts: Sequence[Json]) -> Score:
+        """What `score` gives."""
+        found = [SampleNote(*v["note"]) if isinstance(v, dict) else dict(v) for v in verdicts]
+        return _whole(prepared, self._scorer(prepared), found)
 
     def combine(self, group: str, prepared: Sequence[PreparedTask], scores: Sequence[Score]) -> Score | None:
         """None: these tasks have no groups."""
         return None
 
+    def _scorer(self, prepared: PreparedTask) -> Any:
+        return _source(prepared).load("score")
+
     def _module(self, prepared: PreparedTask) -> Any:
         if prepared.folder not in self._infer:
-            source = json.loads((Path(prepared.folder) / "plain.json").read_text())["source"]
-            self._infer[prepared.folder] = Folder(Path(source)).load("infer")
+            self._infer[prepared.folder] = _source(prepared).load("infer")
         return self._infer[prepared.folder]
+
+
+def _source(prepared: PreparedTask) -> Folder:
+    return Folder(Path(json.loads((Path(prepared.folder) / "plain.json").read_text())["source"]))
+
+
+def _rows(prepared: PreparedTask) -> Iterator[Json]:
+    for s in staged.iter_samples(Path(prepared.folder)):
+        yield s.requests[0].arguments[0] if s.document is None else s.document
+
+
+def _whole(prepared: PreparedTask, module: Any, verdicts: Sequence[Verdict]) -> Score:
+    notes = tuple(v for v in verdicts if isinstance(v, SampleNote))
+    values: dict[str, list[float]] = {}
+    for v in verdicts:
+        if isinstance(v, dict):
+            for name, number in v.items():
+                values.setdefault(name, []).append(number)
+    higher = bool(prepared.task.options.get("higher_is_better", True))
+    metrics = aggregate(module, values, higher)
+    headline = metrics[0].name if metrics else ""
+    return Score(
+        task=prepared.task.name,
+        metrics=metrics,
+        samples=len(verdicts),
+        scored=len(verdicts) - len(notes),
+        notes=notes,
+        version=prepared.version,
+        prompt_hash=prepared.prompt_hash,
+        per_sample=tuple(v.get(headline) if isinstance(v, dict) else None for v in verdicts)
+        if headline in values
+        else (),
+    )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -11,20 +12,42 @@ from ..contracts import Answer, Json, Metric, SampleNote
 from ..scoring import watch
 from ..scoring.judge import Unscored
 
+Verdict = dict[str, float] | SampleNote
 
-def score_all(
-    module: Any, rows: Sequence[Json], answers: Sequence[Answer]
-) -> list[dict[str, float] | SampleNote]:
-    threads = int(getattr(module, "THREADS", 1))
-    if threads <= 1:
-        return [_score_one(module, r, a, watched=True) for r, a in zip(rows, answers, strict=True)]
-    with ThreadPoolExecutor(threads) as pool:
+
+def apart(module: Any) -> bool:
+    """Whether its rows may be scored by several processes; not those that wait for one judge together."""
+    return threads(module) <= 1 and bool(getattr(module, "APART", True))
+
+
+def threads(module: Any) -> int:
+    """Rows scored at once in one process."""
+    return int(getattr(module, "THREADS", 1))
+
+
+def score_some(
+    module: Any, rows: Iterable[Json], answers: Sequence[Answer], for_s: float
+) -> tuple[list[Verdict], float]:
+    """Verdicts of these, one after the other, until `for_s` are over; and the seconds that they took."""
+    began = time.monotonic()
+    found: list[Verdict] = []
+    for row, answer in zip(rows, answers, strict=True):
+        found.append(_score_one(module, row, answer, watched=True))
+        if time.monotonic() - began > for_s:
+            break
+    return found, time.monotonic() - began
+
+
+def score_all(module: Any, rows: Sequence[Json], answers: Sequence[Answer]) -> list[Verdict]:
+    if threads(module) <= 1:
+        return score_some(module, rows, answers, math.inf)[0]
+    with ThreadPoolExecutor(threads(module)) as pool:
         return list(
             pool.map(lambda ra: _score_one(module, *ra, watched=False), zip(rows, answers, strict=True))
         )
 
 
-def _score_one(module: Any, row: Json, answer: Answer, *, watched: bool) -> dict[str, float] | SampleNote:
+def _score_one(module: Any, row: Json, answer: Answer, *, watched: bool) -> Verdict:
     if answer.problem:
         crashed = answer.problem.removeprefix("crashed: ")
         return SampleNote(answer.sample, "crashed" if crashed != answer.problem else "unanswered", crashed)

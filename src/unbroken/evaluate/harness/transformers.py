@@ -25,11 +25,12 @@ class TransformersBackend:
         return None
 
     def warm(self) -> None:
-        """Imports what takes seconds to import."""
+        """Imports what takes seconds to import, as far as it is the same for every decoder."""
         import torch  # noqa: F401
         import transformers
 
-        _ = transformers.AutoModelForCausalLM, transformers.AutoTokenizer
+        # Half of it is imported with the first model's class; this one brings nothing that others do not need.
+        _ = transformers.AutoModelForCausalLM, transformers.AutoTokenizer, transformers.LlamaForCausalLM
 
     def load(self, spec: ModelSpec, folder: Path | None, devices: Sequence[int]) -> TransformersModel:
         """The model on these GPUs; on several, its layers are spread over them. Raises ModelDoesNotLoad."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..contracts import Report, Trial, WorkerSeen
+from ..contracts import Report, ScoreDone, Trial, WorkerSeen
 from .markup import attributes, duration, esc, nice_step, percent
 
 WIDTH = 1120.0
@@ -53,21 +53,30 @@ def rows_of(report: Report) -> list[Row]:
         rows.append(Row(_name(w), tuple(bars), node=w.node, life=(w.started - t0, (w.ended or last) - t0)))
     for name in sorted(trials):  # a worker that never said hello, yet has trials: never hidden
         rows.append(Row(name, tuple(_trial(t, t0) for t in trials[name]), life=(0.0, last - t0)))
-    cpus = sorted({s.worker for s in report.scorings}, key=_natural)
+    cpus = sorted({worker for s in report.scorings for worker, _, _ in s.bars}, key=_natural)
     for cpu in cpus:
         bars = [
             Bar(
                 "score" if s.score is not None else "failed",
-                s.started - t0,
-                s.ended - t0,
+                start - t0,
+                end - t0,
                 s.task,
-                f"scored in {duration(s.ended - s.started)}" if s.score else f"not scored: {s.error[:160]}",
+                _scored(s, end - start),
             )
             for s in report.scorings
-            if s.worker == cpu
+            for worker, start, end in s.bars
+            if worker == cpu
         ]
         rows.append(Row(cpu, tuple(sorted(bars, key=lambda b: b.start)), cpu=True, life=(0.0, last - t0)))
     return rows
+
+
+def _scored(s: ScoreDone, seconds: float) -> str:
+    if s.score is None:
+        return f"not scored: {s.error[:160]}"
+    if not s.parts:
+        return f"scored in {duration(seconds)}"
+    return f"one of {len(s.parts)} parts, {duration(seconds)} of {duration(s.seconds)}"
 
 
 def _name(w: WorkerSeen) -> str:

@@ -1,21 +1,24 @@
 """CPU workers that score while GPUs go on.
 
 One process a worker, one CPU a process: never more workers than CPUs, and libraries inside are held to one thread.
-A worker that dies or hangs on a sample loses that sample, not the task: the sample is noted as crashed and the job
-runs again without it. Tasks whose metric runs generated code are scored in the sandbox (sandbox.py).
+A task whose first samples show that it will take long is shared out to all workers, where its harness can score samples
+apart: a long metric would else be all that everybody waits for at the end. A worker that dies or hangs on a sample
+loses that sample, not the task: the sample is noted as crashed and its part runs again without it. Tasks whose metric runs generated code are scored in the sandbox (sandbox.py).
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import queue
 import select
+import shutil
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
@@ -34,6 +37,12 @@ ONE_THREAD = dict.fromkeys(
     ),
     "1",
 ) | {"TOKENIZERS_PARALLELISM": "false", "DISABLE_MULTIPROC": "1", "TQDM_DISABLE": "1"}  # fmt: skip
+
+
+FIRST_S = 2.0
+"""So long a task is scored by one worker before it is shared out."""
+PART_S = 1.0
+"""No part is made that would take less."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +74,7 @@ class _Process:
 
 @dataclass
 class _End:
-    """How one attempt at a job ended: an answer, or the death of its process."""
+    """How one attempt at an order ended: an answer, or the death of its process."""
 
     answer: Json = None
     why: str = ""
@@ -73,9 +82,28 @@ class _End:
 
 
 @dataclass
-class _Attempt:
+class _Task:
+    """A job, and how far it is."""
+
+    job: ScoreJob
+    parts: Path
+    """Where the verdicts on its parts are collected."""
+    left: int = 1
+    """Parts that are not done."""
     skip: dict[int, str] = field(default_factory=dict)
-    lost: int = 0
+    """Samples that took the scorer down, and how."""
+    bars: list[tuple[str, float, float]] = field(default_factory=list)
+    error: str = ""
+    guard: threading.Lock = field(default_factory=threading.Lock)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Samples [start, stop) of a task; without `stop` as many as there is time for, to see how long they take."""
+
+    task: _Task
+    start: int = 0
+    stop: int | None = None
 
 
 class Pool:
@@ -85,7 +113,10 @@ class Pool:
         self.workers = workers
         self._limits = limits
         self._memory = limits.memory or int(0.6 * usable_memory()) // workers
-        self._jobs: queue.Queue[ScoreJob | None] = queue.Queue()
+        self._parts: queue.Queue[_Part | None] = queue.Queue()
+        self._open = 0
+        """Parts that wait or are being scored."""
+        self._guard = threading.Lock()
         self._done: queue.Queue[ScoreDone] = queue.Queue()
         self._pending = 0
         self._closing = threading.Event()
@@ -94,12 +125,23 @@ class Pool:
     def submit(self, job: ScoreJob) -> None:
         """Queues a job; returns at once. Workers start when there is work for them."""
         self._pending += 1
-        self._jobs.put(job)
-        if len(self._threads) < min(self.workers, self._pending):
-            name = f"cpu-{len(self._threads)}"
-            thread = threading.Thread(target=self._work, args=(name,), name=f"scoring {name}", daemon=True)
-            self._threads.append(thread)
-            thread.start()
+        result = Path(job.result)
+        parts = result.with_name(f".{result.name}.parts")
+        shutil.rmtree(parts, ignore_errors=True)  # of a pool that was killed: nobody knows of which answers
+        self._put([_Part(_Task(job, parts))])
+
+    def _put(self, parts: Sequence[_Part]) -> None:
+        with self._guard:
+            self._open += len(parts)
+            for part in parts:
+                self._parts.put(part)
+            while len(self._threads) < min(self.workers, self._open) and not self._closing.is_set():
+                name = f"cpu-{len(self._threads)}"
+                thread = threading.Thread(
+                    target=self._work, args=(name,), name=f"scoring {name}", daemon=True
+                )
+                self._threads.append(thread)
+                thread.start()
 
     def collect(self) -> list[ScoreDone]:
         """What has ended since the last call."""
@@ -119,9 +161,11 @@ class Pool:
     def close(self) -> None:
         """Ends the workers and their children; jobs not yet done are dropped."""
         self._closing.set()
-        for _ in self._threads:
-            self._jobs.put(None)
-        for thread in self._threads:
+        with self._guard:
+            threads = list(self._threads)
+        for _ in threads:
+            self._parts.put(None)
+        for thread in threads:
             thread.join(timeout=10)
 
     # ------------------------------------------------------------------ one worker's thread
@@ -130,61 +174,117 @@ class Pool:
         running: _Process | None = None
         try:
             while not self._closing.is_set():
-                job = self._jobs.get()
-                if job is None:
+                part = self._parts.get()
+                if part is None:
                     return
-                started = time.time()
-                running, score, error = self._score(job, running)
-                if not self._closing.is_set():
-                    self._done.put(
-                        ScoreDone(job.prepared.task.name, name, started, time.time(), score, error)
-                    )
+                running = self._score(part, name, running)
+                with self._guard:
+                    self._open -= 1
         finally:
             _stop(running)
 
-    def _score(self, job: ScoreJob, running: _Process | None) -> tuple[_Process | None, Score | None, str]:
-        tried = _Attempt()
-        # A harness that runs generated code in its own process is put into the sandbox whole; others call it.
-        harness = get_harness(job.prepared.task.harness)
-        sandboxed = job.prepared.task.metric == "code" and getattr(harness, "runs_code_itself", False)
-        watched = Path(job.result).with_name(f".{Path(job.result).name}.at")
+    def _score(self, part: _Part, name: str, running: _Process | None) -> _Process | None:
+        """Scores a part; shares out what is left of the task, or ends it where this was the last one."""
+        task, job, started = part.task, part.task.job, time.time()
+        order: dict[str, Json] = {}
+        if not (
+            _sandboxed(job) or job.prepared.task.metric == "judge"
+        ):  # one process keeps to a judge's rate
+            order = {
+                "part": [part.start, part.stop or job.prepared.samples],
+                "for_s": FIRST_S if part.stop is None else None,
+                "parts": str(task.parts),
+            }
+        answer: Json = None
+        if not task.error:  # of another part: then there will be no score
+            running, answer = self._try(task, order, running)
+        rest: list[_Part] = []
+        with task.guard:
+            task.left -= 1
+            if not task.error and part.stop is None and "upto" in answer:
+                rest = [_Part(task, a, b) for a, b in self._shares(job.prepared.samples, answer)]
+                task.left = len(rest)
+            last = task.left == 0
+            if not last:
+                task.bars.append((name, started, time.time()))
+        if rest:
+            self._put(rest)
+        if last:
+            if not task.error and "score" not in answer:
+                running, answer = self._try(task, {"parts": str(task.parts)}, running)
+            score = None if task.error else codec.decode(Score, answer["score"], where=job.result)
+            bars = sorted([*task.bars, (name, started, time.time())], key=lambda bar: bar[1])
+            shutil.rmtree(task.parts, ignore_errors=True)
+            if not self._closing.is_set():
+                parts = tuple(bars) if len(bars) > 1 else ()
+                self._done.put(
+                    ScoreDone(
+                        job.prepared.task.name, bars[0][0], bars[0][1], time.time(), score, task.error, parts
+                    )
+                )
+        return running
+
+    def _shares(self, samples: int, first: Json) -> list[tuple[int, int]]:
+        """What is left after the first part, cut for all workers; no finer than is worth its start."""
+        upto = int(first["upto"])
+        left_s = float(first["seconds"]) / upto * (samples - upto)
+        worth = max(PART_S, 2 * float(first["start_s"]))
+        count = max(1, min(2 * self.workers, int(left_s / worth), samples - upto))
+        cuts = [upto + (samples - upto) * i // count for i in range(count + 1)]
+        return list(itertools.pairwise(cuts))
+
+    def _try(
+        self, task: _Task, order: Mapping[str, Json], running: _Process | None
+    ) -> tuple[_Process | None, Json]:
+        """What a scorer answers to an order; it starts again without the samples that took it down. An error is noted
+        in the task, and the answer is None."""
+        job, lost = task.job, 0
+        at = order["part"][0] if "part" in order else "all"
+        watched = task.parts.with_name(f"{task.parts.name.removesuffix('.parts')}.{at}.at")
         try:
             while not self._closing.is_set():
-                if sandboxed:
-                    end = _in_sandbox(job, tried.skip, self._memory, self._limits)
+                with task.guard:
+                    skip = dict(task.skip)
+                if _sandboxed(job):
+                    end = _in_sandbox(job, skip, self._memory, self._limits)
                 else:
                     if running is None or running.process.poll() is not None:
                         _stop(running)
                         running = _start()
-                    end = self._ask(running, job, tried.skip, watched)
+                    end = self._ask(
+                        running, job, {**order, "skip": {str(k): v for k, v in skip.items()}}, watched
+                    )
                     if end.answer is None:
                         _stop(running)
                         running = None
+                if end.answer is not None and "text" not in end.answer:
+                    return running, end.answer
                 if end.answer is not None:
-                    return running, *_read(job, end.answer)
-                if end.sample is None or end.sample in tried.skip:
-                    tried.lost += 1
-                    if tried.lost > 1:
-                        return running, None, f"the scorer {end.why}, twice, outside any sample"
-                else:
-                    tried.skip[end.sample] = end.why
-                if len(tried.skip) > self._limits.crashes:
-                    return (
-                        running,
-                        None,
-                        f"the scorer died on {len(tried.skip)} samples; it {end.why} on the last",
-                    )
-            return running, None, "the pool was closed"
+                    why = str(end.answer["text"])
+                    break
+                if end.sample is None or end.sample in skip:
+                    lost += 1
+                    if lost < 2:
+                        continue
+                    why = f"the scorer {end.why}, twice, outside any sample"
+                    break
+                with task.guard:
+                    task.skip[end.sample] = end.why
+                    deaths = len(task.skip)
+                if deaths > self._limits.crashes:
+                    why = f"the scorer died on {deaths} samples; it {end.why} on the last"
+                    break
+            else:
+                why = "the pool was closed"
+            with task.guard:
+                task.error = task.error or why
+            return running, None
         finally:
             watched.unlink(missing_ok=True)
 
-    def _ask(self, running: _Process, job: ScoreJob, skip: Mapping[int, str], watched: Path) -> _End:
+    def _ask(self, running: _Process, job: ScoreJob, order: Mapping[str, Json], watched: Path) -> _End:
         watched.unlink(missing_ok=True)
-        order = {
-            "job": codec.encode(job),
-            "skip": {str(k): v for k, v in skip.items()},
-            "watch": str(watched),
-        }
+        order = {**order, "job": codec.encode(job), "watch": str(watched)}
         stdin: IO[str] | None = running.process.stdin
         assert stdin is not None
         try:
@@ -215,10 +315,10 @@ class Pool:
         return _End(why="was stopped")
 
 
-def _read(job: ScoreJob, answer: Json) -> tuple[Score | None, str]:
-    if "score" in answer:
-        return codec.decode(Score, answer["score"], where=job.result), ""
-    return None, str(answer["text"])
+def _sandboxed(job: ScoreJob) -> bool:
+    """Whether the whole job is put into the sandbox: where the harness runs generated code in its own process."""
+    task = job.prepared.task
+    return task.metric == "code" and bool(getattr(get_harness(task.harness), "runs_code_itself", False))
 
 
 def _sample(watched: Path) -> int | None:

@@ -1,6 +1,9 @@
 """A scoring worker: one job a line on stdin, one answer a line on its own pipe, until stdin ends.
 
     {"job": ScoreJob, "skip": {"17": "why"}, "watch": path}  ->  {"score": Score} or {"error": {...}}
+    {..., "part": [0, 900], "for_s": 2.0, "parts": folder}   ->  {"upto": 120, "seconds": 2.0, "start_s": 0.1}; its verdicts
+                                                                 lie in the folder; {"score": ...} where that was all
+    {..., "parts": folder}                                   ->  {"score": ...} from the verdicts in the folder
 
 Run as `python -m unbroken.evaluate.scoring.worker FD`. What the scorer prints goes to stderr. It imports a harness
 once and keeps it, so that the next job of the same harness starts at once.
@@ -9,17 +12,20 @@ once and keeps it, so that the next job of the same harness starts at once.
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
+import time
 import traceback
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 from ... import atomic
 from ...errors import EvaluationError, UnbrokenError
 from .. import codec, staged
-from ..contracts import Answer, Harness, Json, PreparedTask, Score, ScoreJob
+from ..contracts import Answer, Harness, Json, PreparedTask, Score, ScoreJob, ScoresInParts
 from ..registry import get_harness
 from . import watch
 
@@ -46,7 +52,14 @@ def serve(order: Mapping[str, Json], harnesses: dict[str, Harness]) -> Json:
         if name not in harnesses:
             harnesses[name] = get_harness(name)
         skip = {int(k): str(v) for k, v in order.get("skip", {}).items()}
-        score = score_job(job, harnesses[name], skip)
+        harness = harnesses[name]
+        score: Score | None
+        if order.get("parts") and isinstance(harness, ScoresInParts):
+            answer, score = _in_parts(job, harness, skip, order)
+            if score is None:
+                return answer
+        else:
+            score = score_job(job, harness, skip)
         if order.get("write", True):
             atomic.write_json(Path(job.result), codec.encode(score))
         return {"score": codec.encode(score)}
@@ -68,11 +81,58 @@ def score_job(job: ScoreJob, harness: Harness, skip: Mapping[int, str]) -> Score
 
     Raises EvaluationError where the answers are not exactly those of the task's samples.
     """
+    return _complete(job, harness.score(job.prepared, _answers(job, skip)))
+
+
+def _answers(job: ScoreJob, skip: Mapping[int, str]) -> list[Answer]:
     answers = check_answers(job.prepared, staged.read_answers(Path(job.answers)), where=job.answers)
     for i, why in skip.items():
         answers[i] = replace(answers[i], outputs=(), problem=f"crashed: {why}")
-    score = harness.score(job.prepared, answers)
+    return answers
+
+
+def _complete(job: ScoreJob, score: Score) -> Score:
     return replace(score, checkpoint=job.checkpoint, conditions=job.conditions or score.conditions)
+
+
+def _in_parts(
+    job: ScoreJob, harness: ScoresInParts, skip: Mapping[int, str], order: Mapping[str, Json]
+) -> tuple[Json, Score | None]:
+    """What to say, or the score where it is all there. Raises EvaluationError where verdicts are missing."""
+    began, folder = time.monotonic(), Path(order["parts"])
+    if "part" not in order:
+        return None, _score_of(job, harness, folder)
+    start, stop = order["part"]
+    found = harness.score_part(
+        job.prepared, _answers(job, skip), range(start, stop), float(order.get("for_s") or math.inf)
+    )
+    if found is None:
+        return None, score_job(job, cast(Harness, harness), skip)
+    verdicts, seconds = found
+    upto = start + len(verdicts)
+    folder.mkdir(parents=True, exist_ok=True)
+    atomic.write_json(folder / f"{start}.json", {"start": start, "seconds": seconds, "verdicts": verdicts})
+    if start == 0 and upto == job.prepared.samples:
+        return None, _score_of(job, harness, folder)
+    return {"upto": upto, "seconds": seconds, "start_s": time.monotonic() - began - seconds}, None
+
+
+def _score_of(job: ScoreJob, harness: ScoresInParts, folder: Path) -> Score:
+    parts = sorted((json.loads(f.read_text()) for f in folder.glob("*.json")), key=lambda p: p["start"])
+    verdicts: list[Json] = []
+    for part in parts:
+        if part["start"] != len(verdicts):
+            break
+        verdicts += part["verdicts"]
+    else:
+        if len(verdicts) == job.prepared.samples:
+            score = harness.score_of_parts(job.prepared, verdicts)
+            return _complete(job, replace(score, seconds=sum(p["seconds"] for p in parts)))
+    raise EvaluationError(
+        f"the verdicts on '{job.prepared.task.name}' are not one for each of its {job.prepared.samples} samples",
+        where=str(folder),
+        todo="This is a defect of unbroken: keep the folder and report it",
+    )
 
 
 def check_answers(prepared: PreparedTask, answers: list[Answer], *, where: str) -> list[Answer]:
