@@ -87,11 +87,21 @@ class RunUnderTest:
     def attempts(self) -> int:
         return max((r["attempt"] for r in self.journal("attempt")), default=0)
 
+    def story(self) -> str:
+        """What the run said, its journal and its logs: all that is left of it when its test has failed."""
+        parts = [self.output]
+        for file in sorted(p for kind in ("*.jsonl", "*.log") for p in self.run_dir.path.rglob(kind)):
+            parts.append(
+                f"--- {file.relative_to(self.run_dir.path)}\n{file.read_text(errors='replace')[-3000:]}"
+            )
+        return "\n".join(parts)
+
     def end(self) -> None:
-        if self.process is not None and self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
+        if self.process is not None and self.process.stdout is not None and not self.process.stdout.closed:
+            if self.process.poll() is None:
+                self.process.send_signal(signal.SIGTERM)
             try:
-                self.process.communicate(timeout=30)
+                self.output += self.process.communicate(timeout=30)[0]
             except subprocess.TimeoutExpired:
                 self.process.kill()
         if self.run_dir.spec.exists():
@@ -125,6 +135,7 @@ def new_run(tmp_path: Path) -> Iterator[Callable[..., RunUnderTest]]:
     yield make
     for run in made:
         run.end()
+        print(run.story())  # pytest shows it where the test has failed
 
 
 def run_json(*args: str, cwd: Path) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections.abc import Callable
@@ -165,19 +166,91 @@ def test_killed_supervisor_is_succeeded_and_the_ranks_never_stop(new_run: NewRun
     assert first["step"] == 1 and first["seconds"] > 0
 
 
+@pytest.mark.parametrize("by", ["agents", "ranks", "one of each", "agents that wake late"])
 def test_ranks_without_a_supervisor_stop_when_the_lease_lapses(
+    new_run: NewRun, eventually: Callable[..., None], by: str
+) -> None:
+    """A rank and its agent both watch the lease; whoever finds it lapsed first, the same command goes on."""
+    run = new_run(*TWO, "--lease", "2s", steps=2000).start()
+    run.until_step(5)
+    agents = [p.pid for p in sorted(run.faults.processes("agent"), key=lambda p: p.node)]
+    ranks = [p.pid for _, p in sorted(run.faults.ranks().items())]
+    assert len(agents) == len(ranks) == 2
+    # Who is stopped finds nothing: a rank that hangs is left to its agent, an agent that hangs to its ranks.
+    late = by == "agents that wake late"
+    agents_asleep = {"agents": [], "one of each": agents[1:]}.get(by, agents)
+    ranks_asleep = {"ranks": [], "one of each": ranks[:1]}.get(by, ranks)
+    run.faults.kill_supervisor()
+    run.wait()
+    for pid in agents_asleep + ranks_asleep:
+        os.kill(pid, signal.SIGSTOP)
+    if late:
+        time.sleep(2.5)  # the lease has lapsed, and old ranks are there when the successor comes
+        run.start()
+        eventually(lambda: len(run.journal("epoch")) == 2, within=30)
+    else:
+        eventually(lambda: not run.faults.ranks(), within=15)
+    for pid in agents_asleep:
+        os.kill(pid, signal.SIGCONT)
+    # Agents and keepers wait for a successor, which starts the next attempt.
+    assert sorted(p.pid for p in run.faults.processes("agent")) == sorted(agents)
+    assert len(run.faults.processes("keeper")) == 2
+    if not late:
+        run.start()
+    process = run.process
+    assert process is not None
+    eventually(lambda: run.attempts() == 2 or process.poll() is not None, within=30)
+    assert not [p for p in run.faults.processes("rank") if p.attempt == 1], "old ranks live beside new ones"
+    assert run.attempts() == 2
+    eventually(lambda: run.faults.step() >= (2, 1) or process.poll() is not None, within=30)
+    assert {r: p.attempt for r, p in run.faults.ranks().items()} == {0: 2, 1: 2}
+    assert [(r["attempt"], r["how"]) for r in run.journal("ended")] == [(1, "supervisor_lost")]
+    (incident,) = run.incidents()
+    assert (incident["kind"], incident["action"]) == ("supervisor_lost", "restart")
+    assert incident["verdict"]["decided_by"] == "lapsed-lease"
+
+
+def test_a_rank_that_failed_before_the_lease_lapsed_is_the_story(
     new_run: NewRun, eventually: Callable[..., None]
 ) -> None:
-    run = new_run(*TWO, "--lease", "2s", steps=2000).start()
+    """What a script did wrong while nobody supervised stays its own fault, though a lease ended the others later."""
+    script = """
+import os, time
+import unbroken
+run = unbroken.attach()
+for step in range(1, 2000):
+    time.sleep(0.05)
+    run.step(step)
+    if os.environ["RANK"] == "1" and os.path.exists("go"):
+        print({}["missing"])
+"""
+    run = new_run(*TWO, "--lease", "6s", script=script, args=[]).start()
     run.until_step(5)
     run.faults.kill_supervisor()
     run.wait()
-    eventually(lambda: not run.faults.ranks(), within=15)
-    # Agents and keepers wait for a successor, which starts the next attempt.
-    assert len(run.faults.processes("keeper")) == 2
+    (run.folder / "go").touch()
+    eventually(lambda: not run.faults.ranks(), within=20)
     run.start()
-    eventually(lambda: run.attempts() == 2, within=30)
-    assert run.incidents()[0]["kind"] == "supervisor_lost"
+    assert run.wait() == 10
+    (incident,) = run.incidents()
+    assert (incident["verdict"]["reason"], incident["verdict"]["faulty"]["rank"]) == ("KeyError", 1)
+
+
+def test_a_supervisor_that_was_stopped_for_longer_than_the_lease_goes_on(
+    new_run: NewRun, eventually: Callable[..., None]
+) -> None:
+    run = new_run(*TWO, "--lease", "4s", steps=200).start()
+    run.until_step(5)
+    supervisor = run.faults.supervisor()
+    os.kill(supervisor, signal.SIGSTOP)
+    eventually(lambda: not run.faults.ranks(), within=20)
+    os.kill(supervisor, signal.SIGCONT)
+    assert run.wait() == 0
+    # On a machine so slow that it sleeps much longer than the lease, it rightly takes the nodes for lost.
+    (incident,) = run.incidents()
+    assert incident["kind"] in ("lease", "node_lost") and incident["action"].startswith("restart")
+    assert run.attempts() == 2
+    assert run.faults.left_over() == []
 
 
 def test_stop_request_ends_all_ranks_at_one_step_and_the_same_command_goes_on(new_run: NewRun) -> None:

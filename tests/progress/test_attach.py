@@ -118,6 +118,7 @@ def test_phases(page: PageReader) -> None:
 def test_a_lapsed_lease_ends_the_rank_and_a_renewed_one_does_not(page: PageReader) -> None:
     run = unbroken.attach()
     run.step(0)  # no lease was ever set: nothing to lapse
+    assert page.lapsed_at() is None
     page.set_lease(time.monotonic() + 100, epoch=1)
     run.step(1)
     page.set_lease(time.monotonic() - 0.001, epoch=1)
@@ -125,9 +126,14 @@ def test_a_lapsed_lease_ends_the_rank_and_a_renewed_one_does_not(page: PageReade
         run.step(2)
     assert e.value.exit_code == 15
     # The step was complete when the lease was found lapsed: it is on the page.
-    assert page.take()[-1].step == 2
+    last = page.take()[-1]
+    assert last.step == 2
+    # The agent can tell why the rank ends, also when the lease is renewed before it has ended.
     page.set_lease(time.monotonic() + 100, epoch=2)
+    assert page.lapsed_at() == last.time
+    # A script that caught it and goes on is no longer ended by it.
     run.step(3)
+    assert page.lapsed_at() is None
 
 
 def test_stop_at_a_step_boundary(page: PageReader) -> None:

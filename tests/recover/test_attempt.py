@@ -110,6 +110,25 @@ def test_failures_in_the_order_of_their_time(attempt: Attempt) -> None:
     assert attempt.all_ended and not attempt.all_finished
 
 
+@pytest.mark.parametrize(
+    ("ends", "first"),
+    [
+        ([], None),
+        ([(0, 0, 1.0, False)], None),
+        ([(0, 1, 1.0, False), (1, None, 2.0, True)], None),
+        ([(0, 0, 1.0, False), (1, 15, 2.0, True), (0, 1, 3.0, False)], 1),
+    ],
+)
+def test_what_failed_after_a_lapsed_lease_followed_from_it(
+    attempt: Attempt, ends: list[tuple[int, int | None, float, bool]], first: int | None
+) -> None:
+    for rank, code, at, ours in ends:
+        node = attempt.ranks[rank].node
+        attempt.ranks[rank].exit = RankExit(rank, node, code, 9 if code is None else None, at, ours)
+    stopped = attempt.stopped_by_us()
+    assert (stopped.rank if stopped else None) == first
+
+
 def test_a_full_disk_keeps_the_steps_for_later(attempt: Attempt) -> None:
     assert attempt.steps_file is not None
     place = attempt.steps_file

@@ -120,6 +120,40 @@ def test_page_is_followed_and_the_end_told_once(start: Started, eventually: Call
     assert start.log() == "rank 2 3 node-001 ['--x']\n"
 
 
+@pytest.mark.parametrize(
+    ("after", "ours"),
+    [("", True), ("sys.exit(3)", True), ("sys.exit(0)", False), ("run.step(2); sys.exit(4)", False)],
+)
+def test_a_rank_that_found_its_lease_lapsed_did_not_fail(
+    start: Started, eventually: Callable[..., None], after: str, ours: bool
+) -> None:
+    """Whatever the script makes of the exception; one that goes on, or is done, ended by itself."""
+    rank = start(f"""
+        import sys, time, unbroken
+        run = unbroken.attach()
+        while True:
+            time.sleep(0.01)
+            try:
+                run.step(1)
+            except unbroken.errors.LeaseLapsed:
+                time.sleep(0.3)
+                {after}
+                raise
+    """)
+    eventually(lambda: rank.attached)
+    lapsed = time.time()
+    rank.set_lease(time.monotonic() - 1e-6, 1)
+    # A supervisor that comes back before the rank is gone changes nothing.
+    time.sleep(0.2)
+    rank.set_lease(time.monotonic() + 100, 1)
+    eventually(lambda: not rank.running)
+    ending = rank.ending()
+    assert ending["ours"] is ours and rank.describe()["ours"] is ours
+    assert (ending["time"] < lapsed + 0.25) is ours, (
+        "its time is that of the lapse, before what followed from it"
+    )
+
+
 def test_log_is_followed_where_the_page_is_not_used(start: Started, eventually: Callable[..., None]) -> None:
     rank = start("""
         import time

@@ -7,7 +7,8 @@ It lies in the node's own memory (`/dev/shm` or the node's scratch folder), neve
 Layout, little-endian, frozen (a change raises VERSION):
 
     0    header   8s magic, u32 version, u32 rank, u64 attempt, u64 pid, i64 total steps (-1 unknown)
-    64   state    u64 count of ring records, u64 phase, f64 time of the phase's start, u64 beats
+    64   state    u64 count of ring records, u64 phase, f64 time of the phase's start,
+                  f64 time of the step at which the rank found its lease lapsed (0 never)
     128  control  f64 lease until, i64 stop at step (-1 none), u64 epoch           written by the agent
     4096 ring     512 records: u64 n, i64 step, i64 tokens, f64 loss, f64 time, u64 n
 
@@ -30,7 +31,7 @@ VERSION = 1
 RING = 512
 RING_AT = 4096
 HEADER = struct.Struct("<8sIIQQq")
-STATE = struct.Struct("<QQdQ")
+STATE = struct.Struct("<QQdd")
 CONTROL = struct.Struct("<dqQ")
 RECORD = struct.Struct("<QqqddQ")
 STATE_AT, CONTROL_AT = 64, 128
@@ -145,6 +146,12 @@ class PageReader:
             if a == b == n:
                 return StepRecord(step, tokens, loss, time)
         return None
+
+    def lapsed_at(self) -> float | None:
+        """When the rank stopped because its lease had lapsed; None where it did not, or went on all the same."""
+        count, _, _, at = STATE.unpack_from(self._page, STATE_AT)
+        last = self._record(count) if at and count else None
+        return last.time if last is not None and last.time == at else None
 
     def set_lease(self, until: float, epoch: int) -> None:
         """Lets the trainer go on until `until` (CLOCK_MONOTONIC, seconds)."""

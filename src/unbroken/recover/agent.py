@@ -24,7 +24,7 @@ from typing import Any
 
 from ..cluster.processes import Marked, end, marked
 from ..detect.stacks import collect_stacks
-from ..errors import LeaseLapsed, RunError
+from ..errors import RunError
 from ..progress import RunDir, newest_epoch, read_epochs
 from ..progress.page import NO_STOP
 from .keeper_process import KeeperProcess
@@ -49,6 +49,7 @@ class Agent:
         self.attempt = 0
         self.epoch = 0
         self.ranks: dict[int, RankProcess] = {}
+        self._lapsed: dict[int, Message] = {}
         self.lease_until: float | None = None
         self._lease_s = 15.0
         self._link: Link | None = None
@@ -127,7 +128,10 @@ class Agent:
             "host": socket.gethostname(),
             "epoch": epoch,
             "attempt": self.attempt,
-            "ranks": {str(r): p.describe() for r, p in self.ranks.items()},
+            "ranks": {
+                str(r): d
+                for r, d in (self._lapsed | {r: p.describe() for r, p in self.ranks.items()}).items()
+            },
             "leased": self.lease_until is not None and time.monotonic() < self.lease_until,
         }
 
@@ -198,7 +202,7 @@ class Agent:
             )
         if self.ranks:
             raise RunError("ranks of an earlier attempt are still here", where=f"node {self.node}")
-        self.attempt = order.attempt
+        self.attempt, self._lapsed = order.attempt, {}
         pages = self.scratch / "pages"
         started = time.monotonic()
         for rank, local_rank in order.ranks.items():
@@ -230,23 +234,27 @@ class Agent:
     async def _watch_lease(self) -> None:
         while True:
             await asyncio.sleep(0.1)
-            running = any(p.running for p in self.ranks.values())
+            running = any(p.running for p in self.ranks.values()) and not self._lapsed
             if running and self.lease_until is not None and time.monotonic() > self.lease_until:
-                _log.error("the lease lapsed: ending the ranks of attempt %d", self.attempt)
-                for rank, process in self.ranks.items():
-                    if process.running:
-                        self._tell_later_lapse(rank)
-                self._end_ranks()
-                self.ranks.clear()
+                self._lapse(self.lease_until)
 
-    def _tell_later_lapse(self, rank: int) -> None:
-        where = f"node {self.node}, rank {rank}"
-        self._unsent.append(
-            {
-                "op": "exited", "attempt": self.attempt, "rank": rank, "code": LeaseLapsed.exit_code,
-                "signal": None, "time": time.time(), "ours": True, "where": where,
-            }
-        )  # fmt: skip
+    def _lapse(self, since: float) -> None:
+        """Ends the ranks for the lease that lapsed; how each ended is told now or to whoever supervises next."""
+        _log.error("the lease lapsed: ending the ranks of attempt %d", self.attempt)
+        for process in self.ranks.values():
+            if process.running:
+                process.lapse(since)
+        left = self._end_ranks()
+        for rank, process in self.ranks.items():
+            self._lapsed[rank] = process.describe()
+            if process.just_ended():
+                self._tell(op="exited", attempt=self.attempt, rank=rank, **process.ending())
+        if left:
+            _log.error("processes %s survived kill -9", [p.pid for p in left])
+            return  # whoever supervises next asks for a stop and is told of them
+        for process in self.ranks.values():
+            process.close()
+        self.ranks = {}
 
     async def _stop(self, attempt: int, sig: int | None, grace_s: float) -> Message:
         """Ends the ranks of an attempt, first by `sig` with a grace, then by kill; proves that they are gone."""

@@ -114,6 +114,11 @@ class Attempt:
         ]
         return sorted(bad, key=lambda e: e.time)
 
+    def stopped_by_us(self) -> RankExit | None:
+        """The first rank whose end was our doing (its lease had lapsed, say), where none had failed before it."""
+        first = next((e for e in self.exits() if e.ours or e.code != 0), None)
+        return first if first is not None and first.ours else None
+
     def exits(self) -> tuple[RankExit, ...]:
         return tuple(sorted((s.exit for s in self.ranks.values() if s.exit), key=lambda e: e.time))
 

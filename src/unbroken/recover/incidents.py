@@ -22,7 +22,7 @@ SCHEMA = 1
 
 @dataclass
 class Incident:
-    """`kind` is failed, hung, agent_lost, node_lost or lease; times are seconds since the epoch, `phases`
+    """`kind` is failed, hung, lease, agent_lost, node_lost, supervisor_lost or start_failed; times are seconds since the epoch, `phases`
     seconds each (detect, stop, diagnose, schedule, start, restore_and_first_step, replay)."""
 
     number: int
@@ -162,6 +162,21 @@ def agent_lost_verdict(node: str, step: int) -> Verdict:
         mitigation="Restarted on the same node from the snapshots in memory.",
         confidence=0.9,
         decided_by="lost-agent",
+    )
+
+
+def lapsed_verdict(end: RankExit) -> Verdict:
+    """The verdict when ranks were ended because their node heard from no supervisor: nothing that they did."""
+    text = f"{end.node} did not hear from its supervisor for longer than its lease, and its ranks were ended"
+    return Verdict(
+        outcome=Outcome.FAILED,
+        reason=UNKNOWN,
+        root=Root(text=text, node=end.node, time=end.time),
+        recoverable=True,
+        action=Action.RESTART,
+        mitigation="Restarted from the newest snapshots.",
+        confidence=0.95,
+        decided_by="lapsed-lease",
     )
 
 

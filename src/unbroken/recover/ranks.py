@@ -167,7 +167,7 @@ class RankProcess:
         """The state for a successor of the supervisor."""
         code = self._process.poll()
         return {
-            "pid": self.pid, "running": code is None, "attached": self.attached,
+            "pid": self.pid, "running": code is None, "attached": self.attached, "ours": self.ours,
             **({} if code is None else self.ending()),
         }  # fmt: skip
 
@@ -178,13 +178,26 @@ class RankProcess:
         self._told_end = True
         return True
 
+    def lapse(self, since: float) -> None:
+        """Notes that the rank ends for a lease that lapsed at `since` (CLOCK_MONOTONIC), which is then its time.
+
+        That is our doing and no failure of the rank's, and what failed elsewhere later may have followed from it.
+        """
+        self.ours = True
+        self._ended_at = time.time() - (time.monotonic() - since)
+
     def ending(self) -> Message:
         """How it ended. `time` is seconds since the epoch."""
         code = self._process.poll()
-        if self._ended_at is None:
-            self._ended_at = time.time()
         if code is None:
             return {}
+        if self._ended_at is None:
+            # A rank may find its lease lapsed before its agent does, and end with whatever code its script has for that.
+            lapsed = self._page.lapsed_at() if code != 0 else None
+            if lapsed is not None:
+                self.lapse(lapsed)
+            else:
+                self._ended_at = time.time()
         return {
             "code": code if code >= 0 else None,
             "signal": -code if code < 0 else None,

@@ -35,6 +35,7 @@ from .incidents import (
     agent_lost_verdict,
     facts_of,
     killed_from_outside,
+    lapsed_verdict,
     logs_of,
     named_in_run,
     takeover_verdict,
@@ -64,7 +65,8 @@ class Superseded(RunError):
 
 @dataclass
 class Ending:
-    """How the watch over an attempt ended. `kind`: completed, interrupted, failed, hung, agent_lost, node_lost."""
+    """How the watch over an attempt ended. `kind`: completed, interrupted, failed, hung, lease, agent_lost, node_lost, or
+    supervisor_lost and start_failed where there was no watch."""
 
     kind: str
     nodes: dict[str, NodeState] = field(default_factory=dict)
@@ -216,6 +218,7 @@ class Supervisor:
         if not whole:
             self.view.say(f"attempt {s.attempt} did not survive its supervisor")
             ended = self._attempt_of(s.attempt, s.slots)
+            self._first_told = s.attempt  # its start was not seen, here as below
             for rank, (_, d) in ranks.items():
                 if not d["running"]:
                     self._note_exit(ended, rank, d)
@@ -426,6 +429,8 @@ class Supervisor:
                 if attempt.all_ended or stopping.done():
                     await stopping
                     return Ending("interrupted")
+            elif attempt.stopped_by_us() is not None:
+                return Ending("lease")
             elif attempt.failures():
                 return Ending("failed")
             self._say_how_followed(attempt)
@@ -572,6 +577,8 @@ class Supervisor:
             if missed:
                 gone = any(s is not NodeState.AGENT_LOST for s in missed.values())
                 ending = replace(ending, kind="node_lost" if gone else "agent_lost", nodes=missed)
+            elif attempt.stopped_by_us() is not None:
+                ending = replace(ending, kind="lease")
         incident = Incident(
             number=self._state.incident + 1, attempt=attempt.number, kind=ending.kind, step=attempt.step,
             last_sign=self._last_sign(attempt, ending), detected=detected,
@@ -723,6 +730,10 @@ class Supervisor:
             verdict = agent_lost_verdict(attempt.slots[0], attempt.step)
             root = Root(text=f"the attempt could not be launched: {ending.error}", time=time.time())
             return replace(verdict, root=root, mitigation="Tried again.", decided_by="launch")
+        lapsed = attempt.stopped_by_us()
+        if ending.kind in ("supervisor_lost", "lease") and lapsed is not None:
+            # What other ranks said and did after that, their own LeaseLapsed or a lost connection, followed from it.
+            return lapsed_verdict(lapsed)
         if ending.kind == "supervisor_lost" and not attempt.failures():
             node = attempt.slots[0]
             verdict = agent_lost_verdict(node, attempt.step)
@@ -734,7 +745,7 @@ class Supervisor:
         return named_in_run(await asyncio.to_thread(self._diagnose, logs, facts=facts), logs, self.run_dir)
 
     def _decide(self, verdict: Verdict, step: int, ending: Ending, killed: bool) -> Decision:
-        if ending.kind in ("agent_lost", "supervisor_lost", "start_failed") and not verdict.category:
+        if ending.kind in ("agent_lost", "supervisor_lost", "lease", "start_failed") and not verdict.category:
             return Decision(Action.RESTART, "free of charge: not the training's fault")
         return decide(verdict, step, self._state.history, self.spec.budgets, killed=killed)
 

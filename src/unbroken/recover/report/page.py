@@ -356,7 +356,7 @@ def _attempt(a: AttemptStory, report: Report) -> str:
 _HOW = {
     "completed": "completed", "interrupted": "stopped on request", "failed": "a rank failed", "hung": "hang",
     "node_lost": "node lost", "agent_lost": "agent lost", "supervisor_lost": "supervisor lost",
-    "cut off": "cut off", "running": "still running",
+    "lease": "a lease lapsed", "cut off": "cut off", "running": "still running",
 }  # fmt: skip
 
 
