@@ -513,6 +513,23 @@ class Clock:
         return took, everywhere
 
 
+class Collector:
+    """What Python's own collector of cycles takes: a step in which a rank is held up by it is nobody's fault."""
+
+    def __init__(self) -> None:
+        self.seconds = self._began = 0.0
+        gc.callbacks.append(self._heard)
+
+    def _heard(self, phase: str, _: Any) -> None:
+        if phase == "start":
+            self._began = time.perf_counter()
+        else:
+            self.seconds += time.perf_counter() - self._began
+
+    def close(self) -> None:
+        gc.callbacks.remove(self._heard)
+
+
 def measure(
     arm: Arm,
     t: Training,
@@ -531,7 +548,7 @@ def measure(
     together(True)
     raw = [raw_write_now(folder.parent, t.bytes())]
     arm.open(t, folder)
-    clock = Clock(t)
+    clock, collector = Clock(t), Collector()
     for _ in range(3):
         clock.step()
     before = [clock.step()[0] for _ in range(window)]
@@ -540,6 +557,7 @@ def measure(
         for _ in range(SETTLE):
             clock.step()
         began = clock.start()
+        collected = collector.seconds
         save = arm.begin(i)
         call = time.perf_counter() - began
         t.before_update = (lambda s=save: s.staged()) if save.staged else None  # type: ignore[misc]
@@ -552,6 +570,7 @@ def measure(
             if not host and (save.on_host is None or save.on_host()):
                 host, host_steps = clock.last - began, len(steps)
         whole = clock.last - began
+        collected = collector.seconds - collected
         after = [clock.step()[0] for _ in range(window)]
         quiet = st.median(before + after)
         mean = (sum(before) + sum(after)) / (2 * window)
@@ -562,7 +581,8 @@ def measure(
                 "call_s": call, "steps": len(steps), "persisted": persists(arm, i), "durable_s": call if at_once else whole,
                 "quiet_step_s": quiet, "excess_s": whole - len(steps) * quiet, "excess_of_means_s": whole - len(steps) * mean,
                 "excess_to_host_s": host - host_steps * quiet, "in_flight_ratio": st.median(steps[1:] or [steps[0] - call]) / quiet,
-                "first_step_s": steps[0] - call, "within_limit": everywhere, "steps_s": [round(x, 5) for x in steps],
+                "first_step_s": steps[0] - call, "within_limit": everywhere,
+                "collector_s": max(of_all_ranks(collected)), "steps_s": [round(x, 5) for x in steps],
                 "quiet_steps_s": [round(x, 5) for x in before + after],
             }
         )  # fmt: skip
@@ -576,6 +596,7 @@ def measure(
         for old in sorted(folder.glob("*"), key=lambda p: p.stat().st_mtime)[:-2]:
             if not isinstance(arm, Ours) and RANK == 0:
                 shutil.rmtree(old, ignore_errors=True) if old.is_dir() else old.unlink()
+    collector.close()
     raw.append(raw_write_now(folder.parent, t.bytes()))
     result = {"arm": arm.name, "saves": rows, "raw_write": raw, **arm.figures()}
     if close:

@@ -7,7 +7,8 @@
 #                                       run it again with the same OUT where a time limit cut it: what is done is kept
 #   benchmarks/gpus.sh fsdp2 OUT        all GPUs: 7 B parameters under FSDP2                             (6 minutes on two)
 #   benchmarks/gpus.sh limits OUT       all GPUs: what bare copies of the 7 B state cost the steps beside them (4 minutes)
-#   benchmarks/gpus.sh evaluation OUT   all GPUs: `unbroken eval` and one trial per dataset              (8 minutes on two)
+#   benchmarks/gpus.sh evaluation OUT   all GPUs: `unbroken eval` and one trial per dataset              (8 minutes on two;
+#                                       ARMS=ours for ours alone, 4 minutes)
 #   benchmarks/gpus.sh torn OUT         one GPU: the torn state of DCP's stager, and ours                (1 minute)
 #
 # Lines come as they are printed, so that a run that is cut off shows how far it came. OUT is a folder.
@@ -39,7 +40,7 @@ limits)
 	"$python" -m torch.distributed.run --nproc-per-node "$gpus" benchmarks/copy_limits.py --model 7b --repeat 3 --out "$out/limits.json"
 	;;
 evaluation)
-	"$python" benchmarks/evaluation.py --real --seconds 150 --arms ours,baseline --out "$out"
+	"$python" benchmarks/evaluation.py --real --seconds 150 --arms "${ARMS:-ours,baseline}" --out "$out"
 	;;
 torn) "$python" benchmarks/torn_snapshot.py --out "$out/torn.json" ;;
 *)

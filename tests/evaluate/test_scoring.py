@@ -320,3 +320,20 @@ def test_parts_are_cut_for_all_workers_and_are_worth_their_start(pools: Callable
     assert len(pool._shares(250, first)) == 3
     assert pool._shares(101, first) == [(100, 101)]
     assert pool._shares(3, {"upto": 1, "seconds": 60.0, "start_s": 0.0}) == [(1, 2), (2, 3)]
+
+
+def test_where_no_process_can_be_started_nobody_waits(
+    tmp_path: Path, pools: Callable[..., Pool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse() -> None:
+        raise OSError("Resource temporarily unavailable")
+
+    pool = pools()
+    with monkeypatch.context() as m:
+        m.setattr(pool_module, "_start", refuse)
+        pool.submit(job_of(tmp_path))
+        (done,) = wait(pool, 1)
+    assert done.score is None
+    assert "temporarily unavailable" in done.error
+    pool.submit(job_of(tmp_path / "next"))
+    assert wait(pool, 1)[0].score is not None

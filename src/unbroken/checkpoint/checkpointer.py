@@ -100,7 +100,8 @@ class Checkpointer:
     the data position at each save, unless `save` is told. `fenced=True` promises that `fence()` is called before
     anything of the state is changed, not only before optimizer steps. On a GPU, `throttle` bounds its copies in bytes
     per second (such as "20GB"), and `device_copy` tells whether all is copied on the GPU first ("auto": where the
-    time until the next optimizer step was measured to be too short for the bus, and the GPU has room).
+    time until the next optimizer step was measured to be too short for the bus by more than such a copy takes, and the
+    GPU has room).
     """
 
     def __init__(

@@ -289,8 +289,9 @@ def repeatable_generation(
     """Keeps generation on a GPU off cuDNN's attention, or does nothing if that is wanted (`torchs_own`).
 
     On Hopper greedy answers were seen to differ from run to run. There torch gives cuDNN attention under a padding mask,
-    and leaves it out itself where deterministic algorithms are asked for: it is taken to be the cause. Likelihoods carry
-    no mask, had the same bits, and keep the kernels that the harness alone would have.
+    and leaves it out itself where deterministic algorithms are asked for. Without it three processes give the same answers
+    (tests/gpu/test_evaluate_cuda.py). Likelihoods carry no mask, had the same bits, and keep the kernels that the harness
+    alone would have.
     """
     if torchs_own or not device.startswith("cuda"):
         return contextlib.nullcontext()

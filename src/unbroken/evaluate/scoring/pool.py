@@ -94,6 +94,7 @@ class _Task:
     """Samples that took the scorer down, and how."""
     bars: list[tuple[str, float, float]] = field(default_factory=list)
     error: str = ""
+    told: bool = False
     guard: threading.Lock = field(default_factory=threading.Lock)
 
 
@@ -177,19 +178,24 @@ class Pool:
                 part = self._parts.get()
                 if part is None:
                     return
-                running = self._score(part, name, running)
+                started = time.time()
+                try:
+                    running = self._score(part, name, started, running)
+                except Exception as e:  # noqa: BLE001  no processes, no disk, ours: whoever waits must hear of it
+                    self._tell(
+                        part.task, name, started, None, f"it could not be scored: {type(e).__name__}: {e}"
+                    )
                 with self._guard:
                     self._open -= 1
         finally:
             _stop(running)
 
-    def _score(self, part: _Part, name: str, running: _Process | None) -> _Process | None:
+    def _score(self, part: _Part, name: str, started: float, running: _Process | None) -> _Process | None:
         """Scores a part; shares out what is left of the task, or ends it where this was the last one."""
-        task, job, started = part.task, part.task.job, time.time()
+        task, job = part.task, part.task.job
         order: dict[str, Json] = {}
-        if not (
-            _sandboxed(job) or job.prepared.task.metric == "judge"
-        ):  # one process keeps to a judge's rate
+        # One process keeps to a judge's rate.
+        if not (_sandboxed(job) or job.prepared.task.metric == "judge"):
             order = {
                 "part": [part.start, part.stop or job.prepared.samples],
                 "for_s": FIRST_S if part.stop is None else None,
@@ -213,16 +219,24 @@ class Pool:
             if not task.error and "score" not in answer:
                 running, answer = self._try(task, {"parts": str(task.parts)}, running)
             score = None if task.error else codec.decode(Score, answer["score"], where=job.result)
-            bars = sorted([*task.bars, (name, started, time.time())], key=lambda bar: bar[1])
-            shutil.rmtree(task.parts, ignore_errors=True)
-            if not self._closing.is_set():
-                parts = tuple(bars) if len(bars) > 1 else ()
-                self._done.put(
-                    ScoreDone(
-                        job.prepared.task.name, bars[0][0], bars[0][1], time.time(), score, task.error, parts
-                    )
-                )
+            self._tell(task, name, started, score, task.error)
         return running
+
+    def _tell(self, task: _Task, name: str, started: float, score: Score | None, error: str) -> None:
+        """The end of a task, told once."""
+        ended = time.time()
+        shutil.rmtree(task.parts, ignore_errors=True)
+        with task.guard:
+            if task.told:
+                return
+            task.told, task.error = True, error
+            bars = sorted([*task.bars, (name, started, ended)], key=lambda bar: bar[1])
+        if not self._closing.is_set():
+            first = bars[0]
+            parts = tuple(bars) if len(bars) > 1 else ()
+            self._done.put(
+                ScoreDone(task.job.prepared.task.name, first[0], first[1], ended, score, error, parts)
+            )
 
     def _shares(self, samples: int, first: Json) -> list[tuple[int, int]]:
         """What is left after the first part, cut for all workers; no finer than is worth its start."""
@@ -349,7 +363,7 @@ def _start() -> _Process:
 
 
 def _stop(running: _Process | None) -> None:
-    """Kills a worker and what it started, and waits for it."""
+    """Kills a worker and what it started, and waits for it; again does nothing."""
     if running is None:
         return
     try:
@@ -362,7 +376,9 @@ def _stop(running: _Process | None) -> None:
         except BrokenPipeError:
             pass  # what it had not read is lost with it
     running.process.wait()
-    os.close(running.answers)
+    if running.answers >= 0:
+        os.close(running.answers)
+        running.answers = -1
 
 
 def _resident(pid: int) -> int:
