@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import random
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -118,3 +119,38 @@ def test_many_more_workers_than_planned_for_cut_the_rest_anew() -> None:
     for i in range(1, 64):
         d.join(f"w{i}")
     assert max(len(s.blocks) for p in d._pending for s in p.shards) < before
+
+
+def test_what_waits_is_planned_anew_when_the_run_times_prove_wrong() -> None:
+    """Priors of a thirtieth: the metrics seemed to be all that counts, and it is the inference."""
+    true = {"a": 100.0, "b": 100.0, "c": 40.0}
+    work = [Work(t, (s / 30 / 200,) * 200, score_s=20.0 if t != "c" else 0.0) for t, s in true.items()]
+    d = Dispatcher(work, (1, 1), Costs(0, 0.005))
+    before = d.plan
+    d.join("w")
+    d.next_parcel("w")
+    plans = []
+    for _ in range(3):
+        task, _ = block = d.workers["w"].queue[0]
+        d.answered("w", block, true[task] / 200)
+        plans.append(list(d._pending))
+    assert plans[0] is not before.parcels
+    told = {s.task: s.expected_s / len(s.blocks) for p in d._pending for s in p.shards}
+    assert told["a"] > 5 * work[0].block_s[0]  # also of what has not been seen yet
+    assert sorted((s.task, b) for p in d._pending for s in p.shards for b in s.blocks) == sorted(
+        (w.task, b)
+        for w in work
+        for b in range(200)
+        if (w.task, b) not in d.workers["w"].queue and d.is_open((w.task, b))
+    )
+
+
+def test_run_times_that_are_right_change_no_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    d = Dispatcher([Work("a", (1.0,) * 50), Work("b", (1.0,) * 50)], (1,), Costs(0, 0.01))
+    monkeypatch.setattr(d, "replan", lambda: pytest.fail("planned anew"))
+    d.join("w")
+    while not d.finished:
+        if not d.workers["w"].queue:
+            assert d.next_parcel("w") is not None
+        block = d.workers["w"].queue[0]
+        d.answered("w", block, 1.1)

@@ -111,7 +111,7 @@ def test_a_large_dataset_is_split_and_small_ones_are_merged() -> None:
     p = plan(work, (1,) * 8, Costs(10.0, 0.01))
     large = [q for q in p.parcels if q.shards[0].task == "large"]
     assert len(large) >= 8
-    assert max(len(q.shards) for q in p.parcels) >= 5
+    assert len([q for q in p.parcels if q.shards[0].task != "large"]) <= 20  # two or more of them at once
     assert p.makespan_s < 1.05 * p.lower_bound_s
 
 

@@ -554,8 +554,6 @@ class Coordinator:
         self.trials.append(trial)
         self._note("trial", task=trial.task, worker=trial.worker, blocks=list(trial.blocks), started=trial.started, ended=trial.ended,
                    busy_s=trial.busy_s, outcome=trial.outcome, expected_s=trial.expected_s)  # fmt: skip
-        if len(self.trials) % 16 == 0 and self.dispatcher.waiting:
-            self.dispatcher.resort()
 
     def _gone(self, link: Link, why: str) -> None:
         """A connection ended: what it held is given to others, and its place filled again."""

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from .contracts import Shard
-from .planner import RULES, SIMULATED_PARCELS, Costs, Parcel, Plan, Work, order, plan
+from .planner import SIMULATED_PARCELS, Costs, Parcel, Plan, Work, plan
 from .priors import Correction
 
 TRIES = 3
@@ -68,6 +68,8 @@ class Dispatcher:
         self._urgent: list[Parcel] = []
         self._pending: list[Parcel] = []  # the next one is popped from the end
         self._planned_for = len(workers)
+        self._planned_with: dict[str, float] = {}
+        """The correction of each task in the plan."""
         self.plan: Plan = plan((), workers, costs)
         self.add(work, budget=SIMULATED_PARCELS)
 
@@ -113,6 +115,8 @@ class Dispatcher:
             return False
         self.correction.observe(task, self._seconds[task][number], seconds)
         self._open[task].discard(number)
+        if self._has_learnt(task):
+            self.replan()
         return not self._open[task]
 
     def failed(self, name: str, block: Block, why: str) -> list[Block]:
@@ -264,6 +268,16 @@ class Dispatcher:
         if n > max(self._planned_for, 1) * RECUT_RATIO and self._pending:
             self.replan()
 
+    def _has_learnt(self, task: str) -> bool:
+        """Whether this task, or one of which nothing is known yet, takes another time than what waits was planned with."""
+        if not self._pending:
+            return False
+        unseen = next((s.task for s in self._pending[0].shards), task)
+        return any(
+            abs(math.log(self.correction.factor(t) / self._planned_with.get(t, 1.0))) > math.log(RECUT_RATIO)
+            for t in {task, unseen}
+        )
+
     def replan(self) -> None:
         """Plans what waits anew, with what was learnt, for the workers that are there."""
         self._plan_waiting((), REPLAN_BUDGET)
@@ -293,21 +307,4 @@ class Dispatcher:
             self.plan = found
         self._pending = list(reversed(found.parcels))
         self._planned_for = len(workers)
-
-    def resort(self) -> None:
-        """Orders what waits by what was learnt about the tasks' speed; parcels stay as they are cut."""
-        rule = next((r for r in RULES if self.plan.rule.startswith(r)), RULES[0])
-        factors = {t: self.correction.factor(t) for t in self.work}
-        now = {
-            t: replace(w, block_s=tuple(s * factors[t] for s in w.block_s), blocks=w.numbers)
-            for t, w in self.work.items()
-        }
-        parcels = [
-            Parcel(
-                p.shards,
-                math.fsum(s.expected_s * factors[s.task] for s in p.shards)
-                + self.costs.switch_s * len(p.shards),
-            )
-            for p in self._pending
-        ]
-        self._pending = list(reversed(order(parcels, now, rule)))
+        self._planned_with = {t: self.correction.factor(t) for t in self.work}

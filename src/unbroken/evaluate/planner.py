@@ -21,11 +21,11 @@ from typing import NamedTuple
 
 from .contracts import Shard
 
-ALIKE = 0.005
-"""Plans that differ by less than this share of the bound are equally long."""
 MAX_OVERHEAD = 0.05
 """Share of a parcel's time that may go into switching to it."""
-_FRACTIONS = (2, 4, 8, 16)
+_FRACTIONS = (16, 32, 64)
+"""Of a worker's share of the work, the longest parcel. Coarser ones would do if run times were known: what was handed out by
+times that prove wrong keeps a worker from what has become urgent."""
 SIMULATED_PARCELS = 24_000
 """At most so many parcels are simulated for all candidates together: 10,000 shards stay far below a second."""
 
@@ -105,8 +105,6 @@ class Plan:
     """Until the last score."""
     gpu_end_s: float
     """Until the last GPU is released."""
-    scored_s: float
-    """Until the last metric that takes time is done; 0 where none does."""
     lower_bound_s: float
     rule: str
     placements: tuple[Placement, ...] = ()
@@ -126,7 +124,7 @@ def plan(
     """
     todo = sorted((w for w in work if w.block_s), key=lambda w: w.task)
     if not todo:
-        return Plan((), costs.load_s, costs.load_s, 0.0, costs.load_s, "nothing to do")
+        return Plan((), costs.load_s, costs.load_s, costs.load_s, "nothing to do")
     if not workers:
         raise ValueError("a plan needs at least one worker")
     widest = max(workers)
@@ -136,8 +134,6 @@ def plan(
     bound = lower_bound(todo, workers, costs)
     by_name = {w.task: w for w in todo}
     best: Plan | None = None
-    least = math.inf
-    alike = ALIKE * (bound - costs.load_s)
     simulated = 0
     for size in _sizes(todo, workers, costs, bound):
         if best is not None and simulated + len(todo) > budget:
@@ -149,20 +145,12 @@ def plan(
             simulated += len(cut)
             ordered = order(cut, by_name, rule)
             found = rehearse(ordered, todo, workers, costs, bound, f"{rule}, parcels up to {size:.3g} s")
-            least = min(least, found.makespan_s)
-            if best is None or best.makespan_s > least + alike:
+            if best is None or found.makespan_s < best.makespan_s - 1e-9:
                 best = found
-            elif found.makespan_s <= least + alike:
-                best = min(best, found, key=_preference)
         if best is not None and best.makespan_s <= bound * 1.002:
             break
     assert best is not None  # there is at least one size, and the first candidate is always simulated
     return best
-
-
-def _preference(p: Plan) -> tuple[float, float]:
-    """Among plans that are about as long: metrics that end early forgive what the run times turn out to be."""
-    return p.scored_s, p.makespan_s
 
 
 def _sizes(todo: Sequence[Work], workers: Sequence[int], costs: Costs, bound: float) -> list[float]:
@@ -279,14 +267,12 @@ def rehearse(
     scores = sorted((landed[w.task], -w.tail_s, w.tail_s, w.score_parts) for w in work if w.task in landed)
     cpus = [0.0] * max(1, costs.cpu_workers)
     last = gpu_end = max((p.end for p in placements), default=costs.load_s)
-    scored = 0.0
     for at, _, seconds, parts in scores:
         for _ in range(parts):
             end = max(heapq.heappop(cpus), at) + seconds
             heapq.heappush(cpus, end)
-            if seconds:
-                scored = max(scored, end)
-    return Plan(tuple(parcels), max(last, scored), gpu_end, scored, bound, rule, tuple(placements))
+            last = max(last, end)
+    return Plan(tuple(parcels), last, gpu_end, bound, rule, tuple(placements))
 
 
 def lower_bound(work: Sequence[Work], workers: Sequence[int], costs: Costs = Costs()) -> float:

@@ -271,6 +271,10 @@ def ours(
     )
     if techniques.planning and not techniques.shared_weights:
         costs = replace(costs, switch_s=weights.start_s + weights.bytes * per_node / cluster.link + pcie_s)
+    if techniques.planning and not techniques.scoring_apart and datasets:
+        # Each shard builds the prompts of its dataset: the planner is told what that costs.
+        prompts_s = sum(d.preprocess_s for d in datasets) / len(datasets)
+        costs = replace(costs, switch_s=costs.switch_s + prompts_s)
     dispatcher = Dispatcher((), [1] * workers, costs, stealing=stealing)
     clock = Clock()
     cpus = CpuPool(clock, cluster.cpus * cluster.nodes)
