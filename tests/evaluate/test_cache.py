@@ -3,6 +3,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from unbroken.errors import EvaluationError, ModelChanged, ModelDoesNotLoad, NoRoomForModel
-from unbroken.evaluate import cache
+from unbroken.evaluate import cache, sources
 from unbroken.evaluate.cache import Places, copies, fetch_unknown, lease, sweep
 from unbroken.evaluate.sources import (
     CHUNK,
@@ -234,3 +235,41 @@ def test_a_folder_without_a_model(tmp_path: Path) -> None:
     with pytest.raises(ModelDoesNotLoad, match="No such file"):
         open_source(str(tmp_path / "gone")).files()
     assert needed([FileInfo("a.bin", 1, "")], "x")[0].name == "a.bin"
+
+
+def test_room_is_made_beside_the_reads_and_only_by_the_system_call(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The C library's way, where a file system knows none (NFS before 4.2, many FUSE), is to write zeros."""
+    monkeypatch.setattr(os, "posix_fallocate", lambda *_: pytest.fail("it may write zeros"))
+    began = threading.Event()
+    make = sources.make_room
+
+    def waits(fd: int, size: int) -> None:
+        assert began.wait(20), "nothing was read meanwhile"
+        make(fd, size)
+        assert os.fstat(fd).st_size == size
+
+    class Telling(FolderSource):
+        def read(self, name: str, offset: int, size: int) -> bytes:
+            began.set()
+            return super().read(name, offset, size)
+
+    monkeypatch.setattr(sources, "make_room", waits)
+    source = Telling(model)
+    found = fetch(source, source.files(), tmp_path / "copy")
+    copy = open_source(str(tmp_path / "copy"))
+    assert fetch(copy, copy.files(), None).hash == found.hash
+
+
+def test_a_disk_without_room_is_told_at_once(tmp_path: Path) -> None:
+    with open(tmp_path / "large", "wb") as f, pytest.raises(OSError, match=r"\w"):
+        sources.make_room(f.fileno(), 1 << 62)
+
+
+def test_a_write_that_takes_only_a_part_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda fd, data, at: whole(fd, bytes(data[:7]), at))
+    with open(tmp_path / "f", "w+b") as f:
+        sources.write_all(f.fileno(), b"0123456789" * 5, 3)
+    assert (tmp_path / "f").read_bytes() == b"\0\0\0" + b"0123456789" * 5

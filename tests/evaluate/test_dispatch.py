@@ -128,21 +128,42 @@ def test_what_waits_is_planned_anew_when_the_run_times_prove_wrong() -> None:
     d = Dispatcher(work, (1, 1), Costs(0, 0.005))
     before = d.plan
     d.join("w")
-    d.next_parcel("w")
-    plans = []
-    for _ in range(3):
-        task, _ = block = d.workers["w"].queue[0]
-        d.answered("w", block, true[task] / 200)
-        plans.append(list(d._pending))
-    assert plans[0] is not before.parcels
-    told = {s.task: s.expected_s / len(s.blocks) for p in d._pending for s in p.shards}
-    assert told["a"] > 5 * work[0].block_s[0]  # also of what has not been seen yet
+    first, seen = d.next_parcel("w"), set[str]()
+    waiting = list(before.parcels[1:])
+    assert first is not None
+    while waiting == list(reversed(d._pending)):  # planned when it is needed, not in between
+        seen.add(first.shards[0].task)
+        while d.workers["w"].queue:
+            block = d.workers["w"].queue[0]
+            d.answered("w", block, true[block[0]] / 200)
+        first = d.next_parcel("w")
+        assert first is not None
+        waiting.pop(0)
+    unseen = next(s for p in d._pending for s in p.shards if s.task not in seen)
+    assert unseen.expected_s > 5 * len(unseen.blocks) * true[unseen.task] / 30 / 200
+    held = set(d.workers["w"].queue)
     assert sorted((s.task, b) for p in d._pending for s in p.shards for b in s.blocks) == sorted(
-        (w.task, b)
-        for w in work
-        for b in range(200)
-        if (w.task, b) not in d.workers["w"].queue and d.is_open((w.task, b))
+        (w.task, b) for w in work for b in range(200) if (w.task, b) not in held and d.is_open((w.task, b))
     )
+
+
+def test_planning_anew_waits_for_answers_where_there_is_much_to_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    d = Dispatcher([Work(f"t{i}", (0.1,) * 20) for i in range(40)], (1,) * 4, Costs(0, 0.001))
+    asked: list[int] = []
+    replan = d.replan
+    monkeypatch.setattr(d, "replan", lambda: (asked.append(len(d._pending)), replan()))
+    for i in range(4):
+        d.join(f"w{i}")
+    answers = 0
+    while not d.finished:
+        for i in range(4):
+            if not d.workers[f"w{i}"].queue and d.next_parcel(f"w{i}") is None:
+                continue
+            task, _ = d.workers[f"w{i}"].queue[0]
+            d.answered(f"w{i}", d.workers[f"w{i}"].queue[0], 0.1 * 40 ** (int(task[1:]) / 20))
+            answers += 1
+    assert 1 <= len(asked) < 25
+    assert sum(asked) <= answers + len(asked)
 
 
 def test_run_times_that_are_right_change_no_plan(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,18 @@ import pytest
 from tests.evaluate.test_plain import RIGHT, SUMS, run, write_task
 from unbroken.errors import EvaluationError
 from unbroken.evaluate import codec, staged
-from unbroken.evaluate.contracts import Answer, Conditions, Score, ScoreDone, ScoreJob
-from unbroken.evaluate.registry import get_harness
+from unbroken.evaluate.contracts import (
+    Answer,
+    Conditions,
+    PreparedTask,
+    Score,
+    ScoreDone,
+    ScoreJob,
+    Suite,
+    Task,
+)
+from unbroken.evaluate.harness.plain import PlainHarness
+from unbroken.evaluate.registry import get_harness, in_parts, score_parts
 from unbroken.evaluate.scoring import pool as pool_module
 from unbroken.evaluate.scoring.pool import ONE_THREAD, Pool, PoolLimits, open_pool
 from unbroken.evaluate.scoring.worker import check_answers, score_job, serve
@@ -337,3 +347,53 @@ def test_where_no_process_can_be_started_nobody_waits(
     assert "temporarily unavailable" in done.error
     pool.submit(job_of(tmp_path / "next"))
     assert wait(pool, 1)[0].score is not None
+
+
+def test_what_a_scorer_leaves_in_its_module_is_there_for_its_aggregate(
+    tmp_path: Path, pools: Callable[..., Pool]
+) -> None:
+    """In a short task, and in a long one, which is then not shared out."""
+    corpus = (
+        "import time\nHELD = []\ndef score(row, output):\n    HELD.append(row['a'])\n    time.sleep(PAUSE)\n    return 1\n"
+        "def aggregate(values):\n    return {'corpus': float(len(HELD))}\n"
+    )
+    pool = pools(2)
+    pool.submit(job_of(tmp_path / "short", corpus.replace("PAUSE", "0")))
+    pool.submit(job_of(tmp_path / "long", corpus.replace("PAUSE", "0.3")))
+    assert [d.score and d.score.metrics[0].value for d in wait(pool, 2)] == [10.0, 10.0]
+
+
+def test_a_harness_that_changes_the_score_alone_is_asked_for_the_whole() -> None:
+    class Mine(PlainHarness):
+        def score(self, prepared: PreparedTask, answers: Sequence[Answer]) -> Score:
+            return super().score(prepared, answers)
+
+    class Named(PlainHarness):
+        def list_tasks(self, suite: Suite) -> Sequence[str]:
+            return ["mine"]
+
+    assert in_parts(Mine()) is None
+    assert in_parts(Named()) is not None
+    assert score_parts(Task("a", harness="nobody.has:This"), 30.0, 4) == 1
+
+
+def test_a_first_row_that_loads_something_is_not_taken_for_the_pace(tmp_path: Path) -> None:
+    loads = "import time\nheld = []\ndef score(row, output):\n    if not held:\n        held.append(time.sleep(0.5))\n    return 1\n"
+    job = job_of(tmp_path, loads, rows=40)
+    order = {"job": codec.encode(job), "parts": str(tmp_path / "parts"), "part": [0, 20]}
+    said = serve(order, {})
+    assert said["seconds"] < 0.2
+    assert said["start_s"] > 0.5
+
+
+def test_a_task_that_is_given_up_does_not_wait_for_its_other_parts(
+    tmp_path: Path, pools: Callable[..., Pool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool_module, "FIRST_S", 0.01)
+    monkeypatch.setattr(Pool, "_shares", lambda self, n, first: [(int(first["upto"]), 20), (20, n)])
+    odd = "import os, time\ndef score(row, output):\n    time.sleep(0.02)\n    if row['a'] > 38: os.abort()\n    if 2 < row['a'] < 20: time.sleep(60)\n    return 1\n"
+    pool = pools(2, crashes=0)
+    pool.submit(job_of(tmp_path, odd, rows=40))
+    (done,) = wait(pool, 1, within=40)
+    assert done.score is None
+    assert "died on 1 samples" in done.error

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from unbroken.diagnose.verdict import REASONS, Action, Category, Outcome, Root, Verdict
 from unbroken.progress import Budgets
-from unbroken.recover.policy import Decision, PastIncident, cause_of, decide, fingerprint
+from unbroken.recover.policy import Decision, PastIncident, cause_of, decide, decide_lapsed, fingerprint
 
 B = Budgets(failure=3, hang=2, node_loss=4, killed=3, framework=3, unknown=3)
 
@@ -193,3 +193,24 @@ def test_category_of_every_reason_decides_a_budget() -> None:
             Category.SCRIPT: {"script"},
         }
         assert cause_of(verdict(reason)) in want[category]
+
+
+def test_a_lease_that_lapses_again_and_again_waits_and_ends_unless_training_gets_on() -> None:
+    history: list[PastIncident] = []
+    delays = []
+    for _ in range(B.unknown):
+        found = decide_lapsed(45, history, B)
+        assert found.action is Action.RESTART
+        delays.append(found.delay_s)
+        history.append(PastIncident("lease", "a lease", 45))
+    assert delays == [0.0, 2.0, 4.0]
+    last = decide_lapsed(45, history, B)
+    assert last.action is Action.STOP
+    assert "--lease" in last.why
+    assert decide_lapsed(46, history, B).delay_s == 0.0
+
+
+@pytest.mark.parametrize("cause", ["lease", "free"])
+def test_what_was_free_does_not_use_up_the_budget_of_failures_that_nobody_can_explain(cause: str) -> None:
+    history = [PastIncident(cause, "other", 45)] * 10
+    assert decide(UNKNOWN, 45, history, B).action is Action.RESTART

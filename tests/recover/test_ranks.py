@@ -122,12 +122,12 @@ def test_page_is_followed_and_the_end_told_once(start: Started, eventually: Call
 
 @pytest.mark.parametrize(
     ("after", "ours"),
-    [("", True), ("sys.exit(3)", True), ("sys.exit(0)", False), ("run.step(2); sys.exit(4)", False)],
+    [("", True), ("sys.exit(3)", True), ("sys.exit(0)", True), ("run.step(2); sys.exit(4)", False)],
 )
 def test_a_rank_that_found_its_lease_lapsed_did_not_fail(
     start: Started, eventually: Callable[..., None], after: str, ours: bool
 ) -> None:
-    """Whatever the script makes of the exception; one that goes on, or is done, ended by itself."""
+    """Whatever the script makes of the exception; one that goes on ended by itself. None of them is done."""
     rank = start(f"""
         import sys, time, unbroken
         run = unbroken.attach()
@@ -148,6 +148,7 @@ def test_a_rank_that_found_its_lease_lapsed_did_not_fail(
     rank.set_lease(time.monotonic() + 100, 1)
     eventually(lambda: not rank.running)
     ending = rank.ending()
+    assert ending["code"] != 0
     assert ending["ours"] is ours and rank.describe()["ours"] is ours
     assert (ending["time"] < lapsed + 0.25) is ours, (
         "its time is that of the lapse, before what followed from it"

@@ -293,8 +293,9 @@ class CudaStager:
             if not p.copying.device_copy:
                 p.hurry.set()
                 p.issued.wait()
-            p.fenced = torch.cuda.Event(enable_timing=True)
-            p.fenced.record(current)
+            fenced = torch.cuda.Event(enable_timing=True)
+            fenced.record(current)
+            p.fenced = fenced  # only now: the watcher may be measuring
             # `begin` comes after the copy on the device, where there is one: then nothing reads the live tensors any more.
             current.wait_event(p.begin if p.copying.device_copy else p.end)
 
@@ -332,7 +333,7 @@ class CudaStager:
         """Called by the watcher when a copy has ended: measures it, lets the sources go."""
         c = p.copying
         c.seconds = time.monotonic() - c.began
-        with suppress(RuntimeError):  # only a measure; a GPU that failed says so elsewhere
+        with suppress(RuntimeError, ValueError):  # only a measure; a GPU that failed says so elsewhere
             self._learn(p)
         with self._guard:
             self._pending.remove(p)

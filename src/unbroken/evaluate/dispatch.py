@@ -18,6 +18,8 @@ from .priors import Correction
 TRIES = 3
 """A block that failed so often, or whose worker died so often while it ran, is given up."""
 REPLAN_BUDGET = 3000
+REPLAN_EACH = 1
+"""Parcels that are planned anew per answer since the last time, at most."""
 RECUT_RATIO = 1.25
 """The rest is planned anew when the number of workers, or the priors, moved by more than this."""
 
@@ -68,6 +70,9 @@ class Dispatcher:
         self._urgent: list[Parcel] = []
         self._pending: list[Parcel] = []  # the next one is popped from the end
         self._planned_for = len(workers)
+        self._answers = 0
+        """Since what waits was planned."""
+        self._outdated = False
         self._planned_with: dict[str, float] = {}
         """The correction of each task in the plan."""
         self.plan: Plan = plan((), workers, costs)
@@ -115,8 +120,9 @@ class Dispatcher:
             return False
         self.correction.observe(task, self._seconds[task][number], seconds)
         self._open[task].discard(number)
-        if self._has_learnt(task):
-            self.replan()
+        self._answers += 1
+        if not self._outdated:
+            self._outdated = self._has_learnt(task)
         return not self._open[task]
 
     def failed(self, name: str, block: Block, why: str) -> list[Block]:
@@ -144,6 +150,9 @@ class Dispatcher:
 
     def next_parcel(self, name: str) -> Parcel | None:
         """The most urgent parcel that this worker can take; it is the worker's from now on."""
+        # Planning takes the longer the more there is to plan, and workers wait for it: then it comes less often.
+        if self._outdated and self._answers * REPLAN_EACH >= len(self._pending):
+            self.replan()
         busy = self.workers[name]
         for waiting in (self._urgent, self._pending):
             for i in range(len(waiting) - 1, -1, -1):
@@ -307,4 +316,5 @@ class Dispatcher:
             self.plan = found
         self._pending = list(reversed(found.parcels))
         self._planned_for = len(workers)
+        self._answers, self._outdated = 0, False
         self._planned_with = {t: self.correction.factor(t) for t in self.work}

@@ -135,14 +135,15 @@ def plan(
     by_name = {w.task: w for w in todo}
     best: Plan | None = None
     simulated = 0
+    scorings = sum(w.score_parts for w in todo)
     for size in _sizes(todo, workers, costs, bound):
         if best is not None and simulated + len(todo) > budget:
             break
         cut = cut_and_merge(todo, size, costs)
         for rule in RULES:
-            if best is not None and simulated + len(cut) > budget:
+            if best is not None and simulated + len(cut) + scorings > budget:
                 break
-            simulated += len(cut)
+            simulated += len(cut) + scorings
             ordered = order(cut, by_name, rule)
             found = rehearse(ordered, todo, workers, costs, bound, f"{rule}, parcels up to {size:.3g} s")
             if best is None or found.makespan_s < best.makespan_s - 1e-9:

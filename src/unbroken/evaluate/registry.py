@@ -5,6 +5,7 @@ A user's own class is named 'package.module:Class' in the suite, or with --backe
 
 from __future__ import annotations
 
+import functools
 import importlib
 import math
 from typing import Any, cast
@@ -34,11 +35,25 @@ def get_backend(name: str) -> Backend:
 
 def score_parts(task: Task, score_s: float, cpu_workers: int) -> int:
     """On how many CPU workers a task whose metric takes so long will be scored at once."""
-    try:
-        apart = task.metric != "judge" and isinstance(get_harness(task.harness), ScoresInParts)
-    except ModuleNotFoundError:  # planned for another machine
-        return 1
+    apart = task.metric != "judge" and _scores_in_parts(task.harness)
     return max(1, min(cpu_workers, math.ceil(score_s))) if apart else 1
+
+
+@functools.cache
+def _scores_in_parts(harness: str) -> bool:
+    try:
+        return in_parts(get_harness(harness)) is not None
+    except Exception:  # noqa: BLE001  planned for another machine; where it is used it will be said
+        return False
+
+
+def in_parts(harness: Harness) -> ScoresInParts | None:
+    """The harness, if it can score samples apart: a class that inherits that and has a `score` of its own is asked for
+    the whole."""
+    owner = next((c for c in type(harness).__mro__ if "score" in vars(c)), None)
+    if owner is None or not {"score_part", "score_of_parts"} <= set(vars(owner)):
+        return None
+    return cast(ScoresInParts, harness)
 
 
 def open_scoring(workers: int) -> ScoringPool:

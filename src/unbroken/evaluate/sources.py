@@ -7,6 +7,8 @@ of the same weights have the same hash wherever they lie, and each chunk can be 
 from __future__ import annotations
 
 import concurrent.futures
+import ctypes
+import errno
 import json
 import os
 from collections.abc import Callable, Sequence
@@ -165,9 +167,6 @@ def fetch(source: Source, files: Sequence[FileInfo], target: Path | None, *, exp
                     target / f.name, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644
                 )
 
-        def room(f: FileInfo) -> None:
-            os.posix_fallocate(descriptors[f.name], 0, f.size)  # no space is an error now, not after an hour
-
         def one(f: FileInfo, index: int) -> None:
             size = min(CHUNK, f.size - index * CHUNK)
             data = source.read(f.name, index * CHUNK, size)
@@ -180,11 +179,13 @@ def fetch(source: Source, files: Sequence[FileInfo], target: Path | None, *, exp
                                    todo="Evaluate the changed model into another --out")  # fmt: skip
             sums[f.name][index] = found
             if target is not None:
-                os.pwrite(descriptors[f.name], data, index * CHUNK)
+                write_all(descriptors[f.name], data, index * CHUNK)
 
         with concurrent.futures.ThreadPoolExecutor(max_workers=parallel) as pool:
-            # Room is made beside the first reads: in memory that means to clear it all, a second for each few GB.
-            jobs = [pool.submit(room, f) for f in files if f.size and target is not None]
+            # Beside the first reads: in memory it means to clear it all, a second for each few GB.
+            jobs = [
+                pool.submit(make_room, descriptors[f.name], f.size) for f in files if f.size and descriptors
+            ]
             jobs += [pool.submit(one, f, i) for f in files for i in range(-(-f.size // CHUNK))]
             try:
                 for job in concurrent.futures.as_completed(jobs):
@@ -200,6 +201,31 @@ def fetch(source: Source, files: Sequence[FileInfo], target: Path | None, *, exp
         raise ModelChanged("the model's files differ from those hashed before", where=source.address,
                            todo="Evaluate the changed model into another --out")  # fmt: skip
     return found
+
+
+def write_all(fd: int, data: bytes, at: int) -> None:
+    """All of it: a disk that is nearly full takes a part, and says so with the next call. Raises OSError."""
+    left = memoryview(data)
+    while left:
+        n = os.pwrite(fd, left, at)
+        left, at = left[n:], at + n
+
+
+def make_room(fd: int, size: int) -> None:
+    """Reserves bytes for a file, so that a full disk is an error now and not after an hour. Raises OSError.
+
+    By the system call itself, or not at all: what the C library does where a file system knows none is to write zeros, and
+    it would write them over what others write to the file meanwhile.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    call = getattr(libc, "fallocate64", None) or getattr(libc, "fallocate", None)
+    if call is None:
+        return
+    call.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+    if call(fd, 0, 0, size):
+        number = ctypes.get_errno()
+        if number not in (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINTR):
+            raise OSError(number, os.strerror(number))
 
 
 def make_manifest(files: Sequence[tuple[str, int, tuple[str, ...]]]) -> Manifest:

@@ -15,6 +15,7 @@ from ..progress import Budgets
 _BACKOFF_FIRST_S = 0.0
 _BACKOFF_S = 2.0
 _BACKOFF_MAX_S = 60.0
+FREE, LAPSED = "free", "lease"
 
 
 @dataclass(frozen=True)
@@ -96,14 +97,34 @@ def decide(
         )
     # The first restart is at once; without progress between, each further one waits longer, so that one bad
     # node cannot eat every retry in a minute.
-    n = len(stalled)
-    delay = _BACKOFF_FIRST_S if n == 0 else min(_BACKOFF_S * 2 ** min(n - 1, 16), _BACKOFF_MAX_S)
+    delay = _delay(len(stalled))
     action = (
         Action.RESTART_ELSEWHERE
         if verdict.cordon or verdict.action is Action.RESTART_ELSEWHERE
         else Action.RESTART
     )
     return Decision(action, f"{cause}: {_budget_text(budget, len(ours) + 1)}", verdict.cordon, delay)
+
+
+def decide_lapsed(step: int, history: Sequence[PastIncident], budgets: Budgets) -> Decision:
+    """Ranks were ended for a lease that lapsed under a supervisor that lives: its machine hardly lets it run.
+
+    No failure of theirs, and free of charge as long as training gets on; without progress between it waits, and ends.
+    """
+    stalled = [p for p in history if p.step >= step]
+    before = sum(p.cause == LAPSED for p in stalled)
+    if before >= budgets.unknown:
+        return Decision(
+            Action.STOP,
+            f"the lease of the ranks lapsed {before + 1} times without progress between: the supervisor hardly runs."
+            " Free its machine, or give a longer --lease",
+        )
+    return Decision(Action.RESTART, "free of charge: not the training's fault", (), _delay(len(stalled)))
+
+
+def _delay(n: int) -> float:
+    """Before a restart, after so many incidents without progress between."""
+    return _BACKOFF_FIRST_S if n == 0 else min(_BACKOFF_S * 2 ** min(n - 1, 16), _BACKOFF_MAX_S)
 
 
 def _budget_text(budget: int | None, used: int) -> str:

@@ -43,7 +43,7 @@ from .incidents import (
 )
 from .ledger import Ledger
 from .nodes import Node, NodeTable
-from .policy import Decision, cause_of, decide, fingerprint
+from .policy import FREE, LAPSED, Decision, cause_of, decide, decide_lapsed, fingerprint
 from .ranks import LaunchOrder
 from .reign import take_over
 from .state import RunState
@@ -603,7 +603,7 @@ class Supervisor:
         await self._record("ended", attempt=attempt.number, how=ending.kind, step=step)
         await self._record(
             "incident", incident=incident.number, attempt=attempt.number, what=ending.kind, step=step,
-            cause=cause_of(verdict, killed=killed), fingerprint=fingerprint(verdict), reason=verdict.reason,
+            cause=_charged(verdict, ending, killed), fingerprint=fingerprint(verdict), reason=verdict.reason,
             outcome=verdict.outcome.value, action=incident.action, why=decision.why,
         )  # fmt: skip
         self.view.incident(incident, time.monotonic() - began)
@@ -745,7 +745,9 @@ class Supervisor:
         return named_in_run(await asyncio.to_thread(self._diagnose, logs, facts=facts), logs, self.run_dir)
 
     def _decide(self, verdict: Verdict, step: int, ending: Ending, killed: bool) -> Decision:
-        if ending.kind in ("agent_lost", "supervisor_lost", "lease", "start_failed") and not verdict.category:
+        if _is_ours(verdict, ending):
+            if ending.kind == "lease":
+                return decide_lapsed(step, self._state.history, self.spec.budgets)
             return Decision(Action.RESTART, "free of charge: not the training's fault")
         return decide(verdict, step, self._state.history, self.spec.budgets, killed=killed)
 
@@ -921,3 +923,15 @@ class Supervisor:
         task = asyncio.create_task(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
+
+
+def _is_ours(verdict: Verdict, ending: Ending) -> bool:
+    """Whether the training had no part in it."""
+    return ending.kind in ("agent_lost", "supervisor_lost", "lease", "start_failed") and not verdict.category
+
+
+def _charged(verdict: Verdict, ending: Ending, killed: bool) -> str:
+    """The budget of an incident: what is free must not use up that of failures nobody can explain."""
+    if not _is_ours(verdict, ending):
+        return cause_of(verdict, killed=killed)
+    return LAPSED if ending.kind == "lease" else FREE

@@ -6,7 +6,8 @@
     score.py     def score(row, output): ...     a number, True/False, or {"metric": number}
                  def aggregate(values): ...      optional: {"metric": [numbers]} -> {"metric": number or (number, stderr)}
                  THREADS = 8                     optional: rows scored at once, for scorers that wait (a judge)
-                 APART = False                   optional: one process scores all rows, in order; else several share them
+                 APART = False                   optional: one process scores all rows, in order; else several may share
+                                                 them (not where there is an `aggregate`, unless APART = True)
 
 `prompt` returns a text or chat messages to continue; {"prompt": ..., "max_tokens": 256, "stop": [...],
 "temperature": 0}; {"context": text, "choices": [text, ...]} for log-probabilities; or a list of these.
@@ -51,6 +52,8 @@ class PlainHarness:
 
     def __init__(self) -> None:
         self._infer: dict[str, Any] = {}
+        self._scoring: tuple[tuple[str, str], Any] | None = None
+        """The task that is being scored, and its score.py, loaded once for all its parts."""
 
     def list_tasks(self, suite: Suite) -> Sequence[str]:
         """The folders below the suite's that hold both files."""
@@ -130,6 +133,7 @@ class PlainHarness:
         """The mean of what `score` gives, with its standard error, or what `aggregate` makes of it."""
         started = time.monotonic()
         module = self._scorer(prepared)
+        self._scoring = None  # the next task begins with a module of its own
         verdicts = score_all(module, list(_rows(prepared)), answers)
         return replace(_whole(prepared, module, verdicts), seconds=time.monotonic() - started)
 
@@ -138,9 +142,11 @@ class PlainHarness:
     ) -> tuple[list[Json], float] | None:
         """[[metric, number], ...] of each, or {"note": [sample, status, why]}. None where score.py waits for a judge, or
         says APART = False."""
+        if part.start == 0:
+            self._scoring = None
         module = self._scorer(prepared)
         if not apart(module):
-            return None
+            return None  # what was loaded is for `score`
         rows = itertools.islice(_rows(prepared), part.start, part.stop)
         found, seconds = score_some(module, rows, answers[part.start : part.stop], for_s)
         # As pairs, for the first metric is the headline, and JSON may be sorted.
@@ -152,14 +158,18 @@ class PlainHarness:
     def score_of_parts(self, prepared: PreparedTask, verdicts: Sequence[Json]) -> Score:
         """What `score` gives."""
         found = [SampleNote(*v["note"]) if isinstance(v, dict) else dict(v) for v in verdicts]
-        return _whole(prepared, self._scorer(prepared), found)
+        score, self._scoring = _whole(prepared, self._scorer(prepared), found), None
+        return score
 
     def combine(self, group: str, prepared: Sequence[PreparedTask], scores: Sequence[Score]) -> Score | None:
         """None: these tasks have no groups."""
         return None
 
     def _scorer(self, prepared: PreparedTask) -> Any:
-        return _source(prepared).load("score")
+        key = prepared.folder, prepared.version
+        if self._scoring is None or self._scoring[0] != key:
+            self._scoring = key, _source(prepared).load("score")
+        return self._scoring[1]
 
     def _module(self, prepared: PreparedTask) -> Any:
         if prepared.folder not in self._infer:

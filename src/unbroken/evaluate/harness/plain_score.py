@@ -16,8 +16,9 @@ Verdict = dict[str, float] | SampleNote
 
 
 def apart(module: Any) -> bool:
-    """Whether its rows may be scored by several processes; not those that wait for one judge together."""
-    return threads(module) <= 1 and bool(getattr(module, "APART", True))
+    """Whether its rows may be scored by several processes; not those that wait for one judge together, nor those whose
+    `aggregate` may look at what `score` has left in the module."""
+    return threads(module) <= 1 and bool(getattr(module, "APART", not hasattr(module, "aggregate")))
 
 
 def threads(module: Any) -> int:
@@ -28,14 +29,19 @@ def threads(module: Any) -> int:
 def score_some(
     module: Any, rows: Iterable[Json], answers: Sequence[Answer], for_s: float
 ) -> tuple[list[Verdict], float]:
-    """Verdicts of these, one after the other, until `for_s` are over; and the seconds that they took."""
+    """Verdicts of these, one after the other, until `for_s` are over; and the seconds that they took, at the pace of
+    those after the first, in which a scorer may load what it needs."""
     began = time.monotonic()
     found: list[Verdict] = []
+    first = 0.0
     for row, answer in zip(rows, answers, strict=True):
         found.append(_score_one(module, row, answer, watched=True))
-        if time.monotonic() - began > for_s:
+        took = time.monotonic() - began
+        first = first or took
+        if took > for_s:
             break
-    return found, time.monotonic() - began
+    rest, n = time.monotonic() - began - first, len(found)
+    return found, min(first, rest / (n - 1)) + rest if n > 1 else first
 
 
 def score_all(module: Any, rows: Sequence[Json], answers: Sequence[Answer]) -> list[Verdict]:

@@ -256,7 +256,7 @@ class Pool:
         at = order["part"][0] if "part" in order else "all"
         watched = task.parts.with_name(f"{task.parts.name.removesuffix('.parts')}.{at}.at")
         try:
-            while not self._closing.is_set():
+            while not (self._closing.is_set() or task.error):
                 with task.guard:
                     skip = dict(task.skip)
                 if _sandboxed(job):
@@ -266,7 +266,7 @@ class Pool:
                         _stop(running)
                         running = _start()
                     end = self._ask(
-                        running, job, {**order, "skip": {str(k): v for k, v in skip.items()}}, watched
+                        running, task, {**order, "skip": {str(k): v for k, v in skip.items()}}, watched
                     )
                     if end.answer is None:
                         _stop(running)
@@ -296,7 +296,8 @@ class Pool:
         finally:
             watched.unlink(missing_ok=True)
 
-    def _ask(self, running: _Process, job: ScoreJob, order: Mapping[str, Json], watched: Path) -> _End:
+    def _ask(self, running: _Process, task: _Task, order: Mapping[str, Json], watched: Path) -> _End:
+        job = task.job
         watched.unlink(missing_ok=True)
         order = {**order, "job": codec.encode(job), "watch": str(watched)}
         stdin: IO[str] | None = running.process.stdin
@@ -306,7 +307,7 @@ class Pool:
             stdin.flush()
         except BrokenPipeError:
             pass  # it is dead; found below
-        while not self._closing.is_set():
+        while not (self._closing.is_set() or task.error):
             ready, _, _ = select.select([running.answers], [], [], 0.2)
             if ready:
                 piece = os.read(running.answers, 1 << 16)

@@ -26,7 +26,7 @@ from ... import atomic
 from ...errors import EvaluationError, UnbrokenError
 from .. import codec, staged
 from ..contracts import Answer, Harness, Json, PreparedTask, Score, ScoreJob, ScoresInParts
-from ..registry import get_harness
+from ..registry import get_harness, in_parts
 from . import watch
 
 
@@ -54,8 +54,8 @@ def serve(order: Mapping[str, Json], harnesses: dict[str, Harness]) -> Json:
         skip = {int(k): str(v) for k, v in order.get("skip", {}).items()}
         harness = harnesses[name]
         score: Score | None
-        if order.get("parts") and isinstance(harness, ScoresInParts):
-            answer, score = _in_parts(job, harness, skip, order)
+        if order.get("parts") and (apart := in_parts(harness)) is not None:
+            answer, score = _in_parts(job, apart, skip, order)
             if score is None:
                 return answer
         else:
@@ -110,8 +110,14 @@ def _in_parts(
         return None, score_job(job, cast(Harness, harness), skip)
     verdicts, seconds = found
     upto = start + len(verdicts)
-    folder.mkdir(parents=True, exist_ok=True)
-    atomic.write_json(folder / f"{start}.json", {"start": start, "seconds": seconds, "verdicts": verdicts})
+    said = {"start": start, "seconds": seconds, "verdicts": verdicts}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        atomic.write_json(folder / f"{start}.json", said)
+    except OSError as e:
+        raise EvaluationError(
+            f"the verdicts cannot be written: {e.strerror or e}", where=str(folder), todo="Make room there"
+        ) from e
     if start == 0 and upto == job.prepared.samples:
         return None, _score_of(job, harness, folder)
     return {"upto": upto, "seconds": seconds, "start_s": time.monotonic() - began - seconds}, None
