@@ -50,6 +50,8 @@ import time
 def score(row, output):
     time.sleep(row["score_s"])
     if row["choices"]:
+        if len(row["choices"]) == 1:
+            return float(output[0])
         return int(max(range(len(output)), key=lambda i: output[i][0]) == row["answer"])
     return int(len(str(output)) % 2 == row["answer"] % 2)
 """
