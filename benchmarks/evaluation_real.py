@@ -333,6 +333,8 @@ def run_ours(
         shutil.rmtree(memory, ignore_errors=True)
     if report.errors:
         raise SystemExit(f"ours failed: {dict(report.errors)}")
+    if unscored := {s.task: s.notes[0].why for s in report.scores if s.notes}:
+        raise SystemExit(f"samples without a score, so that nothing can be compared: {unscored}")
     gaps = sorted(gaps_of(report)) or [0.0]
     makespan = report.ended - began
     busy, gpu_end = sum(t.busy_s for t in report.trials), max(t.ended for t in report.trials)
