@@ -25,10 +25,9 @@ from unbroken.evaluate.contracts import (
     ScoreDone,
     ScoreJob,
     Suite,
-    Task,
 )
 from unbroken.evaluate.harness.plain import PlainHarness
-from unbroken.evaluate.registry import get_harness, in_parts, score_parts
+from unbroken.evaluate.registry import get_harness, in_parts
 from unbroken.evaluate.scoring import pool as pool_module
 from unbroken.evaluate.scoring.pool import ONE_THREAD, Pool, PoolLimits, open_pool
 from unbroken.evaluate.scoring.worker import check_answers, score_job, serve
@@ -374,7 +373,6 @@ def test_a_harness_that_changes_the_score_alone_is_asked_for_the_whole() -> None
 
     assert in_parts(Mine()) is None
     assert in_parts(Named()) is not None
-    assert score_parts(Task("a", harness="nobody.has:This"), 30.0, 4) == 1
 
 
 def test_a_first_row_that_loads_something_is_not_taken_for_the_pace(tmp_path: Path) -> None:

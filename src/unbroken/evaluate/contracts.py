@@ -503,7 +503,6 @@ class Harness(Protocol):
         ...
 
 
-@runtime_checkable
 class ScoresInParts(Protocol):
     """What a Harness has too whose samples can be scored apart from each other, by several CPU workers at once."""
 

@@ -53,7 +53,7 @@ from .outcome import BlockTime, Measured, report, with_times_of
 from .planner import SIMULATED_PARCELS, Costs, Work
 from .prepare import Preparers, revive
 from .priors import Expected, Features, Observation, PriorBook, features_of, load_book, save_merged
-from .registry import open_scoring, score_parts
+from .registry import open_scoring
 from .settings import Abort, Settings
 from .staged import encode_sample, read_block
 from .wire import VERSION, Message, receive
@@ -284,7 +284,6 @@ class Coordinator:
                     tuple(left),
                     e.score_s,
                     p.task.gpus,
-                    score_parts(p.task, e.score_s, self.settings.cpu_workers),
                 )
             )
         if budget is None:

@@ -18,8 +18,6 @@ from .priors import Correction
 TRIES = 3
 """A block that failed so often, or whose worker died so often while it ran, is given up."""
 REPLAN_BUDGET = 3000
-REPLAN_EACH = 1
-"""Parcels that are planned anew per answer since the last time, at most."""
 RECUT_RATIO = 1.25
 """The rest is planned anew when the number of workers, or the priors, moved by more than this."""
 
@@ -150,8 +148,8 @@ class Dispatcher:
 
     def next_parcel(self, name: str) -> Parcel | None:
         """The most urgent parcel that this worker can take; it is the worker's from now on."""
-        # Planning takes the longer the more there is to plan, and workers wait for it: then it comes less often.
-        if self._outdated and self._answers * REPLAN_EACH >= len(self._pending):
+        # Workers wait while it is planned, the longer the more waits: each parcel has to be worth an answer.
+        if self._outdated and self._answers >= len(self._pending):
             self.replan()
         busy = self.workers[name]
         for waiting in (self._urgent, self._pending):
@@ -278,13 +276,14 @@ class Dispatcher:
             self.replan()
 
     def _has_learnt(self, task: str) -> bool:
-        """Whether this task, or one of which nothing is known yet, takes another time than what waits was planned with."""
+        """Whether this task, or the one that waits longest (and may not have been seen yet), takes another time than it was
+        planned with."""
         if not self._pending:
             return False
-        unseen = next((s.task for s in self._pending[0].shards), task)
+        last = self._pending[0].shards[0].task
         return any(
             abs(math.log(self.correction.factor(t) / self._planned_with.get(t, 1.0))) > math.log(RECUT_RATIO)
-            for t in {task, unseen}
+            for t in {task, last}
         )
 
     def replan(self) -> None:

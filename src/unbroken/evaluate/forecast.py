@@ -11,7 +11,7 @@ from ..units import Duration
 from .contracts import Json, Suite
 from .planner import Costs, Plan, Work, arrange, plan
 from .priors import Expected, Features, PriorBook
-from .registry import get_harness, score_parts
+from .registry import get_harness
 from .results import columns
 
 UNKNOWN_SAMPLES = 1000
@@ -85,11 +85,7 @@ def forecast(
         sizes = [block] * full + ([last] if last else [])
         work.append(
             Work(
-                t.name,
-                tuple(e.seconds * n / samples for n in sizes),
-                score_s=e.score_s,
-                gpus=max(t.gpus, 1),
-                score_parts=score_parts(t, e.score_s, cpu_workers),
+                t.name, tuple(e.seconds * n / samples for n in sizes), score_s=e.score_s, gpus=max(t.gpus, 1)
             )
         )
         datasets.append(Dataset(t.name, e.seconds, 0.0, e.score_s, samples, False, block=block))

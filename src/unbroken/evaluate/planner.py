@@ -43,7 +43,8 @@ class Work:
     """CPU seconds of the metric, once the last block has landed."""
     gpus: int = 1
     score_parts: int = 1
-    """On so many CPU workers at once, if there are as many."""
+    """On so many CPU workers at once. Plans are made as for one: whether a metric will be shared out is known only when it
+    is scored, and a long one begins early either way. What was measured is judged by what was possible."""
 
     @property
     def tail_s(self) -> float:
@@ -135,15 +136,14 @@ def plan(
     by_name = {w.task: w for w in todo}
     best: Plan | None = None
     simulated = 0
-    scorings = sum(w.score_parts for w in todo)
     for size in _sizes(todo, workers, costs, bound):
         if best is not None and simulated + len(todo) > budget:
             break
         cut = cut_and_merge(todo, size, costs)
         for rule in RULES:
-            if best is not None and simulated + len(cut) + scorings > budget:
+            if best is not None and simulated + len(cut) > budget:
                 break
-            simulated += len(cut) + scorings
+            simulated += len(cut)
             ordered = order(cut, by_name, rule)
             found = rehearse(ordered, todo, workers, costs, bound, f"{rule}, parcels up to {size:.3g} s")
             if best is None or found.makespan_s < best.makespan_s - 1e-9:

@@ -5,13 +5,11 @@ A user's own class is named 'package.module:Class' in the suite, or with --backe
 
 from __future__ import annotations
 
-import functools
 import importlib
-import math
 from typing import Any, cast
 
 from ..errors import UnknownKey, UsageError
-from .contracts import Backend, Harness, ScoresInParts, ScoringPool, Task
+from .contracts import Backend, Harness, ScoresInParts, ScoringPool
 
 HARNESSES: dict[str, str] = {
     "lm_eval": "unbroken.evaluate.harness.lm_eval:LmEvalHarness",
@@ -31,20 +29,6 @@ def get_harness(name: str) -> Harness:
 def get_backend(name: str) -> Backend:
     """A model backend by its name. Raises UnknownKey, UsageError."""
     return cast(Backend, _make(name, BACKENDS, "backend"))
-
-
-def score_parts(task: Task, score_s: float, cpu_workers: int) -> int:
-    """On how many CPU workers a task whose metric takes so long will be scored at once."""
-    apart = task.metric != "judge" and _scores_in_parts(task.harness)
-    return max(1, min(cpu_workers, math.ceil(score_s))) if apart else 1
-
-
-@functools.cache
-def _scores_in_parts(harness: str) -> bool:
-    try:
-        return in_parts(get_harness(harness)) is not None
-    except Exception:  # noqa: BLE001  planned for another machine; where it is used it will be said
-        return False
 
 
 def in_parts(harness: Harness) -> ScoresInParts | None:

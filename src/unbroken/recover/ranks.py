@@ -104,7 +104,6 @@ class RankProcess:
         self.ours = False
         self._told_end = False
         self._ended_at: float | None = None
-        self._hides_lapse: bool | None = None
         self._sign: tuple[int, int] | None = None
         self._log = open(log, "rb")  # noqa: SIM115  followed until the rank is gone
         self._rest = b""
@@ -193,16 +192,14 @@ class RankProcess:
         code = self._process.poll()
         if code is None:
             return {}
+        # A rank may find its lease lapsed before its agent does, and end with whatever code its script has for that.
+        lapsed = self._page.lapsed_at()
         if self._ended_at is None:
-            # A rank may find its lease lapsed before its agent does, and end with whatever code its script has for that.
-            lapsed = self._page.lapsed_at()
             if lapsed is not None:
                 self.lapse(lapsed)
             else:
                 self._ended_at = time.time()
-        if code == 0 and self._hides_lapse is None:
-            self._hides_lapse = self.ours and self._page.lapsed_at() is not None
-        if code == 0 and self._hides_lapse:
+        if code == 0 and lapsed is not None:
             code = LeaseLapsed.exit_code  # its script caught it: it is not done
         return {
             "code": code if code >= 0 else None,
