@@ -34,12 +34,14 @@ import json, sys
 from lm_eval.tasks import TaskManager
 import lm_eval
 from unbroken.evaluate.harness.lm_eval import one_process
-model, tasks, names = sys.argv[1], sys.argv[2], sys.argv[3].split(",")
+model, tasks, names, device, dtype, batch = sys.argv[1], sys.argv[2], sys.argv[3].split(","), *sys.argv[4:]
 manager = TaskManager(include_path=tasks, include_defaults=False)
-with one_process():
-    found = lm_eval.simple_evaluate("hf", {"pretrained": model, "dtype": "float32"}, tasks=names, task_manager=manager,
-                                    bootstrap_iters=20, batch_size=1, device="cpu")
-rows = {**found["results"], **found.get("groups", {})}
+rows = {}
+for some in [names] if batch == "1" else [[n] for n in names]:  # it batches over its tasks: then each is asked alone
+    with one_process():
+        found = lm_eval.simple_evaluate("hf", {"pretrained": model, "dtype": dtype}, tasks=some, task_manager=manager,
+                                        bootstrap_iters=20, batch_size=int(batch), device=device)
+    rows |= {**found["results"], **found.get("groups", {})}
 print(json.dumps({t: {k: v for k, v in r.items() if "," in k} for t, r in rows.items()}))
 """
 
@@ -65,9 +67,15 @@ def env(place: Path) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def reference(place: Path, env: dict[str, str]) -> dict[str, dict[str, Any]]:
+    return alone(place, env)
+
+
+def alone(
+    place: Path, env: dict[str, str], device: str = "cpu", dtype: str = "float32", batch: int = 1
+) -> dict[str, dict[str, Any]]:
     """`lm_eval` alone, in one process."""
-    out = subprocess.run([sys.executable, "-c", REFERENCE, str(place / "model"), str(place / "tasks"), ",".join(WANTED)],
-                         capture_output=True, text=True, env=env, check=False)  # fmt: skip
+    out = subprocess.run([sys.executable, "-c", REFERENCE, str(place / "model"), str(place / "tasks"), ",".join(WANTED),
+                          device, dtype, str(batch)], capture_output=True, text=True, env=env, check=False)  # fmt: skip
     assert out.returncode == 0, out.stderr[-3000:]
     return dict(json.loads(out.stdout.strip().splitlines()[-1]))
 
