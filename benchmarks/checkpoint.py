@@ -307,8 +307,11 @@ class TorchCheckpointing(Arm):
     def open(self, t: Training, folder: Path) -> None:
         super().open(t, folder)
         from torch_checkpointing import CheckpointManager
+        from torch_checkpointing.storage.filesystem import LocalFileSystemStorageConfig
 
-        self.manager = CheckpointManager()
+        # Its default asks for direct I/O and writes 64 bytes first, which a disk that takes it at its word refuses.
+        storage = LocalFileSystemStorageConfig(use_direct_io=False)
+        self.manager = CheckpointManager(CheckpointManager.Config(storage_config=storage))
         self.state = dcp_state(t)
 
     def begin(self, i: int) -> Save:
@@ -320,13 +323,10 @@ class TorchCheckpointing(Arm):
                 return True
             return False
 
-        step = self.t.optimizer.step
-
         def locked() -> None:  # its contract: the update takes the manager's lock
             with self.manager.lock():
                 pass
 
-        del step
         return Save(done, locked)
 
 

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # What is claimed of GPUs, part by part; each part takes under ten minutes on H100 or H200, and stands alone.
 #
-#   benchmarks/gpus.sh tests OUT        one GPU: snapshots of GPU state, evaluation on a GPU            (2 minutes)
+#   benchmarks/gpus.sh tests OUT        one GPU: snapshots of GPU state, evaluation on a GPU            (3 minutes)
+#   benchmarks/gpus.sh scores OUT       one GPU: `unbroken eval` against lm_eval alone; needs lm-eval   (6 minutes)
 #   benchmarks/gpus.sh checkpoint OUT   one GPU: ours, DCP overlapped in a process, restores            (6 minutes)
 #   benchmarks/gpus.sh peers OUT        one GPU: the other ways of DCP, torch_checkpointing, NVRx, DLRover, torch.save;
 #                                       run it again with the same OUT where a time limit cut it: what is done is kept
@@ -14,7 +15,7 @@
 # Lines come as they are printed, so that a run that is cut off shows how far it came. OUT is a folder.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-part=${1:?which part: tests, checkpoint, peers, fsdp2, limits, evaluation, torn}
+part=${1:?which part: tests, scores, checkpoint, peers, fsdp2, limits, evaluation, torn}
 out=${2:?a folder for the results}
 mkdir -p "$out"
 export PYTHONPATH=src PYTHONUNBUFFERED=1
@@ -24,7 +25,8 @@ memory=$("$python" -c "from unbroken.machine import usable_memory; print(f'{usab
 nvidia-smi --query-gpu=name,driver_version --format=csv,noheader
 
 case $part in
-tests) "$python" -m pytest tests/gpu -q -p no:cacheprovider ;;
+tests) "$python" -m pytest tests/gpu -q -p no:cacheprovider --ignore tests/gpu/test_same_scores_cuda.py --durations 5 ;;
+scores) "$python" -m pytest tests/gpu/test_same_scores_cuda.py -v -p no:cacheprovider --durations 0 ;;
 checkpoint)
 	"$python" benchmarks/checkpoint.py --model 1b --arms dcp_process --ours 11 --window 6 --out "$out/checkpoint.json"
 	;;
