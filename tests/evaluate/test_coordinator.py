@@ -20,14 +20,17 @@ from unbroken.errors import (
     ModelChanged,
     ModelDoesNotLoad,
     NoRoomForModel,
+    RunInterrupted,
     UnknownTask,
     UsageError,
 )
 from unbroken.evaluate import coordinator as module
+from unbroken.evaluate import locate
 from unbroken.evaluate.answers import AnswerStore
 from unbroken.evaluate.contracts import ModelSpec, Suite, TaskPrior
 from unbroken.evaluate.folder import EvalDir
 from unbroken.evaluate.journal import events
+from unbroken.evaluate.sources import PARALLEL, FolderSource
 from unbroken.testing.evaluation import BACKEND, fake_model
 from unbroken.testing.keepers import until
 
@@ -142,12 +145,12 @@ def slow_model(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object
     return wait_for
 
 
-def warm_pids(out: Path) -> list[int]:
+def warm_pids(out: Path, said: str = "warm") -> list[int]:
     return [
         int(line.split()[1])
         for log in sorted((out / "logs").glob("w*.log"))
         for line in log.read_text().splitlines()
-        if line.startswith("warm ")
+        if line.startswith(f"{said} ")
     ]
 
 
@@ -161,6 +164,93 @@ def test_workers_import_while_the_model_is_on_its_way(
     assert numbers(report) == numbers(evaluate(tmp_path, SUITE, workers=1, out="undisturbed"))
     again = evaluate(tmp_path, SUITE)  # all is there: nobody is asked to stand by
     assert not again.trials and len(warm_pids(tmp_path / "out")) == 2
+
+
+def test_devices_are_made_ready_while_the_model_is_on_its_way_once_the_data_are_there(
+    tmp_path: Path, slow_model: Callable[[Callable[[], object]], None]
+) -> None:
+    slow_model(lambda: len(warm_pids(tmp_path / "out", "devices")) == 2)
+    report = evaluate(tmp_path, SUITE)
+    assert sorted(warm_pids(tmp_path / "out", "devices")) == sorted(warm_pids(tmp_path / "out"))
+    assert all(0 <= w.start_s < w.ready - w.started for w in report.workers)
+
+
+def test_missing_data_are_said_while_the_model_is_on_its_way_and_end_its_fetch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    halted: list[bool] = []
+
+    def endless(*_: Any, halt: threading.Event, **__: Any) -> None:
+        halted.append(halt.wait(100))
+        raise RunInterrupted("the model is not fetched further")
+
+    monkeypatch.setattr(module, "locate", endless)
+    with pytest.raises(DatasetMissing):
+        evaluate(tmp_path, fake_suite(fake_task("a"), fake_task("b", missing=True)))
+    assert halted == [True]
+    assert not warm_pids(tmp_path / "out", "devices"), "and no device was taken"
+
+
+class Waits(FolderSource):
+    """Gives nothing until something has happened."""
+
+    def __init__(self, folder: Path, until_then: Callable[[], object]) -> None:
+        super().__init__(folder)
+        self.until_then = until_then
+
+    def read(self, name: str, offset: int, size: int) -> bytes:
+        until(lambda: bool(self.until_then()))
+        return super().read(name, offset, size)
+
+
+def test_prompts_are_built_while_the_model_is_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evaluate(tmp_path, fake_suite(fake_task("first")), out="before")  # whose hash is known from now on
+    folder = EvalDir(tmp_path / "out")
+    source = Waits(
+        tmp_path / "model", lambda: folder.prepared("a").exists() and folder.prepared("b").exists()
+    )
+    monkeypatch.setattr(locate, "open_source", lambda _: source)
+    report = evaluate(tmp_path, fake_suite(fake_task("a"), fake_task("b")), cache="always")
+    assert [s.scored for s in report.scores] == [10, 10]
+    assert not list((tmp_path / "shm").rglob("*.safetensors")), "the copy went with the evaluation"
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_a_stop_ends_the_fetch_of_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, known: bool
+) -> None:
+    """Whether it is read for its hash, or because it is known."""
+    model = fake_model(tmp_path / "model")
+    for i in range(60):
+        (model / f"part-{i}.safetensors").write_bytes(b"weights")
+    if known:
+        evaluate(tmp_path, fake_suite(fake_task("a")), out="before")
+    c = coordinator(tmp_path, fake_suite(fake_task("a")), cache="always")
+    halts: list[threading.Event] = []
+    reads: list[int] = []
+    find = module.locate
+
+    def finding(*a: Any, halt: threading.Event, **k: Any) -> Any:
+        halts.append(halt)
+        return find(*a, halt=halt, **k)
+
+    def stopped() -> bool:
+        c.stop("SIGINT")
+        return halts[0].is_set()
+
+    class Stops(Waits):
+        def read(self, name: str, offset: int, size: int) -> bytes:
+            reads.append(size)
+            return super().read(name, offset, size)
+
+    monkeypatch.setattr(module, "locate", finding)
+    monkeypatch.setattr(locate, "open_source", lambda _: Stops(model, stopped))
+    with pytest.raises(RunInterrupted, match="SIGINT"):
+        c.run()
+    assert 1 <= len(reads) <= PARALLEL, "those in flight, and no more"
+    assert not list((tmp_path / "shm").rglob("*.safetensors"))
 
 
 def test_one_that_died_while_it_stood_by_is_replaced(

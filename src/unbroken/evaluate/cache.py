@@ -20,6 +20,7 @@ import secrets
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -89,11 +90,18 @@ class Lease:
 
 
 def lease(
-    source: Source, manifest: Manifest, places: Places, *, linger_s: float = LINGER_S, watcher: bool = True
+    source: Source,
+    manifest: Manifest,
+    places: Places,
+    *,
+    linger_s: float = LINGER_S,
+    watcher: bool = True,
+    halt: threading.Event | None = None,
 ) -> Lease:
     """A lease on this node's copy, which is fetched and checked first if it is not there.
 
-    Raises NoRoomForModel if no place can take it, ModelChanged if the source's bytes differ from the manifest.
+    Raises NoRoomForModel if no place can take it, ModelChanged if the source's bytes differ from the manifest,
+    RunInterrupted once `halt` is set while it fetches.
     """
     files = [FileInfo(n, s, "") for n, s, _ in manifest.files]
     refused: list[Room] = []
@@ -117,7 +125,7 @@ def lease(
             fd = _new_lease(root, manifest.hash)
             if not there:
                 try:
-                    fetch(source, files, copy, expect=manifest)
+                    fetch(source, files, copy, expect=manifest, halt=halt)
                     (copy / ".complete").write_text(json.dumps({"bytes": manifest.bytes}))
                 except OSError as e:
                     os.close(fd)
@@ -137,7 +145,9 @@ def lease(
                          todo="Enlarge /dev/shm (docker --shm-size, an emptyDir with medium Memory) or give --cache-disk a folder")  # fmt: skip
 
 
-def fetch_unknown(source: Source, files: Sequence[FileInfo], places: Places) -> Manifest:
+def fetch_unknown(
+    source: Source, files: Sequence[FileInfo], places: Places, halt: threading.Event | None = None
+) -> Manifest:
     """Fetches a model whose hash nobody knows yet into the first place with room, and returns its manifest.
 
     The hash is computed from the bytes as they come, so that a node reads the source once and not twice; `lease` then
@@ -151,7 +161,7 @@ def fetch_unknown(source: Source, files: Sequence[FileInfo], places: Places) -> 
                 continue
             incoming = root / f".incoming-{os.getpid()}-{secrets.token_hex(4)}"
             try:
-                manifest = fetch(source, files, incoming)
+                manifest = fetch(source, files, incoming, halt=halt)
                 (incoming / ".complete").write_text(json.dumps({"bytes": manifest.bytes}))
                 with _locked(root, manifest.hash):
                     if not (root / manifest.hash).exists():
@@ -162,7 +172,7 @@ def fetch_unknown(source: Source, files: Sequence[FileInfo], places: Places) -> 
                 shutil.rmtree(incoming, ignore_errors=True)
         except OSError:
             continue  # full or forbidden: the next place, and in the end no copy, which `lease` reports with reasons
-    return fetch(source, files, None)
+    return fetch(source, files, None, halt=halt)
 
 
 def room_in(root: Path, in_memory: bool) -> Room:

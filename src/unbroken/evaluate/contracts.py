@@ -272,6 +272,8 @@ class WorkerSeen:
     ready: float = 0.0
     ended: float = 0.0
     why: str = ""
+    start_s: float = 0.0
+    """From `started` until it had connected: what was left of its imports, and of making its devices ready."""
 
 
 @dataclass(frozen=True)
@@ -441,8 +443,9 @@ class Model(Protocol):
 class Backend(Protocol):
     """A way to load models. Its class is made without arguments.
 
-    It may have a method `warm()` that imports what `load` will need and touches no device: workers call it while the
-    model is still on its way.
+    It may have a method `warm()` that imports what `load` will need and touches no device, and a method
+    `warm_devices(devices)` that makes the devices' contexts: workers call them while the model is still on its way,
+    the second one once the data are known to be there.
     """
 
     needs_weights: bool

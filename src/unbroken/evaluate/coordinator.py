@@ -17,15 +17,16 @@ import hmac
 import json
 import secrets
 import socket
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from .. import atomic
 from ..errors import EvaluationError, RunInterrupted, UnbrokenError
 from .answers import AnswerStore
-from .cache import lease
+from .cache import Lease, lease
 from .codec import decode, encode
 from .contracts import (
     Conditions,
@@ -63,6 +64,9 @@ STAND_BY_S = 0.3
 """If data and model are not there by then, workers are told to import what they will need."""
 RESTARTS = 3
 """A worker's place is filled again so often without one answered block in between."""
+
+
+T = TypeVar("T")
 
 
 class Coordinator:
@@ -124,6 +128,7 @@ class Coordinator:
         self.intake = Intake(
             self.suite, self.spec, self.folder, preparers, self.errors, keep_going=s.keep_going
         )
+        halt = threading.Event()
         find = functools.partial(
             locate,
             self.spec,
@@ -131,10 +136,13 @@ class Coordinator:
             places=s.places,
             remote=self.engine.remote,
             checkpoint=self.asked_checkpoint,
+            halt=halt,
         )
+        self._there = asyncio.Event()
         self._ahead = asyncio.create_task(self._stand_by())
+        beginning = asyncio.gather(self._tasks(), loop.run_in_executor(None, find))
         try:
-            tasks, self.located = await asyncio.gather(self.intake.expand(), loop.run_in_executor(None, find))
+            tasks, self.located = await self._unless_ended(beginning)
             key = self.spec.key(self.located.checkpoint)
             self.folder.claim(self._asked())
             self.journal = Journal(self.folder.journal)
@@ -153,12 +161,14 @@ class Coordinator:
                 with contextlib.closing(
                     Landing(self.folder, key, self.located.checkpoint, self.store, pool, self._wake.set)
                 ) as self.landing:
-                    await self._evaluate(tasks, known)
+                    await self._evaluate(tasks, known, halt)
             self.groups = await self.intake.combine(
                 [self.prepared[t] for t in self.states if t in self.prepared], self.landing.scores
             )
             return self._finish()
         finally:
+            halt.set()
+            beginning.cancel()
             self._ahead.cancel()
             preparers.close()
             if self.journal is not None:
@@ -173,6 +183,22 @@ class Coordinator:
         await asyncio.sleep(STAND_BY_S)
         with contextlib.suppress(OSError):  # no more processes: said when they are started in earnest
             self.engine.stand_by(self.settings.slots, self.folder.cluster, self.spec.backend)
+        await self._there.wait()
+        self.engine.take_devices()
+
+    async def _tasks(self) -> list[Task]:
+        """The leaf tasks; what is missing of their data is said while the model is on its way."""
+        tasks = await self.intake.expand()
+        if await self.intake.look(tasks):
+            self._there.set()
+        return tasks
+
+    async def _unless_ended(self, doing: asyncio.Future[T]) -> T:
+        """What this gives, or the end of the run if that comes first."""
+        while not doing.done():
+            self._raise_end()
+            await asyncio.wait({doing}, timeout=TICK_S)
+        return doing.result()
 
     def _asked(self) -> dict[str, Any]:
         return {
@@ -183,7 +209,9 @@ class Coordinator:
 
     # ----------------------------------------------------------------------------------------- the running
 
-    async def _evaluate(self, tasks: Sequence[Task], known: dict[str, PreparedTask]) -> None:
+    async def _evaluate(
+        self, tasks: Sequence[Task], known: dict[str, PreparedTask], halt: threading.Event
+    ) -> None:
         s = self.settings
         self.book = load_book(s.priors) if s.priors else PriorBook()
         costs = Costs(s.load_s, 0.005, s.cpu_workers)
@@ -198,14 +226,15 @@ class Coordinator:
             preparing: list[asyncio.Task[None]] = []
             if needed:
                 await stack.enter_async_context(self._listening())
-                self._hold_copy(stack)
-                self._engine_at = time.time()
-                self._ahead.cancel()
-                for slot in s.slots:
-                    self._start(slot)
                 order = sorted(waiting, key=lambda t: -self._guess(t))
                 preparing = [asyncio.create_task(self._prepare_and_add(t)) for t in order]
             try:
+                if needed:
+                    await self._hold_copy(stack, halt)
+                    self._engine_at = time.time()
+                    self._ahead.cancel()
+                    for slot in s.slots:
+                        self._start(slot)
                 await self._loop()
             finally:
                 for p in preparing:
@@ -296,16 +325,7 @@ class Coordinator:
     async def _loop(self) -> None:
         """Until every task is scored or has failed."""
         while True:
-            if self.problem is not None:
-                raise Abort(self.problem)
-            if self.stopping:
-                raise Abort(
-                    RunInterrupted(
-                        f"stopped: {self.stopping}",
-                        where=str(self.folder.root),
-                        todo="The same command goes on where it was",
-                    )
-                )
+            self._raise_end()
             gpu_done = self._unprepared == 0 and self.dispatcher.finished
             if gpu_done and not self._gpu_end:
                 self._gpu_end = time.time()
@@ -320,6 +340,14 @@ class Coordinator:
             self._wake.clear()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), TICK_S)
+
+    def _raise_end(self) -> None:
+        """Raises Abort if the run cannot go on, or was told to stop."""
+        if self.problem is not None:
+            raise Abort(self.problem)
+        if self.stopping:
+            todo = "The same command goes on where it was"
+            raise Abort(RunInterrupted(f"stopped: {self.stopping}", where=str(self.folder.root), todo=todo))
 
     async def _until_gone(self, within_s: float) -> None:
         """Waits for the workers to close their connections; then closes them, so that the report has them all."""
@@ -357,8 +385,8 @@ class Coordinator:
             for link in list(self.links.values()):
                 link.writer.close()
 
-    def _hold_copy(self, stack: contextlib.AsyncExitStack) -> None:
-        """Keeps this node's copy while workers come and go."""
+    async def _hold_copy(self, stack: contextlib.AsyncExitStack, halt: threading.Event) -> None:
+        """Keeps this node's copy while workers come and go; fetches it if it is not there."""
         found = self.located
         if (
             found.cached
@@ -367,8 +395,10 @@ class Coordinator:
             and found.source is not None
             and found.manifest is not None
         ):
-            held = lease(found.source, found.manifest, self.settings.places)
-            stack.callback(held.release)
+            take = functools.partial(lease, found.source, found.manifest, self.settings.places, halt=halt)
+            taking = asyncio.get_running_loop().run_in_executor(None, take)
+            stack.push_async_callback(_give_back, taking, halt)
+            await self._unless_ended(taking)
 
     def _start(self, slot: Slot, tries: int = 0) -> None:
         self._slots[slot.name] = (slot, tries)
@@ -421,8 +451,10 @@ class Coordinator:
         slot = self._slots.get(hello["name"])
         width = max(1, slot[0].width if slot else len(gpus))
         shown = slot[0].gpus if slot and slot[0].gpus else gpus
-        link = Link(hello["name"], str(hello["node"]), shown, width, writer, time.time() - float(hello["now"]), bool(hello["sees"]),
-                    self._started.get(hello["name"], time.time()), int(hello["pid"]))  # fmt: skip
+        now = time.time()
+        started = self._started.get(hello["name"], now)
+        link = Link(hello["name"], str(hello["node"]), shown, width, writer, now - float(hello["now"]), bool(hello["sees"]),
+                    started, int(hello["pid"]), now - started)  # fmt: skip
         self.links[link.name] = link
         self._note("join", worker=link.name, node=link.node, gpus=list(gpus), pid=link.pid)
         link.send(
@@ -761,6 +793,13 @@ class Coordinator:
 
 def _raw_lines(prepared: PreparedTask, block: int) -> list[str]:
     return [encode_sample(s).decode() for s in read_block(prepared, block)]
+
+
+async def _give_back(taking: asyncio.Future[Lease], halt: threading.Event) -> None:
+    """Releases what was taken; where it is being fetched still, as soon as that has stopped."""
+    halt.set()
+    with contextlib.suppress(UnbrokenError, OSError):  # then nothing was taken, which has been said
+        (await taking).release()
 
 
 def _address() -> str:

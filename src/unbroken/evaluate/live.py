@@ -40,6 +40,7 @@ class Link:
     """It can read the shared folder."""
     started: float
     pid: int = 0
+    start_s: float = 0.0
     fetch_s: float = 0.0
     load_s: float = 0.0
     ready: float = 0.0
@@ -63,8 +64,8 @@ class Link:
     def seen(self, why: str = "", ended: float = 0.0) -> WorkerSeen:
         """For the report."""
         return WorkerSeen(
-            self.name, self.node, self.gpus, self.started, self.fetch_s, self.load_s, self.ready, ended, why
-        )
+            self.name, self.node, self.gpus, self.started, self.fetch_s, self.load_s, self.ready, ended, why, self.start_s
+        )  # fmt: skip
 
     def note_block(
         self, number: int, block: int, started: float, ended: float, prefetched: bool

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,11 +50,19 @@ class Located:
         }
 
 
-def locate(spec: ModelSpec, *, cache: str, places: Places, remote: bool, checkpoint: str = "") -> Located:
+def locate(
+    spec: ModelSpec,
+    *,
+    cache: str,
+    places: Places,
+    remote: bool,
+    checkpoint: str = "",
+    halt: threading.Event | None = None,
+) -> Located:
     """The model of a spec. A source whose hash is not known is read once, into this node's cache if it is wanted there.
 
     `cache`: 'auto', 'always' or 'never'; `remote`: workers run elsewhere. Raises ModelDoesNotLoad, and ModelChanged if
-    the hash is not `checkpoint`.
+    the hash is not `checkpoint`; RunInterrupted once `halt` is set while it reads.
     """
     backend = get_backend(spec.backend)
     if not backend.needs_weights:
@@ -62,8 +71,8 @@ def locate(spec: ModelSpec, *, cache: str, places: Places, remote: bool, checkpo
     folder = Path(source.address) if "://" not in source.address else None
     # An object store cannot be mapped, so it is copied whatever was asked.
     cached = folder is None or cache == "always" or (cache == "auto" and on_network(folder))
-    reader = (lambda files: fetch_unknown(source, files, places)) if cached and not remote else None
-    manifest = hash_model(source, memo_folder(), reader)
+    reader = (lambda files: fetch_unknown(source, files, places, halt)) if cached and not remote else None
+    manifest = hash_model(source, memo_folder(), reader, halt)
     if checkpoint and checkpoint != manifest.hash:
         raise ModelChanged("the model's files differ from those asked for", where=spec.source)
     return Located(manifest.hash, source, manifest, cached)

@@ -11,6 +11,7 @@ import ctypes
 import errno
 import json
 import os
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,7 @@ from typing import Protocol
 import xxhash
 
 from .. import atomic
-from ..errors import EvaluationError, MissingExtra, ModelChanged, ModelDoesNotLoad
+from ..errors import EvaluationError, MissingExtra, ModelChanged, ModelDoesNotLoad, RunInterrupted
 from .contracts import digest
 
 CHUNK = 32 * 2**20
@@ -150,11 +151,11 @@ def needed(files: Sequence[FileInfo], address: str) -> tuple[FileInfo, ...]:
 
 
 def fetch(source: Source, files: Sequence[FileInfo], target: Path | None, *, expect: Manifest | None = None,
-          parallel: int = PARALLEL) -> Manifest:  # fmt: skip
+          parallel: int = PARALLEL, halt: threading.Event | None = None) -> Manifest:  # fmt: skip
     """Reads a model in parallel ranges, into a folder if one is given, and returns its manifest.
 
     Raises ModelChanged as soon as a chunk differs from `expect`; OSError from the target (a full disk); EvaluationError
-    if the source gives less than it promised.
+    if the source gives less than it promised; RunInterrupted once `halt` is set, after the chunks in flight.
     """
     promised = {name: sums for name, _, sums in expect.files} if expect else {}
     sums: dict[str, list[str]] = {f.name: [""] * -(-f.size // CHUNK) for f in files}
@@ -168,6 +169,8 @@ def fetch(source: Source, files: Sequence[FileInfo], target: Path | None, *, exp
                 )
 
         def one(f: FileInfo, index: int) -> None:
+            if halt is not None and halt.is_set():
+                raise RunInterrupted("the model is not fetched further", where=source.address)
             size = min(CHUNK, f.size - index * CHUNK)
             data = source.read(f.name, index * CHUNK, size)
             if len(data) != size:
@@ -235,7 +238,10 @@ def make_manifest(files: Sequence[tuple[str, int, tuple[str, ...]]]) -> Manifest
 
 
 def hash_model(
-    source: Source, memo: Path, reader: Callable[[Sequence[FileInfo]], Manifest] | None = None
+    source: Source,
+    memo: Path,
+    reader: Callable[[Sequence[FileInfo]], Manifest] | None = None,
+    halt: threading.Event | None = None,
 ) -> Manifest:
     """The manifest of a source; read whole once, remembered under `memo` while names, sizes and stamps stay.
 
@@ -248,7 +254,7 @@ def hash_model(
         return make_manifest([(n, s, tuple(c)) for n, s, c in value["files"]])
     except (OSError, ValueError, KeyError, TypeError):
         pass  # not there, or not ours: it is made anew
-    manifest = reader(files) if reader else fetch(source, files, None)
+    manifest = reader(files) if reader else fetch(source, files, None, halt=halt)
     memo.mkdir(parents=True, exist_ok=True)
     atomic.write_json(
         path, {"address": source.address, "hash": manifest.hash, "files": manifest.files}, indent=None

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import queue
 import socket
 import sys
 import threading
@@ -296,25 +297,37 @@ def join(cluster: Path | Message, name: str, gpus: Sequence[int], *, within_s: f
     return Worker(channel, name, gpus).serve(where["token"], Path(where["shared"]))
 
 
-def stand_by(backend: str) -> None:
-    """Imports what this backend needs and waits to be told to go on; ends the process if nobody will."""
+def stand_by(backend: str, gpus: Sequence[int]) -> None:
+    """Imports what this backend needs, makes the devices ready when told to ("device"), and waits for "go".
+
+    Ends the process if nobody will say it.
+    """
     told = os.dup(0)  # whatever is imported may do with the standard input as it likes
-    go = threading.Event()
+    news: queue.SimpleQueue[str] = queue.SimpleQueue()
 
     def listen() -> None:
         with os.fdopen(told) as words:
-            if not words.readline():
-                os._exit(0)  # the coordinator is gone, and what is being imported may hang
-        go.set()
+            for word in words:
+                news.put(word.strip())
+                if word.strip() == "go":
+                    return
+        os._exit(0)  # the coordinator is gone, and what is being imported may hang
 
     threading.Thread(target=listen, daemon=True).start()
+    _warm(backend, "warm")
+    while news.get() == "device":
+        _warm(backend, "warm_devices", gpus)
+
+
+def _warm(backend: str, what: str, *arguments: object) -> None:
+    began = time.monotonic()
     try:
-        warm = getattr(get_backend(backend), "warm", None)
-        if warm is not None:
-            warm()
+        method = getattr(get_backend(backend), what, None)
+        if method is not None:
+            method(*arguments)
     except (Exception, SystemExit):  # noqa: BLE001  whatever is missing is said when the model is loaded
         traceback.print_exc()
-    go.wait()
+    print(f"unbroken eval worker: {what} took {time.monotonic() - began:.1f} s", file=sys.stderr)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -329,10 +342,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="import what it needs, then wait for a line on the standard input",
     )
     given = parser.parse_args(argv)
+    gpus = [int(g) for g in given.gpus.split(",") if g]
     if given.stand_by:
-        stand_by(given.stand_by)
+        stand_by(given.stand_by, gpus)
     try:
-        return join(given.cluster, given.name, [int(g) for g in given.gpus.split(",") if g])
+        return join(given.cluster, given.name, gpus)
     except UnbrokenError as e:
         print(f"unbroken eval worker: {e}", file=sys.stderr)
         return e.exit_code

@@ -147,6 +147,10 @@ class FakeBackend:
         """Says so in the worker's log."""
         print(f"warm {os.getpid()}", flush=True)
 
+    def warm_devices(self, devices: Sequence[int]) -> None:
+        """Says so in the worker's log."""
+        print(f"devices {os.getpid()}", flush=True)
+
     def load(self, spec: ModelSpec, folder: Path | None, devices: Sequence[int]) -> FakeModel:
         """Reads the weights, sleeps, or refuses."""
         time.sleep(float(spec.options.get("load_s", 0.0)))

@@ -36,8 +36,12 @@ class Engine(Protocol):
     def stand_by(self, slots: Sequence[Slot], cluster: Path, backend: str) -> None:
         """Makes workers import what they will need, before there is a coordinator to join; `start` lets them go on.
 
-        They touch no device. An engine whose workers take a GPU by being there does nothing.
+        They touch no device before `take_devices`. An engine whose workers take a GPU by being there does nothing.
         """
+        ...
+
+    def take_devices(self) -> None:
+        """Lets those that stand by make their devices ready: the data are there, the model is on its way."""
         ...
 
     def start(self, slot: Slot, cluster: Path) -> None:

@@ -32,6 +32,12 @@ class LocalEngine:
         for slot in slots:
             self.standing[slot] = self._spawn(slot, cluster, ["--stand-by", backend])
 
+    def take_devices(self) -> None:
+        """A word to each of them; one that has died is replaced when it is started."""
+        for process in self.standing.values():
+            with contextlib.suppress(OSError):
+                _tell(process, b"device\n")
+
     def start(self, slot: Slot, cluster: Path) -> None:
         """Starts a worker; its GPUs, as the worker sees them, are counted from 0."""
         process = self.standing.pop(slot, None)
@@ -103,9 +109,7 @@ class LocalEngine:
 def _let_go(process: subprocess.Popen[bytes]) -> bool:
     """Tells a process that stood by to go on; False if it has died meanwhile."""
     try:
-        assert process.stdin is not None  # it was made with a pipe
-        process.stdin.write(b"go\n")
-        process.stdin.flush()
+        _tell(process, b"go\n")
     except OSError:
         _kill(process)  # it may live, and only have lost its input
         process.wait()
@@ -113,6 +117,12 @@ def _let_go(process: subprocess.Popen[bytes]) -> bool:
     finally:
         _close_input(process)
     return True
+
+
+def _tell(process: subprocess.Popen[bytes], words: bytes) -> None:
+    assert process.stdin is not None  # it was made with a pipe
+    process.stdin.write(words)
+    process.stdin.flush()
 
 
 def _close_input(process: subprocess.Popen[bytes]) -> None:

@@ -48,6 +48,9 @@ class RayEngine:
     def stand_by(self, slots: Sequence[Slot], cluster: Path, backend: str) -> None:
         """Nothing: an actor reserves its GPUs from its beginning."""
 
+    def take_devices(self) -> None:
+        """Nothing: nobody stands by."""
+
     def start(self, slot: Slot, cluster: Path) -> None:
         """Asks for an actor; it joins when Ray has placed it."""
         options = {

@@ -32,6 +32,14 @@ class TransformersBackend:
         # Half of it is imported with the first model's class; this one brings nothing that others do not need.
         _ = transformers.AutoModelForCausalLM, transformers.AutoTokenizer, transformers.LlamaForCausalLM
 
+    def warm_devices(self, devices: Sequence[int]) -> None:
+        """Makes the contexts of these GPUs, and what their first product of matrices needs."""
+        import torch
+
+        for place in _gpus(torch, devices):
+            x = torch.ones((64, 64), dtype=torch.bfloat16, device=place)
+            (x @ x).sum().item()
+
     def load(self, spec: ModelSpec, folder: Path | None, devices: Sequence[int]) -> TransformersModel:
         """The model on these GPUs; on several, its layers are spread over them. Raises ModelDoesNotLoad."""
         try:
@@ -107,6 +115,10 @@ def _target(torch: Any, devices: Sequence[int], spec: ModelSpec) -> tuple[str, .
         # One thread: matrix products of several threads differ in their last bits with the number of threads.
         torch.set_num_threads(int(spec.options.get("threads", 1)))
         return ("cpu",)
+    return _gpus(torch, devices)
+
+
+def _gpus(torch: Any, devices: Sequence[int]) -> tuple[str, ...]:
     count = torch.cuda.device_count()
     if count < len(devices):
         raise ModelDoesNotLoad(

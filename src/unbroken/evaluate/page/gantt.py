@@ -19,7 +19,7 @@ class Bar:
     """One thing that a worker did, in seconds since the start."""
 
     kind: str
-    """'fetch', 'load', 'infer', 'shared', 'lost', 'failed' or 'score'."""
+    """'start', 'fetch', 'load', 'infer', 'shared', 'lost', 'failed' or 'score'."""
     start: float
     end: float
     task: str = ""
@@ -91,6 +91,11 @@ def _natural(name: str) -> tuple[str, int]:
 def _starting(w: WorkerSeen, t0: float) -> Sequence[Bar]:
     at = w.started - t0
     out = []
+    if w.start_s > 0:
+        out.append(
+            Bar("start", at, at + w.start_s, says=f"starting: imports and device, {duration(w.start_s)}")
+        )
+        at += w.start_s
     if w.fetch_s > 0:
         out.append(Bar("fetch", at, at + w.fetch_s, says=f"fetching the model, {duration(w.fetch_s)}"))
     if w.load_s > 0:
@@ -138,7 +143,7 @@ def section(report: Report) -> str:
     legend = "".join(
         f'<span class=key><i class="swatch {kind}"></i>{text}</span>'
         for kind, text in (
-            ("fetch", "fetching the model"), ("load", "loading it"), ("infer", "inference"),
+            ("start", "starting"), ("fetch", "fetching the model"), ("load", "loading it"), ("infer", "inference"),
             ("shared", "inference, tail given away"), ("lost", "lost or failed"), ("score", "scoring (CPU)"),
         )
         if any(b.kind == kind or (kind == "lost" and b.kind == "failed") for r in rows for b in r.bars)

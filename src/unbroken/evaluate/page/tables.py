@@ -172,6 +172,7 @@ def workers(report: Report) -> str:
             f"<tr><td class=task>{esc(w.name)}<td>{esc(w.node)}<td>{esc(', '.join(map(str, w.gpus)) or 'CPU')}"
             f'<td class=num data-v="{share}">{esc(percent(share))}<td class=meter>'
             f'<div class=track><div style="width:{100 * share:.1f}%"></div></div>'
+            f'<td class=num data-v="{w.start_s}">{esc(duration(w.start_s)) if w.start_s else ""}'
             f'<td class=num data-v="{w.fetch_s}">{esc(duration(w.fetch_s)) if w.fetch_s else ""}'
             f'<td class=num data-v="{w.load_s}">{esc(duration(w.load_s)) if w.load_s else ""}'
             f'<td class=num data-v="{len(own)}">{len(own)}<td class=num data-v="{lost}">{lost or ""}'
@@ -179,7 +180,7 @@ def workers(report: Report) -> str:
         )
     return (
         "<section id=workers><h2>Workers</h2><div class=scroll><table class=sortable><thead><tr><th data-sort=text>Worker"
-        "<th data-sort=text>Node<th>GPUs<th class=num data-sort=num>Busy<th><th class=num data-sort=num>Fetch"
+        "<th data-sort=text>Node<th>GPUs<th class=num data-sort=num>Busy<th><th class=num data-sort=num>Start<th class=num data-sort=num>Fetch"
         "<th class=num data-sort=num>Load<th class=num data-sort=num>Trials<th class=num data-sort=num>Lost<th>Ended because"
         f"</tr></thead><tbody>{''.join(rows)}</tbody></table></div></section>"
     )
