@@ -94,7 +94,7 @@ def test_every_trial_and_scoring_is_a_bar_of_its_worker() -> None:
     cpu = [r for r in rows if r.cpu]
     assert len(gpu) == 16
     assert [r.name for r in cpu] == ["cpu-0", "cpu-1", "cpu-2", "cpu-3"]
-    bars = [b for r in gpu for b in r.bars if b.kind not in ("fetch", "load")]
+    bars = [b for r in gpu for b in r.bars if b.kind not in ("start", "fetch", "load")]
     assert len(bars) == len(report.trials)
     assert sum(len(r.bars) for r in cpu) == len(report.scorings)
     assert {b.kind for b in bars} == {"infer", "shared", "lost"}

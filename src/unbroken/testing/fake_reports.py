@@ -37,9 +37,12 @@ def fake_report(
         for gpu in range(gpus):
             began = start + 0.4 + 0.1 * gpu
             fetch, load = 9.0 + node + (0.2 if gpu else 2.0), 5.0 + rng.random()
-            ready = began + fetch + load
+            starting = 1.0 + 0.2 * gpu
+            ready = began + starting + fetch + load
             name = f"node-{node}/gpu-{gpu}"
-            workers.append(WorkerSeen(name, f"node-{node}", (gpu,), began, fetch, load, ready))
+            workers.append(
+                WorkerSeen(name, f"node-{node}", (gpu,), began, fetch, load, ready, start_s=starting)
+            )
             heapq.heappush(fleet, (ready, name))
     trials: list[Trial] = []
     finished: dict[str, float] = {}
