@@ -342,6 +342,8 @@ def run_ours(
     work = (
         report.lower_bound_s - load
     )  # of the measured times of blocks and metrics alone: no fetch, no start
+    logs = [line for log in sorted((out / "logs").glob("w*.log")) for line in log.read_text().splitlines()]
+    print("  " + "; ".join(line.removeprefix("unbroken eval worker: ") for line in logs if " took " in line))
     row = {
         "arm": arm, "makespan_s": makespan, "gpu_end_s": gpu_end - began, "fetch_s": fetched,
         "load_s": load, "of which imports and device left at its start": max((w.start_s for w in report.workers), default=0.0),

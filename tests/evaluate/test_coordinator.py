@@ -184,11 +184,22 @@ def test_missing_data_are_said_while_the_model_is_on_its_way_and_end_its_fetch(
         halted.append(halt.wait(100))
         raise RunInterrupted("the model is not fetched further")
 
+    evaluate(tmp_path, fake_suite(fake_task("a")), out="other")
     monkeypatch.setattr(module, "locate", endless)
     with pytest.raises(DatasetMissing):
         evaluate(tmp_path, fake_suite(fake_task("a"), fake_task("b", missing=True)))
-    assert halted == [True]
     assert not warm_pids(tmp_path / "out", "devices"), "and no device was taken"
+    with pytest.raises(UsageError, match="another suite"):
+        evaluate(tmp_path, fake_suite(fake_task("b")), out="other")
+    assert halted == [True, True]
+
+
+def test_what_could_not_begin_does_not_claim_the_folder(tmp_path: Path) -> None:
+    with pytest.raises(ModelDoesNotLoad):
+        evaluate(tmp_path, fake_suite(fake_task("a")), spec=ModelSpec(str(tmp_path / "nowhere"), BACKEND))
+    with pytest.raises(DatasetMissing):
+        evaluate(tmp_path, fake_suite(fake_task("a"), fake_task("b", missing=True)))
+    assert not evaluate(tmp_path, fake_suite(fake_task("a"))).errors
 
 
 class Waits(FolderSource):

@@ -49,7 +49,7 @@ from .intake import Intake
 from .journal import Journal, events
 from .landing import Landing
 from .live import Link, Progress, Visit, Watcher
-from .locate import locate
+from .locate import locate, model_files
 from .outcome import BlockTime, Measured, report, with_times_of
 from .planner import SIMULATED_PARCELS, Costs, Work
 from .prepare import Preparers, revive
@@ -142,9 +142,9 @@ class Coordinator:
         self._ahead = asyncio.create_task(self._stand_by())
         beginning = asyncio.gather(self._tasks(), loop.run_in_executor(None, find))
         try:
-            tasks, self.located = await self._unless_ended(beginning)
+            (tasks, known), self.located = await self._unless_ended(beginning)
             key = self.spec.key(self.located.checkpoint)
-            self.folder.claim(self._asked())
+            self.folder.claim({**self._asked(), "checkpoint": self.located.checkpoint})
             self.journal = Journal(self.folder.journal)
             self._note(
                 "begin",
@@ -153,8 +153,6 @@ class Coordinator:
                 checkpoint=self.located.checkpoint,
                 tasks=len(tasks),
             )
-            files = await loop.run_in_executor(None, self.located.small_files, self.folder.model_files)
-            known = await self.intake.check(tasks, files)
             self.states = {t.name: "failed" if t.name in self.errors else "waiting" for t in tasks}
             with contextlib.closing(AnswerStore(self.folder.answers(key), incarnation)) as self.store:
                 pool = functools.partial(self.open_scoring, s.cpu_workers)
@@ -186,12 +184,15 @@ class Coordinator:
         await self._there.wait()
         self.engine.take_devices()
 
-    async def _tasks(self) -> list[Task]:
-        """The leaf tasks; what is missing of their data is said while the model is on its way."""
+    async def _tasks(self) -> tuple[list[Task], dict[str, PreparedTask]]:
+        """The leaf tasks, and those that are prepared; what is missing is said while the model is on its way."""
         tasks = await self.intake.expand()
-        if await self.intake.look(tasks):
-            self._there.set()
-        return tasks
+        self.folder.compare(self._asked())
+        fetch = functools.partial(model_files, self.spec, self.folder.model_files)
+        files = await asyncio.get_running_loop().run_in_executor(None, fetch)
+        known = await self.intake.check(tasks, files)
+        self._there.set()
+        return tasks, known
 
     async def _unless_ended(self, doing: asyncio.Future[T]) -> T:
         """What this gives, or the end of the run if that comes first."""
@@ -204,7 +205,6 @@ class Coordinator:
         return {
             "suite": digest(encode(replace(self.suite, folder=""))),
             "model": encode(replace(self.spec, batch_size=0)),
-            "checkpoint": self.located.checkpoint,
         }
 
     # ----------------------------------------------------------------------------------------- the running

@@ -101,12 +101,17 @@ class EvalDir:
         Raises UsageError if the folder holds another one.
         """
         self.root.mkdir(parents=True, exist_ok=True)
-        text = json.loads(json.dumps(asked, default=str))
+        self.compare(asked)
         if not self.asked.exists():
-            atomic.write_json(self.asked, text)
+            atomic.write_json(self.asked, json.loads(json.dumps(asked, default=str)))
+
+    def compare(self, asked: Json) -> None:
+        """Raises UsageError if the folder holds another question; what is not known of it yet may be left out."""
+        if not self.asked.exists():
             return
         there = read_json(self.asked)
-        differs = [k for k in sorted({*there, *text}) if there.get(k) != text.get(k)]
+        text = json.loads(json.dumps(asked, default=str))
+        differs = [k for k in sorted(text) if there.get(k) != text[k]]
         if differs:
             raise UsageError(
                 f"the folder holds an evaluation with another {differs[0]}", where=str(self.root),

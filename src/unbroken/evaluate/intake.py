@@ -36,8 +36,6 @@ class Intake:
         self.keep_going = keep_going
         self.seconds: dict[str, float] = {}
         """What preparing took, by task; those of an earlier command are not in it."""
-        self._looked: dict[str, object] = {}
-        """What the harness said of a task's data, or raised."""
         self._marks: dict[str, str] = {}
         self._files: Path | None = None
 
@@ -56,23 +54,6 @@ class Intake:
                 tasks[task.name] = task
         return list(tasks.values())
 
-    async def look(self, tasks: Sequence[Task]) -> bool:
-        """Looks for the data of tasks that no earlier command prepared: needs nothing of the model. Raises Abort if some are missing.
-
-        Whether all are there for certain: not every harness can tell.
-        """
-        new = [t for t in tasks if not self.folder.prepared(t.name).exists()]
-        self._raise_all(new, await self._data_of(new))
-        return all(self._looked[t.name] is not False for t in new)
-
-    async def _data_of(self, tasks: Sequence[Task]) -> list[object]:
-        """What the harness says of each, or raises; each is asked for once."""
-        new = [t for t in tasks if t.name not in self._looked]
-        asked = (self.preparers.ask("check", self.suite, task=encode(t)) for t in new)
-        found = await asyncio.gather(*asked, return_exceptions=True)
-        self._looked |= {t.name: answer for t, answer in zip(new, found, strict=True)}
-        return [self._looked[t.name] for t in tasks]
-
     async def check(self, tasks: Sequence[Task], model_files: Path | None) -> dict[str, PreparedTask]:
         """Tasks that are prepared already, from an earlier command. Raises Abort if data are missing."""
         self._files = model_files
@@ -83,7 +64,9 @@ class Intake:
             if before is not None:
                 known[t.name] = before
         rest = [t for t in tasks if t.name not in known]
-        found = await self._data_of(rest)
+        found = await asyncio.gather(
+            *(self.preparers.ask("check", self.suite, task=encode(t)) for t in rest), return_exceptions=True
+        )
         self._raise_all(rest, found)
         # A harness that cannot check has its tasks prepared before a GPU is taken.
         blind = [t for t, ok in zip(rest, found, strict=True) if ok is False]

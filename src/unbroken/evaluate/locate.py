@@ -33,10 +33,6 @@ class Located:
             return 0.0
         return sum(s for n, s, _ in self.manifest.files if n.endswith((".safetensors", ".bin"))) / 2e9
 
-    def small_files(self, target: Path) -> Path | None:
-        """A folder with tokenizer and configuration; None for an endpoint."""
-        return None if self.source is None else small_files(self.source, target)
-
     def told(self, places: Places) -> Json:
         """What a worker is told of it."""
         if self.source is None or self.manifest is None:
@@ -48,6 +44,13 @@ class Located:
             "memory": str(places.memory) if places.memory else None,
             "disks": [str(d) for d in places.disks],
         }
+
+
+def model_files(spec: ModelSpec, target: Path) -> Path | None:
+    """A folder with tokenizer and configuration, `target` where the model lies in none; None for an endpoint."""
+    if not get_backend(spec.backend).needs_weights:
+        return None
+    return small_files(open_source(spec.source), target)
 
 
 def locate(

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import queue
 import socket
 import sys
 import threading
@@ -208,7 +207,9 @@ class Worker:
             else:
                 folder = Path(given["address"])
         model = backend.load(spec, folder, self.gpus)
-        self._say("ready", fetch_s=fetch_s, load_s=time.time() - began - fetch_s, started=began,
+        load_s = time.time() - began - fetch_s
+        _log(f"load took {load_s:.1f} s")
+        self._say("ready", fetch_s=fetch_s, load_s=load_s, started=began,
                   cached=bool(self.lease), conditions=encode(model.conditions))  # fmt: skip
         return model
 
@@ -298,25 +299,29 @@ def join(cluster: Path | Message, name: str, gpus: Sequence[int], *, within_s: f
 
 
 def stand_by(backend: str, gpus: Sequence[int]) -> None:
-    """Imports what this backend needs, makes the devices ready when told to ("device"), and waits for "go".
+    """Imports what this backend needs, makes the devices ready beside that when told to ("device"), and waits for "go".
 
     Ends the process if nobody will say it.
     """
     told = os.dup(0)  # whatever is imported may do with the standard input as it likes
-    news: queue.SimpleQueue[str] = queue.SimpleQueue()
+    devices = threading.Thread(target=_warm, args=(backend, "warm_devices", gpus), daemon=True)
+    go = threading.Event()
 
     def listen() -> None:
         with os.fdopen(told) as words:
             for word in words:
-                news.put(word.strip())
-                if word.strip() == "go":
+                if word == "device\n":
+                    devices.start()
+                elif word == "go\n":
+                    go.set()
                     return
         os._exit(0)  # the coordinator is gone, and what is being imported may hang
 
     threading.Thread(target=listen, daemon=True).start()
     _warm(backend, "warm")
-    while news.get() == "device":
-        _warm(backend, "warm_devices", gpus)
+    go.wait()
+    if devices.ident is not None:
+        devices.join()
 
 
 def _warm(backend: str, what: str, *arguments: object) -> None:
@@ -327,7 +332,12 @@ def _warm(backend: str, what: str, *arguments: object) -> None:
             method(*arguments)
     except (Exception, SystemExit):  # noqa: BLE001  whatever is missing is said when the model is loaded
         traceback.print_exc()
-    print(f"unbroken eval worker: {what} took {time.monotonic() - began:.1f} s", file=sys.stderr)
+    _log(f"{what} took {time.monotonic() - began:.1f} s")
+
+
+def _log(words: str) -> None:
+    """One write, so that the lines of two threads stay apart."""
+    sys.stderr.write(f"unbroken eval worker: {words}\n")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import signal
 import statistics
+import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -145,11 +146,11 @@ class FakeBackend:
 
     def warm(self) -> None:
         """Says so in the worker's log."""
-        print(f"warm {os.getpid()}", flush=True)
+        _line(f"warm {os.getpid()}")
 
     def warm_devices(self, devices: Sequence[int]) -> None:
         """Says so in the worker's log."""
-        print(f"devices {os.getpid()}", flush=True)
+        _line(f"devices {os.getpid()}")
 
     def load(self, spec: ModelSpec, folder: Path | None, devices: Sequence[int]) -> FakeModel:
         """Reads the weights, sleeps, or refuses."""
@@ -279,6 +280,12 @@ def fake_model(folder: Path, content: bytes = b"weights") -> Path:
     (folder / "model.safetensors").write_bytes(content)
     (folder / "config.json").write_text("{}")
     return folder
+
+
+def _line(words: str) -> None:
+    """In one write: two threads may say something at once."""
+    sys.stdout.write(f"{words}\n")
+    sys.stdout.flush()
 
 
 def _first_time(marker: str) -> bool:
