@@ -5,19 +5,20 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from unbroken.errors import EvaluationError, ModelChanged, ModelDoesNotLoad, NoRoomForModel
+from unbroken.errors import EvaluationError, ModelChanged, ModelDoesNotLoad, NoRoomForModel, RunInterrupted
 from unbroken.evaluate import cache, sources
-from unbroken.evaluate.cache import Places, copies, fetch_unknown, lease, sweep
+from unbroken.evaluate.cache import Lease, Places, copies, fetch_unknown, lease, sweep
 from unbroken.evaluate.sources import (
     CHUNK,
     FileInfo,
     FolderSource,
+    Manifest,
     StoreSource,
     fetch,
     hash_model,
@@ -81,9 +82,19 @@ def test_one_fetch_however_many_lease_it(model: Path, places: Places, tmp_path: 
 
 def test_an_unknown_model_is_read_once_for_hash_and_copy(model: Path, places: Places, tmp_path: Path) -> None:
     source = Counting(model)
-    manifest = hash_model(source, tmp_path / "memo", lambda files: fetch_unknown(source, files, places))
+    kept: list[Lease | None] = []
+
+    def reader(files: Sequence[FileInfo]) -> Manifest:
+        manifest, first = fetch_unknown(source, files, places)
+        kept.append(first)
+        return manifest
+
+    manifest = hash_model(source, tmp_path / "memo", reader)
     once = source.read_bytes
+    assert kept[0] is not None
+    assert cache.live_leases(kept[0].path.parent, manifest.hash) == 1, "nobody removes it before it is used"
     held = lease(source, manifest, places, watcher=False)
+    kept[0].release()
     assert source.read_bytes == once == manifest.bytes
     assert hash_model(source, tmp_path / "memo").hash == manifest.hash
     assert source.read_bytes == once  # remembered
@@ -227,6 +238,42 @@ def test_an_object_store(model: Path, places: Places, tmp_path: Path) -> None:
     held.release()
     small = small_files(source, tmp_path / "small")
     assert sorted(p.name for p in small.iterdir()) == ["config.json", "empty.txt", "tokenizer.json"]
+    obstore.put(store, "chat_template.jinja", b"another state of it")
+    other = small_files(source, tmp_path / "small")
+    assert (other / "chat_template.jinja").exists() and not (small / "chat_template.jinja").exists()
+    obstore.delete(store, "model.safetensors")
+    with pytest.raises(EvaluationError, match=r"gave no 'model\.safetensors'"):
+        source.read("model.safetensors", 0, 10)
+
+
+def test_who_waits_for_another_fetch_can_be_stopped(model: Path, places: Places, tmp_path: Path) -> None:
+    manifest = hash_model(open_source(str(model)), tmp_path / "memo")
+    halt, found = threading.Event(), []
+
+    def take() -> None:
+        try:
+            lease(open_source(str(model)), manifest, places, watcher=False, halt=halt)
+        except RunInterrupted as e:
+            found.append(e)
+
+    root = places.roots()[0][0]
+    root.mkdir(parents=True)
+    with cache._locked(root, manifest.hash):
+        thread = threading.Thread(target=take)
+        thread.start()
+        halt.set()
+        thread.join(20)
+        assert not thread.is_alive()
+    assert "another process fetches" in str(found[0])
+
+
+def test_a_watcher_leaves_no_file(
+    model: Path, places: Places, tmp_path: Path, eventually: Callable[..., None]
+) -> None:
+    manifest = hash_model(open_source(str(model)), tmp_path / "memo")
+    held = lease(open_source(str(model)), manifest, places)
+    held.release()  # before or after the watcher is up
+    eventually(lambda: not list(held.path.parent.iterdir()), within=20)
 
 
 def test_a_folder_without_a_model(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -27,7 +28,7 @@ from unbroken.errors import (
 from unbroken.evaluate import coordinator as module
 from unbroken.evaluate import locate
 from unbroken.evaluate.answers import AnswerStore
-from unbroken.evaluate.contracts import ModelSpec, Suite, TaskPrior
+from unbroken.evaluate.contracts import ModelSpec, Report, Suite, TaskPrior
 from unbroken.evaluate.folder import EvalDir
 from unbroken.evaluate.journal import events
 from unbroken.evaluate.sources import PARALLEL, FolderSource
@@ -228,11 +229,12 @@ def test_prompts_are_built_while_the_model_is_fetched(
     assert not list((tmp_path / "shm").rglob("*.safetensors")), "the copy went with the evaluation"
 
 
+@pytest.mark.parametrize("store", ["gives it", "breaks"])
 @pytest.mark.parametrize("known", [False, True])
 def test_a_stop_ends_the_fetch_of_the_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, known: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, known: bool, store: str
 ) -> None:
-    """Whether it is read for its hash, or because it is known."""
+    """Whether it is read for its hash, or because it is known; and whatever becomes of the reads in flight."""
     model = fake_model(tmp_path / "model")
     for i in range(60):
         (model / f"part-{i}.safetensors").write_bytes(b"weights")
@@ -254,7 +256,10 @@ def test_a_stop_ends_the_fetch_of_the_model(
     class Stops(Waits):
         def read(self, name: str, offset: int, size: int) -> bytes:
             reads.append(size)
-            return super().read(name, offset, size)
+            data = super().read(name, offset, size)
+            if store == "breaks":
+                raise ArithmeticError("an error of no class that is known here")
+            return data
 
     monkeypatch.setattr(module, "locate", finding)
     monkeypatch.setattr(locate, "open_source", lambda _: Stops(model, stopped))
@@ -262,6 +267,62 @@ def test_a_stop_ends_the_fetch_of_the_model(
         c.run()
     assert 1 <= len(reads) <= PARALLEL, "those in flight, and no more"
     assert not list((tmp_path / "shm").rglob("*.safetensors"))
+    gc.collect()
+    assert not caplog.records, "nothing that asyncio has to tell of futures that nobody asked"
+
+
+def test_who_joins_may_be_faster_than_the_fetch_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, eventually: Callable[..., None]
+) -> None:
+    """Its place is another one, as on another node; the fetch here ends when all is answered."""
+    evaluate(tmp_path, fake_suite(fake_task("first")), out="before")
+    c = coordinator(tmp_path, fake_suite(fake_task("a"), fake_task("b")), cache="always")
+    told = locate.Located.told
+    monkeypatch.setattr(
+        locate.Located, "told", lambda *a: {**told(*a), "memory": str(tmp_path / "there"), "disks": []}
+    )
+    source = Waits(tmp_path / "model", lambda: c._gpu_end)
+    for i in range(2 * PARALLEL):
+        (tmp_path / "model" / f"note-{i}.txt").write_text("x")
+    evaluate(tmp_path, fake_suite(fake_task("first")), out="again")  # whose hash is known
+    monkeypatch.setattr(locate, "open_source", lambda _: source)
+    found: list[Report] = []
+    thread = threading.Thread(target=lambda: found.append(c.run()))
+    thread.start()
+    cluster = tmp_path / "out" / "cluster.json"
+    eventually(cluster.exists, within=20)
+    joiner = subprocess.run(
+        [sys.executable, "-m", "unbroken.evaluate.worker", "--cluster", str(cluster), "--name", "joiner"],
+        check=False,
+    )
+    thread.join(60)
+    assert joiner.returncode == 0
+    (report,) = found
+    assert {t.worker for t in report.trials} == {"joiner"} == {w.name for w in report.workers}
+    assert [s.scored for s in report.scores] == [10, 10]
+    assert report.makespan_s >= report.lower_bound_s > 0
+    assert all(t.started >= report.started for t in report.trials)
+    assert not list((tmp_path / "shm").rglob("*.safetensors"))
+
+
+def test_what_cannot_be_written_for_a_task_fails_that_task(tmp_path: Path) -> None:
+    (tmp_path / "out" / "tasks").mkdir(parents=True)
+    (tmp_path / "out" / "tasks" / "a").write_text("in the way")
+    suite = fake_suite(fake_task("a"), fake_task("b"))
+    with pytest.raises(EvaluationError, match=r"FileExistsError|NotADirectoryError"):
+        evaluate(tmp_path, suite)
+    report = evaluate(tmp_path, suite, keep_going=True)
+    assert set(report.errors) == {"a"} and [s.scored for s in report.scores] == [10]
+
+
+def test_keep_going_gives_the_same_report_again(tmp_path: Path) -> None:
+    suite = fake_suite(fake_task("a"), fake_task("b", missing=True))
+    first = evaluate(tmp_path, suite, keep_going=True)
+    again = evaluate(tmp_path, suite, keep_going=True)
+    assert numbers(again) == numbers(first)
+    assert again.errors == first.errors and not again.trials
+    with pytest.raises(DatasetMissing):
+        evaluate(tmp_path, fake_suite(fake_task("b", missing=True)), keep_going=True, out="none is left")
 
 
 def test_one_that_died_while_it_stood_by_is_replaced(
@@ -356,7 +417,7 @@ def test_a_model_that_does_not_load_ends_it_with_the_reason(tmp_path: Path) -> N
         evaluate(tmp_path, fake_suite(fake_task("a")), spec=spec)
     gone = ModelSpec(str(tmp_path / "nowhere"), BACKEND)
     with pytest.raises(ModelDoesNotLoad, match="cannot be read"):
-        evaluate(tmp_path, fake_suite(fake_task("a")), spec=gone)
+        evaluate(tmp_path, fake_suite(fake_task("a")), spec=gone, out="gone")
 
 
 def test_the_same_command_asks_nothing_twice(tmp_path: Path) -> None:

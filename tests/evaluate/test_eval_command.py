@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from unbroken.cli.eval import AGAIN_S
 from unbroken.cli.main import dispatch
 from unbroken.errors import MissingExtra
 from unbroken.evaluate.live import Progress
@@ -182,3 +184,33 @@ def test_ctrl_c_ends_it_and_the_same_command_goes_on(place: Path, eventually: Ca
     done = subprocess.run([*command, "--json"], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     assert [s["scored"] for s in json.loads(done.stdout)["scores"]] == [160, 20]
+
+
+def test_a_second_ctrl_c_ends_it_even_where_a_store_does_not_answer(
+    place: Path, eventually: Callable[..., None]
+) -> None:
+    pytest.importorskip("obstore")
+    with socket.create_server(("127.0.0.1", 0)) as hole:
+        env = {
+            **os.environ,
+            "AWS_ENDPOINT": f"http://127.0.0.1:{hole.getsockname()[1]}",
+            "AWS_ALLOW_HTTP": "true",
+            "AWS_ACCESS_KEY_ID": "nobody",
+            "AWS_SECRET_ACCESS_KEY": "nothing",
+            "AWS_REGION": "nowhere",
+        }
+        command = [*RUN, "-o", "out"]
+        command[command.index("m")] = "s3://bucket/model"
+        process = subprocess.Popen(
+            [sys.executable, "-m", "unbroken", *command], env=env, stderr=subprocess.PIPE, text=True
+        )
+        hole.settimeout(30)
+        connection, _ = hole.accept()  # it asks, and gets no answer
+        process.send_signal(signal.SIGINT)
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(AGAIN_S + 0.5)  # a thread waits for the store
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=20)
+        connection.close()
+    assert process.returncode == 11
+    assert "another SIGINT" in said and "Traceback" not in said

@@ -9,13 +9,14 @@ import contextlib
 import json
 import os
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from ..errors import ContractError, EvaluationIncomplete, InputError, UsageError
+from ..errors import ContractError, EvaluationIncomplete, InputError, RunInterrupted, UsageError
 
 if TYPE_CHECKING:
     from ..evaluate.contracts import ModelSpec, Report, Suite
@@ -35,6 +36,8 @@ MODEL = typer.Option(
     ..., "--model", "-m", help="A Hugging Face folder, s3://bucket/prefix, or an endpoint's URL"
 )
 OUT = typer.Option(..., "--out", "-o", help="Folder of the evaluation; the same command there goes on")
+AGAIN_S = 2.0
+"""A signal that comes so much later than the first one ends the command at once; sooner, the two are one."""
 GPUS = typer.Option(None, "--gpus", "-n", help="GPUs to use; default: all that are visible")
 WORKERS = typer.Option(
     None, "--workers", help="CPU workers on a machine without GPUs, or connections to an endpoint"
@@ -358,10 +361,17 @@ def _evaluate(
     folder.open()
     with _stdout_for_the_answer(), Screen(folder.root / "progress.json", quiet=quiet) as screen:
         coordinator = Coordinator(suite, spec, folder, engine, settings, watcher=screen)
-        before = {
-            s: signal.signal(s, lambda n, _: coordinator.stop(signal.Signals(n).name))
-            for s in (signal.SIGINT, signal.SIGTERM)
-        }
+        first: list[float] = []
+
+        def stop(number: int, _: object) -> None:
+            now = time.monotonic()
+            if first and now - first[0] > AGAIN_S:
+                sys.stderr.write(f"unbroken eval: ended at once by another {signal.Signals(number).name}\n")
+                os._exit(RunInterrupted.exit_code)  # a store may not answer, and threads wait for it
+            first.append(now)
+            coordinator.stop(signal.Signals(number).name)
+
+        before = {s: signal.signal(s, stop) for s in (signal.SIGINT, signal.SIGTERM)}
         try:
             return coordinator.run()
         finally:

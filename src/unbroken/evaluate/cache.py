@@ -26,7 +26,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import NoRoomForModel
+from ..errors import NoRoomForModel, RunInterrupted
 from ..machine import cgroup_headroom, meminfo
 from ..units import Bytes
 from .sources import FileInfo, Manifest, Source, fetch
@@ -112,7 +112,7 @@ def lease(
             refused.append(Room(str(root), 0, str(e.strerror)))
             continue
         sweep(root, keep=manifest.hash)
-        with _locked(root, manifest.hash):
+        with _locked(root, manifest.hash, halt=halt):
             copy = root / manifest.hash
             there = (copy / ".complete").exists()
             if not there:
@@ -147,11 +147,11 @@ def lease(
 
 def fetch_unknown(
     source: Source, files: Sequence[FileInfo], places: Places, halt: threading.Event | None = None
-) -> Manifest:
-    """Fetches a model whose hash nobody knows yet into the first place with room, and returns its manifest.
+) -> tuple[Manifest, Lease | None]:
+    """Fetches a model whose hash nobody knows yet into the first place with room; returns its manifest and a lease.
 
     The hash is computed from the bytes as they come, so that a node reads the source once and not twice; `lease` then
-    finds the copy. Without room anywhere the source is only read.
+    finds the copy, as long as this one is held. Without room anywhere the source is only read, and there is none.
     """
     for root, in_memory in places.roots():
         try:
@@ -163,16 +163,17 @@ def fetch_unknown(
             try:
                 manifest = fetch(source, files, incoming, halt=halt)
                 (incoming / ".complete").write_text(json.dumps({"bytes": manifest.bytes}))
-                with _locked(root, manifest.hash):
+                with _locked(root, manifest.hash, halt=halt):
                     if not (root / manifest.hash).exists():
                         os.rename(incoming, root / manifest.hash)
                         start_watcher(root, manifest.hash, LINGER_S)
-                return manifest
+                    fd = _new_lease(root, manifest.hash)
+                return manifest, Lease(root / manifest.hash, 0.0, in_memory, fd, root, manifest.hash)
             finally:
                 shutil.rmtree(incoming, ignore_errors=True)
         except OSError:
             continue  # full or forbidden: the next place, and in the end no copy, which `lease` reports with reasons
-    return fetch(source, files, None, halt=halt)
+    return fetch(source, files, None, halt=halt), None
 
 
 def room_in(root: Path, in_memory: bool) -> Room:
@@ -269,13 +270,18 @@ def start_watcher(root: Path, name: str, linger_s: float) -> None:
 
 
 @contextlib.contextmanager
-def _locked(root: Path, name: str, *, wait: bool = True) -> Iterator[None]:
-    """Holds HASH.lock; starts over if the file was removed while waiting for it."""
+def _locked(
+    root: Path, name: str, *, wait: bool = True, halt: threading.Event | None = None
+) -> Iterator[None]:
+    """Holds HASH.lock; starts over if the file was removed while waiting for it.
+
+    Raises BlockingIOError without `wait` where another has it, RunInterrupted once `halt` is set while waiting.
+    """
     path = root / f"{name}.lock"
     while True:
         fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            _lock(fd, wait, halt)
             try:
                 same = os.stat(path).st_ino == os.fstat(fd).st_ino
             except FileNotFoundError:
@@ -285,6 +291,18 @@ def _locked(root: Path, name: str, *, wait: bool = True) -> Iterator[None]:
                 return
         finally:
             os.close(fd)
+
+
+def _lock(fd: int, wait: bool, halt: threading.Event | None) -> None:
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait and halt is None else fcntl.LOCK_NB))
+            return
+        except BlockingIOError:
+            if not wait or halt is None:
+                raise
+        if halt.wait(0.1):
+            raise RunInterrupted("another process fetches the model, and is not waited for any longer")
 
 
 def _new_lease(root: Path, name: str) -> int:

@@ -21,7 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 from .. import atomic
 from ..errors import EvaluationError, RunInterrupted, UnbrokenError
@@ -49,7 +49,7 @@ from .intake import Intake
 from .journal import Journal, events
 from .landing import Landing
 from .live import Link, Progress, Visit, Watcher
-from .locate import locate, model_files
+from .locate import Located, locate, model_files
 from .outcome import BlockTime, Measured, report, with_times_of
 from .planner import SIMULATED_PARCELS, Costs, Work
 from .prepare import Preparers, revive
@@ -64,9 +64,6 @@ STAND_BY_S = 0.3
 """If data and model are not there by then, workers are told to import what they will need."""
 RESTARTS = 3
 """A worker's place is filled again so often without one answered block in between."""
-
-
-T = TypeVar("T")
 
 
 class Coordinator:
@@ -103,6 +100,7 @@ class Coordinator:
         self._slots: dict[str, tuple[Slot, int]] = {}
         self._started: dict[str, float] = {}
         self._engine_at = 0.0
+        self._staffed = False
         self._gpu_end = 0.0
         self._alone_since: float | None = None
         self._wake = asyncio.Event()
@@ -128,7 +126,7 @@ class Coordinator:
         self.intake = Intake(
             self.suite, self.spec, self.folder, preparers, self.errors, keep_going=s.keep_going
         )
-        halt = threading.Event()
+        self._halt = threading.Event()
         find = functools.partial(
             locate,
             self.spec,
@@ -136,13 +134,14 @@ class Coordinator:
             places=s.places,
             remote=self.engine.remote,
             checkpoint=self.asked_checkpoint,
-            halt=halt,
+            halt=self._halt,
         )
         self._there = asyncio.Event()
         self._ahead = asyncio.create_task(self._stand_by())
-        beginning = asyncio.gather(self._tasks(), loop.run_in_executor(None, find))
+        checking, finding = asyncio.create_task(self._tasks()), loop.run_in_executor(None, find)
         try:
-            (tasks, known), self.located = await self._unless_ended(beginning)
+            await self._unless_ended({checking, finding})
+            (tasks, known), self.located = checking.result(), finding.result()
             key = self.spec.key(self.located.checkpoint)
             self.folder.claim({**self._asked(), "checkpoint": self.located.checkpoint})
             self.journal = Journal(self.folder.journal)
@@ -159,20 +158,23 @@ class Coordinator:
                 with contextlib.closing(
                     Landing(self.folder, key, self.located.checkpoint, self.store, pool, self._wake.set)
                 ) as self.landing:
-                    await self._evaluate(tasks, known, halt)
+                    await self._evaluate(tasks, known)
             self.groups = await self.intake.combine(
                 [self.prepared[t] for t in self.states if t in self.prepared], self.landing.scores
             )
             return self._finish()
         finally:
-            halt.set()
-            beginning.cancel()
+            self._halt.set()
+            checking.cancel()
             self._ahead.cancel()
             preparers.close()
             if self.journal is not None:
                 journal, self.journal = self.journal, None
                 journal.close()
             await loop.run_in_executor(None, self.engine.close)  # who stood by for nothing
+            _, found = await asyncio.gather(checking, finding, return_exceptions=True)
+            if isinstance(found, Located) and found.held is not None:
+                found.held.release()
 
     async def _stand_by(self) -> None:
         """Workers import beside the checks and the fetch of the model; not where the same command was finished before."""
@@ -186,20 +188,21 @@ class Coordinator:
 
     async def _tasks(self) -> tuple[list[Task], dict[str, PreparedTask]]:
         """The leaf tasks, and those that are prepared; what is missing is said while the model is on its way."""
-        tasks = await self.intake.expand()
         self.folder.compare(self._asked())
+        tasks = await self.intake.expand()
         fetch = functools.partial(model_files, self.spec, self.folder.model_files)
         files = await asyncio.get_running_loop().run_in_executor(None, fetch)
         known = await self.intake.check(tasks, files)
         self._there.set()
         return tasks, known
 
-    async def _unless_ended(self, doing: asyncio.Future[T]) -> T:
-        """What this gives, or the end of the run if that comes first."""
-        while not doing.done():
+    async def _unless_ended(self, doing: set[asyncio.Future[Any]]) -> None:
+        """Waits for all of them; raises what the first of them raises, or the end of the run if that comes before."""
+        while doing:
             self._raise_end()
-            await asyncio.wait({doing}, timeout=TICK_S)
-        return doing.result()
+            done, doing = await asyncio.wait(doing, timeout=TICK_S, return_when=asyncio.FIRST_COMPLETED)
+            for one in done:
+                one.result()
 
     def _asked(self) -> dict[str, Any]:
         return {
@@ -209,9 +212,7 @@ class Coordinator:
 
     # ----------------------------------------------------------------------------------------- the running
 
-    async def _evaluate(
-        self, tasks: Sequence[Task], known: dict[str, PreparedTask], halt: threading.Event
-    ) -> None:
+    async def _evaluate(self, tasks: Sequence[Task], known: dict[str, PreparedTask]) -> None:
         s = self.settings
         self.book = load_book(s.priors) if s.priors else PriorBook()
         costs = Costs(s.load_s, 0.005, s.cpu_workers)
@@ -223,22 +224,21 @@ class Coordinator:
         needed = self._unprepared > 0 or not self.dispatcher.finished
         self._check_widths(tasks, widths)
         async with contextlib.AsyncExitStack() as stack:
-            preparing: list[asyncio.Task[None]] = []
+            doing: list[asyncio.Task[None]] = []
             if needed:
                 await stack.enter_async_context(self._listening())
                 order = sorted(waiting, key=lambda t: -self._guess(t))
-                preparing = [asyncio.create_task(self._prepare_and_add(t)) for t in order]
+                doing = [asyncio.create_task(self._prepare_and_add(t)) for t in order]
+                doing.append(asyncio.create_task(self._start_workers(stack)))
+                for d in doing:
+                    d.add_done_callback(self._look_at)
             try:
-                if needed:
-                    await self._hold_copy(stack, halt)
-                    self._engine_at = time.time()
-                    self._ahead.cancel()
-                    for slot in s.slots:
-                        self._start(slot)
                 await self._loop()
             finally:
-                for p in preparing:
-                    p.cancel()
+                self._halt.set()
+                self._ahead.cancel()
+                for d in doing:
+                    d.cancel()
                 self._stop_workers(self.stopping or "done")
                 for name in self._slots:
                     if name not in self.links:
@@ -262,16 +262,16 @@ class Coordinator:
 
     async def _prepare_and_add(self, task: Task) -> None:
         try:
-            prepared = await self.intake.prepare(task)
-            self._unprepared -= 1
-            self._add([prepared])
-        except UnbrokenError as e:
-            self._unprepared -= 1
+            self._add([await self.intake.prepare(task)])
+        except Exception as found:  # noqa: BLE001  whatever it is, the others must not wait for this task
+            e = _told(found, f"task {task.name}")
             self.errors[task.name] = str(e)
             self.states[task.name] = "failed"
             self._note("task_failed", task=task.name, why=str(e))
             if not self.settings.keep_going:
                 self._abort(e)
+        finally:
+            self._unprepared -= 1
         self._feed_all()
 
     def _add(self, found: Sequence[PreparedTask], *, budget: int | None = None) -> None:
@@ -329,6 +329,7 @@ class Coordinator:
             gpu_done = self._unprepared == 0 and self.dispatcher.finished
             if gpu_done and not self._gpu_end:
                 self._gpu_end = time.time()
+                self._halt.set()  # whoever joined was faster than the fetch here
                 self._stop_workers("every answer is here")
             self._collect()
             if gpu_done and self.landing.idle:
@@ -385,7 +386,24 @@ class Coordinator:
             for link in list(self.links.values()):
                 link.writer.close()
 
-    async def _hold_copy(self, stack: contextlib.AsyncExitStack, halt: threading.Event) -> None:
+    async def _start_workers(self, stack: contextlib.AsyncExitStack) -> None:
+        """The engine's, once this node has its copy of the model; others may have joined and begun by then."""
+        await self._hold_copy(stack)
+        if self.located.held is not None:
+            self.located.held.release()
+        if not self._gpu_end:
+            self._ahead.cancel()
+            self._engine_at = self._engine_at or time.time()
+            for slot in self.settings.slots:
+                self._start(slot)
+        self._staffed = True
+
+    def _look_at(self, done: asyncio.Task[None]) -> None:
+        """What nobody caught ends the run; the fetch that nobody needs any more may fail."""
+        if not done.cancelled() and (e := done.exception()) is not None and not self._gpu_end:
+            self._abort(_told(e, str(self.folder.root)))
+
+    async def _hold_copy(self, stack: contextlib.AsyncExitStack) -> None:
         """Keeps this node's copy while workers come and go; fetches it if it is not there."""
         found = self.located
         if (
@@ -395,10 +413,12 @@ class Coordinator:
             and found.source is not None
             and found.manifest is not None
         ):
-            take = functools.partial(lease, found.source, found.manifest, self.settings.places, halt=halt)
+            take = functools.partial(
+                lease, found.source, found.manifest, self.settings.places, halt=self._halt
+            )
             taking = asyncio.get_running_loop().run_in_executor(None, take)
-            stack.push_async_callback(_give_back, taking, halt)
-            await self._unless_ended(taking)
+            stack.push_async_callback(_give_back, taking)
+            await asyncio.shield(taking)
 
     def _start(self, slot: Slot, tries: int = 0) -> None:
         self._slots[slot.name] = (slot, tries)
@@ -454,7 +474,8 @@ class Coordinator:
         now = time.time()
         started = self._started.get(hello["name"], now)
         link = Link(hello["name"], str(hello["node"]), shown, width, writer, now - float(hello["now"]), bool(hello["sees"]),
-                    started, int(hello["pid"]), now - started)  # fmt: skip
+                    started, int(hello["pid"]), 0.0 if self.engine.remote else now - started)  # fmt: skip
+        self._engine_at = self._engine_at or now
         self.links[link.name] = link
         self._note("join", worker=link.name, node=link.node, gpus=list(gpus), pid=link.pid)
         link.send(
@@ -627,7 +648,7 @@ class Coordinator:
             if now - link.heard > max(60.0, 20 * self.settings.beat_s):
                 self._hang(link, f"nothing was heard of it for {now - link.heard:.0f} s")
         self._end_silent()
-        alive = bool(self.links) or self.engine.running() > 0
+        alive = bool(self.links) or self.engine.running() > 0 or not self._staffed
         if alive or not self.settings.slots:
             limit_s = self.settings.wait_for_workers_s
             self._alone_since = None if self.links or not limit_s else (self._alone_since or now)
@@ -782,7 +803,11 @@ class Coordinator:
         left = self.dispatcher.remaining_s()
         able = sum(1 for link in self.links.values() if link.ready) or len(self.settings.slots) or 1
         phase = (
-            "scoring" if self._gpu_end else "running" if self.links or not self._unprepared else "preparing"
+            "scoring"
+            if self._gpu_end
+            else "running"
+            if self.links or (self._staffed and not self._unprepared)
+            else "preparing"
         )
         if self.states and all(s in ("scored", "failed") for s in self.states.values()):
             phase = "finished"
@@ -795,11 +820,22 @@ def _raw_lines(prepared: PreparedTask, block: int) -> list[str]:
     return [encode_sample(s).decode() for s in read_block(prepared, block)]
 
 
-async def _give_back(taking: asyncio.Future[Lease], halt: threading.Event) -> None:
+async def _give_back(taking: asyncio.Future[Lease]) -> None:
     """Releases what was taken; where it is being fetched still, as soon as that has stopped."""
-    halt.set()
-    with contextlib.suppress(UnbrokenError, OSError):  # then nothing was taken, which has been said
-        (await taking).release()
+    try:
+        held = await taking
+    except Exception:  # noqa: BLE001  then nothing was taken, which has been said
+        return
+    held.release()
+
+
+def _told(error: BaseException, where: str) -> UnbrokenError:
+    """The error as it is told to the user."""
+    if isinstance(error, UnbrokenError):
+        return error
+    return EvaluationError(
+        f"{type(error).__name__}: {error}", where=where, todo="Mend that, then run the same command"
+    )
 
 
 def _address() -> str:

@@ -101,17 +101,17 @@ class EvalDir:
         Raises UsageError if the folder holds another one.
         """
         self.root.mkdir(parents=True, exist_ok=True)
-        self.compare(asked)
+        self.compare(asked, whole=True)
         if not self.asked.exists():
             atomic.write_json(self.asked, json.loads(json.dumps(asked, default=str)))
 
-    def compare(self, asked: Json) -> None:
-        """Raises UsageError if the folder holds another question; what is not known of it yet may be left out."""
+    def compare(self, asked: Json, *, whole: bool = False) -> None:
+        """Raises UsageError if the folder holds another question; unless it is `whole`, what is not known yet may be missing."""
         if not self.asked.exists():
             return
         there = read_json(self.asked)
         text = json.loads(json.dumps(asked, default=str))
-        differs = [k for k in sorted(text) if there.get(k) != text[k]]
+        differs = [k for k in sorted({*there, *text} if whole else text) if there.get(k) != text.get(k)]
         if differs:
             raise UsageError(
                 f"the folder holds an evaluation with another {differs[0]}", where=str(self.root),

@@ -43,7 +43,7 @@ class Intake:
         """The leaf tasks. Raises Abort for an unknown one."""
         asked = [self.preparers.ask("expand", self.suite, task=encode(t)) for t in self.suite.tasks]
         found = await asyncio.gather(*asked, return_exceptions=True)
-        self._raise_all(self.suite.tasks, found)
+        self._raise_all(self.suite.tasks, found, self.suite.tasks)
         tasks: dict[str, Task] = {}
         for answer in found:
             for value in answer if not isinstance(answer, BaseException) else ():
@@ -67,11 +67,11 @@ class Intake:
         found = await asyncio.gather(
             *(self.preparers.ask("check", self.suite, task=encode(t)) for t in rest), return_exceptions=True
         )
-        self._raise_all(rest, found)
+        self._raise_all(rest, found, tasks)
         # A harness that cannot check has its tasks prepared before a GPU is taken.
         blind = [t for t, ok in zip(rest, found, strict=True) if ok is False]
         made = await asyncio.gather(*(self.prepare(t) for t in blind), return_exceptions=True)
-        self._raise_all(blind, made)
+        self._raise_all(blind, made, tasks)
         return known | {p.task.name: p for p in made if isinstance(p, PreparedTask)}
 
     async def prepare(self, task: Task) -> PreparedTask:
@@ -107,14 +107,14 @@ class Intake:
                 found.append(decode(Score, value))
         return found
 
-    def _raise_all(self, tasks: Sequence[Task], results: Sequence[object]) -> None:
-        """Raises the first error and names the others, or notes them all where we are to go on without those tasks."""
+    def _raise_all(self, tasks: Sequence[Task], results: Sequence[object], every: Sequence[Task]) -> None:
+        """Raises the first error and names the others, or notes them all where we are to go on with the rest of `every`."""
         bad = [(t, r) for t, r in zip(tasks, results, strict=True) if isinstance(r, BaseException)]
         for task, error in bad:
             if not isinstance(error, UnbrokenError):
                 raise error
             self.errors[task.name] = str(error)
-        if bad and not (self.keep_going and len(bad) < len(tasks)):
+        if bad and not (self.keep_going and any(t.name not in self.errors for t in every)):
             first = bad[0][1]
             assert isinstance(first, UnbrokenError)  # anything else was raised above
             if len(bad) > 1:

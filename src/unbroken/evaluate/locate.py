@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import ModelChanged
-from .cache import Places, fetch_unknown
+from .cache import Lease, Places, fetch_unknown
 from .codec import encode
 from .contracts import Json, ModelSpec, digest
 from .registry import get_backend
-from .sources import Manifest, Source, hash_model, memo_folder, on_network, open_source, small_files
+from .sources import FileInfo, Manifest, Source, hash_model, memo_folder, on_network, open_source, small_files
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,8 @@ class Located:
     manifest: Manifest | None = None
     cached: bool = False
     """Workers lease a copy on their node instead of reading the source."""
+    held: Lease | None = None
+    """On the copy that was made for the hash; for the caller to release."""
 
     @property
     def model_b(self) -> float:
@@ -74,8 +77,16 @@ def locate(
     folder = Path(source.address) if "://" not in source.address else None
     # An object store cannot be mapped, so it is copied whatever was asked.
     cached = folder is None or cache == "always" or (cache == "auto" and on_network(folder))
-    reader = (lambda files: fetch_unknown(source, files, places, halt)) if cached and not remote else None
-    manifest = hash_model(source, memo_folder(), reader, halt)
+    held: Lease | None = None
+
+    def fetching(files: Sequence[FileInfo]) -> Manifest:
+        nonlocal held
+        manifest, held = fetch_unknown(source, files, places, halt)
+        return manifest
+
+    manifest = hash_model(source, memo_folder(), fetching if cached and not remote else None, halt)
     if checkpoint and checkpoint != manifest.hash:
+        if held is not None:
+            held.release()
         raise ModelChanged("the model's files differ from those asked for", where=spec.source)
-    return Located(manifest.hash, source, manifest, cached)
+    return Located(manifest.hash, source, manifest, cached, held)

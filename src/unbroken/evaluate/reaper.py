@@ -23,6 +23,16 @@ def watch(root: Path, name: str, linger_s: float) -> None:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return  # another one watches
+    while True:
+        _until_gone(root, name, linger_s)
+        with _locked(root, name):
+            if not (root / name).exists():  # else there is a new one, whose own watcher found us here
+                (root / f"{name}.watch").unlink(missing_ok=True)
+                (root / f"{name}.lock").unlink(missing_ok=True)
+                return
+
+
+def _until_gone(root: Path, name: str, linger_s: float) -> None:
     unused_since: float | None = None
     while (root / name).exists():
         if live_leases(root, name):

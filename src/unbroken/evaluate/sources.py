@@ -127,7 +127,11 @@ class StoreSource:
         """One ranged GET; obstore retries what is worth retrying."""
         if not size:
             return b""  # an empty range is an error to object stores
-        return bytes(self._obstore.get_range(self._store, name, start=offset, length=size))
+        try:
+            return bytes(self._obstore.get_range(self._store, name, start=offset, length=size))
+        except Exception as e:
+            raise EvaluationError(f"the object store gave no '{name}': {e}", where=self.address,
+                                  todo="Check the network and credentials, then run the same command") from e  # fmt: skip
 
 
 def open_source(address: str) -> Source:
@@ -169,8 +173,7 @@ def fetch(source: Source, files: Sequence[FileInfo], target: Path | None, *, exp
                 )
 
         def one(f: FileInfo, index: int) -> None:
-            if halt is not None and halt.is_set():
-                raise RunInterrupted("the model is not fetched further", where=source.address)
+            _unless(halt, source)
             size = min(CHUNK, f.size - index * CHUNK)
             data = source.read(f.name, index * CHUNK, size)
             if len(data) != size:
@@ -199,11 +202,17 @@ def fetch(source: Source, files: Sequence[FileInfo], target: Path | None, *, exp
     finally:
         for fd in descriptors.values():
             os.close(fd)
+    _unless(halt, source)
     found = make_manifest([(f.name, f.size, tuple(sums[f.name])) for f in files])
     if expect is not None and found.hash != expect.hash:
         raise ModelChanged("the model's files differ from those hashed before", where=source.address,
                            todo="Evaluate the changed model into another --out")  # fmt: skip
     return found
+
+
+def _unless(halt: threading.Event | None, source: Source) -> None:
+    if halt is not None and halt.is_set():
+        raise RunInterrupted("the model is not fetched further", where=source.address)
 
 
 def write_all(fd: int, data: bytes, at: int) -> None:
@@ -263,14 +272,23 @@ def hash_model(
 
 
 def small_files(source: Source, target: Path) -> Path:
-    """A folder with the tokenizer, templates and configuration: the source's own where it is one, else a copy."""
+    """A folder with the tokenizer, templates and configuration: the source's own where it is one, else a copy in `target`.
+
+    Each state of a source has a copy of its own there, so that the files of two models are never mixed.
+    """
     if isinstance(source, FolderSource):
         return source.folder
-    target.mkdir(parents=True, exist_ok=True)
-    for f in source.files():
-        if f.size <= _SMALL and not f.name.endswith((".safetensors", ".bin")):
-            atomic.write_bytes(target / f.name, source.read(f.name, 0, f.size))
-    return target
+    files = source.files()
+    place = target / digest([source.address, [[f.name, f.size, f.stamp] for f in files]])[:16]
+    place.mkdir(parents=True, exist_ok=True)
+    for f in files:
+        if (
+            f.size <= _SMALL
+            and not f.name.endswith((".safetensors", ".bin"))
+            and not (place / f.name).exists()
+        ):
+            atomic.write_bytes(place / f.name, source.read(f.name, 0, f.size))
+    return place
 
 
 def memo_folder() -> Path:

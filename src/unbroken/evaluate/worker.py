@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import EvaluationError, OutOfMemory, UnbrokenError
+from ..errors import EvaluationError, OutOfMemory, RunInterrupted, UnbrokenError
 from .cache import Lease, Places, lease
 from .codec import decode, encode
 from .contracts import Answer, Harness, Model, ModelSpec, PreparedTask, Sample
@@ -108,6 +108,8 @@ class Worker:
         self.lease: Lease | None = None
         self._now: tuple[str, int, float] | None = None
         self._ended = threading.Event()
+        self._halt = threading.Event()
+        """The model is not needed any more: ends its fetch."""
 
     def serve(self, token: str, shared: Path) -> int:
         """Runs to the end; returns an exit code."""
@@ -124,6 +126,9 @@ class Worker:
         threading.Thread(target=self._beat, args=(float(welcome["beat_s"]),), daemon=True).start()
         try:
             model = self._load(spec, welcome)
+        except RunInterrupted:
+            self._say("bye", why=self.queue.why)
+            return 0
         except UnbrokenError as e:
             self._say("unfit", kind=type(e).__name__, what=e.what, where=e.where, todo=e.todo)
             self._release()
@@ -155,6 +160,7 @@ class Worker:
             message = self.channel.receive()
             if message is None:
                 self.queue.stop("the coordinator is gone")
+                self._halt.set()
                 if not self._ended.wait(GRACE_S):
                     os._exit(EvaluationError.exit_code)  # a hung call must not keep the GPU
                 return
@@ -174,6 +180,7 @@ class Worker:
             self._say("yielded", blocks=given)
         elif op == "stop":
             self.queue.stop(message.get("why") or "asked to")
+            self._halt.set()
 
     def _beat(self, every: float) -> None:
         while not self._ended.wait(every):
@@ -202,14 +209,12 @@ class Worker:
                     Path(given["memory"]) if given["memory"] else None, tuple(Path(d) for d in given["disks"])
                 )
                 manifest = decode(Manifest, given["manifest"])
-                self.lease = lease(open_source(given["address"]), manifest, places)
+                self.lease = lease(open_source(given["address"]), manifest, places, halt=self._halt)
                 folder, fetch_s = self.lease.path, self.lease.fetched_s
             else:
                 folder = Path(given["address"])
         model = backend.load(spec, folder, self.gpus)
-        load_s = time.time() - began - fetch_s
-        _log(f"load took {load_s:.1f} s")
-        self._say("ready", fetch_s=fetch_s, load_s=load_s, started=began,
+        self._say("ready", fetch_s=fetch_s, load_s=time.time() - began - fetch_s, started=began,
                   cached=bool(self.lease), conditions=encode(model.conditions))  # fmt: skip
         return model
 

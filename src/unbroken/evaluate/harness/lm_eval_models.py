@@ -35,10 +35,6 @@ class LmEvalBackend:
         TransformersBackend().warm()  # which vLLM and the others need too
         import lm_eval.api.registry  # noqa: F401
 
-    def warm_devices(self, devices: Sequence[int]) -> None:
-        """Makes the contexts of these GPUs."""
-        TransformersBackend().warm_devices(devices)
-
     def load(self, spec: ModelSpec, folder: Path | None, devices: Sequence[int]) -> LmEvalModel:
         """The model. Raises ModelDoesNotLoad, UsageError."""
         quiet_lm_eval()
