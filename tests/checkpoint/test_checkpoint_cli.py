@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,29 @@ def test_ls(run: Any, folder: Path) -> None:
     )
     code, out, _ = run("ls", folder / "step-00000100.a0001", "--json")
     assert [c["step"] for c in json.loads(out)["checkpoints"]] == [100]
+
+
+def test_export_says_which_newer_ones_it_passes_over(run: Any, folder: Path, tmp_path: Path) -> None:
+    data = folder / "step-00000400.a0001" / "rank-00000.safetensors"
+    os.truncate(data, data.stat().st_size - 1)
+    code, out, err = run("export", folder, "--to", "torch", "--out", tmp_path / "a.pt")
+    assert code == 0
+    assert "passed over step-00000400.a0001" in out and err == ""
+    code, out, _ = run("export", folder, "--to", "torch", "--out", tmp_path / "b.pt", "--json")
+    told = json.loads(out)
+    assert told["checkpoint"] == "step-00000300.a0001"
+    assert [n.partition(":")[0] for n in told["notes"]] == ["passed over step-00000400.a0001"]
+    for step in (100, 200, 300):
+        data = folder / f"step-{step:08d}.a0001" / "rank-00000.safetensors"
+        os.truncate(data, data.stat().st_size - 1)
+    code, _, err = run("export", folder, "--to", "torch", "--out", tmp_path / "c.pt")
+    assert code == 30 and "no checkpoint verifies: step-00000400.a0001" in err
+
+
+def test_export_of_a_damaged_one_says_what_to_do(run: Any, folder: Path, tmp_path: Path) -> None:
+    flip_bit(folder / "step-00000400.a0001" / "rank-00000.safetensors", -1)
+    code, _, err = run("export", folder, "--to", "torch", "--out", tmp_path / "a.pt")
+    assert code == 31 and "export an older one by its name" in err
 
 
 def test_verify(run: Any, folder: Path) -> None:
@@ -139,8 +163,10 @@ MISTAKES: list[tuple[list[str], int, str]] = [
     (
         ["export", "run/checkpoints/step-00000009.a0001", "--to", "torch", "--out", "x"],
         30,
-        "no commit marker",
+        "there is no checkpoint 'step-00000009.a0001'",
     ),
+    (["ls", "run/checkpoints/step-00000009.a0001"], 30, "there is no checkpoint"),
+    (["verify", "run/checkpoints/step-00000009.a0001"], 30, "there is no checkpoint"),
     (["import", "file", "--to", "new"], 3, "torch cannot read it"),
     (["import", "nowhere", "--to", "new"], 3, "no such file"),
     (["import", "file", "--to", "new", "--rename", "x"], 2, "--rename module=model"),

@@ -219,7 +219,7 @@ def damage(folder: Path, how: str) -> None:
 
 @pytest.mark.parametrize("how", ["flip", "truncate", "no marker", "torn part"])
 def test_a_damaged_newest_checkpoint_falls_back_and_says_so(
-    own_keepers: Path, tmp_path: Path, how: str
+    own_keepers: Path, tmp_path: Path, how: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Scenarios 6 and 15."""
     state = {"w": torch.zeros(4)}
@@ -237,6 +237,7 @@ def test_a_damaged_newest_checkpoint_falls_back_and_says_so(
     assert restored is not None and restored.step == 2 and state["w"].tolist() == [2] * 4
     if how != "no marker":
         assert restored.skipped[0][0] == "step-00000004.a0001"
+        assert caplog.text.count("passing over step-00000004.a0001") == 1
     damage(tmp_path / "c" / "step-00000002.a0001", how)
     if (
         how != "no marker"

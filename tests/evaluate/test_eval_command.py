@@ -164,6 +164,10 @@ def test_a_score_that_is_not_whole_is_not_success(place: Path, capsys: pytest.Ca
     assert dispatch([*RUN, "-o", "out", "-q"]) == 56
     out = capsys.readouterr()
     assert "15/16" in out.out and "scored in part: c" in out.err
+    assert dispatch([*RUN, "-o", "out", "-q", "--json"]) == 56
+    out = capsys.readouterr()
+    assert [s["scored"] for s in json.loads(out.out)["scores"]] == [40, 20, 15], "one object"
+    assert "scored in part: c" in out.err
 
 
 def test_ctrl_c_ends_it_and_the_same_command_goes_on(place: Path, eventually: Callable[..., None]) -> None:

@@ -137,13 +137,13 @@ def offers_without_supervisor(
                 holders.setdefault(mark, {}).setdefault(h["rank"], theirs["node"])
                 worlds[mark] = h["world_size"]
         offers: dict[Mark, Offer] = {}
-        skipped: list[tuple[str, str]] = []
+        damaged = []
         for f in catalogue.listing(storage):
             if f.committed:
                 mark = Mark(f.attempt, f.step)
                 offers[mark] = Offer(f.attempt, f.step, f.name, True, f.world_size, holders.get(mark, {}))
             elif f.status != "incomplete":
-                skipped.append((f.name, f.why))
+                damaged.append(f)
         for mark, held in holders.items():
             if (
                 mark not in offers
@@ -152,6 +152,9 @@ def offers_without_supervisor(
             ):
                 offers[mark] = Offer(*mark, folder_name(mark.step, mark.attempt), False, worlds[mark], held)
         ordered = [offers[m] for m in sorted(offers, reverse=True)]
+        for f in damaged:
+            if not ordered or Mark(f.attempt, f.step) > Mark(ordered[0].attempt, ordered[0].step):
+                logger.warning("passing over %s: %s", f.name, f.why)
         agreement.publish(
             "offers",
             {
@@ -159,7 +162,7 @@ def offers_without_supervisor(
                     [o.attempt, o.step, o.name, o.on_disk, o.world_size, sorted(o.memory.items())]
                     for o in ordered
                 ],
-                "skipped": skipped,
+                "skipped": [(f.name, f.why) for f in damaged],
             },
         )
     told = agreement.read("offers", timeout_s=VOTE_TIMEOUT_S)

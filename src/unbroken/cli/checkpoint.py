@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..errors import Exit, InputError, UsageError
+from ..errors import CheckpointCorrupt, Exit, InputError, NoCheckpoint, UsageError
 from ..units import Bytes, Duration
 
 if TYPE_CHECKING:
@@ -134,23 +135,36 @@ def export(
 ) -> None:
     """Write a checkpoint in another format; every byte is verified on the way."""
     _known(to, ("dcp", "huggingface", "torch"))
-    storage, name = _newest(place)
+    storage, name, passed = _newest_of(place)
     from ..checkpoint import export as exporting
 
-    if to == "dcp":
-        done = exporting.to_dcp(storage, name, out)
-    elif to == "torch":
-        done = exporting.to_torch(storage, name, out)
-    else:
-        done = exporting.to_huggingface(
-            storage, name, out, prefix=prefix, dtype=dtype, max_shard_bytes=Bytes(shard), beside=config_from
+    try:
+        if to == "dcp":
+            done = exporting.to_dcp(storage, name, out)
+        elif to == "torch":
+            done = exporting.to_torch(storage, name, out)
+        else:
+            done = exporting.to_huggingface(
+                storage,
+                name,
+                out,
+                prefix=prefix,
+                dtype=dtype,
+                max_shard_bytes=Bytes(shard),
+                beside=config_from,
+            )
+    except CheckpointCorrupt as e:
+        e.todo = (
+            e.todo or "`unbroken checkpoint verify` says what is damaged; export an older one by its name"
         )
+        raise
+    notes = [f"passed over {what}" for what in passed] + list(done.notes)
     if as_json:
         told = {"checkpoint": name, "format": to, "path": str(done.path), "tensors": done.tensors}
-        print(json.dumps({**told, "bytes": done.bytes, "files": list(done.files), "notes": list(done.notes)}))
+        print(json.dumps({**told, "bytes": done.bytes, "files": list(done.files), "notes": notes}))
         return
     print(f"{name}: {done.tensors} tensors, {Bytes(done.bytes)} written to {done.path} as {to}")
-    for note in done.notes:
+    for note in notes:
         print(f"  {note}")
 
 
@@ -372,7 +386,11 @@ def _place(text: str, *, must_exist: bool = True) -> tuple[Storage, str | None]:
 
     above, _, last = text.rstrip("/").rpartition("/")
     if parse_folder_name(last):
-        return open_storage(above or ("/" if text.startswith("/") else ".")), last
+        storage = open_storage(above or ("/" if text.startswith("/") else "."))
+        if must_exist and not storage.list(last):
+            raise NoCheckpoint(f"there is no checkpoint '{last}'", where=storage.url,
+                               todo="`unbroken checkpoint ls` lists them")  # fmt: skip
+        return storage, last
     if "://" in text and not text.startswith("file://"):
         return open_storage(text), None
     folder = Path(text.removeprefix("file://"))
@@ -394,15 +412,29 @@ def _place(text: str, *, must_exist: bool = True) -> tuple[Storage, str | None]:
 
 
 def _newest(text: str) -> tuple[Storage, str]:
+    """The checkpoint that was named, else the newest that is committed; says which newer ones are damaged."""
+    storage, name, passed = _newest_of(text)
+    for what in passed:
+        print(f"unbroken checkpoint: passing over {what}", file=sys.stderr)
+    return storage, name
+
+
+def _newest_of(text: str) -> tuple[Storage, str, list[str]]:
+    """As `_newest`, with what was passed over; what was never finished is not counted."""
     from ..checkpoint.catalogue import listing
 
     storage, name = _place(text)
     if name:
-        return storage, name
-    found = [f.name for f in listing(storage) if f.committed]
-    if not found:
-        raise InputError("there is no committed checkpoint", where=storage.url)
-    return storage, found[0]
+        return storage, name, []
+    passed: list[str] = []
+    for f in listing(storage):
+        if f.committed:
+            return storage, f.name, passed
+        if f.status != "incomplete":
+            passed.append(f"{f.name}: {f.why}")
+    if passed:
+        raise NoCheckpoint(f"no checkpoint verifies: {'; '.join(passed[:5])}", where=storage.url)
+    raise InputError("there is no committed checkpoint", where=storage.url)
 
 
 def _holds_checkpoints(folder: Path) -> bool:

@@ -412,8 +412,12 @@ def _say(report: Report, folder: EvalDir, as_json: bool) -> None:
     lost = [s for s in report.scores if s.scored < s.samples]
     if report.errors or lost:
         parts = (("without a score", [*report.errors]), ("scored in part", [s.task for s in lost]))
-        raise EvaluationIncomplete("; ".join(_named(what, names) for what, names in parts if names),
-                                   where=str(folder.root), todo="The same command tries again what is missing")  # fmt: skip
+        e = EvaluationIncomplete("; ".join(_named(what, names) for what, names in parts if names),
+                                 where=str(folder.root), todo="The same command tries again what is missing")  # fmt: skip
+        if as_json:  # its object is printed already, and says the same
+            print(f"unbroken eval: {e}", file=sys.stderr)
+            raise typer.Exit(e.exit_code)
+        raise e
 
 
 def _named(what: str, names: list[str]) -> str:

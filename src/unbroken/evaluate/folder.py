@@ -115,8 +115,7 @@ class EvalDir:
         if differs:
             raise UsageError(
                 f"the folder holds an evaluation with another {differs[0]}", where=str(self.root),
-                todo="Give another --out; answers to the same prompts of the same model are found again with --reuse"
-                if differs[0] == "suite" else "Give another --out",
+                todo="Give another --out",
             )  # fmt: skip
 
     def last_report(self) -> Report | None:

@@ -524,7 +524,9 @@ class Supervisor:
     async def _stop_ranks(self, attempt: Attempt) -> None:
         """Asks for a stop at a step that no rank has passed; kills what has not stopped in time."""
         nodes = list(dict.fromkeys(attempt.slots))
-        self.view.say("stopping: the ranks save at the next step boundary and exit (Ctrl-C again kills them)")
+        self.view.say(
+            "stopping: the ranks are asked to save and exit at the next step (run.should_stop); Ctrl-C again kills them"
+        )
         agreed = False
         margin = 2 + int(1.0 / max(attempt.step_time or 1.0, 1e-3))
         for _ in range(8):

@@ -55,7 +55,7 @@ class TransformersBackend:
             raise ModelDoesNotLoad(
                 "the folder holds no config.json, so it is no Hugging Face model",
                 where=place,
-                todo="Export it with `unbroken checkpoint export`, or name another folder",
+                todo="Export it with `unbroken checkpoint export --to huggingface --config-from FOLDER`, or name another folder",
             )
         settings: dict[str, Any] = {
             "dtype": _dtype(torch, spec.dtype),
