@@ -164,6 +164,9 @@ def test_a_score_that_is_not_whole_is_not_success(place: Path, capsys: pytest.Ca
     assert dispatch([*RUN, "-o", "out", "-q"]) == 56
     out = capsys.readouterr()
     assert "15/16" in out.out and "scored in part: c" in out.err
+    assert dispatch(["eval", "status", "out"]) == 0
+    status = capsys.readouterr().out
+    assert "3/3 tasks scored (1 in part)" in status and "scored, 1 missing" in status and "left" not in status
     assert dispatch([*RUN, "-o", "out", "-q", "--json"]) == 56
     out = capsys.readouterr()
     assert [s["scored"] for s in json.loads(out.out)["scores"]] == [40, 20, 15], "one object"

@@ -11,6 +11,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -265,6 +266,7 @@ def status(out: Path = typer.Argument(help="The evaluation's folder"), as_json: 
     else:
         if not live:
             print("not running now; this is the last that was seen")
+            p = replace(p, workers={})
         print(text(p))
 
 
@@ -435,7 +437,6 @@ def _write(report: Report, folder: EvalDir) -> None:
 
 
 def _suite(place: str, only: str, limit: int | None) -> Suite:
-    from dataclasses import replace
 
     from ..errors import UnknownTask
     from ..evaluate.contracts import Suite, Task

@@ -783,10 +783,12 @@ class Coordinator:
         for name, state in self.states.items():
             p = self.prepared.get(name)
             blocks = p.blocks if p else 0
+            score = self.landing.scores.get(name)
             tasks[name] = {
                 "state": state,
                 "blocks": blocks,
                 "done": blocks - self.dispatcher.remaining_blocks(name),
+                "missing": score.samples - score.scored if score else 0,
             }
         workers: dict[str, dict[str, object]] = {}
         span = max(time.time() - self._engine_at, 1e-6) if self._engine_at else 1.0

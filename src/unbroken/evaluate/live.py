@@ -114,7 +114,7 @@ class Progress:
     at: float
     started: float
     tasks: dict[str, dict[str, object]]
-    """Per task: state, blocks done, blocks in all."""
+    """Per task: state, blocks done, blocks in all, samples missing from its score."""
     workers: dict[str, dict[str, object]]
     """Per worker: node, gpus, state, task, busy share."""
     remaining_s: float

@@ -67,13 +67,18 @@ def read_progress(file: Path) -> Progress:
 def line(p: Progress) -> str:
     """One line."""
     scored = sum(1 for t in p.tasks.values() if t["state"] == "scored")
+    partly = sum(1 for t in p.tasks.values() if _missing(t))
     busy = sum(1 for w in p.workers.values() if w["state"] == "busy")
     return (
-        f"{p.phase}: {scored}/{len(p.tasks)} tasks scored, {done(p):.0%} of blocks answered, "
+        f"{p.phase}: {scored}/{len(p.tasks)} tasks scored{f' ({partly} in part)' if partly else ''}, {done(p):.0%} of blocks answered, "
         f"{busy}/{len(p.workers)} workers busy"
         + (f", about {Duration(max(0.0, p.finish_s))} left" if p.workers else "")
         + (f", {len(p.errors)} errors" if p.errors else "")
     )
+
+
+def _missing(task: dict[str, object]) -> int:
+    return int(str(task.get("missing", 0)))
 
 
 def done(p: Progress) -> float:
@@ -98,7 +103,8 @@ def text(p: Progress, *, limit: int = 0) -> str:
     for name, t in shown:
         have, total = int(str(t["done"])), int(str(t["blocks"]))
         bar = "#" * round(20 * have / total) if total else ""
-        table.append((name, str(t["state"]), f"{have}/{total}", bar.ljust(20, ".")))
+        state = f"{t['state']}, {_missing(t)} missing" if _missing(t) else str(t["state"])
+        table.append((name, state, f"{have}/{total}", bar.ljust(20, ".")))
     lines += columns(table)
     if len(tasks) > len(shown):
         lines.append(f"... and {len(tasks) - len(shown)} more")
