@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# What is claimed of GPUs, part by part; each part takes under ten minutes on H100 or H200, and stands alone.
+# What is claimed of GPUs, part by part; each part stands alone, and those with minutes behind them took so long on H100 or H200.
 #
-#   benchmarks/gpus.sh tests OUT        one GPU: snapshots of GPU state, evaluation on a GPU            (3 minutes)
-#   benchmarks/gpus.sh scores OUT       one GPU: `unbroken eval` against lm_eval alone; needs lm-eval   (6 minutes)
+#   benchmarks/gpus.sh tests OUT        one GPU: snapshots of GPU state, evaluation on a GPU
+#   benchmarks/gpus.sh scores OUT       one GPU: `unbroken eval` against lm_eval alone; needs lm-eval
 #   benchmarks/gpus.sh checkpoint OUT   one GPU: ours, DCP overlapped in a process, restores            (6 minutes)
 #   benchmarks/gpus.sh peers OUT        one GPU: the other ways of DCP, torch_checkpointing, NVRx, DLRover, torch.save;
 #                                       run it again with the same OUT where a time limit cut it: what is done is kept
 #   benchmarks/gpus.sh fsdp2 OUT        all GPUs: 7 B parameters under FSDP2                             (6 minutes on two)
-#   benchmarks/gpus.sh limits OUT       all GPUs: what bare copies of the 7 B state cost the steps beside them (4 minutes)
+#   benchmarks/gpus.sh limits OUT       all GPUs: what bare copies of the 7 B state cost the steps beside them (not run yet)
 #   benchmarks/gpus.sh evaluation OUT   all GPUs: `unbroken eval` and one trial per dataset              (8 minutes on two;
 #                                       ARMS=ours for ours alone, 4 minutes)
 #   benchmarks/gpus.sh torn OUT         one GPU: the torn state of DCP's stager, and ours                (1 minute)

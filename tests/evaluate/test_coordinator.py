@@ -275,16 +275,16 @@ def test_who_joins_may_be_faster_than_the_fetch_here(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, eventually: Callable[..., None]
 ) -> None:
     """Its place is another one, as on another node; the fetch here ends when all is answered."""
-    evaluate(tmp_path, fake_suite(fake_task("first")), out="before")
+    model = fake_model(tmp_path / "model")
+    for i in range(2 * PARALLEL):
+        (model / f"note-{i}.txt").write_text("x")
+    evaluate(tmp_path, fake_suite(fake_task("first")), out="before")  # whose hash is known from now on
     c = coordinator(tmp_path, fake_suite(fake_task("a"), fake_task("b")), cache="always")
     told = locate.Located.told
     monkeypatch.setattr(
         locate.Located, "told", lambda *a: {**told(*a), "memory": str(tmp_path / "there"), "disks": []}
     )
-    source = Waits(tmp_path / "model", lambda: c._gpu_end)
-    for i in range(2 * PARALLEL):
-        (tmp_path / "model" / f"note-{i}.txt").write_text("x")
-    evaluate(tmp_path, fake_suite(fake_task("first")), out="again")  # whose hash is known
+    source = Waits(model, lambda: c._gpu_end)
     monkeypatch.setattr(locate, "open_source", lambda _: source)
     found: list[Report] = []
     thread = threading.Thread(target=lambda: found.append(c.run()))

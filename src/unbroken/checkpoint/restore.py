@@ -153,7 +153,7 @@ def offers_without_supervisor(
                 offers[mark] = Offer(*mark, folder_name(mark.step, mark.attempt), False, worlds[mark], held)
         ordered = [offers[m] for m in sorted(offers, reverse=True)]
         for f in damaged:
-            if not ordered or Mark(f.attempt, f.step) > Mark(ordered[0].attempt, ordered[0].step):
+            if not ordered or Mark(f.attempt, f.step) > ordered[0].mark:
                 logger.warning("passing over %s: %s", f.name, f.why)
         agreement.publish(
             "offers",
