@@ -400,6 +400,7 @@ def run_trials(
         "gpu_end_s": gpu_end - began,
         "busy until free": busy / workers / (gpu_end - began),
         "busy of makespan": busy / workers / (ended - began),
+        "load_s": min(t["load_s"] for t in trials),
         "loads": len(trials),
         "trials": len(trials),
     }
@@ -465,7 +466,9 @@ def trial(job: dict[str, Any], gpus: Sequence[int]) -> None:
     suite, spec = decode(Suite, job["suite"]), decode(ModelSpec, job["spec"])
     local = out / f"model-{index}"
     copy_over_link(Path(spec.source), local, job["rate"], Path(job["link"]))
+    began_load = time.time()
     model = get_backend(spec.backend).load(spec, local, gpus)
+    load_s = time.time() - began_load
     tasks = {t.name: t for t in suite.tasks}
     infer_s = 0.0
     for name, first, last in job["pieces"]:
@@ -481,7 +484,7 @@ def trial(job: dict[str, Any], gpus: Sequence[int]) -> None:
         if job["metrics"]:
             save_score(out, name, prepared, answers)
     shutil.rmtree(local, ignore_errors=True)
-    (out / f"trial-{index}.json").write_text(json.dumps({"infer_s": infer_s}))
+    (out / f"trial-{index}.json").write_text(json.dumps({"infer_s": infer_s, "load_s": load_s}))
 
 
 def save_score(out: Path, name: str, prepared: PreparedTask, answers: Sequence[Answer]) -> None:

@@ -292,11 +292,15 @@ def test_who_joins_may_be_faster_than_the_fetch_here(
     cluster = tmp_path / "out" / "cluster.json"
     eventually(cluster.exists, within=20)
     joiner = subprocess.run(
-        [sys.executable, "-m", "unbroken.evaluate.worker", "--cluster", str(cluster), "--name", "joiner"],
+        [sys.executable, "-m", "unbroken", "eval", "join", str(cluster.parent), "--name", "joiner"],
         check=False,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     thread.join(60)
     assert joiner.returncode == 0
+    said = [line.split()[0] for line in joiner.stdout.splitlines()]
+    assert said == ["warm", "devices"], "it made itself ready beside its fetch, once"
     (report,) = found
     assert {t.worker for t in report.trials} == {"joiner"} == {w.name for w in report.workers}
     assert [s.scored for s in report.scores] == [10, 10]

@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 
 import pytest
 
 from unbroken.evaluate.contracts import Metric, Report, SampleNote, Score
 from unbroken.evaluate.results import compare, differences, p_value, table
+from unbroken.testing.fake_reports import fake_report
 
 
 def score(task: str, values: list[float], **more: object) -> Score:
@@ -96,3 +98,14 @@ def test_the_table_says_what_is_missing() -> None:
 def test_differences_as_text() -> None:
     text = differences(compare([score("t", [1.0, 0.0] * 50)], [score("t", [0.0, 0.0] * 50)]))
     assert "worse" in text and "-0.5000" in text
+
+
+def test_nodes_without_compiled_bytecode_are_told() -> None:
+    report = fake_report()
+    assert "bytecode" not in table(report)
+    slow = replace(report, workers=tuple(replace(w, uncompiled=2610) for w in report.workers))
+    nodes = ", ".join(sorted({w.node for w in report.workers}))
+    line = next(line for line in table(slow).splitlines() if "bytecode" in line)
+    assert (
+        line.startswith(f"Starts on {nodes} are slower") and "2,610 modules" in line and "compileall" in line
+    )

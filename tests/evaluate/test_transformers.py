@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import random
 import shutil
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -260,3 +262,24 @@ def test_scores_are_those_of_lm_eval_with_its_own_model(
             for shards in (1, 3):
                 answers = answer(harness, prepared, shards, spec, TransformersBackend())
                 same(harness.score(prepared, answers), alone["results"][task.harness_name])
+
+
+def test_importing_rests_the_collector_and_leaves_scikit_learn_as_it_was() -> None:
+    code = """
+import gc, sys, types
+from unbroken.evaluate.harness.transformers import TransformersBackend
+seen = []
+class Finder:
+    def find_spec(self, name, *_):
+        if name == "transformers":
+            seen.append((gc.isenabled(), "sklearn" in sys.modules and sys.modules["sklearn"] is None))
+sys.meta_path.insert(0, Finder())
+TransformersBackend().warm()
+assert seen[0] == (False, True), seen
+assert gc.isenabled() and "sklearn" not in sys.modules
+gc.disable()
+sys.modules["sklearn"] = there = types.ModuleType("sklearn")
+TransformersBackend().warm()
+assert not gc.isenabled() and sys.modules["sklearn"] is there
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -274,6 +274,8 @@ class WorkerSeen:
     why: str = ""
     start_s: float = 0.0
     """From `started` until it had connected: what was left of its imports, and of making its devices ready."""
+    uncompiled: int = 0
+    """Modules that it imported without compiled bytecode, and that every other start will have to compile too."""
 
 
 @dataclass(frozen=True)

@@ -492,6 +492,7 @@ class Coordinator:
             self._on_block(link, m)
         elif op == "ready":
             link.ready, link.fetch_s, link.load_s = time.time(), float(m["fetch_s"]), float(m["load_s"])
+            link.uncompiled = int(m.get("uncompiled", 0))
             self._note("ready", worker=link.name, fetch_s=link.fetch_s, load_s=link.load_s)
             self.dispatcher.join(link.name, link.width)
             self._feed(link)

@@ -44,6 +44,7 @@ class Link:
     fetch_s: float = 0.0
     load_s: float = 0.0
     ready: float = 0.0
+    uncompiled: int = 0
     told: set[str] = field(default_factory=set)
     visits: dict[int, Visit] = field(default_factory=dict)
     answered: int = 0
@@ -64,7 +65,8 @@ class Link:
     def seen(self, why: str = "", ended: float = 0.0) -> WorkerSeen:
         """For the report."""
         return WorkerSeen(
-            self.name, self.node, self.gpus, self.started, self.fetch_s, self.load_s, self.ready, ended, why, self.start_s
+            self.name, self.node, self.gpus, self.started, self.fetch_s, self.load_s, self.ready, ended, why, self.start_s,
+            self.uncompiled,
         )  # fmt: skip
 
     def note_block(

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from ..units import Duration
 from .contracts import Metric, Report, Score
 
+MANY = 500
+"""Modules without bytecode from which on they are a matter of seconds."""
+
 ALPHA = 0.01
 """Family-wise error rate: with it, one comparison in a hundred of equal models flags anything."""
 
@@ -133,7 +136,7 @@ def table(report: Report) -> str:
             what = ", ".join(f"{n} {k}" for k, n in kinds.items() if n)
             lines.append(f"{s.task}: {what}; sample {s.notes[0].sample}: {s.notes[0].why}")
     lines += [f"{task}: no score: {why}" for task, why in report.errors.items()]
-    lines += ["", summary(report)]
+    lines += ["", summary(report), *uncompiled(report)]
     return "\n".join(lines) + "\n"
 
 
@@ -167,6 +170,18 @@ def differences(found: Sequence[Difference]) -> str:
             )
         )
     return "\n".join(columns(rows)) + "\n"
+
+
+def uncompiled(report: Report) -> list[str]:
+    """A line where workers compiled what they imported anew, which container images are often built to do: seconds of each start."""
+    slow = {w.node: w for w in report.workers if w.uncompiled >= MANY}
+    if not slow:
+        return []
+    w = next(iter(slow.values()))
+    return [
+        f"Starts on {', '.join(sorted(slow))} are slower than need be: {w.uncompiled:,} modules that {w.name} imported have no compiled "
+        "bytecode. Once there: python -m compileall -q -j 0 FOLDER, with the site-packages of that Python"
+    ]
 
 
 def columns(rows: Sequence[Sequence[str]]) -> list[str]:

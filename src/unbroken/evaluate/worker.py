@@ -97,10 +97,12 @@ class Queue:
 class Worker:
     """One connection, one model."""
 
-    def __init__(self, channel: Channel, name: str, gpus: Sequence[int]) -> None:
+    def __init__(self, channel: Channel, name: str, gpus: Sequence[int], *, warm: bool = True) -> None:
         self.channel = channel
         self.name = name
         self.gpus = tuple(gpus)
+        self.warm = warm
+        """Import what the backend needs beside the fetch; not where that has been done, or may have hung."""
         self.queue = Queue()
         self.tasks: dict[str, PreparedTask] = {}
         self.inline: dict[tuple[str, int], list[str]] = {}
@@ -200,6 +202,9 @@ class Worker:
     def _load(self, spec: ModelSpec, welcome: Message) -> Model:
         began = time.time()
         backend = get_backend(spec.backend)
+        ready = threading.Thread(target=_get_ready, args=(spec.backend, self.gpus), daemon=True)
+        if self.warm:
+            ready.start()
         folder: Path | None = None
         fetch_s = 0.0
         if backend.needs_weights:
@@ -213,9 +218,11 @@ class Worker:
                 folder, fetch_s = self.lease.path, self.lease.fetched_s
             else:
                 folder = Path(given["address"])
+        if ready.ident is not None:
+            ready.join()
         model = backend.load(spec, folder, self.gpus)
         self._say("ready", fetch_s=fetch_s, load_s=time.time() - began - fetch_s, started=began,
-                  cached=bool(self.lease), conditions=encode(model.conditions))  # fmt: skip
+                  cached=bool(self.lease), conditions=encode(model.conditions), uncompiled=_uncompiled())  # fmt: skip
         return model
 
     def _drain(self, model: Model) -> int:
@@ -297,10 +304,12 @@ def connect(cluster: Path | Message, *, within_s: float = 60.0) -> tuple[Channel
             time.sleep(0.1)
 
 
-def join(cluster: Path | Message, name: str, gpus: Sequence[int], *, within_s: float = 60.0) -> int:
+def join(
+    cluster: Path | Message, name: str, gpus: Sequence[int], *, within_s: float = 60.0, warm: bool = True
+) -> int:
     """Connects and serves; returns an exit code."""
     channel, where = connect(cluster, within_s=within_s)
-    return Worker(channel, name, gpus).serve(where["token"], Path(where["shared"]))
+    return Worker(channel, name, gpus, warm=warm).serve(where["token"], Path(where["shared"]))
 
 
 def stand_by(backend: str, gpus: Sequence[int]) -> None:
@@ -329,6 +338,11 @@ def stand_by(backend: str, gpus: Sequence[int]) -> None:
         devices.join()
 
 
+def _get_ready(backend: str, gpus: Sequence[int]) -> None:
+    _warm(backend, "warm")
+    _warm(backend, "warm_devices", gpus)
+
+
 def _warm(backend: str, what: str, *arguments: object) -> None:
     began = time.monotonic()
     try:
@@ -338,6 +352,17 @@ def _warm(backend: str, what: str, *arguments: object) -> None:
     except (Exception, SystemExit):  # noqa: BLE001  whatever is missing is said when the model is loaded
         traceback.print_exc()
     _log(f"{what} took {time.monotonic() - began:.1f} s")
+
+
+def _uncompiled() -> int:
+    """Imported modules whose bytecode is kept nowhere, so that every start compiles them."""
+    specs = [getattr(m, "__spec__", None) for m in list(sys.modules.values())]
+    return sum(
+        1
+        for s in specs
+        if s is not None and s.has_location and (s.origin or "").endswith(".py")
+        and s.cached and not os.path.exists(s.cached)
+    )  # fmt: skip
 
 
 def _log(words: str) -> None:
@@ -361,7 +386,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if given.stand_by:
         stand_by(given.stand_by, gpus)
     try:
-        return join(given.cluster, given.name, gpus)
+        return join(given.cluster, given.name, gpus, warm=False)
     except UnbrokenError as e:
         print(f"unbroken eval worker: {e}", file=sys.stderr)
         return e.exit_code

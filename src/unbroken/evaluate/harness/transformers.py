@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib.util
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +28,12 @@ class TransformersBackend:
 
     def warm(self) -> None:
         """Imports what takes seconds to import, as far as it is the same for every decoder."""
-        import torch  # noqa: F401
-        import transformers
+        with _quick_imports():
+            import torch  # noqa: F401
+            import transformers
 
-        # Half of it is imported with the first model's class; this one brings nothing that others do not need.
-        _ = transformers.AutoModelForCausalLM, transformers.AutoTokenizer, transformers.LlamaForCausalLM
+            # Half of it is imported with the first model's class; this one brings nothing that others do not need.
+            _ = transformers.AutoModelForCausalLM, transformers.AutoTokenizer, transformers.LlamaForCausalLM
 
     def warm_devices(self, devices: Sequence[int]) -> None:
         """Makes the contexts of these GPUs, and what their first product of matrices needs."""
@@ -43,6 +46,7 @@ class TransformersBackend:
     def load(self, spec: ModelSpec, folder: Path | None, devices: Sequence[int]) -> TransformersModel:
         """The model on these GPUs; on several, its layers are spread over them. Raises ModelDoesNotLoad."""
         try:
+            self.warm()
             import torch
             import transformers
         except ModuleNotFoundError as e:
@@ -85,6 +89,26 @@ class TransformersBackend:
                 raise _why(e, place) from e
             raise
         return TransformersModel(spec, torch, transformers, model, tokenizer, target)
+
+
+@contextlib.contextmanager
+def _quick_imports() -> Iterator[None]:
+    """Inside, garbage is not collected, which is a quarter of the time, and scikit-learn is not found.
+
+    transformers up to 5.17 imports it, and pandas and scipy with it, for generation with an assistant model, which no
+    harness asks for: two seconds.
+    """
+    collects, hidden = gc.isenabled(), "sklearn" not in sys.modules
+    gc.disable()
+    if hidden:
+        sys.modules["sklearn"] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        if hidden:
+            del sys.modules["sklearn"]
+        if collects:
+            gc.enable()
 
 
 def _load(transformers: Any, place: str, settings: dict[str, Any], target: Sequence[str]) -> Any:
