@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -79,6 +80,23 @@ def test_plan(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert {s["task"] for p in found["parcels"] for s in p["shards"]} == {"a", "b"}
     assert dispatch(["eval", "plan", "core63", "--gpus", "8"]) == 0
     assert "lower bound" in capsys.readouterr().out
+
+
+def test_a_plan_takes_the_size_of_a_task_that_was_evaluated_whole(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def b() -> dict[str, Any]:
+        capsys.readouterr()
+        assert dispatch(["eval", "plan", "s.toml", "--gpus", "2", "--json"]) == 0
+        return dict(json.loads(capsys.readouterr().out)["tasks"]["b"])
+
+    assert b()["source"].endswith("1000 samples assumed")
+    assert dispatch([*RUN, "-o", "few", "--limit", "5"]) == 0
+    few = b()
+    assert few["source"].endswith("1000 samples assumed")
+    assert dispatch([*RUN, "-o", "whole"]) == 0
+    whole = b()
+    assert "assumed" not in whole["source"] and whole["seconds"] < few["seconds"] / 10
 
 
 def test_a_plan_says_what_it_could_not_look_up(

@@ -63,6 +63,11 @@ def test_rates_are_never_negative() -> None:
     assert min(rates) >= 0
 
 
+def test_the_size_of_a_task_is_learnt_though_fewer_were_asked() -> None:
+    book = PriorBook().observe(seen("t", 10, 1.0, size=300)).observe(seen("t", 10, 1.0, 70.0, size=10))
+    assert (book.size("t"), book.size("other")) == (300, 0)
+
+
 def test_the_spread_of_measurements_is_learnt() -> None:
     steady, wild = PriorBook(), PriorBook()
     for i in range(20):

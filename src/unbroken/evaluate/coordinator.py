@@ -753,7 +753,7 @@ class Coordinator:
             score_s = scoring[name] * samples / p.samples if name in scoring and samples else None
             if mine:
                 observed.append(Observation(name, self.located.model_b or 7.0, self.settings.device, samples, sum(b.seconds for b in mine),
-                                            features_of(p), score_s))  # fmt: skip
+                                            features_of(p), score_s, 0 if p.task.limit else p.samples))  # fmt: skip
         save_merged(self.settings.priors, observed)
 
     def _note(self, event: str, **fields: Any) -> None:

@@ -78,9 +78,13 @@ def forecast(
     datasets: list[Dataset] = []
     for t in suite.tasks:
         said = suite.priors.get(t.name)
-        samples = said.samples if said and said.samples else UNKNOWN_SAMPLES
+        known = (said.samples if said else 0) or book.size(t.name)
+        samples = known or UNKNOWN_SAMPLES
         samples = min(samples, t.limit) if t.limit else samples
-        e = expected[t.name] = book.expect(t.name, samples, Features(), model_b, device, said)
+        e = book.expect(t.name, samples, Features(), model_b, device, said)
+        if not known and not t.limit:
+            e = replace(e, source=f"{e.source}; {samples} samples assumed")
+        expected[t.name] = e
         full, last = divmod(samples, block)
         sizes = [block] * full + ([last] if last else [])
         work.append(

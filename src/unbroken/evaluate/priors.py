@@ -74,6 +74,8 @@ class Measured:
     score_count: float = 0.0
     score_mean: float = 0.0
     """CPU seconds per sample."""
+    size: int = 0
+    """Samples of the whole task, though an evaluation may have asked fewer; 0: not known."""
 
     def add(self, samples: int, seconds: float) -> Measured:
         """With one more trial, weighed by its number of samples (Welford's update; Chan et al. 1983)."""
@@ -116,6 +118,8 @@ class Observation:
     """Inference; 0: not measured."""
     features: Features = Features()
     score_s: float | None = None
+    size: int = 0
+    """Samples of the whole task, answered here or not; 0: not known."""
 
 
 @dataclass(frozen=True)
@@ -129,13 +133,17 @@ class PriorBook:
         row = self.row(seen.task, seen.model_b, seen.device).add(seen.samples, seen.seconds)
         if seen.score_s is not None:
             row = row.add_score(seen.samples, seen.score_s)
-        row = replace(row, features=seen.features)
+        row = replace(row, features=seen.features, size=max(row.size, seen.size))
         return PriorBook({**self.rows, (row.task, row.model_b, row.device): row})
 
     def row(self, task: str, model_b: float, device: str) -> Measured:
         """The row of this task, model size (rounded to two digits) and device; an empty one if new."""
         size = round_size(model_b)
         return self.rows.get((task, size, device)) or Measured(task, size, device)
+
+    def size(self, task: str) -> int:
+        """Samples of the task as far as it has been measured; 0: not known."""
+        return max((r.size for r in self.rows.values() if r.task == task), default=0)
 
     def expect(
         self,
