@@ -177,3 +177,21 @@ def test_wrong_usage_is_two_and_no_traceback(args: list[str], capsys: pytest.Cap
     assert cli.dispatch(args) == 2
     err = capsys.readouterr().err
     assert err and "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("checkpoint ls --jsn --json", "--jsn"),
+        ("eval plan --json", "suite"),
+        ("eval pln --json", "plan"),
+        ("evl --json", "eval"),
+    ],
+)
+def test_a_wrong_command_line_is_one_json_object_too(
+    line: str, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.dispatch(line.split()) == 2
+    out = capsys.readouterr()
+    error = json.loads(out.out)["error"]
+    assert error["kind"] == "UsageError" and error["exit_code"] == 2 and says in error["what"] and out.err

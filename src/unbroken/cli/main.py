@@ -14,7 +14,7 @@ import os
 import sys
 import traceback
 
-from ..errors import Exit, UnbrokenError
+from ..errors import Exit, UnbrokenError, UsageError
 from ..version import __version__
 
 COMMANDS: dict[str, str] = {
@@ -53,18 +53,24 @@ def dispatch(args: list[str]) -> int:
         print(f"unbroken {__version__}")
         return Exit.OK
     name, rest = args[0], args[1:]
+    as_json = "--json" in (rest[: rest.index("--")] if "--" in rest else rest)
     known = available()
     if name not in known:
         near = difflib.get_close_matches(name, known, n=1)
         hint = f" Did you mean '{near[0]}'?" if near else ""
-        print(f"unbroken: there is no command '{name}'.{hint} `unbroken --help` lists them.", file=sys.stderr)
-        return 2
-    as_json = "--json" in (rest[: rest.index("--")] if "--" in rest else rest)
+        text = f"there is no command '{name}'.{hint} `unbroken --help` lists them."
+        if as_json:
+            print(json.dumps(UsageError(text).as_json()))
+        print(f"unbroken: {text}", file=sys.stderr)
+        return UsageError.exit_code
     try:
         module = importlib.import_module(f"unbroken.cli.{name}")
         code = module.app(args=rest, prog_name=f"unbroken {name}", standalone_mode=True)
         return code if isinstance(code, int) else Exit.OK
     except SystemExit as e:
+        wrong = getattr(e.__context__, "format_message", None)  # what Typer has just shown, on its way out
+        if as_json and wrong is not None:
+            print(json.dumps(UsageError(wrong()).as_json()))
         return e.code if isinstance(e.code, int) else (Exit.OK if e.code is None else 1)
     except UnbrokenError as e:
         if as_json:
