@@ -31,6 +31,7 @@ from unbroken.evaluate.answers import AnswerStore
 from unbroken.evaluate.contracts import ModelSpec, Report, Suite, TaskPrior
 from unbroken.evaluate.folder import EvalDir
 from unbroken.evaluate.journal import events
+from unbroken.evaluate.results import summary
 from unbroken.evaluate.sources import PARALLEL, FolderSource
 from unbroken.testing.evaluation import BACKEND, fake_model
 from unbroken.testing.keepers import until
@@ -531,7 +532,10 @@ def test_a_killed_coordinator_loses_only_what_was_in_flight(
     saved = lines()
     eventually(lambda: not any(alive(p) for p in pids), within=20)  # orphans give the GPU back
     report = evaluate(tmp_path, suite, workers=3)
-    assert sum(len(t.blocks) for t in report.trials) <= 20 - saved
+    asked = sum(len(t.blocks) for t in report.trials)
+    assert asked <= 20 - saved
+    assert report.reused == sum(s.samples for s in report.scores) * (20 - asked) // 20
+    assert f"{report.reused} answers were there before" in summary(report)
     assert numbers(report) == numbers(evaluate(tmp_path, suite, workers=1, out="undisturbed"))
 
 

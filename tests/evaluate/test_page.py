@@ -70,6 +70,12 @@ def test_it_needs_nothing_but_itself() -> None:
     assert "http://" not in text.replace("http://www.w3.org", "")
 
 
+def test_a_page_says_that_its_times_are_those_of_a_part() -> None:
+    assert "answers were there before" not in Page(render(fake_report())).text
+    resumed = Page(render(replace(fake_report(), reused=4120))).text
+    assert "4,120 answers were there before" in resumed and "for what was still missing" in resumed
+
+
 def test_scores_errors_and_times_are_there() -> None:
     report = fake_report()
     page = Page(render(report))

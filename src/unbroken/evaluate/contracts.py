@@ -406,6 +406,8 @@ class Report:
     """What the plan promised before the start."""
     groups: tuple[Score, ...] = ()
     licences: Mapping[str, str] = field(default_factory=dict)
+    reused: int = 0
+    """Samples that an earlier command had answered: no time here is theirs."""
 
     @property
     def makespan_s(self) -> float:

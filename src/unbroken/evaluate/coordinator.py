@@ -95,6 +95,7 @@ class Coordinator:
         self.problem: UnbrokenError | None = None
         self.stopping = ""
         self._gaps: list[float] = []
+        self._reused = 0
         self._visits = 0
         self._unprepared = 0
         self._slots: dict[str, tuple[Slot, int]] = {}
@@ -282,6 +283,7 @@ class Coordinator:
             self.prepared[name] = p
             done = self.store.scan(p)
             left = [b for b in range(p.blocks) if b not in done]
+            self._reused += sum(len(p.samples_of(b)) for b in done)
             self.expected[name] = e = self.book.expect(
                 name,
                 p.samples,
@@ -731,7 +733,7 @@ class Coordinator:
         started = self._engine_at or min((s.started for s in self.scorings), default=time.time())
         order = {t: i for i, t in enumerate(self.states)}  # as the suite has them
         seen = Measured(self.suite.name, self.spec.title, self.located.checkpoint, started, self.trials, self.blocks, self.scorings, self.seen,
-                        self.intake.seconds, self.settings.cpu_workers, self.dispatcher.plan.makespan_s)  # fmt: skip
+                        self.intake.seconds, self.settings.cpu_workers, self.dispatcher.plan.makespan_s, self._reused)  # fmt: skip
         scores = sorted(self.landing.scores.values(), key=lambda s: order.get(s.task, len(order)))
         found = report(seen, self.prepared, scores, self.groups, self.errors)
         atomic.write_json(self.folder.report, encode(with_times_of(found, self.folder.last_report())))

@@ -37,6 +37,7 @@ class Measured:
     prepare_s: Mapping[str, float]
     cpu_workers: int
     expected_s: float
+    reused: int = 0
 
 
 def report(
@@ -69,6 +70,7 @@ def report(
         expected_s=seen.expected_s,
         groups=tuple(groups),
         licences={p.task.name: p.task.licence for p in prepared.values() if p.task.licence},
+        reused=seen.reused,
     )
 
 

@@ -146,6 +146,8 @@ def summary(report: Report) -> str:
         return "Every answer was there already; no GPU was taken."
     bound = report.lower_bound_s
     text = f"{Duration(report.makespan_s)} from the first worker's start to the last score, {report.busy_fraction:.0%} of worker time busy with inference"
+    if report.reused:
+        text = f"{report.reused:,} answers were there before; for the others " + text
     if bound:
         text += f"; {report.makespan_s / bound:.2f} times the lower bound of {Duration(bound)}"
     if report.naive_s:

@@ -47,7 +47,8 @@ def tiles(report: Report) -> str:
         _tile(
             duration(report.makespan_s),
             "from start to last score",
-            f"on {what}, {nodes} node{'s' * (nodes != 1)}",
+            f"on {what}, {nodes} node{'s' * (nodes != 1)}"
+            + (f"; {report.reused:,} answers were there before" if report.reused else ""),
         )
     )
     if report.lower_bound_s > 0:
@@ -92,7 +93,12 @@ def makespan(report: Report) -> str:
     rows = [
         ("Lower bound", report.lower_bound_s, "bound", "no plan on these workers can be shorter"),
         ("Promised", report.expected_s, "promise", "what the plan expected before the start"),
-        ("This evaluation", report.makespan_s, "ours", "from the start to the last score"),
+        (
+            "This evaluation",
+            report.makespan_s,
+            "ours",
+            "from the start to the last score" + (", for what was still missing" if report.reused else ""),
+        ),
         (
             "One trial per dataset",
             report.naive_s,
