@@ -138,6 +138,10 @@ def _table(story: Story, out: object) -> None:
             "never" if bug["stopped"] else "?", "-",
         )  # fmt: skip
     console.print(table)
+    console.print(
+        "Measured from outside: both times run from the moment of the fault. The report's begin with the last sign of progress "
+        "and with the detection.\n"
+    )
     same = "bit-identical" if story.identical else "NOT identical"
     console.print(
         f"final loss {_loss(story.final_loss)}, the reference's {_loss(story.reference_loss)}: {same} "
