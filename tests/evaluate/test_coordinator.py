@@ -22,6 +22,7 @@ from unbroken.errors import (
     ModelDoesNotLoad,
     NoRoomForModel,
     RunInterrupted,
+    UnknownKey,
     UnknownTask,
     UsageError,
 )
@@ -423,6 +424,25 @@ def test_a_model_that_does_not_load_ends_it_with_the_reason(tmp_path: Path) -> N
     gone = ModelSpec(str(tmp_path / "nowhere"), BACKEND)
     with pytest.raises(ModelDoesNotLoad, match="cannot be read"):
         evaluate(tmp_path, fake_suite(fake_task("a")), spec=gone, out="gone")
+
+
+def test_a_model_that_did_not_load_leaves_the_folder_to_the_right_one(tmp_path: Path) -> None:
+    suite = fake_suite(fake_task("a"))
+    with pytest.raises(ModelDoesNotLoad):
+        evaluate(tmp_path, suite, spec=ModelSpec(str(fake_model(tmp_path / "model")), BACKEND, options={"broken": True}))  # fmt: skip
+    assert evaluate(tmp_path, suite).scores[0].scored == 10
+    with pytest.raises(UsageError, match="another suite"):  # now it has answers
+        evaluate(tmp_path, fake_suite(fake_task("b")))
+
+
+def test_an_option_that_the_backend_does_not_know_is_refused_before_the_model_is_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "locate", None)
+    spec = ModelSpec("nowhere", options={"atn_implementation": "eager"})
+    with pytest.raises(UnknownKey, match="unknown option 'atn_implementation'") as e:
+        evaluate(tmp_path, SUITE, spec=spec)
+    assert e.value.nearest == "attn_implementation" and not (tmp_path / "out" / "evaluation.json").exists()
 
 
 def test_the_same_command_asks_nothing_twice(tmp_path: Path) -> None:

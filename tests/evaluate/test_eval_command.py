@@ -62,7 +62,11 @@ def test_run_then_again_then_status_and_compare(place: Path, capsys: pytest.Capt
     assert "<svg" in page and "demo" in page
     assert dispatch([*RUN, "-o", "out", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["workers"] == [] and [s["scored"] for s in found["scores"]] == [40, 20]
+    kept = json.loads((place / "out" / "report.json").read_text())
+    assert found["asked_now"] is False and [s["scored"] for s in found["scores"]] == [40, 20]
+    assert (
+        found["makespan_s"] == kept["ended"] - kept["started"] and found["workers"] == kept["workers"] != []
+    )
     assert (place / "out" / "report.html").read_text() == page  # how it went stays to be seen
     assert (place / "out" / "table.txt").read_text() in text
     assert dispatch(["eval", "status", "out", "--json"]) == 0

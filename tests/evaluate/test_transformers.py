@@ -178,6 +178,40 @@ def test_models_that_do_not_load_say_why(folder: Path, tmp_path: Path) -> None:
             backend.load(spec, folder, range(8))
 
 
+@pytest.mark.parametrize("make", [TransformersBackend, LmEvalBackend])
+def test_weights_that_the_files_lack_are_never_random(
+    folder: Path, tmp_path: Path, make: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from safetensors.torch import load_file, save_file
+    from transformers import PreTrainedModel
+
+    def renamed(name: str, **change: str) -> Path:
+        place = tmp_path / name
+        shutil.copytree(folder, place)
+        there = load_file(place / "model.safetensors")
+        save_file({change.get(k, k) or f"module.{k}": v for k, v in there.items()}, place / "model.safetensors", metadata={"format": "pt"})  # fmt: skip
+        return place
+
+    before = PreTrainedModel.__dict__["from_pretrained"]
+    names = load_file(folder / "model.safetensors")
+    ddp = renamed("ddp", **dict.fromkeys(names, ""))
+    with pytest.raises(ModelDoesNotLoad, match=r"lack \d+ tensors \(.*that it does not know") as e:
+        make().load(ModelSpec(str(ddp)), ddp, ())
+    assert "module." in str(e.value) and e.value.todo
+    norm = next(k for k in sorted(names) if "norm" in k)
+    one = renamed("one", **{norm: "other"})
+    with pytest.raises(ModelDoesNotLoad, match=f"lack 1 tensor .{norm}"):
+        make().load(ModelSpec(str(one)), one, ())
+    assert PreTrainedModel.__dict__["from_pretrained"] is before
+    capsys.readouterr()
+    more = renamed("more")
+    save_file({**names, "spare": names[norm].clone()}, more / "model.safetensors", metadata={"format": "pt"})
+    make().load(ModelSpec(str(more)), more, ())
+    assert "1 tensor (spare) that the model does not use" in capsys.readouterr().err
+    if make is TransformersBackend:
+        make().load(ModelSpec(str(one), options={"allow_missing": True}), one, ())
+
+
 def test_requests_that_it_cannot_answer(folder: Path) -> None:
     _, ours = both(folder, 4)
     with pytest.raises(EvaluationError, match="'plain'"):

@@ -404,10 +404,20 @@ def _say(report: Report, folder: EvalDir, as_json: bool) -> None:
 
     _write(report, folder)
     if as_json:
-        body = encode(report)
+        kept = folder.last_report() or report  # as the page has it: with the times of the run that took any
+        body = encode(kept)
         for heavy in ("trials", "scorings"):
             del body[heavy]
-        print(json.dumps({**body, "makespan_s": report.makespan_s, "out": str(folder.root)}))
+        print(
+            json.dumps(
+                {
+                    **body,
+                    "makespan_s": kept.makespan_s,
+                    "asked_now": bool(report.trials),
+                    "out": str(folder.root),
+                }
+            )
+        )
     else:
         print(table(report), end="")
         print(f"Page: {folder.page}")

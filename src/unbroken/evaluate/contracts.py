@@ -449,7 +449,8 @@ class Backend(Protocol):
 
     It may have a method `warm()` that imports what `load` will need and touches no device, and a method
     `warm_devices(devices)` that makes the devices' contexts: workers call them while the model is still on its way,
-    the second one once the data are known to be there.
+    the second one once the data are known to be there. It may have a collection `options` of the names that
+    `ModelSpec.options` may hold: others are refused before anything is fetched.
     """
 
     needs_weights: bool

@@ -54,7 +54,7 @@ from .outcome import BlockTime, Measured, report, with_times_of
 from .planner import SIMULATED_PARCELS, Costs, Work
 from .prepare import Preparers, revive
 from .priors import Expected, Features, Observation, PriorBook, features_of, load_book, save_merged
-from .registry import open_scoring
+from .registry import check_options, open_scoring
 from .settings import Abort, Settings
 from .staged import encode_sample, read_block
 from .wire import VERSION, Message, receive
@@ -113,6 +113,7 @@ class Coordinator:
 
     def run(self) -> Report:
         """Evaluates, and returns the report that is also in the folder. Raises UnbrokenError."""
+        check_options(self.spec)
         with self.folder.lock():
             try:
                 return asyncio.run(self._run())

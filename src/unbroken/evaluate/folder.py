@@ -27,6 +27,7 @@ from pathlib import Path
 from .. import atomic
 from ..errors import ContractError, EvaluationError, EvaluationInUse, UnbrokenError, UsageError
 from .contracts import Json, Report
+from .journal import events
 
 
 class EvalDir:
@@ -96,18 +97,18 @@ class EvalDir:
         return self.root / "scores" / key / f"{task}.json"
 
     def claim(self, asked: Json) -> None:
-        """Creates the folder for this question, or goes on with it.
+        """Creates the folder for this question, or goes on with it; one that no model ever answered may be put anew.
 
         Raises UsageError if the folder holds another one.
         """
         self.root.mkdir(parents=True, exist_ok=True)
         self.compare(asked, whole=True)
-        if not self.asked.exists():
+        if not self.asked.exists() or not self._answered():
             atomic.write_json(self.asked, json.loads(json.dumps(asked, default=str)))
 
     def compare(self, asked: Json, *, whole: bool = False) -> None:
         """Raises UsageError if the folder holds another question; unless it is `whole`, what is not known yet may be missing."""
-        if not self.asked.exists():
+        if not self.asked.exists() or not self._answered():
             return
         there = read_json(self.asked)
         text = json.loads(json.dumps(asked, default=str))
@@ -117,6 +118,10 @@ class EvalDir:
                 f"the folder holds an evaluation with another {differs[0]}", where=str(self.root),
                 todo="Give another --out",
             )  # fmt: skip
+
+    def _answered(self) -> bool:
+        """Whether a model was ever ready to answer here, or answers of other evaluations were scored."""
+        return (self.root / "scores").exists() or any(e["event"] == "ready" for e in events(self.journal))
 
     def last_report(self) -> Report | None:
         """The report that is in the folder; None where there is none that can be read."""

@@ -9,7 +9,7 @@ import importlib
 from typing import Any, cast
 
 from ..errors import UnknownKey, UsageError
-from .contracts import Backend, Harness, ScoresInParts, ScoringPool
+from .contracts import Backend, Harness, ModelSpec, ScoresInParts, ScoringPool
 
 HARNESSES: dict[str, str] = {
     "lm_eval": "unbroken.evaluate.harness.lm_eval:LmEvalHarness",
@@ -29,6 +29,14 @@ def get_harness(name: str) -> Harness:
 def get_backend(name: str) -> Backend:
     """A model backend by its name. Raises UnknownKey, UsageError."""
     return cast(Backend, _make(name, BACKENDS, "backend"))
+
+
+def check_options(spec: ModelSpec) -> None:
+    """Raises UnknownKey for an option that the backend does not know, if it says which ones it does."""
+    known = getattr(get_backend(spec.backend), "options", None)
+    for key in spec.options:
+        if known is not None and key not in known:
+            raise UnknownKey(key, known, where=f"options of the {spec.backend} backend", what="option")
 
 
 def in_parts(harness: Harness) -> ScoresInParts | None:

@@ -18,12 +18,14 @@ from ..contracts import Conditions, Json, ModelSpec, Request
 from .task_index import quiet_lm_eval
 from .transformers import TransformersBackend
 from .transformers_model import repeatable_generation
+from .weights import weights_checked
 
 
 class LmEvalBackend:
     """Loads lm_eval's own models."""
 
     needs_weights = True
+    options = ("model", "model_args", "cudnn_attention", "chat_template_args")
 
     def fingerprint(self, spec: ModelSpec) -> str | None:
         """None: the files of the folder are hashed."""
@@ -53,8 +55,10 @@ class LmEvalBackend:
         except (KeyError, ValueError) as e:
             raise UsageError(f"lm_eval has no model class '{name}'", todo="See `lm_eval --help`") from e
         try:
-            with contextlib.redirect_stdout(sys.stderr):
+            with contextlib.redirect_stdout(sys.stderr), weights_checked(str(folder or spec.source)):
                 return LmEvalModel(spec, name, kind(**arguments), devices)
+        except ModelDoesNotLoad:
+            raise
         except Exception as e:
             raise ModelDoesNotLoad(
                 f"lm_eval's '{name}' does not load: {type(e).__name__}: {str(e)[:300]}",

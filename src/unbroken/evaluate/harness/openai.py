@@ -52,6 +52,7 @@ class OpenAIBackend:
     """Talks to `spec.source`, a base URL; `spec.name` is the model's name there; `batch_size` calls run at once."""
 
     needs_weights = False
+    options = tuple(OpenAIOptions.__dataclass_fields__)
 
     def kinds(self, spec: ModelSpec) -> frozenset[str]:
         """What can be asked: a chat endpoint gives no log-probabilities."""

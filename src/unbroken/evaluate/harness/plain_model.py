@@ -55,6 +55,7 @@ class PlainBackend:
     """
 
     needs_weights = True
+    options = ("infer", "chat_template_args")
 
     def fingerprint(self, spec: ModelSpec) -> str | None:
         """None: the files of the folder are hashed."""

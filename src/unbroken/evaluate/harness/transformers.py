@@ -13,14 +13,20 @@ from typing import Any
 from ...errors import MissingExtra, ModelDoesNotLoad
 from ..contracts import ModelSpec
 from .transformers_model import TransformersModel, is_out_of_memory, named
+from .weights import weights_checked
 
 
 class TransformersBackend:
     """Loads a folder with `AutoModelForCausalLM`. Options: `trust_remote_code`, `attn_implementation`,
     `add_bos_token`, `chat_template_args`, `cudnn_attention` (for generation too: see
-    `repeatable_generation`), `threads` (CPU only; 1 where nothing is said)."""
+    `repeatable_generation`), `threads` (CPU only; 1 where nothing is said), `allow_missing` (weights that the files lack
+    are random, instead of an error)."""
 
     needs_weights = True
+    options = (
+        "trust_remote_code", "attn_implementation", "add_bos_token", "chat_template_args", "cudnn_attention", "threads",
+        "allow_missing",
+    )  # fmt: skip
 
     def fingerprint(self, spec: ModelSpec) -> str | None:
         """None: the files of the folder are hashed."""
@@ -75,7 +81,11 @@ class TransformersBackend:
                 trust_remote_code=settings["trust_remote_code"],
                 local_files_only=True,
             )
-            model = _load(transformers, place, settings, target)
+            checked = (
+                contextlib.nullcontext() if spec.options.get("allow_missing") else weights_checked(place)
+            )
+            with checked:
+                model = _load(transformers, place, settings, target)
         except (OSError, ValueError, KeyError, ImportError, RuntimeError, TypeError) as e:
             if is_out_of_memory(torch, e):
                 raise ModelDoesNotLoad(
