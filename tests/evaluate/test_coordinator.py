@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from unbroken.errors import (
     UsageError,
 )
 from unbroken.evaluate import coordinator as module
-from unbroken.evaluate import locate
+from unbroken.evaluate import intake, locate
 from unbroken.evaluate.answers import AnswerStore
 from unbroken.evaluate.contracts import ModelSpec, Report, Suite, TaskPrior
 from unbroken.evaluate.folder import EvalDir
@@ -130,6 +131,26 @@ def test_what_is_wrong_is_said_before_a_worker_starts(tmp_path: Path) -> None:
     report = evaluate(tmp_path, missing, out="missing", keep_going=True)
     assert set(report.errors) == {"b", "c"}
     assert report.scores[0].scored == 10
+
+
+def test_what_is_missing_is_said_without_waiting_long_for_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(intake, "PATIENCE_S", 0.2)
+    suite = fake_suite(
+        fake_task("a", missing=True),
+        fake_task("b"),
+        fake_task("slow", check_s=3600),
+        fake_task("c", check_s=3600),
+    )
+    c = coordinator(tmp_path, suite, prepare_workers=3)
+    seen: list[str] = []
+    c.watcher = lambda p: seen.append(p.phase)
+    began = time.monotonic()
+    with pytest.raises(DatasetMissing, match="'a' is not on this machine; 2 not looked at"):
+        c.run()
+    assert time.monotonic() - began < 30
+    assert any(s.startswith("looking at the data: ") and s.endswith("of 4 tasks") for s in seen)
 
 
 @pytest.fixture

@@ -202,6 +202,7 @@ class Coordinator:
         """Waits for all of them; raises what the first of them raises, or the end of the run if that comes before."""
         while doing:
             self._raise_end()
+            self._show()
             done, doing = await asyncio.wait(doing, timeout=TICK_S, return_when=asyncio.FIRST_COMPLETED)
             for one in done:
                 one.result()
@@ -783,6 +784,14 @@ class Coordinator:
 
     def progress(self) -> Progress:
         """Where it stands."""
+        if not self.states:
+            i = self.intake
+            what = (
+                f"looking at the data: {i.looked} of {i.to_look} tasks"
+                if i.looked < i.to_look
+                else "fetching the model"
+            )
+            return Progress(what, time.time(), 0.0, {}, {}, 0.0, 0.0, dict(self.errors))
         tasks: dict[str, dict[str, object]] = {}
         for name, state in self.states.items():
             p = self.prepared.get(name)

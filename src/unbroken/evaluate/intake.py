@@ -14,6 +14,9 @@ from .folder import EvalDir
 from .prepare import Preparers, fingerprint, prepared_before, remember
 from .settings import Abort
 
+PATIENCE_S = 10.0
+"""How long others are waited for once a task cannot run: without a network each of them may take half a minute."""
+
 
 class Intake:
     """The tasks of one evaluation on their way in. What cannot run is in `errors`, or ends it all."""
@@ -36,6 +39,8 @@ class Intake:
         self.keep_going = keep_going
         self.seconds: dict[str, float] = {}
         """What preparing took, by task; those of an earlier command are not in it."""
+        self.looked, self.to_look = 0, 0
+        """Tasks whose data have been looked at, of those that have to be."""
         self._marks: dict[str, str] = {}
         self._files: Path | None = None
 
@@ -64,15 +69,35 @@ class Intake:
             if before is not None:
                 known[t.name] = before
         rest = [t for t in tasks if t.name not in known]
-        found = await asyncio.gather(
-            *(self.preparers.ask("check", self.suite, task=encode(t)) for t in rest), return_exceptions=True
-        )
+        self.to_look = len(rest)
+        found = await self._look_at(rest)
         self._raise_all(rest, found, tasks)
         # A harness that cannot check has its tasks prepared before a GPU is taken.
         blind = [t for t, ok in zip(rest, found, strict=True) if ok is False]
         made = await asyncio.gather(*(self.prepare(t) for t in blind), return_exceptions=True)
         self._raise_all(blind, made, tasks)
         return known | {p.task.name: p for p in made if isinstance(p, PreparedTask)}
+
+    async def _look_at(self, tasks: Sequence[Task]) -> list[object]:
+        """What checking each of them gave; None where it was not waited for, since another one cannot run."""
+        asked = [asyncio.create_task(self.preparers.ask("check", self.suite, task=encode(t))) for t in tasks]
+        for one in asked:
+            one.add_done_callback(
+                lambda t: t.cancelled() or t.exception()
+            )  # which nobody may come to ask for
+        left: set[asyncio.Task[object]] = set(asked)
+        until: float | None = None
+        try:
+            while left and (until is None or time.monotonic() < until):
+                wait = None if until is None else until - time.monotonic()
+                done, left = await asyncio.wait(left, timeout=wait, return_when=asyncio.FIRST_COMPLETED)
+                self.looked += len(done)
+                if until is None and not self.keep_going and any(d.exception() for d in done):
+                    until = time.monotonic() + PATIENCE_S
+        finally:
+            for one in left:
+                one.cancel()
+        return [None if one in left else one.exception() or one.result() for one in asked]
 
     async def prepare(self, task: Task) -> PreparedTask:
         """One prepared task. Raises UnbrokenError."""
@@ -121,4 +146,6 @@ class Intake:
                 first.what += (
                     f"; {len(bad) - 1} more tasks cannot run: {', '.join(t.name for t, _ in bad[1:6])}"
                 )
+            if unseen := sum(1 for r in results if r is None):
+                first.what += f"; {unseen} not looked at"
             raise Abort(first)

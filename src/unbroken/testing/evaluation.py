@@ -67,7 +67,8 @@ class FakeHarness:
         ]
 
     def check(self, task: Task, suite: Suite) -> None:
-        """Raises where option `missing` says so."""
+        """Takes `check_s`, and raises where option `missing` says so."""
+        time.sleep(float(task.options.get("check_s", 0.0)))
         if task.options.get("missing"):
             raise DatasetMissing(
                 f"the dataset of '{task.name}' is not on this machine", where="/data", todo="Stage it"

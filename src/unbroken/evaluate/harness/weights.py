@@ -37,7 +37,7 @@ def weights_checked(place: str) -> Iterator[None]:
 
     theirs = PreTrainedModel.__dict__["from_pretrained"]
 
-    def from_pretrained(kind: Any, *args: Any, output_loading_info: bool = False, **more: Any) -> Any:
+    def from_pretrained(kind: Any, /, *args: Any, output_loading_info: bool = False, **more: Any) -> Any:
         model, info = theirs.__func__(kind, *args, output_loading_info=True, **more)
         check_weights(info, place)
         return (model, info) if output_loading_info else model
