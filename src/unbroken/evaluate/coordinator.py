@@ -788,9 +788,11 @@ class Coordinator:
             i = self.intake
             what = (
                 f"looking at the data: {i.looked} of {i.to_look} tasks"
-                if i.looked < i.to_look
-                else "fetching the model"
+                if i.to_look
+                else "looking up the tasks"
             )
+            if self._there.is_set():
+                what = "fetching the model"
             return Progress(what, time.time(), 0.0, {}, {}, 0.0, 0.0, dict(self.errors))
         tasks: dict[str, dict[str, object]] = {}
         for name, state in self.states.items():

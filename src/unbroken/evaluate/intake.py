@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
+from typing import Any
 
 from ..errors import EvaluationError, UnbrokenError
 from .codec import decode, encode
@@ -70,17 +71,17 @@ class Intake:
                 known[t.name] = before
         rest = [t for t in tasks if t.name not in known]
         self.to_look = len(rest)
-        found = await self._look_at(rest)
+        found = await self._all([self.preparers.ask("check", self.suite, task=encode(t)) for t in rest])
         self._raise_all(rest, found, tasks)
         # A harness that cannot check has its tasks prepared before a GPU is taken.
         blind = [t for t, ok in zip(rest, found, strict=True) if ok is False]
-        made = await asyncio.gather(*(self.prepare(t) for t in blind), return_exceptions=True)
+        made = await self._all([self.prepare(t) for t in blind])
         self._raise_all(blind, made, tasks)
         return known | {p.task.name: p for p in made if isinstance(p, PreparedTask)}
 
-    async def _look_at(self, tasks: Sequence[Task]) -> list[object]:
-        """What checking each of them gave; None where it was not waited for, since another one cannot run."""
-        asked = [asyncio.create_task(self.preparers.ask("check", self.suite, task=encode(t))) for t in tasks]
+    async def _all(self, jobs: Sequence[Coroutine[Any, Any, object]]) -> list[object]:
+        """What each of them gave or raised; None where it was not waited for, since another task cannot run."""
+        asked = [asyncio.create_task(job) for job in jobs]
         for one in asked:
             one.add_done_callback(
                 lambda t: t.cancelled() or t.exception()
@@ -91,8 +92,9 @@ class Intake:
             while left and (until is None or time.monotonic() < until):
                 wait = None if until is None else until - time.monotonic()
                 done, left = await asyncio.wait(left, timeout=wait, return_when=asyncio.FIRST_COMPLETED)
-                self.looked += len(done)
-                if until is None and not self.keep_going and any(d.exception() for d in done):
+                bad = any(d.exception() for d in done)
+                self.looked += sum(1 for d in done if d.exception() or d.result() is not False)
+                if until is None and bad and not self.keep_going:
                     until = time.monotonic() + PATIENCE_S
         finally:
             for one in left:
