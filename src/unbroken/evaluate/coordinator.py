@@ -24,7 +24,7 @@ from dataclasses import replace
 from typing import Any
 
 from .. import atomic
-from ..errors import EvaluationError, RunInterrupted, UnbrokenError
+from ..errors import EvaluationError, ModelChanged, RunInterrupted, UnbrokenError
 from .answers import AnswerStore
 from .cache import Lease, lease
 from .codec import decode, encode
@@ -57,7 +57,7 @@ from .priors import Expected, Features, Observation, PriorBook, features_of, loa
 from .registry import check_options, open_scoring
 from .settings import Abort, Settings
 from .staged import encode_sample, read_block
-from .wire import VERSION, Message, receive
+from .wire import VERSION, Message, pack, receive
 
 TICK_S = 0.05
 STAND_BY_S = 0.3
@@ -468,7 +468,7 @@ class Coordinator:
             return None
         if hello.get("version") != VERSION or hello["name"] in self.links:
             why = "another version" if hello.get("version") != VERSION else "a worker of this name is here"
-            writer.write(b"")
+            writer.write(pack({"op": "refused", "why": why}))
             self._note("refused", name=hello["name"], why=why)
             return None
         gpus = tuple(int(g) for g in hello["gpus"])
@@ -514,7 +514,12 @@ class Coordinator:
             if link.name in self._slots:
                 self._slots[link.name] = (self._slots[link.name][0], RESTARTS)
             self._note("unfit", worker=link.name, why=str(error))
-            if not any(x.ready for x in self.links.values()) and not self.blocks:
+            others = any(not x.leaving for x in self.links.values())
+            if isinstance(error, ModelChanged) or (
+                link.name in self._slots and not others and not self.blocks
+            ):
+                if self.engine.remote:
+                    error.what += f" ({link.name} on {link.node})"
                 self._abort(error)  # nobody could load it: trying again would not help
         elif op == "bye":
             link.leaving = m.get("why") or "left"

@@ -64,7 +64,8 @@ class Dispatcher:
         self._expected_workers = list(workers)
         self._seconds: dict[str, dict[int, float]] = {}
         self._open: dict[str, set[int]] = {}
-        self._failures: dict[Block, int] = {}
+        self._failures: dict[Block, list[str]] = {}
+        """Who failed at it, each time."""
         self._urgent: list[Parcel] = []
         self._pending: list[Parcel] = []  # the next one is popped from the end
         self._planned_for = len(workers)
@@ -105,7 +106,7 @@ class Dispatcher:
         left = [b for b in gone.queue if self.is_open(b)]
         lost = []
         if blame and left:
-            lost = self._note_failure(left[0], "the worker died while answering it")
+            lost = self._note_failure(name, left[0], "the worker died while answering it")
             left = [b for b in left if self.is_open(b)]
         self._requeue(left)
         return lost
@@ -128,7 +129,7 @@ class Dispatcher:
         self._drop(name, block)
         if not self.is_open(block):
             return []
-        lost = self._note_failure(block, why)
+        lost = self._note_failure(name, block, why)
         if not lost:
             self._requeue([block])
         return lost
@@ -154,7 +155,7 @@ class Dispatcher:
         busy = self.workers[name]
         for waiting in (self._urgent, self._pending):
             for i in range(len(waiting) - 1, -1, -1):
-                if waiting[i].gpus <= busy.gpus:
+                if waiting[i].gpus <= busy.gpus and not self._barred(name, waiting[i]):
                     parcel = self._still_open(waiting.pop(i))
                     if parcel is None:
                         return self.next_parcel(name)
@@ -172,7 +173,7 @@ class Dispatcher:
         best: tuple[float, Steal] | None = None
         rich = [b for b in self.workers.values() if not b.asked and len(b.queue) >= 2]
         for busy in heapq.nlargest(_LOOKED_AT, rich, key=lambda b: b.ahead):
-            found = self._share(busy, thief.gpus)
+            found = self._share(busy, thief)
             if found is not None and (best is None or found[0] > best[0]):
                 best = found
         if best is None:
@@ -212,7 +213,7 @@ class Dispatcher:
 
     # ---- inside
 
-    def _share(self, busy: Busy, gpus: int) -> tuple[float, Steal] | None:
+    def _share(self, busy: Busy, thief: Busy) -> tuple[float, Steal] | None:
         """(seconds gained, what to take) from one victim, or None if nothing is gained."""
         times = [self.expected([b]) for b in busy.queue]
         in_flight, ahead = times[0] / 2, math.fsum(times[1:])
@@ -221,7 +222,7 @@ class Dispatcher:
         taken: list[Block] = []
         seconds = 0.0
         for block, s in zip(reversed(busy.queue[1:]), reversed(times[1:]), strict=True):
-            if self.work[block[0]].gpus > gpus:
+            if self.work[block[0]].gpus > thief.gpus or self._for_others(thief.name, block):
                 continue
             if taken and seconds + s / 2 > goal:
                 break
@@ -239,9 +240,24 @@ class Dispatcher:
             busy.queue.remove(block)
             busy.ahead -= self._seconds[block[0]][block[1]]
 
-    def _note_failure(self, block: Block, why: str) -> list[Block]:
-        self._failures[block] = self._failures.get(block, 0) + 1
-        if self._failures[block] < TRIES:
+    def _for_others(self, name: str, block: Block) -> bool:
+        """Whether this worker failed at the block and another one that is here has not tried: the fault may be the worker's."""
+        tried = self._failures.get(block, ())
+        return name in tried and self._untried(block)
+
+    def _untried(self, block: Block) -> bool:
+        tried, gpus = self._failures.get(block, ()), self.work[block[0]].gpus
+        return any(w.gpus >= gpus and w.name not in tried for w in self.workers.values())
+
+    def _barred(self, name: str, parcel: Parcel) -> bool:
+        if not self._failures:
+            return False
+        return any(self._for_others(name, (s.task, b)) for s in parcel.shards for b in s.blocks)
+
+    def _note_failure(self, name: str, block: Block, why: str) -> list[Block]:
+        tried = self._failures.setdefault(block, [])
+        tried.append(name)
+        if len(tried) < TRIES or (len(set(tried)) < TRIES and self._untried(block)):
             return []
         self.given_up[block] = why
         self._open[block[0]].discard(block[1])

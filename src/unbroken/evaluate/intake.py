@@ -104,7 +104,7 @@ class Intake:
     async def prepare(self, task: Task) -> PreparedTask:
         """One prepared task. Raises UnbrokenError."""
         began = time.time()
-        folder = self.folder.task(task.name)
+        folder = self.folder.task(task.name).absolute()  # joiners were started elsewhere
         folder.mkdir(parents=True, exist_ok=True)
         value = await self.preparers.ask("prepare", self.suite, task=encode(task), spec=encode(self.spec),
                                          model_files=str(self._files) if self._files else None, folder=str(folder))  # fmt: skip

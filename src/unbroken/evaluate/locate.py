@@ -28,6 +28,8 @@ class Located:
     """Workers lease a copy on their node instead of reading the source."""
     held: Lease | None = None
     """On the copy that was made for the hash; for the caller to release."""
+    files: tuple[FileInfo, ...] = ()
+    """As they were when they were hashed, where workers read them where they lie."""
 
     @property
     def model_b(self) -> float:
@@ -46,6 +48,8 @@ class Located:
             "manifest": encode(self.manifest) if self.cached else None,
             "memory": str(places.memory) if places.memory else None,
             "disks": [str(d) for d in places.disks],
+            "hash": self.checkpoint,
+            "files": [[f.name, f.size, f.stamp] for f in self.files],
         }
 
 
@@ -84,9 +88,12 @@ def locate(
         manifest, held = fetch_unknown(source, files, places, halt)
         return manifest
 
+    files = () if cached else tuple(source.files())
     manifest = hash_model(source, memo_folder(), fetching if cached and not remote else None, halt)
     if checkpoint and checkpoint != manifest.hash:
         if held is not None:
             held.release()
         raise ModelChanged("the model's files differ from those asked for", where=spec.source)
-    return Located(manifest.hash, source, manifest, cached, held)
+    if files and tuple(source.files()) != files:
+        raise ModelChanged("the model's files changed while they were read", where=spec.source)
+    return Located(manifest.hash, source, manifest, cached, held, files)

@@ -66,7 +66,9 @@ def prepared_before(folder: EvalDir, task: Task, mark: str) -> PreparedTask | No
     if not path.exists():
         return None
     value = read_json(path)
-    if value.get("fingerprint") != mark or value["prepared"]["folder"] != str(folder.task(task.name)):
+    if value.get("fingerprint") != mark or value["prepared"]["folder"] != str(
+        folder.task(task.name).absolute()
+    ):
         return None
     return decode(PreparedTask, value["prepared"], where=str(path))
 

@@ -23,12 +23,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import EvaluationError, OutOfMemory, RunInterrupted, UnbrokenError
+from ..errors import (
+    EvaluationError,
+    ModelChanged,
+    ModelDoesNotLoad,
+    OutOfMemory,
+    RunInterrupted,
+    UnbrokenError,
+)
 from .cache import Lease, Places, lease
 from .codec import decode, encode
 from .contracts import Answer, Harness, Model, ModelSpec, PreparedTask, Sample
 from .registry import get_backend, get_harness
-from .sources import Manifest, open_source
+from .sources import FileInfo, Manifest, Source, hash_model, memo_folder, open_source
 from .staged import decode_sample, encode_answer
 from .wire import VERSION, Channel, Message
 
@@ -108,6 +115,9 @@ class Worker:
         self.inline: dict[tuple[str, int], list[str]] = {}
         self.harnesses: dict[str, Harness] = {}
         self.lease: Lease | None = None
+        self.source: Source | None = None
+        """Where the model is read from if it is no copy of ours: somebody may write there."""
+        self.files: tuple[FileInfo, ...] = ()
         self._now: tuple[str, int, float] | None = None
         self._ended = threading.Event()
         self._halt = threading.Event()
@@ -121,7 +131,12 @@ class Worker:
         )  # fmt: skip
         welcome = self.channel.receive()
         if welcome is None or welcome["op"] != "welcome":
-            print(f"unbroken eval worker: the coordinator did not take it: {welcome}", file=sys.stderr)
+            why = (
+                welcome.get("why")
+                if welcome
+                else "it hung up; cluster.json may be that of an earlier coordinator"
+            )
+            print(f"unbroken eval worker: the coordinator did not take {self.name}: {why}", file=sys.stderr)
             return EvaluationError.exit_code
         spec = decode(ModelSpec, welcome["spec"])
         threading.Thread(target=self._read, daemon=True).start()
@@ -133,6 +148,7 @@ class Worker:
             return 0
         except UnbrokenError as e:
             self._say("unfit", kind=type(e).__name__, what=e.what, where=e.where, todo=e.todo)
+            _log(str(e))
             self._release()
             return e.exit_code
         except Exception as e:  # noqa: BLE001  whatever a model library raises is told to the coordinator
@@ -145,6 +161,10 @@ class Worker:
             code = self._drain(model)
             self._say("bye", why=self.queue.why)
             return code
+        except ModelChanged as e:
+            self._say("unfit", kind=type(e).__name__, what=e.what, where=e.where, todo=e.todo)
+            _log(str(e))
+            return e.exit_code
         finally:
             self._ended.set()
             model.close()
@@ -218,12 +238,40 @@ class Worker:
                 folder, fetch_s = self.lease.path, self.lease.fetched_s
             else:
                 folder = Path(given["address"])
+                self._look_at(open_source(given["address"]), given["files"], given["hash"])
         if ready.ident is not None:
             ready.join()
         model = backend.load(spec, folder, self.gpus)
+        self._check_files()
         self._say("ready", fetch_s=fetch_s, load_s=time.time() - began - fetch_s, started=began,
                   cached=bool(self.lease), conditions=encode(model.conditions), uncompiled=_uncompiled())  # fmt: skip
         return model
+
+    def _look_at(self, source: Source, there: Sequence[Sequence[Any]], hashed: str) -> None:
+        """Notes the files as they are. Raises ModelChanged if they are not those with this hash."""
+        self.source, self.files = source, tuple(source.files())
+        if [[f.name, f.size, f.stamp] for f in self.files] != [list(f) for f in there]:
+            # Another node's own copy, or others' files in the place of ours.
+            found = hash_model(source, memo_folder(), halt=self._halt)
+            if found.hash != hashed:
+                raise ModelChanged("the files are not those that the evaluation began with", where=source.address,
+                                   todo="Put them back, or evaluate these in another --out")  # fmt: skip
+            self._check_files()
+
+    def _check_files(self) -> None:
+        """Raises ModelChanged if they were written to since; weights may be mapped, so that this would change answers too.
+
+        Files that are gone are none of ours: what is mapped stays.
+        """
+        if self.source is None:
+            return
+        try:
+            now = {f.name: f for f in self.source.files()}
+        except ModelDoesNotLoad:
+            return
+        if any(now.get(f.name, f) != f for f in self.files):
+            raise ModelChanged("the model's files were changed while they were evaluated", where=self.source.address,
+                               todo="Put them back, or evaluate these in another --out")  # fmt: skip
 
     def _drain(self, model: Model) -> int:
         visit = -1
@@ -238,6 +286,9 @@ class Worker:
             self._now = (item.task, item.block, started)
             try:
                 answers = self._answer(model, item)
+                self._check_files()
+            except ModelChanged:
+                raise
             except Exception as e:  # noqa: BLE001  a harness or model may raise anything; the block is reported, the rest goes on
                 traceback.print_exc()
                 kind = type(e).__name__
@@ -349,8 +400,8 @@ def _warm(backend: str, what: str, *arguments: object) -> None:
         method = getattr(get_backend(backend), what, None)
         if method is not None:
             method(*arguments)
-    except (Exception, SystemExit):  # noqa: BLE001  whatever is missing is said when the model is loaded
-        traceback.print_exc()
+    except (Exception, SystemExit) as e:  # noqa: BLE001  whatever is missing is said when the model is loaded
+        _log(f"{what}: {type(e).__name__}: {_short(e)}")
     _log(f"{what} took {time.monotonic() - began:.1f} s")
 
 
