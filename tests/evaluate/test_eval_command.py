@@ -72,7 +72,16 @@ def test_run_then_again_then_status_and_compare(place: Path, capsys: pytest.Capt
     assert dispatch(["eval", "status", "out", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["progress"]["phase"] == "finished"
     assert dispatch(["eval", "compare", "out", "out/report.json"]) == 0
-    assert "same" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    checkpoint = found["checkpoint"][:12]
+    assert "same" in shown and f"before  demo of m ({checkpoint})" in shown
+    assert dispatch([*RUN, "-o", "few", "--limit", "10"]) == 0
+    capsys.readouterr()
+    assert dispatch(["eval", "compare", "out", "few", "--json"]) == 0
+    compared = json.loads(capsys.readouterr().out)
+    assert compared["after"] == {"suite": "demo", "model": "m", "checkpoint": checkpoint}
+    assert {d["verdict"] for d in compared["differences"]} == {"not comparable"}
+    assert compared["differences"][0]["why"] == "40 against 10 samples"
     assert (place / "state" / "unbroken" / "eval-priors.json").exists()
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from unbroken.evaluate.contracts import Metric, Report, SampleNote, Score
-from unbroken.evaluate.results import compare, differences, p_value, table
+from unbroken.evaluate.results import compare, comparison, differences, finite, left_out, p_value, table
 from unbroken.testing.fake_reports import fake_report
 
 
@@ -98,6 +98,90 @@ def test_the_table_says_what_is_missing() -> None:
 def test_differences_as_text() -> None:
     text = differences(compare([score("t", [1.0, 0.0] * 50)], [score("t", [0.0, 0.0] * 50)]))
     assert "worse" in text and "-0.5000" in text
+
+
+def mean(task: str, value: float, n: int = 100, **more: object) -> Score:
+    return Score(task, (Metric("acc", value, 0.01),), n, n, **more)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "why"),
+    [
+        ({"prompt_hash": "p"}, {"prompt_hash": "q"}, "other prompts"),
+        ({"version": "1"}, {"version": "2"}, "another task version"),
+        ({"n": 100, "prompt_hash": "p"}, {"n": 1000, "prompt_hash": "q"}, "100 against 1,000 samples"),
+        (
+            {"prompt_hash": "p", "version": "1"},
+            {"prompt_hash": "q", "version": "2"},
+            "other prompts, another task version",
+        ),
+    ],
+)
+def test_what_was_asked_otherwise_gets_no_verdict(
+    old: dict[str, object], new: dict[str, object], why: str
+) -> None:
+    (d,) = compare([mean("t", 0.9, **old)], [mean("t", 0.1, **new)])  # type: ignore[arg-type]
+    assert (d.verdict, d.why, d.p) == ("not comparable", why, None)
+    assert f"not comparable: {why}" in differences([d])
+
+
+def test_a_group_is_not_comparable_where_a_task_in_it_has_other_prompts() -> None:
+    old = [mean("mmlu_law", 0.5, prompt_hash="p"), mean("arc", 0.5, prompt_hash="a"), mean("mmlu", 0.9)]
+    new = [mean("mmlu_law", 0.5, prompt_hash="q"), mean("arc", 0.5, prompt_hash="a"), mean("mmlu", 0.1)]
+    assert [d.verdict for d in compare(old, new)] == ["not comparable", "same", "not comparable"]
+    assert [d.verdict for d in compare(old[1:], new[1:])] == ["same", "worse"]
+
+
+def test_every_metric_is_compared_and_counted_and_the_headline_comes_first() -> None:
+    def one(**values: float) -> list[Score]:
+        return [Score("t", tuple(Metric(n, v, 0.01) for n, v in values.items()), 100, 100)]
+
+    old, new = one(acc=0.5, f1=0.5), one(acc=0.5, f1=0.2)
+    assert [d.metric for d in compare(old, new)] == ["acc"]  # what `eval watch` flags follows the headline
+    found = compare(old, new, every_metric=True)
+    assert [(d.metric, d.verdict) for d in found] == [("acc", "same"), ("f1", "worse")]
+    edge = one(acc=0.5, f1=0.5 - 0.01 * math.sqrt(2) * 2.7)  # p = 0.007: one comparison flags it, two do not
+    assert compare(one(f1=0.5), one(f1=edge[0].metrics[1].value))[0].verdict == "worse"
+    assert [d.verdict for d in compare(old, edge, every_metric=True)] == ["same", "same"]
+    text = differences(found)
+    assert text.count("\nt ") == 1 and "f1" in text, "a task is named once"
+
+
+def test_only_the_headline_is_paired_and_only_with_itself() -> None:
+    old, new = score("t", [1.0, 0.0] * 50), score("t", [1.0, 0.0] * 50)
+    f1 = Metric("f1", 0.5, 0.05)
+    two = [replace(s, metrics=(*s.metrics, f1)) for s in (old, new)]
+    assert [d.paired for d in compare(two[:1], two[1:], every_metric=True)] == [True, False]
+    turned = replace(new, metrics=(f1, *new.metrics))
+    assert not any(d.paired for d in compare(two[:1], [turned], every_metric=True))
+
+
+def test_what_only_one_side_has_is_named() -> None:
+    old = [mean("t", 0.5), mean("gone", 0.5)]
+    new = [Score("t", (Metric("acc", 0.5, 0.01), Metric("f1", 0.5)), 100, 100)]
+    assert left_out(old, new) == ["only before: gone", "only after: t (f1)"]
+    assert compare(old, [Score("t", (Metric("f1", 0.5),), 100, 100)], every_metric=True) == []
+
+
+def test_a_comparison_says_what_its_sides_are_and_what_unpaired_means() -> None:
+    old, new = fake_report(tasks=3), replace(fake_report(tasks=3), model="other", checkpoint="ab" * 16)
+    text = comparison(old, new, compare(old.scores, new.scores), ["only after: x"])
+    assert text.splitlines()[:2] == [
+        f"before  core-63 of llama-7b-fake ({old.checkpoint[:12]})",
+        "after   core-63 of other (abababababab)",
+    ]
+    assert "(unpaired): the two means were compared" in text and text.endswith("only after: x\n")
+    paired = differences(compare([score("t", [1.0, 0.0] * 9)], [score("t", [1.0, 0.0] * 9)]))
+    assert "unpaired" not in paired
+
+
+def test_no_verdict_at_all_is_no_number() -> None:
+    none = [Score("t", (Metric("acc", math.nan, math.nan),), 9, 0), Score("u", (), 9, 0)]
+    (d,) = compare(none, [mean("t", 0.5, 9)])
+    assert (d.verdict, d.p) == ("unknown", None)
+    assert finite({"a": [math.nan, 1.0]}) == {"a": [None, 1.0]}
+    report = replace(fake_report(tasks=3), scores=tuple(none))
+    assert "nan" not in differences([d]) + table(report)
 
 
 def test_nodes_without_compiled_bytecode_are_told() -> None:

@@ -207,21 +207,23 @@ def compare(
     alpha: float = typer.Option(0.01, "--alpha", help="Chance of flagging anything where nothing differs"),
     as_json: bool = JSON,
 ) -> None:
-    """Say which tasks differ between two evaluations by more than chance."""
+    """Say which metrics of which tasks differ between two evaluations by more than chance."""
     from ..evaluate.codec import encode
     from ..evaluate.results import compare as compare_scores
-    from ..evaluate.results import differences
+    from ..evaluate.results import comparison, finite, left_out, side
 
     if not 0 < alpha < 1:
         raise UsageError("--alpha lies between 0 and 1")
     old, new = _report(before), _report(after)
-    found = compare_scores((*old.scores, *old.groups), (*new.scores, *new.groups), alpha=alpha)
+    scores = (*old.scores, *old.groups), (*new.scores, *new.groups)
+    found, alone = compare_scores(*scores, alpha=alpha, every_metric=True), left_out(*scores)
     if not found:
-        raise InputError("the two evaluations have no task in common", where=f"{before}, {after}")
+        raise InputError("the two evaluations have no metric of a task in common", where=f"{before}, {after}")
     if as_json:
-        print(json.dumps({"differences": encode(found)}))
+        body = {"before": side(old), "after": side(new), "differences": encode(found), "left_out": alone}
+        print(json.dumps(finite(body)))
     else:
-        print(differences(found), end="")
+        print(comparison(old, new, found, alone), end="")
 
 
 @app.command()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..units import Duration
-from .contracts import Metric, Report, Score
+from .contracts import Json, Metric, Report, Score
 
 MANY = 500
 """Modules without bytecode from which on they are a matter of seconds."""
@@ -16,23 +16,29 @@ ALPHA = 0.01
 """Family-wise error rate: with it, one comparison in a hundred of equal models flags anything."""
 
 
+NOT_COMPARABLE = "not comparable"
+OTHER = "other prompts"
+
+
 @dataclass(frozen=True)
 class Difference:
-    """One task's headline metric in two evaluations."""
+    """One metric of a task in two evaluations."""
 
     task: str
     metric: str
     before: float
     after: float
     stderr: float | None
-    """Of the difference; None where neither side has one."""
+    """Of the difference; None where one side has none."""
     p: float | None
-    """Two-sided; None where no standard error is known."""
+    """Two-sided; None where no standard error is known, and where the two cannot be compared."""
     paired: bool
     """The same samples were compared one by one: much sharper than two means."""
     verdict: str = "same"
-    """'same', 'better', 'worse', or 'unknown' (no standard error)."""
+    """'same', 'better', 'worse', 'unknown' (no standard error), or 'not comparable'."""
     better_is_higher: bool = True
+    why: str = ""
+    """Why the two cannot be compared."""
 
     @property
     def gain(self) -> float:
@@ -40,71 +46,101 @@ class Difference:
         return (self.after - self.before) * (1 if self.better_is_higher else -1)
 
 
-def compare(before: Sequence[Score], after: Sequence[Score], *, alpha: float = ALPHA) -> list[Difference]:
-    """The differences of all tasks that both have; verdicts with Holm's correction for the number of tasks.
+def compare(
+    before: Sequence[Score], after: Sequence[Score], *, alpha: float = ALPHA, every_metric: bool = False
+) -> list[Difference]:
+    """The differences of all tasks that both have: of the headline metric, or of every metric with the headline first.
 
-    Paired (McNemar's test is the special case of 0 and 1) where both keep the samples' own scores and were asked the
-    same prompts, else two independent means. Normal approximation.
+    Holm's correction is for the number of comparisons that can be flagged. Paired (McNemar's test is the special case
+    of 0 and 1) for the headline metric where both keep the samples' own scores, else two independent means. Normal
+    approximation. Where the two were asked different things there is no verdict but 'not comparable'.
     """
-    olds = {s.task: s for s in before}
-    found = [
-        _difference(olds[s.task], s) for s in after if s.task in olds and s.metrics and olds[s.task].metrics
-    ]
-    tested = sorted((d for d in found if d.p is not None), key=lambda d: (d.p, d.task))
-    verdicts: dict[str, str] = {}
-    for i, d in enumerate(tested):
-        assert d.p is not None  # filtered above
-        if d.p * (len(tested) - i) > alpha:
+    olds = {s.task: s for s in before if s.metrics}
+    both = [(olds[s.task], s) for s in after if s.metrics and s.task in olds]
+    reasons = _incomparable(both)
+    found = []
+    for old, new in both:
+        names = [m.name for m in new.metrics]
+        shared = [n for n in names if n in {m.name for m in old.metrics}]
+        for name in shared if every_metric else [n for n in shared if n == names[0]]:
+            found.append(_difference(old, new, name, reasons.get(new.task, "")))
+    tested = sorted(
+        ((d.p, i) for i, d in enumerate(found) if d.p is not None),
+        key=lambda t: (t[0], found[t[1]].task, t[1]),
+    )
+    flagged: set[int] = set()
+    for rank, (p, i) in enumerate(tested):
+        if p * (len(tested) - rank) > alpha:
             break  # Holm: the first that fails ends it
-        verdicts[d.task] = "better" if d.gain > 0 else "worse"
-    out = []
-    for d in found:
-        verdict = "unknown" if d.p is None and d.before != d.after else verdicts.get(d.task, "same")
-        out.append(
-            Difference(
-                d.task, d.metric, d.before, d.after, d.stderr, d.p, d.paired, verdict, d.better_is_higher
-            )
-        )
-    return out
+        flagged.add(i)
+    return [
+        replace(d, verdict="better" if d.gain > 0 else "worse") if i in flagged else d
+        for i, d in enumerate(found)
+    ]
 
 
-def _difference(old: Score, new: Score) -> Difference:
-    name = new.metrics[0].name
-    a = next((m for m in old.metrics if m.name == name), old.metrics[0])
-    b = new.metrics[0]
+def left_out(before: Sequence[Score], after: Sequence[Score]) -> list[str]:
+    """What only one of the two has, in words: tasks, and metrics of tasks that both have."""
+    lines = []
+    for mine, other, side in ((before, after, "before"), (after, before, "after")):
+        theirs = {s.task: {m.name for m in s.metrics} for s in other if s.metrics}
+        alone = [s.task for s in mine if s.metrics and s.task not in theirs]
+        alone += [
+            f"{s.task} ({m.name})"
+            for s in mine
+            for m in s.metrics
+            if s.task in theirs and m.name not in theirs[s.task]
+        ]
+        if alone:
+            more = f" and {len(alone) - 8} more" if len(alone) > 8 else ""
+            lines.append(f"only {side}: {', '.join(alone[:8])}{more}")
+    return lines
+
+
+def _incomparable(both: Sequence[tuple[Score, Score]]) -> dict[str, str]:
+    """{task: why the two were not asked, or not judged, the same}."""
+    found = {new.task: why for old, new in both if (why := _why_not(old, new))}
+    asked = [new.task for _, new in both if new.prompt_hash]
+    for _, new in both:
+        # A group's score names neither its prompts nor its tasks; the names of these begin with its own.
+        inside = [t for t in asked if t.startswith(new.task)] or asked
+        if not new.prompt_hash and new.task not in found and any(OTHER in found.get(t, "") for t in inside):
+            found[new.task] = f"a task in it may have {OTHER}"
+    return found
+
+
+def _why_not(old: Score, new: Score) -> str:
+    reasons = []
+    if old.samples != new.samples:  # then the prompts differ too, and that says nothing more
+        reasons.append(f"{old.samples:,} against {new.samples:,} samples")
+    elif old.prompt_hash and new.prompt_hash and old.prompt_hash != new.prompt_hash:
+        reasons.append(OTHER)
+    if old.version and new.version and old.version != new.version:
+        reasons.append("another task version")
+    return ", ".join(reasons)
+
+
+def _difference(old: Score, new: Score, name: str, why: str) -> Difference:
+    a = next(m for m in old.metrics if m.name == name)
+    b = next(m for m in new.metrics if m.name == name)
+    plain = Difference(new.task, name, a.value, b.value, None, None, False, "same", b.higher_is_better, why)
+    if why:
+        return replace(plain, verdict=NOT_COMPARABLE)
+    if not (math.isfinite(a.value) and math.isfinite(b.value)):
+        return replace(plain, verdict="unknown")
+    headline = name == old.metrics[0].name == new.metrics[0].name  # whose values the samples keep
     pairs = list(zip(old.per_sample, new.per_sample, strict=False))
     same_prompts = old.prompt_hash == new.prompt_hash and len(old.per_sample) == len(new.per_sample)
     values = [y - x for x, y in pairs if x is not None and y is not None]
-    if same_prompts and len(values) > 1:
+    if headline and same_prompts and len(values) > 1:
         mean = math.fsum(values) / len(values)
         spread = math.fsum((v - mean) ** 2 for v in values) / (len(values) - 1)
         stderr = math.sqrt(spread / len(values))
-        return Difference(
-            new.task,
-            b.name,
-            a.value,
-            b.value,
-            stderr,
-            p_value(mean, stderr),
-            True,
-            better_is_higher=b.higher_is_better,
-        )
-    both = [m.stderr for m in (a, b) if m.stderr is not None]
-    if len(both) < 2:
-        return Difference(
-            new.task, b.name, a.value, b.value, None, None, False, better_is_higher=b.higher_is_better
-        )
-    stderr = math.hypot(*both)
-    return Difference(
-        new.task,
-        b.name,
-        a.value,
-        b.value,
-        stderr,
-        p_value(b.value - a.value, stderr),
-        False,
-        better_is_higher=b.higher_is_better,
-    )
+        return replace(plain, stderr=stderr, p=p_value(mean, stderr), paired=True)
+    if a.stderr is None or b.stderr is None or not math.isfinite(a.stderr + b.stderr):
+        return plain if a.value == b.value else replace(plain, verdict="unknown")
+    stderr = math.hypot(a.stderr, b.stderr)
+    return replace(plain, stderr=stderr, p=p_value(b.value - a.value, stderr))
 
 
 def p_value(difference: float, stderr: float) -> float:
@@ -116,7 +152,11 @@ def p_value(difference: float, stderr: float) -> float:
 
 def number(m: Metric) -> str:
     """A metric with its standard error."""
-    return f"{m.value:.4f}" + (f" ± {m.stderr:.4f}" if m.stderr is not None else "")
+    if math.isnan(m.value):
+        return "-"  # no sample has a verdict
+    return f"{m.value:.4f}" + (
+        f" ± {m.stderr:.4f}" if m.stderr is not None and not math.isnan(m.stderr) else ""
+    )
 
 
 def table(report: Report) -> str:
@@ -155,23 +195,58 @@ def summary(report: Report) -> str:
     return text + "."
 
 
+def side(report: Report) -> dict[str, str]:
+    """What one side of a comparison is."""
+    return {"suite": report.suite, "model": report.model, "checkpoint": report.checkpoint[:12]}
+
+
+def finite(value: Json) -> Json:
+    """The same with null for what is no number: JSON has no NaN."""
+    if isinstance(value, dict):
+        return {k: finite(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [finite(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def comparison(before: Report, after: Report, found: Sequence[Difference], alone: Sequence[str] = ()) -> str:
+    """The comparison as plain text: what the two are, what differs, and what only one of them has."""
+    lines = [
+        f"{name:6}  {r.suite} of {r.model} ({r.checkpoint[:12]})"
+        for name, r in (("before", before), ("after", after))
+    ]
+    return "\n".join([*lines, "", differences(found), *alone]).rstrip("\n") + "\n"
+
+
 def differences(found: Sequence[Difference]) -> str:
-    """The comparison as plain text."""
+    """The differences as plain text."""
     rows = [("task", "metric", "before", "after", "change", "p", "verdict")]
+    task = None
     for d in found:
         p = "-" if d.p is None else f"{d.p:.2g}" + ("" if d.paired else " (unpaired)")
         rows.append(
             (
-                d.task,
+                d.task if d.task != task else "",
                 d.metric,
-                f"{d.before:.4f}",
-                f"{d.after:.4f}",
-                f"{d.after - d.before:+.4f}",
+                _value(d.before),
+                _value(d.after),
+                _value(d.after - d.before, "+.4f") if not d.why else "-",
                 p,
-                d.verdict,
+                d.verdict + (f": {d.why}" if d.why else ""),
             )
         )
-    return "\n".join(columns(rows)) + "\n"
+        task = d.task
+    lines = columns(rows)
+    if any(d.p is not None and not d.paired for d in found):
+        lines += [
+            "",
+            "(unpaired): the two means were compared, not the answers one by one, so only larger changes show.",
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _value(v: float, form: str = ".4f") -> str:
+    return "-" if math.isnan(v) else format(v, form)
 
 
 def uncompiled(report: Report) -> list[str]:
