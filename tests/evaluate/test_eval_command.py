@@ -154,6 +154,7 @@ def test_a_plan_says_what_it_could_not_look_up(
         (["plan", "s.toml", "--gpus", "0"], 2, "at least 1"),
         (["plan", "typo.toml"], 51, "there is no task 'sms'"),
         (["status", "nothing"], 3, "no evaluation"),
+        (["status", "s.toml"], 3, "no evaluation"),
         (["compare", "a", "b"], 3, "no finished evaluation"),
         (["watch", "nowhere", "--suite", "s.toml"], 3, "no such run directory"),
         (["join", "nothing", "--gpus", "a"], 2, "not a list of numbers"),
@@ -202,6 +203,45 @@ def test_a_score_that_is_not_whole_is_not_success(place: Path, capsys: pytest.Ca
     out = capsys.readouterr()
     assert [s["scored"] for s in json.loads(out.out)["scores"]] == [40, 20, 15], "one object"
     assert "scored in part: c" in out.err
+
+
+def test_status_tells_a_killed_evaluation_from_one_that_runs(
+    place: Path, eventually: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (place / "s.toml").write_text(
+        SUITE.replace("samples = 40, seconds = 0.01", "samples = 400, seconds = 0.05")
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-m", "unbroken", *RUN, "-o", "out", "-q"], start_new_session=True
+    )
+
+    def status() -> dict[str, Any]:
+        capsys.readouterr()
+        if dispatch(["eval", "status", "out", "--json"]) != 0:
+            return {"live": None, "progress": {"workers": {}}}
+        return dict(json.loads(capsys.readouterr().out))
+
+    def busy() -> int:
+        return sum(w["state"] == "busy" for w in status()["progress"]["workers"].values())
+
+    eventually(lambda: busy() == 2, within=40)
+    running = status()
+    assert running["live"] and running["progress"]["phase"] == "running"
+    assert running["title"] == "m"
+    assert running["progress"]["remaining_s"] < running["progress"]["remaining_worker_s"], "two workers"
+    process.kill()
+    process.wait(10)
+    eventually(lambda: status()["live"] is False, within=20)
+    dead = status()["progress"]
+    assert (dead["phase"], dead["workers"], dead["remaining_s"]) == ("stopped", {}, None)
+    assert dispatch(["eval", "status", "out"]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("not running now; the same command goes on") and "left" not in text
+    (place / "s.toml").write_text(SUITE)
+    assert dispatch([*RUN, "-o", "again", "-q"]) == 0
+    capsys.readouterr()
+    assert dispatch(["eval", "status", "again"]) == 0
+    assert "the same command shows the scores" in capsys.readouterr().out
 
 
 def test_ctrl_c_ends_it_and_the_same_command_goes_on(place: Path, eventually: Callable[..., None]) -> None:

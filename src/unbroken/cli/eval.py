@@ -250,26 +250,22 @@ def join(
 
 @app.command()
 def status(out: Path = typer.Argument(help="The evaluation's folder"), as_json: bool = JSON) -> None:
-    """Show where an evaluation stands."""
-    from ..evaluate.codec import encode
-    from ..evaluate.screen import read_progress, text
+    """Show where an evaluation stands, and whether it runs now."""
+    from ..evaluate.folder import EvalDir
+    from ..evaluate.screen import as_json as in_json
+    from ..evaluate.screen import read_title, seen, status_text
 
-    file = out / "progress.json"
-    if not file.exists():
+    folder = EvalDir(out)
+    try:
+        p, live = seen(folder)
+    except (FileNotFoundError, NotADirectoryError) as e:
         raise InputError(
             "no evaluation was seen running here",
             where=str(out),
             todo="Give the --out of `unbroken eval run`",
-        )
-    p = read_progress(file)
-    live = (out / "cluster.json").exists()
-    if as_json:
-        print(json.dumps({"live": live, "progress": encode(p)}))
-    else:
-        if not live:
-            print("not running now; this is the last that was seen")
-            p = replace(p, workers={})
-        print(text(p))
+        ) from e
+    title = read_title(folder)
+    print(json.dumps(in_json(p, live, title)) if as_json else status_text(p, live, title))
 
 
 @app.command()
