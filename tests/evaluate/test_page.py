@@ -17,6 +17,7 @@ from unbroken.evaluate.contracts import Metric, Report, SampleNote, Score, Trial
 from unbroken.evaluate.page import render, write_page
 from unbroken.evaluate.page.gantt import busy_curve, rows_of
 from unbroken.evaluate.page.markup import duration, nice_step, number, percent
+from unbroken.evaluate.results import summary
 from unbroken.testing.fake_reports import fake_report
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
@@ -74,6 +75,45 @@ def test_a_page_says_that_its_times_are_those_of_a_part() -> None:
     assert "answers were there before" not in Page(render(fake_report())).text
     resumed = Page(render(replace(fake_report(), reused=4120))).text
     assert "4,120 answers were there before" in resumed and "for what was still missing" in resumed
+
+
+@pytest.mark.parametrize(
+    ("naive", "tile", "sentence"),
+    [
+        (170.0, "1.70 ×faster than one", "this was 1.70 × faster"),
+        (95.0, "1.05 ×slower than one", "this was 1.05 × slower"),
+        (100.1, "1.00 ×as fast as one", "this was 1.00 × as fast"),
+    ],
+)
+def test_slower_than_one_trial_per_dataset_is_called_slower(naive: float, tile: str, sentence: str) -> None:
+    report = fake_report(tasks=3)
+    report = replace(report, started=0.0, ended=100.0, naive_s=naive)
+    assert tile in Page(render(report)).text
+    assert sentence in summary(report)
+
+
+def test_a_task_that_was_answered_before_says_so() -> None:
+    whole = fake_report(tasks=3)
+    task = whole.scores[0].task
+    part = replace(whole, trials=tuple(t for t in whole.trials if t.task != task))
+
+    def cell(report: Report) -> str:
+        row = re.search(rf'<tr class=taskrow data-task="{task}">.*?</tr>', render(report))
+        assert row is not None
+        return re.split("<td[^>]*>", row[0])[7]
+
+    assert "before" in cell(replace(part, reused=10)) and cell(part) == ""
+    assert cell(replace(whole, reused=10)).endswith("s"), "asked again in part: its time is this run's"
+    group = re.search(r'<tr class=grouprow data-task="mmlu">.*?</tr>', render(replace(part, reused=10)))
+    assert group is not None and "before" not in group[0]
+
+
+def test_a_score_without_any_verdict_is_no_number() -> None:
+    none = Score("t", (Metric("acc", float("nan"), float("nan")),), 9, 0)
+    made = render(replace(fake_report(tasks=2), scores=(none,), groups=()))
+    text = Page(made.split('<script type="application/json"')[0]).text
+    assert "nan" not in text and "9 without verdict" in text
+    assert 'data-v="nan"' not in made and "NaN" not in made.split("<script")[1], "which no browser can parse"
 
 
 def test_scores_errors_and_times_are_there() -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+import re
 import time
 from pathlib import Path
 
@@ -12,7 +14,16 @@ from unbroken.errors import EvaluationError, InputError, NoCheckpoint, RunInterr
 from unbroken.evaluate import watch as module
 from unbroken.evaluate.contracts import Metric, ModelSpec, Report, Score, Suite, Task
 from unbroken.evaluate.folder import EvalDir
-from unbroken.evaluate.watch import Watch, checkpoints_of, curves_page, curves_text, leased, read_curve, watch
+from unbroken.evaluate.watch import (
+    Point,
+    Watch,
+    checkpoints_of,
+    curves_page,
+    curves_text,
+    leased,
+    read_curve,
+    watch,
+)
 
 SUITE = Suite("s", (Task("t"),))
 
@@ -164,8 +175,6 @@ def test_where_checkpoints_lie(tmp_path: Path) -> None:
 
 
 def test_the_page_escapes_names(tmp_path: Path) -> None:
-    from unbroken.evaluate.watch import Point
-
     points = [
         Point("n", 1, 1, 0.0, (Score("<b>", (Metric("a", 1.0),), 1, 1),)),
         Point("m", 2, 1, 0.0, failed="<script>"),
@@ -173,3 +182,24 @@ def test_the_page_escapes_names(tmp_path: Path) -> None:
     page = curves_page("<i>", points)
     assert "<b>" not in page and "<script>" not in page and "<i>" not in page
     assert read_curve(tmp_path) == []
+
+
+def labels(*values: float, stderr: float | None = None) -> list[str]:
+    """The two ends of the axis of a task with these values."""
+    points = [
+        Point(f"n{i}", i, 1, 0.0, (Score("t", (Metric("acc", v, stderr),), 9, 9),))
+        for i, v in enumerate(values)
+    ]
+    page = curves_page("s", points)
+    assert "nan" not in page + curves_text(points)
+    return [found[1] for found in re.finditer(r'<text x="0" y="\d+">([^<]+)</text>', page)]
+
+
+def test_an_axis_has_ends_that_mean_something() -> None:
+    assert labels(0.0, 0.0) == ["1", "0"]
+    assert labels(0.5, 0.5) == ["0.75", "0.25"]
+    assert labels(-2.0) == ["-1", "-3"]
+    assert labels(0.01, 0.5, stderr=0.02)[1] == "0", "no share is below zero, whatever its standard error"
+    assert labels(-0.5, 0.5) == ["0.55", "-0.55"]
+    assert labels(0.2, math.nan, 0.4, stderr=math.nan) == ["0.41", "0.19"]
+    assert labels(math.nan) == []

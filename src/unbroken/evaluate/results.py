@@ -190,9 +190,22 @@ def summary(report: Report) -> str:
         text = f"{report.reused:,} answers were there before; for the others " + text
     if bound:
         text += f"; {report.makespan_s / bound:.2f} times the lower bound of {Duration(bound)}"
-    if report.naive_s:
-        text += f"; one trial per dataset would have taken {Duration(report.naive_s)} ({report.naive_s / report.makespan_s:.1f}x)"
+    if (found := against_naive(report)) is not None:
+        text += (
+            f"; one trial per dataset would have taken {Duration(report.naive_s)}: this was {' '.join(found)}"
+        )
     return text + "."
+
+
+def against_naive(report: Report) -> tuple[str, str] | None:
+    """How much faster, or slower, than one trial per dataset, as ('1.70 x', 'faster than that'); None where that is unknown."""
+    if report.naive_s <= 0 or report.makespan_s <= 0:
+        return None
+    ratio = report.naive_s / report.makespan_s
+    figure = f"{max(ratio, 1 / ratio):.2f}"
+    if figure == "1.00":
+        return f"{figure} ×", "as fast"
+    return f"{figure} ×", "faster" if ratio > 1 else "slower"
 
 
 def side(report: Report) -> dict[str, str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import html
+import math
 import os
 import shutil
 import threading
@@ -266,6 +267,7 @@ def curves_text(points: Sequence[Point]) -> str:
     rows = [("step", "attempt", *tasks)]
     for p in points:
         values = {s.task: s.metrics[0].value for s in p.scores if s.metrics}
+        values = {t: v for t, v in values.items() if not math.isnan(v)}  # no sample has a verdict
         cells = [f"{values[t]:.4f}{'!' if t in p.worse else ''}" if t in values else "-" for t in tasks]
         rows.append(
             (
@@ -298,13 +300,27 @@ figcaption{{font-weight:600}}text{{font-size:11px;fill:#57606a}}.fall{{fill:#cf2
 """
 
 
+def _axis(rows: Sequence[tuple[int, float, float | None]]) -> tuple[float, float]:
+    """The ends of a chart's axis: around the values and their errors, and not below zero where no value is."""
+    low = min(v - 2 * (e or 0) for _, v, e in rows)
+    high = max(v + 2 * (e or 0) for _, v, e in rows)
+    if low == high:  # a level line in the middle; at zero, on the ground of an axis like that of a share
+        span = abs(high) or 1.0
+        low, high = (low - span / 2, high + span / 2) if high else (0.0, 1.0)
+    else:
+        margin = (high - low) * 0.05
+        low, high = low - margin, high + margin
+    return (0.0 if low < 0 <= min(v for _, v, _ in rows) else low), high
+
+
 def _chart(
     task: str, metric: str, rows: Sequence[tuple[int, float, float | None]], falls: set[tuple[str, int]]
 ) -> str:
-    low = min(v - 2 * (e or 0) for _, v, e in rows)
-    high = max(v + 2 * (e or 0) for _, v, e in rows)
-    span = (high - low) or max(abs(high), 1e-9) * 0.1
-    low, high = low - span * 0.05, high + span * 0.05
+    name = f"{html.escape(task)} <small>{html.escape(metric)}</small>"
+    rows = [(s, v, e if e and math.isfinite(e) else None) for s, v, e in rows if math.isfinite(v)]
+    if not rows:
+        return f"<figure><figcaption>{name}</figcaption>no sample has a verdict</figure>"
+    low, high = _axis(rows)
     first, last = rows[0][0], rows[-1][0]
 
     def at(step: int, value: float) -> tuple[float, float]:
@@ -317,13 +333,12 @@ def _chart(
         x, y = at(step, value)
         if err:
             marks.append(
-                f'<line x1="{x}" x2="{x}" y1="{at(step, value - 2 * err)[1]}" y2="{at(step, value + 2 * err)[1]}" stroke="#0969da" opacity=".35"/>'
+                f'<line x1="{x}" x2="{x}" y1="{at(step, max(low, value - 2 * err))[1]}" y2="{at(step, value + 2 * err)[1]}" stroke="#0969da" opacity=".35"/>'
             )
         fell = ' class="fall"' if (task, step) in falls else ' fill="#0969da"'
         marks.append(
             f'<circle cx="{x}" cy="{y}" r="3"{fell}><title>step {step}: {value:.4f}</title></circle>'
         )
-    name = f"{html.escape(task)} <small>{html.escape(metric)}</small>"
     return (
         f'<figure><figcaption>{name}</figcaption><svg width="{_W}" height="{_H}" role="img" aria-label="{html.escape(task)} over steps">'
         f'<text x="0" y="14">{high:.3g}</text><text x="0" y="{_H - 18}">{low:.3g}</text>'

@@ -18,6 +18,7 @@ from pathlib import Path
 from ... import atomic
 from ..codec import encode
 from ..contracts import Report
+from ..results import finite
 from . import gantt, summary, tables
 from .markup import esc, when
 
@@ -30,7 +31,7 @@ def write_page(report: Report, path: Path) -> None:
 def render(report: Report) -> str:
     """The whole page. Every text that comes from outside is escaped."""
     here = files(__package__)
-    data = json.dumps(encode(report), separators=(",", ":")).replace("<", "\\u003c")
+    data = json.dumps(finite(encode(report)), separators=(",", ":")).replace("<", "\\u003c")
     sections = [
         summary.tiles(report),
         tables.errors(report),

@@ -54,6 +54,8 @@ def percent(share: float) -> str:
 
 def number(value: float) -> str:
     """Four significant places and no needless digits: '0.7391', '23.04', '1.201e+14'."""
+    if math.isnan(value):
+        return "–"  # of a score: no sample has a verdict
     if not math.isfinite(value):
         return str(value)
     if value == 0:

@@ -58,7 +58,7 @@
     const lines = ["task,metric,value,stderr,scored,samples"];
     for (const s of [...report.groups, ...report.scores]) {
       for (const m of s.metrics) {
-        lines.push([s.task, m.name, m.value, m.stderr ?? "", s.scored, s.samples].map(quote).join(","));
+        lines.push([s.task, m.name, m.value ?? "", m.stderr ?? "", s.scored, s.samples].map(quote).join(","));
       }
     }
     const text = lines.join("\n") + "\n";

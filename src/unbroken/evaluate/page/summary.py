@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..contracts import Report
+from ..results import against_naive
 from .markup import duration, esc, percent, tag, when
 
 PLACES = {"all-scores": "Scores", "makespan": "Makespan", "timeline": "Timeline", "workers": "Workers"}
@@ -61,12 +62,14 @@ def tiles(report: Report) -> str:
                 "good" if ratio <= 1.1 else "warn" if ratio > 1.5 else "",
             )
         )
-    if report.naive_s > 0 and report.makespan_s > 0:
+    if (found := against_naive(report)) is not None:
+        figure, how = found
         boxes.append(
             _tile(
-                f"{report.naive_s / report.makespan_s:.2f} ×",
-                "faster than one trial per dataset",
+                figure,
+                f"{how} {'as' if how == 'as fast' else 'than'} one trial per dataset",
                 f"which takes {duration(report.naive_s)} with the same times",
+                "warn" if how == "slower" else "",
             )
         )
     busy = report.busy_fraction

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import isnan
 
 from ..contracts import Conditions, Metric, Report, SampleNote, Score
 from .markup import duration, esc, number, percent
@@ -63,6 +64,7 @@ def _row(
     group: bool = False,
 ) -> str:
     head: Metric | None = score.metrics[0] if score.metrics else None
+    error = head.stderr if head is not None and head.stderr is not None and not isnan(head.stderr) else None
     missing = score.samples - score.scored
     badge = (
         f"<span class=badge title='samples without a verdict'>{missing} without verdict</span>"
@@ -74,12 +76,12 @@ def _row(
     cells = [
         f"<td class=task><button class=unfold aria-expanded=false aria-label='Details'>▸</button>{esc(score.task)} {badge}",
         f"<td class=metric>{esc(head.name) if head else ''}{_arrow(head)}",
-        f'<td class=num data-v="{head.value if head else ""}"><b>{esc(number(head.value)) if head else "none"}</b>',
-        f'<td class=num data-v="{head.stderr if head and head.stderr is not None else ""}">'
-        f"{esc(number(head.stderr)) if head and head.stderr is not None else '<span class=soft>–</span>'}",
+        f'<td class=num data-v="{head.value if head and not isnan(head.value) else ""}"><b>{esc(number(head.value)) if head else "none"}</b>',
+        f'<td class=num data-v="{error if error is not None else ""}">'
+        f"{esc(number(error)) if error is not None else '<span class=soft>–</span>'}",
         f"<td class=spark>{_spark(head)}",
         f'<td class=num data-v="{score.samples}">{samples}',
-        f'<td class=num data-v="{gpu or 0}">{esc(duration(gpu)) if gpu else ""}',
+        f'<td class=num data-v="{gpu or 0}">{_inference(gpu, report)}',
         f'<td class=num data-v="{score.seconds}">{esc(duration(score.seconds)) if score.seconds else ""}',
         f"<td class=soft>{'(a group)' if group else esc(report.licences.get(score.task, ''))}",
     ]
@@ -88,6 +90,15 @@ def _row(
         f'<tr class={kind} data-task="{esc(score.task)}">{"".join(cells)}</tr>'
         f"<tr class=detail hidden><td colspan=9>{_detail(score, standard)}</td></tr>"
     )
+
+
+def _inference(seconds: float | None, report: Report) -> str:
+    """Seconds inside inference; a task without any in an evaluation that went on was answered before."""
+    if seconds:
+        return esc(duration(seconds))
+    if seconds is None or not report.reused:
+        return ""
+    return "<span class=soft title='all its answers were there before'>before</span>"
 
 
 def _arrow(metric: Metric | None) -> str:
@@ -101,7 +112,7 @@ def _spark(metric: Metric | None) -> str:
     if metric is None or not 0 <= metric.value <= 1:
         return ""
     x, out = 100 * metric.value, []
-    if metric.stderr is not None:
+    if metric.stderr is not None and not isnan(metric.stderr):
         a, b = max(0.0, x - 200 * metric.stderr), min(100.0, x + 200 * metric.stderr)
         out.append(f'<rect x="{a:.1f}" y="4" width="{max(0.5, b - a):.1f}" height="6" class=ci />')
     out.append(f'<rect x="{min(98.5, max(0, x - 0.75)):.1f}" y="1" width="1.5" height="12" class=mark />')
@@ -114,7 +125,7 @@ def _spark(metric: Metric | None) -> str:
 def _detail(score: Score, standard: Conditions | None) -> str:
     metrics = "".join(
         f"<tr><td>{esc(m.name)}{_arrow(m)}<td class=num title='{m.value!r}'>{esc(number(m.value))}"
-        f"<td class=num>{esc('± ' + number(m.stderr)) if m.stderr is not None else ''}</tr>"
+        f"<td class=num>{esc('± ' + number(m.stderr)) if m.stderr is not None and not isnan(m.stderr) else ''}</tr>"
         for m in score.metrics
     )
     facts = [
