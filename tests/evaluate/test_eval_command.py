@@ -50,6 +50,24 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def whole_checkpoint(root: Path) -> None:
+    """A committed checkpoint of one rank: a model of six parameters, and two numbers of its optimizer."""
+    torch = pytest.importorskip("torch")
+    from unbroken.checkpoint import direct
+    from unbroken.checkpoint.manifest import Sharding
+    from unbroken.checkpoint.position import Position
+    from unbroken.checkpoint.storage.posix import PosixStorage
+
+    state = {"model.w": torch.ones(2, 3), "optimizer.m": torch.ones(2)}
+    records = {
+        n: ("float32", Sharding(tuple(t.shape), (), (), (), (((0,) * t.ndim, tuple(t.shape)),)))
+        for n, t in state.items()
+    }
+    stamp = direct.Stamp("run", 1, 10, 0, 1, Position(0, ((0, 10),)))
+    storage = PosixStorage(root)
+    direct.commit(storage, [direct.write_pieces(storage, records, state.__getitem__, {}, stamp)])
+
+
 RUN = ["eval", "run", "s.toml", "-m", "m", "--backend", BACKEND, "--workers", "2", "--block", "8"]
 
 
@@ -125,6 +143,18 @@ def test_a_plan_says_what_it_could_not_look_up(
     assert "not looked up: arc: the harness needs lm_eval" in capsys.readouterr().out
 
 
+def test_a_watch_that_evaluated_nothing_ends_with_the_first_error(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole_checkpoint(place / "r" / "checkpoints")
+    broken = ["eval", "watch", "r", "--suite", "s.toml", "--once", "--backend", BACKEND, "--workers", "1"]
+    assert dispatch([*broken, "--option", "broken=true", "--json"]) == 53
+    said = capsys.readouterr()
+    assert json.loads(said.out)["points"][0]["tries"] == 2 and said.err.count("evaluating") == 1
+    assert "no checkpoint was evaluated. step-00000010.a0001: " in said.err
+    assert dispatch([*broken, "--tasks", "a", "-o", "whole"]) == 0, capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("args", "code", "says"),
     [
@@ -144,8 +174,10 @@ def test_a_plan_says_what_it_could_not_look_up(
         (["run", "s.toml", "-m", "m", "-o", "s.toml", "--backend", BACKEND], 2, "a file, not a folder"),
         (["run", "noise.toml", "-m", "m", "-o", "o"], 3, "the suite is no text"),
         (["compare", "noise.toml", "noise.toml"], 3, "no report of an evaluation"),
-        (["watch", "m", "--suite", "s.toml", "-o", "s.toml"], 2, "a file, not a folder"),
-        (["watch", "m", "--suite", "s.toml", "-o", "o", "--once"], 0, "no committed checkpoint"),
+        (["watch", "r", "--suite", "s.toml", "-o", "s.toml"], 2, "a file, not a folder"),
+        (["watch", "r", "--suite", "s.toml", "--once"], 0, "no committed checkpoint"),
+        (["watch", "m", "--suite", "s.toml", "--once"], 3, "no run directory, and it holds no checkpoints"),
+        (["watch", "r", "--suite", "s.toml", "--like", "nosuch"], 2, "--like names no folder"),
         (["run", "s.toml", "-m", "m", "-o", "o", "--tasks", "aa"], 51, "'a'"),
         (["run", "s.toml", "-m", "m", "-o", "o", "--limit", "0"], 2, "at least 1"),
         (["run", "s.toml", "-m", "m", "-o", "o", "--option", "x"], 2, "KEY=VALUE"),
@@ -166,9 +198,11 @@ def test_mistakes_are_told(
 ) -> None:
     (place / "noise.toml").write_bytes(b"\xff\xfe\x00")
     (place / "typo.toml").write_text('[suite]\nname = "t"\n[[task]]\nname = "sms"\nharness = "plain"\n')
+    (place / "r" / "checkpoints").mkdir(parents=True)
     assert dispatch(["eval", *args]) == code
     err = capsys.readouterr().err
     assert says in err
+    assert code == 0 or not list(place.glob("*/evaluations"))
     assert "Traceback" not in err and "defect" not in err
 
 

@@ -10,7 +10,15 @@ import pytest
 from unbroken.checkpoint.catalogue import Found
 from unbroken.checkpoint.retention import leases
 from unbroken.checkpoint.storage import Storage, open_storage
-from unbroken.errors import EvaluationError, InputError, NoCheckpoint, RunInterrupted
+from unbroken.errors import (
+    EvaluationError,
+    InputError,
+    ModelDoesNotLoad,
+    NoCheckpoint,
+    RunInterrupted,
+    UnbrokenError,
+    UsageError,
+)
 from unbroken.evaluate import watch as module
 from unbroken.evaluate.contracts import Metric, ModelSpec, Report, Score, Suite, Task
 from unbroken.evaluate.folder import EvalDir
@@ -22,6 +30,8 @@ from unbroken.evaluate.watch import (
     curves_text,
     leased,
     read_curve,
+    refuse_unloadable,
+    shortfall,
     watch,
 )
 
@@ -66,11 +76,15 @@ class Evaluator:
         self.asked: list[str] = []
         self.held: list[list[str]] = []
         self.fail: set[str] = set()
+        self.errors: list[UnbrokenError] = []
+        """Raised one after the other by whatever is asked."""
 
     def __call__(self, suite: Suite, spec: ModelSpec, folder: EvalDir) -> Report:
         name = Path(spec.source).name
         self.asked.append(name)
         self.held.append([lease.holder for lease in leases(self.storage, name)])
+        if self.errors:
+            raise self.errors.pop(0)
         if name in self.fail:
             raise EvaluationError("no worker is left")
         value = self.values[int(name[5:13])]
@@ -107,6 +121,41 @@ def test_a_failure_is_tried_again_then_passed_over(tmp_path: Path, storage: Stor
     assert evaluate.asked.count("step-00000020.a0001") == 2
     assert leases(storage, "step-00000020.a0001") == []
     assert "no worker is left" in curves_text(points)
+
+
+def test_the_first_error_is_shown_and_what_lasts_is_not_tried_again(tmp_path: Path, storage: Storage) -> None:
+    evaluate = Evaluator(storage, {10: 0.5, 20: 0.6, 30: 0.7})
+    evaluate.errors = [
+        EvaluationError("the node went away"),
+        UsageError("the folder holds an evaluation with another model"),
+        ModelDoesNotLoad("the weights have other names"),
+        EvaluationError("no worker is left"),
+    ]
+    said: list[str] = []
+    points = watch(ask(tmp_path, once=True), storage, evaluate, said.append)
+    assert evaluate.asked == [f"step-000000{n}.a0001" for n in (10, 10, 20, 30, 30)]
+    assert [(p.failed, p.code, p.tries) for p in points] == [
+        ("the node went away.", 50, 2),
+        ("the weights have other names.", 53, 2),
+        ("", 0, 2),
+    ]
+    assert "step-00000010.a0001: not evaluated: the node went away. It is tried again." in said
+    assert "another model" not in curves_text(points)
+    assert shortfall(points) == (
+        "2 of 3 checkpoints were not evaluated. step-00000010.a0001: the node went away.",
+        56,
+    )
+    assert shortfall(points[1:2])[1] == 53 and shortfall(points[2:]) == ("", 0)
+    again = watch(ask(tmp_path, once=True), storage, evaluate, said.append)
+    assert shortfall(again) == ("", 0) and [p.scores[0].metrics[0].value for p in again] == [0.5, 0.6, 0.7]
+
+
+def test_no_task_with_a_score_is_a_failure(tmp_path: Path, storage: Storage) -> None:
+    def nothing(suite: Suite, spec: ModelSpec, folder: EvalDir) -> Report:
+        return Report("s", "m", "c", 0.0, 1.0, (), {"t": "its data are gone"}, (), (), (), 1.0, 1.0, 1.0)
+
+    points = watch(ask(tmp_path, once=True), storage, nothing, lambda _: None)
+    assert {p.code for p in points} == {56} and "t: its data are gone" in shortfall(points)[0]
 
 
 def test_ctrl_c_ends_it_and_is_no_failure_of_the_checkpoint(tmp_path: Path, storage: Storage) -> None:
@@ -155,6 +204,23 @@ def test_newest_only(tmp_path: Path, storage: Storage) -> None:
     assert evaluate.asked == ["step-00000030.a0001"]
 
 
+def test_newest_only_leaves_what_was_superseded(tmp_path: Path, storage: Storage) -> None:
+    def committed(name: str) -> None:
+        (tmp_path / "checkpoints" / name).mkdir()
+        (tmp_path / "checkpoints" / name / "COMMITTED").write_text("{}")
+
+    evaluate = Evaluator(storage, {10: 0.5, 20: 0.5, 30: 0.5, 40: 0.5})
+    once = ask(tmp_path, once=True, newest_only=True)
+    points = watch(once, storage, evaluate, lambda _: None)
+    assert [p.step for p in points] == [30]
+    (tmp_path / "checkpoints" / "step-00000030.a0001" / "COMMITTED").unlink()
+    watch(once, storage, evaluate, lambda _: None)
+    assert len(evaluate.asked) == 1, "that the newest went does not bring an older one back"
+    committed("step-00000040.a0001")
+    watch(once, storage, evaluate, lambda _: None)
+    assert evaluate.asked[1:] == ["step-00000040.a0001"]
+
+
 def test_a_lease_is_renewed_while_it_is_held(storage: Storage) -> None:
     name = storage.folders()[0]
     with leased(storage, name, "me", seconds=3.0):
@@ -172,6 +238,31 @@ def test_where_checkpoints_lie(tmp_path: Path) -> None:
     assert checkpoints_of(str(tmp_path / "run" / "checkpoints")).url.endswith("checkpoints")
     with pytest.raises(InputError, match="no such run directory"):
         checkpoints_of(str(tmp_path / "nowhere"))
+    (tmp_path / "other").mkdir()
+    with pytest.raises(InputError, match="no run directory, and it holds no checkpoints"):
+        checkpoints_of(str(tmp_path / "other"))
+    (tmp_path / "other" / "step-00000010.a0001").mkdir()  # being written
+    assert checkpoints_of(str(tmp_path / "other")).url.endswith("other")
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / "run.toml").touch()
+    assert checkpoints_of(str(tmp_path / "new")).folders() == []
+    (tmp_path / "new" / "checkpoints").mkdir()
+    assert checkpoints_of(str(tmp_path / "new" / "checkpoints")).folders() == []
+
+
+def test_what_no_backend_could_load_is_refused(tmp_path: Path, storage: Storage) -> None:
+    with pytest.raises(UsageError, match=r"no config\.json, and no --like is given .*step-00000030"):
+        refuse_unloadable(ask(tmp_path), storage)
+    with pytest.raises(UsageError, match="--like names no folder"):
+        refuse_unloadable(ask(tmp_path, like=tmp_path / "nosuch"), storage)
+    (tmp_path / "like").mkdir()
+    with pytest.raises(UsageError, match=r"--like names a folder without a config\.json"):
+        refuse_unloadable(ask(tmp_path, like=tmp_path / "like"), storage)
+    (tmp_path / "like" / "config.json").write_text("{}")
+    refuse_unloadable(ask(tmp_path, like=tmp_path / "like"), storage)
+    refuse_unloadable(Watch(SUITE, ModelSpec("x", "my.own:Backend"), tmp_path / "out"), storage)
+    refuse_unloadable(ask(tmp_path), open_storage(tmp_path / "empty"))
+    assert not (tmp_path / "out").exists()
 
 
 def test_the_page_escapes_names(tmp_path: Path) -> None:

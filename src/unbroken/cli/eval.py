@@ -155,7 +155,7 @@ def watch(
     """Evaluate every committed checkpoint of a run as it appears: curves over steps, regressions flagged."""
     from ..evaluate.codec import encode
     from ..evaluate.folder import EvalDir
-    from ..evaluate.watch import Watch, checkpoints_of, curves_text
+    from ..evaluate.watch import Watch, checkpoints_of, curves_text, refuse_unloadable, shortfall
     from ..evaluate.watch import watch as watch_run
 
     storage = checkpoints_of(run_dir)
@@ -164,7 +164,6 @@ def watch(
         if "://" in run_dir:
             raise UsageError("a bucket of checkpoints needs --out", where=run_dir)
         out = Path(run_dir) / "evaluations" / asked.name
-    EvalDir(out).open()
     spec = _spec(
         "checkpoint",
         backend,
@@ -189,15 +188,21 @@ def watch(
     def say(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
-    points = watch_run(
-        Watch(asked, spec, out, like, prefix, poll, once, last_step, newest_only), storage, evaluate, say
-    )
+    watched = Watch(asked, spec, out, like, prefix, poll, once, last_step, newest_only)
+    refuse_unloadable(watched, storage)
+    EvalDir(out).open()
+    began = time.time()
+    points = watch_run(watched, storage, evaluate, say)
     if not points:
         say("no committed checkpoint is here")
     if as_json:
         print(json.dumps({"out": str(out), "points": encode(points)}))
     else:
         print(curves_text(points), end="")
+    lacking, code = shortfall([p for p in points if p.at >= began])
+    if code:  # with --json its object is printed already, and says the same
+        say(f"unbroken eval: {lacking}")
+        raise typer.Exit(code)
 
 
 @app.command()

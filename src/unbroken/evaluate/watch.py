@@ -14,15 +14,30 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from .. import atomic
 from ..checkpoint.catalogue import Found, listing
+from ..checkpoint.manifest import parse_folder_name
 from ..checkpoint.retention import end_lease, take_lease
 from ..checkpoint.storage import Storage, open_storage
-from ..errors import InputError, NoCheckpoint, RunInterrupted, UnbrokenError
+from ..errors import (
+    CheckpointCorrupt,
+    CheckpointTooNew,
+    DatasetMissing,
+    EvaluationIncomplete,
+    InputError,
+    LayoutMismatch,
+    MissingExtra,
+    ModelDoesNotLoad,
+    NoCheckpoint,
+    RunInterrupted,
+    UnbrokenError,
+    UnknownTask,
+    UsageError,
+)
 from ..progress import RunDir
 from .codec import decode, encode
 from .contracts import ModelSpec, Report, Score, Suite
@@ -32,7 +47,20 @@ from .results import Difference, columns, compare
 
 LEASE_S = 3600.0
 TRIES = 2
-"""A checkpoint whose evaluation failed so often is passed over, and said to be."""
+"""A checkpoint whose evaluation failed so often in one command is passed over, and said to be."""
+LASTING = (
+    ModelDoesNotLoad,
+    UsageError,
+    UnknownTask,
+    DatasetMissing,
+    InputError,
+    MissingExtra,
+    CheckpointCorrupt,
+    CheckpointTooNew,
+    LayoutMismatch,
+)
+"""What another try a moment later would meet again."""
+GONE = "removed before it could be leased"
 
 Evaluate = Callable[[Suite, ModelSpec, EvalDir], Report]
 Say = Callable[[str], None]
@@ -49,7 +77,11 @@ class Point:
     scores: tuple[Score, ...] = ()
     """Without notes and per-sample values: those are in the checkpoint's own report."""
     failed: str = ""
+    """The first error of it; what a second try met is only said."""
     tries: int = 1
+    """In the command that wrote this: another one tries a checkpoint that failed anew."""
+    code: int = 0
+    """Exit code of the error; 0 where it was only removed too early."""
     worse: tuple[str, ...] = ()
     """Tasks that are significantly worse than at the checkpoint before, by `compare`."""
 
@@ -72,7 +104,7 @@ class Watch:
     last_step: int | None = None
     """Return after the checkpoint of this step, or a later one."""
     newest_only: bool = False
-    """Pass over what was superseded while an evaluation ran."""
+    """Evaluate only the newest: pass over what was superseded while an evaluation ran, or before it began."""
     holder: str = field(default="")
 
     @property
@@ -82,48 +114,104 @@ class Watch:
 
 
 def checkpoints_of(run: str) -> Storage:
-    """The checkpoints of a run directory, or a folder or bucket of checkpoints. Raises InputError if it is neither."""
+    """The checkpoints of a run directory, or a folder or bucket of checkpoints. Raises InputError if it is neither.
+
+    A run directory may have none yet; a folder of another kind must hold one, or one that is being written.
+    """
     if "://" in run:
         return open_storage(run)
     path = Path(run)
-    inside = RunDir(path).checkpoints
-    if inside.is_dir():
-        return open_storage(inside)
     if not path.is_dir():
         raise InputError(
             "there is no such run directory",
             where=run,
             todo="Give the --run-dir of `unbroken run`, or a folder of checkpoints",
         )
-    return open_storage(path)
+    inside = RunDir(path)
+    if inside.checkpoints.is_dir() or inside.spec.is_file():
+        return open_storage(inside.checkpoints)
+    storage = open_storage(path)
+    of_a_run = RunDir(path.absolute().parent).checkpoints == path.absolute()
+    if not of_a_run and not any(parse_folder_name(n) for n in storage.folders()):
+        raise InputError(
+            "this is no run directory, and it holds no checkpoints",
+            where=run,
+            todo="Give the --run-dir of `unbroken run`, or a folder of checkpoints",
+        )
+    return storage
+
+
+def refuse_unloadable(asked: Watch, storage: Storage) -> None:
+    """Raises UsageError where no checkpoint could ever be loaded; reads a little, and writes nothing."""
+    if asked.like is not None:
+        if not (asked.like / "config.json").is_file():
+            raise UsageError(
+                "--like names a folder without a config.json"
+                if asked.like.is_dir()
+                else "--like names no folder",
+                where=str(asked.like),
+                todo="Give the folder of a Hugging Face model of the same architecture",
+            )
+        return
+    if asked.spec.backend != "transformers":
+        return  # another backend may load a checkpoint as it is
+    there = [f.name for f in listing(storage, quick=True) if f.committed]
+    if there and not any(e.name == "config.json" for name in there for e in storage.files(name)):
+        raise UsageError(
+            "the checkpoints hold no config.json, and no --like is given",
+            where=f"{storage.url}/{there[0]}".removeprefix("file://"),
+            todo="Give --like, the folder of a Hugging Face model of the same architecture",
+        )
 
 
 def watch(
     asked: Watch, storage: Storage, evaluate: Evaluate, say: Say, *, stop: Callable[[], bool] = lambda: False
 ) -> list[Point]:
-    """Evaluates each committed checkpoint once, oldest first; returns the curve. Ends by `once`, `last_step` or `stop`."""
+    """Evaluates each committed checkpoint once, oldest first; returns the curve. Ends by `once`, `last_step` or `stop`.
+
+    What failed in an earlier command is tried again.
+    """
     asked.out.mkdir(parents=True, exist_ok=True)
+    points = {p.name: replace(p, tries=0) if p.code else p for p in read_curve(asked.out)}
     while True:
-        points = {p.name: p for p in read_curve(asked.out)}
-        todo = [
-            f for f in reversed(listing(storage, quick=True)) if f.committed and _is_open(points.get(f.name))
-        ]
-        todo.sort(key=lambda f: (f.step, f.attempt))
-        if asked.newest_only:
-            todo = todo[-1:]
+        there = listing(storage, quick=True)
+        todo = _waiting(asked, there, points)
         for found in todo[:1]:
             point = _one(asked, storage, found, points.get(found.name), evaluate, say)
-            if point is not None:
-                _append(asked.out, point)
-                points[point.name] = point
-                _draw(asked)
-        done = [p for p in points.values() if not _is_open(p)]
+            _append(asked.out, point)
+            points[point.name] = point
+            _draw(asked)
+        names = {f.name for f in there}
+        done = [p for p in points.values() if not _is_open(p) or p.name not in names]
         if stop() or (asked.last_step is not None and any(p.step >= asked.last_step for p in done)):
             return read_curve(asked.out)
         if not todo:
             if asked.once:
                 return read_curve(asked.out)
             _pause(asked.poll_s, stop)
+
+
+def _waiting(asked: Watch, found: Sequence[Found], points: Mapping[str, Point]) -> list[Found]:
+    """Committed checkpoints to evaluate, in this order. `found`: newest first, what a later attempt saved before all else."""
+    committed = [f for f in found if f.committed]
+    if asked.newest_only:
+        last = max(((p.attempt, p.step) for p in points.values() if p.failed != GONE), default=(0, -1))
+        committed = [f for f in committed[:1] if (f.attempt, f.step) >= last]
+    return sorted((f for f in committed if _is_open(points.get(f.name))), key=lambda f: (f.step, f.attempt))
+
+
+def shortfall(points: Sequence[Point]) -> tuple[str, int]:
+    """What is to be said of the points of one command where some were not evaluated, and its exit code; else ("", 0)."""
+    failed = [p for p in points if p.failed and p.code]
+    if not failed:
+        return "", 0
+    first = f"{failed[0].name}: {failed[0].failed}"
+    if any(p.scores for p in points):
+        return (
+            f"{len(failed)} of {len(points)} checkpoints were not evaluated. {first}",
+            EvaluationIncomplete.exit_code,
+        )
+    return f"no checkpoint was evaluated. {first}", failed[0].code
 
 
 def read_curve(out: Path) -> list[Point]:
@@ -161,7 +249,7 @@ def leased(storage: Storage, name: str, holder: str, seconds: float = LEASE_S) -
 
 def _one(
     asked: Watch, storage: Storage, found: Found, before: Point | None, evaluate: Evaluate, say: Say
-) -> Point | None:
+) -> Point:
     tries = before.tries + 1 if before is not None else 1
     say(f"{found.name}: evaluating")
     point = Point(found.name, found.step, found.attempt, time.time(), tries=tries)
@@ -172,14 +260,23 @@ def _one(
                 replace(asked.spec, source=source, name=found.name),
                 EvalDir(asked.out / found.name, asked.out),
             )
+        if report.errors and not report.scores:
+            why = "; ".join(f"{task}: {e}" for task, e in report.errors.items())
+            raise EvaluationIncomplete(f"no task has a score: {why}")
     except RunInterrupted:
         raise  # no failure of the checkpoint
     except NoCheckpoint:
-        say(f"{found.name}: removed before it could be leased; passed over")
-        return replace(point, failed="removed before it could be leased", tries=TRIES)
+        say(f"{found.name}: {GONE}; passed over")
+        return replace(point, failed=GONE, tries=TRIES)
     except UnbrokenError as e:
-        say(f"{found.name}: not evaluated: {e}")
-        return replace(point, failed=str(e))
+        point = replace(
+            point, failed=str(e), code=e.exit_code, tries=TRIES if isinstance(e, LASTING) else tries
+        )
+        if before is not None and before.failed and tries > 1:
+            say(f"{found.name}: passed over after {tries} tries; the first one: {before.failed}")
+            return replace(point, failed=before.failed, code=before.code)
+        say(f"{found.name}: not evaluated: {e}" + (" It is tried again." if point.tries < TRIES else ""))
+        return point
     changes = _against_previous(asked, point, report)
     worse = tuple(d.task for d in changes if d.verdict == "worse")
     for d in changes:
