@@ -130,6 +130,23 @@ def test_a_plan_takes_the_size_of_a_task_that_was_evaluated_whole(
     assert "assumed" not in whole["source"] and whole["seconds"] < few["seconds"] / 10
 
 
+def test_a_plan_counts_the_rows_of_a_plain_task(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (place / "sums").mkdir()
+    (place / "sums" / "infer.py").write_text("def prompt(row):\n    return 'x'\n")
+    (place / "sums" / "score.py").write_text("def score(row, output):\n    return 1\n")
+    text = '[suite]\nname = "t"\n[[task]]\nname = "sums"\nharness = "plain"\n'
+    (place / "t.toml").write_text(text)
+    assert dispatch(["eval", "plan", "t.toml"]) == 52
+    assert "the data of task 'sums' are not on this machine" in capsys.readouterr().err
+    (place / "sums" / "data.jsonl").write_text("{}\n" * 96)
+    for more in ("", "[task.prior]\nseconds = 40\n"):
+        (place / "t.toml").write_text(text + more)
+        assert dispatch(["eval", "plan", "t.toml", "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert "assumed" not in found["tasks"]["sums"]["source"]
+        assert sum(s["blocks"] for p in found["parcels"] for s in p["shards"]) == 3
+
+
 def test_a_plan_says_what_it_could_not_look_up(
     place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -205,3 +205,37 @@ def test_a_model_of_ones_own(tmp_path: Path) -> None:
         PlainBackend().load(
             replace(spec, options={"infer": str(Path(broken.folder) / "sums" / "infer.py")}), tmp_path, ()
         )
+
+
+def test_its_size_is_known_before_anything_is_prepared(tmp_path: Path) -> None:
+    size = PlainHarness().size
+    suite = write_task(tmp_path, infer="import no_such_library\n" + SUMS)
+    assert size(suite.tasks[0], suite) == 10
+    write_task(tmp_path, infer=SUMS + "def rows():\n    raise AssertionError\n")
+    assert size(suite.tasks[0], suite) is None
+    (tmp_path / "rows.jsonl").write_text("{}\n\n{}\n")
+    assert size(replace(suite.tasks[0], options={"data": "rows.jsonl"}), suite) == 2
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "error", "says"),
+    [
+        ("data.jsonl", None, DatasetMissing, "not on this machine"),
+        ("data.jsonl", "\n", InputError, "has no rows"),
+        ("data.jsonl", "{}\n{\n", InputError, "data.jsonl:2"),
+        ("data.jsonl", "\udcff", InputError, "no text in UTF-8"),
+        ("infer.py", "def prompt(row:\n", InputError, "infer.py cannot be imported: SyntaxError"),
+        ("score.py", "def score(:\n", InputError, "score.py cannot be imported: SyntaxError"),
+        ("score.py", None, UnknownTask, "no task 'sums'"),
+    ],
+)
+def test_what_has_no_size_is_told_as_the_run_would(
+    tmp_path: Path, file: str, text: str | None, error: type[Exception], says: str
+) -> None:
+    suite = write_task(tmp_path)
+    place = tmp_path / "sums" / file
+    place.unlink()
+    if text is not None:
+        place.write_bytes(text.encode(errors="surrogateescape"))
+    with pytest.raises(error, match=says):
+        PlainHarness().size(suite.tasks[0], suite)

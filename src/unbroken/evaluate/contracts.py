@@ -466,7 +466,12 @@ class Backend(Protocol):
 
 
 class Harness(Protocol):
-    """Knows tasks: their data, prompts and scores. Its class is made without arguments; light to import and make."""
+    """Knows tasks: their data, prompts and scores. Its class is made without arguments; light to import and make.
+
+    It may have a method `size(task, suite) -> int | None`: the samples of a task without its `limit`, where that is known
+    at once and nothing need be prepared; None where it is not. `unbroken eval plan` asks it, and shows what it raises
+    (`DatasetMissing`, `InputError`, `UnknownTask`) as the run would.
+    """
 
     def list_tasks(self, suite: Suite) -> Sequence[str]:
         """Names that `Task.harness_name` may take, groups included."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from ..errors import MissingExtra, UsageError
 from ..units import Duration
-from .contracts import Json, Suite
+from .contracts import Json, Suite, Task
 from .planner import Costs, Plan, Work, arrange, plan
 from .priors import Expected, Features, PriorBook
 from .registry import get_harness
@@ -45,40 +45,51 @@ class Forecast:
         }  # fmt: skip
 
 
-def looked_up(suite: Suite) -> tuple[Suite, dict[str, str]]:
-    """The suite with its groups as their leaf tasks, and the tasks whose harness is not here, with the reason.
+def looked_up(suite: Suite) -> tuple[Suite, dict[str, str], dict[str, int]]:
+    """The suite with its groups as their leaf tasks, the tasks whose harness is not here, with the reason, and the
+    samples of those whose harness can count them (see contracts.Harness).
 
-    A task whose run time the suite itself states is taken as it stands. Raises UnknownTask with the nearest names.
+    A task whose run time the suite itself states is taken as it stands, and only counted where it states no samples.
+    Raises what a harness raises: UnknownTask with the nearest names, DatasetMissing, InputError.
     """
-    tasks, unchecked = [], {}
+    tasks: list[Task] = []
+    unchecked: dict[str, str] = {}
+    sizes: dict[str, int] = {}
     harness_of = functools.cache(get_harness)  # it keeps the index of its tasks, which takes seconds
     for task in suite.tasks:
-        if task.name in suite.priors:
+        said = suite.priors.get(task.name)
+        if said is not None and said.samples:
             tasks.append(task)
             continue
         try:
-            tasks += harness_of(task.harness).expand(task, suite)
+            harness = harness_of(task.harness)
+            leaves = [task] if said is not None else harness.expand(task, suite)
+            count = getattr(harness, "size", None)
+            found = {} if count is None else {leaf.name: count(leaf, suite) for leaf in leaves}
+            sizes |= {name: n for name, n in found.items() if n is not None}
         except MissingExtra as e:
-            tasks.append(task)
+            leaves = [task]
             unchecked[task.name] = e.what
-    return replace(suite, tasks=tuple(tasks)), unchecked
+        tasks += leaves
+    return replace(suite, tasks=tuple(tasks)), unchecked, sizes
 
 
 def forecast(
     suite: Suite, book: PriorBook, *, gpus: int, width: int = 1, model_b: float = 7.0, device: str = "", load_s: float = 30.0,
     cpu_workers: int = 16, block: int = 32,
 ) -> Forecast:  # fmt: skip
-    """The plan for a suite on so many GPUs. Raises UsageError if a task needs more GPUs than there are, UnknownTask."""
+    """The plan for a suite on so many GPUs. Raises UsageError if a task needs more GPUs than there are, and what
+    `looked_up` raises."""
     from .arms import baseline
     from .simulated import Cluster, Dataset, Weights
 
-    suite, unchecked = looked_up(suite)
+    suite, unchecked, counted = looked_up(suite)
     expected: dict[str, Expected] = {}
     work: list[Work] = []
     datasets: list[Dataset] = []
     for t in suite.tasks:
         said = suite.priors.get(t.name)
-        known = (said.samples if said else 0) or book.size(t.name)
+        known = (said.samples if said else 0) or counted.get(t.name) or book.size(t.name)
         samples = known or UNKNOWN_SAMPLES
         samples = min(samples, t.limit) if t.limit else samples
         e = book.expect(t.name, samples, Features(), model_b, device, said)

@@ -16,6 +16,7 @@ A score of None, or `unbroken.evaluate.scoring.judge.Unscored` raised, is no ver
 
 from __future__ import annotations
 
+import ast
 import itertools
 import json
 import time
@@ -24,7 +25,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ...errors import EvaluationError, InputError
+from ...errors import EvaluationError, InputError, unreadable
 from .. import staged
 from ..contracts import (
     Answer,
@@ -78,7 +79,7 @@ class PlainHarness:
         check_score(source)
         rows = list(rows_of(task, suite, source, infer))[: task.limit]
         if not rows:
-            raise InputError(f"task '{task.name}' has no rows", where=str(source.path))
+            raise _no_rows(task, source)
         samples = list(samples_of(rows, infer, source, task, spec, model_files))
         check_kinds(spec, {r.kind for s in samples for r in s.requests} - {"plain"}, task.name)
         wrote = staged.write_samples(folder, samples, block=spec.block)
@@ -101,6 +102,24 @@ class PlainHarness:
             output_tokens=sum(tokens) / len(samples) or float(task.options.get("max_tokens", 0)),
             requests_per_sample=wrote.requests_per_sample,
         )
+
+    def size(self, task: Task, suite: Suite) -> int | None:
+        """Rows of the task's file; None where infer.py makes them itself. Nothing is imported.
+
+        Raises UnknownTask, DatasetMissing, and InputError with the line where a file does not compile or is no JSON.
+        """
+        source = Folder.find(task, suite, self.list_tasks(suite))
+        names = _defined(source, "infer")
+        _defined(source, "score")
+        if "data" not in task.options and names & {"rows", "*"}:
+            return None
+        try:
+            count = sum(1 for _ in rows_of(task, suite, source, None))
+        except UnicodeDecodeError as e:
+            raise InputError(f"the rows cannot be read: {unreadable(e)}", where=str(source.path)) from e
+        if not count:
+            raise _no_rows(task, source)
+        return count
 
     def data_of(self, task: Task, suite: Suite) -> tuple[int, str]:
         """(rows, where they are read from). Raises DatasetMissing, InputError, UnknownTask."""
@@ -175,6 +194,28 @@ class PlainHarness:
         if prepared.folder not in self._infer:
             self._infer[prepared.folder] = _source(prepared).load("infer")
         return self._infer[prepared.folder]
+
+
+def _no_rows(task: Task, source: Folder) -> InputError:
+    return InputError(f"task '{task.name}' has no rows", where=str(source.path))
+
+
+def _defined(source: Folder, name: str) -> set[str]:
+    """Names that one of the files gives itself; '*' if it takes all of another module's. Raises InputError."""
+    file = source.path / f"{name}.py"
+    try:
+        tree = ast.parse(file.read_bytes(), str(file))
+    except (SyntaxError, ValueError) as e:  # as importing it would say
+        raise InputError(f"{file.name} cannot be imported: {type(e).__name__}: {e}", where=str(file)) from e
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.alias):
+            names.add(node.asname or node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+    return names
 
 
 def _source(prepared: PreparedTask) -> Folder:
