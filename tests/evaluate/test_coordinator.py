@@ -317,13 +317,15 @@ def test_who_joins_may_be_faster_than_the_fetch_here(
     joiner = subprocess.run(
         [sys.executable, "-m", "unbroken", "eval", "join", str(cluster.parent), "--name", "joiner"],
         check=False,
-        stdout=subprocess.PIPE,
+        capture_output=True,
         text=True,
     )
     thread.join(60)
     assert joiner.returncode == 0
     said = [line.split()[0] for line in joiner.stdout.splitlines()]
     assert said == ["warm", "devices"], "it made itself ready beside its fetch, once"
+    assert f"joined as joiner: model model, folder {tmp_path / 'out'}" in joiner.stderr
+    assert joiner.stderr.rstrip().endswith("ended after 4 blocks that it answered: every answer is here")
     (report,) = found
     assert {t.worker for t in report.trials} == {"joiner"} == {w.name for w in report.workers}
     assert [s.scored for s in report.scores] == [10, 10]

@@ -206,6 +206,10 @@ def test_a_watch_that_evaluated_nothing_ends_with_the_first_error(
         (["status", "s.toml"], 3, "no evaluation"),
         (["compare", "a", "b"], 3, "no finished evaluation"),
         (["watch", "nowhere", "--suite", "s.toml"], 3, "no such run directory"),
+        (["tasks", "plain", "--folder", "nosuch"], 3, "there is no such folder (nosuch)"),
+        (["tasks", "plain", "--folder", "m"], 3, "finds no task here"),
+        (["tasks", "plain", "--find", "summs"], 51, "none of the 1 names contains it). Did you mean 'sums'?"),
+        (["tasks", "plain", "--find", "summs", "--json"], 51, "Did you mean 'sums'?"),
         (["join", "nothing", "--gpus", "a"], 2, "not a list of numbers"),
         (["join", "nothing", "--wait", "0"], 50, "no coordinator answers"),
     ],
@@ -216,6 +220,9 @@ def test_mistakes_are_told(
     (place / "noise.toml").write_bytes(b"\xff\xfe\x00")
     (place / "typo.toml").write_text('[suite]\nname = "t"\n[[task]]\nname = "sms"\nharness = "plain"\n')
     (place / "r" / "checkpoints").mkdir(parents=True)
+    (place / "sums").mkdir()
+    (place / "sums" / "infer.py").touch()
+    (place / "sums" / "score.py").touch()
     assert dispatch(["eval", *args]) == code
     err = capsys.readouterr().err
     assert says in err

@@ -281,14 +281,19 @@ def tasks(
     as_json: bool = JSON,
 ) -> None:
     """List the tasks that a harness knows."""
+    from ..errors import UnknownTask
     from ..evaluate.contracts import Suite
     from ..evaluate.registry import get_harness
 
-    names = [
-        n
-        for n in get_harness(harness).list_tasks(Suite("all", (), folder=str(folder.resolve())))
-        if find in n
-    ]
+    if not folder.is_dir():
+        raise InputError("there is no such folder", where=str(folder), todo="Give --folder where tasks lie")
+    known = get_harness(harness).list_tasks(Suite("all", (), folder=str(folder.resolve())))
+    names = [n for n in known if find in n]
+    if not known:
+        raise InputError(f"the harness '{harness}' finds no task here", where=str(folder.resolve()),
+                         todo="Give --folder where tasks lie")  # fmt: skip
+    if not names:
+        raise UnknownTask(find, known, where=f"--find: none of the {len(known)} names contains it")
     print(json.dumps({"tasks": names}) if as_json else "\n".join(names))
 
 

@@ -122,6 +122,7 @@ class Worker:
         self._ended = threading.Event()
         self._halt = threading.Event()
         """The model is not needed any more: ends its fetch."""
+        self._answered = 0
 
     def serve(self, token: str, shared: Path) -> int:
         """Runs to the end; returns an exit code."""
@@ -139,20 +140,27 @@ class Worker:
             print(f"unbroken eval worker: the coordinator did not take {self.name}: {why}", file=sys.stderr)
             return EvaluationError.exit_code
         spec = decode(ModelSpec, welcome["spec"])
+        suite = (
+            f"suite {welcome['suite']}, " if welcome.get("suite") else ""
+        )  # not every coordinator names it
+        _log(f"joined as {self.name}: {suite}model {spec.title}, folder {shared}")
         threading.Thread(target=self._read, daemon=True).start()
         threading.Thread(target=self._beat, args=(float(welcome["beat_s"]),), daemon=True).start()
         try:
             model = self._load(spec, welcome)
         except RunInterrupted:
             self._say("bye", why=self.queue.why)
+            self._log_end(self.queue.why)
             return 0
         except UnbrokenError as e:
+            self._log_end(str(e))
             self._say("unfit", kind=type(e).__name__, what=e.what, where=e.where, todo=e.todo)
             _log(str(e))
             self._release()
             return e.exit_code
         except Exception as e:  # noqa: BLE001  whatever a model library raises is told to the coordinator
             traceback.print_exc()
+            self._log_end("the model does not load")
             self._say("unfit", kind="ModelDoesNotLoad", what=f"the model does not load: {type(e).__name__}: {_short(e)}",
                       where=spec.source, todo="See the worker's log; check dtype, backend and the files")  # fmt: skip
             self._release()
@@ -160,6 +168,7 @@ class Worker:
         try:
             code = self._drain(model)
             self._say("bye", why=self.queue.why)
+            self._log_end(self.queue.why or "the device is lost, see above")
             return code
         except ModelChanged as e:
             self._say("unfit", kind=type(e).__name__, what=e.what, where=e.where, todo=e.todo)
@@ -170,6 +179,10 @@ class Worker:
             model.close()
             self._release()
             self.channel.close()
+
+    def _log_end(self, why: str) -> None:
+        n = self._answered
+        _log(f"ended after {n} block{'' if n == 1 else 's'} that it answered: {why}")
 
     def _release(self) -> None:
         if self.lease is not None:
@@ -184,6 +197,7 @@ class Worker:
                 self.queue.stop("the coordinator is gone")
                 self._halt.set()
                 if not self._ended.wait(GRACE_S):
+                    self._log_end(f"{self.queue.why}, and the block in flight took more than {GRACE_S:.0f} s")
                     os._exit(EvaluationError.exit_code)  # a hung call must not keep the GPU
                 return
             self._obey(message)
@@ -301,6 +315,7 @@ class Worker:
                 self._now = None
             self._say("block", task=item.task, block=item.block, visit=item.visit, started=started, ended=time.time(),
                       answers=[json.loads(encode_answer(a)) for a in answers], conditions=encode(model.conditions))  # fmt: skip
+            self._answered += 1
 
     def _answer(self, model: Model, item: Item) -> list[Answer]:
         prepared = self.tasks[item.task]

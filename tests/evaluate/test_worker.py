@@ -1,0 +1,58 @@
+"""What a worker says of itself to who started it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from unbroken.evaluate.codec import encode
+from unbroken.evaluate.contracts import ModelSpec
+from unbroken.evaluate.wire import Channel, Message
+from unbroken.evaluate.worker import Worker
+from unbroken.testing.evaluation import BACKEND, fake_model
+
+
+class Told:
+    """A coordinator's side of the connection: what it sends, and what it was sent."""
+
+    def __init__(self, *messages: Message) -> None:
+        self.messages = list(messages)
+        self.sent: list[str] = []
+
+    def send(self, op: str, **_: Any) -> None:
+        self.sent.append(op)
+
+    def receive(self) -> Message | None:
+        return self.messages.pop(0) if self.messages else None
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "end"),
+    [
+        ({}, 0, "ended after 0 blocks that it answered: every answer is here"),
+        ({"broken": True}, 53, "ended after 0 blocks that it answered: the weights have the wrong shape"),
+    ],
+)
+def test_it_says_what_it_joined_and_why_it_ended(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], options: dict[str, bool], code: int, end: str
+) -> None:
+    model = fake_model(tmp_path / "m")
+    given = {"cache": False, "address": str(model), "manifest": None, "memory": None, "disks": []}
+    spec = ModelSpec(str(model), BACKEND, options=options)
+    told = Told(
+        {"op": "welcome", "spec": encode(spec), "model": given, "beat_s": 60.0, "suite": "core"},
+        {"op": "stop", "why": "every answer is here"},
+    )
+    worker = Worker(cast(Channel, told), "w7", (), warm=False)
+    try:
+        assert worker.serve("token", tmp_path) == code
+    finally:
+        worker._ended.set()  # else its reader ends the process
+    said = capfd.readouterr().err
+    assert f"joined as w7: suite core, model m, folder {tmp_path}\n" in said
+    assert end in said.splitlines()[-1]
