@@ -6,6 +6,8 @@ import ast
 import functools
 import inspect
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -101,3 +103,19 @@ def test_every_row_is_whole(path: Path) -> None:
         if line.startswith("| "):
             cells = [c.strip() for c in line.strip("|").split("|")]
             assert all(cells), line
+
+
+def test_the_readme_leads_to_every_page() -> None:
+    linked = set(re.findall(r"\]\((docs/[^)#]+)", (ROOT / "README.md").read_text()))
+    there = {p.relative_to(ROOT).as_posix() for p in (ROOT / "docs").rglob("*.md")}
+    assert linked == there
+
+
+def test_what_the_pages_say_to_run_for_a_small_model_makes_one(tmp_path: Path) -> None:
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    page = (ROOT / "docs" / "evaluation.md").read_text()
+    (code,) = re.findall(r'python -c "(.*write_tiny_model.*)"', page)
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, capture_output=True, timeout=120)
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= {
+        p.name for p in (tmp_path / "tiny").iterdir()
+    }

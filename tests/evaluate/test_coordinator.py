@@ -468,6 +468,72 @@ def test_an_option_that_the_backend_does_not_know_is_refused_before_the_model_is
     assert e.value.nearest == "attn_implementation" and not (tmp_path / "out" / "evaluation.json").exists()
 
 
+def test_a_model_that_is_replaced_while_it_is_evaluated_ends_it_and_leaves_no_answer_of_the_other(
+    tmp_path: Path, eventually: Callable[..., None]
+) -> None:
+    suite = fake_suite(fake_task("a", samples=160, seconds=0.02))
+    model, out = fake_model(tmp_path / "model"), tmp_path / "out"
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            evaluate(tmp_path, suite, cache="never")
+        except ModelChanged as e:
+            raised.append(e)
+
+    def answers() -> int:
+        return sum(p.read_bytes().count(b"\n") for p in (out / "answers").rglob("*.jsonl"))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    eventually(lambda: answers() >= 2, within=30)
+    fake_model(model, b"others!")
+    thread.join(60)
+    assert len(raised) == 1 and answers() < 20
+    fake_model(model)  # other stamps, the same content
+    assert numbers(evaluate(tmp_path, suite)) == numbers(evaluate(tmp_path, suite, out="undisturbed"))
+
+
+def test_a_joiner_that_was_started_elsewhere_finds_the_prompts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, eventually: Callable[..., None]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    suite = fake_suite(fake_task("a", samples=40))
+    c = coordinator(
+        Path(), suite, workers=0, spec=ModelSpec(str(fake_model(tmp_path / "model")), BACKEND, block=8)
+    )
+    found: list[Report] = []
+    thread = threading.Thread(target=lambda: found.append(c.run()))
+    thread.start()
+    eventually((tmp_path / "out" / "cluster.json").exists, within=30)
+    root = Path(__file__).resolve().parents[2]
+    env = {**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{root / 'src'}"}
+    subprocess.run([sys.executable, "-m", "unbroken", "eval", "join", str(tmp_path / "out")], cwd="/", env=env, check=True, timeout=60)  # fmt: skip
+    thread.join(60)
+    assert [s.scored for s in found[0].scores] == [40]
+
+
+def test_a_joiner_that_cannot_load_the_model_ends_nothing(
+    tmp_path: Path, eventually: Callable[..., None]
+) -> None:
+    c = coordinator(tmp_path, fake_suite(fake_task("a", samples=40)), workers=0, cache="never")
+    found: list[Report] = []
+    thread = threading.Thread(target=lambda: found.append(c.run()))
+    thread.start()
+    out = tmp_path / "out"
+    eventually((out / "cluster.json").exists, within=30)
+
+    def join(**more: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([sys.executable, "-m", "unbroken", "eval", "join", str(out)], env={**os.environ, **more},
+                              check=False, timeout=60, text=True, capture_output=True)  # fmt: skip
+
+    bad = join(UNBROKEN_FAKE_BROKEN="1")
+    assert bad.returncode == 53 and "wrong shape" in bad.stderr and "Traceback" not in bad.stderr
+    assert join().returncode == 0
+    thread.join(60)
+    assert [s.scored for s in found[0].scores] == [40]
+
+
 def test_the_same_command_asks_nothing_twice(tmp_path: Path) -> None:
     first = evaluate(tmp_path, SUITE)
     second = evaluate(tmp_path, SUITE)

@@ -78,6 +78,29 @@ def test_a_block_is_given_up_after_so_many_failures_and_not_before() -> None:
     assert not d.finished
 
 
+def test_a_block_that_one_worker_fails_at_is_tried_by_the_others_first() -> None:
+    d = Dispatcher([Work("t", (1.0,))], (1, 1))
+    d.join("bad")
+    d.join("good")
+    for _ in range(2 * TRIES):
+        if d.next_parcel("bad") is not None:
+            assert d.failed("bad", ("t", 0), "its disk is gone") == []
+    assert not d.given_up and d.steal_for("bad") is None
+    assert d.next_parcel("good") is not None and d.answered("good", ("t", 0), 1.0)
+    assert d.finished
+
+
+def test_a_wide_block_is_not_left_to_workers_that_are_too_narrow_for_it() -> None:
+    d = Dispatcher([Work("t", (1.0,), gpus=2)], (2, 1))
+    d.join("wide", 2)
+    d.join("narrow", 1)
+    lost = []
+    for _ in range(TRIES):
+        assert d.next_parcel("wide") is not None
+        lost += d.failed("wide", ("t", 0), "bad")
+    assert lost == [("t", 0)]
+
+
 def test_a_thief_takes_about_half_of_what_the_richest_has_not_begun() -> None:
     d = Dispatcher([Work("t", (1.0,) * 20)], (1,), Costs(0, 0.01))
     d.join("rich")

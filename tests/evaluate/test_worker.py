@@ -7,8 +7,10 @@ from typing import Any, cast
 
 import pytest
 
+from unbroken.errors import ModelChanged
 from unbroken.evaluate.codec import encode
 from unbroken.evaluate.contracts import ModelSpec
+from unbroken.evaluate.sources import FolderSource, hash_model
 from unbroken.evaluate.wire import Channel, Message
 from unbroken.evaluate.worker import Worker
 from unbroken.testing.evaluation import BACKEND, fake_model
@@ -42,7 +44,8 @@ def test_it_says_what_it_joined_and_why_it_ended(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], options: dict[str, bool], code: int, end: str
 ) -> None:
     model = fake_model(tmp_path / "m")
-    given = {"cache": False, "address": str(model), "manifest": None, "memory": None, "disks": []}
+    files = [[f.name, f.size, f.stamp] for f in FolderSource(model).files()]
+    given = {"cache": False, "address": str(model), "hash": "h", "files": files}
     spec = ModelSpec(str(model), BACKEND, options=options)
     told = Told(
         {"op": "welcome", "spec": encode(spec), "model": given, "beat_s": 60.0, "suite": "core"},
@@ -55,4 +58,26 @@ def test_it_says_what_it_joined_and_why_it_ended(
         worker._ended.set()  # else its reader ends the process
     said = capfd.readouterr().err
     assert f"joined as w7: suite core, model m, folder {tmp_path}\n" in said
-    assert end in said.splitlines()[-1]
+    assert end in said
+
+
+def test_a_copy_of_the_model_elsewhere_will_do_and_another_model_in_its_place_will_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    model, copy = fake_model(tmp_path / "m"), fake_model(tmp_path / "copy")
+    source = FolderSource(model)
+    files = [[f.name, f.size, f.stamp] for f in source.files()]
+    hashed = hash_model(source, tmp_path / "memo").hash
+    worker = Worker(cast(Channel, Told()), "w", (), warm=False)
+    worker._look_at(FolderSource(copy), files, hashed)
+    worker._check_files()
+    (copy / "model.safetensors").write_bytes(b"others!")  # as many bytes
+    with pytest.raises(ModelChanged, match="were changed while"):
+        worker._check_files()
+    with pytest.raises(ModelChanged, match="not those that the evaluation began with"):
+        worker._look_at(FolderSource(copy), files, hashed)
+    worker._look_at(source, files, hashed)
+    for f in model.iterdir():
+        f.unlink()
+    worker._check_files()  # what is mapped stays

@@ -156,7 +156,7 @@ class FakeBackend:
     def load(self, spec: ModelSpec, folder: Path | None, devices: Sequence[int]) -> FakeModel:
         """Reads the weights, sleeps, or refuses."""
         time.sleep(float(spec.options.get("load_s", 0.0)))
-        if spec.options.get("broken"):
+        if spec.options.get("broken") or os.environ.get("UNBROKEN_FAKE_BROKEN"):
             raise ModelDoesNotLoad(
                 "the weights have the wrong shape", where=str(folder), todo="Give the right ones"
             )
