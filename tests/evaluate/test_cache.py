@@ -225,6 +225,30 @@ def test_after_a_crash_of_everything_the_watcher_clears(
     eventually(lambda: not list(root.rglob("*.safetensors")) and not list(root.glob("*.watch")), within=20)
 
 
+@pytest.mark.parametrize("known", [True, False])
+def test_what_a_killed_fetch_leaves_is_cleared_by_the_watcher(
+    model: Path, places: Places, eventually: Callable[..., None], known: bool
+) -> None:
+    assert places.memory is not None
+    root = places.roots()[0][0]
+    if known:
+        process, _ = start(model, places.memory, watcher=True, delay=30)
+    else:
+        source = Counting(model, delay=30)
+        process = multiprocessing.get_context("fork").Process(
+            target=fetch_unknown, args=(source, source.files(), places), kwargs={"linger_s": 0.5}, daemon=True
+        )
+        process.start()
+    eventually(
+        lambda: list(root.rglob("model.safetensors")) and list(root.glob("*.watch")), within=20
+    )  # it takes room, and is watched
+    time.sleep(0.7)  # longer than the watcher lingers: a fetch that lives is left alone
+    assert list(root.rglob("model.safetensors"))
+    os.kill(process.pid or 0, signal.SIGKILL)
+    process.join()
+    eventually(lambda: not list(root.iterdir()), within=20)
+
+
 def test_an_object_store(model: Path, places: Places, tmp_path: Path) -> None:
     obstore = pytest.importorskip("obstore")
     store = obstore.store.MemoryStore()

@@ -125,6 +125,9 @@ def lease(
             fd = _new_lease(root, manifest.hash)
             if not there:
                 try:
+                    copy.mkdir(exist_ok=True)
+                    if watcher:  # before room is taken: a fetch may be killed too
+                        start_watcher(root, manifest.hash, linger_s)
                     fetch(source, files, copy, expect=manifest, halt=halt)
                     (copy / ".complete").write_text(json.dumps({"bytes": manifest.bytes}))
                 except OSError as e:
@@ -136,8 +139,6 @@ def lease(
                     os.close(fd)
                     remove(root, manifest.hash)
                     raise
-                if watcher:
-                    start_watcher(root, manifest.hash, linger_s)
             took = 0.0 if there else time.monotonic() - began
             return Lease(copy, took, in_memory, fd, root, manifest.hash)
     tried = "; ".join(f"{r.path}: {Bytes(r.free)} free, limited by {r.limited_by}" for r in refused)
@@ -146,7 +147,11 @@ def lease(
 
 
 def fetch_unknown(
-    source: Source, files: Sequence[FileInfo], places: Places, halt: threading.Event | None = None
+    source: Source,
+    files: Sequence[FileInfo],
+    places: Places,
+    halt: threading.Event | None = None,
+    linger_s: float = LINGER_S,
 ) -> tuple[Manifest, Lease | None]:
     """Fetches a model whose hash nobody knows yet into the first place with room; returns its manifest and a lease.
 
@@ -160,17 +165,23 @@ def fetch_unknown(
             if room_in(root, in_memory).free < total_bytes(files):
                 continue
             incoming = root / f".incoming-{os.getpid()}-{secrets.token_hex(4)}"
+            fd_incoming = _new_lease(root, incoming.name)
             try:
+                incoming.mkdir()
+                start_watcher(
+                    root, incoming.name, linger_s
+                )  # before room is taken: a fetch may be killed too
                 manifest = fetch(source, files, incoming, halt=halt)
                 (incoming / ".complete").write_text(json.dumps({"bytes": manifest.bytes}))
                 with _locked(root, manifest.hash, halt=halt):
                     if not (root / manifest.hash).exists():
                         os.rename(incoming, root / manifest.hash)
-                        start_watcher(root, manifest.hash, LINGER_S)
+                        start_watcher(root, manifest.hash, linger_s)
                     fd = _new_lease(root, manifest.hash)
                 return manifest, Lease(root / manifest.hash, 0.0, in_memory, fd, root, manifest.hash)
             finally:
-                shutil.rmtree(incoming, ignore_errors=True)
+                os.close(fd_incoming)
+                remove(root, incoming.name)
         except OSError:
             continue  # full or forbidden: the next place, and in the end no copy, which `lease` reports with reasons
     return fetch(source, files, None, halt=halt), None
