@@ -12,6 +12,7 @@ from unbroken.checkpoint.retention import leases
 from unbroken.checkpoint.storage import Storage, open_storage
 from unbroken.errors import (
     EvaluationError,
+    EvaluationInUse,
     InputError,
     ModelDoesNotLoad,
     NoCheckpoint,
@@ -111,6 +112,16 @@ def test_each_checkpoint_once_in_order_leased_and_regressions_flagged(
     assert len(evaluate.asked) == 3  # nothing twice
     assert "0.3000!" in (tmp_path / "out" / "curves.txt").read_text()
     assert (tmp_path / "out" / "curves.html").read_text().count('class="fall"') == 1
+
+
+def test_two_into_one_folder_are_kept_apart(tmp_path: Path, storage: Storage) -> None:
+    evaluate = Evaluator(storage, {10: 0.5, 20: 0.6, 30: 0.3})
+    asked = ask(tmp_path, once=True)
+    asked.out.mkdir()
+    (asked.out / "models").mkdir()
+    with EvalDir(asked.out).lock(), pytest.raises(EvaluationInUse):
+        watch(asked, storage, evaluate, lambda _: None)
+    assert not evaluate.asked and [p.name for p in asked.out.iterdir() if p.name != "lock"] == ["models"]
 
 
 def test_a_failure_is_tried_again_then_passed_over(tmp_path: Path, storage: Storage) -> None:

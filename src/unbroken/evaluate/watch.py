@@ -169,9 +169,15 @@ def watch(
 ) -> list[Point]:
     """Evaluates each committed checkpoint once, oldest first; returns the curve. Ends by `once`, `last_step` or `stop`.
 
-    What failed in an earlier command is tried again.
+    What failed in an earlier command is tried again. Raises EvaluationInUse where another one watches into this folder.
     """
-    asked.out.mkdir(parents=True, exist_ok=True)
+    with EvalDir(asked.out).lock():
+        return _watch(asked, storage, evaluate, say, stop)
+
+
+def _watch(
+    asked: Watch, storage: Storage, evaluate: Evaluate, say: Say, stop: Callable[[], bool]
+) -> list[Point]:
     points = {p.name: replace(p, tries=0) if p.code else p for p in read_curve(asked.out)}
     while True:
         there = listing(storage, quick=True)
