@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -113,6 +114,28 @@ def test_plan(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "lower bound" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("full", ["progress.json", "report.json", "table.txt"])
+def test_a_full_disk_is_no_defect_and_the_same_command_goes_on(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, full: str
+) -> None:
+    replaced = os.replace
+
+    def replace(source: Any, target: Any, **more: Any) -> None:
+        if Path(target).name == full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        replaced(source, target, **more)
+
+    with monkeypatch.context() as m:
+        m.setattr(os, "replace", replace)
+        code = dispatch([*RUN, "-o", "out"])
+    said = capsys.readouterr().err
+    assert "defect" not in said and "Traceback" not in said
+    assert (code, "cannot be written: No space left" in said) == (
+        (0, False) if full == "progress.json" else (50, True)
+    )
+    assert dispatch([*RUN, "-o", "out"]) == 0
+
+
 def test_a_plan_takes_the_size_of_a_task_that_was_evaluated_whole(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -201,6 +224,13 @@ def test_a_watch_that_evaluated_nothing_ends_with_the_first_error(
         (["run", "s.toml", "-m", "m", "-o", "o", "--block", "0"], 2, "at least 1"),
         (["run", f"{HARNESS}:unknown_one", "-m", "m", "-o", "o"], 2, ""),
         (["plan", "s.toml", "--gpus", "0"], 2, "at least 1"),
+        (["plan", "s.toml", "--block", "0"], 2, "--block 0"),
+        (["plan", "s.toml", "--block", "-1"], 2, "--block -1"),
+        (["plan", "s.toml", "--cpu-workers", "0"], 2, "--cpu-workers 0"),
+        (["plan", "s.toml", "--load-seconds", "nan"], 2, "--load-seconds nan"),
+        (["plan", "s.toml", "--load-seconds", "-5"], 2, "--load-seconds -5"),
+        (["plan", "s.toml", "--model-b", "-1"], 2, "--model-b -1"),
+        (["plan", "s.toml", "--model-b", "inf"], 2, "--model-b inf"),
         (["plan", "typo.toml"], 51, "there is no task 'sms'"),
         (["status", "nothing"], 3, "no evaluation"),
         (["status", "s.toml"], 3, "no evaluation"),

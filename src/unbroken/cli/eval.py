@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import sys
 import time
@@ -126,6 +127,15 @@ def plan(
 
     if gpus < 1 or gpus_per_worker < 1:
         raise UsageError("--gpus and --gpus-per-worker must be at least 1")
+    for what, value, least in (
+        ("--block", block, 1),
+        ("--cpu-workers", cpu_workers, 1),
+        ("--load-seconds", load_s, 0),
+    ):
+        if not least <= value < math.inf:
+            raise UsageError(f"{what} {value}: a number from {least} on is meant")
+    if not 0 < model_b < math.inf:
+        raise UsageError(f"--model-b {model_b}: billions of parameters are meant, such as 7")
     store = _priors(priors)
     found = forecast(_suite(suite, tasks, limit), load_book(store) if store else PriorBook(), gpus=gpus, width=gpus_per_worker,
                      model_b=model_b, device=device or _device(), load_s=load_s, cpu_workers=cpu_workers, block=block)  # fmt: skip
@@ -446,12 +456,16 @@ def _named(what: str, names: list[str]) -> str:
 
 def _write(report: Report, folder: EvalDir) -> None:
     from .. import atomic
+    from ..evaluate.folder import unwritable
     from ..evaluate.page import render
     from ..evaluate.results import table
 
     report = folder.last_report() or report  # it keeps the times of the run that took any
-    atomic.write_text(folder.table, table(report))
-    atomic.write_text(folder.page, render(report))
+    try:
+        atomic.write_text(folder.table, table(report))
+        atomic.write_text(folder.page, render(report))
+    except OSError as e:
+        raise unwritable(e, folder.root) from e
 
 
 def _suite(place: str, only: str, limit: int | None) -> Suite:

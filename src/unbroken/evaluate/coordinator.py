@@ -44,7 +44,7 @@ from .contracts import (
 )
 from .dispatch import Dispatcher
 from .engines import Engine, Slot
-from .folder import EvalDir
+from .folder import EvalDir, unwritable
 from .intake import Intake
 from .journal import Journal, events
 from .landing import Landing
@@ -743,7 +743,10 @@ class Coordinator:
                         self.intake.seconds, self.settings.cpu_workers, self.dispatcher.plan.makespan_s, self._reused)  # fmt: skip
         scores = sorted(self.landing.scores.values(), key=lambda s: order.get(s.task, len(order)))
         found = report(seen, self.prepared, scores, self.groups, self.errors)
-        atomic.write_json(self.folder.report, encode(with_times_of(found, self.folder.last_report())))
+        try:
+            atomic.write_json(self.folder.report, encode(with_times_of(found, self.folder.last_report())))
+        except OSError as e:
+            raise self._unwritable(e) from e
         self._save_priors()
         if self.watcher is not None:
             self.watcher(self.progress())
@@ -773,8 +776,7 @@ class Coordinator:
                 self._abort(self._unwritable(e))
 
     def _unwritable(self, e: OSError) -> UnbrokenError:
-        return EvaluationError(f"the evaluation's files cannot be written: {e.strerror or e}", where=str(self.folder.root),
-                               todo="Make room, then run the same command: what was answered so far is kept")  # fmt: skip
+        return unwritable(e, self.folder.root)
 
     def _abort(self, error: UnbrokenError) -> None:
         self.problem = self.problem or error

@@ -161,6 +161,12 @@ class EvalDir:
             yield
 
 
+def unwritable(e: OSError, root: Path) -> EvaluationError:
+    """What a full or forbidden disk is told as."""
+    return EvaluationError(f"the evaluation's files cannot be written: {e.strerror or e}", where=str(root),
+                           todo="Make room, then run the same command: what was answered so far is kept")  # fmt: skip
+
+
 def read_json(path: Path) -> Json:
     """JSON of a file of ours. Raises ContractError with the path if it is not."""
     try:

@@ -6,6 +6,7 @@ writes it.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import math
 import os
@@ -67,7 +68,8 @@ class Screen:
         return self._title
 
     def _write(self, p: Progress) -> None:
-        atomic.write_json(self.file, {**encode(p), "title": self.title}, durable=False)
+        with contextlib.suppress(OSError):  # a full disk must not end what may yet fit
+            atomic.write_json(self.file, {**encode(p), "title": self.title}, durable=False)
 
     def __call__(self, p: Progress) -> None:
         """One more look."""
