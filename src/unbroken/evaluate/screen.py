@@ -183,7 +183,9 @@ def status_text(p: Progress, live: bool, title: str) -> str:
 
 
 def line(p: Progress) -> str:
-    """One line."""
+    """One line; where no task is known yet, only what is being done."""
+    if not p.tasks and not p.workers and not p.errors:
+        return p.phase
     scored = sum(1 for t in p.tasks.values() if t["state"] == "scored")
     partly = sum(1 for t in p.tasks.values() if _missing(t))
     busy = sum(1 for w in p.workers.values() if w["state"] == "busy")
