@@ -534,6 +534,19 @@ def test_a_joiner_that_cannot_load_the_model_ends_nothing(
     assert [s.scored for s in found[0].scores] == [40]
 
 
+@pytest.mark.parametrize("text", ["[]", "null", "{", '"x"', "{}"])
+def test_damaged_files_of_ours_are_made_anew(tmp_path: Path, text: str) -> None:
+    whole = evaluate(tmp_path, SUITE)
+    damaged = [
+        *(tmp_path / "out" / "scores").rglob("*.json"), *(tmp_path / "out" / "tasks").rglob("prepared.json")
+    ]  # fmt: skip
+    assert len(damaged) >= 4
+    for path in damaged:
+        path.write_text(text)
+    again = evaluate(tmp_path, SUITE)
+    assert numbers(again) == numbers(whole) and not again.trials and not again.errors
+
+
 def test_the_same_command_asks_nothing_twice(tmp_path: Path) -> None:
     first = evaluate(tmp_path, SUITE)
     second = evaluate(tmp_path, SUITE)

@@ -7,12 +7,12 @@ from typing import Any, cast
 
 import pytest
 
-from unbroken.errors import ModelChanged
+from unbroken.errors import EvaluationError, ModelChanged
 from unbroken.evaluate.codec import encode
 from unbroken.evaluate.contracts import ModelSpec
 from unbroken.evaluate.sources import FolderSource, hash_model
 from unbroken.evaluate.wire import Channel, Message
-from unbroken.evaluate.worker import Worker
+from unbroken.evaluate.worker import Worker, connect
 from unbroken.testing.evaluation import BACKEND, fake_model
 
 
@@ -81,3 +81,10 @@ def test_a_copy_of_the_model_elsewhere_will_do_and_another_model_in_its_place_wi
     for f in model.iterdir():
         f.unlink()
     worker._check_files()  # what is mapped stays
+
+
+@pytest.mark.parametrize("text", ["[]", "5", "null", '"x"', '{"host": 5}', '{"host": "h", "port": 1}', "{"])
+def test_a_file_that_names_no_coordinator_is_waited_for_and_then_said(tmp_path: Path, text: str) -> None:
+    (tmp_path / "cluster.json").write_text(text)
+    with pytest.raises(EvaluationError, match="no coordinator answers"):
+        connect(tmp_path / "cluster.json", within_s=0.15)

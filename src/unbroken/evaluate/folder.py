@@ -170,7 +170,10 @@ def unwritable(e: OSError, root: Path) -> EvaluationError:
 def read_json(path: Path) -> Json:
     """JSON of a file of ours. Raises ContractError with the path if it is not."""
     try:
-        return json.loads(path.read_bytes())
-    except (json.JSONDecodeError, UnicodeDecodeError) as e:
+        found = json.loads(path.read_bytes())
+        if not isinstance(found, dict):
+            raise ValueError("it holds no object")
+        return found
+    except ValueError as e:
         raise ContractError("a file of the evaluation cannot be read", where=str(path),
                             todo="Remove it and run the same command") from e  # fmt: skip

@@ -87,7 +87,10 @@ class Landing:
         """A score that is there already, unless samples were left unscored."""
         if not path.exists():
             return None
-        score = decode(Score, read_json(path), where=str(path))
+        try:
+            score = decode(Score, read_json(path), where=str(path))
+        except UnbrokenError:
+            return None  # damaged: the answers are there, and scored again
         same = (score.version, score.prompt_hash, score.checkpoint) == (
             prepared.version,
             prepared.prompt_hash,

@@ -65,12 +65,13 @@ def prepared_before(folder: EvalDir, task: Task, mark: str) -> PreparedTask | No
     path = folder.prepared(task.name)
     if not path.exists():
         return None
-    value = read_json(path)
-    if value.get("fingerprint") != mark or value["prepared"]["folder"] != str(
-        folder.task(task.name).absolute()
-    ):
-        return None
-    return decode(PreparedTask, value["prepared"], where=str(path))
+    try:
+        value = read_json(path)
+        found = decode(PreparedTask, value["prepared"], where=str(path))
+    except (UnbrokenError, KeyError):
+        return None  # damaged: it is prepared anew
+    same = value.get("fingerprint") == mark and found.folder == str(folder.task(task.name).absolute())
+    return found if same else None
 
 
 def remember(folder: EvalDir, prepared: PreparedTask, mark: str) -> None:

@@ -358,12 +358,13 @@ def connect(cluster: Path | Message, *, within_s: float = 60.0) -> tuple[Channel
     while True:
         try:
             where = json.loads(cluster.read_text()) if isinstance(cluster, Path) else cluster
+            _ = where["token"] + where["shared"]
             sock = socket.create_connection((where["host"], where["port"]), timeout=10)
             sock.settimeout(None)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             return Channel(sock), where
-        except (OSError, ValueError, KeyError) as e:
+        except (OSError, ValueError, KeyError, TypeError) as e:
             if time.monotonic() > deadline:
                 raise EvaluationError(f"no coordinator answers: {e}", where=str(cluster),
                                       todo="Start `unbroken eval run` first, and check that its address can be reached from here") from e  # fmt: skip
@@ -421,7 +422,12 @@ def _warm(backend: str, what: str, *arguments: object) -> None:
 
 
 def _uncompiled() -> int:
-    """Imported modules whose bytecode is kept nowhere, so that every start compiles them."""
+    """Imported modules whose bytecode is kept nowhere, so that every start compiles them.
+
+    0 where `compileall` as it is advised would not help: it writes beside the sources, and for no -O.
+    """
+    if sys.flags.optimize or sys.pycache_prefix:
+        return 0
     specs = [getattr(m, "__spec__", None) for m in list(sys.modules.values())]
     return sum(
         1
