@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import os
 import signal
@@ -666,6 +667,17 @@ def alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
         return False
+
+
+def test_a_look_at_the_lock_keeps_nobody_out(tmp_path: Path) -> None:
+    folder = EvalDir(tmp_path / "out")
+    folder.open()
+    with open(folder.root / "lock", "a") as look:
+        fcntl.flock(look, fcntl.LOCK_SH)
+        timer = threading.Timer(0.1, fcntl.flock, (look, fcntl.LOCK_UN))
+        timer.start()
+        with folder.lock():
+            timer.join()
 
 
 def test_one_coordinator_per_folder(tmp_path: Path) -> None:

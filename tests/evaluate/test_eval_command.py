@@ -315,7 +315,7 @@ def test_status_tells_a_killed_evaluation_from_one_that_runs(
     eventually(lambda: busy() == 2, within=40)
     running = status()
     assert running["live"] and running["progress"]["phase"] == "running"
-    assert running["title"] == "m"
+    assert running["title"] == "demo of m"
     assert running["progress"]["remaining_s"] < running["progress"]["remaining_worker_s"], "two workers"
     process.kill()
     process.wait(10)

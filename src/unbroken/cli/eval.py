@@ -379,7 +379,10 @@ def _evaluate(
     from ..evaluate.screen import Screen
 
     folder.open()
-    with _stdout_for_the_answer(), Screen(folder.root / "progress.json", quiet=quiet) as screen:
+    with (
+        _stdout_for_the_answer(),
+        Screen(folder.root / "progress.json", title=f"{suite.name} of {spec.title}", quiet=quiet) as screen,
+    ):
         coordinator = Coordinator(suite, spec, folder, engine, settings, watcher=screen)
         first: list[float] = []
 

@@ -20,6 +20,7 @@ import errno
 import fcntl
 import json
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,6 +29,8 @@ from .. import atomic
 from ..errors import ContractError, EvaluationError, EvaluationInUse, UnbrokenError, UsageError
 from .contracts import Json, Report
 from .journal import events
+
+LOOK_S = 0.5
 
 
 class EvalDir:
@@ -150,7 +153,7 @@ class EvalDir:
         self.root.mkdir(parents=True, exist_ok=True)
         with open(self.root / "lock", "a+") as f:
             try:
-                fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _take(f.fileno())
             except OSError as e:
                 f.seek(0)
                 raise EvaluationInUse("an evaluation is running in this folder", where=f"{self.root}, {f.read().strip()}",
@@ -159,6 +162,19 @@ class EvalDir:
             f.write(f"process {os.getpid()} on {os.uname().nodename}")
             f.flush()
             yield
+
+
+def _take(fd: int) -> None:
+    """The exclusive lock. Raises BlockingIOError only after `LOOK_S`: `eval status` holds it, shared, while it looks."""
+    until = time.monotonic() + LOOK_S
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() > until:
+                raise
+        time.sleep(0.01)
 
 
 def unwritable(e: OSError, root: Path) -> EvaluationError:

@@ -134,7 +134,8 @@ def forecast_text(f: Forecast) -> str:
     lines = columns(rows)
     lines += [
         "",
-        f"{len(f.workers)} workers, {made.shards} shards in {len(made.parcels)} parcels ({made.rule})",
+        f"{_many(len(f.workers), 'worker')}, {_many(made.shards, 'shard')} in {_many(len(made.parcels), 'parcel')} ({made.rule}); "
+        "x/1.6: two times in three, the time lies between 1/1.6 and 1.6 times the expected one",
         f"expected makespan {Duration(made.makespan_s)}, GPUs released after {Duration(made.gpu_end_s)}",
         f"lower bound {Duration(made.lower_bound_s)}: the plan is {made.makespan_s / made.lower_bound_s:.3f} times it"
         if made.lower_bound_s
@@ -145,3 +146,7 @@ def forecast_text(f: Forecast) -> str:
         *(f"not looked up: {task}: {why}" for task, why in f.unchecked.items()),
     ]
     return "\n".join(lines)
+
+
+def _many(n: int, what: str) -> str:
+    return f"{n} {what}{'s' * (n != 1)}"
