@@ -325,7 +325,7 @@ def test_who_joins_may_be_faster_than_the_fetch_here(
     assert joiner.returncode == 0
     said = [line.split()[0] for line in joiner.stdout.splitlines()]
     assert said == ["warm", "devices"], "it made itself ready beside its fetch, once"
-    assert f"joined as joiner: model model, folder {tmp_path / 'out'}" in joiner.stderr
+    assert f"joined as joiner: suite fakes, model model, folder {tmp_path / 'out'}" in joiner.stderr
     assert joiner.stderr.rstrip().endswith("ended after 4 blocks that it answered: every answer is here")
     (report,) = found
     assert {t.worker for t in report.trials} == {"joiner"} == {w.name for w in report.workers}
@@ -530,6 +530,7 @@ def test_a_joiner_that_cannot_load_the_model_ends_nothing(
 
     bad = join(UNBROKEN_FAKE_BROKEN="1")
     assert bad.returncode == 53 and "wrong shape" in bad.stderr and "Traceback" not in bad.stderr
+    assert f"suite {c.suite.name}, " in bad.stderr
     assert join().returncode == 0
     thread.join(60)
     assert [s.scored for s in found[0].scores] == [40]

@@ -484,6 +484,7 @@ class Coordinator:
         self._note("join", worker=link.name, node=link.node, gpus=list(gpus), pid=link.pid)
         link.send(
             "welcome",
+            suite=self.suite.name,
             spec=encode(self.spec),
             model=self.located.told(self.settings.places),
             beat_s=self.settings.beat_s,
