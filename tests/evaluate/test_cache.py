@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from unbroken.errors import EvaluationError, ModelChanged, ModelDoesNotLoad, NoRoomForModel, RunInterrupted
-from unbroken.evaluate import cache, sources
+from unbroken.evaluate import cache, reaper, sources
 from unbroken.evaluate.cache import Lease, Places, copies, fetch_unknown, lease, sweep
 from unbroken.evaluate.sources import (
     CHUNK,
@@ -247,6 +247,97 @@ def test_what_a_killed_fetch_leaves_is_cleared_by_the_watcher(
     os.kill(process.pid or 0, signal.SIGKILL)
     process.join()
     eventually(lambda: not list(root.iterdir()), within=20)
+
+
+def take(model: str, shm: str, linger: float, delay: float, known: bool) -> None:
+    source, places = Counting(Path(model), delay), Places(Path(shm))
+    if known:
+        manifest = hash_model(FolderSource(Path(model)), Path(shm).parent / "memo")
+        lease(source, manifest, places, linger_s=linger)
+    else:
+        fetch_unknown(source, source.files(), places, linger_s=linger)
+
+
+def fetching(model: Path, shm: Path, *, linger: float, known: bool) -> Any:
+    """A process that is in the middle of a fetch, and will be for a long time."""
+    if known:
+        hash_model(FolderSource(model), shm.parent / "memo")
+    context = multiprocessing.get_context("fork")
+    process = context.Process(target=take, args=(str(model), str(shm), linger, 60.0, known), daemon=True)
+    process.start()
+    return process
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_fetch_that_takes_longer_than_the_linger_keeps_its_copy(
+    model: Path, places: Places, eventually: Callable[..., None], known: bool
+) -> None:
+    assert places.memory is not None
+    process = fetching(model, places.memory, linger=0.0, known=known)
+    root = places.roots()[0][0]
+    eventually(lambda: list(root.rglob("*.watch")), within=20)
+    looks = time.monotonic() + 2.5 * reaper.EVERY_S
+    eventually(lambda: time.monotonic() > looks)
+    assert list(root.rglob("model.safetensors"))
+    assert sweep(root, force=True) == []
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    eventually(lambda: not list(root.iterdir()), within=20)
+
+
+def test_who_waits_for_a_fetch_that_is_killed_takes_over(
+    model: Path, places: Places, tmp_path: Path, eventually: Callable[..., None]
+) -> None:
+    assert places.memory is not None
+    process = fetching(model, places.memory, linger=0.0, known=True)
+    root = places.roots()[0][0]
+    eventually(lambda: list(root.glob("*.watch")), within=20)
+    second, ready = start(model, places.memory, delay=1.0)
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    assert ready.wait(20), "the watcher of the first fetch took the second one's copy"
+    assert [c.users for c in copies(root)] == [1]
+    looks = time.monotonic() + 2.5 * reaper.EVERY_S
+    eventually(lambda: time.monotonic() > looks)
+    (copy,) = copies(root)
+    assert (Path(copy.path) / "model.safetensors").read_bytes() == (model / "model.safetensors").read_bytes()
+    os.kill(second.pid, signal.SIGKILL)
+    second.join()
+    eventually(lambda: not list(root.iterdir()), within=20)
+
+
+def test_what_a_killed_fetch_left_makes_room_for_another_model_at_once(
+    model: Path, places: Places, eventually: Callable[..., None]
+) -> None:
+    assert places.memory is not None
+    process = fetching(model, places.memory, linger=10.0, known=True)
+    root = places.roots()[0][0]
+    eventually(lambda: list(root.glob("*.watch")), within=20)
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    assert len(sweep(root)) == 1
+    assert copies(root) == []
+
+
+def test_a_fetch_in_another_container_is_not_taken_for_dead(
+    model: Path, places: Places, eventually: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Containers that share /dev/shm do not see each other's processes."""
+    assert places.memory is not None
+    process = fetching(model, places.memory, linger=0.0, known=False)
+    root = places.roots()[0][0]
+    eventually(lambda: list(root.glob(".incoming-*/model.safetensors")), within=20)
+    (incoming,) = (p for p in root.glob(".incoming-*") if (p / "model.safetensors").exists())
+    monkeypatch.setattr(Path, "exists", _not_in_proc(Path.exists))
+    assert sweep(root) == []
+    assert (incoming / "model.safetensors").exists()
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    eventually(lambda: not list(root.iterdir()), within=20)
+
+
+def _not_in_proc(exists: Callable[..., bool]) -> Callable[..., bool]:
+    return lambda path, **more: path.parts[1:2] != ("proc",) and exists(path, **more)
 
 
 def test_an_object_store(model: Path, places: Places, tmp_path: Path) -> None:

@@ -5,9 +5,12 @@ per user, locked (flock) for as long as its process lives, so that a lease ends 
 first user fetches, the others wait for it and then map the same pages. A copy is whole if its .complete marker is
 there; what is not whole is made anew.
 
-The copy goes when the last lease goes. After a crash of everything that used it a small watcher process (reaper.py)
-finds no live lease, waits `linger` seconds for the same command to come again, and removes it; if the watcher was
-killed too, the next evaluation on the node sweeps.
+The copy goes when the last lease goes. After a crash of everything that used it, or was fetching it, a small watcher
+process (reaper.py) finds no live lease, waits `linger` seconds for the same command to come again, and removes it; if
+the watcher was killed too, the next evaluation on the node sweeps.
+
+A model whose hash is not known yet is fetched as a copy with a name of its own, ROOT/.incoming-..., with a lock, a
+lease and a watcher like any other, and gets its hash as name when it is whole.
 """
 
 from __future__ import annotations
@@ -125,7 +128,6 @@ def lease(
             fd = _new_lease(root, manifest.hash)
             if not there:
                 try:
-                    copy.mkdir(exist_ok=True)
                     if watcher:  # before room is taken: a fetch may be killed too
                         start_watcher(root, manifest.hash, linger_s)
                     fetch(source, files, copy, expect=manifest, halt=halt)
@@ -164,24 +166,23 @@ def fetch_unknown(
             sweep(root)
             if room_in(root, in_memory).free < total_bytes(files):
                 continue
-            incoming = root / f".incoming-{os.getpid()}-{secrets.token_hex(4)}"
-            fd_incoming = _new_lease(root, incoming.name)
-            try:
-                incoming.mkdir()
-                start_watcher(
-                    root, incoming.name, linger_s
-                )  # before room is taken: a fetch may be killed too
-                manifest = fetch(source, files, incoming, halt=halt)
-                (incoming / ".complete").write_text(json.dumps({"bytes": manifest.bytes}))
-                with _locked(root, manifest.hash, halt=halt):
-                    if not (root / manifest.hash).exists():
-                        os.rename(incoming, root / manifest.hash)
-                        start_watcher(root, manifest.hash, linger_s)
-                    fd = _new_lease(root, manifest.hash)
-                return manifest, Lease(root / manifest.hash, 0.0, in_memory, fd, root, manifest.hash)
-            finally:
-                os.close(fd_incoming)
-                remove(root, incoming.name)
+            incoming = f".incoming-{os.getpid()}-{secrets.token_hex(4)}"
+            with _locked(root, incoming):
+                fetching = _new_lease(root, incoming)
+                try:
+                    start_watcher(root, incoming, linger_s)
+                    manifest = fetch(source, files, root / incoming, halt=halt)
+                    (root / incoming / ".complete").write_text(json.dumps({"bytes": manifest.bytes}))
+                    with _locked(root, manifest.hash, halt=halt):
+                        if not (root / manifest.hash / ".complete").exists():
+                            remove(root, manifest.hash, leases=False)
+                            start_watcher(root, manifest.hash, linger_s)
+                            os.rename(root / incoming, root / manifest.hash)
+                        fd = _new_lease(root, manifest.hash)
+                    return manifest, Lease(root / manifest.hash, 0.0, in_memory, fd, root, manifest.hash)
+                finally:
+                    os.close(fetching)
+                    remove(root, incoming)
         except OSError:
             continue  # full or forbidden: the next place, and in the end no copy, which `lease` reports with reasons
     return fetch(source, files, None, halt=halt), None
@@ -230,14 +231,16 @@ def copies(root: Path) -> list[Copy]:
 
 
 def sweep(root: Path, *, keep: str = "", force: bool = False) -> list[str]:
-    """Removes copies that no live process leases and no watcher guards (`force`: guarded ones too); returns their hashes."""
+    """Removes copies that no live process leases and no watcher guards; returns their hashes.
+
+    A watcher guards a whole copy for the same command (`force`: not even that); what a killed fetch left is of no use
+    to anybody, and takes room.
+    """
     gone = []
-    for incoming in root.glob(".incoming-*"):
-        if not Path(f"/proc/{incoming.name.split('-')[1]}").exists():
-            shutil.rmtree(incoming, ignore_errors=True)
     for lock in sorted(root.glob("*.lock")):
         name = lock.name.removesuffix(".lock")
-        if name == keep or live_leases(root, name) or (_guarded(root, name) and not force):
+        guarded = not force and (root / name / ".complete").exists() and _guarded(root, name)
+        if name == keep or live_leases(root, name) or guarded:
             continue
         with contextlib.suppress(BlockingIOError), _locked(root, name, wait=False):
             if not live_leases(root, name):

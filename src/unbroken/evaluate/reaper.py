@@ -26,9 +26,10 @@ def watch(root: Path, name: str, linger_s: float) -> None:
     while True:
         _until_gone(root, name, linger_s)
         with _locked(root, name):
-            if not (root / name).exists():  # else there is a new one, whose own watcher found us here
-                (root / f"{name}.watch").unlink(missing_ok=True)
-                (root / f"{name}.lock").unlink(missing_ok=True)
+            if not (
+                root / name
+            ).exists():  # else it came meanwhile, with the lock; its own watcher found us here
+                remove(root, name)
                 return
 
 
