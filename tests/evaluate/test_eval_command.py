@@ -114,7 +114,18 @@ def test_plan(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "lower bound" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("full", ["progress.json", "report.json", "table.txt"])
+@pytest.mark.parametrize(
+    "full",
+    [
+        "progress.json",
+        "report.json",
+        "table.txt",
+        "evaluation.json",
+        "prepared.json",
+        "cluster.json",
+        "eval-priors.json",
+    ],
+)
 def test_a_full_disk_is_no_defect_and_the_same_command_goes_on(
     place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, full: str
 ) -> None:
@@ -131,7 +142,7 @@ def test_a_full_disk_is_no_defect_and_the_same_command_goes_on(
     said = capsys.readouterr().err
     assert "defect" not in said and "Traceback" not in said
     assert (code, "cannot be written: No space left" in said) == (
-        (0, False) if full == "progress.json" else (50, True)
+        (0, False) if full in ("progress.json", "eval-priors.json") else (50, True)
     )
     assert dispatch([*RUN, "-o", "out"]) == 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -329,6 +330,23 @@ def test_parts_are_cut_for_all_workers_and_are_worth_their_start(pools: Callable
     assert len(pool._shares(250, first)) == 3
     assert pool._shares(101, first) == [(100, 101)]
     assert pool._shares(3, {"upto": 1, "seconds": 60.0, "start_s": 0.0}) == [(1, 2), (2, 3)]
+
+
+@pytest.mark.parametrize("full", ["score.json", "the watch"])
+def test_a_full_disk_is_not_the_scorers_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], full: str
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    job = job_of(tmp_path)
+    with monkeypatch.context() as m:
+        m.setattr(*((os, "replace", refuse) if full == "score.json" else (os, "pwrite", refuse)))
+        said = serve({"job": codec.encode(job), "watch": str(tmp_path / ".watched")}, {})
+    assert said["error"]["kind"] == "EvaluationError"
+    assert "cannot be written: No space left" in said["text"] and "the same command" in said["text"]
+    assert "Traceback" not in capfd.readouterr().err
+    assert "score" in serve({"job": codec.encode(job), "watch": str(tmp_path / ".watched")}, {})
 
 
 def test_where_no_process_can_be_started_nobody_waits(

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import functools
 import hmac
 import json
@@ -21,6 +22,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from .. import atomic
@@ -62,6 +64,8 @@ from .wire import VERSION, Message, pack, receive
 TICK_S = 0.05
 STAND_BY_S = 0.3
 """If data and model are not there by then, workers are told to import what they will need."""
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+"""No defect of ours, whatever could not be written."""
 RESTARTS = 3
 """A worker's place is filled again so often without one answered block in between."""
 
@@ -114,11 +118,15 @@ class Coordinator:
     def run(self) -> Report:
         """Evaluates, and returns the report that is also in the folder. Raises UnbrokenError."""
         check_options(self.spec)
-        with self.folder.lock():
-            try:
+        try:
+            with self.folder.lock():
                 return asyncio.run(self._run())
-            except Abort as e:
-                raise e.error from None
+        except Abort as e:
+            raise e.error from None
+        except OSError as e:
+            if e.errno not in FULL:
+                raise
+            raise self._unwritable(e) from e
 
     async def _run(self) -> Report:
         self._wake = asyncio.Event()
@@ -767,7 +775,8 @@ class Coordinator:
             if mine:
                 observed.append(Observation(name, self.located.model_b or 7.0, self.settings.device, samples, sum(b.seconds for b in mine),
                                             features_of(p), score_s, 0 if p.task.limit else p.samples))  # fmt: skip
-        save_merged(self.settings.priors, observed)
+        with contextlib.suppress(OSError):  # the next plan is less exact; the scores are here
+            save_merged(self.settings.priors, observed)
 
     def _note(self, event: str, **fields: Any) -> None:
         if self.journal is not None:
@@ -858,6 +867,8 @@ def _told(error: BaseException, where: str) -> UnbrokenError:
     """The error as it is told to the user."""
     if isinstance(error, UnbrokenError):
         return error
+    if isinstance(error, OSError) and error.errno in FULL:
+        return unwritable(error, Path(where))
     return EvaluationError(
         f"{type(error).__name__}: {error}", where=where, todo="Mend that, then run the same command"
     )

@@ -27,6 +27,7 @@ from ... import atomic
 from ...machine import usable_cpus, usable_memory
 from .. import codec
 from ..contracts import Json, Score, ScoreDone, ScoreJob
+from ..folder import unwritable
 from ..registry import get_harness
 from .watch import read_watch
 
@@ -405,5 +406,8 @@ def _in_sandbox(job: ScoreJob, skip: Mapping[int, str], memory: int, limits: Poo
 
     answer, why, sample = score_in_sandbox(job, skip, memory, limits.sample_s, limits.start_s)
     if answer is not None and "score" in answer:
-        atomic.write_json(Path(job.result), answer["score"])
+        try:
+            atomic.write_json(Path(job.result), answer["score"])
+        except OSError as e:
+            return _End({"text": str(unwritable(e, Path(job.result)))})
     return _End(answer, why, sample)

@@ -18,10 +18,11 @@ _file: int | None = None
 
 
 def open_watch(path: Path) -> None:
-    """From now on `at` writes to this file (an older one is overwritten)."""
+    """From now on `at` writes to this file (an older one is overwritten). Raises OSError."""
     global _file
     close_watch()
     file = _file = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    os.pwrite(file, _RECORD.pack(-1, 0.0), 0)  # a disk that is full says so here, and not in the scorer
     tell(lambda sample: os.pwrite(file, _RECORD.pack(sample, time.monotonic()), 0))
 
 

@@ -11,13 +11,14 @@ once and keeps it, so that the next job of the same harness starts at once.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
 import sys
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -26,6 +27,7 @@ from ... import atomic
 from ...errors import EvaluationError, UnbrokenError
 from .. import codec, staged
 from ..contracts import Answer, Harness, Json, PreparedTask, Score, ScoreJob, ScoresInParts
+from ..folder import unwritable
 from ..registry import get_harness, in_parts
 from . import watch
 
@@ -47,7 +49,8 @@ def serve(order: Mapping[str, Json], harnesses: dict[str, Harness]) -> Json:
     try:
         job = codec.decode(ScoreJob, order["job"], where="job")
         if order.get("watch"):
-            watch.open_watch(Path(order["watch"]))
+            with _writing(Path(order["watch"])):
+                watch.open_watch(Path(order["watch"]))
         name = job.prepared.task.harness
         if name not in harnesses:
             harnesses[name] = get_harness(name)
@@ -61,7 +64,8 @@ def serve(order: Mapping[str, Json], harnesses: dict[str, Harness]) -> Json:
         else:
             score = score_job(job, harness, skip)
         if order.get("write", True):
-            atomic.write_json(Path(job.result), codec.encode(score))
+            with _writing(Path(job.result)):
+                atomic.write_json(Path(job.result), codec.encode(score))
         return {"score": codec.encode(score)}
     except UnbrokenError as e:
         return {**e.as_json(), "text": str(e)}
@@ -74,6 +78,15 @@ def serve(order: Mapping[str, Json], harnesses: dict[str, Harness]) -> Json:
         }
     finally:
         watch.close_watch()
+
+
+@contextlib.contextmanager
+def _writing(what: Path) -> Iterator[None]:
+    """A full disk is not the scorer's fault, and is told as everywhere else."""
+    try:
+        yield
+    except OSError as e:
+        raise unwritable(e, what) from e
 
 
 def score_job(job: ScoreJob, harness: Harness, skip: Mapping[int, str]) -> Score:
@@ -111,13 +124,9 @@ def _in_parts(
     verdicts, seconds = found
     upto = start + len(verdicts)
     said = {"start": start, "seconds": seconds, "verdicts": verdicts}
-    try:
+    with _writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         atomic.write_json(folder / f"{start}.json", said)
-    except OSError as e:
-        raise EvaluationError(
-            f"the verdicts cannot be written: {e.strerror or e}", where=str(folder), todo="Make room there"
-        ) from e
     if start == 0 and upto == job.prepared.samples:
         return None, _score_of(job, harness, folder)
     return {"upto": upto, "seconds": seconds, "start_s": time.monotonic() - began - seconds}, None
