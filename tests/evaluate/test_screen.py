@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from unbroken import atomic
+from unbroken.errors import ContractError
 from unbroken.evaluate.codec import encode
 from unbroken.evaluate.contracts import ModelSpec
 from unbroken.evaluate.folder import EvalDir
@@ -89,6 +90,22 @@ def test_json_says_what_the_screen_says() -> None:
     assert (found["remaining_s"], found["remaining_worker_s"], found["elapsed_s"]) == (20.0, 40.0, 65.0)
     assert "about 20s left" in line(P) and "finish_s" not in found
     assert as_json(replace(P, workers={}), False, "t")["progress"]["remaining_s"] is None
+
+
+ODD_TASK = {"state": "running", "blocks": "many", "done": 1}
+ODD_WORKER = {"node": "n", "gpus": 5, "state": "busy", "task": "a", "busy": 0.5}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"tasks": {"a": {}}}, {"tasks": {"a": ODD_TASK}}, {"tasks": []}, {"workers": {"w": {}}}, {"workers": {"w": ODD_WORKER}},
+     {"unheard_of": 1}],
+)  # fmt: skip
+def test_progress_of_another_shape_is_said_with_its_file(tmp_path: Path, change: dict[str, Any]) -> None:
+    file = tmp_path / "progress.json"
+    atomic.write_json(file, {**encode(P), **change})
+    with pytest.raises(ContractError, match=r"does not say where the evaluation stands .*progress\.json"):
+        read_progress(file)
 
 
 class Terminal(io.StringIO):

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from .. import atomic
-from ..errors import UnbrokenError
+from ..errors import ContractError, InputError, UnbrokenError, UsageError
 from ..units import Duration
 from .codec import decode, encode
 from .contracts import Json, ModelSpec
@@ -94,7 +94,13 @@ def read_progress(file: Path) -> Progress:
     """What the last look saw. Raises FileNotFoundError, ContractError."""
     found = dict(read_json(file))
     found.pop("title", None)
-    return decode(Progress, found, where=str(file))
+    try:
+        p = decode(Progress, found, where=str(file))
+        text(p)  # tasks and workers are plain tables: whether they hold what is shown, showing them says
+    except (InputError, UsageError, LookupError, TypeError, ValueError, ArithmeticError) as e:
+        raise ContractError("the file does not say where the evaluation stands", where=str(file),
+                            todo="The same `unbroken eval run` writes it anew") from e  # fmt: skip
+    return p
 
 
 def read_title(folder: EvalDir) -> str:

@@ -357,18 +357,27 @@ def connect(cluster: Path | Message, *, within_s: float = 60.0) -> tuple[Channel
     deadline = time.monotonic() + within_s
     while True:
         try:
-            where = json.loads(cluster.read_text()) if isinstance(cluster, Path) else cluster
-            _ = where["token"] + where["shared"]
+            where = _address(json.loads(cluster.read_text())) if isinstance(cluster, Path) else cluster
             sock = socket.create_connection((where["host"], where["port"]), timeout=10)
             sock.settimeout(None)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             return Channel(sock), where
-        except (OSError, ValueError, KeyError, TypeError) as e:
+        except (OSError, ValueError) as e:
             if time.monotonic() > deadline:
                 raise EvaluationError(f"no coordinator answers: {e}", where=str(cluster),
                                       todo="Start `unbroken eval run` first, and check that its address can be reached from here") from e  # fmt: skip
             time.sleep(0.1)
+
+
+def _address(found: Any) -> Message:
+    """What a cluster.json says, once it says all of it. Raises ValueError."""
+    kinds = {"host": str, "port": int, "token": str, "shared": str}
+    if not isinstance(found, dict) or any(type(found.get(k)) is not kind for k, kind in kinds.items()):
+        raise ValueError(f"the file does not say {', '.join(kinds)}")
+    if not 0 < found["port"] < 1 << 16:
+        raise ValueError(f"the file says port {found['port']}")
+    return found
 
 
 def join(
