@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from unbroken.errors import (
+    ContractError,
     DatasetMissing,
     EvaluationError,
     EvaluationInUse,
@@ -547,6 +548,14 @@ def test_damaged_files_of_ours_are_made_anew(tmp_path: Path, text: str) -> None:
         path.write_text(text)
     again = evaluate(tmp_path, SUITE)
     assert numbers(again) == numbers(whole) and not again.trials and not again.errors
+
+
+@pytest.mark.parametrize("text", ["[]", "null", '"x"', "{"])
+def test_what_was_asked_is_never_made_up_for(tmp_path: Path, text: str) -> None:
+    evaluate(tmp_path, SUITE)
+    (tmp_path / "out" / "evaluation.json").write_text(text)
+    with pytest.raises(ContractError, match=r"cannot be read .*evaluation\.json.*Remove it"):
+        evaluate(tmp_path, SUITE)
 
 
 def test_the_same_command_asks_nothing_twice(tmp_path: Path) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any, cast
 
@@ -97,3 +100,13 @@ def test_a_file_that_names_no_coordinator_is_waited_for_and_then_said(tmp_path: 
         EvaluationError, match=r"no coordinator answers: (the file|Expecting|'utf-8').*cluster\.json"
     ):
         connect(tmp_path / "cluster.json", within_s=0.15)
+
+
+@pytest.mark.parametrize("how", [["-O"], ["-X", "pycache_prefix={tmp}"], []])
+def test_bytecode_is_missed_only_where_compileall_would_bring_it(tmp_path: Path, how: list[str]) -> None:
+    (tmp_path / "fresh.py").write_text("")
+    code = "import fresh; from unbroken.evaluate.worker import _uncompiled; print(_uncompiled())"
+    flags = [flag.format(tmp=tmp_path / "elsewhere") for flag in how]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, sys.path)])}
+    said = subprocess.check_output([sys.executable, "-B", *flags, "-c", code], env=env, text=True)
+    assert (int(said) > 0) == (not how)
