@@ -8,7 +8,7 @@ ALL_STAMP := $(VENV)/.installed-all
 export PYTHONUNBUFFERED := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: install demo test test-all check format clean
+.PHONY: install demo test test-all soak check format clean
 
 install: $(RUN_STAMP)
 
@@ -34,6 +34,10 @@ test: $(TEST_STAMP)
 # Everything: servers, soaks, testbeds, browsers. Skips, with the reason, what this machine cannot have.
 test-all: $(ALL_STAMP)
 	bash scripts/test.sh $(BIN) all
+
+# The fuzzers of readers and protocols, ten times as long as in `make test`.
+soak: $(TEST_STAMP)
+	UNBROKEN_FUZZ_TIMES=$${UNBROKEN_FUZZ_TIMES:-10} $(BIN)/pytest -q -m fuzz
 
 check: $(TEST_STAMP)
 	$(BIN)/ruff check .

@@ -1,16 +1,63 @@
-"""Fixtures that every test folder shares."""
+"""Fixtures that every test folder shares, and what keeps the tests away from the user's own files.
+
+The home folder and the folders for state, caches and configuration are temporary ones for the whole session: a test,
+or a process that it starts, that records an incident, a runtime estimate or a model's hash never changes what the
+user has. `touched` then looks whether anything went around that.
+"""
 
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 REPO = Path(__file__).resolve().parents[1]
+
+_OWN = "UNBROKEN_TEST_HOME"
+_MADE_HERE = _OWN not in os.environ  # else a runner of pytest-xdist: the first process made the folder
+if _MADE_HERE:
+    os.environ[_OWN] = tempfile.mkdtemp(prefix="unbroken-tests-")
+TEST_HOME = Path(os.environ[_OWN])
+os.environ["HOME"] = str(TEST_HOME / "home")
+for _name in ("STATE", "CACHE", "CONFIG"):
+    os.environ[f"XDG_{_name}_HOME"] = str(TEST_HOME / _name.lower())
+for _name in ("INCIDENTS", "MODEL_URL", "MODEL_NAME", "MODEL_KEY"):
+    os.environ.pop(f"UNBROKEN_{_name}", None)
+Path(os.environ["HOME"]).mkdir(exist_ok=True)
+
+settings.register_profile(
+    "quick", deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
+settings.register_profile("soak", settings.get_profile("quick"), print_blob=True)
+settings.load_profile("soak" if int(os.environ.get("UNBROKEN_FUZZ_TIMES", "1")) > 1 else "quick")
+
+
+def touched(home: Path) -> list[Path]:
+    """Files of ours under a home folder: none, where every command kept to the folders that it was given."""
+    places = [
+        home / ".local" / "state" / "unbroken",
+        home / ".cache" / "unbroken",
+        home / ".config" / "unbroken",
+    ]
+    return [f for p in places if p.exists() for f in (p, *sorted(p.rglob("*")))]
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fails the suite where a test wrote to the home folder's store, runtime estimates or hash files."""
+    if hasattr(session.config, "workerinput") or not _MADE_HERE:
+        return
+    found = touched(Path(os.environ["HOME"]))
+    if found:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        print(f"\nFAILED: the tests wrote to a user's own files: {', '.join(map(str, found[:5]))}")
+    shutil.rmtree(TEST_HOME, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ..errors import DiagnoseError, UnknownKey, UsageError, unreadable
+from ..web import open_url, redirected
 
 MOST_ANSWER = 1 << 20
 
@@ -113,9 +114,16 @@ class HttpModel:
         )
         todo = "Check the address and that the server is up; the verdict by rules stands without it"
         try:
-            with urllib.request.urlopen(request, timeout=self.config.timeout_s) as reply:
+            with open_url(request, self.config.timeout_s) as reply:
                 data = reply.read(MOST_ANSWER + 1)
         except urllib.error.HTTPError as e:
+            elsewhere = redirected(e)
+            if elsewhere is not None:
+                raise DiagnoseError(
+                    f"the model's server redirects to {elsewhere}, and neither the key nor the log is sent on",
+                    where=self.config.url,
+                    todo="If that is the right server, give its address",
+                ) from None
             raise DiagnoseError(
                 f"the model's server answered {e.code} {e.reason}", where=self.config.url, todo=todo
             ) from None

@@ -133,7 +133,7 @@ class Endpoint:
         text = response.read()
         if response.will_close:
             self.close()
-        if response.status >= 400:
+        if response.status >= 300:  # a redirect is not followed: the key is for this host
             raise _refused(response.status, text, response.headers.get("Retry-After"))
         try:
             return json.loads(text)

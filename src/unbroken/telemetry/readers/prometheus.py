@@ -6,7 +6,6 @@ import json
 import math
 import urllib.error
 import urllib.parse
-import urllib.request
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
@@ -16,6 +15,7 @@ from typing import Any
 from ...errors import InputError, MissingExtra
 from ...trace.schema import SAMPLES
 from ...trace.tables import Note
+from ...web import open_url, redirected
 from .names import DCGM, Source
 
 Row = tuple[float, str | None, int | None, str | None, str, float]
@@ -108,9 +108,16 @@ def fetch(url: str, query: str, start: float, end: float, step_s: float) -> Iter
             {"query": query, "start": f"{at:.3f}", "end": f"{stop:.3f}", "step": f"{step_s:g}"}
         )
         try:
-            with urllib.request.urlopen(base + question, timeout=120) as answer:
+            with open_url(base + question, 120) as answer:
                 yield json.load(answer)
         except urllib.error.HTTPError as e:
+            elsewhere = redirected(e)
+            if elsewhere is not None:
+                raise InputError(
+                    f"Prometheus redirects to {elsewhere}",
+                    where=url,
+                    todo="Give that address, if it is yours",
+                ) from e
             said = e.read(2000).decode(errors="replace")
             raise InputError(f"Prometheus refused the query: HTTP {e.code}: {said[:300]}", where=url) from e
         except (OSError, ValueError) as e:
