@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from .engine import Diagnosis, diagnose, examine
 from .facts import Facts, HangFact, RankExit
+from .partial import Limits
 from .verdict import REASONS, Action, Cascade, Category, Faulty, Outcome, Root, Verdict
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "Facts",
     "Faulty",
     "HangFact",
+    "Limits",
     "Outcome",
     "RankExit",
     "Root",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from .events import FileScan, Topology
 from .facts import Facts
 from .flight_recorder import Flight, analyse
 from .known import with_flight
+from .partial import Limits, scan_within, tell
 from .placing import add_facts, from_paths
 from .rules import RuleSet, builtin_set, load
 from .scan import Scanner
@@ -41,13 +43,16 @@ def diagnose(
     facts: Facts | None = None,
     rules: Sequence[Path | str] = (),
     now: float | None = None,
+    limits: Limits | None = None,
 ) -> Verdict:
     """The verdict on the job whose logs lie in `paths` (files, folders, globs, '-').
 
     `facts` is what a supervisor knows beside the logs; `rules` are folders of your own signatures; with `now` a
-    log that is still being written counts as running. Raises InputError where nothing can be read.
+    log that is still being written counts as running. `limits` bound time and bytes: then the head and the tail of
+    each log are read first, and the verdict says what was left out (`unread`, and a note). It may be called from a
+    thread: no single step holds the interpreter for long. Raises InputError where nothing can be read.
     """
-    return examine(paths, facts=facts, rules=rules, now=now).verdict
+    return examine(paths, facts=facts, rules=rules, now=now, limits=limits).verdict
 
 
 def examine(
@@ -56,27 +61,41 @@ def examine(
     facts: Facts | None = None,
     rules: Sequence[Path | str] = (),
     now: float | None = None,
+    limits: Limits | None = None,
 ) -> Diagnosis:
     """As `diagnose`, with the events, the topology and the notes."""
+    since = time.monotonic()
     sources = expand(paths)
     ruleset = builtin_set().with_rules(load(rules)) if rules else builtin_set()
-    return examine_sources(sources, ruleset, facts=facts, now=now)
+    return examine_sources(sources, ruleset, facts=facts, now=now, limits=limits, since=since)
 
 
 def examine_sources(
-    sources: Sources, ruleset: RuleSet, *, facts: Facts | None = None, now: float | None = None
-) -> Diagnosis:
-    """The diagnosis of sources that were already found."""
+    sources: Sources, ruleset: RuleSet, *, facts: Facts | None = None, now: float | None = None,
+    limits: Limits | None = None, since: float | None = None,
+) -> Diagnosis:  # fmt: skip
+    """The diagnosis of sources that were already found; `limits` count from `since` (monotonic seconds), else now."""
+    since = time.monotonic() if since is None else since
     reader = TopologyReader()
     from_paths(reader.topology, [(s.rank, s.node) for s in sources.logs])
     add_facts(reader.topology, facts)
     year = year_of(sources.logs)
-    scans = [Scanner(source, i, ruleset, reader, year).run() for i, source in enumerate(sources.logs)]
+    ran_out = ""
+
+    def scanner(source: Source, index: int) -> Scanner:
+        return Scanner(source, index, ruleset, reader, year)
+
+    if limits is None:
+        scans = [scanner(source, i).run() for i, source in enumerate(sources.logs)]
+    else:
+        scans, ran_out = scan_within(sources.logs, scanner, limits, since)
     chron = chronicle(scans, reader.topology)
     flight = analyse([s.path for s in sources.dumps if s.path]) if sources.dumps else None
     verdict = decide(chron, scans, reader.topology, facts, now)
     if flight is not None:
         verdict = with_flight(verdict, flight, reader.topology)
+    if limits is not None:
+        verdict = tell(verdict, scans, ran_out, limits)
     notes = tuple(sources.notes) + tuple(n for s in scans for n in s.notes) + (flight.notes if flight else ())
     return Diagnosis(verdict, tuple(scans), chron, reader.topology, sources, notes, flight)
 

@@ -162,7 +162,8 @@ class Ending:
 
 @dataclass
 class FileScan:
-    """Everything read from one log."""
+    """Everything read from one log. `unread` bytes were left out by a limit; lines after `exact` (None: all are
+    exact) are estimates, because what lies before them was not read."""
 
     index: int
     name: str
@@ -173,3 +174,5 @@ class FileScan:
     idle_gpus: list[tuple[str | None, int, float, int, str]] = field(default_factory=list)
     busy_gpus: int = 0
     notes: list[str] = field(default_factory=list)
+    unread: int = 0
+    exact: int | None = None

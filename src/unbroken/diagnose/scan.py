@@ -77,15 +77,24 @@ class Scanner:
         self._line = 0
         self._midline = False
         self._wanted = 0
+        self._window = 0
+        self._last_blocks = (b"", b"")
 
     def run(self) -> FileScan:
         """Reads the source to its end and returns what was found."""
-        previous = last = b""
-        window = 0
         for block in blocks(self.source, self.out.notes):
-            window = self._block(block, window)
-            previous, last = last, block
-        self._finish(previous, last)
+            self.feed(block)
+        return self.finish()
+
+    def feed(self, block: bytes) -> None:
+        """Scans the next bytes, which end with a whole line unless they are the last or a line is very long."""
+        self._window = self._block(block, self._window)
+        self._last_blocks = (self._last_blocks[1], block)
+
+    def finish(self) -> FileScan:
+        """What was found in all that was fed."""
+        self._finish(*self._last_blocks)
+        self._last_blocks = (b"", b"")
         return self.out
 
     def _block(self, block: bytes, window: int) -> int:

@@ -258,6 +258,19 @@ def opened(source: Source) -> Iterator[IO[bytes]]:
         raw.close()
 
 
+def seekable(source: Source) -> bool:
+    """Whether any part of a log can be read without what lies before it: a plain file of an 8-bit encoding."""
+    if source.path is None or source.kind == "pipe":
+        return False
+    try:
+        with source.path.open("rb") as f:
+            start = f.read(4)
+    except OSError:
+        return True  # reading it will say why not
+    packed = start[:2] == b"\x1f\x8b" or start == b"\x28\xb5\x2f\xfd"
+    return not packed and start[:2] not in (b"\xff\xfe", b"\xfe\xff") and b"\0" not in start
+
+
 def blocks(source: Source, notes: list[str], size: int = BLOCK) -> Iterator[bytes]:
     """The source in pieces of about `size` bytes that end with a whole line (the last one may be cut off).
 

@@ -102,7 +102,8 @@ class Cascade:
 @dataclass(frozen=True)
 class Verdict:
     """What a diagnosis concludes. `confidence` lies in [0, 1]; `decided_by` is a rule id, 'retrieval',
-    'model', or the detector that saw it ('exit-code', 'hang-detector', 'lost-node')."""
+    'model', or the detector that saw it ('exit-code', 'hang-detector', 'lost-node'). `unread` is how many bytes of
+    the logs a limit left out (0: everything was read); a note then says what they are."""
 
     outcome: Outcome
     category: Category | None = None
@@ -118,6 +119,7 @@ class Verdict:
     confidence: float = 0.0
     decided_by: str = ""
     notes: tuple[str, ...] = field(default=())
+    unread: int = 0
 
     def __post_init__(self) -> None:
         if self.reason is not None and self.reason not in REASONS | {HANG: 0, LOSS_SPIKE: 0, UNKNOWN: 0}:
@@ -150,6 +152,7 @@ class Verdict:
                 confidence=float(value.get("confidence", 0.0)),
                 decided_by=value.get("decided_by", ""),
                 notes=tuple(value.get("notes", ())),
+                unread=int(value.get("unread", 0)),
             )
         except (KeyError, TypeError, ValueError) as e:
             raise ContractError(f"not a verdict: {e}") from e
