@@ -10,6 +10,7 @@ import pytest
 
 from unbroken import errors
 from unbroken.errors import Exit, MissingExtra, UnbrokenError, UnknownKey, UnknownTask, UnsaveableState
+from unbroken.extras import install_command
 
 _LINE = re.compile(r"^    ((?:[│ ]   )*)(?:[├└]── )?(\w+)\s+(\d+)   \S")
 
@@ -86,7 +87,7 @@ def test_one_paragraph() -> None:
         (UnknownKey("spare", ["spares", "nodes"]), "unknown key 'spare'. Did you mean 'spares'?"),
         (UnknownKey("f1-marco", ["f1-macro"], what="metric"), "unknown metric 'f1-marco'. Did you mean 'f1-macro'?"),
         (UnknownKey("zzz", ["b", "a"]), "unknown key 'zzz'. Known: a, b."),
-        (MissingExtra("duckdb", "trace", what="unbroken trace"), "unbroken trace needs duckdb, which is not installed. Install it with: pip install 'unbroken[trace]'."),
+        (MissingExtra("duckdb", "trace", what="unbroken trace"), f"unbroken trace needs duckdb, which is not installed. Install it with: {install_command('trace')}."),
         (UnsaveableState("model.x", "it is a lambda"), "state 'model.x' cannot be saved: it is a lambda."),
         (UnknownTask("mmul", ["mmlu", "arc"]), "there is no task 'mmul'. Did you mean 'mmlu'?"),
         (UnknownTask("x", []), "there is no task 'x'."),

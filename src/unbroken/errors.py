@@ -111,9 +111,11 @@ class MissingExtra(UnbrokenError):
     exit_code = 4
 
     def __init__(self, library: str, extra: str, *, what: str) -> None:
+        from .extras import install_command
+
         super().__init__(
             f"{what} needs {library}, which is not installed",
-            todo=f"Install it with: pip install 'unbroken[{extra}]'",
+            todo=f"Install it with: {install_command(extra)}",
         )
 
 

@@ -16,6 +16,7 @@ from unbroken.checkpoint.storage import Storage, open_storage
 from unbroken.checkpoint.storage import posix as posix_module
 from unbroken.checkpoint.storage.posix import PosixStorage
 from unbroken.errors import MissingExtra, StorageError, UsageError
+from unbroken.extras import install_command
 from unbroken.testing.object_store import RESET, SLOW_DOWN, FakeS3, Fault, Request
 
 obstore = pytest.importorskip("obstore")
@@ -305,7 +306,7 @@ def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch)
     import sys
 
     monkeypatch.setitem(sys.modules, "obstore", None)
-    with pytest.raises(MissingExtra, match=re.escape("unbroken[s3]")):
+    with pytest.raises(MissingExtra, match=re.escape(install_command("s3"))):
         open_storage("s3://bucket/x")
 
 

@@ -47,7 +47,7 @@ def test_tasks_of_ones_own(
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_tasks_for_lm_eval(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("lm_eval", reason="lm-eval is not installed (pip install 'unbroken[eval]')")
+    pytest.importorskip("lm_eval", reason="lm-eval is not installed (make install-eval)")
     code, scores = run(capsys, "evaluate_lm_eval", tmp_path / "out")
     assert code == 0
     assert scores["capitals"]["samples"] == 15

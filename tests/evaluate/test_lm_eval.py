@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-lm_eval = pytest.importorskip("lm_eval", reason="lm-eval is not installed (pip install 'unbroken[eval]')")
+lm_eval = pytest.importorskip("lm_eval", reason="lm-eval is not installed (make install-eval)")
 
 from unbroken.errors import DatasetMissing, EvaluationError, InputError, UnknownKey, UnknownTask
 from unbroken.evaluate import staged

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("lm_eval", reason="lm-eval is not installed (pip install 'unbroken[eval]')")
+pytest.importorskip("lm_eval", reason="lm-eval is not installed (make install-eval)")
 pytest.importorskip("transformers", reason="transformers is not installed")
 
 from unbroken.evaluate.journal import events
@@ -171,7 +171,7 @@ def descendants(pid: int) -> Iterator[int]:
 
 @pytest.fixture(scope="module")
 def ray_cluster() -> Iterator[Any]:
-    ray = pytest.importorskip("ray", reason="Ray is not installed (pip install 'unbroken[ray]')")
+    ray = pytest.importorskip("ray", reason="Ray is not installed (make install-all)")
     cluster_utils = pytest.importorskip("ray.cluster_utils")
     # The head has no CPUs for actors: workers run on the two nodes that can be killed.
     cluster = cluster_utils.Cluster(

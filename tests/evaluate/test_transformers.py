@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 pytest.importorskip("transformers", reason="transformers is not installed (requirements/all.txt)")
-pytest.importorskip("lm_eval", reason="lm-eval is not installed (pip install 'unbroken[eval]')")
+pytest.importorskip("lm_eval", reason="lm-eval is not installed (make install-eval)")
 
 from unbroken.errors import EvaluationError, ModelDoesNotLoad, OutOfMemory
 from unbroken.evaluate.contracts import Json, ModelSpec, Request

@@ -160,9 +160,8 @@ def exit_code(v: Verdict) -> int:
 def _diagnose(
     paths: Sequence[str], rules: Sequence[Path], store: Path | None, no_memory: bool, now: float | None
 ) -> tuple[Diagnosis, list[Similar], str | None]:
-    from ..diagnose.engine import examine_sources
+    from ..diagnose.engine import examine_paths
     from ..diagnose.rules import builtin_set, load
-    from ..diagnose.sources import expand
 
     ruleset = builtin_set().with_rules(load(rules)) if rules else builtin_set()
     memory: Memory | None = None
@@ -176,7 +175,7 @@ def _diagnose(
         except DiagnoseError as e:
             warnings.append(str(e))
             memory = None
-    d = examine_sources(expand(paths), ruleset, now=now)
+    d = examine_paths(paths, ruleset, now=now)
     similar: list[Similar] = []
     incident = None
     if memory is not None and d.verdict.reason is not None:

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..extras import install_command
+
 _STATES = {
     "R": "running", "S": "sleeping", "D": "in uninterruptible sleep", "T": "stopped by a signal",
     "t": "stopped by a debugger", "Z": "dead, not reaped", "X": "dead", "I": "idle",
@@ -52,7 +54,7 @@ def collect_stacks(pid: int, *, timeout: float = 10.0) -> ProcessLook:
     if state == "?":
         pass
     elif tool is None:
-        lines.append("no Python stacks: py-spy is not installed (pip install 'unbroken[stacks]')")
+        lines.append(f"no Python stacks: py-spy is not installed ({install_command('stacks')})")
     else:
         try:
             out = subprocess.run(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from . import clock
@@ -18,6 +18,7 @@ from .known import with_flight
 from .partial import Limits, scan_within, tell
 from .placing import add_facts, from_paths
 from .rules import RuleSet, builtin_set, load
+from .run_folder import logs_of_run
 from .scan import Scanner
 from .sources import Source, Sources, expand, head
 from .topology import TopologyReader
@@ -64,10 +65,23 @@ def examine(
     limits: Limits | None = None,
 ) -> Diagnosis:
     """As `diagnose`, with the events, the topology and the notes."""
-    since = time.monotonic()
-    sources = expand(paths)
     ruleset = builtin_set().with_rules(load(rules)) if rules else builtin_set()
-    return examine_sources(sources, ruleset, facts=facts, now=now, limits=limits, since=since)
+    return examine_paths(paths, ruleset, facts=facts, now=now, limits=limits)
+
+
+def examine_paths(
+    paths: Sequence[Path | str],
+    ruleset: RuleSet,
+    *,
+    facts: Facts | None = None,
+    now: float | None = None,
+    limits: Limits | None = None,
+) -> Diagnosis:
+    """The diagnosis of `paths` with these rules; of a run directory its last attempt, and its journal's word."""
+    since = time.monotonic()
+    paths, end = logs_of_run(paths)
+    found = examine_sources(expand(paths), ruleset, facts=facts, now=now, limits=limits, since=since)
+    return found if end is None else replace(found, verdict=end.verdict())
 
 
 def examine_sources(
