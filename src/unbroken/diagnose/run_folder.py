@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ..errors import UnbrokenError
 from ..progress import RunDir, read_journal
@@ -49,7 +50,9 @@ def logs_of_run(paths: Sequence[Path | str]) -> tuple[list[Path | str], RunEnd |
     last = run.attempt_numbers()[-1:]
     logs: list[Path | str] = [p for n in last for p in sorted(run.attempt(n).glob("*/rank-*.log"))]
     outcomes = {"completed": Outcome.COMPLETED, "interrupted": Outcome.CANCELLED}
-    status = next((r for r in reversed(records) if r.get("kind") in ("status", "attempt")), {})
+    status: dict[str, Any] = next(
+        (r for r in reversed(records) if r.get("kind") in ("status", "attempt")), {}
+    )
     outcome = outcomes.get(str(status.get("status")))
     if outcome is None or not logs:
         return logs or list(paths), None
