@@ -9,7 +9,7 @@ EVAL_STAMP := $(VENV)/.installed-eval
 export PYTHONUNBUFFERED := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: install install-eval install-all demo test test-all soak check format clean
+.PHONY: install install-eval install-all demo test test-all breakers soak check format clean
 
 install: $(RUN_STAMP)
 
@@ -45,6 +45,10 @@ test: $(TEST_STAMP)
 # Everything of at most 45 minutes: servers, testbeds, browsers. Skips, with the reason, what this machine cannot have.
 test-all: $(ALL_STAMP)
 	bash scripts/test.sh $(BIN) all
+
+# The breaker's list: each fault that real use found, in each place of the checkpoints, under each launcher.
+breakers: $(TEST_STAMP)
+	PYTHONHASHSEED=0 $(BIN)/pytest -q -m breakers -n 2
 
 # What takes hours: the campaign of 500 rounds, 100 kills, half an hour without a false alarm, fuzzers for ten minutes.
 soak: $(ALL_STAMP)

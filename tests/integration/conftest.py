@@ -17,6 +17,8 @@ from unbroken.progress import RunDir, read_journal
 from unbroken.recover.incidents import read_incidents
 from unbroken.testing.faults import Faults
 
+from .breakers import Stage
+
 SCRIPT = """
 import os, sys, time
 import unbroken
@@ -136,6 +138,15 @@ def new_run(tmp_path: Path) -> Iterator[Callable[..., RunUnderTest]]:
     for run in made:
         run.end()
         print(run.story())  # pytest shows it where the test has failed
+
+
+@pytest.fixture
+def stage(tmp_path: Path, place: str, launcher: str) -> Iterator[Stage]:
+    """The training of the breaker's list in this place, under this launcher."""
+    made = Stage(tmp_path, place, launcher)
+    yield made
+    made.end()
+    print(made.story())
 
 
 def run_json(*args: str, cwd: Path) -> dict[str, Any]:

@@ -1,0 +1,38 @@
+"""The breaker's list: each fault that real use found, in each place of the checkpoints, under each launcher.
+
+    make breakers                                  all of it
+    pytest -m "breakers and not slow"              the thin slice of `make test`
+
+To add a fault, write a test that takes `stage` and is parametrised by `combinations(...)`:
+
+    @combinations(launchers=("run",), thin=(("own", "run"),))
+    def test_what_breaks(stage: Stage) -> None:
+        stage.start().until_durable(10)      # hurt it: stage.kill_ranks(), stage.faults, stage.process ...
+        ...
+        assert stage.restored()[-1] == ...   # and say what must be true afterwards
+
+`places` and `launchers` narrow it to where the fault can be; `thin` names the few that `make test` runs. What the
+stage cannot do yet belongs into breakers.py. A fault with a lot of its own may have a file of its own
+(`test_breakers_*.py`, with `pytestmark = pytest.mark.breakers`).
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from .breakers import Stage, combinations
+
+pytestmark = [pytest.mark.breakers, pytest.mark.integration]
+
+
+@combinations(places=("run",), thin=(("run", "run"),))
+def test_a_killed_training_goes_on_from_memory(stage: Stage) -> None:
+    stage.start().until_step(15)
+    stage.kill_ranks()
+    if stage.launcher != "run":
+        stage.wait()
+        stage.start()
+    stage.until(lambda: len(stage.restored()) > 1, "a second start")
+    step, source = stage.restored()[1]
+    assert step >= 14 and source in ("memory", "disk", "remote"), stage.story()
+    stage.until_durable(20)
