@@ -354,6 +354,28 @@ def test_many_saves_leak_neither_descriptors_nor_memory(agent: FakeAgent) -> Non
     assert open_files() <= before + 1
 
 
+def test_writing_and_proving_many_checkpoints_leaves_the_keepers_own_memory_flat(
+    agents: Callable[..., FakeAgent],
+) -> None:
+    """Chunks of 16 MiB in threads that come and go: the C library kept one in the arena of each of them."""
+    agent = agents(budget=1 << 30)
+    agent.attempt(1)
+    rank = FakeRank(agent, size=20 << 20, count=4)
+
+    def private_kib() -> int:
+        lines = Path(f"/proc/{agent.pid}/smaps_rollup").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("Anonymous:"))
+
+    rows = []
+    for pair in range(1, 17):
+        for step in (2 * pair + 1, 2 * pair):  # the older one commits last: the newest is to be proven again
+            rank.save(step, persist=True)
+        until(lambda step=2 * pair: rank.heard("durable", step=step))
+        if pair > 4:
+            rows.append(private_kib())
+    assert max(rows) - min(rows) < 8 * 1024, rows
+
+
 def test_a_malformed_message_ends_nothing(agent: FakeAgent) -> None:
     agent.attempt(1)
     rank = FakeRank(agent)

@@ -24,6 +24,7 @@ from .manifest import (
     parse_folder_name,
     part_name,
 )
+from .memory import scratch_pages
 from .sealed import digest
 from .storage import Storage
 from .storage.posix import PosixStorage
@@ -204,11 +205,11 @@ def damaged_chunks(
 ) -> list[int]:
     """The numbers of the chunks (of `only`, or of all) whose bytes differ from their checksum."""
     count = len(record.checksums)
-    buffer = bytearray(min(record.chunk_bytes, record.bytes))
+    buffer = scratch_pages(min(record.chunk_bytes, record.bytes))
     bad = []
     for i in range(count) if only is None else only:
         start = i * record.chunk_bytes
-        view = memoryview(buffer)[: min(record.chunk_bytes, record.bytes - start)]
+        view = buffer[: min(record.chunk_bytes, record.bytes - start)]
         storage.read_into(name, start, view)
         if digest(view) != record.checksums[i]:
             bad.append(i)

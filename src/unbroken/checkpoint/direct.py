@@ -27,6 +27,7 @@ from .manifest import (
     stored_name,
     tensor_part,
 )
+from .memory import scratch_pages
 from .position import Position
 from .sealed import digest
 from .sharding import describe
@@ -153,23 +154,23 @@ def plain_bytes(tensor: torch.Tensor) -> memoryview:
     return memoryview(flat.view(torch.uint8).numpy().data)
 
 
-def chunked(blocks: Iterable[bytes | memoryview], size: int = CHUNK_BYTES) -> Iterator[bytearray]:
+def chunked(blocks: Iterable[bytes | memoryview], size: int = CHUNK_BYTES) -> Iterator[memoryview]:
     """The same bytes in pieces of `size`, each in memory of its own (a storage has several under way at once)."""
-    out = bytearray()
+    out, filled = scratch_pages(size), 0
     for block in blocks:
-        view, at = memoryview(block), 0
+        view, at = memoryview(block).cast("B"), 0
         while at < len(view):
-            n = min(size - len(out), len(view) - at)
-            out += view[at : at + n]
-            at += n
-            if len(out) == size:
+            n = min(size - filled, len(view) - at)
+            out[filled : filled + n] = view[at : at + n]
+            filled, at = filled + n, at + n
+            if filled == size:
                 yield out
-                out = bytearray()
-    if out:
-        yield out
+                out, filled = scratch_pages(size), 0
+    if filled:
+        yield out[:filled]
 
 
-def _chunks(plan: arena.Layout, piece: Callable[[str], torch.Tensor], stamp: Stamp) -> Iterator[bytearray]:
+def _chunks(plan: arena.Layout, piece: Callable[[str], torch.Tensor], stamp: Stamp) -> Iterator[memoryview]:
     said = {"step": stamp.step, "attempt": stamp.attempt, "rank": stamp.rank, "world_size": stamp.world_size}
 
     def blocks() -> Iterator[bytes | memoryview]:
@@ -185,7 +186,7 @@ def _chunks(plan: arena.Layout, piece: Callable[[str], torch.Tensor], stamp: Sta
     return chunked(blocks())
 
 
-def _summed(chunks: Iterator[bytearray], sums: list[str]) -> Iterator[bytearray]:
+def _summed(chunks: Iterator[memoryview], sums: list[str]) -> Iterator[memoryview]:
     for chunk in chunks:
         sums.append(digest(chunk))
         yield chunk

@@ -22,6 +22,7 @@ from pathlib import Path
 from ..units import Bytes, Duration
 from .clients import ORPHAN_GRACE_S, TERM_GRACE_S, Settings, log
 from .keeping import Keeper
+from .memory import give_large_pieces_back
 from .writing import be_nice
 
 
@@ -63,6 +64,7 @@ def main(argv: list[str] | None = None) -> int:
 
     signal.signal(signal.SIGTERM, on_term)
     be_nice()
+    give_large_pieces_back()
     log(f"node {settings.node}, budget {Bytes(settings.budget)}, checkpoints {settings.checkpoints}")
     try:
         keeper.serve(listener)

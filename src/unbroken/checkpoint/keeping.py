@@ -488,10 +488,11 @@ class Keeper:
             if self.uploading is not None:
                 self.uploading.submit(mark, tuple(sorted(self.local)))
             protect = self.uploading.names() if self.uploading else {}
+            # All that this keeper saw become durable: a newer one may be there before an older one, and must not be
+            # read again as a whole to prove it.
+            verified = [folder_name(m.step, m.attempt) for m in {mark, *self.holdings.durable}]
         if mine:
-            outcome = retention.apply(
-                storage, self.keep, verified=[folder_name(mark.step, mark.attempt)], protect=protect
-            )
+            outcome = retention.apply(storage, self.keep, verified=verified, protect=protect)
             for name, why in outcome.errors.items():
                 log(f"retention: {name}: {why}")
 

@@ -3,12 +3,35 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
 
 from ..machine import usable_memory
 
 PIECE_BYTES = 128 << 20
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, Linux 5.14
+_M_MMAP_THRESHOLD, _MMAP_THRESHOLD_BYTES = -3, 1 << 20  # of mallopt(3)
+
+
+def scratch_pages(size: int) -> memoryview:
+    """`size` bytes of zeroed memory of their own, given back to the system when the last view of them is gone.
+
+    For pieces of many megabytes in threads: malloc would keep such a piece in the arena of every thread that ever
+    had one. Page-aligned, so a file can be read into it past the page cache.
+    """
+    return memoryview(mmap.mmap(-1, max(1, size)))[:size]
+
+
+def give_large_pieces_back() -> None:
+    """Makes malloc of this process return every piece above a megabyte when it is freed, in all threads.
+
+    glibc raises that bound to the size of the first large piece that is freed (up to 32 MiB), and keeps such pieces
+    from then on, one in each thread's arena. Only a help: another C library has no such call.
+    """
+    try:
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _MMAP_THRESHOLD_BYTES)
+    except (OSError, AttributeError):
+        return
 
 
 def fill_pages(fd: int, size: int) -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from ..errors import CheckpointCorrupt, StorageError
 from .catalogue import read_committed, read_part
 from .manifest import COMMITTED, MANIFEST, PartManifest, data_name, part_name
+from .memory import scratch_pages
 from .sealed import digest
 from .storage import Storage
 
@@ -75,12 +76,13 @@ def _has(target: Storage, name: str, part: PartManifest, encoded: bytes) -> bool
         return False
 
 
-def _checked(source: Storage, name: str, part: PartManifest, gate: Callable[[], None]) -> Iterator[bytes]:
+def _checked(source: Storage, name: str, part: PartManifest, gate: Callable[[], None]) -> Iterator[memoryview]:
     file = part.file
     for i, due in enumerate(file.checksums):
         gate()
         start = i * file.chunk_bytes
-        data = source.read(f"{name}/{file.name}", start, min(start + file.chunk_bytes, file.bytes))
+        data = scratch_pages(min(file.chunk_bytes, file.bytes - start))
+        source.read_into(f"{name}/{file.name}", start, data)
         if digest(data) != due:
             raise CheckpointCorrupt(
                 f"bytes {start} and on differ from their checksum", where=f"{name}/{file.name}"
