@@ -15,6 +15,7 @@ from .wire import Channel, Closed, Message
 
 ORPHAN_GRACE_S = 60.0
 TERM_GRACE_S = 25.0
+ROOM_S = 600.0
 
 
 class Refused(CheckpointError):
@@ -41,6 +42,8 @@ class Settings:
     """The lease to start with; None: no lease is needed until an agent gives one."""
     writers: int = 2
     term_grace_s: float = TERM_GRACE_S
+    room_s: float = ROOM_S
+    """How long the last snapshot waits for a storage that refuses, where nobody says how long."""
 
 
 @dataclass(eq=False)

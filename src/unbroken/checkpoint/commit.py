@@ -45,6 +45,8 @@ class RankFailed(Exception):
 
     rank: int
     why: str
+    hopeless: bool = True
+    """Trying again cannot help: it was not the storage that refused."""
 
     def __str__(self) -> str:
         return f"rank {self.rank}: {self.why}"
@@ -89,11 +91,11 @@ def chunk_digests(view: memoryview, gate: Gate = lambda: None) -> tuple[str, ...
     return tuple(digest(chunk) for chunk in gated(view, gate))
 
 
-def note_failure(storage: Storage, snapshot: Snapshot, why: str) -> None:
+def note_failure(storage: Storage, snapshot: Snapshot, why: str, *, hopeless: bool = True) -> None:
     """Leaves a note for the other nodes; the storage that failed may well refuse this too."""
     folder = folder_name(snapshot.mark.step, snapshot.mark.attempt)
     try:
-        note = json.dumps({"why": why[:500]}).encode()
+        note = json.dumps({"why": why[:500], "hopeless": hopeless}).encode()
         storage.put(f"{folder}/{failed_name(snapshot.rank)}", note)
     except StorageError:
         return
@@ -119,7 +121,11 @@ def commit(storage: Storage, mark: Mark, world_size: int, node: str, gate: Gate)
         return Look()
     for name in sorted(names):
         if name.endswith(".failed") and name.startswith("rank-"):
-            raise RankFailed(int(name[5:-7]), _why(storage.read(f"{folder}/{name}")))
+            try:
+                note = storage.read(f"{folder}/{name}")
+            except FileNotFoundError:
+                continue  # that rank tries again
+            raise RankFailed(int(name[5:-7]), *_why(note))
     if missing := tuple(r for r in range(world_size) if part_name(r) not in names):
         return Look(missing)
     heads: Heads = {}
@@ -135,8 +141,10 @@ def commit(storage: Storage, mark: Mark, world_size: int, node: str, gate: Gate)
     return Look(mine=storage.create(f"{folder}/{COMMITTED}", marker))
 
 
-def _why(data: bytes) -> str:
+def _why(data: bytes) -> tuple[str, bool]:
+    """What a rank's note says, and whether trying again cannot help."""
     try:
-        return str(json.loads(data)["why"])
-    except (ValueError, KeyError, TypeError):
-        return "it left a note that cannot be read"
+        note = json.loads(data)
+        return str(note["why"]), bool(note.get("hopeless", True))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return "it left a note that cannot be read", False

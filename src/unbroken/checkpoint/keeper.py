@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 
 from ..units import Bytes, Duration
-from .clients import ORPHAN_GRACE_S, TERM_GRACE_S, Settings, log
+from .clients import ORPHAN_GRACE_S, ROOM_S, TERM_GRACE_S, Settings, log
 from .keeping import Keeper
 from .memory import give_large_pieces_back
 from .writing import be_nice
@@ -40,10 +40,12 @@ def parse(argv: list[str]) -> Settings:
     p.add_argument("--lease", type=Duration, default=None)
     p.add_argument("--writers", type=int, default=2)
     p.add_argument("--term-grace", type=Duration, default=Duration(TERM_GRACE_S))
+    p.add_argument("--wait-for-room", type=Duration, default=Duration(ROOM_S))
     a = p.parse_args(argv)
     return Settings(
         a.socket, a.node, a.run_id, a.checkpoints, int(a.budget), a.keep, a.keep_every, float(a.orphan_grace),
         None if a.lease is None else float(a.lease), a.writers, float(a.term_grace),
+        float(a.wait_for_room),
     )  # fmt: skip
 
 

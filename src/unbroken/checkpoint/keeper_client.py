@@ -233,10 +233,19 @@ class AgentLink(Link):
         )
         return [int(s) for s in answer["durable"]]
 
-    def flush(self, deadline_s: float) -> int | None:
-        """Makes the newest snapshot that is complete on all ranks durable; its step, None if there is none."""
-        answer, _ = self.request({"op": "flush", "deadline_s": deadline_s}, timeout_s=deadline_s + 5.0)
+    def flush(self, deadline_s: float, *, room_s: float = 0.0) -> int | None:
+        """Makes the newest snapshot that is complete on all ranks durable; its step, None if there is none.
+
+        A storage that refuses is asked again for `room_s`.
+        """
+        answer, _ = self.request(
+            {"op": "flush", "deadline_s": deadline_s, "room_s": room_s}, timeout_s=deadline_s + room_s + 5.0
+        )
         return answer["step"]  # type: ignore[no-any-return]
+
+    def hurry(self) -> None:
+        """Ends the wait of a flush for a storage that refuses."""
+        self.request({"op": "hurry"})
 
     def lease(self, seconds: float) -> None:
         """Renews the lease."""
@@ -319,6 +328,7 @@ def keeper_command(
     keep_every: int = 0,
     orphan_grace_s: float = 60.0,
     lease_s: float | None = None,
+    room_s: float | None = None,
 ) -> list[str]:
     """The command line of a keeper."""
     command = [
@@ -328,6 +338,8 @@ def keeper_command(
     ]  # fmt: skip
     if lease_s is not None:
         command += ["--lease", str(float(lease_s))]
+    if room_s is not None:
+        command += ["--wait-for-room", str(float(room_s))]
     return command
 
 

@@ -26,6 +26,7 @@ from ..units import Bytes
 from . import retention
 from .clients import Client, Refused, Settings, Wait, log, refusal, reply, tell
 from .commit import Abandoned, chunk_digests
+from .flushing import flush
 from .holdings import CLAIMED, FREE, SEALED, Buffer, Holdings, Mark, Snapshot
 from .manifest import folder_name
 from .memory import fill_pages
@@ -59,6 +60,8 @@ class Keeper:
         """The last attempt of which a rank here went without a goodbye: it may be started again."""
         self.alone_since = time.monotonic()
         self.stop = threading.Event()
+        self.hurried = False
+        """Whoever asked for a flush waits no longer for a storage that refuses."""
         self.exit_code = 0
         # Never the number of a buffer of another keeper: a late answer must not name the wrong memory.
         self._ids = itertools.count(secrets.randbits(40) << 10)
@@ -98,7 +101,7 @@ class Keeper:
             lonely = not self.clients and time.monotonic() - self.alone_since > self.settings.orphan_grace_s
         if lonely:
             log("nobody has been here for a while: flush what is allowed, free all, end")
-            self.finish(flush=True, deadline_s=self.settings.term_grace_s)
+            self.finish(flush=True, deadline_s=self.settings.term_grace_s, room_s=self.settings.room_s)
 
     def _converse(self, client: Client) -> None:
         with self.changed:
@@ -162,11 +165,13 @@ class Keeper:
                     )
                 answer: Message = {"durable": durable}
             elif op == "flush":
-                answer = self.flush(deadline)
+                answer = self.flush(deadline, **_how(message))
+            elif op == "insist":
+                answer = self.insist(client, message)
             elif op == "pull":
                 answer = self.pull(client, message)
             else:
-                answer = self.finish(bool(message.get("flush", True)), deadline)
+                answer = self.finish(bool(message.get("flush", True)), deadline, **_how(message))
         except UnbrokenError as e:
             reply(client, message.get("id", 0), refusal(e))
             return
@@ -223,44 +228,17 @@ class Keeper:
 
     # --- long requests, in threads of their own
 
-    def flush(self, deadline_s: float) -> Message:
-        """Makes the newest snapshot that is complete on all ranks durable. Raises Refused if that fails."""
-        deadline = time.monotonic() + deadline_s
-        with self.changed:
-            mark = self.holdings.newest
-            if mark is None:
-                return {"step": None}
-            mine = [
-                b
-                for b in self.holdings.buffers.values()
-                if b.state == SEALED and b.snapshot and b.snapshot.mark == mark and not b.foreign
-            ]
-            if not mine:
-                return {"step": None}  # a spare, or a node whose ranks are elsewhere now: others write it
-            for b in mine:
-                self.writing.submit(b)
-            while mark not in self.holdings.durable:
-                if why := self.writing.failed.get(mark):
-                    raise Refused(
-                        f"step {mark.step} could not be made durable: {why}", where=self.settings.node
-                    )
-                if mark.attempt <= self.writing.closed:
-                    raise Refused(f"attempt {mark.attempt} is sealed", where=self.settings.node)
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    raise Refused(
-                        f"step {mark.step} is not durable after {deadline_s:.1f} s", where=self.settings.node
-                    )
-                self.changed.wait(min(left, 0.5))
-            return {"step": mark.step, "attempt": mark.attempt}
+    def flush(self, deadline_s: float, **how: Any) -> Message:
+        """As `flushing.flush`. Raises Refused."""
+        return flush(self, deadline_s, **how)
 
-    def finish(self, flush: bool, deadline_s: float) -> Message:
-        """Ends the keeper, after a flush if wanted; says what the flush gave."""
+    def finish(self, flush: bool, deadline_s: float, **how: Any) -> Message:
+        """Ends the keeper, after a flush if wanted (`how`: as for it); says what the flush gave."""
         answer: Message = {"step": None}
         if flush:
             try:
                 until = time.monotonic() + deadline_s
-                answer = self.flush(deadline_s)
+                answer = self.flush(deadline_s, **how)
                 with self.changed:
                     while self._uploads() and time.monotonic() < until:
                         self.changed.wait(0.2)
@@ -271,6 +249,12 @@ class Keeper:
         self.writing.end()
         self.stop.set()
         return answer
+
+    def insist(self, client: Client, m: Message) -> Message:
+        """A rank that ends and whose save the storage refused: tries on for the time that is set for it."""
+        mark = Mark(client.attempt, int(m["step"]))
+        room_s = self.settings.room_s
+        return self.flush(max(room_s, 30.0), mark=mark, ranks={client.rank}, room_s=room_s)
 
     def pull(self, client: Client, m: Message) -> Message:
         """Fetches this rank's snapshot from a peer into memory here."""
@@ -502,5 +486,14 @@ def everything_ranks(holdings: Holdings) -> set[int]:
     return {b.rank for b in holdings.buffers.values()}
 
 
-_SLOW = ("settle", "flush", "close", "pull")
-_OF_AGENT = ("attempt", "complete", "lease", "settle", "flush", "close")
+def _how(m: Message) -> dict[str, Any]:
+    """Of a request to flush: which snapshot, whose shares of it, and how long to wait for a storage that refuses."""
+    how: dict[str, Any] = {"room_s": float(m.get("room_s", 0.0))}
+    if m.get("mark") is not None:
+        attempt, step = m["mark"]
+        how |= {"mark": Mark(int(attempt), int(step)), "ranks": {int(r) for r in m.get("ranks", [])}}
+    return how
+
+
+_SLOW = ("settle", "flush", "close", "pull", "insist")
+_OF_AGENT = ("attempt", "complete", "lease", "settle", "flush", "close", "hurry")

@@ -76,7 +76,9 @@ def _has(target: Storage, name: str, part: PartManifest, encoded: bytes) -> bool
         return False
 
 
-def _checked(source: Storage, name: str, part: PartManifest, gate: Callable[[], None]) -> Iterator[memoryview]:
+def _checked(
+    source: Storage, name: str, part: PartManifest, gate: Callable[[], None]
+) -> Iterator[memoryview]:
     file = part.file
     for i, due in enumerate(file.checksums):
         gate()

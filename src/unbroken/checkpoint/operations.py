@@ -101,6 +101,12 @@ def complete(keeper: Keeper, client: Client, m: Message, fds: list[int]) -> Answ
     return {}, []
 
 
+def hurry(keeper: Keeper, client: Client, m: Message, fds: list[int]) -> Answer:
+    """Nobody waits any longer for a storage that refuses."""
+    keeper.hurried = True
+    return {}, []
+
+
 def lease(keeper: Keeper, client: Client, m: Message, fds: list[int]) -> Answer:
     """Renews the lease."""
     keeper.writing.lease_until = time.monotonic() + float(m["seconds"])
@@ -301,6 +307,7 @@ OPERATIONS: dict[str, Operation] = {
         attempt,
         complete,
         lease,
+        hurry,
         arena,
         claim,
         unclaim,

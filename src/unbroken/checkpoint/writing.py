@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..errors import UnbrokenError
+from ..errors import StorageError, UnbrokenError
 from .commit import Abandoned, Look, RankFailed, commit, note_failure, write_part
 from .holdings import Buffer, Holdings, Mark, Snapshot
 from .manifest import folder_name
@@ -79,8 +79,13 @@ class Writing:
         self.jobs: list[Job] = []
         self.watches: dict[Mark, Watch] = {}
         self.failed: dict[Mark, str] = {}
+        self.hopeless: set[Mark] = set()
+        """Of the failed ones: no storage is to blame, so trying again cannot help."""
+        self.insisted: set[Mark] = set()
+        """Somebody tries these again and again (flushing.py): a refusal of the storage is not the end of them."""
         self.closed = 0
-        """Attempts up to this number write nothing more."""
+        """Attempts up to this number write nothing more, but for `whole_at_seal` where somebody insists."""
+        self.whole_at_seal: set[Mark] = set()
         self.lease_until: float | None = None
         self.ended = False
         self.pool = ThreadPoolExecutor(writers, thread_name_prefix="checksum")
@@ -98,7 +103,7 @@ class Writing:
         if snapshot is None or snapshot.mark in self.failed or snapshot.mark in self.holdings.released:
             return False
         mark, rank = snapshot.mark, snapshot.rank
-        if mark.attempt <= self.closed or any(
+        if (mark.attempt <= self.closed and mark not in self.insisted) or any(
             j.snapshot.mark == mark and j.snapshot.rank == rank for j in self.jobs
         ):
             return False
@@ -113,13 +118,25 @@ class Writing:
         self.emit({"event": "written", "attempt": mark.attempt, "step": mark.step, "rank": rank})
         self.changed.notify_all()
 
+    def expect(self, mark: Mark, world_size: int) -> None:
+        """Looks (again) whether all shares of this checkpoint are there."""
+        self.watches.setdefault(mark, Watch(mark, world_size, time.monotonic())).next_look = 0.0
+        self.changed.notify_all()
+
+    def may_finish(self, mark: Mark, offered: Collection[Mark]) -> bool:
+        """Whether this snapshot may still be made durable: its attempt is open, or it was whole when that was sealed,
+        or the supervisor offered it to a later attempt."""
+        return mark.attempt > self.closed or mark in self.whole_at_seal or mark in offered
+
     def busy_with(self, attempt: int) -> list[Mark]:
         """The checkpoints of attempts up to this one that are being written or waited for."""
         marks = {j.snapshot.mark for j in self.jobs} | set(self.watches)
         return sorted(m for m in marks if m.attempt <= attempt)
 
-    def give_up(self, mark: Mark, rank: int, why: str) -> None:
-        """Marks a checkpoint as failed and tells everyone."""
+    def give_up(self, mark: Mark, rank: int, why: str, *, hopeless: bool = True) -> None:
+        """Marks a checkpoint as failed and tells everyone; where somebody insists, only a hopeless one."""
+        if hopeless and mark not in self.holdings.durable:
+            self.hopeless.add(mark)
         if mark in self.failed or mark in self.holdings.durable:
             return
         self.failed[mark] = why
@@ -127,7 +144,10 @@ class Writing:
         self.watches.pop(mark, None)
         for job in [j for j in self.jobs if j.snapshot.mark == mark and not j.running]:
             self._finish(job)
-        self.emit({"event": "failed", "attempt": mark.attempt, "step": mark.step, "rank": rank, "why": why})
+        if hopeless or mark not in self.insisted:
+            self.emit(
+                {"event": "failed", "attempt": mark.attempt, "step": mark.step, "rank": rank, "why": why}
+            )
         self.freed()
         self.changed.notify_all()
 
@@ -141,7 +161,7 @@ class Writing:
     def _forbidden(self, mark: Mark) -> str | None:
         if self.ended:
             return "the keeper ends"
-        if mark.attempt <= self.closed:
+        if mark.attempt <= self.closed and mark not in self.insisted:
             return "the attempt is sealed"
         return self.failed.get(mark)
 
@@ -196,9 +216,11 @@ class Writing:
                             watch.mark, never[0], "its node was lost before it had written its share"
                         )
                 self.changed.wait(min(0.2, max(0.0, deadline - time.monotonic())))
-            self.closed = max(self.closed, attempt)
+            if attempt > self.closed:
+                self.closed = attempt
+                self.whole_at_seal |= {m for m in self.holdings.completed if m.attempt <= attempt}
             for mark in self.busy_with(attempt):
-                self.give_up(mark, 0, "the attempt was sealed before it was durable")
+                self.give_up(mark, 0, "the attempt was sealed before it was durable", hopeless=False)
             grace = time.monotonic() + 5.0
             while self.busy_with(attempt) and time.monotonic() < grace:
                 self.changed.wait(0.1)
@@ -223,7 +245,7 @@ class Writing:
 
     def _write(self, job: Job) -> None:
         snapshot, mark = job.snapshot, job.snapshot.mark
-        why = None
+        why, hopeless = None, False
         began = time.monotonic()
         try:
             self.gate(mark, job)
@@ -236,12 +258,13 @@ class Writing:
             why = str(e)
         except Exception as e:  # noqa: BLE001 - whatever it is fails this save, and must not end the writer
             why = str(e) if isinstance(e, UnbrokenError) else repr(e)
+            hopeless = not isinstance(e, StorageError | OSError)
             if self._storage is not None:
-                note_failure(self._storage, snapshot, why)
+                note_failure(self._storage, snapshot, why, hopeless=hopeless)
         with self.changed:
             self._finish(job)
             if why is not None:
-                self.give_up(mark, snapshot.rank, why)
+                self.give_up(mark, snapshot.rank, why, hopeless=hopeless)
                 return
             now = time.monotonic()
             self.emit(
@@ -270,7 +293,7 @@ class Writing:
 
     def _look(self, watch: Watch) -> None:
         mark = watch.mark
-        why, rank, look = None, 0, Look((0,))
+        why, rank, look, hopeless = None, 0, Look((0,)), False
         began = time.monotonic()
         try:
             self.gate(mark)
@@ -278,9 +301,10 @@ class Writing:
         except Abandoned as e:
             why = str(e)
         except RankFailed as e:
-            why, rank = e.why, e.rank
+            why, rank, hopeless = e.why, e.rank, e.hopeless
         except Exception as e:  # noqa: BLE001 - as above
             why = str(e) if isinstance(e, UnbrokenError) else repr(e)
+            hopeless = not isinstance(e, StorageError | OSError)
         missing = look.missing
         late = time.monotonic() - watch.written
         if why is None and missing and late > COMMIT_TIMEOUT_S:
@@ -288,7 +312,7 @@ class Writing:
         with self.changed:
             watch.missing, watch.looked = missing, began
             if why is not None:
-                self.give_up(mark, rank, why)
+                self.give_up(mark, rank, why, hopeless=hopeless)
             elif missing:
                 watch.pause = min(watch.pause * 1.5, 1.0)
                 watch.next_look = time.monotonic() + watch.pause
