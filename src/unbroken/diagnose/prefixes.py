@@ -56,19 +56,36 @@ class Line:
     stream: str = ""
 
 
-def clean(raw: bytes) -> str:
-    """Text of a raw line: damage replaced, NULs and colours dropped, the last state of a progress bar kept."""
+def clean(raw: bytes, longest: int = 8192) -> str:
+    """Text of a raw line: damage replaced, NULs and colours dropped, the last state of a progress bar kept.
+
+    At most `longest` bytes of it."""
     if b"\0" in raw:
         raw = raw.replace(b"\0", b"")
     if b"\r" in raw:
         pieces = [p for p in raw.split(b"\r") if p.strip()]
         raw = pieces[-1] if pieces else b""
-    text = raw[:8192].decode("utf-8", "replace")
+    text = raw[:longest].decode("utf-8", "replace")
     return _ANSI.sub("", text) if "\x1b" in text else text
 
 
 def take_apart(text: str, year: int) -> Line:
     """Takes the known prefixes off `text`. Never fails: what is not known stays in the body."""
+    found, stream, pos = _known(text, year)
+    body = text[pos:]
+    if "rank" not in found and "Rank " in body:
+        m = _EMBEDDED_RANK.search(body)
+        if m:
+            found["rank"] = int(m.group(1))
+    return Line(body=body, stream="".join(stream), **found)  # type: ignore[arg-type]
+
+
+def prefix_length(text: str) -> int:
+    """How many characters of `text` are known prefixes."""
+    return _known(text, 2000)[2]
+
+
+def _known(text: str, year: int) -> tuple[dict[str, object], list[str], int]:
     found: dict[str, object] = {}
     stream: list[str] = []
     pos, used = 0, set[str]()
@@ -94,12 +111,7 @@ def take_apart(text: str, year: int) -> Line:
             break
         else:
             break
-    body = text[pos:]
-    if "rank" not in found and "Rank " in body:
-        m = _EMBEDDED_RANK.search(body)
-        if m:
-            found["rank"] = int(m.group(1))
-    return Line(body=body, stream="".join(stream), **found)  # type: ignore[arg-type]
+    return found, stream, pos
 
 
 def _take(kind: str, m: re.Match[str], found: dict[str, object], stream: list[str], year: int) -> None:

@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from . import clock, progress_lines
+from .decoration import PLAIN, Bare, Decoration, learn_from
 from .events import Event, FileScan, Progress
 from .prefixes import Line, clean, take_apart
 from .rules import Rule, RuleSet, xids
-from .sources import Source, blocks
+from .sources import LONGEST_LINE, Source, blocks
 from .topology import TopologyReader
 from .triggers import TRIGGER
 
@@ -79,6 +80,7 @@ class Scanner:
         self._wanted = 0
         self._window = 0
         self._last_blocks = (b"", b"")
+        self._decoration: Decoration | None = None
 
     def run(self) -> FileScan:
         """Reads the source to its end and returns what was found."""
@@ -88,6 +90,8 @@ class Scanner:
 
     def feed(self, block: bytes) -> None:
         """Scans the next bytes, which end with a whole line unless they are the last or a line is very long."""
+        if self._decoration is None:
+            self._decoration = learn_from(block)
         self._window = self._block(block, self._window)
         self._last_blocks = (self._last_blocks[1], block)
 
@@ -131,7 +135,7 @@ class Scanner:
         number = base
         for raw, _ in _lines(block, 0, min(len(block), 4096)):
             number += 1
-            if self._step(clean(raw), number):
+            if any(self._step(b, number) for b in self._bare(raw)):
                 break
 
     def _look_back(self, block: bytes, start: int, number: int) -> None:
@@ -141,13 +145,39 @@ class Scanner:
         if first:
             before = before[1:]
         for i, raw in enumerate(before[-3:]):
-            self._step(clean(raw), number - len(before[-3:]) + i)
+            for bare in self._bare(raw):
+                self._step(bare, number - len(before[-3:]) + i)
 
-    def _step(self, text: str, number: int) -> bool:
+    def _bare(self, raw: bytes) -> list[Bare]:
+        """The texts of a raw line without what its file's decoration puts around them."""
+        if not self._decoration:
+            return [Bare(clean(raw))]
+        return self._decoration.lines(clean(raw, LONGEST_LINE if self._decoration.fields else 8192))
+
+    def _line_of(self, bare: Bare) -> Line:
+        """A text taken apart, with what its decoration says of the writer."""
+        line = take_apart(bare.text, self.year)
+        if not bare.tag and bare.field is None:
+            return line
+        return replace(
+            line,
+            rank=line.rank if line.rank is not None else bare.rank,
+            node=line.node or bare.node,
+            level=line.level or bare.level,
+            time=line.time
+            if line.time is not None or bare.time is None
+            else clock.find(bare.time, self.year),
+            stream=bare.tag + line.stream,
+        )
+
+    def _step(self, bare: Bare, number: int) -> bool:
+        text = bare.text
         found = progress_lines.read(text)
         if not found:
             return False
         when = clock.find(text, self.year)
+        if when is None and bare.time is not None:
+            when = clock.find(bare.time, self.year)
         if self.out.progress and self.out.progress[-1].line >= number:
             return True
         self.out.progress.append(Progress(self.out.index, number, found[0], found[1], when, text[:1000]))
@@ -155,27 +185,49 @@ class Scanner:
 
     def _plain(self, raw: bytes, number: int, block: bytes, offset: int) -> None:
         """A line without a trigger, near an event: part of a traceback, a summary, or a step."""
-        text = clean(raw)
+        for bare in self._bare(raw):
+            self._plain_text(bare, number, block, offset)
+
+    def _plain_text(self, bare: Bare, number: int, block: bytes, offset: int) -> None:
+        text = bare.text
         if self._open or self._chains:
-            line = take_apart(text, self.year)
+            line = self._line_of(bare)
             if self._traceback(line, text, number, block, offset):
                 return
         if " : " in text:
             summary = _SUMMARY.search(text)  # torchrun's, behind whatever prefix
             if summary and self.topology.see(Line(text), text[summary.start() :]):
                 return
-        if self._wanted > 0 and self._step(text, number):
+        if self._wanted > 0 and self._step(bare, number):
             self._wanted -= 1
 
     def _matter(self, raw: bytes, number: int, block: bytes, offset: int, alone: bool) -> bool:
         """A line with a trigger in it; true where the lines after it have to be read one by one."""
-        text = clean(raw)
+        if b"Traceback (most" in raw:
+            self._learn_tag(raw, block, offset)
+        close = False
+        for bare in self._bare(raw):
+            close |= self._matter_text(bare, number, block, offset, alone and not close)
+        return close
+
+    def _learn_tag(self, raw: bytes, block: bytes, offset: int) -> None:
+        """Learns the tag of a stream that shows itself only with a traceback."""
+        after = offset + len(raw) + 1
+        following = clean(block[after : after + 400].split(b"\n", 1)[0])
+        decoration = self._decoration or PLAIN
+        bares, then = decoration.lines(clean(raw)), decoration.lines(following)
+        if len(bares) == 1 and len(then) == 1:
+            self._decoration = decoration.with_tag_before(bares[0].text, then[0].text)
+
+    def _matter_text(self, bare: Bare, number: int, block: bytes, offset: int, alone: bool) -> bool:
+        text = bare.text
         if not text.strip():
             return False
         behind = _BEHIND_BAR.search(text) if "Traceback" in text else None
         if behind and behind.start() > 0 and "|" in text[: behind.start()]:
             text = text[behind.start() :]  # a progress bar that had not ended its line
-        line = take_apart(text, self.year)
+            bare = replace(bare, text=text)
+        line = self._line_of(bare)
         if line.time is not None:
             self._last_time = line.time
         summary = _SUMMARY.search(text) if " : " in text else None
@@ -196,7 +248,7 @@ class Scanner:
         exception = bool(_EXCEPTION.match(stripped))
         rule = self.ruleset.best(stripped if exception else body, exception=exception)
         if rule is None:
-            self._step(text, number)
+            self._step(bare, number)
             return "Root Cause" in text or "Failures:" in text or "FAILED" in text
         weight = 0.8 if exception else 0.9
         if line.level in ("INFO", "DEBUG", "WARNING"):
@@ -204,7 +256,7 @@ class Scanner:
         matters = rule.role in ("root", "either", "cascade") and weight >= 0.5
         if matters and alone:
             self._look_back(block, offset, number)
-        if self._step(text, number) and rule.role != "root":
+        if self._step(bare, number) and rule.role != "root":
             return False
         if rule.role != "noise":
             self._emit(
@@ -377,29 +429,25 @@ class Scanner:
         known = {p.line for p in self.out.progress}
         kept = [p for p in self.out.progress if p.line < first]
         for i, raw in enumerate(rows):
-            text = clean(raw)
-            found = progress_lines.read(text)
-            if found:
-                kept.append(
-                    Progress(
-                        self.out.index,
-                        first + i,
-                        found[0],
-                        found[1],
-                        clock.find(text, self.year),
-                        text[:1000],
+            for bare in self._bare(raw):
+                found = progress_lines.read(bare.text)
+                if found:
+                    when = clock.find(bare.text, self.year) or clock.find(bare.time or "", self.year)
+                    kept.append(
+                        Progress(self.out.index, first + i, found[0], found[1], when, bare.text[:1000])
                     )
-                )
+                    break
         self.out.progress = kept + [
             p for p in self.out.progress if p.line >= first and p.line in known and p.line > first + len(rows)
         ]
         for i in range(len(rows) - 1, -1, -1):
-            text = clean(rows[i])
-            if not text.strip():
+            said = next((b for b in reversed(self._bare(rows[i])) if b.text.strip()), None)
+            if said is None:
                 continue
+            text = said.text
             if not end.last_text:
                 end.last_text, end.last_line = text[:2000], first + i
-            when = clock.find(text, self.year)
+            when = clock.find(text, self.year) or clock.find(said.time or "", self.year)
             if when is not None:
                 end.last_time = when if end.last_time is None else end.last_time
                 end.stamps.insert(0, (first + i, when))

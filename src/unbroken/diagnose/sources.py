@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import IO
 
 from ..errors import InputError, MissingExtra
+from .encoding import Utf8, encoding_of
 
 BLOCK = 4 << 20
 LONGEST_LINE = 1 << 20
@@ -182,6 +183,9 @@ def _kind(head: bytes, file: Path) -> str:
         and (b"entries" in head or b"pg_config" in head)
     ):
         return "flight-recorder"
+    encoding, mark = encoding_of(head)
+    if encoding:
+        head = head[mark:].decode(encoding, "replace").encode()
     sample = head.replace(b"\0", b"")
     odd = sum(c < 9 or 13 < c < 27 or 27 < c < 32 for c in sample)
     text = len(sample.decode("utf-8", "ignore").encode())
@@ -272,13 +276,14 @@ def seekable(source: Source) -> bool:
 
 
 def blocks(source: Source, notes: list[str], size: int = BLOCK) -> Iterator[bytes]:
-    """The source in pieces of about `size` bytes that end with a whole line (the last one may be cut off).
+    """The source as UTF-8 in pieces of about `size` bytes that end with a whole line (the last one may be cut off).
 
     Damage in a compressed stream ends it with a note; a line longer than 1 MB is passed on in pieces.
     """
     rest = b""
     try:
-        with opened(source) as stream:
+        with opened(source) as raw:
+            stream = Utf8(raw)
             while True:
                 data = stream.read(size)
                 if not data:
@@ -313,7 +318,7 @@ def head(source: Source, size: int = 65536) -> str:
         return ""
     try:
         with opened(source) as stream:
-            return stream.read(size).decode("utf-8", "replace")
+            return Utf8(stream).read(size).decode("utf-8", "replace")
     except (OSError, EOFError, zlib.error, MissingExtra):
         return ""
     except Exception as e:
