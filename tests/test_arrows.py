@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1] / "src" / "unbroken"
 LAYERS = [
-    {"errors", "units", "atomic", "version", "extras", "web", "terminal"},
+    {"errors", "units", "atomic", "bounds", "listener", "private", "version", "extras", "web", "terminal"},
     {"progress"},
     {"trace", "telemetry", "cluster", "checkpoint"},
     {"detect", "diagnose"},

@@ -18,14 +18,15 @@ def fsync_folder(folder: Path) -> None:
         os.close(fd)
 
 
-def write_bytes(path: Path, data: bytes | memoryview, *, durable: bool = True) -> None:
+def write_bytes(path: Path, data: bytes | memoryview, *, durable: bool = True, mode: int = 0o666) -> None:
     """Replaces `path` by `data`; a reader sees the old file or the new one, never a part.
 
-    Raises OSError as the system gives it; the file aside is removed then.
+    `mode` is less the umask from the first moment on. Raises OSError as the system gives it; the file aside is removed
+    then.
     """
     aside = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.aside")
     try:
-        with open(aside, "xb") as f:
+        with open(aside, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as f:
             f.write(data)
             f.flush()
             if durable:

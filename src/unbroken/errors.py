@@ -5,6 +5,7 @@
     │   └── UnknownKey                 2   a key nobody knows; names the nearest one
     ├── InputError                     3   a file, folder or table that cannot be read or understood
     ├── MissingExtra                   4   an optional library is needed; names the extra to install
+    ├── UnsafeFile                     5   a key file or private folder that others may use, or that others made
     ├── RunError                      10   `unbroken run`
     │   ├── RunStopped                10   the run ended by a verdict that a restart cannot help
     │   ├── RunInterrupted            11   stopped on request; the same command goes on
@@ -117,6 +118,12 @@ class MissingExtra(UnbrokenError):
             f"{what} needs {library}, which is not installed",
             todo=f"Install it with: {install_command(extra)}",
         )
+
+
+class UnsafeFile(UnbrokenError):
+    """A key file or private folder that others may use, or that others made."""
+
+    exit_code = 5
 
 
 class RunError(UnbrokenError):

@@ -15,10 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .. import atomic
-from ..errors import EvaluationError
+from ..bounds import Malformed, whole
+from ..errors import EvaluationError, UnbrokenError
+from . import received
 from .codec import decode
 from .contracts import Answer, Conditions, Json, PreparedTask, digest
-from .journal import open_append, read_sealed, seal
+from .journal import open_append, read_lines, seal
 from .staged import encode_answer, read_hashes
 
 
@@ -42,31 +44,28 @@ class AnswerStore:
         self._places: dict[str, dict[int, Place]] = {}
         self._files: dict[str, tuple[int, Path, int]] = {}  # descriptor, path, size
         self._dirty: set[int] = set()
+        self._passed_over: dict[str, list[tuple[str, str]]] = {}
 
     def scan(self, prepared: PreparedTask) -> set[int]:
         """Blocks that need not be asked again: whole, without problems, with the prompts that would be sent now."""
         task = prepared.task.name
         hashes = read_hashes(Path(prepared.folder))
         found = self._places.setdefault(task, {})
+        bad = self._passed_over[task] = []
         for path in sorted(self._folder(task).glob("*.jsonl")):
-            for offset, length, line in read_sealed(path):
-                number = line["block"]
-                if (
-                    number in found
-                    or line["version"] != digest(prepared.version)
-                    or not 0 <= number < prepared.blocks
-                ):
+            for offset, length, line in read_lines(path):
+                try:
+                    usable = _usable(line, prepared, hashes)
+                except Malformed as e:
+                    bad.append((f"{path}, byte {offset}", str(e)))
                     continue
-                ids = prepared.samples_of(number)
-                said = line["answers"]
-                if [a["sample"] for a in said] != list(ids) or [a["hash"] for a in said] != hashes[
-                    ids.start : ids.stop
-                ]:
-                    continue
-                if any(a.get("problem") for a in said):
-                    continue
-                found[number] = Place(path, offset, length, decode(Conditions, line["conditions"]))
+                if usable is not None and usable[0] not in found:
+                    found[usable[0]] = Place(path, offset, length, usable[1])
         return set(found)
+
+    def passed_over(self, task: str) -> list[tuple[str, str]]:
+        """(where, why) of the lines that the last scan could make no sense of."""
+        return self._passed_over.get(task, [])
 
     def append(
         self,
@@ -169,6 +168,28 @@ class AnswerStore:
             f.seek(place.offset)
             line = f.read(place.length)
         return list(json.loads(line[9:])["answers"])
+
+
+def _usable(line: Json, prepared: PreparedTask, hashes: Sequence[str]) -> tuple[int, Conditions] | None:
+    """(block, conditions) of a line; None where it answers other prompts, or not all of them. Raises Malformed."""
+    if not isinstance(line, dict):
+        raise Malformed("the line is torn or damaged" if line is None else "the line is no object")
+    block = whole(line.get("block"), "block", 0, 1 << 48)
+    if line.get("version") != digest(prepared.version) or block >= prepared.blocks:
+        return None
+    ids, said = prepared.samples_of(block), line.get("answers")
+    if not isinstance(said, list) or not all(isinstance(a, dict) for a in said):
+        raise Malformed("'answers' is no list of objects")
+    if [(a.get("sample"), a.get("hash")) for a in said] != list(
+        zip(ids, hashes[ids.start : ids.stop], strict=True)
+    ):
+        return None
+    if any("problem" in a for a in received.answers(said, ids, *received.asked(prepared, ids))):
+        return None
+    try:
+        return block, decode(Conditions, line.get("conditions"))
+    except UnbrokenError as e:
+        raise Malformed(str(e)) from None
 
 
 def _plain(c: Conditions) -> Json:

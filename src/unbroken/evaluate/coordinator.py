@@ -14,8 +14,8 @@ import asyncio
 import contextlib
 import errno
 import functools
-import hmac
 import json
+import logging
 import secrets
 import socket
 import threading
@@ -26,12 +26,15 @@ from pathlib import Path
 from typing import Any
 
 from .. import atomic
+from ..bounds import HELLO_BYTES, HELLO_S, Malformed, Message
 from ..errors import EvaluationError, ModelChanged, RunInterrupted, UnbrokenError
+from ..listener import Listener
+from ..private import write_secret
+from . import received
 from .answers import AnswerStore
 from .cache import Lease, lease
-from .codec import decode, encode
+from .codec import encode
 from .contracts import (
-    Conditions,
     ModelSpec,
     PreparedTask,
     Report,
@@ -59,8 +62,9 @@ from .priors import Expected, Features, Observation, PriorBook, features_of, loa
 from .registry import check_options, open_scoring
 from .settings import Abort, Settings
 from .staged import encode_sample, read_block
-from .wire import VERSION, Message, pack, receive
+from .wire import VERSION, pack, receive
 
+_log = logging.getLogger(__name__)
 TICK_S = 0.05
 STAND_BY_S = 0.3
 """If data and model are not there by then, workers are told to import what they will need."""
@@ -292,6 +296,7 @@ class Coordinator:
             name = p.task.name
             self.prepared[name] = p
             done = self.store.scan(p)
+            self._say_passed_over(name)
             left = [b for b in range(p.blocks) if b not in done]
             self._reused += sum(len(p.samples_of(b)) for b in done)
             self.expected[name] = e = self.book.expect(
@@ -333,6 +338,12 @@ class Coordinator:
             self.dispatcher.add(work, budget=budget)
         for name in landed:
             self._land(name)
+
+    def _say_passed_over(self, task: str) -> None:
+        """Lines of earlier commands that cannot be used are no defect of this one: their blocks are asked again."""
+        for where, why in self.store.passed_over(task):
+            self._note("passed_over", task=task, where=where, why=why)
+            _log.warning("%s: stored answers were passed over, and are asked again: %s", where, why)
 
     async def _loop(self) -> None:
         """Until every task is scored or has failed."""
@@ -382,19 +393,16 @@ class Coordinator:
     async def _listening(self) -> Any:
         self.token = secrets.token_hex(16)
         wide = self.engine.remote or not self.settings.slots
-        server = await asyncio.start_server(self._serve, "0.0.0.0" if wide else "127.0.0.1", 0, limit=1 << 24)
-        port = server.sockets[0].getsockname()[1]
+        listener = self._listener = Listener(self._serve, "0.0.0.0" if wide else "127.0.0.1")
+        port = listener.address[1]
         host = (self.settings.advertise or _address()) if wide else "127.0.0.1"
         where = {"host": host, "port": port, "token": self.token, "shared": str(self.folder.shared.resolve())}
-        aside = self.folder.cluster.with_suffix(".new")
-        aside.touch(mode=0o600)
-        aside.write_text(json.dumps(where))
-        aside.replace(self.folder.cluster)
+        write_secret(self.folder.cluster, json.dumps(where).encode())
         try:
             yield
         finally:
             self.folder.cluster.unlink(missing_ok=True)
-            server.close()
+            listener.close()
             for link in list(self.links.values()):
                 link.writer.close()
 
@@ -443,18 +451,21 @@ class Coordinator:
         link: Link | None = None
         why = "the connection ended"
         try:
-            hello = await asyncio.wait_for(receive(reader), 30)
+            hello = await asyncio.wait_for(receive(reader, HELLO_BYTES), HELLO_S)
+            if hello is None or not received.admits(hello, self.token):
+                return
+            self._listener.known(writer)
             link = self._welcome(hello, writer)
             while link is not None and (message := await receive(reader)) is not None:
                 link.heard = time.monotonic()
                 self._on(link, message)
                 await writer.drain()
                 if message["op"] == "bye":
-                    why = message.get("why") or why
+                    why = link.leaving
         except (OSError, TimeoutError):
             pass  # as a closed connection: `_gone` says what follows
-        except (KeyError, TypeError, ValueError) as e:
-            why = f"it sent a message that makes no sense: {type(e).__name__}: {e}"
+        except Malformed as e:  # the worker's, and no one else's: what it held goes to others
+            why = f"it sent a message that makes no sense: {e}"
         except Exception as e:  # noqa: BLE001  the server would swallow it: it is ours, and ends the run
             self._abort(
                 e
@@ -467,26 +478,23 @@ class Coordinator:
             writer.close()
             self._wake.set()
 
-    def _welcome(self, hello: Message | None, writer: asyncio.StreamWriter) -> Link | None:
-        if (
-            hello is None
-            or hello.get("op") != "hello"
-            or not hmac.compare_digest(str(hello.get("token")), self.token)
-        ):
-            return None
-        if hello.get("version") != VERSION or hello["name"] in self.links:
-            why = "another version" if hello.get("version") != VERSION else "a worker of this name is here"
+    def _welcome(self, m: Message, writer: asyncio.StreamWriter) -> Link | None:
+        """The link of a worker that showed the token; None where it is refused. Raises Malformed."""
+        known = m.get("version") == VERSION
+        hello = received.hello(m) if known else None
+        if hello is None or hello.name in self.links:
+            why = "another version" if hello is None else "a worker of this name is here"
             writer.write(pack({"op": "refused", "why": why}))
-            self._note("refused", name=hello["name"], why=why)
+            self._note("refused", name=received.words(m.get("name")), why=why)
             return None
-        gpus = tuple(int(g) for g in hello["gpus"])
-        slot = self._slots.get(hello["name"])
+        gpus = hello.gpus
+        slot = self._slots.get(hello.name)
         width = max(1, slot[0].width if slot else len(gpus))
         shown = slot[0].gpus if slot and slot[0].gpus else gpus
         now = time.time()
-        started = self._started.get(hello["name"], now)
-        link = Link(hello["name"], str(hello["node"]), shown, width, writer, now - float(hello["now"]), bool(hello["sees"]),
-                    started, int(hello["pid"]), 0.0 if self.engine.remote else now - started)  # fmt: skip
+        started = self._started.get(hello.name, now)
+        link = Link(hello.name, hello.node, shown, width, writer, now - hello.now, hello.sees, started, hello.pid,
+                    0.0 if self.engine.remote else now - started)  # fmt: skip
         self._engine_at = self._engine_at or now
         self.links[link.name] = link
         self._note("join", worker=link.name, node=link.node, gpus=list(gpus), pid=link.pid)
@@ -500,26 +508,29 @@ class Coordinator:
         return link
 
     def _on(self, link: Link, m: Message) -> None:
-        op = m["op"]
+        op, busy = m["op"], self.dispatcher.workers.get(link.name)
+        held = busy.queue if busy is not None else ()
         if op == "block":
-            self._on_block(link, m)
+            self._on_block(link, received.block(m, held, self.prepared))
         elif op == "ready":
-            link.ready, link.fetch_s, link.load_s = time.time(), float(m["fetch_s"]), float(m["load_s"])
-            link.uncompiled = int(m.get("uncompiled", 0))
+            if link.ready:
+                raise Malformed("it was ready before")
+            link.fetch_s, link.load_s, link.uncompiled = received.ready(m)
+            link.ready = time.time()
             self._note("ready", worker=link.name, fetch_s=link.fetch_s, load_s=link.load_s)
             self.dispatcher.join(link.name, link.width)
             self._feed(link)
         elif op == "failed":
-            self._on_failed(link, m["task"], m["block"], m["why"])
+            self._on_failed(link, *received.failed(m, held))
         elif op == "yielded":
-            given = [(str(t), int(b)) for t, b in m["blocks"]]
+            given = received.yielded(m, held)
             for v in link.visits.values():
                 v.shared = v.shared or any(t == v.task for t, _ in given)
             self.dispatcher.yielded(link.name, given)
             self._feed_all()
         elif op == "unfit":
-            error = revive(m)
-            link.leaving = error.what
+            error = revive(received.unfit(m))
+            link.leaving = error.what or "unfit"
             if link.name in self._slots:
                 self._slots[link.name] = (self._slots[link.name][0], RESTARTS)
             self._note("unfit", worker=link.name, why=str(error))
@@ -531,23 +542,24 @@ class Coordinator:
                     error.what += f" ({link.name} on {link.node})"
                 self._abort(error)  # nobody could load it: trying again would not help
         elif op == "bye":
-            link.leaving = m.get("why") or "left"
+            link.leaving = received.words(m.get("why") or "left")
         elif op == "beat":
-            at = (str(m["task"]), int(m["block"]))
+            at = received.beat(m)
             if at != link.at:
                 link.at, link.since = at, time.monotonic()
+        else:
+            raise Malformed(f"'{op:.40}' is nothing that a worker says")
 
-    def _on_block(self, link: Link, m: Message) -> None:
-        task, number = str(m["task"]), int(m["block"])
+    def _on_block(self, link: Link, m: received.Block) -> None:
+        task, number, bad = m.task, m.number, m.problems
         prepared = self.prepared[task]
-        started, ended = float(m["started"]) + link.offset, float(m["ended"]) + link.offset
+        started, ended = m.started + link.offset, m.ended + link.offset
         self._slots[link.name] = (
             (self._slots[link.name][0], 0) if link.name in self._slots else (Slot(link.name), 0)
         )
-        before = link.note_block(int(m["visit"]), number, started, ended, prefetched=True)
+        before = link.note_block(m.visit, number, started, ended, prefetched=True)
         if before is not None:
             self._close_visit(link, before.number)
-        bad = [a["problem"] for a in m["answers"] if a.get("problem")]
         open_before = self.dispatcher.is_open((task, number))
         if (
             bad
@@ -560,7 +572,7 @@ class Coordinator:
             return
         if open_before:
             try:
-                self.store.append(prepared, number, decode(Conditions, m["conditions"]), m["answers"])
+                self.store.append(prepared, number, m.conditions, m.answers)
             except OSError as e:
                 self._abort(self._unwritable(e))
                 return

@@ -32,12 +32,17 @@ def unseal(line: bytes) -> Json:
         if int(line[:8], 16) != zlib.crc32(text):
             return None
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
 
 
 def read_sealed(path: Path) -> Iterator[tuple[int, int, Json]]:
     """(offset, length, value) of every whole line; nothing for a file that is not there."""
+    return ((at, length, value) for at, length, value in read_lines(path) if value is not None)
+
+
+def read_lines(path: Path) -> Iterator[tuple[int, int, Json]]:
+    """As `read_sealed`, with None for a line that is torn or damaged."""
     try:
         f = open(path, "rb")  # noqa: SIM115  closed by the with below
     except FileNotFoundError:
@@ -45,9 +50,7 @@ def read_sealed(path: Path) -> Iterator[tuple[int, int, Json]]:
     with f:
         offset = 0
         for line in f:
-            value = unseal(line)
-            if value is not None:
-                yield offset, len(line), value
+            yield offset, len(line), unseal(line)
             offset += len(line)
 
 
@@ -83,4 +86,4 @@ class Journal:
 
 def events(path: Path) -> list[dict[str, Any]]:
     """All whole events, oldest first."""
-    return [value for _, _, value in read_sealed(path)]
+    return [v for _, _, v in read_sealed(path) if isinstance(v, dict) and isinstance(v.get("event"), str)]

@@ -7,8 +7,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from ..bounds import Message
 from .contracts import Trial, WorkerSeen
-from .wire import Message, pack
+from .wire import pack
 
 
 @dataclass

@@ -28,16 +28,26 @@ import struct
 import threading
 from typing import Any
 
-from ..errors import ContractError
+from ..bounds import Malformed, Message, decode
 
 VERSION = 1
-_LIMIT = 1 << 30
-Message = dict[str, Any]
+FROM_WORKER = 64 << 20
+"""Bytes of one message of a worker that has shown the token: a block's answers."""
+TO_WORKER = 1 << 30
+"""Bytes of one message of the coordinator: a bundle's prompts, for workers that do not see the files."""
+BODY_S = 120.0
+"""So long a message may take from its length to its last byte."""
 
 
-def pack(message: Message) -> bytes:
-    """Bytes on the wire."""
+class TooLarge(ValueError):
+    """A message above the limit; it was not sent."""
+
+
+def pack(message: Message, limit: int = TO_WORKER) -> bytes:
+    """Bytes on the wire. Raises TooLarge."""
     body = json.dumps(message, separators=(",", ":")).encode()
+    if len(body) > limit:
+        raise TooLarge(f"a message of {len(body):,} bytes is above the limit of {limit:,}")
     return struct.pack(">I", len(body)) + body
 
 
@@ -49,20 +59,22 @@ class Channel:
         self._lock = threading.Lock()
 
     def send(self, op: str, **fields: Any) -> None:
-        """Sends one message. Raises OSError when the coordinator is gone."""
+        """Sends one message. Raises OSError when the coordinator is gone, TooLarge for what it would not take."""
+        data = pack({"op": op, **fields}, FROM_WORKER)
         with self._lock:
-            self._sock.sendall(pack({"op": op, **fields}))
+            self._sock.sendall(data)
 
     def receive(self) -> Message | None:
-        """The next message; None when the coordinator has closed."""
+        """The next message; None when the coordinator has closed, or is none."""
         head = self._exactly(4)
         if head is None:
             return None
         (size,) = struct.unpack(">I", head)
-        if size > _LIMIT:
-            raise ContractError(f"a message of {size} bytes", where="coordinator")
-        body = self._exactly(size)
-        return None if body is None else json.loads(body)
+        body = self._exactly(size) if size <= TO_WORKER else None
+        try:
+            return None if body is None else _checked(decode(body, values=TO_WORKER))
+        except Malformed:
+            return None
 
     def _exactly(self, size: int) -> bytes | None:
         parts = []
@@ -86,13 +98,25 @@ class Channel:
         self._sock.close()
 
 
-async def receive(reader: asyncio.StreamReader) -> Message | None:
-    """The next message on the coordinator's side; None when the worker is gone."""
+async def receive(
+    reader: asyncio.StreamReader, limit: int = FROM_WORKER, within_s: float = BODY_S
+) -> Message | None:
+    """The next message on the coordinator's side; None when the worker is gone, also in the middle of a message.
+
+    `within_s` counts from the message's first bytes: between two a worker may be silent (its beats are watched
+    elsewhere). Raises Malformed for what is no message, or larger than `limit`.
+    """
     try:
         (size,) = struct.unpack(">I", await reader.readexactly(4))
-        if size > _LIMIT:
-            return None
-        message = json.loads(await reader.readexactly(size))
-    except (asyncio.IncompleteReadError, ConnectionError, TimeoutError, ValueError):
+        if size > limit:
+            raise Malformed(f"a message of {size:,} bytes, above the limit of {limit:,}")
+        body = await asyncio.wait_for(reader.readexactly(size), within_s)
+    except (asyncio.IncompleteReadError, ConnectionError, TimeoutError):
         return None
-    return message if isinstance(message, dict) and isinstance(message.get("op"), str) else None
+    return _checked(decode(body))
+
+
+def _checked(message: Message) -> Message:
+    if not isinstance(message.get("op"), str):
+        raise Malformed("a message without 'op'")
+    return message

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..bounds import Message
 from ..errors import (
     EvaluationError,
     ModelChanged,
@@ -31,13 +32,14 @@ from ..errors import (
     RunInterrupted,
     UnbrokenError,
 )
+from ..private import read_secret
 from .cache import Lease, Places, lease
 from .codec import decode, encode
 from .contracts import Answer, Harness, Model, ModelSpec, PreparedTask, Sample
 from .registry import get_backend, get_harness
 from .sources import FileInfo, Manifest, Source, hash_model, memo_folder, open_source
 from .staged import decode_sample, encode_answer
-from .wire import VERSION, Channel, Message
+from .wire import VERSION, Channel, TooLarge
 
 GRACE_S = 30.0
 _FATAL = (
@@ -200,7 +202,13 @@ class Worker:
                     self._log_end(f"{self.queue.why}, and the block in flight took more than {GRACE_S:.0f} s")
                     os._exit(EvaluationError.exit_code)  # a hung call must not keep the GPU
                 return
-            self._obey(message)
+            try:
+                self._obey(message)
+            except (LookupError, TypeError, ValueError, AttributeError, UnbrokenError) as e:
+                # Who does not understand its orders must not wait for others.
+                self.queue.stop(
+                    f"the coordinator sent a message that makes no sense: {type(e).__name__}: {e}"
+                )
 
     def _obey(self, message: Message) -> None:
         op = message["op"]
@@ -313,8 +321,13 @@ class Worker:
                 continue
             finally:
                 self._now = None
-            self._say("block", task=item.task, block=item.block, visit=item.visit, started=started, ended=time.time(),
-                      answers=[json.loads(encode_answer(a)) for a in answers], conditions=encode(model.conditions))  # fmt: skip
+            try:
+                self._say("block", task=item.task, block=item.block, visit=item.visit, started=started, ended=time.time(),
+                          answers=[json.loads(encode_answer(a)) for a in answers], conditions=encode(model.conditions))  # fmt: skip
+            except TooLarge as e:
+                self._say("failed", task=item.task, block=item.block, visit=item.visit, kind="TooLarge",
+                          why=f"its answers are {e}; a smaller --block makes them smaller", started=started, ended=time.time())  # fmt: skip
+                continue
             self._answered += 1
 
     def _answer(self, model: Model, item: Item) -> list[Answer]:
@@ -357,7 +370,7 @@ def connect(cluster: Path | Message, *, within_s: float = 60.0) -> tuple[Channel
     deadline = time.monotonic() + within_s
     while True:
         try:
-            where = _address(json.loads(cluster.read_text())) if isinstance(cluster, Path) else cluster
+            where = cluster if isinstance(cluster, dict) else _read_address(cluster)
             sock = socket.create_connection((where["host"], where["port"]), timeout=10)
             sock.settimeout(None)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -368,6 +381,12 @@ def connect(cluster: Path | Message, *, within_s: float = 60.0) -> tuple[Channel
                 raise EvaluationError(f"no coordinator answers: {e}", where=str(cluster),
                                       todo="Start `unbroken eval run` first, and check that its address can be reached from here") from e  # fmt: skip
             time.sleep(0.1)
+
+
+def _read_address(cluster: Path) -> Message:
+    """Raises ValueError for a file that names no coordinator (yet), UnsafeFile for one that others may have written."""
+    _address(json.loads(cluster.read_bytes()))
+    return _address(json.loads(read_secret(cluster)))
 
 
 def _address(found: Any) -> Message:
