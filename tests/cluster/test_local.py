@@ -109,16 +109,16 @@ def test_a_node_from_launch_to_gone(
     os.kill(pid, signal.SIGKILL)
     eventually(lambda: backend.state("node-000") is NodeState.AGENT_LOST)
     assert backend.scratch("node-000").exists()
-    assert backend.clear("node-000") == []
+    assert backend.clear("node-000").gone
     assert backend.state("node-000") is NodeState.GONE
     assert not backend.scratch("node-000").exists()
-    assert backend.clear("node-000") == [], "clearing twice is no error"
+    assert backend.clear("node-000").gone, "clearing twice is no error"
 
 
 def test_clearing_one_node_leaves_the_others(backend: LocalBackend, tmp_path: Path) -> None:
     agent(backend, "node-000", tmp_path)
     agent(backend, "node-001", tmp_path)
-    assert backend.clear("node-000") == []
+    assert backend.clear("node-000").gone
     assert backend.state("node-001") is NodeState.ALIVE
     assert backend.scratch("node-001").exists() and not backend.scratch("node-000").exists()
 

@@ -77,7 +77,8 @@ class RunUnderTest:
 
     def wait(self, within: float = 90) -> int:
         assert self.process is not None
-        self.output += self.process.communicate(timeout=within)[0]
+        if self.process.stdout is not None and not self.process.stdout.closed:
+            self.output += self.process.communicate(timeout=within)[0]
         return self.process.returncode
 
     def journal(self, kind: str | None = None) -> list[dict[str, Any]]:
@@ -107,14 +108,7 @@ class RunUnderTest:
             except subprocess.TimeoutExpired:
                 self.process.kill()
         if self.run_dir.spec.exists():
-            from unbroken.cluster.processes import end, marked
-
-            end(lambda: marked(self.faults.run_id))
-            import shutil
-
-            from unbroken.cluster import LocalBackend
-
-            shutil.rmtree(LocalBackend(self.faults.run_id).scratch("x").parent, ignore_errors=True)
+            self.faults.end_everything()
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from unbroken.cluster.descent import Marks
 from unbroken.cluster.processes import end, marked
 from unbroken.progress import Phase, RunDir
 from unbroken.recover.ranks import LaunchOrder, RankProcess, _argv
@@ -77,8 +78,9 @@ class Started:
             }
         )
         rank = RankProcess.launch(
-            order, 2, 0, self.run_dir, "node-001", self.folder / "pages", self.folder / "keeper.sock"
-        )
+            order, 2, 0, self.run_dir, "node-001", self.folder / "pages", self.folder / "keeper.sock",
+            Marks(self.run_id, self.folder),
+        )  # fmt: skip
         self.all.append(rank)
         return rank
 
@@ -251,11 +253,13 @@ def test_a_rank_never_outlives_its_agent(tmp_path: Path, eventually: Callable[..
     code = textwrap.dedent("""
         import sys, time
         from pathlib import Path
+        from unbroken.cluster.descent import Marks
         from unbroken.progress import RunDir
         from unbroken.recover.ranks import LaunchOrder, RankProcess
         here = Path(sys.argv[1])
         order = LaunchOrder(1, sys.argv[2], ("script.py",), str(here), {0: 0}, 1, 0, 1, 1, "127.0.0.1", 1, 0)
-        RankProcess.launch(order, 0, 0, RunDir(here / "run"), "node-000", here / "pages", here / "s")
+        owner = Marks(sys.argv[2], here)
+        RankProcess.launch(order, 0, 0, RunDir(here / "run"), "node-000", here / "pages", here / "s", owner)
         print("go", flush=True)
         time.sleep(300)
     """)

@@ -57,6 +57,10 @@ def run(
         str,
         typer.Option(help="Memory on each node for snapshots, such as 64GiB. Default: half of what is free."),
     ] = "auto",
+    ownership: Annotated[
+        str,
+        typer.Option(help="How processes are held: cgroup, parent, marks. Default: the surest that works."),
+    ] = "auto",
     stop_within: Annotated[str, typer.Option(help="Time to save and exit when asked to stop.")] = "60s",
 ) -> None:
     """Runs a training script on N nodes x P ranks so that it survives failures.
@@ -85,7 +89,7 @@ def run(
     folder = run_dir or Path("runs") / _default_name(words)
     spec = make_spec(
         words, nodes=nodes, nproc=nproc, spares=spares, timeouts=times,
-        host_memory=_memory(host_memory),
+        host_memory=_memory(host_memory), ownership=ownership,
     )  # fmt: skip
     ended = run_supervised(RunDir(folder), spec)
     if ended == "interrupted":

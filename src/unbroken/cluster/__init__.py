@@ -3,9 +3,11 @@
 Backend         allocation, launch, watcher, cordon
 NodeState       what the watcher knows of a node
 LocalBackend    virtual nodes on this machine
+Ownership       which processes are a run's own, and the proof that none is left: cgroup, parent or marks
 """
 
 from .base import Allocation, Backend, NodeHandle, NodeState
 from .local import LocalBackend
+from .ownership import Ended, Kind, Ownership
 
-__all__ = ["Allocation", "Backend", "LocalBackend", "NodeHandle", "NodeState"]
+__all__ = ["Allocation", "Backend", "Ended", "Kind", "LocalBackend", "NodeHandle", "NodeState", "Ownership"]

@@ -13,6 +13,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
+from .ownership import Ended
+
 
 class NodeState(StrEnum):
     """What the watcher knows of a node."""
@@ -22,7 +24,7 @@ class NodeState(StrEnum):
     AGENT_LOST = "agent_lost"
     """Its agent is gone, its keeper (and so its memory) is there."""
     GONE = "gone"
-    """Provably nothing of the run is left on it."""
+    """Its agent and its keeper are gone; `clear` ends what its ranks have left, and says whether that is proven."""
     UNREACHABLE = "unreachable"
     """Cannot be asked: what runs there must be fenced by lease and seal."""
 
@@ -71,11 +73,23 @@ class Backend(Protocol):
     def state(self, node: str) -> NodeState:
         """What the watcher knows of a node now."""
 
-    def clear(self, node: str) -> list[int]:
-        """Kills whatever of this run is left on a reachable node and frees its scratch.
+    def describe_ownership(self) -> str:
+        """How the processes of the run are held on its nodes, in words. Raises RunError where the wanted way does not work."""
 
-        Returns the processes that survived kill -9 (D state): such a node must be parked.
+    def ownership(self) -> str:
+        """The same for an agent: the value of its `--ownership`."""
+
+    def clear(self, node: str) -> Ended:
+        """Kills whatever of this run is left on a reachable node, frees its scratch, and says whether that is proven.
+
+        A node with survivors of kill -9 (D state) must be parked.
         """
+
+    def forget(self, node: str) -> None:
+        """A person has made sure that nothing is left on a node whose end could not be proven."""
+
+    def sweep(self, keep: Sequence[str] = ()) -> Ended:
+        """Clears every node of which something is left here, but for those to `keep`."""
 
     def can_return(self, node: str) -> bool:
         """Whether a lost node may be launched again (a virtual node may; a dead host may not)."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import glob
 import os
 import shutil
@@ -14,7 +15,9 @@ from ..errors import DoesNotFit
 from ..machine import available_memory, usable_memory
 from ..units import Bytes
 from .base import Allocation, NodeHandle, NodeState
-from .processes import end, marked
+from .holding import choose, every
+from .ownership import Ended, Kind, Ownership
+from .processes import marked
 
 _RANK_NEEDS = Bytes("300MiB")
 """What a rank takes before it has allocated anything: an interpreter with torch."""
@@ -23,8 +26,12 @@ _RANK_NEEDS = Bytes("300MiB")
 class LocalBackend:
     """Nodes `node-000`, `node-001`, ... on this machine, for one run."""
 
-    def __init__(self, run_id: str) -> None:
+    def __init__(self, run_id: str, ownership: Kind | None = None) -> None:
         self.run_id = run_id
+        self._wanted = ownership
+        self._owner: Ownership | None = None
+        self._why_not_surer = ""
+        self._before: list[Ownership] = []
         shm = Path("/dev/shm")
         self._root = (shm if os.access(shm, os.W_OK) else Path(tempfile.gettempdir())) / f"unbroken-{run_id}"
         self._children: dict[str, subprocess.Popen[bytes]] = {}
@@ -72,21 +79,51 @@ class LocalBackend:
         wanted = [gpus[(slot * nproc + i) % len(gpus)] for i in range(nproc)]
         return ",".join(dict.fromkeys(wanted))
 
+    @property
+    def owner(self) -> Ownership:
+        """How the processes of this run are held; chosen when first asked for. Raises RunError."""
+        if self._owner is None:
+            self._before = every(self.run_id, self._root)
+            self._owner, self._why_not_surer = choose(self.run_id, self._root, self._wanted)
+        return self._owner
+
+    def describe_ownership(self) -> str:
+        held = self.owner.describe()
+        return f"{held} ({self._why_not_surer})" if self._why_not_surer else held
+
+    def ownership(self) -> str:
+        return self.owner.as_text()
+
     def launch(self, node: str, argv: Sequence[str], env: Mapping[str, str], log: Path) -> NodeHandle:
+        owner = self.owner
+        for other in self._others():
+            other.end_ranks(node)
         scratch = self.scratch(node)
         scratch.mkdir(parents=True, exist_ok=True)
         log.parent.mkdir(parents=True, exist_ok=True)
-        with open(log, "ab") as out:
-            child = subprocess.Popen(
-                list(argv),
-                env={**os.environ, **env},
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=out,
-                start_new_session=True,
-            )
+        start = owner.start_agent(node, argv)
+        try:
+            with open(log, "ab") as out:
+                child = subprocess.Popen(
+                    start.argv,
+                    env={**os.environ, **env, **start.env},
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=out,
+                    start_new_session=True,
+                    preexec_fn=start.enter,
+                )
+        except subprocess.SubprocessError as e:
+            raise OSError(errno.EIO, f"the agent could not be put where it is held: {e}") from e
+        finally:
+            start.close()
         self._children[node] = child
         return NodeHandle(node, child.pid, scratch)
+
+    def _others(self) -> list[Ownership]:
+        """How an earlier supervisor held processes of this run, where that was another way."""
+        mine = self.owner.as_text()
+        return [o for o in self._before if o.as_text() != mine]
 
     def state(self, node: str) -> NodeState:
         child = self._children.get(node)
@@ -97,15 +134,31 @@ class LocalBackend:
             return NodeState.ALIVE
         return NodeState.AGENT_LOST if "keeper" in roles else NodeState.GONE
 
-    def clear(self, node: str) -> list[int]:
-        left = end(lambda: marked(self.run_id, node=node))
-        if not left:
+    def clear(self, node: str) -> Ended:
+        ended = Ended()
+        # What another way holds goes first: the marks that this one looks for would hit what holds it.
+        for owner in (*self._others(), self.owner):
+            ended |= owner.end_node(node)
+        if child := self._children.get(node):
+            child.poll()
+        if not ended.survivors:
             shutil.rmtree(self.scratch(node), ignore_errors=True)
             try:
                 self._root.rmdir()
             except OSError:
                 pass  # other nodes still use it
-        return [p.pid for p in left]
+        return ended
+
+    def forget(self, node: str) -> None:
+        self.owner.forget(node)
+
+    def sweep(self, keep: Sequence[str] = ()) -> Ended:
+        ended = Ended()
+        for owner in (*self._others(), self.owner):
+            for node in owner.nodes():
+                if node not in keep:
+                    ended |= owner.end_node(node)
+        return ended
 
     def can_return(self, node: str) -> bool:
         return True

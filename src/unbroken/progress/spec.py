@@ -17,6 +17,8 @@ from .rundir import RunDir
 FIXED = ("command", "nodes", "nproc", "run_id")
 """Keys that belong to the identity of a run; the others may differ from one call to the next."""
 
+OWNERSHIPS = ("auto", "cgroup", "parent", "marks")
+
 
 @dataclass(frozen=True)
 class Timeouts:
@@ -97,6 +99,8 @@ class RunSpec:
     spares: int = 0
     """Nodes kept ready to take a lost node's place."""
     backend: str = "local"
+    ownership: str = "auto"
+    """How processes are held so that none can escape: cgroup, parent or marks; auto takes the surest that works."""
     host_memory: Bytes = Bytes(0)
     """What each node's keeper may hold in memory for snapshots; 0 lets the backend choose."""
     timeouts: Timeouts = field(default_factory=Timeouts)
@@ -108,6 +112,8 @@ class RunSpec:
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise UsageError(f"'{name}' must be a whole number from {least} up, not {value!r}")
 
+        if self.ownership not in OWNERSHIPS:
+            raise UsageError(f"'ownership' must be one of {', '.join(OWNERSHIPS)}, not {self.ownership!r}")
         if not isinstance(self.run_id, str) or not self.run_id:
             raise UsageError(f"'run_id' must be text, not {self.run_id!r}")
         try:

@@ -22,7 +22,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ..cluster.processes import Marked, end, marked
+from ..cluster import Ended, Ownership
+from ..cluster.holding import from_text
 from ..detect.stacks import collect_stacks
 from ..errors import RunError
 from ..progress import RunDir, newest_epoch, read_epochs
@@ -35,15 +36,25 @@ _log = logging.getLogger("unbroken.agent")
 _POLL_S = 0.05
 _RESEND_S = 0.25
 _UNSENT_MAX = 20_000
+_CENSUS_EVERY_S = 1.0
 
 
 class Agent:
     """One node's agent; `main` returns when it was told to quit or gave up waiting."""
 
     def __init__(
-        self, run_dir: RunDir, run_id: str, node: str, scratch: Path, orphan_grace_s: float, keeper_bytes: int
+        self,
+        run_dir: RunDir,
+        run_id: str,
+        node: str,
+        scratch: Path,
+        orphan_grace_s: float,
+        keeper_bytes: int,
+        owner: Ownership,
     ) -> None:
         self.run_dir, self.run_id, self.node, self.scratch = run_dir, run_id, node, scratch
+        self._owner = owner
+        self._cleared = Ended()
         self.orphan_grace_s = orphan_grace_s
         self.keeper = KeeperProcess(run_dir, run_id, node, scratch, keeper_bytes, self._on_keeper)
         self.attempt = 0
@@ -59,9 +70,10 @@ class Agent:
 
     async def main(self) -> None:
         """Runs until told to quit, or until no supervisor came for the grace time."""
-        self._end_ranks()
+        self._cleared = await asyncio.to_thread(self._end_ranks)
         await self.keeper.start()
-        tasks = [asyncio.create_task(self._watch_ranks()), asyncio.create_task(self._watch_lease())]
+        watches = (self._watch_ranks(), self._watch_lease(), self._take_censuses())
+        tasks = [asyncio.create_task(w) for w in watches]
         try:
             await self._follow_supervisors()
         finally:
@@ -132,6 +144,7 @@ class Agent:
                 str(r): d
                 for r, d in (self._lapsed | {r: p.describe() for r, p in self.ranks.items()}).items()
             },
+            "cleared": _as_message(self._cleared),
             "leased": self.lease_until is not None and time.monotonic() < self.lease_until,
         }
 
@@ -207,7 +220,7 @@ class Agent:
         started = time.monotonic()
         for rank, local_rank in order.ranks.items():
             process = RankProcess.launch(
-                order, rank, local_rank, self.run_dir, self.node, pages, self.keeper.socket
+                order, rank, local_rank, self.run_dir, self.node, pages, self.keeper.socket, self._owner
             )
             if self.lease_until is not None:
                 process.set_lease(self.lease_until, self.epoch)
@@ -231,6 +244,11 @@ class Agent:
                 self._tell(op="progress", attempt=self.attempt, ranks=news)
             await asyncio.sleep(_POLL_S)
 
+    async def _take_censuses(self) -> None:
+        while True:
+            await asyncio.to_thread(self._owner.take_census, self.node)
+            await asyncio.sleep(_CENSUS_EVERY_S)
+
     async def _watch_lease(self) -> None:
         while True:
             await asyncio.sleep(0.1)
@@ -249,8 +267,8 @@ class Agent:
             self._lapsed[rank] = process.describe()
             if process.just_ended():
                 self._tell(op="exited", attempt=self.attempt, rank=rank, **process.ending())
-        if left:
-            _log.error("processes %s survived kill -9", [p.pid for p in left])
+        if not left.gone:
+            _log.error("processes %s survived kill -9; %s", left.survivors, left.why)
             return  # whoever supervises next asks for a stop and is told of them
         for process in self.ranks.values():
             process.close()
@@ -258,8 +276,12 @@ class Agent:
 
     async def _stop(self, attempt: int, sig: int | None, grace_s: float) -> Message:
         """Ends the ranks of an attempt, first by `sig` with a grace, then by kill; proves that they are gone."""
-        if attempt != self.attempt or not self.ranks:
-            return {"gone": True, "survivors": []}
+        if self.ranks and attempt != self.attempt:
+            return _as_message(
+                Ended()
+            )  # they are of a newer one; launching it has shown that the old one was gone
+        if not self.ranks:
+            return _as_message(await asyncio.to_thread(self._end_ranks))
         if sig is not None:
             for process in self.ranks.values():
                 process.ours = True
@@ -277,15 +299,13 @@ class Agent:
                 self._tell(op="exited", attempt=self.attempt, rank=rank, **process.ending())
             process.close()
         self.ranks = {}
-        return {"gone": not left, "survivors": [p.pid for p in left]}
+        return _as_message(left)
 
-    def _rank_processes(self) -> list[Marked]:
-        return [p for p in marked(self.run_id, node=self.node) if p.role == "rank"]
-
-    def _end_ranks(self) -> list[Marked]:
+    def _end_ranks(self) -> Ended:
+        """Ends the ranks and all that they started; agent and keeper stay."""
         for process in self.ranks.values():
             process.send(signal.SIGKILL)
-        return end(self._rank_processes)
+        return self._owner.end_ranks(self.node)
 
     def _stop_at(self, step: int) -> Message:
         """Asks all ranks to stop after `step`; answers with the furthest step seen after that was written."""
@@ -317,6 +337,12 @@ class Agent:
         self._tell(op="keeper", **event)
 
 
+def _as_message(ended: Ended) -> Message:
+    return {
+        "gone": ended.gone, "survivors": list(ended.survivors), "proven": ended.proven, "unproven_why": ended.why,
+    }  # fmt: skip
+
+
 def _free_port(address: str) -> int:
     with socket.socket() as s:
         s.bind((address, 0))
@@ -332,6 +358,7 @@ def main() -> None:
     parser.add_argument("--node", required=True)
     parser.add_argument("--scratch", type=Path, required=True)
     parser.add_argument("--orphan-grace", type=float, default=120.0)
+    parser.add_argument("--ownership", required=True, help="how the node's processes are held")
     parser.add_argument("--keeper-memory", type=int, required=True, help="bytes")
     args = parser.parse_args()
     logging.basicConfig(
@@ -341,11 +368,19 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     args.scratch.mkdir(parents=True, exist_ok=True)
+    owner = from_text(args.ownership, args.run_id, args.scratch.parent)
     agent = Agent(
-        RunDir(args.run_dir), args.run_id, args.node, args.scratch, args.orphan_grace, args.keeper_memory
+        RunDir(args.run_dir),
+        args.run_id,
+        args.node,
+        args.scratch,
+        args.orphan_grace,
+        args.keeper_memory,
+        owner,
     )
     asyncio.run(agent.main())
     shutil.rmtree(args.scratch, ignore_errors=True)
+    owner.leave(args.node)
     with contextlib.suppress(OSError):
         args.scratch.parent.rmdir()
 

@@ -149,7 +149,7 @@ class NodeTable:
             sys.executable, "-m", "unbroken.recover.agent",
             "--run-dir", str(self._run_dir.path), "--run-id", self._run_id, "--node", name,
             "--scratch", str(self._backend.scratch(name)), "--orphan-grace", str(self._orphan_grace_s),
-            "--keeper-memory", str(self.keeper_bytes),
+            "--keeper-memory", str(self.keeper_bytes), "--ownership", self._backend.ownership(),
         ]  # fmt: skip
         env = {"UNBROKEN_RUN_ID": self._run_id, "UNBROKEN_NODE": name, "UNBROKEN_ROLE": "agent"}
         self._backend.launch(name, argv, env, self._run_dir.agent_log(name))

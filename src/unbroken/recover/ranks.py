@@ -14,6 +14,7 @@ from typing import Any
 
 import psutil
 
+from ..cluster import Ownership
 from ..detect.logstep import StepPattern
 from ..errors import LeaseLapsed
 from ..progress import PageReader, Phase, RunDir, StepRecord
@@ -123,8 +124,9 @@ class RankProcess:
         node: str,
         pages: Path,
         keeper_socket: Path,
+        owner: Ownership,
     ) -> RankProcess:
-        """Starts one rank; its output goes straight into its log file, so that no kill loses a line."""
+        """Starts one rank, held by `owner`; its output goes straight into its log file, so that no kill loses a line."""
         page_path = pages / f"rank-{rank}.a{order.attempt:04d}.page"
         for old in pages.glob(f"rank-{rank}.a*.page"):
             old.unlink(missing_ok=True)
@@ -142,17 +144,26 @@ class RankProcess:
             "UNBROKEN_PAGE": str(page_path),
             "UNBROKEN_KEEPER": str(keeper_socket),
         }
-        with open(log, "ab", buffering=0) as out:
-            process = subprocess.Popen(
-                _argv(order.command),
-                cwd=order.cwd,
-                env=env,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                preexec_fn=_as_a_rank,
-            )
+        start = owner.start_rank(node, order.attempt, _argv(order.command))
+
+        def enter() -> None:
+            start.enter()
+            _as_a_rank()
+
+        try:
+            with open(log, "ab", buffering=0) as out:
+                process = subprocess.Popen(
+                    start.argv,
+                    cwd=order.cwd,
+                    env=env,
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                    preexec_fn=enter,
+                )
+        finally:
+            start.close()
         return cls(process, rank, order.attempt, PageReader(page_path), log, order.follow_log)
 
     @property

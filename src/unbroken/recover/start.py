@@ -16,7 +16,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import TypeVar
 
-from ..cluster import LocalBackend
+from ..cluster import Kind, LocalBackend
 from ..errors import DoesNotFit, InputError, RunError, StorageError, UnbrokenError, UsageError
 from ..progress import Budgets, RunDir, RunSpec, Timeouts, check_same, read_journal, read_spec, write_spec
 from ..units import Bytes
@@ -39,11 +39,12 @@ def make_spec(
     timeouts: Timeouts | None = None,
     budgets: Budgets | None = None,
     host_memory: Bytes = Bytes(0),
+    ownership: str = "auto",
 ) -> RunSpec:
     """A spec with a fresh run id. Raises UsageError on impossible numbers."""
     return RunSpec(
         command=tuple(command), run_id=secrets.token_hex(6), nodes=nodes, nproc=nproc, spares=spares,
-        timeouts=timeouts or Timeouts(), budgets=budgets or Budgets(), host_memory=host_memory,
+        timeouts=timeouts or Timeouts(), budgets=budgets or Budgets(), host_memory=host_memory, ownership=ownership,
     )  # fmt: skip
 
 
@@ -177,6 +178,7 @@ def settle_spec(run_dir: RunDir, wanted: RunSpec) -> RunSpec:
     return dataclasses.replace(
         wanted, run_id=old.run_id, timeouts=_asked(wanted.timeouts, old.timeouts),
         budgets=_asked(wanted.budgets, old.budgets), host_memory=wanted.host_memory or old.host_memory,
+        ownership=old.ownership if wanted.ownership == "auto" else wanted.ownership,
     )  # fmt: skip
 
 
@@ -221,7 +223,7 @@ def run_supervised(
     # Before anything is written: a directory that remembers what did not fit would refuse what does.
     LocalBackend(wanted.run_id).check_fits(wanted.nodes, wanted.nproc, wanted.spares)
     spec = settle_spec(run_dir, wanted)
-    backend = LocalBackend(spec.run_id)
+    backend = LocalBackend(spec.run_id, None if spec.ownership == "auto" else Kind(spec.ownership))
     check_places(run_dir, backend.scratch("x").parent.parent)
     shown = view or Lines()
 

@@ -14,20 +14,21 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ..checkpoint.catalogue import listing
 from ..checkpoint.storage.posix import PosixStorage
-from ..cluster import Allocation, Backend, NodeState
+from ..cluster import Allocation, Backend, Ended, NodeState
 from ..detect import Hang, HangDetector, Level, ProcessLook, late_ranks
 from ..diagnose.facts import Facts, HangFact, RankExit
 from ..diagnose.verdict import Action, Root, Verdict
 from ..errors import Exit, RunError, RunStopped
 from ..progress import JournalWriter, RunDir, RunSpec, newest_epoch, read_journal, read_spec, write_spec
 from ..units import Bytes
+from . import proof
 from .attempt import Attempt, read_steps
 from .candidates import candidates
 from .incidents import (
@@ -105,6 +106,7 @@ class Supervisor:
         self._unwritten: list[tuple[str, dict[str, Any]]] = []
         self._attempt: Attempt | None = None
         self._ledger = Ledger(0, spec.world_size)
+        self._unproven = proof.Unproven()
         self._incident: Incident | None = None
         self._stop_requests = 0
         self._background: set[asyncio.Task[Any]] = set()
@@ -130,6 +132,7 @@ class Supervisor:
             self.nodes.epoch = epoch.number
             self._state = RunState.of(read_journal(self.run_dir).records)
             if self._state.status == "completed":
+                await asyncio.to_thread(self.backend.sweep)
                 self.view.say("this run is already completed")
                 return "completed"
             if read_spec(self.run_dir.spec) != self.spec:
@@ -178,6 +181,7 @@ class Supervisor:
             f"{self.spec.nodes} nodes x {self.spec.nproc} ranks, {self.spec.spares} spares; snapshots may take up to "
             f"{Bytes(self.nodes.keeper_bytes)} of memory on each node"
         )
+        self.view.say(f"processes are held by {self.backend.describe_ownership()}")
         missing = await self.nodes.bring_up([n for n in names if n not in self._state.lost])
         for name in missing:
             await self._lose(name, "its agent did not come up")
@@ -681,8 +685,7 @@ class Supervisor:
         reachable = [n for n in slots if self.nodes.nodes[n].up and n not in ending.nodes]
         answers = await self.nodes.ask_all(reachable, "stop", attempt=attempt.number, timeout=30)
         for name, answer in answers.items():
-            if not answer["gone"]:
-                await self._park(name, answer["survivors"])
+            await self._take_proof(name, proof.of_message(answer))
         for name in slots:
             if name in answers:
                 continue
@@ -690,9 +693,7 @@ class Supervisor:
             if state is NodeState.AGENT_LOST:
                 continue  # its next agent ends the ranks before it says hello
             if name in ending.nodes and state is not NodeState.UNREACHABLE:
-                left = await asyncio.to_thread(self.backend.clear, name)
-                if left:
-                    await self._park(name, left)
+                await self._take_proof(name, await asyncio.to_thread(self.backend.clear, name))
             elif not await self._clear_unreachable(name):
                 wait = max(0.0, self.nodes.lease_ends(name) - time.monotonic())
                 self.view.say(f"{name} cannot be reached: waiting {wait:.0f} s until its lease has lapsed")
@@ -700,11 +701,21 @@ class Supervisor:
 
     async def _clear_unreachable(self, name: str) -> bool:
         """Ends a node whose agent hangs but whose processes we can reach; True where that is proven."""
-        await asyncio.to_thread(self.backend.clear, name)
-        return await asyncio.to_thread(self.backend.state, name) is NodeState.GONE
+        ended = await asyncio.to_thread(self.backend.clear, name)
+        await self._take_proof(name, ended)
+        return ended.gone
 
-    async def _park(self, name: str, pids: list[int]) -> None:
-        reason = f"processes {pids} survived kill -9"
+    async def _take_proof(self, name: str, ended: Ended) -> None:
+        """Notes what ending a node's processes came to: parks it where some survived, and says what is not proven."""
+        if ended.survivors:
+            await self._park(name, ended.survivors)
+        why = self._unproven.take(name, ended, self._state.attempt)
+        if why:
+            self.view.say(f"{name}: the end of attempt {self._state.attempt} is not proven: {why}")
+            await self._record("unproven", node=name, attempt=self._state.attempt, why=why)
+
+    async def _park(self, name: str, pids: Sequence[int]) -> None:
+        reason = f"processes {list(pids)} survived kill -9"
         self.nodes.nodes[name].parked = reason
         await self._record("cordon", node=name, reason=reason, owner="unbroken", expires_s=86400)
         self._state.cordoned[name] = reason
@@ -779,9 +790,11 @@ class Supervisor:
             ):
                 await asyncio.sleep(0.02)
         for name in self.nodes.nodes:
-            left = await asyncio.to_thread(self.backend.clear, name)
-            if left:
-                self.view.say(f"processes {left} on {name} survive kill -9")
+            ended = await asyncio.to_thread(self.backend.clear, name)
+            if ended.survivors:
+                self.view.say(f"processes {list(ended.survivors)} on {name} survive kill -9")
+            elif not ended.proven:
+                self.view.say(f"{name}: it is not proven that nothing of the run is left: {ended.why}")
 
     # --- what agents tell
 

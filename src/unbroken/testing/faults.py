@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ..cluster import LocalBackend
+from ..cluster.cgroups import Cgroups
 from ..cluster.processes import Marked, end, marked, still_there
 from ..errors import ContractError, RunError
 from ..progress import PageReader, RunDir, read_epochs, read_spec
@@ -95,6 +96,13 @@ class Faults:
         """kill -9 of a node's agent."""
         return self._kill_one("agent", node)
 
+    def kill_parents(self) -> list[int]:
+        """kill -9 of the small parents that hold the nodes, where they are held so; returns their process ids."""
+        found = [p.pid for p in self.processes("parent")]
+        for pid in found:
+            os.kill(pid, signal.SIGKILL)
+        return found
+
     def kill_keeper(self, node: str) -> Marked:
         """kill -9 of a node's keeper."""
         return self._kill_one("keeper", node)
@@ -108,16 +116,21 @@ class Faults:
 
     def kill_node(self, node: str) -> int:
         """kill -9 of everything on a node, its memory and scratch with it; returns how many processes that were."""
-        there = marked(self.run_id, node=node)
-        before = len(there)
+
+        # Their small parents go last: what is killed before them still has to be listed.
+        def there() -> list[Marked]:
+            return [p for p in marked(self.run_id, node=node) if p.role != "parent"]
+
+        before = len(there())
         # All at once, as far as anybody can tell: they stop first, and the agent, who would tell, goes last.
-        for p in there:
+        for p in there():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(p.pid, signal.SIGSTOP)
-        end(lambda: [p for p in marked(self.run_id, node=node) if p.role != "agent"])
-        left = end(lambda: marked(self.run_id, node=node))
-        if left:
-            raise RunError(f"{node} has processes that survive kill -9: {[p.pid for p in left]}")
+        end(lambda: [p for p in there() if p.role != "agent"])
+        end(there)
+        ended = self._backend.clear(node)
+        if ended.survivors:
+            raise RunError(f"{node} has processes that survive kill -9: {list(ended.survivors)}")
         shutil.rmtree(self._backend.scratch(node), ignore_errors=True)
         return before
 
@@ -139,6 +152,7 @@ class Faults:
     def end_everything(self) -> None:
         """kill -9 of everything that the run still has on this machine, its memory and scratch with it."""
         end(lambda: marked(self.run_id))
+        self._backend.sweep()
         shutil.rmtree(self._backend.scratch("x").parent, ignore_errors=True)
 
     def left_over(self) -> list[str]:
@@ -147,4 +161,10 @@ class Faults:
         root = self._backend.scratch("x").parent
         if root.exists():
             things += [str(p) for p in root.rglob("*")]
+        for folder in Cgroups.left_by(self.run_id):
+            things.append(f"the cgroup {folder} with processes {[p for n in self._held(folder) for p in n]}")
         return things
+
+    def _held(self, folder: Path) -> list[list[int]]:
+        held = Cgroups(self.run_id, folder)
+        return [held.left(node) for node in held.nodes()]
