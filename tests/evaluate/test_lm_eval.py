@@ -474,3 +474,62 @@ def test_the_harness_own_tasks_are_found_by_name_and_kept(
     again = TaskIndex()
     assert again.leaves("mmlu") == leaves
     assert time.process_time() - started < 2.0
+
+
+def test_every_file_that_a_task_is_made_of_is_stamped(tasks: Path, tmp_path: Path) -> None:
+    """Data outside the folders with tasks, a YAML's own include, its functions, folders that are named by a list."""
+    from unbroken.evaluate import prepare
+    from unbroken.evaluate.folder import EvalDir
+
+    suite_folder, away = tmp_path / "suite", tmp_path / "away"
+    (suite_folder / "mine").mkdir(parents=True)
+    away.mkdir()
+    rows = [{"q": f"{i} + 1 =", "a": str(i + 1)} for i in range(5)]
+    (away / "rows.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    (suite_folder / "base.yaml").write_text(
+        f"dataset_path: json\ndataset_kwargs:\n  data_files:\n    test: {away}/rows.jsonl\n"
+        "test_split: test\noutput_type: generate_until\nmetric_list:\n  - metric: exact_match\n"
+        'doc_to_target: "{{a}}"\ngeneration_kwargs: {until: ["."]}\n'
+    )
+    (suite_folder / "mine" / "utils.py").write_text("def text(doc):\n    return 'Q: ' + doc['q']\n")
+    (suite_folder / "mine" / "stamped.yaml").write_text(
+        "include: ../base.yaml\ntask: stamped\ndoc_to_text: !function utils.text\n"
+    )
+    task = Task("stamped", options={"include": ["mine"], "bootstrap_iters": BOOTSTRAP})
+    suite = Suite("s", (task,), folder=str(suite_folder))
+    folder = EvalDir(tmp_path / "out")
+
+    def prepare_now() -> PreparedTask:
+        value = prepare._prepare(LmEvalHarness(), task, suite, MODEL, None, folder.task("stamped"))
+        found: PreparedTask = prepare.decode(PreparedTask, value["prepared"])
+        prepare.remember(folder, found, mark(), value["reads"])
+        return found
+
+    def mark() -> str:
+        return prepare.fingerprint(task, suite, MODEL, None, folder.shared)
+
+    first, times = prepare_now(), iter(range(1, 100))
+    assert prepare.prepared_before(folder, task, mark()) == first
+    for file, old, new, same_prompts in (
+        (away / "rows.jsonl", '"1"', '"9"', True),
+        (away / "rows.jsonl", "0 + 1", "9 + 9", False),
+        (suite_folder / "base.yaml", '["."]', '["!"]', False),
+        (suite_folder / "base.yaml", "{{a}}", "{{q}}", True),
+        (suite_folder / "mine" / "utils.py", "Q: ", "q: ", False),
+        (
+            suite_folder / "mine" / "stamped.yaml",
+            "task: stamped",
+            "task: stamped\nfewshot_delimiter: x",
+            True,
+        ),
+    ):
+        before = prepare_now()
+        text = file.read_text()
+        assert old in text
+        file.write_text(text.replace(old, new))
+        stamp = next(times)
+        os.utime(file, ns=(stamp, stamp))  # `datasets` tells files apart by this alone
+        assert prepare.prepared_before(folder, task, mark()) is None, (file, old)
+        after = prepare_now()
+        assert (after.prompt_hash == before.prompt_hash) == same_prompts, (file, old)
+        assert (after.inputs, after.asks) != (before.inputs, "") and after.asks == before.asks

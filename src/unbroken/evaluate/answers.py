@@ -2,7 +2,7 @@
 
 answers/KEY/TASK/0001.jsonl: one sealed line per block, appended by the coordinator that counted itself 0001. KEY is
 the model's (weights, dtype, engine: ModelSpec.key); within it an answer is reused only if its sample's prompt hash is
-the one of the prompt that would be sent now, and its task version matches. Nothing in it depends on the number of
+the one of the prompt that would be sent now, and what else it depends on (`PreparedTask.asks`) matches. Nothing in it depends on the number of
 workers. Readers take the first whole line of each block: a block that was answered twice counts once.
 """
 
@@ -83,7 +83,7 @@ class AnswerStore:
         """
         task = prepared.task.name
         line = seal({
-            "block": block, "version": digest(prepared.version), "conditions": _plain(conditions), "answers": list(answers),
+            "block": block, "version": _asked(prepared), "conditions": _plain(conditions), "answers": list(answers),
         })  # fmt: skip
         fd, path, size = self._file(task)
         written = os.write(fd, line)
@@ -175,7 +175,7 @@ def _usable(line: Json, prepared: PreparedTask, hashes: Sequence[str]) -> tuple[
     if not isinstance(line, dict):
         raise Malformed("the line is torn or damaged" if line is None else "the line is no object")
     block = whole(line.get("block"), "block", 0, 1 << 48)
-    if line.get("version") != digest(prepared.version) or block >= prepared.blocks:
+    if line.get("version") not in _accepted(prepared) or block >= prepared.blocks:
         return None
     ids, said = prepared.samples_of(block), line.get("answers")
     if not isinstance(said, list) or not all(isinstance(a, dict) for a in said):
@@ -190,6 +190,16 @@ def _usable(line: Json, prepared: PreparedTask, hashes: Sequence[str]) -> tuple[
         return block, decode(Conditions, line.get("conditions"))
     except UnbrokenError as e:
         raise Malformed(str(e)) from None
+
+
+def _asked(prepared: PreparedTask) -> str:
+    return digest(prepared.asks or prepared.version)
+
+
+def _accepted(prepared: PreparedTask) -> set[str]:
+    """Of a line: answers of earlier releases carry the version."""
+    older = {digest(prepared.version)} if prepared.asks in ("", "requests") else set()
+    return {_asked(prepared)} | older
 
 
 def _plain(c: Conditions) -> Json:

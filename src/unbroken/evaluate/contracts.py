@@ -134,14 +134,16 @@ class ModelSpec:
         """A short name for people."""
         return self.name or self.source.rstrip("/").rsplit("/", 1)[-1]
 
-    def key(self, checkpoint: str) -> str:
+    def key(self, checkpoint: str, beside: str = "") -> str:
         """The identity of "these weights run this way": answers are reused only under the same key.
 
-        `checkpoint` is the hash of the weights' content. The batch size inside a block is not part of it: it is
+        `checkpoint` is the hash of the weights' content, `beside` that of other files that are named here (a tokenizer,
+        an adapter), empty where there are none. The batch size inside a block is not part of it: it is
         recorded with every answer instead, since it is halved when memory runs out.
         """
         parts = [checkpoint, self.backend, self.name, self.dtype, self.block, self.max_length]
         parts += [self.chat_template, self.tokenizer, dict(self.options)]
+        parts += [beside] if beside else []
         return digest(parts)
 
 
@@ -205,6 +207,13 @@ class PreparedTask:
     requests_per_sample: float = 1.0
     combine: Json = None
     """Whatever `Harness.combine` needs for the group."""
+    asks: str = ""
+    """What answers depend on beside the model and the prompts; empty: `version`. The same prompts are not asked again
+    because a metric has changed."""
+    documents: str = ""
+    """Hash of the documents behind the prompts, with what is held right; empty: not known."""
+    inputs: str = ""
+    """Hash of what the files hold that the preparation read (see reads.py); set by whoever calls `prepare`."""
 
     @property
     def blocks(self) -> int:
@@ -334,6 +343,9 @@ class Score:
     """The headline metric of each sample where it is a mean over samples (pairs for `compare`); else empty."""
     seconds: float = 0.0
     """CPU wall time of the scoring."""
+    documents: str = ""
+    inputs: str = ""
+    """As in PreparedTask: a score is shown again only where they are the same."""
 
     @property
     def coverage(self) -> float:

@@ -54,7 +54,7 @@ from .intake import Intake
 from .journal import Journal, events
 from .landing import Landing
 from .live import Link, Progress, Visit, Watcher
-from .locate import Located, locate, model_files
+from .locate import Located, beside, locate, model_files
 from .outcome import BlockTime, Measured, report, with_times_of
 from .planner import SIMULATED_PARCELS, Costs, Work
 from .prepare import Preparers, revive
@@ -156,7 +156,7 @@ class Coordinator:
         try:
             await self._unless_ended({checking, finding})
             (tasks, known), self.located = checking.result(), finding.result()
-            key = self.spec.key(self.located.checkpoint)
+            key = self.spec.key(self.located.checkpoint, await loop.run_in_executor(None, beside, self.spec))
             self.folder.claim({**self._asked(), "checkpoint": self.located.checkpoint})
             self.journal = Journal(self.folder.journal)
             self._note(

@@ -13,6 +13,7 @@ from .codec import decode, encode
 from .contracts import ModelSpec, PreparedTask, Score, Suite, Task
 from .folder import EvalDir
 from .prepare import Preparers, fingerprint, prepared_before, remember
+from .reads import Stamp
 from .settings import Abort
 
 PATIENCE_S = 10.0
@@ -63,10 +64,12 @@ class Intake:
     async def check(self, tasks: Sequence[Task], model_files: Path | None) -> dict[str, PreparedTask]:
         """Tasks that are prepared already, from an earlier command. Raises Abort if data are missing."""
         self._files = model_files
-        self._marks = {t.name: fingerprint(t, self.suite, self.spec, model_files) for t in tasks}
+        own = self.folder.shared.absolute()
+        self._marks = {t.name: fingerprint(t, self.suite, self.spec, model_files, own) for t in tasks}
         known: dict[str, PreparedTask] = {}
+        seen: dict[str, Stamp] = {}
         for t in tasks:
-            before = prepared_before(self.folder, t, self._marks[t.name])
+            before = prepared_before(self.folder, t, self._marks[t.name], seen)
             if before is not None:
                 known[t.name] = before
         rest = [t for t in tasks if t.name not in known]
@@ -108,8 +111,8 @@ class Intake:
         folder.mkdir(parents=True, exist_ok=True)
         value = await self.preparers.ask("prepare", self.suite, task=encode(task), spec=encode(self.spec),
                                          model_files=str(self._files) if self._files else None, folder=str(folder))  # fmt: skip
-        prepared = decode(PreparedTask, value)
-        remember(self.folder, prepared, self._marks[task.name])
+        prepared = decode(PreparedTask, value["prepared"])
+        remember(self.folder, prepared, self._marks[task.name], value["reads"])
         self.seconds[task.name] = time.time() - began
         return prepared
 

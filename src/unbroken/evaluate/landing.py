@@ -91,9 +91,11 @@ class Landing:
             score = decode(Score, read_json(path), where=str(path))
         except UnbrokenError:
             return None  # damaged: the answers are there, and scored again
-        same = (score.version, score.prompt_hash, score.checkpoint) == (
+        same = (score.version, score.prompt_hash, score.checkpoint, score.documents, score.inputs) == (
             prepared.version,
             prepared.prompt_hash,
             self.checkpoint,
+            prepared.documents,
+            prepared.inputs,
         )
         return score if same and score.scored == score.samples == prepared.samples else None

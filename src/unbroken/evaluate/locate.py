@@ -13,6 +13,7 @@ from pathlib import Path
 from .. import atomic
 from ..checkpoint.manifest import COMMITTED, MANIFEST, Committed
 from ..errors import CheckpointError, EvaluationError, ModelChanged
+from . import reads
 from .cache import Lease, Places, fetch_unknown
 from .codec import encode
 from .contracts import Json, ModelSpec, digest
@@ -76,6 +77,20 @@ class Located:
             "hash": self.checkpoint,
             "files": [[f.name, f.size, f.stamp] for f in self.files],
         }
+
+
+def beside(spec: ModelSpec) -> str:
+    """A hash of what the local files hold that a model is run with beside its own: a tokenizer's folder, an adapter or a
+    file named in its options. Empty where there are none."""
+    found: dict[str, reads.Stamp] = {}
+    for place in (spec.tokenizer, *reads.texts(dict(spec.options))):
+        path = Path(place)
+        try:
+            files = sorted(path.iterdir()) if place and path.is_dir() else [path] if place else []
+        except OSError:
+            continue  # loading says what is wrong with it
+        found |= {str(f): s for f in files if (s := reads.stamp(str(f)))[:1] == ["file"]}
+    return reads.content(found) if found else ""
 
 
 def model_files(spec: ModelSpec, target: Path) -> Path | None:

@@ -14,27 +14,35 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from .. import atomic
 from ..errors import EvaluationError, UnbrokenError
+from . import reads
 from .codec import decode, encode
-from .contracts import ModelSpec, PreparedTask, Score, Suite, Task, digest
+from .contracts import Harness, Json, ModelSpec, PreparedTask, Score, Suite, Task, digest
 from .folder import EvalDir, read_json
 from .registry import HARNESSES, get_harness
 
 Message = dict[str, Any]
+_TOKENIZER = (
+    "tokenizer*.json", "special_tokens_map.json", "added_tokens.json", "chat_template*", "additional_chat_templates/*",
+)  # fmt: skip
 
 
-def fingerprint(task: Task, suite: Suite, spec: ModelSpec, model_files: Path | None) -> str:
-    """Changes when the prompts of a task may: then they are built anew.
+def fingerprint(
+    task: Task, suite: Suite, spec: ModelSpec, model_files: Path | None, own: Path | None = None
+) -> str:
+    """Changes when the prompts of a task may: then they are built again.
 
     Over the task, the suite's folder, the block size, the chat template and tokenizer, the harness's version and, for
-    tasks that are files, their times.
+    tasks that are files, their stamps; what else the preparation read is in `reads`. `own`: the evaluation's folder.
     """
     parts: list[Any] = [
         encode(task),
@@ -45,23 +53,22 @@ def fingerprint(task: Task, suite: Suite, spec: ModelSpec, model_files: Path | N
         spec.max_length,
     ]
     parts += [spec.backend, _library_version(task.harness)]
-    places = [
-        task.harness_name,
-        *(v for v in task.options.values() if isinstance(v, str) and len(v) < 1000 and "\n" not in v),
-    ]
-    for place in places:
+    for place in (task.harness_name, *reads.texts(dict(task.options))):
         path = Path(suite.folder or ".") / place
-        if path.exists():
-            parts.append(_stamps(path))
-    if spec.chat_template and model_files is not None:
-        for name in ("tokenizer_config.json", "chat_template.jinja", "chat_template.json"):
-            if (model_files / name).exists():
-                parts.append(digest((model_files / name).read_text(errors="replace")))
+        with contextlib.suppress(OSError):  # no name of a file
+            if path.exists():
+                parts.append(_stamps(path, own))
+    tokenizer = Path(spec.tokenizer) if spec.tokenizer else model_files
+    if spec.chat_template and tokenizer is not None:
+        for file in sorted({f for g in _TOKENIZER for f in tokenizer.glob(g) if f.is_file()}):
+            parts.append([file.name, digest(file.read_text(errors="replace"))])
     return digest(parts)
 
 
-def prepared_before(folder: EvalDir, task: Task, mark: str) -> PreparedTask | None:
-    """The task as an earlier command prepared it, if nothing that matters has changed."""
+def prepared_before(
+    folder: EvalDir, task: Task, mark: str, seen: dict[str, reads.Stamp] | None = None
+) -> PreparedTask | None:
+    """The task as an earlier command prepared it, if nothing that matters has changed. `seen`: stamps looked at already."""
     path = folder.prepared(task.name)
     if not path.exists():
         return None
@@ -70,14 +77,16 @@ def prepared_before(folder: EvalDir, task: Task, mark: str) -> PreparedTask | No
         found = decode(PreparedTask, value["prepared"], where=str(path))
     except (UnbrokenError, KeyError):
         return None  # damaged: it is prepared anew
+    stamps = value.get("reads")
     same = value.get("fingerprint") == mark and found.folder == str(folder.task(task.name).absolute())
-    return found if same else None
+    return found if same and isinstance(stamps, dict) and reads.unchanged(stamps, seen) else None
 
 
-def remember(folder: EvalDir, prepared: PreparedTask, mark: str) -> None:
-    """Makes `prepared_before` find it."""
+def remember(folder: EvalDir, prepared: PreparedTask, mark: str, stamps: Mapping[str, reads.Stamp]) -> None:
+    """Makes `prepared_before` find it. `stamps`: of what was read for it."""
     atomic.write_json(
-        folder.prepared(prepared.task.name), {"fingerprint": mark, "prepared": encode(prepared)}
+        folder.prepared(prepared.task.name),
+        {"fingerprint": mark, "prepared": encode(prepared), "reads": dict(stamps)},
     )
 
 
@@ -186,14 +195,29 @@ def answer(job: Message) -> Any:
         return True
     if op == "prepare":
         files = Path(job["model_files"]) if job["model_files"] else None
-        return encode(
-            harness.prepare(task, suite, decode(ModelSpec, job["spec"]), files, Path(job["folder"]))
-        )
+        return _prepare(harness, task, suite, decode(ModelSpec, job["spec"]), files, Path(job["folder"]))
     raise EvaluationError(f"unknown job '{op}'")
+
+
+def _prepare(
+    harness: Harness, task: Task, suite: Suite, spec: ModelSpec, files: Path | None, folder: Path
+) -> Json:
+    """The prepared task, and the stamps of what was read for it."""
+    # The tokenizer's files are in the fingerprint by what they hold: each checkpoint of a run brings them anew.
+    own = [str(folder.parents[1]), *([str(files)] if files is not None else [])]
+    with (
+        tempfile.TemporaryDirectory(prefix="unbroken-reads-") as aside,
+        reads.recording([*own, aside], Path(aside) / "children") as recorder,
+    ):
+        prepared = harness.prepare(task, suite, spec, files, folder)
+        stamps = recorder.reads()
+    return {"prepared": encode(replace(prepared, inputs=reads.content(stamps))), "reads": stamps}
 
 
 def main() -> int:
     """Answers jobs until the input ends. What libraries print goes to the log."""
+    found = [str(reads.CHILDREN), os.environ.get("PYTHONPATH", "")]
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, found))  # for what a task may start
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     for line in sys.stdin:
@@ -222,9 +246,18 @@ def _library_version(harness: str) -> str:
     return "/".join(found)
 
 
-def _stamps(path: Path) -> list[Any]:
-    files: Sequence[Path] = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
-    return [[str(p), p.stat().st_size, p.stat().st_mtime_ns] for p in files if "__pycache__" not in p.parts]
+def _stamps(path: Path, own: Path | None) -> list[Any]:
+    """Of a file, or of all files below a folder but those of the evaluation itself."""
+    if not path.is_dir():
+        return [[str(path), reads.stamp(str(path))]]
+    skip = own.resolve() if own is not None else None
+    found = []
+    for at, folders, files in os.walk(path):
+        folders[:] = sorted(
+            f for f in folders if f != "__pycache__" and not (skip and (Path(at) / f).resolve() == skip)
+        )
+        found += [[os.path.join(at, f), reads.stamp(os.path.join(at, f))] for f in sorted(files)]
+    return found
 
 
 if __name__ == "__main__":

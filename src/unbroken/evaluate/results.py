@@ -115,6 +115,8 @@ def _why_not(old: Score, new: Score) -> str:
         reasons.append(f"{old.samples:,} against {new.samples:,} samples")
     elif old.prompt_hash and new.prompt_hash and old.prompt_hash != new.prompt_hash:
         reasons.append(OTHER)
+    elif old.documents and new.documents and old.documents != new.documents:
+        reasons.append("other documents behind the same prompts")
     if old.version and new.version and old.version != new.version:
         reasons.append("another task version")
     return ", ".join(reasons)

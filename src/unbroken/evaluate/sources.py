@@ -37,7 +37,8 @@ class FileInfo:
     name: str
     size: int
     stamp: str
-    """Changes when the content does (mtime, ETag)."""
+    """Changes when the content does (ETag; of a file its times and inode: weights may be overwritten where they lie, and
+    their time of change put back, but not that of the inode)."""
 
 
 class Source(Protocol):
@@ -87,7 +88,7 @@ class FolderSource:
             path = self.folder / name
             if path.is_file():
                 st = path.stat()
-                found.append(FileInfo(name, st.st_size, f"{st.st_mtime_ns}-{st.st_ino}"))
+                found.append(FileInfo(name, st.st_size, f"{st.st_mtime_ns}-{st.st_ino}-{st.st_ctime_ns}"))
         return needed(found, self.address)
 
     def read(self, name: str, offset: int, size: int) -> bytes:

@@ -120,6 +120,8 @@ class Worker:
         self.source: Source | None = None
         """Where the model is read from if it is no copy of ours: somebody may write there."""
         self.files: tuple[FileInfo, ...] = ()
+        self.hashed = ""
+        """What they hold."""
         self._now: tuple[str, int, float] | None = None
         self._ended = threading.Event()
         self._halt = threading.Event()
@@ -271,7 +273,7 @@ class Worker:
 
     def _look_at(self, source: Source, there: Sequence[Sequence[Any]], hashed: str) -> None:
         """Notes the files as they are. Raises ModelChanged if they are not those with this hash."""
-        self.source, self.files = source, tuple(source.files())
+        self.source, self.files, self.hashed = source, tuple(source.files()), hashed
         if [[f.name, f.size, f.stamp] for f in self.files] != [list(f) for f in there]:
             # Another node's own copy, or others' files in the place of ours.
             found = hash_model(source, memo_folder(), halt=self._halt)
@@ -283,7 +285,8 @@ class Worker:
     def _check_files(self) -> None:
         """Raises ModelChanged if they were written to since; weights may be mapped, so that this would change answers too.
 
-        Files that are gone are none of ours: what is mapped stays.
+        Files that are gone are none of ours: what is mapped stays. One that was touched, linked or had its rights changed
+        has other times: its content is what counts.
         """
         if self.source is None:
             return
@@ -291,9 +294,13 @@ class Worker:
             now = {f.name: f for f in self.source.files()}
         except ModelDoesNotLoad:
             return
-        if any(now.get(f.name, f) != f for f in self.files):
+        if all(now.get(f.name, f) == f for f in self.files):
+            return
+        same = all(f.name in now and now[f.name].size == f.size for f in self.files)
+        if not same or hash_model(self.source, memo_folder(), halt=self._halt).hash != self.hashed:
             raise ModelChanged("the model's files were changed while they were evaluated", where=self.source.address,
                                todo="Put them back, or evaluate these in another --out")  # fmt: skip
+        self.files = tuple(now.values())
 
     def _drain(self, model: Model) -> int:
         visit = -1

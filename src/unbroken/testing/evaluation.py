@@ -249,6 +249,8 @@ class ThreadScoring:
                     checkpoint=job.checkpoint,
                     prompt_hash=job.prepared.prompt_hash,
                     conditions=job.conditions,
+                    documents=job.prepared.documents,
+                    inputs=job.prepared.inputs,
                 )
                 atomic.write_json(Path(job.result), encode(score))
                 done = ScoreDone(job.prepared.task.name, "cpu0", began, time.time(), score)

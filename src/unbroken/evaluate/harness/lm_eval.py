@@ -35,7 +35,7 @@ from ..contracts import (
 from .asking import run_requests
 from .chat import chat_of, check_kinds
 from .lm_eval_call import keep_data, kept_data, one_process, simple_evaluate
-from .lm_eval_results import metrics_of, per_sample, task_version, why_not_prepared
+from .lm_eval_results import documents_of, metrics_of, per_sample, task_version, why_not_prepared
 from .replay import (
     Captured,
     Chat,
@@ -184,6 +184,8 @@ class LmEvalHarness:
             output_tokens=sum(tokens) / len(requests),
             requests_per_sample=wrote.requests_per_sample,
             combine={"group": options.in_group, "leaf": leaf.name, "include": list(options.include)},
+            asks="requests",
+            documents=documents_of(seen.sort_instances()),
         )
 
     def data_of(self, task: Task, suite: Suite) -> tuple[int, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -53,8 +54,8 @@ def _without_environment() -> Iterator[None]:
 def keep_data(task: Any, folder: Path) -> str:
     """Keeps the task's data set beside its prompts: in the sandbox no other cache can be written to."""
     place = folder / "data"
-    if not (place / "dataset_dict.json").exists():
-        task.dataset.save_to_disk(str(place))
+    shutil.rmtree(place, ignore_errors=True)  # of an earlier preparation, perhaps of other data
+    task.dataset.save_to_disk(str(place))
     return str(place)
 
 

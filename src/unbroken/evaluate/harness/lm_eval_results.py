@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from ...errors import DatasetMissing, EvaluationError, InputError, UnbrokenError
-from ..contracts import Metric, Task, digest
+from ..contracts import Json, Metric, Task, digest
 from .replay import Captured
 
 
@@ -26,6 +26,23 @@ def task_version(task: Any) -> str:
     from importlib.metadata import version
 
     return f"lm_eval {version('lm_eval')}, task {task.VERSION}, {digest(config)[:12]}"
+
+
+def documents_of(samples: Sequence[Sequence[Any]]) -> str:
+    """A hash of the documents behind the prompts: of two with the same prompts, one may have had its answers mended."""
+    return digest([_json_of(instances[0].doc) for instances in samples if instances])
+
+
+def _json_of(value: Any) -> Json:
+    if isinstance(value, Mapping):
+        return {str(k): _json_of(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_json_of(v) for v in value]
+    if value is None or isinstance(value, str | bool | int | float):
+        return value
+    if hasattr(value, "tolist"):
+        return _json_of(value.tolist())
+    return type(value).__name__  # an image: its address would differ each time
 
 
 def metrics_of(results: Mapping[str, Any], leaf: str, task: Any) -> tuple[Metric, ...]:

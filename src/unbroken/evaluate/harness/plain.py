@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import EvaluationError, InputError, unreadable
-from .. import staged
+from .. import reads, staged
 from ..contracts import (
     Answer,
     Json,
@@ -38,6 +38,7 @@ from ..contracts import (
     Score,
     Suite,
     Task,
+    digest,
 )
 from .asking import run_requests
 from .chat import check_kinds
@@ -75,7 +76,8 @@ class PlainHarness:
     ) -> PreparedTask:
         """Writes the rows, and what is asked about each. Raises DatasetMissing, InputError, UnknownTask."""
         source = Folder.find(task, suite, self.list_tasks(suite))
-        infer = source.load("infer")
+        with reads.part() as loaded:
+            infer = source.load("infer")
         check_score(source)
         rows = list(rows_of(task, suite, source, infer))[: task.limit]
         if not rows:
@@ -101,6 +103,8 @@ class PlainHarness:
             prompt_chars=wrote.prompt_chars,
             output_tokens=sum(tokens) / len(samples) or float(task.options.get("max_tokens", 0)),
             requests_per_sample=wrote.requests_per_sample,
+            asks="requests" if hasattr(infer, "prompt") else _asks(source, loaded),
+            documents=digest(rows),
         )
 
     def size(self, task: Task, suite: Suite) -> int | None:
@@ -194,6 +198,13 @@ class PlainHarness:
         if prepared.folder not in self._infer:
             self._infer[prepared.folder] = _source(prepared).load("infer")
         return self._infer[prepared.folder]
+
+
+def _asks(source: Folder, loaded: Sequence[str]) -> str:
+    """What the answers of infer(model, rows) depend on beside the rows: its code, and what that read when it was loaded."""
+    code = [p for p in source.path.glob("*.py") if p.name != "score.py"]
+    files = {str(p): reads.stamp(str(p)) for p in [*map(Path, loaded), *code]}
+    return f"infer {reads.content(files)}"
 
 
 def _no_rows(task: Task, source: Folder) -> InputError:

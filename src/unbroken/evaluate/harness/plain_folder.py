@@ -48,6 +48,7 @@ class Folder:
         assert spec is not None
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
+        _forget_others(self.path)
         sys.path.insert(0, str(self.path))
         try:
             spec.loader.exec_module(module)
@@ -58,6 +59,19 @@ class Folder:
         finally:
             sys.path.remove(str(self.path))
         return module
+
+
+_folders: set[Path] = set()
+"""From which something was loaded in this process."""
+
+
+def _forget_others(folder: Path) -> None:
+    """Drops modules that lie beside another task's files: two tasks may each have a `helpers.py` of their own."""
+    _folders.add(folder)
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if isinstance(file, str) and Path(file).parent != folder and Path(file).parent in _folders:
+            del sys.modules[name]
 
 
 def rows_of(task: Task, suite: Suite, source: Folder, infer: Any) -> Iterator[Json]:

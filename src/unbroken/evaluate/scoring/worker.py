@@ -105,7 +105,9 @@ def _answers(job: ScoreJob, skip: Mapping[int, str]) -> list[Answer]:
 
 
 def _complete(job: ScoreJob, score: Score) -> Score:
-    return replace(score, checkpoint=job.checkpoint, conditions=job.conditions or score.conditions)
+    p = job.prepared
+    return replace(score, checkpoint=job.checkpoint, conditions=job.conditions or score.conditions, documents=p.documents,
+                   inputs=p.inputs)  # fmt: skip
 
 
 def _in_parts(

@@ -1,0 +1,281 @@
+"""Whatever file the preparation of a task read is changed, the next command answers what depends on it, and only that."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from unbroken.evaluate import reads
+from unbroken.evaluate.contracts import ModelSpec, Report, Suite, Task
+from unbroken.evaluate.coordinator import Coordinator
+from unbroken.evaluate.engines import Slot
+from unbroken.evaluate.engines.local import LocalEngine
+from unbroken.evaluate.folder import EvalDir
+from unbroken.evaluate.journal import events
+from unbroken.evaluate.locate import beside
+from unbroken.evaluate.settings import Settings
+from unbroken.evaluate.sources import FolderSource
+
+FAKE = "unbroken.testing.fake_models:FakeBackend"
+
+INFER = """
+import json, os, sqlite3, subprocess, sys
+from pathlib import Path
+from words import GREETING
+from beside import TAIL
+
+ELSEWHERE = Path({elsewhere!r})
+LISTED = json.load(open(ELSEWHERE / "names.json"))
+
+def in_a_fork(name):
+    out, into = os.pipe()
+    child = os.fork()
+    if not child:
+        os.write(into, (ELSEWHERE / name).read_bytes())
+        os._exit(0)
+    os.waitpid(child, 0)
+    return os.read(out, 1000).decode()
+
+def rows():
+    with open(ELSEWHERE / "rows.txt") as f:
+        for line in f:
+            yield {{"text": line.strip(), "answer": "a"}}
+    yield {{"text": in_a_fork("forked.txt"), "answer": "a"}}
+    code = "import os; print(open(os.environ['HERE'] + '/started.txt').read())"
+    here = {{**os.environ, "HERE": str(ELSEWHERE)}}
+    yield {{"text": subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=here).stdout, "answer": "a"}}
+    yield {{"text": subprocess.run(["cat", str(ELSEWHERE / "catted.txt")], capture_output=True, text=True).stdout, "answer": "a"}}
+    base = sqlite3.connect(ELSEWHERE / "rows.db")
+    yield {{"text": base.execute("select t from r").fetchone()[0], "answer": "a"}}
+    for name in sorted(os.listdir(ELSEWHERE / "many")):
+        yield {{"text": (ELSEWHERE / "many" / name).read_text(), "answer": "a"}}
+
+def prompt(row):
+    return f"{{GREETING}} {{row['text']}} {{TAIL}} {{LISTED}}"
+"""
+
+
+@pytest.fixture
+def suite(tmp_path: Path) -> Suite:
+    """Two tasks: one reads in every way that we know, the other one is not touched."""
+    away = tmp_path / "elsewhere"
+    (away / "many").mkdir(parents=True)
+    (away / "names.json").write_text('["n"]')
+    (away / "rows.txt").write_text("one\ntwo\n")
+    for name in ("forked.txt", "started.txt", "catted.txt", "many/a.txt"):
+        (away / name).write_text(f"in {name}")
+    with sqlite3.connect(away / "rows.db") as base:
+        base.execute("create table r (t)")
+        base.execute("insert into r values ('from a base')")
+    base.close()
+    for name in ("busy", "idle"):
+        folder = tmp_path / "suite" / name
+        folder.mkdir(parents=True)
+        (folder / "words.py").write_text(f"GREETING = 'hello {name}'\n")
+        (folder / "score.py").write_text("def score(row, output):\n    return row['answer'] in output\n")
+    (tmp_path / "suite/busy/beside.py").write_text("TAIL = 'tail'\n")
+    (tmp_path / "suite/busy/infer.py").write_text(INFER.format(elsewhere=str(away)))
+    idle = tmp_path / "suite/idle"
+    (idle / "infer.py").write_text(
+        "from words import GREETING\n\ndef prompt(row):\n    return GREETING + row['q']\n"
+    )
+    (idle / "data.jsonl").write_text(
+        "".join(json.dumps({"q": f"q{i}", "answer": ""}) + "\n" for i in range(4))
+    )
+    tasks = tuple(Task(n, "plain") for n in ("busy", "idle"))
+    return Suite("s", tasks, folder=str(tmp_path / "suite"))
+
+
+def run(tmp_path: Path, suite: Suite) -> Report:
+    folder = EvalDir(tmp_path / "suite" / "out")  # inside the suite's folder, as users have it
+    spec = ModelSpec("fake", FAKE, block=1)
+    settings = Settings(slots=(Slot("w0"),), cpu_workers=1, prepare_workers=1, beat_s=0.2)
+    return Coordinator(suite, spec, folder, LocalEngine(folder.root / "logs", threads=1), settings).run()
+
+
+def asked(report: Report) -> dict[str, int]:
+    """Blocks (of one sample each) that were answered in this command."""
+    found: dict[str, int] = {}
+    for t in report.trials:
+        found[t.task] = found.get(t.task, 0) + len(t.blocks)
+    return found
+
+
+def fresh(tmp_path: Path, suite: Suite) -> tuple[dict[str, int], Report]:
+    """What this command asked (the report keeps the times of an earlier one where it asked nothing)."""
+    before = len(events(tmp_path / "suite/out/journal.jsonl"))
+    report = run(tmp_path, suite)
+    new = events(tmp_path / "suite/out/journal.jsonl")[before:]
+    found: dict[str, int] = {}
+    for e in new:
+        if e["event"] == "trial":
+            found[e["task"]] = found.get(e["task"], 0) + len(e["blocks"])
+    return found, report
+
+
+def replace_text(path: Path, old: str, new: str) -> Callable[[], None]:
+    return lambda: (path.write_text(path.read_text().replace(old, new)), None)[1]
+
+
+def in_place(path: Path, old: str, new: str) -> Callable[[], None]:
+    """Same size, same time of change."""
+
+    def change() -> None:
+        assert len(old) == len(new)
+        st = path.stat()
+        replace_text(path, old, new)()
+        os.utime(path, ns=(st.st_atime_ns, st.st_mtime_ns))
+
+    return change
+
+
+def changes(tmp_path: Path) -> list[tuple[str, Callable[[], None], int]]:
+    """(name, a change, blocks of the busy task that depend on it)."""
+    away, busy = tmp_path / "elsewhere", tmp_path / "suite/busy"
+
+    def in_the_base() -> None:
+        base = sqlite3.connect(away / "rows.db")
+        base.execute("update r set t = 'of a base'")
+        base.commit()
+        base.close()
+
+    def another() -> None:
+        (away / "many/b.txt").write_text("another")
+
+    return [
+        ("rows of rows()", in_place(away / "rows.txt", "one", "eno"), 1),
+        ("read in a fork", replace_text(away / "forked.txt", "in", "within"), 1),
+        ("read by another Python", replace_text(away / "started.txt", "in", "within"), 1),
+        ("read by another program", in_place(away / "catted.txt", "in", "at"), 1),
+        ("a data base", in_the_base, 1),
+        ("a file more in a folder", another, 1),
+        ("read at import", replace_text(away / "names.json", "n", "m"), 8),
+        ("a module beside", in_place(busy / "words.py", "hello", "holla"), 8),
+        ("another module beside", replace_text(busy / "beside.py", "tail", "a tail"), 8),
+        ("infer.py", replace_text(busy / "infer.py", "LISTED}", "LISTED}!"), 8),
+        ("only touched", lambda: os.utime(away / "rows.txt"), 0),
+        ("score.py", replace_text(busy / "score.py", "in output", "in output  # so it is"), 0),
+    ]
+
+
+@pytest.mark.slow
+def test_what_preparation_read_is_noticed_and_only_what_depends_on_it_is_asked(
+    tmp_path: Path, suite: Suite
+) -> None:
+    first = run(tmp_path, suite)
+    assert asked(first) == {"busy": 7, "idle": 4} and not first.errors
+    for name, change, expected in changes(tmp_path):
+        change()
+        found, report = fresh(tmp_path, suite)
+        assert found == ({"busy": expected} if expected else {}), name
+        assert not report.errors
+        assert fresh(tmp_path, suite)[0] == {}, name
+
+
+def test_all_that_preparation_read_is_noticed(tmp_path: Path, suite: Suite) -> None:
+    """As above, several changes at once."""
+    first = run(tmp_path, suite)
+    assert asked(first) == {"busy": 7, "idle": 4} and not first.errors
+    known = {name: change for name, change, _ in changes(tmp_path)}
+    single = [name for name, _, blocks in changes(tmp_path) if blocks == 1]
+    for name in single:
+        known[name]()
+    assert fresh(tmp_path, suite)[0] == {"busy": len(single)}
+    known["a module beside"]()
+    assert fresh(tmp_path, suite)[0] == {"busy": 8}
+    known["only touched"]()
+    assert fresh(tmp_path, suite)[0] == {}
+
+
+def test_what_is_held_right_is_scored_again_without_asking(tmp_path: Path, suite: Suite) -> None:
+    before = {s.task: s.metrics[0].value for s in run(tmp_path, suite).scores}
+    data = tmp_path / "suite/idle/data.jsonl"
+    data.write_text(data.read_text().replace('"answer": ""', '"answer": "no such words"'))
+    found, report = fresh(tmp_path, suite)
+    after = {s.task: s.metrics[0].value for s in report.scores}
+    assert found == {} and after["idle"] == 0.0 != before["idle"] and after["busy"] == before["busy"]
+    score = tmp_path / "suite/idle/score.py"
+    score.write_text("def score(row, output):\n    return 1.0\n")
+    found, report = fresh(tmp_path, suite)
+    assert found == {} and {s.task: s.metrics[0].value for s in report.scores}["idle"] == 1.0
+
+
+def test_what_c_code_reads_is_found_by_its_name(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    for name in ("a.parquet", "b.parquet", "c.parquet", "d.txt"):
+        (data / name).write_text(name)
+    code = tmp_path / "infer.py"
+    code.write_text(
+        f"from pathlib import Path\nHERE = Path(__file__).parent / 'data'\nA = HERE / 'a.parquet'\n"
+        f"SQL = 'select * from \"{data}/b.parquet\"\\nlimit 3'\nC = f'{{HERE}}/c.parquet'\n"
+    )
+    with reads.recording() as recorder:
+        exec(compile(code.read_text(), str(code), "exec"), {"__file__": str(code)})
+        found = recorder.reads()
+    assert {Path(p).name for p in found if str(data) in p} == {"a.parquet", "b.parquet", "c.parquet"}
+
+
+def test_stamps(tmp_path: Path) -> None:
+    file, absent = tmp_path / "f", tmp_path / "later"
+    file.write_text("abc")
+    with reads.recording() as recorder:
+        file.read_text()
+        with pytest.raises(FileNotFoundError):
+            absent.read_text()
+        (tmp_path / "own").write_text("mine")
+        (tmp_path / "own").read_text()
+        found = recorder.reads()
+    assert str(tmp_path / "own") not in found and reads.unchanged(found)
+    absent.write_text("now it is there")
+    assert not reads.unchanged(found)
+    absent.unlink()
+    assert reads.unchanged(found)
+    in_place(file, "abc", "abd")()
+    assert not reads.unchanged(found)
+
+
+@pytest.mark.slow
+def test_data_files_that_a_cache_holds_are_known(tmp_path: Path) -> None:
+    """The second process finds them in the cache of `datasets`, and opens none of them."""
+    pytest.importorskip("datasets", reason="datasets is not installed (pip install 'unbroken[eval]')")
+    (tmp_path / "d.jsonl").write_text('{"q": 1}\n')
+    code = (
+        "import json, sys\nfrom unbroken.evaluate import reads\n"
+        "with reads.recording() as r:\n"
+        "    import datasets\n"
+        f"    datasets.load_dataset('json', data_files={{'test': {str(tmp_path / 'd.jsonl')!r}}}, cache_dir={str(tmp_path / 'cache')!r})\n"
+        "    print(json.dumps(sorted(r.reads())))\n"
+    )
+    for _ in range(2):
+        said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+        assert str(tmp_path / "d.jsonl") in json.loads(said.splitlines()[-1])
+
+
+def test_weights_and_tokenizers_that_are_overwritten_in_place(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "model.safetensors").write_text("weights")
+    before = FolderSource(model).files()
+    in_place(model / "model.safetensors", "weights", "wreaths")()
+    assert FolderSource(model).files() != before
+    (tmp_path / "tok").mkdir()
+    (tmp_path / "tok" / "tokenizer.json").write_text("abc")
+    spec = ModelSpec(
+        str(model), tokenizer=str(tmp_path / "tok"), options={"model_args": {"peft": str(model)}}
+    )
+    key = spec.key("c", beside(spec))
+    in_place(tmp_path / "tok" / "tokenizer.json", "abc", "abd")()
+    assert spec.key("c", beside(spec)) != key
+    key = spec.key("c", beside(spec))
+    in_place(model / "model.safetensors", "wreaths", "weights")()
+    assert spec.key("c", beside(spec)) != key
+    plain = ModelSpec(str(model))
+    assert plain.key("c", beside(plain)) == plain.key("c")
