@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from unbroken.checkpoint.catalogue import Found
-from unbroken.checkpoint.retention import leases
+from unbroken.checkpoint.holding import holds
+from unbroken.checkpoint.retention import Retention, apply, leases
 from unbroken.checkpoint.storage import Storage, open_storage
 from unbroken.errors import (
     EvaluationError,
@@ -35,6 +36,8 @@ from unbroken.evaluate.watch import (
     shortfall,
     watch,
 )
+from unbroken.evaluate.watch_hold import Holding
+from unbroken.testing.keepers import until
 
 SUITE = Suite("s", (Task("t"),))
 
@@ -49,7 +52,7 @@ def storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Storage:
         (folder / "COMMITTED").write_text("{}")
 
     def listing(s: Storage, *, quick: bool = False) -> list[Found]:
-        names = sorted(s.folders(), reverse=True)
+        names = sorted((n for n in s.folders() if n.startswith("step-")), reverse=True)
         return [
             Found(
                 n,
@@ -105,7 +108,7 @@ def test_each_checkpoint_once_in_order_leased_and_regressions_flagged(
     points = watch(ask(tmp_path, once=True), storage, evaluate, said.append)
     assert [p.step for p in points] == [10, 20, 30]
     assert evaluate.held == [["eval-s"]] * 3
-    assert all(leases(storage, n) == [] for n in storage.folders())
+    assert all(leases(storage, n) == [] for n in storage.folders()) and holds(storage) == []
     assert [p.worse for p in points] == [(), (), ("t",)]
     assert any("REGRESSION in t: acc 0.6000 -> 0.3000" in x for x in said)
     watch(ask(tmp_path, once=True), storage, evaluate, said.append)
@@ -250,6 +253,8 @@ def test_where_checkpoints_lie(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no such run directory"):
         checkpoints_of(str(tmp_path / "nowhere"))
     (tmp_path / "other").mkdir()
+    assert checkpoints_of(str(tmp_path / "other")).folders() == [], "before its first commit"
+    (tmp_path / "other" / "train.py").touch()
     with pytest.raises(InputError, match="no run directory, and it holds no checkpoints"):
         checkpoints_of(str(tmp_path / "other"))
     (tmp_path / "other" / "step-00000010.a0001").mkdir()  # being written
@@ -305,3 +310,95 @@ def test_an_axis_has_ends_that_mean_something() -> None:
     assert labels(-0.5, 0.5) == ["0.55", "-0.55"]
     assert labels(0.2, math.nan, 0.4, stderr=math.nan) == ["0.41", "0.19"]
     assert labels(math.nan) == []
+
+
+def commit(storage: Storage, step: int, *, keep: int = 3) -> None:
+    """Saves a checkpoint as a keeper does, and removes what the rule does not keep."""
+    folder = Path(storage.root) / f"step-{step:08d}.a0001"  # type: ignore[attr-defined]
+    folder.mkdir(parents=True)
+    (folder / "COMMITTED").write_text("{}")
+    apply(storage, Retention(keep), verified=[folder.name])
+
+
+@pytest.fixture
+def run_of_twenty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Storage:
+    """A folder of checkpoints before its first commit."""
+    store = open_storage(tmp_path / "checkpoints")
+
+    def listing(s: Storage, *, quick: bool = False) -> list[Found]:
+        there = [(n, "COMMITTED" in s.list(n)) for n in sorted(s.folders(), reverse=True) if n[:5] == "step-"]
+        return [Found(n, int(n[5:13]), 1, "committed" if ok else "incomplete", 0.0, 1, 1, "disk") for n, ok in there]  # fmt: skip
+
+    monkeypatch.setattr(module, "listing", listing)
+    monkeypatch.setattr("unbroken.checkpoint.retention.listing", listing)
+    return store
+
+
+def test_twenty_in_a_row_with_three_kept_are_all_evaluated(tmp_path: Path, run_of_twenty: Storage) -> None:
+    """Nineteen are committed while the first is evaluated."""
+    evaluate = Evaluator(run_of_twenty, dict.fromkeys(range(1, 21), 0.5))
+    said: list[str] = []
+
+    def slow(suite: Suite, spec: ModelSpec, folder: EvalDir) -> Report:
+        if not evaluate.asked:
+            for step in range(2, 21):
+                commit(run_of_twenty, step)
+        return evaluate(suite, spec, folder)
+
+    commit(run_of_twenty, 1)
+    points = watch(ask(tmp_path, last_step=20), run_of_twenty, slow, said.append)
+    assert [p.step for p in points if p.scores] == [*range(1, 21)], said
+    assert holds(run_of_twenty) == []
+    commit(run_of_twenty, 21)
+    left = [n for n in run_of_twenty.folders() if n.startswith("step-")]
+    assert len(left) == 3, "what was evaluated goes"
+
+
+def test_what_is_left_out_is_said(tmp_path: Path, run_of_twenty: Storage) -> None:
+    evaluate = Evaluator(run_of_twenty, dict.fromkeys(range(1, 21), 0.5))
+    said: list[str] = []
+
+    def slow(suite: Suite, spec: ModelSpec, folder: EvalDir) -> Report:
+        if not evaluate.asked:
+            for step in range(2, 21):
+                commit(run_of_twenty, step)
+                until(
+                    lambda n=step: (
+                        len(holds(run_of_twenty)) == 1
+                        and any(
+                            f"{n - 4:08d}" in d
+                            for d in (*holds(run_of_twenty)[0].done, f"{n - 4:08d}" if n < 6 else "")
+                        )
+                    ),
+                    10,
+                )  # type: ignore[misc]
+        return evaluate(suite, spec, folder)
+
+    commit(run_of_twenty, 1)
+    points = watch(ask(tmp_path, last_step=20, hold=4), run_of_twenty, slow, said.append)
+    had = [p.step for p in points if p.scores]
+    assert had[0] == 1 and had[-4:] == [17, 18, 19, 20]
+    assert {p.step for p in points} == {*range(1, 21)}, "each has a point: with scores, or with the reason"
+    assert all("--hold" in p.failed for p in points if not p.scores)
+    assert sum("not evaluated: more than 4 waited" in s for s in said) == 20 - len(had)
+
+
+def test_a_full_disk_lets_go_the_oldest_and_what_vanished_is_said(
+    tmp_path: Path, run_of_twenty: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step in (1, 2, 3):
+        commit(run_of_twenty, step)
+    look = lambda: module.listing(run_of_twenty, quick=True)  # noqa: E731
+    said: list[str] = []
+    usage = lambda free: lambda _: type("Usage", (), {"free": free})()  # noqa: E731
+    monkeypatch.setattr("unbroken.evaluate.watch_hold.shutil.disk_usage", usage(3))
+    holding = Holding(run_of_twenty, "me", look, said.append)
+    holding.look()
+    lost = holding.lost()
+    assert [f.step for f, _ in lost] == [1, 2] and "nearly full" in lost[0][1]
+    monkeypatch.setattr("unbroken.evaluate.watch_hold.shutil.disk_usage", usage(1000))
+    holding.look()
+    run_of_twenty.delete_folder("step-00000003.a0001")
+    holding.look()
+    assert [(f.step, why) for f, why in holding.lost()] == [(3, "removed before it was evaluated")]
+    assert holding.end() == [] and not said

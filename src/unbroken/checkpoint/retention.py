@@ -1,4 +1,5 @@
-"""Which checkpoints stay: the last few, every n-th, those that somebody holds a lease on, and always one that verifies.
+"""Which checkpoints stay: the last few, every n-th, those that somebody holds a lease on or a hold over (holding.py), and
+always one that verifies.
 
 `decide` is a pure function of what lies in the folder; `apply` carries it out and never raises: what could not be
 removed is reported and tried again next time. A removal takes the commit marker first, so one that is cut short
@@ -9,11 +10,12 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..errors import NoCheckpoint, StorageError, UnbrokenError, UsageError
 from .catalogue import Found, listing, verify_in
+from .holding import held_by, holds
 from .manifest import COMMITTED
 from .sealed import seal, unseal
 from .storage import Storage
@@ -224,8 +226,8 @@ def _remove(storage: Storage, name: str, now: float) -> str | None:
     return None
 
 
-def _held(storage: Storage, found: Iterable[Found], now: float) -> dict[str, str]:
-    held = {}
+def _held(storage: Storage, found: Sequence[Found], now: float) -> dict[str, str]:
+    held = held_by(found, holds(storage, now=now))
     for f in found:
         if taken := leases(storage, f.name, now=now):
             held[f.name] = _why_held(taken)

@@ -155,6 +155,7 @@ def watch(
     once: bool = typer.Option(False, "--once", help="Evaluate what is there, then end"),
     last_step: int | None = typer.Option(None, "--last-step", help="End after the checkpoint of this step"),
     newest_only: bool = typer.Option(False, "--newest-only", help="Pass over checkpoints that were superseded meanwhile"),
+    hold: int = typer.Option(0, "--hold", min=0, help="Keep only so many checkpoints from removal until their turn comes, the newest; 0: all, while there is room"),
     poll: float = typer.Option(10.0, "--poll", help="Seconds between looks"),
     gpus: int | None = GPUS, workers: int | None = WORKERS, gpus_per_worker: int = WIDTH, backend: str = BACKEND,
     dtype: str = DTYPE, batch_size: int = BATCH, block: int = BLOCK, max_length: int | None = LENGTH,
@@ -198,9 +199,11 @@ def watch(
     def say(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
-    watched = Watch(asked, spec, out, like, prefix, poll, once, last_step, newest_only)
+    watched = Watch(asked, spec, out, like, prefix, poll, once, last_step, newest_only, hold)
     refuse_unloadable(watched, storage)
     EvalDir(out).open()
+    if not once and not storage.folders():
+        say(f"no checkpoint is in {storage.url.removeprefix('file://')} yet; waiting for the first")
     began = time.time()
     points = watch_run(watched, storage, evaluate, say)
     if not points:

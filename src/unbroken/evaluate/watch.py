@@ -2,7 +2,7 @@
 
 OUT/curve.jsonl has one sealed line per checkpoint; OUT/curves.txt and OUT/curves.html are made from it. A checkpoint
 is leased before it is touched, so that retention leaves it; the lease is renewed while the evaluation runs and ends
-with it, or by itself `LEASE_S` after a crash. Prompts and answers are shared by all checkpoints under OUT.
+with it, or by itself `LEASE_S` after a crash. Those that wait for their turn are held (watch_hold.py). Prompts and answers are shared by all checkpoints under OUT.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ from .contracts import ModelSpec, Report, Score, Suite
 from .folder import EvalDir, read_json
 from .journal import open_append, read_sealed, seal
 from .results import Difference, columns, compare
+from .watch_hold import Holding
 
 LEASE_S = 3600.0
 TRIES = 2
@@ -61,6 +62,8 @@ LASTING = (
 )
 """What another try a moment later would meet again."""
 GONE = "removed before it could be leased"
+OURS = ("evaluations", "watchers")
+"""What a folder of checkpoints may hold before the first of them."""
 
 Evaluate = Callable[[Suite, ModelSpec, EvalDir], Report]
 Say = Callable[[str], None]
@@ -105,6 +108,8 @@ class Watch:
     """Return after the checkpoint of this step, or a later one."""
     newest_only: bool = False
     """Evaluate only the newest: pass over what was superseded while an evaluation ran, or before it began."""
+    hold: int = 0
+    """So many checkpoints are kept from removal until their turn comes, the newest; 0: every one."""
     holder: str = field(default="")
 
     @property
@@ -116,7 +121,8 @@ class Watch:
 def checkpoints_of(run: str) -> Storage:
     """The checkpoints of a run directory, or a folder or bucket of checkpoints. Raises InputError if it is neither.
 
-    A run directory may have none yet; a folder of another kind must hold one, or one that is being written.
+    A run directory may have none yet, and a folder that is empty: the first commit is waited for. A folder of another
+    kind must hold one, or one that is being written.
     """
     if "://" in run:
         return open_storage(run)
@@ -132,7 +138,8 @@ def checkpoints_of(run: str) -> Storage:
         return open_storage(inside.checkpoints)
     storage = open_storage(path)
     of_a_run = RunDir(path.absolute().parent).checkpoints == path.absolute()
-    if not of_a_run and not any(parse_folder_name(n) for n in storage.folders()):
+    others = [e.name for e in path.iterdir() if not e.name.startswith(".") and e.name not in OURS]
+    if not of_a_run and others and not any(parse_folder_name(n) for n in storage.folders()):
         raise InputError(
             "this is no run directory, and it holds no checkpoints",
             where=run,
@@ -172,20 +179,39 @@ def watch(
     What failed in an earlier command is tried again. Raises EvaluationInUse where another one watches into this folder.
     """
     with EvalDir(asked.out).lock():
-        return _watch(asked, storage, evaluate, say, stop)
+        holding = Holding(storage, asked.lease_name, lambda: listing(storage, quick=True), say,
+                          most=1 if asked.newest_only else asked.hold, every_s=asked.poll_s)  # fmt: skip
+        try:
+            return _watch(asked, storage, evaluate, say, stop, holding)
+        finally:
+            waited = holding.end()
+            if waited and not asked.newest_only:
+                say(f"not evaluated yet, and not kept from removal any longer: {', '.join(waited)}")
 
 
 def _watch(
-    asked: Watch, storage: Storage, evaluate: Evaluate, say: Say, stop: Callable[[], bool]
+    asked: Watch, storage: Storage, evaluate: Evaluate, say: Say, stop: Callable[[], bool], holding: Holding
 ) -> list[Point]:
     points = {p.name: replace(p, tries=0) if p.code else p for p in read_curve(asked.out)}
+    holding.start([n for n, p in points.items() if not _is_open(p)])
     while True:
+        holding.look()
+        for lost, why in holding.lost():
+            if lost.name not in points and not asked.newest_only:
+                say(f"{lost.name}: not evaluated: {why}")
+                points[lost.name] = Point(
+                    lost.name, lost.step, lost.attempt, time.time(), failed=why, tries=TRIES
+                )
+                _append(asked.out, points[lost.name])
+                _draw(asked)
         there = listing(storage, quick=True)
         todo = _waiting(asked, there, points)
         for found in todo[:1]:
             point = _one(asked, storage, found, points.get(found.name), evaluate, say)
             _append(asked.out, point)
             points[point.name] = point
+            if not _is_open(point):
+                holding.done(point.name)
             _draw(asked)
         names = {f.name for f in there}
         done = [p for p in points.values() if not _is_open(p) or p.name not in names]
