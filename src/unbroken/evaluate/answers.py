@@ -196,10 +196,10 @@ def _asked(prepared: PreparedTask) -> str:
     return digest(prepared.asks or prepared.version)
 
 
-def _accepted(prepared: PreparedTask) -> set[str]:
+def _accepted(prepared: PreparedTask) -> list[str]:
     """Of a line: answers of earlier releases carry the version."""
-    older = {digest(prepared.version)} if prepared.asks in ("", "requests") else set()
-    return {_asked(prepared)} | older
+    older = [digest(prepared.version)] if prepared.asks in ("", "requests") else []
+    return [_asked(prepared), *older]
 
 
 def _plain(c: Conditions) -> Json:
