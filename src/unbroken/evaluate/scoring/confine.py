@@ -1,7 +1,8 @@
 """The first program inside the sandbox: limits, another user, no way back; then the command itself.
 
 Run by its path, with no package around it and no site-packages: it must start in milliseconds and import nothing
-that could be tampered with. Where bubblewrap is missing it makes the namespaces itself ("mounts" is in the plan).
+that could be tampered with. Where bubblewrap is missing it makes the namespaces itself ("mounts" is in the plan). The
+plan comes through the descriptor that its first argument names: a command line could be read by what it starts.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def main(argv: list[str]) -> None:
-    plan = json.loads(argv[0])
+    with open(int(argv[0]), "rb") as told:
+        plan = json.load(told)
     if "mounts" in plan:
         _namespaces(plan)
     home = plan["home"]
@@ -55,8 +57,7 @@ def main(argv: list[str]) -> None:
     os.write(plan["ready"], b"r")
     if os.read(plan["go"], 1) != b"g":
         sys.exit(125)
-    os.close(plan["ready"])
-    os.close(plan["go"])
+    os.closerange(3, 1 << 20)  # ours and whatever was inherited: only the three standard ones stay
     os.execvpe(argv[1], argv[1:], plan["env"])
 
 
@@ -69,11 +70,28 @@ def _limits(limits: dict[str, Any]) -> None:
         (resource.RLIMIT_FSIZE, limits["scratch"], limits["scratch"]),
         (resource.RLIMIT_NOFILE, limits["files"], limits["files"]),
         (resource.RLIMIT_CORE, 0, 0),
+        (resource.RLIMIT_MSGQUEUE, 0, 0),
     ):
         _, most = resource.getrlimit(what)
         if most != resource.RLIM_INFINITY:
             soft, hard = min(soft, most), min(hard, most)
         resource.setrlimit(what, (soft, hard))
+
+
+class _Program(ctypes.Structure):
+    """struct sock_fprog"""
+
+    _fields_ = (("len", ctypes.c_ushort), ("filter", ctypes.c_char_p))
+
+
+def _filter(bpf: str) -> None:
+    """The system calls that this process and all that it starts may make; for ever."""
+    if not bpf:
+        return
+    _libc.prctl(38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS
+    code = bytes.fromhex(bpf)
+    program = _Program(len(code) // 8, code)
+    _check(_libc.prctl(22, 2, ctypes.byref(program), 0, 0), "seccomp")  # PR_SET_SECCOMP, SECCOMP_MODE_FILTER
 
 
 def _check(result: int, what: str) -> None:
@@ -115,7 +133,7 @@ def _namespaces(plan: dict[str, Any]) -> None:
     _mount("tmpfs", new, "tmpfs", _MS_NOSUID | _MS_NODEV, "size=1m,mode=755")
     for name in ("null", "zero", "full", "random", "urandom"):
         _bind("/dev/" + name, f"{new}/dev/{name}", readonly=False)
-    for place in ("/tmp", plan["home"]):
+    for place in ("/tmp", "/dev/shm", plan["home"]):
         os.makedirs(new + place, exist_ok=True)
         _mount("tmpfs", new + place, "tmpfs", _MS_NOSUID | _MS_NODEV, f"size={size},mode=1777")
     for path in plan["mounts"]:
@@ -126,12 +144,19 @@ def _namespaces(plan: dict[str, Any]) -> None:
         _mount("proc", new + "/proc", "proc", _MS_NOSUID | _MS_NODEV)
     except PermissionError:
         pass  # a container that hides parts of /proc forbids a new one; programs then do without
+    else:
+        for path in plan["masked"]:
+            if os.path.exists(new + path):
+                _mount("/dev/null", new + path, None, _MS_BIND)
     os.makedirs(new + "/old", exist_ok=True)
     _check(_libc.pivot_root(new.encode(), (new + "/old").encode()), "pivot_root")
     os.chdir("/")
     _check(_libc.umount2(b"/old", 2), "umount /old")
     os.rmdir("/old")
     _mount(None, "/", None, _MS_REMOUNT | _MS_BIND | _MS_RDONLY | _MS_NOSUID | _MS_NODEV)
+    _libc.sethostname(b"sandbox", 7)
+    # Those that wait have rights over the namespaces; nothing that runs here looks into them or calls the kernel as they.
+    _filter(plan["filter"])
     # The first process of an id space ignores signals from inside, so the command must not be it.
     _become_child()
 
@@ -141,6 +166,7 @@ def _become_child() -> None:
     child = os.fork()
     if child == 0:
         return
+    _libc.prctl(4, 0, 0, 0, 0)  # PR_SET_DUMPABLE: neither traced nor read in /proc
     while True:
         pid, status = os.wait()
         if pid == child:

@@ -7,7 +7,11 @@ Two ways, tried in this order and probed before the first use:
 
 Where neither works nothing is run: `SandboxUnavailable` says what to install. Inside there is a read-only system,
 an empty /tmp and a throw-away working folder of limited size, both gone afterwards; a process id space of its own,
-so that nothing survives; and, when we are root, another user.
+so that nothing survives; and, when we are root, another user. Whatever runs there, and bubblewrap itself, starts from
+an environment of two variables, and is told what to do through pipes: nothing of ours can be read in /proc.
+
+Two more walls stand where the machine has them (`weaknesses` says which are missing): a filter of system calls
+(seccomp.py), and a control group, which alone counts all memory (cgroup.py). docs/security.md has the numbers.
 """
 
 from __future__ import annotations
@@ -23,18 +27,29 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import IO, Any
 
 from ...errors import EvaluationError
+from . import cgroup
+from .paths import is_home, outermost, python_paths
+from .seccomp import seccomp_filter
 
 HOME = "/sandbox"
 """The working folder inside."""
 _PREFIX = "unbroken-sandbox-"
 _CONFINE = Path(__file__).with_name("confine.py")
+_ENVIRONMENT = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"}
+"""All that bubblewrap and the first process inside start with: /proc shows it to whatever runs there."""
+_MASKED = ("cmdline", "config.gz", "kallsyms", "kcore", "key-users", "keys", "kmsg", "sched_debug", "sysrq-trigger",
+           "timer_list", "version_signature")  # fmt: skip
+"""Files of /proc that speak of the machine and not of the sandbox: its kernel's command line, keys, addresses."""
+UNSTARTED = "unstarted"
+"""The status of a command that was never begun."""
 
 
 class SandboxUnavailable(EvaluationError):
@@ -52,13 +67,14 @@ class Limits:
     quiet_s: float = 0.0
     """So long it may say nothing on stdout; 0: as long as it likes."""
     memory: int = 1 << 30
-    """Resident bytes of all its processes together."""
+    """Resident bytes of all its processes together. Where a control group can be made (`weaknesses`), all that they
+    hold anyhow, files in /tmp too, is at most this and `scratch`."""
     address_space: int = 0
     """Bytes that a process may map; 0: four times `memory`."""
     processes: int = 32
     """Processes and threads."""
     scratch: int = 64 << 20
-    """Bytes that may be written to the working folder and to /tmp, each."""
+    """Bytes that may be written to the working folder, /tmp and /dev/shm, each."""
     files: int = 256
     """Open files of a process."""
     output: int = 1 << 20
@@ -70,7 +86,7 @@ class Outcome:
     """How a command ended."""
 
     status: str
-    """'done' (see `code`), 'timeout', 'memory' (killed for it), 'killed' (by a signal)."""
+    """'done' (see `code`), 'timeout', 'memory' (killed for it), 'killed' (by a signal), 'unstarted' (it never ran)."""
     code: int
     """Exit code; negative for a signal."""
     stdout: bytes
@@ -118,14 +134,35 @@ def run(
             f"generated code is not run, because no sandbox works here ({kind.removeprefix('none: ')})",
             todo="Install bubblewrap (apt-get install bubblewrap), or allow unprivileged user namespaces",
         )
-    return _run(kind, argv, limits or Limits(), stdin, dict(files or {}), readable, dict(env or {}), patience)
+    open_to_it = [str(p) for p in readable]
+    if homes := [p for p in open_to_it if is_home(p)]:
+        raise SandboxUnavailable(
+            "generated code may not read a home folder, nor what lies above one", where=homes[0],
+            todo="Put the data, the task and the evaluation's folder into folders of their own",
+        )  # fmt: skip
+    out = _run(
+        kind, argv, limits or Limits(), stdin, dict(files or {}), open_to_it, dict(env or {}), patience
+    )
+    if out.status == UNSTARTED:
+        last = (out.stderr.decode(errors="replace").strip().splitlines() or ["it said nothing"])[-1]
+        raise SandboxUnavailable(f"the sandbox did not start: {last}", todo="Run the same command again")
+    return out
 
 
-def python_paths() -> list[str]:
-    """What a Python program needs to read: this interpreter, its library and its packages."""
-    places = {sys.prefix, sys.base_prefix, str(Path(sys.executable).parent)}
-    places |= {str(Path(sys.executable).resolve().parent.parent)}
-    return sorted(places)
+def weaknesses() -> list[str]:
+    """What is missing here of the sandbox's walls, in words; empty where all stand. Said before generated code is run."""
+    kind = sandbox_kind()
+    if kind.startswith("none"):
+        return [f"generated code is not run, because no sandbox works here ({kind.removeprefix('none: ')})"]
+    said = []
+    if isinstance(where := cgroup.parents(), str):
+        said.append(
+            f"the memory of generated code is counted by sampling, not by a control group ({where}): for a tenth of a "
+            "second, or in files, it may take more than its limit"
+        )
+    if isinstance(why := seccomp_filter(), str):
+        said.append(f"generated code may make any system call ({why})")
+    return said
 
 
 def _sweep() -> None:
@@ -162,11 +199,38 @@ def _run(
                 raise ValueError(f"'{name}' is outside the working folder")
             place.parent.mkdir(parents=True, exist_ok=True)
             place.write_bytes(content)
-        with _Handshake() as shake:
+        with _Handshake() as shake, _group(limits) as group:
             command = _command(kind, list(argv), limits, folder, readable, env, shake)
-            return _supervise(command, limits, stdin, shake, patience or (lambda said: limits.quiet_s))
+            if group is not None:
+                joins = " && ".join(f'echo 0 > "${i}"' for i in range(1, len(group.joins) + 1))
+                script = f'{joins} && shift {len(group.joins)} && exec "$@"'
+                command = ["/bin/sh", "-c", script, "sh", *group.joins, *command]
+            out = _supervise(command, limits, stdin, shake, patience or (lambda said: limits.quiet_s))
+            if group is not None and group.ran_out() and out.status not in ("timeout", UNSTARTED):
+                out = replace(out, status="memory")
+            return out
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _group(limits: Limits) -> Iterator[cgroup.Group | None]:
+    """A control group for one command; None where none can be made."""
+    place = cgroup.parents()
+    if isinstance(place, str):
+        yield None
+        return
+    try:
+        group = cgroup.make(place, memory=limits.memory + limits.scratch, processes=limits.processes)
+    except (
+        OSError
+    ):  # it could be made when it was tried out: memory or the number of groups has run out meanwhile
+        yield None
+        return
+    try:
+        yield group
+    finally:
+        group.remove()
 
 
 def _command(
@@ -181,7 +245,8 @@ def _command(
     system = [p for p in ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64") if os.path.exists(p)]
     system += [p for p in ("/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/alternatives",
                            "/etc/localtime", "/etc/mime.types") if os.path.exists(p)]  # fmt: skip
-    paths = _outermost([*python_paths(), *(str(Path(p).absolute()) for p in readable), str(_CONFINE)])
+    paths = outermost([*python_paths(), *(str(Path(p).absolute()) for p in readable), str(_CONFINE)])
+    bpf = seccomp_filter()
     root = os.geteuid() == 0
     plan: dict[str, Any] = {
         "limits": {**asdict(limits), "address_space": limits.address_space or 4 * limits.memory},
@@ -193,13 +258,15 @@ def _command(
         "home": HOME,
         "env": {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": HOME, "LANG": "C.UTF-8",
                 "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **env},
+        "filter": bpf.hex() if isinstance(bpf, bytes) else "",
     }  # fmt: skip
+    masked = [f"/proc/{name}" for name in _MASKED if os.path.exists(f"/proc/{name}")]
     python = [sys.executable, "-I", "-S", "-B", str(_CONFINE)]
     if kind == "namespaces":
-        plan["mounts"] = [*system, *paths]
+        plan["mounts"], plan["masked"] = [*system, *paths], masked
         plan["folder"], plan["root"] = str(folder / "inputs"), str(folder / "root")
-        return [*python, json.dumps(plan), *argv]
-    bwrap = ["bwrap", "--die-with-parent", "--new-session", "--clearenv", "--hostname", "sandbox"]
+        return [*python, str(shake.give(json.dumps(plan).encode())), *argv]
+    bwrap = ["--die-with-parent", "--new-session", "--clearenv", "--hostname", "sandbox"]
     bwrap += ["--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
     # Root needs no user namespace, and then a real other user can be had, whose processes are counted apart.
     bwrap += (
@@ -210,40 +277,56 @@ def _command(
     for p in system:
         bwrap += ["--ro-bind", p, p]
     bwrap += ["--proc", "/proc", "--dev", "/dev"]
-    for place in ("/tmp", HOME):
+    for p in masked:
+        bwrap += ["--dev-bind", "/dev/null", p]
+    for place in ("/tmp", "/dev/shm", HOME):
         bwrap += ["--perms", "1777", "--size", str(limits.scratch), "--tmpfs", place]
     for p in paths:
         for parent in reversed(Path(p).parents[:-1]):
             bwrap += ["--perms", "0755", "--dir", str(parent)]
         bwrap += ["--ro-bind-try", p, p]
-    bwrap += ["--ro-bind", str(folder / "inputs"), "/inputs", "--chdir", HOME, "--"]
-    return [*bwrap, *python, json.dumps(plan), *argv]
-
-
-def _outermost(paths: Iterable[str]) -> list[str]:
-    """The paths without those inside another one, system folders left out."""
-    kept: list[str] = []
-    for p in sorted(set(paths)):
-        inside = [*kept, "/usr", "/bin", "/lib", "/lib64", "/sbin"]
-        if p != "/" and not any(p == k or p.startswith(k.rstrip("/") + "/") for k in inside):
-            kept.append(p)
-    return kept
+    bwrap += ["--ro-bind", str(folder / "inputs"), "/inputs", "--chdir", HOME]
+    # Both are folders in memory, of any size while they can be written to.
+    bwrap += ["--remount-ro", "/dev", "--remount-ro", "/"]
+    if isinstance(bpf, bytes):  # bubblewrap's own first process, too, is held by it
+        bwrap += ["--seccomp", str(shake.give(bpf))]
+    options = shake.give(b"".join(os.fsencode(word) + b"\0" for word in bwrap))
+    told = shake.give(json.dumps(plan).encode())
+    return [shutil.which("bwrap") or "bwrap", "--args", str(options), "--", *python, str(told), *argv]
 
 
 class _Handshake:
     """Two pipes: the sandbox says that it will die with us, and only then is told to go.
 
-    Without it a kill in the milliseconds before it has arranged that would leave it running for ever.
+    Without it a kill in the milliseconds before it has arranged that would leave it running for ever. What it is told
+    goes through pipes too: a command line can be read by what it starts.
     """
+
+    def __init__(self) -> None:
+        self.theirs: tuple[int, ...] = ()
+        self._given: list[tuple[int, bytes]] = []
+
+    def give(self, data: bytes) -> int:
+        """The sandbox's end of a pipe in which it finds this."""
+        theirs, ours = os.pipe()
+        self.theirs = (*self.theirs, theirs)
+        self._given.append((ours, data))
+        return theirs
+
+    def hand_over(self) -> None:
+        """Writes what was given, in a thread, since a pipe holds little."""
+        given, self._given = self._given, []
+        for fd, data in given:
+            threading.Thread(target=_feed, args=(os.fdopen(fd, "wb"), data), daemon=True).start()
 
     def __enter__(self) -> _Handshake:
         self._ready, ready = os.pipe()
         go, self._go = os.pipe()
-        self.theirs: tuple[int, ...] = (ready, go)
+        self.theirs = (ready, go)
         return self
 
     def __exit__(self, *error: object) -> None:
-        for fd in (self._ready, self._go):
+        for fd in (self._ready, self._go, *(ours for ours, _ in self._given)):
             os.close(fd)
         self.started()
 
@@ -253,17 +336,21 @@ class _Handshake:
             os.close(fd)
         self.theirs = ()
 
-    def go(self, within: float) -> None:
-        """Waits until it is ready (or has ended) and lets it go."""
+    def go(self, within: float) -> bool:
+        """Waits until it is ready and lets it go; False if it ended before, or never was."""
         if select.select([self._ready], [], [], within)[0] and os.read(self._ready, 1):
-            os.write(self._go, b"g")
+            try:
+                os.write(self._go, b"g")
+            except BrokenPipeError:
+                return False
+            return True
+        return False
 
 
 def _supervise(
     command: list[str], limits: Limits, stdin: bytes, shake: _Handshake, patience: Callable[[bytes], float]
 ) -> Outcome:
     """Runs the sandboxed command, reads what it says, and kills it when it takes too much."""
-    started = time.monotonic()
     process = subprocess.Popen(
         command,
         stdin=subprocess.PIPE,
@@ -271,11 +358,14 @@ def _supervise(
         stderr=subprocess.PIPE,
         start_new_session=True,
         pass_fds=shake.theirs,
+        env=_ENVIRONMENT,
+        cwd="/",
     )
     shake.started()
+    shake.hand_over()
     assert process.stdin and process.stdout and process.stderr
     wall = limits.wall_s or 3 * limits.cpu_s + 5
-    shake.go(30.0)
+    began = shake.go(30.0)
     started = time.monotonic()
     kept = [_Kept(started), _Kept(started)]
     threads = [
@@ -285,7 +375,7 @@ def _supervise(
     threads.append(threading.Thread(target=_feed, args=(process.stdin, stdin), daemon=True))
     for t in threads:
         t.start()
-    status = ""
+    status = "" if began else UNSTARTED
     wait = 0.01
     try:
         while not status:
