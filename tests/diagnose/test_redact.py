@@ -67,7 +67,7 @@ def test_a_private_key_is_gone_where_its_lines_come_one_by_one() -> None:
     ]
     text = "\n".join(redact(line) for line in key)
     assert "c2Vj" not in text
-    assert redact("[rank0]: c2VjcmV0a2V5bWF0ZXJpYWwwMTIzNDU2Nzg5").endswith("Nzg5")
+    assert redact("[rank0]: Aborted").endswith("Aborted"), "behind its foot words are words again"
 
 
 def test_stand_ins_are_stable() -> None:

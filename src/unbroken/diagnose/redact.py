@@ -1,56 +1,96 @@
 """Text without secrets: tokens, passwords, user names, e-mail and network addresses replaced by stable stand-ins.
 
 Stand-ins keep their number within one `Redactor` (`<ip-1>` is the same machine everywhere), so that what is sent
-away can still be reasoned about. Node names without a domain stay: a diagnosis is of no use without them.
+away can still be reasoned about. Node names without a domain stay: a diagnosis is of no use without them. So do
+metrics, paths and hashes. Text is decoded before it is searched (`decoded`), lines are searched together with the
+next one, and a detector of others (detect-secrets) looks beside our own finders (`credentials`).
 """
 
 from __future__ import annotations
 
 import ipaddress
 import re
+from collections.abc import Iterator, Sequence
 
-_SECRETS: tuple[tuple[str, re.Pattern[str]], ...] = (
-    ("private-key", re.compile(r"-----BEGIN [A-Z ]{0,30}PRIVATE KEY-----(?:.{0,8000}?-----END [A-Z ]{0,30}PRIVATE KEY-----|.*)", re.S)),
-    ("token", re.compile(
-        r"\b(?:hf_[A-Za-z0-9]{8,}|sk-[A-Za-z0-9_\-]{12,}|gh[pousr]_[A-Za-z0-9]{16,}|github_pat_\w{20,}|glpat-[\w\-]{16,}"
-        r"|xox[abpr]-[\w\-]{10,}|(?:AKIA|ASIA)[A-Z0-9]{12,}|AIza[\w\-]{20,}|nvapi-[\w\-]{16,}|npm_\w{20,}"
-        r"|MII[A-Za-z0-9+/]{20,}={0,2}|eyJ[\w\-]{8,}\.[\w\-]{8,}\.[\w\-]{4,})"
+from .credentials import Found, detected, find, shaped
+from .decoded import base64_texts, views, visible
+from .prefixes import take_apart
+
+LONGEST = 20_000
+"""Characters of a line that are searched at once; a longer one is searched in pieces that overlap by `OVERLAP`."""
+OVERLAP = 600
+_KEY_HEAD = re.compile(r"-----BEGIN (?!CERTIFICATE|PUBLIC)[A-Z0-9 ]{0,40}-----|^PuTTY-User-Key-File|Private-Lines:")
+_KEY_BODY = re.compile(r"(?:[A-Za-z0-9+/]{16,}={0,2}|[A-Za-z0-9+/]{1,76}={1,2}|=[A-Za-z0-9+/]{4})(?:\\\\n)?[\"',\\\\]*")
+_KEY_START = re.compile(r"[A-Za-z0-9+/]{4,}={0,2}(?:\\n)?[\"',\\]*")
+_KEY_HEADER = re.compile(r"\s*$|[A-Z][A-Za-z\-]{2,20}: ")
+_BASE64_LINE = re.compile(r"(?:^|[\s|>\"'])([A-Za-z0-9+/]{40,100}={0,2})(?:\\n)?[\"',\\+]*\s*$")
+_KEY_LINES = 220  # a PGP key of 4096 bits has about 100
+_TOKEN = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/_-.=%:~")
+_HEAD = re.compile(r"-----BEGIN (?!CERTIFICATE|PUBLIC)[A-Z0-9 ]{0,40}-----|^PuTTY-User-Key-File|Private-Lines:")
+_KEY_BODY = re.compile(r"(?:[A-Za-z0-9+/]{16,}={0,2}|[A-Za-z0-9+/]{1,76}={1,2}|=[A-Za-z0-9+/]{4})(?:\\\\n)?[\"',\\\\]*")
+_KEY_START = re.compile(r"[A-Za-z0-9+/]{4,}={0,2}(?:\\n)?[\"',\\]*")
+_KEY_HEADER = re.compile(r"\s*$|[A-Z][A-Za-z\-]{2,20}: ")
+_BASE64_LINE = re.compile(r"(?:^|[\s|>\"'])([A-Za-z0-9+/]{40,100}={0,2})(?:\\n)?[\"',\\+]*\s*$")
+_KEY_LINES = 220  # a PGP key of 4096 bits has about 100
+_TAIL = re.compile(r"[A-Za-z0-9+/_\-.=%:~]{2,}[\"']?\s*[\\+]?\s*$")
+_HEAD = re.compile(r"\s*[\"']?([A-Za-z0-9+/_\-.=%:~]{2,})")
+_EMAIL = re.compile(r"(?<![\w.+\-])[\w.+\-]{1,64}@[\w\-]{1,63}(?:\.[\w\-]{1,63}){1,5}(?![\w\-])")
+_COMMON = frozenset(
+    "root user users ubuntu nobody admin shared slurm data train none null default anonymous true false the self me "
+    "unknown name id service worker python job public local test tests git hdfs home signal kernel agent scheduler "
+    "supervisor watchdog timeout systemd slurmctld elastic torchrun external parent process system rank node".split()
+)
+_NAMES: tuple[tuple[str, re.Pattern[str]], ...] = (
+    ("user", re.compile(r"://([^\s/:@<'\"]{1,64})(?=(?::[^\s/@]{1,200})?@)")),
+    ("user", re.compile(
+        r"/(?:(?:[\w.\-]{1,30}/){0,3}(?:home\d*|Users|users|user|people|homes)|u|export/home|fsx/(?=[a-z]+/)|(?:lustre|scratch|gpfs|nfs|work|weka|ceph|beegfs|data)\d*/(?:users?|home|people))/(?:[a-z]/|nfs_[a-z]/)?([\w.\-]{1,64})"
     )),
-    ("secret", re.compile(
-        r"(?i)((?:(?:password|passwd|secret|token|api[_\-]?key|access[_\-]?key|private[_\-]?key|credential|auth(?:orization)?)[\w\-]{0,40})"
-        r"['\"]?\s{0,4}[:=]\s{0,4}(?:bearer |basic )?['\"]?)([^\s'\",;&]{4,})"
+    ("user", re.compile(r"/var/(?:spool/)?mail/([\w.\-]{2,32})")),
+    ("user", re.compile(r"\\\\(?:home|users)\$?\\+([\w.\-]{2,32})")),
+    ("user", re.compile(r"\b(?:su|su -|runuser -u|chown(?: -R)?) ([a-z_][\w.\-]{2,31})(?=$|[:.\s])")),
+    ("user", re.compile(r"(?:^|\s)[dl-](?:[r-][w-][xsS-]){2}[r-][w-][xtT-][.+@]?\s+\d+ ([a-z_][\w.\-]{2,31}) ")),
+    ("user", re.compile(r"(?i)\b[A-Z]:\\+(?:Users|Documents and Settings)\\+([\w.\-]{1,64})")),
+    ("user", re.compile(r"(?<![\w/])~([a-z][\w.\-]{1,31})(?=/)")),
+    ("user", re.compile(r"/(?:tmp|var/tmp|dev/shm)/(?:torchinductor|ray|triton|pymp|matplotlib|tmux|wandb|hsperfdata|vscode|jupyter)[_-]([a-z][\w.\-]{2,31})(?=[/\s'\":,]|$)")),
+    ("user", re.compile(
+        r"(?i)(?<![A-Za-z])(?:[\w]{0,24}[_-])?(?:user(?:_?name|_?id)?|login(?:_?name)?|logname|owner|by user|account_?name|requester|submitter|author|principal|run_?as)\b['\"\\]{0,3}\s{0,3}[:=]\s{0,3}['\"\\]{0,3}([A-Za-z_][\w.\-]{1,63})"
     )),
-    ("secret", re.compile(r"(?i)(\b(?:bearer|basic)\s+)([A-Za-z0-9+/_\-.=]{12,})")),
-    ("secret", re.compile(r"((?:--|-)(?:password|token|secret|api-key|key)[ =])(\S{4,})")),
-    ("secret", re.compile(r"([a-z][a-z0-9+.\-]{1,20}://[^\s/:@]{1,80}:)([^\s/@]{1,200})(?=@)")),
-    ("secret", re.compile(r"((?:X-Amz-(?:Signature|Credential|Security-Token)|sig|Signature|AWSAccessKeyId)=)([^&\s'\"]{6,})")),
-    ("secret", re.compile(r"(\bWANDB_API_KEY\b\W{1,4})(\w{20,})")),
-    ("secret", re.compile(r"(?i)(\b(?:api|access|account|secret)[ _\-]?key\b['\"]?\s{0,4}(?:is|[:=])?\s{0,4}['\"]?)((?=[^\s\d]{0,60}\d)[^\s'\",;&<]{16,})")),
+    ("user", re.compile(r"(?i)\buid=\d+\(([\w.\-]{1,64})\)")),
+    ("user", re.compile(r"(?i)\b(?:user_?id|groupid|uid)[=:]\s?([A-Za-z_][\w.\-]{1,63})\(\d+\)")),
+    ("user", re.compile(r"(?i)\buser(?:name)? ['\"]?([a-z_][\w.\-]{1,31})['\"]?(?= (?:from|on|at|logged|with|in|ran|started|does|has|is|by|was)\b|[,;)(\]]|\(uid|$)")),
+    ("user", re.compile(r"\b(?:for|from|by|invalid user) (?:user |invalid user )?['\"]?([a-z_][\w.\-]{1,31})['\"]? (?:from|by|via) (?:\d|[a-z]\w*\d|\(uid)")),
+    ("user", re.compile(r"\bsudo(?:\[\d+\])?:\s+([a-z_][\w.\-]{1,31}) : ")),
+    ("user", re.compile(r"(?i)\b(?:submitted|launched|started|cancelled|canceled|killed|preempted|requested|created|owned|run) by (?:user )?['\"]?([a-z_][\w.\-]{2,31})\b(?!['\"]? (?:agent|signal|the)\b)")),
+    ("user", re.compile(r"\b[A-Z][A-Z0-9\-]{1,20}\\{1,2}([a-z][\w.\-]{2,31})\b")),
+    ("user", re.compile(r"\b(?:ssh|scp|sftp|rsync)\b.{0,200}?\s(?:-l|-o User=)\s?([a-z_][\w.\-]{1,31})")),
+    ("user", re.compile(r"\b(?:machine|login)\s+\S{1,100}\s+login\s+(\S{1,64})")),
+    ("user", re.compile(r"(?<![\w.@/])([a-z_][\w.\-]{1,31})@(?!sha256)(?=[A-Za-z][\w\-]{1,62}(?![\w.]*[(=]))")),
+    ("user", re.compile(r"(?:^|\s)(?:-u|--user|--username)[\s=]['\"]?([A-Za-z_][\w.\-]{1,31})(?=[:'\"\s]|$)(?!\.py)")),
 )  # fmt: skip
-_EMAIL = re.compile(r"\b[\w.+\-]{1,64}@[\w\-]{1,63}(?:\.[\w\-]{1,63}){1,5}\b")
-_URL_USER = re.compile(r"(://)([^\s/:@<]{1,64})(?=(?::[^\s/@]{1,200})?@)")
-_URL_HOST = re.compile(
-    r"(?:(?<=://)|(?<=>@))([a-z][a-z0-9\-]{1,62})\.((?:[a-z0-9\-]{1,62}\.){1,4}[a-z]{2,18})\b"
-)
-_KEY_BODY = re.compile(r"(^|\s)[A-Za-z0-9+/]{16,}={0,2}\s*$")
-_KEY_LINES = 120  # a key of 8192 bits has 100
-_HOME = re.compile(
-    r"(/(?:home|Users|users|gpfs/home|lustre/home|scratch/users|data/users|nfs/home)/)([\w.\-]{1,64})"
-)
-_USER = re.compile(
-    r"(?i)(\b(?:user(?:name)?|login|owner|by user|uid)\b['\"]?\s*[:=]\s*['\"]?)([A-Za-z_][\w.\-]{1,63})"
-)
-_SAID_USER = re.compile(
-    r"(?i)(\buser )([a-z_][\w.\-]{1,31})(?= (?:from|on|at|logged|with|in|ran|started)\b|[,;)]|$)"
-)
-_AT_HOST = re.compile(r"\b([a-z_][\w\-]{1,31})@([A-Za-z][\w\-]{1,62})\b(?!\.)")
 _IPV4 = re.compile(r"(?<![\w.])(?:(?:25[0-5]|2[0-4]\d|1?\d?\d)\.){3}(?:25[0-5]|2[0-4]\d|1?\d?\d)(?!\w|\.\d)")
-_IPV6 = re.compile(r"(?<![\w:.])[0-9a-fA-F:]{6,45}(?![\w:])")
-_MAC = re.compile(r"(?<![\w:])(?:[0-9a-fA-F]{2}:){5}[0-9a-fA-F]{2}(?![\w:])")
-_FQDN = re.compile(
-    r"\b([a-z][a-z0-9\-]{1,62})\.((?:[a-z0-9\-]{1,62}\.){1,4}(?:com|org|net|edu|gov|local|internal|lan|cloud|io|ai|cn|de|fr|uk|jp|ch|eu|svc))\b"
+_IP_NAME = re.compile(
+    r"\b(?:ip|ec2)-((?:25[0-5]|2[0-4]\d|1?\d?\d)(?:-(?:25[0-5]|2[0-4]\d|1?\d?\d)){3})(?![\w-])"
 )
-_PUBLIC = ("pytorch.org", "github.com", "huggingface.co", "python.org", "nvidia.com", "amazonaws.com", "googleapis.com", "wandb.ai", "slurm.schedmd.com")  # fmt: skip
+_MAC_DOTS = re.compile(r"(?i)(?<=hwaddr )[0-9a-f]{4}(?:\.[0-9a-f]{4}){2}|(?<=mac )[0-9a-f]{4}(?:\.[0-9a-f]{4}){2}")
+_RESOLVED = re.compile(
+    r"(?i)(?:gethostbyname|getaddrinfo|(?:resolve|unknown|lookup)(?: host(?:name)?)?|master_addr|rdzv[_-]endpoint|host_?name|nslookup|ping)['\"\s:=(]{1,4}([a-z0-9][a-z0-9\-]{0,62})\.((?:[a-z0-9\-]{1,62}\.){0,4}[a-z]{2,18})(?![\w.]*\()"
+)
+_IPV6 = re.compile(r"(?<![\w:.])[0-9a-fA-F:]{3,45}(?:\.\d{1,3}){0,3}(?:%\w{1,15})?(?![\w:])")
+_MAC = re.compile(r"(?<![\w:\-])(?:[0-9a-fA-F]{2}[:\-]){5}[0-9a-fA-F]{2}(?![\w:\-])")
+_URL_HOST = re.compile(
+    r"(?i)(?:(?<=://)|(?<=>@)|(?<=//))([a-z0-9][a-z0-9\-]{0,62})\.((?:[a-z0-9\-]{1,62}\.){0,5}[a-z]{2,18})\b(?![\w.]*\()"
+)
+_FQDN = re.compile(
+    r"(?i)(?<![\w.@/])([a-z0-9][a-z0-9\-]{0,62})\.((?:[a-z0-9\-]{1,62}\.){0,5}(?:com|org|net|edu|gov|mil|local|localdomain|internal|intranet|intra|corp|lan|cloud|private|home\.arpa|hpc|cluster|svc|int))(?![\w\-]|\.\w|\()"
+)
+_FQDN_COUNTRY = re.compile(
+    r"(?i)(?<![\w.@/])([a-z0-9][a-z0-9\-]{0,62})\.((?:[a-z0-9\-]{1,62}\.){1,4}(?:io|ai|cn|de|fr|uk|jp|ch|eu|us|kr|in|ca|au|nl|se|no|fi|dk|it|es|pl|sg|tw|ru|br|tech|dev|app|co|me|xyz))(?![\w\-]|\.\w|\()"
+)
+_HOST_PORT = re.compile(
+    r"(?i)(?<![\w.@/])([a-z][a-z0-9\-]{0,62})\.((?:[a-z0-9\-]{1,62}\.){0,4}[a-z]{2,12})(?=:\d{2,5}\b(?!:))"
+)
+_FILES = frozenset("py cc cpp cu cuh h hpp c rs go js ts sh log txt json jsonl yaml yml toml cfg ini out err md gz pt pth bin so java scala cxx hh pyx ipynb csv safetensors distcp".split())  # fmt: skip
+_PUBLIC = ("pytorch.org", "github.com", "huggingface.co", "hf.co", "python.org", "nvidia.com", "amazonaws.com", "googleapis.com", "wandb.ai", "slurm.schedmd.com", "kernel.org", "pypi.org", "anthropic.com", "openai.com", "microsoft.com", "readthedocs.io", "cloud.google.com", "example.com")  # fmt: skip
 
 
 class Redactor:
@@ -60,46 +100,109 @@ class Redactor:
         self._names: dict[tuple[str, str], str] = {}
         self._counts: dict[str, int] = {}
         self._key_left = 0
+        self._last = ""
 
     def __call__(self, text: str) -> str:
         """The text with stand-ins; of a private key that began in the text before, its lines too."""
+        return "\n".join(self.lines(text.split("\n")))
+
+    def lines(self, texts: Sequence[str]) -> list[str]:
+        """Lines that follow one another, with stand-ins: also for what is broken over two of them."""
+        clean = [visible(t) for t in texts]
+        found = [self._credentials(t) for t in clean]
+        bodies = [self._key_line(t) for t in clean]
+        for i, body in enumerate(bodies):
+            if body is not None:
+                found[i].append(body)
+        _key_blocks(clean, found)
+        for i in range(len(clean) - 1):
+            _broken(clean, found, i)
+        out = [_replace(t, spans) for t, spans in zip(clean, found, strict=True)]
+        named = [self._named(t) for t in out]
+        echoes = self._echoes()
+        return [echoes.sub(self._echo, t) if echoes else t for t in named]
+
+    def _credentials(self, text: str) -> list[Found]:
+        if len(text) < 6:
+            return []
+        spans: list[Found] = []
+        for at in range(0, max(1, len(text) - OVERLAP), LONGEST - OVERLAP):
+            piece = text[at : at + LONGEST]
+            for view in views(piece):
+                for f in find(view.text):
+                    start, end = view.original(f.start, f.end)
+                    spans.append(Found(at + start, at + end, f.kind))
+            spans += [Found(at + f.start, at + f.end, f.kind) for f in detected(piece)]
+            for start, end, said in base64_texts(piece):
+                if re.fullmatch(r"[\w.@\-]{1,64}:\S{4,}", said) or any(True for _ in find(said)):
+                    spans.append(Found(at + start, at + end, "secret"))
+        return spans
+
+    def _key_line(self, text: str) -> Found | None:
+        """The body of a private key in a line that stands between its head and its foot."""
         if self._key_left:
-            self._key_left = 0 if "-----END" in text else self._key_left - 1
-            text = _KEY_BODY.sub(r"\1<private-key>", text)
-        elif "PRIVATE KEY-----" in text and text.rfind("-----BEGIN") > text.rfind("-----END"):
-            self._key_left = _KEY_LINES
-        for kind, pattern in _SECRETS:
-            if pattern.groups:
-                text = pattern.sub(lambda m, kind=kind: f"{m.group(1)}<{kind}>", text)  # type: ignore[misc]
+            body = text if "-----END" in text else take_apart(text[:4000], 2026).body.strip()
+            first = self._key_left == _KEY_LINES
+            m = (_KEY_START if first else _KEY_BODY).fullmatch(body)
+            if "-----END" in text or not (m or _KEY_HEADER.match(body)):
+                self._key_left = 0
             else:
-                text = pattern.sub(f"<{kind}>", text)
+                self._key_left -= 1
+            at = text.rfind(body)
+            return Found(at, at + len(body), "private-key") if m and at >= 0 else None
+        if _KEY_HEAD.search(text) and text.rfind("-----BEGIN") >= text.rfind("-----END"):
+            self._key_left = _KEY_LINES
+        return None
+
+    def _named(self, text: str) -> str:
         text = _EMAIL.sub(lambda m: self._name("email", m.group(0)), text)
-        text = _URL_USER.sub(lambda m: m.group(1) + self._name("user", m.group(2)), text)
-        text = _HOME.sub(lambda m: m.group(1) + self._name("user", m.group(2)), text)
-        text = _USER.sub(lambda m: m.group(1) + self._name("user", m.group(2)), text)
-        text = _SAID_USER.sub(lambda m: m.group(1) + self._name("user", m.group(2)), text)
-        text = _AT_HOST.sub(lambda m: f"{self._name('user', m.group(1))}@{m.group(2)}", text)
-        for (kind, value), name in list(self._names.items()):
-            if kind == "user" and len(value) >= 4 and value in text:
-                text = re.sub(rf"(?<![\w/.]){re.escape(value)}(?!\w)", name, text)
+        for kind, pattern in _NAMES:
+            text = pattern.sub(lambda m, kind=kind: self._user(m, kind), text)  # type: ignore[misc]
         text = _URL_HOST.sub(self._host, text)
         text = _MAC.sub(lambda m: self._name("mac", m.group(0).lower()), text)
         text = _IPV4.sub(lambda m: self._name("ip", m.group(0)), text)
-        text = _IPV6.sub(self._address, text)
-        return _FQDN.sub(self._host, text)
+        text = _IP_NAME.sub(lambda m: m.group(0).split("-")[0] + "-" + self._name("ip", m.group(1).replace("-", ".")), text)
+        if text.count(":") > 1:
+            text = _IPV6.sub(self._address, text)
+        text = _MAC_DOTS.sub(lambda m: self._name("mac", m.group(0).lower()), text)
+        text = _RESOLVED.sub(lambda m: m.group(0)[: m.start(1) - m.start()] + self._host(m), text)
+        for pattern in (_FQDN, _FQDN_COUNTRY, _HOST_PORT):
+            text = pattern.sub(self._host, text)
+        return text
+
+    def _user(self, m: re.Match[str], kind: str) -> str:
+        value = m.group(1)
+        if value.lower() in _COMMON or value.startswith("<"):
+            return m.group(0)
+        start, end = m.start(1) - m.start(), m.end(1) - m.start()
+        return m.group(0)[:start] + self._name(kind, value) + m.group(0)[end:]
+
+    def _echoes(self) -> re.Pattern[str] | None:
+        """Every user named so far, wherever a text says the name again."""
+        users = [v for k, v in self._names if k == "user" and len(v) >= 4]
+        if not users:
+            return None
+        return re.compile(rf"(?<![\w.<\-])(?:{'|'.join(map(re.escape, users))})(?![\w\-])")
+
+    def _echo(self, m: re.Match[str]) -> str:
+        return self._names[("user", m.group(0))]
 
     def _address(self, m: re.Match[str]) -> str:
         value = m.group(0)
         if value.count(":") < 2:
             return value
+        bare = value.rstrip(":") if not value.endswith("::") else value
         try:
-            ipaddress.IPv6Address(value.rstrip(":") if not value.endswith("::") else value)
+            address = ipaddress.IPv6Address(bare)
         except ValueError:
             return value
-        return self._name("ip", value)
+        if address.is_unspecified or address.is_loopback or len(bare) < 6 and "::" not in bare:
+            return value
+        return self._name("ip", bare) + value[len(bare) :]
 
     def _host(self, m: re.Match[str]) -> str:
-        if m.group(0).endswith(_PUBLIC):
+        whole = f"{m.group(1)}.{m.group(2)}".lower()
+        if whole.endswith(_PUBLIC) or whole.rpartition(".")[2] in _FILES:
             return m.group(0)
         return f"{m.group(1)}.{self._name('domain', m.group(2))}"
 
@@ -109,3 +212,94 @@ class Redactor:
             self._counts[kind] = self._counts.get(kind, 0) + 1
             self._names[key] = f"<{kind}-{self._counts[kind]}>"
         return self._names[key]
+
+
+def _replace(text: str, spans: Sequence[Found]) -> str:
+    """The text with each span, or what overlapping spans cover together, as one stand-in."""
+    out: list[str] = []
+    at = 0
+    for start, end, kind in _merged(spans):
+        out += (text[at:start], f"<{kind}>")
+        at = end
+    return "".join([*out, text[at:]]) if out else text
+
+
+def _merged(spans: Sequence[Found]) -> Iterator[tuple[int, int, str]]:
+    current: tuple[int, int, str] | None = None
+    for f in sorted(spans, key=lambda f: (f.start, -f.end)):
+        if f.end <= f.start:
+            continue
+        if current is not None and f.start < current[1]:
+            current = (current[0], max(current[1], f.end), current[2])
+        else:
+            if current is not None:
+                yield current
+            current = (f.start, f.end, f.kind)
+    if current is not None:
+        yield current
+
+
+def _key_blocks(lines: Sequence[str], found: list[list[Found]]) -> None:
+    """Bodies of keys without a head: at least two lines in a row that hold base64 and nothing else."""
+    before: tuple[int, Found] | None = None
+    for i, text in enumerate(lines):
+        m = _BASE64_LINE.search(text) if len(text) < 400 else None
+        if m is None or not (re.search(r"[a-z]", m.group(1)) and re.search(r"[A-Z]", m.group(1))):
+            if before is not None and before[0] == i - 1 and before[1].kind == "key":  # its last, shorter line
+                tail = re.search(r"(?:^|[\s|>\"'])([A-Za-z0-9+/]{8,}={0,2})[\"',\\+]*\s*$", text)
+                if tail and re.search(r"\d|=$", tail.group(1)) and re.search(r"[A-Z]", tail.group(1)):
+                    found[i].append(Found(tail.start(1), tail.end(1), "private-key"))
+            before = None
+            continue
+        span = Found(m.start(1), m.end(1), "private-key")
+        if before is not None and before[0] == i - 1:
+            found[i - 1].append(Found(before[1].start, before[1].end, "private-key"))
+            found[i].append(span)
+            before = (i, Found(span.start, span.end, "key"))
+        else:
+            before = (i, span)
+
+
+def _broken(lines: Sequence[str], found: list[list[Found]], i: int) -> None:
+    """A credential that ends on line i + 1: what an issuer's shape takes across the joint, or the rest of a value.
+
+    A word or number that only happens to follow is left: the rest must look like a part of a token itself.
+    """
+    first, second = lines[i][-2000:], lines[i + 1]
+    left = first.rstrip()
+    left = left[:-1].rstrip() if left.endswith(("\\", "+")) else left
+    left = left.rstrip("\"'")
+    cut = len(left)
+    if not (second and left and left[-1] in _TOKEN):
+        return
+    body = take_apart(second[:4000], 2026).body
+    offset = len(second[:4000]) - len(body) if second[:4000].endswith(body) else 0
+    head = _HEAD.match(second, offset)
+    if head is None:
+        return
+    piece = head.group(1)
+    joined = left + piece
+    base = len(lines[i]) - len(first)
+    for view in views(joined):
+        for f in (*shaped(view.text), *detected(view.text)):
+            start, stop = view.original(f.start, f.end)
+            if start >= cut or stop <= cut:
+                continue
+            own = [g for g in found[i] if g.start - base < cut <= g.end - base]
+            rest = joined[cut:stop]
+            if own and not _part_of_token(rest):
+                continue
+            found[i].append(Found(base + start, base + cut, f.kind))
+            found[i + 1].append(Found(head.start(1), head.start(1) + stop - cut, f.kind))
+    # A value that was cut where the terminal or the logger wrapped.
+    wrapped = len(lines[i]) >= 60 or first.rstrip().endswith("\\")
+    if wrapped and any(g.end - base >= cut for g in found[i]) and _part_of_token(piece):
+        found[i + 1].append(Found(head.start(1), head.end(1), "secret"))
+
+
+def _part_of_token(text: str) -> bool:
+    """Whether a piece could be the rest of a token: letters of both cases or with digits, and no date, time or word."""
+    if len(text) < 4 or re.match(r"\d{1,4}[-/:.]\d|\d+$|[A-Z]?[a-z]+[:,.]?$|[A-Z]+[:,.]?$|\w+=", text):
+        return False
+    kinds = sum(re.search(p, text) is not None for p in ("[a-z]", "[A-Z]", r"\d"))
+    return kinds >= 2

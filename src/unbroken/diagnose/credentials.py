@@ -1,0 +1,410 @@
+"""Finds credentials in one line: by their issuer's shape, by the word before them, by their randomness.
+
+Each finder gives `Found` spans of a text that `decoded.views` has made plain. What a diagnosis needs never counts:
+token counts, tokenizers, paths, hashes (hexadecimal of whatever length, unless a word says that it is a key), kernel
+and model names, device ids.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+import tomllib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Found:
+    """A credential at [start, end) of a text; `kind` names the stand-in."""
+
+    start: int
+    end: int
+    kind: str
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Credentials of one family of issuers; tried where one of `starts` stands in the text."""
+
+    id: str
+    starts: tuple[str, ...]
+    regex: re.Pattern[str]
+
+
+@functools.cache
+def shapes() -> tuple[Shape, ...]:
+    """The shapes of tokens.toml."""
+    table = tomllib.loads(resources.files(__package__).joinpath("tokens.toml").read_text("utf-8"))
+    return tuple(
+        Shape(t["id"], tuple(t["starts"]), re.compile(rf"(?<![A-Za-z0-9])(?:{t['regex']})"))
+        for t in table["token"]
+    )
+
+
+def find(text: str) -> Iterator[Found]:
+    """Every credential of a line, in no order; spans may overlap."""
+    yield from _shaped(text)
+    yield from _addresses(text)
+    yield from _headers(text)
+    yield from _keyed(text)
+    yield from _random(text)
+
+
+def shaped(text: str) -> Iterator[Found]:
+    """Only what has an issuer's shape, or lies in an address: sure enough for text that was put together."""
+    yield from _shaped(text)
+    yield from _addresses(text)
+
+
+def _shaped(text: str) -> Iterator[Found]:
+    for shape in shapes():
+        if any(s in text for s in shape.starts):
+            for m in shape.regex.finditer(text):
+                yield Found(m.start(), m.end(), "token")
+    for pattern in _SHAPES:
+        for m in pattern.finditer(text):
+            yield Found(m.start(m.lastindex or 0), m.end(m.lastindex or 0), "token")
+
+
+_SHAPES = (
+    # A key's body after its head, up to its foot or the line's end.
+    re.compile(r"-----BEGIN (?!CERTIFICATE|PUBLIC)[A-Z0-9 ]{0,30}-----(.{0,8000}?)(?:-----END|$)", re.S),
+    re.compile(r"\bssh-(?:rsa|ed25519|dss)\s+(AAAA[A-Za-z0-9+/]{20,}={0,2})"),
+    re.compile(r"(?i)\bPrivate-(?:Lines|MAC):\s*(\S+)"),
+    # Password hashes of /etc/shadow and htpasswd.
+    re.compile(r"(\$(?:1|2[abxy]|5|6|y|apr1|argon2id?)\$[^\s:'\"]{12,})"),
+    re.compile(r"(\{S?SHA(?:256|512)?\}[A-Za-z0-9+/=]{16,})"),
+)
+
+_USERINFO = re.compile(r"\b[a-zA-Z][a-zA-Z0-9+.\-]{1,20}://([^\s/:@'\"<>]{0,80}):([^\s'\"<>@]{1,200})@")
+_TOKEN_USER = re.compile(r"\b[a-zA-Z][a-zA-Z0-9+.\-]{1,20}://([^\s/:@'\"<>]{16,200})@")
+_HOOKS = re.compile(
+    r"(?i)https?://[^\s'\"<>]*?(?:hooks?\.[\w.\-]+/|/webhooks?/|/webhookb2/|/bot/v2/hook/|/hooks?/|/services/(?=T)|/incoming/|/integration/)([^\s'\"<>]{8,})"
+)
+_QUERY = re.compile(
+    r"(?i)[?&;#]((?:[\w.\-\[\]]*(?:key|token|secret|passw(?:or)?d|pwd|pass|sig|signature|credential|auth|code|session|sid|ticket|nonce|jwt|otp|hmac|assertion|awsaccesskeyid)[\w.\-\[\]]*|st|k|p))="
+    r"([^&\s'\"<>#]{6,})"
+)
+_URL_PIECE = re.compile(r"(?i)https?://[^\s/'\"<>]+(/[^\s'\"<>?]*)")
+
+
+def _addresses(text: str) -> Iterator[Found]:
+    if "://" not in text and "?" not in text and "&" not in text:
+        return
+    for m in _USERINFO.finditer(text):
+        yield Found(m.start(2), m.end(2), "secret")
+    for m in _TOKEN_USER.finditer(text):
+        if _looks_random(m.group(1), 0.3):
+            yield Found(m.start(1), m.end(1), "token")
+    for m in _HOOKS.finditer(text):
+        yield Found(m.start(1), m.end(1), "secret")
+    for m in _QUERY.finditer(text):
+        if not (m.group(1).lower() in ("st", "k", "p") and not _looks_random(m.group(2), 0.3)):
+            yield Found(m.start(2), m.end(2), "secret")
+    for m in _URL_PIECE.finditer(text):
+        for piece in re.finditer(r"[^/]{20,200}", m.group(1)):
+            if _looks_random(piece.group(0), 0.4):
+                yield Found(m.start(1) + piece.start(), m.start(1) + piece.end(), "token")
+
+
+_HEADER = re.compile(
+    r"(?i)(?<![\w-])((?:proxy-)?authorization|(?:set-)?cookie2?|x-[\w\-]{0,30}(?:api-?key|token|auth|secret)[\w\-]{0,20}|api-key|private-token|job-token|deploy-token|x-goog-iam-authorization-token|www-authenticate)"
+    r"[\"']?\s{0,3}[:=]\s{0,4}"
+)
+_SCHEME = re.compile(r"(?i)(?:bearer|basic|digest|token|negotiate|ntlm|aws4-hmac-sha256|apikey|key|ssws)\s+")
+_LONE_SCHEME = re.compile(r"(?i)\b(?:bearer|basic|negotiate)\s+([A-Za-z0-9+/_\-.=~]{12,})")
+_CURL_USER = re.compile(
+    r"(?:\bcurl\b.{0,400}?\s|^\s*|\s)(?:-u|--user|--proxy-user|-U)[\s=]{0,3}['\"]?([^\s:'\"]{1,80}):([^\s'\"]{3,})"
+)
+_ATTACHED = re.compile(
+    r"\b(?:mysql\w*|mariadb\w*|sshpass|ldap\w+|mongo\w*|7z|zip|unzip|ipmitool|redis-cli|smbclient|docker login|podman login|htpasswd)\b"
+    r".{0,300}?\s(?:-p|-P|-a|-w)\s?['\"]?([^\s'\"-][^\s'\"]{3,})"
+)
+_IDENTIFIED = re.compile(r"(?i)\b(?:identified by|with password|password is|passphrase is|pw is)\s+['\"]?([^\s'\"]{4,})")
+_XML = re.compile(r"(?i)<([\w.:\-]{0,30}(?:passw(?:or)?d|secret|token|api_?key|accesskey|credential)[\w.:\-]{0,30})>([^<]{4,200})</")
+_LOGIN = re.compile(r"(?i)\b(?:login|token|secret|apikey)\s+['\"]?([0-9a-f]{32,})\b")
+_ENV_SPACE = re.compile(
+    r"\b(?:ENV\s+[A-Z0-9_]*(?:PASS|KEY|SECRET|TOKEN)[A-Z0-9_]*|[A-Z0-9_]*(?:PASSWORD|PASSWD|SECRET|TOKEN|API_KEY|SECRET_KEY))\s+((?=[^\s\d]{0,60}\d|(?<=ENV)|\S{8})[^\s'\",;:=]{6,200})(?=\s*$|['\"])"
+)
+_CURL_COOKIE = re.compile(r"\bcurl\b.{0,400}?\s(?:-b|--cookie)[\s=]{1,3}['\"]?([^'\"\s]*=[^'\"]{3,400})")
+_NAMED_KEY = re.compile(r"['\"](?:user_?name|email|client_id)['\"].{0,200}?['\"]key['\"]\s*:\s*['\"]([^'\"]{16,})")
+_NETRC = re.compile(r"\b(?:machine|default|login|account)\b.{0,200}?\bpassword\s+(\S{3,})")
+_PGPASS = re.compile(r"(?:^|\s)[\w.\-*]{1,80}:(?:\d{2,5}|\*):[\w\-*]{1,60}:[\w\-]{1,60}:([^\s:]{4,})(?=\s|$)")
+_BARE_KEY = re.compile(
+    r"(?i)\b((?:api|access|account|secret|private|license|licence|auth|signing|wandb|encryption|bot|deploy|refresh|recovery|service|one[- ]time|personal|install|webhook|admin|root)"
+    r"[ _\-]?(?:key|token|secret|code|password|passcode)s?|token|secret|password|passwd|passcode|passphrase|otp|pin)"
+    r"(?: provided| given| used| sent| value)?['\"]?\s{0,3}(?:is|was|=|:|->|\(|\[|for [\w.\-@]{1,40}:?|(?:from|for|of|at|on) [\w .\-@]{1,40}:)?\s{0,3}['\"]?((?=[^\s\d]{0,60}\d)[^\s'\",;&<()\[\]]{8,200})"
+)  # fmt: skip
+
+
+def _headers(text: str) -> Iterator[Found]:
+    for m in _HEADER.finditer(text):
+        start = m.end()
+        scheme = _SCHEME.match(text, start)
+        start = scheme.end() if scheme else start
+        if m.group(1).lower().startswith(("cookie", "set-cookie")) or (
+            scheme and scheme.group(0).lower().startswith(("digest", "aws4"))
+        ):
+            quote = text[m.end() - 1] if text[m.end() - 1] in "'\"" else ""
+            end = _closing(text, start, quote)
+        else:
+            start, end = _value(text, start)
+        if end - start >= 3:
+            yield Found(start, end, "secret")
+    for pattern, group in (
+        (_LONE_SCHEME, 1), (_CURL_USER, 2), (_ATTACHED, 1), (_IDENTIFIED, 1), (_XML, 2), (_NETRC, 1), (_PGPASS, 1),
+        (_LOGIN, 1), (_ENV_SPACE, 1), (_CURL_COOKIE, 1), (_NAMED_KEY, 1),
+    ):  # fmt: skip
+        for m in pattern.finditer(text):
+            if not _plain(m.group(group)) and not re.fullmatch(r"[\s0-9a-fA-F:*]+", m.group(0)):
+                yield Found(m.start(group), m.end(group), "secret")
+    for m in _BARE_KEY.finditer(text):
+        word, value = m.group(1).lower(), m.group(2)
+        if len(word.split()) == 1 and not re.search(r"[_\-]", word) and not _looks_random(value, 0.3):
+            if word in ("token", "secret", "otp", "pin") or not _strange(value):
+                continue
+        if not _number(value) and not value.startswith(("/", "0x", "./", "$", "-")) and not _described(value):
+            yield Found(m.start(2), m.end(2), "secret")
+
+
+_CORE = re.compile(
+    r"(?i)passw(?:or)?ds?|passphrase|passwd|passcode|pwd|secret|token|api[_\-.]?keys?|(?:access|account|private|encryption|signing|master|shared|auth|license|storage|service|write|ingest|instrumentation|subscription)[_\-.]?keys?"
+    r"|credentials?|auth|cookies?|session[_\-.]?(?:id|key)|jsessionid|phpsessid|connection[_\-.]?string|dsn|webhook|mnemonic|seed[_\- ]phrase|pass|_key\b|otp|salt|pin\b|jwt|bearer|license"
+)
+_WORD_BEFORE = re.compile(r"[\w.\-]{0,40}$")
+_WORD_AFTER = re.compile(r"[\w.\-]{0,40}")
+_HEALTHY_KEY = re.compile(
+    r"tokeni[sz]|tokens(?!_?secret)|"
+    r"(?:^|_)(?:pad|eos|bos|eot|eod|unk|cls|sep|mask|image|audio|video|num|n|max|min|total|special|stop|start|end|per|next|last|first|begin|new|input|output|prompt|draft|think\w*|boi|eoi|fim\w*|bad|ignore|valid|trained|loss|us|ms|s|flops|by|of|each|unexpected|invalid|add|cached)_token|"
+    r"token_(?:ids?|counts?|type|ind\w*|idx|num\w*|len\w*|embed\w*|disp\w*|drop\w*|per|rate|level|acc\w*|loss|through\w*|budget|limit|shift|mix\w*|perm\w*|class\w*|size|parallel\w*|pos\w*|choice|rout\w*|dict\w*|file|path|dir|url|uri|env|name|ttl|expir\w*|life\w*|timeout|header|endpoint|bucket|merg\w*|mask|freq\w*|weight\w*)|"
+    r"(?:forward|backward|first|second|third|num|per|single|multi|one|two|all|by|com|tres|sur|under|over|last|this|each|n|max)_?pass|passe[ds]|passes|passing|pass_(?:rate|at|count|k|id|time|thr\w*)|pass@|"
+    r"secretar|author(?!iz)|authent|authori[st]|authority|_(?:file|path|dir|env|name|ttl|type|length|len|size|count|timeout|version|algorithm|format|policy|required|enabled|expiry|expires\w*|min\w*|max\w*|method|mode|provider|url|uri|host|port|header|field|prefix)$|"
+    r"(?:sort|primary|foreign|partition|cache|dict|state|state_dict|missing|unexpected|param|batch|index|sample|row|column|group|object|bucket|kv|memo|reg|public|host|lookup|registry|routing|config|tensor|layer|map|store|dataset|data|label|text|image|module|hash|unique|shuffle|dispatch|rng|random)_?key|"
+    r"license$|pin_mem|pinned|spin|ping|pin_$"
+)
+_PASS_KEY = re.compile(
+    r"(?:^|_|\b)(?:db|user|usr|smtp|mail|ftp|root|admin|my|pg|redis|mysql|http|https|proxy|ldap|svc|service|login|api|auth|mongo|rabbit\w*|amqp|ssh|sudo|wifi|key|store|keystore|ts|ipmi|bmc|idrac|web|bot|email|account|es|elastic|kafka|vpn|rsync|zip|enc|crypt)_?pass$"
+)
+_STRONG = re.compile(r"passw|passphrase|passwd|passcode|pwd|secret|pass$|otp|pin$|mnemonic|seed|salt")
+_SEPARATOR = re.compile(r"""[\\"'`\])]{0,6}\s{0,4}(?:=>|:=|==|[:=]>?)\s{0,4}""")
+_LISTED = re.compile(r"""\\{0,3}["'`]\s{0,2},\s{0,3}(?=\\{0,3}["'`])""")
+_PROSE = re.compile(r"[a-z]{2,15}(?=\s+[a-z]|$|[.,;])")
+_NOTHING = re.compile(
+    r"(?i)(?:none|null|nil|true|false|yes|no|n/a|empty|unset|set|not|missing|invalid|expired|required|redacted|hidden|masked|str|int|bool|string|bytes|optional\S*|auto|default|\*+|x+|\.+|-+|<[^>]*>?|\$\{?\w*\}?|%\w*%|\{\{.*|\{\w*\}?|\[\w*\]?|\(\w*\)?)[.,;]?"
+)
+
+
+def _keyed(text: str) -> Iterator[Found]:
+    """Values of keys, options, fields and arguments whose name says that they are secret."""
+    for m in _CORE.finditer(text):
+        before = _WORD_BEFORE.search(text, max(0, m.start() - 40), m.start())
+        after = _WORD_AFTER.match(text, m.end())
+        left = before.start() if before else m.start()
+        right = after.end() if after else m.end()
+        name = text[left:right].rstrip(".-")
+        right = left + len(name)
+        if right < m.end():
+            continue
+        kind = _key_kind(name)
+        if kind is None:
+            continue
+        strong = kind == "strong"
+        quoted_before = left > 0 and text[left - 1] in "\"'`"
+        option = name.startswith("-")
+        sep = _SEPARATOR.match(text, right)
+        listed = None
+        if sep is None and quoted_before:
+            listed = _LISTED.match(text, right)
+        if sep is not None:
+            at = sep.end()
+        elif listed is not None:
+            at = listed.end()
+        elif option and text[right : right + 1] == " ":
+            at = right + 1
+        else:
+            continue
+        scheme = _SCHEME.match(text, at)
+        if scheme:
+            at = scheme.end()
+        start, end = _value(text, at)
+        if "phrase" in name.lower() or "mnemonic" in name.lower():
+            end = max(end, _closing(text, start, ""))
+        value = text[start:end]
+        if len(value) < (3 if strong else 6) or _plain(value):
+            continue
+        if option and listed is None and sep is None and value.startswith("-"):
+            continue
+        quoted = text[start - 1] in "\"'`" if start else False
+        if not strong:
+            if _number(value) or (kind == "weak" and not _looks_random(value, 0.25) and not _strange(value)):
+                continue
+            if not quoted and sep is not None and ":" in sep.group(0) and value.isalpha() and len(value) < 16:
+                continue
+            if value.startswith(("/", "./", "~/")) and not _looks_random(value, 0.4):
+                continue
+        elif not quoted and sep is not None and ":" in sep.group(0) and _PROSE.match(text, start, len(text)) and value.isalpha():
+            if text[end : end + 1] in (" ", ".", ","):
+                continue
+        if strong and _number(value) and len(value) < 4:
+            continue
+        yield Found(start, end, "secret")
+
+
+def _key_kind(name: str) -> str | None:
+    """What a key's name says of its value: strong (always secret), usual, weak (secret if it looks random), or None."""
+    key = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name.lstrip("-"))
+    upper, key = key.isupper(), re.sub(r"[\-. ]", "_", key).lower().strip("_")
+    if re.search(r"webhook|connection_string|(?:^|_)dsn$", key):
+        return "usual"
+    if _HEALTHY_KEY.search(key) or re.search(r"(?:^|_)pin_", key):
+        return None
+    if key.endswith("pass") and not _PASS_KEY.search(key):
+        return "strong" if upper and "_" in key or name.startswith("-") else None
+    if re.search(r"(?:^|_)auth$|authorization|auth_(?:key|token)|basic_auth", key) or _STRONG.search(key):
+        return "strong" if _STRONG.search(key) else "usual"
+    if "auth" in key and not re.search(r"token|key|secret|cred", key):
+        return None
+    if re.search(r"token|api_?key|access_?key|account_?key|private_?key|credential|cookie|session|bearer|jwt", key):
+        return "usual"
+    return "weak" if key.endswith(("key", "keys", "license")) else None
+
+
+def _value(text: str, at: int) -> tuple[int, int]:
+    """The value that begins at `at`: in its quotes, or up to what ends a bare one."""
+    quote = re.compile(r"\\{0,7}[\"'`]|[bBrRuU]{0,2}(?=[\"'])[\"']").match(text, at)
+    if quote:
+        mark = quote.group(0).lstrip("bBrRuU")
+        end = text.find(mark, quote.end())
+        while end > 0 and len(mark) == 1 and text[end - 1] == "\\":
+            end = text.find(mark, end + 1)
+        if end < 0 or end - quote.end() > 2000:
+            end = _closing(text, quote.end(), "")
+        return quote.end(), end
+    end = at
+    while end < len(text) and end - at < 2000:
+        c = text[end]
+        if c.isspace() or c in "'\"<>`":
+            break
+        if c in ",;&)}]" and (end + 1 >= len(text) or text[end + 1] in " )}],;'\"" or re.match(r"[\w.\-]{1,40}\s?[=:]", text[end + 1 : end + 44])):
+            break
+        end += 1
+    while end > at and text[end - 1] in ".,;:":
+        end -= 1
+    return at, end
+
+
+def _closing(text: str, start: int, quote: str) -> int:
+    end = text.find(quote, start) if quote else -1
+    line = text.find("\n", start)
+    ends = [x for x in (end, line) if x >= 0]
+    return min(ends) if ends else len(text)
+
+
+def _plain(value: str) -> bool:
+    """Whether it stands for no secret: a placeholder, a type, a word like `none`."""
+    return _NOTHING.fullmatch(value) is not None
+
+
+def _number(value: str) -> bool:
+    return re.fullmatch(r"[+-]?[\d.,_]+(?:e[+-]?\d+)?[%a-zA-Z]{0,3}(?:/s|/\w{1,6})?", value) is not None
+
+
+def _strange(value: str) -> bool:
+    """Whether a value has letters, digits and no words that a log would say: `hunter22`, `S3cr3t!`."""
+    return re.search(r"[A-Za-z]", value) is not None and re.search(r"\d", value) is not None
+
+
+def _described(value: str) -> bool:
+    """Whether a value is a name, a number with a unit, a place in code or an address rather than a key."""
+    return re.search(r"[:/.][\w\-]+[:/.]|^\w+\.(?:py|json|txt|log|cc|cu|cpp)\b|^[A-Z]?[a-z]+_?[\d.]{1,4}$|^[a-z]+(?:[_\-][a-z]+)*(?:[_\-]\d+)?$", value) is not None  # fmt: skip
+
+
+_RUN = re.compile(r"(?<![\w/.+\-=%$@\\])[A-Za-z0-9_+/\-]{20,400}={0,2}(?![\w/+\-\\]|\.\w)")
+_AFTER_SIGN = re.compile(r"(?<==)[A-Za-z0-9_+/\-]{20,400}={0,2}(?![\w/+\-\\]|\.\w)")
+_UUID = re.compile(r"(?i)(?:[a-z]{2,5}-)?[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}(?:[\-_]\w+)?")
+
+
+def _random(text: str) -> Iterator[Found]:
+    """Long pieces that no person and no program named: random letters and digits of both cases."""
+    for pattern in (_RUN, _AFTER_SIGN):
+        for m in pattern.finditer(text):
+            if _looks_random(m.group(0), 0.45):
+                yield Found(m.start(), m.end(), "secret")
+
+
+def _looks_random(value: str, least: float) -> bool:
+    """Whether a text is random rather than named; `least` is the share of changes between digits and cases.
+
+    Random letters and digits change their class at 62 % of their places, words at under 30 %. Hexadecimal is a hash.
+    """
+    if re.fullmatch(r"(?:0x)?[0-9a-fA-F]+(?:-[0-9]+)?|[\d\W_]+", value) or _UUID.fullmatch(value):
+        return False
+    if value.startswith(("_Z", "sha256", "GPU-", "MIG-")) or "+0x" in value:
+        return False
+    body = value.rstrip("=")
+    if re.fullmatch(r"[a-z2-7]{40,}", body):  # a hash in base32, as compilers name their caches
+        return False
+    runs = [r for r in re.findall(r"[A-Za-z0-9]+", body) if not re.fullmatch(r"[0-9a-f]{8,}|[0-9A-F]{8,}", r)]
+    letters = "".join(runs)
+    if len(letters) < 16:
+        return False
+    longest = max(map(len, runs))  # in pieces of a name only a long one can be a key
+    if longest < 12 and len(letters) / len(runs) < 8:
+        return False
+    classes = ["u" if c.isupper() else "l" if c.islower() else "d" for c in letters]
+    counts = Counter(classes)
+    changes = sum(a != b for a, b in zip(classes, classes[1:], strict=False)) / (len(classes) - 1)
+    if counts["u"] >= 2 and counts["l"] >= 2 and (counts["d"] >= 2 or len(letters) >= 24):
+        return changes >= least and _bits(letters) >= 3.2
+    mixed = counts["d"] >= 4 and max(counts["u"], counts["l"]) >= 8
+    return mixed and longest >= 24 and changes >= max(0.3, least - 0.15) and _bits(letters) >= 3.6
+
+
+def _bits(text: str) -> float:
+    """Shannon entropy of the characters, in bits a character."""
+    n = len(text)
+    return -sum(c / n * math.log2(c / n) for c in Counter(text).values())
+
+
+@functools.cache
+def detectors() -> tuple[Callable[[str], Any], ...]:
+    """`analyze_string` of the issuer-shaped plugins of detect-secrets, or nothing where it is not installed.
+
+    Its keyword and entropy plugins are left out: they take metrics, hashes and paths. Imported here, at first use:
+    it brings `requests` for checks over the network that are never called.
+    """
+    import importlib
+
+    found: list[Callable[[str], Any]] = []
+    for name in PLUGINS:
+        module_name, _, class_name = name.partition(":")
+        try:
+            module = importlib.import_module(f"detect_secrets.plugins.{module_name}")
+            found.append(getattr(module, class_name)().analyze_string)
+        except (ImportError, AttributeError):
+            continue
+    return tuple(found)
+
+
+PLUGINS = (
+    "aws:AWSKeyDetector", "azure_storage_key:AzureStorageKeyDetector", "basic_auth:BasicAuthDetector", "cloudant:CloudantDetector", "discord:DiscordBotTokenDetector",
+    "github_token:GitHubTokenDetector", "gitlab_token:GitLabTokenDetector", "ibm_cloud_iam:IbmCloudIamDetector", "ibm_cos_hmac:IbmCosHmacDetector", "jwt:JwtTokenDetector",
+    "mailchimp:MailchimpDetector", "npm:NpmDetector", "openai:OpenAIDetector", "pypi_token:PypiTokenDetector", "sendgrid:SendGridDetector", "slack:SlackDetector",
+    "softlayer:SoftlayerDetector", "square_oauth:SquareOAuthDetector", "stripe:StripeDetector", "telegram_token:TelegramBotTokenDetector", "twilio:TwilioKeyDetector",
+)  # fmt: skip
+
+
+def detected(text: str) -> Iterator[Found]:
+    """What detect-secrets finds in a line."""
+    for analyze in detectors():
+        for value in analyze(text):
+            if isinstance(value, str) and len(value) >= 6:
+                at = text.find(value)
+                while at >= 0:
+                    yield Found(at, at + len(value), "token")
+                    at = text.find(value, at + len(value))
