@@ -39,12 +39,21 @@ def generate(template: str, seed: int) -> tuple[str, list[str]]:
             return base64.b64encode(f"password={rng.getrandbits(48):x}".encode()).decode()
         text = "".join(rng.choice(_ALPHABET[kind]) for _ in range(int(n)))
         if kind == "an" and int(n) >= 8:  # as issuers' generators nearly always give
-            return text[:-3] + rng.choice(string.ascii_uppercase) + rng.choice(string.ascii_lowercase) + rng.choice(string.digits)
+            return (
+                text[:-3]
+                + rng.choice(string.ascii_uppercase)
+                + rng.choice(string.ascii_lowercase)
+                + rng.choice(string.digits)
+            )
         return text
 
     filled = re.sub(r"\{(\w+(?::\d+)?)\}", fill, template)
     secret = re.findall(r"«(.*?)»", filled, re.S)
-    pieces = [p for s in secret for p in re.split(r"\x1b\[31m|[\u200b-\u200d\u2060\ufeff]|[\"\\]*\n(?:\[rank\d\]: )?\s*\"?|\\n", s)]
+    pieces = [
+        p
+        for s in secret
+        for p in re.split(r"\x1b\[31m|[\u200b-\u200d\u2060\ufeff]|[\"\\]*\n(?:\[rank\d\]: )?\s*\"?|\\n", s)
+    ]
     return filled.replace("«", "").replace("»", ""), [p for p in pieces if len(p) >= 4]
 
 

@@ -75,3 +75,26 @@ def test_a_case_written_can_be_read(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "g1" / "case.json").read_text())["reason"] == KINDS[0].reason
     v = diagnose([tmp_path / "g1"])
     assert v.root is not None and v.root.file == "log.txt" and v.root.line == label["evidence_line"]
+
+
+def compare_redacted(benchmark: Any, folder: Path, cases: list[str]) -> None:
+    for case in cases:
+        label = json.loads((folder / case / "case.json").read_text())
+        plain, redacted = benchmark.ours(folder / case), benchmark.redacted(folder / case)
+        assert benchmark.judge(label, redacted) == benchmark.judge(label, plain), case
+        assert (redacted.reason, redacted.action) == (plain.reason, plain.action), case
+
+
+def test_some_cases_score_the_same_on_redacted_logs(benchmark: Any, shared_data: Path) -> None:
+    folder = shared_data / "failure_logs_wild"
+    small = [c.name for c in sorted(folder.iterdir()) if sum(f.stat().st_size for f in c.iterdir()) < 60_000]
+    assert len(small) >= 30
+    compare_redacted(benchmark, folder, small[::4])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("corpus", ["failure_logs", "failure_logs_wild"])
+def test_all_cases_score_the_same_on_redacted_logs(benchmark: Any, shared_data: Path, corpus: str) -> None:
+    folder = shared_data / corpus
+    compare_redacted(benchmark, folder, [c.name for c in sorted(folder.iterdir()) if c.is_dir()])

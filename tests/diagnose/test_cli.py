@@ -307,3 +307,34 @@ def test_help_names_both_ways(run: Run) -> None:
     )
     assert "--bundle" in run("diagnose", "x", "--help")[1]
     assert run("diagnose")[0] == 0
+
+
+def test_dry_run_writes_no_incident_and_asks_nobody(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tmp_path / "config" / "unbroken"
+    config.mkdir(parents=True)
+    with FakeModel(["x"]) as url:
+        (config / "diagnose.toml").write_text(f'[model]\nurl = "{url}"\nembedding = "e"\n')
+        fake = url
+        code, out, _ = run("diagnose", job(tmp_path / "a", UNKNOWN), "--dry-run")
+        assert code == 0 and json.loads(out)["to"].startswith(fake)
+        assert not (tmp_path / "state").exists()
+        run("diagnose", job(tmp_path / "b", UNKNOWN), "--no-memory")
+    (config / "diagnose.toml").unlink()
+    run("diagnose", job(tmp_path / "c", KEY))
+    store = tmp_path / "state" / "incidents.sqlite"
+    before = (store.read_bytes(), store.stat().st_mtime_ns)
+    code, out, _ = run("diagnose", job(tmp_path / "d", UNKNOWN + SECRET), "--dry-run")
+    assert code == 0 and "hf_abcdefg" not in out
+    assert (store.read_bytes(), store.stat().st_mtime_ns) == before
+
+
+def test_another_jobs_lines_reach_no_model_unredacted(run: Run, tmp_path: Path) -> None:
+    """What a colleague's job said stands beside this one's as a similar incident."""
+    leak = UNKNOWN.replace("phase", f"{SECRET.strip()} phase")
+    run("diagnose", job(tmp_path / "a", leak))
+    _, out, _ = run("diagnose", job(tmp_path / "b", leak), "--dry-run")
+    assert "hf_abcdefg" not in out and "alice" not in out and "10.1.2.3" not in out
+    _, out, _ = run("diagnose", "incidents")
+    assert "hf_abcdefg" not in out

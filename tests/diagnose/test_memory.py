@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
+import sqlite3
+import stat
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -138,3 +143,81 @@ def test_verdicts_survive_json(tmp_path: Path) -> None:
     v = examine([strange(tmp_path / "a", 1)]).verdict
     assert Verdict.from_json(v.as_json()) == v
     assert builtin_set().get("py-other") is not None
+
+
+SECRET = "hf_" + "Qx7Lm2" * 6
+
+
+def leaky(folder: Path) -> Path:
+    return job(
+        folder, steps(9) + f"login alice.smith@corp.example.org with {SECRET}\n" + traceback(f"RuntimeError: hub said no to {SECRET} at 10.11.12.13"),
+    )  # fmt: skip
+
+
+def everything(path: Path) -> bytes:
+    return b"".join(f.read_bytes() for f in path.parent.glob(path.name + "*"))
+
+
+def test_the_store_is_its_owners_and_holds_no_secret(tmp_path: Path) -> None:
+    old = os.umask(0)
+    try:
+        memory = Memory(tmp_path / "deep" / "m.sqlite")
+        d = examine([leaky(tmp_path / "a")])
+        assert SECRET in (d.verdict.root.text if d.verdict.root else "")
+        memory.record(d, [e.text for e in d.chronicle.candidates] + [f"--token {SECRET}"])
+        memory.propose(replace(rule("never"), example=f"token={SECRET}"), f"proposed for {SECRET}")
+        memory.keep_filters(
+            "t", [FilterRule("a", "metric", f"^{SECRET}", "x"), FilterRule("b", "metric", "^step", SECRET)]
+        )
+    finally:
+        os.umask(old)
+    assert stat.S_IMODE(memory.path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(memory.path.parent.stat().st_mode) == 0o700
+    for what in (SECRET, SECRET[3:], "alice.smith", "10.11.12.13"):
+        assert what.encode() not in everything(memory.path)
+    assert [f.name for f in memory.filters("t")] == ["b"], (
+        "an expression that spells out a secret is not kept"
+    )
+    assert "hub said no to" in memory.incidents()[0].text
+
+
+def test_a_store_of_before_is_redacted_and_closed_when_it_is_opened(tmp_path: Path) -> None:
+    memory = Memory(tmp_path / "m.sqlite")
+    incident = memory.record(examine([leaky(tmp_path / "a")]))
+    with sqlite3.connect(memory.path) as db:
+        db.execute("pragma user_version = 0")
+        db.execute(
+            "update incidents set root = ?, lines = ?, signature = ?",
+            (f"no to {SECRET}", json.dumps([SECRET]), f"hub {SECRET}"),
+        )
+    db.close()
+    memory.path.chmod(0o644)
+    assert SECRET.encode() in everything(memory.path)
+    assert memory.incidents()[0].text == "no to <token>"
+    assert SECRET.encode() not in everything(memory.path)
+    assert stat.S_IMODE(memory.path.stat().st_mode) == 0o600
+    memory.correct(incident, "ConnectionError")
+    assert memory.incidents()[0].confirmed
+
+
+def test_what_is_sent_to_an_embedding_service_is_redacted(tmp_path: Path) -> None:
+    sent: list[str] = []
+    memory = Memory(tmp_path / "m.sqlite", lambda texts: (sent.extend(texts), [[1.0]] * len(texts))[1])
+    d = examine([leaky(tmp_path / "a")])
+    memory.record(d)
+    memory.similar(d)
+    assert len(sent) == 2 and not any("alice" in t or SECRET[3:] in t for t in sent)
+
+
+def test_a_read_only_store_writes_nothing(tmp_path: Path) -> None:
+    absent = Memory(tmp_path / "none" / "m.sqlite", read_only=True)
+    assert absent.incidents() == [] and absent.rules() == []
+    assert not (tmp_path / "none").exists()
+    memory = Memory(tmp_path / "m.sqlite")
+    memory.record(examine([strange(tmp_path / "a", 1)]))
+    before = memory.path.read_bytes()
+    again = Memory(memory.path, read_only=True)
+    assert again.similar(examine([strange(tmp_path / "b", 2)]))
+    with pytest.raises(DiagnoseError):
+        again.record(examine([strange(tmp_path / "c", 3)]))
+    assert memory.path.read_bytes() == before

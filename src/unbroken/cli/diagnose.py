@@ -105,7 +105,8 @@ def paths_(
     if follow:
         _follow(paths, rules or [], as_json)
         return
-    d, similar, incident = _diagnose(paths, rules or [], store, no_memory, time.time() if live else None)
+    now = time.time() if live else None
+    d, similar, incident = _diagnose(paths, rules or [], store, no_memory, now, record=not dry_run)
     config = None
     if model_url or dry_run or refine or not no_memory:
         from ..diagnose.model import configured
@@ -158,8 +159,10 @@ def exit_code(v: Verdict) -> int:
 
 
 def _diagnose(
-    paths: Sequence[str], rules: Sequence[Path], store: Path | None, no_memory: bool, now: float | None
-) -> tuple[Diagnosis, list[Similar], str | None]:
+    paths: Sequence[str], rules: Sequence[Path], store: Path | None, no_memory: bool, now: float | None,
+    *, record: bool,
+) -> tuple[Diagnosis, list[Similar], str | None]:  # fmt: skip
+    """The diagnosis, past incidents like it, and its own id. Without `record` nothing is written, asked or sent."""
     from ..diagnose.engine import examine_paths
     from ..diagnose.rules import builtin_set, load
 
@@ -167,9 +170,9 @@ def _diagnose(
     memory: Memory | None = None
     warnings: list[str] = []
     if not no_memory:
-        from ..diagnose.memory import recall, with_candidates
+        from ..diagnose.memory import Memory, incident_id, recall, with_candidates
 
-        memory = _memory(store)
+        memory = _memory(store) if record else Memory(store, read_only=True)
         try:
             ruleset = with_candidates(ruleset, memory.adopted())
         except DiagnoseError as e:
@@ -180,7 +183,7 @@ def _diagnose(
     incident = None
     if memory is not None and d.verdict.reason is not None:
         try:
-            incident = memory.record(d, _evidence(d))
+            incident = memory.record(d, _evidence(d)) if record else incident_id(d)
             similar = memory.similar(d, but=incident)
             d = replace(d, verdict=recall(d, [*memory.confirmed(incident), *similar]))
         except DiagnoseError as e:
@@ -246,7 +249,10 @@ def _numbered(d: Diagnosis) -> list[Any]:
 
 def _dry_run(d: Diagnosis, similar: list[Similar], config: ModelConfig | None) -> None:
     from ..diagnose.agents import failure_messages
+    from ..diagnose.credentials import detectors
 
+    if not detectors():
+        typer.echo("Note: detect-secrets is not installed; our own patterns redact alone.", err=True)
     budget = config.budget_chars if config else 24_000
     messages = failure_messages(_numbered(d), d, similar, budget)
     typer.echo(

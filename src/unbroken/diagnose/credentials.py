@@ -8,6 +8,7 @@ and model names, device ids.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import re
 import tomllib
@@ -29,10 +30,10 @@ class Found:
 
 @dataclass(frozen=True)
 class Shape:
-    """Credentials of one family of issuers; tried where one of `starts` stands in the text."""
+    """Credentials of one family of issuers; tried where `begin` stands in the text."""
 
     id: str
-    starts: tuple[str, ...]
+    begin: re.Pattern[str]
     regex: re.Pattern[str]
 
 
@@ -41,7 +42,11 @@ def shapes() -> tuple[Shape, ...]:
     """The shapes of tokens.toml."""
     table = tomllib.loads(resources.files(__package__).joinpath("tokens.toml").read_text("utf-8"))
     return tuple(
-        Shape(t["id"], tuple(t["starts"]), re.compile(rf"(?<![A-Za-z0-9])(?:{t['regex']})"))
+        Shape(
+            t["id"],
+            re.compile("|".join(map(re.escape, t["starts"]))),
+            re.compile(rf"(?<![A-Za-z0-9])(?:{t['regex']})"),
+        )
         for t in table["token"]
     )
 
@@ -63,7 +68,7 @@ def shaped(text: str) -> Iterator[Found]:
 
 def _shaped(text: str) -> Iterator[Found]:
     for shape in shapes():
-        if any(s in text for s in shape.starts):
+        if shape.begin.search(text):
             for m in shape.regex.finditer(text):
                 yield Found(m.start(), m.end(), "token")
     for pattern in _SHAPES:
@@ -125,14 +130,20 @@ _ATTACHED = re.compile(
     r"\b(?:mysql\w*|mariadb\w*|sshpass|ldap\w+|mongo\w*|7z|zip|unzip|ipmitool|redis-cli|smbclient|docker login|podman login|htpasswd)\b"
     r".{0,300}?\s(?:-p|-P|-a|-w)\s?['\"]?([^\s'\"-][^\s'\"]{3,})"
 )
-_IDENTIFIED = re.compile(r"(?i)\b(?:identified by|with password|password is|passphrase is|pw is)\s+['\"]?([^\s'\"]{4,})")
-_XML = re.compile(r"(?i)<([\w.:\-]{0,30}(?:passw(?:or)?d|secret|token|api_?key|accesskey|credential)[\w.:\-]{0,30})>([^<]{4,200})</")
+_IDENTIFIED = re.compile(
+    r"(?i)\b(?:identified by|with password|password is|passphrase is|pw is)\s+['\"]?([^\s'\"]{4,})"
+)
+_XML = re.compile(
+    r"(?i)<([\w.:\-]{0,30}(?:passw(?:or)?d|secret|token|api_?key|accesskey|credential)[\w.:\-]{0,30})>([^<]{4,200})</"
+)
 _LOGIN = re.compile(r"(?i)\b(?:login|token|secret|apikey)\s+['\"]?([0-9a-f]{32,})\b")
 _ENV_SPACE = re.compile(
     r"\b(?:ENV\s+[A-Z0-9_]*(?:PASS|KEY|SECRET|TOKEN)[A-Z0-9_]*|[A-Z0-9_]*(?:PASSWORD|PASSWD|SECRET|TOKEN|API_KEY|SECRET_KEY))\s+((?=[^\s\d]{0,60}\d|(?<=ENV)|\S{8})[^\s'\",;:=]{6,200})(?=\s*$|['\"])"
 )
 _CURL_COOKIE = re.compile(r"\bcurl\b.{0,400}?\s(?:-b|--cookie)[\s=]{1,3}['\"]?([^'\"\s]*=[^'\"]{3,400})")
-_NAMED_KEY = re.compile(r"['\"](?:user_?name|email|client_id)['\"].{0,200}?['\"]key['\"]\s*:\s*['\"]([^'\"]{16,})")
+_NAMED_KEY = re.compile(
+    r"['\"](?:user_?name|email|client_id)['\"].{0,200}?['\"]key['\"]\s*:\s*['\"]([^'\"]{16,})"
+)
 _NETRC = re.compile(r"\b(?:machine|default|login|account)\b.{0,200}?\bpassword\s+(\S{3,})")
 _PGPASS = re.compile(r"(?:^|\s)[\w.\-*]{1,80}:(?:\d{2,5}|\*):[\w\-*]{1,60}:[\w\-]{1,60}:([^\s:]{4,})(?=\s|$)")
 _BARE_KEY = re.compile(
@@ -140,6 +151,14 @@ _BARE_KEY = re.compile(
     r"[ _\-]?(?:key|token|secret|code|password|passcode)s?|token|secret|password|passwd|passcode|passphrase|otp|pin)"
     r"(?: provided| given| used| sent| value)?['\"]?\s{0,3}(?:is|was|=|:|->|\(|\[|for [\w.\-@]{1,40}:?|(?:from|for|of|at|on) [\w .\-@]{1,40}:)?\s{0,3}['\"]?((?=[^\s\d]{0,60}\d)[^\s'\",;&<()\[\]]{8,200})"
 )  # fmt: skip
+
+
+_WORDED: tuple[tuple[tuple[str, ...], re.Pattern[str], int], ...] = (
+    (("bearer", "basic", "negotiate"), _LONE_SCHEME, 1), ((" -u", "-user", " --user", "-u ", "-u="), _CURL_USER, 2), ((" -p", " -a", " -w"), _ATTACHED, 1),
+    (("identified by", "password", "is "), _IDENTIFIED, 1), (("</",), _XML, 2), (("password",), _NETRC, 1), ((":",), _PGPASS, 1),
+    (("login", "token", "secret", "apikey"), _LOGIN, 1), (("pass", "key", "secret", "token"), _ENV_SPACE, 1), (("curl",), _CURL_COOKIE, 1), (("key",), _NAMED_KEY, 1),
+)  # fmt: skip
+"""Pieces of which one must stand in the lower-case text, the expression, the group that is secret."""
 
 
 def _headers(text: str) -> Iterator[Found]:
@@ -156,18 +175,20 @@ def _headers(text: str) -> Iterator[Found]:
             start, end = _value(text, start)
         if end - start >= 3:
             yield Found(start, end, "secret")
-    for pattern, group in (
-        (_LONE_SCHEME, 1), (_CURL_USER, 2), (_ATTACHED, 1), (_IDENTIFIED, 1), (_XML, 2), (_NETRC, 1), (_PGPASS, 1),
-        (_LOGIN, 1), (_ENV_SPACE, 1), (_CURL_COOKIE, 1), (_NAMED_KEY, 1),
-    ):  # fmt: skip
+    low = text.lower()
+    for needs, pattern, group in _WORDED:
+        if not any(n in low for n in needs):
+            continue
         for m in pattern.finditer(text):
             if not _plain(m.group(group)) and not re.fullmatch(r"[\s0-9a-fA-F:*]+", m.group(0)):
                 yield Found(m.start(group), m.end(group), "secret")
+    if not any(n in low for n in ("key", "token", "secret", "pass", "code", "otp", "pin")):
+        return
     for m in _BARE_KEY.finditer(text):
         word, value = m.group(1).lower(), m.group(2)
-        if len(word.split()) == 1 and not re.search(r"[_\-]", word) and not _looks_random(value, 0.3):
-            if word in ("token", "secret", "otp", "pin") or not _strange(value):
-                continue
+        alone = len(word.split()) == 1 and not re.search(r"[_\-]", word) and not _looks_random(value, 0.3)
+        if alone and (word in ("token", "secret", "otp", "pin") or not _strange(value)):
+            continue
         if not _number(value) and not value.startswith(("/", "0x", "./", "$", "-")) and not _described(value):
             yield Found(m.start(2), m.end(2), "secret")
 
@@ -247,9 +268,14 @@ def _keyed(text: str) -> Iterator[Found]:
                 continue
             if value.startswith(("/", "./", "~/")) and not _looks_random(value, 0.4):
                 continue
-        elif not quoted and sep is not None and ":" in sep.group(0) and _PROSE.match(text, start, len(text)) and value.isalpha():
-            if text[end : end + 1] in (" ", ".", ","):
-                continue
+        elif (
+            not quoted
+            and sep is not None
+            and ":" in sep.group(0)
+            and _PROSE.match(text, start, len(text))
+            and value.isalpha()
+        ) and text[end : end + 1] in (" ", ".", ","):
+            continue
         if strong and _number(value) and len(value) < 4:
             continue
         yield Found(start, end, "secret")
@@ -264,12 +290,14 @@ def _key_kind(name: str) -> str | None:
     if _HEALTHY_KEY.search(key) or re.search(r"(?:^|_)pin_", key):
         return None
     if key.endswith("pass") and not _PASS_KEY.search(key):
-        return "strong" if upper and "_" in key or name.startswith("-") else None
+        return "strong" if (upper and "_" in key) or name.startswith("-") else None
     if re.search(r"(?:^|_)auth$|authorization|auth_(?:key|token)|basic_auth", key) or _STRONG.search(key):
         return "strong" if _STRONG.search(key) else "usual"
     if "auth" in key and not re.search(r"token|key|secret|cred", key):
         return None
-    if re.search(r"token|api_?key|access_?key|account_?key|private_?key|credential|cookie|session|bearer|jwt", key):
+    if re.search(
+        r"token|api_?key|access_?key|account_?key|private_?key|credential|cookie|session|bearer|jwt", key
+    ):
         return "usual"
     return "weak" if key.endswith(("key", "keys", "license")) else None
 
@@ -290,7 +318,11 @@ def _value(text: str, at: int) -> tuple[int, int]:
         c = text[end]
         if c.isspace() or c in "'\"<>`":
             break
-        if c in ",;&)}]" and (end + 1 >= len(text) or text[end + 1] in " )}],;'\"" or re.match(r"[\w.\-]{1,40}\s?[=:]", text[end + 1 : end + 44])):
+        if c in ",;&)}]" and (
+            end + 1 >= len(text)
+            or text[end + 1] in " )}],;'\""
+            or re.match(r"[\w.\-]{1,40}\s?[=:]", text[end + 1 : end + 44])
+        ):
             break
         end += 1
     while end > at and text[end - 1] in ".,;:":
@@ -358,7 +390,7 @@ def _looks_random(value: str, least: float) -> bool:
         return False
     classes = ["u" if c.isupper() else "l" if c.islower() else "d" for c in letters]
     counts = Counter(classes)
-    changes = sum(a != b for a, b in zip(classes, classes[1:], strict=False)) / (len(classes) - 1)
+    changes = sum(a != b for a, b in itertools.pairwise(classes)) / (len(classes) - 1)
     if counts["u"] >= 2 and counts["l"] >= 2 and (counts["d"] >= 2 or len(letters) >= 24):
         return changes >= least and _bits(letters) >= 3.2
     mixed = counts["d"] >= 4 and max(counts["u"], counts["l"]) >= 8

@@ -93,7 +93,7 @@ def base64_texts(text: str) -> Iterator[tuple[int, int, str]]:
     """Pieces that are readable text in base64: (start, end, what they say)."""
     for m in _BASE64.finditer(text):
         raw = m.group(0).rstrip("=").replace("-", "+").replace("_", "/")
-        if len(raw) % 4 == 1 or raw.isdigit() or raw.isalpha() and raw.islower():
+        if len(raw) % 4 == 1 or raw.isdigit() or (raw.isalpha() and raw.islower()):
             continue
         try:
             said = base64.b64decode(raw + "=" * (-len(raw) % 4)).decode("ascii")

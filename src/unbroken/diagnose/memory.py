@@ -1,6 +1,7 @@
 """Past incidents in one SQLite file: kept, corrected, searched, and used where rules do not decide.
 
-The store is an index for one machine or team folder, not a source of truth; it can be deleted. Search is lexical
+What is stored is redacted first (`redact`), and the file is its owner's alone: lines of one job's log may be shown
+beside another's, or sent to a language model. The store is an index for one machine or team folder, not a source of truth; it can be deleted. Search is lexical
 (FTS5, then the share of common words); where the user configures an embedding service, its vectors count too.
 """
 
@@ -23,6 +24,7 @@ from ..errors import DiagnoseError, UsageError
 from .compress import FilterRule
 from .engine import Diagnosis
 from .memory_shape import Similar
+from .redact import LONGEST, Redactor
 from .rules import Rule, RuleSet, candidate, compile_safe, defaults
 from .verdict import HANG, LOSS_SPIKE, REASONS, UNKNOWN, Action, Outcome, Verdict
 
@@ -34,6 +36,8 @@ create virtual table if not exists words using fts5(id unindexed, signature);
 create table if not exists candidates (id text primary key, at real, rule text, state text, why text);
 create table if not exists filters (task text, name text, rule text, primary key (task, name));
 """
+_SCHEMA_VERSION = 1
+"""`pragma user_version`: 0 held lines as they stood in the log; a store of that kind is redacted when it is opened."""
 _WORD = re.compile(r"[A-Za-z_][A-Za-z_]{2,}")
 ALIKE = 0.6
 SAME = 0.9
@@ -67,15 +71,18 @@ def default_path() -> Path:
 class Memory:
     """The store of incidents, candidate rules and filter rules."""
 
-    def __init__(self, path: Path | None = None, embed: Embedder | None = None) -> None:
+    def __init__(
+        self, path: Path | None = None, embed: Embedder | None = None, *, read_only: bool = False
+    ) -> None:
+        """`read_only`: nothing is written, not even the file is made (it is then as if empty)."""
         self.path = path or default_path()
         self._embed = embed
+        self._read_only = read_only
 
     @contextmanager
     def _db(self) -> Iterator[sqlite3.Connection]:
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            db = sqlite3.connect(self.path, timeout=10)
+            db = self._open()
         except (OSError, sqlite3.Error) as e:
             raise DiagnoseError(
                 f"the store of incidents cannot be opened: {e}",
@@ -84,7 +91,10 @@ class Memory:
             ) from None
         try:
             with db:
-                db.executescript(_SCHEMA)
+                if not self._read_only or not self.path.exists():
+                    db.executescript(_SCHEMA)
+                if not self._read_only:
+                    _redact_old(db, self.path)
                 yield db
         except sqlite3.Error as e:
             raise DiagnoseError(
@@ -95,15 +105,24 @@ class Memory:
         finally:
             db.close()
 
+    def _open(self) -> sqlite3.Connection:
+        if self._read_only:
+            if not self.path.exists():
+                return sqlite3.connect(":memory:")
+            return sqlite3.connect(f"{self.path.absolute().as_uri()}?mode=ro", uri=True, timeout=10)
+        self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        # SQLite would make it with the umask; its journals take the file's own mode.
+        os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        return sqlite3.connect(self.path, timeout=10)
+
     def record(self, d: Diagnosis, lines: Sequence[str] = ()) -> str:
-        """Stores a diagnosis and returns the incident's id; the same logs diagnosed again keep their id."""
+        """Stores a diagnosis, redacted, and returns the incident's id; the same logs diagnosed again keep their id."""
         v = d.verdict
+        redact = Redactor()
+        kept = redact.lines([x[:LONGEST] for x in list(lines)[-400:]])
         sign = signature(d)
         root = v.root.text.strip() if v.root else ""
-        seed = json.dumps(
-            [v.root.file if v.root else "", v.root.line if v.root else 0, root, v.root.time if v.root else 0]
-        )
-        incident = f"i{hashlib.sha256(seed.encode()).hexdigest()[:10]}"
+        incident = incident_id(d)
         vector = self._vector(sign)
         with self._db() as db:
             old = db.execute("select confirmed from incidents where id = ?", (incident,)).fetchone()
@@ -118,10 +137,10 @@ class Memory:
                     v.outcome.value,
                     v.reason,
                     v.action.value,
-                    root[:2000],
+                    redact(root)[:2000],
                     sign,
-                    json.dumps(list(lines)[-400:]),
-                    json.dumps(v.as_json()),
+                    json.dumps(kept),
+                    json.dumps(redact.values(v.as_json())),
                     vector,
                 ),
             )
@@ -189,7 +208,9 @@ class Memory:
         return json.dumps(self._embed([text])[0]).encode() if self._embed else None
 
     def propose(self, rule: Rule, why: str) -> None:
-        """Keeps a rule as a candidate, unless one of that id was rejected."""
+        """Keeps a rule as a candidate, its example redacted, unless one of that id was rejected."""
+        redact = Redactor()
+        rule, why = replace(rule, example=redact(rule.example)), redact(why)
         with self._db() as db:
             db.execute(
                 "insert or ignore into candidates values (?,?,?,?,?)",
@@ -264,12 +285,51 @@ class Memory:
         return [FilterRule(**json.loads(r[0])) for r in rows]
 
     def keep_filters(self, task: str, rules: Sequence[FilterRule]) -> None:
-        """Adds filter rules to a task's."""
+        """Adds filter rules to a task's, their examples redacted; one that spells out a secret is left out."""
+        redact = Redactor()
+        rules = [replace(r, example=redact(r.example)) for r in rules if Redactor()(r.regex) == r.regex]
         with self._db() as db:
             db.executemany(
                 "insert or replace into filters values (?,?,?)",
                 [(task, r.name, json.dumps(asdict(r))) for r in rules],
             )
+
+
+def incident_id(d: Diagnosis) -> str:
+    """The id of a diagnosis: the same logs give the same."""
+    root = d.verdict.root
+    seed = json.dumps([root.file, root.line, root.text.strip(), root.time] if root else ["", 0, "", 0])
+    return f"i{hashlib.sha256(seed.encode()).hexdigest()[:10]}"
+
+
+def _redact_old(db: sqlite3.Connection, path: Path) -> None:
+    """Redacts a store of the first version in place, once, and takes it from everybody but its owner."""
+    if db.execute("pragma user_version").fetchone()[0] >= _SCHEMA_VERSION:
+        return
+    rows = db.execute("select id, root, lines, verdict, note, signature from incidents").fetchall()
+    if rows:
+        db.execute("pragma secure_delete = on")
+    for incident, root, lines, verdict, note, sign in rows:
+        redact = Redactor()
+        sign = re.sub(r"<[a-z\-]+(?:-\d+)?>", " ", redact(sign or ""))
+        db.execute("delete from words where id = ?", (incident,))
+        db.execute("insert into words values (?,?)", (incident, sign))
+        db.execute(
+            "update incidents set signature = ?, root = ?, lines = ?, verdict = ?, note = ? where id = ?",
+            (
+                sign, redact(root or ""), json.dumps(redact.lines([str(x) for x in json.loads(lines)])),
+                json.dumps(redact.values(json.loads(verdict))), redact(note or ""), incident,
+            ),
+        )  # fmt: skip
+    for incident, rule, why in db.execute("select id, rule, why from candidates").fetchall():
+        value = json.loads(rule)
+        value["example"] = Redactor()(str(value.get("example", "")))
+        db.execute("update candidates set rule = ?, why = ? where id = ?", (json.dumps(value), Redactor()(why or ""), incident))  # fmt: skip
+    db.execute(f"pragma user_version = {_SCHEMA_VERSION}")
+    try:
+        path.chmod(0o600)
+    except OSError:
+        pass  # a colleague's file in a team folder: redacted it is, the mode is the owner's
 
 
 def check_reason(reason: str) -> None:
@@ -286,13 +346,13 @@ def check_reason(reason: str) -> None:
 
 
 def signature(d: Diagnosis) -> str:
-    """What an incident is recognised by: its root's words without numbers, paths and hosts, and what it caused."""
+    """What an incident is recognised by: its root's words without secrets, numbers, paths and hosts, and what it caused."""
     v = d.verdict
     parts = [v.root.text if v.root else ""]
     parts += [e.text for e in d.chronicle.candidates[:6]]
     parts += [c.reason for c in v.cascade[:4]]
-    text = " ".join(parts)
-    text = re.sub(r"0x[0-9a-fA-F]+|(?:/[\w.\-]+){2,}|\b[\w\-]*\d[\w\-]*\b", " ", text)
+    text = re.sub(r"<[a-z\-]+>", " ", " ".join(Redactor().lines(parts)))
+    text = re.sub(r"<[a-z\-]+-\d+>|0x[0-9a-fA-F]+|(?:/[\w.\-]+){2,}|\b[\w\-]*\d[\w\-]*\b", " ", text)
     seen: dict[str, None] = dict.fromkeys(_WORD.findall(text))
     return " ".join(seen)[:4000]
 

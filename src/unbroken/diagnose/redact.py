@@ -11,6 +11,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from .credentials import Found, detected, find, shaped
 from .decoded import base64_texts, views, visible
@@ -19,15 +20,23 @@ from .prefixes import take_apart
 LONGEST = 20_000
 """Characters of a line that are searched at once; a longer one is searched in pieces that overlap by `OVERLAP`."""
 OVERLAP = 600
-_KEY_HEAD = re.compile(r"-----BEGIN (?!CERTIFICATE|PUBLIC)[A-Z0-9 ]{0,40}-----|^PuTTY-User-Key-File|Private-Lines:")
-_KEY_BODY = re.compile(r"(?:[A-Za-z0-9+/]{16,}={0,2}|[A-Za-z0-9+/]{1,76}={1,2}|=[A-Za-z0-9+/]{4})(?:\\\\n)?[\"',\\\\]*")
+_KEY_HEAD = re.compile(
+    r"-----BEGIN (?!CERTIFICATE|PUBLIC)[A-Z0-9 ]{0,40}-----|^PuTTY-User-Key-File|Private-Lines:"
+)
+_KEY_BODY = re.compile(
+    r"(?:[A-Za-z0-9+/]{16,}={0,2}|[A-Za-z0-9+/]{1,76}={1,2}|=[A-Za-z0-9+/]{4})(?:\\\\n)?[\"',\\\\]*"
+)
 _KEY_START = re.compile(r"[A-Za-z0-9+/]{4,}={0,2}(?:\\n)?[\"',\\]*")
 _KEY_HEADER = re.compile(r"\s*$|[A-Z][A-Za-z\-]{2,20}: ")
 _BASE64_LINE = re.compile(r"(?:^|[\s|>\"'])([A-Za-z0-9+/]{40,100}={0,2})(?:\\n)?[\"',\\+]*\s*$")
 _KEY_LINES = 220  # a PGP key of 4096 bits has about 100
 _TOKEN = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/_-.=%:~")
-_HEAD = re.compile(r"-----BEGIN (?!CERTIFICATE|PUBLIC)[A-Z0-9 ]{0,40}-----|^PuTTY-User-Key-File|Private-Lines:")
-_KEY_BODY = re.compile(r"(?:[A-Za-z0-9+/]{16,}={0,2}|[A-Za-z0-9+/]{1,76}={1,2}|=[A-Za-z0-9+/]{4})(?:\\\\n)?[\"',\\\\]*")
+_HEAD = re.compile(
+    r"-----BEGIN (?!CERTIFICATE|PUBLIC)[A-Z0-9 ]{0,40}-----|^PuTTY-User-Key-File|Private-Lines:"
+)
+_KEY_BODY = re.compile(
+    r"(?:[A-Za-z0-9+/]{16,}={0,2}|[A-Za-z0-9+/]{1,76}={1,2}|=[A-Za-z0-9+/]{4})(?:\\\\n)?[\"',\\\\]*"
+)
 _KEY_START = re.compile(r"[A-Za-z0-9+/]{4,}={0,2}(?:\\n)?[\"',\\]*")
 _KEY_HEADER = re.compile(r"\s*$|[A-Z][A-Za-z\-]{2,20}: ")
 _BASE64_LINE = re.compile(r"(?:^|[\s|>\"'])([A-Za-z0-9+/]{40,100}={0,2})(?:\\n)?[\"',\\+]*\s*$")
@@ -36,14 +45,66 @@ _TAIL = re.compile(r"[A-Za-z0-9+/_\-.=%:~]{2,}[\"']?\s*[\\+]?\s*$")
 _HEAD = re.compile(r"\s*[\"']?([A-Za-z0-9+/_\-.=%:~]{2,})")
 _EMAIL = re.compile(r"(?<![\w.+\-])[\w.+\-]{1,64}@[\w\-]{1,63}(?:\.[\w\-]{1,63}){1,5}(?![\w\-])")
 _COMMON = frozenset(
-    "root user users ubuntu nobody admin shared slurm data train none null default anonymous true false the self me "
-    "unknown name id service worker python job public local test tests git hdfs home signal kernel agent scheduler "
-    "supervisor watchdog timeout systemd slurmctld elastic torchrun external parent process system rank node".split()
+    [
+        "root",
+        "user",
+        "users",
+        "ubuntu",
+        "nobody",
+        "admin",
+        "shared",
+        "slurm",
+        "data",
+        "train",
+        "none",
+        "null",
+        "default",
+        "anonymous",
+        "true",
+        "false",
+        "the",
+        "self",
+        "me",
+        "unknown",
+        "name",
+        "id",
+        "service",
+        "worker",
+        "python",
+        "job",
+        "public",
+        "local",
+        "test",
+        "tests",
+        "git",
+        "hdfs",
+        "home",
+        "signal",
+        "kernel",
+        "agent",
+        "scheduler",
+        "supervisor",
+        "watchdog",
+        "timeout",
+        "systemd",
+        "slurmctld",
+        "elastic",
+        "torchrun",
+        "external",
+        "parent",
+        "process",
+        "system",
+        "rank",
+        "node",
+    ]
 )
 _NAMES: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("user", re.compile(r"://([^\s/:@<'\"]{1,64})(?=(?::[^\s/@]{1,200})?@)")),
     ("user", re.compile(
         r"/(?:(?:[\w.\-]{1,30}/){0,3}(?:home\d*|Users|users|user|people|homes)|u|export/home|fsx/(?=[a-z]+/)|(?:lustre|scratch|gpfs|nfs|work|weka|ceph|beegfs|data)\d*/(?:users?|home|people))/(?:[a-z]/|nfs_[a-z]/)?([\w.\-]{1,64})"
+    )),
+    ("user", re.compile(  # a word that is none of those that such folders usually have
+        r"/(?:scratch|fsx)/(?!(?:runs?|data(?:sets?)?|ckpts?|checkpoints?|models?|logs?|tmp|temp|shared?|public|projects?|cache|venvs?|envs?|code|src|home|users?|out(?:puts?)?|results?|train(?:ing)?|eval|prod|dev|test|team|tokens?|weights|jobs?|slurm|global|local|large|fast|work|corpus|torch|hf|exp|experiments?)\b)([a-z]{3,10}\d{0,3})(?=/)"
     )),
     ("user", re.compile(r"/var/(?:spool/)?mail/([\w.\-]{2,32})")),
     ("user", re.compile(r"\\\\(?:home|users)\$?\\+([\w.\-]{2,32})")),
@@ -71,7 +132,9 @@ _IPV4 = re.compile(r"(?<![\w.])(?:(?:25[0-5]|2[0-4]\d|1?\d?\d)\.){3}(?:25[0-5]|2
 _IP_NAME = re.compile(
     r"\b(?:ip|ec2)-((?:25[0-5]|2[0-4]\d|1?\d?\d)(?:-(?:25[0-5]|2[0-4]\d|1?\d?\d)){3})(?![\w-])"
 )
-_MAC_DOTS = re.compile(r"(?i)(?<=hwaddr )[0-9a-f]{4}(?:\.[0-9a-f]{4}){2}|(?<=mac )[0-9a-f]{4}(?:\.[0-9a-f]{4}){2}")
+_MAC_DOTS = re.compile(
+    r"(?i)(?<=hwaddr )[0-9a-f]{4}(?:\.[0-9a-f]{4}){2}|(?<=mac )[0-9a-f]{4}(?:\.[0-9a-f]{4}){2}"
+)
 _RESOLVED = re.compile(
     r"(?i)(?:gethostbyname|getaddrinfo|(?:resolve|unknown|lookup)(?: host(?:name)?)?|master_addr|rdzv[_-]endpoint|host_?name|nslookup|ping)['\"\s:=(]{1,4}([a-z0-9][a-z0-9\-]{0,62})\.((?:[a-z0-9\-]{1,62}\.){0,4}[a-z]{2,18})(?![\w.]*\()"
 )
@@ -89,7 +152,7 @@ _FQDN_COUNTRY = re.compile(
 _HOST_PORT = re.compile(
     r"(?i)(?<![\w.@/])([a-z][a-z0-9\-]{0,62})\.((?:[a-z0-9\-]{1,62}\.){0,4}[a-z]{2,12})(?=:\d{2,5}\b(?!:))"
 )
-_FILES = frozenset("py cc cpp cu cuh h hpp c rs go js ts sh log txt json jsonl yaml yml toml cfg ini out err md gz pt pth bin so java scala cxx hh pyx ipynb csv safetensors distcp".split())  # fmt: skip
+_FILES = frozenset(["py", "cc", "cpp", "cu", "cuh", "h", "hpp", "c", "rs", "go", "js", "ts", "sh", "log", "txt", "json", "jsonl", "yaml", "yml", "toml", "cfg", "ini", "out", "err", "md", "gz", "pt", "pth", "bin", "so", "java", "scala", "cxx", "hh", "pyx", "ipynb", "csv", "safetensors", "distcp"])  # fmt: skip
 _PUBLIC = ("pytorch.org", "github.com", "huggingface.co", "hf.co", "python.org", "nvidia.com", "amazonaws.com", "googleapis.com", "wandb.ai", "slurm.schedmd.com", "kernel.org", "pypi.org", "anthropic.com", "openai.com", "microsoft.com", "readthedocs.io", "cloud.google.com", "example.com")  # fmt: skip
 
 
@@ -121,6 +184,20 @@ class Redactor:
         named = [self._named(t) for t in out]
         echoes = self._echoes()
         return [echoes.sub(self._echo, t) if echoes else t for t in named]
+
+    def names(self) -> dict[tuple[str, str], str]:
+        """(kind, value) -> stand-in, of every user, address and domain replaced so far."""
+        return dict(self._names)
+
+    def values(self, value: Any) -> Any:
+        """A JSON value with every text in it redacted; keys and numbers stay."""
+        if isinstance(value, str):
+            return self(value)
+        if isinstance(value, dict):
+            return {k: self.values(v) for k, v in value.items()}
+        if isinstance(value, list | tuple):
+            return [self.values(v) for v in value]
+        return value
 
     def _credentials(self, text: str) -> list[Found]:
         if len(text) < 6:
@@ -161,7 +238,9 @@ class Redactor:
         text = _URL_HOST.sub(self._host, text)
         text = _MAC.sub(lambda m: self._name("mac", m.group(0).lower()), text)
         text = _IPV4.sub(lambda m: self._name("ip", m.group(0)), text)
-        text = _IP_NAME.sub(lambda m: m.group(0).split("-")[0] + "-" + self._name("ip", m.group(1).replace("-", ".")), text)
+        text = _IP_NAME.sub(
+            lambda m: m.group(0).split("-")[0] + "-" + self._name("ip", m.group(1).replace("-", ".")), text
+        )
         if text.count(":") > 1:
             text = _IPV6.sub(self._address, text)
         text = _MAC_DOTS.sub(lambda m: self._name("mac", m.group(0).lower()), text)
@@ -196,7 +275,7 @@ class Redactor:
             address = ipaddress.IPv6Address(bare)
         except ValueError:
             return value
-        if address.is_unspecified or address.is_loopback or len(bare) < 6 and "::" not in bare:
+        if address.is_unspecified or address.is_loopback or (len(bare) < 6 and "::" not in bare):
             return value
         return self._name("ip", bare) + value[len(bare) :]
 
@@ -245,7 +324,9 @@ def _key_blocks(lines: Sequence[str], found: list[list[Found]]) -> None:
     for i, text in enumerate(lines):
         m = _BASE64_LINE.search(text) if len(text) < 400 else None
         if m is None or not (re.search(r"[a-z]", m.group(1)) and re.search(r"[A-Z]", m.group(1))):
-            if before is not None and before[0] == i - 1 and before[1].kind == "key":  # its last, shorter line
+            if (
+                before is not None and before[0] == i - 1 and before[1].kind == "key"
+            ):  # its last, shorter line
                 tail = re.search(r"(?:^|[\s|>\"'])([A-Za-z0-9+/]{8,}={0,2})[\"',\\+]*\s*$", text)
                 if tail and re.search(r"\d|=$", tail.group(1)) and re.search(r"[A-Z]", tail.group(1)):
                     found[i].append(Found(tail.start(1), tail.end(1), "private-key"))
@@ -281,7 +362,7 @@ def _broken(lines: Sequence[str], found: list[list[Found]], i: int) -> None:
     joined = left + piece
     base = len(lines[i]) - len(first)
     for view in views(joined):
-        for f in (*shaped(view.text), *detected(view.text)):
+        for f in shaped(view.text):
             start, stop = view.original(f.start, f.end)
             if start >= cut or stop <= cut:
                 continue

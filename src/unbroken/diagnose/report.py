@@ -169,17 +169,18 @@ def bundle(d: Diagnosis, out: Path) -> list[str]:
             "README.txt",
             "Made by `unbroken diagnose --bundle`. Secrets, user names and addresses were replaced by stand-ins.\n",
         )
-        add("verdict.json", redact(json.dumps(d.verdict.as_json(), indent=1)))
+        add("verdict.json", json.dumps(redact.values(d.verdict.as_json()), indent=1))
         add("report.txt", redact(text(d)) + "\n")
-        add("topology.json", redact(json.dumps({
+        add("topology.json", json.dumps(redact.values({
             "nodes": d.topology.nodes, "world_size": d.topology.size, "gpus_per_node": d.topology.gpus_per_node,
             "ranks": {r: [p.node, p.gpu] for r, p in sorted(d.topology.places.items())},
-        }, indent=1)))  # fmt: skip
+        }), indent=1))  # fmt: skip
         for source in d.sources.logs[:2000]:
-            body = "".join(f"{n}: {t}\n" for n, t in evidence_lines(d, source))
-            if body:
+            rows = list(evidence_lines(d, source))
+            if rows:
                 safe = source.name.replace("..", "_").lstrip("/")
-                body = redact(body)  # before the name: a user whom the log names may be in it
+                texts = redact.lines([t for _, t in rows])  # before the name: a user of the log may be in it
+                body = "".join(f"{n}: {t}\n" for (n, _), t in zip(rows, texts, strict=True))
                 add(f"evidence/{redact(safe).replace('<', '').replace('>', '')}.txt", body)
     write_bytes(out, buffer.getvalue())
     return members
