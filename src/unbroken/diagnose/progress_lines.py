@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 import re
 
-_LOSS = re.compile(r"loss['\"]?\s*[:=]\s*['\"]?([-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|nan|inf|NaN|Inf)\b)")
+_LOSS = re.compile(
+    r"loss['\"]?(?:\s*[:=]\s*['\"]?([-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|nan|inf|NaN|Inf)\b)|\s+([-+]?\d+\.\d+(?:[eE][-+]?\d+)?|nan|inf)\b)"
+)
 _NAN_GRADIENT = re.compile(r"grad[_ ]norm['\"]?\s*[:=]\s*['\"]?(?:nan|inf|NaN|Inf)\b")
 _NAN_ITERATIONS = re.compile(r"number of nan iterations:\s+[1-9]")
 _STEP = re.compile(
-    r"(?:\biteration|\bglobal_step|\bglobal_steps|\bsteps?|\biter|\bStep|\boptimizer_step|\bSTEP)['\"]?\s*[:= ]\s*(\d+)\b"
+    r"(?:\biteration|\bglobal_step|\bglobal_steps|\bsteps?|\biter|\bStep|\boptimizer_step|\bSTEP|\btrain_step|\bbatch|\bnum_updates|\bupdates?|\bit)['\"]?\s*[:= ]\s*(\d+)\b"
 )
 _BAR = re.compile(r"^\s*(?:Epoch \d+: +|Training: +)?\d{1,3}%\|.{0,40}\| (\d+)/(\d+) \[")
+_COUNT = re.compile(r"^\s*(\d+)/\d+ \[[=>.\-# ]{3,}\]")  # Keras
 _DONE = re.compile(r"\bstep (\d+)(?:/\d+)? (?:done|finished|took)\b|\biteration\s+(\d+)\s*/\s*\d+")
 _OTHER = re.compile(r"(?:aving|oading|aved|esum|heckpoint|val(?:idation)? loss|eval)", re.I)
 
@@ -22,6 +25,9 @@ def read(text: str) -> tuple[float | None, float | None] | None:
     bar = _BAR.match(text) if not found and "%|" in text else None
     if bar:
         return float(bar.group(1)), None
+    count = _COUNT.match(text) if found and "/" in text[:12] else None
+    if count:
+        return float(count.group(1)), loss
     done = None
     if not found and ("step" in text or "iteration" in text):
         done = _DONE.search(text)
@@ -50,7 +56,7 @@ def _loss(text: str) -> tuple[float | None, bool]:
                 or not (before[-1].isalnum() or before[-1] in "_/")
                 or before.endswith(("train_", "lm_", "train/", "training_"))
             ):
-                return _value(m.group(1)), True
+                return _value(m.group(1) or m.group(2)), True
             named = True
         at = text.find("loss", at + 4)
     return None, named

@@ -10,16 +10,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from . import clock, progress_lines
 from .decoration import PLAIN, Bare, Decoration, learn_from
 from .events import Event, FileScan, Progress
 from .prefixes import Line, clean, take_apart
+from .quoted import FENCE, is_fenced, is_open_before, is_talk
 from .rules import Rule, RuleSet, xids
 from .sources import LONGEST_LINE, Source, blocks
 from .topology import TopologyReader
+from .tracebacks import EXCEPTION, HEADER, Tracebacks
 from .triggers import TRIGGER
 
 WINDOW = 8192
@@ -28,9 +30,7 @@ TAIL = 256 << 10
 MOST_EVENTS = 20_000
 SAME_KEPT = 40
 
-_EXCEPTION = re.compile(
-    r"^(?:[A-Za-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception|Exit|Interrupt|Timeout|Failure|Fault|Disconnected|Expired|Warning|NotFound|OutOfMemory)\b(?:\(.{0,80}\))?(?:: |:$|$)"
-)
+_EXCEPTION = EXCEPTION
 _WHAT = re.compile(r"^\s*what\(\):\s+")
 _XID = re.compile(
     r"\bXid \(PCI:([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2}):([0-9a-fA-F]{2})[^)]*\): (\d+)(?:,\s*pid=(\d+))?"
@@ -47,20 +47,7 @@ _PACE = re.compile(r"([\d.]+)s/it\]")
 _SUMMARY = re.compile(r"  (?:time|host|rank|exitcode|pid)\s+: ")
 _BEHIND_BAR = re.compile(r"(?:\[(?:rank|default)\d+\]:\s?)*Traceback \(most recent call last\)")
 _SEQ = re.compile(r"SeqNum=(\d+)")
-_FRAME = re.compile(r'^\s+File "([^"]+)", line \d+, in (\S+)')
 _LOADING = ("serialization.py", "load_checkpoint", "load_state", "from_pretrained")
-_CHAIN = ("The above exception was the direct cause", "During handling of the above exception")
-
-
-@dataclass
-class _Open:
-    """A traceback that is being put together."""
-
-    chain: int = 0
-    chained: str | None = None
-    frames: list[str] = field(default_factory=list)
-    lines: int = 0
-    indent: int = 0
 
 
 class Scanner:
@@ -71,8 +58,8 @@ class Scanner:
     ) -> None:
         self.source, self.ruleset, self.topology, self.year = source, ruleset, topology, year
         self.out = FileScan(index, source.name, source.rank)
-        self._open: dict[str, _Open] = {}
-        self._chains: dict[str, tuple[int, str | None]] = {}
+        self._tracebacks = Tracebacks()
+        self._fenced = False
         self._same: dict[tuple[str, int | None, str | None], int] = {}
         self._last_time: float | None = None
         self._line = 0
@@ -106,6 +93,7 @@ class Scanner:
         # `base` lines lie before byte `counted`; a block that goes on within a line is still on that line.
         base, counted = self._line - self._midline, 0
         self.out.ending.bytes += len(block)
+        self._fenced = FENCE in block
         self._sample(block, base)
         pos, end = 0, window
         while True:
@@ -190,7 +178,7 @@ class Scanner:
 
     def _plain_text(self, bare: Bare, number: int, block: bytes, offset: int) -> None:
         text = bare.text
-        if self._open or self._chains:
+        if self._tracebacks.following:
             line = self._line_of(bare)
             if self._traceback(line, text, number, block, offset):
                 return
@@ -240,7 +228,7 @@ class Scanner:
         body = line.body.lstrip() if line.level else line.body
         if "util" in text:
             self._utilisation(text, line, number)
-        if "Xid (" in body and _XID.search(body):
+        if "Xid (" in body and _XID.search(body) and not self._quoted(line, 0, block, offset):
             if alone:
                 self._look_back(block, offset, number)
             return self._kernel(line, text, number, block, offset)
@@ -250,6 +238,9 @@ class Scanner:
         if rule is None:
             self._step(bare, number)
             return "Root Cause" in text or "Failures:" in text or "FAILED" in text
+        if rule.role != "noise" and self._quoted(line, 0, block, offset):
+            self._step(bare, number)
+            return False
         weight = 0.8 if exception else 0.9
         if line.level in ("INFO", "DEBUG", "WARNING"):
             weight = 0.4
@@ -288,7 +279,7 @@ class Scanner:
         if noise is not None and noise.role == "noise" and noise.priority >= 90:
             return False
         m = _XID.search(line.body)
-        if not m:
+        if not m or is_open_before(line.body, m.start()):
             return False
         xid = xids().get(int(m.group(4)))
         if xid is None:
@@ -309,53 +300,28 @@ class Scanner:
 
     def _traceback(self, line: Line, text: str, number: int, block: bytes, offset: int) -> bool:
         """Feeds one line to the tracebacks that are open; true where the line belongs to one."""
-        body, key = line.body, line.stream
-        if "Traceback (most recent call last)" in body:
-            chain, how = self._chains.pop(key, (0, None))
-            indent = len(body) - len(body.lstrip(" ")) if body[:1] == " " else 0
-            self._open[key] = _Open(chain if how else 0, how, indent=indent)
-            return True
-        tb = self._open.get(key)
-        if tb is None:
-            if key in self._chains and body.startswith(_CHAIN):
-                self._chains[key] = (self._chains[key][0], "cause" if body[:3] == "The" else "context")
-                return True
-            if (
-                body.strip()
-                and key in self._chains
-                and self._chains[key][1] is None
-                and not body[:1].isspace()
-            ):
-                del self._chains[key]
-            return False
-        tb.lines += 1
-        if not body.strip():
-            return True
-        if tb.indent and body[: tb.indent].isspace() and _EXCEPTION.match(body[tb.indent :]):
-            body = body[tb.indent :]
-        if body[0] in " \t|+│╭╰┌└":
-            m = _FRAME.match(body)
-            if m:
-                tb.frames.append(f"{m.group(1)}:{m.group(2)}")
-            return tb.lines < 400 or not self._open.pop(key, None)
-        if tb.lines < 3 and not _EXCEPTION.match(body):
-            return False  # another writer's line in between
-        if not tb.frames and not _EXCEPTION.match(body):
-            del self._open[key]
-            return False
-        if not _EXCEPTION.match(body) and not re.match(r"^[A-Za-z_][\w.]*(?::|$|\()", body):
-            return False
-        del self._open[key]
-        self._chains[key] = (tb.chain + 1, None)
-        rule = self._exception_rule(body, tb.frames)
+        at = line.body.find(HEADER)
+        quoted = at >= 0 and self._quoted(line, at, block, offset)
+        got = self._tracebacks.feed(line.body, line.stream, quoted)
+        if isinstance(got, bool) or got.quoted:
+            return bool(got)
+        rule = self._exception_rule(got.body, got.frames)
         if rule is not None:
             self._emit(
-                rule, line, text, number, block, offset, weight=1.0, chain=tb.chain, chained=tb.chained,
-                frames=tuple(tb.frames[-40:]), exception=_class(body),
+                rule, line, text, number, block, offset, weight=1.0, chain=got.chain, chained=got.chained,
+                frames=got.frames, exception=_class(got.body),
             )  # fmt: skip
         return True
 
-    def _exception_rule(self, body: str, frames: list[str]) -> Rule | None:
+    def _quoted(self, line: Line, at: int, block: bytes, offset: int) -> bool:
+        """Whether what begins at character `at` of a message is somebody's text: a sample, a prompt, a listing."""
+        return (
+            (line.level != "ERROR" and is_talk(line.body))
+            or is_open_before(line.body, at)
+            or (self._fenced and is_fenced(block, offset))
+        )
+
+    def _exception_rule(self, body: str, frames: tuple[str, ...]) -> Rule | None:
         rule = self.ruleset.best(body, exception=True, noise=False)
         if rule is None:
             return self.ruleset.get("py-other")
