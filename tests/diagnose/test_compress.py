@@ -56,7 +56,9 @@ def test_an_iteration_that_was_no_number_is_kept() -> None:
 
 
 @pytest.mark.parametrize(
-    "rule", [r for r in builtin() if r.role in ("root", "either", "cascade", "ending")], ids=lambda r: r.id
+    "rule",
+    [r for r in builtin() if r.role in ("root", "either", "cascade", "ending") and r.where != "tail"],
+    ids=lambda r: r.id,
 )
 def test_no_event_is_ever_dropped(rule: object) -> None:
     example = rule.example  # type: ignore[attr-defined]

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 
 from .events import Event, FileScan, Progress, Topology
 from .placing import foreign, order_key, placed
+from .rules import builtin_set
 
 _LAUNCHERS = (
     "torch/distributed/run.py", "torch/distributed/launcher/", "bin/torchrun", "accelerate/commands/", "bin/accelerate",
@@ -52,7 +53,7 @@ def chronicle(scans: Sequence[FileScan], topology: Topology) -> Chronicle:
     overcome: list[Event] = []
     context: list[Event] = []
     cascades: list[Event] = []
-    endings = [e for e in events if e.role == "ending"]
+    endings = [e for e in events if e.role == "ending" and not _taken_back(e, scans, progress)]
     for e in _settle_chains(events):
         if e.role in ("noise", "recovery", "ending"):
             continue
@@ -70,6 +71,8 @@ def chronicle(scans: Sequence[FileScan], topology: Topology) -> Chronicle:
             next((e for e in cascades if e.reason and e.weight >= 0.5 and not _launcher(e)), None),
             "only consequences were logged",
         )
+    if root is None:
+        root, why = _wrapped(cascades), "only what carried it was logged"
     root, why = _loader(root, why, candidates)
     hardware = _hardware_before(root, overcome)
     if hardware is not None:
@@ -157,6 +160,12 @@ def went_on(event: Event, scans: Sequence[FileScan], progress: Sequence[Progress
     return not new and len(steps) >= 3
 
 
+def _taken_back(ending: Event, scans: Sequence[FileScan], progress: Sequence[Progress]) -> bool:
+    """Whether training went on after somebody's interrupt, or after one stage of it was complete."""
+    mild = ending.rule.outcome == "completed" or ending.rule.id.startswith("interrupted")
+    return mild and went_on(ending, scans, progress)
+
+
 def _handled(event: Event, recoveries: Sequence[Event]) -> bool:
     """Whether a line beside the event, or a restart of the whole job soon after it, says that it was overcome."""
     for r in recoveries:
@@ -179,6 +188,8 @@ def _handled(event: Event, recoveries: Sequence[Event]) -> bool:
 
 def _launcher(event: Event) -> bool:
     """Whether an exception is only a launcher's report that its child failed."""
+    if event.role == "root" and event.rule.priority >= 50:
+        return False  # the launcher's own failure: a port that is taken, a service that is away
     return bool(event.frames) and any(part in f for f in event.frames[-4:] for part in _LAUNCHERS)
 
 
@@ -245,6 +256,31 @@ def choose(candidates: Sequence[Event], scans: Sequence[FileScan]) -> tuple[Even
             if (e.xid or _machine(e)) and e.role == "root" and _beside(first, e) and e is not first:
                 return e, "the kernel's report explains the error that the program saw"
     return first, "it came first"
+
+
+_INSIDE = re.compile(
+    r"Caught (\w+) in |RayTaskError\((\w+)\)|raised (\w+)[>\]]|(?:caused by|because of|cause:)\s+(?:[\w.]+\.)?([A-Z]\w+(?:Error|Exception))\b"
+)
+_OPEN_CAUSES = ("OSError", "RuntimeError", "ConnectionError", "S3StorageError", "PermissionError")
+
+
+def _wrapped(cascades: Sequence[Event]) -> Event | None:
+    """The root where only a wrapper was logged: the class that it names, with little certainty, and no stop for a
+    class that may be the machine's."""
+    for e in cascades:
+        m = _INSIDE.search(e.text) if e.exception is not None else None
+        if m is None:
+            continue
+        inside = builtin_set().best(f"{next(g for g in m.groups() if g)}: ", exception=True, noise=False)
+        if inside is None or inside.reason is None:
+            continue
+        open_ = inside.reason in _OPEN_CAUSES
+        rule = replace(
+            inside, id=e.rule.id, role="cascade", confidence=0.5,
+            action="restart" if open_ else inside.action, recoverable=True if open_ else inside.recoverable,
+        )  # fmt: skip
+        return replace(e, rule=rule)
+    return None
 
 
 def _flapping(root: Event | None, overcome: Sequence[Event]) -> list[Event]:

@@ -36,7 +36,10 @@ def course(progress: Sequence[Progress]) -> Course:
         and b.line - a.line < 50
         and b.time > a.time
     ]
-    spike, base = _spike([p for p in progress if p.loss is not None])
+    points = [p for p in progress if p.loss is not None]
+    spike, base = _spike(points)
+    if spike is None:
+        spike, base = _drift(points)
     return Course(statistics.median(gaps[-500:]) if gaps else None, progress[-1], spike, base, len(progress))
 
 
@@ -77,6 +80,34 @@ def _spike(points: Sequence[Progress]) -> tuple[Progress | None, float | None]:
     if len(stretch) < 2 or len(stretch) > max(0.5 * len(points), 3):
         return None, base
     return stretch[0], base
+
+
+def _drift(points: Sequence[Progress]) -> tuple[Progress | None, float | None]:
+    """Where a loss that had fallen began to climb and never came back: the first line of the climb, and the loss
+    before it. Read on medians of windows, so that no noise and no spike that heals counts."""
+    finite = [p for p in points if p.loss is not None and math.isfinite(p.loss)]
+    size = max(5, len(finite) // 40)
+    if len(finite) < 8 * size:
+        return None, None
+    windows = [finite[i : i + size] for i in range(0, len(finite) - size + 1, size)]
+    level = [statistics.median(p.loss or 0.0 for p in w) for w in windows]
+    noise = statistics.median(
+        statistics.median(abs((p.loss or 0.0) - m) for p in w) for w, m in zip(windows, level, strict=True)
+    )
+    low = min(range(len(level)), key=level.__getitem__)
+    climb = max(0.3, 0.15 * abs(level[low]), 4 * noise)
+    if len(level) - low < 4 or level[-1] - level[low] < climb or level[0] - level[low] < climb / 2:
+        return None, None
+    above = [i for i in range(low, len(level)) if level[i] - level[low] >= climb / 2]
+    start = next((i for i in above if all(x - level[low] >= climb / 2 for x in level[i:])), None)
+    # Each later part is at least as high as the one before it: a climb, not a step to another data mix.
+    if start is None or len(level) - start < 3 or level[-1] < 0.98 * max(level[start:]):
+        return None, None
+    first = next(
+        (p for w in windows[max(low, start - 1) :] for p in w if (p.loss or 0.0) - level[low] >= climb / 2),
+        windows[start][0],
+    )
+    return first, level[low]
 
 
 def worst_stretch(progress: Sequence[Progress], said: Event) -> Progress | None:

@@ -12,6 +12,8 @@ from .events import Event, FileScan, Progress, Topology
 from .exits import from_report
 from .facts import Facts
 from .known import from_facts
+from .leavers import leaver
+from .occupied import neighbour
 from .roots import cascade_of, line_of, root_of
 from .rules import Xid, defaults
 from .verdict import HANG, LOSS_SPIKE, REASONS, UNKNOWN, Action, Faulty, Outcome, Root, Verdict
@@ -31,8 +33,12 @@ def decide(
         known = from_facts(chron, scans, topology, facts, trained, failed)
         if known is not None:
             return known
-    ending = chron.endings[-1] if chron.endings else None
-    completed = next((e for e in reversed(chron.endings) if e.rule.outcome == "completed"), None)
+    said = [e for e in chron.endings if e.rule.where != "tail"]
+    ending = _first_word(said)
+    completed = next((e for e in reversed(said) if e.rule.outcome == "completed"), None)
+    if ending is not None and ending.rule.id == "interrupted-suspended" and chron.root is not None:
+        ending = None  # an older job of that terminal; suspended, it does nothing more
+    shown = next((e for e in chron.endings if e.rule.where == "tail"), None)
     root = chron.root
     if completed is not None and (root is None or _after(completed, root, scans) or root.weight < 0.5):
         return _ended(Outcome.COMPLETED, completed, scans, chron, "the scheduler or the trainer says so")
@@ -48,11 +54,26 @@ def decide(
             return _loss_spike(replace(trained, spike=bad), root, scans, chron, topology)
     if root is not None:
         return failed(root, chron, scans, topology)
+    if shown is not None and not [e for e in chron.cascades if e.weight >= 0.5]:
+        return replace(
+            _ended(Outcome.COMPLETED, shown, scans, chron, "its last lines say so, and nothing failed"),
+            confidence=shown.rule.confidence,
+        )
     if trained.last is not None and _last_step(trained.last) and not chron.cascades:
         return Verdict(
             Outcome.COMPLETED, root=line_of(trained.last, scans), confidence=0.7, decided_by="last-step", notes=("the last step of the run was reached",)
         )  # fmt: skip
     return _nothing_known(chron, scans, topology, trained, now)
+
+
+def _first_word(endings: Sequence[Event]) -> Event | None:
+    """The last ending; of an interrupt that many processes report, the first report."""
+    if not endings:
+        return None
+    at = len(endings) - 1
+    while at and endings[at].rule.id == endings[at - 1].rule.id == "interrupted":
+        at -= 1
+    return endings[at]
 
 
 def failed(root: Event, chron: Chronicle, scans: Sequence[FileScan], topology: Topology) -> Verdict:
@@ -69,16 +90,47 @@ def failed(root: Event, chron: Chronicle, scans: Sequence[FileScan], topology: T
     mitigation = source.mitigation or base.mitigation
     if root.xid is not None and _own_fault(root, root.xid, chron):
         recoverable, action, mitigation = False, "stop", root.xid.own_mitigation
+    notes = (chron.why,) if chron.why and root is chron.root else ()
+    if reason == "OutOfMemoryError" and (other := neighbour(root.text, _pids(root, topology))) is not None:
+        if other.ours:
+            mitigation = "Several ranks of this job share one card: give each its own (local rank, CUDA_VISIBLE_DEVICES)."
+        else:
+            recoverable, action = True, "restart_elsewhere"
+            who = f"Process {other.pid}" if other.pid is not None else "Another process"
+            mitigation = f"{who} holds {other.gib:.1f} GiB of that card and is none of this job's: end it there, or restart on another card or node."
+        notes = (*notes, f"another process holds {other.gib:.1f} GiB of the card")
     outcome = {HANG: Outcome.HUNG, LOSS_SPIKE: Outcome.LOSS_SPIKE}.get(reason, Outcome.FAILED)
     confidence = (0.95 if root.xid else root.rule.confidence) * (1.0 if root.weight >= 0.8 else 0.6)
     if root.role == "either":
         confidence *= 0.9
+    left = None
+    if reason == "NCCLTimeoutError":
+        waiting = {
+            e.rank for e in (*chron.candidates, *chron.cascades) if e.reason == reason and e.rank is not None
+        }
+        left = leaver(scans, topology, waiting)
+    if left is not None:
+        faulty, recoverable, action, confidence = (
+            Faulty(left.node, left.rank, topology.gpu_of(left.rank)),
+            False,
+            "stop",
+            0.7,
+        )
+        mitigation = f"Rank {left.rank} left the loop without an error, and the others waited for it: give all ranks the same number of batches (drop_last, a Join context), or let them stop together. A restart meets the same place."
+        notes = (*notes, f"rank {left.rank} had ended in peace before")
+    elif reason == "NCCLTimeoutError" and root.seq is not None and root.seq <= 1 and not chron.progress:
+        action, confidence = "restart_elsewhere", min(confidence, 0.7)
+        mitigation = "Not one collective ever completed: look at the network interface that NCCL chose (NCCL_SOCKET_IFNAME, NCCL_IB_HCA), the fabric and the firewall; try other nodes, and an nccl-tests run between these."
+        notes = (*notes, "the first collective of all never completed")
     return Verdict(
         outcome=outcome,
         category=REASONS.get(reason),
         reason=reason,
-        root=root_of(root, scans),
-        evidence=tuple(root_of(e, scans) for e in _evidence(root, chron)),
+        root=left or root_of(root, scans),
+        evidence=(
+            *((root_of(root, scans),) if left else ()),
+            *(root_of(e, scans) for e in _evidence(root, chron)),
+        ),
         cascade=cascade_of(root, chron),
         faulty=faulty,
         recoverable=recoverable,
@@ -87,8 +139,14 @@ def failed(root: Event, chron: Chronicle, scans: Sequence[FileScan], topology: T
         mitigation=mitigation,
         confidence=round(min(1.0, confidence), 3),
         decided_by=root.id,
-        notes=(chron.why,) if chron.why and root is chron.root else (),
+        notes=notes,
     )
+
+
+def _pids(root: Event, topology: Topology) -> set[int]:
+    """The processes of the job, as far as launchers and prefixes name them."""
+    pids = {p.pid for p in topology.places.values() if p.pid} | {x[4] for x in topology.reported if x[4]}
+    return {p for p in (*pids, root.pid) if p is not None}
 
 
 def _own_fault(root: Event, xid: Xid, chron: Chronicle) -> bool:
@@ -148,8 +206,16 @@ def _by_ending(
             bad = worst_stretch(chron.progress, ending)
             if bad is not None:
                 return _loss_spike(replace(trained, spike=bad), ending, scans, chron, topology)
-        if idle is not None:
+        if idle is not None and not ending.rule.id.startswith("interrupted"):
             return _hang(ending, idle, chron, scans, topology)
+    if ending.rule.id == "interrupted-suspended":
+        return replace(
+            _ended(outcome, ending, scans, chron, "it was stopped at the terminal, and nothing failed"),
+            recoverable=True,
+            mitigation="Nothing failed: the process is suspended. `fg` lets it go on; it holds its GPUs meanwhile.",
+        )
+    if ending.rule.id == "interrupted":
+        return _ended(outcome, ending, scans, chron, "somebody interrupted it")
     return _ended(outcome, ending, scans, chron, "the scheduler says so")
 
 
@@ -240,6 +306,8 @@ def _nothing_known(
             decided_by="empty-log",
             notes=("the logs are empty",),
         )
+    if all(s.machine or not s.ending.bytes for s in scans) and not chron.progress and not chron.cascades:
+        return _machine(scans, last)
     by_code = from_report(chron, scans, topology)
     if by_code is not None:
         return by_code
@@ -249,14 +317,42 @@ def _nothing_known(
             max(with_steps, key=lambda s: (s.ending.last_time or 0.0, s.ending.bytes)) if with_steps else last
         )
     root = Root(last.name, last.ending.last_line, last.ending.last_text, time=last.ending.last_time)
+    complaint = _complaint(scans)
+    if complaint is not None:
+        return Verdict(
+            Outcome.UNKNOWN, None, UNKNOWN, complaint, (root,), recoverable=True, action=Action.RESTART, mitigation=base.mitigation,
+            confidence=0.4, decided_by="unknown-error", notes=("no rule knows this error; nothing after it says how the run ended",),
+        )  # fmt: skip
     why = (
         "the log breaks off in the middle of a line, without any error"
         if last.ending.cut_off
-        else "the log ends without any error"
+        else "it ends, and nothing says how: no error, no last step, no word of the scheduler's"
     )
     return Verdict(
         Outcome.FAILED if last.ending.cut_off or chron.cascades else Outcome.UNKNOWN, None, UNKNOWN, root, recoverable=True,
         action=Action.RESTART, mitigation=base.mitigation, confidence=0.5, decided_by="end-of-log", notes=(why,),
+    )  # fmt: skip
+
+
+def _complaint(scans: Sequence[FileScan]) -> Root | None:
+    """The first error that no rule knows behind the last step of its log."""
+    for s in scans:
+        after = s.progress[-1].line if s.progress else 0
+        for line, text, when, rank, node in s.complaints:
+            if line > after and (s.progress or not any(x.progress for x in scans)):
+                return Root(s.name, line, text, rank, node, when)
+    return None
+
+
+def _machine(scans: Sequence[FileScan], last: FileScan) -> Verdict:
+    """Logs of a machine and of no job: no job failed in them. What no rule knows is shown, and not judged."""
+    complaint = _complaint(scans)
+    root = Root(last.name, last.ending.last_line, last.ending.last_text, time=last.ending.last_time)
+    return Verdict(
+        Outcome.COMPLETED, root=complaint or root, action=Action.NONE, confidence=0.5 if complaint else 0.8, decided_by="no-fault",
+        mitigation="For the job's own end read the job's own log.",
+        notes=("nothing is wrong in it: a log of the machine, not of a job" if complaint is None
+               else "a log of the machine, not of a job; one error in it is known to no rule",),
     )  # fmt: skip
 
 

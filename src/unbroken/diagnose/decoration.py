@@ -48,6 +48,7 @@ _NO_TAG = re.compile(
     r"(?i)^\W*(?:(?:global[_ ])?step|iter(?:ation)?|epoch|batch|loss|eval|val|samples?|tokens|lr)\b|(?:Error|Exception|Warning)\W*$"
     r"|^\W*(?:file|traceback|model|prompt|completion|assistant|user|system)\b"
 )
+_ISO = re.compile(r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d[\d.]*Z?")
 _DIGITS = re.compile(r"\d+")
 _RANK = re.compile(r"(?i)^\[\d+,(\d+)\]<|\brank[-_ =:]?(\d{1,6})\b|^\W{0,2}r(\d{1,4})\W{0,3}$")
 _QUOTED = re.compile(r"[\"'`\u201c\u2018{=]|(?i:completion|generat|sample|prompt|response|answer|text)")
@@ -125,7 +126,8 @@ class Fields:
             if isinstance(other, str) and other.strip() and other != message:
                 texts.append((name, other))
         if not texts:
-            return [bare]
+            stamps = _ISO.findall(bare.text)
+            return [replace(bare, time=max(stamps))] if stamps else [bare]
         reason = value.get("reason")
         if (
             isinstance(reason, str)

@@ -103,6 +103,7 @@ def examine_sources(
         scans = [scanner(source, i).run() for i, source in enumerate(sources.logs)]
     else:
         scans, ran_out = scan_within(sources.logs, scanner, limits, since)
+    reader.settle()
     chron = chronicle(scans, reader.topology)
     flight = analyse([s.path for s in sources.dumps if s.path]) if sources.dumps else None
     verdict = decide(chron, scans, reader.topology, facts, now)

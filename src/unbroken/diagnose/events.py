@@ -71,6 +71,8 @@ class Topology:
         default_factory=list
     )
     addresses: dict[str, str] = field(default_factory=dict)
+    only: str | None = None
+    """The one host of the job, where its launcher names one and nothing names another."""
 
     def place(self, rank: int) -> Place:
         """The place of a rank, made where it is not known yet."""
@@ -85,7 +87,7 @@ class Topology:
             return known.node
         if self.gpus_per_node and rank // self.gpus_per_node < len(self.nodes):
             return self.nodes[rank // self.gpus_per_node]
-        return None
+        return self.only
 
     def gpu_of(self, rank: int | None) -> int | None:
         """The GPU of a rank on its node."""
@@ -174,5 +176,11 @@ class FileScan:
     idle_gpus: list[tuple[str | None, int, float, int, str]] = field(default_factory=list)
     busy_gpus: int = 0
     notes: list[str] = field(default_factory=list)
+    machine: bool = False
+    """Whether it is a log of the machine (kernel, fabric manager), which no job's end can be read from."""
+    complaints: list[tuple[int, str, float | None, int | None, str | None]] = field(default_factory=list)
+    """Errors that no rule knows: (line, text, time, rank, node)."""
+    last_lines: list[tuple[int, str, float | None]] = field(default_factory=list)
+    """The last few lines: (line, text, time)."""
     unread: int = 0
     exact: int | None = None

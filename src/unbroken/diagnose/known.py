@@ -147,6 +147,16 @@ def _last_words(exit_: RankExit, scans: Sequence[FileScan]) -> Root | None:
     return None
 
 
+def _flight_place(flight: Flight, topology: Topology) -> Faulty | None:
+    """The place of the rank that is missing; of several only the node, where they share one: none is singled out."""
+    if len(flight.suspects) == 1:
+        (late,) = flight.suspects
+        return Faulty(topology.node_of(late), late, topology.gpu_of(late))
+    nodes = {topology.node_of(r) for r in flight.suspects}
+    only = next(iter(nodes)) if len(nodes) == 1 else None
+    return Faulty(node=only) if only is not None and len(topology.nodes) > 1 else None
+
+
 def with_flight(verdict: Verdict, flight: Flight, topology: Topology) -> Verdict:
     """The verdict with what flight-recorder dumps say: who was missing, where nothing else explains the stop."""
     if not flight.suspects:
@@ -155,7 +165,7 @@ def with_flight(verdict: Verdict, flight: Flight, topology: Topology) -> Verdict
     wait = next((w for w in flight.waits if late in w.members and w.rank != late), None)
     where = f" from {wait.op} {wait.seq} of {wait.group.replace('|', ' ').strip()}" if wait else ""
     note = f"flight recorder: rank {', '.join(map(str, flight.suspects))} missing{where}"
-    faulty = Faulty(topology.node_of(late), late, topology.gpu_of(late))
+    faulty = _flight_place(flight, topology)
     silent = verdict.reason in (None, UNKNOWN) and verdict.outcome in (Outcome.UNKNOWN, Outcome.FAILED)
     if silent:
         base = defaults()[HANG]

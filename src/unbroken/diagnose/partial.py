@@ -301,7 +301,11 @@ def _joined(log: _Log) -> FileScan:
                 lines += max(1, int(hole * (lines + 1) / max(1, count)) if count else hole // 100)
             out.unread += hole
         out.unread += scan.unread
-        out.events += [replace(e, line=e.line + lines) for e in scan.events]
+        last = i == len(log.parts) - 1
+        out.events += [replace(e, line=e.line + lines) for e in scan.events if last or e.rule.where != "tail"]
+        out.complaints += [(c[0] + lines, *c[1:]) for c in scan.complaints]
+        out.last_lines = [(n + lines, text, when) for n, text, when in scan.last_lines]
+        out.machine = scan.machine and (out.machine or not i)
         out.progress += [replace(p, line=p.line + lines) for p in scan.progress]
         out.idle_gpus += [(a, b, c, n + lines, text) for a, b, c, n, text in scan.idle_gpus]
         out.busy_gpus += scan.busy_gpus

@@ -29,7 +29,8 @@ class Rule:
     """One signature. `role`: root (can start a chain), either (a root only where nothing earlier explains it),
     cascade (never a root while anything else is known), ending (how the job ended), recovery (what came before
     was overcome), context, noise. `scope` says what the fault belongs to: gpu, rank, node or job. `where`:
-    line, or exception (last line of a traceback, or a line that starts with an exception's class)."""
+    line, exception (last line of a traceback, or a line that starts with an exception's class), or tail (one of the
+    last lines of a log, and no failure after it: how runs end that nobody else reports)."""
 
     id: str
     regex: str
@@ -55,8 +56,15 @@ class Rule:
             raise InputError(
                 f"'{self.reason}' is no reason", where=where, todo=f"Use one of: {', '.join(REASONS)}"
             )
-        if self.where not in ("line", "exception") or self.scope not in ("gpu", "rank", "node", "job"):
-            raise InputError("`where` is line or exception, `scope` is gpu, rank, node or job", where=where)
+        if self.where not in ("line", "exception", "tail") or self.scope not in (
+            "gpu",
+            "rank",
+            "node",
+            "job",
+        ):
+            raise InputError(
+                "`where` is line, exception or tail, `scope` is gpu, rank, node or job", where=where
+            )
         if self.action is not None and self.action not in {a.value for a in Action}:
             raise InputError(
                 f"'{self.action}' is no action", where=where, todo=f"Use one of: {', '.join(Action)}"
@@ -224,16 +232,23 @@ class RuleSet:
 
     def __init__(self, rules: Sequence[Rule]) -> None:
         self.rules = tuple(sorted(rules, key=lambda r: -r.priority))
-        self._match = _matcher([r.regex for r in self.rules])
+        self._tail = tuple(r for r in self.rules if r.where == "tail")
+        self._lines = tuple(r for r in self.rules if r.where != "tail")
+        self._match = _matcher([r.regex for r in self._lines])
+        self._match_tail = _matcher([r.regex for r in self._tail])
 
     def best(self, body: str, *, exception: bool, noise: bool = True) -> Rule | None:
         """The rule with the highest priority that fits `body`; rules on exceptions only where `exception`, noise
         only where `noise` (the last line of a traceback is never only noise)."""
         for index in sorted(self._match(body[:LONGEST])):
-            rule = self.rules[index]
+            rule = self._lines[index]
             if (exception or rule.where != "exception") and (noise or rule.role != "noise"):
                 return rule
         return None
+
+    def at_tail(self, body: str) -> Rule | None:
+        """The rule on a log's last lines with the highest priority that fits `body`."""
+        return next((self._tail[i] for i in sorted(self._match_tail(body[:LONGEST]))), None)
 
     @staticmethod
     def matcher_of(patterns: Sequence[str]) -> Matcher:

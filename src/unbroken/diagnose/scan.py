@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from . import clock, progress_lines
+from .completion import TAIL_LINES, completion
 from .decoration import PLAIN, Bare, Decoration, learn_from
 from .events import Event, FileScan, Progress
 from .prefixes import Line, clean, take_apart
@@ -28,9 +29,14 @@ WINDOW = 8192
 STEPS_AFTER = 6
 TAIL = 256 << 10
 MOST_EVENTS = 20_000
+MOST_COMPLAINTS = 64
 SAME_KEPT = 40
 
 _EXCEPTION = EXCEPTION
+_COMPLAINT = re.compile(r"\b(?:ERROR|FATAL|CRITICAL|PANIC)\b|^(?:[Ee]rror|[Ff]atal)\b")
+_MACHINE = re.compile(
+    r"(?i)fabric ?manager|\bnvswitch|\bSXid\b|\bdcgm|\bnv-hostengine|\bkernel: |\bsystemd\[\d+\]: "
+)
 _WHAT = re.compile(r"^\s*what\(\):\s+")
 _XID = re.compile(
     r"\bXid \(PCI:([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2}):([0-9a-fA-F]{2})[^)]*\): (\d+)(?:,\s*pid=(\d+))?"
@@ -79,8 +85,19 @@ class Scanner:
         """Scans the next bytes, which end with a whole line unless they are the last or a line is very long."""
         if self._decoration is None:
             self._decoration = learn_from(block)
+            self._meet(block)
         self._window = self._block(block, self._window)
         self._last_blocks = (self._last_blocks[1], block)
+
+    def _meet(self, block: bytes) -> None:
+        """Learns from a log's first lines whose it is: a job's (and on which host), or the machine's."""
+        rows = [b for raw in block[:16384].split(b"\n")[:60] for b in self._bare(raw) if b.text.strip()]
+        machine = 0
+        for bare in rows:
+            line = self._line_of(bare)
+            machine += line.kernel or bool(_MACHINE.search(bare.text))
+            self.topology.meet(bare.text)
+        self.out.machine = machine >= 0.6 * len(rows) > 0
 
     def finish(self) -> FileScan:
         """What was found in all that was fed."""
@@ -145,7 +162,7 @@ class Scanner:
     def _line_of(self, bare: Bare) -> Line:
         """A text taken apart, with what its decoration says of the writer."""
         line = take_apart(bare.text, self.year)
-        if not bare.tag and bare.field is None:
+        if not bare.tag and bare.field is None and bare.time is None:
             return line
         return replace(
             line,
@@ -236,7 +253,8 @@ class Scanner:
         exception = bool(_EXCEPTION.match(stripped))
         rule = self.ruleset.best(stripped if exception else body, exception=exception)
         if rule is None:
-            self._step(bare, number)
+            if not self._step(bare, number) and (line.level == "ERROR" or _COMPLAINT.search(body[:200])):
+                self._complain(line, text, number)
             return "Root Cause" in text or "Failures:" in text or "FAILED" in text
         if rule.role != "noise" and self._quoted(line, 0, block, offset):
             self._step(bare, number)
@@ -261,6 +279,14 @@ class Scanner:
                 exception=_class(stripped) if exception else None,
             )
         return matters
+
+    def _complain(self, line: Line, text: str, number: int) -> None:
+        """Keeps an error that no rule knows: the first ones and the last ones."""
+        kept = self.out.complaints
+        if len(kept) >= MOST_COMPLAINTS:
+            del kept[MOST_COMPLAINTS // 2]
+        rank = line.rank if line.rank is not None else self.source.rank
+        kept.append((number, text[:2000], line.time, rank, line.node or self.source.node))
 
     def _utilisation(self, text: str, line: Line, number: int) -> None:
         m = _UTIL.search(text)
@@ -379,6 +405,30 @@ class Scanner:
                     return when
         return self._last_time
 
+    def _completed(self, rows: list[bytes], first: int) -> None:
+        """Adds the ending that a log's last lines show."""
+        texts = []
+        for i in range(max(0, len(rows) - 2 * TAIL_LINES), len(rows)):
+            texts += [(first + i, b.text) for b in self._bare(rows[i]) if b.text.strip()]
+        steps = [p.step for p in self.out.progress[-50:] if p.step is not None]
+        self.out.last_lines = [(n, t[:2000], clock.find(t, self.year)) for n, t in texts[-6:]]
+        found = completion(texts, self.ruleset, max(steps, default=None))
+        if found is not None and not self.out.machine:
+            number, text, rule = found
+            when = clock.find(text, self.year)
+            self.out.events.append(
+                Event(
+                    self.out.index,
+                    number,
+                    text[:2000],
+                    rule,
+                    when,
+                    self.source.rank,
+                    self.source.node,
+                    weight=0.6,
+                )
+            )
+
     def _finish(self, previous: bytes, last: bytes) -> None:
         end = self.out.ending
         end.lines = end.last_line = self._line
@@ -406,6 +456,7 @@ class Scanner:
         self.out.progress = kept + [
             p for p in self.out.progress if p.line >= first and p.line in known and p.line > first + len(rows)
         ]
+        self._completed(rows, first)
         for i in range(len(rows) - 1, -1, -1):
             said = next((b for b in reversed(self._bare(rows[i])) if b.text.strip()), None)
             if said is None:

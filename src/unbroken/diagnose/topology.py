@@ -18,6 +18,9 @@ _WORLD = re.compile(r"\b(?:world[ _]size|WORLD_SIZE)['\"]?\s*[:=]\s*(\d+)")
 _SUMMARY = re.compile(r"^\s+(time|host|rank|exitcode|pid)\s+:\s+(.*)$")
 _PAIR = re.compile(r"(-?\d+)(?: \((?:local_rank|pid): (\d+)\))?")
 _FAILED = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+) \(pid: (\d+)\)")
+_HOST = re.compile(
+    r"(?i:\b(?:host(?:name)?|node(?:name)?|machine|running on|launch(?:ing|ed)? on|started on)\b)[:= ]+(?:is )?([A-Za-z][A-Za-z0-9.\-]*\d[A-Za-z0-9.\-]*)(?:[,;\s]|$)"
+)
 _BOOTSTRAP = re.compile(r"NCCL INFO Bootstrap ?: Using [\w.\-]+:([\d.]+)<")
 
 
@@ -29,6 +32,7 @@ class TopologyReader:
         self._block: dict[str, str] = {}
         self._first = False
         self._first_done = False
+        self.hosts: set[str] = set()
 
     def see(self, line: Line, text: str, rank: int | None = None) -> bool:
         """Takes in one line; true where it was one of torchrun's summary lines, which mean nothing else.
@@ -74,6 +78,18 @@ class TopologyReader:
         if m:
             t.reported.append((line.node, None, int(m.group(2)), int(m.group(1)), int(m.group(3))))
         return False
+
+    def meet(self, text: str) -> None:
+        """Takes in one of a log's first lines: the host that a launcher says it runs on."""
+        m = _HOST.search(text)
+        if m:
+            self.hosts.add(m.group(1))
+
+    def settle(self) -> None:
+        """Puts all ranks without a node on the only host that the logs named, where there is but one."""
+        t = self.topology
+        if len(self.hosts) == 1 and not t.nodes and len({p.node for p in t.places.values() if p.node}) <= 1:
+            t.only = next(iter(self.hosts))
 
     def _nccl_prefix(self, line: Line, rank: int | None) -> None:
         """Learns a rank's place from `host:pid:tid [gpu]`. The job's list of nodes stays as it is: these lines name

@@ -12,7 +12,7 @@ from .verdict import Faulty
 
 _PEER_ADDRESS = re.compile(r"\bpeer ([\d.]+|[A-Za-z][\w.\-]*)<\d+>")
 _NOT_THERE = re.compile(
-    r"[Rr]anks? \[?(\d+)\]? (?:failed to (?:pass|reach|join|enter)|did not|has not|have not|hasn't|is missing|are missing)|[Mm]issing ranks?:? [\[{(]?(\d+)[\])}]?(?:$|[^,\d])"
+    r"[Rr]anks? \[?(\d+)\]? (?:failed to (?:pass|reach|join|enter)|did not|has not|have not|hasn't|is missing|are missing)|[Rr]emote rank \[?(\d+)\]?|[Mm]issing ranks?:? [\[{(]?(\d+)[\])}]?(?:$|[^,\d])"
 )
 _PEER = re.compile(r"(?:remote peer|peer) ([A-Za-z][\w.\-]*\d[\w\-]*)<")
 
@@ -119,7 +119,7 @@ def _missing_rank(chron: Chronicle, topology: Topology, scans: Sequence[FileScan
     ranks = {e.rank for e in reports}
     size = topology.size
     named = {
-        m.group(1) or m.group(2)
+        m.group(1) or m.group(2) or m.group(3)
         for e in (*chron.candidates, *chron.cascades)
         if (m := _NOT_THERE.search(e.text))
     }
