@@ -40,6 +40,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 from unbroken.diagnose import REASONS, Action, Faulty, Outcome, Root, Verdict, diagnose
 from unbroken.diagnose.compress import compress
+from unbroken.diagnose.decoded import visible
 from unbroken.diagnose.prefixes import take_apart
 from unbroken.diagnose.redact import Redactor
 from unbroken.diagnose.rules import builtin_set, defaults
@@ -93,7 +94,7 @@ def redacted(case: Path) -> Verdict:
         v = diagnose([folder])
     if v.root is None or v.root.line is None or v.root.file not in files:
         return v
-    v = replace(v, root=replace(v.root, text=files[v.root.file][v.root.line - 1]))
+    v = replace(v, root=replace(v.root, text=visible(files[v.root.file][v.root.line - 1])))
     names = {name: value for (_, value), name in redact.names().items()}
     if v.faulty and v.faulty.node in names:
         v = replace(v, faulty=replace(v.faulty, node=names[v.faulty.node]))

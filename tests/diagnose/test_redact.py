@@ -125,6 +125,7 @@ def test_our_own_patterns_hold_without_the_other_detector(kind: str, monkeypatch
 
 
 def test_the_other_detector_is_used_and_alone_finds_much_less() -> None:
+    pytest.importorskip("detect_secrets")
     assert len(credentials.detectors()) == len(credentials.PLUGINS)
     assert list(credentials.detected("AKIAIOSFODNN7EXAMPLE"))
 

@@ -375,6 +375,10 @@ def anonymise(
         bool,
         typer.Option("--keep-names", help="Keep job names (they often hold people's and models' names)."),
     ] = False,
+    keep_clusters: Annotated[
+        bool,
+        typer.Option("--keep-clusters", help="Keep the clusters' names (virtual clusters are often teams)."),
+    ] = False,
     shift: Annotated[
         str | None,
         typer.Option(
@@ -395,7 +399,8 @@ def anonymise(
     threads: Threads = None,
     scratch: Scratch = None,
 ) -> None:
-    """Write a trace that can be published: people, teams, jobs and nodes by keyed pseudonyms, free text removed."""
+    """Write a trace that can be published: people, teams, clusters, partitions, jobs and nodes by keyed pseudonyms,
+    free text removed. It says what was kept."""
     from ..trace.convert import anonymised_tables
     from ..trace.destination import folder_for, writing
 
@@ -404,7 +409,14 @@ def anonymise(
     store, names = opened(files, options_of(fmt, maps, fields, timezone, cluster), memory, threads, scratch)
     with store:
         with writing(output):
-            said = anonymised_tables(store, output, keep_names=keep_names, shift_s=shift_s, key_file=key_file)
+            said = anonymised_tables(
+                store,
+                output,
+                keep_names=keep_names,
+                shift_s=shift_s,
+                key_file=key_file,
+                keep_clusters=keep_clusters,
+            )
         notes, count = list(store.notes), store.rejected_count()
     if as_json:
         print(json.dumps({"files": [{"name": n, "format": f} for n, f in names], **said, "set_aside": count, "notes": [n.as_json() for n in notes]}))  # fmt: skip

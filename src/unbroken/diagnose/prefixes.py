@@ -17,7 +17,7 @@ _HOST = r"[A-Za-z][A-Za-z0-9.\-]{0,62}"
 _LAYERS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("rank", re.compile(r"\[?(?:rank|Rank |RANK )(\d{1,6})\]?:?\s?")),
     ("local", re.compile(r"\[default(\d{1,3})\]:?\s?")),
-    ("ray", re.compile(r"\(([\w.]+)(?: pid=(\d+)|,)(?:,? ?ip=([\w.\-:]+))?\)\s?")),
+    ("ray", re.compile(r"\(([\w.]+)(?: pid=(\d+)|,)(?:,? ?ip=([\w.\-:]+|<ip-\d+>))?\)\s?")),
     ("kube", re.compile(rf"({clock.ISO}) (?:stdout|stderr) [FP] ")),
     ("pod", re.compile(r"\[pod/([\w.\-]+)(?:/[\w.\-]+)?\]\s")),
     ("syslog", re.compile(rf"({clock.SYSLOG}|{clock.ISO}) (?!DEBUG|INFO|WARN|ERROR|CRITICAL|FATAL)({_HOST}) ([\w./\-]+)(?:\[\d+\])?: ")),

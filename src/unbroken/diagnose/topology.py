@@ -21,7 +21,7 @@ _FAILED = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+) \(pid: (\d
 _HOST = re.compile(
     r"(?i:\b(?:host(?:name)?|node(?:name)?|machine|running on|launch(?:ing|ed)? on|started on)\b)[:= ]+(?:is )?([A-Za-z][A-Za-z0-9.\-]*\d[A-Za-z0-9.\-]*)(?:[,;\s]|$)"
 )
-_BOOTSTRAP = re.compile(r"NCCL INFO Bootstrap ?: Using [\w.\-]+:([\d.]+)<")
+_BOOTSTRAP = re.compile(r"NCCL INFO Bootstrap ?: Using [\w.\-]+:([\d.]+|<ip-\d+>)<")
 
 
 class TopologyReader:

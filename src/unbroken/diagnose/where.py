@@ -10,7 +10,7 @@ from .chronology import Chronicle, same_kind
 from .events import Event, FileScan, Topology
 from .verdict import Faulty
 
-_PEER_ADDRESS = re.compile(r"\bpeer ([\d.]+|[A-Za-z][\w.\-]*)<\d+>")
+_PEER_ADDRESS = re.compile(r"\bpeer ([\d.]+|<ip-\d+>|[A-Za-z][\w.\-]*)<\d+>")
 _NOT_THERE = re.compile(
     r"[Rr]anks? \[?(\d+)\]? (?:failed to (?:pass|reach|join|enter)|did not|has not|have not|hasn't|is missing|are missing)|[Rr]emote rank \[?(\d+)\]?|[Mm]issing ranks?:? [\[{(]?(\d+)[\])}]?(?:$|[^,\d])"
 )

@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
+from .disclosure import KEPT, PSEUDONYMS, REMOVED, expression
 from .schema import METADATA_KEY, SET_ASIDE, TABLES, VERSION
 from .store import Store, literal, name
 
 WEEK = 7 * 86400
+PSEUDONYM_WORDS = "users, teams, job and incident ids, nodes, partitions, devices"
 
 
 def write_tables(store: Store, folder: Path, *, csv: bool = False) -> dict[str, int]:
@@ -60,8 +62,9 @@ def copy(store: Store, sql: str) -> None:
 
 
 def anonymised_tables(
-    store: Store, folder: Path, *, keep_names: bool, shift_s: float, key_file: Path | None
-) -> dict[str, Any]:
+    store: Store, folder: Path, *, keep_names: bool, shift_s: float, key_file: Path | None,
+    keep_clusters: bool = False,
+) -> dict[str, Any]:  # fmt: skip
     """Writes the tables with pseudonyms; returns rows by file and what was done, in words.
 
     Pseudonyms are keyed hashes (HMAC-SHA256 with a secret key, which is forgotten unless a key file is given), so
@@ -73,12 +76,9 @@ def anonymised_tables(
     if shift_s:
         most = max(1, int(shift_s // WEEK))
         weeks = int.from_bytes(hmac.digest(key, b"shift", "sha256")[:8], "big") % most + 1
-    pseudonyms = {
-        "user": "u", "team": "t", "job_id": "j", "node": "n", "incident_id": "i",
-    }  # fmt: skip
-    did = ["users, teams, job ids and node names are pseudonyms by a secret key"]
+    did = [f"{PSEUDONYM_WORDS}{'' if keep_clusters else ', clusters'} are pseudonyms by a secret key"]
     store.con.execute("CREATE OR REPLACE TABLE pseudonym (kind VARCHAR, plain VARCHAR, shown VARCHAR)")
-    for kind, letter in pseudonyms.items():
+    for kind, letter in PSEUDONYMS.items():
         values: set[str] = set()
         for table, spec in TABLES.items():
             if store.has(table) and kind in spec.names:
@@ -99,18 +99,25 @@ def anonymised_tables(
             continue
         columns = []
         for c in spec.columns:
-            if c.name in pseudonyms:
-                columns.append(
-                    f"(SELECT shown FROM pseudonym p WHERE p.kind = '{c.name}' AND p.plain = t.{name(c.name)}) AS {name(c.name)}"
-                )
-            elif c.name == "nodes":
+            plain = f"t.{name(c.name)}"
+            shown = expression(c.name, plain, keep_clusters=keep_clusters) if c.type == "VARCHAR" else None
+            if c.name == "nodes":
                 columns.append("nodes_shown AS nodes")
-            elif (c.name == "name" and not keep_names) or c.name in ("source",):
-                columns.append(f"CAST(NULL AS {c.type}) AS {name(c.name)}")
+            elif c.name == "name" and keep_names:
+                columns.append(name(c.name))
+            elif c.type == "VARCHAR":
+                # A text column that the table of policies forgets is removed, not shown.
+                columns.append(f"CAST({shown or 'NULL'} AS VARCHAR) AS {name(c.name)}")
             elif c.type == "TIMESTAMP" and weeks:
                 columns.append(f"{name(c.name)} - INTERVAL {weeks * 7} DAY AS {name(c.name)}")
             else:
                 columns.append(name(c.name))
+            if shown and c.name not in PSEUDONYMS and c.name not in REMOVED:
+                lost = store.one(
+                    f"SELECT count(*) FROM {table} t WHERE {plain} IS NOT NULL AND {shown} IS NULL"
+                )
+                if lost[0]:
+                    did.append(f"{c.name} of {lost[0]:,} rows of {table} was free text and is removed")
         source = f"{table} t"
         if table == "jobs":
             source = (
@@ -121,11 +128,14 @@ def anonymised_tables(
             )
         file = f"{table}.parquet"
         # By what is shown: the same rows give the same file, and the order tells nothing that the rows do not.
-        shown = f"SELECT {', '.join(columns)} FROM {source} ORDER BY ALL"
-        write_one(store, shown, folder / file, table, False)
+        every = f"SELECT {', '.join(columns)} FROM {source} ORDER BY ALL"
+        write_one(store, every, folder / file, table, False)
         rows[file] = int(store.one(f"SELECT count(*) FROM {table}")[0])
     did.append("job names are kept" if keep_names else "job names are removed")
     did.append("file names are removed")
+    if keep_clusters:
+        did.append("cluster names are kept")
+    did.append(KEPT)
     if weeks:
         did.append(
             "all times are moved by a secret number of whole weeks: hours and weekdays are true, dates are not"
@@ -155,6 +165,17 @@ def fill(store: Store, kind: str, letter: str, values: Iterable[str], key: bytes
     store.con.unregister("pseudonym_arrow")
 
 
+def check_private(path: Path) -> None:
+    """Raises InputError where others may read or write a key file, or another user owns it."""
+    found = path.stat()
+    if found.st_uid not in (os.geteuid(), 0) or found.st_mode & 0o077:
+        raise InputError(
+            f"others may read this key (mode {found.st_mode & 0o777:04o}, owner {found.st_uid})",
+            where=str(path),
+            todo=f"Make it yours alone (chmod 600 {path}), and anonymise anew with another key if it has been read",
+        )
+
+
 def secret_key(path: Path | None) -> bytes:
     """A new key, or that of the file, which is created with mode 0600 where it is absent. Raises InputError."""
     if path is None:
@@ -162,6 +183,7 @@ def secret_key(path: Path | None) -> bytes:
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
+        check_private(path)
         key = path.read_bytes()
         if len(key) != 32:
             raise InputError(
