@@ -12,6 +12,7 @@ from unbroken.detect import Hang, HangDetector, Level
 from unbroken.progress import Phase, RunDir, Timeouts
 from unbroken.recover.attempt import Attempt, Step
 from unbroken.recover.incidents import Incident, agent_lost_verdict
+from unbroken.recover.leaving import Farewell, Last
 from unbroken.recover.ledger import Ledger
 from unbroken.recover.view import Lines
 
@@ -82,7 +83,7 @@ def test_bar_stays_below_the_lines_and_goes_at_the_end(
     assert len(out.shown()[-1]) < 60, "a line that wraps could not be cleared"
     lines.say("hello")
     assert out.shown()[-2].endswith("hello") and out.shown()[-1].startswith("[###")
-    lines.finished("completed", attempt, ["step-00000040.a0001"])
+    lines.finished("completed", attempt.step, ["step-00000040.a0001"])
     assert out.shown()[-1] == ""
     assert out.shown()[-2].endswith("newest checkpoint step-00000040.a0001")
     assert "[###" not in out.shown()[-2]
@@ -107,9 +108,15 @@ def test_incidents(attempt: Attempt) -> None:
 
 def test_a_last_snapshot_that_is_not_on_disk_is_said() -> None:
     out = io.StringIO()
-    Lines(out).kept({"node-000": {"step": 80}, "node-001": {"step": None, "why": "Read-only file system"}})
-    assert "node-001: its keeper did not put its last snapshot on disk: Read-only" in out.getvalue()
+    closed = {"node-000": {"step": 80}, "node-001": {"step": None, "why": "Read-only file system"}}
+    farewell = Farewell({n: {"closed": c} for n, c in closed.items()}, ["node-002"])
+    Lines(out).kept(farewell, Last(1, 80, {}), 600.0)
+    assert "node-001: its keeper ended without saving step 80: Read-only" in out.getvalue()
     assert "node-000" not in out.getvalue()
+    assert (
+        "step 80 is in memory only: the keepers of node-002 hold it and go on trying for 10m"
+        in out.getvalue()
+    )
 
 
 def test_an_incident_before_the_first_step_names_no_step(attempt: Attempt) -> None:
@@ -133,7 +140,7 @@ def test_a_terminal_that_went_away(attempt: Attempt) -> None:
     lines = Lines(Gone())
     lines.say("x")
     lines.progress(attempt, Ledger(1, 1))
-    lines.finished("completed", attempt, [])
+    lines.finished("completed", attempt.step, [])
     closed = io.StringIO()
     lines = Lines(closed)
     closed.close()

@@ -38,7 +38,7 @@ import torch
 
 from ..errors import CheckpointError, DoesNotFit, NotDurable, UnbrokenError, UsageError
 from ..progress import holding_up
-from ..units import Bytes
+from ..units import Bytes, Duration
 from ..version import __version__
 from . import catalogue
 from . import layout as arena
@@ -96,6 +96,8 @@ class Checkpointer:
     survives everything. `keep` checkpoints stay on disk, and those whose step is a multiple of `keep_every`. `remote`
     is an address that each checkpoint is copied to once it is on disk. `peer=True` copies each snapshot to the memory
     of another node too.
+    `wait_for_room` is how long the last save waits, when this is closed, for a storage that is full or refuses it
+    (under `unbroken run` its option of that name counts).
     `memory` is what the keeper of a node may take (such as "64GiB"; default: 60 % of the machine). `position` gives
     the data position at each save, unless `save` is told. `fenced=True` promises that `fence()` is called before
     anything of the state is changed, not only before optimizer steps. On a GPU, `throttle` bounds its copies in bytes
@@ -123,6 +125,7 @@ class Checkpointer:
         device_copy: bool | str = "auto",
         verify: bool = True,
         strict: bool = True,
+        wait_for_room: str | float = "10m",
     ) -> None:
         steps = {"snapshot_every": snapshot_every, "persist_every": persist_every}
         for name, value in {**steps, "keep": keep}.items():
@@ -146,6 +149,7 @@ class Checkpointer:
         self.skipped = 0
         """Saves left out because no buffer was free, or no keeper was there."""
         self._budget = None if memory is None else int(Bytes(memory))
+        self._room_s = float(Duration(wait_for_room))
         self._position = position
         self._buffers = buffers
         self._started = False
@@ -366,6 +370,7 @@ class Checkpointer:
                     late.append(f"step {saved.step} did not reach {name} within {timeout_s:.0f} s")
                 except UnbrokenError:
                     continue  # it is in `_failed`, unless something newer has made up for it
+        self._insist()
         # Looked at only now: what was waited for may make up for what had failed before.
         with self._guard:
             trouble = [*(why for _, _, why in self._failed), *late]
@@ -374,6 +379,23 @@ class Checkpointer:
             self._board.close()
         self.memory.close()
         return trouble
+
+    def _insist(self) -> None:
+        """Lets the keeper try on where the storage refused a save: the last one makes up for all before it, and this is the end."""
+        with self._guard:
+            refused = any(rung == "disk" for _, rung, _ in self._failed)
+        if not refused or self._last is None:
+            return
+        step = self._last.step
+        try:
+            link = self.memory.alive(5.0)
+            room_s = float(link.info.get("room_s", 0.0))
+            link.request({"op": "insist", "step": step}, timeout_s=room_s + 60.0)
+        except UnbrokenError as e:
+            logger.error("step %d is not on disk: %s", step, e)
+            return
+        with self._guard:
+            self._failed = [f for f in self._failed if f[1] != "disk" or f[0] > step]
 
     def __enter__(self) -> Checkpointer:
         return self
@@ -399,7 +421,7 @@ class Checkpointer:
             connect = supervised_keeper(p, self._wishes)
             self.attempt = p.attempt or 0
         else:
-            own = own_keeper(p, str(self.directory), budget=self._budget, keep=self.keep)
+            own = own_keeper(p, str(self.directory), budget=self._budget, keep=self.keep, room_s=self._room_s)
             self.attempt = own_attempt(own, self.agreement, self.storage)
             connect = own.connector(self.attempt, self._wishes)
         self.memory = RankMemory(connect, self._event, count=self._buffers, end_mute=end_process)
@@ -669,6 +691,11 @@ class Checkpointer:
                 self._failed.append((step, "remote", f"step {step}, remote: {event['why']}"))
             for saved in saves:
                 saved.fail(str(event["why"]), rungs=("remote",))
+        elif kind == "waiting":
+            logger.warning(
+                "step %d is in memory and waits for the storage, for up to %.0f s: %s", step, event["seconds"],
+                event["why"],
+            )  # fmt: skip
         elif kind == "failed":
             why = f"rank {event['rank']}: {event['why']}" if event.get("rank", -1) >= 0 else str(event["why"])
             logger.error("the checkpoint of step %d failed, training goes on: %s", step, why)

@@ -254,7 +254,7 @@ class Keeper:
         """A rank that ends and whose save the storage refused: tries on for the time that is set for it."""
         mark = Mark(client.attempt, int(m["step"]))
         room_s = self.settings.room_s
-        return self.flush(max(room_s, 30.0), mark=mark, ranks={client.rank}, room_s=room_s)
+        return self.flush(max(room_s, 30.0), mark=mark, room_s=room_s)
 
     def pull(self, client: Client, m: Message) -> Message:
         """Fetches this rank's snapshot from a peer into memory here."""

@@ -109,7 +109,7 @@ class OwnKeeper:
         return connect
 
 
-def own_keeper(p: Place, checkpoints: str, *, budget: int | None, keep: int) -> OwnKeeper:
+def own_keeper(p: Place, checkpoints: str, *, budget: int | None, keep: int, room_s: float) -> OwnKeeper:
     """The keeper of this user for these checkpoints on this node, which need not run yet."""
     folder = scratch(checkpoints, p.node)
     run_id = (
@@ -118,7 +118,7 @@ def own_keeper(p: Place, checkpoints: str, *, budget: int | None, keep: int) -> 
     command = keeper_command(
         folder / "keeper.sock", node=p.node, run_id=run_id, checkpoints=checkpoints,
         budget=default_budget() if budget is None else budget, keep=keep,
-        orphan_grace_s=float(os.environ.get("UNBROKEN_ORPHAN_GRACE", ORPHAN_GRACE_S)),
+        orphan_grace_s=float(os.environ.get("UNBROKEN_ORPHAN_GRACE", ORPHAN_GRACE_S)), room_s=room_s,
     )  # fmt: skip
     return OwnKeeper(p, folder, tuple(command))
 

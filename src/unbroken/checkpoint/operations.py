@@ -54,7 +54,7 @@ def hello(keeper: Keeper, client: Client, m: Message, fds: list[int]) -> Answer:
     return {
         "keeper": keeper.id, "pid": os.getpid(), "node": keeper.settings.node, "attempt": keeper.attempt,
         "budget": keeper.settings.budget, "checkpoints": keeper.settings.checkpoints, "agent": keeper.agent_known,
-        "run_id": keeper.settings.run_id,
+        "run_id": keeper.settings.run_id, "room_s": keeper.settings.room_s,
     }, []  # fmt: skip
 
 

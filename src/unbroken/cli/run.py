@@ -62,6 +62,12 @@ def run(
         typer.Option(help="How processes are held: cgroup, parent, marks. Default: the surest that works."),
     ] = "auto",
     stop_within: Annotated[str, typer.Option(help="Time to save and exit when asked to stop.")] = "60s",
+    wait_for_room: Annotated[
+        str,
+        typer.Option(
+            help="At the end: how long the last snapshot waits in memory for a disk that is full or refuses it."
+        ),
+    ] = "10m",
 ) -> None:
     """Runs a training script on N nodes x P ranks so that it survives failures.
 
@@ -85,6 +91,7 @@ def run(
         checkpointing=_duration("--checkpointing", checkpointing),
         idle=_duration("--idle-after", idle_after),
         stop=_duration("--stop-within", stop_within),
+        room=_duration("--wait-for-room", wait_for_room),
     )
     folder = run_dir or Path("runs") / _default_name(words)
     spec = make_spec(

@@ -41,6 +41,8 @@ class Timeouts:
     """For scripts that do not tell their progress and print no step: idle CPUs and GPUs for this long."""
     stop: Duration = Duration(60)
     """Time for the ranks to checkpoint and exit when the run is asked to stop."""
+    room: Duration = Duration(600)
+    """How long the last snapshot waits, at an end, for a storage that refuses it (full disk, used-up quota)."""
 
     def __post_init__(self) -> None:
         for f in fields(self):

@@ -51,12 +51,17 @@ class Agent:
         orphan_grace_s: float,
         keeper_bytes: int,
         owner: Ownership,
+        room_s: float = 600.0,
     ) -> None:
         self.run_dir, self.run_id, self.node, self.scratch = run_dir, run_id, node, scratch
         self._owner = owner
         self._cleared = Ended()
         self.orphan_grace_s = orphan_grace_s
-        self.keeper = KeeperProcess(run_dir, run_id, node, scratch, keeper_bytes, self._on_keeper)
+        self.room_s = room_s
+        self.keeper = KeeperProcess(
+            run_dir, run_id, node, scratch, keeper_bytes, self._on_keeper, room_s=room_s
+        )
+        self._leaving: asyncio.Task[Message] | None = None
         self.attempt = 0
         self.epoch = 0
         self.ranks: dict[int, RankProcess] = {}
@@ -89,9 +94,10 @@ class Agent:
             if time.monotonic() - alone_since > self.orphan_grace_s and not any(
                 p.running for p in self.ranks.values()
             ):
-                _log.warning("no supervisor for %.0f s: leaving", self.orphan_grace_s)
-                await self.keeper.close(flush=True, deadline_s=60)
-                return
+                if self._leaving is None or self._leaving.done():
+                    _log.warning("no supervisor for %.0f s: leaving", self.orphan_grace_s)
+                # Looked after by itself: it ends this loop, unless a supervisor comes meanwhile, which is served.
+                self._leave({"room_s": self.room_s})
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._quit.wait(), 0.2)
 
@@ -197,14 +203,31 @@ class Agent:
             return await self._look(message["ranks"])
         if op == "keeper":
             return await self.keeper.call(message["request"], timeout=message.get("timeout", 60.0))
+        if op == "wake":
+            return {"woken": self.keeper.wake()}
         if op == "quit":
-            await self._stop(self.attempt, None, 0.0)
-            answer = await self.keeper.close(
-                flush=message.get("flush", True), deadline_s=message.get("deadline_s", 60)
-            )
-            self._quit.set()
-            return answer
+            return await asyncio.shield(self._leave(message))
         raise RunError(f"the agent knows no '{op}'", where=f"node {self.node}")
+
+    def _leave(self, message: Message) -> asyncio.Task[Message]:
+        """The task that ends this node, begun once: it goes on where whoever asked for it is gone."""
+        if self._leaving is None or self._leaving.done():
+            self._leaving = asyncio.create_task(self._save_and_end(message))
+        return self._leaving
+
+    async def _save_and_end(self, message: Message) -> Message:
+        """Ends ranks and keeper, after the keeper has saved what it holds; not if another supervisor comes meanwhile."""
+        epoch, closed = self.epoch, {}
+        await self._stop(self.attempt, None, 0.0)
+        if message.get("flush", True):
+            what: Message = {k: message[k] for k in ("mark", "ranks") if message.get("mark") is not None}
+            deadline_s, room_s = message.get("deadline_s", 60.0), message.get("room_s", 0.0)
+            closed = await self.keeper.flush(deadline_s, room_s, **what)
+        if self.epoch != epoch:
+            raise RunError("another supervisor took over meanwhile", where=f"node {self.node}")
+        ended = await self.keeper.close()
+        self._quit.set()
+        return {"closed": {k: v for k, v in (ended | closed).items() if k != "ok"}}
 
     # --- ranks
 
@@ -360,6 +383,7 @@ def main() -> None:
     parser.add_argument("--orphan-grace", type=float, default=120.0)
     parser.add_argument("--ownership", required=True, help="how the node's processes are held")
     parser.add_argument("--keeper-memory", type=int, required=True, help="bytes")
+    parser.add_argument("--wait-for-room", type=float, default=600.0, help="seconds")
     args = parser.parse_args()
     logging.basicConfig(
         level=logging.INFO, stream=sys.stdout, format="%(asctime)s %(levelname)s %(message)s", force=True
@@ -377,6 +401,7 @@ def main() -> None:
         args.orphan_grace,
         args.keeper_memory,
         owner,
+        args.wait_for_room,
     )
     asyncio.run(agent.main())
     shutil.rmtree(args.scratch, ignore_errors=True)

@@ -6,14 +6,16 @@ import asyncio
 import json
 import logging
 import os
+import signal
 import struct
 import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
-from ..cluster.processes import marked
+from ..cluster.processes import marked, read_stat
 from ..errors import RunError
 from ..progress import RunDir
 from .wire import Message
@@ -30,12 +32,20 @@ class _Channel:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
         self._lock = asyncio.Lock()
+        self.pid: int | None = None
+        """The keeper's process, as it says."""
 
     @classmethod
     async def connect(cls, path: Path) -> _Channel:
         reader, writer = await asyncio.open_unix_connection(str(path))
         channel = cls(reader, writer)
-        await asyncio.wait_for(channel.ask({"op": "hello", "role": "agent", "version": 1}), 10)
+        hello = {"op": "hello", "role": "agent", "version": 1}
+        try:
+            answer = await asyncio.wait_for(channel.ask(hello), 10)
+        except BaseException:
+            channel.close()
+            raise
+        channel.pid = answer.get("pid")
         return channel
 
     async def ask(self, request: Message) -> Message:
@@ -69,18 +79,22 @@ class KeeperProcess:
         scratch: Path,
         budget_bytes: int,
         on_event: Callable[[Message], Awaitable[None]],
+        *,
+        room_s: float = 600.0,
     ) -> None:
         self._run_dir, self._run_id, self._node = run_dir, run_id, node
         self._on_event = on_event
-        self._budget = budget_bytes
+        self._budget, self._room_s = budget_bytes, room_s
         self.socket = scratch / "keeper.sock"
         self._events_task: asyncio.Task[None] | None = None
         self._lease_until = 0.0
+        self._last_until = 0.0
         self._lease_task: asyncio.Task[None] | None = None
         self._attempt: Message | None = None
         self._closing = False
         self._process: subprocess.Popen[bytes] | None = None
         self.alive = False
+        self.pid: int | None = None
 
     async def start(self) -> None:
         """Adopts the keeper that is there, or starts one. Raises RunError when it does not come up."""
@@ -89,7 +103,7 @@ class KeeperProcess:
             _log.info("adopted the keeper on %s", self.socket)
         except (OSError, TimeoutError, asyncio.IncompleteReadError):
             channel = await self._spawn()
-        self.alive = True
+        self.alive, self.pid = True, channel.pid
         self._events_task = asyncio.create_task(self._follow(channel))
         if self._lease_task is None:
             self._lease_task = asyncio.create_task(self._renew())
@@ -104,6 +118,7 @@ class KeeperProcess:
                     sys.executable, "-m", "unbroken.checkpoint.keeper",
                     "--socket", str(self.socket), "--node", self._node, "--run-id", self._run_id,
                     "--checkpoints", str(self._run_dir.checkpoints), "--budget", str(self._budget),
+                    "--wait-for-room", str(self._room_s),
                 ],
                 env={**os.environ, "UNBROKEN_ROLE": "keeper"},
                 stdin=subprocess.DEVNULL,
@@ -175,7 +190,24 @@ class KeeperProcess:
 
     def lease(self, until: float) -> None:
         """Lets the keeper write until `until` (CLOCK_MONOTONIC of this node, seconds)."""
-        self._lease_until = until
+        self._lease_until = max(until, self._last_until)
+
+    def let_finish(self, seconds: float) -> None:
+        """Lets the keeper write what it holds at an end, with or without a supervisor: into folders of attempts that
+        are its own, of which the journal says whether they count."""
+        self._last_until = time.monotonic() + seconds
+        self.lease(self._last_until)
+
+    def wake(self) -> int | None:
+        """Continues a keeper that was stopped by a signal; its process, None where it was not."""
+        try:
+            if self.pid is None or read_stat(self.pid)[0] != "T":
+                return None
+            os.kill(self.pid, signal.SIGCONT)
+        except OSError:
+            return None
+        _log.warning("the keeper (process %d) was stopped by a signal: it is continued", self.pid)
+        return self.pid
 
     async def _renew(self) -> None:
         channel: _Channel | None = None
@@ -191,13 +223,26 @@ class KeeperProcess:
                     channel = None
             await asyncio.sleep(_LEASE_EVERY_S)
 
-    async def close(self, *, flush: bool, deadline_s: float) -> Message:
-        """Lets it make the newest snapshot durable where asked, and ends it."""
-        self._closing = True
+    async def flush(self, deadline_s: float, room_s: float, **what: Any) -> Message:
+        """Lets it make a snapshot durable (default: the newest; else `mark` and `ranks`); why not, in words, in `why`.
+
+        Waits up to `deadline_s` for the writing, and `room_s` for a storage that refuses.
+        """
+        within = deadline_s + room_s
+        self.let_finish(within + 10)
+        self.wake()
         try:
-            answer = await self.call(
-                {"op": "close", "flush": flush, "deadline_s": deadline_s}, timeout=deadline_s + 10
-            )
+            request = {"op": "flush", "deadline_s": deadline_s, "room_s": room_s, **what}
+            return await self.call(request, timeout=within + 10)
+        except RunError as e:
+            return {"step": None, "why": e.what}
+
+    async def close(self) -> Message:
+        """Ends it, and what it holds."""
+        self._closing = True
+        self.wake()
+        try:
+            answer = await self.call({"op": "close", "flush": False, "deadline_s": 0.0}, timeout=10)
         except RunError as e:
             answer = {"ok": False, "what": str(e)}
             await asyncio.to_thread(self._end_leftover)
@@ -210,7 +255,7 @@ class KeeperProcess:
             except subprocess.TimeoutExpired:
                 await asyncio.to_thread(self._end_leftover)
         answer.pop("ok", None)
-        return {"closed": answer}
+        return answer
 
 
 def _why_silent(e: Exception, timeout_s: float) -> str:

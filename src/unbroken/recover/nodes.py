@@ -62,6 +62,8 @@ class NodeTable:
         self._token = ""
         self._tasks: set[asyncio.Task[Any]] = set()
         self.epoch = 0
+        self.room_s = 600.0
+        """How long a keeper that ends waits for a storage that refuses what it holds."""
 
     async def listen(self) -> tuple[str, int]:
         """Opens the port for agents; returns its address."""
@@ -150,6 +152,7 @@ class NodeTable:
             "--run-dir", str(self._run_dir.path), "--run-id", self._run_id, "--node", name,
             "--scratch", str(self._backend.scratch(name)), "--orphan-grace", str(self._orphan_grace_s),
             "--keeper-memory", str(self.keeper_bytes), "--ownership", self._backend.ownership(),
+            "--wait-for-room", str(self.room_s),
         ]  # fmt: skip
         env = {"UNBROKEN_RUN_ID": self._run_id, "UNBROKEN_NODE": name, "UNBROKEN_ROLE": "agent"}
         self._backend.launch(name, argv, env, self._run_dir.agent_log(name))

@@ -35,6 +35,9 @@ class RunState:
     lost: set[str] = field(default_factory=set)
     cordoned: dict[str, str] = field(default_factory=dict)
     epochs: int = 0
+    accepted: set[tuple[int, int]] = field(default_factory=set)
+    """(attempt, step) of snapshots that were whole in memory when their attempt was sealed, or were offered to a
+    later one: they count, also where they become durable only afterwards."""
 
     expiry: dict[str, float] = field(default_factory=dict)
 
@@ -67,6 +70,7 @@ class RunState:
         elif kind == "attempt":
             self.attempt, self.attempt_open = r["attempt"], True
             self.slots = tuple(r["slots"])
+            self.accepted |= {(int(c["attempt"]), int(c["step"])) for c in r.get("candidates") or ()}
             self.restarts = max(0, self.attempt - 1)
         elif kind == "ended":
             self.attempt_open = False
@@ -75,6 +79,7 @@ class RunState:
             self.durable.append((r["step"], r["attempt"]))
         elif kind == "seal":
             self.seals[r["attempt"]] = tuple(r["checkpoints"])
+            self.accepted |= {(int(a), int(s)) for a, s in r.get("memory") or ()}
         elif kind == "incident":
             self.incident = r["incident"]
             self.unresumed = r["incident"]

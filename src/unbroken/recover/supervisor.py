@@ -19,15 +19,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ..checkpoint.catalogue import listing
+from ..checkpoint.catalogue import Found, listing
 from ..checkpoint.storage.posix import PosixStorage
 from ..cluster import Allocation, Backend, Ended, NodeState
 from ..detect import Hang, HangDetector, Level, ProcessLook, late_ranks
 from ..diagnose.facts import Facts, HangFact, RankExit
 from ..diagnose.verdict import Action, Root, Verdict
-from ..errors import Exit, RunError, RunStopped
+from ..errors import Exit, RunError, RunStopped, UnbrokenError
 from ..progress import JournalWriter, RunDir, RunSpec, newest_epoch, read_journal, read_spec, write_spec
-from ..units import Bytes
+from ..units import Bytes, Duration
 from . import proof
 from .attempt import Attempt, read_steps
 from .candidates import candidates
@@ -41,6 +41,15 @@ from .incidents import (
     named_in_run,
     takeover_verdict,
     with_root,
+)
+from .leaving import (
+    ANSWER_S,
+    FLUSH_S,
+    INVENTORY_S,
+    Last,
+    accept_late,
+    say_farewell,
+    whole_in_memory,
 )
 from .ledger import Ledger
 from .nodes import Node, NodeTable
@@ -58,10 +67,16 @@ _SETTLE_QUIET_S = 0.15
 _KEEPER_SETTLE_S = 10.0
 _FOLLOW_SAID_S = 15.0
 _FAILED_STARTS_MAX = 10
+WAIT_LEAST_S = 10.0
+"""A disk that refuses at the end is waited for at least this long, however late the stop was asked for."""
 
 
 class Superseded(RunError):
     """Another supervisor claimed a higher epoch."""
+
+
+class CannotRecord(RunError):
+    """The journal cannot be written, and there is no time left to wait until it can."""
 
 
 @dataclass
@@ -100,6 +115,7 @@ class Supervisor:
             run_dir, spec.run_id, backend, float(self._timeouts.lease), grace, keeper_bytes, self._on_message,
             self._changed,
         )  # fmt: skip
+        self.nodes.room_s = float(self._timeouts.room)
         self._allocation: Allocation = backend.allocate(spec.nodes, spec.spares)
         self._state = RunState()
         self._journal: JournalWriter | None = None
@@ -109,6 +125,9 @@ class Supervisor:
         self._unproven = proof.Unproven()
         self._incident: Incident | None = None
         self._stop_requests = 0
+        self._stop_first: float | None = None
+        self._waits: dict[str, Message] = {}
+        """Per node, the snapshot that waits for a storage that refuses."""
         self._background: set[asyncio.Task[Any]] = set()
         self._epoch_checked = 0.0
         self._first_told = 0
@@ -122,6 +141,7 @@ class Supervisor:
     def request_stop(self) -> None:
         """Asks for a stop at a step boundary; the second time, at once. Safe to call from a signal handler."""
         self._stop_requests += 1
+        self._stop_first = self._stop_first or time.monotonic()
         self._changed.set()
 
     async def run(self) -> str:
@@ -188,9 +208,13 @@ class Supervisor:
         attempt = await self._adopt()
         while True:
             if attempt is None:
+                if self._stop_requests:
+                    return await self._finish("interrupted")
                 try:
                     attempt = await self._start_attempt()
                     self._failed_starts = 0
+                    if attempt is None:
+                        continue
                 except (RunStopped, Superseded):
                     raise
                 except RunError as e:
@@ -200,7 +224,7 @@ class Supervisor:
             _log.info("attempt %d ended: %s", attempt.number, ending.kind)
             if ending.kind in ("completed", "interrupted"):
                 await self._record("ended", attempt=attempt.number, how=ending.kind, step=attempt.step)
-                return await self._finish(ending.kind, attempt)
+                return await self._finish(ending.kind)
             await self._recover(attempt, ending)
             attempt = None
 
@@ -292,13 +316,16 @@ class Supervisor:
         detector = HangDetector(self._timeouts)
         return Attempt.make(number, slots, self.spec.nproc, detector, self._state.step, self.run_dir)
 
-    async def _start_attempt(self) -> Attempt:
-        """Seals what was before, chooses nodes, and launches the next attempt."""
+    async def _start_attempt(self) -> Attempt | None:
+        """Seals what was before, chooses nodes, and launches the next attempt; None where a stop came before that."""
         began = time.monotonic()
         number = self._state.attempt + 1
         slots = await self._fill_slots()
         if self._state.attempt and self._state.attempt not in self._state.seals:
             await self._seal(self._state.attempt)
+        await self._accept_late()
+        if self._stop_requests:
+            return None
         up = self.nodes.up()
         answers = await self.nodes.ask_all(up, "keeper", request={"op": "inventory"}, timeout=20)
         rank_nodes = {
@@ -405,9 +432,31 @@ class Supervisor:
             self.nodes.up(), "keeper", timeout=_KEEPER_SETTLE_S + 10,
             request={"op": "settle", "attempt": attempt, "deadline_s": _KEEPER_SETTLE_S, "gone": gone},
         )  # fmt: skip
-        found = await asyncio.to_thread(listing, PosixStorage(self.run_dir.checkpoints))
-        accepted = [f.name for f in found if f.attempt == attempt and f.committed]
-        await self._record("seal", attempt=attempt, checkpoints=accepted)
+        memory = [[m.attempt, m.step] for m in await self._in_memory() if m.attempt == attempt]
+        accepted = [f.name for f in await self._found() if f.attempt == attempt and f.committed]
+        await self._record("seal", attempt=attempt, checkpoints=accepted, memory=memory)
+
+    async def _found(self) -> list[Found]:
+        """What lies in the folder of the checkpoints; nothing where it cannot be read."""
+        try:
+            return list(await asyncio.to_thread(listing, PosixStorage(self.run_dir.checkpoints)))
+        except (OSError, UnbrokenError) as e:
+            self.view.say(f"the checkpoints cannot be listed: {e}")
+            return []
+
+    async def _in_memory(self) -> list[Last]:
+        """The snapshots that are whole in the keepers' memory, the newest first."""
+        answers = await self.nodes.ask_all(
+            self.nodes.up(), "keeper", request={"op": "inventory"}, timeout=INVENTORY_S
+        )
+        nproc = self.spec.nproc
+        ranks = {s * nproc + i: n for s, n in enumerate(self._state.slots) for i in range(nproc)}
+        return whole_in_memory({n: a.get("inventory", []) for n, a in answers.items()}, ranks)
+
+    async def _accept_late(self) -> None:
+        """Takes into the seals what was accepted in memory and has become durable since."""
+        for attempt, names in accept_late(await self._found(), self._state).items():
+            await self._record("seal", attempt=attempt, checkpoints=list(names))
 
     # --- watching
 
@@ -531,11 +580,12 @@ class Supervisor:
         self.view.say(
             "stopping: the ranks are asked to save and exit at the next step (run.should_stop); Ctrl-C again kills them"
         )
+        await self._wake_keepers(nodes)
         agreed = False
         margin = 2 + int(1.0 / max(attempt.step_time or 1.0, 1e-3))
         for _ in range(8):
             target = attempt.step + margin
-            answers = await self.nodes.ask_all(nodes, "stop_at", step=target)
+            answers = await self.nodes.ask_all(nodes, "stop_at", step=target, timeout=INVENTORY_S)
             told = len(answers) == len(nodes) and all(a["told"] for a in answers.values())
             furthest = max((a["furthest"] for a in answers.values()), default=-1)
             if told and furthest < target:
@@ -565,10 +615,21 @@ class Supervisor:
         while time.monotonic() < deadline and not attempt.all_ended and self._stop_requests < 2:
             if attempt.failures() and all(e.code != Exit.RANK_STOPPED_ON_REQUEST for e in attempt.failures()):
                 break
+            if self._saved_but_for_room():
+                break
             await asyncio.sleep(0.05)
-        if not attempt.all_ended:
+        if self._saved_but_for_room():
+            self.view.say(
+                "the ranks have saved, and wait for the storage only: their keepers do that without them"
+            )
+        elif not attempt.all_ended:
             self.view.say("not all ranks stopped in time; killing them")
         await self.nodes.ask_all(nodes, "stop", attempt=attempt.number, timeout=30)
+
+    def _saved_but_for_room(self) -> bool:
+        """Whether what the ranks wait for, at their end, is whole in memory and lacks nothing but room on the storage."""
+        waits = [w for w in self._waits.values() if w.get("attempt") == self._ledger.attempt]
+        return bool(waits) and all(w["step"] == self._ledger.host_step for w in waits)
 
     # --- after an incident
 
@@ -766,35 +827,83 @@ class Supervisor:
 
     # --- the end
 
-    async def _finish(self, kind: str, attempt: Attempt) -> str:
+    async def _finish(self, kind: str) -> str:
         """Lets the keepers make the last snapshot durable, ends agents and keepers, and says how it ended."""
-        await self._leave(flush=True)
-        found = await asyncio.to_thread(listing, PosixStorage(self.run_dir.checkpoints))
-        accepted = [f.name for f in found if f.attempt == attempt.number and f.committed]
-        await self._record("seal", attempt=attempt.number, checkpoints=accepted)
-        await self._record("status", status=kind, step=attempt.step)
-        self.view.finished(kind, attempt, accepted)
+        holding = await self._leave(flush=True)
+        attempt, step = self._state.attempt, self._state.step
+        try:
+            if attempt and attempt not in self._state.seals:
+                accepted = [f.name for f in await self._found() if f.attempt == attempt and f.committed]
+                memory = [list(m) for m in sorted(holding)]
+                await self._record("seal", attempt=attempt, checkpoints=accepted, memory=memory)
+            await self._accept_late()
+            await self._record("status", status=kind, step=step)
+        except CannotRecord as e:
+            self.view.say(
+                f"{e.what}: the next start will take this end for a lost supervisor, and lose nothing by it"
+            )
+        counted = {n for names in self._state.seals.values() for n in names}
+        newest = [f.name for f in await self._found() if f.committed and f.name in counted]
+        self.view.finished(kind, step, newest)
         return kind
 
-    async def _leave(self, *, flush: bool) -> None:
-        """Ends all agents and keepers that are reachable, and proves that nothing is left on their nodes."""
-        names = self.nodes.up()
-        answers = await self.nodes.ask_all(names, "quit", flush=flush, deadline_s=60, timeout=90)
+    async def _leave(self, *, flush: bool) -> set[tuple[int, int]]:
+        """Ends all agents and keepers that are reachable, and proves that nothing is left on their nodes.
+
+        Returns the (attempt, step) of what keepers still hold and try to save on their own: none as a rule.
+        """
+        names, last = self.nodes.up(), None
+        began = time.monotonic()
+        self._waits.clear()
+        if flush and names:
+            await self._wake_keepers(names)
+            last = next(iter(await self._in_memory()), None)
+            if last is not None and not self._is_durable(last):
+                self.view.say(f"saving step {last.step} from memory")
+        room_s = float(self._timeouts.room)
+        asked = self._stop_requests
+
+        def patient_until() -> float:
+            if not self._waits:
+                return began + FLUSH_S + ANSWER_S
+            if self._stop_requests > asked:
+                return 0.0
+            if self._stop_first is not None:
+                return max(self._stop_first + float(self._timeouts.stop), began + WAIT_LEAST_S)
+            return began + FLUSH_S + room_s
+
+        farewell = await say_farewell(
+            self.nodes, names, last, flush=flush, room_s=room_s, patient_until=patient_until
+        )
         if flush:
-            self.view.kept({n: a["closed"] for n, a in answers.items() if "closed" in a})
-        for name in names:
+            self.view.kept(farewell, last, room_s)
+        for name in [n for n in names if n not in farewell.holding]:
             deadline = time.monotonic() + 3
             while (
                 time.monotonic() < deadline
                 and await asyncio.to_thread(self.backend.state, name) is not NodeState.GONE
             ):
                 await asyncio.sleep(0.02)
-        for name in self.nodes.nodes:
+        for name in [n for n in self.nodes.nodes if n not in farewell.holding]:
             ended = await asyncio.to_thread(self.backend.clear, name)
             if ended.survivors:
                 self.view.say(f"processes {list(ended.survivors)} on {name} survive kill -9")
             elif not ended.proven:
                 self.view.say(f"{name}: it is not proven that nothing of the run is left: {ended.why}")
+        return {(last.attempt, last.step)} if farewell.holding and last is not None else set()
+
+    async def _wake_keepers(self, names: list[str]) -> None:
+        """A keeper that somebody stopped holds the newest snapshot: at an end it has to go on."""
+        answers = await self.nodes.ask_all(names, "wake", timeout=INVENTORY_S)
+        for name, answer in answers.items():
+            if answer.get("woken"):
+                self.view.say(
+                    f"{name}: its keeper (process {answer['woken']}) was stopped by a signal; it is continued so that it can save"
+                )
+
+    def _is_durable(self, last: Last) -> bool:
+        known = {(a, s) for s, a in self._state.durable}
+        return (last.attempt, last.step) in known
 
     # --- what agents tell
 
@@ -866,6 +975,9 @@ class Supervisor:
             if kind == "keeper_back" and self._attempt is not None:
                 self._spawn(self._reconcile(self._attempt))
             return
+        if kind == "waiting":
+            self._on_waiting(node, event)
+            return
         if event.get("attempt") != self._ledger.attempt:
             return
         if kind == "host" and self._ledger.on_host(event["step"], event["rank"]):
@@ -888,14 +1000,25 @@ class Supervisor:
                 )
             )  # fmt: skip
 
+    def _on_waiting(self, node: Node, event: Message) -> None:
+        self._waits[node.name] = event
+        self.view.say(
+            f"{node.name}: step {event['step']} cannot be saved yet: {event.get('why')}; tried again for up to "
+            f"{Duration(event.get('seconds', 0.0))} (--wait-for-room)"
+        )
+        self._changed.set()
+
     # --- the journal
 
     async def _record(self, kind: str, **fields: Any) -> None:
-        """Journals what is about to be acted on; waits while the disk refuses, because nothing may go before."""
+        """Journals what is about to be acted on; waits while the disk refuses, because nothing may go before.
+
+        Raises CannotRecord once a stop was asked for and its grace is over.
+        """
         journal = self._journal
         if journal is None:
             return
-        complained = False
+        complained, began = False, 0.0
         while True:
             try:
                 await self._write_later()
@@ -905,7 +1028,14 @@ class Supervisor:
             except OSError as e:
                 if not complained:
                     complained = True
+                    began = time.monotonic()
                     self.view.say(f"the run directory cannot be written ({e.strerror}); waiting until it can")
+                if self._stop_first is not None:
+                    grace = self._stop_first + float(self._timeouts.stop)
+                    if time.monotonic() > max(grace, began + WAIT_LEAST_S):
+                        raise CannotRecord(
+                            f"the journal cannot be written ({e.strerror})", where=str(self.run_dir.path)
+                        ) from e
             await asyncio.sleep(0.5)
 
     async def _record_soft(self, kind: str, **fields: Any) -> None:

@@ -6,7 +6,7 @@ import math
 import shutil
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from ..detect import Hang
@@ -14,6 +14,7 @@ from ..progress import RunDir
 from ..units import Duration
 from .attempt import Attempt, Step, is_number
 from .incidents import Incident
+from .leaving import Farewell, Last
 from .ledger import Ledger
 
 _LINE_EVERY_S = 2.0
@@ -30,8 +31,8 @@ class View(Protocol):
     def incident(self, incident: Incident, seconds: float) -> None: ...
     def resumed(self, incident: Incident) -> None: ...
     def stopped(self, incident: Incident, run_dir: RunDir) -> None: ...
-    def kept(self, closed: Mapping[str, Mapping[str, Any]]) -> None: ...
-    def finished(self, kind: str, attempt: Attempt, checkpoints: Sequence[str]) -> None: ...
+    def kept(self, farewell: Farewell, last: Last | None, room_s: float) -> None: ...
+    def finished(self, kind: str, step: int, checkpoints: Sequence[str]) -> None: ...
 
 
 class Lines:
@@ -153,16 +154,21 @@ class Lines:
         if v is not None and v.root is not None and v.root.file:
             self.say(f"    see {run_dir.path / v.root.file}{f', line {v.root.line}' if v.root.line else ''}")
 
-    def kept(self, closed: Mapping[str, Mapping[str, Any]]) -> None:
-        """Says of each node whose keeper ended with a snapshot that could not be made durable, or without a word."""
-        for node, answer in closed.items():
-            if why := answer.get("why") or answer.get("what"):
-                self.say(f"{node}: its keeper did not put its last snapshot on disk: {why}")
+    def kept(self, farewell: Farewell, last: Last | None, room_s: float) -> None:
+        """Says what was not saved at the end: given up, or still held by keepers that go on trying."""
+        what = f"step {last.step}" if last is not None else "its last snapshot"
+        for node, why in farewell.unsaved.items():
+            self.say(f"{node}: its keeper ended without saving {what}: {why}")
+        if farewell.holding:
+            self.say(
+                f"{what} is in memory only: the keepers of {', '.join(farewell.holding)} hold it and go on trying for "
+                f"{Duration(room_s)}. Free space, or give the same command again within that time: it goes on from there"
+            )
 
-    def finished(self, kind: str, attempt: Attempt, checkpoints: Sequence[str]) -> None:
+    def finished(self, kind: str, step: int, checkpoints: Sequence[str]) -> None:
         newest = f", newest checkpoint {checkpoints[0]}" if checkpoints else ""
         if self._bar:
             self._write("\r\x1b[K")
         self._bar = ""
-        at = f" at step {attempt.step}" if attempt.step >= 0 else ""
+        at = f" at step {step}" if step >= 0 else ""
         self.say(f"the run is {kind}{at}{newest}")
