@@ -52,7 +52,7 @@ from .keeper_client import KeeperGone
 from .ladder import RUNGS, Saved
 from .lodging import CLAIMS, end_process, own_attempt, own_keeper, supervised_keeper
 from .manifest import FileRecord, Manifest, PartManifest, data_name, tensor_part
-from .nodes import Board, gather_nodes, join_ring, peer_addresses
+from .nodes import PATIENCE_S, Board, gather_nodes, join_ring, peer_addresses
 from .pinning import Pinning
 from .position import Position
 from .rank_memory import RankMemory, Slab
@@ -428,8 +428,11 @@ class Checkpointer:
         self._started = True
         nodes = gather_nodes(self.agreement, p, self.memory) if p.world_size > 1 else [p.node]
         self._peers = bool(self._wishes["peer"]) and self._ring(nodes)
-        if len(nodes) > 1 and not p.supervised:
-            self._board = Board(self.agreement, self.memory)
+        if len(nodes) > 1:
+            self._board = Board(
+                self.agreement, self.memory, asks=p.local_rank == 0 or not p.supervised,
+                patience_s=PATIENCE_S if p.supervised else 0.0,
+            )  # fmt: skip
         if "auto" in (self.snapshot_every, self.persist_every):
             files = [e.modified for e in self.storage.files(CLAIMS)]
             self._meter = Meter(p.world_size, self.attempt - 1, min(files, default=time.time()))
@@ -656,6 +659,8 @@ class Checkpointer:
         if step is None:
             return
         mark = Mark(event["attempt"] if event.get("attempt") is not None else self.attempt, step)
+        if kind == "complete" and mark.attempt == self.attempt and self._board is not None:
+            self._board.known(step)
         with self._guard:
             saves = list(self._saves.get(mark, ()))
             # Without an attempt it is a refused buffer: of that save alone, not of the step.

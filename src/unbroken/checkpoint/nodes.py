@@ -1,13 +1,15 @@
-"""What the nodes of a run tell each other without a supervisor: who holds whose copies, and what is whole everywhere.
+"""What the nodes of a run tell each other by themselves: who holds whose copies, and what is whole everywhere.
 
 All of it through the agreement of the ranks, a few small values; the keepers move the bytes.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import threading
+import time
 from contextlib import suppress
 
 from ..errors import UnbrokenError
@@ -16,8 +18,12 @@ from .environment import Place
 from .peers import own_address
 from .rank_memory import RankMemory
 
+logger = logging.getLogger("unbroken.checkpoint")
+
 TIMEOUT_S = 300.0
 LOOK_S = 0.1
+PATIENCE_S = 1.0
+"""A supervisor answers in milliseconds; one that is slower is not waited for."""
 
 
 def gather_nodes(agreement: Agreement, p: Place, memory: RankMemory) -> list[str]:
@@ -47,36 +53,65 @@ def peer_addresses(agreement: Agreement, nodes: list[str]) -> dict[str, str]:
 
 
 class Board:
-    """Learns, without a supervisor, which snapshots are whole on all ranks of several nodes, and tells this node's keeper."""
+    """Learns from the ranks themselves which snapshots are whole on several nodes, and tells this node's keeper.
 
-    def __init__(self, agreement: Agreement, memory: RankMemory) -> None:
+    Without a supervisor nobody else does. With one it is the second way: a supervisor that is gone, stopped or cut off
+    must not hold training up, whose buffers come free only when a newer snapshot is known to be whole. `patience_s` is
+    how long the first way has for it. One rank of a node `asks`; all of them count.
+    """
+
+    def __init__(
+        self, agreement: Agreement, memory: RankMemory, *, asks: bool = True, patience_s: float = 0.0
+    ) -> None:
         self.agreement, self.memory = agreement, memory
-        self._open: set[int] = set()
+        self._patience_s = patience_s
+        self._open: dict[int, float] = {}
         self._guard = threading.Lock()
         self._stop = threading.Event()
-        threading.Thread(target=self._loop, name="unbroken-board", daemon=True).start()
+        self._asks = asks
+        if asks:
+            threading.Thread(target=self._loop, name="unbroken-board", daemon=True).start()
 
     def on_host(self, step: int) -> None:
         """This rank has its share in memory."""
+        if self._asks:
+            with self._guard:
+                self._open[step] = time.monotonic()
+        try:
+            if self.agreement.count(f"host/{step}") == self.agreement.world_size:
+                self.agreement.publish(f"whole/{step}", True)
+        except Exception as e:  # noqa: BLE001 - of torch's store; without it the supervisor's word is left
+            self._give_up(e)
+
+    def known(self, step: int) -> None:
+        """The keeper knows of this one, and so of all before it."""
         with self._guard:
-            self._open.add(step)
-        if self.agreement.count(f"host/{step}") == self.agreement.world_size:
-            self.agreement.publish(f"whole/{step}", True)
+            self._open = {s: t for s, t in self._open.items() if s > step}
 
     def close(self) -> None:
         """Ends looking."""
         self._stop.set()
 
+    def _give_up(self, e: Exception) -> None:
+        if not self._stop.is_set():
+            logger.warning("the ranks' store does not answer, only the supervisor says what is whole: %s", e)
+        self.close()
+
     def _loop(self) -> None:
         while not self._stop.wait(LOOK_S):
+            now = time.monotonic()
             with self._guard:
-                steps = sorted(self._open, reverse=True)
+                steps = sorted(
+                    (s for s, t in self._open.items() if now - t >= self._patience_s), reverse=True
+                )
             for step in steps:
-                if not self.agreement.peek(f"whole/{step}"):
-                    continue
+                try:
+                    if not self.agreement.peek(f"whole/{step}"):
+                        continue
+                except Exception as e:  # noqa: BLE001 - as above
+                    self._give_up(e)
+                    return
                 with suppress(UnbrokenError):
-                    link = self.memory.link
-                    link.request({"op": "complete", "attempt": link.info["attempt"], "step": step})
-                with self._guard:
-                    self._open -= {s for s in self._open if s <= step}
+                    self.memory.link.request({"op": "whole", "step": step})
+                self.known(step)
                 break

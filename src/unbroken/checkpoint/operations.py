@@ -101,6 +101,14 @@ def complete(keeper: Keeper, client: Client, m: Message, fds: list[int]) -> Answ
     return {}, []
 
 
+def whole(keeper: Keeper, client: Client, m: Message, fds: list[int]) -> Answer:
+    """The ranks of this attempt found out among themselves that all of them have this snapshot in memory."""
+    if client.role != "rank" or client.attempt != keeper.attempt:
+        raise Refused(f"attempt {client.attempt} is over", where=f"rank {client.rank}")
+    keeper.note_complete(Mark(client.attempt, int(m["step"])))
+    return {}, []
+
+
 def hurry(keeper: Keeper, client: Client, m: Message, fds: list[int]) -> Answer:
     """Nobody waits any longer for a storage that refuses."""
     keeper.hurried = True
@@ -308,6 +316,7 @@ OPERATIONS: dict[str, Operation] = {
         complete,
         lease,
         hurry,
+        whole,
         arena,
         claim,
         unclaim,
