@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from unbroken.diagnose.report import _ACTIONS
 from unbroken.diagnose.verdict import REASONS, Action, Category, Outcome, Root, Verdict
 from unbroken.progress import Budgets
-from unbroken.recover.policy import Decision, PastIncident, cause_of, decide, decide_lapsed, fingerprint
+from unbroken.recover import policy, supervisor
+from unbroken.recover.policy import (
+    DECIDED,
+    Decision,
+    PastIncident,
+    as_carried_out,
+    cause_of,
+    decide,
+    decide_lapsed,
+    fingerprint,
+)
+from unbroken.recover.report.page import ACTION_TEXT
 
 B = Budgets(failure=3, hang=2, node_loss=4, killed=3, framework=3, unknown=3)
 
@@ -134,8 +147,51 @@ def test_a_budget_of_nothing_stops_at_the_first() -> None:
 
 
 @pytest.mark.parametrize("outcome", [Outcome.COMPLETED, Outcome.CANCELLED])
-def test_ends_that_are_no_failures(outcome: Outcome) -> None:
-    assert decide(verdict(None, outcome=outcome), 5, [], B).action is Action.NONE
+def test_ends_that_the_logs_take_for_no_failures(outcome: Outcome) -> None:
+    """Ranks that ended without finishing are restarted, whatever they print; and it is bounded as anything unknown."""
+    run = Run()
+    first = run.meets(verdict(None, outcome=outcome), 5)
+    assert first.action is Action.RESTART and f"the logs say {outcome}" in first.why
+    assert run.meets(verdict(None, outcome=outcome), 5).action is Action.STOP
+
+
+def _all_verdicts() -> list[Verdict]:
+    return [
+        verdict(
+            reason, outcome=outcome, category=category, action=action, recoverable=recoverable, cordon=cordon
+        )
+        for reason in (None, "Unknown", "Hang", "LossSpike", "NodeFailure", "KeyError", "CUDAError")
+        for outcome in Outcome
+        for category in (None, *Category)
+        for action in Action
+        for recoverable in (True, False)
+        for cordon in ((), ("node-000",))
+    ]
+
+
+def test_nothing_is_decided_that_nobody_carries_out() -> None:
+    """Every action is one that the supervisor does, the takeover's `none`, or an advice that no policy decides."""
+    text = Path(supervisor.__file__).read_text()
+    for action in DECIDED - {Action.RESTART}:  # that is what happens where nothing else is said
+        assert f"Action.{action.name}" in text + Path(policy.__file__).read_text()
+    assert set(Action) - DECIDED == {Action.NONE, Action.ROLLBACK_SKIP}
+    for v in _all_verdicts():
+        for killed in (False, True):
+            for history in ([], [PastIncident(cause_of(v, killed=killed), fingerprint(v), 5)]):
+                d = decide(v, 5, history, B, killed=killed)
+                assert d.action in DECIDED, v
+                for spares in (0, 1):
+                    done = as_carried_out(d, spares)
+                    assert done.action in DECIDED
+                    assert done.action is not Action.RESTART_ELSEWHERE or (spares and done.exclude)
+                if v.action is Action.ROLLBACK_SKIP and d.action is not Action.STOP:
+                    assert "not built yet" in d.why
+
+
+def test_every_action_has_words_that_say_what_was_done() -> None:
+    assert set(ACTION_TEXT) == {a.value for a in Action} == set(_ACTIONS)
+    assert "skipped" not in ACTION_TEXT["rollback_skip"].replace("nothing skipped", "")
+    assert "by hand" in _ACTIONS["rollback_skip"]
 
 
 def test_preemption_is_free_for_ever() -> None:

@@ -45,6 +45,7 @@ class Action(StrEnum):
     RESTART = "restart"
     RESTART_ELSEWHERE = "restart_elsewhere"
     ROLLBACK_SKIP = "rollback_skip"
+    """Advice to a person: no supervisor does it yet, it restarts and says so."""
     STOP = "stop"
     NONE = "none"
 

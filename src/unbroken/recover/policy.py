@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..diagnose.verdict import HANG, Action, Category, Outcome, Verdict
 from ..progress import Budgets
@@ -16,6 +16,9 @@ _BACKOFF_FIRST_S = 0.0
 _BACKOFF_S = 2.0
 _BACKOFF_MAX_S = 60.0
 FREE, LAPSED = "free", "lease"
+DECIDED = frozenset({Action.RESTART, Action.RESTART_ELSEWHERE, Action.STOP})
+"""What `decide` may decide: each is carried out by the supervisor. `none` is for a takeover, where nothing is to be done;
+`rollback_skip` is a diagnosis's advice, which nobody carries out yet: such a run is restarted, and that is said."""
 
 
 @dataclass(frozen=True)
@@ -74,8 +77,6 @@ def decide(
     instead: they need not repeat). Budgets count only incidents since the last progress.
     """
     cause = cause_of(verdict, killed=killed)
-    if verdict.outcome in (Outcome.COMPLETED, Outcome.CANCELLED):
-        return Decision(Action.NONE, f"the run is {verdict.outcome}")
     if verdict.action is Action.STOP or (cause == "script" and not verdict.recoverable):
         return Decision(Action.STOP, f"{verdict.reason}: a restart cannot help. {verdict.mitigation}".strip())
     mark = fingerprint(verdict)
@@ -103,7 +104,31 @@ def decide(
         if verdict.cordon or verdict.action is Action.RESTART_ELSEWHERE
         else Action.RESTART
     )
-    return Decision(action, f"{cause}: {_budget_text(budget, len(ours) + 1)}", verdict.cordon, delay)
+    why = f"{cause}: {_budget_text(budget, len(ours) + 1)}{_not_as_advised(verdict)}"
+    return Decision(action, why, verdict.cordon, delay)
+
+
+def as_carried_out(decision: Decision, replaceable: int) -> Decision:
+    """The decision as it will be done with so many spares: without one the node stays in use, and that is no
+    restart elsewhere."""
+    if decision.action is not Action.RESTART_ELSEWHERE or (decision.exclude and replaceable):
+        return decision
+    what = f"; {', '.join(decision.exclude)} stays in use: no spare is left" if decision.exclude else ""
+    return replace(decision, action=Action.RESTART, why=f"{decision.why}{what}")
+
+
+def _not_as_advised(verdict: Verdict) -> str:
+    """What the verdict says or advises and the decision does not follow, in words."""
+    if verdict.action is Action.ROLLBACK_SKIP:
+        return (
+            "; from the newest checkpoint and with the same data: going back before the spike and skipping is not"
+            " built yet"
+        )
+    if verdict.outcome in (Outcome.COMPLETED, Outcome.CANCELLED):
+        return (
+            f"; the logs say {verdict.outcome}, but its ranks did not all finish and nobody stopped this run"
+        )
+    return ""
 
 
 def decide_lapsed(step: int, history: Sequence[PastIncident], budgets: Budgets) -> Decision:

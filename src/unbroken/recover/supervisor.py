@@ -53,7 +53,16 @@ from .leaving import (
 )
 from .ledger import Ledger
 from .nodes import Node, NodeTable
-from .policy import FREE, LAPSED, Decision, cause_of, decide, decide_lapsed, fingerprint
+from .policy import (
+    FREE,
+    LAPSED,
+    Decision,
+    as_carried_out,
+    cause_of,
+    decide,
+    decide_lapsed,
+    fingerprint,
+)
 from .ranks import LaunchOrder
 from .reign import take_over
 from .state import RunState
@@ -664,7 +673,9 @@ class Supervisor:
         incident.phases["diagnose"] = time.monotonic() - diagnose_began
         step = max(attempt.step, self._state.step)
         incident.step = step
-        decision = self._decide(verdict, step, ending, killed)
+        decision = as_carried_out(
+            self._decide(verdict, step, ending, killed), len(self._free_spares(list(ending.nodes)))
+        )
         incident.action, incident.why = decision.action.value, decision.why
         self._write_incident(incident)
         await self._record("ended", attempt=attempt.number, how=ending.kind, step=step)
@@ -783,14 +794,25 @@ class Supervisor:
         self.view.say(f"{name} is parked: {reason}")
 
     async def _cordon(self, name: str, verdict: Verdict) -> None:
-        spare = [n for n in self._allocation.spares if self.nodes.nodes[n].up and n not in self._state.slots]
-        if not spare:
+        if not self._free_spares([]):
             self.view.say(
                 f"{name} should be cordoned ({verdict.reason}), but no spare is left: it stays in use"
             )
             return
         await self._record("cordon", node=name, reason=verdict.reason, owner="unbroken", expires_s=86400)
         self.view.say(f"{name} is cordoned for a day: {verdict.reason} (confidence {verdict.confidence:.0%})")
+
+    def _free_spares(self, gone: Sequence[str]) -> list[str]:
+        """Nodes that could take another one's place now."""
+        names = [*self._allocation.nodes, *self._allocation.spares]
+        return [
+            n
+            for n in names
+            if n not in self._state.slots
+            and n not in gone
+            and n in self.nodes.nodes
+            and self.nodes.nodes[n].up
+        ]
 
     async def _lose(self, name: str, reason: str) -> None:
         await self._record("lost", node=name, reason=reason)

@@ -31,7 +31,7 @@ KIND_TEXT = {
     "lease": "a node lost its supervisor",
 }  # fmt: skip
 ACTION_TEXT = {
-    "restart": "restarted", "restart_elsewhere": "restarted elsewhere", "rollback_skip": "rolled back, data skipped",
+    "restart": "restarted", "restart_elsewhere": "restarted elsewhere", "rollback_skip": "restarted, nothing skipped",
     "stop": "stopped the run", "none": "nothing to do",
 }  # fmt: skip
 PHASE_TEXT = {
