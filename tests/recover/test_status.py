@@ -12,13 +12,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 from unbroken.cli.main import dispatch
 from unbroken.cli.status import screen
 from unbroken.errors import InputError
 from unbroken.progress import RunDir
-from unbroken.recover.report import standing
+from unbroken.recover.report import gather, standing
 from unbroken.testing.run_folder import RunFolder
 
 
@@ -44,6 +45,44 @@ def test_running(made: RunFolder) -> None:
     text = screen(s)
     assert "0.25 s ago" in text and "alive" in text and "incidents   none" in text
     assert len(text.splitlines()) <= 24
+
+
+def test_a_stopped_supervisor_is_not_called_alive(made: RunFolder) -> None:
+    made.attempt()
+    made.steps(5)
+    sleeper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        started = psutil.Process(sleeper.pid).create_time()
+        supervised_by(made, pid=sleeper.pid, pid_started=started)
+        assert ", alive (" in screen(standing(made.run_dir))
+        os.kill(sleeper.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, sleeper.pid, os.WSTOPPED | os.WNOWAIT)
+        s = standing(made.run_dir)
+    finally:
+        sleeper.kill()
+        sleeper.wait()
+    assert s.supervisor is not None and s.supervisor.stopped and s.as_json()["supervisor"]["stopped"]
+    text = screen(s)
+    assert "stopped by a signal: nobody supervises" in text and ", alive (" not in text
+    assert f"kill -CONT {sleeper.pid}" in text
+
+
+def test_a_checkpoint_that_was_passed_over_is_in_status_and_report(made: RunFolder) -> None:
+    made.attempt()
+    made.steps(5)
+    made.record(
+        "restored",
+        attempt=1,
+        step=40,
+        of=1,
+        skipped=[["step-00000060.a0001", "it differs from its checksum"]],
+    )
+    text = " ".join(screen(standing(made.run_dir)).split())
+    assert (
+        "step-00000060.a0001 was passed over when attempt 1 started, which restored step 40: it differs"
+        in text
+    )
+    assert any("step-00000060.a0001 was passed over" in p for p in gather(made.run_dir).problems)
 
 
 def test_incidents_and_a_lost_node(made: RunFolder) -> None:

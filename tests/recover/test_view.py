@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import re
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from unbroken.recover.attempt import Attempt, Step
 from unbroken.recover.incidents import Incident, agent_lost_verdict
 from unbroken.recover.leaving import Farewell, Last
 from unbroken.recover.ledger import Ledger
+from unbroken.recover.terminal_log import ToView, logged_to
 from unbroken.recover.view import Lines
 
 
@@ -145,3 +147,74 @@ def test_a_terminal_that_went_away(attempt: Attempt) -> None:
     lines = Lines(closed)
     closed.close()
     lines.say("x")
+
+
+def test_what_an_attempt_lost_is_not_called_saved_any_more(attempt: Attempt) -> None:
+    """The step in memory went with its keeper; the attempt after it starts from the disk."""
+    out = io.StringIO()
+    lines = Lines(out, every_s=0)
+    ledger = Ledger(1, 1)
+    ledger.on_host(45, 0)
+    ledger.on_durable(40)
+    lines.progress(attempt, ledger)
+    lines.attempt(2, 1, ["node-000"], {"step": 40, "memory": {}}, 40)
+    attempt.number = 2
+    lines.progress(attempt, Ledger(2, 1))
+    lines.steps(attempt, [Step(41, 2.5, 1000, 0.0)])
+    assert plain(out.getvalue())[-1].endswith("saved: 40 on disk")
+    lines.attempt(3, 1, ["node-000"], None)
+    lines.steps(attempt, [Step(1, 2.5, 1000, 0.0)])
+    assert "saved" not in plain(out.getvalue())[-1]
+
+
+def test_a_damaged_checkpoint_that_is_passed_over_is_said(attempt: Attempt) -> None:
+    out = io.StringIO()
+    lines = Lines(out, every_s=0)
+    lines.attempt(2, 1, ["node-000"], {"step": 60, "memory": {"0": "node-000"}}, 60)
+    why = "the file differs from its own checksum"
+    lines.restored({"step": 40, "of": 1, "skipped": [["step-00000060.a0001", why]]})
+    lines.steps(attempt, [Step(41, 2.5, 1000, 0.0)])
+    said = plain(out.getvalue())
+    assert said[1] == f"step-00000060.a0001 is passed over, it cannot be used: {why}"
+    assert said[2] == "training goes on from step 40"
+    assert "60 in memory" not in said[3]
+    lines.restored({"step": 40, "of": 1, "skipped": []})
+    assert len(plain(out.getvalue())) == 4
+
+
+def test_every_line_has_its_time(attempt: Attempt, tmp_path: Path) -> None:
+    out = io.StringIO()
+    lines = Lines(out)
+    verdict = agent_lost_verdict("node-000", 40)
+    incident = Incident(2, 1, "agent_lost", 40, 1.0, 2.0, verdict, action="restart", why="one\ntwo")
+    lines.say("first\nsecond")
+    lines.incident(incident, 0.5)
+    lines.stopped(incident, RunDir(tmp_path / "run"))
+    assert all(re.match(r"\d\d:\d\d:\d\d  ", line) for line in out.getvalue().splitlines()), out.getvalue()
+
+
+def test_warnings_are_lines_of_the_view_and_the_same_one_is_not_said_over_and_over() -> None:
+    out = io.StringIO()
+    clock = [0.0]
+    handler = ToView(Lines(out), clock=lambda: clock[0])
+    logger = logging.Logger("unbroken.supervisor")
+    logger.addHandler(handler)
+    for n in range(106):
+        logger.warning("the keeper did not answer: %d", n)
+        logger.info("nobody needs this")
+    logger.warning("something else")
+    clock[0] = 61.0
+    logger.warning("the keeper did not answer: %d", 106)
+    assert plain(out.getvalue()) == [
+        "the keeper did not answer: 0", "something else", "the keeper did not answer: 106 (105 more like it before)",
+    ]  # fmt: skip
+
+
+def test_logging_goes_to_the_view_only_while_the_run_lasts(capfd: pytest.CaptureFixture[str]) -> None:
+    out = io.StringIO()
+    with logged_to(Lines(out)):
+        logging.getLogger("unbroken.supervisor").warning("inside")
+        logging.getLogger("asyncio").warning("socket.send() raised exception.")
+    logging.getLogger("unbroken.supervisor").warning("outside")
+    assert plain(out.getvalue()) == ["inside", "socket.send() raised exception."]
+    assert "inside" not in capfd.readouterr().err

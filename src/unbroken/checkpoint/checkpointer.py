@@ -280,7 +280,7 @@ class Checkpointer:
             offers, skipped = offers_without_supervisor(self.agreement, link, self.storage, self.place.node)
         chosen = choose(self.agreement, offers, self._obtain, skipped, f"restore/{next(self._rounds)}")
         if chosen is None:
-            link.request({"op": "release", "restored": None})
+            link.request({"op": "release", "restored": None, "skipped": skipped})
             if skipped:
                 raise nothing_good(skipped, str(self.directory))
             self._prepare(state)
@@ -302,7 +302,7 @@ class Checkpointer:
             position, source = load_elsewhere(self.storage, offer.name, state).position, self.storage.rung
         del got, chosen
         self.memory.alive().request(
-            {"op": "release", "restored": {"attempt": offer.attempt, "step": offer.step}}
+            {"op": "release", "restored": {"attempt": offer.attempt, "step": offer.step}, "skipped": skipped}
         )
         self._prepare(state)
         restored = Restored(

@@ -52,7 +52,9 @@ def parse(argv: list[str]) -> Settings:
 def main(argv: list[str] | None = None) -> int:
     """Runs a keeper until it is told to close, or nobody needs it any more."""
     settings = parse(sys.argv[1:] if argv is None else argv)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Meant for the training or its supervisor; the keeper has to outlive both.
+    for sig in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(sig, signal.SIG_IGN)
     settings.socket.parent.mkdir(parents=True, exist_ok=True)
     settings.socket.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -261,6 +261,14 @@ def release(keeper: Keeper, client: Client, m: Message, fds: list[int]) -> Answe
         keeper.holdings.wanted = (
             frozenset() if chosen is None else frozenset({Mark(int(chosen["attempt"]), int(chosen["step"]))})
         )
+        if client.rank == 0:  # what is chosen, and what is passed over, is the same on every rank
+            skipped = [[str(name), str(why)[:300]] for name, why in m.get("skipped") or ()][:20]
+            keeper.emit(
+                {
+                    "event": "restored", "attempt": client.attempt, "step": chosen["step"] if chosen else None,
+                    "of": chosen["attempt"] if chosen else None, "skipped": skipped,
+                }
+            )  # fmt: skip
     return {}, []
 
 

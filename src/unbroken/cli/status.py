@@ -44,6 +44,8 @@ def screen(s: Standing) -> str:
     if s.supervisor is not None:
         v = s.supervisor
         alive = {True: "alive", False: "gone", None: "cannot be seen from here"}[v.alive]
+        if v.stopped:
+            alive = "stopped by a signal: nobody supervises"
         lines.append(
             ("supervisor", f"process {v.pid} on {v.host}, {alive} (the {_ordinal(v.epoch)} of this run)")
         )

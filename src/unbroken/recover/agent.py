@@ -373,6 +373,10 @@ def _free_port(address: str) -> int:
         return port
 
 
+def _pass_over(*_: object) -> None:
+    """A signal to the whole group is the supervisor's to answer."""
+
+
 def main() -> None:
     """Entry point of the agent's process."""
     parser = argparse.ArgumentParser(prog="python -m unbroken.recover.agent", description=__doc__)
@@ -391,6 +395,8 @@ def main() -> None:
     # Ctrl-C in the terminal is the supervisor's to answer; agents are in sessions of their own anyway.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for sig in (signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(sig, _pass_over)  # not SIG_IGN, which a rank would inherit
     args.scratch.mkdir(parents=True, exist_ok=True)
     owner = from_text(args.ownership, args.run_id, args.scratch.parent)
     agent = Agent(

@@ -23,8 +23,15 @@ from ..units import Bytes
 from .report import write_report_safely
 from .state import RunState
 from .supervisor import Supervisor
+from .terminal_log import logged_to
 from .view import Lines, View
 
+STOP_SIGNALS = (
+    signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU,
+    signal.SIGPWR,
+)  # fmt: skip
+"""What terminals and schedulers send to say that the end is near; unhandled, each would end the supervisor unsaved.
+docs/reference/signals.md has the list."""
 T = TypeVar("T")
 _RUN_DIR_NEEDS = Bytes("64MiB")
 _SHM_NEEDS = Bytes("16MiB")
@@ -214,7 +221,7 @@ def run_supervised(
 ) -> str:
     """Runs a spec to its end in this process; returns completed or interrupted.
 
-    SIGINT, SIGTERM and SIGHUP ask for a stop at a step boundary. Raises the errors of `unbroken.errors.RunError`.
+    Each of STOP_SIGNALS asks for a stop at a step boundary. What the parts log goes to the view. Raises the errors of `unbroken.errors.RunError`.
     """
     here = cwd or Path.cwd()
     check_command(wanted.command, here)
@@ -230,18 +237,19 @@ def run_supervised(
     async def go() -> str:
         supervisor = Supervisor(run_dir, spec, backend, shown, cwd=here)
         loop = asyncio.get_running_loop()
-        for sig in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for sig in STOP_SIGNALS:
             # Under nohup a closed terminal is to be ignored, and stays ignored.
             if signal.getsignal(sig) is not signal.SIG_IGN:
                 loop.add_signal_handler(sig, supervisor.request_stop)
         return await supervisor.run()
 
     try:
-        return asyncio.run(go())
+        with logged_to(shown):
+            return asyncio.run(go())
     finally:
         report = _story(run_dir)
         if report is not None:
-            shown.say(f"the whole story: {report}")
+            shown.say(f"the report: {report}")
 
 
 def _story(run_dir: RunDir) -> Path | None:

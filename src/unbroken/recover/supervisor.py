@@ -372,7 +372,8 @@ class Supervisor:
         ]  # fmt: skip
         await asyncio.gather(*orders)
         best = offered[0] if offered else None
-        self.view.attempt(number, self.spec.world_size, slots, best)
+        durable = max((c["step"] for c in offered if c["name"]), default=-1)
+        self.view.attempt(number, self.spec.world_size, slots, best, durable)
         return attempt
 
     async def _start_failed(self, error: RunError) -> None:
@@ -1010,6 +1011,14 @@ class Supervisor:
                     "durable", attempt=event["attempt"], step=event["step"], seconds=event.get("seconds")
                 )
             )
+        elif kind == "restored":
+            self.view.restored(event)
+            self._spawn(
+                self._record_soft(
+                    "restored", attempt=event["attempt"], step=event.get("step"), of=event.get("of"),
+                    skipped=event.get("skipped", []),
+                )
+            )  # fmt: skip
         elif kind == "failed":
             self._ledger.failed[event["step"]] = event.get("why", "")
             self.view.say(
@@ -1071,7 +1080,10 @@ class Supervisor:
             incident.write(self.run_dir)
             self._unwritten_incidents.pop(incident.number, None)
         except OSError as e:
-            _log.warning("incident %d is not written yet: %s", incident.number, e)
+            if incident.number not in self._unwritten_incidents:
+                _log.warning(
+                    "incident %d cannot be written yet (%s); tried again until it can", incident.number, e
+                )
             self._unwritten_incidents[incident.number] = incident
 
     async def _write_later(self) -> None:

@@ -6,7 +6,7 @@ import math
 import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from ..detect import Hang
@@ -24,7 +24,10 @@ class View(Protocol):
     """What the supervisor shows."""
 
     def say(self, text: str) -> None: ...
-    def attempt(self, number: int, ranks: int, slots: Sequence[str], best: dict[str, Any] | None) -> None: ...
+    def attempt(
+        self, number: int, ranks: int, slots: Sequence[str], best: dict[str, Any] | None, durable: int = -1
+    ) -> None: ...
+    def restored(self, event: Mapping[str, Any]) -> None: ...
     def steps(self, attempt: Attempt, steps: Sequence[Step]) -> None: ...
     def progress(self, attempt: Attempt, ledger: Ledger) -> None: ...
     def suspect(self, hang: Hang) -> None: ...
@@ -49,9 +52,10 @@ class Lines:
         self._host = -1
 
     def say(self, text: str) -> None:
-        """One line with the time of day."""
+        """One line with the time of day; of a text of several lines, each."""
         clock = time.strftime("%H:%M:%S")
-        self._print(f"{clock}  {self._prefix}{text}")
+        for line in text.splitlines() or [""]:
+            self._print(f"{clock}  {self._prefix}{line}")
 
     def _print(self, line: str) -> None:
         clear = "\r\x1b[K" if self._bar else ""
@@ -64,8 +68,14 @@ class Lines:
         except (OSError, ValueError):
             return  # the terminal is gone; the run goes on
 
-    def attempt(self, number: int, ranks: int, slots: Sequence[str], best: dict[str, Any] | None) -> None:
+    def attempt(
+        self, number: int, ranks: int, slots: Sequence[str], best: dict[str, Any] | None, durable: int = -1
+    ) -> None:
+        """An attempt that starts from `best`; `durable` is the newest step on disk that counts (-1: none)."""
         where = ", ".join(slots)
+        # What the attempt before held in memory, and is not offered to this one, is gone.
+        self._host = best["step"] if best is not None and len(best["memory"]) == ranks else -1
+        self._durable = durable
         if best is None:
             origin = "from the beginning"
         else:
@@ -73,6 +83,15 @@ class Lines:
             source = "disk" if not memory else "memory" if memory == ranks else "memory and disk"
             origin = f"from step {best['step']} ({source})"
         self.say(f"attempt {number}: {ranks} ranks on {where}, {origin}")
+
+    def restored(self, event: Mapping[str, Any]) -> None:
+        """What the ranks passed over, and what they go on from instead."""
+        for name, why in event.get("skipped") or ():
+            self.say(f"{name} is passed over, it cannot be used: {why}")
+        step = event.get("step")
+        if event.get("skipped") and step is not None:
+            self.say(f"training goes on from step {step}")
+            self._host = step if self._host > step else self._host
 
     def steps(self, attempt: Attempt, steps: Sequence[Step]) -> None:
         now = time.monotonic()

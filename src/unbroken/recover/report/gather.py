@@ -52,6 +52,7 @@ def gather(run_dir: RunDir, *, now: float | None = None, with_steps: bool = True
     attempts = tuple(_attempts(records, executions, status, ended))
     incidents = tuple(_with_last_sign(incidents, attempts))
     seals = {r["attempt"]: tuple(r["checkpoints"]) for r in records if r["kind"] == "seal"}
+    problems += passed_over(records)
     checkpoints = _tolerant(problems, "the checkpoints", lambda: _checkpoints(run_dir, seals)) or ()
     return Report(
         run_dir=run_dir, now=moment, spec=spec, status=status, why=why,
@@ -61,6 +62,19 @@ def gather(run_dir: RunDir, *, now: float | None = None, with_steps: bool = True
         epochs=epochs, nodes=_nodes(spec, records), events=tuple(records), total_steps=_total(records),
         problems=tuple(problems),
     )  # fmt: skip
+
+
+def passed_over(records: Iterable[Record]) -> list[str]:
+    """Checkpoints that a start found unusable, in words; each once."""
+    said: dict[str, str] = {}
+    for r in records:
+        if r["kind"] == "restored" and r.get("skipped"):
+            instead = f"step {r['step']}" if r.get("step") is not None else "nothing"
+            for name, why in r["skipped"]:
+                said[str(name)] = (
+                    f"{name} was passed over when attempt {r.get('attempt')} started, which restored {instead}: {why}"
+                )
+    return list(said.values())
 
 
 def status_of(records: Iterable[Record], epochs: Iterable[Epoch]) -> tuple[str, str]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from ...checkpoint.keeper_client import Link
 from ...cluster import LocalBackend
-from ...cluster.processes import marked
+from ...cluster.processes import marked, read_stat
 from ...errors import UnbrokenError
 from ...progress import Epoch, RunDir, RunSpec
 from ..attempt import Step
@@ -28,13 +28,15 @@ _KEEPER_S = 1.0
 
 @dataclass(frozen=True)
 class SupervisorStanding:
-    """The newest supervisor. `alive` is None where it cannot be known from this host."""
+    """The newest supervisor. `alive` is None where it cannot be known from this host; `stopped`: its process is there
+    and does not run (SIGSTOP, Ctrl-Z), so nobody supervises."""
 
     pid: int
     host: str
     epoch: int
     since: float
     alive: bool | None
+    stopped: bool = False
 
 
 @dataclass(frozen=True)
@@ -160,7 +162,16 @@ def _tail(path: Path) -> list[Step]:
 def _supervisor(epoch: Epoch | None, alive: bool | None) -> SupervisorStanding | None:
     if epoch is None:
         return None
-    return SupervisorStanding(epoch.pid, epoch.host, epoch.number, epoch.claimed, alive)
+    return SupervisorStanding(
+        epoch.pid, epoch.host, epoch.number, epoch.claimed, alive, bool(alive) and _is_stopped(epoch.pid)
+    )
+
+
+def _is_stopped(pid: int) -> bool:
+    try:
+        return read_stat(pid)[0] in ("T", "t")
+    except (OSError, ValueError):
+        return False
 
 
 def _processes(spec: RunSpec | None) -> dict[str, Counter[str]] | None:
@@ -254,6 +265,11 @@ def _todo(s: Standing, report: Report) -> str:
         return f"Mend the cause, then give the same command again: it goes on {origin}. {at}{command}"
     if s.status == "interrupted":
         return f"Give the same command again: it goes on {origin}. {at}{command}"
+    if s.status == "running" and s.supervisor is not None and s.supervisor.stopped:
+        return (
+            f"Continue its supervisor (kill -CONT {s.supervisor.pid}), or give the same command again: it takes over. "
+            "Until then nobody supervises, and the ranks stop when their lease expires."
+        )
     if s.status == "unknown" and s.supervisor is not None:
         return (
             f"Ask on {s.supervisor.host}: whether process {s.supervisor.pid} lives cannot be known from here."
