@@ -161,14 +161,14 @@ class Stage:
         """What its commands said on the terminal so far."""
         return (self.folder / "output.txt").read_text(errors="replace")
 
-    def stop(self) -> int:
+    def stop(self, within: float = 90) -> int:
         """Asks for a stop in good order and waits for it."""
         assert self.process is not None
         if self.launcher == "run":
             self.process.send_signal(signal.SIGTERM)
         else:
             (self.folder / "stop").touch()
-        return self.wait()
+        return self.wait(within)
 
     def kill_ranks(self) -> None:
         """kill -9 of the training processes; keepers stay."""

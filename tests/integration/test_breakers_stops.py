@@ -104,7 +104,7 @@ def test_a_stopped_keeper_at_the_end_loses_nothing(stage: Stage) -> None:
     stage.start().until_durable(10)
     found = stage.faults.processes("keeper")[0].pid if stage.launcher == "run" else keeper_pid(stage.scratch)
     os.kill(found, signal.SIGSTOP)
-    assert stage.stop() == (11 if stage.launcher == "run" else 0), stage.story()
+    assert stage.stop(180) == (11 if stage.launcher == "run" else 0), stage.story()
     last = stage.step()
     assert max(stage.durable()) == last, (stage.durable(), stage.story())
     starts = len(stage.restored())

@@ -157,7 +157,7 @@ def test_ranks_without_a_supervisor(made: RunFolder, eventually: Callable[..., N
         s = standing(made.run_dir)
         assert s.nodes[0].doing == "still runs ranks 0–1, without a supervisor"
         assert s.nodes[1].doing == "had ranks 2–3"
-        assert s.todo.startswith("1 of its processes still run: ranks end when their lease lapses")
+        assert s.todo.startswith("1 of its processes still run: ranks end when their lease expires")
     finally:
         rank.kill()
         rank.wait()

@@ -115,12 +115,12 @@ class Agent:
         try:
             await link.call("hello", timeout=10, **self._hello(epoch.number))
         except (RunError, TimeoutError) as e:
-            _log.warning("the supervisor of epoch %d did not take us: %s", epoch.number, e)
+            _log.warning("the supervisor of term %d did not take us: %s", epoch.number, e)
             link.close()
             await serving
             return False
         self.epoch, self._link = epoch.number, link
-        _log.info("connected to the supervisor of epoch %d at %s", epoch.number, epoch.address)
+        _log.info("connected to the supervisor of term %d at %s", epoch.number, epoch.address)
         for message in self._unsent:
             link.tell(**message, sent=time.monotonic())
         self._unsent.clear()
@@ -134,7 +134,7 @@ class Agent:
         link.close()
         await serving
         self._link = None
-        _log.info("the link to the supervisor of epoch %d is closed", epoch.number)
+        _log.info("the link to the supervisor of term %d is closed", epoch.number)
         return True
 
     def _hello(self, epoch: int) -> Message:

@@ -190,7 +190,7 @@ def takeover_verdict() -> Verdict:
         ),
         recoverable=True,
         action=Action.NONE,
-        mitigation="Nothing to do: the successor adopted the ranks.",
+        mitigation="Nothing to do: the successor took the ranks over.",
         confidence=1.0,
         decided_by="takeover",
     )

@@ -100,7 +100,7 @@ class KeeperProcess:
         """Adopts the keeper that is there, or starts one. Raises RunError when it does not come up."""
         try:
             channel = await _Channel.connect(self.socket)
-            _log.info("adopted the keeper on %s", self.socket)
+            _log.info("took over the keeper on %s", self.socket)
         except (OSError, TimeoutError, asyncio.IncompleteReadError):
             channel = await self._spawn()
         self.alive, self.pid = True, channel.pid

@@ -141,7 +141,7 @@ def decide_lapsed(step: int, history: Sequence[PastIncident], budgets: Budgets) 
     if before >= budgets.unknown:
         return Decision(
             Action.STOP,
-            f"the lease of the ranks lapsed {before + 1} times without progress between: the supervisor hardly runs."
+            f"the lease of the ranks expired {before + 1} times without progress between: the supervisor hardly runs."
             " Free its machine, or give a longer --lease",
         )
     return Decision(Action.RESTART, "free of charge: not the training's fault", (), _delay(len(stalled)))

@@ -696,7 +696,7 @@ class Supervisor:
             self.view.stopped(incident, self.run_dir)
             raise RunStopped(
                 decision.why, where=f"incident {incident.number} in {self.run_dir.incident(incident.number)}",
-                todo="Mend the cause and give the same command again (another one needs another --run-dir): "
+                todo="Fix the cause and give the same command again (another one needs another --run-dir): "
                 "it goes on from the last checkpoint, if one was saved",
             )  # fmt: skip
         for name in decision.exclude:
@@ -769,7 +769,7 @@ class Supervisor:
                 await self._take_proof(name, await asyncio.to_thread(self.backend.clear, name))
             elif not await self._clear_unreachable(name):
                 wait = max(0.0, self.nodes.lease_ends(name) - time.monotonic())
-                self.view.say(f"{name} cannot be reached: waiting {wait:.0f} s until its lease has lapsed")
+                self.view.say(f"{name} cannot be reached: waiting {wait:.0f} s until its lease has expired")
                 await self._pause(wait)
 
     async def _clear_unreachable(self, name: str) -> bool:

@@ -99,7 +99,7 @@ def _notes(report: Report) -> str:
     origin = "from the last checkpoint" if saved else "without a checkpoint, because none was saved"
     if report.status == "stopped":
         notes.append(
-            f'<div class="note bad"><b>The run was stopped:</b> {escape(report.why)}<br>Mend the cause, then give the '
+            f'<div class="note bad"><b>The run was stopped:</b> {escape(report.why)}<br>Fix the cause, then give the '
             f"same command again; it goes on {origin}:<br><code>{escape(same_command(report))}</code></div>"
         )
     elif report.status == "interrupted":

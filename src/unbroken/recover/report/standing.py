@@ -253,16 +253,16 @@ def _todo(s: Standing, report: Report) -> str:
         return f"Start it. {at}{command}"
     if s.status == "abandoned":
         still = (
-            f"{left} of its processes still run: ranks end when their lease lapses, the rest waits a while. "
+            f"{left} of its processes still run: ranks end when their lease expires, the rest waits a while. "
             if left
             else ""
         )
         return f"{still}Give the same command again: it takes over or restarts. {at}{command}"
     if s.status == "stopped" and s.step < 0:
-        return f"Mend the cause, then give the same command again; another command line needs another --run-dir. {at}{command}"
+        return f"Fix the cause, then give the same command again; another command line needs another --run-dir. {at}{command}"
     origin = "from the last checkpoint" if s.disk_step is not None else "without a checkpoint: none was saved"
     if s.status == "stopped":
-        return f"Mend the cause, then give the same command again: it goes on {origin}. {at}{command}"
+        return f"Fix the cause, then give the same command again: it goes on {origin}. {at}{command}"
     if s.status == "interrupted":
         return f"Give the same command again: it goes on {origin}. {at}{command}"
     if s.status == "running" and s.supervisor is not None and s.supervisor.stopped:
