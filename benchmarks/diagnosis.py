@@ -1,11 +1,14 @@
-"""Scores diagnosis tools on a folder of labelled failure logs: ours, three simple baselines, and Drain3 for speed.
+"""Scores diagnosis tools on folders of labelled failure logs: ours, three simple baselines, and Drain3 for speed.
 
-    python benchmarks/diagnosis.py FOLDER [--out benchmarks/results/diagnosis.json] [--show] [--drain3 PYTHON]
+    python benchmarks/diagnosis.py FOLDER [FOLDER ...] [--out benchmarks/results/diagnosis.json] [--show] [--drain3 PYTHON]
 
 FOLDER holds one folder per case: `case.json` (category, reason, acceptable_reasons, evidence, evidence_file,
 evidence_line, faulty, recoverable_by_restart, needs_node_cordon) and the logs. Reasons "Success", "TimeLimit",
 "Cancelled" and "Preempted" are endings that are no failure: any reason found there is a false alarm. Make more cases
 with `python -m unbroken.testing.failure_logs OUT --cases 300`.
+
+Calibration: answers in bins of the confidence that they state, against the share whose reason is acceptable, over all
+folders; `certain_and_wrong` counts those at 0.8 and above that are not.
 
 Figures: reason strict and by acceptable reasons, category, evidence (the root line fits the label's expression),
 exact line, faulty node and rank where the label has one, recoverable, cordon, false alarms, wrong stops (a stop where
@@ -23,6 +26,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import gzip
+import itertools
 import json
 import os
 import platform
@@ -180,6 +184,27 @@ def judge(label: dict[str, Any], v: Verdict) -> dict[str, bool | None]:
     }
 
 
+BINS = (0.0, 0.5, 0.6, 0.7, 0.8, 0.9, 1.01)
+"""Bounds of the bins of stated confidence."""
+
+
+def calibration(answers: list[tuple[float, bool]]) -> dict[str, Any]:
+    """Stated confidence against the share that was right, in bins, and how many were certain and wrong."""
+    bins = []
+    for low, high in itertools.pairwise(BINS):
+        inside = [(c, ok) for c, ok in answers if low <= c < high]
+        if inside:
+            right = sum(ok for _, ok in inside)
+            stated = sum(c for c, _ in inside) / len(inside)
+            bins.append({"from": low, "to": min(high, 1.0), "answers": len(inside), "right": right, "share": round(right / len(inside), 4), "stated": round(stated, 4)})  # fmt: skip
+    certain = [ok for c, ok in answers if c >= 0.9]
+    return {
+        "bins": bins,
+        "at_0.9": {"answers": len(certain), "right": sum(certain), "share": round(sum(certain) / max(1, len(certain)), 4)},
+        "certain_and_wrong": sum(1 for c, ok in answers if c >= 0.8 and not ok),
+    }  # fmt: skip
+
+
 def score(
     folder: Path, arm: Callable[[Path], Verdict], show: bool, only: set[str] | None = None
 ) -> dict[str, Any]:
@@ -188,6 +213,7 @@ def score(
     size = lines = 0
     spent = 0.0
     wrong: dict[str, list[str]] = {}
+    answers: list[tuple[float, bool]] = []
     for case in sorted(folder.iterdir()):
         if not (case / "case.json").is_file() or (only is not None and case.name not in only):
             continue
@@ -197,7 +223,9 @@ def score(
         spent += time.process_time() - start
         size += label.get("bytes", 0)
         lines += label.get("lines", 0)
-        for key, ok in judge(label, verdict).items():
+        judged = judge(label, verdict)
+        answers.append((verdict.confidence, bool(judged["acceptable reason"])))
+        for key, ok in judged.items():
             if ok is not None:
                 done = right.setdefault(key, [0, 0])
                 done[0] += ok
@@ -214,7 +242,7 @@ def score(
             )
     return {
         "figures": {k: {"right": a, "of": b, "share": round(a / b, 4)} for k, (a, b) in right.items()},
-        "mb_per_s": round(size / 1e6 / spent, 1) if spent else None, "lines_per_s": round(lines / spent) if spent else None, "wrong": wrong,
+        "mb_per_s": round(size / 1e6 / spent, 1) if spent else None, "lines_per_s": round(lines / spent) if spent else None, "wrong": wrong, "answers": answers,
     }  # fmt: skip
 
 
@@ -344,11 +372,25 @@ def machine() -> dict[str, Any]:
     }
 
 
+def show_figures(folder: str, arms: dict[str, Any]) -> None:
+    """Prints one folder's table."""
+    print(f"{folder:<18}" + "".join(f"{n:>20}" for n in arms))
+    for k in arms["unbroken"]["figures"]:
+        cells = [r["figures"].get(k) for r in arms.values()]
+        print(
+            f"{k:<18}"
+            + "".join(
+                f"{c['right']}/{c['of']} = {c['share']:.1%}".rjust(20) if c else " " * 20 for c in cells
+            )
+        )
+    print(f"{'MB per CPU s':<18}" + "".join(f"{r['mb_per_s'] or '':>20}" for r in arms.values()))
+
+
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument(
-        "folder", type=Path, nargs="?", help="labelled cases; without it generated ones are used"
+        "folders", type=Path, nargs="*", help="labelled cases; without any, generated ones are used"
     )
     parser.add_argument("--out", type=Path)
     parser.add_argument("--show", action="store_true", help="print each case that is not all right")
@@ -371,37 +413,46 @@ def main() -> None:
             "--speed measures speeds, --keep-speeds keeps those of an earlier result: give one of them"
         )
     with tempfile.TemporaryDirectory() as scratch:
-        folder = args.folder
-        if folder is None:
+        folders = args.folders
+        if not folders:
             from unbroken.testing.failure_logs import generate
 
-            folder = Path(scratch) / "cases"
-            generate(folder, args.generated, 3)
+            folders = [Path(scratch) / "cases"]
+            generate(folders[0], args.generated, 3)
         only = set(json.loads(Path(args.only).read_text())) if args.only else None
         result: dict[str, Any] = {
             "machine": machine(),
-            "folder": args.folder.name if args.folder else f"{args.generated} generated",
+            "folder": args.folders[0].name if args.folders else f"{args.generated} generated",
             "arms": {},
+            "more": {},
         }
-        for name, arm in (ARMS | ({"unbroken, on redacted logs": redacted} if args.redacted else {})).items():
-            if args.ours_only and name != "unbroken":
-                continue
-            result["arms"][name] = score(folder, arm, args.show and name == "unbroken", only)
+        contenders = ARMS | ({"unbroken, on redacted logs": redacted} if args.redacted else {})
+        answers: list[tuple[float, bool]] = []
+        for folder in folders:
+            arms: dict[str, Any] = {}
+            for name, arm in contenders.items():
+                if args.ours_only and name != "unbroken":
+                    continue
+                arms[name] = score(folder, arm, args.show and name == "unbroken", only)
+                told = arms[name].pop("answers")
+                arms[name]["calibration"] = calibration(told)
+                answers += told if name == "unbroken" else []
+            if folder is folders[0]:
+                result["arms"] = arms
+            else:
+                result["more"][folder.name] = {"arms": arms}
+        result["calibration"] = calibration(answers)
         if args.speed:
             result["speed"] = speed(args.speed, args.drain3, Path(scratch))
         if args.keep_speeds:
             keep_speeds(result, json.loads(args.keep_speeds.read_text()))
-    keys = list(result["arms"]["unbroken"]["figures"])
-    print(f"{'':<18}" + "".join(f"{n:>20}" for n in result["arms"]))
-    for k in keys:
-        cells = [r["figures"].get(k) for r in result["arms"].values()]
-        print(
-            f"{k:<18}"
-            + "".join(
-                f"{c['right']}/{c['of']} = {c['share']:.1%}".rjust(20) if c else " " * 20 for c in cells
-            )
-        )
-    print(f"{'MB per CPU s':<18}" + "".join(f"{r['mb_per_s'] or '':>20}" for r in result["arms"].values()))
+    show_figures(result["folder"], result["arms"])
+    for name, more in result["more"].items():
+        show_figures(name, more["arms"])
+    print("stated confidence against the share that was right (unbroken, all folders)")
+    for row in result["calibration"]["bins"]:
+        print(f"  {row['from']:.1f} to {row['to']:.1f}: {row['right']}/{row['answers']} = {row['share']:.1%}, stated {row['stated']:.1%}")  # fmt: skip
+    print(f"  at 0.9 and above: {result['calibration']['at_0.9']}; certain (0.8) and wrong: {result['calibration']['certain_and_wrong']}")  # fmt: skip
     if "speed" in result:
         print(json.dumps(result["speed"], indent=1))
     if args.out:

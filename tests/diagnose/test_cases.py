@@ -37,6 +37,35 @@ def test_the_public_cases(benchmark: Any, shared_data: Path) -> None:
     assert not {k: figures[k] for k, least in PROMISE.items() if figures[k]["share"] < least}, result["wrong"]
 
 
+def test_the_wild_cases(benchmark: Any, shared_data: Path) -> None:
+    """Kinds of logs that the first corpus lacks: what must be found in them, and what must never be said."""
+    result = benchmark.score(shared_data / "failure_logs_wild", benchmark.ours, False)
+    figures = {k: f["right"] for k, f in result["figures"].items()}
+    assert figures["acceptable reason"] >= 52 and figures["evidence"] >= 50, result["wrong"]
+    for never in ("no false alarm", "no wrong stop"):
+        assert result["figures"][never]["share"] == 1.0, result["wrong"]
+    assert benchmark.calibration(result["answers"])["certain_and_wrong"] == 0, result["wrong"]
+
+
+def test_stated_confidence_holds_on_both(benchmark: Any, shared_data: Path) -> None:
+    answers = []
+    for name in ("failure_logs", "failure_logs_wild"):
+        answers += benchmark.score(shared_data / name, benchmark.ours, False)["answers"]
+    told = benchmark.calibration(answers)
+    assert told["at_0.9"]["answers"] >= 60 and told["at_0.9"]["share"] >= 0.97
+    assert all(row["share"] >= row["stated"] - 0.15 for row in told["bins"]), told["bins"]
+
+
+def test_calibration_counts(benchmark: Any) -> None:
+    told = benchmark.calibration([(0.95, True), (0.9, False), (0.85, False), (0.3, True)])
+    assert told["at_0.9"] == {"answers": 2, "right": 1, "share": 0.5} and told["certain_and_wrong"] == 2
+    assert [(b["from"], b["answers"], b["right"]) for b in told["bins"]] == [
+        (0.0, 1, 1),
+        (0.8, 1, 0),
+        (0.9, 2, 1),
+    ]
+
+
 def test_generated_cases_of_every_kind(benchmark: Any, tmp_path: Path) -> None:
     generate(tmp_path, len(KINDS), 11)
     result = benchmark.score(tmp_path, benchmark.ours, False)
