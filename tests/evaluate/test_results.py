@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from unbroken.evaluate.contracts import Metric, Report, SampleNote, Score
-from unbroken.evaluate.results import compare, comparison, differences, finite, left_out, p_value, table
+from unbroken.evaluate.results import compare, comparison, differences, finite, left_out, table
+from unbroken.evaluate.significance import p_value, paired_p
 from unbroken.testing.fake_reports import fake_report
 
 
@@ -193,3 +194,78 @@ def test_nodes_without_compiled_bytecode_are_told() -> None:
     assert (
         line.startswith(f"Starts on {nodes} are slower") and "2,610 modules" in line and "compileall" in line
     )
+
+
+def two_metrics(r: random.Random, n: int, fall: int) -> tuple[Score, Score]:
+    """The second metric falls on `fall` samples; the first one stays."""
+    first = [float(r.random() < 0.5) for _ in range(n)]
+    second = [float(r.random() < 0.6) for _ in range(n)]
+    found = []
+    for values in (second, flips(r, second, fall)):
+        metrics = tuple(Metric(k, sum(v) / n, 0.5 / n**0.5) for k, v in (("acc", first), ("norm", values)))
+        found.append(
+            Score(
+                "t",
+                metrics,
+                n,
+                n,
+                prompt_hash="p",
+                per_sample=tuple(first),
+                values={"acc": tuple(first), "norm": tuple(values)},
+            )
+        )
+    return found[0], found[1]
+
+
+def test_a_fall_is_found_whichever_metric_it_is() -> None:
+    r = random.Random(2)
+    for _ in range(50):
+        old, new = two_metrics(r, 1000, 24)
+        assert [(d.metric, d.verdict, d.paired) for d in compare([old], [new], every_metric=True)] == [
+            ("acc", "same", True),
+            ("norm", "worse", True),
+        ]
+    assert [d.metric for d in compare([old], [new], metrics=["norm"])] == ["norm"]
+    led = [s.led_by("norm") for s in (old, new)]
+    assert [(d.metric, d.verdict) for d in compare(led[:1], led[1:])] == [("norm", "worse")]
+    assert led[0].of("acc") == old.of("acc") and led[0].led_by("acc").metrics == old.metrics
+    with pytest.raises(KeyError, match="acc, norm"):
+        old.led_by("f1")
+
+
+def test_few_samples_prove_little() -> None:
+    two = compare([score("t", [1.0, 1.0, 1.0])], [score("t", [0.0, 0.0, 1.0])])[0]
+    assert two.p == 0.5 and two.verdict == "same"
+    assert paired_p([-1.0, -1.0]) == 0.5 and paired_p([]) == 1.0 and paired_p([0.0, 0.0]) == 1.0
+    assert paired_p([1.0] * 5 + [-1.0] * 5) == 1.0
+    assert paired_p([-1.0] * 10) == pytest.approx(2 / 1024)
+    assert paired_p([0.3, 0.1, 0.2]) == pytest.approx(0.25), "all signs: two of eight are as far out"
+    assert 0 < paired_p([-1.0] * 2000) < 1e-300 or paired_p([-1.0] * 2000) == 0.0
+    (apart,) = compare(
+        [Score("t", (Metric("a", 1.0, 0.0),), 2, 2)], [Score("t", (Metric("a", 0.0, 0.0),), 2, 2)]
+    )
+    assert apart.p == pytest.approx(1 / 3)
+
+
+def test_the_paired_test_flags_as_rarely_as_promised() -> None:
+    r = random.Random(11)
+    for n in (3, 12, 40, 400):
+        flagged = sum(paired_p([r.gauss(0, 1) for _ in range(n)]) <= 0.05 for _ in range(1500))
+        assert flagged <= 0.07 * 1500, n
+
+
+def test_perplexities_are_compared_by_their_log_likelihoods() -> None:
+    r = random.Random(3)
+    words = [r.randrange(50, 200) for _ in range(60)]
+    old = [-4.0 * w + r.gauss(0, 20) for w in words]
+    new = [x - 0.02 * w for x, w in zip(old, words, strict=True)]
+
+    def one(values: list[float]) -> Score:
+        ppl = math.exp(-sum(values) / sum(words))
+        metric = Metric("word_perplexity,none", ppl, None, higher_is_better=False)
+        return Score("wiki", (metric,), 60, 60, prompt_hash="p", values={metric.name: tuple(values)})
+
+    (d,) = compare([one(old)], [one(new)])
+    assert d.verdict == "worse" and d.paired and d.p is not None and d.p < 1e-10 and d.stderr is not None
+    assert abs(d.after - d.before) > 3 * d.stderr > 0
+    assert compare([one(old)], [one(old)])[0].verdict == "same"

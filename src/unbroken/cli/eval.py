@@ -223,6 +223,9 @@ def compare(
     before: Path = typer.Argument(help="Folder of an evaluation, or its report.json"),
     after: Path = typer.Argument(help="Another one"),
     alpha: float = typer.Option(0.01, "--alpha", help="Chance of flagging anything where nothing differs"),
+    metric: list[str] = typer.Option(
+        [], "--metric", help="Only this metric (again for more): fewer comparisons, less correction"
+    ),
     as_json: bool = JSON,
 ) -> None:
     """Say which metrics of which tasks differ between two evaluations by more than chance."""
@@ -234,7 +237,7 @@ def compare(
         raise UsageError("--alpha lies between 0 and 1")
     old, new = _report(before), _report(after)
     scores = (*old.scores, *old.groups), (*new.scores, *new.groups)
-    found, alone = compare_scores(*scores, alpha=alpha, every_metric=True), left_out(*scores)
+    found, alone = compare_scores(*scores, alpha=alpha, every_metric=True, metrics=metric), left_out(*scores)
     if not found:
         raise InputError("the two evaluations have no metric of a task in common", where=f"{before}, {after}")
     if as_json:

@@ -31,7 +31,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -62,6 +62,9 @@ class Task:
     """Only the first so many samples."""
     gpus: int = 1
     """GPUs that a worker needs for it (long contexts); a worker with more will do."""
+    headline: str = ""
+    """The metric that stands for the task in curves and comparisons, such as 'acc_norm' or 'acc_norm,none'; empty: the
+    harness's first."""
     group: str = ""
     """The group that it was expanded from; set by `Harness.expand`."""
     options: Mapping[str, Json] = field(default_factory=dict)
@@ -343,6 +346,9 @@ class Score:
     """The headline metric of each sample where it is a mean over samples (pairs for `compare`); else empty."""
     seconds: float = 0.0
     """CPU wall time of the scoring."""
+    values: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)
+    """By metric: a number of each sample whose sum the metric follows (its mean, or for perplexities the log-likelihood);
+    `compare` pairs these. Metrics that are nothing of the kind are not in it."""
     documents: str = ""
     inputs: str = ""
     """As in PreparedTask: a score is shown again only where they are the same."""
@@ -351,6 +357,26 @@ class Score:
     def coverage(self) -> float:
         """Share of samples with a verdict."""
         return self.scored / self.samples if self.samples else 0.0
+
+    def of(self, metric: str) -> tuple[float | None, ...]:
+        """The samples' numbers behind a metric; empty where there are none."""
+        headline = bool(self.metrics) and metric == self.metrics[0].name
+        return self.values.get(metric) or (self.per_sample if headline else ())
+
+    def led_by(self, headline: str) -> Score:
+        """The same with this metric first ('acc' is also 'acc,none'). Raises KeyError with the names that there are."""
+        if not headline or not self.metrics:
+            return self
+        names = [m.name for m in self.metrics]
+        at = next((i for i, n in enumerate(names) if headline in (n, n.partition(",")[0])), -1)
+        if at < 0:
+            raise KeyError(", ".join(names))
+        if at == 0:
+            return self
+        first = self.metrics[at]
+        rest = tuple(m for m in self.metrics if m is not first)
+        kept = {**({names[0]: self.per_sample} if self.per_sample else {}), **self.values}
+        return replace(self, metrics=(first, *rest), values=kept, per_sample=self.values.get(first.name, ()))
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Coroutine, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,7 @@ class Intake:
         for t in tasks:
             before = prepared_before(self.folder, t, self._marks[t.name], seen)
             if before is not None:
-                known[t.name] = before
+                known[t.name] = replace(before, task=replace(before.task, headline=t.headline))
         rest = [t for t in tasks if t.name not in known]
         self.to_look = len(rest)
         found = await self._all([self.preparers.ask("check", self.suite, task=encode(t)) for t in rest])

@@ -25,6 +25,7 @@ class Landing:
         self.store = store
         self.scores: dict[str, Score] = {}
         self.failed: dict[str, str] = {}
+        self._headlines: dict[str, str] = {}
         self._open_pool = open_pool
         self._wake = wake
         self._pool: ScoringPool | None = None
@@ -43,7 +44,7 @@ class Landing:
             if d.score is None:
                 self.failed[d.task] = d.error
             else:
-                self.scores[d.task] = d.score
+                self._keep(d.score)
         return done
 
     @property
@@ -62,13 +63,23 @@ class Landing:
         except (UnbrokenError, OSError) as e:
             self.failed[prepared.task.name] = str(e)
         else:
+            self._headlines[prepared.task.name] = prepared.task.headline
             if isinstance(job, Score):
-                self.scores[prepared.task.name] = job
+                self._keep(job)
             else:  # handed over on this thread: a pool is used by one thread only
                 if self._pool is None:
                     self._pool = self._open_pool()
                 self._pool.submit(job)
         self._wake()
+
+    def _keep(self, score: Score) -> None:
+        headline = self._headlines.get(score.task, "")
+        try:
+            self.scores[score.task] = score.led_by(headline)
+        except KeyError as e:
+            self.failed[score.task] = (
+                f"its headline '{headline}' is none of its metrics: {e.args[0]}. The answers are kept; mend the suite"
+            )
 
     def _write(self, prepared: PreparedTask, given_up: dict[int, str]) -> ScoreJob | Score:
         """Writes the exact set; an earlier command's score of the same answers is returned as it is. In a thread."""

@@ -45,7 +45,7 @@ def fingerprint(
     tasks that are files, their stamps; what else the preparation read is in `reads`. `own`: the evaluation's folder.
     """
     parts: list[Any] = [
-        encode(task),
+        encode(replace(task, headline="")),
         suite.folder,
         spec.block,
         spec.chat_template,

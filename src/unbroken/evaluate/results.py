@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from ..units import Duration
 from .contracts import Json, Metric, Report, Score
+from .significance import constant_p, p_value, paired_p
 
 MANY = 500
 """Modules without bytecode from which on they are a matter of seconds."""
@@ -47,13 +48,19 @@ class Difference:
 
 
 def compare(
-    before: Sequence[Score], after: Sequence[Score], *, alpha: float = ALPHA, every_metric: bool = False
+    before: Sequence[Score],
+    after: Sequence[Score],
+    *,
+    alpha: float = ALPHA,
+    every_metric: bool = False,
+    metrics: Collection[str] = (),
 ) -> list[Difference]:
-    """The differences of all tasks that both have: of the headline metric, or of every metric with the headline first.
+    """The differences of all tasks that both have: of the headline metric, or of every metric with the headline first, or
+    of those `metrics` ('acc' is also 'acc,none').
 
-    Holm's correction is for the number of comparisons that can be flagged. Paired (McNemar's test is the special case
-    of 0 and 1) for the headline metric where both keep the samples' own scores, else two independent means. Normal
-    approximation. Where the two were asked different things there is no verdict but 'not comparable'.
+    Holm's correction is for the number of comparisons that can be flagged. Paired (McNemar's exact test where samples are
+    0 or 1) where both keep the samples' own numbers, else two independent means, normal approximation. Where the two were
+    asked different things there is no verdict but 'not comparable'.
     """
     olds = {s.task: s for s in before if s.metrics}
     both = [(olds[s.task], s) for s in after if s.metrics and s.task in olds]
@@ -62,7 +69,11 @@ def compare(
     for old, new in both:
         names = [m.name for m in new.metrics]
         shared = [n for n in names if n in {m.name for m in old.metrics}]
-        for name in shared if every_metric else [n for n in shared if n == names[0]]:
+        if metrics:
+            wanted = [n for n in shared if {n, n.partition(",")[0]} & set(metrics)]
+        else:
+            wanted = shared if every_metric else [n for n in shared if n == names[0]]
+        for name in wanted:
             found.append(_difference(old, new, name, reasons.get(new.task, "")))
     tested = sorted(
         ((d.p, i) for i, d in enumerate(found) if d.p is not None),
@@ -130,26 +141,21 @@ def _difference(old: Score, new: Score, name: str, why: str) -> Difference:
         return replace(plain, verdict=NOT_COMPARABLE)
     if not (math.isfinite(a.value) and math.isfinite(b.value)):
         return replace(plain, verdict="unknown")
-    headline = name == old.metrics[0].name == new.metrics[0].name  # whose values the samples keep
-    pairs = list(zip(old.per_sample, new.per_sample, strict=False))
-    same_prompts = old.prompt_hash == new.prompt_hash and len(old.per_sample) == len(new.per_sample)
+    pairs = list(zip(old.of(name), new.of(name), strict=False))
+    same_prompts = old.prompt_hash == new.prompt_hash and len(old.of(name)) == len(new.of(name))
     values = [y - x for x, y in pairs if x is not None and y is not None]
-    if headline and same_prompts and len(values) > 1:
+    if same_prompts and len(values) > 1:
         mean = math.fsum(values) / len(values)
         spread = math.fsum((v - mean) ** 2 for v in values) / (len(values) - 1)
-        stderr = math.sqrt(spread / len(values))
-        return replace(plain, stderr=stderr, p=p_value(mean, stderr), paired=True)
+        # Of the metric, which for a perplexity is another unit than that of the values.
+        unit = abs((b.value - a.value) / mean) if mean and b.value != a.value else 1.0
+        return replace(plain, stderr=math.sqrt(spread / len(values)) * unit, p=paired_p(values), paired=True)
     if a.stderr is None or b.stderr is None or not math.isfinite(a.stderr + b.stderr):
         return plain if a.value == b.value else replace(plain, verdict="unknown")
     stderr = math.hypot(a.stderr, b.stderr)
+    if not stderr and a.value != b.value:  # all samples of each side are alike
+        return replace(plain, stderr=stderr, p=constant_p(old.scored, new.scored))
     return replace(plain, stderr=stderr, p=p_value(b.value - a.value, stderr))
-
-
-def p_value(difference: float, stderr: float) -> float:
-    """Two-sided p of a difference with this standard error, normal approximation."""
-    if stderr == 0:
-        return 1.0 if difference == 0 else 0.0
-    return math.erfc(abs(difference / stderr) / math.sqrt(2))
 
 
 def number(m: Metric) -> str:

@@ -322,7 +322,7 @@ def _one(
             f"{s.task} {s.metrics[0].value:.4f}" for s in (report.groups or report.scores) if s.metrics
         )
     )
-    slim = tuple(replace(s, notes=(), per_sample=()) for s in (*report.scores, *report.groups))
+    slim = tuple(replace(s, notes=(), per_sample=(), values={}) for s in (*report.scores, *report.groups))
     return replace(point, scores=slim, worse=worse)
 
 

@@ -35,7 +35,7 @@ from ..contracts import (
 from .asking import run_requests
 from .chat import chat_of, check_kinds
 from .lm_eval_call import keep_data, kept_data, one_process, simple_evaluate
-from .lm_eval_results import documents_of, metrics_of, per_sample, task_version, why_not_prepared
+from .lm_eval_results import documents_of, metrics_of, per_sample, task_version, values_of, why_not_prepared
 from .replay import (
     Captured,
     Chat,
@@ -240,15 +240,17 @@ class LmEvalHarness:
             raise EvaluationError("lm_eval gave no result", where=prepared.task.name)
         metrics = metrics_of(results, recipe["leaf"], seen.task)
         effective = int(results["n-samples"][recipe["leaf"]]["effective"])
+        values = values_of(results, recipe["leaf"], seen.task, metrics, len(answers))
         return Score(
             task=prepared.task.name,
             metrics=metrics,
+            values=values,
             samples=len(answers),
             scored=min(effective, len(answers) - len(guard.notes)),
             notes=tuple(guard.notes[i] for i in sorted(guard.notes)),
             version=prepared.version,
             prompt_hash=prepared.prompt_hash,
-            per_sample=per_sample(results, recipe["leaf"], seen.task, metrics, len(answers)),
+            per_sample=per_sample(values, seen.task, metrics),
             seconds=time.monotonic() - started,
         )
 

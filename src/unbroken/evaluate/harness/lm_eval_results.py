@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
@@ -9,6 +10,9 @@ from typing import Any, cast
 from ...errors import DatasetMissing, EvaluationError, InputError, UnbrokenError
 from ..contracts import Json, Metric, Task, digest
 from .replay import Captured
+
+_MEANS = ("mean", "nanmean")
+_LIKELIHOODS = ("perplexity", "weighted_perplexity", "bits_per_byte", "weighted_mean")
 
 
 def task_version(task: Any) -> str:
@@ -69,25 +73,49 @@ def metrics_of(results: Mapping[str, Any], leaf: str, task: Any) -> tuple[Metric
     return tuple(out)
 
 
-def per_sample(
+def values_of(
     results: Mapping[str, Any], leaf: str, task: Any, metrics: Sequence[Metric], samples: int
+) -> dict[str, tuple[float | None, ...]]:
+    """By metric, the number of each sample that it follows: see `Score.values`.
+
+    Perplexities and bits per byte are functions of a sum of log-likelihoods over a sum of weights, and the weights
+    (words, bytes) are the document's own, so that the log-likelihood alone tells two models apart.
+    """
+    aggregations = task.aggregation() or {}
+    found = {}
+    for m in metrics:
+        metric, _, name = m.name.partition(",")
+        kind = getattr(aggregations.get(metric), "__name__", "mean")
+        if kind not in (*_MEANS, *_LIKELIHOODS):
+            continue
+        out: list[float | None] = [None] * samples
+        for row in results["samples"][leaf]:
+            if row["filter"] != name or metric not in row:
+                continue
+            value = row[metric]
+            if isinstance(value, (list, tuple)):
+                if kind not in _LIKELIHOODS or not value:
+                    break
+                value = value[0]
+            try:
+                number = float(value)
+            except (TypeError, ValueError):
+                break
+            out[row["doc_id"]] = number if math.isfinite(number) else None
+        else:
+            if any(v is not None for v in out):
+                found[m.name] = tuple(out)
+    return found
+
+
+def per_sample(
+    values: Mapping[str, tuple[float | None, ...]], task: Any, metrics: Sequence[Metric]
 ) -> tuple[float | None, ...]:
     """The headline metric of each sample, where it is a mean of them."""
     if not metrics:
         return ()
-    metric, _, name = metrics[0].name.partition(",")
-    aggregate = (task.aggregation() or {}).get(metric)
-    if getattr(aggregate, "__name__", "mean") not in ("mean", "nanmean"):
-        return ()
-    out: list[float | None] = [None] * samples
-    for row in results["samples"][leaf]:
-        if row["filter"] != name or metric not in row:
-            continue
-        value = row[metric]
-        if isinstance(value, (list, tuple)):
-            return ()
-        out[row["doc_id"]] = float(value)
-    return tuple(out)
+    kind = getattr((task.aggregation() or {}).get(metrics[0].name.partition(",")[0]), "__name__", "mean")
+    return values.get(metrics[0].name, ()) if kind in _MEANS else ()
 
 
 def why_not_prepared(error: Exception, task: Task, seen: Captured) -> UnbrokenError:

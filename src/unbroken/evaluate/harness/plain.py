@@ -19,6 +19,7 @@ from __future__ import annotations
 import ast
 import itertools
 import json
+import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -248,6 +249,8 @@ def _whole(prepared: PreparedTask, module: Any, verdicts: Sequence[Verdict]) -> 
     higher = bool(prepared.task.options.get("higher_is_better", True))
     metrics = aggregate(module, values, higher)
     headline = metrics[0].name if metrics else ""
+    # An `aggregate` may give another number under the name of one that `score` gave: then its samples do not explain it.
+    means = {m.name: m.value for m in metrics if m.name in values and math.isclose(m.value, math.fsum(values[m.name]) / len(values[m.name]))}  # fmt: skip
     return Score(
         task=prepared.task.name,
         metrics=metrics,
@@ -256,6 +259,7 @@ def _whole(prepared: PreparedTask, module: Any, verdicts: Sequence[Verdict]) -> 
         notes=notes,
         version=prepared.version,
         prompt_hash=prepared.prompt_hash,
+        values={k: tuple(v.get(k) if isinstance(v, dict) else None for v in verdicts) for k in means},
         per_sample=tuple(v.get(headline) if isinstance(v, dict) else None for v in verdicts)
         if headline in values
         else (),
