@@ -23,6 +23,7 @@ from ..errors import ContractError, EvaluationIncomplete, InputError, RunInterru
 if TYPE_CHECKING:
     from ..evaluate.contracts import ModelSpec, Report, Suite
     from ..evaluate.engines import Engine, Slot
+    from ..evaluate.engines.imports import Imports
     from ..evaluate.folder import EvalDir
     from ..evaluate.settings import Settings
 
@@ -107,8 +108,9 @@ def run(
     slots = _slots(engine, gpus, workers, gpus_per_worker, spec)
     settings = _settings(slots, cpu_workers, cache, cache_disk, priors, keep_going)
     folder = EvalDir(out)
-    started = _engine(engine, ray_address, folder, slots)
-    report = _evaluate(_suite(suite, tasks, limit), spec, folder, started, settings, quiet or as_json)
+    with _imports(engine, slots if len(slots) > 1 else (), spec, folder) as imports:
+        started = _engine(engine, ray_address, folder, slots, imports)
+        report = _evaluate(_suite(suite, tasks, limit), spec, folder, started, settings, quiet or as_json)
     _say(report, folder, as_json)
 
 
@@ -192,7 +194,7 @@ def watch(
     settings = _settings(slots, cpu_workers, cache, cache_disk, priors, keep_going)
 
     def evaluate(s: Suite, m: ModelSpec, folder: EvalDir) -> Report:
-        report = _evaluate(s, m, folder, _engine(engine, ray_address, folder, slots), settings, True)
+        report = _evaluate(s, m, folder, _engine(engine, ray_address, folder, slots, imports), settings, True)
         _write(report, folder)
         return report
 
@@ -205,7 +207,8 @@ def watch(
     if not once and not storage.folders():
         say(f"no checkpoint is in {storage.url.removeprefix('file://')} yet; waiting for the first")
     began = time.time()
-    points = watch_run(watched, storage, evaluate, say)
+    with _imports(engine, slots, spec, EvalDir(out)) as imports:  # made once, for all checkpoints
+        points = watch_run(watched, storage, evaluate, say)
     if not points:
         say("no committed checkpoint is here")
     if as_json:
@@ -576,16 +579,38 @@ def _settings(
                     priors=_priors(priors), device=_device(), keep_going=keep)  # fmt: skip
 
 
-def _engine(name: str, address: str, folder: EvalDir, slots: tuple[Slot, ...]) -> Engine:
+def _engine(
+    name: str, address: str, folder: EvalDir, slots: tuple[Slot, ...], imports: Imports | None = None
+) -> Engine:
     if name == "ray":
         from ..evaluate.engines.ray import RayEngine
 
         return RayEngine(address)
     from ..evaluate.engines.local import LocalEngine
 
+    return LocalEngine(folder.root / "logs", threads=_threads(slots), imports=imports)
+
+
+@contextlib.contextmanager
+def _imports(
+    engine: str, slots: tuple[Slot, ...], spec: ModelSpec, folder: EvalDir
+) -> Iterator[Imports | None]:
+    """A process that imports once for all workers of this node; none where a lone worker imports for itself."""
+    from ..evaluate.engines.local import imports_for
+
+    if engine != "local" or not slots or not hasattr(os, "fork"):
+        yield None
+        return
+    made = imports_for(spec.backend, slots, folder.root / "logs", _threads(slots))
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def _threads(slots: tuple[Slot, ...]) -> int | None:
     cpu_only = not any(s.gpus for s in slots)
-    threads = max(1, (os.cpu_count() or 1) // max(1, len(slots))) if cpu_only else None
-    return LocalEngine(folder.root / "logs", threads=threads)
+    return max(1, (os.cpu_count() or 1) // max(1, len(slots))) if cpu_only else None
 
 
 def _priors(given: str | None) -> Path | None:

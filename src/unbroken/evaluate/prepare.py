@@ -25,6 +25,7 @@ from typing import Any
 from .. import atomic
 from ..errors import EvaluationError, UnbrokenError
 from . import reads
+from .bytecode import kept_bytecode
 from .codec import decode, encode
 from .contracts import Harness, Json, ModelSpec, PreparedTask, Score, Suite, Task, digest
 from .folder import EvalDir, read_json
@@ -156,7 +157,14 @@ class Preparers:
 def child_env(**more: str) -> dict[str, str]:
     """The environment of our child processes: finds this package; no GPU, unless `more` says otherwise."""
     path = os.pathsep.join(p for p in sys.path if p)
-    return {**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "", "PYTHONUNBUFFERED": "1", **more}
+    return {
+        **os.environ,
+        "PYTHONPATH": path,
+        "CUDA_VISIBLE_DEVICES": "",
+        "PYTHONUNBUFFERED": "1",
+        **kept_bytecode(),
+        **more,
+    }
 
 
 def revive(error: Message) -> UnbrokenError:

@@ -13,6 +13,9 @@ from pathlib import Path
 
 from ..prepare import child_env
 from . import Ended, Slot
+from .imports import Forked, Imports
+
+Process = subprocess.Popen[bytes] | Forked
 
 
 class LocalEngine:
@@ -20,12 +23,14 @@ class LocalEngine:
 
     remote = False
 
-    def __init__(self, logs: Path, *, threads: int | None = None) -> None:
+    def __init__(self, logs: Path, *, threads: int | None = None, imports: Imports | None = None) -> None:
+        """`imports`: a fork server, which may outlive this engine: whoever made it closes it."""
         self.logs = logs
+        self.imports = imports
         self.threads = threads
         """CPU threads per worker; None: as the libraries choose (GPU workers)."""
-        self.processes: dict[str, subprocess.Popen[bytes]] = {}
-        self.standing: dict[Slot, subprocess.Popen[bytes]] = {}
+        self.processes: dict[str, Process] = {}
+        self.standing: dict[Slot, Process] = {}
 
     def stand_by(self, slots: Sequence[Slot], cluster: Path, backend: str) -> None:
         """Starts processes that import, and wait for a word on their standard input; without one they end with us."""
@@ -45,23 +50,20 @@ class LocalEngine:
             process = self._spawn(slot, cluster, [])
         self.processes[slot.name] = process
 
-    def _spawn(self, slot: Slot, cluster: Path, more: Sequence[str]) -> subprocess.Popen[bytes]:
+    def _spawn(self, slot: Slot, cluster: Path, more: Sequence[str]) -> Process:
         self.logs.mkdir(parents=True, exist_ok=True)
         env = child_env(CUDA_VISIBLE_DEVICES=",".join(str(g) for g in visible(slot.gpus)), CUDA_DEVICE_ORDER="PCI_BUS_ID",
                         TOKENIZERS_PARALLELISM="false")  # fmt: skip
         if self.threads:
             env |= {"OMP_NUM_THREADS": str(self.threads), "MKL_NUM_THREADS": str(self.threads)}
-        command = [
-            sys.executable,
-            "-m",
-            "unbroken.evaluate.worker",
-            "--cluster",
-            str(cluster),
-            "--name",
-            slot.name,
-        ]
+        argv = ["unbroken.evaluate.worker", "--cluster", str(cluster), "--name", slot.name]
         if slot.gpus:
-            command += ["--gpus", ",".join(str(i) for i in range(len(slot.gpus)))]
+            argv += ["--gpus", ",".join(str(i) for i in range(len(slot.gpus)))]
+        if self.imports is not None and self.imports.usable:
+            with contextlib.suppress(OSError):
+                log_file = self.logs / f"{slot.name}.log"
+                return self.imports.fork([*argv, *more], env, log_file, with_input=bool(more))
+        command = [sys.executable, "-m", *argv]
         with open(self.logs / f"{slot.name}.log", "ab") as log:
             return subprocess.Popen(
                 [*command, *more],
@@ -74,7 +76,7 @@ class LocalEngine:
 
     def ended(self) -> Sequence[Ended]:
         """By their exit codes."""
-        gone = [(n, p.returncode) for n, p in self.processes.items() if p.poll() is not None]
+        gone = [(n, code) for n, p in self.processes.items() if (code := p.poll()) is not None]
         for name, _ in gone:
             del self.processes[name]
         return [Ended(n, _explain(code)) for n, code in gone]
@@ -106,7 +108,16 @@ class LocalEngine:
         self.processes.clear()
 
 
-def _let_go(process: subprocess.Popen[bytes]) -> bool:
+def imports_for(backend: str, slots: Sequence[Slot], logs: Path, threads: int | None) -> Imports:
+    """A fork server for the workers of these slots: it sees the GPUs of all of them, and touches none."""
+    seen = visible(sorted({g for s in slots for g in s.gpus}))
+    env = child_env(CUDA_VISIBLE_DEVICES=",".join(map(str, seen)), CUDA_DEVICE_ORDER="PCI_BUS_ID", TOKENIZERS_PARALLELISM="false")  # fmt: skip
+    if threads:
+        env |= {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+    return Imports(backend, env, logs / "imports.log")
+
+
+def _let_go(process: Process) -> bool:
     """Tells a process that stood by to go on; False if it has died meanwhile."""
     try:
         _tell(process, b"go\n")
@@ -119,13 +130,13 @@ def _let_go(process: subprocess.Popen[bytes]) -> bool:
     return True
 
 
-def _tell(process: subprocess.Popen[bytes], words: bytes) -> None:
+def _tell(process: Process, words: bytes) -> None:
     assert process.stdin is not None  # it was made with a pipe
     process.stdin.write(words)
     process.stdin.flush()
 
 
-def _close_input(process: subprocess.Popen[bytes]) -> None:
+def _close_input(process: Process) -> None:
     if process.stdin is not None:
         with contextlib.suppress(OSError):
             process.stdin.close()
@@ -153,7 +164,10 @@ def count_gpus() -> int:
         return 0
 
 
-def _kill(process: subprocess.Popen[bytes]) -> None:
+def _kill(process: Process) -> None:
+    if isinstance(process, Forked):
+        process.kill()
+        return
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:

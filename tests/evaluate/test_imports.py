@@ -1,0 +1,140 @@
+"""A fork server imports once; workers that it forks are workers like any other."""
+
+from __future__ import annotations
+
+import os
+import py_compile
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from unbroken.evaluate import bytecode
+from unbroken.evaluate.engines import Slot
+from unbroken.evaluate.engines.imports import Imports
+from unbroken.evaluate.engines.local import LocalEngine, imports_for
+from unbroken.evaluate.prepare import child_env
+from unbroken.testing.evaluation import BACKEND
+
+from .evaluating import coordinator, evaluate, fake_suite, fake_task, numbers
+
+SUITE = fake_suite(fake_task("a", samples=40), fake_task("b", samples=9))
+
+
+@pytest.fixture
+def imports(tmp_path: Path) -> Iterator[Imports]:
+    made = imports_for(BACKEND, [Slot("w0"), Slot("w1")], tmp_path / "imports", 1)
+    yield made
+    made.close()
+
+
+def with_imports(tmp_path: Path, out: str, imports: Imports) -> tuple[dict[str, object], list[int]]:
+    c = coordinator(tmp_path, SUITE, out=out)
+    c.engine = LocalEngine(c.folder.root / "logs", threads=1, imports=imports)
+    report = c.run()
+    assert not report.errors
+    from unbroken.evaluate.journal import events
+
+    return dict(numbers(report)), [e["pid"] for e in events(c.folder.journal) if e["event"] == "join"]
+
+
+def parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
+
+
+def test_one_import_serves_the_workers_of_several_evaluations(tmp_path: Path, imports: Imports) -> None:
+    alone = numbers(evaluate(tmp_path, SUITE, workers=1, out="alone"))
+    pids: set[int] = set()
+    for out in ("first", "second"):
+        found, joined = with_imports(tmp_path, out, imports)
+        assert found == alone and len(joined) == 2
+        pids |= set(joined)
+    assert len(pids) == 4, "each evaluation has fresh processes"
+    said = (tmp_path / "imports" / "imports.log").read_text()
+    assert said.count("imports for every worker took") == 1
+    assert said.count("warm ") == 1
+
+
+def test_a_worker_that_dies_is_told_with_its_code_and_replaced(
+    tmp_path: Path, imports: Imports, eventually: Callable[..., None]
+) -> None:
+    code = tmp_path / "ends.py"
+    code.write_text("import time\ndef main(argv):\n    time.sleep(float(argv[0]))\n    return 7\n")
+    env = child_env(PYTHONPATH=str(tmp_path))
+    made = imports_for(BACKEND, [Slot("w0")], tmp_path / "logs", 1)
+    sys_path = {**env, "PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, sys.path)])}
+    made = Imports(BACKEND, sys_path, tmp_path / "logs" / "imports.log")
+    try:
+        ends = made.fork(["ends", "0"], sys_path, tmp_path / "a.log", with_input=False)
+        stays = made.fork(["ends", "1000"], sys_path, tmp_path / "b.log", with_input=True)
+        fails = made.fork(["nosuch"], sys_path, tmp_path / "c.log", with_input=False)
+        assert ends.wait(30) == 7 and fails.wait(30) == 1
+        assert "No module named 'nosuch'" in (tmp_path / "c.log").read_text()
+        eventually(lambda: stays.poll() is None and stays.pid > 0, within=20)
+        stays.kill()
+        assert stays.wait(20) == -signal.SIGKILL
+        last = made.fork(["ends", "1000"], sys_path, tmp_path / "b.log", with_input=False)
+        eventually(lambda: last.poll() is None and last.pid > 0, within=20)
+        made.close()
+        assert last.poll() is None, "what was forked outlives the server"
+        last.kill()
+        eventually(lambda: last.poll() is not None, within=20)
+        assert not made.usable
+    finally:
+        made.close()
+
+
+def test_an_import_that_hangs_ends_with_the_engine(tmp_path: Path, eventually: Callable[..., None]) -> None:
+    root = Path(__file__).resolve().parents[2]
+    env = child_env(PYTHONPATH=os.pathsep.join([str(root), str(root / "src")]))
+    made = Imports("tests.evaluate.misbehaving:Hangs", env, tmp_path / "imports.log")
+    child = made.fork(["unbroken.evaluate.worker"], env, tmp_path / "w.log", with_input=False)
+    eventually(lambda: "warm" in (tmp_path / "imports.log").read_text(), within=40)
+    assert child.poll() is None and child.pid == 0
+    child.kill()
+    assert child.wait(20) != 0 and not made.usable
+
+
+def test_bytecode_is_kept_where_the_installation_has_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "site" / "lm_eval"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("x = 1\n")
+    monkeypatch.setattr(bytecode, "_package", lambda name: package if name == "lm_eval" else None)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    started: list[object] = []
+    monkeypatch.setattr(bytecode.subprocess, "Popen", lambda *a, **k: started.append(a))
+    monkeypatch.setattr(bytecode.sys, "dont_write_bytecode", True)
+    bytecode.kept_bytecode.cache_clear()
+    env = bytecode.kept_bytecode()
+    assert env == {
+        "PYTHONPYCACHEPREFIX": str(tmp_path / "cache/unbroken/bytecode"),
+        "PYTHONDONTWRITEBYTECODE": "",
+    }
+    bytecode.kept_bytecode.cache_clear()
+    assert bytecode.kept_bytecode() == env and len(started) == 1, "compiled ahead once"
+    py_compile.compile(str(package / "__init__.py"))
+    bytecode.kept_bytecode.cache_clear()
+    assert bytecode.kept_bytecode() == {}, "it has its own"
+    bytecode.kept_bytecode.cache_clear()
+
+
+def test_what_is_compiled_ahead_is_found_by_the_import(tmp_path: Path) -> None:
+    (tmp_path / "some.py").write_text("x = 1\n")
+    env = {**os.environ, "PYTHONPYCACHEPREFIX": str(tmp_path / "kept"), "PYTHONDONTWRITEBYTECODE": "", "PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, sys.path)])}  # fmt: skip
+    ahead = f"from unbroken.evaluate.bytecode import compile_files as c; print(c([{str(tmp_path / 'some.py')!r}]))"
+    for expected in ("1", "0"):
+        assert (
+            subprocess.run(
+                [sys.executable, "-c", ahead], env=env, capture_output=True, text=True, check=True
+            ).stdout.strip()
+            == expected
+        )
+    said = subprocess.run(
+        [sys.executable, "-v", "-c", "import some"], env=env, capture_output=True, text=True, check=True
+    ).stderr
+    assert f"{tmp_path / 'some'}" in said and "matches" in said
