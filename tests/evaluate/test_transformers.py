@@ -317,3 +317,39 @@ TransformersBackend().warm()
 assert not gc.isenabled() and sys.modules["sklearn"] is there
 """
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_rows_of_other_lengths_and_stops_share_a_batch_and_keep_their_own(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What each of them gets alone, in a quarter of the calls; a harness that defines its batches keeps them apart."""
+    model = TransformersBackend().load(ModelSpec(str(folder), batch_size=8, dtype="float32"), folder, ())
+    asked = [
+        Request("generate_until", (f"the word {i} " * (1 + i % 3), {"until": [s], "max_gen_toks": n}))
+        for i, (n, s) in enumerate((n, s) for n in (1, 3, 7, 12) for s in ("e", "."))
+    ]
+    calls: list[int] = []
+    generate = model._model.generate
+
+    def counted(**more: object) -> object:
+        calls.append(len(more["input_ids"]))  # type: ignore[arg-type]
+        return generate(**more)
+
+    monkeypatch.setattr(model._model, "generate", counted)
+    alone = [model.respond([r])[0] for r in asked]
+    assert calls == [1] * 8
+    calls.clear()
+    assert model.respond(asked) == alone and calls == [1] * 8, "equal settings only, as lm_eval has it"
+    calls.clear()
+    model.mix_settings = True
+    assert model.respond(asked) == alone and calls == [8]
+
+
+def test_an_automatic_batch_is_found_again_step_by_step(folder: Path) -> None:
+    spec = ModelSpec(str(folder), batch_size=8, batch_auto=True, dtype="float32")
+    model = TransformersBackend().load(spec, folder, ())
+    sizes = [model.conditions.batch_size]
+    for step in (model.halve, model.halve, model.restore, model.restore, model.restore):
+        step()
+        sizes.append(model.conditions.batch_size)
+    assert sizes == [8, 4, 2, 4, 8, 8]

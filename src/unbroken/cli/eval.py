@@ -49,11 +49,17 @@ WIDTH = typer.Option(1, "--gpus-per-worker", help="GPUs that hold one copy of th
 BACKEND = typer.Option("transformers", "--backend", help="transformers, openai, or package.module:Class")
 DTYPE = typer.Option("auto", "--dtype")
 BATCH = typer.Option(
-    8, "--batch-size", help="Sequences per forward pass; halved for a shard where memory runs out"
+    "8",
+    "--batch-size",
+    help="Sequences per forward pass, or 'auto': as many as fit; halved for a shard where memory runs out",
 )
 BLOCK = typer.Option(
-    32, "--block", help="Samples that are always answered together; part of the model's identity"
+    None,
+    "--block",
+    help="Samples that are always answered together, part of the model's identity; default: 32, or the batch size where that is larger",
 )
+AUTO_BATCH = 128
+"""The most that --batch-size auto tries on a GPU; without one, 8."""
 LENGTH = typer.Option(None, "--max-length")
 CHAT = typer.Option(False, "--chat-template", help="Ask through the model's chat template")
 TOKENIZER = typer.Option("", "--tokenizer", help="Folder of the tokenizer, where the model's has none")
@@ -83,7 +89,7 @@ JSON = typer.Option(False, "--json", help="One JSON object on standard output")
 @app.command()
 def run(
     suite: str = SUITE, model: str = MODEL, out: Path = OUT, gpus: int | None = GPUS, workers: int | None = WORKERS,
-    gpus_per_worker: int = WIDTH, backend: str = BACKEND, dtype: str = DTYPE, batch_size: int = BATCH, block: int = BLOCK,
+    gpus_per_worker: int = WIDTH, backend: str = BACKEND, dtype: str = DTYPE, batch_size: str = BATCH, block: int | None = BLOCK,
     max_length: int | None = LENGTH, chat_template: bool = CHAT, tokenizer: str = TOKENIZER, name: str = NAME,
     option: list[str] = OPTION, engine: str = ENGINE, ray_address: str = ADDRESS, cpu_workers: int | None = CPUS,
     cache: str = CACHE, cache_disk: list[Path] = CACHE_DISK, priors: str | None = PRIORS, keep_going: bool = KEEP,
@@ -120,7 +126,7 @@ def plan(
     model_b: float = typer.Option(7.0, "--model-b", help="Billions of parameters"),
     device: str = typer.Option("", "--device", help="Hardware, as in the learnt run times; default: this machine's"),
     load_s: float = typer.Option(30.0, "--load-seconds", help="From a worker's start to its first block"),
-    cpu_workers: int = typer.Option(16, "--cpu-workers"), block: int = BLOCK, priors: str | None = PRIORS,
+    cpu_workers: int = typer.Option(16, "--cpu-workers"), block: int = typer.Option(32, "--block"), priors: str | None = PRIORS,
     tasks: str = TASKS, limit: int | None = LIMIT, as_json: bool = JSON,
 ) -> None:  # fmt: skip
     """Show how a suite would be split, how long it should take, and how long at the very least. Takes no GPU."""
@@ -160,7 +166,7 @@ def watch(
     hold: int = typer.Option(0, "--hold", min=0, help="Keep only so many checkpoints from removal until their turn comes, the newest; 0: all, while there is room"),
     poll: float = typer.Option(10.0, "--poll", help="Seconds between looks"),
     gpus: int | None = GPUS, workers: int | None = WORKERS, gpus_per_worker: int = WIDTH, backend: str = BACKEND,
-    dtype: str = DTYPE, batch_size: int = BATCH, block: int = BLOCK, max_length: int | None = LENGTH,
+    dtype: str = DTYPE, batch_size: str = BATCH, block: int | None = BLOCK, max_length: int | None = LENGTH,
     chat_template: bool = CHAT, tokenizer: str = TOKENIZER, option: list[str] = OPTION, engine: str = ENGINE,
     ray_address: str = ADDRESS, cpu_workers: int | None = CPUS, cache: str = CACHE, cache_disk: list[Path] = CACHE_DISK,
     priors: str | None = PRIORS, keep_going: bool = KEEP, tasks: str = TASKS, limit: int | None = LIMIT, as_json: bool = JSON,
@@ -510,13 +516,22 @@ def _suite(place: str, only: str, limit: int | None) -> Suite:
     return suite
 
 
-def _spec(model: str, backend: str, dtype: str, batch: int, block: int, length: int | None, chat: bool, tokenizer: str, name: str,
+def _spec(model: str, backend: str, dtype: str, batch: str, block: int | None, length: int | None, chat: bool, tokenizer: str, name: str,
           options: list[str], width: int) -> ModelSpec:  # fmt: skip
     from ..evaluate.contracts import ModelSpec
+    from ..evaluate.engines.local import count_gpus
 
-    for value, what in ((batch, "--batch-size"), (block, "--block"), (width, "--gpus-per-worker")):
+    auto = batch == "auto"
+    try:
+        size = (AUTO_BATCH if count_gpus() else 8) if auto else int(batch)
+    except ValueError:
+        raise UsageError(f"--batch-size {batch}", todo="Give a number, or auto") from None
+    block = max(32, size) if block is None else block
+    for value, what in ((size, "--batch-size"), (block, "--block"), (width, "--gpus-per-worker")):
         if value < 1:
             raise UsageError(f"{what} must be at least 1")
+    if auto:
+        size = min(size, block)
     found: dict[str, Any] = {}
     for text in options:
         key, sign, value_text = text.partition("=")
@@ -526,7 +541,9 @@ def _spec(model: str, backend: str, dtype: str, batch: int, block: int, length: 
             found[key] = json.loads(value_text)
         except json.JSONDecodeError:
             found[key] = value_text
-    return ModelSpec(model, backend, name, dtype, batch, block, length, chat, tokenizer, width, found)
+    return ModelSpec(
+        model, backend, name, dtype, size, auto, block, length, chat, tokenizer, width, found
+    )  # fmt: skip
 
 
 def _slots(

@@ -111,7 +111,7 @@ class Suite:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """A model and how it is to be run. Everything here but `source`, `batch_size` and `gpus` is part of its identity."""
+    """A model and how it is to be run. Everything here but `source`, the batch size and `gpus` is part of its identity."""
 
     source: str
     """A Hugging Face folder, one of our checkpoints, s3://bucket/prefix, or the base URL of an endpoint."""
@@ -122,6 +122,8 @@ class ModelSpec:
     dtype: str = "auto"
     batch_size: int = 8
     """Sequences per forward pass."""
+    batch_auto: bool = False
+    """`batch_size` is the most that is tried: where it does not fit, what did is begun with the next time."""
     block: int = 32
     """Samples per block (see above); part of the identity, because padding follows it."""
     max_length: int | None = None

@@ -222,7 +222,7 @@ class Coordinator:
     def _asked(self) -> dict[str, Any]:
         return {
             "suite": digest(_question(self.suite)),
-            "model": encode(replace(self.spec, batch_size=0)),
+            "model": {k: v for k, v in encode(replace(self.spec, batch_size=0)).items() if k != "batch_auto"},
         }
 
     # ----------------------------------------------------------------------------------------- the running

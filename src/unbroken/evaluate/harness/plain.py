@@ -17,6 +17,7 @@ A score of None, or `unbroken.evaluate.scoring.judge.Unscored` raised, is no ver
 from __future__ import annotations
 
 import ast
+import contextlib
 import itertools
 import json
 import math
@@ -138,10 +139,12 @@ class PlainHarness:
     def run(self, model: Model, prepared: PreparedTask, samples: Sequence[Sample]) -> list[Answer]:
         """The worker's calls for one block: those that `prompt` asked for, or `infer`'s own."""
         if any(r.kind != "plain" for s in samples for r in s.requests) or isinstance(model, PlainModel):
-            return run_requests(model, samples)
+            with _mixed_settings(model):
+                return run_requests(model, samples)
         infer = self._module(prepared).infer
         try:
-            outputs = list(infer(Handle(model), [s.requests[0].arguments[0] for s in samples]))
+            with _mixed_settings(model):
+                outputs = list(infer(Handle(model), [s.requests[0].arguments[0] for s in samples]))
         except Unanswered as e:
             if len(samples) == 1:
                 return [Answer(samples[0].id, samples[0].prompt_hash, (), str(e))]
@@ -199,6 +202,19 @@ class PlainHarness:
         if prepared.folder not in self._infer:
             self._infer[prepared.folder] = _source(prepared).load("infer")
         return self._infer[prepared.folder]
+
+
+@contextlib.contextmanager
+def _mixed_settings(model: Model) -> Iterator[None]:
+    """Inside, rows that differ in their length and stop strings alone may share a batch: there is no harness to agree with."""
+    if not hasattr(model, "mix_settings"):
+        yield
+        return
+    model.mix_settings = True
+    try:
+        yield
+    finally:
+        model.mix_settings = False
 
 
 def _asks(source: Folder, loaded: Sequence[str]) -> str:

@@ -49,6 +49,9 @@ class TransformersModel:
         self._model, self._tokenizer = model.eval(), tokenizer
         self._target = tuple(target)
         self._batch = spec.batch_size
+        self.mix_settings = False
+        """Greedy generations of other lengths and stop strings may share a batch; a harness that defines its batches by
+        equal settings (lm_eval) keeps them apart, so that the arithmetic is its own."""
         self._device = torch.device(target[0])
         self._torchs_attention = bool(spec.options.get("cudnn_attention", False))
         self._add_bos = spec.options.get("add_bos_token")
@@ -95,8 +98,9 @@ class TransformersModel:
         return True
 
     def restore(self) -> None:
-        """Back to the batch size that was asked for."""
-        self._batch = self._spec.batch_size
+        """Back to the batch size that was asked for; with an automatic one, nearer to the largest."""
+        wanted = self._spec.batch_size
+        self._batch = min(wanted, self._batch * 2) if self._spec.batch_auto else wanted
 
     @property
     def conditions(self) -> Conditions:
@@ -193,28 +197,37 @@ class TransformersModel:
 
     def _generate(self, arguments: Sequence[Sequence[Json]]) -> list[Json]:
         out: list[Json] = [None] * len(arguments)
+        lengths = [len(self._encode(str(a[0]))) for a in arguments]
+        settings = [generation_settings(a[1]) for a in arguments]
         groups: dict[str, list[int]] = {}
-        for i, (_, settings) in enumerate(arguments):
-            groups.setdefault(digest(settings), []).append(i)
+        for i, (given, (_, asked)) in enumerate(zip(settings, arguments, strict=True)):
+            mixes = self.mix_settings and not given["do_sample"] and "max_length" not in given
+            # A prompt that is cut to leave room for its answer is cut by its own limit: it stays among its like.
+            mixes = mixes and lengths[i] + self._longest_answer(settings) <= self._max_length
+            rest = {k: v for k, v in given.items() if k not in ("until", "max_gen_toks")}
+            groups.setdefault(digest(["mixed", rest]) if mixes else digest(asked), []).append(i)
         for places in groups.values():
-            settings = generation_settings(arguments[places[0]][1])
             order = sorted(
-                places, key=lambda i: (-len(self._encode(str(arguments[i][0]))), str(arguments[i][0]))
+                places, key=lambda i: (-settings[i]["max_gen_toks"], -lengths[i], str(arguments[i][0]))
             )
             for at in range(0, len(order), self._batch):
                 chunk = order[at : at + self._batch]
-                for i, text in zip(
-                    chunk, self._continue([str(arguments[i][0]) for i in chunk], settings), strict=True
-                ):
+                texts = self._continue([str(arguments[i][0]) for i in chunk], [settings[i] for i in chunk])
+                for i, text in zip(chunk, texts, strict=True):
                     out[i] = text
         return out
 
-    def _continue(self, prompts: list[str], settings: Mapping[str, Any]) -> list[str]:
-        given = dict(settings)
-        new_tokens, stops = given.pop("max_gen_toks"), list(given.pop("until"))
+    @staticmethod
+    def _longest_answer(settings: Sequence[Mapping[str, Any]]) -> int:
+        return max(int(s["max_gen_toks"]) for s in settings)
+
+    def _continue(self, prompts: list[str], settings: Sequence[Mapping[str, Any]]) -> list[str]:
+        """One text per prompt, in one batch; the settings differ in `until` and `max_gen_toks` at most."""
+        given = {k: v for k, v in settings[0].items() if k not in ("max_gen_toks", "until")}
+        limits = [int(s["max_gen_toks"]) for s in settings]
+        new_tokens = max(limits)
         eos = self._tokenizer.decode(self._tokenizer.eos_token_id, skip_special_tokens=False)
-        if eos not in stops:
-            stops.append(eos)
+        stops = [[*s["until"], *([eos] if eos not in s["until"] else [])] for s in settings]
         room = self._max_length - new_tokens
         if room <= 0:
             raise EvaluationError(
@@ -224,7 +237,7 @@ class TransformersModel:
         tokens, mask = self._encode_batch(prompts, room)
         if given.get("do_sample"):
             # The same draws for the same prompts, whichever worker meets them, and when.
-            self._torch.manual_seed(int(digest([prompts, settings])[:12], 16))
+            self._torch.manual_seed(int(digest([prompts, settings[0]])[:12], 16))
         length = given.pop("max_length", tokens.shape[1] + new_tokens)
         with repeatable_generation(str(self._device), torchs_own=self._torchs_attention):
             made = self._model.generate(
@@ -232,16 +245,18 @@ class TransformersModel:
                 attention_mask=mask,
                 max_length=length,
                 stopping_criteria=_stopping(
-                    self._transformers, self._tokenizer, stops, tokens.shape[1], len(prompts)
+                    self._transformers, self._tokenizer, stops, limits, tokens.shape[1]
                 ),
                 pad_token_id=self._tokenizer.pad_token_id,
                 use_cache=True,
                 **given,
             )
         texts = []
-        for row in made.tolist():
-            text = cast(str, self._tokenizer.decode(row[tokens.shape[1] :], skip_special_tokens=True))
-            for stop in stops:
+        for row, own, limit in zip(made.tolist(), stops, limits, strict=True):
+            # With one limit for all, `length` has held it already (and may say another thing).
+            end = tokens.shape[1] + limit if limit < new_tokens else None
+            text = cast(str, self._tokenizer.decode(row[tokens.shape[1] : end], skip_special_tokens=True))
+            for stop in own:
                 if stop:
                     text = text.split(stop)[0]
             texts.append(text)
@@ -302,21 +317,42 @@ def repeatable_generation(
     return kernels
 
 
-def _stopping(transformers: Any, tokenizer: Any, stops: Sequence[str], prompt_length: int, rows: int) -> Any:
-    """Stops once every row holds a stop string; looks only at the end of what was generated."""
+def _stopping(
+    transformers: Any,
+    tokenizer: Any,
+    stops: Sequence[Sequence[str]],
+    limits: Sequence[int],
+    prompt_length: int,
+) -> Any:
+    """Stops once every row holds one of its stop strings or has its number of tokens; looks only at the end of what was
+    generated. Rows of equal settings stop as lm_eval has them stop: once all of them hold the same string."""
+    mixed = any(s != stops[0] for s in stops) or len(set(limits)) > 1
+    tails = {s: len(tokenizer.encode(s, add_special_tokens=False)) + 2 for own in stops for s in own}
+    """Two tokens more than the string takes: a model may spell it otherwise than the tokenizer."""
 
     class Stops(transformers.StoppingCriteria):  # type: ignore[misc]
-        def __init__(self, stop: str) -> None:
-            # Two tokens more than the string takes: a model may spell it otherwise than the tokenizer.
-            self.stop, self.tail = stop, len(tokenizer.encode(stop, add_special_tokens=False)) + 2
-            self.done = [False] * rows
+        def __init__(self, stop: str, rows: Sequence[int]) -> None:
+            self.stop, self.rows, self.tail = stop, rows, tails[stop]
+            self.done = together if mixed else [False] * len(stops)
 
         def __call__(self, input_ids: Any, scores: Any, **more: Any) -> bool:
             texts = tokenizer.batch_decode(input_ids[:, prompt_length:][:, -self.tail :])
-            self.done = [d or self.stop in t for d, t in zip(self.done, texts, strict=True)]
+            for i in self.rows:
+                self.done[i] = self.done[i] or self.stop in texts[i]
             return all(self.done)
 
-    return transformers.StoppingCriteriaList([Stops(s) for s in stops])
+    class Limits(transformers.StoppingCriteria):  # type: ignore[misc]
+        def __call__(self, input_ids: Any, scores: Any, **more: Any) -> bool:
+            made = input_ids.shape[1] - prompt_length
+            for i, limit in enumerate(limits):
+                together[i] = together[i] or made >= limit
+            return all(together)
+
+    together = [False] * len(stops)
+    found: list[Any] = [Stops(s, [i for i, own in enumerate(stops) if s in own]) for s in tails]
+    if mixed:
+        found.append(Limits())
+    return transformers.StoppingCriteriaList(found)
 
 
 def _set_pad_token(tokenizer: Any) -> None:
