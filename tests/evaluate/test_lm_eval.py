@@ -533,3 +533,30 @@ def test_every_file_that_a_task_is_made_of_is_stamped(tasks: Path, tmp_path: Pat
         after = prepare_now()
         assert (after.prompt_hash == before.prompt_hash) == same_prompts, (file, old)
         assert (after.inputs, after.asks) != (before.inputs, "") and after.asks == before.asks
+
+
+@pytest.mark.parametrize("empty", ["no rows", "all filtered out"])
+def test_a_task_without_documents_is_told_so(tasks: Path, tmp_path: Path, empty: str) -> None:
+    rows = "" if empty == "no rows" else '{"q": "1", "a": "2"}\n'
+    (tmp_path / "d.jsonl").write_text(rows)
+    (tmp_path / "utils.py").write_text("def none(docs):\n    return docs.filter(lambda d: False)\n")
+    (tmp_path / "nothing.yaml").write_text(
+        f"task: nothing\ndataset_path: json\ndataset_kwargs:\n  data_files:\n    test: {tmp_path}/d.jsonl\n"
+        "test_split: test\noutput_type: generate_until\nmetric_list:\n  - metric: exact_match\n"
+        'doc_to_text: "{{q}}"\ndoc_to_target: "{{a}}"\nprocess_docs: !function utils.none\n'
+    )
+    task = Task("nothing", options={"include": str(tmp_path)})
+    with pytest.raises(InputError, match="no documents"):
+        LmEvalHarness().prepare(task, Suite("s", (task,)), MODEL, None, tmp_path / "out")
+
+
+def test_a_disk_that_is_full_while_data_are_prepared_is_told_as_one() -> None:
+    from unbroken.evaluate.prepare import disk_full
+
+    full = OSError(28, "No space left on device", "/cache/some.arrow")
+    wrapped = RuntimeError("An error occurred while generating the dataset")
+    wrapped.__cause__ = full
+    for error in (full, wrapped):
+        said = disk_full(error)
+        assert said is not None and "No space left" in str(said) and "/cache/some.arrow" in str(said)
+    assert disk_full(RuntimeError("x")) is None and disk_full(OSError(2, "no such file")) is None

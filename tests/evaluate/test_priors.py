@@ -8,6 +8,7 @@ import pytest
 from unbroken.errors import ContractError
 from unbroken.evaluate.contracts import TaskPrior
 from unbroken.evaluate.priors import (
+    START,
     Correction,
     Features,
     Observation,
@@ -120,3 +121,18 @@ def test_it_says_what_real_suites_cost(shared_data: Path) -> None:
     mid = statistics.median(gaps["pythia-6.9b"])
     assert big > mid
     assert 1 / 3 < (big / mid) / scale(6.9, 12.0) < 3
+
+
+def test_a_start_is_learnt() -> None:
+    book = PriorBook()
+    assert 8 < book.start_s(7.0, "h") < 20 < book.start_s(70.0, "h"), (
+        "a rule of thumb, until one was measured"
+    )
+    book = book.observe(Observation(START, 1.0, "h", 4, 12.0))
+    assert book.start_s(1.0, "h") == pytest.approx(3.0)
+    assert book.start_s(8.0, "h") == pytest.approx(10.0)
+    assert book.start_s(0.1, "h") == pytest.approx(2.1)
+    assert book.start_s(1.0, "another") == pytest.approx(3.0), "better than a guess"
+    for i in range(4):
+        book = book.observe(Observation(f"t{i}", 1.0, "h", 10, 1.0, Features(100.0, 0.0, 1.0)))
+    assert book.expect("new", 10, Features(100.0, 0.0, 1.0), 1.0, "h").source == "fitted to 4 tasks"

@@ -269,3 +269,9 @@ def test_perplexities_are_compared_by_their_log_likelihoods() -> None:
     assert d.verdict == "worse" and d.paired and d.p is not None and d.p < 1e-10 and d.stderr is not None
     assert abs(d.after - d.before) > 3 * d.stderr > 0
     assert compare([one(old)], [one(old)])[0].verdict == "same"
+
+
+def test_where_nothing_was_answered_no_gpu_was_spared() -> None:
+    s = Score("t", (), 10, 0, tuple(SampleNote(i, "unanswered", "500") for i in range(10)))
+    text = table(Report("s", "m", "c", 0.0, 1.0, (s,), {}, (), (), (), 0.0, 0.0, 0.0))
+    assert "No answer was given" in text and "there already" not in text

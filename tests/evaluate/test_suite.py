@@ -94,3 +94,32 @@ def test_light_imports() -> None:
     modules = "unbroken.evaluate.coordinator, unbroken.evaluate.worker, unbroken.evaluate.forecast, unbroken.cli.eval"
     code = f"import {modules}, sys; sys.exit(any(m in sys.modules for m in ('torch', 'transformers', 'lm_eval', 'ray')))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_defaults_of_one_harness_are_not_given_to_another() -> None:
+    suite = parse_suite(
+        """
+[defaults]
+harness = "lm_eval"
+shots = 5
+limit = 10
+options.include = "tasks"
+[[task]]
+name = "a"
+[[task]]
+name = "b"
+options.gen_kwargs = { max_gen_toks = 64 }
+[[task]]
+name = "own"
+harness = "plain"
+[[task]]
+name = "mine"
+harness = "plain"
+options.data = "x.jsonl"
+"""
+    )
+    a, b, own, mine = suite.tasks
+    assert a.options == {"include": "tasks"} and a.shots == 5
+    assert b.options == {"include": "tasks", "gen_kwargs": {"max_gen_toks": 64}}
+    assert own.options == {} and own.shots is None and own.limit == 10
+    assert mine.options == {"data": "x.jsonl"}

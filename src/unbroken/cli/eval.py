@@ -125,7 +125,7 @@ def plan(
     suite: str = SUITE, gpus: int = typer.Option(1, "--gpus", "-n", help="GPUs"), gpus_per_worker: int = WIDTH,
     model_b: float = typer.Option(7.0, "--model-b", help="Billions of parameters"),
     device: str = typer.Option("", "--device", help="Hardware, as in the learnt run times; default: this machine's"),
-    load_s: float = typer.Option(30.0, "--load-seconds", help="From a worker's start to its first block"),
+    load_s: float | None = typer.Option(None, "--load-seconds", help="From a worker's start to its first block; default: as learnt from earlier runs"),
     cpu_workers: int = typer.Option(16, "--cpu-workers"), block: int = typer.Option(32, "--block"), priors: str | None = PRIORS,
     tasks: str = TASKS, limit: int | None = LIMIT, as_json: bool = JSON,
 ) -> None:  # fmt: skip
@@ -138,7 +138,7 @@ def plan(
     for what, value, least in (
         ("--block", block, 1),
         ("--cpu-workers", cpu_workers, 1),
-        ("--load-seconds", load_s, 0),
+        ("--load-seconds", 0 if load_s is None else load_s, 0),
     ):
         if not least <= value < math.inf:
             raise UsageError(f"{what} {value}: a number from {least} on is meant")

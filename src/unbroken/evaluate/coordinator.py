@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import functools
 import json
 import logging
@@ -49,7 +48,7 @@ from .contracts import (
 )
 from .dispatch import Dispatcher
 from .engines import Engine, Slot
-from .folder import EvalDir, unwritable
+from .folder import FULL, EvalDir, unwritable
 from .intake import Intake
 from .journal import Journal, events
 from .landing import Landing
@@ -58,7 +57,7 @@ from .locate import Located, beside, locate, model_files
 from .outcome import BlockTime, Measured, report, with_times_of
 from .planner import SIMULATED_PARCELS, Costs, Work
 from .prepare import Preparers, revive
-from .priors import Expected, Features, Observation, PriorBook, features_of, load_book, save_merged
+from .priors import START, Expected, Features, Observation, PriorBook, features_of, load_book, save_merged
 from .registry import check_options, open_scoring
 from .settings import Abort, Settings
 from .staged import encode_sample, read_block
@@ -68,8 +67,6 @@ _log = logging.getLogger(__name__)
 TICK_S = 0.05
 STAND_BY_S = 0.3
 """If data and model are not there by then, workers are told to import what they will need."""
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
-"""No defect of ours, whatever could not be written."""
 RESTARTS = 3
 """A worker's place is filled again so often without one answered block in between."""
 
@@ -230,7 +227,8 @@ class Coordinator:
     async def _evaluate(self, tasks: Sequence[Task], known: dict[str, PreparedTask]) -> None:
         s = self.settings
         self.book = load_book(s.priors) if s.priors else PriorBook()
-        costs = Costs(s.load_s, 0.005, s.cpu_workers)
+        load_s = self.book.start_s(self.located.model_b, s.device) if s.load_s is None else s.load_s
+        costs = Costs(load_s, 0.005, s.cpu_workers)
         widths = [max(1, slot.width) for slot in s.slots] or [self.spec.gpus]
         self.dispatcher = Dispatcher((), widths, costs, stealing=s.stealing)
         waiting = [t for t in tasks if t.name not in known and t.name not in self.errors]
@@ -787,6 +785,9 @@ class Coordinator:
             if mine:
                 observed.append(Observation(name, self.located.model_b or 7.0, self.settings.device, samples, sum(b.seconds for b in mine),
                                             features_of(p), score_s, 0 if p.task.limit else p.samples))  # fmt: skip
+        starts = [w.ready - w.started for w in self.seen if w.ready > w.started > 0 and w.start_s]
+        if starts:  # of our own engine: nobody knows since when a joiner has waited
+            observed.append(Observation(START, self.located.model_b or 7.0, self.settings.device, len(starts), sum(starts)))  # fmt: skip
         with contextlib.suppress(OSError):  # the next plan is less exact; the scores are here
             save_merged(self.settings.priors, observed)
 

@@ -31,6 +31,8 @@ from .contracts import Json, Report
 from .journal import events
 
 LOOK_S = 0.5
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+"""No defect of ours, whatever could not be written."""
 
 
 class EvalDir:

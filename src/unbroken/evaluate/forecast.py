@@ -75,7 +75,7 @@ def looked_up(suite: Suite) -> tuple[Suite, dict[str, str], dict[str, int]]:
 
 
 def forecast(
-    suite: Suite, book: PriorBook, *, gpus: int, width: int = 1, model_b: float = 7.0, device: str = "", load_s: float = 30.0,
+    suite: Suite, book: PriorBook, *, gpus: int, width: int = 1, model_b: float = 7.0, device: str = "", load_s: float | None = None,
     cpu_workers: int = 16, block: int = 32,
 ) -> Forecast:  # fmt: skip
     """The plan for a suite on so many GPUs. Raises UsageError if a task needs more GPUs than there are, and what
@@ -106,6 +106,7 @@ def forecast(
         datasets.append(Dataset(t.name, e.seconds, 0.0, e.score_s, samples, False, block=block))
     if gpus % width:
         raise UsageError(f"{gpus} GPUs cannot be shared out to workers of {width}")
+    load_s = book.start_s(model_b, device) if load_s is None else load_s
     costs = Costs(load_s, 0.05, cpu_workers)
     try:
         workers = (width,) * (gpus // width) if width > 1 else arrange(gpus, work, costs)

@@ -28,7 +28,7 @@ from . import reads
 from .bytecode import kept_bytecode
 from .codec import decode, encode
 from .contracts import Harness, Json, ModelSpec, PreparedTask, Score, Suite, Task, digest
-from .folder import EvalDir, read_json
+from .folder import FULL, EvalDir, read_json
 from .registry import HARNESSES, get_harness
 
 Message = dict[str, Any]
@@ -207,6 +207,20 @@ def answer(job: Message) -> Any:
     raise EvaluationError(f"unknown job '{op}'")
 
 
+def disk_full(error: BaseException) -> EvaluationError | None:
+    """What is to be said where a full or read-only disk is behind an error, however it was wrapped; else None."""
+    link: BaseException | None = error
+    for _ in range(20):
+        if isinstance(link, OSError) and link.errno in FULL:
+            where = str(
+                link.filename or link.filename2 or "the evaluation's folder or the cache of data sets"
+            )
+            return EvaluationError(f"the prompts cannot be written: {link.strerror or link}", where=where,
+                                   todo="Make room there, then run the same command")  # fmt: skip
+        link = (link.__cause__ or link.__context__) if link is not None else None
+    return None
+
+
 def _prepare(
     harness: Harness, task: Task, suite: Suite, spec: ModelSpec, files: Path | None, folder: Path
 ) -> Json:
@@ -234,6 +248,10 @@ def main() -> int:
         except UnbrokenError as e:
             reply = e.as_json()
         except Exception as e:  # noqa: BLE001  a harness may raise anything; it is told to the coordinator
+            if (full := disk_full(e)) is not None:
+                out.write(json.dumps(full.as_json()) + "\n")
+                out.flush()
+                continue
             traceback.print_exc()
             text = " ".join(str(e).split())[:600]
             reply = {"error": {"kind": "EvaluationError", "what": f"the harness failed: {type(e).__name__}: {text}",

@@ -26,6 +26,10 @@ from .codec import decode, encode
 from .contracts import PreparedTask, TaskPrior
 
 SCHEMA = 1
+START = "(a worker's start)"
+"""The row that holds it; no task can be called so."""
+IMPORTS_S, PER_B_S = 8.0, 1.0
+"""Seconds of a start where none was measured: imports, and for each billion parameters their load from a fast disk."""
 SIZE_EXPONENT = 0.9
 """Seconds grow with parameters to this power: decoding is bound by weight reads, prefill by FLOPs, both linear; launch
 overheads are not. Taken from the measured small-to-large ratios of public in-loop evaluation times."""
@@ -145,6 +149,20 @@ class PriorBook:
         """Samples of the task as far as it has been measured; 0: not known."""
         return max((r.size for r in self.rows.values() if r.task == task), default=0)
 
+    def start_s(self, model_b: float, device: str) -> float:
+        """Seconds from a worker's start to its first block: as measured for this size and device, or for the nearest size,
+        corrected by what the difference in size takes to load; where nothing was measured, by a rule of thumb."""
+        model_b = model_b or 7.0
+        seen = [r for r in self.rows.values() if r.task == START and r.count]
+        here = [r for r in seen if r.device == device]
+        if not (here or seen):
+            return IMPORTS_S + PER_B_S * model_b
+        best = min(here or seen, key=lambda r: abs(math.log(r.model_b / model_b)))
+        measured = math.exp(best.mean_log)
+        if best.model_b == round_size(model_b):
+            return measured
+        return max(measured + PER_B_S * (model_b - best.model_b), min(measured, 1.0), measured / 4)
+
     def expect(
         self,
         task: str,
@@ -189,7 +207,7 @@ class PriorBook:
     def _fitted(
         self, samples: int, features: Features, model_b: float, device: str, score_s: float
     ) -> Expected:
-        seen = [r for r in self.rows.values() if r.count and sum(r.features.row()) > 0]
+        seen = [r for r in self.rows.values() if r.count and r.task != START and sum(r.features.row()) > 0]
         here = [r for r in seen if r.device == device]
         seen = here if len(here) >= 4 else seen
         rates, spread, source = (PER_CHAR, PER_TOKEN, PER_REQUEST), 2.5, "guessed from lengths"

@@ -191,6 +191,8 @@ def table(report: Report) -> str:
 def summary(report: Report) -> str:
     """One sentence on the time that it took."""
     if not report.trials:
+        if (report.errors or report.scores) and not any(s.scored for s in report.scores):
+            return "No answer was given, so there is no score and no time to tell; the reasons are above."
         return "Every answer was there already; no GPU was taken."
     bound = report.lower_bound_s
     text = f"{Duration(report.makespan_s)} from the first worker's start to the last score, {report.busy_fraction:.0%} of worker time busy with inference"

@@ -26,8 +26,8 @@ class Settings:
     priors: Path | None = None
     device: str = "cpu"
     """Name of the hardware, for priors."""
-    load_s: float = 30.0
-    """Expected seconds from a worker's start to its first block."""
+    load_s: float | None = None
+    """Expected seconds from a worker's start to its first block; None: as learnt."""
     beat_s: float = 2.0
     stall_s: float = 600.0
     """A block that takes longer than this and than `stall_factor` times what was expected is taken to hang."""

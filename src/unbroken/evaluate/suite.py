@@ -94,10 +94,26 @@ def shipped_suite(name: str) -> Path:
     return Path(str(resources.files("unbroken.evaluate") / "suites" / f"{name}.toml"))
 
 
+OF_A_HARNESS = ("options", "target", "shots", "headline")
+"""Keys whose meaning is the harness's own."""
+
+
+def _defaults_for(row: Mapping[str, Json], defaults: Mapping[str, Json]) -> Mapping[str, Json]:
+    """The defaults that are meant for this row: what they say to one harness is nothing to another."""
+    theirs = defaults.get("harness", Task.harness)
+    if row.get("harness", theirs) == theirs:
+        return defaults
+    return {k: v for k, v in defaults.items() if k not in OF_A_HARNESS}
+
+
 def _read_task(
     row: Mapping[str, Json], defaults: Mapping[str, Json], at: str
 ) -> tuple[Task, TaskPrior | None]:
-    merged = {**defaults, **row}
+    merged = {**_defaults_for(row, defaults), **row}
+    if isinstance(own := row.get("options"), Mapping) and isinstance(
+        given := defaults.get("options"), Mapping
+    ):
+        merged["options"] = {**given, **own} if "options" in _defaults_for(row, defaults) else dict(own)
     prior = merged.pop("prior", None)
     task = decode(Task, merged, where=at)
     if not _NAME.fullmatch(task.name):

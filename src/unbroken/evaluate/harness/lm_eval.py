@@ -35,7 +35,15 @@ from ..contracts import (
 from .asking import run_requests
 from .chat import chat_of, check_kinds
 from .lm_eval_call import keep_data, kept_data, one_process, simple_evaluate
-from .lm_eval_results import documents_of, metrics_of, per_sample, task_version, values_of, why_not_prepared
+from .lm_eval_results import (
+    documents_of,
+    metrics_of,
+    no_documents,
+    per_sample,
+    task_version,
+    values_of,
+    why_not_prepared,
+)
 from .replay import (
     Captured,
     Chat,
@@ -158,6 +166,8 @@ class LmEvalHarness:
             raise
         except Exception as e:
             raise why_not_prepared(e, task, seen) from e
+        if not seen.sort_instances():
+            raise no_documents(task)
         if getattr(seen.task, "UNSAFE_CODE", False):
             task = replace(task, metric="code")
             recipe["data"] = keep_data(seen.task, folder)

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from ...errors import DatasetMissing, EvaluationError, InputError, UnbrokenError
 from ..contracts import Json, Metric, Task, digest
+from ..folder import FULL
 from .replay import Captured
 
 _MEANS = ("mean", "nanmean")
@@ -118,6 +119,33 @@ def per_sample(
     return values.get(metrics[0].name, ()) if kind in _MEANS else ()
 
 
+def no_documents(task: Task) -> InputError:
+    """What a task is told as whose data set, or what its limit and filters leave of it, is empty."""
+    return InputError(
+        f"task '{task.name}' has no documents",
+        where=task.harness_name,
+        todo="Look at its data files, its split and its process_docs; leave it out of the suite otherwise",
+    )
+
+
+def _is_empty(chain: Sequence[BaseException], seen: Captured) -> bool:
+    """Whether the harness fell over the first document of none: it looks at that one without asking."""
+    try:
+        return seen.task is not None and len(seen.task.eval_docs) == 0
+    except Exception:  # noqa: BLE001  then something else is wrong, which `chain` tells
+        pass
+    for e in chain:
+        if isinstance(e, IndexError) and "out of bounds for size 0" in str(e):
+            return True
+        at = e.__traceback__
+        while at is not None:
+            documents = getattr(at.tb_frame.f_locals.get("self"), "task_docs", None)
+            if isinstance(e, IndexError) and documents is not None and len(documents) == 0:
+                return True
+            at = at.tb_next
+    return False
+
+
 def why_not_prepared(error: Exception, task: Task, seen: Captured) -> UnbrokenError:
     """A user's error out of whatever the harness raised while it loaded a task."""
     chain: list[BaseException] = []
@@ -135,6 +163,12 @@ def why_not_prepared(error: Exception, task: Task, seen: Captured) -> UnbrokenEr
         "DataFilesNotFoundError",
         "ConnectError",
     }
+    if "EmptyDatasetError" in names or _is_empty(chain, seen):
+        return no_documents(task)
+    if any(isinstance(e, OSError) and e.errno in FULL for e in chain):
+        return EvaluationError(f"the data of task '{task.name}' cannot be kept: {text}",
+                               where=os.environ.get("HF_DATASETS_CACHE") or os.environ.get("HF_HOME") or "the Hugging Face cache",
+                               todo="Make room there, then run the same command")  # fmt: skip
     if seen.task is None and names & absent:
         cache = os.environ.get("HF_DATASETS_CACHE") or os.environ.get("HF_HOME") or "the Hugging Face cache"
         return DatasetMissing(
