@@ -706,7 +706,7 @@ def test_the_gap_between_shards_is_below_50_ms(tmp_path: Path) -> None:
 
 
 def test_priors_are_learnt_from_what_ran(tmp_path: Path) -> None:
-    from unbroken.evaluate.priors import load_book
+    from unbroken.evaluate.priors import START, load_book
 
     store = tmp_path / "priors.json"
     suite = fake_suite(
@@ -720,7 +720,10 @@ def test_priors_are_learnt_from_what_ran(tmp_path: Path) -> None:
     assert 0.3 < again.expected["slow"].seconds < 2.0
     assert again.expected["slow"].seconds > 3 * again.expected["quick"].seconds
     assert again.expected["slow"].score_s > 0.15
-    assert all(r.samples == 80 for r in load_book(store).rows.values())
+    rows = {r.task: r for r in load_book(store).rows.values()}
+    start = rows.pop(START)
+    assert start.samples == 2 and 0.05 < load_book(store).start_s(start.model_b, start.device) < 60
+    assert {t: r.samples for t, r in rows.items()} == {"slow": 80, "quick": 80}
 
 
 def test_no_worker_left_is_an_error_and_nothing_is_lost(tmp_path: Path) -> None:

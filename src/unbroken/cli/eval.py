@@ -11,7 +11,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from ..errors import ContractError, EvaluationIncomplete, InputError, RunInterrupted, UsageError
+from . import eval_show
 
 if TYPE_CHECKING:
-    from ..evaluate.contracts import ModelSpec, Report, Suite
+    from ..evaluate.contracts import ModelSpec, Report, Suite, Task
     from ..evaluate.engines import Engine, Slot
     from ..evaluate.engines.imports import Imports
     from ..evaluate.folder import EvalDir
@@ -81,7 +82,13 @@ PRIORS = typer.Option(
 )
 KEEP = typer.Option(False, "--keep-going", help="Go on without tasks that cannot be prepared")
 TASKS = typer.Option("", "--tasks", help="Only these tasks of the suite, by name, with commas")
-LIMIT = typer.Option(None, "--limit", help="Only the first so many samples of each task")
+LIMIT = typer.Option(
+    None, "--limit", help="Only the first so many samples of each task; below 1: that share of them"
+)
+SHOTS = typer.Option(None, "--shots", min=0, help="Few-shot examples of every task, whatever the suite says")
+GEN = typer.Option(
+    [], "--gen", help="KEY=VALUE of the generation settings of every task, such as temperature=0.7"
+)
 QUIET = typer.Option(False, "--quiet", "-q", help="No progress")
 JSON = typer.Option(False, "--json", help="One JSON object on standard output")
 
@@ -93,7 +100,8 @@ def run(
     max_length: int | None = LENGTH, chat_template: bool = CHAT, tokenizer: str = TOKENIZER, name: str = NAME,
     option: list[str] = OPTION, engine: str = ENGINE, ray_address: str = ADDRESS, cpu_workers: int | None = CPUS,
     cache: str = CACHE, cache_disk: list[Path] = CACHE_DISK, priors: str | None = PRIORS, keep_going: bool = KEEP,
-    tasks: str = TASKS, limit: int | None = LIMIT, quiet: bool = QUIET, as_json: bool = JSON,
+    tasks: str = TASKS, limit: float | None = LIMIT, shots: int | None = SHOTS, gen: list[str] = GEN, quiet: bool = QUIET,
+    as_json: bool = JSON,
 ) -> None:  # fmt: skip
     """Evaluate a model on a suite; run the same command again to go on after anything."""
     from ..evaluate.folder import EvalDir
@@ -116,7 +124,9 @@ def run(
     folder = EvalDir(out)
     with _imports(engine, slots if len(slots) > 1 else (), spec, folder) as imports:
         started = _engine(engine, ray_address, folder, slots, imports)
-        report = _evaluate(_suite(suite, tasks, limit), spec, folder, started, settings, quiet or as_json)
+        report = _evaluate(
+            _suite(suite, tasks, limit, shots, gen), spec, folder, started, settings, quiet or as_json
+        )
     _say(report, folder, as_json)
 
 
@@ -127,7 +137,7 @@ def plan(
     device: str = typer.Option("", "--device", help="Hardware, as in the learnt run times; default: this machine's"),
     load_s: float | None = typer.Option(None, "--load-seconds", help="From a worker's start to its first block; default: as learnt from earlier runs"),
     cpu_workers: int = typer.Option(16, "--cpu-workers"), block: int = typer.Option(32, "--block"), priors: str | None = PRIORS,
-    tasks: str = TASKS, limit: int | None = LIMIT, as_json: bool = JSON,
+    tasks: str = TASKS, limit: float | None = LIMIT, as_json: bool = JSON,
 ) -> None:  # fmt: skip
     """Show how a suite would be split, how long it should take, and how long at the very least. Takes no GPU."""
     from ..evaluate.forecast import forecast, forecast_text
@@ -169,7 +179,8 @@ def watch(
     dtype: str = DTYPE, batch_size: str = BATCH, block: int | None = BLOCK, max_length: int | None = LENGTH,
     chat_template: bool = CHAT, tokenizer: str = TOKENIZER, option: list[str] = OPTION, engine: str = ENGINE,
     ray_address: str = ADDRESS, cpu_workers: int | None = CPUS, cache: str = CACHE, cache_disk: list[Path] = CACHE_DISK,
-    priors: str | None = PRIORS, keep_going: bool = KEEP, tasks: str = TASKS, limit: int | None = LIMIT, as_json: bool = JSON,
+    priors: str | None = PRIORS, keep_going: bool = KEEP, tasks: str = TASKS, limit: float | None = LIMIT,
+    shots: int | None = SHOTS, gen: list[str] = GEN, as_json: bool = JSON,
 ) -> None:  # fmt: skip
     """Evaluate every committed checkpoint of a run as it appears: curves over steps, regressions flagged."""
     from ..evaluate.codec import encode
@@ -178,7 +189,7 @@ def watch(
     from ..evaluate.watch import watch as watch_run
 
     storage = checkpoints_of(run_dir)
-    asked = _suite(suite, tasks, limit)
+    asked = _suite(suite, tasks, limit, shots, gen)
     if out is None:
         if "://" in run_dir:
             raise UsageError("a bucket of checkpoints needs --out", where=run_dir)
@@ -385,6 +396,10 @@ def cache(
         )
 
 
+app.command()(eval_show.samples)
+app.command()(eval_show.table)
+
+
 def _evaluate(
     suite: Suite, spec: ModelSpec, folder: EvalDir, engine: Engine, settings: Settings, quiet: bool
 ) -> Report:
@@ -474,19 +489,23 @@ def _named(what: str, names: list[str]) -> str:
 
 def _write(report: Report, folder: EvalDir) -> None:
     from .. import atomic
-    from ..evaluate.folder import unwritable
+    from ..evaluate.folder import read_json, unwritable
     from ..evaluate.page import render
-    from ..evaluate.results import table
+    from ..evaluate.results import finite, table
+    from ..evaluate.show import as_lm_eval
 
     report = folder.last_report() or report  # it keeps the times of the run that took any
     try:
         atomic.write_text(folder.table, table(report))
+        atomic.write_json(folder.lm_eval, finite(as_lm_eval(report, read_json(folder.asked))))
         atomic.write_text(folder.page, render(report))
     except OSError as e:
         raise unwritable(e, folder.root) from e
 
 
-def _suite(place: str, only: str, limit: int | None) -> Suite:
+def _suite(
+    place: str, only: str, limit: float | None, shots: int | None = None, gen: Sequence[str] = ()
+) -> Suite:
 
     from ..errors import UnknownTask
     from ..evaluate.contracts import Suite, Task
@@ -510,10 +529,46 @@ def _suite(place: str, only: str, limit: int | None) -> Suite:
     if not suite.tasks:
         raise UsageError("the suite has no task", where=place)
     if limit is not None:
-        if limit < 1:
-            raise UsageError("--limit must be at least 1")
-        suite = replace(suite, tasks=tuple(replace(t, limit=limit) for t in suite.tasks))
+        if not (0 < limit < 1 or (limit >= 1 and limit == int(limit))):
+            raise UsageError(
+                f"--limit {limit:g}: a number of samples, or a share of them between 0 and 1, is meant"
+            )
+        most: float = limit if limit < 1 else int(limit)
+        suite = replace(suite, tasks=tuple(replace(t, limit=most) for t in suite.tasks))
+    if shots is not None:
+        suite = replace(suite, tasks=tuple(replace(t, shots=shots) for t in suite.tasks))
+    if gen:
+        settings = _pairs(gen, "--gen")
+        suite = replace(suite, tasks=tuple(_generating(t, settings) for t in suite.tasks))
     return suite
+
+
+def _generating(task: Task, settings: dict[str, Any]) -> Task:
+    """The task with these generation settings, as its harness takes them."""
+    if task.harness == "lm_eval":
+        given = {**dict(task.options.get("gen_kwargs") or {}), **settings}
+        return replace(task, options={**task.options, "gen_kwargs": given})
+    others = sorted(set(settings) - {"max_tokens"})
+    if task.harness != "plain" or others:
+        raise UsageError(
+            f"--gen {', '.join(others or settings)}: task '{task.name}' of the {task.harness} harness says that itself",
+            todo="A plain task takes max_tokens; what else it wants stands in its infer.py",
+        )
+    return replace(task, options={**task.options, **settings})
+
+
+def _pairs(texts: Sequence[str], what: str) -> dict[str, Any]:
+    """{key: value} of KEY=VALUE, where a value is JSON or text."""
+    found: dict[str, Any] = {}
+    for text in texts:
+        key, sign, value = text.partition("=")
+        if not sign:
+            raise UsageError(f"{what} {text}", todo="Write it as KEY=VALUE")
+        try:
+            found[key] = json.loads(value)
+        except json.JSONDecodeError:
+            found[key] = value
+    return found
 
 
 def _spec(model: str, backend: str, dtype: str, batch: str, block: int | None, length: int | None, chat: bool, tokenizer: str, name: str,
@@ -532,15 +587,7 @@ def _spec(model: str, backend: str, dtype: str, batch: str, block: int | None, l
             raise UsageError(f"{what} must be at least 1")
     if auto:
         size = min(size, block)
-    found: dict[str, Any] = {}
-    for text in options:
-        key, sign, value_text = text.partition("=")
-        if not sign:
-            raise UsageError(f"--option {text}", todo="Write it as KEY=VALUE")
-        try:
-            found[key] = json.loads(value_text)
-        except json.JSONDecodeError:
-            found[key] = value_text
+    found = _pairs(options, "--option")
     return ModelSpec(
         model, backend, name, dtype, size, auto, block, length, chat, tokenizer, width, found
     )  # fmt: skip

@@ -47,7 +47,10 @@ def _decode(kind: Any, value: Json, where: str) -> Any:
     if origin in (Union, types.UnionType):
         if value is None and type(None) in get_args(kind):
             return None
-        return _decode(next(a for a in get_args(kind) if a is not type(None)), value, where)
+        chosen = [a for a in get_args(kind) if a is not type(None)]
+        if chosen == [int, float] and isinstance(value, float):
+            return _decode(float, value, where)
+        return _decode(chosen[0], value, where)
     if origin in (tuple, list) or origin is Sequence:
         if not isinstance(value, list | tuple):
             raise _wrong(where, "a list", value)

@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -58,8 +59,8 @@ class Task:
     """Kind of metric: 'loglikelihood', 'match', 'code' (runs generated code, in the sandbox), 'judge' (calls a model)."""
     licence: str = ""
     """Licence of the data, an SPDX identifier where there is one."""
-    limit: int | None = None
-    """Only the first so many samples."""
+    limit: int | float | None = None
+    """Only the first so many samples; below 1: that share of them, rounded up."""
     gpus: int = 1
     """GPUs that a worker needs for it (long contexts); a worker with more will do."""
     headline: str = ""
@@ -74,6 +75,12 @@ class Task:
     def harness_name(self) -> str:
         """What the harness calls it."""
         return self.target or self.name
+
+    def limited(self, samples: int) -> int:
+        """How many of so many samples are asked, as lm_eval counts them."""
+        if self.limit is None:
+            return samples
+        return min(samples, math.ceil(samples * self.limit) if self.limit < 1 else int(self.limit))
 
 
 @dataclass(frozen=True)

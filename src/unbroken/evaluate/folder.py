@@ -7,7 +7,7 @@ OUT/
   journal.jsonl            what happened
   logs/w0.log              what workers print
   scores/KEY/TASK.json     one Score each
-  report.json, report.html, table.txt
+  report.json, report.html, table.txt, lm_eval.json
 SHARED/                    OUT itself, or the folder that the evaluations of a run's checkpoints share
   tasks/TASK/              prepared.json, requests.jsonl, ... : independent of the weights
   answers/KEY/TASK/        what the model said, by model key
@@ -71,6 +71,11 @@ class EvalDir:
     def table(self) -> Path:
         """The result table as text."""
         return self.root / "table.txt"
+
+    @property
+    def lm_eval(self) -> Path:
+        """The scores as lm_eval writes its results_*.json."""
+        return self.root / "lm_eval.json"
 
     @property
     def model_files(self) -> Path:

@@ -91,7 +91,7 @@ def forecast(
         said = suite.priors.get(t.name)
         known = (said.samples if said else 0) or counted.get(t.name) or book.size(t.name)
         samples = known or UNKNOWN_SAMPLES
-        samples = min(samples, t.limit) if t.limit else samples
+        samples = max(1, t.limited(samples))
         e = book.expect(t.name, samples, Features(), model_b, device, said)
         if not known and not t.limit:
             e = replace(e, source=f"{e.source}; {samples} samples assumed")

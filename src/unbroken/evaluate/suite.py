@@ -81,6 +81,16 @@ def parse_suite(text: str, *, where: str = "suite", folder: str = "") -> Suite:
     return Suite(name, tuple(tasks), str(head.get("description", "")), priors, folder)
 
 
+def check_limit(limit: float | None, where: str) -> None:
+    """Raises InputError for what is neither a number of samples nor a share of them."""
+    if limit is not None and not (0 < limit < 1 or (limit >= 1 and limit == int(limit))):
+        raise InputError(
+            f"limit {limit}: at least 1 is meant, or a share between 0 and 1",
+            where=where,
+            todo="Give a number of samples, or a share of them",
+        )
+
+
 def shipped_suites() -> list[str]:
     """Names of the suites that ship with unbroken."""
     folder = resources.files("unbroken.evaluate") / "suites"
@@ -122,8 +132,9 @@ def _read_task(
         )
     if task.metric not in METRICS:
         raise UnknownKey(task.metric, METRICS, where=at, what="metric")
-    if task.gpus < 1 or (task.limit is not None and task.limit < 1):
-        raise InputError("gpus and limit must be at least 1", where=at)
+    if task.gpus < 1:
+        raise InputError("gpus must be at least 1", where=at)
+    check_limit(task.limit, at)
     if prior is None:
         return task, None
     read = decode(TaskPrior, prior, where=f"{at} prior")

@@ -78,7 +78,7 @@ class FakeHarness:
         self, task: Task, suite: Suite, spec: ModelSpec, model_files: Path | None, folder: Path
     ) -> PreparedTask:
         """Prompts that name task, sample and request."""
-        n = int(task.options.get("samples", 10)) if task.limit is None else task.limit
+        n = int(task.options.get("samples", 10)) if task.limit is None else int(task.limit)
         faults: dict[str, dict[str, str]] = {
             f: dict(task.options.get(f, {})) for f in ("kill", "raise", "problem")
         }

@@ -36,10 +36,12 @@ from .asking import run_requests
 from .chat import chat_of, check_kinds
 from .lm_eval_call import keep_data, kept_data, one_process, simple_evaluate
 from .lm_eval_results import (
+    TARGETS,
     documents_of,
     metrics_of,
     no_documents,
     per_sample,
+    targets_of,
     task_version,
     values_of,
     why_not_prepared,
@@ -174,6 +176,7 @@ class LmEvalHarness:
         requests = [requests_of(instances, task.name) for instances in seen.sort_instances()]
         check_kinds(spec, {r.kind for rs in requests for r in rs}, task.name)
         wrote = staged.write_samples(folder, requests, block=spec.block)
+        atomic.write_json(folder / TARGETS, targets_of(seen.task, seen.sort_instances()), indent=None)
         atomic.write_json(folder / "chat.json", kept)
         atomic.write_json(folder / "lm_eval.json", recipe)
         tokens = [

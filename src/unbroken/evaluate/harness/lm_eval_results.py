@@ -12,6 +12,8 @@ from ..contracts import Json, Metric, Task, digest
 from ..folder import FULL
 from .replay import Captured
 
+TARGETS = "targets.json"
+"""Beside a task's prompts, for `unbroken eval samples`."""
 _MEANS = ("mean", "nanmean")
 _LIKELIHOODS = ("perplexity", "weighted_perplexity", "bits_per_byte", "weighted_mean")
 
@@ -36,6 +38,17 @@ def task_version(task: Any) -> str:
 def documents_of(samples: Sequence[Sequence[Any]]) -> str:
     """A hash of the documents behind the prompts: of two with the same prompts, one may have had its answers mended."""
     return digest([_json_of(instances[0].doc) for instances in samples if instances])
+
+
+def targets_of(task: Any, samples: Sequence[Sequence[Any]]) -> list[Json]:
+    """What the harness holds right for each sample, for reading; null where it does not say."""
+    found: list[Json] = []
+    for instances in samples:
+        try:
+            found.append(_json_of(task.doc_to_target(instances[0].doc)))
+        except Exception:  # noqa: BLE001  the task's own code; nothing but the showing of samples needs it
+            found.append(None)
+    return found
 
 
 def _json_of(value: Any) -> Json:
@@ -131,7 +144,8 @@ def no_documents(task: Task) -> InputError:
 def _is_empty(chain: Sequence[BaseException], seen: Captured) -> bool:
     """Whether the harness fell over the first document of none: it looks at that one without asking."""
     try:
-        return seen.task is not None and len(seen.task.eval_docs) == 0
+        if seen.task is not None:
+            return len(seen.task.eval_docs) == 0
     except Exception:  # noqa: BLE001  then something else is wrong, which `chain` tells
         pass
     for e in chain:

@@ -81,7 +81,8 @@ class PlainHarness:
         with reads.part() as loaded:
             infer = source.load("infer")
         check_score(source)
-        rows = list(rows_of(task, suite, source, infer))[: task.limit]
+        rows = list(rows_of(task, suite, source, infer))
+        rows = rows[: task.limited(len(rows))]
         if not rows:
             raise _no_rows(task, source)
         samples = list(samples_of(rows, infer, source, task, spec, model_files))

@@ -1,0 +1,166 @@
+"""What an evaluation holds, for other tools and for reading: lm_eval's results file, samples one by one, many models in one table."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ..errors import InputError, UnknownTask
+from . import staged
+from .codec import decode
+from .contracts import Json, PreparedTask, Report, Score
+from .folder import EvalDir, read_json
+from .harness.lm_eval_results import TARGETS
+from .journal import events
+from .results import columns, number
+
+
+@dataclass(frozen=True)
+class Shown:
+    """One sample as people look at it."""
+
+    task: str
+    sample: int
+    prompts: tuple[Json, ...]
+    """What was sent: a text each, or messages; with a continuation where its likelihood was asked."""
+    answers: tuple[Json, ...]
+    target: Json = None
+    scores: Mapping[str, float | None] = field(default_factory=dict)
+    note: str = ""
+    """Why it has no verdict."""
+
+    def as_json(self) -> Json:
+        """One object."""
+        return {
+            "task": self.task, "sample": self.sample, "prompts": list(self.prompts), "answers": list(self.answers),
+            "target": self.target, "scores": dict(self.scores), **({"note": self.note} if self.note else {}),
+        }  # fmt: skip
+
+    def as_text(self) -> str:
+        """A few lines."""
+        lines = [
+            f"== {self.task} {self.sample} " + "  ".join(f"{k} {_short(v)}" for k, v in self.scores.items())
+        ]
+        for i, p in enumerate(self.prompts):
+            lines += [f"-- prompt{'' if len(self.prompts) == 1 else f' {i + 1}'}", _text(p)]
+            if i < len(self.answers):
+                lines += ["-- answer", _text(self.answers[i])]
+        if self.target is not None:
+            lines += ["-- target", _text(self.target)]
+        return "\n".join([*lines, *([f"-- no verdict: {self.note}"] if self.note else [])]) + "\n"
+
+
+def samples_of(out: Path, tasks: Sequence[str] = ()) -> Iterator[Shown]:
+    """The samples of an evaluation, task by task. Raises InputError where there is none, UnknownTask."""
+    folder = EvalDir(out, out if (out / "tasks").is_dir() else out.parent)
+    began = [e for e in events(folder.journal) if e["event"] == "begin"]
+    report = folder.last_report()
+    if not began or report is None:
+        raise InputError("there is no finished evaluation", where=str(out), todo="Give the --out of `unbroken eval run`")  # fmt: skip
+    scores = {s.task: s for s in report.scores}
+    for name in tasks:
+        if name not in scores:
+            raise UnknownTask(name, scores, where=str(out))
+    for name in tasks or scores:
+        yield from _of_task(folder, str(began[-1]["key"]), name, scores[name])
+
+
+def _of_task(folder: EvalDir, key: str, name: str, score: Score) -> Iterator[Shown]:
+    answers_file = folder.landed(key, name)
+    if not answers_file.exists():
+        return
+    prepared = decode(PreparedTask, read_json(folder.prepared(name))["prepared"])
+    place = folder.task(name)
+    try:
+        targets: list[Json] = json.loads((place / TARGETS).read_text())
+    except (OSError, ValueError):
+        targets = []
+    notes = {n.sample: f"{n.status}: {n.why}" for n in score.notes}
+    numbers = {m.name: score.of(m.name) for m in score.metrics if score.of(m.name)}
+    with open(answers_file, "rb") as lines:
+        for sample, line in zip(staged.iter_samples(place), lines, strict=False):
+            answer = staged.decode_answer(line)
+            if answer.prompt_hash != sample.prompt_hash:
+                continue  # prompts that were built since
+            target = targets[sample.id] if sample.id < len(targets) else sample.document
+            prompts = tuple(_prompt(r.kind, r.arguments) for r in sample.requests)
+            own = {k: v[sample.id] for k, v in numbers.items() if sample.id < len(v)}
+            yield Shown(
+                prepared.task.name, sample.id, prompts, answer.outputs, target, own, notes.get(sample.id, "")
+            )
+
+
+def _prompt(kind: str, arguments: Sequence[Json]) -> Json:
+    if kind in ("loglikelihood", "multiple_choice"):
+        return {"context": arguments[0], "continuation": arguments[1]}
+    return arguments[0]
+
+
+def _text(value: Json) -> str:
+    if isinstance(value, dict) and set(value) == {"context", "continuation"}:
+        return f"{value['context']}[[{value['continuation']}]]"
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _short(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"
+
+
+def as_lm_eval(report: Report, asked: Mapping[str, Json]) -> Json:
+    """The object that lm_eval writes to results_*.json, as far as an evaluation has it. `asked`: evaluation.json."""
+    model = asked.get("model") or {}
+    scores = (*report.scores, *report.groups)
+    return {
+        "results": {s.task: _row(s) for s in scores},
+        **({"groups": {s.task: _row(s) for s in report.groups}} if report.groups else {}),
+        "versions": {s.task: s.version for s in scores},
+        "higher_is_better": {
+            s.task: {m.name.partition(",")[0]: m.higher_is_better for m in s.metrics} for s in scores
+        },
+        "n-samples": {s.task: {"original": s.samples, "effective": s.scored} for s in report.scores},
+        "config": {
+            "model": model.get("backend", ""),
+            "model_args": f"pretrained={model.get('source', '')},dtype={model.get('dtype', '')}",
+            "batch_size": max((c.batch_size for s in report.scores for c in s.conditions), default=None),
+            "device": next((c.device for s in report.scores for c in s.conditions), None),
+            "limit": None,
+            "gen_kwargs": None,
+        },
+        "date": report.started,
+        "model_name": report.model,
+        "model_source": model.get("source", ""),
+        "checkpoint": report.checkpoint,
+        "total_evaluation_time_seconds": str(report.makespan_s),
+    }
+
+
+def _row(s: Score) -> Json:
+    row: dict[str, Json] = {"alias": s.task}
+    for m in s.metrics:
+        metric, _, name = m.name.partition(",")
+        row[m.name] = None if math.isnan(m.value) else m.value
+        row[f"{metric}_stderr" + (f",{name}" if name else "")] = "N/A" if m.stderr is None else m.stderr
+    return row
+
+
+def many(reports: Sequence[Report], *, every_metric: bool = False) -> str:
+    """One table: a row for each task (and metric), a column for each model."""
+    rows: dict[tuple[str, str], list[str]] = {}
+    for i, r in enumerate(reports):
+        for s in (*r.scores, *r.groups):
+            for m in s.metrics if every_metric else s.metrics[:1]:
+                cells = rows.setdefault((s.task, m.name), ["-"] * len(reports))
+                cells[i] = number(m) + ("" if s.scored == s.samples else f" ({s.scored}/{s.samples})")
+    head = ("task", "metric", *names(reports))
+    return "\n".join(columns([head, *((*k, *cells) for k, cells in rows.items())])) + "\n"
+
+
+def names(reports: Sequence[Report]) -> list[str]:
+    """What each column is called: the model, and its checkpoint where two are called the same."""
+    found = [r.model for r in reports]
+    return [
+        n if found.count(n) == 1 else f"{n} ({r.checkpoint[:6]})" for n, r in zip(found, reports, strict=True)
+    ]
