@@ -149,7 +149,8 @@ def _is_empty(chain: Sequence[BaseException], seen: Captured) -> bool:
     except Exception:  # noqa: BLE001  then something else is wrong, which `chain` tells
         pass
     for e in chain:
-        if isinstance(e, IndexError) and "out of bounds for size 0" in str(e):
+        # Of `datasets`, for a file without a row.
+        if isinstance(e, StopIteration) or (isinstance(e, IndexError) and "of bounds for size 0" in str(e)):
             return True
         at = e.__traceback__
         while at is not None:
