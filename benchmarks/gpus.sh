@@ -10,12 +10,13 @@
 #   benchmarks/gpus.sh limits OUT       all GPUs: what bare copies of the 7 B state cost the steps beside them (not run yet)
 #   benchmarks/gpus.sh evaluation OUT   all GPUs: `unbroken eval` and one trial per dataset              (8 minutes on two;
 #                                       ARMS=ours for ours alone, 4 minutes)
+#   benchmarks/gpus.sh start OUT        all GPUs: a worker's start without bytecode, with ours, and forked (2 minutes; not run yet)
 #   benchmarks/gpus.sh torn OUT         one GPU: the torn state of DCP's stager, and ours                (1 minute)
 #
 # Lines come as they are printed, so that a run that is cut off shows how far it came. OUT is a folder.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-part=${1:?which part: tests, scores, checkpoint, peers, fsdp2, limits, evaluation, torn}
+part=${1:?which part: tests, scores, checkpoint, peers, fsdp2, limits, evaluation, start, torn}
 out=${2:?a folder for the results}
 mkdir -p "$out"
 export PYTHONPATH=src PYTHONUNBUFFERED=1
@@ -44,6 +45,7 @@ limits)
 evaluation)
 	"$python" benchmarks/evaluation.py --real --seconds 150 --arms "${ARMS:-ours,baseline}" --out "$out"
 	;;
+start) "$python" benchmarks/evaluation_start.py --out "$out/start.json" ;;
 torn) "$python" benchmarks/torn_snapshot.py --out "$out/torn.json" ;;
 *)
 	echo "there is no part '$part'" >&2
