@@ -51,9 +51,13 @@ def parse(stamp: str, year: int) -> float | None:
     try:
         m = _ISO_PARTS.match(stamp)
         if m:
-            y, mo, d, h, mi, s = (int(x) for x in m.groups()[:6])
+            hours, minutes, seconds = int(stamp[11:13]), int(stamp[14:16]), int(stamp[17:19])
+            if hours > 23 or minutes > 59:
+                return None
             fraction = float(f"0.{m.group(7)}") if m.group(7) else 0.0
-            return datetime(y, mo, d, h, mi, min(s, 59), tzinfo=_zone(m.group(8))).timestamp() + fraction
+            return (
+                _midnight(stamp[:10], m.group(8)) + hours * 3600 + minutes * 60 + min(seconds, 59) + fraction
+            )
         if stamp[0] in "IWEFC" and stamp[1:5].isdigit():
             return _plain(year, int(stamp[1:3]), int(stamp[3:5]), stamp[6:])
         parts = stamp.split()
@@ -66,6 +70,12 @@ def parse(stamp: str, year: int) -> float | None:
     except (ValueError, OverflowError, IndexError):
         return None
     return None
+
+
+@lru_cache(maxsize=256)
+def _midnight(day: str, zone: str | None) -> float:
+    """The start of a day like 2026-03-20 in a zone; raises ValueError where it is none."""
+    return datetime(int(day[:4]), int(day[5:7]), int(day[8:10]), tzinfo=_zone(zone)).timestamp()
 
 
 def _zone(text: str | None) -> timezone:

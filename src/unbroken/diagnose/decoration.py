@@ -199,15 +199,15 @@ class Decoration:
 PLAIN = Decoration()
 
 
-def learn_from(block: bytes) -> Decoration:
-    """The decoration of a file, from its first block of bytes: lines from its start and from its end."""
+def learn_from(block: bytes, lines: int = SAMPLE_LINES) -> Decoration:
+    """The decoration of a file, from its first block of bytes: `lines` lines from its start and from its end."""
     first = block[:_SAMPLE_BYTES].split(b"\n")
     if len(block) > _SAMPLE_BYTES:
         last = block[-_SAMPLE_BYTES:].split(b"\n")[1:]
         first = first[:-1] or first  # the last one is cut
     else:
         first, last = first[: len(first) // 2], first[len(first) // 2 :]
-    half = SAMPLE_LINES // 2
+    half = lines // 2
     rows = [r for r in first if r.strip()][:half] + [r for r in last if r.strip()][-half:]
     return learn(clean(r, _SAMPLE_BYTES) for r in rows)
 

@@ -20,6 +20,7 @@ from .placing import add_facts, from_paths
 from .rules import RuleSet, builtin_set, load
 from .run_folder import logs_of_run
 from .scan import Scanner
+from .sieve import Shared, patterns_of, with_counts
 from .sources import Source, Sources, expand, head
 from .topology import TopologyReader
 from .verdict import Verdict
@@ -95,9 +96,10 @@ def examine_sources(
     add_facts(reader.topology, facts)
     year = year_of(sources.logs)
     ran_out = ""
+    shared = Shared(patterns_of(ruleset), len(sources.logs))
 
     def scanner(source: Source, index: int) -> Scanner:
-        return Scanner(source, index, ruleset, reader, year)
+        return Scanner(source, index, ruleset, reader, year, shared)
 
     if limits is None:
         scans = [scanner(source, i).run() for i, source in enumerate(sources.logs)]
@@ -109,6 +111,7 @@ def examine_sources(
     verdict = decide(chron, scans, reader.topology, facts, now)
     if flight is not None:
         verdict = with_flight(verdict, flight, reader.topology)
+    verdict = with_counts(verdict, [s.counted for s in scans], ruleset)
     if limits is not None:
         verdict = tell(verdict, scans, ran_out, limits)
     notes = tuple(sources.notes) + tuple(n for s in scans for n in s.notes) + (flight.notes if flight else ())

@@ -165,7 +165,8 @@ class Ending:
 @dataclass
 class FileScan:
     """Everything read from one log. `unread` bytes were left out by a limit; lines after `exact` (None: all are
-    exact) are estimates, because what lies before them was not read."""
+    exact) are estimates, because what lies before them was not read. `counted` says, by rule, how many lines that came again
+    and again were counted and not read one by one."""
 
     index: int
     name: str
@@ -183,4 +184,5 @@ class FileScan:
     last_lines: list[tuple[int, str, float | None]] = field(default_factory=list)
     """The last few lines: (line, text, time)."""
     unread: int = 0
+    counted: dict[str, int] = field(default_factory=dict)
     exact: int | None = None

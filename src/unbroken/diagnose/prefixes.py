@@ -33,6 +33,15 @@ _LAYERS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("where", re.compile(r"\[?[\w./\-]+\.(?:py|cpp|cc|hpp|cu|h|c):\d+(?::\w+)?\]?(?: in \w+)?(?: --|:)?\s+")),
     ("name", re.compile(r"\[(?:titan|trainer|launcher|agent|worker|main)\]\s")),
 )  # fmt: skip
+_DIGITS, _LETTERS = "0123456789", "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+_WORD = _DIGITS + _LETTERS + "_"
+# What each layer can begin with: a line is tried only against those that can fit it.
+_BEGIN = {
+    "rank": "[rR", "local": "[", "ray": "(", "kube": _DIGITS, "pod": "[", "syslog": _DIGITS + "JFMASOND", "dmesg": "[", "uptime": "[",
+    "nccl": _LETTERS, "nemo": "[", "glog": "[IWEFC", "dmesg-x": _WORD, "time": "[" + _DIGITS, "level": "[." + _WORD, "node": "[",
+    "where": "[./-" + _WORD, "name": "[",
+}  # fmt: skip
+_BY_BEGIN = {chr(c): tuple((k, p) for k, p in _LAYERS if chr(c) in _BEGIN.get(k, chr(c))) for c in range(128)}
 _TASK = re.compile(r"\s{0,5}(\d{1,6}): ")
 _PDSH = re.compile(r"((?!rank|step|iter|epoch)[a-z][a-z\-]{0,30}\d[\w\-]{0,30}): ")
 _EMBEDDED_RANK = re.compile(r"\[(?:PG ID \d+ )?(?:PG GUID \S+ )?Rank (\d+)\]")
@@ -99,7 +108,7 @@ def _known(text: str, year: int) -> tuple[dict[str, object], list[str], int]:
     for _ in range(8):
         if pos >= len(text):
             break
-        for kind, pattern in _LAYERS:
+        for kind, pattern in _BY_BEGIN.get(text[pos], _LAYERS):
             if kind in used:
                 continue
             m = pattern.match(text, pos)

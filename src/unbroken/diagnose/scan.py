@@ -20,14 +20,13 @@ from .events import Event, FileScan, Progress
 from .prefixes import Line, clean, take_apart
 from .quoted import FENCE, is_fenced, is_open_before, is_talk
 from .rules import Rule, RuleSet, xids
+from .sieve import Shared, Sieve, patterns_of
 from .sources import LONGEST_LINE, Source, blocks
 from .topology import TopologyReader
 from .tracebacks import EXCEPTION, HEADER, Tracebacks
-from .triggers import TRIGGER
 
 WINDOW = 8192
 STEPS_AFTER = 6
-TAIL = 256 << 10
 MOST_EVENTS = 20_000
 MOST_COMPLAINTS = 64
 SAME_KEPT = 40
@@ -60,8 +59,8 @@ class Scanner:
     """Reads one source. `ruleset` says what lines mean, `topology` collects what they say of the machine."""
 
     def __init__(
-        self, source: Source, index: int, ruleset: RuleSet, topology: TopologyReader, year: int
-    ) -> None:
+        self, source: Source, index: int, ruleset: RuleSet, topology: TopologyReader, year: int, shared: Shared | None = None
+    ) -> None:  # fmt: skip
         self.source, self.ruleset, self.topology, self.year = source, ruleset, topology, year
         self.out = FileScan(index, source.name, source.rank)
         self._tracebacks = Tracebacks()
@@ -71,6 +70,8 @@ class Scanner:
         self._line = 0
         self._midline = False
         self._wanted = 0
+        shared = shared or Shared(patterns_of(ruleset))
+        self._sieve, self._tail, self._sample_lines = Sieve(shared), shared.tail, shared.sample
         self._window = 0
         self._last_blocks = (b"", b"")
         self._decoration: Decoration | None = None
@@ -84,7 +85,7 @@ class Scanner:
     def feed(self, block: bytes) -> None:
         """Scans the next bytes, which end with a whole line unless they are the last or a line is very long."""
         if self._decoration is None:
-            self._decoration = learn_from(block)
+            self._decoration = learn_from(block, self._sample_lines)
             self._meet(block)
         self._window = self._block(block, self._window)
         self._last_blocks = (self._last_blocks[1], block)
@@ -102,6 +103,7 @@ class Scanner:
     def finish(self) -> FileScan:
         """What was found in all that was fed."""
         self._finish(*self._last_blocks)
+        self.out.counted = self._sieve.counted()
         self._last_blocks = (b"", b"")
         return self.out
 
@@ -114,7 +116,7 @@ class Scanner:
         self._sample(block, base)
         pos, end = 0, window
         while True:
-            hit = TRIGGER.search(block, pos) if pos < len(block) else None
+            hit = self._sieve.search(block, pos) if pos < len(block) else None
             start = block.rfind(b"\n", 0, hit.start()) + 1 if hit else len(block)
             number = base + block.count(b"\n", counted, pos)
             counted, base = pos, number
@@ -140,7 +142,7 @@ class Scanner:
         number = base
         for raw, _ in _lines(block, 0, min(len(block), 4096)):
             number += 1
-            if any(self._step(b, number) for b in self._bare(raw)):
+            if progress_lines.may(raw) and any(self._step(b, number) for b in self._bare(raw)):
                 break
 
     def _look_back(self, block: bytes, start: int, number: int) -> None:
@@ -432,20 +434,21 @@ class Scanner:
     def _finish(self, previous: bytes, last: bytes) -> None:
         end = self.out.ending
         end.lines = end.last_line = self._line
-        tail = (previous[-(TAIL - len(last)) :] + last) if len(last) < TAIL else last[-TAIL:]
+        most = self._tail
+        tail = (previous[-(most - len(last)) :] + last) if len(last) < most else last[-most:]
         if not tail:
             return
         end.cut_off = not tail.endswith(b"\n")
         rows = tail.split(b"\n")
         if not end.cut_off:
             rows.pop()
-        if len(tail) >= TAIL:
+        if len(tail) >= most:
             rows = rows[1:]
         first = self._line - len(rows) + 1
         known = {p.line for p in self.out.progress}
         kept = [p for p in self.out.progress if p.line < first]
         for i, raw in enumerate(rows):
-            for bare in self._bare(raw):
+            for bare in self._bare(raw) if progress_lines.may(raw) else ():
                 found = progress_lines.read(bare.text)
                 if found:
                     when = clock.find(bare.text, self.year) or clock.find(bare.time or "", self.year)

@@ -36,6 +36,7 @@ _NODE_FILE = re.compile(
     r"^(?:[a-z]{0,8}node|[a-z]{0,3}host|[a-z]{0,4}gpu|worker|cn|nid|ip|dgx|hgx|[abh][12]00)s?-?[a-z]{0,3}\d[\w\-]*$",
     re.I,
 )
+_ODD = bytes(c for c in range(32) if c < 9 or (13 < c < 32 and c != 27))
 _ADDRESS = re.compile(r"\d+\.\d+\.")
 
 
@@ -187,7 +188,7 @@ def _kind(head: bytes, file: Path) -> str:
     if encoding:
         head = head[mark:].decode(encoding, "replace").encode()
     sample = head.replace(b"\0", b"")
-    odd = sum(c < 9 or 13 < c < 27 or 27 < c < 32 for c in sample)
+    odd = len(sample) - len(sample.translate(None, _ODD))
     text = len(sample.decode("utf-8", "ignore").encode())
     if head and (len(sample) < len(head) // 2 or odd > len(sample) * 0.1 + 2 or text < len(sample) * 0.7 - 4):
         return "binary"

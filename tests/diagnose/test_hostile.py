@@ -1,0 +1,180 @@
+"""Floods of trigger words: read fast, in bounded memory, with every root found and everything else counted."""
+
+from __future__ import annotations
+
+import importlib.util
+import random
+import sys
+import time
+import tracemalloc
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from tests.diagnose.logs import job, steps, traceback
+from unbroken.diagnose import diagnose, examine
+from unbroken.diagnose.rules import builtin, builtin_set, loosen
+from unbroken.diagnose.sieve import Shared, Sieve, patterns_of
+from unbroken.diagnose.triggers import WORDS
+
+REPO = Path(__file__).parents[2]
+re2 = pytest.importorskip("re2")
+
+
+def _load() -> ModuleType:
+    name = "benchmark_hostile_logs"
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, REPO / "benchmarks" / "hostile_logs.py")
+        assert spec and spec.loader
+        sys.modules[name] = module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    return sys.modules[name]
+
+
+hostile = _load()
+
+
+def _found(path: Path, line: int | None, name: str | None = None) -> bool:
+    d = examine([path])
+    return any(
+        e.line == line
+        and e.text.find("RuntimeError: CUDA") >= 0
+        and (name is None or d.scans[e.file].name == name)
+        for e in (*d.chronicle.candidates, *d.chronicle.overcome, *d.chronicle.cascades)
+    )
+
+
+@pytest.mark.parametrize("style", hostile.STYLES)
+def test_a_root_in_a_flood_is_found_wherever_it_stands(style: str, tmp_path: Path) -> None:
+    rng = random.Random(style)
+    for seed in range(4):
+        at = hostile.flood(tmp_path / "log", rng.choice(WORDS), style, 1_500_000, seed, hostile.ROOT)
+        assert _found(tmp_path / "log", at), seed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(100))
+def test_a_hundred_roots_are_found(seed: int, tmp_path: Path) -> None:
+    rng = random.Random(seed)
+    style = rng.choice(list(hostile.STYLES))
+    at = hostile.flood(tmp_path / "log", rng.choice(WORDS), style, 3_000_000, seed, hostile.ROOT)
+    assert _found(tmp_path / "log", at)
+
+
+def test_the_root_is_the_verdict_where_the_flood_means_nothing(tmp_path: Path) -> None:
+    for i, (word, root) in enumerate(zip(("rror", "NODE", "kill", "atal"), hostile.ROOTS, strict=True)):
+        at = hostile.flood(tmp_path / "log", word, "other text", 1_000_000, i, root)
+        v = diagnose([tmp_path / "log"])
+        assert v.root and v.root.line == at and v.root.text == root
+
+
+def test_a_traceback_in_a_flood_is_put_together(tmp_path: Path) -> None:
+    rows = [f"INFO worker rror in exporter, batch {i}\n" for i in range(40_000)]
+    rows.insert(23_456, traceback("KeyError: 'lr_scheduler'", 4))
+    path = job(tmp_path, "".join(rows))
+    v = diagnose([path])
+    assert (v.reason, v.root and v.root.rank) == ("KeyError", 4)
+
+
+def test_digits_that_matter_are_seen(tmp_path: Path) -> None:
+    """A line that differs from a million others in its number only, and means something else."""
+    rows = [
+        f"Jan  7 23:30:{i % 60:02d} node-7 kernel: NVRM: Xid (PCI:0000:5d:00): 63, pid=43{i % 10}, remap\n"
+        for i in range(9000)
+    ]
+    rows.insert(7777, "Jan  7 23:30:26 node-7 kernel: NVRM: Xid (PCI:0000:5d:00): 79, pid=434, remap\n")
+    path = tmp_path / "dmesg.log"
+    path.write_text("".join(rows))
+    d = examine([path])
+    assert any(e.line == 7778 for s in d.scans for e in s.events)
+
+
+def test_each_rank_of_a_storm_is_heard(tmp_path: Path) -> None:
+    """Thousands of alike lines: the one rank that says nothing is still found by its silence."""
+    rows = [
+        f"[rank{r}]: WARNING ConnectionError: exporter of rank {r} lost its gateway\n" for r in range(1500)
+    ] * 2
+    path = job(tmp_path, "".join(rows), per_node=8)
+    d = examine([path])
+    assert len({e.rank for s in d.scans for e in s.events}) == 1500
+
+
+def test_repeats_are_counted_and_said(tmp_path: Path) -> None:
+    root = "[rank3]: RuntimeError: CUDA error: an illegal memory access was encountered\n"
+    tail = "[rank2]: RuntimeError: NCCL communicator was aborted on rank 2.\n"
+    path = job(tmp_path, steps(20) + root + tail * 30_000)
+    v = diagnose([path])
+    assert v.reason == "CUDAError" and "counted, not read one by one" in " ".join(v.notes)
+    assert v.cascade and 29_000 < v.cascade[0].count <= 30_001
+
+
+def test_few_triggers_are_all_read(tmp_path: Path) -> None:
+    shared = Shared(patterns_of(builtin_set()))
+    sieve = Sieve(shared)
+    block = b"step 1 loss 2.0\n" * 50 + b"a word of an rror\n" + b"step 1 loss 2.0\n" * 50
+    hit = sieve.search(block)
+    assert hit is not None and 800 <= hit.start() < 820 and not shared.crowded
+
+
+@pytest.mark.parametrize("rule", builtin(), ids=lambda r: r.id)
+def test_the_loose_form_of_a_rule_fits_wherever_the_rule_does(rule: object) -> None:
+    example, regex = rule.example, rule.regex  # type: ignore[attr-defined]
+    loose = re2.compile(loosen(regex))
+    assert loose.search(example) and loose.search(f"[rank3]: 2026-01-01 {example} at the end")
+
+
+def test_both_matchers_agree() -> None:
+    """The two stages give what one exact pass gives."""
+    options = re2.Options()
+    options.max_mem, options.log_errors = 64 << 20, False
+    exact = re2.Set.SearchSet(options)
+    rules = builtin_set().rules
+    for r in rules:
+        exact.Add(r.regex)
+    exact.Compile()
+    rng = random.Random(2)
+    examples = [r.example for r in rules]
+    texts = examples + [
+        (a[: rng.randrange(len(a))] + b[rng.randrange(len(b)) :])
+        for a, b in ((rng.choice(examples), rng.choice(examples)) for _ in range(800))
+    ]
+    for text in texts:
+        assert sorted(exact.Match(text) or []) == sorted(builtin_set()._match(text)), text
+
+
+def _pace(path: Path) -> float:
+    """Bytes per second of processor time, best of two."""
+    best = 1e9
+    for _ in range(2):
+        start = time.process_time()
+        diagnose([path])
+        best = min(best, time.process_time() - start)
+    size = sum(f.stat().st_size for f in path.iterdir()) if path.is_dir() else path.stat().st_size
+    return size / best
+
+
+def _calm() -> float:
+    """How much slower this machine runs now than a quiet one, from a loop of known length."""
+    start = time.process_time()
+    sum(i & 3 for i in range(600_000))
+    return max(1.0, (time.process_time() - start) / 0.03)
+
+
+@pytest.mark.parametrize("style", ["same", "other text", "json"])
+def test_a_flood_is_read_fast(style: str, tmp_path: Path) -> None:
+    """Generous: a fifth of what the benchmark asks for; before, it was 2 MB/s."""
+    hostile.flood(tmp_path / "log", "rror", style, 6_000_000, 1, hostile.ROOT)
+    diagnose([tmp_path / "log"])
+    assert _pace(tmp_path / "log") * _calm() > 10e6
+
+
+def test_memory_stays_flat(tmp_path: Path) -> None:
+    peaks = []
+    for size in (1_500_000, 5_000_000):
+        hostile.flood(tmp_path / "log", "rror", "firing", size, 1)
+        tracemalloc.start()
+        diagnose([tmp_path / "log"])
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < peaks[0] + 24_000_000
