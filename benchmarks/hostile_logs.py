@@ -1,6 +1,6 @@
 """Logs that make a reader slow: a trigger word on each line, one endless line, a thousand files; with or without a root.
 
-Used by `benchmarks/diagnosis.py --hostile` and by the tests. Everything follows from a seed.
+Used by `benchmarks/diagnosis_logs.py` and by the tests. Everything follows from a seed.
 """
 
 from __future__ import annotations

@@ -51,6 +51,9 @@ def compress(
     show_rules: Annotated[
         bool, typer.Option("--rules", help="Print the rules with their expressions.")
     ] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Compress one log while it is written, until Ctrl-C.")
+    ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print bytes and lines in and out and the rules used, as JSON.")
     ] = False,
@@ -61,6 +64,9 @@ def compress(
     from ..diagnose.memory import Memory
 
     sources = expand_or_fail(paths)
+    if follow:
+        _follow(sources.logs, numbers)
+        return
     memory = Memory(store) if task else None
     rules = memory.filters(task) if memory and task else []
     notes: list[str] = list(sources.notes)
@@ -110,6 +116,22 @@ def compress(
         )
     for n in notes:
         typer.echo(f"Note: {n}", file=to)
+
+
+def _follow(logs: Any, numbers: bool) -> None:
+    from ..diagnose.compress import compress_live
+
+    if len(logs) != 1 or logs[0].path is None:
+        raise InputError(
+            "--follow reads one log file", todo="Name one file; a pipe is compressed as it comes without it"
+        )
+
+    def put(number: int, raw: bytes) -> None:
+        _put(sys.stdout.buffer, logs[0], number, raw, numbers)
+        sys.stdout.buffer.flush()
+
+    report = compress_live(logs[0].path, put)
+    typer.echo(f"{report.lines_in:,} lines -> {report.lines_out:,}", file=sys.stderr)
 
 
 def _put(sink: Any, source: Any, number: int, raw: bytes, numbers: bool) -> None:

@@ -2,23 +2,27 @@
 
 A line's template is what is left of it without digits, spaces and signs, one C call per line. A template that
 comes back and that no rule takes for an event becomes a *filter rule*: named, with a regular expression that can be
-read, stored per task and used from the first line on the next time. Metric lines whose loss leaps, or that are no
+read, stored per task and used from the first line on the next time. What is left and no evidence is folded (`fold`). Metric lines whose loss leaps, or that are no
 number, always stay, and so do a few lines around each event and the log's last ones.
 """
 
 from __future__ import annotations
 
 import re
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError
 from . import progress_lines
+from .decoration import Decoration, learn_from
+from .fold import AGAIN, CONTEXT, EVENT, METRIC, OTHER, TAIL, Folder
 from .prefixes import clean, take_apart
 from .rules import RuleSet, builtin_set
-from .sources import Source, Sources, blocks
+from .sources import LONGEST_LINE, Source, Sources, blocks
 
 if TYPE_CHECKING:
     from .engine import Diagnosis
@@ -91,13 +95,19 @@ class _Template:
     idle: bool = False
     first: str = ""
     usual: float | None = None
+    low: float | None = None
 
 
 class Compressor:
     """Drops lines of one log. `rules` are known already; new ones are learnt unless `learn` is off."""
 
     def __init__(
-        self, rules: Sequence[FilterRule] = (), ruleset: RuleSet | None = None, *, learn: bool = True
+        self,
+        rules: Sequence[FilterRule] = (),
+        ruleset: RuleSet | None = None,
+        *,
+        learn: bool = True,
+        settings: dict[str, str] | None = None,
     ) -> None:
         self.report = CompressReport()
         self._known = list(rules)
@@ -107,17 +117,31 @@ class Compressor:
         self._every: list[_Template] = []
         self._learn = learn
         self._trained = False
+        self._folder = Folder(self._texts, settings)
+        self._decoration: Decoration | None = None
         self._names: dict[str, int] = {}
         for r in rules:
             self._names[r.name] = 1
 
     def lines(self, pieces: Iterator[bytes]) -> Iterator[tuple[int, bytes]]:
-        """(number, line) of what is kept, in order."""
+        """(number, line) of what is kept, in order; a fold stands for lines from its number on."""
+        return ((n, raw) for n, raw, _ in self.folded(pieces))
+
+    def folded(self, pieces: Iterator[bytes]) -> Iterator[tuple[int, bytes, bool]]:
+        """As `lines`, with whether each is a fold."""
+        yield from self._folder.lines(self._kept(pieces))
+        if self._folder.folded:
+            self.report.dropped["folded"] = self._folder.folded
+
+    def _kept(self, pieces: Iterator[bytes]) -> Iterator[tuple[int, bytes, str]]:
+        """(number, line, why) of what no template drops, in order."""
         report, get = self.report, self._templates.get
         number, follow = 0, 0
         midline = False
         tail: list[tuple[int, bytes]] = []
         for block in pieces:
+            if self._decoration is None:
+                self._decoration = learn_from(block)
             rows = block.split(b"\n")
             if not rows[-1]:
                 rows.pop()
@@ -163,16 +187,25 @@ class Compressor:
                     if kept < 0 and i < _BEFORE:
                         for n, row in tail[i - _BEFORE :]:
                             self._restore(row)
-                            yield n, row
+                            yield n, row, CONTEXT
                     for j in range(max(kept + 1, i - _BEFORE), i):
                         self._restore(rows[j])
-                        yield number + j + 1, rows[j]
+                        yield number + j + 1, rows[j], CONTEXT
                     follow = 2
                 elif t.rule is None and self._learn and t.seen > KEEP_SAME:
                     self._promote(t, raw)
                 kept = i
                 tail.clear()
-                yield number + i + 1, raw
+                why = (
+                    EVENT
+                    if t.event
+                    else METRIC
+                    if t.rule is not None and (t.anchor or t.idle)
+                    else OTHER
+                    if t.seen == 1
+                    else AGAIN
+                )
+                yield number + i + 1, raw, why
             tail += [(number + j + 1, rows[j]) for j in range(max(kept + 1, len(rows) - _LAST), len(rows))]
             tail = tail[-_LAST:]
             number += len(rows)
@@ -182,7 +215,7 @@ class Compressor:
             if n not in seen:
                 seen.add(n)
                 self._restore(raw)
-                yield n, raw
+                yield n, raw, TAIL
         for t in self._every:
             if t.dropped > 0:
                 name = t.rule.name if t.rule else "repeated events"
@@ -201,6 +234,12 @@ class Compressor:
         if t is not None and t.dropped > 0:
             t.dropped -= 1
 
+    def _texts(self, raw: bytes) -> list[str]:
+        """The texts of a raw line without what its file's decoration puts around them."""
+        if not self._decoration:
+            return [clean(raw[:4000])]
+        return [b.text for b in self._decoration.lines(clean(raw, 1 << 20))]
+
     def _new(self, key: bytes, raw: bytes) -> _Template:
         """Decides once about a template that was not seen before."""
         text = clean(raw[:4000])
@@ -208,7 +247,8 @@ class Compressor:
         if len(self._templates) < TEMPLATES:
             self._templates[key] = t
             self._every.append(t)
-        role = self._event_role(text)
+        roles = [r for x in self._texts(raw) if (r := self._event_role(x))]
+        role = next((r for r in roles if r not in ("recovery", "context")), roles[0] if roles else None)
         if role:
             t.event = True
             t.most = RECOVERIES_PER_TEMPLATE if role in ("recovery", "context") else EVENTS_PER_TEMPLATE
@@ -319,6 +359,10 @@ def _leaps(t: _Template, raw: bytes) -> bool:
     if t.usual is not None and loss > t.usual * 1.35 + 0.3:
         return True
     t.usual = loss if t.usual is None else t.usual + 0.05 * (loss - t.usual)
+    t.low = t.usual if t.low is None else min(t.low, t.usual)
+    if t.usual > t.low * 1.03 + 0.02:  # it creeps up: one line per step of the way
+        t.low = t.usual
+        return True
     token = m.group(2)
     if (
         t.usual is not None
@@ -339,8 +383,9 @@ def compress(
     """Passes every kept line to `write(source, number, line)` and returns the report over all sources."""
     total = CompressReport()
     known = list(rules)
+    settings: dict[str, str] = {}
     for source in sources:
-        c = Compressor(known, ruleset, learn=learn)
+        c = Compressor(known, ruleset, learn=learn, settings=settings)
         for number, raw in c.lines(blocks(source, [])):
             total.lines_out += 1
             total.bytes_out += len(raw) + 1
@@ -353,6 +398,50 @@ def compress(
         for name, count in r.dropped.items():
             total.dropped[name] = total.dropped.get(name, 0) + count
     return total
+
+
+def following(path: Path, ended: Callable[[], bool] = lambda: False, pause: float = 0.5) -> Iterator[bytes]:
+    """The whole lines of a log that is still written, as they come, until `ended` or Ctrl-C; the rest comes then.
+
+    A log that was replaced or cut short is read from its start again. Raises InputError where it cannot be read."""
+    rest, at = b"", 0
+    try:
+        while True:
+            last = ended()
+            try:
+                with path.open("rb") as f:
+                    if path.stat().st_size < at:
+                        rest, at = b"", 0
+                    f.seek(at)
+                    while data := f.read(1 << 20):
+                        at += len(data)
+                        cut = data.rfind(b"\n") + 1
+                        if cut or len(rest) > LONGEST_LINE:
+                            cut = cut or len(data)
+                            yield rest + data[:cut]
+                            rest = b""
+                        rest += data[cut:]
+            except OSError as e:
+                raise InputError(f"cannot follow the log: {e.strerror or e}", where=str(path)) from None
+            if last:
+                break
+            time.sleep(pause)
+    except KeyboardInterrupt:
+        pass
+    if rest:
+        yield rest
+
+
+def compress_live(
+    path: Path, write: Callable[[int, bytes], None], rules: Sequence[FilterRule] = (), **kw: Any
+) -> CompressReport:
+    """Passes what is kept of a log that is still written to `write(number, line)` as soon as it is decided."""
+    c = Compressor(rules)
+    for number, raw in c.lines(following(path, **kw)):
+        c.report.lines_out += 1
+        c.report.bytes_out += len(raw) + 1
+        write(number, raw)
+    return c.report
 
 
 def expand_or_fail(paths: Sequence[str]) -> Sources:
@@ -372,7 +461,9 @@ def evidence_lines(d: Diagnosis, source: Source, most: int = 3000) -> list[tuple
     kept: deque[tuple[int, str]] = deque(maxlen=most)
     root = d.verdict.root
     own = []
-    for number, raw in Compressor().lines(blocks(source, [])):
+    for number, raw, fold in Compressor().folded(blocks(source, [])):
+        if fold:
+            continue  # nothing that may be quoted
         text = clean(raw[:4000])
         kept.append((number, text))
         if root and root.file == source.name and root.line is not None and abs(number - root.line) <= 40:
