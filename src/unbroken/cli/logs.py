@@ -109,6 +109,7 @@ def compress(
         f"{report.bytes_in:,} bytes in {report.lines_in:,} lines -> {report.bytes_out:,} bytes in {report.lines_out:,} lines ({ratio})",
         file=to,
     )
+    typer.echo(f"  {report.folded:>12,}  folded", file=to)
     for name, count in sorted(report.dropped.items(), key=lambda x: -x[1])[: None if show_rules else 8]:
         typer.echo(
             f"  {count:>12,}  {name}" + (f"  /{every[name].regex}/" if show_rules and name in every else ""),

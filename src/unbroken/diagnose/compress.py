@@ -55,12 +55,13 @@ class FilterRule:
 
 @dataclass
 class CompressReport:
-    """What went in and came out, by which rules."""
+    """What went in and came out, by which rules; `folded` lines are said in a count."""
 
     bytes_in: int = 0
     bytes_out: int = 0
     lines_in: int = 0
     lines_out: int = 0
+    folded: int = 0
     dropped: dict[str, int] = field(default_factory=dict)
     learnt: list[FilterRule] = field(default_factory=list)
 
@@ -68,7 +69,7 @@ class CompressReport:
         """Plain values for `--json`."""
         return {
             "bytes_in": self.bytes_in, "bytes_out": self.bytes_out, "lines_in": self.lines_in, "lines_out": self.lines_out,
-            "ratio": round(self.bytes_in / self.bytes_out, 1) if self.bytes_out else None,
+            "folded": self.folded, "ratio": round(self.bytes_in / self.bytes_out, 1) if self.bytes_out else None,
             "rules": [{"name": n, "lines": c} for n, c in sorted(self.dropped.items(), key=lambda x: -x[1])],
             "learnt": [r.name for r in self.learnt],
         }  # fmt: skip
@@ -130,8 +131,7 @@ class Compressor:
     def folded(self, pieces: Iterator[bytes]) -> Iterator[tuple[int, bytes, bool]]:
         """As `lines`, with whether each is a fold."""
         yield from self._folder.lines(self._kept(pieces))
-        if self._folder.folded:
-            self.report.dropped["folded"] = self._folder.folded
+        self.report.folded = self._folder.folded
 
     def _kept(self, pieces: Iterator[bytes]) -> Iterator[tuple[int, bytes, str]]:
         """(number, line, why) of what no template drops, in order."""
@@ -393,6 +393,7 @@ def compress(
         r = c.report
         total.bytes_in += r.bytes_in
         total.lines_in += r.lines_in
+        total.folded += r.folded
         total.learnt += r.learnt
         known += r.learnt
         for name, count in r.dropped.items():
