@@ -12,7 +12,9 @@ import pytest
 from unbroken.checkpoint import catalogue
 from unbroken.checkpoint.keeper_client import Candidate, KeeperRefused
 from unbroken.checkpoint.storage import open_storage
+from unbroken.testing.http_faults import Fault
 from unbroken.testing.keepers import FakeAgent, FakeRank, alive, until
+from unbroken.testing.object_store import FakeS3
 
 Agents = Callable[..., FakeAgent]
 
@@ -125,6 +127,29 @@ def test_the_wait_for_room_ends_with_its_time_or_when_somebody_is_in_a_hurry(
     agent.link.hurry()
     asking.join(10)
     assert "could not be made durable" in answers[0]
+
+
+def test_a_slow_storage_is_waited_for_while_it_gets_on(
+    agents: Agents, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with FakeS3() as s3:
+        for name, value in (
+            ("ENDPOINT_URL", s3.endpoint),
+            ("ACCESS_KEY_ID", "x"),
+            ("SECRET_ACCESS_KEY", "y"),
+        ):
+            monkeypatch.setenv(f"AWS_{name}", value)
+        monkeypatch.setenv("AWS_REGION", "us-east-1")
+        s3.fault = lambda r: Fault(delay=0.4) if r.is_part or r.method == "POST" else None
+        agent = agents(checkpoints="s3://bucket/slow", budget=512 << 20)
+        agent.attempt(1)
+        FakeRank(agent, size=40 << 20).save(5)
+        began = time.monotonic()
+        assert agent.link.flush(0.2, room_s=60) == 5
+        assert time.monotonic() - began > 0.4
+        with pytest.raises(KeeperRefused, match="could not be made durable within"):
+            FakeRank(agent, size=40 << 20).save(6)
+            agent.link.flush(0.2)
 
 
 def test_two_nodes_wait_for_the_one_whose_disk_refuses(agents: Agents, tmp_path: Path) -> None:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from .keeping import Keeper
 
 PAUSE_S, PAUSE_MAX_S = 0.5, 5.0
+STALL_S = 30.0
+"""A writer that has taken no chunk for this long is not waited for beyond the time that writing may take."""
 
 
 def flush(
@@ -36,7 +38,8 @@ def flush(
     """Makes a snapshot durable; the answer names it: `{step, attempt}`, or `{step: None}` where nothing of it is here.
 
     Default: the newest that is whole on all ranks, of the ranks that live here. Given `ranks`, those, copies for
-    another node included. Writing may take `deadline_s`; a storage that refuses is asked again for `room_s`.
+    another node included. Writing may take `deadline_s`, and within `room_s` longer
+    while it gets on; a storage that refuses is asked again for `room_s`.
     Raises Refused, saying why, where it did not become durable.
     """
     node = keeper.settings.node
@@ -71,7 +74,7 @@ def _insist(keeper: Keeper, mark: Mark, mine: list[Buffer], deadline_s: float, r
         _again(keeper, mark, mine)
         with keeper.changed:
             while mark not in keeper.holdings.durable and mark not in writing.failed:
-                left = max(deadline, room_until if told else 0.0) - time.monotonic()
+                left = max(deadline, _gets_on_until(keeper, mark, room_until, told)) - time.monotonic()
                 if left <= 0 or keeper.hurried:
                     raise Refused(
                         f"step {mark.step} could not be made durable within {time.monotonic() - began:.1f} s"
@@ -101,6 +104,15 @@ def _insist(keeper: Keeper, mark: Mark, mine: list[Buffer], deadline_s: float, r
             while time.monotonic() < until and not keeper.hurried and not keeper.stop.is_set():
                 keeper.changed.wait(max(0.01, until - time.monotonic()))
         pause = min(1.5 * pause, PAUSE_MAX_S)
+
+
+def _gets_on_until(keeper: Keeper, mark: Mark, room_until: float, told: str) -> float:
+    """Until when there is hope beyond the time for writing: a slow storage that takes one chunk after the other, and
+    other nodes that may be slow or wait themselves, are no reason to give up; `changed` is held."""
+    if told or mark in keeper.writing.watches:
+        return room_until
+    moved = max((j.moved for j in keeper.writing.jobs if j.snapshot.mark == mark), default=0.0)
+    return min(moved + STALL_S, room_until)
 
 
 def _again(keeper: Keeper, mark: Mark, mine: list[Buffer]) -> None:

@@ -92,9 +92,9 @@ async def say_farewell(
 
     An agent that is not waited for goes on by itself: it tries for `room_s` and ends, or serves the next supervisor.
     """
-    request: dict[str, Any] = {"flush": flush, "deadline_s": FLUSH_S, "room_s": room_s}
-    if last is not None:
-        request["mark"] = [last.attempt, last.step]
+    request: dict[str, Any] = {"flush": flush, "deadline_s": FLUSH_S, "room_s": 0.0}
+    if last is not None:  # else nothing is whole: what a lost node lacks is not worth a long wait
+        request |= {"mark": [last.attempt, last.step], "room_s": room_s}
 
     async def one(name: str) -> Message:
         ranks = list(last.shares.get(name, ())) if last is not None else []

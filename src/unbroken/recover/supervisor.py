@@ -887,8 +887,9 @@ class Supervisor:
         asked = self._stop_requests
 
         def patient_until() -> float:
-            if not self._waits:
-                return began + FLUSH_S + ANSWER_S
+            if not self._waits:  # it writes: beyond the grace of a stop the keepers do that without us
+                within = began + FLUSH_S + ANSWER_S
+                return within if self._stop_first is not None else within + room_s
             if self._stop_requests > asked:
                 return 0.0
             if self._stop_first is not None:
