@@ -100,7 +100,7 @@ class Stage:
         self.ranks = 1
         self.options: list[str] = []
         self.process: subprocess.Popen[bytes] | None = None
-        self.run_dir = RunDir(folder / "run")
+        self.run_name = "run"
         # A Unix socket's path is short, and a test's folder is not.
         self.scratch = Path(tempfile.mkdtemp(prefix="ub-"))
         self.server: Any = None
@@ -135,7 +135,7 @@ class Stage:
             port = _free_port()
             at = ["--nnodes=1", f"--nproc-per-node={self.ranks}", f"--master-port={port}"]
             return [sys.executable, "-m", "torch.distributed.run", *at, *script]
-        options = ["--run-dir", "run", "--nproc", str(self.ranks), *self.options]
+        options = ["--run-dir", self.run_name, "--nproc", str(self.ranks), *self.options]
         return [sys.executable, "-m", "unbroken", "run", *options, "--", *script]
 
     def start(self) -> Stage:
@@ -191,6 +191,10 @@ class Stage:
                 _kill(int(pid))
             end_keepers(self.scratch)
         self.process.wait(30)
+
+    @property
+    def run_dir(self) -> RunDir:
+        return RunDir(self.folder / self.run_name)
 
     @property
     def faults(self) -> Faults:

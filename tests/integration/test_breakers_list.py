@@ -25,7 +25,7 @@ from .breakers import Stage, combinations
 pytestmark = [pytest.mark.breakers, pytest.mark.integration]
 
 
-@combinations(places=("run",), thin=(("run", "run"),))
+@combinations(thin=(("own", "run"),))
 def test_a_killed_training_goes_on_from_memory(stage: Stage) -> None:
     stage.start().until_step(15)
     stage.kill_ranks()
@@ -36,3 +36,24 @@ def test_a_killed_training_goes_on_from_memory(stage: Stage) -> None:
     step, source = stage.restored()[1]
     assert step >= 14 and source in ("memory", "disk", "remote"), stage.story()
     stage.until_durable(20)
+
+
+@combinations(thin=(("own", "run"), ("run", "run")))
+def test_a_stopped_training_goes_on_from_its_last_checkpoint(stage: Stage) -> None:
+    stage.start().until_durable(10)
+    code = stage.stop()
+    assert code == (11 if stage.launcher == "run" else 0), stage.story()
+    last = max(stage.durable())
+    stage.start().until(lambda: len(stage.restored()) > 1, "a second start")
+    assert stage.restored()[1] == (last, "remote" if stage.place == "store" else "disk"), stage.story()
+
+
+@combinations()
+def test_what_was_on_disk_survives_the_death_of_everything(stage: Stage) -> None:
+    stage.start().until_durable(20)
+    stage.kill_everything()
+    durable = max(stage.durable())
+    stage.start().until(lambda: len(stage.restored()) > 1, "a second start")
+    step, _ = stage.restored()[1]
+    assert step >= durable, stage.story()
+    stage.until_durable(step + 10)

@@ -50,14 +50,16 @@ from .holdings import Mark
 from .interval import Meter
 from .keeper_client import KeeperGone
 from .ladder import RUNGS, Saved
-from .lodging import CLAIMS, end_process, own_attempt, own_keeper, supervised_keeper
+from .lodging import end_process, own_attempt, own_keeper, settle_place, supervised_keeper
 from .manifest import FileRecord, Manifest, PartManifest, data_name, tensor_part
 from .nodes import PATIENCE_S, Board, gather_nodes, join_ring, peer_addresses
 from .pinning import Pinning
+from .placement import CLAIMS, place_of, same_place
 from .position import Position
 from .rank_memory import RankMemory, Slab
 from .recapture import Capturer
 from .restore import (
+    VOTE_TIMEOUT_S,
     Landed,
     Offer,
     Restored,
@@ -68,6 +70,7 @@ from .restore import (
     nothing_good,
     offers_of_supervisor,
     offers_without_supervisor,
+    vote,
 )
 from .rng import capture_rng, restore_rng
 from .staging import Copying, CpuStager, CudaStager, Stager
@@ -135,7 +138,7 @@ class Checkpointer:
         if when_busy not in ("wait", "skip"):
             raise UsageError(f"when_busy must be 'wait' or 'skip', not {when_busy!r}")
         self.place: Place = place()
-        self.directory = _directory(directory, self.place)
+        self.directory = place_of(directory, self.place.run_dir)
         self.snapshot_every = snapshot_every
         self.persist_every = persist_every
         self.keep = keep
@@ -299,7 +302,10 @@ class Checkpointer:
             # Imported here: torch.distributed.checkpoint takes a second, and most restores never need it.
             from .relayout import load_elsewhere
 
-            position, source = load_elsewhere(self.storage, offer.name, state).position, self.storage.rung
+            position, source = (
+                load_elsewhere(self._storage_of(offer), offer.name, state).position,
+                self.storage.rung,
+            )
         del got, chosen
         self.memory.alive().request(
             {"op": "release", "restored": {"attempt": offer.attempt, "step": offer.step}, "skipped": skipped}
@@ -416,6 +422,7 @@ class Checkpointer:
         p = self.place
         self._rounds = itertools.count()
         self.agreement: Agreement = agreement(p.rank, p.world_size, f"{self._number}")
+        self._agree_on_place()
         self.storage: Storage = open_storage(self.directory)
         if p.supervised:
             connect = supervised_keeper(p, self._wishes)
@@ -425,6 +432,8 @@ class Checkpointer:
             self.attempt = own_attempt(own, self.agreement, self.storage)
             connect = own.connector(self.attempt, self._wishes)
         self.memory = RankMemory(connect, self._event, count=self._buffers, end_mute=end_process)
+        if p.supervised:
+            settle_place(self.memory, self.directory)
         self._started = True
         nodes = gather_nodes(self.agreement, p, self.memory) if p.world_size > 1 else [p.node]
         self._peers = bool(self._wishes["peer"]) and self._ring(nodes)
@@ -437,6 +446,27 @@ class Checkpointer:
             files = [e.modified for e in self.storage.files(CLAIMS)]
             self._meter = Meter(p.world_size, self.attempt - 1, min(files, default=time.time()))
             self._next_snapshot = self._next_persist = FIRST_STEPS
+
+    def _agree_on_place(self) -> None:
+        """Raises UsageError, on every rank, where one names another place than rank 0."""
+        a = self.agreement
+        if a.world_size == 1:
+            return
+        if a.rank == 0:
+            a.publish("place", self.directory)
+        first = str(a.read("place", timeout_s=VOTE_TIMEOUT_S))
+        why = "" if same_place(first, self.directory) else f"it has {self.directory}, rank 0 has {first}"
+        if reasons := vote(a, "place", why):
+            raise UsageError(
+                f"the ranks name different folders for checkpoints: {reasons[0]}",
+                todo="Give Checkpointer the same folder on every rank (a relative one depends on the current folder)",
+            )
+
+    def _storage_of(self, offer: Offer) -> Storage:
+        """Where this offer lies on disk."""
+        if not offer.place or same_place(offer.place, self.directory):
+            return self.storage
+        return open_storage(offer.place)
 
     def _ring(self, nodes: list[str]) -> bool:
         """Tells this node's keeper which node holds its copies; False with a single node."""
@@ -475,25 +505,34 @@ class Checkpointer:
 
     def _obtain(self, offer: Offer) -> Landed | Manifest:
         """This rank's share of an offer, verified; of a checkpoint of another world size its manifest."""
-        landed = land_from_memory(self.memory, offer, self.place.rank, self._pin_beside)
+        landed = None
+        if not offer.brought:
+            landed = land_from_memory(self.memory, offer, self.place.rank, self._pin_beside)
         if landed is None and (address := self._addresses.get(offer.memory.get(self.place.rank, ""))):
             landed = land_from_peer(self.memory, offer, self.place.rank, self._pin_beside, address)
         if landed is None:
             if not offer.on_disk:
                 raise CheckpointError("its share is in no memory that is left, and not on disk")
-            if catalogue.read_committed(self.storage, offer.name).world_size != self.place.world_size:
+            if (
+                catalogue.read_committed(self._storage_of(offer), offer.name).world_size
+                != self.place.world_size
+            ):
                 from .relayout import verify_share
 
-                return verify_share(self.storage, offer.name, self.place.rank, self.place.world_size)
+                return verify_share(
+                    self._storage_of(offer), offer.name, self.place.rank, self.place.world_size
+                )
             landed = land_from_disk(
-                self.storage, offer.name, self.place.rank, lodge=self._lodge, beside=self._pin_beside,
+                self._storage_of(offer), offer.name, self.place.rank, lodge=self._lodge, beside=self._pin_beside,
                 verify=self.verify,
             )  # fmt: skip
         if landed.part.world_size != self.place.world_size:
             if offer.on_disk:
                 from .relayout import verify_share
 
-                return verify_share(self.storage, offer.name, self.place.rank, self.place.world_size)
+                return verify_share(
+                    self._storage_of(offer), offer.name, self.place.rank, self.place.world_size
+                )
             raise CheckpointError(
                 f"it is of {landed.part.world_size} ranks, this run has {self.place.world_size}"
             )
@@ -802,15 +841,3 @@ def _position(value: Any) -> Position:
             f"the data position cannot be saved: {e}",
             todo="Give {'epoch': 0, 'samples': [[start, stop]], 'skips': []} in absolute sample numbers",
         ) from None
-
-
-def _directory(directory: str | Path | None, p: Place) -> str:
-    if directory is None:
-        if p.run_dir is None:
-            raise UsageError(
-                "there is no folder for checkpoints",
-                todo="Give Checkpointer a directory, or start with `unbroken run`",
-            )
-        return str(p.run_dir / "checkpoints")
-    text = str(directory)
-    return text if "://" in text else str(Path(text).absolute())

@@ -48,12 +48,17 @@ class Candidate:
     name: str
     memory: Mapping[int, str] = field(default_factory=dict)
     on_disk: bool = True
+    place: str = ""
+    """Where it lies, if not where the attempt's own checkpoints go."""
+    brought: bool = False
+    """It was not written by this run, and is in no keeper's memory whatever its numbers."""
 
     def as_json(self) -> dict[str, Any]:
         """As it travels to the keeper and the ranks."""
         return {
             "attempt": self.attempt, "step": self.step, "name": self.name, "on_disk": self.on_disk,
-            "memory": {str(r): n for r, n in self.memory.items()},
+            "memory": {str(r): n for r, n in self.memory.items()}, "place": self.place,
+            "brought": self.brought,
         }  # fmt: skip
 
     @classmethod
@@ -62,7 +67,15 @@ class Candidate:
         memory = {int(r): str(n) for r, n in dict(value.get("memory") or {}).items()}
         attempt, step, name = int(value["attempt"]), int(value["step"]), value.get("name")
         on_disk = name is not None and bool(value.get("on_disk", True))
-        return cls(attempt, step, str(name or folder_name(step, attempt)), memory, on_disk)
+        return cls(
+            attempt,
+            step,
+            str(name or folder_name(step, attempt)),
+            memory,
+            on_disk,
+            str(value.get("place") or ""),
+            bool(value.get("brought", False)),
+        )
 
 
 @dataclass(frozen=True)

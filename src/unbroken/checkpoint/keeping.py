@@ -66,8 +66,13 @@ class Keeper:
         # Never the number of a buffer of another keeper: a late answer must not name the wrong memory.
         self._ids = itertools.count(secrets.randbits(40) << 10)
         self._to_fill: list[Buffer] = []
+        self.place = settings.checkpoints
+        """Where checkpoints are written now; under a supervisor it may follow what the ranks say (placement.py)."""
+        self.place_asked = self.place_used = ""
+        """What a rank asked for that the supervisor has not answered yet; what ranks of this attempt were told to use."""
+        self.place_refused: Message | None = None
         self.writing = Writing(
-            lambda: open_storage(settings.checkpoints), self.holdings, self.changed, self.emit, self.view,
+            lambda: open_storage(self.place), self.holdings, self.changed, self.emit, self.view,
             node=settings.node, writers=settings.writers, after_commit=self._after_commit, freed=self._serve_waits,
         )  # fmt: skip
         if settings.lease_s is not None:
@@ -271,12 +276,24 @@ class Keeper:
     def take_wishes(self, wishes: Message) -> None:
         """What a Checkpointer asks of its keeper, beyond the command line."""
         if "keep" in wishes:
-            self.keep = Retention(int(wishes["keep"]), int(wishes.get("keep_every", 0)))
+            self.keep = Retention(
+                int(wishes["keep"]), int(wishes.get("keep_every", 0)), self.keep.spare_below
+            )
         self.peer_wanted = bool(wishes.get("peer", self.peer_wanted))
         if (url := wishes.get("remote")) and (self.uploading is None or self.uploading.url != url):
             self.uploading = Uploading(
                 str(url), self.writing.storage, self.changed, self.emit, self.writing.gate, log
             )
+
+    def take_place(self, m: Message) -> None:
+        """What the supervisor says of the place: where to write, or why the ranks may not go on."""
+        self.place_refused = m.get("refused")
+        if (url := str(m.get("url") or self.place)) != self.place:
+            log(f"checkpoints go to {url}")
+            self.place = url
+            self.writing.reopen()
+        self.keep = Retention(self.keep.keep_last, self.keep.keep_every, int(m.get("spare_below", 0)))
+        self.place_asked = ""
 
     def room_for(self, rank: int, size: int, foreign: bool) -> Buffer | None:
         """A buffer to receive a snapshot into, claimed: one that is needed no more, else a new one in the budget."""
@@ -311,6 +328,8 @@ class Keeper:
         log(f"attempt {attempt} begins: {world_size} ranks, here {sorted(ranks)}")
         self.attempt, self.world_size, self.local, self.restored = attempt, world_size, ranks, False
         self.candidates = candidates or []
+        self.place_asked = self.place_used = ""
+        self.place_refused = None
         self.writing.closed = (
             max(self.writing.closed, attempt - 1) if self.agent_known else self.writing.closed
         )

@@ -14,11 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ..errors import StorageError, UnbrokenError
+from ..errors import StorageError, UnbrokenError, UsageError
 from .agreement import Agreement
 from .environment import Place, scratch
-from .keeper_client import KeeperGone, Link, NotYet, RankLink, keeper_command, start_keeper
+from .keeper_client import KeeperGone, KeeperRefused, Link, NotYet, RankLink, keeper_command, start_keeper
 from .memory import default_budget
+from .placement import claim, next_number, refuse_supervised
+from .rank_memory import RankMemory
 from .storage import Storage
 from .wire import Message
 
@@ -27,8 +29,8 @@ logger = logging.getLogger("unbroken.checkpoint")
 T = TypeVar("T")
 FIND_S = 60.0
 ENDING_S = 15.0
+SETTLE_S = 600.0
 ORPHAN_GRACE_S = 60.0
-CLAIMS = "attempts"
 
 Connect = Callable[[Callable[[Message], None], Callable[[], None]], RankLink]
 
@@ -131,21 +133,51 @@ def own_attempt(own: OwnKeeper, agreement: Agreement, storage: Storage) -> int:
     """
     if agreement.rank == 0:
         try:
-            before = [int(n) for n in storage.list(CLAIMS) if n.isdigit()]
-            number = max([own.newest_attempt(), *before, 0]) + 1
-            while not storage.create(f"{CLAIMS}/{number:08d}", b"claimed\n"):
+            refuse_supervised(storage, storage.url)
+            number = next_number(storage, above=own.newest_attempt())
+            while not claim(storage, number, "alone", run_id=own.place.run_id):
                 number += 1
         except UnbrokenError as e:
             agreement.publish(
-                "attempt", {"error": [e.what, e.where, e.todo], "storage": isinstance(e, StorageError)}
+                "attempt",
+                {
+                    "error": [e.what, e.where, e.todo],
+                    "storage": isinstance(e, StorageError),
+                    "usage": isinstance(e, UsageError),
+                },
             )
             raise
         agreement.publish("attempt", {"number": number})
     told = agreement.read("attempt", timeout_s=120.0)
     if "error" in told:
         what, where, todo = told["error"]
-        raise (StorageError if told["storage"] else KeeperGone)(what, where=where, todo=todo)
+        kind = UsageError if told.get("usage") else StorageError if told["storage"] else KeeperGone
+        raise kind(what, where=where, todo=todo)
     return int(told["number"])
+
+
+def settle_place(memory: RankMemory, wanted: str) -> None:
+    """Waits until the supervisor has examined the place that this rank names and lets checkpoints go there.
+
+    Raises UsageError, with its words, where they may not, KeeperGone where nobody answers.
+    """
+    deadline, pause = time.monotonic() + SETTLE_S, 0.01
+    while True:
+        try:
+            if memory.alive().request({"op": "place", "place": wanted})[0]["settled"]:
+                return
+        except KeeperRefused as e:
+            raise UsageError(e.what, where=e.where, todo=e.todo) from None
+        except KeeperGone:  # its successor is told by the supervisor
+            if time.monotonic() > deadline:
+                raise
+        if time.monotonic() > deadline:
+            raise KeeperGone(
+                f"nobody said within {SETTLE_S:.0f} s whether checkpoints may go to {wanted}",
+                todo="See whether the supervisor is alive: `unbroken status`",
+            )
+        time.sleep(pause)
+        pause = min(pause * 1.5, 0.25)
 
 
 def end_process(pid: int) -> None:

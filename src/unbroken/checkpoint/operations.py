@@ -19,6 +19,7 @@ from .clients import Client, NotYet, Refused, Wait
 from .commit import note_failure
 from .holdings import CLAIMED, FREE, SEALED, Buffer, Mark, Snapshot
 from .peers import Target
+from .placement import same_place
 from .wire import VERSION, Message
 
 if TYPE_CHECKING:
@@ -92,7 +93,32 @@ def attempt(keeper: Keeper, client: Client, m: Message, fds: list[int]) -> Answe
             ranks,
             list(m["candidates"]),
         )
+    if m.get("place"):
+        keeper.take_place(dict(m["place"]))
     return {}, []
+
+
+def place(keeper: Keeper, client: Client, m: Message, fds: list[int]) -> Answer:
+    """Whether checkpoints go to the place that this rank names; while the supervisor has not answered: not yet."""
+    wanted = str(m["place"])
+    if refused := keeper.place_refused:
+        raise Refused(
+            str(refused["message"]), where=refused.get("where"), todo=refused.get("hint"),
+        )  # fmt: skip
+    if same_place(wanted, keeper.place):
+        keeper.place_used = keeper.place
+        return {"settled": True, "place": keeper.place}, []
+    before = keeper.place_used or keeper.place_asked
+    if not keeper.agent_known or (before and not same_place(before, wanted)):
+        raise Refused(
+            f"checkpoints of this attempt go to {before or keeper.place}, not to {wanted} as well",
+            where=f"{keeper.settings.node}, rank {client.rank}",
+            todo="Give every Checkpointer of a training, on every rank, the same folder",
+        )
+    if not keeper.place_asked:
+        keeper.place_asked = wanted
+        keeper.emit({"event": "place", "attempt": client.attempt, "rank": client.rank, "place": wanted})
+    return {"settled": False}, []
 
 
 def complete(keeper: Keeper, client: Client, m: Message, fds: list[int]) -> Answer:
@@ -321,6 +347,7 @@ OPERATIONS: dict[str, Operation] = {
         ping,
         inventory,
         attempt,
+        place,
         complete,
         lease,
         hurry,

@@ -106,6 +106,10 @@ class Offer:
     on_disk: bool
     world_size: int = 0
     memory: Mapping[int, str] = field(default_factory=dict)
+    place: str = ""
+    """Where it lies, if not where the attempt's own checkpoints go."""
+    brought: bool = False
+    """It was not written by this run, and is in no keeper's memory whatever its numbers."""
 
     @property
     def mark(self) -> Mark:
@@ -115,7 +119,10 @@ class Offer:
 def offers_of_supervisor(candidates: Iterable[Mapping[str, Any]]) -> list[Offer]:
     """The supervisor's candidates, in its order."""
     found = [Candidate.from_json(c) for c in candidates]
-    return [Offer(c.attempt, c.step, c.name, c.on_disk, memory=c.memory) for c in found]
+    return [
+        Offer(c.attempt, c.step, c.name, c.on_disk, memory=c.memory, place=c.place, brought=c.brought)
+        for c in found
+    ]
 
 
 def offers_without_supervisor(

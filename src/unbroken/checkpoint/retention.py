@@ -37,6 +37,8 @@ class Retention:
 
     keep_last: int = 3
     keep_every: int = 0
+    spare_below: int = 0
+    """Checkpoints of attempts below this number are not this run's, and never removed."""
 
     def __post_init__(self) -> None:
         if self.keep_last < 1:
@@ -143,6 +145,8 @@ def decide(
         sound = f.committed and f.name not in bad
         if held and f.name in held:
             keep[f.name] = held[f.name]
+        elif f.attempt < rule.spare_below:
+            keep[f.name] = "it was there before this run"
         elif f.status == "too_new":
             keep[f.name] = "written by a newer version"
         elif f.status == "unreadable":

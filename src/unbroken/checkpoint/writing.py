@@ -50,6 +50,8 @@ class Watch:
     """When the last look began that told `missing`."""
     pause: float = 0.01
     missing: tuple[int, ...] = ()
+    shares: set[int] = field(default_factory=set)
+    """The ranks whose share was written here."""
 
 
 class Writing:
@@ -107,6 +109,9 @@ class Writing:
             j.snapshot.mark == mark and j.snapshot.rank == rank for j in self.jobs
         ):
             return False
+        watch = self.watches.get(mark)
+        if watch is not None and rank in watch.shares:
+            return False  # written: a second part could come after the manifest that vouches for the first
         buffer.pins += 1
         self.jobs.append(Job(buffer, snapshot))
         self.changed.notify_all()
@@ -184,6 +189,10 @@ class Writing:
         if self._storage is None:
             self._storage = self.open_storage()
         return self._storage
+
+    def reopen(self) -> None:
+        """Opens the storage anew at its next use: it is another one from now on."""
+        self._storage = None
 
     def settle(self, attempt: int, deadline_s: float, gone: Collection[int] = ()) -> list[Mark]:
         """Finishes or abandons this attempt's writes and closes it; what could not be stopped (empty: none).
@@ -274,7 +283,9 @@ class Writing:
                 }
             )  # fmt: skip
             if mark not in self.failed:
-                self.watches.setdefault(mark, Watch(mark, snapshot.world_size, job.since)).next_look = 0.0
+                watch = self.watches.setdefault(mark, Watch(mark, snapshot.world_size, job.since))
+                watch.next_look = 0.0
+                watch.shares.add(snapshot.rank)
             self.changed.notify_all()
 
     def _commit_loop(self) -> None:

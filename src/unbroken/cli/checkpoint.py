@@ -382,7 +382,9 @@ def size(
 def _place(text: str, *, must_exist: bool = True) -> tuple[Storage, str | None]:
     """The storage that a user means, and the checkpoint in it if they named one."""
     from ..checkpoint.manifest import parse_folder_name
+    from ..checkpoint.placement import check_folder
     from ..checkpoint.storage import open_storage
+    from ..progress import RunDir, newest_place
 
     above, _, last = text.rstrip("/").rpartition("/")
     if parse_folder_name(last):
@@ -394,9 +396,10 @@ def _place(text: str, *, must_exist: bool = True) -> tuple[Storage, str | None]:
     if "://" in text and not text.startswith("file://"):
         return open_storage(text), None
     folder = Path(text.removeprefix("file://"))
-    if (folder / "run.toml").exists() or (
-        (folder / "checkpoints").is_dir() and not _holds_checkpoints(folder)
-    ):
+    check_folder(folder.absolute(), "this")
+    if (folder / "run.toml").exists():
+        return open_storage(newest_place(RunDir(folder))), None
+    if (folder / "checkpoints").is_dir() and not _holds_checkpoints(folder):
         folder = folder / "checkpoints"
     elif must_exist and not folder.is_dir():
         raise InputError("there is no such folder", where=str(folder))

@@ -38,7 +38,7 @@ from ..errors import (
     UnknownTask,
     UsageError,
 )
-from ..progress import RunDir
+from ..progress import RunDir, newest_place
 from .codec import decode, encode
 from .contracts import ModelSpec, Report, Score, Suite
 from .folder import EvalDir, read_json
@@ -135,7 +135,7 @@ def checkpoints_of(run: str) -> Storage:
         )
     inside = RunDir(path)
     if inside.checkpoints.is_dir() or inside.spec.is_file():
-        return open_storage(inside.checkpoints)
+        return open_storage(newest_place(inside))
     storage = open_storage(path)
     of_a_run = RunDir(path.absolute().parent).checkpoints == path.absolute()
     others = [e.name for e in path.iterdir() if not e.name.startswith(".") and e.name not in OURS]

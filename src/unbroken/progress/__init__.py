@@ -6,6 +6,7 @@ Epoch, claim            who supervises
 JournalWriter, read_journal
 attach, Run             the trainer's side of the progress page
 holding_up              what a checkpoint says while the training waits for it
+places, newest_place    where its checkpoints lie
 PageReader, Progress    the agent's side
 """
 
@@ -13,6 +14,7 @@ from .attach import Run, attach, holding_up
 from .epochs import Epoch, claim, newest_epoch, read_epochs
 from .journal import JournalText, JournalWriter, read_journal
 from .page import PageReader, Phase, Progress, StepRecord
+from .places import newest_place, places
 from .rundir import RunDir
 from .spec import Budgets, RunSpec, Timeouts, check_same, read_spec, write_spec
 
@@ -34,6 +36,8 @@ __all__ = [
     "claim",
     "holding_up",
     "newest_epoch",
+    "newest_place",
+    "places",
     "read_epochs",
     "read_journal",
     "read_spec",

@@ -13,6 +13,17 @@ from .policy import PastIncident
 Record = dict[str, Any]
 
 
+@dataclass(frozen=True)
+class Brought:
+    """Checkpoints that were not written by this run and that it may go on from. `number` is the attempt's in their
+    names; attempt `before` of this run is the first that could restore them."""
+
+    place: str
+    number: int
+    names: tuple[str, ...]
+    before: int
+
+
 @dataclass
 class RunState:
     """The fold. `status` is new, running, completed, stopped or interrupted; `step` the highest completed one
@@ -31,6 +42,10 @@ class RunState:
     unresumed: int | None = None
     history: list[PastIncident] = field(default_factory=list)
     seals: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    places: dict[int, str] = field(default_factory=dict)
+    """Where the checkpoints of each attempt lie; "" for the run's own folder."""
+    brought: list[Brought] = field(default_factory=list)
+    """What the run took over from elsewhere, oldest first."""
     durable: list[tuple[int, int]] = field(default_factory=list)
     lost: set[str] = field(default_factory=set)
     cordoned: dict[str, str] = field(default_factory=dict)
@@ -39,6 +54,7 @@ class RunState:
     """(attempt, step) of snapshots that were whole in memory when their attempt was sealed, or were offered to a
     later one: they count, also where they become durable only afterwards."""
 
+    launches: int = 0
     expiry: dict[str, float] = field(default_factory=dict)
 
     @classmethod
@@ -70,16 +86,28 @@ class RunState:
         elif kind == "attempt":
             self.attempt, self.attempt_open = r["attempt"], True
             self.slots = tuple(r["slots"])
-            self.accepted |= {(int(c["attempt"]), int(c["step"])) for c in r.get("candidates") or ()}
-            self.restarts = max(0, self.attempt - 1)
+            self.accepted |= {
+                (int(c["attempt"]), int(c["step"])) for c in r.get("candidates") or () if not c.get("brought")
+            }
+            self.places[self.attempt] = str(r.get("place", ""))
+            self.launches += 1
+            self.restarts = self.launches - 1
         elif kind == "ended":
             self.attempt_open = False
+            if r.get("how") == "renumbered":
+                self.launches -= 1  # it only said where its checkpoints lie
             self.step = max(self.step, r.get("step", -1))
         elif kind == "durable":
             self.durable.append((r["step"], r["attempt"]))
         elif kind == "seal":
             self.seals[r["attempt"]] = tuple(r["checkpoints"])
             self.accepted |= {(int(a), int(s)) for a, s in r.get("memory") or ()}
+        elif kind == "place":
+            self.places[r["attempt"]] = str(r["place"])
+        elif kind == "accepted":
+            self.brought.append(
+                Brought(str(r["place"]), int(r["number"]), tuple(r["checkpoints"]), int(r["before"]))
+            )
         elif kind == "incident":
             self.incident = r["incident"]
             self.unresumed = r["incident"]

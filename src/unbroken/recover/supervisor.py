@@ -19,13 +19,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ..checkpoint.catalogue import Found, listing
-from ..checkpoint.storage.posix import PosixStorage
+from ..checkpoint.catalogue import Found
 from ..cluster import Allocation, Backend, Ended, NodeState
 from ..detect import Hang, HangDetector, Level, ProcessLook, late_ranks
 from ..diagnose.facts import Facts, HangFact, RankExit
 from ..diagnose.verdict import Action, Root, Verdict
-from ..errors import Exit, RunError, RunStopped, UnbrokenError
+from ..errors import Exit, RunError, RunStopped, StorageError, UnbrokenError
 from ..progress import JournalWriter, RunDir, RunSpec, newest_epoch, read_journal, read_spec, write_spec
 from ..units import Bytes, Duration
 from . import proof
@@ -53,6 +52,7 @@ from .leaving import (
 )
 from .ledger import Ledger
 from .nodes import Node, NodeTable
+from .placing import Placing, told
 from .policy import (
     FREE,
     LAPSED,
@@ -144,6 +144,9 @@ class Supervisor:
         self._failed_starts = 0
         self._unwritten_incidents: dict[int, Incident] = {}
         self._early: list[tuple[Node, Message]] = []
+        self._placing = Placing(
+            run_dir, spec.run_id, lambda: self._state, self._record, view.say, lambda: self._stop_requests > 0
+        )
 
     # --- from outside
 
@@ -231,6 +234,10 @@ class Supervisor:
                     continue
             ending = await self._watch(attempt)
             _log.info("attempt %d ended: %s", attempt.number, ending.kind)
+            if ending.kind in ("renumbered", "refused"):
+                await self._end_misplaced(attempt, ending)
+                attempt = None
+                continue
             if ending.kind in ("completed", "interrupted"):
                 await self._record("ended", attempt=attempt.number, how=ending.kind, step=attempt.step)
                 return await self._finish(ending.kind)
@@ -328,31 +335,23 @@ class Supervisor:
     async def _start_attempt(self) -> Attempt | None:
         """Seals what was before, chooses nodes, and launches the next attempt; None where a stop came before that."""
         began = time.monotonic()
-        number = self._state.attempt + 1
         slots = await self._fill_slots()
         if self._state.attempt and self._state.attempt not in self._state.seals:
             await self._seal(self._state.attempt)
         await self._accept_late()
         if self._stop_requests:
             return None
+        number = await self._placing.take()
+        place = self._placing.current()
         up = self.nodes.up()
         answers = await self.nodes.ask_all(up, "keeper", request={"op": "inventory"}, timeout=20)
-        rank_nodes = {
-            slot * self.spec.nproc + i: n for slot, n in enumerate(slots) for i in range(self.spec.nproc)
-        }
-        offered = candidates(
-            self._state.seals, {n: a.get("inventory", []) for n, a in answers.items()}, rank_nodes
-        )
+        offered = self._offer(slots, {n: a.get("inventory", []) for n, a in answers.items()})
         port = (await self.nodes.ask(slots[0], "port", address=self.backend.address(slots[0])))["port"]
-        await self._record("attempt", attempt=number, slots=list(slots), candidates=offered[:20])
+        await self._record("attempt", attempt=number, slots=list(slots), candidates=offered[:20], place=place)
         attempt = self._attempt_of(number, slots)
         self._attempt, self._ledger = attempt, Ledger(number, self.spec.world_size)
         for node in dict.fromkeys(slots):
-            request = {
-                "op": "attempt", "attempt": number, "world_size": self.spec.world_size,
-                "ranks": {str(r): lr for r, lr in attempt.node_ranks(node).items()}, "candidates": offered,
-            }  # fmt: skip
-            await self.nodes.ask(node, "keeper", request=request)
+            await self.nodes.ask(node, "keeper", request=self._announcement(attempt, node, offered))
         if self._incident is not None:
             self._incident.phases["schedule"] = time.monotonic() - began
             self._incident.next_attempt = number
@@ -364,7 +363,7 @@ class Supervisor:
                     attempt=number, run_id=self.spec.run_id, command=self.spec.command, cwd=self._cwd,
                     ranks={r: lr for r, lr in attempt.node_ranks(node).items() if r // self.spec.nproc == slot},
                     world_size=self.spec.world_size, slot=slot, slots=len(slots), nproc=self.spec.nproc,
-                    master_addr=self.backend.address(slots[0]), master_port=port, restarts=number - 1,
+                    master_addr=self.backend.address(slots[0]), master_port=port, restarts=self._state.restarts,
                     devices=self.backend.devices(slot, self.spec.nproc, len(slots)),
                 ).as_message(),
             )
@@ -375,6 +374,68 @@ class Supervisor:
         durable = max((c["step"] for c in offered if c["name"]), default=-1)
         self.view.attempt(number, self.spec.world_size, slots, best, durable)
         return attempt
+
+    def _offer(
+        self, slots: tuple[str, ...], inventories: dict[str, list[dict[str, Any]]]
+    ) -> list[dict[str, Any]]:
+        """What an attempt on these nodes may restore from."""
+        rank_nodes = {
+            slot * self.spec.nproc + i: n for slot, n in enumerate(slots) for i in range(self.spec.nproc)
+        }
+        places = {n: self._placing.of(n) for n in self._state.places}
+        return candidates(
+            self._state.seals, inventories, rank_nodes, brought=self._state.brought, places=places
+        )
+
+    def _announcement(self, attempt: Attempt, node: str, offered: list[dict[str, Any]]) -> Message:
+        """What a keeper is told of an attempt."""
+        return {
+            "op": "attempt", "attempt": attempt.number, "world_size": self.spec.world_size,
+            "ranks": {str(r): lr for r, lr in attempt.node_ranks(node).items()}, "candidates": offered,
+            "place": self._placing.message(attempt.number),
+        }  # fmt: skip
+
+    async def _place_named(self, attempt: Attempt, url: str) -> None:
+        """The script names where its checkpoints go; its ranks wait until every keeper knows whether they may."""
+        before = self._placing.of(attempt.number)
+        agreed = await self._placing.named(attempt.number, url)
+        if self._attempt is not attempt:
+            return
+        if not agreed and self._placing.refusal is None:
+            self._changed.set()  # started again under a number that is free there
+            return
+        nodes = list(dict.fromkeys(attempt.slots))
+        answers = await self.nodes.ask_all(nodes, "keeper", request={"op": "inventory"}, timeout=20)
+        offered = self._offer(attempt.slots, {n: a.get("inventory", []) for n, a in answers.items()})
+        requests = {n: self._announcement(attempt, n, offered) for n in nodes}
+        if self._placing.refusal is not None:
+            for request in requests.values():
+                request["place"] = {"refused": told(self._placing.refusal)}
+        for node, request in requests.items():
+            await self.nodes.ask_all([node], "keeper", request=request, timeout=20)
+        if agreed and self._placing.of(attempt.number) != before:
+            best = offered[0] if offered else None
+            self.view.say(
+                f"checkpoints go to {url}, as the script says; "
+                + ("none is there yet" if best is None else f"it goes on from step {best['step']}")
+            )
+        self._changed.set()
+
+    async def _end_misplaced(self, attempt: Attempt, ending: Ending) -> None:
+        """Ends an attempt that could not have its place, before it did a step; raises RunStopped where none can."""
+        refusal = self._placing.refusal
+        if refusal is not None:
+            await asyncio.sleep(_SETTLE_S)  # the ranks say it in their logs too
+        await self._stop_all(attempt, ending)
+        await self._record("ended", attempt=attempt.number, how=ending.kind, step=self._state.step)
+        if refusal is None:
+            self.view.say(
+                f"the script keeps its checkpoints in {self._placing.current()}, where attempt {attempt.number} has "
+                "been before: it is started again under a new number"
+            )
+            return
+        await self._record("status", status="stopped", step=self._state.step, why=refusal.what)
+        raise RunStopped(refusal.what, where=refusal.where, todo=refusal.todo)
 
     async def _start_failed(self, error: RunError) -> None:
         """An attempt that could not be launched: a node was lost meanwhile, or the disk is full. Tries again."""
@@ -443,13 +504,13 @@ class Supervisor:
             request={"op": "settle", "attempt": attempt, "deadline_s": _KEEPER_SETTLE_S, "gone": gone},
         )  # fmt: skip
         memory = [[m.attempt, m.step] for m in await self._in_memory() if m.attempt == attempt]
-        accepted = [f.name for f in await self._found() if f.attempt == attempt and f.committed]
+        accepted = await self._placing.committed(attempt)
         await self._record("seal", attempt=attempt, checkpoints=accepted, memory=memory)
 
     async def _found(self) -> list[Found]:
-        """What lies in the folder of the checkpoints; nothing where it cannot be read."""
+        """What lies where the run keeps its checkpoints; nothing where it cannot be read."""
         try:
-            return list(await asyncio.to_thread(listing, PosixStorage(self.run_dir.checkpoints)))
+            return await self._placing.found()
         except (OSError, UnbrokenError) as e:
             self.view.say(f"the checkpoints cannot be listed: {e}")
             return []
@@ -487,6 +548,10 @@ class Supervisor:
                     "node_lost" if any(s is not NodeState.AGENT_LOST for s in lost.values()) else "agent_lost"
                 )
                 return Ending(kind, nodes=lost)
+            if self._placing.refusal is not None:
+                return Ending("refused")
+            if self._placing.collided:
+                return Ending("renumbered")
             if self._stop_requests:
                 stopping = stopping or asyncio.create_task(self._stop_ranks(attempt))
                 if attempt.all_ended or stopping.done():
@@ -856,9 +921,7 @@ class Supervisor:
         attempt, step = self._state.attempt, self._state.step
         try:
             if attempt and attempt not in self._state.seals:
-                accepted = [f.name for f in await self._found() if f.attempt == attempt and f.committed]
-                memory = [list(m) for m in sorted(holding)]
-                await self._record("seal", attempt=attempt, checkpoints=accepted, memory=memory)
+                await self._seal_last(attempt, [list(m) for m in sorted(holding)])
             await self._accept_late()
             await self._record("status", status=kind, step=step)
         except CannotRecord as e:
@@ -869,6 +932,15 @@ class Supervisor:
         newest = [f.name for f in await self._found() if f.committed and f.name in counted]
         self.view.finished(kind, step, newest)
         return kind
+
+    async def _seal_last(self, attempt: int, memory: list[list[int]]) -> None:
+        """Seals the attempt that the run ends with; where its checkpoints cannot be listed the next start does."""
+        try:
+            accepted = await self._placing.committed(attempt, within_s=60)
+        except (StorageError, RunStopped) as e:
+            self.view.say(f"{e.what}; what attempt {attempt} saved is listed when the run goes on")
+            return
+        await self._record("seal", attempt=attempt, checkpoints=accepted, memory=memory)
 
     async def _leave(self, *, flush: bool) -> set[tuple[int, int]]:
         """Ends all agents and keepers that are reachable, and proves that nothing is left on their nodes.
@@ -1003,6 +1075,9 @@ class Supervisor:
             self._on_waiting(node, event)
             return
         if event.get("attempt") != self._ledger.attempt:
+            return
+        if kind == "place" and self._attempt is not None:
+            self._spawn(self._place_named(self._attempt, str(event["place"])))
             return
         if kind == "host" and self._ledger.on_host(event["step"], event["rank"]):
             self._tell_complete(event["attempt"], event["step"])

@@ -92,6 +92,15 @@ def probe(storage: Storage) -> None:
         storage.delete(name)
 
 
+def quick_storage(url: str | Path) -> Storage:
+    """As `open_storage`, for somebody who waits at a terminal: an object store that does not answer is given up soon."""
+    if str(url).startswith("s3://"):
+        from .s3 import S3Storage
+
+        return S3Storage.from_url(str(url), retries=1, give_up_after=5.0, request_timeout=5.0)
+    return open_storage(url)
+
+
 def open_storage(url: str | Path) -> Storage:
     """The storage at a path, file:// or s3://bucket/prefix.
 

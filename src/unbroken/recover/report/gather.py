@@ -10,15 +10,16 @@ import json
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
 
 from ...checkpoint.catalogue import listing
-from ...checkpoint.storage.posix import PosixStorage
+from ...checkpoint.storage import quick_storage
 from ...cluster import LocalBackend
 from ...errors import UnbrokenError
-from ...progress import Epoch, RunDir, RunSpec, read_epochs, read_journal, read_spec
+from ...progress import Epoch, RunDir, RunSpec, places, read_epochs, read_journal, read_spec
 from .curve import Executions, read_executions
 from .data import AttemptStory, CheckpointStory, IncidentStory, Record, Report, Span
 
@@ -53,7 +54,11 @@ def gather(run_dir: RunDir, *, now: float | None = None, with_steps: bool = True
     incidents = tuple(_with_last_sign(incidents, attempts))
     seals = {r["attempt"]: tuple(r["checkpoints"]) for r in records if r["kind"] == "seal"}
     problems += passed_over(records)
-    checkpoints = _tolerant(problems, "the checkpoints", lambda: _checkpoints(run_dir, seals)) or ()
+    lying: list[CheckpointStory] = []
+    for place in places(run_dir, records):
+        read = partial(_checkpoints, place, seals, records)
+        lying += _tolerant(problems, f"the checkpoints in {place}", read) or ()
+    checkpoints = tuple(sorted(lying, key=lambda c: (c.attempt, c.step), reverse=True))
     return Report(
         run_dir=run_dir, now=moment, spec=spec, status=status, why=why,
         cwd=next((str(r.get("cwd", "")) for r in records if r["kind"] == "run"), ""),
@@ -275,15 +280,18 @@ def _pauses(records: list[Record]) -> list[tuple[float, float]]:
     return pauses
 
 
-def _checkpoints(run_dir: RunDir, seals: dict[int, tuple[str, ...]]) -> tuple[CheckpointStory, ...]:
-    if not run_dir.checkpoints.is_dir():
-        return ()
+def _checkpoints(
+    place: str, seals: dict[int, tuple[str, ...]], records: list[Record]
+) -> tuple[CheckpointStory, ...]:
+    brought = {
+        n for r in records if r["kind"] == "accepted" and r["place"] == place for n in r["checkpoints"]
+    }
     return tuple(
         CheckpointStory(
             f.name, f.step, f.attempt, f.status, f.bytes, f.time,
-            f.committed and f.name in seals.get(f.attempt, (f.name,)), f.why,
+            f.committed and (f.name in brought or f.name in seals.get(f.attempt, (f.name,))), f.why,
         )
-        for f in listing(PosixStorage(run_dir.checkpoints))
+        for f in listing(quick_storage(place))
     )  # fmt: skip
 
 
