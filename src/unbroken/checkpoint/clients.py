@@ -10,6 +10,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ..bounds import Malformed
 from ..errors import CheckpointError, UnbrokenError
 from .wire import Channel, Closed, Message
 
@@ -58,6 +59,10 @@ class Client:
     """Buffers that this rank reads (restore): pinned until it lets go or is gone."""
     left: bool = False
     """It said goodbye: its going is no failure."""
+    since: float = field(default_factory=time.monotonic)
+    """Monotonic time of its connection."""
+    slow: int = 0
+    """Its long requests that are being answered."""
 
 
 @dataclass(eq=False)
@@ -67,6 +72,13 @@ class Wait:
     client: Client
     id: int
     size: int
+
+
+def check(message: Message) -> None:
+    """Raises Malformed where a number is none that a request can mean (NaN, infinite, beyond 64 bits)."""
+    for key, value in message.items():
+        if type(value) in (int, float) and not -(1 << 62) < value < 1 << 62:
+            raise Malformed(f"'{key}' is {value!r:.40}")
 
 
 def reply(client: Client, number: object, answer: Message, fds: list[int] | None = None) -> None:

@@ -20,11 +20,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from ..bounds import HELLO_BYTES, HELLO_S, STRANGERS
 from ..errors import DoesNotFit, UnbrokenError
 from ..machine import available_memory
 from ..units import Bytes
 from . import retention
-from .clients import Client, Refused, Settings, Wait, log, refusal, reply, tell
+from .clients import Client, Refused, Settings, Wait, check, log, refusal, reply, tell
 from .commit import Abandoned, chunk_digests
 from .flushing import flush
 from .holdings import CLAIMED, FREE, SEALED, Buffer, Holdings, Mark, Snapshot
@@ -35,7 +36,7 @@ from .peers import Peers
 from .retention import Retention
 from .storage import Storage, open_storage
 from .uploading import Uploading
-from .wire import Channel, Closed, Message
+from .wire import MAX_MESSAGE_BYTES, Channel, Closed, Message
 from .writing import Writing
 
 
@@ -91,14 +92,21 @@ class Keeper:
         """Accepts connections until `stop` is set; ends by itself when nobody has been here for the grace time."""
         listener.settimeout(0.2)
         while not self.stop.is_set():
+            self._end_strangers()
             try:
                 sock, _ = listener.accept()
             except TimeoutError:
                 self._tick()
                 continue
+            except OSError as e:  # no descriptors left, or a connection that ended while it waited
+                log(f"a connection could not be accepted: {e.strerror}")
+                self.stop.wait(0.1)
+                continue
             # A process that is stopped reads nothing; it must not stop the keeper with it.
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", 2, 0))
-            client = Client(Channel(sock))
+            client = Client(Channel(sock, limit=HELLO_BYTES))
+            with self.changed:
+                self.clients.append(client)
             threading.Thread(target=self._converse, args=(client,), daemon=True).start()
 
     def _tick(self) -> None:
@@ -108,9 +116,17 @@ class Keeper:
             log("nobody has been here for a while: flush what is allowed, free all, end")
             self.finish(flush=True, deadline_s=self.settings.term_grace_s, room_s=self.settings.room_s)
 
-    def _converse(self, client: Client) -> None:
+    def _end_strangers(self) -> None:
+        """Cuts off those that do not say who they are, and the oldest of them where they are too many."""
         with self.changed:
-            self.clients.append(client)
+            strangers = [c for c in self.clients if not c.role]
+        now = time.monotonic()
+        for i, client in enumerate(strangers):
+            if now - client.since > HELLO_S or len(strangers) - i >= STRANGERS:
+                with contextlib.suppress(OSError):
+                    client.channel.sock.shutdown(socket.SHUT_RDWR)
+
+    def _converse(self, client: Client) -> None:
         try:
             while True:
                 message, fds = client.channel.receive()
@@ -127,17 +143,25 @@ class Keeper:
 
     def _handle(self, client: Client, message: Message, fds: list[int]) -> None:
         op, number = str(message.get("op", "")), message.get("id", 0)
-        if op in _SLOW:
-            threading.Thread(target=self._slowly, args=(client, message), daemon=True).start()
-            return
         method = OPERATIONS.get(op)
         try:
-            if method is None:
+            check(message)
+            if method is None and op not in _SLOW:
                 raise Refused(f"the keeper knows no request '{op}'", todo="Use the same version of unbroken")
             if not client.role and op != "hello":
                 raise Refused("the first message must be hello")
             if op in _OF_AGENT and client.role != "agent" and self.agent_known:
                 raise Refused(f"only an agent may ask for '{op}'")
+            if client.role == "visitor" and op not in _OF_VISITOR:
+                raise Refused(f"a visitor may not ask for '{op}'")
+            if client.role and op == "hello":
+                raise Refused("hello was said before")
+            if method is None:
+                if client.slow >= _SLOW_AT_ONCE:
+                    raise Refused(f"{_SLOW_AT_ONCE} long requests of this connection are being answered")
+                client.slow += 1
+                threading.Thread(target=self._slowly, args=(client, message), daemon=True).start()
+                return
             with self.changed:
                 answer = method(self, client, message, fds)
                 self._serve_waits()
@@ -145,16 +169,18 @@ class Keeper:
         except UnbrokenError as e:
             reply(client, number, refusal(e))
             return
-        except (KeyError, TypeError, ValueError) as e:
-            reply(client, number, refusal(Refused(f"malformed request '{op}': {e!r}"[:300])))
+        except Exception as e:  # noqa: BLE001  whatever a request holds, the thread and the others' snapshots stay
+            reply(client, number, refusal(Refused(f"malformed request '{op:.40}': {e!r}"[:300])))
             return
+        if op == "hello":
+            client.channel.limit = MAX_MESSAGE_BYTES
         if answer is not None:
             reply(client, number, {"ok": True, **answer[0]}, answer[1])
 
     def _slowly(self, client: Client, message: Message) -> None:
         op = str(message["op"])
-        deadline = float(message.get("deadline_s", 30.0))
         try:
+            deadline = float(message.get("deadline_s", 30.0))
             if op == "settle":
                 gone = [int(r) for r in message.get("gone", [])]
                 stuck = self.writing.settle(int(message["attempt"]), deadline, gone)
@@ -180,6 +206,12 @@ class Keeper:
         except UnbrokenError as e:
             reply(client, message.get("id", 0), refusal(e))
             return
+        except (LookupError, TypeError, ValueError, AttributeError) as e:
+            reply(client, message.get("id", 0), refusal(Refused(f"malformed request '{op}': {e!r}"[:300])))
+            return
+        finally:
+            with self.changed:
+                client.slow -= 1
         reply(client, message.get("id", 0), {"ok": True, **answer})
         if op == "close":
             self.stop.set()
@@ -515,4 +547,7 @@ def _how(m: Message) -> dict[str, Any]:
 
 
 _SLOW = ("settle", "flush", "close", "pull", "insist")
+_SLOW_AT_ONCE = 8
+"""Of one connection."""
+_OF_VISITOR = ("hello", "ping", "inventory", "candidates", "bye")
 _OF_AGENT = ("attempt", "complete", "lease", "settle", "flush", "close", "hurry")

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from ..bounds import whole
 from ..errors import DoesNotFit
 from ..units import Bytes
 from .clients import Client, NotYet, Refused, Wait
@@ -25,6 +26,8 @@ from .wire import VERSION, Message
 if TYPE_CHECKING:
     from .keeping import Keeper
 
+WAITS = 64
+"""Buffers that one rank may wait for at a time."""
 Answer = tuple[Message, list[int]]
 
 
@@ -149,7 +152,7 @@ def lease(keeper: Keeper, client: Client, m: Message, fds: list[int]) -> Answer:
 
 def arena(keeper: Keeper, client: Client, m: Message, fds: list[int]) -> Answer:
     """Up to `count` buffers of `bytes` each for this rank, those that it has included, with their memfds."""
-    size, count, rank = int(m["bytes"]), int(m["count"]), client.rank
+    size, count, rank = whole(m["bytes"], "bytes", 1, 1 << 62), whole(m["count"], "count", 1, 64), client.rank
     keeper.holdings.shrink(rank, size)
     have = [b for b in keeper.holdings.of_rank(rank) if b.bytes == size]
     # Where another node's snapshots are held too (two buffers a rank), three fifths are for our own.
@@ -178,6 +181,8 @@ def claim(keeper: Keeper, client: Client, m: Message, fds: list[int]) -> Answer 
         return {"buffer": b.id}, []
     if m.get("now"):
         return {"buffer": None}, []
+    if sum(w.client is client for w in keeper.waits) >= WAITS:
+        raise Refused(f"this rank waits for {WAITS} buffers already", where=f"rank {client.rank}")
     keeper.waits.append(Wait(client, int(m.get("id", 0)), size))
     return None
 

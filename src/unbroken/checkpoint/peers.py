@@ -1,27 +1,29 @@
 """Copies of snapshots in the memory of another node: losing a node then loses no step beyond the last copied one.
 
 Each keeper sends what is complete on all ranks to the next node of a ring, and holds what the one before it sends.
-One TCP connection a transfer: a JSON header with the run's secret, the bytes, and their checksums at the end, which
+One TCP connection a transfer: the run's secret, then a JSON header, the bytes, and their checksums at the end, which
 the receiver takes by itself and compares. Only the newest is sent; what a slow network misses is skipped.
 """
 
 from __future__ import annotations
 
-import hmac
 import socket
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
-from ..errors import CheckpointError
+from ..bounds import HELLO_BYTES, HELLO_S, STRANGERS, Malformed, same_secret, whole
+from ..errors import CheckpointError, UnbrokenError
 from .holdings import Buffer, Holdings, Mark, Snapshot
 from .manifest import CHUNK_BYTES
 from .sealed import digest
-from .wire import Channel, Closed, Message
+from .wire import MAX_MESSAGE_BYTES, Channel, Closed, Message
 
 TIMEOUT_S = 60.0
+_MOST = 1 << 53
 
 
 class PeerError(CheckpointError):
@@ -65,6 +67,8 @@ class Peers:
         self._due: Mark | None = None
         self._sent: Mark | None = None
         self._started = False
+        self._strangers: dict[socket.socket, float] = {}
+        self._strangers_guard = threading.Lock()
 
     def listen(self, host: str) -> str:
         """Accepts transfers from now on; "host:port"."""
@@ -91,9 +95,9 @@ class Peers:
         try:
             channel = self._connect(address)
             try:
+                channel.send({"token": self.token})
                 channel.send(
                     {
-                        "token": self.token,
                         "op": "get",
                         "attempt": mark.attempt,
                         "step": mark.step,
@@ -150,9 +154,10 @@ class Peers:
     def _send(self, target: Target, s: Snapshot, view: memoryview) -> None:
         channel = self._connect(target.address)
         try:
+            channel.send({"token": self.token})
             channel.send(
                 {
-                    "token": self.token, "op": "put", "attempt": s.mark.attempt, "step": s.mark.step, "rank": s.rank,
+                    "op": "put", "attempt": s.mark.attempt, "step": s.mark.step, "rank": s.rank,
                     "world_size": s.world_size, "file_bytes": s.file_bytes, "part": dict(s.part),
                 }
             )  # fmt: skip
@@ -178,27 +183,55 @@ class Peers:
 
     def _accept(self, listener: socket.socket) -> None:
         while True:
-            sock, _ = listener.accept()
+            try:
+                sock, _ = listener.accept()
+            except OSError as e:  # no descriptors left, or a connection that ended while it waited
+                self.log(f"a peer's connection could not be accepted: {e.strerror}")
+                time.sleep(0.1)
+                continue
+            with self._strangers_guard:
+                self._strangers[sock] = time.monotonic()
+                # Whoever belongs here shows the secret in milliseconds: the oldest stranger is none of ours.
+                excess = list(self._strangers)[:-STRANGERS]
+            for old in excess:
+                _shut(old)
             threading.Thread(target=self._serve, args=(sock,), daemon=True).start()
 
-    def _serve(self, sock: socket.socket) -> None:
-        sock.settimeout(TIMEOUT_S)
-        channel = Channel(sock)
+    def _admit(self, channel: Channel) -> bool:
+        """Whether the other side shows the run's secret, in one small message and within `HELLO_S` in all."""
+        late = threading.Timer(HELLO_S, _shut, (channel.sock,))
+        late.daemon = True
+        late.start()
         try:
             m, _ = channel.receive()
-            if not self.token or not hmac.compare_digest(str(m.get("token", "")), self.token):
+            return same_secret(m.get("token"), self.token)
+        finally:
+            late.cancel()
+            with self._strangers_guard:
+                self._strangers.pop(channel.sock, None)
+
+    def _serve(self, sock: socket.socket) -> None:
+        channel = Channel(sock, limit=HELLO_BYTES)
+        try:
+            sock.settimeout(TIMEOUT_S)
+            if not self._admit(channel):
                 return
-            mark, rank = Mark(int(m["attempt"]), int(m["step"])), int(m["rank"])
-            if m["op"] == "put":
+            channel.limit = MAX_MESSAGE_BYTES
+            m, fds = channel.receive()
+            del fds  # TCP carries none
+            mark = Mark(whole(m.get("attempt"), "attempt", 0, _MOST), whole(m.get("step"), "step", -1, _MOST))
+            rank = whole(m.get("rank"), "rank", 0, 1 << 24)
+            if m.get("op") == "put":
                 self._take(channel, m, mark, rank, foreign=True)
                 channel.send({"ok": True})
-            elif m["op"] == "get":
+            elif m.get("op") == "get":
                 self._give(channel, mark, rank)
-        except PeerError as e:
+        except UnbrokenError as e:
             with suppress(Closed):
                 channel.send({"ok": False, "what": e.what})
-        except (Closed, OSError, KeyError, TypeError, ValueError):
-            pass
+        except (Closed, OSError, KeyError, TypeError, ValueError) as e:
+            if not isinstance(e, OSError):
+                self.log(f"a peer's transfer makes no sense: {e!r}"[:300])
         finally:
             channel.close()
 
@@ -222,14 +255,18 @@ class Peers:
 
     def _take(self, channel: Channel, m: Message, mark: Mark, rank: int, *, foreign: bool) -> Buffer:
         """Receives into a buffer, which is sealed only if every byte is right."""
-        size = int(m["file_bytes"])
+        size = whole(m.get("file_bytes"), "file_bytes", 1, _MOST)
+        world_size = whole(m.get("world_size"), "world_size", rank + 1, 1 << 24)
+        part = m.get("part")
+        if not isinstance(part, dict):
+            raise Malformed("'part' is no table")
         with self.home.changed:
             if foreign and mark.attempt < self.home.attempt:
                 raise PeerError(f"attempt {mark.attempt} is over")
             b = self.home.room_for(rank, size, foreign)
         if b is None:
             raise PeerError("there is no room for another node's snapshot in the budget")
-        whole = False
+        kept = False
         try:
             if foreign:
                 channel.send({"ok": True})
@@ -246,16 +283,16 @@ class Peers:
             told, _ = channel.receive()
             if told.get("checksums") != sums:
                 raise PeerError("the bytes that came are not those that were sent")
-            snapshot = Snapshot(mark, rank, int(m["world_size"]), size, dict(m["part"]), tuple(sums))
+            snapshot = Snapshot(mark, rank, world_size, size, part, tuple(sums))
             with self.home.changed:
                 b.state, b.snapshot = "sealed", snapshot
                 if foreign:  # only what is whole on all ranks is sent
                     self.home.note_complete(mark)
                 self.home.changed.notify_all()
-            whole = True
+            kept = True
             return b
         finally:
-            if not whole:
+            if not kept:
                 with self.home.changed:
                     b.state, b.snapshot = "free", None
                     self.home.changed.notify_all()
@@ -265,6 +302,12 @@ class Peers:
         sock = socket.create_connection((host, int(port)), timeout=TIMEOUT_S)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return Channel(sock)
+
+
+def _shut(sock: socket.socket) -> None:
+    """Ends a connection under the thread that reads from it."""
+    with suppress(OSError):
+        sock.shutdown(socket.SHUT_RDWR)
 
 
 def own_address(towards: str) -> str:

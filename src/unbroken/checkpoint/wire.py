@@ -16,12 +16,16 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..bounds import Malformed, decode
+from ..bounds import Message as Message
+
 VERSION = 1
 MAX_MESSAGE_BYTES = 256 << 20
 MAX_DESCRIPTORS = 64
 _LENGTH = struct.Struct(">I")
 
-Message = dict[str, Any]
+VALUES = 16_000_000
+"""Values in one message at most: a rank's share of a manifest may name a hundred thousand tensors."""
 
 
 class Encoded:
@@ -69,10 +73,11 @@ class Closed(ConnectionError):
 
 
 class Channel:
-    """One end of a connection. Any thread may send; one thread receives."""
+    """One end of a connection. Any thread may send; one thread receives, messages of at most `limit` bytes."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, *, limit: int = MAX_MESSAGE_BYTES) -> None:
         self.sock = sock
+        self.limit = limit
         self._sending = threading.Lock()
 
     def send(self, message: Message, descriptors: Sequence[int] = ()) -> None:
@@ -97,18 +102,16 @@ class Channel:
         try:
             head = self._exactly(_LENGTH.size, descriptors)
             (length,) = _LENGTH.unpack(head)
-            if length > MAX_MESSAGE_BYTES:
-                raise Closed(f"a message of {length} bytes was announced")
-            message = json.loads(self._exactly(length, descriptors))
-            if not isinstance(message, dict):
-                raise Closed("a message that is no object came")
-        except (OSError, ValueError) as e:
+            if length > self.limit:
+                raise Closed(f"a message of {length} bytes was announced, the limit is {self.limit}")
+            message = decode(self._exactly(length, descriptors), values=VALUES)
+        except (OSError, Malformed) as e:
             for fd in descriptors:
                 os.close(fd)
             raise e if isinstance(e, Closed) else Closed(f"receiving failed: {e}") from e
         return message, descriptors
 
-    def _exactly(self, count: int, descriptors: list[int]) -> bytes:
+    def _exactly(self, count: int, descriptors: list[int]) -> bytearray:
         room = socket.CMSG_SPACE(MAX_DESCRIPTORS * array.array("i").itemsize)
         data = bytearray(count)
         view, got = memoryview(data), 0
@@ -119,12 +122,14 @@ class Channel:
                     fds = array.array("i")
                     fds.frombytes(payload[: len(payload) - len(payload) % fds.itemsize])
                     descriptors.extend(fds)
+            if len(descriptors) > MAX_DESCRIPTORS:
+                raise Closed(f"more than {MAX_DESCRIPTORS} descriptors came with one message")
             if flags & socket.MSG_CTRUNC:
                 raise Closed("descriptors were lost on the way (limit of open files?)")
             if n == 0:
                 raise Closed("the other side closed the connection")
             got += n
-        return bytes(data)
+        return data
 
     def close(self) -> None:
         """Ends the connection, also under a thread that waits in `receive`."""

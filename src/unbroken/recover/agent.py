@@ -25,12 +25,12 @@ from typing import Any
 from ..cluster import Ended, Ownership
 from ..cluster.holding import from_text
 from ..detect.stacks import collect_stacks
-from ..errors import RunError
+from ..errors import RunError, UnsafeFile
 from ..progress import RunDir, newest_epoch, read_epochs
 from ..progress.page import NO_STOP
 from .keeper_process import KeeperProcess
 from .ranks import LaunchOrder, RankProcess
-from .wire import Link, Message
+from .wire import Link, Message, read_token
 
 _log = logging.getLogger("unbroken.agent")
 _POLL_S = 0.05
@@ -108,11 +108,16 @@ class Agent:
             return False
         epoch = read_epochs(self.run_dir)[-1]
         try:
+            token = read_token(self.run_dir)
             link = await Link.connect(*epoch.address, self._on_message)
         except (OSError, TimeoutError):
             return False
+        except UnsafeFile as e:
+            _log.error("%s", e)
+            return False
         serving = asyncio.create_task(link.serve())
         try:
+            await link.introduce(token, epoch.address[1], timeout=10)
             await link.call("hello", timeout=10, **self._hello(epoch.number))
         except (RunError, TimeoutError) as e:
             _log.warning("the supervisor of term %d did not take us: %s", epoch.number, e)
@@ -139,7 +144,6 @@ class Agent:
 
     def _hello(self, epoch: int) -> Message:
         return {
-            "token": self.run_dir.token.read_text().strip(),
             "run_id": self.run_id,
             "node": self.node,
             "pid": os.getpid(),

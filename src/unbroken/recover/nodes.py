@@ -13,13 +13,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .. import atomic
+from ..bounds import HELLO_BYTES, HELLO_S, Malformed, proof, same_secret, text
 from ..cluster import Backend, NodeState
 from ..errors import RunError
+from ..listener import Listener
 from ..progress import RunDir
-from .wire import Link, Message
+from . import received
+from .wire import Link, Message, read_token
 
 _log = logging.getLogger("unbroken.supervisor")
 _LEASE_MARGIN_S = 2.0
+MESSAGE_BYTES = 1 << 20
+RANK_BYTES = 1 << 20
+"""An agent's line may have MESSAGE_BYTES and RANK_BYTES for each of its ranks: the longest one holds all their stacks."""
 
 
 @dataclass
@@ -52,13 +58,19 @@ class NodeTable:
         keeper_bytes: int,
         on_message: Callable[[Node, Message], None],
         changed: asyncio.Event,
+        *,
+        nproc: int = 1,
+        world_size: int = 1 << 24,
     ) -> None:
+        """`nproc`: ranks of a node, from which follows how much its agent may send at once."""
         self._run_dir, self._run_id, self._backend = run_dir, run_id, backend
         self.lease_s, self._orphan_grace_s = lease_s, orphan_grace_s
         self._on_message, self._changed = on_message, changed
         self.keeper_bytes = keeper_bytes
         self.nodes: dict[str, Node] = {}
-        self._server: asyncio.Server | None = None
+        self._world_size = world_size
+        self._message_bytes = MESSAGE_BYTES + nproc * RANK_BYTES
+        self._listener: Listener | None = None
         self._token = ""
         self._tasks: set[asyncio.Task[Any]] = set()
         self.epoch = 0
@@ -70,10 +82,14 @@ class NodeTable:
         if not self._run_dir.token.exists():
             # Of two supervisors that start at once, one makes the file and both read it.
             atomic.create_exclusive(self._run_dir.token, f"{secrets.token_hex(16)}\n".encode(), mode=0o600)
-        self._token = self._run_dir.token.read_text().strip()
-        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0, limit=64 * 2**20)
-        address: tuple[str, int] = self._server.sockets[0].getsockname()[:2]
-        return address
+        self._token = read_token(self._run_dir)
+        self._listener = Listener(self._accept, "127.0.0.1")
+        return self._listener.address
+
+    def _proof(self, nonce: str) -> str:
+        """Shows an agent that it speaks with this run's supervisor, and not with who took a dead one's port."""
+        assert self._listener is not None
+        return proof(self._token, "supervisor", nonce, str(self._listener.address[1]))
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         node: Node | None = None
@@ -81,11 +97,25 @@ class NodeTable:
         async def handle(message: Message) -> Message | None:
             nonlocal node
             op = message.get("op")
-            if op == "who":
+            if op == "prove" and link.strict:
+                return {"proof": self._proof(text(message.get("nonce"), "nonce"))}
+            if link.strict:
+                if op != "token" or not same_secret(message.get("token"), self._token):
+                    asyncio.get_running_loop().call_soon(link.close)  # after the answer
+                    raise RunError("wrong token" if op == "token" else "show the token first")
+                # Only now may it send a hello, which tells of all its ranks.
+                link.limit, link.strict = self._message_bytes, False
+                known(writer)
                 return {"run_id": self._run_id, "host": socket.gethostname(), "epoch": self.epoch}
-            if op == "hello":
-                node = self._welcome(message, link)
-                return {"epoch": self.epoch}
+            try:
+                if op == "hello":
+                    node = self._welcome(received.hello(message, self._world_size), link)
+                    strange.cancel()
+                    return {"epoch": self.epoch}
+                received.check(message, self._world_size)
+            except Malformed as e:
+                _log.warning("a message of %s was passed over: %s", node.name if node else "an agent", e)
+                raise RunError(f"the message makes no sense: {e}") from None
             if node is None:
                 raise RunError("say hello first")
             node.heard = time.monotonic()
@@ -96,19 +126,24 @@ class NodeTable:
             self._on_message(node, message)
             return None
 
-        link = Link(reader, writer, handle)
+        if self._listener is None:
+            return
+        known = self._listener.known
+        link = Link(reader, writer, handle, limit=HELLO_BYTES, strict=True)
+        strange = asyncio.get_running_loop().call_later(HELLO_S, link.close)
         task = asyncio.current_task()
         if task is not None:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
-        await link.serve()
+        try:
+            await link.serve()
+        finally:
+            strange.cancel()
         if node is not None and node.link is link:
             _log.info("the link to %s is closed", node.name)
             self._changed.set()
 
     def _welcome(self, message: Message, link: Link) -> Node:
-        if not secrets.compare_digest(str(message.get("token", "")), self._token):
-            raise RunError("wrong token")
         node = self.nodes.get(message["node"])
         if node is None or message.get("run_id") != self._run_id:
             raise RunError("this agent belongs to another run", where=str(message.get("node")))
@@ -211,8 +246,8 @@ class NodeTable:
             node.link.close()
 
     async def close(self) -> None:
-        if self._server is not None:
-            self._server.close()
+        if self._listener is not None:
+            self._listener.close()
         for node in self.nodes.values():
             if node.link is not None:
                 node.link.close()

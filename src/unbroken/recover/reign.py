@@ -8,7 +8,7 @@ import logging
 from ..errors import RunError, RunInUse
 from ..progress import Epoch, RunDir, claim, read_epochs
 from ..progress.journal import sealable
-from .wire import Link, Message
+from .wire import Link, Message, read_token
 
 _log = logging.getLogger("unbroken.supervisor")
 _PROBE_S = 3.0
@@ -23,7 +23,7 @@ async def take_over(run_dir: RunDir, run_id: str, address: tuple[str, int]) -> t
     """
     epochs = read_epochs(run_dir)
     before = epochs[-1] if epochs else None
-    if before is not None and not before.supervisor_is_gone() and await _answers(before):
+    if before is not None and not before.supervisor_is_gone() and await _answers(before, run_dir):
         raise RunInUse(
             "a live supervisor holds this run directory",
             where=f"{run_dir.path}, process {before.pid} on {before.host}",
@@ -38,17 +38,18 @@ async def take_over(run_dir: RunDir, run_id: str, address: tuple[str, int]) -> t
     return mine, before
 
 
-async def _answers(epoch: Epoch) -> bool:
+async def _answers(epoch: Epoch, run_dir: RunDir) -> bool:
     async def nothing(_: Message) -> None:
         return None
 
     try:
+        token = read_token(run_dir)
         link = await Link.connect(*epoch.address, nothing, timeout=_PROBE_S)
     except (OSError, TimeoutError):
         return False
     serving = asyncio.create_task(link.serve())
     try:
-        answer = await link.call("who", timeout=_PROBE_S)
+        answer = await link.introduce(token, epoch.address[1], timeout=_PROBE_S)
         return answer.get("run_id") == epoch.run_id
     except (RunError, TimeoutError):
         return False

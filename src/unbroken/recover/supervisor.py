@@ -122,7 +122,7 @@ class Supervisor:
         keeper_bytes = int(spec.host_memory) or backend.keeper_memory(spec.nodes + spec.spares)
         self.nodes = NodeTable(
             run_dir, spec.run_id, backend, float(self._timeouts.lease), grace, keeper_bytes, self._on_message,
-            self._changed,
+            self._changed, nproc=spec.nproc, world_size=spec.world_size,
         )  # fmt: skip
         self.nodes.room_s = float(self._timeouts.room)
         self._allocation: Allocation = backend.allocate(spec.nodes, spec.spares)

@@ -1,4 +1,8 @@
-"""Messages between supervisor and agent: one JSON object a line over TCP, requests answered by their id."""
+"""Messages between supervisor and agent: one JSON object a line over TCP, requests answered by their id.
+
+What comes over a link is bounded: a line by `limit`, which its owner raises once it knows the other side; what waits
+to be handled by `PENDING`; what waits to be sent by `limit` again, since whoever does not read must not cost memory.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +10,26 @@ import asyncio
 import itertools
 import json
 import logging
+import secrets
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from ..bounds import READ_AHEAD, Malformed, decode, proof, same_secret
+from ..bounds import Message as Message
 from ..errors import RunError, UnbrokenError
+from ..private import read_secret
+from ..progress import RunDir
 
-Message = dict[str, Any]
-_LIMIT = 64 * 2**20
+FROM_SUPERVISOR = 64 << 20
+"""Bytes of one line of the supervisor, whom an agent has asked for a proof: where to restore from, for 100,000 ranks."""
+PENDING = 1024
+"""Messages of one link that are being handled at a time."""
 _log = logging.getLogger(__name__)
+
+
+def read_token(run_dir: RunDir) -> str:
+    """The run's token. Raises UnsafeFile if others may read or change it, OSError as the system gives it."""
+    return read_secret(run_dir.token).decode(errors="replace").strip()
 
 
 class LinkClosed(RunError):
@@ -22,15 +38,23 @@ class LinkClosed(RunError):
 
 class Link:
     """One connection. `call` asks and waits for the answer; `tell` sends and goes on; what the other side
-    asks or tells comes to `on_message`, whose return value is the answer to a request."""
+    asks or tells comes to `on_message`, whose return value is the answer to a request.
+
+    A line above `limit` bytes ends it. While it is `strict`, so does one that is no message; else that one is dropped.
+    """
 
     def __init__(
         self,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
         on_message: Callable[[Message], Awaitable[Message | None]],
+        *,
+        limit: int = READ_AHEAD,
+        strict: bool = False,
     ) -> None:
         self._reader, self._writer, self._on_message = reader, writer, on_message
+        self.limit, self.strict = limit, strict
+        self._unread = bytearray()
         self._ids = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[Message]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -45,13 +69,32 @@ class Link:
         timeout: float = 3.0,
     ) -> Link:
         """Connects. Raises OSError or TimeoutError."""
-        reader, writer = await asyncio.wait_for(asyncio.open_connection(host, port, limit=_LIMIT), timeout)
-        return cls(reader, writer, on_message)
+        reader, writer = await asyncio.wait_for(
+            asyncio.open_connection(host, port, limit=READ_AHEAD), timeout
+        )
+        return cls(reader, writer, on_message, limit=FROM_SUPERVISOR)
+
+    async def introduce(self, token: str, port: int, *, timeout: float) -> Message:
+        """Shows the token to a supervisor that has proven to know it; what the supervisor says of itself.
+
+        A port is free again when its owner dies, and anybody on the machine may listen there next: the token is sent
+        to nobody who cannot prove to have it, for this very port. Raises RunError, LinkClosed, TimeoutError.
+        """
+        nonce = secrets.token_hex(16)
+        answer = await self.call("prove", timeout=timeout, nonce=nonce)
+        if not same_secret(answer.get("proof"), proof(token, "supervisor", nonce, str(port))):
+            self.close()
+            raise RunError("whoever listens there is not this run's supervisor", where=f"port {port}")
+        return await self.call("token", timeout=timeout, token=token)
 
     def tell(self, **message: Any) -> None:
-        """Sends without waiting; does nothing on a closed link."""
-        if not self.closed.is_set():
-            self._writer.write(json.dumps(message, separators=(",", ":")).encode() + b"\n")
+        """Sends without waiting; does nothing on a closed link. One whose other side does not read is closed."""
+        if self.closed.is_set():
+            return
+        self._writer.write(json.dumps(message, separators=(",", ":")).encode() + b"\n")
+        if self._writer.transport.get_write_buffer_size() > max(self.limit, FROM_SUPERVISOR):
+            _log.warning("the other side reads nothing; the link is closed")
+            self.close()
 
     async def call(self, op: str, *, timeout: float = 30.0, **fields: Any) -> Message:
         """Asks and returns the answer. Raises LinkClosed, TimeoutError, or RunError with the other side's words."""
@@ -74,26 +117,48 @@ class Link:
     async def serve(self) -> None:
         """Reads until the other side is gone; then every waiting call raises LinkClosed."""
         try:
-            while line := await self._reader.readline():
+            while line := await self._line():
                 try:
-                    message = json.loads(line)
-                except ValueError:
-                    message = None
-                if not isinstance(message, dict):
-                    _log.warning("a line that is no message came over the link; dropped")
+                    message = decode(line)
+                except Malformed as e:
+                    if self.strict:
+                        raise
+                    _log.warning("a line that is no message came over the link; dropped: %s", e)
                     continue
                 if "answer" in message:
-                    waiting = self._waiting.get(message["answer"])
+                    number = message["answer"]
+                    waiting = self._waiting.get(number) if type(number) is int else None
                     if waiting is not None and not waiting.done():
                         waiting.set_result(message)
-                else:
-                    task = asyncio.create_task(self._handle(message))
-                    self._tasks.add(task)
-                    task.add_done_callback(self._tasks.discard)
-        except (ConnectionError, asyncio.IncompleteReadError, ValueError):
+                    continue
+                if len(self._tasks) >= PENDING:
+                    raise Malformed(f"{PENDING} messages of this link are being handled already")
+                task = asyncio.create_task(self._handle(message))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+        except Malformed as e:
+            _log.warning("the link is closed: %s", e)
+        except (ConnectionError, asyncio.IncompleteReadError):
             pass
         finally:
             self.close()
+
+    async def _line(self) -> bytes:
+        """The next line; empty when the other side is gone. Raises Malformed for one above the limit."""
+        seen = 0
+        while (end := self._unread.find(b"\n", seen)) < 0:
+            seen = len(self._unread)
+            if seen > self.limit:
+                break
+            piece = await self._reader.read(READ_AHEAD)
+            if not piece:
+                return b""
+            self._unread += piece
+        if not 0 <= end <= self.limit:
+            raise Malformed(f"a line of more than {self.limit:,} bytes")
+        line = bytes(self._unread[: end + 1])
+        del self._unread[: end + 1]
+        return line
 
     async def _handle(self, message: Message) -> None:
         number = message.get("id")
@@ -101,10 +166,12 @@ class Link:
             answer = await self._on_message(message)
         except UnbrokenError as e:
             answer = {"ok": False, "what": e.what, "where": e.where, "todo": e.todo}
+        except Malformed as e:
+            answer = {"ok": False, "what": f"the message makes no sense: {e}"}
         except Exception as e:  # noqa: BLE001  a defect in one message must not end the link; it is logged and told
             _log.exception("a message could not be handled: %s", message.get("op"))
             answer = {"ok": False, "what": f"{type(e).__name__}: {e}"}
-        if number is not None:
+        if type(number) in (int, str):
             self.tell(**{"answer": number, "ok": True, **(answer or {})})
 
     def close(self) -> None:
