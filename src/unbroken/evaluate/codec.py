@@ -90,7 +90,10 @@ def _decode_dataclass(cls: type, value: Json, where: str) -> Any:
 
 def _scalar(kind: Any, value: Json, where: str) -> Any:
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise _wrong(where, "a number that fits", value) from None
     if isinstance(kind, type) and (
         not isinstance(value, kind) or (kind is not bool and isinstance(value, bool))
     ):
@@ -105,6 +108,8 @@ def _scalar(kind: Any, value: Json, where: str) -> Any:
 
 
 def _wrong(where: str, wanted: str, value: Json) -> InputError:
+    shown = repr(value)
+    shown = shown if len(shown) <= 300 else shown[:300] + " ..."
     return InputError(
-        f"expected {wanted}, found {value!r}", where=where, todo="Correct it and run the same command"
+        f"expected {wanted}, found {shown}", where=where, todo="Correct it and run the same command"
     )

@@ -447,7 +447,7 @@ class Coordinator:
         sock = writer.get_extra_info("socket")
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         link: Link | None = None
-        why = "the connection ended"
+        why, blame = "the connection ended", True
         try:
             hello = await asyncio.wait_for(receive(reader, HELLO_BYTES), HELLO_S)
             if hello is None or not received.admits(hello, self.token):
@@ -463,7 +463,7 @@ class Coordinator:
         except (OSError, TimeoutError):
             pass  # as a closed connection: `_gone` says what follows
         except Malformed as e:  # the worker's, and no one else's: what it held goes to others
-            why = f"it sent a message that makes no sense: {e}"
+            why, blame = f"it sent a message that makes no sense: {e}", isinstance(e, received.BadAnswers)
         except Exception as e:  # noqa: BLE001  the server would swallow it: it is ours, and ends the run
             self._abort(
                 e
@@ -472,7 +472,7 @@ class Coordinator:
             )
         finally:
             if link is not None:
-                self._gone(link, why)
+                self._gone(link, why, blame=blame)
             writer.close()
             self._wake.set()
 
@@ -636,14 +636,17 @@ class Coordinator:
         self._note("trial", task=trial.task, worker=trial.worker, blocks=list(trial.blocks), started=trial.started, ended=trial.ended,
                    busy_s=trial.busy_s, outcome=trial.outcome, expected_s=trial.expected_s)  # fmt: skip
 
-    def _gone(self, link: Link, why: str) -> None:
-        """A connection ended: what it held is given to others, and its place filled again."""
+    def _gone(self, link: Link, why: str, *, blame: bool = True) -> None:
+        """A connection ended: what it held is given to others, and its place filled again.
+
+        `blame`: the block that it was at may be why.
+        """
         if self.links.get(link.name) is not link:
             return
         del self.links[link.name]
         polite = bool(link.leaving)
         self._gaps += link.gaps
-        lost = self.dispatcher.leave(link.name, blame=not polite)
+        lost = self.dispatcher.leave(link.name, blame=blame and not polite)
         for number, visit in list(link.visits.items()):
             self._close_visit(
                 link, number, "done" if polite and visit.blocks else "lost", link.leaving or why

@@ -27,6 +27,11 @@ _LONG_S = 1e9
 _LATEST = 1e11
 """Seconds since 1970."""
 
+
+class BadAnswers(Malformed):
+    """A block that was given to this worker, whose answers are none. It counts against the block, as a crash does."""
+
+
 Held = Collection[tuple[str, int]]
 """The blocks that a worker has been given and has not answered."""
 
@@ -119,10 +124,16 @@ def unfit(m: Message) -> Message:
 def block(m: Message, held: Held, prepared: Mapping[str, PreparedTask]) -> Block:
     """A block that was given to this worker, with one answer to each of its samples, in order.
 
-    Raises Malformed; EvaluationError if the task's own files cannot be read.
+    Raises Malformed, BadAnswers where it is one of its blocks; EvaluationError if the task's own files cannot be read.
     """
     task, n = _held(m.get("task"), m.get("block"), held)
-    p = prepared[task]
+    try:
+        return _block(m, task, n, prepared[task])
+    except Malformed as e:
+        raise BadAnswers(f"block {n} of {task}: {e}") from None
+
+
+def _block(m: Message, task: str, n: int, p: PreparedTask) -> Block:
     started = number(m.get("started"), "started", 0.0, _LATEST)
     ended = max(started, number(m.get("ended"), "ended", 0.0, _LATEST))
     try:

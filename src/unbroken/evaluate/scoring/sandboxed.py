@@ -8,17 +8,23 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from ...bounds import Malformed, decode
+from ...errors import UnbrokenError
 from .. import codec
-from ..contracts import Json, ScoreJob
+from ..contracts import Json, Score, ScoreJob
+from ..received import words
 from . import watch, worker
-from .sandbox import Limits, SandboxUnavailable, run
+from .paths import is_home
+from .sandbox import Limits, Outcome, SandboxUnavailable, run
 
 _SCORE, _AT = "unbroken-score ", "unbroken-at "
+_SAMPLE = re.compile(re.escape(_AT) + r"(-?[0-9]{1,12})")
 
 
 def score_in_sandbox(
@@ -51,7 +57,8 @@ def score_in_sandbox(
         "HF_ALLOW_CODE_EVAL": "1", "DISABLE_MULTIPROC": "1", "TQDM_DISABLE": "1", "TOKENIZERS_PARALLELISM": "false",
         "UNBROKEN_MODULES": modules, "PYTHONDONTWRITEBYTECODE": "1",
     }  # fmt: skip
-    readable = [source, job.prepared.folder, job.answers, modules, *_task_folders(job)]
+    shown = source if not is_home(source) else str(Path(source) / "unbroken")
+    readable = [shown, job.prepared.folder, job.answers, modules, *_task_folders(job)]
     try:
         out = run(
             [sys.executable, "-m", "unbroken.evaluate.scoring.sandboxed"],
@@ -63,16 +70,49 @@ def score_in_sandbox(
         )
     except SandboxUnavailable as e:
         return {"error": {}, "text": str(e)}, "", None
+    return read_answer(job, out)
+
+
+def read_answer(job: ScoreJob, out: Outcome) -> tuple[Json, str, int | None]:
+    """What the sandbox's output comes to, as `score_in_sandbox` returns it.
+
+    Generated code runs in the process that writes it: it may write lines of its own. Whatever they say is at most a
+    wrong score of this task, or the word that its output is forged; nothing here raises.
+    """
     lines = out.stdout.decode(errors="replace").splitlines()
     for line in reversed(lines):
         if line.startswith(_SCORE):
-            return json.loads(line.removeprefix(_SCORE)), "", None
-    at = [int(line.removeprefix(_AT)) for line in lines if line.startswith(_AT)]
+            try:
+                return _checked(job, decode(line.removeprefix(_SCORE).encode())), "", None
+            except (Malformed, UnbrokenError) as e:
+                text = (
+                    f"the scorer's answer makes no sense, generated code may have written it: {words(str(e))}"
+                )
+                return {"error": {}, "text": text}, "", None
+    at = [int(found[1]) for line in lines if (found := _SAMPLE.fullmatch(line))]
     why = {"timeout": "took too long", "memory": "took too much memory"}.get(
         out.status, f"ended with code {out.code}"
     )
     sys.stderr.write(out.stderr.decode(errors="replace")[-4000:])
-    return None, why, at[-1] if at and at[-1] >= 0 else None
+    return None, why, at[-1] if at and 0 <= at[-1] < job.prepared.samples else None
+
+
+def _checked(job: ScoreJob, answer: Json) -> Json:
+    """The answer, if it is a score of this task or an error. Raises Malformed, UnbrokenError."""
+    if "text" in answer:
+        return {"error": {}, "text": words(answer["text"])}
+    score, p = codec.decode(Score, answer.get("score"), where="score"), job.prepared
+    if (score.task, score.version, score.prompt_hash, score.samples) != (
+        p.task.name, p.version, p.prompt_hash, p.samples,
+    ):  # fmt: skip
+        raise Malformed("it is the score of something else")
+    if (
+        not 0 <= score.scored <= score.samples
+        or len(score.metrics) > 1000
+        or len(score.notes) > score.samples
+    ):
+        raise Malformed("its counts are impossible")
+    return {"score": codec.encode(score)}
 
 
 def _task_folders(job: ScoreJob) -> list[str]:

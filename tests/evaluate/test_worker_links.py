@@ -1,0 +1,441 @@
+"""The coordinator's port: whoever speaks nonsense there loses its link, and nobody else anything."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from unbroken.bounds import HELLO_BYTES, STRANGERS, Malformed
+from unbroken.evaluate import coordinator as module
+from unbroken.evaluate import received
+from unbroken.evaluate.contracts import PreparedTask, Report, Request
+from unbroken.evaluate.journal import events, seal
+from unbroken.evaluate.staged import write_samples
+from unbroken.evaluate.wire import VERSION
+
+from ..fuzzing import fuzz
+from ..hostile import NESTED, bodies, closed_within, framed, frames, mutated, receive_frame, send
+from .evaluating import coordinator, evaluate, fake_suite, fake_task, numbers
+
+SUITE = fake_suite(fake_task("a", samples=24), fake_task("b", samples=9))
+
+
+class Evaluation:
+    """A coordinator that waits for workers, in a thread of this process."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.coordinator = coordinator(folder, SUITE, workers=0, wait_for_workers_s=600.0)
+        self.found: list[Report] = []
+        self.failed: list[BaseException] = []
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+        cluster = folder / "out" / "cluster.json"
+        deadline = time.monotonic() + 60
+        while not cluster.exists():
+            assert time.monotonic() < deadline and self._thread.is_alive(), self.failed
+            time.sleep(0.01)
+        self.cluster = cluster
+        where = json.loads(cluster.read_text())
+        self.address, self.token = (where["host"], where["port"]), where["token"]
+        self._names = 0
+
+    def _run(self) -> None:
+        try:
+            self.found.append(self.coordinator.run())
+        except BaseException as e:  # noqa: BLE001  the test looks at it
+            self.failed.append(e)
+
+    @property
+    def lives(self) -> bool:
+        return self._thread.is_alive() and self.coordinator.problem is None
+
+    def connect(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.address[1]), timeout=10)
+
+    def hello(self, **more: Any) -> dict[str, Any]:
+        self._names += 1
+        return {
+            "op": "hello", "version": VERSION, "token": self.token, "name": f"x{self._names}", "node": "n", "gpus": [],
+            "pid": 1, "now": time.time(), "sees": True, **more,
+        }  # fmt: skip
+
+    def join(self) -> socket.socket:
+        """A link that has shown the token."""
+        sock = self.connect()
+        assert send(sock, frame(self.hello()))
+        assert receive_frame(sock)["op"] == "welcome"
+        return sock
+
+    def work(self) -> tuple[socket.socket, dict[str, Any]]:
+        """A link that was given blocks, and the message that gave them."""
+        sock = self.join()
+        send(sock, frame({"op": "ready", "fetch_s": 0.0, "load_s": 0.1}))
+        while (m := receive_frame(sock))["op"] != "work":
+            pass
+        return sock, m
+
+    def finish(self) -> Report:
+        """A real worker does what is left."""
+        worker = subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "unbroken.evaluate.worker",
+                "--cluster",
+                str(self.cluster),
+                "--name",
+                "real",
+            ]
+        )
+        self._thread.join(120)
+        assert not self.failed, self.failed
+        assert worker.wait(20) == 0
+        return self.found[0]
+
+    def stop(self) -> None:
+        self.coordinator.stop("the test ends")
+        self._thread.join(20)
+
+
+def frame(message: Any) -> bytes:
+    return framed(json.dumps(message).encode())
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[Evaluation]:
+    found = Evaluation(tmp_path)
+    yield found
+    found.stop()
+
+
+@pytest.fixture(scope="module")
+def right(tmp_path_factory: pytest.TempPathFactory) -> object:
+    return numbers(evaluate(tmp_path_factory.mktemp("right"), SUITE, workers=1))
+
+
+@pytest.fixture(scope="module")
+def attacked(tmp_path_factory: pytest.TempPathFactory, right: object) -> Iterator[Evaluation]:
+    """One evaluation for all fuzzers; in the end it has the right scores and took no more memory."""
+    found = Evaluation(tmp_path_factory.mktemp("attacked"))
+    before = psutil.Process().memory_info().rss
+    yield found
+    assert found.lives, (found.coordinator.problem, found.failed)
+    grown = psutil.Process().memory_info().rss - before
+    assert grown < 500 << 20, f"it grew by {grown >> 20} MiB"
+    first = found.finish()
+    assert not first.errors
+    again = evaluate(found.folder, SUITE, workers=1)  # blocks that were given up are asked again
+    assert numbers(again) == right
+
+
+# ------------------------------------------------------------------------------------------------ examples
+
+
+@pytest.mark.parametrize(
+    "body", [NESTED, b'{"op":' + NESTED, b"[]", b"\xff", b"{}", b'{"op":"hello","token":[]}']
+)
+def test_one_frame_of_a_stranger_ends_its_link_only(running: Evaluation, right: object, body: bytes) -> None:
+    with running.connect() as sock:
+        send(sock, framed(body))
+        assert closed_within(sock, 5)
+    assert numbers(running.finish()) == right
+
+
+def test_a_stranger_may_send_a_few_kib_and_no_more(running: Evaluation) -> None:
+    before = psutil.Process().memory_info().rss
+    flooding = []
+    for _ in range(8):
+        sock = running.connect()
+        send(sock, framed(b"", (1 << 30) - 1))
+        flooding.append(sock)
+    assert all(closed_within(sock, 5) for sock in flooding)
+    with running.connect() as sock:
+        send(sock, frame(running.hello(padding="x" * HELLO_BYTES)))
+        assert closed_within(sock, 5)
+    with running.connect() as sock:
+        send(sock, framed(b"", HELLO_BYTES))
+        for _ in range(50):
+            if not send(sock, b" " * (1 << 20)):
+                break
+        assert closed_within(sock, 5)
+    assert psutil.Process().memory_info().rss - before < 64 << 20
+    assert running.lives
+
+
+def test_who_says_nothing_is_cut_off_and_keeps_nobody_out(
+    running: Evaluation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    silent = [running.connect() for _ in range(3 * STRANGERS)]
+    began = time.monotonic()
+    with running.join():
+        assert time.monotonic() - began < 8
+        assert running.coordinator._listener.strangers <= STRANGERS
+    for sock in silent:
+        sock.close()
+    monkeypatch.setattr(module, "HELLO_S", 0.3)
+    with running.connect() as sock:
+        send(sock, b"\0\0")
+        assert closed_within(sock, 5)
+    assert running.lives
+
+
+def answer(prepared: PreparedTask, number: int, visit: int = 1, **more: Any) -> dict[str, Any]:
+    """A right answer to a block."""
+    ids = prepared.samples_of(number)
+    hashes, requests = received.asked(prepared, ids)
+    given = [
+        {"sample": i, "hash": h, "outputs": [[-1.0, True] if r.kind == "loglikelihood" else "x" for r in rs]}
+        for i, h, rs in zip(ids, hashes, requests, strict=True)
+    ]
+    return {
+        "op": "block", "task": prepared.task.name, "block": number, "visit": visit, "started": time.time(), "ended": time.time(),
+        "answers": given, "conditions": {"engine": "e", "device": "d", "dtype": "f", "batch_size": 1}, **more,
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> PreparedTask:
+    """A task of 20 samples in blocks of 8, each with a likelihood and a text."""
+    folder = tmp_path_factory.mktemp("task")
+    asked = [
+        [Request("loglikelihood", (f"q{i}", "a")), Request("generate_until", (f"q{i}", {}))]
+        for i in range(20)
+    ]
+    staged = write_samples(folder, asked, block=8)
+    return PreparedTask(fake_task("a"), "1", staged.samples, 8, str(folder), staged.prompt_hash)
+
+
+WRONG = {
+    "an unknown task": {"task": "nobody"},
+    "a task that is no text": {"task": ["a"]},
+    "an unknown block": {"block": 99},
+    "a negative block": {"block": -1},
+    "a block that is no number": {"block": "0"},
+    "no answers": {"answers": []},
+    "answers that are none": {"answers": "text"},
+    "an answer that is none": {"answers": [None] * 8},
+    "no conditions": {"conditions": None},
+    "unknown conditions": {"conditions": {"engine": "e", "colour": "red"}},
+    "conditions of another kind": {
+        "conditions": {"engine": 1, "device": "d", "dtype": "f", "batch_size": "x"}
+    },
+    "times that are none": {"started": "now"},
+    "a time that is not finite": {"started": float("nan")},
+    "a visit that is none": {"visit": None},
+}
+
+
+HELD = [("a", 0), ("a", 2)]
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_a_block_of_another_shape_is_known(prepared: PreparedTask, what: str) -> None:
+    right = received.block(answer(prepared, 0), HELD, {"a": prepared})
+    assert (right.task, right.number, len(right.answers), right.problems) == ("a", 0, 8, ())
+    with pytest.raises(Malformed):
+        received.block(answer(prepared, 0, **WRONG[what]), HELD, {"a": prepared})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"hash": "0" * 32}, {"sample": 7}, {"sample": True}, {"outputs": None}, {"outputs": []}, {"outputs": ["x"] * 50},
+     {"outputs": ["x", "x"]}, {"outputs": [[float("nan")], "x"]}, {"outputs": [[-1.0, True], 5]}, {"problem": 5},
+     {"outputs": [[10**400, True], "x"]}],
+)  # fmt: skip
+def test_answers_of_another_shape_are_known(prepared: PreparedTask, change: dict[str, Any]) -> None:
+    message = answer(prepared, 2)
+    message["answers"][0] |= change
+    with pytest.raises(received.BadAnswers, match="block 2 of a"):
+        received.block(message, HELD, {"a": prepared})
+
+
+def test_what_json_could_not_write_again_is_known() -> None:
+    deep: Any = "x"
+    for _ in range(60):
+        deep = [deep]
+    with pytest.raises(Malformed, match="no answer to a 'plain'"):
+        received.answers(
+            [{"sample": 0, "hash": "h", "outputs": [deep]}], range(1), ["h"], [[Request("plain", ("q",))]]
+        )
+
+
+def test_only_what_is_known_is_stored_and_reasons_can_be_shown(prepared: PreparedTask) -> None:
+    message = answer(prepared, 2)
+    message["answers"][0] |= {"extra": "x" * 100, "problem": "no\x1b[2J answer"}
+    found = received.block(message, HELD, {"a": prepared})
+    assert found.problems == ("no?[2J answer",)
+    assert set(found.answers[0]) == {"sample", "hash", "outputs", "problem"}
+
+
+@pytest.mark.parametrize("wrong", [{"block": 99}, {"task": "nobody"}, {"answers": []}])
+def test_a_block_that_makes_no_sense_drops_its_link_and_poisons_nothing(
+    running: Evaluation, right: object, wrong: dict[str, Any]
+) -> None:
+    sock, m = running.work()
+    with sock:
+        send(
+            sock, frame(answer(running.coordinator.prepared[m["task"]], m["blocks"][0], m["visit"], **wrong))
+        )
+        assert closed_within(sock, 5)
+    report = running.finish()
+    assert not report.errors
+    assert numbers(report) == right
+    gone = [e["why"] for e in events(running.coordinator.folder.journal) if e["event"] == "gone"]
+    assert any("makes no sense" in why for why in gone)
+
+
+def test_a_block_that_was_given_to_another_is_refused(running: Evaluation, right: object) -> None:
+    sock, m = running.work()
+    with sock, running.join() as thief:
+        for op in ("block", "failed", "yielded"):
+            mine = running.coordinator.prepared[m["task"]], m["blocks"][0]
+            message = answer(*mine, why="w", blocks=[[m["task"], m["blocks"][0]]], op=op)
+            send(thief, frame(message))
+            if closed_within(thief, 5):
+                break
+        else:
+            raise AssertionError("it was taken from one who does not hold it")
+    assert numbers(running.finish()) == right
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [[{"op": "ready", "fetch_s": 0, "load_s": 0}] * 2, [{"op": "dance"}], [{"op": "ready"}], [{"op": "beat", "task": 5, "block": 0}],
+     [{"op": "unfit"}], [{"op": "yielded", "blocks": 5}]],
+)  # fmt: skip
+def test_what_no_worker_says_drops_the_link(attacked: Evaluation, messages: list[Any]) -> None:
+    with attacked.join() as sock:
+        for message in messages:
+            send(sock, frame(message))
+        assert closed_within(sock, 5)
+    assert attacked.lives
+
+
+def test_bad_stored_lines_are_passed_over_and_said(
+    tmp_path: Path, right: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert numbers(evaluate(tmp_path, SUITE, workers=1)) == right
+    (stored,) = (tmp_path / "out" / "answers").glob("*/a/*.jsonl")
+    whole = [json.loads(line[9:]) for line in stored.read_bytes().splitlines()]
+    good = whole[0]
+    bad: list[Any] = [
+        None, [], "text", 5, {}, {"block": 0}, {**good, "block": "0"}, {**good, "answers": None}, {**good, "answers": [5]},
+        {**good, "conditions": {"engine": 5}}, {k: v for k, v in good.items() if k != "conditions"},
+        {**good, "answers": [{**a, "outputs": []} for a in good["answers"]]},
+        {**good, "answers": [{**a, "outputs": None} for a in good["answers"]]},
+        {**good, "version": ["x"]}, {**good, "block": 1 << 80},
+    ]  # fmt: skip
+    stored.write_bytes(b"rubbish\n" + b"".join(seal(line) for line in [*bad, *whole[1:]]))
+    for path in (tmp_path / "out" / "scores").rglob("*.json"):
+        path.unlink()
+    report = evaluate(tmp_path, SUITE, workers=1)
+    assert not report.errors
+    assert numbers(report) == right
+    said = [e for e in events(tmp_path / "out" / "journal.jsonl") if e["event"] == "passed_over"]
+    assert len(said) >= len(bad) - 2  # one of another version, or beyond the last block, is no damage
+    assert "passed over" in caplog.text
+
+
+def test_a_token_file_made_beforehand_is_not_used(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    planted = [out / "cluster.new", out / "cluster.json"]
+    for path in planted:
+        path.write_text("planted")
+        path.chmod(0o666)
+    held = [open(path) for path in planted]  # noqa: SIM115  as whoever planted them would
+    for path in planted:
+        path.unlink()
+        path.symlink_to(tmp_path / "elsewhere")
+    running = Evaluation(tmp_path)
+    try:
+        assert not running.cluster.is_symlink()
+        assert running.cluster.stat().st_mode & 0o777 == 0o600
+        assert not (tmp_path / "elsewhere").exists()
+        assert all(running.token not in f.read() for f in held)
+        running.cluster.chmod(0o644)
+        found = subprocess.run(
+            [sys.executable, "-m", "unbroken.evaluate.worker", "--cluster", str(running.cluster), "--name", "w"],
+            capture_output=True, text=True,
+        )  # fmt: skip
+        assert found.returncode == 5 and "chmod 600" in found.stderr
+    finally:
+        running.stop()
+        for f in held:
+            f.close()
+
+
+# ------------------------------------------------------------------------------------------------- fuzzers
+
+# Blocks that nobody has: who holds one may fail it three times, and then it is given up.
+SAID = [
+    {"op": "ready", "fetch_s": 0.0, "load_s": 0.0, "uncompiled": 0},
+    {"op": "block", "task": "a", "block": 77, "visit": 1, "started": 1.0, "ended": 2.0, "answers": [],
+     "conditions": {"engine": "e", "device": "d", "dtype": "f", "batch_size": 1}},
+    {"op": "failed", "task": "a", "block": 77, "visit": 1, "kind": "E", "why": "w"},
+    {"op": "yielded", "blocks": [["a", 77]]},
+    {"op": "beat", "task": "a", "block": 0, "since": 1.0},
+    {"op": "bye", "why": "enough"},
+]  # fmt: skip
+
+
+@fuzz(40)
+@given(sent=st.lists(frames, min_size=1, max_size=3))
+def test_strangers(attacked: Evaluation, sent: list[bytes]) -> None:
+    with attacked.connect() as sock:
+        for data in sent:
+            send(sock, data)
+    assert attacked.lives
+
+
+@fuzz(40)
+@given(data=st.data())
+def test_strangers_who_nearly_know_how_to_say_hello(attacked: Evaluation, data: st.DataObject) -> None:
+    message = data.draw(mutated([attacked.hello(), attacked.hello(token="0" * 32)]))
+    with attacked.connect() as sock:
+        send(sock, frame({**message, "op": "hello"}))
+        send(sock, framed(data.draw(bodies)))
+    assert attacked.lives
+
+
+@fuzz(60)
+@given(
+    sent=st.lists(st.one_of(mutated(SAID).map(frame), frames), min_size=1, max_size=4), works=st.booleans()
+)
+def test_workers_with_the_token(attacked: Evaluation, sent: list[bytes], works: bool) -> None:
+    with attacked.join() as sock:
+        if works:
+            send(sock, frame(SAID[0]))
+        for data in sent:
+            if not send(sock, data):
+                break
+    assert attacked.lives
+
+
+@fuzz(150)
+@given(data=st.data())
+def test_blocks(prepared: PreparedTask, data: st.DataObject) -> None:
+    message = data.draw(mutated([answer(prepared, 0), answer(prepared, 2)]))
+    if data.draw(st.booleans()) and isinstance(message.get("answers"), list) and message["answers"]:
+        message["answers"] = [
+            data.draw(mutated([a])) if isinstance(a, dict) else a for a in message["answers"]
+        ]
+    try:
+        found = received.block(json.loads(json.dumps(message)), HELD, {"a": prepared})
+    except Malformed:
+        return
+    assert [a["sample"] for a in found.answers] == list(prepared.samples_of(found.number))
+    json.dumps(found.answers)
