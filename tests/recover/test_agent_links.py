@@ -1,0 +1,309 @@
+"""The supervisor's port: strangers have ten seconds and 4 KiB, agents what their ranks need, and the run goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import socket
+import threading
+import time
+from collections.abc import Coroutine, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from unbroken.bounds import HELLO_BYTES, STRANGERS, proof
+from unbroken.detect import HangDetector
+from unbroken.diagnose.facts import RankExit
+from unbroken.errors import RunError, UnsafeFile
+from unbroken.progress import RunDir
+from unbroken.progress.spec import Timeouts
+from unbroken.recover import nodes as module
+from unbroken.recover.attempt import Attempt
+from unbroken.recover.nodes import MESSAGE_BYTES, RANK_BYTES, Node, NodeTable
+from unbroken.recover.wire import Link, Message, read_token
+
+from ..fuzzing import fuzz
+from ..hostile import NESTED, closed_within, lines, mutated, send
+
+HELLO = {
+    "op": "hello", "id": 2, "run_id": "r", "node": "n0", "pid": 1, "host": "h", "epoch": 1, "attempt": 1,
+    "ranks": {"0": {"pid": 5, "running": True, "attached": True, "ours": False}}, "leased": True,
+}  # fmt: skip
+SAID = [
+    HELLO,
+    {"op": "beat", "number": 1, "keeper": True},
+    {"op": "progress", "attempt": 1, "sent": 5.0, "ranks": {
+        "0": {"count": 1, "phase": 2, "source": "page", "total": 9, "steps": [[1, 10, (1.5).hex(), 4.0]]}}},
+    {"op": "exited", "attempt": 1, "rank": 1, "code": 0, "signal": None, "time": 5.0, "ours": False, "sent": 6.0},
+    {"op": "keeper", "event": "host", "attempt": 1, "step": 4, "rank": 0, "seconds": 0.5, "sent": 6.0},
+]  # fmt: skip
+
+
+class Port:
+    """A node table in a thread of its own, with a sink that does with messages what the supervisor does."""
+
+    def __init__(self, folder: Path) -> None:
+        self.run_dir = RunDir(folder / "run")
+        self.run_dir.create()
+        self.taken: list[Message] = []
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
+        self._thread.start()
+        self.attempt = Attempt.make(1, ("n0",), 2, HangDetector(Timeouts()), -1, self.run_dir)
+        self.address = self.do(self._start())
+        self.token = read_token(self.run_dir)
+
+    def do(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(30)
+
+    async def _start(self) -> tuple[str, int]:
+        self.table = NodeTable(
+            self.run_dir, "r", None, 5.0, 60.0, 0, self._take, asyncio.Event(), nproc=2, world_size=2  # type: ignore[arg-type]
+        )  # fmt: skip
+        self.table.nodes["n0"] = Node("n0")
+        return await self.table.listen()
+
+    def _take(self, node: Node, message: Message) -> None:
+        self.taken.append(message)
+        if message.get("op") == "progress" and message["attempt"] == 1:
+            self.attempt.take(message["sent"], message["ranks"])
+        elif message.get("op") == "exited":
+            state = self.attempt.ranks[message["rank"]]
+            state.exit = RankExit(
+                rank=message["rank"], node=state.node, code=message["code"], signal=message["signal"],
+                time=message["time"], ours=message["ours"],
+            )  # fmt: skip
+
+    def connect(self) -> socket.socket:
+        return socket.create_connection(self.address, timeout=10)
+
+    def join(self) -> socket.socket:
+        """A connection that has shown the token."""
+        sock = self.connect()
+        send(sock, line({"op": "token", "id": 1, "token": self.token}))
+        assert json.loads(sock.makefile("rb").readline())["ok"]
+        return sock
+
+    def agent(self) -> None:
+        """A right agent still finds its supervisor, and is heard."""
+
+        async def meet() -> None:
+            async def nothing(_: Message) -> None:
+                return None
+
+            link = await Link.connect(*self.address, nothing)
+            serving = asyncio.create_task(link.serve())
+            await link.introduce(self.token, self.address[1], timeout=10)
+            await link.call("hello", **{k: v for k, v in HELLO.items() if k not in ("op", "id")})
+            before = len(self.taken)
+            link.tell(**SAID[2])
+            while len(self.taken) == before:
+                await asyncio.sleep(0.01)
+            link.close()
+            await serving
+
+        self.do(asyncio.wait_for(meet(), 20))
+
+    def end(self) -> None:
+        self.do(self.table.close())
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join(10)
+
+
+def line(message: Any) -> bytes:
+    return json.dumps(message).encode() + b"\n"
+
+
+@pytest.fixture
+def port(tmp_path: Path) -> Iterator[Port]:
+    found = Port(tmp_path)
+    yield found
+    found.end()
+
+
+@pytest.fixture(scope="module")
+def attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Port]:
+    """One port for all fuzzers; in the end it hears a right agent, and took no more memory."""
+    found = Port(tmp_path_factory.mktemp("attacked"))
+    before = psutil.Process().memory_info().rss
+    yield found
+    found.agent()
+    assert psutil.Process().memory_info().rss - before < 300 << 20
+    found.end()
+
+
+# ------------------------------------------------------------------------------------------------ examples
+
+
+@pytest.mark.parametrize(
+    "said",
+    [NESTED, b"x" * (HELLO_BYTES + 1), b"rubbish\n", line({"op": "beat", "number": 1}), line({"op": "hello"}), line([]),
+     line({"op": "token", "token": "wrong"}), line({"op": "token", "token": 5, "id": 1})],
+)  # fmt: skip
+def test_a_stranger_who_shows_no_token_is_cut_off(port: Port, said: bytes) -> None:
+    with port.connect() as sock:
+        send(sock, said)
+        assert closed_within(sock, 5)
+    port.agent()
+
+
+def test_a_stranger_who_says_nothing_is_cut_off_and_keeps_no_agent_out(
+    port: Port, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    silent = [port.connect() for _ in range(2 * STRANGERS)]
+    port.agent()
+    assert port.table._listener is not None and port.table._listener.strangers <= STRANGERS
+    for sock in silent:
+        sock.close()
+    monkeypatch.setattr(module, "HELLO_S", 0.3)
+    with port.connect() as sock:
+        assert closed_within(sock, 5)
+    with port.join() as sock:  # the token alone is not enough
+        assert closed_within(sock, 5)
+
+
+def test_strangers_cost_no_memory(port: Port) -> None:
+    before = psutil.Process().memory_info().rss
+    for _ in range(8):
+        with port.connect() as sock:
+            for _ in range(64):
+                if not send(sock, b"x" * (1 << 20)):
+                    break
+    assert psutil.Process().memory_info().rss - before < 64 << 20
+    port.agent()
+
+
+def test_a_line_may_be_as_long_as_a_nodes_ranks_need(port: Port) -> None:
+    most = MESSAGE_BYTES + 2 * RANK_BYTES
+    with port.join() as sock:
+        send(sock, line({**HELLO, "padding": "x" * (most - 2000)}))
+        assert json.loads(sock.makefile("rb").readline())["ok"]
+        send(sock, b"x" * (most + 2))
+        assert closed_within(sock, 5)
+    port.agent()
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"op": "progress", "attempt": 1, "sent": 5.0, "ranks": {"7": {}}},
+        {"op": "progress", "attempt": 1, "sent": float("nan"), "ranks": {}},
+        {"op": "progress", "attempt": 1, "sent": 5.0, "ranks": {"0": {"count": 1, "phase": 99, "steps": []}}},
+        {"op": "progress", "attempt": 1, "sent": 5.0, "ranks": {"0": {"count": 1, "phase": 2, "steps": [[1, 2, "x", 3.0]]}}},
+        {"op": "exited", "attempt": 1, "rank": 9, "code": 0, "signal": None, "time": 5.0, "ours": False},
+        {"op": "exited", "attempt": 1, "rank": 0, "code": None, "signal": None, "time": 5.0, "ours": False},
+        {"op": "keeper", "event": "host", "attempt": 1, "step": 4, "rank": 2},
+        {"op": "keeper", "event": 5},
+        {"op": "beat", "number": []},
+    ],
+)  # fmt: skip
+def test_what_an_agent_cannot_mean_is_passed_over(
+    port: Port, message: Message, caplog: pytest.LogCaptureFixture
+) -> None:
+    with port.join() as sock:
+        heard = sock.makefile("rb")
+        send(sock, line(HELLO) + line({**message, "id": 3}) + line({**SAID[2], "id": 4}))
+        answers = {m.get("answer"): m for m in (json.loads(heard.readline()) for _ in range(3))}
+        assert not answers[3]["ok"] and "makes no sense" in answers[3]["what"]
+        assert answers[4]["ok"]
+    assert message not in port.taken
+    assert not [r for r in caplog.records if r.levelno >= logging.ERROR]
+
+
+def test_who_took_a_dead_supervisors_port_does_not_get_the_token(port: Port) -> None:
+    heard: list[bytes] = []
+
+    async def meet() -> None:
+        async def thief(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            # It may ask the living supervisor for a proof, which holds for that one's port only.
+            asked = json.loads(await reader.readline())
+            theirs, ours = await asyncio.open_connection(*port.address)
+            ours.write(line({"op": "prove", "id": 1, "nonce": asked["nonce"]}))
+            told = json.loads(await theirs.readline())
+            ours.close()
+            writer.write(line({"answer": asked["id"], "ok": True, "proof": told["proof"]}))
+            heard.append(await reader.read())
+            writer.close()
+
+        async def nothing(_: Message) -> None:
+            return None
+
+        server = await asyncio.start_server(thief, "127.0.0.1", 0)
+        at = server.sockets[0].getsockname()[:2]
+        link = await Link.connect(*at, nothing)
+        serving = asyncio.create_task(link.serve())
+        with pytest.raises(RunError, match="not this run's supervisor"):
+            await link.introduce(port.token, at[1], timeout=10)
+        await serving
+        while not heard:
+            await asyncio.sleep(0.01)
+        server.close()
+
+    port.do(asyncio.wait_for(meet(), 20))
+    assert heard == [b""]
+    assert proof("t", "supervisor", "n", "1") != proof("t", "supervisor", "n", "2")
+
+
+def test_a_token_file_that_others_may_read_is_refused(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path / "run")
+    run_dir.create()
+    run_dir.token.write_text("planted\n")
+    run_dir.token.chmod(0o644)
+    with pytest.raises(UnsafeFile, match="chmod 600"):
+        read_token(run_dir)
+    run_dir.token.chmod(0o600)
+    assert read_token(run_dir) == "planted"
+    elsewhere = tmp_path / "elsewhere"
+    run_dir.token.rename(elsewhere)
+    run_dir.token.symlink_to(elsewhere)
+    with pytest.raises(OSError):
+        read_token(run_dir)
+
+
+# ------------------------------------------------------------------------------------------------- fuzzers
+
+
+@fuzz(60)
+@given(sent=st.lists(st.one_of(lines, mutated(SAID).map(line)), min_size=1, max_size=3))
+def test_strangers(attacked: Port, sent: list[bytes]) -> None:
+    taken = len(attacked.taken)
+    with attacked.connect() as sock:
+        for data in sent:
+            send(sock, data)
+    assert len(attacked.taken) == taken
+
+
+@fuzz(60)
+@given(sent=st.lists(st.one_of(lines, mutated(SAID).map(line)), min_size=1, max_size=4))
+def test_agents(attacked: Port, sent: list[bytes]) -> None:
+    errors: list[logging.LogRecord] = []
+    watch = logging.Handler(logging.ERROR)
+    watch.emit = errors.append  # type: ignore[method-assign]
+    logging.getLogger("unbroken").addHandler(watch)
+    try:
+        with attacked.join() as sock:
+            send(sock, line(HELLO))
+            for data in sent:
+                if not send(sock, data):
+                    break
+            send(sock, b"\n" + line({"op": "beat", "number": 7, "id": 77}))
+            sock.settimeout(0.05)
+            deadline = time.monotonic() + 10
+            heard = b""
+            while b'"answer":77' not in heard and time.monotonic() < deadline:
+                try:
+                    piece = sock.recv(1 << 16)
+                except TimeoutError:
+                    break
+                if not piece:
+                    break
+                heard += piece
+    finally:
+        logging.getLogger("unbroken").removeHandler(watch)
+    assert not errors, [r.getMessage() for r in errors]
