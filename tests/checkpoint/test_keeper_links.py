@@ -213,6 +213,7 @@ RANK = [
     *({"op": op, "id": 3, **BUFFER} for op in ("arena", "claim", "unclaim", "seal", "give_up", "wrote")),
     {"op": "claim", "id": 3, "bytes": 4096, "now": True},
     {"op": "adopt", "id": 3, "buffers": [{"id": 1, "snapshot": {"attempt": 1, "step": 6}}]},
+    {"op": "whole", "id": 3, "attempt": 1, "step": 6},
     {"op": "reclaim", "id": 3, "buffers": [1]},
     {"op": "fetch", "id": 3, "attempt": 1, "step": 5, "rank": 0},
     {"op": "pull", "id": 3, "attempt": 1, "step": 5, "address": "127.0.0.1:1"},

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import UsageError
+from ..private import private_folder
 
 
 @dataclass(frozen=True)
@@ -63,9 +64,8 @@ def scratch(checkpoints: str, node: str) -> Path:
     base = Path(
         os.environ.get("UNBROKEN_SCRATCH") or os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
     )
-    folder = base / f"unbroken-{os.getuid()}" / key
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return folder
+    private_folder(base / f"unbroken-{os.getuid()}")
+    return private_folder(base / f"unbroken-{os.getuid()}" / key)
 
 
 def _number(env: Mapping[str, str], key: str, default: int) -> int:

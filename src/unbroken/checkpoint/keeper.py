@@ -19,6 +19,7 @@ import threading
 import time
 from pathlib import Path
 
+from ..private import private_folder
 from ..units import Bytes, Duration
 from .clients import ORPHAN_GRACE_S, ROOM_S, TERM_GRACE_S, Settings, log
 from .keeping import Keeper
@@ -55,7 +56,7 @@ def main(argv: list[str] | None = None) -> int:
     # Meant for the training or its supervisor; the keeper has to outlive both.
     for sig in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(sig, signal.SIG_IGN)
-    settings.socket.parent.mkdir(parents=True, exist_ok=True)
+    private_folder(settings.socket.parent)
     settings.socket.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(str(settings.socket))

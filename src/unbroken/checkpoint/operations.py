@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ..bounds import whole
+from .. import bounds
 from ..errors import DoesNotFit
 from ..units import Bytes
 from .clients import Client, NotYet, Refused, Wait
@@ -152,7 +152,11 @@ def lease(keeper: Keeper, client: Client, m: Message, fds: list[int]) -> Answer:
 
 def arena(keeper: Keeper, client: Client, m: Message, fds: list[int]) -> Answer:
     """Up to `count` buffers of `bytes` each for this rank, those that it has included, with their memfds."""
-    size, count, rank = whole(m["bytes"], "bytes", 1, 1 << 62), whole(m["count"], "count", 1, 64), client.rank
+    size, count, rank = (
+        bounds.whole(m["bytes"], "bytes", 1, 1 << 62),
+        bounds.whole(m["count"], "count", 1, 64),
+        client.rank,
+    )
     keeper.holdings.shrink(rank, size)
     have = [b for b in keeper.holdings.of_rank(rank) if b.bytes == size]
     # Where another node's snapshots are held too (two buffers a rank), three fifths are for our own.

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from ..errors import DoesNotFit
 from ..machine import available_memory, usable_memory
+from ..private import private_folder
 from ..units import Bytes
 from .base import Allocation, NodeHandle, NodeState
 from .holding import choose, every
@@ -99,7 +100,8 @@ class LocalBackend:
         for other in self._others():
             other.end_ranks(node)
         scratch = self.scratch(node)
-        scratch.mkdir(parents=True, exist_ok=True)
+        for folder in (self._root, scratch):  # in a place where others may make folders too
+            private_folder(folder)
         log.parent.mkdir(parents=True, exist_ok=True)
         start = owner.start_agent(node, argv)
         try:

@@ -29,8 +29,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import NoRoomForModel, RunInterrupted
+from ..errors import NoRoomForModel, RunInterrupted, UnsafeFile
 from ..machine import cgroup_headroom, meminfo
+from ..private import private_folder
 from ..units import Bytes
 from .sources import FileInfo, Manifest, Source, fetch
 
@@ -110,9 +111,9 @@ def lease(
     refused: list[Room] = []
     for root, in_memory in places.roots():
         try:
-            root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        except OSError as e:
-            refused.append(Room(str(root), 0, str(e.strerror)))
+            private_folder(root)
+        except (OSError, UnsafeFile) as e:
+            refused.append(Room(str(root), 0, e.what if isinstance(e, UnsafeFile) else str(e.strerror)))
             continue
         sweep(root, keep=manifest.hash)
         with _locked(root, manifest.hash, halt=halt):
@@ -162,7 +163,7 @@ def fetch_unknown(
     """
     for root, in_memory in places.roots():
         try:
-            root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            private_folder(root)
             sweep(root)
             if room_in(root, in_memory).free < total_bytes(files):
                 continue
@@ -183,7 +184,7 @@ def fetch_unknown(
                 finally:
                     os.close(fetching)
                     remove(root, incoming)
-        except OSError:
+        except (OSError, UnsafeFile):
             continue  # full or forbidden: the next place, and in the end no copy, which `lease` reports with reasons
     return fetch(source, files, None, halt=halt), None
 
@@ -321,7 +322,7 @@ def _lock(fd: int, wait: bool, halt: threading.Event | None) -> None:
 
 def _new_lease(root: Path, name: str) -> int:
     folder = root / f"{name}.leases"
-    folder.mkdir(exist_ok=True)
+    private_folder(folder)
     # Locked before it has its name: `live_leases` never sees it unlocked.
     aside = root / f".lease-{os.getpid()}-{secrets.token_hex(4)}"
     fd = os.open(aside, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)

@@ -25,6 +25,7 @@ from enum import IntEnum
 from pathlib import Path
 
 from ..errors import ContractError
+from ..private import private_folder
 
 MAGIC = b"UNBROKEN"
 VERSION = 1
@@ -76,8 +77,8 @@ class Progress:
 
 
 def create(path: Path, *, rank: int, attempt: int) -> None:
-    """Makes an empty page for one rank of one attempt. Raises OSError."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """Makes an empty page for one rank of one attempt, in a folder of its owner alone. Raises OSError, UnsafeFile."""
+    private_folder(path.parent)
     data = bytearray(SIZE)
     HEADER.pack_into(data, 0, MAGIC, VERSION, rank, attempt, 0, _UNKNOWN_TOTAL)
     CONTROL.pack_into(data, CONTROL_AT, 0.0, NO_STOP, 0)

@@ -26,6 +26,7 @@ from ..cluster import Ended, Ownership
 from ..cluster.holding import from_text
 from ..detect.stacks import collect_stacks
 from ..errors import RunError, UnsafeFile
+from ..private import private_folder
 from ..progress import RunDir, newest_epoch, read_epochs
 from ..progress.page import NO_STOP
 from .keeper_process import KeeperProcess
@@ -401,7 +402,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     for sig in (signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(sig, _pass_over)  # not SIG_IGN, which a rank would inherit
-    args.scratch.mkdir(parents=True, exist_ok=True)
+    private_folder(args.scratch)
     owner = from_text(args.ownership, args.run_id, args.scratch.parent)
     agent = Agent(
         RunDir(args.run_dir),

@@ -22,7 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import InputError
+from ..errors import InputError, UnsafeFile
+from ..private import private_folder
 
 if TYPE_CHECKING:
     import numpy as np
@@ -150,7 +151,9 @@ def default_cache() -> Path:
         if not base:
             continue
         folder = Path(base) / "unbroken" / "tokens"
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, UnsafeFile):
+            if base != home:  # others can make folders there, and fill them
+                private_folder(Path(base))
             folder.mkdir(parents=True, exist_ok=True)
             if os.access(folder, os.W_OK):
                 return folder
