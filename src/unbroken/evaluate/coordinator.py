@@ -113,6 +113,8 @@ class Coordinator:
         self._last_shown = 0.0
         self._last_why = "all ended"
         self.journal: Journal | None = None
+        self._weaknesses: list[str] = []
+        """What the sandbox of generated code lacks on this machine."""
 
     # ------------------------------------------------------------------------------------------ the whole
 
@@ -163,6 +165,8 @@ class Coordinator:
                 checkpoint=self.located.checkpoint,
                 tasks=len(tasks),
             )
+            for why in self._weaknesses:
+                self._note("sandbox", why=why)
             self.states = {t.name: "failed" if t.name in self.errors else "waiting" for t in tasks}
             with contextlib.closing(AnswerStore(self.folder.answers(key), incarnation)) as self.store:
                 pool = functools.partial(self.open_scoring, s.cpu_workers)
@@ -205,6 +209,12 @@ class Coordinator:
         files = await asyncio.get_running_loop().run_in_executor(None, fetch)
         known = await self.intake.check(tasks, files)
         self._there.set()
+        if any(t.metric == "code" for t in tasks):
+            from .scoring.sandbox import weaknesses
+
+            self._weaknesses = await asyncio.get_running_loop().run_in_executor(None, weaknesses)
+            for why in self._weaknesses:
+                _log.warning("%s; docs/security.md says what follows", why)
         return tasks, known
 
     async def _unless_ended(self, doing: set[asyncio.Future[Any]]) -> None:
