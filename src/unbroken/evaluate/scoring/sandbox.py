@@ -11,7 +11,7 @@ so that nothing survives; and, when we are root, another user. Whatever runs the
 an environment of two variables, and is told what to do through pipes: nothing of ours can be read in /proc.
 
 Two more walls stand where the machine has them (`weaknesses` says which are missing): a filter of system calls
-(seccomp.py), and a control group, which alone counts all memory (cgroup.py). docs/security.md has the numbers.
+(seccomp.py), and a control group, which alone counts all memory (cgroup.py). docs/security-processes.md has the numbers.
 """
 
 from __future__ import annotations
