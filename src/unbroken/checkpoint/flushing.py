@@ -109,6 +109,9 @@ def _insist(keeper: Keeper, mark: Mark, mine: list[Buffer], deadline_s: float, r
 def _gets_on_until(keeper: Keeper, mark: Mark, room_until: float, told: str) -> float:
     """Until when there is hope beyond the time for writing: a slow storage that takes one chunk after the other, and
     other nodes that may be slow or wait themselves, are no reason to give up; `changed` is held."""
+    lease = keeper.writing.lease_until
+    if lease is not None and lease < time.monotonic():
+        return 0.0  # nothing may be written, and nobody renews it
     if told or mark in keeper.writing.watches:
         return room_until
     moved = max((j.moved for j in keeper.writing.jobs if j.snapshot.mark == mark), default=0.0)
