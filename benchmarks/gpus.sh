@@ -10,7 +10,7 @@
 #   benchmarks/gpus.sh limits OUT       all GPUs: what bare copies of the 7 B state cost the steps beside them (not run yet)
 #   benchmarks/gpus.sh evaluation OUT   all GPUs: `unbroken eval` and one trial per dataset              (8 minutes on two;
 #                                       ARMS=ours for ours alone, 4 minutes)
-#   benchmarks/gpus.sh start OUT        all GPUs: a worker's start without bytecode, with ours, and forked (2 minutes; not run yet)
+#   benchmarks/gpus.sh start OUT        all GPUs: a worker's start without bytecode, with ours, and forked          (1 minute)
 #   benchmarks/gpus.sh torn OUT         one GPU: the torn state of DCP's stager, and ours                (1 minute)
 #
 # Lines come as they are printed, so that a run that is cut off shows how far it came. OUT is a folder.
