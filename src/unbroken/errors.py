@@ -61,7 +61,8 @@ class UnbrokenError(Exception):
     def __str__(self) -> str:
         parts = [self.what.rstrip(".")]
         if self.where:
-            parts[0] += f" ({self.where})"
+            # A name with a line end in it must not write a line of its own.
+            parts[0] += f" ({' '.join(self.where.splitlines())})"
         if self.todo:
             parts.append(self.todo.rstrip("."))
         text = ". ".join(parts)

@@ -195,7 +195,7 @@ def test_a_key_that_others_may_read_is_refused(
         "-o",
         str(tmp_path / "o"),
     ]
-    assert dispatch(args) == 3
+    assert dispatch(args) == 5
     assert "chmod 600" in capsys.readouterr().err
     key.chmod(0o600)
     assert dispatch(args) == 0

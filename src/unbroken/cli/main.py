@@ -15,6 +15,7 @@ import sys
 import traceback
 
 from ..errors import Exit, UnbrokenError, UsageError
+from ..terminal import filtered
 from ..version import __version__
 
 COMMANDS: dict[str, str] = {
@@ -45,7 +46,12 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def dispatch(args: list[str]) -> int:
-    """Runs one command line and returns its exit code."""
+    """Runs one command line and returns its exit code; what it prints cannot act on the terminal."""
+    with filtered():
+        return _dispatch(args)
+
+
+def _dispatch(args: list[str]) -> int:
     if not args or args[0] in ("-h", "--help", "help"):
         print(_help())
         return Exit.OK if args else 2

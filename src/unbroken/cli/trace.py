@@ -540,7 +540,9 @@ def print_result(result: Any, *, full: bool) -> None:
     """A table as text; the first rows of it unless `full`."""
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
+    from ..terminal import plain
     from ..trace.charts.scales import amount
 
     if not result:
@@ -552,7 +554,8 @@ def print_result(result: Any, *, full: bool) -> None:
         table.add_column(c, justify="right" if number else "left")
     limit = len(result.rows) if full else 12
     for r in result.rows[:limit]:
-        table.add_row(*("" if v is None else f"{v:,}" if isinstance(v, int) else amount(v, 2) if isinstance(v, float) else str(v) for v in r))  # fmt: skip
+        # As they are: brackets in a name are no markup.
+        table.add_row(*(Text("" if v is None else f"{v:,}" if isinstance(v, int) else amount(v, 2) if isinstance(v, float) else plain(str(v))) for v in r))  # fmt: skip
     console = Console(width=None if sys.stdout.isatty() else 200)
     console.print(table)
     if len(result.rows) > limit:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import html
 import io
 import json
 import tarfile
@@ -11,6 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from ..terminal import escape
 from ..version import __version__
 from . import excerpt
 from .engine import Diagnosis
@@ -106,7 +106,7 @@ def headline(v: Verdict) -> str:
 
 def page(d: Diagnosis, similar: tuple[Similar, ...] = ()) -> str:
     """The report as one self-contained HTML page."""
-    v, e = d.verdict, html.escape
+    v, e = d.verdict, escape
     kind = (
         "good"
         if v.outcome is Outcome.COMPLETED

@@ -18,6 +18,7 @@ from typing import Any, TextIO
 
 from .. import atomic
 from ..errors import ContractError, InputError, UnbrokenError, UsageError
+from ..terminal import own, visible
 from ..units import Duration
 from .codec import decode, encode
 from .contracts import Json, ModelSpec
@@ -50,7 +51,7 @@ class Screen:
             from rich.console import Console
             from rich.live import Live
 
-            self._live = Live(console=Console(file=self.stream), refresh_per_second=4, transient=True)
+            self._live = Live(console=Console(file=own(self.stream)), refresh_per_second=4, transient=True)
             self._live.start()
         return self
 
@@ -82,7 +83,7 @@ class Screen:
             from rich.text import Text
 
             # As it is: brackets in an error are no markup.
-            self._live.update(Text(text(p, title=self.title, limit=24)))
+            self._live.update(Text(visible(text(p, title=self.title, limit=24))))
         elif not self.quiet and now - self._last_line > LINE_EVERY_S:
             if not math.isfinite(self._last_line) and self.title:
                 print(self.title, file=self.stream)

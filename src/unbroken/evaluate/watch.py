@@ -8,7 +8,6 @@ with it, or by itself `LEASE_S` after a crash. Those that wait for their turn ar
 from __future__ import annotations
 
 import contextlib
-import html
 import math
 import os
 import shutil
@@ -39,6 +38,7 @@ from ..errors import (
     UsageError,
 )
 from ..progress import RunDir, newest_place
+from ..terminal import escape
 from .codec import decode, encode
 from .contracts import ModelSpec, Report, Score, Suite
 from .folder import EvalDir, read_json
@@ -417,13 +417,13 @@ def curves_page(title: str, points: Sequence[Point]) -> str:
     """A page with one small chart per task: value over step with two standard errors, falls marked."""
     falls = {(t, p.step) for p in points for t in p.worse}
     charts = "".join(_chart(task, metric, rows, falls) for (task, metric), rows in series(points).items())
-    failed = "".join(f"<li>step {p.step}: {html.escape(p.failed)}</li>" for p in points if p.failed)
-    return f"""<!doctype html><html lang="en"><meta charset="utf-8"><title>{html.escape(title)} over steps</title>
+    failed = "".join(f"<li>step {p.step}: {escape(p.failed)}</li>" for p in points if p.failed)
+    return f"""<!doctype html><html lang="en"><meta charset="utf-8"><title>{escape(title)} over steps</title>
 <style>body{{font:14px/1.4 system-ui,sans-serif;margin:24px;color:#1b1f24;background:#fff}}h1{{font-size:20px}}
 .charts{{display:flex;flex-wrap:wrap;gap:16px}}figure{{margin:0;border:1px solid #d8dee4;border-radius:6px;padding:8px}}
 figcaption{{font-weight:600}}text{{font-size:11px;fill:#57606a}}.fall{{fill:#cf222e}}
 @media(prefers-color-scheme:dark){{body{{background:#0d1117;color:#e6edf3}}figure{{border-color:#30363d}}text{{fill:#8d96a0}}}}</style>
-<h1>{html.escape(title)}: {len(points)} checkpoints</h1>
+<h1>{escape(title)}: {len(points)} checkpoints</h1>
 <p>Each point is a committed checkpoint; bars are two standard errors; a red point fell significantly below the one before it.</p>
 <div class="charts">{charts}</div>{f"<h2>Not evaluated</h2><ul>{failed}</ul>" if failed else ""}</html>
 """
@@ -445,7 +445,7 @@ def _axis(rows: Sequence[tuple[int, float, float | None]]) -> tuple[float, float
 def _chart(
     task: str, metric: str, rows: Sequence[tuple[int, float, float | None]], falls: set[tuple[str, int]]
 ) -> str:
-    name = f"{html.escape(task)} <small>{html.escape(metric)}</small>"
+    name = f"{escape(task)} <small>{escape(metric)}</small>"
     rows = [(s, v, e if e and math.isfinite(e) else None) for s, v, e in rows if math.isfinite(v)]
     if not rows:
         return f"<figure><figcaption>{name}</figcaption>no sample has a verdict</figure>"
@@ -469,7 +469,7 @@ def _chart(
             f'<circle cx="{x}" cy="{y}" r="3"{fell}><title>step {step}: {value:.4f}</title></circle>'
         )
     return (
-        f'<figure><figcaption>{name}</figcaption><svg width="{_W}" height="{_H}" role="img" aria-label="{html.escape(task)} over steps">'
+        f'<figure><figcaption>{name}</figcaption><svg width="{_W}" height="{_H}" role="img" aria-label="{escape(task)} over steps">'
         f'<text x="0" y="14">{high:.3g}</text><text x="0" y="{_H - 18}">{low:.3g}</text>'
         f'<text x="{_PAD}" y="{_H - 2}">{first}</text><text x="{_W - 12}" y="{_H - 2}" text-anchor="end">step {last}</text>'
         f'<polyline points="{line}" fill="none" stroke="#0969da"/>{"".join(marks)}</svg></figure>'

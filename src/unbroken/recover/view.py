@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from ..detect import Hang
 from ..progress import RunDir
+from ..terminal import own, plain
 from ..units import Duration
 from .attempt import Attempt, Step, is_number
 from .incidents import Incident
@@ -42,7 +43,7 @@ class Lines:
     """Plain lines on a stream; the last line is a bar where the stream is a terminal."""
 
     def __init__(self, out: Any = None, *, every_s: float = _LINE_EVERY_S, prefix: str = "") -> None:
-        self._out = out or sys.stdout
+        self._out = own(out or sys.stdout)  # what is shown is cleaned here: the bar moves the cursor
         self._every_s = every_s
         self._prefix = prefix
         self._tty = bool(getattr(self._out, "isatty", lambda: False)())
@@ -59,7 +60,7 @@ class Lines:
 
     def _print(self, line: str) -> None:
         clear = "\r\x1b[K" if self._bar else ""
-        self._write(f"{clear}{line}\n{self._bar}")
+        self._write(f"{clear}{plain(line)}\n{self._bar}")
 
     def _write(self, text: str) -> None:
         try:
@@ -131,7 +132,9 @@ class Lines:
             else:
                 bar = ""
             # A line that wraps could not be cleared again.
-            text = f"{bar}{self._describe(attempt, attempt.last)}"[: shutil.get_terminal_size().columns - 1]
+            text = plain(f"{bar}{self._describe(attempt, attempt.last)}")[
+                : shutil.get_terminal_size().columns - 1
+            ]
             if text != self._bar:
                 self._write(f"\r\x1b[K{text}")
                 self._bar = text

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
+from ..private import read_secret
 from .disclosure import KEPT, PSEUDONYMS, REMOVED, expression
 from .schema import METADATA_KEY, SET_ASIDE, TABLES, VERSION
 from .store import Store, literal, name
@@ -165,26 +166,14 @@ def fill(store: Store, kind: str, letter: str, values: Iterable[str], key: bytes
     store.con.unregister("pseudonym_arrow")
 
 
-def check_private(path: Path) -> None:
-    """Raises InputError where others may read or write a key file, or another user owns it."""
-    found = path.stat()
-    if found.st_uid not in (os.geteuid(), 0) or found.st_mode & 0o077:
-        raise InputError(
-            f"others may read this key (mode {found.st_mode & 0o777:04o}, owner {found.st_uid})",
-            where=str(path),
-            todo=f"Make it yours alone (chmod 600 {path}), and anonymise anew with another key if it has been read",
-        )
-
-
 def secret_key(path: Path | None) -> bytes:
-    """A new key, or that of the file, which is created with mode 0600 where it is absent. Raises InputError."""
+    """A new key, or that of the file, which is created with mode 0600 where it is absent. Raises InputError, UnsafeFile."""
     if path is None:
         return secrets.token_bytes(32)
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
-        check_private(path)
-        key = path.read_bytes()
+        key = read_secret(path)
         if len(key) != 32:
             raise InputError(
                 "the file is no key of ours (32 bytes)", where=str(path), todo="Give another file name"

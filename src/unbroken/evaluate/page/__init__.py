@@ -11,11 +11,11 @@ page.css, page.js   looks and behaviour; our own, no library
 
 from __future__ import annotations
 
-import json
 from importlib.resources import files
 from pathlib import Path
 
 from ... import atomic
+from ...terminal import script_json
 from ..codec import encode
 from ..contracts import Report
 from ..results import finite
@@ -31,7 +31,7 @@ def write_page(report: Report, path: Path) -> None:
 def render(report: Report) -> str:
     """The whole page. Every text that comes from outside is escaped."""
     here = files(__package__)
-    data = json.dumps(finite(encode(report)), separators=(",", ":")).replace("<", "\\u003c")
+    data = script_json(finite(encode(report)))
     sections = [
         summary.tiles(report),
         tables.errors(report),

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import html
 import math
 from datetime import UTC, datetime
+
+from ...terminal import escape
 
 
 def esc(value: object) -> str:
     """Text for HTML, in elements and in quoted attributes."""
-    return html.escape(str(value), quote=True)
+    return escape(str(value))
 
 
 def attributes(**given: object) -> str:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Callable, Iterable
-from html import escape
 from importlib.resources import files
 from urllib.parse import quote
 
+from ...terminal import escape, script_json
 from ...units import Bytes, Duration
 from ...version import __version__
 from .curve import thin
@@ -66,7 +65,7 @@ def page(report: Report, *, base: str = "") -> str:
 
 def _json(value: object) -> str:
     # '<' never appears, so that no text of a run can close the script element.
-    return json.dumps(value, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    return script_json(value, allow_nan=False)
 
 
 def _linker(base: str) -> Callable[[str, str], str]:

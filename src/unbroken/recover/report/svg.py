@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from html import escape
+
+from ...terminal import escape
 
 WIDTH = 1000.0
 LEFT, RIGHT = 62.0, 14.0

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import math
-from html import escape
 
+from ...terminal import escape, script_json
 from .scales import Axis, amount, nice_range, seconds, short, ticks
 from .spec import Bars, Boxes, Chart, Heat, LineChart
 
@@ -143,7 +142,7 @@ def lines(c: LineChart, width: int, height: int) -> str:
             for s in c.series
         ],
     }
-    attribute = escape(json.dumps(data, separators=(",", ":")), quote=True)
+    attribute = escape(script_json(data), quote=True)
     return wrap(out, width, height, c.title or c.y, f'data-chart="{attribute}"')
 
 
