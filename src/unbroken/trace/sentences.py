@@ -20,9 +20,16 @@ def listed(items: Sequence[str]) -> str:
     return items[0] if len(items) == 1 else ", ".join(items[:-1]) + " and " + items[-1] if items else ""
 
 
+def together(parts: Sequence[str], most: int = 3) -> str:
+    """Half sentences as one that can be read: of many, the first two and where the rest is."""
+    if len(parts) <= most:
+        return "; ".join(parts)
+    return "; ".join(parts[:2]) + f"; the other {len(parts) - 2} are in the figure"
+
+
 def hours(v: float | None) -> str:
     """GPU hours with their unit."""
     return f"{amount(v, 0 if v is None or v >= 10 else 2)} GPU hours"
 
 
-__all__ = ["amount", "hours", "listed", "pct", "seconds"]
+__all__ = ["amount", "hours", "listed", "pct", "seconds", "together"]

@@ -9,7 +9,7 @@ from ..charts.spec import Figure
 from ..reference import Reference
 from ..settings import Settings
 from ..tables import Findings
-from . import hardware, outcomes, people, workloads
+from . import clusters, hardware, outcomes, people, workloads
 
 __all__ = ["SECTIONS", "Section", "build"]
 
@@ -31,6 +31,7 @@ SECTIONS = (
         "workloads",
         "What runs",
         (
+            (clusters.clusters, "clusters, largest first", "more clusters than can be compared by colour"),
             (workloads.summary, "Table 2, the trace in numbers", "jobs"),
             (
                 workloads.durations_and_use,
@@ -102,6 +103,8 @@ def build(
         figures, missing = [], []
         for builder, what, needs in section.builders:
             figure = builder(found, references, settings)
+            if figure is None and builder is clusters.clusters:
+                continue
             if figure is None:
                 missing.append((what, needs))
             else:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ..charts.scales import amount, seconds
 from ..charts.spec import STATE_COLORS, Bars, Chart, Figure, LineChart, Series, color_of
 from ..reference import Reference
-from ..sentences import hours, listed, pct
+from ..sentences import hours, listed, pct, together
 from ..settings import Settings
 from ..tables import Findings
 from .parts import grid, one, points, two, whole
@@ -94,7 +94,7 @@ def states(found: Findings, references: Sequence[Reference], settings: Settings)
         "states",
         "Figure 17",
         "Final states",
-        sentence_case("; ".join(parts)) + ".",
+        sentence_case(together(parts)) + ".",
         tuple(panels),
         (),
         ("by_state", "by_type_and_state"),

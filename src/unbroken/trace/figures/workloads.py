@@ -19,7 +19,7 @@ from ..charts.spec import (
     color_of,
 )
 from ..reference import Reference
-from ..sentences import hours, listed, pct
+from ..sentences import hours, listed, pct, together
 from ..settings import Settings
 from ..tables import Findings, Result
 from .parts import points, reference_series, two, weighted_first, whole
@@ -134,7 +134,7 @@ def durations_and_use(found: Findings, references: Sequence[Reference], settings
             f"{where}half of the GPU jobs end within {seconds(r['p50'])} and nine in ten within {seconds(r['p90'])}, while the mean "
             f"is {seconds(r['mean'])}"
         )
-    say = sentence_case("; ".join(parts)) + "." if parts else ""
+    say = sentence_case(together(parts)) + "." if parts else ""
     medians = [
         (r.label, next(r.findings.get("summary").dicts())["median_run_s"])
         for r in references
@@ -201,7 +201,7 @@ def sizes(found: Findings, references: Sequence[Reference], settings: Settings) 
         "sizes",
         "Figure 3",
         "Jobs and GPU time by size",
-        sentence_case("; ".join(parts)) + ".",
+        sentence_case(together(parts)) + ".",
         tuple(panels),
         (),
         ("size_cdf", "by_size"),
@@ -218,6 +218,9 @@ def types(found: Findings, references: Sequence[Reference], settings: Settings) 
         if other := r.findings.get("by_type"):
             rows.append((f"{r.label} (published)" if r.fitted else r.label, other))
     kinds = order_types(list(dict.fromkeys(t for _, part in rows for t in part.column("type"))))
+    if kinds == ["Other"]:
+        say = "No job says what it was for, and no name tells it: all count as Other (types of your own: --types)."
+        return Figure("types", "Figure 4", "Workload types", say, (), (), ("by_type",))
     panels: list[Chart] = []
     for title, value in (("(a) Jobs", "jobs_pct"), ("(b) GPU time", "gpu_time_pct")):
         groups = tuple(
@@ -254,7 +257,7 @@ def types(found: Findings, references: Sequence[Reference], settings: Settings) 
         "types",
         "Figure 4",
         "Workload types",
-        sentence_case("; ".join(parts)) + ".",
+        sentence_case(together(parts)) + ".",
         tuple(panels),
         (),
         ("by_type",),

@@ -14,7 +14,7 @@ from ..inference import Rule
 from ..reference import Reference
 from ..sentences import pct
 from ..settings import Settings
-from ..statistics import compute
+from ..statistics import clusters, compute
 from ..store import Store
 from ..tables import Findings, Note, Rejected
 
@@ -80,12 +80,22 @@ def build_report(
 ) -> Report:
     """Computes everything and draws what can be drawn."""
     settings = settings or Settings()
+    many = clusters.count(store) > clusters.MANY
+    each = clusters.each(store) if many else []
+    if each:
+        clusters.fold(store, each[0])
     found = compute(store, settings, rules)
+    if each:
+        clusters.largest_first(found, each[0])
+    for result in each:
+        found.add(result)
     notes = list(found.notes)
     notes += [differences(r) for r in references if r.fitted and found.get("summary")][:1]
     sections = build(found, references, settings)
     summary = found.get("summary")
     names = [str(c) for c in summary.column("cluster")] if summary else []
+    if each:
+        names = [f"{len(each[0].rows)} clusters"]
     return Report(
         title or (" and ".join(names) if names else "The cluster"),
         tuple(files),
