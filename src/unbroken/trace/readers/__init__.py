@@ -20,7 +20,7 @@ from .native import ParquetReader, SamplesTextReader
 from .philly import PhillyReader
 from .slurm import SlurmReader
 from .table import TableReader
-from .wide import WideReader
+from .wide import WideReader, counts_over_time
 
 __all__ = ["READERS", "Options", "detect", "load", "load_into"]
 
@@ -73,6 +73,17 @@ def detect(path: Path, options: Options) -> tuple[Reader, Head]:
                 where=str(path),
                 todo="If this is sacct output without a header, name its fields: --fields JobID,State,Submit,Start,End,AllocTRES",
             )
+        if (
+            head.columns
+            and head.columns[0].lower() in ("time", "timestamp", "ts", "date")
+            and counts_over_time(head.columns[1:])
+        ):
+            raise InputError(
+                f"these are counts over time ({', '.join(head.columns[1:5])}, ...), neither jobs nor the readings of one metric",
+                where=str(path),
+                todo="Give the records of the jobs themselves; for utilisation a table with a time and one column a GPU or server, "
+                "named after its metric (GPU_UTIL.csv), or --format wide if its columns are GPUs after all",
+            )
         raise InputError(
             f"the format is not known: {seen}",
             where=str(path),
@@ -106,8 +117,18 @@ def load_into(store: Store, paths: Sequence[Path], options: Options) -> list[tup
     import duckdb
 
     read = []
+    refused: list[InputError] = []
+    named = {p for p in paths if not p.is_dir()}
     for path in files_of(paths):
-        reader, head = detect(path, options)
+        try:
+            reader, head = detect(path, options)
+        except InputError as e:
+            if path in named:
+                raise
+            # A folder may hold a README or an empty log beside the trace: said, and passed over.
+            refused.append(e)
+            store.note(Note("set aside", f"a file of the folder was passed over: {e.what}", source=path.name))
+            continue
         store.note(Note("info", f"read as {reader.title}", source=path.name))
         try:
             reader.read(store, head, options)
@@ -125,6 +146,8 @@ def load_into(store: Store, paths: Sequence[Path], options: Options) -> list[tup
                 todo="Check the file, or name its --format",
             ) from e
         read.append((path, reader.name))
+    if refused and not read:
+        raise refused[0]
     set_duplicates_aside(store)
     return read
 

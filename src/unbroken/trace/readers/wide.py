@@ -10,7 +10,7 @@ from __future__ import annotations
 import datetime as dt
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 from zoneinfo import ZoneInfo
@@ -64,6 +64,8 @@ class WideReader:
         values = head.first_row[1:]
         if len(values) != len(head.columns) - 1:
             return 0
+        if head.path.name.split(".")[0].upper() not in FILES and counts_over_time(head.columns[1:]):
+            return 0
         numbers = sum(bool(re.fullmatch(r"-?[0-9.]+(e[+-]?[0-9]+)?|nan|NaN|NA|", v)) for v in values)
         return 90 if numbers == len(values) else 0
 
@@ -115,6 +117,18 @@ class WideReader:
                     source=head.path.name,
                 )
             )
+
+
+_COUNTED = re.compile(
+    r"(?i)(?:^|[_ ])(?:num|count|number|total|jobs?|pending|running|queued|waiting|idle|free|used|alloc\w*|avail\w*|capacity|util\w*|rate|ratio|pct|percent|size|load|mean|avg|max|min)(?:$|[_ ])"
+)
+
+
+def counts_over_time(columns: Sequence[str]) -> bool:
+    """Whether a table's columns are different quantities (running_job_num, idle_gpu_num), not servers or GPUs."""
+    return sum(bool(_COUNTED.search(re.sub(r"(?<=[a-z])(?=[A-Z])", "_", c))) for c in columns) * 2 >= len(
+        columns
+    )
 
 
 def metric_of(stem: str) -> tuple[str, float]:
