@@ -138,7 +138,9 @@ def load_into(store: Store, paths: Sequence[Path], options: Options) -> list[tup
                 where=str(path),
                 todo="Give more (--memory), or a scratch folder with more room (--scratch)",
             ) from e
-        except (duckdb.InvalidInputException, duckdb.IOException, duckdb.ConversionException) as e:
+        except (
+            duckdb.Error
+        ) as e:  # a column that is missing, a value that fits no type, a file that ends early
             first = str(e).splitlines()[0]
             raise InputError(
                 f"cannot be read as {reader.name}: {first}",
