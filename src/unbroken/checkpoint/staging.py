@@ -98,7 +98,8 @@ class CpuStager:
         targets = self._targets.of(buffer, layout, pieces)
         with torch.no_grad():
             # One call for all of them, without the interpreter's lock.
-            torch._foreach_copy_([targets[n].view for n in pieces], [real(t) for t in pieces.values()])
+            if pieces:  # a state may be nothing but numbers
+                torch._foreach_copy_([targets[n].view for n in pieces], [real(t) for t in pieces.values()])
         copying.seconds = time.monotonic() - copying.began
         on_done(copying)
         return copying

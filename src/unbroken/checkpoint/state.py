@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +19,7 @@ from ..errors import UnsaveableState
 from .layout import TensorSpec, spec
 from .manifest import Sharding, stored_name
 from .sharding import describe, local_of
-from .values import flatten
+from .values import MAPPINGS, flatten
 
 
 @dataclass(frozen=True)
@@ -167,8 +168,11 @@ def expand(v: Any, optimized: set[int], path: str = "", depth: int = 0) -> Any:
     kind = type(v)
     if kind in _PLAIN or is_tensor(v) or depth > 100:
         return v
-    if kind is dict or isinstance(v, Mapping):
-        return {k: expand(x, optimized, f"{path}.{k}" if path else str(k), depth + 1) for k, x in v.items()}
+    if kind in MAPPINGS or (depth == 0 and isinstance(v, Mapping)):
+        inside = {k: expand(x, optimized, f"{path}.{k}" if path else str(k), depth + 1) for k, x in v.items()}
+        return _as_kind(inside, v) if depth else inside
+    if kind is deque:
+        return deque((expand(x, optimized, f"{path}.{i}", depth + 1) for i, x in enumerate(v)), v.maxlen)
     if kind in (list, tuple):
         return kind(expand(x, optimized, f"{path}.{i}", depth + 1) for i, x in enumerate(v))
     if not callable(getattr(v, "state_dict", None)) or isinstance(v, type):
@@ -176,12 +180,25 @@ def expand(v: Any, optimized: set[int], path: str = "", depth: int = 0) -> Any:
     if not callable(getattr(v, "load_state_dict", None)):
         raise UnsaveableState(path, f"a {type(v).__qualname__} has state_dict but no load_state_dict")
     if isinstance(v, torch.nn.Module):
-        return expand(_expand_module(v, optimized), optimized, path, depth + 1)
+        return expand(dict(_expand_module(v, optimized)), optimized, path, depth + 1)
     if isinstance(v, torch.optim.Optimizer):
         inner = shown_by_optimizer(v, optimized)
     else:
         inner = v.state_dict()
     return expand(inner, optimized, path, depth + 1)
+
+
+def _as_kind(inside: dict[Any, Any], like: Any) -> Any:
+    """The same pairs in a mapping of the kind of `like`."""
+    if type(like) is defaultdict:
+        return defaultdict(like.default_factory, inside)
+    if type(like) is OrderedDict:
+        return OrderedDict(inside)
+    if type(like) is Counter:
+        counts: Counter[Any] = Counter()
+        dict.update(counts, inside)  # its own adds up
+        return counts
+    return inside
 
 
 def _expand_module(v: torch.nn.Module, optimized: set[int]) -> Mapping[str, Any]:

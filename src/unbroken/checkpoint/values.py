@@ -10,9 +10,14 @@ What JSON does not know (tuples, keys that are no text, NaN, bytes, numpy, torch
 from __future__ import annotations
 
 import base64
+import datetime as dates
 import math
-from collections import Counter, OrderedDict, defaultdict
+import pathlib
+import uuid
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Mapping
+from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -26,7 +31,18 @@ _FACTORIES: dict[str, Callable[[], Any]] = {
     "int": int,
     "float": float,
     "set": set,
+    "str": str,
+    "bool": bool,
+    "tuple": tuple,
+    "complex": complex,
+    "Counter": Counter,
+    "OrderedDict": OrderedDict,
+    "deque": deque,
 }
+_ARRAYS = "biufcmMSU"
+"""Kinds of numpy types that are plain bytes: numbers, times and fixed-length text; never objects."""
+MAPPINGS = (dict, OrderedDict, Counter, defaultdict)
+"""The mappings that come back exactly, their own kinds only."""
 
 
 def flatten(
@@ -46,7 +62,9 @@ def unflatten(skeleton: object, tensors: Mapping[str, Any], *, where: str = "sta
     """The state of a skeleton, with its tensors taken from `tensors`. Raises CheckpointCorrupt."""
     try:
         return _decode(skeleton, tensors, where)
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError, RecursionError) as e:
+    except (
+        KeyError, TypeError, ValueError, IndexError, AttributeError, RecursionError, ArithmeticError
+    ) as e:  # fmt: skip
         raise CheckpointCorrupt(
             f"its values cannot be read: {type(e).__name__}: {e}"[:300], where=where
         ) from None
@@ -98,10 +116,12 @@ class _Flattener:
         how = _SIMPLE.get(kind)
         if how is not None:
             return how(v)
-        if isinstance(v, bytes | bytearray):
+        if kind in (bytes, bytearray):
             if len(v) > _EMBEDDED:
                 self._refuse(v, path, f"{len(v)} bytes are too many outside of a tensor")
             return {"$": type(v).__name__, "v": base64.b64encode(v).decode()}
+        if kind is slice:
+            return {"$": "slice", "v": [self.encode(x, path, depth + 1) for x in (v.start, v.stop, v.step)]}
         return self._container(v, path, depth) or self._foreign(v, path)
 
     def _container(self, v: Any, path: tuple[str, ...], depth: int) -> Any:
@@ -114,9 +134,11 @@ class _Flattener:
             return inner(v) or {"$": "list", "v": []}
         if kind is tuple:
             return {"$": "tuple", "v": inner(v)}
+        if kind is deque:
+            return {"$": "deque", "v": inner(v), "maxlen": v.maxlen}
         if kind in (set, frozenset):
             return {"$": kind.__name__, "v": inner(sorted(v, key=lambda x: (type(x).__name__, repr(x))))}
-        if kind in (dict, OrderedDict, Counter, defaultdict):
+        if kind in MAPPINGS:
             pairs = [(k, self.encode(x, (*path, str(k)), depth + 1)) for k, x in v.items()]
             plain = all(type(k) is str for k in v) and "$" not in v
             if kind is dict and plain:
@@ -126,25 +148,37 @@ class _Flattener:
             if kind is defaultdict:
                 name = getattr(v.default_factory, "__name__", "None")
                 if v.default_factory is not None and _FACTORIES.get(name) is not v.default_factory:
-                    self._refuse(v, path, "its default factory is not one of list, dict, int, float, set")
+                    self._refuse(v, path, f"its default factory is not one of {', '.join(_FACTORIES)}")
                 tagged["factory"] = name
             return tagged
         return None
 
     def _foreign(self, v: Any, path: tuple[str, ...]) -> Any:
         kind = type(v)
-        if isinstance(v, PurePath):
-            return {"$": "path", "v": self._text(str(v), path)}
+        if isinstance(v, PurePath) and kind in _PATHS.values():
+            tag = {"$": "path", "v": self._text(str(v), path)}
+            return tag if kind is type(Path()) else {**tag, "kind": kind.__name__}
+        if kind in (dates.datetime, dates.time, dates.timezone):
+            zone = _zone_parts(v if kind is dates.timezone else v.tzinfo)
+            if zone is False:
+                self._refuse(v, path, "its time zone is not a fixed offset from UTC")
+            if kind is dates.timezone:
+                return {"$": "timezone", "zone": zone}
+            parts = [v.hour, v.minute, v.second, v.microsecond]
+            parts = [v.year, v.month, v.day, *parts] if kind is dates.datetime else parts
+            return {"$": kind.__name__, "v": parts, "zone": zone, "fold": v.fold}
         module = kind.__module__.partition(".")[0]
         if module == "numpy":
             import numpy as np
 
-            if isinstance(v, np.ndarray) and v.dtype.kind in "biufc":
+            if isinstance(v, np.dtype) and v.names is None and v.kind in _ARRAYS and v.subdtype is None:
+                return {"$": "numpy.dtype", "v": v.str}
+            if type(v) is np.ndarray and v.dtype.kind in _ARRAYS:
                 if v.nbytes > _EMBEDDED:
                     self._refuse(v, path, f"an array of {v.nbytes} bytes should be a tensor")
                 data = base64.b64encode(np.ascontiguousarray(v).tobytes()).decode()
                 return {"$": "ndarray", "dtype": v.dtype.str, "shape": list(v.shape), "v": data}
-            if isinstance(v, np.generic) and v.dtype.kind in "biufc":
+            if isinstance(v, np.generic) and v.dtype.kind in _ARRAYS and v.dtype.type is kind:
                 return {"$": "numpy", "dtype": v.dtype.str, "v": base64.b64encode(v.tobytes()).decode()}
         if module == "torch":
             if kind.__name__ in ("dtype", "device", "memory_format", "layout"):
@@ -183,7 +217,16 @@ class _Flattener:
 _SIMPLE: dict[type, Callable[[Any], Any]] = {
     complex: lambda v: {"$": "complex", "v": [repr(v.real), repr(v.imag)]},
     range: lambda v: {"$": "range", "v": [v.start, v.stop, v.step]},
+    type(...): lambda v: {"$": "ellipsis"},
+    Decimal: lambda v: {"$": "Decimal", "v": str(v)},
+    Fraction: lambda v: {"$": "Fraction", "v": [str(v.numerator), str(v.denominator)]},
+    uuid.UUID: lambda v: {"$": "UUID", "v": str(v)},
+    dates.date: lambda v: {"$": "date", "v": v.isoformat()},
+    dates.timedelta: lambda v: {"$": "timedelta", "v": [v.days, v.seconds, v.microseconds]},
 }
+_PATHS = {
+    k.__name__: k for k in (type(Path()), pathlib.PurePosixPath, pathlib.PureWindowsPath)
+}  # fmt: skip
 
 
 def _decode(v: Any, tensors: Mapping[str, Any], where: str) -> Any:
@@ -204,6 +247,10 @@ def _decode(v: Any, tensors: Mapping[str, Any], where: str) -> Any:
             "frozenset": frozenset,
         }
         return kinds[tag](_decode(x, tensors, where) for x in v["v"])
+    if tag == "deque":
+        return deque((_decode(x, tensors, where) for x in v["v"]), v["maxlen"])
+    if tag == "slice":
+        return slice(*(_decode(x, tensors, where) for x in v["v"]))
     if tag in ("dict", "OrderedDict", "Counter", "defaultdict"):
         pairs = [(_decode(k, tensors, where), _decode(x, tensors, where)) for k, x in v["v"]]
         if tag == "defaultdict":
@@ -222,9 +269,36 @@ def _array(v: Any) -> Any:
     import numpy as np
 
     dtype = np.dtype(v["dtype"])
-    if dtype.kind not in "biufc":
+    if dtype.kind not in _ARRAYS or dtype.names is not None:
         raise ValueError(f"arrays of {dtype} are not read")
     return np.frombuffer(base64.b64decode(v["v"]), dtype).reshape(v.get("shape", ())).copy()
+
+
+def _numpy_dtype(text: str) -> Any:
+    import numpy as np
+
+    found = np.dtype(text)
+    if found.kind not in _ARRAYS or found.names is not None:
+        raise ValueError(f"the type {text} is not read")
+    return found
+
+
+def _zone(value: Any) -> dates.timezone | None:
+    """[days, seconds, microseconds, name or null] of a fixed offset from UTC."""
+    if value is None:
+        return None
+    offset = dates.timedelta(*value[:3])
+    return dates.timezone(offset) if value[3] is None else dates.timezone(offset, value[3])
+
+
+def _zone_parts(zone: Any) -> Any:
+    """What `_zone` takes; False for a zone whose rules are not in it."""
+    if zone is None:
+        return None
+    if type(zone) is not dates.timezone:
+        return False
+    offset, *name = zone.__getinitargs__()  # type: ignore[attr-defined]
+    return [offset.days, offset.seconds, offset.microseconds, name[0] if name else None]
 
 
 def _torch(v: Any) -> Any:
@@ -249,7 +323,17 @@ _DECODE: dict[str, Callable[[Any], Any]] = {
     "float": lambda v: float(v["v"]),
     "complex": lambda v: complex(float(v["v"][0]), float(v["v"][1])),
     "range": lambda v: range(*v["v"]),
-    "path": lambda v: Path(v["v"]),
+    "path": lambda v: _PATHS[v["kind"]](v["v"]) if "kind" in v else Path(v["v"]),
+    "ellipsis": lambda v: ...,
+    "Decimal": lambda v: Decimal(v["v"]),
+    "Fraction": lambda v: Fraction(int(v["v"][0]), int(v["v"][1])),
+    "UUID": lambda v: uuid.UUID(v["v"]),
+    "date": lambda v: dates.date.fromisoformat(v["v"]),
+    "datetime": lambda v: dates.datetime(*v["v"]).replace(tzinfo=_zone(v["zone"]), fold=v["fold"]),
+    "time": lambda v: dates.time(*v["v"]).replace(tzinfo=_zone(v["zone"]), fold=v["fold"]),
+    "timedelta": lambda v: dates.timedelta(*v["v"]),
+    "timezone": lambda v: _zone(v["zone"]),
+    "numpy.dtype": lambda v: _numpy_dtype(v["v"]),
     "bytes": lambda v: base64.b64decode(v["v"]),
     "bytearray": lambda v: bytearray(base64.b64decode(v["v"])),
     "ndarray": _array,
