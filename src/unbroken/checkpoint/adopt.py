@@ -31,6 +31,8 @@ from .storage.posix import PosixStorage
 from .values import flatten, tensor_names
 
 RUN_ID = "imported"
+WEIGHTS_ID = "imported-weights"
+"""Of what holds a model and nothing else: a restore leaves optimizer and scheduler as they are."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,7 @@ def adopt(
     if doubled := [n for n, times in Counter(new.values()).items() if times > 1]:
         raise UsageError(f"two tensors would be called '{doubled[0]}'", todo="Mend the renaming")
     old = {new[n]: n for n in foreign.tensors}
-    stamp = Stamp(RUN_ID, attempt, known)
+    stamp = Stamp(WEIGHTS_ID if foreign.kind == "huggingface" else RUN_ID, attempt, known)
     if COMMITTED in storage.list(stamp.folder):
         raise UsageError(
             f"{stamp.folder} is there already",

@@ -57,6 +57,8 @@ class Applier:
     """`Captured.notes` of the rank that saved it."""
     where: str
     strict: bool = True
+    weights_only: bool = False
+    """It holds a model and nothing else by its nature: what else the state has stays as it is, also with `strict`."""
     copy: Callable[[torch.Tensor, torch.Tensor], object] = field(
         default=lambda live, stored: live.copy_(stored, non_blocking=True)
     )
@@ -129,7 +131,7 @@ class Applier:
     def _compare_names(self, live: list[Any], saved: list[Any], path: str) -> None:
         have, there = set(live), set(saved)
         missing, extra = [k for k in live if k not in there], [k for k in saved if k not in have]
-        if self.strict and missing:
+        if self.strict and missing and not (self.weights_only and not path):
             raise self._mismatch(f"{path}.{missing[0]}".lstrip("."), "is not in the checkpoint", by_name=True)
         if self.strict and extra:
             raise self._mismatch(f"{path}.{extra[0]}".lstrip("."), "is only in the checkpoint", by_name=True)

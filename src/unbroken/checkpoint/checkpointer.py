@@ -544,9 +544,15 @@ class Checkpointer:
         base = landed.data.data_ptr()
         applier = Applier(
             landed.tensors(), landed.part.values, notes, offer.name, self.strict,
+            weights_only=landed.part.run_id == "imported-weights",
             copy=lambda live, stored: to_device(live, stored, base),
         )  # fmt: skip
-        applier.into(state)
+        taken = applier.into(state)
+        if taken.left or taken.unused:
+            logger.warning(
+                "of %s %d names were loaded; not in it, and left as they were: %s; only in it, and not loaded: %s",
+                offer.name, len(taken.names), _some(taken.left), _some(taken.unused),
+            )  # fmt: skip
         restore_rng(notes.get("generators") or {})
         if self._pinning is not None:
             self._pinning.wait()
@@ -764,6 +770,12 @@ class Checkpointer:
         except NotDurable as e:
             print(f"unbroken: {e}", file=sys.stderr, flush=True)
             os._exit(NotDurable.exit_code)
+
+
+def _some(names: tuple[str, ...]) -> str:
+    return (
+        ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "") if names else "none"
+    )
 
 
 def _done(saves: Iterable[Saved]) -> bool:

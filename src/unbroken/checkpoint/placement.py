@@ -144,6 +144,19 @@ def next_number(storage: Storage, *, above: int = 0) -> int:
     return max([above, *numbers(storage), *_written(storage)], default=0) + 1
 
 
+def number_for_import(storage: Storage, *, above: int = 0) -> int:
+    """The attempt's number that a checkpoint from elsewhere is written under: above all that is there, and claimed.
+
+    `above` is the newest attempt of the run that the place belongs to. Raises StorageError.
+    """
+    if not above and not numbers(storage) and not _written(storage):
+        return 0
+    number = next_number(storage, above=above)
+    while not claim(storage, number, "import"):
+        number += 1
+    return number
+
+
 def survey(storage: Storage, *, run_id: str, mine: Collection[int], url: str = "") -> Survey:
     """What a run finds in a place that it wants to write to. `mine` are the numbers of its own attempts there.
 

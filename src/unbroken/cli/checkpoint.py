@@ -202,9 +202,15 @@ def import_(
     storage, name = _place(to, must_exist=False)
     if name:
         raise UsageError("--to names a checkpoint", todo="Name the folder that gets the new one")
-    from ..checkpoint.adopt import adopt
+    from ..checkpoint.adopt import adopt, open_foreign
+    from ..checkpoint.placement import number_for_import
 
-    manifest = adopt(source, storage, step=step, rename=pairs, drop=drop or [], trust=trust_pickle)
+    newest = _newest_attempt(to)
+    open_foreign(source, trust=trust_pickle)  # before a number is taken for it
+    number = number_for_import(storage, above=newest)
+    manifest = adopt(
+        source, storage, step=step, rename=pairs, drop=drop or [], trust=trust_pickle, attempt=number
+    )
     if as_json:
         told = {"name": manifest.name, "step": manifest.step, "place": storage.url}
         print(json.dumps({**told, "tensors": len(manifest.tensors), "bytes": manifest.data_bytes}))
@@ -438,6 +444,31 @@ def _newest_of(text: str) -> tuple[Storage, str, list[str]]:
     if passed:
         raise NoCheckpoint(f"no checkpoint verifies: {'; '.join(passed[:5])}", where=storage.url)
     raise InputError("there is no committed checkpoint", where=storage.url)
+
+
+def _newest_attempt(to: str) -> int:
+    """The newest attempt of the run that is to get a checkpoint, 0 where it is none. Raises UsageError where it cannot."""
+    from ..checkpoint.placement import still_going
+    from ..progress import RunDir, read_epochs, read_journal, read_spec
+
+    run_dir = RunDir(to)
+    if "://" in to or not run_dir.spec.exists():
+        return 0
+    records = read_journal(run_dir).records
+    if any(r["kind"] == "status" and r.get("status") == "completed" for r in records):
+        raise UsageError(
+            "this run is completed and does not go on",
+            where=to,
+            todo="Start a new one from the checkpoint: unbroken run --from CHECKPOINT --run-dir ANOTHER ...",
+        )
+    epochs = read_epochs(run_dir)
+    if epochs and still_going(to, read_spec(run_dir.spec).run_id) and not epochs[-1].supervisor_is_gone():
+        raise UsageError(
+            "this run is going on",
+            where=to,
+            todo="Stop it first; then its next start goes on from the import",
+        )
+    return max((int(r["attempt"]) for r in records if r["kind"] == "attempt"), default=0)
 
 
 def _holds_checkpoints(folder: Path) -> bool:

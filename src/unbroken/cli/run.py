@@ -61,6 +61,18 @@ def run(
         str,
         typer.Option(help="How processes are held: cgroup, parent, marks. Default: the surest that works."),
     ] = "auto",
+    start_from: Annotated[
+        str,
+        typer.Option(
+            "--from",
+            help="Start a new run from a checkpoint: one of ours, another run's directory, a DCP folder, safetensors, "
+            "a file of torch.save.",
+        ),
+    ] = "",
+    trust_pickle: Annotated[
+        bool,
+        typer.Option("--trust-pickle", help="Also read pickled objects in --from. They can run any code."),
+    ] = False,
     stop_within: Annotated[str, typer.Option(help="Time to save and exit when asked to stop.")] = "60s",
     wait_for_room: Annotated[
         str,
@@ -96,7 +108,7 @@ def run(
     folder = run_dir or Path("runs") / _default_name(words)
     spec = make_spec(
         words, nodes=nodes, nproc=nproc, spares=spares, timeouts=times,
-        host_memory=_memory(host_memory), ownership=ownership,
+        host_memory=_memory(host_memory), ownership=ownership, origin=_absolute(start_from), trust_pickle=trust_pickle,
     )  # fmt: skip
     ended = run_supervised(RunDir(folder), spec)
     if ended == "interrupted":
@@ -105,6 +117,10 @@ def run(
             where=str(folder),
             todo="The same command goes on, from its last checkpoint if it saved one",
         )
+
+
+def _absolute(place: str) -> str:
+    return place if not place or "://" in place else str(Path(place).absolute())
 
 
 def _default_name(words: list[str]) -> str:

@@ -103,6 +103,10 @@ class RunSpec:
     backend: str = "local"
     ownership: str = "auto"
     """How processes are held so that none can escape: cgroup, parent or marks; auto takes the surest that works."""
+    origin: str = ""
+    """What the run was started from (--from), absolute; empty: from the beginning."""
+    trust_pickle: bool = False
+    """Whether pickled objects in `origin` may be read."""
     host_memory: Bytes = Bytes(0)
     """What each node's keeper may hold in memory for snapshots; 0 lets the backend choose."""
     timeouts: Timeouts = field(default_factory=Timeouts)
@@ -137,6 +141,8 @@ def write_spec(run_dir: RunDir, spec: RunSpec, *, first: bool = False) -> bool:
     tables: list[tuple[str, Any]] = []
     for f in fields(spec):
         value = getattr(spec, f.name)
+        if f.name in ("origin", "trust_pickle") and not value:
+            continue
         if isinstance(value, (Timeouts, Budgets)):
             tables.append((f.name, value))
         else:
@@ -185,11 +191,14 @@ def check_same(old: RunSpec, new: RunSpec, run_dir: RunDir) -> None:
     for key in FIXED:
         if key != "run_id" and getattr(old, key) != getattr(new, key):
             differ.append(f"{key} was {_show(getattr(old, key))}, now {_show(getattr(new, key))}")
+    if new.origin and new.origin != old.origin:
+        differ.append(f"--from was {old.origin or 'not given'}, now {new.origin}")
     if differ:
         raise RunDirMismatch(
             f"this run directory belongs to another command line: {'; '.join(differ)}",
             where=str(run_dir.path),
-            todo="Use the same command, or another --run-dir",
+            todo="Use the same command; to go on from its checkpoints with other arguments, nodes or ranks, start a "
+            f"new run: unbroken run --from {run_dir.path} --run-dir ANOTHER ...",
         )
 
 

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ..checkpoint.catalogue import Found, listing
+from ..checkpoint.manifest import parse_folder_name
+from ..checkpoint.origin import bring, find_origin
 from ..checkpoint.placement import Survey, check_folder, claim, read_claim, same_place, survey
 from ..checkpoint.storage import Storage, open_storage
 from ..errors import RunStopped, StorageError, UnbrokenError
@@ -60,6 +62,30 @@ class Placing:
         """What keepers are told of an attempt's place."""
         url = self.of(attempt)
         return {"url": url, "spare_below": min([attempt, *self._mine(url)])}
+
+    async def start_from(self, origin: str, trust: bool) -> None:
+        """Copies what the run starts from into its own folder, once. Raises RunStopped where that cannot be."""
+        if not origin or self._state().origin:
+            return
+        try:
+            found = await asyncio.to_thread(find_origin, origin, trust=trust)
+            self._say(
+                f"the run starts from {found.text}, step {found.step}: it is copied into the run's folder"
+            )
+            target = open_storage(self.default)
+            name = await asyncio.to_thread(bring, found, target, trust=trust)
+        except (UnbrokenError, OSError) as e:
+            what = e.what if isinstance(e, UnbrokenError) else str(e)
+            raise RunStopped(
+                f"the run cannot start from {origin}: {what}", where=getattr(e, "where", None),
+                todo=getattr(e, "todo", None) or "Mend that, and give the same command again",
+            ) from e  # fmt: skip
+        key = parse_folder_name(name)
+        await self._record(
+            "accepted", number=key[1] if key else 0, checkpoints=[name], place=self.default,
+            before=self._state().attempt + 1, source=origin,
+        )  # fmt: skip
+        await self._record("origin", origin=origin, step=found.step, checkpoint=name)
 
     async def take(self) -> int:
         """Takes over what others left in the place, and claims the number of the next attempt there.

@@ -16,6 +16,9 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import TypeVar
 
+from ..checkpoint.manifest import COMMITTED, parse_folder_name
+from ..checkpoint.origin import find_origin
+from ..checkpoint.placement import CLAIMS, check_folder
 from ..cluster import Kind, LocalBackend
 from ..errors import DoesNotFit, InputError, RunError, StorageError, UnbrokenError, UsageError
 from ..progress import Budgets, RunDir, RunSpec, Timeouts, check_same, read_journal, read_spec, write_spec
@@ -47,11 +50,14 @@ def make_spec(
     budgets: Budgets | None = None,
     host_memory: Bytes = Bytes(0),
     ownership: str = "auto",
+    origin: str = "",
+    trust_pickle: bool = False,
 ) -> RunSpec:
     """A spec with a fresh run id. Raises UsageError on impossible numbers."""
     return RunSpec(
         command=tuple(command), run_id=secrets.token_hex(6), nodes=nodes, nproc=nproc, spares=spares,
         timeouts=timeouts or Timeouts(), budgets=budgets or Budgets(), host_memory=host_memory, ownership=ownership,
+        origin=origin, trust_pickle=trust_pickle,
     )  # fmt: skip
 
 
@@ -168,6 +174,7 @@ def settle_spec(run_dir: RunDir, wanted: RunSpec) -> RunSpec:
     Raises RunDirMismatch where the directory belongs to another command line.
     """
     if not run_dir.spec.exists():
+        _take_in(run_dir)
         if run_dir.path.is_dir() and (stray := _strangers(run_dir)):
             raise UsageError(
                 f"the folder is not empty and no run directory (it holds {', '.join(stray[:3])})",
@@ -185,8 +192,17 @@ def settle_spec(run_dir: RunDir, wanted: RunSpec) -> RunSpec:
     return dataclasses.replace(
         wanted, run_id=old.run_id, timeouts=_asked(wanted.timeouts, old.timeouts),
         budgets=_asked(wanted.budgets, old.budgets), host_memory=wanted.host_memory or old.host_memory,
+        origin=old.origin, trust_pickle=wanted.trust_pickle or old.trust_pickle,
         ownership=old.ownership if wanted.ownership == "auto" else wanted.ownership,
     )  # fmt: skip
+
+
+def _has_started(run_dir: RunDir) -> bool:
+    """Whether the run has copied what it starts from, and needs it no more."""
+    try:
+        return bool(RunState.of(read_journal(run_dir).records).origin)
+    except (OSError, UnbrokenError):
+        return False
 
 
 def _asked(wanted: T, old: T) -> T:
@@ -201,6 +217,20 @@ def _asked(wanted: T, old: T) -> T:
     )
 
 
+def _take_in(run_dir: RunDir) -> None:
+    """Moves what `checkpoint import --to` put into a folder, before it was a run's, to where a run has its checkpoints."""
+    if not run_dir.path.is_dir():
+        return
+    imported = [p for p in run_dir.path.iterdir() if parse_folder_name(p.name) and (p / COMMITTED).is_file()]
+    if not imported:
+        return
+    claims = [p for p in run_dir.attempts.glob("[0-9]*") if p.is_file()]
+    for folder, things in ((run_dir.checkpoints, imported), (run_dir.checkpoints / CLAIMS, claims)):
+        for path in things:
+            folder.mkdir(parents=True, exist_ok=True)
+            path.rename(folder / path.name)
+
+
 def _strangers(run_dir: RunDir) -> list[str]:
     """What lies in the folder and is not what a call leaves that was killed before it had written run.toml."""
     ours = {
@@ -211,6 +241,8 @@ def _strangers(run_dir: RunDir) -> list[str]:
     def harmless(path: Path) -> bool:
         if path.name.startswith(".run.toml.") and path.name.endswith(".aside"):
             return True
+        if path.name == run_dir.checkpoints.name and path.is_dir():  # imported before the first start
+            return all(parse_folder_name(p.name) or p.name == CLAIMS for p in path.iterdir())
         return path.name in ours and path.is_dir() and not any(path.iterdir())
 
     return sorted(p.name for p in run_dir.path.iterdir() if not harmless(p))
@@ -229,6 +261,9 @@ def run_supervised(
         raise RunError("unbroken run needs Linux", todo="Use a Linux machine or container")
     # Before anything is written: a directory that remembers what did not fit would refuse what does.
     LocalBackend(wanted.run_id).check_fits(wanted.nodes, wanted.nproc, wanted.spares)
+    check_folder(run_dir.path, "the run directory")
+    if wanted.origin and not _has_started(run_dir):
+        find_origin(wanted.origin, trust=wanted.trust_pickle)  # before anything is written
     spec = settle_spec(run_dir, wanted)
     backend = LocalBackend(spec.run_id, None if spec.ownership == "auto" else Kind(spec.ownership))
     check_places(run_dir, backend.scratch("x").parent.parent)

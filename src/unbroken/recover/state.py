@@ -44,6 +44,8 @@ class RunState:
     seals: dict[int, tuple[str, ...]] = field(default_factory=dict)
     places: dict[int, str] = field(default_factory=dict)
     """Where the checkpoints of each attempt lie; "" for the run's own folder."""
+    origin: str = ""
+    """What the run was started from (--from), once it is copied."""
     brought: list[Brought] = field(default_factory=list)
     """What the run took over from elsewhere, oldest first."""
     durable: list[tuple[int, int]] = field(default_factory=list)
@@ -102,6 +104,8 @@ class RunState:
         elif kind == "seal":
             self.seals[r["attempt"]] = tuple(r["checkpoints"])
             self.accepted |= {(int(a), int(s)) for a, s in r.get("memory") or ()}
+        elif kind == "origin":
+            self.origin = str(r["origin"])
         elif kind == "place":
             self.places[r["attempt"]] = str(r["place"])
         elif kind == "accepted":

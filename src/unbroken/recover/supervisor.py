@@ -180,6 +180,7 @@ class Supervisor:
                 "epoch", host=epoch.host, pid=epoch.pid, takes_over=before.number if before else None
             )
             self._warm_up()
+            await self._placing.start_from(self.spec.origin, self.spec.trust_pickle)
             try:
                 return await self._supervise()
             except Superseded:
