@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import datetime as dates
 import json
 import math
-from collections import Counter, OrderedDict, defaultdict
-from pathlib import Path
+from collections import Counter, OrderedDict, defaultdict, deque
+from decimal import Decimal
+from fractions import Fraction
+from pathlib import Path, PurePosixPath
 from typing import Any
+from uuid import UUID
 
 import numpy as np
 import pytest
@@ -72,6 +76,10 @@ def test_any_plain_value_comes_back(value: Any) -> None:
         np.float32(1.5), np.int64(-3), np.bool_(True), np.arange(6, dtype=np.uint16).reshape(2, 3),
         np.zeros((0, 4)), np.random.default_rng(1).bit_generator.state, torch.float8_e4m3fn, torch.Size([2, 3]),
         torch.device("cuda:1"), torch.channels_last, Path("/a/b"), range(3, 9, 2), 2**4000, -0.0, float("inf"),
+        deque([1, (2,)], 3), slice(1, None, 2), ..., Decimal("1.10"), Fraction(1, 3), UUID(int=5), PurePosixPath("a"),
+        dates.date(2026, 1, 2), dates.datetime(2026, 1, 2, 3, 4, 5, 6, dates.UTC), dates.timedelta(1, 2, 3),
+        dates.datetime(2026, 1, 2, fold=1), dates.time(1, 2, tzinfo=dates.timezone(dates.timedelta(hours=1), "x")),
+        dates.UTC, np.dtype(">i4"), np.datetime64("2026-01-02"), np.array(["a", "bc"]), defaultdict(deque),
         bytearray(b"x"), torch.optim.SGD([torch.ones(1)], lr=0.1).state_dict()["param_groups"],
     ],
     ids=lambda v: f"{type(v).__name__} {str(v)[:20]}",

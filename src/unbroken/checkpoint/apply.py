@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -272,7 +272,7 @@ class Applier:
             if isinstance(live, defaultdict):
                 live.default_factory = value.default_factory
             live.clear()
-            dict.update(live, value)
+            (dict if isinstance(live, Counter) else type(live)).update(live, value)  # a Counter adds up
             return live
         if type(live) is list and type(value) is list:
             live[:] = value
