@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..errors import CheckpointCorrupt, Exit, InputError, NoCheckpoint, UsageError
+from ..errors import CheckpointCorrupt, Exit, InputError, NoCheckpoint, StorageError, UsageError
 from ..units import Bytes, Duration
 
 if TYPE_CHECKING:
@@ -402,7 +402,10 @@ def _place(text: str, *, must_exist: bool = True) -> tuple[Storage, str | None]:
     if "://" in text and not text.startswith("file://"):
         return open_storage(text), None
     folder = Path(text.removeprefix("file://"))
-    check_folder(folder.absolute(), "this")
+    try:
+        check_folder(folder.absolute(), "this")
+    except StorageError as e:
+        raise InputError(e.what, where=e.where, todo=e.todo) from None
     if (folder / "run.toml").exists():
         return open_storage(newest_place(RunDir(folder))), None
     if (folder / "checkpoints").is_dir() and not _holds_checkpoints(folder):
