@@ -403,7 +403,8 @@ def _place(text: str, *, must_exist: bool = True) -> tuple[Storage, str | None]:
         return open_storage(text), None
     folder = Path(text.removeprefix("file://"))
     try:
-        check_folder(folder.absolute(), "this")
+        if not folder.exists():
+            check_folder(folder.absolute(), "this")
     except StorageError as e:
         raise InputError(e.what, where=e.where, todo=e.todo) from None
     if (folder / "run.toml").exists():
