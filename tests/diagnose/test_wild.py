@@ -11,6 +11,7 @@ from unbroken.diagnose import Outcome, Verdict, diagnose
 
 from .wild import CASES, Wild
 from .wild_more import MORE
+from .wild_third import THIRD
 
 _ENDINGS = {"Success": Outcome.COMPLETED, "Cancelled": Outcome.CANCELLED}
 
@@ -44,7 +45,7 @@ def faults(case: Wild, v: Verdict) -> list[str]:
     return out
 
 
-@pytest.mark.parametrize("case", [*CASES, *MORE], ids=[c.name for c in [*CASES, *MORE]])
+@pytest.mark.parametrize("case", [*CASES, *MORE, *THIRD], ids=[c.name for c in [*CASES, *MORE, *THIRD]])
 def test_case(case: Wild, tmp_path: Path) -> None:
     v = diagnose([write(case, tmp_path)])
     assert not faults(case, v), (v.outcome, v.reason, v.root, v.decided_by, v.confidence, v.action)

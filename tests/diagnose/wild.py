@@ -47,7 +47,8 @@ DURING = ["", "During handling of the above exception, another exception occurre
 MEGATRON = " [{t}] iteration {i:8d}/   50000 | consumed samples: {i:12d} | elapsed time per iteration (ms): 2104.1 | lm loss: {loss:.6E} | loss scale: 1.0 | grad norm: 0.412 | number of skipped iterations:   0 | number of nan iterations:   0 |"
 
 
-def _kernel(lines: list[str], host: str = "nid001234") -> list[str]:
+def kernel(lines: list[str], host: str = "nid001234") -> list[str]:
+    """A syslog of the kernel that is quiet but for `lines`."""
     quiet = ["usb 1-1: new high-speed USB device number 4 using xhci_hcd", "EXT4-fs (sda2): re-mounted. Opts: errors=remount-ro", "IPv6: ADDRCONF(NETDEV_UP): hsn0: link is not ready",
              "perf: interrupt took too long (3140 > 3131), lowering kernel.perf_event_max_sample_rate to 63500", "nfs: server nas3 OK", "audit: backlog limit exceeded",
              "ACPI BIOS Error (bug): Could not resolve symbol", "systemd[1]: Started Session 411 of user root.", "nvidia-modeset: Loading NVIDIA Kernel Mode Setting Driver"]  # fmt: skip
@@ -96,7 +97,7 @@ CASES: tuple[Wild, ...] = (
     Wild("ctrl-c-single", {"log.txt": ["ada@ws3:~/exp$ python train.py --cfg a.yaml", *steps(), "^CTraceback (most recent call last):", *tb("KeyboardInterrupt", "train.py")[1:], "ada@ws3:~/exp$ "]}, ("Cancelled",)),
     Wild("ctrl-c-accelerate", {"log.txt": steps() + ["^C"] + tb("KeyboardInterrupt", "loop.py") + tb("KeyboardInterrupt", "accelerate/commands/launch.py") + ["Aborted!"]}, ("Cancelled",)),
     Wild("second-launch-fine", {"log.txt": ["$ accelerate launch sft.py", *tb("ValueError: Unknown scheduler 'cosne'", "sft.py"), "$ accelerate launch sft.py --sched cosine", *steps(50, "step {i}/500 loss {loss:.3f}"), "all steps are done, model written to /out/sft", "$ "]}, ("Success",)),
-    Wild("kernel-quiet", {"dmesg.txt": _kernel([])}, ("Success", "Unknown-none")),
+    Wild("kernel-quiet", {"dmesg.txt": kernel([])}, ("Success", "Unknown-none")),
     Wild("fabric-manager-quiet", {"fabricmanager.log": [f"[May 04 2026 03:{i:02d}:11] [INFO] [tid 2011] {x}" for i, x in enumerate(["Fabric Manager log initializing at: 5/4/2026 03:00:11.100", "Fabric Manager version 550.90.07", "getting NVSwitch device information", "number of GPUs in the fabric: 8", "NVSwitch 0 enabled link mask 0xffff, failed link mask 0x0", "Successfully configured all the available NVSwitches to route GPU NVLink traffic", "error polling disabled", "dumping NVLink topology: no errors"] * 4)]}, ("Success", "Unknown-none")),
     Wild("spike-that-heals", {"log.txt": steps(60, MEGATRON) + [x.replace("lm loss: 2", "lm loss: 6") for x in steps(3, MEGATRON, 600)] + steps(60, MEGATRON, 640) + ["[after training is done] datetime: 2026-05-02 13:00:00"]}, ("Success",)),
     # Quoted text
@@ -110,7 +111,7 @@ CASES: tuple[Wild, ...] = (
     Wild("ascend-link", {"log.txt": steps() + ["[ERROR] 2026-05-02-11:20:01 (PID:3011, Device:4, RankID:4) ERR02200 DIST call hccl api failed.", "EI0006: [PID: 3011] 2026-05-02-11:20:01.1 Getting socket times out. Reason: The remote does not initiate a connect request. some NPUs in the cluster are abnormal."]
           + tb("RuntimeError: The Inner error is reported as above. The process exits for this inner error, and the current working operator name is HcclAllGather.", "torch_npu/npu/utils.py", tag="[rank4]: ")}, ("NCCLTimeoutError", "NCCLRemoteError", "NetworkError", "Hang"), "Getting socket times out|HcclAllGather", False),
     Wild("ascend-oom", {"log.txt": steps(3) + tb("RuntimeError: NPU out of memory. Tried to allocate 1.50 GiB (NPU 6; 60.97 GiB total capacity; 58.01 GiB already allocated; 58.9 GiB current active; 900.2 MiB free; 59.9 GiB reserved in total by PyTorch)", "m.py")}, ("OutOfMemoryError",), "NPU out of memory", True),
-    Wild("rocm-hang-reset", {"messages": _kernel(["amdgpu 0000:c1:00.0: amdgpu: ring sdma0 timeout, signaled seq=88121, emitted seq=88123", "amdgpu 0000:c1:00.0: amdgpu: GPU reset begin!", "amdgpu 0000:c1:00.0: amdgpu: GPU reset(2) failed"])}, ("CUDAError", "NodeFailure"), "amdgpu", False),
+    Wild("rocm-hang-reset", {"messages": kernel(["amdgpu 0000:c1:00.0: amdgpu: ring sdma0 timeout, signaled seq=88121, emitted seq=88123", "amdgpu 0000:c1:00.0: amdgpu: GPU reset begin!", "amdgpu 0000:c1:00.0: amdgpu: GPU reset(2) failed"])}, ("CUDAError", "NodeFailure"), "amdgpu", False),
     Wild("rocm-hip-illegal", {"log.txt": steps() + tb("RuntimeError: HIP error: an illegal memory access was encountered\nHIP kernel errors might be asynchronously reported at some other API call, so the stacktrace below might be incorrect.", "m.py", tag="[rank5]: ")}, ("CUDAError",), "HIP error", False),
     Wild("jax-oom-gpu", {"log.txt": steps(3, "step={i} loss={loss:.3f}") + tb("jaxlib.xla_extension.XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying to allocate 68719476736 bytes.", "jax/_src/api.py", "maxtext/train.py")}, ("OutOfMemoryError",), "RESOURCE_EXHAUSTED", True),
     Wild("jax-coordination", {"log.txt": steps(20, "step={i} loss={loss:.3f}") + ["2026-05-02 11:30:01.7 F external/xla/xla/pjrt/distributed/client.h:80] Terminating process because the JAX distributed service detected fatal errors. absl::Status: UNAVAILABLE: The following tasks are unhealthy (stopped sending heartbeats): /job:jax_worker/replica:0/task:9"]}, ("NodeFailure", "NCCLRemoteError", "ConnectionError", "NetworkError", "NCCLTimeoutError"), "unhealthy|UNAVAILABLE", False),

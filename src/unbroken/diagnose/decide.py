@@ -16,7 +16,7 @@ from .leavers import leaver
 from .occupied import neighbour
 from .roots import cascade_of, line_of, root_of
 from .rules import Xid, defaults
-from .verdict import HANG, LOSS_SPIKE, REASONS, UNKNOWN, Action, Faulty, Outcome, Root, Verdict
+from .verdict import HANG, LOSS_SPIKE, MACHINE_ONLY, REASONS, UNKNOWN, Action, Faulty, Outcome, Root, Verdict
 from .where import lagging_rank, place_of
 
 
@@ -91,6 +91,8 @@ def failed(root: Event, chron: Chronicle, scans: Sequence[FileScan], topology: T
     if root.xid is not None and _own_fault(root, root.xid, chron):
         recoverable, action, mitigation = False, "stop", root.xid.own_mitigation
     notes = (chron.why,) if chron.why and root is chron.root else ()
+    if all(s.machine for s in scans if s.ending.bytes) and not chron.progress:
+        notes = (*notes, MACHINE_ONLY)
     if reason == "OutOfMemoryError" and (other := neighbour(root.text, _pids(root, topology))) is not None:
         if other.ours:
             mitigation = "Several ranks of this job share one card: give each its own (local rank, CUDA_VISIBLE_DEVICES)."
@@ -100,7 +102,9 @@ def failed(root: Event, chron: Chronicle, scans: Sequence[FileScan], topology: T
             mitigation = f"{who} holds {other.gib:.1f} GiB of that card and is none of this job's: end it there, or restart on another card or node."
         notes = (*notes, f"another process holds {other.gib:.1f} GiB of the card")
     outcome = {HANG: Outcome.HUNG, LOSS_SPIKE: Outcome.LOSS_SPIKE}.get(reason, Outcome.FAILED)
-    confidence = (0.95 if root.xid else root.rule.confidence) * (1.0 if root.weight >= 0.8 else 0.6)
+    confidence = (0.95 if root.xid else root.rule.confidence) * (
+        1.0 if root.weight >= 0.9 else 0.88 if root.weight >= 0.8 else 0.6
+    )
     if root.role == "either":
         confidence *= 0.9
     left = None

@@ -16,7 +16,7 @@ from . import excerpt
 from .engine import Diagnosis
 from .memory_shape import Similar
 from .redact import Redactor
-from .verdict import Outcome, Verdict
+from .verdict import MACHINE_ONLY, Outcome, Verdict
 
 _SAID = {
     Outcome.FAILED: "failed",
@@ -96,11 +96,17 @@ def text(
 
 def headline(v: Verdict) -> str:
     """One sentence that says it all."""
+    if v.decided_by == "no-fault":
+        return "No failure is reported here: it is a log of the machine, not of a job."
+    if v.decided_by.startswith("interrupted"):
+        return f"The job was {'suspended at its terminal' if v.recoverable else 'interrupted by its user'}."
     if v.reason in (None, "Hang", "LossSpike"):
         return f"The job {_SAID[v.outcome]}."
     whose = f" ({v.category.value})" if v.category else ""
     known = "the cause is not known" if v.reason == "Unknown" else f"{v.reason}{whose}"
     can = "a restart can help" if v.recoverable else "a restart cannot help"
+    if MACHINE_ONLY in v.notes:
+        return f"The machine reports a failure: {known}; no job's log was read."
     return f"The job {_SAID[v.outcome]}: {known}; {can}."
 
 

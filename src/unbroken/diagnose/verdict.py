@@ -68,6 +68,9 @@ _BY_CATEGORY = {
 REASONS: dict[str, Category] = {reason: cat for cat, names in _BY_CATEGORY.items() for reason in names}
 """The 29 published failure reasons, each with its category."""
 
+MACHINE_ONLY = "only logs of the machine were read, and no job's"
+"""The note of a verdict that knows nothing of any job."""
+
 HANG, LOSS_SPIKE, UNKNOWN = "Hang", "LossSpike", "Unknown"
 
 
