@@ -152,7 +152,11 @@ def test_the_view_of_a_run_cleans_what_it_shows() -> None:
     screen = Screen()
     view = Lines(Filtered(screen))
     view.say(f"incident: {EVIL}\nforged")
-    assert not BAD.search(screen.getvalue()) and screen.getvalue().count("\n") == 1
+    lines = screen.getvalue().splitlines()
+    assert not BAD.search(screen.getvalue().replace("\n", ""))
+    assert all(re.match(r"\d\d:\d\d:\d\d  ", line) for line in lines), (
+        "no line of theirs looks like one of ours"
+    )
 
 
 @pytest.mark.parametrize(
