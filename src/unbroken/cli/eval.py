@@ -531,7 +531,7 @@ def _suite(
     if limit is not None:
         if not (0 < limit < 1 or (limit >= 1 and limit == int(limit))):
             raise UsageError(
-                f"--limit {limit:g}: a number of samples, or a share of them between 0 and 1, is meant"
+                f"--limit {limit:g}: at least 1 is meant, or a share of the samples between 0 and 1"
             )
         most: float = limit if limit < 1 else int(limit)
         suite = replace(suite, tasks=tuple(replace(t, limit=most) for t in suite.tasks))
