@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 PROC, CGROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
+
+
+def python_path() -> str:
+    """PYTHONPATH for a process that is to import what this one can, wherever it starts: also what was only put into
+    sys.path, relative entries as absolute ones, and this package from where it was imported."""
+    own = str(Path(__file__).resolve().parents[1])
+    entries = [os.path.abspath(p) for p in sys.path if isinstance(p, str) and p and os.pathsep not in p]
+    if own not in entries:
+        entries.insert(0, own)
+    return os.pathsep.join(dict.fromkeys(entries))
 
 
 def usable_cpus() -> int:

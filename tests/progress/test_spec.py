@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unbroken.errors import InputError, RunDirMismatch, UnknownKey, UsageError
+from unbroken.errors import InputError, RunDirMismatch, UnbrokenError, UnknownKey, UsageError
 from unbroken.progress import Budgets, RunDir, RunSpec, Timeouts, check_same, read_spec, write_spec
 from unbroken.units import Bytes, Duration
 
@@ -173,3 +173,29 @@ def test_every_path_lies_in_the_run_directory(tmp_path: Path, monkeypatch: pytes
     for name in ("0002", "0001", "12345", "x", "1"):
         (d.attempts / name).mkdir()
     assert d.attempt_numbers() == [1, 2, 12345]
+
+
+def test_every_edit_of_run_toml_is_answered_with_its_file(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path)
+    run_dir.create()
+    write_spec(run_dir, RunSpec(("train.py",), "r"))
+    lines = run_dir.spec.read_text().splitlines()
+    refused = 0
+    for i, line in enumerate(lines):
+        key = line.split("=")[0]
+        for new in (
+            "",
+            "nonsense",
+            "x = 1",
+            f"{key} = [1]",
+            f"{key} = 'a'",
+            f"{key} = {{a = 1}}",
+            f"{key} = -1",
+        ):
+            run_dir.spec.write_text("\n".join([*lines[:i], new, *lines[i + 1 :]]))
+            try:
+                read_spec(run_dir.spec)
+            except UnbrokenError as e:
+                refused += 1
+                assert str(run_dir.spec) in str(e), (line, new, e)
+    assert refused > 50

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CheckpointError, DoesNotFit, UnbrokenError
+from ..machine import python_path
 from .manifest import folder_name
 from .wire import VERSION, Channel, Closed, Message, connect
 
@@ -369,7 +370,7 @@ def start_keeper(command: Sequence[str], socket_path: Path, log: Path, *, within
         )
     log.parent.mkdir(parents=True, exist_ok=True)
     socket_path.unlink(missing_ok=True)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    environment = {**os.environ, "PYTHONPATH": python_path()}
     with open(log, "ab") as out:
         process = subprocess.Popen(
             list(command), stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True, cwd="/",

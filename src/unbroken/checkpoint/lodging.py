@@ -69,12 +69,11 @@ class OwnKeeper:
     def ensure(self) -> None:
         """Starts the keeper unless one answers; of several ranks at once, one does."""
         with _locked(self.folder / "lock"):
-            try:
+            with contextlib.suppress(KeeperGone):
                 Link(self.socket, {"role": "visitor"}, timeout_s=10.0).disconnect()
                 return
-            except KeeperGone:
-                pid = start_keeper(self.command, self.socket, self.folder / "keeper.log")
-                logger.info("started a keeper (process %d, log %s)", pid, self.folder / "keeper.log")
+            pid = start_keeper(self.command, self.socket, self.folder / "keeper.log")
+            logger.info("started a keeper (process %d, log %s)", pid, self.folder / "keeper.log")
 
     def newest_attempt(self) -> int:
         """The newest attempt that the keeper has seen."""

@@ -141,8 +141,6 @@ def write_spec(run_dir: RunDir, spec: RunSpec, *, first: bool = False) -> bool:
     tables: list[tuple[str, Any]] = []
     for f in fields(spec):
         value = getattr(spec, f.name)
-        if f.name in ("origin", "trust_pickle") and not value:
-            continue
         if isinstance(value, (Timeouts, Budgets)):
             tables.append((f.name, value))
         else:
@@ -167,7 +165,16 @@ def read_spec(path: Path) -> RunSpec:
         raise InputError(f"run.toml cannot be read: {e.strerror}", where=str(path)) from e
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as e:
         raise InputError(f"run.toml cannot be read: {unreadable(e)}", where=str(path)) from e
-    where = str(path)
+    try:
+        return _spec_of(value, str(path))
+    except UnknownKey:
+        raise
+    except UsageError as e:  # every check says what is wrong; here is where
+        raise UsageError(e.what, where=e.where or str(path), todo=e.todo or "Mend the file") from None
+
+
+def _spec_of(value: dict[str, Any], where: str) -> RunSpec:
+    """The spec that a parsed run.toml says."""
     _check_keys(value, RunSpec, where)
     for name, kind in (("timeouts", Timeouts), ("budgets", Budgets)):
         table = value.get(name, {})

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import secrets
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -17,6 +19,7 @@ from ..bounds import HELLO_BYTES, HELLO_S, Malformed, proof, same_secret, text
 from ..cluster import Backend, NodeState
 from ..errors import RunError
 from ..listener import Listener
+from ..machine import python_path
 from ..progress import RunDir
 from . import received
 from .wire import Link, Message, read_token
@@ -190,6 +193,10 @@ class NodeTable:
             "--wait-for-room", str(self.room_s),
         ]  # fmt: skip
         env = {"UNBROKEN_RUN_ID": self._run_id, "UNBROKEN_NODE": name, "UNBROKEN_ROLE": "agent"}
+        if not _importable():
+            env["PYTHONPATH"] = (
+                python_path()
+            )  # the ranks inherit it: without it they could not import us either
         self._backend.launch(name, argv, env, self._run_dir.agent_log(name))
 
     def check(self, name: str) -> NodeState:
@@ -253,3 +260,10 @@ class NodeTable:
                 node.link.close()
         for task in list(self._tasks):
             task.cancel()
+
+
+@functools.cache
+def _importable() -> bool:
+    """Whether a bare interpreter finds this package: not where it came from sys.path alone."""
+    code = "import importlib.util, sys; sys.exit(importlib.util.find_spec('unbroken') is None)"
+    return subprocess.run([sys.executable, "-c", code], cwd="/", check=False).returncode == 0

@@ -20,7 +20,7 @@ from ..checkpoint.manifest import COMMITTED, parse_folder_name
 from ..checkpoint.origin import find_origin
 from ..checkpoint.placement import CLAIMS, check_folder
 from ..cluster import Kind, LocalBackend
-from ..errors import DoesNotFit, InputError, RunError, StorageError, UnbrokenError, UsageError
+from ..errors import DoesNotFit, InputError, RunDirMismatch, RunError, StorageError, UnbrokenError, UsageError
 from ..progress import Budgets, RunDir, RunSpec, Timeouts, check_same, read_journal, read_spec, write_spec
 from ..units import Bytes
 from .report import write_report_safely
@@ -197,6 +197,25 @@ def settle_spec(run_dir: RunDir, wanted: RunSpec) -> RunSpec:
     )  # fmt: skip
 
 
+def _check_journal(run_dir: RunDir, spec: RunSpec) -> None:
+    """Raises RunDirMismatch where run.toml was edited into another run than the journal is of."""
+    try:
+        records = read_journal(run_dir).records
+    except (OSError, UnbrokenError):
+        return  # who claims the run says what is wrong with it
+    began = next((r for r in records if r["kind"] == "run"), None)
+    if began is None:
+        return
+    now = {"command": list(spec.command), "nodes": spec.nodes, "nproc": spec.nproc, "run_id": spec.run_id}
+    for key, value in now.items():
+        if key in began and began[key] != value:
+            raise RunDirMismatch(
+                f"run.toml says {key} = {value}, but this run began with {began[key]}",
+                where=str(run_dir.spec),
+                todo=f"Put that back; to go on with others start a new run: unbroken run --from {run_dir.path} ...",
+            )
+
+
 def _has_started(run_dir: RunDir) -> bool:
     """Whether the run has copied what it starts from, and needs it no more."""
     try:
@@ -265,6 +284,7 @@ def run_supervised(
     if wanted.origin and not _has_started(run_dir):
         find_origin(wanted.origin, trust=wanted.trust_pickle)  # before anything is written
     spec = settle_spec(run_dir, wanted)
+    _check_journal(run_dir, spec)
     backend = LocalBackend(spec.run_id, None if spec.ownership == "auto" else Kind(spec.ownership))
     check_places(run_dir, backend.scratch("x").parent.parent)
     shown = view or Lines()

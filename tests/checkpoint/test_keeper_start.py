@@ -1,0 +1,45 @@
+"""The keeper starts wherever the trainer could import us: from sys.path alone, from a relative entry, from elsewhere."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+import unbroken
+from unbroken.machine import python_path
+
+SCRIPT = """
+import os, sys
+sys.path[:0] = sys.argv[1].split(os.pathsep)
+import torch, unbroken
+c = unbroken.Checkpointer("c", snapshot_every=1, persist_every=1, memory="64MiB")
+c.save(1, {"w": torch.ones(2)}, persist=True)
+c.close()
+"""
+
+
+@pytest.mark.parametrize("how", ["absolute", "relative"])
+def test_the_keeper_starts_from_sys_path_alone(own_keepers: Path, tmp_path: Path, how: str) -> None:
+    source, libraries = str(Path(unbroken.__file__).parents[1]), sysconfig.get_path("purelib")
+    if how == "relative":
+        source, libraries = os.path.relpath(source, tmp_path), os.path.relpath(libraries, tmp_path)
+    (tmp_path / "train.py").write_text(SCRIPT)
+    env = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    done = subprocess.run(
+        [sys.executable, "-S", "train.py", os.pathsep.join([source, libraries])], cwd=tmp_path, env=env,
+        capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "c" / "step-00000001.a0001" / "COMMITTED").exists()
+
+
+def test_every_entry_is_absolute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", ["", "lib", "/x", "lib"])
+    entries = python_path().split(os.pathsep)
+    assert entries == [str(Path(unbroken.__file__).resolve().parents[1]), str(tmp_path / "lib"), "/x"]
