@@ -16,7 +16,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, settings
 
 REPO = Path(__file__).resolve().parents[1]
 
@@ -32,11 +31,22 @@ for _name in ("INCIDENTS", "MODEL_URL", "MODEL_NAME", "MODEL_KEY"):
     os.environ.pop(f"UNBROKEN_{_name}", None)
 Path(os.environ["HOME"]).mkdir(exist_ok=True)
 
-settings.register_profile(
-    "quick", deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
-)
-settings.register_profile("soak", settings.get_profile("quick"), print_blob=True)
-settings.load_profile("soak" if int(os.environ.get("UNBROKEN_FUZZ_TIMES", "1")) > 1 else "quick")
+
+def _profiles() -> None:
+    """The fuzzers' profiles; a machine with GPUs and no hypothesis runs tests/gpu all the same."""
+    try:
+        from hypothesis import HealthCheck, settings
+    except ImportError:
+        return
+    quick = settings(
+        deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    )
+    settings.register_profile("quick", quick)
+    settings.register_profile("soak", quick, print_blob=True)
+    settings.load_profile("soak" if int(os.environ.get("UNBROKEN_FUZZ_TIMES", "1")) > 1 else "quick")
+
+
+_profiles()
 
 
 def touched(home: Path) -> list[Path]:
