@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from unbroken.detect import ProcessLook, collect_stacks, late_ranks
-from unbroken.detect.stacks import _main_frames
+from unbroken.detect.stacks import _main_frames, place
 
 
 def look(state: str = "S", *frames: str) -> ProcessLook:
@@ -37,6 +37,14 @@ WAITS = "wait (distributed_c10d.py:100)"
         ),
         # Nobody is odd: all in the collective, or no majority.
         ({r: look("S", WAITS) for r in range(4)}, (), ()),
+        # Of two ranks the one that is in no collective.
+        ({0: look("S", WAITS), 1: look("S", "sleep (t.py:1)", "main (t.py:9)")}, (), (1,)),
+        (
+            {0: look("S", "read (t.py:1)"), 1: look("S", "_engine_run_backward (torch/autograd/graph.py:1)")},
+            (),
+            (0,),
+        ),
+        ({0: look("S", "read (t.py:1)"), 1: look("S", WAITS), 2: look("S")}, (2,), (2,)),
         ({0: look("S", "a (x:1)"), 1: look("S", "b (x:1)")}, (), ()),
         ({0: look("S", WAITS)}, (), ()),
         ({0: look("S", "a (x:1)"), 1: look("S", "b (x:1)"), 2: look("S", "c (x:1)")}, (), ()),
@@ -44,6 +52,15 @@ WAITS = "wait (distributed_c10d.py:100)"
 )
 def test_late_ranks(looks: dict[int, ProcessLook], behind: tuple[int, ...], late: tuple[int, ...]) -> None:
     assert late_ranks(looks, behind) == late
+
+
+def test_a_place_compares_equal_when_it_is_the_same() -> None:
+    here = {0: look("S", WAITS, "f (x.py:1)"), 1: look("R", "read (y.py:3)")}
+    assert place(here) == place(
+        {0: look("S", "wait (distributed_c10d.py:105)", "f (x.py:2)"), 1: look("S", "read (y.py:8)")}
+    )
+    assert place(here) != place({**here, 1: look("R", "write (y.py:3)")})
+    assert place({}) == place({0: look("S", WAITS), 1: look("T", WAITS)}) == place({0: look("S")}) == ""
 
 
 def test_a_stopped_process_is_seen_as_such(eventually: Callable[..., None]) -> None:

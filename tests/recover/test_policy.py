@@ -14,12 +14,14 @@ from unbroken.diagnose.verdict import REASONS, Action, Category, Outcome, Root, 
 from unbroken.progress import Budgets
 from unbroken.recover import policy, supervisor
 from unbroken.recover.policy import (
+    AGENT,
     DECIDED,
     Decision,
     PastIncident,
     as_carried_out,
     cause_of,
     decide,
+    decide_agent_lost,
     decide_lapsed,
     fingerprint,
 )
@@ -129,9 +131,63 @@ def test_kills_and_lost_nodes_may_repeat_at_the_same_step_within_their_budget() 
 
 def test_budgets_are_apart() -> None:
     run = Run()
-    for v in (LOST, LOST, LOST, LOST, CUDA, CUDA, CUDA, HANG, HANG):
+    other, third = (verdict("CUDAError", f"in kernel {w}") for w in ("gemm", "softmax"))
+    for v in (LOST, LOST, LOST, LOST, CUDA, other, third, HANG, HANG):
         assert run.meets(v, 5).action is Action.RESTART
     assert "3 incidents of kind hang without progress between; the budget is 2" in run.meets(HANG, 5).why
+
+
+@pytest.mark.parametrize("reason", [r for r in REASONS if r != "NodeFailure"])
+def test_the_same_failure_twice_at_the_same_step_stops_whatever_its_cause(reason: str) -> None:
+    run = Run()
+    first = run.meets(verdict(reason, "it broke at 0x7f2a after 12 s"), 60)
+    d = run.meets(verdict(reason, "it broke at 0x1111 after 99 s"), 60)
+    assert first.action is Action.RESTART
+    assert d.action is Action.STOP
+    assert "the same failure came twice at step 60 without progress between" in d.why
+
+
+def test_infrastructure_that_is_away_before_the_first_step_of_an_attempt_is_waited_for() -> None:
+    net = verdict("NCCLRemoteError", "connect() timed out")
+    past = [PastIncident("failure", fingerprint(net), 60, reached=False)]
+    assert decide(net, 60, past, B, reached=False).action is Action.RESTART
+    assert decide(net, 60, past * 2, B, reached=False).delay_s == 4, "with longer and longer waits"
+    assert decide(net, 60, [replace(past[0], reached=True)], B).action is Action.STOP
+
+
+def test_two_nodes_that_are_convicted_one_after_the_other_are_two_failures() -> None:
+    run = Run()
+    assert run.meets(verdict("ECCError", cordon=("node-003",)), 60).action is Action.RESTART_ELSEWHERE
+    assert run.meets(verdict("ECCError", cordon=("node-004",)), 60).action is Action.RESTART_ELSEWHERE
+    assert run.meets(verdict("ECCError", cordon=("node-004",)), 60).action is Action.STOP
+
+
+def test_a_hang_in_the_same_place_stops_and_one_in_another_place_is_counted() -> None:
+    past = [PastIncident("hang", fingerprint(HANG, "0:all_reduce 1:read"), 60)]
+    assert decide(HANG, 60, past, B, stacks="0:all_reduce 1:read").action is Action.STOP
+    assert decide(HANG, 60, past, B, stacks="0:all_reduce 1:write").action is Action.RESTART
+    assert decide(HANG, 61, past, B, stacks="0:all_reduce 1:read").action is Action.RESTART, (
+        "that is progress"
+    )
+    unseen = [PastIncident("hang", fingerprint(HANG), 60)]
+    assert decide(HANG, 60, unseen, B).action is Action.RESTART, "nobody knows whether it is the same one"
+
+
+def test_the_failure_is_named_by_its_root_where_it_has_no_reason() -> None:
+    run = Run()
+    early = verdict("Unknown", "rank 1 ended with exit code 0 while others went on after step 59")
+    run.meets(early, 59)
+    assert "rank 1 ended with exit code 0 while others went on" in run.meets(early, 59).why
+
+
+def test_agents_that_are_lost_again_and_again_wait_and_end_unless_training_gets_on() -> None:
+    history: list[PastIncident] = []
+    delays = []
+    while (d := decide_agent_lost(7, history, B)).action is Action.RESTART:
+        delays.append(d.delay_s)
+        history.append(PastIncident(AGENT, "x", 7))
+    assert delays == [0, 2, 4] and "agents were lost 4 times" in d.why
+    assert decide_agent_lost(8, history, B).action is Action.RESTART
 
 
 def test_progress_refills() -> None:

@@ -79,6 +79,9 @@ class Backend(Protocol):
     def ownership(self) -> str:
         """The same for an agent: the value of its `--ownership`."""
 
+    def agent_state(self, node: str) -> str:
+        """What the node's agent is doing, in words, where it can be seen; "" where it cannot."""
+
     def clear(self, node: str) -> Ended:
         """Kills whatever of this run is left on a reachable node, frees its scratch, and says whether that is proven.
 

@@ -136,6 +136,17 @@ class LocalBackend:
             return NodeState.ALIVE
         return NodeState.AGENT_LOST if "keeper" in roles else NodeState.GONE
 
+    def agent_state(self, node: str) -> str:
+        agent = next((p for p in marked(self.run_id, node=node) if p.role == "agent"), None)
+        if agent is None:
+            return "its agent is gone"
+        words = {
+            "T": "is stopped by a signal",
+            "t": "is held by a debugger",
+            "D": "waits for a device or a disk",
+        }
+        return f"its agent (process {agent.pid}) {words.get(agent.state, 'is there, but hardly runs')}"
+
     def clear(self, node: str) -> Ended:
         ended = Ended()
         # What another way holds goes first: the marks that this one looks for would hit what holds it.

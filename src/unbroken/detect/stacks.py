@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -71,15 +72,49 @@ def collect_stacks(pid: int, *, timeout: float = 10.0) -> ProcessLook:
     return ProcessLook(pid, state, wchan, frames, "\n".join(lines) + "\n")
 
 
+_COLLECTIVES = re.compile(
+    r"^_?(?:all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|broadcast|(?:monitored_)?barrier|scatter|gather|reduce"
+    r"|isend|irecv|send|recv)\w* \(.*\bdistributed\b|[/ (]torch/distributed/|distributed_c10d|^_engine_run_backward |\bnccl|\bgloo",
+    re.IGNORECASE,
+)
+_LOOKED_AT = 12
+
+
+def in_collective(frames: Sequence[str]) -> bool:
+    """Whether a process waits for the other ranks, as its innermost frames tell ('function (file:line)').
+
+    A backward pass counts: gradients are reduced inside it.
+    """
+    return any(_COLLECTIVES.search(f) for f in frames[:_LOOKED_AT])
+
+
+def place(looks: Mapping[int, ProcessLook]) -> str:
+    """Where the ranks stand, in a form that compares equal when they hang in the same place again; "" if unknown.
+
+    A process that a signal has stopped stands nowhere of its own.
+    """
+    if not looks or any(look.cannot_run or not look.frames for look in looks.values()):
+        return ""
+    each = [
+        f"{r}:" + "<".join(f.split(" (")[0] for f in look.frames[:3]) for r, look in sorted(looks.items())
+    ]
+    return " ".join(each)[:1000]
+
+
 def late_ranks(looks: Mapping[int, ProcessLook], behind: tuple[int, ...] = ()) -> tuple[int, ...]:
     """The ranks that hold the others up, as far as their looks tell; empty where they do not.
 
-    First those that the kernel keeps from running, then those whose step lags, then the few whose innermost
-    frame differs from that of the majority (which waits in the collective).
+    First those that the kernel keeps from running, then those that are in no collective while all others wait in
+    one (of two ranks too), then those whose step lags, then the few whose innermost frame differs from that of the
+    majority.
     """
     stuck = tuple(r for r, look in sorted(looks.items()) if look.cannot_run)
     if stuck:
         return stuck
+    seen = {r: in_collective(look.frames) for r, look in sorted(looks.items()) if look.frames}
+    away = tuple(r for r, waits in seen.items() if not waits)
+    if len(seen) == len(looks) and 0 < len(away) < len(seen):
+        return away
     if behind:
         return behind
     tops = {r: look.frames[0].split(" (")[0] for r, look in looks.items() if look.frames}

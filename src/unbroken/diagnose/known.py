@@ -114,7 +114,8 @@ def _hung(facts: Facts, topology: Topology) -> Verdict:
     assert hang is not None
     late = hang.late[0] if len(hang.late) == 1 else None
     faulty = Faulty(topology.node_of(late), late, topology.gpu_of(late)) if late is not None else None
-    notes = [f"no progress for {hang.idle_s:.0f} s in phase {hang.phase} at step {hang.step}"]
+    at = f"at step {hang.step}" if hang.step >= 0 else "before the first step"
+    notes = [f"no progress for {hang.idle_s:.0f} s in phase {hang.phase} {at}"]
     if hang.late:
         notes.append(f"late: rank {', '.join(map(str, hang.late))}")
     if hang.stacks:

@@ -262,10 +262,14 @@ class Agent:
             news = {}
             now = time.monotonic()
             for rank, process in self.ranks.items():
-                fresh = process.look(now)
+                ended = process.just_ended()
+                fresh = process.look(now, final=ended)
                 if fresh is not None:
                     news[str(rank)] = fresh
-                if process.just_ended():
+                if ended:
+                    # Its last steps first: what comes after its end is no longer heard.
+                    self._tell(op="progress", attempt=self.attempt, ranks=news)
+                    news = {}
                     self._tell(op="exited", attempt=self.attempt, rank=rank, **process.ending())
             if news or now - sent > _RESEND_S:
                 sent = now

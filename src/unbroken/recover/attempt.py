@@ -32,6 +32,8 @@ class RankState:
     step: int = -1
     source: str = "page"
     exit: RankExit | None = None
+    oom: bool | None = None
+    """Of a rank that was killed: whether the kernel's log says that memory ran out; None where it cannot be read."""
 
     @property
     def finished(self) -> bool:

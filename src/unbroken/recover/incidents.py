@@ -73,6 +73,7 @@ def facts_of(attempt: Attempt, lost_nodes: Sequence[str], hang: HangFact | None)
         lost_nodes=tuple(lost_nodes),
         hang=hang,
         nodes=tuple((r, s.node) for r, s in sorted(attempt.ranks.items())),
+        oom_kills=tuple(r for r, s in sorted(attempt.ranks.items()) if s.oom),
         completed=attempt.all_finished,
         step=attempt.step if attempt.step >= 0 else None,
     )
@@ -115,11 +116,52 @@ def _how(end: RankExit) -> str:
     return f"rank {end.rank} on {end.node} ended by {how}"
 
 
-def with_root(verdict: Verdict, facts: Facts, looks: Mapping[int, ProcessLook]) -> Verdict:
-    """The verdict with what the supervisor itself saw as its root, where no line of a log is one."""
+def with_kill(verdict: Verdict, facts: Facts, oom: Mapping[int, bool | None]) -> Verdict:
+    """The verdict of a kill that nothing explains, with what is known of it: the signal, and what the kernel's log says.
+
+    `oom` tells of each rank whether the kernel killed it for memory; None where its log cannot be read.
+    """
+    first = _first_end(facts, verdict)
+    if first is None or first.signal != signal.SIGKILL or not killed_from_outside(facts, verdict):
+        return verdict
+    if oom.get(first.rank) is None:
+        kernel, sure = "the kernel's log cannot be read: it may have been killed for memory", 0.6
+    else:
+        kernel, sure = "no out-of-memory kill in the kernel's log", 0.9
+    return replace(
+        verdict,
+        mitigation=f"Somebody or something killed it: {kernel}. Look at who may signal processes there (a scheduler, a "
+        "container's memory limit, a person).",
+        confidence=max(verdict.confidence, sure),
+        decided_by="signal",
+        notes=(*(n for n in verdict.notes if "without a word" not in n), f"killed by signal 9; {kernel}"),
+    )
+
+
+def headline(verdict: Verdict) -> str:
+    """What happened, in a few words, for the terminal: the reason, or what is known where there is none."""
+    rank = verdict.faulty.rank if verdict.faulty is not None else None
+    if verdict.decided_by == "signal" and rank is not None:
+        kernel = next((n.partition("; ")[2] for n in verdict.notes if n.startswith("killed by")), "")
+        return f"rank {rank} was killed by signal 9 (SIGKILL){f'; {kernel}' if kernel else ''}"
+    if verdict.decided_by == "early-exit" and verdict.root is not None:
+        return verdict.root.text
+    return verdict.reason or verdict.outcome
+
+
+def with_root(
+    verdict: Verdict,
+    facts: Facts,
+    looks: Mapping[int, ProcessLook],
+    silent: Mapping[str, str] | None = None,
+) -> Verdict:
+    """The verdict with what the supervisor itself saw as its root, where no line of a log is one.
+
+    `silent` says of nodes that were ended because they did not answer what their agent was doing.
+    """
     first = _first_end(facts, verdict)
     if verdict.root is not None and verdict.root.text:
-        if first is None or verdict.decided_by != "exit-code":
+        if first is None or verdict.decided_by not in ("exit-code", "signal"):
             return verdict
         # The last line of a rank that was killed tells how far it was, not what happened to it.
         text = f"{_how(first)}; the last line of its log: {verdict.root.text.strip()}"
@@ -127,14 +169,19 @@ def with_root(verdict: Verdict, facts: Facts, looks: Mapping[int, ProcessLook]) 
     nodes = dict(facts.nodes)
     if facts.hang is not None:
         late = facts.hang.late[0] if facts.hang.late else None
-        text = f"no step for {facts.hang.idle_s:.0f} s after step {facts.hang.step}"
+        at = f"after step {facts.hang.step}" if facts.hang.step >= 0 else "before the first step"
+        text = f"no step for {facts.hang.idle_s:.0f} s {at}"
         if late is not None and late in looks:
             text += f"; rank {late} on {nodes.get(late)}: {looks[late].text.splitlines()[0]}"
+            if looks[late].frames:
+                text += f", in {looks[late].frames[0]}"
         return replace(
             verdict, root=Root(text=text, rank=late, node=nodes.get(late) if late is not None else None)
         )
     if facts.lost_nodes:
         text = f"nothing is left of {', '.join(facts.lost_nodes)}: agent, keeper and ranks are gone"
+        if why := (silent or {}).get(facts.lost_nodes[0]):
+            text = f"{facts.lost_nodes[0]} did not answer: {why}; its processes were ended"
         return replace(verdict, root=Root(text=text, node=facts.lost_nodes[0]))
     if first is not None:
         text = f"{_how(first)}, without a word in its log"

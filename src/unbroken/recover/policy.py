@@ -9,13 +9,15 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ..diagnose.verdict import HANG, Action, Category, Outcome, Verdict
+from ..diagnose.verdict import HANG, UNKNOWN, Action, Category, Outcome, Verdict
 from ..progress import Budgets
 
 _BACKOFF_FIRST_S = 0.0
 _BACKOFF_S = 2.0
 _BACKOFF_MAX_S = 60.0
-FREE, LAPSED = "free", "lease"
+FREE, LAPSED, AGENT = "free", "lease", "agent"
+OUTSIDE = ("free", "node_loss", "killed", AGENT, LAPSED)
+"""Causes from outside the training: they may strike twice at the same step, and are only counted."""
 DECIDED = frozenset({Action.RESTART, Action.RESTART_ELSEWHERE, Action.STOP})
 """What `decide` may decide: each is carried out by the supervisor. `none` is for a takeover, where nothing is to be done;
 `rollback_skip` is a diagnosis's advice, which nobody carries out yet: such a run is restarted, and that is said."""
@@ -23,11 +25,13 @@ DECIDED = frozenset({Action.RESTART, Action.RESTART_ELSEWHERE, Action.STOP})
 
 @dataclass(frozen=True)
 class PastIncident:
-    """An incident before this one. `step` is the highest completed step when it happened (-1 for none)."""
+    """An incident before this one. `step` is the highest completed step when it happened (-1 for none); `reached`
+    says that its own attempt had completed one."""
 
     cause: str
     fingerprint: str
     step: int
+    reached: bool = True
 
 
 @dataclass(frozen=True)
@@ -60,32 +64,42 @@ def cause_of(verdict: Verdict, *, killed: bool = False) -> str:
     return "killed" if killed else "unknown"
 
 
-def fingerprint(verdict: Verdict) -> str:
-    """A root that compares equal when the same failure happens again: numbers, addresses and times removed."""
+def fingerprint(verdict: Verdict, stacks: str = "") -> str:
+    """A root that compares equal when the same failure happens again: numbers, addresses and times removed.
+
+    `stacks` says where the ranks of a hang stood; a node that a verdict is sure enough of to cordon belongs to the root.
+    """
     text = verdict.root.text if verdict.root else ""
     text = re.sub(r"0x[0-9a-fA-F]+|\d+", "#", text)
-    return f"{verdict.outcome}/{verdict.reason}/{text.strip()[:300]}"
+    place = "".join(f"@{n}" for n in verdict.cordon)
+    return f"{verdict.outcome}/{verdict.reason}/{text.strip()[:300]}{place}{f'/{stacks}' if stacks else ''}"
 
 
 def decide(
-    verdict: Verdict, step: int, history: Sequence[PastIncident], budgets: Budgets, *, killed: bool = False
-) -> Decision:
+    verdict: Verdict, step: int, history: Sequence[PastIncident], budgets: Budgets, *, killed: bool = False,
+    reached: bool = True, stacks: str = "",
+) -> Decision:  # fmt: skip
     """The action for an incident at `step` (the highest completed one, -1 for none), oldest history first.
 
-    A verdict that a restart cannot help stops the run. So do two failures at the same step with the same root
-    and no progress between (incidents from outside, kills and lost nodes, are charged to their budget
-    instead: they need not repeat). Budgets count only incidents since the last progress.
+    A verdict that a restart cannot help stops the run. So does the same failure twice at the same step without
+    progress between, whatever its cause, with these exceptions, which are only counted against their budget:
+
+    - what comes from outside (`OUTSIDE`: a kill, a lost node or agent): it need not repeat;
+    - a hang of which the stacks are not known (`stacks` empty): it need not be the same one;
+    - a failure of the infrastructure before the first step of an attempt (`reached` False): a network or a
+      storage may be away for minutes.
+
+    Budgets count only incidents since the last progress.
     """
     cause = cause_of(verdict, killed=killed)
     if verdict.action is Action.STOP or (cause == "script" and not verdict.recoverable):
         return Decision(Action.STOP, f"{verdict.reason}: a restart cannot help. {verdict.mitigation}".strip())
-    mark = fingerprint(verdict)
     stalled = [p for p in history if p.step >= step]
     ours = [p for p in stalled if p.cause == cause]
-    if cause in ("script", "framework", "unknown") and any(p.fingerprint == mark for p in stalled):
+    if _repeats(cause, fingerprint(verdict, stacks), stalled, reached, stacks):
         where = f"at step {step}" if step >= 0 else "before the first step"
         return Decision(
-            Action.STOP, f"the same failure came twice {where} without progress between: {verdict.reason}"
+            Action.STOP, f"the same failure came twice {where} without progress between: {_named(verdict)}"
         )
     budget = {
         "free": None, "hang": budgets.hang, "node_loss": budgets.node_loss, "failure": budgets.failure, "killed": budgets.killed,
@@ -131,19 +145,49 @@ def _not_as_advised(verdict: Verdict) -> str:
     return ""
 
 
+def _repeats(cause: str, mark: str, stalled: Sequence[PastIncident], reached: bool, stacks: str) -> bool:
+    """Whether this failure came before without progress since, and is of a kind that cannot repeat by chance."""
+    if cause in OUTSIDE or (cause == "hang" and not stacks):
+        return False
+    same = [p for p in stalled if p.fingerprint == mark]
+    if cause == "failure":
+        return reached and any(p.reached for p in same)
+    return bool(same)
+
+
+def _named(verdict: Verdict) -> str:
+    """The failure in a few words: its reason, or the root's own where there is none."""
+    if verdict.reason in (None, UNKNOWN) and verdict.root is not None and verdict.root.text:
+        return verdict.root.text.strip()[:200]
+    return str(verdict.reason)
+
+
 def decide_lapsed(step: int, history: Sequence[PastIncident], budgets: Budgets) -> Decision:
-    """Ranks were ended for a lease that lapsed under a supervisor that lives: its machine hardly lets it run.
+    """Ranks were ended for a lease that expired under a supervisor that lives: its machine hardly lets it run.
 
     No failure of theirs, and free of charge as long as training gets on; without progress between it waits, and ends.
     """
+    return _decide_counted(
+        LAPSED, step, history, budgets.unknown, "the lease of the ranks expired {n} times without progress between: the "
+        "supervisor hardly runs. Free its machine, or give a longer --lease",
+    )  # fmt: skip
+
+
+def decide_agent_lost(step: int, history: Sequence[PastIncident], budgets: Budgets) -> Decision:
+    """An agent died whose node is well: free of charge while training gets on, else counted as a kill would be."""
+    return _decide_counted(
+        AGENT, step, history, budgets.killed, "agents were lost {n} times without progress between. See what ends them: "
+        "the kernel's log (out of memory?), and the agents' logs in the run directory",
+    )  # fmt: skip
+
+
+def _decide_counted(
+    cause: str, step: int, history: Sequence[PastIncident], budget: int, why: str
+) -> Decision:
     stalled = [p for p in history if p.step >= step]
-    before = sum(p.cause == LAPSED for p in stalled)
-    if before >= budgets.unknown:
-        return Decision(
-            Action.STOP,
-            f"the lease of the ranks expired {before + 1} times without progress between: the supervisor hardly runs."
-            " Free its machine, or give a longer --lease",
-        )
+    before = sum(p.cause == cause for p in stalled)
+    if before >= budget:
+        return Decision(Action.STOP, why.format(n=before + 1))
     return Decision(Action.RESTART, "free of charge: not the training's fault", (), _delay(len(stalled)))
 
 

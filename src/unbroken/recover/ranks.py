@@ -15,15 +15,15 @@ from typing import Any
 import psutil
 
 from ..cluster import Ownership
-from ..detect.logstep import StepPattern
 from ..errors import LeaseLapsed
 from ..progress import PageReader, Phase, RunDir, StepRecord
 from ..progress import page as pages_module
+from .kernel_log import killed_for_memory
+from .log_follower import LogFollower
 from .wire import Message
 
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
-_LOG_CHUNK = 1 << 20
 _CPU_IDLE_SHARE = 0.01
 _CPU_EVERY_S = 1.0
 
@@ -106,10 +106,8 @@ class RankProcess:
         self._told_end = False
         self._ended_at: float | None = None
         self._sign: tuple[int, int] | None = None
-        self._log = open(log, "rb")  # noqa: SIM115  followed until the rank is gone
-        self._rest = b""
-        self._pattern = StepPattern() if follow_log else None
-        self._log_count = 0
+        self._log = LogFollower(log, enabled=follow_log)
+        self._oom: bool | None = None
         self._cpu = 0.0
         self._cpu_at = 0.0
         self._busy_count = 0
@@ -210,6 +208,7 @@ class RankProcess:
                 self.lapse(lapsed)
             else:
                 self._ended_at = time.time()
+                self._oom = killed_for_memory(self.pid) if code == -signal.SIGKILL and not self.ours else None
         if code == 0 and lapsed is not None:
             code = LeaseLapsed.exit_code  # its script caught it: it is not done
         return {
@@ -217,6 +216,7 @@ class RankProcess:
             "signal": -code if code < 0 else None,
             "time": self._ended_at,
             "ours": self.ours,
+            "oom": self._oom,
         }
 
     def send(self, sig: int) -> None:
@@ -238,18 +238,21 @@ class RankProcess:
         last = self._page.read().last
         return last.step if last is not None else -1
 
-    def look(self, now: float) -> Message | None:
-        """News since the last look (steps, phase, signs of life), or None. `now` is CLOCK_MONOTONIC."""
+    def look(self, now: float, *, final: bool = False) -> Message | None:
+        """News since the last look (steps, phase, signs of life), or None. `now` is CLOCK_MONOTONIC.
+
+        `final` says that the rank is gone: then the end of its log is read, whatever lies before.
+        """
         progress = self._page.read()
         records = self._page.take()
         source = "page"
         if progress.pid == 0:
-            records, source = self._follow_log(now), "log"
-            if not (self._pattern is not None and self._pattern.learnt):
+            records, source = self._log.finish(now) if final else self._log.poll(now), "log"
+            if not self._log.learnt:
                 # What looks like a step is not believed before it has advanced a few times.
                 records, source = [], "idle"
                 self._watch_cpu(now)
-        count = {"page": progress.count, "log": self._log_count, "idle": self._busy_count}[source]
+        count = {"page": progress.count, "log": self._log.count, "idle": self._busy_count}[source]
         phase = progress.phase
         if source != "page" and count:
             phase = Phase.TRAINING
@@ -264,20 +267,6 @@ class RankProcess:
             "total": progress.total_steps,
             "steps": [_record(r) for r in records],
         }
-
-    def _follow_log(self, now: float) -> list[StepRecord]:
-        if self._pattern is None:
-            return []
-        records = []
-        while chunk := self._log.read(_LOG_CHUNK):
-            *lines, self._rest = (self._rest + chunk).replace(b"\r", b"\n").split(b"\n")
-            self._rest = self._rest[-65536:]
-            for line in lines:
-                record = self._pattern.feed(line[-4096:].decode(errors="replace"), now)
-                if record is not None:
-                    self._log_count += 1
-                    records.append(record)
-        return records
 
     def _watch_cpu(self, now: float) -> None:
         """Counts a sign of life for each second in which the rank and its children used a processor."""

@@ -115,7 +115,7 @@ class RunState:
         elif kind == "incident":
             self.incident = r["incident"]
             self.unresumed = r["incident"]
-            self.history.append(PastIncident(r["cause"], r["fingerprint"], r["step"]))
+            self.history.append(PastIncident(r["cause"], r["fingerprint"], r["step"], r.get("reached", True)))
             self.step = max(self.step, r["step"])
         elif kind == "resumed":
             self.unresumed = None

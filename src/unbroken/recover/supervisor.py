@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from typing import Any
 from ..checkpoint.catalogue import Found
 from ..cluster import Allocation, Backend, Ended, NodeState
 from ..detect import Hang, HangDetector, Level, ProcessLook, late_ranks
+from ..detect.stacks import place
 from ..diagnose.facts import Facts, HangFact, RankExit
 from ..diagnose.verdict import Action, Root, Verdict
 from ..errors import Exit, RunError, RunStopped, StorageError, UnbrokenError
@@ -30,6 +31,9 @@ from ..units import Bytes, Duration
 from . import proof
 from .attempt import Attempt, read_steps
 from .candidates import candidates
+from .diagnosing import Diagnosis
+from .early_exit import RankPlace, blame_early_exit
+from .following import Following, ends_normally
 from .incidents import (
     Incident,
     agent_lost_verdict,
@@ -39,6 +43,7 @@ from .incidents import (
     logs_of,
     named_in_run,
     takeover_verdict,
+    with_kill,
     with_root,
 )
 from .leaving import (
@@ -54,12 +59,14 @@ from .ledger import Ledger
 from .nodes import Node, NodeTable
 from .placing import Placing, told
 from .policy import (
+    AGENT,
     FREE,
     LAPSED,
     Decision,
     as_carried_out,
     cause_of,
     decide,
+    decide_agent_lost,
     decide_lapsed,
     fingerprint,
 )
@@ -74,7 +81,6 @@ _TICK_S = 0.1
 _SETTLE_S = 0.5
 _SETTLE_QUIET_S = 0.15
 _KEEPER_SETTLE_S = 10.0
-_FOLLOW_SAID_S = 15.0
 _FAILED_STARTS_MAX = 10
 WAIT_LEAST_S = 10.0
 """A disk that refuses at the end is waited for at least this long, however late the stop was asked for."""
@@ -97,6 +103,7 @@ class Ending:
     nodes: dict[str, NodeState] = field(default_factory=dict)
     hang: Hang | None = None
     looks: dict[int, ProcessLook] = field(default_factory=dict)
+    silent: dict[str, str] = field(default_factory=dict)
     error: str = ""
 
 
@@ -111,11 +118,11 @@ class Supervisor:
         view: View,
         *,
         cwd: Path | None = None,
-        diagnose: Callable[..., Verdict] | None = None,
     ) -> None:
         self.run_dir, self.spec, self.backend, self.view = run_dir, spec, backend, view
         self._cwd = str(cwd or Path.cwd())
-        self._diagnose = diagnose
+        self._following = Following(spec.command, Path(self._cwd), spec.timeouts.idle)
+        self._diagnosis = Diagnosis()
         self._changed = asyncio.Event()
         self._timeouts = spec.timeouts
         grace = max(60.0, 6 * float(self._timeouts.lease))
@@ -140,7 +147,6 @@ class Supervisor:
         self._background: set[asyncio.Task[Any]] = set()
         self._epoch_checked = 0.0
         self._first_told = 0
-        self._followed = 0
         self._failed_starts = 0
         self._unwritten_incidents: dict[int, Incident] = {}
         self._early: list[tuple[Node, Message]] = []
@@ -154,6 +160,7 @@ class Supervisor:
         """Asks for a stop at a step boundary; the second time, at once. Safe to call from a signal handler."""
         self._stop_requests += 1
         self._stop_first = self._stop_first or time.monotonic()
+        self._diagnosis.hurry.set()
         self._changed.set()
 
     async def run(self) -> str:
@@ -179,7 +186,7 @@ class Supervisor:
             await self._record(
                 "epoch", host=epoch.host, pid=epoch.pid, takes_over=before.number if before else None
             )
-            self._warm_up()
+            self._spawn(self._diagnosis.warm_up())
             await self._placing.start_from(self.spec.origin, self.spec.trust_pickle)
             try:
                 return await self._supervise()
@@ -191,19 +198,9 @@ class Supervisor:
                 raise
         finally:
             await self.nodes.close()
+            await self._diagnosis.close()
             if self._journal is not None:
                 self._journal.close()
-
-    def _warm_up(self) -> None:
-        """Imports the diagnosis aside, so that the first incident does not wait for it."""
-        if self._diagnose is None:
-
-            def load() -> None:
-                from ..diagnose import diagnose
-
-                self._diagnose = diagnose
-
-            self._spawn(asyncio.to_thread(load))
 
     # --- the flow of a run
 
@@ -548,7 +545,7 @@ class Supervisor:
                 kind = (
                     "node_lost" if any(s is not NodeState.AGENT_LOST for s in lost.values()) else "agent_lost"
                 )
-                return Ending(kind, nodes=lost)
+                return Ending(kind, nodes=lost, silent=self._silent(lost))
             if self._placing.refusal is not None:
                 return Ending("refused")
             if self._placing.collided:
@@ -562,9 +559,12 @@ class Supervisor:
                 return Ending("lease")
             elif attempt.failures():
                 return Ending("failed")
-            self._say_how_followed(attempt)
+            if news := self._following.news(attempt, time.time()):
+                self.view.say(news)
             hang = self._judge(attempt)
-            if hang.level is not Level.OK and not self._stop_requests:
+            # What ends well may take its time: nothing is suspected of it before half of the deadline.
+            ending = hang.idle_s < hang.declare_s / 2 and ends_normally(attempt)
+            if hang.level is not Level.OK and not self._stop_requests and not ending:
                 if looking is None:
                     self.view.suspect(hang)
                     await self._record_soft("suspected", attempt=attempt.number, idle_s=round(hang.idle_s, 2))
@@ -573,33 +573,13 @@ class Supervisor:
                 if hang.level is Level.DECLARED:
                     looks = await looking
                     return Ending("hung", hang=hang, looks=looks)
-            elif looking is not None and looking.done():
+            elif hang.level is Level.OK and looking is not None and looking.done():
                 looking = None
                 self.view.say("it goes on: no hang")
             try:
                 await asyncio.wait_for(self._changed.wait(), _TICK_S)
             except TimeoutError:
                 continue
-
-    def _say_how_followed(self, attempt: Attempt) -> None:
-        """Says once an attempt how a script is followed that does not tell its steps."""
-        if self._followed == attempt.number or any(
-            s.source == "page" and s.count for s in attempt.ranks.values()
-        ):
-            return
-        if any(s.source == "log" and s.step >= 0 for s in attempt.ranks.values()):
-            self._followed = attempt.number
-            self.view.say(
-                "the script does not call unbroken.attach(): its steps are read from what it prints"
-            )
-        elif time.time() - attempt.started > _FOLLOW_SAID_S and all(
-            s.source == "idle" for s in attempt.ranks.values()
-        ):
-            self._followed = attempt.number
-            self.view.say(
-                "no step is known of this script (it neither calls unbroken.attach() nor prints steps): only idle "
-                f"processors for {self._timeouts.idle} count as a hang (--idle-after)"
-            )
 
     def _judge(self, attempt: Attempt) -> Hang:
         attempt.detector.told = attempt.told or any(
@@ -621,6 +601,10 @@ class Supervisor:
             if state is not NodeState.ALIVE:
                 lost[name] = state
         return lost
+
+    def _silent(self, lost: Mapping[str, NodeState]) -> dict[str, str]:
+        """What the agents do that are there but do not answer; asked before they are ended."""
+        return {n: self.backend.agent_state(n) for n, s in lost.items() if s is NodeState.UNREACHABLE}
 
     def _check_epoch(self) -> None:
         now = time.monotonic()
@@ -719,7 +703,8 @@ class Supervisor:
             missed = await self._lost_nodes(attempt)
             if missed:
                 gone = any(s is not NodeState.AGENT_LOST for s in missed.values())
-                ending = replace(ending, kind="node_lost" if gone else "agent_lost", nodes=missed)
+                kind = "node_lost" if gone else "agent_lost"
+                ending = replace(ending, kind=kind, nodes=missed, silent=self._silent(missed))
             elif attempt.stopped_by_us() is not None:
                 ending = replace(ending, kind="lease")
         incident = Incident(
@@ -735,21 +720,26 @@ class Supervisor:
         diagnose_began = time.monotonic()
         lost = [n for n, state in ending.nodes.items() if state is not NodeState.AGENT_LOST]
         facts = facts_of(attempt, lost, hang)
-        verdict = with_root(await self._verdict(attempt, ending, facts), facts, ending.looks)
+        found = await self._verdict(attempt, ending, facts)
+        oom = {r: s.oom for r, s in attempt.ranks.items()}
+        verdict = with_root(with_kill(found, facts, oom), facts, ending.looks, ending.silent)
+        verdict = blame_early_exit(verdict, facts, _places(attempt, ending), attempt.total)
         incident.verdict, killed = verdict, killed_from_outside(facts, verdict)
         incident.phases["diagnose"] = time.monotonic() - diagnose_began
         step = max(attempt.step, self._state.step)
         incident.step = step
+        reached, stacks = attempt.step >= 0, place(ending.looks)
         decision = as_carried_out(
-            self._decide(verdict, step, ending, killed), len(self._free_spares(list(ending.nodes)))
+            self._decide(verdict, step, ending, killed, reached=reached, stacks=stacks),
+            len(self._free_spares(list(ending.nodes))),
         )
         incident.action, incident.why = decision.action.value, decision.why
         self._write_incident(incident)
         await self._record("ended", attempt=attempt.number, how=ending.kind, step=step)
         await self._record(
             "incident", incident=incident.number, attempt=attempt.number, what=ending.kind, step=step,
-            cause=_charged(verdict, ending, killed), fingerprint=fingerprint(verdict), reason=verdict.reason,
-            outcome=verdict.outcome.value, action=incident.action, why=decision.why,
+            cause=_charged(verdict, ending, killed), fingerprint=fingerprint(verdict, stacks), reason=verdict.reason,
+            outcome=verdict.outcome.value, action=incident.action, why=decision.why, reached=reached,
         )  # fmt: skip
         self.view.incident(incident, time.monotonic() - began)
         self._incident = incident
@@ -902,17 +892,20 @@ class Supervisor:
             verdict = agent_lost_verdict(node, attempt.step)
             text = "the supervisor was gone, and so are the ranks: nothing else is known of their end"
             return replace(verdict, root=Root(text=text, time=time.time()), decided_by="lost-supervisor")
-        while self._diagnose is None:
-            await asyncio.sleep(0.01)
         logs = logs_of(self.run_dir, attempt)
-        return named_in_run(await asyncio.to_thread(self._diagnose, logs, facts=facts), logs, self.run_dir)
+        return named_in_run(await self._diagnosis(logs, facts), logs, self.run_dir)
 
-    def _decide(self, verdict: Verdict, step: int, ending: Ending, killed: bool) -> Decision:
+    def _decide(
+        self, verdict: Verdict, step: int, ending: Ending, killed: bool, *, reached: bool, stacks: str
+    ) -> Decision:
+        history, budgets = self._state.history, self.spec.budgets
         if _is_ours(verdict, ending):
             if ending.kind == "lease":
-                return decide_lapsed(step, self._state.history, self.spec.budgets)
+                return decide_lapsed(step, history, budgets)
+            if ending.kind == "agent_lost":
+                return decide_agent_lost(step, history, budgets)
             return Decision(Action.RESTART, "free of charge: not the training's fault")
-        return decide(verdict, step, self._state.history, self.spec.budgets, killed=killed)
+        return decide(verdict, step, history, budgets, killed=killed, reached=reached, stacks=stacks)
 
     # --- the end
 
@@ -1030,6 +1023,7 @@ class Supervisor:
                 rank=rank, node=state.node, code=message["code"], signal=message["signal"], time=message["time"],
                 ours=message["ours"],
             )  # fmt: skip
+            state.oom = message.get("oom")
 
     def _on_steps(self, attempt: Attempt) -> None:
         first = attempt.first_step
@@ -1190,4 +1184,9 @@ def _charged(verdict: Verdict, ending: Ending, killed: bool) -> str:
     """The budget of an incident: what is free must not use up that of failures nobody can explain."""
     if not _is_ours(verdict, ending):
         return cause_of(verdict, killed=killed)
-    return LAPSED if ending.kind == "lease" else FREE
+    return {"lease": LAPSED, "agent_lost": AGENT}.get(ending.kind, FREE)
+
+
+def _places(attempt: Attempt, ending: Ending) -> dict[int, RankPlace]:
+    frames = {r: look.frames for r, look in ending.looks.items()}
+    return {r: RankPlace(s.step, frames.get(r, ())) for r, s in attempt.ranks.items()}

@@ -14,7 +14,7 @@ from ..progress import RunDir
 from ..terminal import own, plain
 from ..units import Duration
 from .attempt import Attempt, Step, is_number
-from .incidents import Incident
+from .incidents import Incident, headline
 from .leaving import Farewell, Last
 from .ledger import Ledger
 
@@ -157,10 +157,10 @@ class Lines:
             where = f" ({', '.join(named)})" if named else ""
         after = f"after step {incident.step}" if incident.step >= 0 else "before the first step"
         self.say(
-            f"incident {incident.number}: {v.reason or v.outcome}{where}, confidence {v.confidence:.0%}, "
+            f"incident {incident.number}: {headline(v)}{where}, confidence {v.confidence:.0%}, "
             f"{after} -> {incident.action} [{incident.why}]"
         )
-        if v.root is not None and v.root.text:
+        if v.root is not None and v.root.text and v.root.text not in (incident.why, headline(v)):
             self.say(f"    {v.root.text.strip()[:200]}")
 
     def resumed(self, incident: Incident) -> None:
