@@ -63,11 +63,11 @@ for step in range(1, steps + 1):
 def test_a_log_of_120_mb_holds_nothing_up(new_run: NewRun, how: str) -> None:
     run = new_run(script=FLOOD, args=["120", how]).start()
     assert run.wait(within=80) == (0 if how == "well" else 10), run.output
-    ended = run.journal("ended")
-    assert [e["step"] for e in ended] == [9]
+    assert {e["step"] for e in run.journal("ended")} == {9}
     if how == "fail":
-        (incident,) = run.incidents()
-        assert incident["verdict"]["reason"] == "KeyError"
+        # On a machine that hardly runs a diagnosis may be cut short; then the second one names it.
+        incident = run.incidents()[-1]
+        assert incident["verdict"]["reason"] == "KeyError" and run.attempts() <= 2
         assert incident["phases"]["diagnose"] < 45
 
 
