@@ -13,7 +13,8 @@
     │   ├── RunInUse                  13   a live supervisor holds the run directory
     │   ├── DoesNotFit                14   more ranks, memory or disk than the machine has
     │   ├── LeaseLapsed               15   this process lost its supervisor and must stop
-    │   └── ContractError             16   a file or message from a newer version of unbroken
+    │   ├── ContractError             16   a file or message from a newer version of unbroken
+    │   └── RunDirLost                17   the run directory was deleted or moved while its run went on
     ├── CheckpointError               30   checkpoints
     │   ├── NoCheckpoint              30   nothing that verifies was found
     │   ├── CheckpointCorrupt         31   bytes differ from what the manifest promises
@@ -173,6 +174,12 @@ class ContractError(RunError):
     """A file or message written by a newer version, or by something else."""
 
     exit_code = 16
+
+
+class RunDirLost(RunError):
+    """The run directory was deleted or moved while its run went on; says what was saved where."""
+
+    exit_code = 17
 
 
 class CheckpointError(UnbrokenError):

@@ -17,6 +17,8 @@ class RunDir:
     journal/000001.jsonl                 append-only events of that epoch: the truth
     attempts/0001/node-000/rank-0.log    what a rank printed
     attempts/0001/node-000/agent.log     what the node's agent did
+    attempts/0001/output/                what the script itself saves in this attempt (UNBROKEN_OUTPUT)
+    attempts/0001/node-001/gone          made by a person: nothing of this attempt is left on that node
     attempts/0001/steps.jsonl            step, loss, tokens, time as the supervisor received them
     checkpoints/                         step-00001200.a0003/ and so on
     incidents/0001.json                  one interruption: verdict, action, cost
@@ -79,6 +81,12 @@ class RunDir:
 
     def node(self, attempt: int, node: str) -> Path:
         return self.attempt(attempt) / node
+
+    def output(self, attempt: int) -> Path:
+        return self.attempt(attempt) / "output"
+
+    def made_sure(self, attempt: int, node: str) -> Path:
+        return self.node(attempt, node) / "gone"
 
     def rank_log(self, attempt: int, node: str, rank: int) -> Path:
         return self.node(attempt, node) / f"rank-{rank}.log"

@@ -38,6 +38,7 @@ _POLL_S = 0.05
 _RESEND_S = 0.25
 _UNSENT_MAX = 20_000
 _CENSUS_EVERY_S = 1.0
+_NEWER_EVERY_S = 0.5
 
 
 class Agent:
@@ -126,15 +127,17 @@ class Agent:
             await serving
             return False
         self.epoch, self._link = epoch.number, link
+        self._beats.clear()
         _log.info("connected to the supervisor of term %d at %s", epoch.number, epoch.address)
         for message in self._unsent:
             link.tell(**message, sent=time.monotonic())
         self._unsent.clear()
         beats = asyncio.create_task(self._beat(link))
         quits = asyncio.create_task(self._quit.wait())
-        await asyncio.wait({serving, quits}, return_when=asyncio.FIRST_COMPLETED)
-        beats.cancel()
-        quits.cancel()
+        newer = asyncio.create_task(self._newer_than(epoch.number))
+        await asyncio.wait({serving, quits, newer}, return_when=asyncio.FIRST_COMPLETED)
+        for task in (beats, quits, newer):
+            task.cancel()
         if self._quit.is_set():
             await asyncio.sleep(0.05)  # lets the last answer leave
         link.close()
@@ -142,6 +145,16 @@ class Agent:
         self._link = None
         _log.info("the link to the supervisor of term %d is closed", epoch.number)
         return True
+
+    async def _newer_than(self, epoch: int) -> None:
+        """Returns when the supervisor of `epoch` is silent and a higher one was claimed: it may be stopped, and its
+        connection open for as long as it is."""
+        while True:
+            await asyncio.sleep(_NEWER_EVERY_S)
+            # Each beat is answered at once: two that wait say that nobody answers.
+            if len(self._beats) > 1 and newest_epoch(self.run_dir) > epoch:
+                _log.warning("the supervisor of epoch %d does not answer, and has a successor", epoch)
+                return
 
     def _hello(self, epoch: int) -> Message:
         return {

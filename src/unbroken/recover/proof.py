@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..cluster import Ended
+from ..progress import RunDir
 
 
 def of_message(answer: Mapping[str, Any]) -> Ended:
@@ -38,3 +39,35 @@ class Unproven:
 
     def forget(self, node: str) -> None:
         self.nodes.pop(node, None)
+
+    def confirmed(self, run_dir: RunDir) -> list[str]:
+        """Nodes of which a person has said that nothing is left: by a file, which lies in the attempt's folder."""
+        return [n for n, (attempt, _) in self.nodes.items() if run_dir.made_sure(attempt, n).exists()]
+
+    def in_the_way(self, run_dir: RunDir, *, accepted: bool) -> str:
+        """Why the next attempt has to wait for a person, in words; nothing where it may start.
+
+        What an old process still writes must not count: checkpoints of ours carry their attempt's number and are
+        `accepted` by name, and what a script saves below UNBROKEN_OUTPUT lies in its attempt's own folder. Anything
+        else, an unmodified script's own torch.save, it could overwrite.
+        """
+        if accepted:
+            return ""
+        return "; ".join(
+            f"{node}: {why}"
+            for node, (attempt, why) in sorted(self.nodes.items())
+            if not _holds_something(run_dir, attempt)
+        )
+
+    def what_to_do(self, run_dir: RunDir) -> str:
+        """What a person can do, in words."""
+        files = " ".join(str(run_dir.made_sure(attempt, n)) for n, (attempt, _) in sorted(self.nodes.items()))
+        return f"Make sure that nothing of this run is left there (end it, or restart the machine), then: touch {files}"
+
+
+def _holds_something(run_dir: RunDir, attempt: int) -> bool:
+    """Whether the script saved below UNBROKEN_OUTPUT in that attempt."""
+    try:
+        return any(run_dir.output(attempt).iterdir())
+    except OSError:
+        return False

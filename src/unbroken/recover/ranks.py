@@ -131,6 +131,7 @@ class RankProcess:
         pages_module.create(page_path, rank=rank, attempt=order.attempt)
         log = run_dir.rank_log(order.attempt, node, rank)
         log.parent.mkdir(parents=True, exist_ok=True)
+        run_dir.output(order.attempt).mkdir(parents=True, exist_ok=True)
         env = {
             **os.environ,
             **order.environment(rank, local_rank),
@@ -138,6 +139,7 @@ class RankProcess:
             "UNBROKEN_RUN_ID": order.run_id,
             "UNBROKEN_RUN_DIR": str(run_dir.path),
             "UNBROKEN_NODE": node,
+            "UNBROKEN_OUTPUT": str(run_dir.output(order.attempt)),
             "UNBROKEN_ATTEMPT": str(order.attempt),
             "UNBROKEN_PAGE": str(page_path),
             "UNBROKEN_KEEPER": str(keeper_socket),

@@ -25,7 +25,7 @@ from ..detect import Hang, HangDetector, Level, ProcessLook, late_ranks
 from ..detect.stacks import place
 from ..diagnose.facts import Facts, HangFact, RankExit
 from ..diagnose.verdict import Action, Root, Verdict
-from ..errors import Exit, RunError, RunStopped, StorageError, UnbrokenError
+from ..errors import Exit, RunDirLost, RunError, RunInUse, RunStopped, StorageError, UnbrokenError
 from ..progress import JournalWriter, RunDir, RunSpec, newest_epoch, read_journal, read_spec, write_spec
 from ..units import Bytes, Duration
 from . import proof
@@ -72,6 +72,7 @@ from .policy import (
 )
 from .ranks import LaunchOrder
 from .reign import take_over
+from .run_folder import EVERY_S, RunFolderWatch
 from .state import RunState
 from .view import View
 from .wire import Message
@@ -86,8 +87,8 @@ WAIT_LEAST_S = 10.0
 """A disk that refuses at the end is waited for at least this long, however late the stop was asked for."""
 
 
-class Superseded(RunError):
-    """Another supervisor claimed a higher epoch."""
+class Superseded(RunInUse):
+    """Another supervisor claimed a higher term, while this one did not run."""
 
 
 class CannotRecord(RunError):
@@ -139,6 +140,7 @@ class Supervisor:
         self._attempt: Attempt | None = None
         self._ledger = Ledger(0, spec.world_size)
         self._unproven = proof.Unproven()
+        self._folder_lost = ""
         self._incident: Incident | None = None
         self._stop_requests = 0
         self._stop_first: float | None = None
@@ -188,19 +190,67 @@ class Supervisor:
             )
             self._spawn(self._diagnosis.warm_up())
             await self._placing.start_from(self.spec.origin, self.spec.trust_pickle)
+            self._spawn(self._watch_folder(RunFolderWatch(self.run_dir, epoch.number)))
             try:
-                return await self._supervise()
+                ended = await self._supervise()
+                if self._folder_lost:
+                    raise await self._lost_folder()
+                return ended
             except Superseded:
-                self.view.say("another supervisor took over this run; leaving it to that one")
+                raise
+            except RunDirLost:
                 raise
             except (Exception, asyncio.CancelledError):
-                await self._leave(flush=True)
+                if not self._superseded():
+                    await self._leave(flush=True)
                 raise
         finally:
+            for task in list(self._background):
+                task.cancel()
             await self.nodes.close()
             await self._diagnosis.close()
             if self._journal is not None:
                 self._journal.close()
+
+    async def _watch_folder(self, watch: RunFolderWatch) -> None:
+        """Says what becomes of the run directory; where it is gone the ranks are asked to save and stop.
+
+        Nothing can be recorded then, so nothing may be decided any more: what the keepers hold is the run.
+        """
+        said = ""
+        while True:
+            await asyncio.sleep(EVERY_S)
+            now = await asyncio.to_thread(watch.look)
+            if now.lost and not self._superseded():
+                self._folder_lost = now.lost
+                self.view.say(
+                    f"{now.lost}, while the run goes on: nothing can be recorded any more. The ranks are asked to save "
+                    "and stop, and the keepers to write what they hold"
+                )
+                self.request_stop()
+                return
+            if now.trouble != said:
+                said = now.trouble
+                self.view.say(
+                    f"{said}: training goes on, and what is to be written waits"
+                    if said
+                    else "it can be written again"
+                )
+
+    async def _lost_folder(self) -> RunDirLost:
+        """The end of a run whose directory was lost, with what was saved where."""
+        found = [f.name for f in await self._found() if f.committed]
+        place = self.run_dir.checkpoints
+        saved = f"saved: {', '.join(found[:3])} in {place}" if found else f"nothing could be saved in {place}"
+        return RunDirLost(
+            f"{self._folder_lost}, while the run went on; {saved}",
+            where=f"step {self._state.step}" if self._state.step >= 0 else None,
+            todo="Move the folder back where it was moved, or start another run (`unbroken run --from CHECKPOINT` takes up "
+            "one that was saved)",
+        )  # fmt: skip
+
+    def _superseded(self) -> bool:
+        return newest_epoch(self.run_dir) > self.nodes.epoch
 
     # --- the flow of a run
 
@@ -333,7 +383,12 @@ class Supervisor:
     async def _start_attempt(self) -> Attempt | None:
         """Seals what was before, chooses nodes, and launches the next attempt; None where a stop came before that."""
         began = time.monotonic()
+        self._check_epoch(at_once=True)
         slots = await self._fill_slots()
+        for node in slots:
+            cleared = proof.of_message(self.nodes.nodes[node].hello.get("cleared", {}))
+            if not cleared.gone:
+                await self._take_proof(node, cleared)
         if self._state.attempt and self._state.attempt not in self._state.seals:
             await self._seal(self._state.attempt)
         await self._accept_late()
@@ -344,6 +399,8 @@ class Supervisor:
         up = self.nodes.up()
         answers = await self.nodes.ask_all(up, "keeper", request={"op": "inventory"}, timeout=20)
         offered = self._offer(slots, {n: a.get("inventory", []) for n, a in answers.items()})
+        if not await self._wait_for_proof(accepted=bool(offered)):
+            return None
         port = (await self.nodes.ask(slots[0], "port", address=self.backend.address(slots[0])))["port"]
         await self._record("attempt", attempt=number, slots=list(slots), candidates=offered[:20], place=place)
         attempt = self._attempt_of(number, slots)
@@ -434,6 +491,28 @@ class Supervisor:
             return
         await self._record("status", status="stopped", step=self._state.step, why=refusal.what)
         raise RunStopped(refusal.what, where=refusal.where, todo=refusal.todo)
+
+    async def _wait_for_proof(self, *, accepted: bool) -> bool:
+        """Waits for a person where an old process could overwrite what the next attempt saves; False where a stop came."""
+        waiting = ""
+        while why := self._unproven.in_the_way(self.run_dir, accepted=accepted):
+            if why != waiting:
+                waiting, todo = why, self._unproven.what_to_do(self.run_dir)
+                self.view.say(
+                    f"the next attempt waits for a person: an old process may still run and overwrite what the script saves "
+                    f"by itself ({why}). {todo}"
+                )
+                await self._record("waiting", why=why, todo=todo)
+            if self._stop_requests:
+                return False
+            self._check_epoch()
+            await self._pause(1.0)
+            for node in self._unproven.confirmed(self.run_dir):
+                self._unproven.forget(node)
+                await asyncio.to_thread(self.backend.forget, node)
+                await self._record("made_sure", node=node)
+                self.view.say(f"{node}: a person has made sure that nothing is left; going on")
+        return True
 
     async def _start_failed(self, error: RunError) -> None:
         """An attempt that could not be launched: a node was lost meanwhile, or the disk is full. Tries again."""
@@ -606,12 +685,16 @@ class Supervisor:
         """What the agents do that are there but do not answer; asked before they are ended."""
         return {n: self.backend.agent_state(n) for n, s in lost.items() if s is NodeState.UNREACHABLE}
 
-    def _check_epoch(self) -> None:
+    def _check_epoch(self, *, at_once: bool = False) -> None:
+        """Raises Superseded where another supervisor has the run by now; looks once a second, or `at_once`."""
         now = time.monotonic()
-        if now - self._epoch_checked > 1.0:
+        if at_once or now - self._epoch_checked > 1.0:
             self._epoch_checked = now
-            if newest_epoch(self.run_dir) > self.nodes.epoch:
-                raise Superseded("another supervisor claimed this run", where=str(self.run_dir.path))
+            if self._superseded():
+                raise Superseded(
+                    "another supervisor took over this run while this one did not run", where=str(self.run_dir.path),
+                    todo=f"Watch it with `unbroken status {self.run_dir.path}`",
+                )  # fmt: skip
 
     async def _look(self, attempt: Attempt) -> dict[int, ProcessLook]:
         """Stacks of all ranks, from all nodes at once; written to the incident's evidence folder."""
@@ -810,6 +893,7 @@ class Supervisor:
 
     async def _stop_all(self, attempt: Attempt, ending: Ending) -> None:
         """Proves that no process of the attempt is left, or waits until what cannot be reached has stopped."""
+        self._check_epoch(at_once=True)
         slots = list(dict.fromkeys(attempt.slots))
         reachable = [n for n in slots if self.nodes.nodes[n].up and n not in ending.nodes]
         answers = await self.nodes.ask_all(reachable, "stop", attempt=attempt.number, timeout=30)
@@ -872,6 +956,7 @@ class Supervisor:
         ]
 
     async def _lose(self, name: str, reason: str) -> None:
+        self._check_epoch(at_once=True)  # its processes may be another supervisor's by now
         await self._record("lost", node=name, reason=reason)
         self.nodes.give_up(name)
         await asyncio.to_thread(self.backend.clear, name)
@@ -1172,7 +1257,12 @@ class Supervisor:
     def _spawn(self, work: Coroutine[Any, Any, Any]) -> None:
         task = asyncio.create_task(work)
         self._background.add(task)
-        task.add_done_callback(self._background.discard)
+        task.add_done_callback(self._note_done)
+
+    def _note_done(self, task: asyncio.Task[Any]) -> None:
+        self._background.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.warning("work beside the run failed: %s", error)
 
 
 def _is_ours(verdict: Verdict, ending: Ending) -> bool:

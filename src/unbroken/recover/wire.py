@@ -89,7 +89,8 @@ class Link:
 
     def tell(self, **message: Any) -> None:
         """Sends without waiting; does nothing on a closed link. One whose other side does not read is closed."""
-        if self.closed.is_set():
+        # A connection that was lost while nobody read from it is closing before it is known to be closed.
+        if self.closed.is_set() or self._writer.is_closing():
             return
         self._writer.write(json.dumps(message, separators=(",", ":")).encode() + b"\n")
         if self._writer.transport.get_write_buffer_size() > max(self.limit, FROM_SUPERVISOR):

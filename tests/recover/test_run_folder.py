@@ -1,0 +1,58 @@
+"""What becomes of a run directory is noticed: deleted, moved, made anew."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from unbroken.progress import RunDir
+from unbroken.recover.run_folder import RunFolderWatch
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> RunDir:
+    made = RunDir(tmp_path / "run")
+    made.create()
+    made.epoch(1).write_text("{}")
+    return made
+
+
+def test_a_folder_that_is_there_is_well(run_dir: RunDir, tmp_path: Path) -> None:
+    watch = RunFolderWatch(run_dir, 1)
+    assert watch.look() == watch.look() and not watch.look().lost and not watch.look().trouble
+    run_dir.path.rename(tmp_path / "moved")
+    run_dir.path.symlink_to(tmp_path / "moved")
+    assert not watch.look().lost, "moved with a link in its place it is the same folder"
+
+
+def test_deleted_moved_emptied_and_made_anew(run_dir: RunDir, tmp_path: Path) -> None:
+    watch = RunFolderWatch(run_dir, 1)
+    run_dir.path.rename(tmp_path / "moved")
+    assert "was deleted or moved" in watch.look().lost
+    run_dir.create()
+    assert "is another folder now" in watch.look().lost
+    shutil.rmtree(run_dir.path)
+    (tmp_path / "moved").rename(run_dir.path)
+    assert not watch.look().lost, "moved back in time"
+    os.unlink(run_dir.epoch(1))
+    assert "what lay in" in watch.look().lost
+
+
+def test_one_that_is_full_or_read_only_is_in_trouble_and_not_lost(
+    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch = RunFolderWatch(run_dir, 1)
+    real = os.statvfs(run_dir.path)
+
+    class Full:
+        f_flag, f_bavail, f_frsize = real.f_flag, 3, 4096
+
+    class ReadOnly:
+        f_flag, f_bavail, f_frsize = os.ST_RDONLY, 10**9, 4096
+
+    for kind, words in ((Full, "is full"), (ReadOnly, "is read-only")):
+        monkeypatch.setattr(os, "statvfs", lambda path, kind=kind: kind)
+        assert words in watch.look().trouble and not watch.look().lost
