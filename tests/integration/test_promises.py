@@ -82,7 +82,7 @@ def test_a_run_directory_that_goes_is_noticed_and_what_is_in_memory_is_saved(
 def test_a_supervisor_that_was_stopped_leaves_in_one_line_and_its_successor_keeps_the_memory(
     new_run: NewRun, eventually: Callable[..., None]
 ) -> None:
-    run = new_run("--nodes", "2", "--lease", "20s", script=SAVES, args=[]).start()
+    run = new_run("--lease", "20s", script=SAVES, args=[]).start()
     run.until_step(12)
     first = run.process
     assert first is not None

@@ -385,7 +385,7 @@ class Supervisor:
         began = time.monotonic()
         self._check_epoch(at_once=True)
         slots = await self._fill_slots()
-        for node in slots:
+        for node in set(slots) & set(self._state.slots) if self._state.attempt else ():
             cleared = proof.of_message(self.nodes.nodes[node].hello.get("cleared", {}))
             if not cleared.gone:
                 await self._take_proof(node, cleared)
