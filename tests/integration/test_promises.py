@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from .conftest import RunUnderTest
+from .conftest import RunUnderTest, run_json
 
 pytestmark = pytest.mark.integration
 NewRun = Callable[..., RunUnderTest]
@@ -116,6 +116,8 @@ def test_an_own_save_waits_for_a_person_where_the_end_of_the_old_process_is_not_
     run.faults.kill_agent("node-000")
     read_until(run, "the next attempt waits for a person")
     assert run.attempts() == 1 and run.journal("waiting")
+    told = run_json("status", str(run.run_dir.path), cwd=run.folder)
+    assert "waits for a person" in told["why"] and "touch" in told["todo"]
     if way == "stopped":
         assert run.process is not None
         run.process.send_signal(signal.SIGTERM)

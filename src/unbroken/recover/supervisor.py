@@ -498,11 +498,11 @@ class Supervisor:
         while why := self._unproven.in_the_way(self.run_dir, accepted=accepted):
             if why != waiting:
                 waiting, todo = why, self._unproven.what_to_do(self.run_dir)
+                await self._record("waiting", why=why, todo=todo)
                 self.view.say(
                     f"the next attempt waits for a person: an old process may still run and overwrite what the script saves "
                     f"by itself ({why}). {todo}"
                 )
-                await self._record("waiting", why=why, todo=todo)
             if self._stop_requests:
                 return False
             self._check_epoch()

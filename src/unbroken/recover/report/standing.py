@@ -108,7 +108,7 @@ def standing(run_dir: RunDir, *, now: float | None = None) -> Standing:
         run_id=report.spec.run_id if report.spec else None,
         now=report.now,
         status=status,
-        why=report.why,
+        why=report.why or (f"waits for a person: {wait['why']}" if (wait := _waits(report)) else ""),
         todo="",
         started=report.started,
         wall_s=report.wall_s,
@@ -244,6 +244,16 @@ def _nodes(report: Report, counts: Mapping[str, Counter[str]] | None) -> list[No
     return found
 
 
+def _waits(report: Report) -> dict[str, Any] | None:
+    """The record of a run that waits for a person now; None where it does not."""
+    for e in reversed(report.events):
+        if e["kind"] in ("attempt", "made_sure", "status"):
+            return None
+        if e["kind"] == "waiting":
+            return e
+    return None
+
+
 def _todo(s: Standing, report: Report) -> str:
     """The next action, as an imperative sentence; '' where there is none."""
     command = same_command(report)
@@ -270,6 +280,8 @@ def _todo(s: Standing, report: Report) -> str:
             f"Continue its supervisor (kill -CONT {s.supervisor.pid}), or give the same command again: it takes over. "
             "Until then nobody supervises, and the ranks stop when their lease expires."
         )
+    if s.status == "running" and (wait := _waits(report)):
+        return str(wait["todo"])
     if s.status == "unknown" and s.supervisor is not None:
         return (
             f"Ask on {s.supervisor.host}: whether process {s.supervisor.pid} lives cannot be known from here."
