@@ -166,6 +166,7 @@ class Checkpointer:
         """How recent steps ended: another rank may be ahead with one, and fail, before this rank saves it."""
         self._last: Saved | None = None
         self._failed: list[tuple[int, str, str]] = []
+        self._refused = False  # whether a storage refused one of them: only then trying again can help
         """(step, rung, why) of saves that nothing newer has made up for."""
         self._plan: _Plan | None = None
         self._capturer = Capturer()
@@ -389,8 +390,8 @@ class Checkpointer:
     def _insist(self) -> None:
         """Lets the keeper try on where the storage refused a save: the last one makes up for all before it, and this is the end."""
         with self._guard:
-            refused = any(rung == "disk" for _, rung, _ in self._failed)
-        if not refused or self._last is None:
+            waits = any(rung == "disk" for _, rung, _ in self._failed) and self._refused
+        if not waits or self._last is None:
             return
         step = self._last.step
         try:
@@ -751,6 +752,7 @@ class Checkpointer:
             logger.error("the checkpoint of step %d failed, training goes on: %s", step, why)
             with self._guard:
                 self._failed.append((step, "disk", f"step {step}: {why}"))
+                self._refused |= bool(event.get("refused"))
             for saved in saves:
                 saved.fail(why, rungs=("disk", "remote"))
 

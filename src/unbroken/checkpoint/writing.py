@@ -151,7 +151,14 @@ class Writing:
             self._finish(job)
         if hopeless or mark not in self.insisted:
             self.emit(
-                {"event": "failed", "attempt": mark.attempt, "step": mark.step, "rank": rank, "why": why}
+                {
+                    "event": "failed",
+                    "attempt": mark.attempt,
+                    "step": mark.step,
+                    "rank": rank,
+                    "why": why,
+                    "refused": not hopeless,
+                }
             )
         self.freed()
         self.changed.notify_all()
