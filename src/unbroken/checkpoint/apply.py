@@ -97,6 +97,16 @@ class Applier:
                 )
         return Taken(tuple(n for _, n in self._taken), tuple(self._left), tuple(self._unused))
 
+    def by_themselves(self, state: Any, saved: Any) -> list[tuple[Any, Any]]:
+        """(object, its stored state) of those that load by themselves and have no sharded tensors: whole copies do for them."""
+        return [(o, s) for o, s, _ in self._others(state, saved, "") if not _sharded(o.state_dict())]
+
+    def load_by_themselves(self, state: Any, saved: Any) -> frozenset[int]:
+        """Loads them, all or none; their ids. Raises LayoutMismatch."""
+        chosen = {id(o) for o, _ in self.by_themselves(state, saved)}
+        self._load_others(state, saved, only=chosen)
+        return frozenset(self._loaded)
+
     def _check(self, live: Any, saved: Any, path: str) -> None:
         """Compares names, shapes and types of everything that is loaded in place, before any of it is written."""
         if isinstance(live, torch.Tensor):
@@ -199,10 +209,12 @@ class Applier:
             for number, p in zip(g["params"], live["params"], strict=True)
         }
 
-    def _load_others(self, state: Any, saved: Any) -> None:
+    def _load_others(self, state: Any, saved: Any, only: set[int] | None = None) -> None:
         """Lets objects load that do it by themselves, before any tensor is written; all or none of them."""
         done: list[tuple[Any, Any, str]] = []
         for live, stored, path in self._others(state, saved, ""):
+            if only is not None and id(live) not in only:
+                continue
             try:
                 before = _copy(live.state_dict())
             except Exception as e:
@@ -447,6 +459,15 @@ def _holds_stored(v: Any) -> bool:
     if isinstance(v, Mapping):
         return any(_holds_stored(x) for x in v.values())
     return isinstance(v, Stored) or (isinstance(v, list | tuple) and any(_holds_stored(x) for x in v))
+
+
+def _sharded(v: Any) -> bool:
+    """Whether there is a tensor in it of which this rank holds only a share."""
+    if isinstance(v, torch.Tensor):
+        return hasattr(v, "placements")
+    if isinstance(v, Mapping):
+        return any(_sharded(x) for x in v.values())
+    return isinstance(v, list | tuple) and any(_sharded(x) for x in v)
 
 
 def _holds_live(v: Any) -> bool:

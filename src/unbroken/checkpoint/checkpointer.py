@@ -43,7 +43,7 @@ from ..version import __version__
 from . import catalogue
 from . import layout as arena
 from .agreement import Agreement, agreement
-from .apply import Applier, ShardedOtherwise
+from .apply import Applier, ShardedOtherwise, Taken
 from .direct import Stamp, write_tensors
 from .environment import Place, place
 from .holdings import Mark
@@ -303,10 +303,9 @@ class Checkpointer:
             # Imported here: torch.distributed.checkpoint takes a second, and most restores never need it.
             from .relayout import load_elsewhere
 
-            position, source = (
-                load_elsewhere(self._storage_of(offer), offer.name, state).position,
-                self.storage.rung,
-            )
+            manifest, taken = load_elsewhere(self._storage_of(offer), offer.name, state, strict=self.strict)
+            position, source = manifest.position, self.storage.rung
+            _warn_of_rest(offer.name, taken)
         del got, chosen
         self.memory.alive().request(
             {"op": "release", "restored": {"attempt": offer.attempt, "step": offer.step}, "skipped": skipped}
@@ -549,11 +548,7 @@ class Checkpointer:
             copy=lambda live, stored: to_device(live, stored, base),
         )  # fmt: skip
         taken = applier.into(state)
-        if taken.left or taken.unused:
-            logger.warning(
-                "of %s %d names were loaded; not in it, and left as they were: %s; only in it, and not loaded: %s",
-                offer.name, len(taken.names), _some(taken.left), _some(taken.unused),
-            )  # fmt: skip
+        _warn_of_rest(offer.name, taken)
         restore_rng(notes.get("generators") or {})
         if self._pinning is not None:
             self._pinning.wait()
@@ -772,6 +767,15 @@ class Checkpointer:
         except NotDurable as e:
             print(f"unbroken: {e}", file=sys.stderr, flush=True)
             os._exit(NotDurable.exit_code)
+
+
+def _warn_of_rest(name: str, taken: Taken) -> None:
+    """Says what a restore that is not strict did not load."""
+    if taken.left or taken.unused:
+        logger.warning(
+            "of %s %d names were loaded; not in it, and left as they were: %s; only in it, and not loaded: %s",
+            name, len(taken.names), _some(taken.left), _some(taken.unused),
+        )  # fmt: skip
 
 
 def _some(names: tuple[str, ...]) -> str:
