@@ -57,6 +57,7 @@ def find(text: str) -> Iterator[Found]:
     yield from _addresses(text)
     yield from _headers(text)
     yield from _keyed(text)
+    yield from _itemised(text)
     yield from _random(text)
 
 
@@ -89,7 +90,7 @@ _SHAPES = (
 _USERINFO = re.compile(r"\b[a-zA-Z][a-zA-Z0-9+.\-]{1,20}://([^\s/:@'\"<>]{0,80}):([^\s'\"<>@]{1,200})@")
 _TOKEN_USER = re.compile(r"\b[a-zA-Z][a-zA-Z0-9+.\-]{1,20}://([^\s/:@'\"<>]{16,200})@")
 _HOOKS = re.compile(
-    r"(?i)https?://[^\s'\"<>]*?(?:hooks?\.[\w.\-]+/|/webhooks?/|/webhookb2/|/bot/v2/hook/|/hooks?/|/services/(?=T)|/incoming/|/integration/)([^\s'\"<>]{8,})"
+    r"(?i)https?://[^\s'\"<>]*?(?:hooks?\.[\w.\-]+/|/webhooks?/|/webhookb2/|/bot/v2/hook/|/hooks?/|(?<=//)hc-ping\.com/|(?<=//)heartbeat\.[\w.\-]+/|/heartbeats?/|(?<=//)cronitor\.link/(?:p/)?|/services/(?=T)|/incoming/|/integration/)([^\s'\"<>]{8,})"
 )
 _QUERY = re.compile(
     r"(?i)[?&;#]((?:[\w.\-\[\]]*(?:key|token|secret|passw(?:or)?d|pwd|pass|sig|signature|credential|auth|code|session|sid|ticket|nonce|jwt|otp|hmac|assertion|awsaccesskeyid)[\w.\-\[\]]*|st|k|p))="
@@ -127,11 +128,50 @@ _CURL_USER = re.compile(
     r"(?:\bcurl\b.{0,400}?\s|^\s*|\s)(?:-u|--user|--proxy-user|-U)[\s=]{0,3}['\"]?([^\s:'\"]{1,80}):([^\s'\"]{3,})"
 )
 _ATTACHED = re.compile(
-    r"\b(?:mysql\w*|mariadb\w*|sshpass|ldap\w+|mongo\w*|7z|zip|unzip|ipmitool|redis-cli|smbclient|docker login|podman login|htpasswd)\b"
+    r"\b(?:mysql\w*|mariadb\w*|sshpass|ldap\w+|mongo\w*|7z|zip|unzip|ipmitool|redis-cli|smbclient|ncftp\w*|lftp|twine|skopeo|helm|nuget|az login|oc login|vault|htpasswd|docker login|podman login|htpasswd)\b"
     r".{0,300}?\s(?:-p|-P|-a|-w)\s?['\"]?([^\s'\"-][^\s'\"]{3,})"
 )
 _IDENTIFIED = re.compile(
     r"(?i)\b(?:identified by|with password|password is|passphrase is|pw is)\s+['\"]?([^\s'\"]{4,})"
+)
+_QUOTED_AFTER = re.compile(
+    r"(?i)\b(?:password|passphrase|passwd|identified by)(?: is| was)?\s{1,3}(?P<q>['\"`])((?:(?!(?P=q)).){3,120})(?P=q)"
+)
+_PASSIN = re.compile(r"\B--?pass(?:in|out|phrase|wd)?[\s=]{1,3}['\"]?(?:pass|env|str):([^\s'\"]{3,})")
+_WRAPPED = re.compile(
+    r"\b\w{0,30}(?:Secret|Password|Credential)\w{0,20}\(\s?[bru]?['\"]([^'\"*]{4,400})['\"]"
+)
+_CODES = re.compile(
+    r"(?i)\b(?:2fa|mfa|otp|totp|sms|verification|security|backup|recovery|one[- ]time|login|device)[ _\-](?:pass)?codes?\b['\"]?\s{0,2}(?:is|are|:|=)\s{0,3}['\"]?((?=[^\n]{0,20}\d)[A-Za-z0-9]{3,10}(?:[\- ][A-Za-z0-9]{3,10}){0,40})"
+)
+_PIPED = re.compile(
+    r"(?:\becho(?: -n)?|\bprintf(?: %s)?|<<<)\s+['\"]?(?:[\w.\-]{1,40}:)?([^\s'\"|]{6,400})['\"]?(?=\s*\|.{0,200}(?:passw|token|login|chpasswd|secret|auth)|\s*$)"
+)
+_PAIRS = re.compile(
+    r"(?:\b(?:lftp|ncftp\w*|ftp)\b.{0,200}?\s-u\s?[\w.\-]{1,40},|\b(?:smbclient|rpcclient|net|mount\.cifs|winexe)\b.{0,200}?\s-U\s?[^\s%]{1,60}%)([^\s'\"]{3,})"
+)
+_PROMPTED = re.compile(
+    r"(?i)\b(?:password|passcode|pin|token) for [^\n]{1,160}?['\"\])\w]:\s+((?=\S*\d|\S*[^\w\s])\S{4,200})\s*$"
+)
+_PHRASE = re.compile(
+    r"(?i)\bpassphrase for [^\n]{1,160}?['\"\])\w]:\s+((?!.*(?:incorrect|invalid|wrong|empty|missing|required))\S.{4,200})$"
+)
+_SIGNED = re.compile(
+    r"(?:^|[\s,&?])(?:Signature|StringToSign|SigningKey)['\"]?\s?[:=]\s?['\"]?([0-9a-f]{64}|[A-Za-z0-9+/]{27,100}={1,2})"
+)
+_SEED_PHRASE = re.compile(
+    r"(?i)\b(?:mnemonic|(?:seed|recovery)[ _\-]?(?:phrase|words))\b['\"]?\W{1,5}((?:[a-z]{3,8}\s+){5,23}[a-z]{3,8})\b"
+)
+_SUBPROTOCOL = re.compile(r"bearer\.authorization\.k8s\.io\.(\S{8,})")
+_ITEM = re.compile(
+    r"""\\{0,3}["'](?:name|key|Name|Key|id|header)\\{0,3}["']\s*:\s*\\{0,3}["']([\w.\-]{2,60})\\{0,3}["']\s*,\s*\\{0,3}["'](?:value|Value|default)\\{0,3}["']\s*:\s*\\{0,3}["']([^"'\\]{3,2000})"""
+)
+_INSERT = re.compile(r"(?i)\(([\w\s,`\"\[\].]{3,1000})\)\s*VALUES\s*\(")
+_LITERAL = re.compile(
+    r"""\s*(?:[NEBX]?'((?:[^'\\]|\\.|''){0,2000})'|"([^"]{0,2000})"|([^,()]{0,200}))\s*(?:,|\))"""
+)
+_LONE_PASSWORD = re.compile(
+    r"^\s*(?:password|passwd)\s+((?=\S*\d|\S*[A-Z]\S*[a-z]|\S*[a-z]\S*[A-Z]|\S*[^\w\s.,:;])\S{4,100})\s*$"
 )
 _XML = re.compile(
     r"(?i)<([\w.:\-]{0,30}(?:passw(?:or)?d|secret|token|api_?key|accesskey|credential)[\w.:\-]{0,30})>([^<]{4,200})</"
@@ -157,6 +197,9 @@ _WORDED: tuple[tuple[tuple[str, ...], re.Pattern[str], int], ...] = (
     (("bearer", "basic", "negotiate"), _LONE_SCHEME, 1), ((" -u", "-user", " --user", "-u ", "-u="), _CURL_USER, 2), ((" -p", " -a", " -w"), _ATTACHED, 1),
     (("identified by", "password", "is "), _IDENTIFIED, 1), (("</",), _XML, 2), (("password",), _NETRC, 1), ((":",), _PGPASS, 1),
     (("login", "token", "secret", "apikey"), _LOGIN, 1), (("pass", "key", "secret", "token"), _ENV_SPACE, 1), (("curl",), _CURL_COOKIE, 1), (("key",), _NAMED_KEY, 1),
+    (("passw", "passphrase", "identified by"), _QUOTED_AFTER, 2), (("-pass",), _PASSIN, 1), (("(",), _WRAPPED, 1), (("code",), _CODES, 1), (("passw",), _LONE_PASSWORD, 1),
+    (("passw", "token", "login", "secret", "auth"), _PIPED, 1), (("ftp", "smbclient", "rpcclient", "net", "cifs", "winexe"), _PAIRS, 1), ((" for ",), _PROMPTED, 1),
+    (("passphrase for",), _PHRASE, 1), (("sign",), _SIGNED, 1), (("bearer.",), _SUBPROTOCOL, 1), (("mnemonic", "phrase", "words"), _SEED_PHRASE, 1),
 )  # fmt: skip
 """Pieces of which one must stand in the lower-case text, the expression, the group that is secret."""
 
@@ -195,25 +238,40 @@ def _headers(text: str) -> Iterator[Found]:
 
 _CORE = re.compile(
     r"(?i)passw(?:or)?ds?|passphrase|passwd|passcode|pwd|secret|token|api[_\-.]?keys?|(?:access|account|private|encryption|signing|master|shared|auth|license|storage|service|write|ingest|instrumentation|subscription)[_\-.]?keys?"
-    r"|credentials?|auth|cookies?|session[_\-.]?(?:id|key)|jsessionid|phpsessid|connection[_\-.]?string|dsn|webhook|mnemonic|seed[_\- ]phrase|pass|_key\b|otp|salt|pin\b|jwt|bearer|license"
+    r"|credentials?|auth|cookies?|session[_\-.]?(?:id|key)|jsessionid|phpsessid|connection[_\-.]?string|dsn|webhook|pass|_key\b|otp|salt|pin\b|jwt|bearer|license|pw\b|passwort|mot[_ ]de[_ ]passe|contrase|kennwort|密码"
 )
 _WORD_BEFORE = re.compile(r"[\w.\-]{0,40}$")
 _WORD_AFTER = re.compile(r"[\w.\-]{0,40}")
+_DESCRIBES = re.compile(
+    r"_(?:file|path|dir|env|name|ttl|type|length|len|size|count|timeout|version|algorithm|format|policy|required|enabled|expiry|expires\w*|min\w*|max\w*|method|mode|provider|url|uri|host|port|header|field|prefix|arn|ref)$"
+)
+"""Ends of a key that speaks of a secret and does not hold one."""
+_SURELY = re.compile(
+    r"passw(?:or)?d|passphrase|passwd|passcode|passwort|kennwort|contrase|mot_de_passe|密码|(?:^|_)secrets?(?:_key)?$|client_secret|_secret_|pwd$"
+)
+"""Names that mean one thing whatever stands before them: `admin_password`, `tokenizer_secret`."""
 _HEALTHY_KEY = re.compile(
     r"tokeni[sz]|tokens(?!_?secret)|"
     r"(?:^|_)(?:pad|eos|bos|eot|eod|unk|cls|sep|mask|image|audio|video|num|n|max|min|total|special|stop|start|end|per|next|last|first|begin|new|input|output|prompt|draft|think\w*|boi|eoi|fim\w*|bad|ignore|valid|trained|loss|us|ms|s|flops|by|of|each|unexpected|invalid|add|cached)_token|"
     r"token_(?:ids?|counts?|type|ind\w*|idx|num\w*|len\w*|embed\w*|disp\w*|drop\w*|per|rate|level|acc\w*|loss|through\w*|budget|limit|shift|mix\w*|perm\w*|class\w*|size|parallel\w*|pos\w*|choice|rout\w*|dict\w*|file|path|dir|url|uri|env|name|ttl|expir\w*|life\w*|timeout|header|endpoint|bucket|merg\w*|mask|freq\w*|weight\w*)|"
-    r"(?:forward|backward|first|second|third|num|per|single|multi|one|two|all|by|com|tres|sur|under|over|last|this|each|n|max)_?pass|passe[ds]|passes|passing|pass_(?:rate|at|count|k|id|time|thr\w*)|pass@|"
-    r"secretar|author(?!iz)|authent|authori[st]|authority|_(?:file|path|dir|env|name|ttl|type|length|len|size|count|timeout|version|algorithm|format|policy|required|enabled|expiry|expires\w*|min\w*|max\w*|method|mode|provider|url|uri|host|port|header|field|prefix)$|"
-    r"(?:sort|primary|foreign|partition|cache|dict|state|state_dict|missing|unexpected|param|batch|index|sample|row|column|group|object|bucket|kv|memo|reg|public|host|lookup|registry|routing|config|tensor|layer|map|store|dataset|data|label|text|image|module|hash|unique|shuffle|dispatch|rng|random)_?key|"
-    r"license$|pin_mem|pinned|spin|ping|pin_$"
+    r"(?:^|_)(?:forward|backward|first|second|third|num|per|single|multi|one|two|all|by|tres|sur|under|over|last|this|each|n|max)_?pass(?:$|_)|(?:^|_)(?:com|by|tres|sur|under|over)pass|passe[ds]|passes|passing|pass_(?:rate|at|count|k|id|time|thr\w*)|pass@|"
+    r"secretar|author(?!iz)|authent|authori[st]|authority|"
+    r"(?:sort|primary|foreign|partition|cache|dict|state|state_dict|missing|unexpected|param|batch|index|sample|row|column|group|object|bucket|kv|memo|reg|public|host|lookup|registry|config|tensor|layer|map|store|dataset|data|label|text|image|module|hash|unique|shuffle|dispatch|rng|random)_?key|"
+    r"license$|(?:^|_)pin_mem|(?:^|_)pinned|spin|(?:^|_)ping(?:_|$)|pin_$"
 )
+_ISSUED_HEX = re.compile(
+    r"(?:^|_)(?:routing|integration|ingest\w*|write|app|application|license|licence|project|team|admin)_key$"
+)
+"""Keys that issuers give out as hexadecimal, which elsewhere is a hash."""
 _PASS_KEY = re.compile(
     r"(?:^|_|\b)(?:db|user|usr|smtp|mail|ftp|root|admin|my|pg|redis|mysql|http|https|proxy|ldap|svc|service|login|api|auth|mongo|rabbit\w*|amqp|ssh|sudo|wifi|key|store|keystore|ts|ipmi|bmc|idrac|web|bot|email|account|es|elastic|kafka|vpn|rsync|zip|enc|crypt)_?pass$"
 )
-_STRONG = re.compile(r"passw|passphrase|passwd|passcode|pwd|secret|pass$|otp|pin$|mnemonic|seed|salt")
-_SEPARATOR = re.compile(r"""[\\"'`\])]{0,6}\s{0,4}(?:=>|:=|==|[:=]>?)\s{0,4}""")
+_STRONG = re.compile(r"passw|passphrase|passwd|passcode|pwd|secret|pass$|otp|pin$|salt")
+_SEPARATOR = re.compile(r"""[\\"'`\])]{0,6}\s{0,4}(?:=>|:=|==|[:=：]>?|\.{3,120}(?=\s))\s{0,4}""")
+_CELL = re.compile(r"\s{0,60}[|│┃║]\s{0,60}")
+"""Between a name and its value in a table."""
 _LISTED = re.compile(r"""\\{0,3}["'`]\s{0,2},\s{0,3}(?=\\{0,3}["'`])""")
+_ACCOUNT = re.compile(r"(?i)(?:user|login|account|uid|smtp|imap|ldap)\w{0,10}['\"]?\s?[:=]")
 _PROSE = re.compile(r"[a-z]{2,15}(?=\s+[a-z]|$|[.,;])")
 _NOTHING = re.compile(
     r"(?i)(?:none|null|nil|true|false|yes|no|n/a|empty|unset|set|not|missing|invalid|expired|required|redacted|hidden|masked|str|int|bool|string|bytes|optional\S*|auto|default|\*+|x+|\.+|-+|<[^>]*>?|\$\{?\w*\}?|%\w*%|\{\{.*|\{\w*\}?|\[\w*\]?|\(\w*\)?)[.,;]?"
@@ -231,7 +289,7 @@ def _keyed(text: str) -> Iterator[Found]:
         right = left + len(name)
         if right < m.end():
             continue
-        kind = _key_kind(name)
+        kind = key_kind(name)
         if kind is None:
             continue
         strong = kind == "strong"
@@ -243,17 +301,30 @@ def _keyed(text: str) -> Iterator[Found]:
             listed = _LISTED.match(text, right)
         if sep is not None:
             at = sep.end()
-        elif listed is not None:
+        elif listed is not None and not re.match(
+            r"""\\{0,3}["'`][\w.\-]{1,40}\\{0,3}["'`]\s{0,3}:""", text[listed.end() : listed.end() + 60]
+        ):
             at = listed.end()
         elif option and text[right : right + 1] == " ":
             at = right + 1
+        elif (cell := _CELL.match(text, right)) is not None:
+            at = cell.end()
+            stop = re.compile(r"[^|│┃║]{0,200}").match(text, at)
+            piece = stop.group(0).strip() if stop else ""
+            if (
+                re.fullmatch("[0-9a-f]{32,}", piece)
+                or _looks_random(piece, 0.25)
+                or (strong and _strange(piece))
+            ):
+                yield Found(at, at + len(piece), "secret")
+            continue
         else:
             continue
         scheme = _SCHEME.match(text, at)
         if scheme:
             at = scheme.end()
         start, end = _value(text, at)
-        if "phrase" in name.lower() or "mnemonic" in name.lower():
+        if "phrase" in name.lower():
             end = max(end, _closing(text, start, ""))
         value = text[start:end]
         if len(value) < (3 if strong else 6) or _plain(value):
@@ -262,12 +333,23 @@ def _keyed(text: str) -> Iterator[Found]:
             continue
         quoted = text[start - 1] in "\"'`" if start else False
         if not strong:
-            if _number(value) or (kind == "weak" and not _looks_random(value, 0.25) and not _strange(value)):
+            if _number(value) or (
+                kind in ("weak", "issued", "short") and not _looks_random(value, 0.25) and not _strange(value)
+            ):
+                continue
+            named = _described(value) or re.fullmatch(r"[A-Za-z]+\d{0,3}", value)
+            if kind == "short" and named and not (quoted or _ACCOUNT.search(text)):
+                continue
+            if kind == "issued" and not (
+                re.fullmatch("[0-9a-f]{32,64}", value) or _looks_random(value, 0.25)
+            ):
                 continue
             if not quoted and sep is not None and ":" in sep.group(0) and value.isalpha() and len(value) < 16:
                 continue
             if value.startswith(("/", "./", "~/")) and not _looks_random(value, 0.4):
                 continue
+        elif re.fullmatch(r"(?i)(?:old)?pwd", name) and re.match(r"[/~.]", value):
+            continue  # the working folder
         elif (
             not quoted
             and sep is not None
@@ -281,16 +363,47 @@ def _keyed(text: str) -> Iterator[Found]:
         yield Found(start, end, "secret")
 
 
-def _key_kind(name: str) -> str | None:
-    """What a key's name says of its value: strong (always secret), usual, weak (secret if it looks random), or None."""
+def _itemised(text: str) -> Iterator[Found]:
+    """Values that stand apart from their names: {"name": "DB_PASSWORD", "value": "x"}, INSERT ... VALUES."""
+    for m in _ITEM.finditer(text):
+        if key_kind(m.group(1)) in ("strong", "usual") and holds(m.group(2)):
+            yield Found(m.start(2), m.end(2), "secret")
+    for m in _INSERT.finditer(text):
+        at = m.end()
+        for name in m.group(1).split(","):
+            value = _LITERAL.match(text, at)
+            if value is None:
+                break
+            group = value.lastindex
+            if group and key_kind(name.strip(' `"[]')) in ("strong", "usual") and holds(value.group(group)):
+                yield Found(value.start(group), value.end(group), "secret")
+            at = value.end()
+
+
+def key_kind(name: str) -> str | None:
+    """What a key's name says of its value: strong (always secret), usual, weak (secret if it looks random), issued (weak, or hexadecimal), short (`pw`: as weak, no name), or None."""
     key = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name.lstrip("-"))
     upper, key = key.isupper(), re.sub(r"[\-. ]", "_", key).lower().strip("_")
     if re.search(r"webhook|connection_string|(?:^|_)dsn$", key):
         return "usual"
+    if _DESCRIBES.search(key):
+        return None
+    if _SURELY.search(key):
+        return "strong"
     if _HEALTHY_KEY.search(key) or re.search(r"(?:^|_)pin_", key):
         return None
+    if re.search(r"(?:^|_|[a-z])pw$", key) or key == "pass":
+        return "short"
+    if _ISSUED_HEX.search(key):
+        return "issued"
     if key.endswith("pass") and not _PASS_KEY.search(key):
-        return "strong" if (upper and "_" in key) or name.startswith("-") else None
+        return (
+            "strong"
+            if (upper and "_" in key) or name.startswith("-")
+            else "short"
+            if key.endswith("_pass")
+            else None
+        )
     if re.search(r"(?:^|_)auth$|authorization|auth_(?:key|token)|basic_auth", key) or _STRONG.search(key):
         return "strong" if _STRONG.search(key) else "usual"
     if "auth" in key and not re.search(r"token|key|secret|cred", key):
@@ -335,6 +448,16 @@ def _closing(text: str, start: int, quote: str) -> int:
     line = text.find("\n", start)
     ends = [x for x in (end, line) if x >= 0]
     return min(ends) if ends else len(text)
+
+
+def holds(value: str) -> bool:
+    """Whether a value whose name says that it is secret can be one: no placeholder, no number, long enough."""
+    return len(value) >= 4 and not _plain(value) and not _number(value)
+
+
+def is_strange(value: str) -> bool:
+    """Whether a value that stands alone looks like a token: random, or long with letters and digits mixed."""
+    return _looks_random(value, 0.25) or (len(value) >= 12 and _strange(value) and not _described(value))
 
 
 def _plain(value: str) -> bool:

@@ -31,6 +31,8 @@ class View:
 _PERCENT = re.compile(r"(?:%[0-9A-Fa-f]{2})+")
 _ESCAPE = re.compile(r"\\+(?:u([0-9A-Fa-f]{4})|x([0-9A-Fa-f]{2})|(.))")
 _ENTITY = re.compile(r"&(?:#(\d{1,7})|#x([0-9A-Fa-f]{1,6})|(quot|amp|lt|gt|apos|nbsp));")
+_WIDE = re.compile("[\uff01-\uff5e]")
+_NARROW = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)}
 _NAMED = {"quot": '"', "amp": "&", "lt": "<", "gt": ">", "apos": "'", "nbsp": " "}
 _CONTROL = {"n": "\n", "t": "\t", "r": "\r", "b": "", "f": ""}
 _BASE64 = re.compile(r"(?<![A-Za-z0-9+/_\-])[A-Za-z0-9+/_\-]{16,4000}={0,2}(?![A-Za-z0-9+/_\-])")
@@ -45,6 +47,9 @@ def views(text: str) -> Iterator[View]:
     """The text itself, then each way of decoding it that changes it, one after the other at most twice."""
     here = View(text)
     yield here
+    if _WIDE.search(text):  # full-width letters and signs stand for plain ones, place by place
+        here = View(text.translate(_NARROW))
+        yield here
     for _ in range(2):
         changed = False
         for pattern, decode, sign in (

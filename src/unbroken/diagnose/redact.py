@@ -16,6 +16,7 @@ from typing import Any
 from .credentials import Found, detected, find, shaped
 from .decoded import base64_texts, views, visible
 from .prefixes import take_apart
+from .sections import Carried, Columns, ProcessTables, SecretManifests
 
 LONGEST = 20_000
 """Characters of a line that are searched at once; a longer one is searched in pieces that overlap by `OVERLAP`."""
@@ -24,24 +25,13 @@ _KEY_HEAD = re.compile(
     r"-----BEGIN (?!CERTIFICATE|PUBLIC)[A-Z0-9 ]{0,40}-----|^PuTTY-User-Key-File|Private-Lines:"
 )
 _KEY_BODY = re.compile(
-    r"(?:[A-Za-z0-9+/]{16,}={0,2}|[A-Za-z0-9+/]{1,76}={1,2}|=[A-Za-z0-9+/]{4})(?:\\\\n)?[\"',\\\\]*"
+    r"(?:[A-Za-z0-9+/]{16,}={0,2}|[A-Za-z0-9+/]{1,76}={1,2}|=[A-Za-z0-9+/]{4})(?:\\n)?[\"',\\]*"
 )
 _KEY_START = re.compile(r"[A-Za-z0-9+/]{4,}={0,2}(?:\\n)?[\"',\\]*")
 _KEY_HEADER = re.compile(r"\s*$|[A-Z][A-Za-z\-]{2,20}: ")
 _BASE64_LINE = re.compile(r"(?:^|[\s|>\"'])([A-Za-z0-9+/]{40,100}={0,2})(?:\\n)?[\"',\\+]*\s*$")
 _KEY_LINES = 220  # a PGP key of 4096 bits has about 100
 _TOKEN = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/_-.=%:~")
-_HEAD = re.compile(
-    r"-----BEGIN (?!CERTIFICATE|PUBLIC)[A-Z0-9 ]{0,40}-----|^PuTTY-User-Key-File|Private-Lines:"
-)
-_KEY_BODY = re.compile(
-    r"(?:[A-Za-z0-9+/]{16,}={0,2}|[A-Za-z0-9+/]{1,76}={1,2}|=[A-Za-z0-9+/]{4})(?:\\\\n)?[\"',\\\\]*"
-)
-_KEY_START = re.compile(r"[A-Za-z0-9+/]{4,}={0,2}(?:\\n)?[\"',\\]*")
-_KEY_HEADER = re.compile(r"\s*$|[A-Z][A-Za-z\-]{2,20}: ")
-_BASE64_LINE = re.compile(r"(?:^|[\s|>\"'])([A-Za-z0-9+/]{40,100}={0,2})(?:\\n)?[\"',\\+]*\s*$")
-_KEY_LINES = 220  # a PGP key of 4096 bits has about 100
-_TAIL = re.compile(r"[A-Za-z0-9+/_\-.=%:~]{2,}[\"']?\s*[\\+]?\s*$")
 _HEAD = re.compile(r"\s*[\"']?([A-Za-z0-9+/_\-.=%:~]{2,})")
 _EMAIL = re.compile(r"(?<![\w.+\-])[\w.+\-]{1,64}@[\w\-]{1,63}(?:\.[\w\-]{1,63}){1,5}(?![\w\-])")
 _COMMON = frozenset(
@@ -118,8 +108,10 @@ _NAMES: tuple[tuple[str, re.Pattern[str]], ...] = (
     )),
     ("user", re.compile(r"(?i)\buid=\d+\(([\w.\-]{1,64})\)")),
     ("user", re.compile(r"(?i)\b(?:user_?id|groupid|uid)[=:]\s?([A-Za-z_][\w.\-]{1,63})\(\d+\)")),
-    ("user", re.compile(r"(?i)\buser(?:name)? ['\"]?([a-z_][\w.\-]{1,31})['\"]?(?= (?:from|on|at|logged|with|in|ran|started|does|has|is|by|was)\b|[,;)(\]]|\(uid|$)")),
+    ("user", re.compile(r"\b[Uu]ser(?:[Nn]ame)? ['\"]?([a-z_][\w.\-]{1,31})['\"]?(?= (?:from|account|cannot|uid|group|partition|qos|submitted|on|at|logged|with|in|ran|started|does|has|is|by|was)\b|[,;)(\]]|\(uid|$)")),
     ("user", re.compile(r"\b(?:for|from|by|invalid user) (?:user |invalid user )?['\"]?([a-z_][\w.\-]{1,31})['\"]? (?:from|by|via) (?:\d|[a-z]\w*\d|\(uid)")),
+    ("user", re.compile(r"(?i)\buser ['\"\\]{1,3}([a-z_][\w.\-]{1,40})['\"\\]")),
+    ("user", re.compile(r"^([a-z_][\w.\-]{1,31})\s+(?:pts/\d+|tty\w+|:\d+)\s+\d{4}-\d\d-\d\d ")),
     ("user", re.compile(r"\bsudo(?:\[\d+\])?:\s+([a-z_][\w.\-]{1,31}) : ")),
     ("user", re.compile(r"(?i)\b(?:submitted|launched|started|cancelled|canceled|killed|preempted|requested|created|owned|run) by (?:user )?['\"]?([a-z_][\w.\-]{2,31})\b(?!['\"]? (?:agent|signal|the)\b)")),
     ("user", re.compile(r"\b[A-Z][A-Z0-9\-]{1,20}\\{1,2}([a-z][\w.\-]{2,31})\b")),
@@ -163,7 +155,8 @@ class Redactor:
         self._names: dict[tuple[str, str], str] = {}
         self._counts: dict[str, int] = {}
         self._key_left = 0
-        self._last = ""
+        self._manifests, self._tables = SecretManifests(), ProcessTables()
+        self._columns, self._carried = Columns(), Carried()
 
     def __call__(self, text: str) -> str:
         """The text with stand-ins; of a private key that began in the text before, its lines too."""
@@ -177,11 +170,12 @@ class Redactor:
         for i, body in enumerate(bodies):
             if body is not None:
                 found[i].append(body)
+            found[i] += self._of_the_lines_before(clean[i])
         _key_blocks(clean, found)
         for i in range(len(clean) - 1):
             _broken(clean, found, i)
-        out = [_replace(t, spans) for t, spans in zip(clean, found, strict=True)]
-        named = [self._named(t) for t in out]
+        out = [self._replace(t, spans) for t, spans in zip(clean, found, strict=True)]
+        named = [self._named(self._in_table(t)) for t in out]
         echoes = self._echoes()
         return [echoes.sub(self._echo, t) if echoes else t for t in named]
 
@@ -230,6 +224,32 @@ class Redactor:
         if _KEY_HEAD.search(text) and text.rfind("-----BEGIN") >= text.rfind("-----END"):
             self._key_left = _KEY_LINES
         return None
+
+    def _replace(self, text: str, spans: Sequence[Found]) -> str:
+        """The text with each span, or what overlapping spans cover together, as one stand-in."""
+        out: list[str] = []
+        at = 0
+        for start, end, kind in _merged(spans):
+            _, is_user, user = kind.partition("user ")
+            out += (text[at:start], self._name("user", user) if is_user else f"<{kind}>")
+            at = end
+        return "".join([*out, text[at:]]) if out else text
+
+    def _of_the_lines_before(self, text: str) -> list[Found]:
+        """What this line holds because of those before it; users in it are named on the way."""
+        cells, users = self._columns.find(text)
+        value, user = self._carried.find(text)
+        for start, end in [*users, *([user] if user else [])]:
+            if text[start:end].lower() not in _COMMON and len(text[start:end]) >= 3:
+                self._name("user", text[start:end])
+                cells.append(Found(start, end, f"user {text[start:end]}"))
+        return [*self._manifests.find(text), *cells, *value]
+
+    def _in_table(self, text: str) -> str:
+        place = self._tables.user(text)
+        if place is None or text[slice(*place)].lower() in _COMMON:
+            return text
+        return text[: place[0]] + self._name("user", text[slice(*place)]) + text[place[1] :]
 
     def _named(self, text: str) -> str:
         text = _EMAIL.sub(lambda m: self._name("email", m.group(0)), text)
@@ -291,16 +311,6 @@ class Redactor:
             self._counts[kind] = self._counts.get(kind, 0) + 1
             self._names[key] = f"<{kind}-{self._counts[kind]}>"
         return self._names[key]
-
-
-def _replace(text: str, spans: Sequence[Found]) -> str:
-    """The text with each span, or what overlapping spans cover together, as one stand-in."""
-    out: list[str] = []
-    at = 0
-    for start, end, kind in _merged(spans):
-        out += (text[at:start], f"<{kind}>")
-        at = end
-    return "".join([*out, text[at:]]) if out else text
 
 
 def _merged(spans: Sequence[Found]) -> Iterator[tuple[int, int, str]]:
