@@ -89,7 +89,10 @@ def test_trace(capsys: pytest.CaptureFixture[str], jobs: Path, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("command", sorted(available()))
-def test_errors_of_every_command(capsys: pytest.CaptureFixture[str], tmp_path: Path, command: str) -> None:
+def test_errors_of_every_command(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    monkeypatch.chdir(tmp_path)  # some of these make a folder of that name
     evil = f"{EVIL}\nforged"
     for args in ([evil], [f"--{evil}"], ["--run-dir", evil], [str(tmp_path / evil)], ["report", evil], ["ls", evil], ["plan", evil],
                  ["status", evil], ["convert", evil, "-o", evil]):  # fmt: skip

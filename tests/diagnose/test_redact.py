@@ -169,6 +169,16 @@ def test_a_secret_at_the_end_of_a_long_line_is_found_whole() -> None:
         assert secret[6:] not in Redactor()("x " * (n // 2) + secret + " end")
 
 
+def test_a_secret_is_one_wherever_it_is_said_again() -> None:
+    redact = Redactor()
+    text = "login refused for Zk3pQ9vXw2Lm\nDB_PASSWORD=Zk3pQ9vXw2Lm\nretry with Zk3pQ9vXw2Lm"
+    assert "Zk3pQ9vXw2Lm" not in redact(text)
+    assert redact("root: Zk3pQ9vXw2Lm") == "root: <secret>"
+    assert redact("password=training01 then training01") == "password=<secret> then training01", (
+        "a word is a word"
+    )
+
+
 def test_values_keep_their_shape() -> None:
     value = {"n": 3, "text": "token=hf_" + "aB3" * 9, "rows": [None, "10.0.0.1", {"x": True}]}
     assert Redactor().values(value) == {

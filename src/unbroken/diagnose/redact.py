@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from .credentials import Found, detected, find, shaped
+from .credentials import Found, detected, find, is_strange, shaped
 from .decoded import base64_texts, views, visible
 from .prefixes import take_apart
 from .sections import Carried, Columns, ProcessTables, SecretManifests
@@ -30,6 +30,7 @@ _KEY_BODY = re.compile(
 _KEY_START = re.compile(r"[A-Za-z0-9+/]{4,}={0,2}(?:\\n)?[\"',\\]*")
 _KEY_HEADER = re.compile(r"\s*$|[A-Z][A-Za-z\-]{2,20}: ")
 _BASE64_LINE = re.compile(r"(?:^|[\s|>\"'])([A-Za-z0-9+/]{40,100}={0,2})(?:\\n)?[\"',\\+]*\s*$")
+_REMEMBERED = 500
 _KEY_LINES = 220  # a PGP key of 4096 bits has about 100
 _TOKEN = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/_-.=%:~")
 _HEAD = re.compile(r"\s*[\"']?([A-Za-z0-9+/_\-.=%:~]{2,})")
@@ -156,6 +157,7 @@ class Redactor:
         self._counts: dict[str, int] = {}
         self._key_left = 0
         self._manifests, self._tables = SecretManifests(), ProcessTables()
+        self._secrets: set[str] = set()
         self._columns, self._carried = Columns(), Carried()
 
     def __call__(self, text: str) -> str:
@@ -175,6 +177,10 @@ class Redactor:
         for i in range(len(clean) - 1):
             _broken(clean, found, i)
         out = [self._replace(t, spans) for t, spans in zip(clean, found, strict=True)]
+        for t, spans in zip(clean, found, strict=True):
+            self._remember(t, spans)
+        if again := self._secrets_again():
+            out = [again.sub("<secret>", t) for t in out]
         named = [self._named(self._in_table(t)) for t in out]
         echoes = self._echoes()
         return [echoes.sub(self._echo, t) if echoes else t for t in named]
@@ -234,6 +240,19 @@ class Redactor:
             out += (text[at:start], self._name("user", user) if is_user else f"<{kind}>")
             at = end
         return "".join([*out, text[at:]]) if out else text
+
+    def _remember(self, text: str, spans: Sequence[Found]) -> None:
+        """Keeps what was found: the same value is secret wherever it stands without its name."""
+        for f in spans:
+            value = text[f.start : f.end]
+            if len(self._secrets) < _REMEMBERED and 8 <= len(value) <= 200 and is_strange(value):
+                self._secrets.add(value)
+
+    def _secrets_again(self) -> re.Pattern[str] | None:
+        if not self._secrets:
+            return None
+        words = sorted(self._secrets, key=len, reverse=True)
+        return re.compile(rf"(?<![A-Za-z0-9])(?:{'|'.join(map(re.escape, words))})(?![A-Za-z0-9])")
 
     def _of_the_lines_before(self, text: str) -> list[Found]:
         """What this line holds because of those before it; users in it are named on the way."""

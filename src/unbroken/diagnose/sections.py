@@ -177,7 +177,7 @@ class Carried:
         if bare and self._kind and holds(bare.group(1)) and not bare.group(1).startswith(("-", "/")):
             value = bare.group(1)
             word = re.fullmatch(r"[A-Za-z]+[.:!]?|[\w.\-]+[:=]|\d{4}-\d\d-\d\d\S*", value)
-            if self._kind == "strong" and not word or self._kind == "option" or is_strange(value):
+            if (self._kind == "strong" and not word) or self._kind == "option" or is_strange(value):
                 found.append(Found(bare.start(1), bare.end(1), "secret"))
         elif bare and self._whoami and re.fullmatch(r"[a-z_][\w.\-]{1,31}", bare.group(1)):
             user = bare.span(1)
