@@ -9,13 +9,15 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from unbroken.evaluate import bytecode
+from unbroken.evaluate.codec import encode
 from unbroken.evaluate.engines import Slot
-from unbroken.evaluate.engines.imports import Imports
-from unbroken.evaluate.engines.local import LocalEngine, imports_for
+from unbroken.evaluate.engines.imports import Forked, Imports
+from unbroken.evaluate.engines.local import LocalEngine, imports_for, imports_for_harnesses
 from unbroken.evaluate.prepare import child_env
 from unbroken.testing.evaluation import BACKEND
 
@@ -138,3 +140,72 @@ def test_what_is_compiled_ahead_is_found_by_the_import(tmp_path: Path) -> None:
         [sys.executable, "-v", "-c", "import some"], env=env, capture_output=True, text=True, check=True
     ).stderr
     assert f"{tmp_path / 'some'}" in said and "matches" in said
+
+
+def test_those_that_prepare_and_score_are_forked_too(tmp_path: Path) -> None:
+    from functools import partial
+
+    from unbroken.evaluate.registry import open_scoring
+    from unbroken.testing.evaluation import HARNESS
+
+    alone = numbers(evaluate(tmp_path, SUITE, workers=1, out="alone"))
+    assert all(t.harness == HARNESS for t in SUITE.tasks)
+    made = imports_for_harnesses([HARNESS], tmp_path / "imports")
+    parents: set[int] = set()
+    fork = made.fork_piped
+
+    def forked(*args: Any) -> Forked:
+        child = fork(*args)
+        while not child.pid and child.poll() is None:
+            made.hear(0.02)
+        parents.add(parent(child.pid))
+        return child
+
+    made.fork_piped = forked  # type: ignore[method-assign]
+    try:
+        for out in ("first", "second"):
+            c = coordinator(tmp_path, SUITE, out=out)
+            c.imports, c.open_scoring = made, partial(open_scoring, imports=made)
+            assert numbers(c.run()) == alone
+        assert made._process is not None and parents == {made._process.pid}
+        # Without the server it goes on as without one.
+        made.close()
+        c = coordinator(tmp_path, SUITE, out="third")
+        c.imports, c.open_scoring = made, partial(open_scoring, imports=made)
+        assert numbers(c.run()) == alone
+    finally:
+        made.close()
+    assert (tmp_path / "imports" / "imports-cpu.log").read_text().count(
+        "imports for preparing and scoring"
+    ) == 1
+
+
+def test_a_fork_server_that_dies_in_its_imports_is_done_without(tmp_path: Path) -> None:
+    from unbroken.evaluate.contracts import Suite
+    from unbroken.evaluate.prepare import Preparers
+
+    (tmp_path / "fatal.py").write_text("import os\nos._exit(3)\n")
+    env = child_env(PYTHONPATH=os.pathsep.join([str(tmp_path), *filter(None, sys.path)]))
+    made = Imports("", env, tmp_path / "log", ["fatal:Harness"])
+    preparers = Preparers(1, tmp_path / "prepare.log", made)
+    try:
+        job = {"op": "list", "suite": encode(Suite("s", (), folder=str(tmp_path))), "harness": "plain"}
+        assert preparers._ask(job) == []
+    finally:
+        preparers.close()
+        made.close()
+
+
+def test_two_forks_do_not_share_their_random_numbers(tmp_path: Path) -> None:
+    (tmp_path / "draws.py").write_text(
+        "import numpy, random\ndef main(argv):\n    print(numpy.random.random(), random.random())\n    return 0\n"
+    )
+    env = child_env(PYTHONPATH=os.pathsep.join([str(tmp_path), *filter(None, sys.path)]))
+    made = Imports("", env, tmp_path / "log", ["numpy:ndarray"])
+    try:
+        for name in ("a", "b"):
+            made.fork(["draws"], env, tmp_path / name, with_input=False).wait(60)
+        first, second = ((tmp_path / n).read_text().split() for n in ("a", "b"))
+        assert first[0] != second[0] and first[1] != second[1]
+    finally:
+        made.close()

@@ -211,7 +211,8 @@ def watch(
     settings = _settings(slots, cpu_workers, cache, cache_disk, priors, keep_going)
 
     def evaluate(s: Suite, m: ModelSpec, folder: EvalDir) -> Report:
-        report = _evaluate(s, m, folder, _engine(engine, ray_address, folder, slots, imports), settings, True)
+        started = _engine(engine, ray_address, folder, slots, imports)
+        report = _evaluate(s, m, folder, started, settings, True, harnesses)
         _write(report, folder)
         return report
 
@@ -224,7 +225,10 @@ def watch(
     if not once and not storage.folders():
         say(f"no checkpoint is in {storage.url.removeprefix('file://')} yet; waiting for the first")
     began = time.time()
-    with _imports(engine, slots, spec, EvalDir(out)) as imports:  # made once, for all checkpoints
+    with (  # made once, for all checkpoints
+        _imports(engine, slots, spec, EvalDir(out)) as imports,
+        _harness_imports(asked, EvalDir(out)) as harnesses,
+    ):
         points = watch_run(watched, storage, evaluate, say)
     if not points:
         say("no committed checkpoint is here")
@@ -401,11 +405,14 @@ app.command()(eval_show.table)
 
 
 def _evaluate(
-    suite: Suite, spec: ModelSpec, folder: EvalDir, engine: Engine, settings: Settings, quiet: bool
-) -> Report:
+    suite: Suite, spec: ModelSpec, folder: EvalDir, engine: Engine, settings: Settings, quiet: bool, harnesses: Imports | None = None,
+) -> Report:  # fmt: skip
+    """`harnesses`: where the processes that prepare and score are forked from."""
+    import functools
     import signal
 
     from ..evaluate.coordinator import Coordinator
+    from ..evaluate.registry import open_scoring
     from ..evaluate.screen import Screen
 
     folder.open()
@@ -413,7 +420,8 @@ def _evaluate(
         _stdout_for_the_answer(),
         Screen(folder.root / "progress.json", title=f"{suite.name} of {spec.title}", quiet=quiet) as screen,
     ):
-        coordinator = Coordinator(suite, spec, folder, engine, settings, watcher=screen)
+        coordinator = Coordinator(suite, spec, folder, engine, settings, watcher=screen, imports=harnesses,
+                                  scoring=functools.partial(open_scoring, imports=harnesses))  # fmt: skip
         first: list[float] = []
 
         def stop(number: int, _: object) -> None:
@@ -666,6 +674,24 @@ def _imports(
         yield None
         return
     made = imports_for(spec.backend, slots, folder.root / "logs", _threads(slots))
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+@contextlib.contextmanager
+def _harness_imports(suite: Suite, folder: EvalDir) -> Iterator[Imports | None]:
+    """A process that imports the suite's harnesses once for all that prepare and score; a user's own are left to those,
+    since their code may change."""
+    from ..evaluate.engines.local import imports_for_harnesses
+    from ..evaluate.registry import HARNESSES
+
+    if not hasattr(os, "fork"):
+        yield None
+        return
+    known = sorted({t.harness for t in suite.tasks} & set(HARNESSES))
+    made = imports_for_harnesses(known, folder.root / "logs")
     try:
         yield made
     finally:

@@ -48,6 +48,7 @@ from .contracts import (
 )
 from .dispatch import Dispatcher
 from .engines import Engine, Slot
+from .engines.imports import Imports
 from .folder import FULL, EvalDir, unwritable
 from .intake import Intake
 from .journal import Journal, events
@@ -77,8 +78,9 @@ class Coordinator:
     def __init__(
         self, suite: Suite, spec: ModelSpec, folder: EvalDir, engine: Engine, settings: Settings = Settings(), *,
         scoring: Callable[[int], ScoringPool] = open_scoring, watcher: Watcher | None = None, checkpoint: str = "",
+        imports: Imports | None = None,
     ) -> None:  # fmt: skip
-        """`checkpoint`: the hash, where it is known already (a committed checkpoint's manifest); else it is computed."""
+        """`imports`: a fork server that has the harnesses, for preparing. `checkpoint`: the hash, where it is known already (a committed checkpoint's manifest); else it is computed."""
         self.suite = suite
         self.spec = spec
         self.folder = folder
@@ -86,6 +88,7 @@ class Coordinator:
         self.settings = settings
         self.open_scoring = scoring
         self.watcher = watcher
+        self.imports = imports
         self.asked_checkpoint = checkpoint
         self.links: dict[str, Link] = {}
         self.prepared: dict[str, PreparedTask] = {}
@@ -135,7 +138,7 @@ class Coordinator:
         self._wake = asyncio.Event()
         s, loop = self.settings, asyncio.get_running_loop()
         incarnation = 1 + sum(1 for e in events(self.folder.journal) if e["event"] == "begin")
-        preparers = Preparers(s.prepare_workers, self.folder.log("prepare"))
+        preparers = Preparers(s.prepare_workers, self.folder.log("prepare"), self.imports)
         self.intake = Intake(
             self.suite, self.spec, self.folder, preparers, self.errors, keep_going=s.keep_going
         )

@@ -12,12 +12,11 @@ import contextlib
 import importlib.metadata
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import threading
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ from . import reads
 from .bytecode import kept_bytecode
 from .codec import decode, encode
 from .contracts import Harness, Json, ModelSpec, PreparedTask, Score, Suite, Task, digest
+from .engines.imports import Forked, Imports, Process, end_piped, start_piped
 from .folder import FULL, EvalDir, read_json
 from .registry import HARNESSES, get_harness
 
@@ -94,10 +94,12 @@ def remember(folder: EvalDir, prepared: PreparedTask, mark: str, stamps: Mapping
 class Preparers:
     """A few preparing processes, each used by one thread at a time."""
 
-    def __init__(self, count: int, log: Path) -> None:
+    def __init__(self, count: int, log: Path, imports: Imports | None = None) -> None:
+        """`imports`: a fork server that has the harnesses, which may outlive these."""
         self._threads = concurrent.futures.ThreadPoolExecutor(max(1, count), "prepare")
         self._local = threading.local()
-        self._all: list[subprocess.Popen[bytes]] = []
+        self._imports = imports
+        self._all: list[Process] = []
         self._lock = threading.Lock()
         self._closed = False
         self._log = log
@@ -108,16 +110,13 @@ class Preparers:
         return await asyncio.get_running_loop().run_in_executor(self._threads, self._ask, job)
 
     def _ask(self, job: Message) -> Any:
-        process = getattr(self._local, "process", None)
+        process: Process | None = getattr(self._local, "process", None)
         if process is None or process.poll() is not None:
             process = self._local.process = self._start()
-        assert process.stdin is not None and process.stdout is not None  # both are pipes
-        try:
-            process.stdin.write((json.dumps(job) + "\n").encode())
-            process.stdin.flush()
-            line = process.stdout.readline()
-        except (BrokenPipeError, ValueError):
-            line = b""
+        line = _told(process, job)
+        if not line and isinstance(process, Forked) and not process.pid:
+            process = self._local.process = self._start()  # the fork server died before it was there
+            line = _told(process, job)
         if not line.endswith(b"\n"):
             what = job.get("task", {}).get("name", job["op"])
             raise EvaluationError(f"the process that prepares '{what}' died", where=str(self._log),
@@ -127,15 +126,12 @@ class Preparers:
             raise revive(answer["error"])
         return answer["value"]
 
-    def _start(self) -> subprocess.Popen[bytes]:
+    def _start(self) -> Process:
         self._log.parent.mkdir(parents=True, exist_ok=True)
         with self._lock, open(self._log, "ab") as log:
             if self._closed:
                 raise EvaluationError("the evaluation is ending")
-            process = subprocess.Popen(
-                [sys.executable, "-m", "unbroken.evaluate.prepare"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                stderr=log, env=child_env(), start_new_session=True,
-            )  # fmt: skip
+            process = start_piped(self._imports, ["unbroken.evaluate.prepare"], child_env(), log.fileno())
             self._all.append(process)
         return process
 
@@ -147,11 +143,18 @@ class Preparers:
                 p.kill()
         self._threads.shutdown(wait=True, cancel_futures=True)
         for p in self._all:
-            p.wait()
-            for pipe in (p.stdin, p.stdout):
-                if pipe is not None:
-                    with contextlib.suppress(BrokenPipeError):
-                        pipe.close()
+            end_piped(p)
+
+
+def _told(process: Process, job: Message) -> bytes:
+    """What the process answers to a job; empty if it died."""
+    assert process.stdin is not None and process.stdout is not None  # both are pipes
+    try:
+        process.stdin.write((json.dumps(job) + "\n").encode())
+        process.stdin.flush()
+        return process.stdout.readline()
+    except (OSError, ValueError):
+        return b""
 
 
 def child_env(**more: str) -> dict[str, str]:
@@ -236,7 +239,7 @@ def _prepare(
     return {"prepared": encode(replace(prepared, inputs=reads.content(stamps))), "reads": stamps}
 
 
-def main() -> int:
+def main(argv: Sequence[str] = ()) -> int:
     """Answers jobs until the input ends. What libraries print goes to the log."""
     found = [str(reads.CHILDREN), os.environ.get("PYTHONPATH", "")]
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, found))  # for what a task may start

@@ -1,6 +1,6 @@
-"""One process per node that imports what every worker needs, once, and forks workers that have it.
+"""One process per node that imports what others need, once, and forks them: workers, or those that prepare and score.
 
-python -m unbroken.evaluate.engines.fork_server FD BACKEND
+python -m unbroken.evaluate.engines.fork_server FD BACKEND HARNESS...
 
 FD is one end of a pair of sockets that keep messages apart: each request is one message of JSON with the child's standard input, output and error
 beside it; each event is a line of JSON: {"ready": seconds}, {"unfit": why}, {"id", "pid"}, {"id", "code"}. It ends with the
@@ -29,15 +29,17 @@ from typing import Any
 
 MESSAGE = 1 << 16
 """Bytes of a request at most."""
+WORKERS = ("unbroken.evaluate.worker",)
+SCORERS = ("unbroken.evaluate.prepare", "unbroken.evaluate.scoring.worker")
 
 
-def serve(fd: int, backend: str) -> int:
+def serve(fd: int, backend: str, harnesses: Sequence[str] = ()) -> int:
     """Imports, then forks what it is asked for until the other end is gone."""
     link = socket.socket(fileno=fd)
     os.set_inheritable(fd, False)
     began = time.monotonic()
     with _ends_with(link):
-        _import(backend)
+        _import(backend, harnesses)
     if why := _device_taken():
         _tell(link, {"unfit": why})
         return 0
@@ -73,21 +75,24 @@ def serve(fd: int, backend: str) -> int:
             _tell(link, {"id": request["id"], "pid": pid})
 
 
-def _import(backend: str) -> None:
-    from ..registry import get_backend
+def _import(backend: str, harnesses: Sequence[str]) -> None:
+    """`backend`: its workers; else the processes that prepare and score tasks of these harnesses."""
+    from ..registry import get_backend, get_harness
     from ..worker import _log
 
     began = time.monotonic()
     try:
-        for module in ("unbroken.evaluate.worker", "unbroken.evaluate.harness.lm_eval", "unbroken.evaluate.harness.plain"):  # fmt: skip
+        for module in (*(WORKERS if backend else SCORERS), "unbroken.evaluate.harness.lm_eval", "unbroken.evaluate.harness.plain"):  # fmt: skip
             importlib.import_module(module)
-        warm = getattr(get_backend(backend), "warm", None)
-        if warm is not None:
-            warm()
+        for user in (*([get_backend(backend)] if backend else []), *map(get_harness, harnesses)):
+            warm = getattr(user, "warm", None)
+            if warm is not None:
+                warm()
     except (Exception, SystemExit) as e:  # noqa: BLE001  whatever is missing is said when the model is loaded
         traceback.print_exc()
         _log(f"imports: {type(e).__name__}: {e}")
-    _log(f"imports for every worker took {time.monotonic() - began:.1f} s")
+    what = "every worker" if backend else f"preparing and scoring ({', '.join(harnesses) or 'no harness'})"
+    _log(f"imports for {what} took {time.monotonic() - began:.1f} s")
 
 
 @contextlib.contextmanager
@@ -156,6 +161,7 @@ def _become(request: dict[str, Any], fds: Sequence[int], close: Sequence[int]) -
         sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
         os.environ.clear()
         os.environ.update(request["env"])
+        _reseed()
         module, *arguments = request["argv"]
         code = int(importlib.import_module(module).main(arguments))
     except SystemExit as e:
@@ -169,5 +175,12 @@ def _become(request: dict[str, Any], fds: Sequence[int], close: Sequence[int]) -
         os._exit(code)
 
 
+def _reseed() -> None:
+    """What a new process has and a fork has not: random numbers of its own. Python's own generator sees to itself."""
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed()
+
+
 if __name__ == "__main__":
-    sys.exit(serve(int(sys.argv[1]), sys.argv[2]))
+    sys.exit(serve(int(sys.argv[1]), sys.argv[2], sys.argv[3:]))

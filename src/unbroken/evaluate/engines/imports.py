@@ -1,4 +1,4 @@
-"""The imports of a node's workers, made once: this side of fork_server.py."""
+"""The imports of a node's processes, made once: this side of fork_server.py."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,8 +24,10 @@ UNKNOWN = 1
 class Forked:
     """A process that the server forked, or will; as much of `subprocess.Popen` as an engine needs."""
 
-    def __init__(self, server: Imports, number: int, stdin: IO[bytes] | None) -> None:
-        self._server, self.number, self.stdin = server, number, stdin
+    def __init__(
+        self, server: Imports, number: int, stdin: IO[bytes] | None, stdout: IO[bytes] | None = None
+    ) -> None:
+        self._server, self.number, self.stdin, self.stdout = server, number, stdin, stdout
         self.pid = 0
         """0: the server imports still."""
         self.returncode: int | None = None
@@ -48,6 +51,9 @@ class Forked:
 
     def kill(self) -> None:
         """SIGKILL to its session; the server too, if it hangs in an import."""
+        until = time.monotonic() + 1.0
+        while self.poll() is None and not self.pid and self._server.ready and time.monotonic() < until:
+            self._server.hear(0.02)  # it forks now
         if self.poll() is not None:
             return
         if not self.pid:
@@ -57,12 +63,19 @@ class Forked:
                 os.killpg(self.pid, signal.SIGKILL)
 
 
-class Imports:
-    """A fork server for one backend; starts with the first process that is asked for, and ends with `close`."""
+Process = subprocess.Popen[bytes] | Forked
 
-    def __init__(self, backend: str, env: Mapping[str, str], log: Path) -> None:
-        """`env`: of the server; those of its children may differ in what is read late (CUDA_VISIBLE_DEVICES)."""
-        self.backend, self._log = backend, log
+
+class Imports:
+    """A fork server; starts with the first process that is asked for, and ends with `close`. Threads may share it."""
+
+    def __init__(
+        self, backend: str, env: Mapping[str, str], log: Path, harnesses: Sequence[str] = ()
+    ) -> None:
+        """`backend`: that of the workers to fork; "" for processes that prepare and score tasks of `harnesses`.
+        `env`: of the server; those of its children may differ in what is read late (CUDA_VISIBLE_DEVICES)."""
+        self.backend, self._log, self.harnesses = backend, log, tuple(harnesses)
+        self._guard = threading.RLock()
         # Whether a GPU is there is asked by some imports: of the driver's library, without a context.
         self._env = {**env, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
         self._numbers = itertools.count(1)
@@ -71,6 +84,8 @@ class Imports:
         self._link: socket.socket | None = None
         self._said = b""
         self.gone = False
+        self.ready = False
+        """Its imports are done."""
         self.unfit = ""
         """Why it forks nothing."""
 
@@ -80,7 +95,7 @@ class Imports:
         self._log.parent.mkdir(parents=True, exist_ok=True)
         with theirs, open(self._log, "ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "unbroken.evaluate.engines.fork_server", str(theirs.fileno()), self.backend],
+                [sys.executable, "-m", "unbroken.evaluate.engines.fork_server", str(theirs.fileno()), self.backend, *self.harnesses],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=self._env,
                 pass_fds=(theirs.fileno(),), start_new_session=True,
             )  # fmt: skip
@@ -89,22 +104,19 @@ class Imports:
     @property
     def usable(self) -> bool:
         """Whether it forks, or will."""
-        if self._process is None and not self.gone:
-            self.start()
+        with self._guard:
+            if self._process is None and not self.gone:
+                self.start()
         self.hear()
         return not self.gone and not self.unfit
 
     def fork(self, argv: Sequence[str], env: Mapping[str, str], log: Path, *, with_input: bool) -> Forked:
         """`python -m argv...` from what is imported, its output in `log`. Raises OSError where the server is gone."""
-        if not self.usable or self._link is None:
-            raise OSError("the fork server is gone")
-        number = next(self._numbers)
         read, write = os.pipe() if with_input else (os.open(os.devnull, os.O_RDONLY), -1)
         log.parent.mkdir(parents=True, exist_ok=True)
         out = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         try:
-            request = json.dumps({"id": number, "argv": list(argv), "env": dict(env)}).encode()
-            socket.send_fds(self._link, [request], [read, out, out])
+            child = self._fork(argv, env, (read, out, out))
         except OSError:
             if write >= 0:
                 os.close(write)
@@ -112,14 +124,54 @@ class Imports:
         finally:
             os.close(read)
             os.close(out)
-        child = Forked(self, number, os.fdopen(write, "wb") if write >= 0 else None)
-        self._children[number] = child
+        child.stdin = os.fdopen(write, "wb") if write >= 0 else None
+        return child
+
+    def fork_piped(self, argv: Sequence[str], env: Mapping[str, str], errors: int) -> Forked:
+        """As `fork`, with a pipe to its input and one from its output; `errors`: the descriptor for the rest of what
+        it prints. Raises OSError where the server is gone."""
+        (theirs_in, ours_in), (ours_out, theirs_out) = os.pipe(), os.pipe()
+        try:
+            child = self._fork(argv, env, (theirs_in, theirs_out, errors))
+        except OSError:
+            os.close(ours_in)
+            os.close(ours_out)
+            raise
+        finally:
+            os.close(theirs_in)
+            os.close(theirs_out)
+        child.stdin, child.stdout = os.fdopen(ours_in, "wb"), os.fdopen(ours_out, "rb")
+        return child
+
+    def _fork(self, argv: Sequence[str], env: Mapping[str, str], fds: Sequence[int]) -> Forked:
+        if not self.usable:
+            raise OSError("the fork server is gone")
+        with self._guard:
+            if self._link is None:
+                raise OSError("the fork server is gone")
+            child = Forked(self, next(self._numbers), None)
+            request = json.dumps({"id": child.number, "argv": list(argv), "env": dict(env)}).encode()
+            self._children[child.number] = child
+            try:
+                socket.send_fds(self._link, [request], list(fds))
+            except OSError:
+                del self._children[child.number]
+                raise
         return child
 
     def hear(self, within_s: float = 0.0) -> None:
         """Takes in what the server has told."""
-        while self._link is not None and select.select([self._link], [], [], within_s)[0]:
-            within_s = 0.0
+        link = self._link
+        if link is None:
+            return
+        if within_s:
+            with contextlib.suppress(OSError, ValueError):  # closed meanwhile
+                select.select([link], [], [], within_s)
+        with self._guard:
+            self._take_in()
+
+    def _take_in(self) -> None:
+        while self._link is not None and select.select([self._link], [], [], 0.0)[0]:
             try:
                 data = self._link.recv(1 << 16)
             except OSError:
@@ -130,6 +182,7 @@ class Imports:
             *lines, self._said = (self._said + data).split(b"\n")
             for line in lines:
                 event = json.loads(line)
+                self.ready = self.ready or "ready" in event
                 if "unfit" in event:
                     self.unfit = str(event["unfit"])
                 child = self._children.get(event.get("id", 0))
@@ -150,10 +203,37 @@ class Imports:
         self._lost()
 
     def _lost(self) -> None:
-        self.gone = True
-        if self._link is not None:
-            self._link.close()
-            self._link = None
+        with self._guard:
+            self.gone = True
+            if self._link is not None:
+                self._link.close()
+                self._link = None
+
+
+def start_piped(
+    imports: Imports | None, argv: Sequence[str], env: Mapping[str, str], errors: int | None
+) -> Process:
+    """`python -m argv...` in a session of its own, with pipes to its input and from its output; forked from `imports`
+    where those can. `errors`: the descriptor of its standard error; None: ours."""
+    if imports is not None and imports.usable:
+        with contextlib.suppress(OSError):
+            return imports.fork_piped(argv, env, 2 if errors is None else errors)
+    return subprocess.Popen([sys.executable, "-m", *argv], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
+                            env=dict(env), start_new_session=True)  # fmt: skip
+
+
+def end_piped(process: Process) -> None:
+    """Kills it with its session, waits for it, and closes its pipes."""
+    if isinstance(process, Forked):
+        process.kill()
+    else:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            with contextlib.suppress(OSError, ValueError):
+                pipe.close()
 
 
 def _alive(pid: int) -> bool:

@@ -13,9 +13,7 @@ from pathlib import Path
 
 from ..prepare import child_env
 from . import Ended, Slot
-from .imports import Forked, Imports
-
-Process = subprocess.Popen[bytes] | Forked
+from .imports import Forked, Imports, Process
 
 
 class LocalEngine:
@@ -115,6 +113,13 @@ def imports_for(backend: str, slots: Sequence[Slot], logs: Path, threads: int | 
     if threads:
         env |= {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
     return Imports(backend, env, logs / "imports.log")
+
+
+def imports_for_harnesses(harnesses: Sequence[str], logs: Path) -> Imports:
+    """A fork server for the processes that prepare and score tasks of these harnesses: one thread, no GPU."""
+    from ..scoring.pool import ONE_THREAD
+
+    return Imports("", child_env(**ONE_THREAD), logs / "imports-cpu.log", harnesses)
 
 
 def _let_go(process: Process) -> bool:

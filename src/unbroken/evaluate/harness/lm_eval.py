@@ -57,7 +57,7 @@ from .replay import (
     replaying_lm,
     requests_of,
 )
-from .task_index import Leaf, TaskIndex
+from .task_index import Leaf, TaskIndex, quiet_lm_eval
 
 SANDBOXED = "UNBROKEN_SANDBOX"
 """Set by the sandbox inside it; only there is generated code run."""
@@ -102,6 +102,11 @@ class LmEvalHarness:
 
     def __init__(self) -> None:
         self._indexes: dict[tuple[str, ...], TaskIndex] = {}
+
+    def warm(self) -> None:
+        """Imports what preparing and scoring need."""
+        quiet_lm_eval()
+        import torch  # noqa: F401  it is seeded for every task
 
     def list_tasks(self, suite: Suite) -> Sequence[str]:
         """Every task, group and tag of the harness and of the suite's local folders."""

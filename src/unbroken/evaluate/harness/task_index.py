@@ -6,6 +6,7 @@ cache folder, by version. Local folders are small and are read each time.
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import os
@@ -235,7 +236,17 @@ def quiet_lm_eval() -> Any:
         raise MissingExtra(e.name or "lm-eval", "eval", what="the lm_eval harness") from e
     datasets.disable_progress_bars()
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
+    _compile_templates_once()
     return lm_eval
+
+
+def _compile_templates_once() -> None:
+    """Keeps what a template is compiled to: lm_eval compiles the same few for every document, most of what preparing and
+    scoring take."""
+    from lm_eval.utils import env
+
+    if not hasattr(env.from_string, "cache_info"):
+        env.from_string = functools.lru_cache(maxsize=1024)(env.from_string)
 
 
 def _version() -> str:

@@ -14,19 +14,18 @@ import os
 import queue
 import select
 import shutil
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
 
 from ... import atomic
 from ...machine import usable_cpus, usable_memory
 from .. import codec
 from ..contracts import Json, Score, ScoreDone, ScoreJob
+from ..engines.imports import Imports, Process, end_piped, start_piped
 from ..folder import unwritable
 from ..registry import get_harness
 from .watch import read_watch
@@ -60,15 +59,19 @@ class PoolLimits:
     """So many samples may take the scorer down before the task is given up."""
 
 
-def open_pool(workers: int, limits: PoolLimits | None = None) -> Pool:
-    """A pool of at most `workers` processes, never more than this machine has CPUs for us."""
-    return Pool(max(1, min(workers, usable_cpus())), limits or PoolLimits())
+def open_pool(workers: int, limits: PoolLimits | None = None, imports: Imports | None = None) -> Pool:
+    """A pool of at most `workers` processes, never more than this machine has CPUs for us.
+
+    `imports`: a fork server that has the harnesses, which may outlive the pool.
+    """
+    return Pool(max(1, min(workers, usable_cpus())), limits or PoolLimits(), imports)
 
 
 @dataclass
 class _Process:
-    process: subprocess.Popen[str]
+    process: Process
     answers: int
+    """The descriptor that its answers come from."""
     said: bytes = b""
     jobs: int = 0
 
@@ -111,8 +114,9 @@ class _Part:
 class Pool:
     """See the module; `contracts.ScoringPool` is what the coordinator knows of it."""
 
-    def __init__(self, workers: int, limits: PoolLimits) -> None:
+    def __init__(self, workers: int, limits: PoolLimits, imports: Imports | None = None) -> None:
         self.workers = workers
+        self._imports = imports
         self._limits = limits
         self._memory = limits.memory or int(0.6 * usable_memory()) // workers
         self._parts: queue.Queue[_Part | None] = queue.Queue()
@@ -265,7 +269,7 @@ class Pool:
                 else:
                     if running is None or running.process.poll() is not None:
                         _stop(running)
-                        running = _start()
+                        running = _start(self._imports)
                     end = self._ask(
                         running, task, {**order, "skip": {str(k): v for k, v in skip.items()}}, watched
                     )
@@ -301,10 +305,10 @@ class Pool:
         job = task.job
         watched.unlink(missing_ok=True)
         order = {**order, "job": codec.encode(job), "watch": str(watched)}
-        stdin: IO[str] | None = running.process.stdin
+        stdin = running.process.stdin
         assert stdin is not None
         try:
-            stdin.write(json.dumps(order) + "\n")
+            stdin.write((json.dumps(order) + "\n").encode())
             stdin.flush()
         except BrokenPipeError:
             pass  # it is dead; found below
@@ -346,41 +350,19 @@ def _death(code: int) -> str:
     return f"died of signal {-code}" if code < 0 else f"ended its process with code {code}"
 
 
-def _start() -> _Process:
-    """A worker process with a pipe of its own for its answers, in its own process group."""
-    answers, theirs = os.pipe()
-    os.set_inheritable(theirs, True)
+def _start(imports: Imports | None = None) -> _Process:
+    """A worker process in its own session; its answers come from its output."""
     env = {**os.environ, **ONE_THREAD}
     env["PYTHONPATH"] = os.pathsep.join([p for p in sys.path if p])
-    process = subprocess.Popen(
-        [sys.executable, "-m", "unbroken.evaluate.scoring.worker", str(theirs)],
-        stdin=subprocess.PIPE,
-        pass_fds=(theirs,),
-        env=env,
-        text=True,
-        start_new_session=True,
-    )
-    os.close(theirs)
-    return _Process(process, answers)
+    process = start_piped(imports, ["unbroken.evaluate.scoring.worker"], env, None)
+    assert process.stdout is not None
+    return _Process(process, process.stdout.fileno())
 
 
 def _stop(running: _Process | None) -> None:
     """Kills a worker and what it started, and waits for it; again does nothing."""
-    if running is None:
-        return
-    try:
-        os.killpg(running.process.pid, 9)
-    except ProcessLookupError:
-        pass  # gone already
-    if running.process.stdin:
-        try:
-            running.process.stdin.close()
-        except BrokenPipeError:
-            pass  # what it had not read is lost with it
-    running.process.wait()
-    if running.answers >= 0:
-        os.close(running.answers)
-        running.answers = -1
+    if running is not None:
+        end_piped(running.process)
 
 
 def _resident(pid: int) -> int:

@@ -1,11 +1,11 @@
-"""A scoring worker: one job a line on stdin, one answer a line on its own pipe, until stdin ends.
+"""A scoring worker: one job a line on stdin, one answer a line on stdout, until stdin ends.
 
     {"job": ScoreJob, "skip": {"17": "why"}, "watch": path}  ->  {"score": Score} or {"error": {...}}
     {..., "part": [0, 900], "for_s": 2.0, "parts": folder}   ->  {"upto": 120, "seconds": 2.0, "start_s": 0.1}; its verdicts
                                                                  lie in the folder; {"score": ...} where that was all
     {..., "parts": folder}                                   ->  {"score": ...} from the verdicts in the folder
 
-Run as `python -m unbroken.evaluate.scoring.worker FD`. What the scorer prints goes to stderr. It imports a harness
+Run as `python -m unbroken.evaluate.scoring.worker`, or forked from a process that has imported it. What the scorer prints goes to stderr. It imports a harness
 once and keeps it, so that the next job of the same harness starts at once.
 """
 
@@ -35,8 +35,7 @@ from . import watch
 def main(argv: list[str]) -> int:
     """Serves jobs until stdin ends, or the pool dies."""
     _die_with_parent()
-    pipe = int(argv[0])
-    os.set_inheritable(pipe, False)
+    pipe = os.dup(1)
     os.dup2(2, 1)
     harnesses: dict[str, Harness] = {}
     for line in sys.stdin:
@@ -193,4 +192,4 @@ def _die_with_parent() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main([]))
