@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import sqlite3
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,6 +23,7 @@ from unbroken.evaluate.engines.local import LocalEngine
 from unbroken.evaluate.folder import EvalDir
 from unbroken.evaluate.journal import events
 from unbroken.evaluate.locate import beside
+from unbroken.evaluate.reads_in_code import is_blind
 from unbroken.evaluate.settings import Settings
 from unbroken.evaluate.sources import FolderSource
 
@@ -223,6 +227,100 @@ def test_what_c_code_reads_is_found_by_its_name(tmp_path: Path) -> None:
     assert {Path(p).name for p in found if str(data) in p} == {"a.parquet", "b.parquet", "c.parquet"}
 
 
+@pytest.mark.parametrize(
+    ("code", "blind"),
+    [
+        ("import json\nX = json.load(open('a.json'))", False),
+        ("import pandas as pd, numpy\nfrom helper import x", False),
+        ("from pathlib import Path\nX = Path('a').read_text() if Path('a').exists() else ''", True),
+        ("import os\nX = os.readlink('a')", True),
+        ("from os.path import getsize", True),
+        ("import subprocess", True),
+        ("import polars", True),
+        ("def rows():\n    import duckdb.functional", True),
+        ("X = __import__('h5py')", True),
+        ("import importlib\nX = importlib.import_module('lmdb')", True),
+        ("import os\nX = os.environ['SPLIT']", True),
+        ("not python", False),
+    ],
+)
+def test_code_that_learns_otherwise_than_from_files_is_prepared_anew(
+    tmp_path: Path, code: str, blind: bool
+) -> None:
+    (tmp_path / "helper.py").write_text("x = 1\n")
+    (tmp_path / "infer.py").write_text(code)
+    assert is_blind(str(tmp_path / "infer.py")) is blind
+    assert not reads.unchanged({reads.BLIND: [reads.BLIND]})
+
+
+def test_files_in_odd_places_and_those_that_the_task_writes_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path.parent))
+    (tmp_path / "uv.lock").write_text("a")
+    (tmp_path / "many").mkdir()
+    kept = tmp_path / "kept.json"
+    kept.write_text("1")
+    with reads.recording(spool=None, growing=str(tmp_path / "out")) as recorder:
+        (tmp_path / "uv.lock").read_text()
+        os.listdir(tmp_path / "many")
+        kept.read_text()
+        kept.write_text("12")
+        found = recorder.reads(blind=False)
+    assert reads.unchanged(found) and str(tmp_path / "uv.lock") in found, "what it wrote itself is no change"
+    for change in (
+        lambda: (tmp_path / "uv.lock").write_text("b"),
+        lambda: (tmp_path / "many" / "x").touch(),
+        lambda: kept.write_text("123"),
+    ):
+        change()
+        assert not reads.unchanged(found)
+        found = {path: reads.stamp(path) for path in found}
+
+
+@pytest.mark.skipif(not os.access("/dev/shm", os.W_OK), reason="no shared memory here")
+def test_a_file_in_shared_memory_is_a_file() -> None:
+    with (
+        tempfile.NamedTemporaryFile("w", dir="/dev/shm", prefix="unbroken-test-") as f,
+        reads.recording() as r,
+    ):
+        Path(f.name).read_text()
+        assert f.name in r.reads(blind=False)
+
+
+def test_what_a_shared_module_read_at_its_import_counts_for_every_task(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "names.json").write_text("[]")
+    (tmp_path / "shared_names_of_tasks.py").write_text(
+        "import json, os\nX = json.load(open(os.path.dirname(__file__) + '/na' + 'mes.json'))\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for _ in ("first", "second"):
+        with reads.recording() as recorder:
+            importlib.import_module("shared_names_of_tasks")
+            assert str(tmp_path / "names.json") in recorder.reads(blind=False)
+    del sys.modules["shared_names_of_tasks"]
+
+
+def test_what_scoring_reads_is_noticed_too(tmp_path: Path, suite: Suite) -> None:
+    gold = tmp_path / "elsewhere" / "gold.json"
+    gold.write_text('"no such words"')
+    (tmp_path / "suite/idle/score.py").write_text(
+        f"import json\n\ndef score(row, output):\n    return json.load(open({str(gold.parent)!r} + '/go' + 'ld.json')) in output\n"
+    )
+    suite = replace(suite, tasks=suite.tasks[1:])
+    assert run(tmp_path, suite).scores[0].metrics[0].value == 0.0
+    in_place(gold, "no such words", "             ")()
+    gold.write_text('""')
+    found, report = fresh(tmp_path, suite)
+    assert found == {} and report.scores[0].metrics[0].value == 1.0
+    score = next((tmp_path / "suite/out/scores").rglob("idle.json"))
+    before = score.stat().st_mtime_ns
+    fresh(tmp_path, suite)
+    assert score.stat().st_mtime_ns == before, "scored once for the change"
+
+
 def test_stamps(tmp_path: Path) -> None:
     file, absent = tmp_path / "f", tmp_path / "later"
     file.write_text("abc")
@@ -232,7 +330,7 @@ def test_stamps(tmp_path: Path) -> None:
             absent.read_text()
         (tmp_path / "own").write_text("mine")
         (tmp_path / "own").read_text()
-        found = recorder.reads()
+        found = recorder.reads(blind=False)
     assert str(tmp_path / "own") not in found and reads.unchanged(found)
     absent.write_text("now it is there")
     assert not reads.unchanged(found)
@@ -279,3 +377,20 @@ def test_weights_and_tokenizers_that_are_overwritten_in_place(tmp_path: Path) ->
     assert spec.key("c", beside(spec)) != key
     plain = ModelSpec(str(model))
     assert plain.key("c", beside(plain)) == plain.key("c")
+
+
+@pytest.mark.slow
+def test_a_data_file_with_its_old_size_and_time_is_another_one_to_datasets_too(tmp_path: Path) -> None:
+    pytest.importorskip("lm_eval", reason="lm_eval is not installed (pip install 'unbroken[eval]')")
+    data = tmp_path / "d.jsonl"
+    data.write_text('{"q": 1}\n')
+    code = (
+        "from unbroken.evaluate.harness.task_index import quiet_lm_eval\nquiet_lm_eval()\nimport datasets\n"
+        f"print(datasets.load_dataset('json', data_files={{'test': {str(data)!r}}}, cache_dir={str(tmp_path / 'cache')!r})['test'][0]['q'])\n"
+    )
+    seen = []
+    for _ in range(2):
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        seen.append(done.stdout.split()[-1])
+        in_place(data, "1", "2")()
+    assert seen == ["1", "2"]

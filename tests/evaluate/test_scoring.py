@@ -352,7 +352,7 @@ def test_a_full_disk_is_not_the_scorers_fault(
 def test_where_no_process_can_be_started_nobody_waits(
     tmp_path: Path, pools: Callable[..., Pool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse() -> None:
+    def refuse(*_: object) -> None:
         raise OSError("Resource temporarily unavailable")
 
     pool = pools()

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ..errors import UnbrokenError
+from . import reads_of_score
 from .answers import AnswerStore
 from .codec import decode
 from .contracts import PreparedTask, Score, ScoreDone, ScoreJob, ScoringPool
@@ -109,4 +110,5 @@ class Landing:
             prepared.documents,
             prepared.inputs,
         )
+        same = same and reads_of_score.holds(path)
         return score if same and score.scored == score.samples == prepared.samples else None

@@ -229,10 +229,10 @@ def _prepare(
 ) -> Json:
     """The prepared task, and the stamps of what was read for it."""
     # The tokenizer's files are in the fingerprint by what they hold: each checkpoint of a run brings them anew.
-    own = [str(folder.parents[1]), *([str(files)] if files is not None else [])]
+    own = [str(folder), *([str(files)] if files is not None else [])]
     with (
         tempfile.TemporaryDirectory(prefix="unbroken-reads-") as aside,
-        reads.recording([*own, aside], Path(aside) / "children") as recorder,
+        reads.recording([*own, aside], Path(aside) / "children", str(folder.parents[1])) as recorder,
     ):
         prepared = harness.prepare(task, suite, spec, files, folder)
         stamps = recorder.reads()

@@ -17,23 +17,29 @@ import site
 import stat
 import sys
 import sysconfig
+import tempfile
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.util import source_from_cache
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import xxhash
 
 from .contracts import Json, digest
-from .reads_in_code import named_in
+from .reads_in_code import is_blind, named_in
 
 SPOOL = "UNBROKEN_READS"
 """Names the file to which child processes add what they read."""
 CHILDREN = Path(__file__).parent / "child_reads"
 HASHED = 256 * 2**20
 """Larger files count by their stamp where content is asked for."""
+BLIND = "(what its code learns otherwise than by reading files)"
+"""Stands among the stamps of a task that does: never as it was, so that it is prepared again by every command."""
 _WRITES = os.O_WRONLY | os.O_RDWR
+MEMORY = "/dev/shm/"
+"""Files like any other, in memory."""
 _RUNS = ("subprocess.Popen", "os.exec", "os.posix_spawn", "os.system")
 
 Stamp = list[Json]
@@ -98,8 +104,10 @@ def texts(value: Json) -> Iterator[str]:
 class Recorder:
     """Notes what is read while it is active. One at a time in a process."""
 
-    def __init__(self, leave_out: Sequence[str] = (), spool: Path | None = None) -> None:
-        """`leave_out`: folders whose files are none of the task's (the evaluation's own)."""
+    def __init__(self, leave_out: Sequence[str] = (), spool: Path | None = None, growing: str = "") -> None:
+        """`leave_out`: folders whose files are none of the task's. `growing`: the evaluation's own folder, in which names
+        come and go."""
+        self._growing = _folder(growing) if growing else ""
         self._out = tuple(_folder(p) for p in (*_machine(), *leave_out))
         self._libraries = tuple(_folder(p) for p in _libraries())
         self._spool = spool
@@ -107,6 +115,8 @@ class Recorder:
         self._seen: dict[str, Stamp] = {}
         self._folders: dict[str, None] = {}
         self._written: set[str] = set()
+        self.rewritten: set[str] = set()
+        """Read, and then written by the task itself: what it left counts."""
         self._lock = threading.RLock()
 
     def note(self, path: object) -> None:
@@ -123,23 +133,40 @@ class Recorder:
     def note_folder(self, path: object) -> None:
         """A folder whose names are read."""
         found = self._place("." if path is None else path)
-        if found is not None and not self._is_cache(found):
+        if found is None or (self._growing and (found + os.sep).startswith(self._growing)):
+            return
+        if not self._is_cache(found):
             self._folders[found] = None
 
     def note_written(self, path: object) -> None:
         """A file that the preparation itself writes is nothing that it was given."""
         found = self._place(path)
-        if found is not None and found not in self._seen:
-            self._written.add(found)
+        if found is not None:
+            (self.rewritten if found in self._seen else self._written).add(found)
 
-    def reads(self) -> dict[str, Stamp]:
-        """All of it, with what is found only now: see the module."""
+    def note_base(self, path: object) -> None:
+        """A data base: it is opened to be read or written, and nobody knows which."""
+        self.note(path)
+        found = self._place(path)
+        if found is not None:
+            self.rewritten.add(found)
+
+    def reads(self, *, blind: bool = True) -> dict[str, Stamp]:
+        """All of it, with what is found only now: see the module. `blind`: with BLIND where that holds."""
         for path in [*self._mapped(), *self._modules(), *self._told()]:
             self.note(path)
-        for path in named_in([p for p in self._seen if p.endswith(".py")], [*self._folders]):
+        for path, before in _at_import.items():  # an earlier task of this process may have imported it
+            if self._place(path) is not None:
+                self._seen.setdefault(path, before)
+        code = [p for p in self._seen if p.endswith(".py")]
+        for path in named_in(code, [*self._folders]):
             self.note(path)
         found = {p: s for p, s in self._seen.items() if p not in self._written}
-        return found | {p: s for p in self._folders if (s := stamp(p))[:1] == ["folder"]}
+        found |= {p: stamp(p) for p in self.rewritten & set(found)}
+        found |= {p: s for p in self._folders if (s := stamp(p))[:1] == ["folder"]}
+        if blind and any(is_blind(p) for p in code if not p.startswith(self._libraries)):
+            found[BLIND] = [BLIND]
+        return found
 
     def _place(self, path: object) -> str | None:
         try:
@@ -149,19 +176,21 @@ class Recorder:
         if text.endswith(".pyc"):
             with contextlib.suppress(ValueError, NotImplementedError):
                 text = source_from_cache(text)
-        if text.startswith(self._out) or text.endswith((".lock", ".so")):
+        if text.startswith(self._out) and not text.startswith(MEMORY):
             return None
+        if text.endswith(".lock") and self._is_cache(os.path.dirname(text)):
+            return None  # of `datasets`
         if text.startswith(self._libraries) and not _of_tasks(text):
             return None
         return text
 
     def _is_cache(self, path: str) -> bool:
         """Folders that fill while other tasks are prepared."""
-        kept = [os.environ.get(k) or "" for k in ("HF_HOME", "HF_DATASETS_CACHE", "XDG_CACHE_HOME", "TMPDIR")]
+        kept = [os.environ.get(k) or "" for k in ("HF_HOME", "HF_DATASETS_CACHE", "XDG_CACHE_HOME")]
         config = getattr(sys.modules.get("datasets"), "config", None)
         kept += [str(getattr(config, "HF_DATASETS_CACHE", "")), os.path.expanduser("~/.cache")]
         inside = (path + os.sep).startswith(tuple(_folder(p) for p in kept if p))
-        return inside or path in (os.sep, "/tmp", os.path.expanduser("~"))
+        return inside or path in (os.sep, "/tmp", tempfile.gettempdir(), os.path.expanduser("~"))
 
     def _tell(self, path: str) -> None:
         if self._spool is not None:
@@ -192,19 +221,23 @@ class Recorder:
                 yield file
 
 
+_at_import: dict[str, Stamp] = {}
+"""What modules outside of the libraries read while they were imported in this process: no later task reads it again."""
 _active: Recorder | None = None
 _hooked = False
 _busy = threading.local()
 
 
 @contextlib.contextmanager
-def recording(leave_out: Sequence[str] = (), spool: Path | None = None) -> Iterator[Recorder]:
+def recording(
+    leave_out: Sequence[str] = (), spool: Path | None = None, growing: str = ""
+) -> Iterator[Recorder]:
     """Inside, what is read is noted."""
     global _active, _hooked
     if not _hooked:
         sys.addaudithook(_on_event)  # for as long as the process lives: there is no taking it off
         _hooked = True
-    before, recorder = _active, Recorder(leave_out, spool)
+    before, recorder = _active, Recorder(leave_out, spool, growing)
     kept = os.environ.get(SPOOL)
     if spool is not None:
         os.environ[SPOOL] = str(spool)
@@ -247,10 +280,15 @@ def _on_event(event: str, args: tuple[Any, ...]) -> None:
                 mode is None and isinstance(flags, int) and flags & _WRITES
             )
             (recorder.note_written if writes else recorder.note)(path)
+            found = None if writes else recorder._place(path)
+            if found is not None and found in recorder._seen and _importing(recorder):
+                _at_import.setdefault(found, recorder._seen[found])
             _follow_datasets()
         elif event in ("os.listdir", "os.scandir"):
             recorder.note_folder(args[0])
         elif event == "sqlite3.connect":
+            recorder.note_base(args[0])
+        elif event == "ctypes.dlopen":
             recorder.note(args[0])
         elif event in _RUNS:
             for word in _words(args):
@@ -260,6 +298,18 @@ def _on_event(event: str, args: tuple[Any, ...]) -> None:
         pass
     finally:
         _busy.now = False
+
+
+def _importing(recorder: Recorder) -> bool:
+    """Whether this is the code of a module itself that runs, one of the task's."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name == "<module>" and not code.co_filename.startswith((*recorder._libraries, "<")):
+            above = frame.f_back
+            return above is not None and above.f_code.co_filename.startswith("<frozen importlib")
+        frame = frame.f_back
+    return False
 
 
 def _words(value: object) -> Iterator[str]:
@@ -310,7 +360,7 @@ def _folder(path: str) -> str:
 
 
 def _machine() -> list[str]:
-    return ["/proc", "/sys", "/dev", "/run"]
+    return ["/proc", "/sys", "/dev"]
 
 
 def _libraries() -> list[str]:

@@ -5,9 +5,20 @@ from __future__ import annotations
 import ast
 import os
 import re
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 
 _PATH = re.compile(r"[\w~.+\-/\\ ]*[\w+\-]\.\w+|/[\w~.+\-/]+")
+SEEN_THROUGH = frozenset(
+    {"numpy", "pandas", "scipy", "sklearn", "datasets", "yaml", "regex", "PIL", "lm_eval", "unbroken"}
+)
+"""Libraries that open files through Python, or whose files are found otherwise."""
+_ASKS = frozenset({
+    "subprocess", "multiprocessing", "ctypes", "mmap", "exists", "lexists", "isfile", "isdir", "is_file", "is_dir", "is_symlink",
+    "islink", "stat", "lstat", "getsize", "getmtime", "getctime", "getatime", "readlink", "fromfile", "system", "popen", "Popen",
+    "environ", "getenv", "urlopen", "socket",
+})  # fmt: skip
+"""Names of what tells a task something without a file of its own being read, or where nobody sees it."""
 LONGEST = 2000
 """Characters of a constant that is looked at: longer ones are texts."""
 
@@ -28,6 +39,39 @@ def named_in(files: Sequence[str], folders: Iterable[str]) -> list[str]:
                     if os.path.isfile(path):
                         found[path] = None
     return [f for f in found if f not in files]
+
+
+def is_blind(file: str) -> bool:
+    """Whether this Python file may learn things otherwise than by files that Python opens: it starts programs, asks
+    whether something exists, or uses a library that reads files in C. Too often said costs a preparation."""
+    try:
+        with open(file, "rb") as f:
+            tree = ast.parse(f.read(), file)
+    except (OSError, SyntaxError, ValueError):
+        return False
+    here = os.path.dirname(file)
+    for node in ast.walk(tree):
+        named: list[str] = []
+        if isinstance(node, ast.Import):
+            named = [a.name for a in node.names]
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            named = [node.module or ""]
+            if _ASKS & {a.name for a in node.names}:
+                return True
+        elif isinstance(node, ast.Attribute) and node.attr in _ASKS:
+            return True
+        elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+            asked = getattr(node.func, "id", getattr(node.func, "attr", ""))
+            if asked in ("__import__", "import_module"):
+                named = [str(node.args[0].value)]
+        for name in named:
+            top = name.partition(".")[0]
+            if top in _ASKS:
+                return True
+            beside = os.path.exists(os.path.join(here, f"{top}.py")) or os.path.isdir(os.path.join(here, top))
+            if top and top not in SEEN_THROUGH and top not in sys.stdlib_module_names and not beside:
+                return True
+    return False
 
 
 def _under(base: str, word: str) -> str:

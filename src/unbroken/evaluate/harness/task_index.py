@@ -237,6 +237,7 @@ def quiet_lm_eval() -> Any:
     datasets.disable_progress_bars()
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     _compile_templates_once()
+    _tell_files_apart()
     return lm_eval
 
 
@@ -247,6 +248,27 @@ def _compile_templates_once() -> None:
 
     if not hasattr(env.from_string, "cache_info"):
         env.from_string = functools.lru_cache(maxsize=1024)(env.from_string)
+
+
+def _tell_files_apart() -> None:
+    """Has `datasets` name its caches after more than a local file's time of change: two files may share that, and the
+    second one would be answered for with the rows of the first."""
+    import datasets.data_files as theirs
+
+    before = theirs._get_single_origin_metadata
+    if hasattr(before, "_unbroken"):
+        return
+
+    def metadata(data_file: str, *args: Any, **more: Any) -> Any:
+        found = before(data_file, *args, **more)
+        try:
+            st = os.stat(data_file)
+        except (OSError, ValueError):
+            return found  # of a repository
+        return (*found, f"{st.st_size}-{st.st_ctime_ns}-{st.st_ino}")
+
+    metadata._unbroken = True  # type: ignore[attr-defined]
+    theirs._get_single_origin_metadata = metadata
 
 
 def _version() -> str:

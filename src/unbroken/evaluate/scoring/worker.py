@@ -25,7 +25,7 @@ from typing import cast
 
 from ... import atomic
 from ...errors import EvaluationError, UnbrokenError
-from .. import codec, staged
+from .. import codec, reads, reads_of_score, staged
 from ..contracts import Answer, Harness, Json, PreparedTask, Score, ScoreJob, ScoresInParts
 from ..folder import unwritable
 from ..registry import get_harness, in_parts
@@ -56,13 +56,18 @@ def serve(order: Mapping[str, Json], harnesses: dict[str, Harness]) -> Json:
         skip = {int(k): str(v) for k, v in order.get("skip", {}).items()}
         harness = harnesses[name]
         score: Score | None
-        if order.get("parts") and (apart := in_parts(harness)) is not None:
-            answer, score = _in_parts(job, apart, skip, order)
-            if score is None:
-                return answer
-        else:
-            score = score_job(job, harness, skip)
+        own = [job.prepared.folder, str(Path(job.answers).parent), str(Path(job.result).parent)]
+        first = order.get("part", [0 if "parts" not in order else -1])[0] == 0
+        with reads.recording(own) as recorder:
+            if order.get("parts") and (apart := in_parts(harness)) is not None:
+                answer, score = _in_parts(job, apart, skip, order)
+                if score is None:
+                    _note_reads(job, recorder, first)
+                    return answer
+            else:
+                score = score_job(job, harness, skip)
         if order.get("write", True):
+            _note_reads(job, recorder, first)
             with _writing(Path(job.result)):
                 atomic.write_json(Path(job.result), codec.encode(score))
         return {"score": codec.encode(score)}
@@ -77,6 +82,12 @@ def serve(order: Mapping[str, Json], harnesses: dict[str, Harness]) -> Json:
         }
     finally:
         watch.close_watch()
+
+
+def _note_reads(job: ScoreJob, recorder: reads.Recorder, first: bool) -> None:
+    """Keeps beside the score what scoring it read, for the next command. `first`: of the parts of a task."""
+    with _writing(Path(job.result)):
+        reads_of_score.note(Path(job.result), recorder, first=first)
 
 
 @contextlib.contextmanager
