@@ -132,6 +132,8 @@ def new_run(tmp_path: Path) -> Iterator[Callable[..., RunUnderTest]]:
     for run in made:
         run.end()
         print(run.story())  # pytest shows it where the test has failed
+    for run in made:
+        assert_understood(run.output)
 
 
 @pytest.fixture
@@ -141,6 +143,12 @@ def stage(tmp_path: Path, place: str, launcher: str) -> Iterator[Stage]:
     yield made
     made.end()
     print(made.story())
+    assert_understood(made.output)
+
+
+def assert_understood(output: str) -> None:
+    """Whatever is done to a run, its parts understand each other."""
+    assert "was passed over:" not in output and "could not be handled" not in output, output
 
 
 def run_json(*args: str, cwd: Path) -> dict[str, Any]:

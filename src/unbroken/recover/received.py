@@ -14,6 +14,11 @@ from ..progress.page import Phase
 _MOST = (1 << 63) - 1
 _LATEST = 1e12
 _PHASES = {int(p) for p in Phase}
+_KEEPER_NEEDS = {
+    "host": ("attempt", "step", "rank"), "durable": ("attempt", "step"), "failed": ("attempt", "step"),
+    "waiting": ("attempt", "step"), "restored": ("attempt",), "place": ("attempt",),
+}  # fmt: skip
+"""What the supervisor reads of each event of a keeper; the rest may be missing or null."""
 
 
 def check(m: Message, world_size: int) -> Message:
@@ -36,9 +41,10 @@ def check(m: Message, world_size: int) -> Message:
         _ending(m)
     elif op == "keeper":
         text(m.get("event"), "event", most=64)
-        for key, most in (("attempt", _MOST), ("step", _MOST), ("rank", world_size - 1)):
-            if key in m:
-                whole(m[key], key, 0, most)
+        # A restore that found nothing has no step, and what went wrong on no rank in particular has rank -1.
+        for key, least, most in (("attempt", 0, _MOST), ("step", 0, _MOST), ("rank", -1, world_size - 1)):
+            if m.get(key) is not None or key in _KEEPER_NEEDS.get(m["event"], ()):
+                whole(m.get(key), key, least, most)
     return m
 
 

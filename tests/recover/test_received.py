@@ -1,0 +1,50 @@
+"""What an agent says: each message that ours send is let through, what the supervisor cannot read is not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from unbroken.bounds import Malformed
+from unbroken.recover.received import check
+
+
+def keeper(**event: Any) -> dict[str, Any]:
+    return {"op": "keeper", **event}
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        keeper(event="restored", attempt=1, step=None, of=None, skipped=[["step-00000041.a0001", "damaged"]]),
+        keeper(event="restored", attempt=2, step=40, of=1, skipped=[]),
+        keeper(event="host", attempt=1, step=5, rank=1),
+        keeper(event="durable", attempt=1, step=5, seconds=0.1),
+        keeper(event="failed", attempt=1, step=5, rank=-1, why="no room"),
+        keeper(event="remote_failed", attempt=1, step=5, rank=-1, why="no bucket"),
+        keeper(event="waiting", attempt=1, step=5, why="no room", seconds=3.0),
+        keeper(event="keeper_lost"),
+        keeper(event="of a later version", attempt=None, step=None, rank=None),
+    ],
+    ids=lambda e: e["event"],
+)
+def test_what_a_keeper_says_is_let_through(event: dict[str, Any]) -> None:
+    assert check(event, 2) == event
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        keeper(event="host", attempt=1, step=5),
+        keeper(event="host", attempt=1, step=5, rank=2),
+        keeper(event="durable", attempt=1, step=None),
+        keeper(event="failed", attempt=1, step=-1, rank=0),
+        keeper(event="restored", attempt=None, step=4),
+        keeper(event="waiting", attempt=1),
+        keeper(event="place"),
+    ],
+)
+def test_what_the_supervisor_could_not_read_is_not(event: dict[str, Any]) -> None:
+    with pytest.raises(Malformed):
+        check(event, 2)
