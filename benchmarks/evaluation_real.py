@@ -83,11 +83,11 @@ def real_arms(given: argparse.Namespace) -> dict[str, Any]:
         rate = given.link * 1e9 / 8 if given.link else size / (GB / (25e9 / 8))
         spec = ModelSpec(
             str(model),
-            "transformers",
-            "bench",
-            "bfloat16" if on_gpu else "float32",
-            16 if on_gpu else 4,
-            BLOCK["gpu" if on_gpu else "cpu"],
+            backend="transformers",
+            name="bench",
+            dtype="bfloat16" if on_gpu else "float32",
+            batch_size=16 if on_gpu else 4,
+            block=BLOCK["gpu" if on_gpu else "cpu"],
         )
         rates = measure_rates(spec, on_gpu)
         suite = make_tasks(work / "tasks", choose(count), rates, seconds * workers)
