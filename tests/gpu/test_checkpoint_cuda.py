@@ -57,6 +57,8 @@ def prepared(tmp_path: Path, state: dict[str, Any], **options: Any) -> Checkpoin
     c.save(1, state).host.result(60)
     c.save(2, state).host.result(60)
     c.save(3, state).host.result(60)
+    assert c._pinning is not None
+    c._pinning.wait()
     return c
 
 
