@@ -342,3 +342,19 @@ def test_an_agent_that_leaves_by_itself_takes_its_cgroup_with_it(
     ]  # fmt: skip
     held.backend.launch(NODE, argv, {}, held.folder / "agent.log")
     eventually(lambda: Cgroups.left_by(held.backend.run_id) == [])
+
+
+def test_a_parent_that_was_stopped_and_takes_no_zombie_away_leaves_a_proof(
+    hold: Callable[[Kind], Held], eventually: Callable[..., None]
+) -> None:
+    held = hold(Kind.PARENT)
+    agent = held.launch()
+    eventually(lambda: held.said("rank") and held.said("keeper"))
+    (parent,) = held.parents()
+    os.kill(parent, signal.SIGSTOP)
+    try:
+        os.kill(agent, signal.SIGKILL)
+        ended = held.backend.owner.end_ranks(NODE, within=5)
+        assert ended.gone and held.left() == held.said("keeper")
+    finally:
+        os.kill(parent, signal.SIGCONT)

@@ -49,3 +49,16 @@ def test_a_person_makes_sure(tmp_path: Path) -> None:
     assert u.confirmed(run_dir) == ["node-000"]
     u.forget("node-000")
     assert u.in_the_way(run_dir, accepted=False) == ""
+
+
+def test_another_way_of_holding_proves_nothing_of_what_was_held_before() -> None:
+    """Marks, then a cgroup in the same run: that the cgroup is empty says nothing of who shed his marks."""
+    u = Unproven()
+    assert u.take("node-000", LOST, 1, "marks")
+    assert u.take("node-000", Ended(), 2, "cgroup") == "" and u.nodes["node-000"].attempt == 1
+    assert u.take("node-000", Ended((7,)), 2, "cgroup") == "marks only; processes [7] survived kill -9"
+    assert u.take("node-000", Ended((7,)), 3, "cgroup") == "", "said once"
+    assert u.nodes["node-000"].held == "marks"
+    u.take("node-001", Ended((7,)), 2, "cgroup")
+    u.take("node-001", Ended(), 3, "cgroup")
+    assert list(u.nodes) == ["node-000"]

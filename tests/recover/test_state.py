@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unbroken.recover.policy import PastIncident
+from unbroken.recover.proof import Doubt
 from unbroken.recover.state import RunState
 
 
@@ -93,3 +94,14 @@ def test_folding_in_two_parts_is_folding_at_once(records: list[dict[str, Any]], 
     for r in timed[cut:]:
         state.apply(r)
     assert state == RunState.of(timed)
+
+
+def test_a_successor_knows_which_nodes_are_unproven() -> None:
+    doubt = {"kind": "unproven", "node": "n", "attempt": 2, "why": "w", "held": "marks"}
+    s = fold(
+        RUN, EPOCH, {**ATTEMPT, "held": "marks"}, doubt, {"kind": "status", "status": "interrupted"}, EPOCH
+    )
+    assert s.unproven == {"n": Doubt(2, "w", "marks")} and s.held == "marks"
+    assert fold(doubt, {"kind": "proven", "node": "n"}).unproven == {}
+    assert fold(doubt, {"kind": "made_sure", "node": "n"}).unproven == {}
+    assert fold({**doubt, "held": None}, {"kind": "proven", "node": "m"}).unproven.keys() == {"n"}

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from ..errors import ContractError, EvaluationIncomplete, InputError, RunInterrupted, UsageError
-from . import eval_show
+from . import _eval_show
 
 if TYPE_CHECKING:
     from ..evaluate.contracts import ModelSpec, Report, Suite, Task
@@ -400,8 +400,8 @@ def cache(
         )
 
 
-app.command()(eval_show.samples)
-app.command()(eval_show.table)
+app.command()(_eval_show.samples)
+app.command()(_eval_show.table)
 
 
 def _evaluate(

@@ -8,7 +8,7 @@ reason and an expiry.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
@@ -39,11 +39,13 @@ class Allocation:
 
 @dataclass(frozen=True)
 class NodeHandle:
-    """A launched agent. `pid` is 0 where the backend cannot know it."""
+    """A launched agent. `pid` is 0 where the backend cannot know it; `left` is what ending the ranks came to that an
+    earlier supervisor held in another way."""
 
     node: str
     pid: int
     scratch: Path
+    left: Ended = field(default_factory=Ended)
 
 
 class Backend(Protocol):

@@ -146,12 +146,25 @@ class Parents(Marks):
         why = self._unproven(node)
         parents = {p for _, p in self._records(node)}
 
+        def taken_in() -> set[int]:
+            """Who is a child of a parent now. Whoever forks and exits without end slips through a listing of /proc, not
+            through this one: all that he leaves is handed to the parent, at the end of its list, before he is gone."""
+            listed = {pid for p in parents if _lives(p) for pid in _living_children(p[0])}
+            return (
+                listed - {p.pid for p in marked(self.run_id, node=node) if p.role in _KEPT}
+                if ranks
+                else listed
+            )
+
         def find() -> set[Process]:
             found = self._held(node) - parents
-            return found - self._service(node, found) if ranks else found
+            found = found - self._service(node, found) if ranks else found
+            return found | {
+                p for pid in taken_in() if (p := _process(pid)) is not None
+            }  # last: it must be fresh
 
         # The parents go last: whoever they take in while the others are ended is still listed.
-        left = end_all(find, within)
+        left = end_all(find, within, taken_in)
         if not ranks and not left:
             patience = min(deadline, time.monotonic() + 1.0)
             while any(_lives(p) for p in parents) and time.monotonic() < patience:
@@ -183,15 +196,23 @@ class Parents(Marks):
                 path.unlink(missing_ok=True)
 
 
-def end_all(find: Callable[[], set[Process]], within: float) -> set[Process]:
-    """Kills all that `find` finds until it finds none; returns what survived `within` seconds.
+def end_all(
+    find: Callable[[], set[Process]], within: float, listed: Callable[[], set[int]] = set
+) -> set[Process]:
+    """Kills all that `find` finds until it finds none and none is `listed`; returns what survived `within` seconds.
 
-    All are stopped before any is killed: what is stopped cannot fork, so that whoever respawns is caught.
+    All are stopped before any is killed: what is stopped cannot fork, so that whoever respawns is caught. `listed` is
+    the surer look: process ids of which some may be gone again, but which is empty only where nothing is left.
     """
     deadline = time.monotonic() + within
     empty = 0
     while True:
         left = {p for p in find() if _lives(p)}
+        if not left and (there := listed()):
+            if time.monotonic() > deadline:
+                return {(pid, 0) for pid in there}
+            empty = 0
+            continue
         if not left:
             empty += 1
             if empty == _EMPTY_LOOKS:
@@ -241,6 +262,30 @@ def descendants(roots: Iterable[Process]) -> set[Process]:
 def _parent_of(pid: int) -> int:
     with open(f"/proc/{pid}/stat", "rb") as f:
         return int(f.read().rpartition(b")")[2].split()[1])
+
+
+def _children(pid: int) -> set[int]:
+    """The children of a process with one thread, in one reading of the kernel's own list; none where it has no such list."""
+    try:
+        with open(f"/proc/{pid}/task/{pid}/children", "rb") as f:
+            return {int(n) for n in f.read().split()}
+    except OSError:
+        return set()
+
+
+def _living_children(pid: int) -> set[int]:
+    """The same without zombies, which a parent that somebody stopped does not take away. One that was a zombie before
+    the list was read has left nobody who is not in the list."""
+    listed = _children(pid)
+    dead = {p for p in listed if _process(p) is None}
+    return _children(pid) - dead if dead else listed
+
+
+def _process(pid: int) -> Process | None:
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        state, started = read_stat(pid)
+        return None if state in "ZX" else (pid, started)
+    return None
 
 
 def _lives(process: Process) -> bool:

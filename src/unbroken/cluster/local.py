@@ -97,8 +97,9 @@ class LocalBackend:
 
     def launch(self, node: str, argv: Sequence[str], env: Mapping[str, str], log: Path) -> NodeHandle:
         owner = self.owner
+        left = Ended()
         for other in self._others():
-            other.end_ranks(node)
+            left |= other.end_ranks(node)
         scratch = self.scratch(node)
         for folder in (self._root, scratch):  # in a place where others may make folders too
             private_folder(folder)
@@ -120,7 +121,7 @@ class LocalBackend:
         finally:
             start.close()
         self._children[node] = child
-        return NodeHandle(node, child.pid, scratch)
+        return NodeHandle(node, child.pid, scratch, left)
 
     def _others(self) -> list[Ownership]:
         """How an earlier supervisor held processes of this run, where that was another way."""
@@ -163,7 +164,8 @@ class LocalBackend:
         return ended
 
     def forget(self, node: str) -> None:
-        self.owner.forget(node)
+        for owner in (*self._others(), self.owner):
+            owner.forget(node)
 
     def sweep(self, keep: Sequence[str] = ()) -> Ended:
         ended = Ended()

@@ -16,7 +16,7 @@ from typing import Any
 
 from .. import atomic
 from ..bounds import HELLO_BYTES, HELLO_S, Malformed, proof, same_secret, text
-from ..cluster import Backend, NodeState
+from ..cluster import Backend, Ended, NodeState
 from ..errors import RunError
 from ..listener import Listener
 from ..machine import python_path
@@ -42,6 +42,8 @@ class Node:
     granted: float = 0.0
     heard: float = 0.0
     parked: str = ""
+    left: Ended = field(default_factory=Ended)
+    """What ending ranks came to that were held in another way than now, when its agent was launched."""
 
     @property
     def up(self) -> bool:
@@ -197,7 +199,8 @@ class NodeTable:
             env["PYTHONPATH"] = (
                 python_path()
             )  # the ranks inherit it: without it they could not import us either
-        self._backend.launch(name, argv, env, self._run_dir.agent_log(name))
+        handle = self._backend.launch(name, argv, env, self._run_dir.agent_log(name))
+        self.nodes[name].left = handle.left
 
     def check(self, name: str) -> NodeState:
         """ALIVE while the node's agent answers or may come back within its lease; else what the backend sees.

@@ -9,6 +9,8 @@ from typing import Any
 from ..cluster import Ended
 from ..progress import RunDir
 
+MARKS_LEFT = "it was held by marks in its environment only, before this supervisor"
+
 
 def of_message(answer: Mapping[str, Any]) -> Ended:
     """What an agent's answer to `stop`, or its `hello`, says of the ranks before."""
@@ -19,30 +21,43 @@ def of_message(answer: Mapping[str, Any]) -> Ended:
     )
 
 
+@dataclass(frozen=True)
+class Doubt:
+    """Why it is not proven that a node's processes of `attempt`, and of those before it, are gone. `held` is how they
+    were held ("cgroup", "parent", "marks"): another way knows nothing of them and cannot prove it later."""
+
+    attempt: int
+    why: str
+    held: str = ""
+
+
 @dataclass
 class Unproven:
-    """node -> (the last attempt that may still have processes there, why). Empty where all is proven."""
+    """node -> why its end is not proven. Empty where all is proven; a successor reads it from the journal."""
 
-    nodes: dict[str, tuple[int, str]] = field(default_factory=dict)
+    nodes: dict[str, Doubt] = field(default_factory=dict)
 
-    def take(self, node: str, ended: Ended, attempt: int) -> str:
+    def take(self, node: str, ended: Ended, attempt: int, held: str = "") -> str:
         """Notes how ending the processes of a node went; returns why it is unproven where that is news, else nothing."""
+        before = self.nodes.get(node)
         if ended.gone:
-            self.nodes.pop(node, None)
+            if before is not None and before.held == held:
+                del self.nodes[node]
             return ""
         why = ended.why
         if ended.survivors:
             why = f"processes {list(ended.survivors)} survived kill -9" + (f"; {why}" if why else "")
-        news = self.nodes.get(node, (0, ""))[1] != why
-        self.nodes[node] = (attempt, why)
-        return why if news else ""
+        if before is not None and before.held != held:
+            why, held = before.why if why in before.why else f"{before.why}; {why}", before.held
+        self.nodes[node] = Doubt(attempt, why, held)
+        return why if before is None or before.why != why else ""
 
     def forget(self, node: str) -> None:
         self.nodes.pop(node, None)
 
     def confirmed(self, run_dir: RunDir) -> list[str]:
         """Nodes of which a person has said that nothing is left: by a file, which lies in the attempt's folder."""
-        return [n for n, (attempt, _) in self.nodes.items() if run_dir.made_sure(attempt, n).exists()]
+        return [n for n, doubt in self.nodes.items() if run_dir.made_sure(doubt.attempt, n).exists()]
 
     def in_the_way(self, run_dir: RunDir, *, accepted: bool) -> str:
         """Why the next attempt has to wait for a person, in words; nothing where it may start.
@@ -54,14 +69,14 @@ class Unproven:
         if accepted:
             return ""
         return "; ".join(
-            f"{node}: {why}"
-            for node, (attempt, why) in sorted(self.nodes.items())
-            if not _holds_something(run_dir, attempt)
+            f"{node}: {doubt.why}"
+            for node, doubt in sorted(self.nodes.items())
+            if not _holds_something(run_dir, doubt.attempt)
         )
 
     def what_to_do(self, run_dir: RunDir) -> str:
         """What a person can do, in words."""
-        files = " ".join(str(run_dir.made_sure(attempt, n)) for n, (attempt, _) in sorted(self.nodes.items()))
+        files = " ".join(str(run_dir.made_sure(d.attempt, n)) for n, d in sorted(self.nodes.items()))
         return f"Make sure that nothing of this run is left there (end it, or restart the machine), then: touch {files}"
 
 

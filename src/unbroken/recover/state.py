@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .policy import PastIncident
+from .proof import Doubt
 
 Record = dict[str, Any]
 
@@ -51,6 +52,10 @@ class RunState:
     durable: list[tuple[int, int]] = field(default_factory=list)
     lost: set[str] = field(default_factory=set)
     cordoned: dict[str, str] = field(default_factory=dict)
+    held: str = ""
+    """How the processes of the newest attempt are held: cgroup, parent or marks; "" where it was not written down."""
+    unproven: dict[str, Doubt] = field(default_factory=dict)
+    """Nodes of which it is not proven that the processes of attempts before are gone."""
     epochs: int = 0
     accepted: set[tuple[int, int]] = field(default_factory=set)
     """(attempt, step) of snapshots that were whole in memory when their attempt was sealed, or were offered to a
@@ -92,6 +97,7 @@ class RunState:
                 (int(c["attempt"]), int(c["step"])) for c in r.get("candidates") or () if not c.get("brought")
             }
             self.places[self.attempt] = str(r.get("place", ""))
+            self.held = str(r.get("held", ""))
             self.launches += 1
             self.restarts = self.launches - 1
         elif kind == "ended":
@@ -127,5 +133,9 @@ class RunState:
         elif kind == "cordon":
             self.cordoned[r["node"]] = r["reason"]
             self.expiry[r["node"]] = r["t"] + r["expires_s"] if "expires_s" in r else math.inf
+        elif kind == "unproven":
+            self.unproven[r["node"]] = Doubt(int(r["attempt"]), str(r["why"]), str(r.get("held", "")))
+        elif kind in ("proven", "made_sure"):
+            self.unproven.pop(r["node"], None)
         elif kind == "status":
             self.status, self.why, self.ended = r["status"], r.get("why", ""), r["t"]

@@ -15,7 +15,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -172,6 +172,7 @@ class Supervisor:
             epoch, before = await take_over(self.run_dir, self.spec.run_id, address)
             self.nodes.epoch = epoch.number
             self._state = RunState.of(read_journal(self.run_dir).records)
+            self._unproven.nodes.update(self._state.unproven)
             if self._state.status == "completed":
                 await asyncio.to_thread(self.backend.sweep)
                 self.view.say("this run is already completed")
@@ -386,7 +387,10 @@ class Supervisor:
         self._check_epoch(at_once=True)
         slots = await self._fill_slots()
         for node in set(slots) & set(self._state.slots) if self._state.attempt else ():
-            cleared = proof.of_message(self.nodes.nodes[node].hello.get("cleared", {}))
+            before = self.nodes.nodes[node]
+            cleared = proof.of_message(before.hello.get("cleared", {})) | before.left
+            if self._state.held == "marks" != self._held():
+                cleared |= Ended(proven=False, why=proof.MARKS_LEFT)
             if not cleared.gone:
                 await self._take_proof(node, cleared)
         if self._state.attempt and self._state.attempt not in self._state.seals:
@@ -402,7 +406,9 @@ class Supervisor:
         if not await self._wait_for_proof(accepted=bool(offered)):
             return None
         port = (await self.nodes.ask(slots[0], "port", address=self.backend.address(slots[0])))["port"]
-        await self._record("attempt", attempt=number, slots=list(slots), candidates=offered[:20], place=place)
+        await self._record(
+            "attempt", attempt=number, slots=list(slots), candidates=offered[:20], place=place, held=self._held(),
+        )  # fmt: skip
         attempt = self._attempt_of(number, slots)
         self._attempt, self._ledger = attempt, Ledger(number, self.spec.world_size)
         for node in dict.fromkeys(slots):
@@ -495,7 +501,15 @@ class Supervisor:
     async def _wait_for_proof(self, *, accepted: bool) -> bool:
         """Waits for a person where an old process could overwrite what the next attempt saves; False where a stop came."""
         waiting = ""
-        while why := self._unproven.in_the_way(self.run_dir, accepted=accepted):
+        while True:
+            for node in self._unproven.confirmed(self.run_dir):
+                self._unproven.forget(node)
+                await asyncio.to_thread(self.backend.forget, node)
+                await self._record("made_sure", node=node)
+                self.view.say(f"{node}: a person has made sure that nothing is left; going on")
+            why = self._unproven.in_the_way(self.run_dir, accepted=accepted)
+            if not why:
+                return True
             if why != waiting:
                 waiting, todo = why, self._unproven.what_to_do(self.run_dir)
                 await self._record("waiting", why=why, todo=todo)
@@ -507,12 +521,10 @@ class Supervisor:
                 return False
             self._check_epoch()
             await self._pause(1.0)
-            for node in self._unproven.confirmed(self.run_dir):
-                self._unproven.forget(node)
-                await asyncio.to_thread(self.backend.forget, node)
-                await self._record("made_sure", node=node)
-                self.view.say(f"{node}: a person has made sure that nothing is left; going on")
-        return True
+
+    def _held(self) -> str:
+        """How processes are held now: cgroup, parent or marks."""
+        return self.backend.ownership().partition(":")[0]
 
     async def _start_failed(self, error: RunError) -> None:
         """An attempt that could not be launched: a node was lost meanwhile, or the disk is full. Tries again."""
@@ -922,10 +934,15 @@ class Supervisor:
         """Notes what ending a node's processes came to: parks it where some survived, and says what is not proven."""
         if ended.survivors:
             await self._park(name, ended.survivors)
-        why = self._unproven.take(name, ended, self._state.attempt)
+        before = self._unproven.nodes.get(name)
+        why = self._unproven.take(name, ended, self._state.attempt, self._held())
         if why:
             self.view.say(f"{name}: the end of attempt {self._state.attempt} is not proven: {why}")
-            await self._record("unproven", node=name, attempt=self._state.attempt, why=why)
+        after = self._unproven.nodes.get(name)
+        if after is None and before is not None:
+            await self._record("proven", node=name)
+        elif after is not None and after != before:
+            await self._record("unproven", node=name, **asdict(after))
 
     async def _park(self, name: str, pids: Sequence[int]) -> None:
         reason = f"processes {list(pids)} survived kill -9"
@@ -959,7 +976,9 @@ class Supervisor:
         self._check_epoch(at_once=True)  # its processes may be another supervisor's by now
         await self._record("lost", node=name, reason=reason)
         self.nodes.give_up(name)
-        await asyncio.to_thread(self.backend.clear, name)
+        ended = await asyncio.to_thread(self.backend.clear, name)
+        if name in self._state.slots and not ended.gone:
+            await self._take_proof(name, ended)
 
     async def _verdict(self, attempt: Attempt, ending: Ending, facts: Facts) -> Verdict:
         if ending.kind == "agent_lost":
@@ -1065,6 +1084,10 @@ class Supervisor:
                 self.view.say(f"processes {list(ended.survivors)} on {name} survive kill -9")
             elif not ended.proven:
                 self.view.say(f"{name}: it is not proven that nothing of the run is left: {ended.why}")
+            if not ended.gone and name in self._state.slots:
+                # For the same command given again: what it starts must not run beside this.
+                self._unproven.take(name, ended, self._state.attempt, self._held())
+                await self._record_soft("unproven", node=name, **asdict(self._unproven.nodes[name]))
         return {(last.attempt, last.step)} if farewell.holding and last is not None else set()
 
     async def _wake_keepers(self, names: list[str]) -> None:
