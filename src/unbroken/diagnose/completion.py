@@ -31,13 +31,17 @@ def completion(
     """The line (number, text) among the last ones that shows the end of the run, and by which rule; the surest first,
     then the earliest."""
     found: list[tuple[int, str, Rule]] = []
-    for number, text in rows[-TAIL_LINES:]:
-        rule = rules.at_tail(text)
+    rows = rows[-TAIL_LINES:]
+    together = "\n".join(text for _, text in rows)  # most tails hold nothing of the kind: three looks show it
+    ruled = rules.may_be_tail(together)
+    over = _RATE_ZERO.search(together) or _ETA_ZERO.search(together)
+    for number, text in rows:
+        rule = rules.at_tail(text) if ruled else None
         if rule is not None:
             found.append((number, text, rule))
-        elif is_full(text, last_step):
+        elif "/" in text and is_full(text, last_step):
             found.append((number, text, FULL_COUNT))
-        elif _RATE_ZERO.search(text) or _ETA_ZERO.search(text):
+        elif over and (_RATE_ZERO.search(text) or _ETA_ZERO.search(text)):
             found.append((number, text, SCHEDULE_OVER))
     best = max((f[2].confidence for f in found), default=0.0)
     return next((f for f in found if f[2].confidence == best), None)

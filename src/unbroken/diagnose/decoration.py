@@ -12,6 +12,7 @@ too. Rules see only what is left; a file without decoration costs nothing.
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections import Counter
@@ -208,8 +209,13 @@ def learn_from(block: bytes, lines: int = SAMPLE_LINES) -> Decoration:
     else:
         first, last = first[: len(first) // 2], first[len(first) // 2 :]
     half = lines // 2
-    rows = [r for r in first if r.strip()][:half] + [r for r in last if r.strip()][-half:]
+    rows = _filled(first, half) + _filled(last[::-1], half)[::-1]
     return learn(clean(r, _SAMPLE_BYTES) for r in rows)
+
+
+def _filled(rows: Iterable[bytes], most: int) -> list[bytes]:
+    """The first `most` rows that are not blank."""
+    return list(itertools.islice((r for r in rows if r.strip()), most))
 
 
 def learn(lines: Iterable[str]) -> Decoration:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 from .rules import Rule, Xid
@@ -162,6 +163,18 @@ class Ending:
     cut_off: bool = False
 
 
+@dataclass(frozen=True)
+class Counted:
+    """Rule id -> how many of its lines were counted and not read, and of which rules that is an estimate."""
+
+    lines: dict[str, int] = field(default_factory=dict)
+    about: frozenset[str] = frozenset()
+
+    def __add__(self, other: Counted) -> Counted:
+        """Both together."""
+        return Counted(dict(Counter(self.lines) + Counter(other.lines)), self.about | other.about)
+
+
 @dataclass
 class FileScan:
     """Everything read from one log. `unread` bytes were left out by a limit; lines after `exact` (None: all are
@@ -184,5 +197,5 @@ class FileScan:
     last_lines: list[tuple[int, str, float | None]] = field(default_factory=list)
     """The last few lines: (line, text, time)."""
     unread: int = 0
-    counted: dict[str, int] = field(default_factory=dict)
+    counted: Counted = field(default_factory=Counted)
     exact: int | None = None

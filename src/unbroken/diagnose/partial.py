@@ -309,6 +309,7 @@ def _joined(log: _Log) -> FileScan:
         out.progress += [replace(p, line=p.line + lines) for p in scan.progress]
         out.idle_gpus += [(a, b, c, n + lines, text) for a, b, c, n, text in scan.idle_gpus]
         out.busy_gpus += scan.busy_gpus
+        out.counted += scan.counted
         out.notes += [n for n in scan.notes if n not in out.notes]
         end = scan.ending
         out.ending = Ending(**(end.__dict__ | {"last_line": end.last_line + lines, "stamps": [(n + lines, t) for n, t in end.stamps]}))  # fmt: skip

@@ -236,6 +236,7 @@ class RuleSet:
         self._lines = tuple(r for r in self.rules if r.where != "tail")
         self._match = _matcher([r.regex for r in self._lines])
         self._match_tail = _matcher([r.regex for r in self._tail])
+        self._loose_tail = loose_set([r.regex for r in self._tail]) if self._tail else None
 
     def best(self, body: str, *, exception: bool, noise: bool = True) -> Rule | None:
         """The rule with the highest priority that fits `body`; rules on exceptions only where `exception`, noise
@@ -249,6 +250,10 @@ class RuleSet:
     def at_tail(self, body: str) -> Rule | None:
         """The rule on a log's last lines with the highest priority that fits `body`."""
         return next((self._tail[i] for i in sorted(self._match_tail(body[:LONGEST]))), None)
+
+    def may_be_tail(self, text: str) -> bool:
+        """Whether a rule on a log's last lines can fit any line of `text`."""
+        return self._loose_tail is None or bool(self._loose_tail(text.encode("utf-8", "replace")))
 
     @staticmethod
     def matcher_of(patterns: Sequence[str]) -> Matcher:

@@ -9,7 +9,7 @@ whether training went on.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -71,7 +71,12 @@ class Scanner:
         self._midline = False
         self._wanted = 0
         shared = shared or Shared(patterns_of(ruleset))
-        self._sieve, self._tail, self._sample_lines = Sieve(shared), shared.tail, shared.sample
+        self._sieve, self._tail, self._sample_lines, self._stamps = (
+            Sieve(shared),
+            shared.tail,
+            shared.sample,
+            shared.stamps,
+        )
         self._window = 0
         self._last_blocks = (b"", b"")
         self._decoration: Decoration | None = None
@@ -92,7 +97,10 @@ class Scanner:
 
     def _meet(self, block: bytes) -> None:
         """Learns from a log's first lines whose it is: a job's (and on which host), or the machine's."""
-        rows = [b for raw in block[:16384].split(b"\n")[:60] for b in self._bare(raw) if b.text.strip()]
+        first = block[:16384].split(b"\n")[:60]
+        if not _may_introduce(b"\n".join(first)):
+            return
+        rows = [b for raw in first for b in self._bare(raw) if b.text.strip()]
         machine = 0
         for bare in rows:
             line = self._line_of(bare)
@@ -140,6 +148,8 @@ class Scanner:
     def _sample(self, block: bytes, base: int) -> None:
         """Reads the first metric line of a block: the long-run course of step and loss costs nothing more."""
         number = base
+        if not progress_lines.may(block[:8192]):
+            return
         for raw, _ in _lines(block, 0, min(len(block), 4096)):
             number += 1
             if progress_lines.may(raw) and any(self._step(b, number) for b in self._bare(raw)):
@@ -409,9 +419,11 @@ class Scanner:
 
     def _completed(self, rows: list[bytes], first: int) -> None:
         """Adds the ending that a log's last lines show."""
-        texts = []
-        for i in range(max(0, len(rows) - 2 * TAIL_LINES), len(rows)):
-            texts += [(first + i, b.text) for b in self._bare(rows[i]) if b.text.strip()]
+        texts: list[tuple[int, str]] = []
+        for i in range(len(rows) - 1, max(-1, len(rows) - 2 * TAIL_LINES - 1), -1):
+            texts[:0] = [(first + i, b.text) for b in self._bare(rows[i]) if b.text.strip()]
+            if len(texts) >= TAIL_LINES:
+                break
         steps = [p.step for p in self.out.progress[-50:] if p.step is not None]
         self.out.last_lines = [(n, t[:2000], clock.find(t, self.year)) for n, t in texts[-6:]]
         found = completion(texts, self.ruleset, max(steps, default=None))
@@ -447,7 +459,7 @@ class Scanner:
         first = self._line - len(rows) + 1
         known = {p.line for p in self.out.progress}
         kept = [p for p in self.out.progress if p.line < first]
-        for i, raw in enumerate(rows):
+        for i, raw in enumerate(rows if progress_lines.may(tail) else ()):
             for bare in self._bare(raw) if progress_lines.may(raw) else ():
                 found = progress_lines.read(bare.text)
                 if found:
@@ -474,8 +486,26 @@ class Scanner:
             if end.pace is None and "/it]" in text:
                 m = _PACE.search(text)
                 end.pace = float(m.group(1)) if m else None
-            if len(end.stamps) >= 40 or (len(rows) - i > 400 and end.stamps):
+            if len(end.stamps) >= self._stamps or (len(rows) - i > 400 and end.stamps):
                 break
+
+
+def _introduction() -> Callable[[bytes], object]:
+    """A quick look for what `_meet` could find: a superset of `_MACHINE`, of the prefixes of kernel logs and of
+    `topology._HOST`."""
+    pattern = (
+        rb"(?i)kernel|mcelog|systemd|dmesg|fabric ?manager|nvswitch|sxid|dcgm|nv-hostengine|\\u"
+        rb"|\[\s*\d+\.\d{6}\]|:(?:emerg|alert|crit|err|warn|notice|info|debug)\s*: |\[(?:mon|tue|wed|thu|fri|sat|sun) "
+        rb"|(?:host(?:name)?|node(?:name)?|machine|running on|launch(?:ing|ed)? on|started on)[:= ]+(?:is )?[a-z][a-z0-9.\-]*\d"
+    )
+    try:
+        import re2
+    except ImportError:
+        return re.compile(pattern).search
+    return re2.compile(pattern).search  # type: ignore[no-any-return]
+
+
+_may_introduce = _introduction()
 
 
 def _lines(block: bytes, start: int, end: int) -> Iterator[tuple[bytes, int]]:

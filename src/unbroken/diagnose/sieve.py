@@ -11,26 +11,29 @@ from __future__ import annotations
 import bisect
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from .decoration import SAMPLE_LINES
+from .events import Counted
 from .rules import Rule, RuleSet, loose_set
 from .triggers import TRIGGER
 from .verdict import Verdict
 
-_CHUNK = 8 << 10
+_CHUNK, _PIECE = 64 << 10, 8 << 10
 _DELETE = b"0123456789.,:+-"
 _FREE_HITS, _BYTES_PER_HIT = 300, 16 << 10
-_READ_EACH = 64
-_COMMON = 2000
-_FREE_READS, _BYTES_PER_READ = 1500, 16 << 10
-_FREE_WRITERS, _BYTES_PER_WRITER = 5000, 8 << 10
-_MANY_TEXTS = 300
+_READ_EACH = 48
+_COMMON = 1000
+_FREE_READS, _BYTES_PER_READ = 800, 32 << 10
+_FREE_WRITERS, _BYTES_PER_WRITER = 5000, 16 << 10
+_MANY_TEXTS = 150
+_HITS_JUDGED = 8
+_SAMPLED = 16  # of so many chunks, one is sampled
 _MOST_WRITERS = 50_000
 _TEMPLATES = 50_000
-_MANY_LOGS, _FEW_LINES = 64, 20
+_MANY_LOGS, _FEW_LINES = 64, 12
 _TAIL, _LEAST_TAIL, _TAILS = 256 << 10, 8 << 10, 8 << 20
 
 # What a line may mean beside the rules: see `Scanner._matter` and `TopologyReader.see`.
@@ -41,11 +44,13 @@ _STRUCTURE = (
     r"Root Cause \(first", r"Failures:", r"util(?:ization)?[=: ]+\d+\s?%", r"Exception Group", r"exc_info|\"exception\"|stack_trace",
 )  # fmt: skip
 _WRITER = (
-    re.compile(rb"ank[ =:_\[]{0,2}\d+"),
-    re.compile(rb"node[-_ ]?\d+"),
-    re.compile(rb"Xid \(PCI:[^)]{0,20}\): \d+"),
+    (b"ank", re.compile(rb"ank[ =:_\[]{0,2}\d+")),
+    (b"node", re.compile(rb"node[-_ ]?\d+")),
+    (b"Xid (", re.compile(rb"Xid \(PCI:[^)]{0,20}\): \d+")),
 )
 _TASK = re.compile(rb"\s{0,5}\d{1,6}: ")
+_TASKS = re.compile(rb"\n {0,5}\d{1,6}: ")
+_PLAIN = b"!"
 
 
 class Hit(Protocol):
@@ -63,6 +68,25 @@ class _Hit:
 
 
 Ids = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A chunk (or a line) at byte `at` of its block in which something fits; with `keys`, the last line with `key`."""
+
+    at: int
+    chunk: bytes
+    keys: list[bytes] | None = None
+    key: bytes = b""
+
+
+@dataclass
+class _Sample:
+    """What fits the lines of some chunks, to estimate others from."""
+
+    chunks: int = 0
+    lines: int = 0
+    fits: Counter[Ids] = field(default_factory=Counter)
 
 
 class Patterns:
@@ -94,25 +118,28 @@ def patterns_of(ruleset: RuleSet) -> Patterns:
     """The patterns of a rule set, kept with it."""
     known = getattr(ruleset, "_patterns", None)
     if known is None:
-        known = Patterns(ruleset.rules)
+        # Rules on a log's last lines are tried there, on each line.
+        known = Patterns([r for r in ruleset.rules if r.where != "tail"])
         ruleset._patterns = known  # type: ignore[attr-defined]
     return known
 
 
 class Shared:
     """What all logs of one diagnosis know together: how much was read, which kinds are seen everywhere, and how many
-    bytes at its end of each are read line by line (`tail`), how many lines show its decoration (`sample`)."""
+    bytes at its end of each are read line by line (`tail`), how many lines show its decoration (`sample`), and how
+    many times on its last lines are read (`stamps`)."""
 
     def __init__(self, patterns: Patterns, logs: int = 1) -> None:
         self.patterns = patterns
         self.tail = max(_LEAST_TAIL, min(_TAIL, _TAILS // max(1, logs)))
-        self.sample = SAMPLE_LINES if logs <= _MANY_LOGS else _FEW_LINES
+        self.sample, self.stamps = (SAMPLE_LINES, 40) if logs <= _MANY_LOGS else (_FEW_LINES, 8)
         self.bytes = self.hits = self.reads = self.firsts = 0
         self.known: dict[bytes, Ids] = {}
         self.seen: Counter[Ids] = Counter()
         self.texts: Counter[Ids] = Counter()
         self.wide: set[int] = set()
         self.writers: dict[Ids, dict[bytes, int]] = {}
+        self.samples: dict[Ids, _Sample] = {}
 
     @property
     def crowded(self) -> bool:
@@ -138,6 +165,7 @@ class Sieve:
         self._match = shared.patterns
         self._read: Counter[Ids] = Counter()
         self._counted: Counter[Ids] = Counter()
+        self._estimated: dict[Ids, float] = {}
         self._block: bytes | None = None
         self._sifted: list[int] | None = None
 
@@ -154,46 +182,60 @@ class Sieve:
             shared.hits += 1
             if not shared.crowded:
                 return hit
+            shared.hits += _hits_after(block, hit.start())
             self._sifted = self._sift(block, block.rfind(b"\n", 0, pos) + 1 if pos else 0)
         at = bisect.bisect_left(self._sifted, pos)
         return _Hit(self._sifted[at]) if at < len(self._sifted) else None
 
-    def counted(self) -> dict[str, int]:
-        """Rule id -> how many of its lines were counted and not read."""
+    def counted(self) -> Counted:
+        """How many lines were counted and not read, by the rule that would decide."""
         out: Counter[str] = Counter()
-        for ids, count in self._counted.items():
+        about: set[str] = set()
+        for ids, count in (*self._counted.items(), *((k, round(n)) for k, n in self._estimated.items())):
             name = self._match.name(ids)
-            if name is not None:
+            if name is not None and count:
                 out[name] += count
-        return dict(out)
+                if ids in self._estimated:
+                    about.add(name)
+        return Counted(dict(out), frozenset(about))
 
     def _sift(self, block: bytes, at: int) -> list[int]:
         """Where the lines worth reading begin, from byte `at`."""
         starts: list[int] = []
-        last: dict[Ids, int] = {}
-        size = len(block)
-        while at < size:
-            end = size
-            if at + _CHUNK < size:
-                end = block.rfind(b"\n", at, at + _CHUNK) + 1 or block.find(b"\n", at + _CHUNK) + 1 or size
-            chunk = block[at:end]
-            ids = self._match(chunk)
-            if ids:
-                self._look(chunk, at, ids, starts, last)
-            at = end
+        last: dict[Ids, _Place] = {}
+        for chunk, offset in _pieces(block, at, _CHUNK):
+            self._chunk(chunk, offset, starts, last)
         known = set(starts)
-        starts += [x for x in last.values() if x not in known]
+        starts += [x for x in {self._last_of(ids, p) for ids, p in last.items()} if x >= 0 and x not in known]
         starts.sort()
         return starts
 
-    def _look(self, chunk: bytes, at: int, ids: Ids, starts: list[int], last: dict[Ids, int]) -> None:
-        """Takes the lines of a chunk in which something fits: to be read, or counted."""
-        keys = chunk.translate(None, _DELETE).split(b"\n")
-        writers = {w for pattern in _WRITER for w in pattern.findall(chunk)} or {b""}
-        if not _TASK.match(chunk) and (
-            self._count_repeats(chunk, at, keys, ids, writers, last) or self._count_wide(chunk, ids, writers)
-        ):
+    def _chunk(self, chunk: bytes, at: int, starts: list[int], last: dict[Ids, _Place]) -> None:
+        """Takes the lines of a chunk in which something fits: counted as a whole, or else in smaller pieces, or else
+        one by one."""
+        ids = self._match(chunk)
+        if not ids:
             return
+        keys = None
+        if self._shared.wide.issuperset(ids):
+            self._first_of_each(chunk, at, ids, starts)
+            if self._enough(ids) and self._known_writers(chunk, at, ids, starts):
+                self._estimate(chunk, at, ids, last)
+                return
+        elif self._shared.exhausted or self._enough(ids):
+            keys = chunk.translate(None, _DELETE).split(b"\n")
+            if self._count_repeats(chunk, at, keys, ids, starts, last):
+                return
+        if len(chunk) <= _PIECE + 1024:
+            self._rows(chunk, at, keys or chunk.translate(None, _DELETE).split(b"\n"), ids, starts, last)
+            return
+        for piece, offset in _pieces(chunk, 0, _PIECE):
+            self._chunk(piece, at + offset, starts, last)
+
+    def _rows(
+        self, chunk: bytes, at: int, keys: list[bytes], ids: Ids, starts: list[int], last: dict[Ids, _Place]
+    ) -> None:
+        """Takes the lines of a chunk one by one."""
         known, offset, union = self._shared.known, at, set[int]()
         rows = chunk.split(b"\n")
         for row, key in zip(rows, keys, strict=True):
@@ -217,60 +259,152 @@ class Sieve:
                 offset += len(row) + 1
 
     def _count_repeats(
-        self, chunk: bytes, at: int, keys: list[bytes], ids: Ids, writers: set[bytes], last: dict[Ids, int]
+        self, chunk: bytes, at: int, keys: list[bytes], ids: Ids, starts: list[int], last: dict[Ids, _Place]
     ) -> bool:
         """Counts a chunk of few texts that were all read often enough; false where one was not."""
         shared = self._shared
-        distinct = set(keys)
-        if len(distinct) > 16:
+        counts = Counter(keys)
+        if len(counts) > 64:
             return False
         found: dict[bytes, Ids] = {}
-        for key in distinct:
+        for key in counts:
             got = shared.known.get(key)
-            if got is None or (got and not self._enough(got, writers)):
+            if got is None or (got and not shared.exhausted and self._read[got] < _READ_EACH):
                 return False
-            found[key] = got
-        if not set(ids) <= {i for got in found.values() for i in got}:
+            if got:
+                found[key] = got
+        if not set(ids).issubset(i for got in found.values() for i in got):
             return False
-        counts = Counter(keys)
+        kinds = {(got, b"" if _is_low(key) else _PLAIN) for key, got in found.items()}
+        writers = _named(chunk)
+        if not all(self._has_enough(k, {p + w for w in writers}, chunk, at, starts) for k, p in kinds):
+            return False
         for key, got in found.items():
-            if got:
-                self._counted[got] += counts[key]
-                shared.seen[got] += counts[key]
-                last[got] = at + _row_start(chunk, len(keys) - 1 - keys[::-1].index(key))
+            if not self._read[got]:
+                starts.append(at + _row_start(chunk, keys.index(key)))
+                self._count_read(got)
+            self._counted[got] += counts[key]
+            shared.seen[got] += counts[key]
+            last[got] = _Place(at, chunk, keys, key)
         return True
 
-    def _count_wide(self, chunk: bytes, ids: Ids, writers: set[bytes]) -> bool:
-        """Counts a chunk of many texts where each rule that fits is known from very many texts already."""
+    def _estimate(self, chunk: bytes, at: int, ids: Ids, last: dict[Ids, _Place]) -> None:
+        """Counts the lines of a chunk of many texts where each rule that fits is known from very many texts already:
+        by their share in a sample of such chunks."""
         shared = self._shared
-        if not shared.wide.issuperset(ids) or not all(self._enough((i,), writers) for i in ids):
-            return False
-        for row in chunk.split(b"\n"):
+        sample = shared.samples.get(ids)
+        if sample is None or sample.chunks % _SAMPLED == 0:
+            sample = sample or _Sample()
+            shared.samples[ids] = sample
+            for piece, _ in _pieces(chunk, 0, _PIECE):
+                rows = piece.rstrip(b"\n").split(b"\n")
+                sample.lines += len(rows)
+                sample.fits.update(got for row in rows if (got := self._match(row)))
+                break
+        sample.chunks += 1
+        lines = chunk.count(b"\n") + (not chunk.endswith(b"\n"))
+        for got, count in sample.fits.items():
+            self._estimated[got] = self._estimated.get(got, 0.0) + count * lines / sample.lines
+        last[ids] = _Place(at, chunk)
+
+    def _last_of(self, ids: Ids, place: _Place) -> int:
+        """Where the last line that fits some of `ids` begins; -1 where none is found near the chunk's end."""
+        chunk, end = place.chunk, len(place.chunk)
+        if place.keys is not None:
+            index = len(place.keys) - 1 - place.keys[::-1].index(place.key)
+            return place.at + _row_start(chunk, index)
+        for _ in range(40):
+            if end <= 0:
+                break
+            start = chunk.rfind(b"\n", 0, end - 1) + 1
+            if not set(ids).isdisjoint(self._match(chunk[start:end])):
+                return place.at + start
+            end = start
+        return -1
+
+    def _enough(self, ids: Ids) -> bool:
+        """Whether lines that fit each of `ids` were read often enough in this log."""
+        least = 1 if self._shared.exhausted else _READ_EACH
+        return all(self._read[(i,)] >= least for i in ids)
+
+    def _first_of_each(self, chunk: bytes, at: int, ids: Ids, starts: list[int]) -> None:
+        """Has the first lines of a log read in which kinds stand that other logs have shown often enough."""
+        if not self._shared.exhausted:
+            return
+        missing = {i for i in ids if not self._read[(i,)]}
+        if not missing:
+            return
+        for row, offset in _pieces(chunk, 0, 1):
             got = self._match(row)
-            if got:
-                self._counted[got] += 1
-                shared.seen[got] += 1
+            if not missing.isdisjoint(got):
+                starts.append(at + offset)
+                self._note(got, _writers(row[:400]))
+                self._count_read(got)
+                missing.difference_update(got)
+                if not missing:
+                    return
+
+    def _known_writers(self, chunk: bytes, at: int, ids: Ids, starts: list[int]) -> bool:
+        """Whether enough lines that fit each of `ids` were read from each writer in `chunk`; those few that lacked
+        one are put into `starts`, and with many the answer is no."""
+        if all(not self._limit((i,)) for i in ids):
+            return True
+        lines = chunk.count(b"\n") + (not chunk.endswith(b"\n"))
+        low = _low_lines(chunk, lines)
+        parts = [(chunk, ids)]
+        if 0 < low < lines:
+            rows: tuple[list[bytes], list[bytes]] = ([], [])
+            for row in chunk.split(b"\n"):
+                rows[not _is_low(row)].append(row)
+            parts = [(text, self._match(text)) for text in (b"\n".join(rows[0]), b"\n".join(rows[1]))]
+        for n, (text, fitting) in enumerate(parts):
+            plain = _PLAIN if n or not low else b""
+            writers = {plain + w for w in _named(text)}
+            if not all(self._has_enough((i,), writers, chunk, at, starts) for i in fitting):
+                return False
         return True
 
-    def _enough(self, ids: Ids, writers: set[bytes]) -> bool:
-        """Whether lines that fit `ids` were read often enough in this log, and from each of `writers` in any."""
-        known = self._shared.writers.get(ids)
-        if known is None or self._read[ids] < (1 if self._shared.exhausted else _READ_EACH):
+    def _has_enough(self, ids: Ids, writers: set[bytes], chunk: bytes, at: int, starts: list[int]) -> bool:
+        """As `_known_writers`, for these writers and lines that fit all of `ids`."""
+        limit = self._limit(ids)
+        if not limit:
+            return True
+        known = self._shared.writers.get(ids, {})
+        new = writers - known.keys() if limit == 1 else {w for w in writers if known.get(w, 0) < limit}
+        if len(new) > 8 or (new and limit > 1) or not new.isdisjoint((b"", _PLAIN)):
             return False
-        least = self._limit(ids, known)
-        return all(known.get(w, 0) >= least for w in writers)
+        for w in new:
+            self._first_of(w, chunk, at, ids, starts)
+        return True
 
-    def _limit(self, ids: Ids, known: dict[bytes, int]) -> int:
+    def _first_of(self, writer: bytes, chunk: bytes, at: int, ids: Ids, starts: list[int]) -> None:
+        """Has the first line of a writer that fits `ids` read, if the chunk holds one."""
+        word, pos = writer.removeprefix(_PLAIN), 0
+        while (pos := chunk.find(word, pos)) >= 0:
+            start, end = chunk.rfind(b"\n", 0, pos) + 1, chunk.find(b"\n", pos)
+            row = chunk[start : len(chunk) if end < 0 else end]
+            pos = start + len(row)
+            if writer not in _writers(row):
+                continue
+            got = self._match(row)
+            if not set(ids).isdisjoint(got):
+                starts.append(at + start)
+                self._note(got, {writer})
+                self._count_read(got)
+                return
+
+    def _limit(self, ids: Ids) -> int:
         """How many lines of one writer that fit `ids` are read: fewer, the more of them there are."""
         shared = self._shared
         if shared.exhausted:
             return 1 if shared.more_writers else 0
-        if shared.seen[ids] > _COMMON or len(known) > 128:
+        writers = len(shared.writers.get(ids, ()))
+        if shared.seen[ids] > _COMMON or writers > 64:
             return 1
-        return _READ_EACH if len(known) < 16 else 4
+        return _READ_EACH if writers < 16 else 3
 
     def _take(
-        self, ids: Ids, row: bytes, offset: int, starts: list[int], last: dict[Ids, int], new: bool
+        self, ids: Ids, row: bytes, offset: int, starts: list[int], last: dict[Ids, _Place], new: bool
     ) -> None:
         """One line that fits `ids`: to be read, or counted where there were enough of its kind. `new` is a text that
         was not known before."""
@@ -282,13 +416,21 @@ class Sieve:
             worth = True
             if shared.texts[ids] > _MANY_TEXTS:
                 shared.wide.update(ids)
-        found = [w for pattern in _WRITER for w in pattern.findall(row, 0, 400)[:2]]
-        task = _TASK.match(row)
-        if task:
-            found.append(task.group(0))
+        worth |= self._note(ids, _writers(row[:400]))
+        if worth:
+            starts.append(offset)
+            self._count_read(ids)
+        else:
+            self._counted[ids] += 1
+            last[ids] = _Place(offset, row)
+
+    def _note(self, ids: Ids, writers: set[bytes]) -> bool:
+        """Counts one line that fits `ids` for each of its writers; true where one of them had not enough yet."""
+        shared = self._shared
         known = shared.writers.setdefault(ids, {})
-        limit = self._limit(ids, known)
-        for w in found or [b""]:
+        limit = self._limit(ids)
+        worth = False
+        for w in writers:
             count = known.get(w, 0)
             if count < limit:
                 worth = True
@@ -298,22 +440,79 @@ class Sieve:
                 for i in ids if len(ids) > 1 else ():
                     single = shared.writers.setdefault((i,), {})
                     single[w] = single.get(w, 0) + 1
-        if worth:
-            starts.append(offset)
-            shared.reads += 1
-            self._read[ids] += 1
-            for i in ids if len(ids) > 1 else ():
-                self._read[(i,)] += 1
-        else:
-            self._counted[ids] += 1
-            last[ids] = offset
+        return worth
+
+    def _count_read(self, ids: Ids) -> None:
+        self._shared.reads += 1
+        self._read[ids] += 1
+        for i in ids if len(ids) > 1 else ():
+            self._read[(i,)] += 1
 
 
-def with_counts(verdict: Verdict, counted: Iterable[dict[str, int]], ruleset: RuleSet) -> Verdict:
+def _pieces(data: bytes, at: int, size: int) -> Iterator[tuple[bytes, int]]:
+    """`data` from byte `at` in pieces of about `size` bytes that end with a whole line, and where each begins."""
+    total = len(data)
+    while at < total:
+        end = total
+        if at + size < total:
+            end = data.rfind(b"\n", at, at + size) + 1 or data.find(b"\n", at + size) + 1 or total
+        yield data[at:end], at
+        at = end
+
+
+def _row_start(chunk: bytes, index: int) -> int:
+    """Where line `index` of a chunk begins."""
+    return sum(len(r) + 1 for r in chunk.split(b"\n", index)[:index])
+
+
+def _hits_after(block: bytes, at: int) -> int:
+    """About how many lines with a trigger follow byte `at`, judged by the next few; so that a log stays crowded over
+    the next blocks, and not for ever."""
+    pos, count = at, 0
+    while count < _HITS_JUDGED and (hit := TRIGGER.search(block, pos)) is not None:
+        count += 1
+        pos = block.find(b"\n", hit.start()) + 1 or len(block)
+    if count == _HITS_JUDGED:
+        count = count * (len(block) - at) // max(1, pos - at)
+    return min(count, 4 * len(block) // _BYTES_PER_HIT)
+
+
+def _writers(row: bytes) -> set[bytes]:
+    """The ranks, nodes and error codes that a line names; those of a line that its logger does not rate below an
+    error are marked, because what a rank warned of before says nothing of what it fails with."""
+    return _named(row) if _is_low(row) else {_PLAIN + w for w in _named(row)}
+
+
+def _named(text: bytes) -> set[bytes]:
+    """The ranks, nodes and error codes that some lines name; one nameless writer where they name none."""
+    found = {w for word, pattern in _WRITER if word in text for w in pattern.findall(text)}
+    if _TASK.match(text):
+        found.update(w.strip() for w in _TASKS.findall(b"\n" + text))
+    return found or {b""}
+
+
+def _is_low(row: bytes) -> bool:
+    return b"INFO" in row or b"WARN" in row or b"DEBUG" in row
+
+
+def _low_lines(text: bytes, lines: int) -> int:
+    """How many of `lines` lines name a level below an error, about: exact where all or none do."""
+    low = 0
+    for word in (b"INFO", b"WARN", b"DEBUG"):
+        if word in text:
+            low += text.count(word)
+            if low >= lines:
+                break
+    return low
+
+
+def with_counts(verdict: Verdict, counted: Iterable[Counted], ruleset: RuleSet) -> Verdict:
     """The verdict with the lines that were counted and not read: in its cascade, and in a note."""
     by_rule: Counter[str] = Counter()
+    about: set[str] = set()
     for one in counted:
-        by_rule.update(one)
+        by_rule.update(one.lines)
+        about |= one.about
     if not by_rule:
         return verdict
     by_reason: Counter[str] = Counter()
@@ -321,15 +520,9 @@ def with_counts(verdict: Verdict, counted: Iterable[dict[str, int]], ruleset: Ru
         rule = ruleset.get(name)
         if rule is not None and rule.reason and rule.role in ("root", "either", "cascade"):
             by_reason[rule.reason] += count
-    names = ", ".join(f"{name} {count:,}" for name, count in by_rule.most_common(3))
-    note = f"{by_rule.total():,} more lines of kinds that had been read often enough were counted, not read one by one ({names})"
+    names = ", ".join(
+        f"{name} {'about ' if name in about else ''}{count:,}" for name, count in by_rule.most_common(3)
+    )
+    note = f"{'about ' if about else ''}{by_rule.total():,} more lines of kinds that had been read often enough were counted, not read one by one ({names})"
     cascade = tuple(replace(c, count=c.count + by_reason[c.reason]) for c in verdict.cascade)
     return replace(verdict, cascade=cascade, notes=(*verdict.notes, note))
-
-
-def _row_start(chunk: bytes, index: int) -> int:
-    """Where line `index` of a chunk begins."""
-    at = 0
-    for _ in range(index):
-        at = chunk.index(b"\n", at) + 1
-    return at
