@@ -132,6 +132,13 @@ def test_html_and_bundle(run: Run, tmp_path: Path) -> None:
         (["diagnose", "correct", "i1", "--reason", "ECCError"], 2, "no incident"),
         (["diagnose", "rules", "adopt", "x"], 2, "no candidate"),
         (["logs", "compress", "/nowhere"], 3, "no file or folder"),
+        (["logs", "compress", "{log}", "--follow", "--json"], 3, "takes no --json"),
+        (["logs", "compress", "{log}", "--follow", "--task", "7b", "-o", "x"], 3, "takes no --out, --task"),
+        (
+            ["logs", "compress", "{log}", "--follow", "--model-url", "http://127.0.0.1:1"],
+            3,
+            "takes no --model-url",
+        ),
         (["logs", "compress", "{log}", "-o", "/proc/x/y"], 3, "cannot write"),
     ],
 )

@@ -133,9 +133,6 @@ def test_over_files_and_without_a_newline_at_the_end(tmp_path: Path) -> None:
     assert report.as_json()["ratio"] > 4
 
 
-_SLOW_RISE = "c222"  # its label is a healthy line where the loss, in hindsight, was lowest
-
-
 def test_evidence_of_the_shared_cases_survives(shared_data: Path) -> None:
     import json
 
@@ -145,10 +142,15 @@ def test_evidence_of_the_shared_cases_survives(shared_data: Path) -> None:
     assert len(cases) > 100
     for case in cases:
         label = json.loads(case.read_text())
-        kept: set[tuple[str, int]] = set()
-        compress(expand([case.parent]).logs, lambda s, n, r, kept=kept: kept.add((s.name, n)))  # type: ignore[misc]
-        if case.parent.name != _SLOW_RISE:
-            assert (label["evidence_file"], label["evidence_line"]) in kept, case.parent.name
+        kept: dict[tuple[str, int], bytes] = {}
+        compress(expand([case.parent]).logs, lambda s, n, r, kept=kept: kept.setdefault((s.name, n), r))  # type: ignore[misc]
+        if (label["evidence_file"], label["evidence_line"]) in kept:
+            continue
+        # A slow divergence has no decisive line: its label takes any step after it began, and many have to be left.
+        assert label["evidence_hits"] > 200, case.parent.name
+        fits = re.compile(label["evidence"].encode())
+        steps = [n for (name, n), r in kept.items() if name == label["evidence_file"] and fits.search(r)]
+        assert len(steps) >= 10 and min(steps) <= label["evidence_line"], case.parent.name
 
 
 def test_complete_public_logs_become_small(shared_data: Path) -> None:

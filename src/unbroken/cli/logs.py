@@ -63,6 +63,17 @@ def compress(
     from ..diagnose.compress import expand_or_fail
     from ..diagnose.memory import Memory
 
+    if follow:
+        given = {
+            "--out": out, "--task": task, "--store": store, "--model-url": model_url, "--model": model, "--no-learn": no_learn,
+            "--rules": show_rules, "--json": as_json,
+        }  # fmt: skip
+        unused = [name for name, value in given.items() if value]
+        if unused:
+            raise InputError(
+                f"--follow writes to stdout as the log grows and takes no {', '.join(unused)}",
+                todo="Leave them out, or compress the whole log without --follow once it is written",
+            )
     sources = expand_or_fail(paths)
     if follow:
         _follow(sources.logs, numbers)

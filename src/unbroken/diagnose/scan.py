@@ -65,7 +65,7 @@ class Scanner:
         self.out = FileScan(index, source.name, source.rank)
         self._tracebacks = Tracebacks()
         self._fenced = False
-        self._same: dict[tuple[str, int | None, str | None], int] = {}
+        self._same: dict[tuple[str, int | None, str | None, bool], int] = {}
         self._last_time: float | None = None
         self._line = 0
         self._midline = False
@@ -373,7 +373,8 @@ class Scanner:
         frames: tuple[str, ...] = (), exception: str | None = None,
     ) -> None:  # fmt: skip
         rank = line.rank if line.rank is not None else self.source.rank
-        key = (f"xid-{xid.code}-{bus}" if xid else rule.id, rank, line.node)
+        # What a logger calls a warning never takes the place of a failure of the same kind.
+        key = (f"xid-{xid.code}-{bus}" if xid else rule.id, rank, line.node, weight < 0.5)
         self._same[key] = seen = self._same.get(key, 0) + 1
         if (seen > SAME_KEPT and rule.role not in ("ending", "recovery")) or len(
             self.out.events
@@ -398,10 +399,10 @@ class Scanner:
             exception=exception, level=line.level, seq=int(seq.group(1)) if seq else None,
         ))  # fmt: skip
 
-    def _replace_last(self, key: tuple[str, int | None, str | None], rule: Rule, xid: Any) -> None:
+    def _replace_last(self, key: tuple[str, int | None, str | None, bool], rule: Rule, xid: Any) -> None:
         for i in range(len(self.out.events) - 1, max(-1, len(self.out.events) - 200), -1):
             e = self.out.events[i]
-            if e.rule is rule and e.xid is xid and e.rank == key[1]:
+            if e.rule is rule and e.xid is xid and e.rank == key[1] and (e.weight < 0.5) == key[3]:
                 del self.out.events[i]
                 return
         if len(self.out.events) >= MOST_EVENTS:
