@@ -246,6 +246,15 @@ def choose(candidates: Sequence[Event], scans: Sequence[FileScan]) -> tuple[Even
             close = e.time is None or first.time is None or e.time - first.time <= 60.0
             if peers and close and (e.rank is None or e.rank != first.rank):
                 return e, "a rank's own failure explains the connections that its peers lost"
+        if first.reason == "NCCLTimeoutError":
+            waiting = {e.rank for e in candidates if e.reason == first.reason}
+            for e in strong:
+                # Logs of single ranks without times have no order: who failed by itself cannot have waited.
+                if e.rule.id == "collective-mismatch":
+                    return e, "ranks were in different collectives, which explains the time-out"
+                loose = e.file != first.file and (e.time is None or first.time is None)
+                if loose and e.role == "root" and e.rank is not None and e.rank not in waiting:
+                    return e, "a rank's own failure explains why the others waited"
         if first.reason in ("NCCLTimeoutError", "NCCLRemoteError", "ConnectionError", "NetworkError"):
             for e in strong:
                 if e.role == "either" and e.reason in ("NodeFailure", "OutOfMemoryError"):
@@ -255,6 +264,16 @@ def choose(candidates: Sequence[Event], scans: Sequence[FileScan]) -> tuple[Even
         for e in strong:
             if (e.xid or _machine(e)) and e.role == "root" and _beside(first, e) and e is not first:
                 return e, "the kernel's report explains the error that the program saw"
+    if (
+        first.exception is not None
+        and first.rule.priority < 50
+        and first.text.rstrip().endswith((":", "Error"))
+    ):
+        # An exception whose text begins on a later line: what stands there says more.
+        for e in candidates:
+            near = e.file == first.file and e.rank == first.rank and 0 < e.line - first.line <= 40
+            if near and e.role == "root" and e.rule.priority >= 50:
+                return e, "the text of the exception above it"
     return first, "it came first"
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from .rules import Rule, RuleSet
 
@@ -11,6 +12,14 @@ TAIL_LINES = 80
 _COUNT = re.compile(
     r"(?:\b(?:steps?|iter(?:ation)?s?|batch(?:es)?|updates?|it)['\"]?\s*[:= ]?\s*|\[\w+=|\| |^\s*)(\d+)\s?/\s*(\d+)\b"
 )
+_PLAN = re.compile(
+    rb"(?i)\b(?:(?:max|total|num|train|training)_?(?:train(?:ing)?_)?(?:iters|iterations|steps|updates?)|total optimization steps)['\"]?\s*[:= .]+\s*(\d[\d,_]{1,12})\b"
+)
+_PLAN_BYTES = 262_144
+_STAMP = re.compile(r"\d[\d:.,TZ+\-]{6,}")
+_SIGNS = re.compile(r"(?:[^\s\w]*(?:stderr|stdout|[FP]|\S*[\-\d<>\[\]|:]\S*)\s+)+(?:\|\s+)?")
+_HEADER = re.compile(r"(?i)\bepoch\W{0,3}(\d+)\s*(?:/|of)\s*(\d+)")
+OF_EPOCH = re.compile(r"(?i)\bepoch\W{0,3}\d+\b")
 _EPOCH = re.compile(r"(?i)\bepochs?\W{0,3}\s*$")
 _RATE_ZERO = re.compile(r"\b(?:lr|learning[_ ]rate)['\"]?\s*[:=]?\s*0(?:\.0*)?(?:[eE][+-]?0+)?(?![\d.eE])")
 _ETA_ZERO = re.compile(r"(?i)\beta\W{1,3}0?0?:?0?0:00\b(?!:)|\beta\W{1,3}0:00:00\b")
@@ -19,6 +28,8 @@ FULL_COUNT = Rule(
     id="last-step", regex=r"step \d+/\d+", role="ending", outcome="completed", where="tail", confidence=0.75,
     source="https://huggingface.co/docs/transformers/main_classes/trainer", example="step 4000/4000",
 )  # fmt: skip
+LAST_OF_PLAN = replace(FULL_COUNT, id="last-step-of-plan")
+LAST_EPOCH = replace(FULL_COUNT, id="last-epoch", confidence=0.7)
 SCHEDULE_OVER = Rule(
     id="schedule-over", regex=r"lr 0", role="ending", outcome="completed", where="tail", confidence=0.6,
     source="https://docs.pytorch.org/docs/stable/optim.html", example="step 4000 loss 2.1 lr 0.0",
@@ -32,25 +43,93 @@ def completion(
     then the earliest."""
     found: list[tuple[int, str, Rule]] = []
     rows = rows[-TAIL_LINES:]
-    together = "\n".join(text for _, text in rows)  # most tails hold nothing of the kind: three looks show it
-    ruled = rules.may_be_tail(together)
+    cut = _tag_of([text for _, text in rows])
+    together = "\n".join(
+        text[cut:] for _, text in rows
+    )  # most tails hold nothing of the kind: three looks show it
+    ruled = rules.may_be_tail(together) or (
+        cut > 0 and rules.may_be_tail("\n".join(text for _, text in rows))
+    )
     over = _RATE_ZERO.search(together) or _ETA_ZERO.search(together)
-    for number, text in rows:
-        rule = rules.at_tail(text) if ruled else None
+    counted = "/" in together or " of " in together
+    again = _restarted(text[cut:] for _, text in rows) if counted else set()
+    epoch: tuple[int, int] | None = None
+    for number, whole in rows:
+        text = whole[cut:]
+        rule = (rules.at_tail(whole) or (rules.at_tail(text) if cut else None)) if ruled else None
+        header = _HEADER.search(text, 0, 200) if counted else None
+        if header:
+            epoch = int(header.group(1)), int(header.group(2))
         if rule is not None:
-            found.append((number, text, rule))
-        elif "/" in text and is_full(text, last_step):
-            found.append((number, text, FULL_COUNT))
+            found.append((number, whole, rule))
+        elif counted and epoch is None and not again & _totals(text) and is_full(text, last_step):
+            found.append((number, whole, FULL_COUNT))
+        elif epoch is not None and epoch[0] == epoch[1] > 1 and _all_of(text):
+            found.append((number, whole, LAST_EPOCH))
         elif over and (_RATE_ZERO.search(text) or _ETA_ZERO.search(text)):
-            found.append((number, text, SCHEDULE_OVER))
+            found.append((number, whole, SCHEDULE_OVER))
     best = max((f[2].confidence for f in found), default=0.0)
     return next((f for f in found if f[2].confidence == best), None)
 
 
+def _tag_of(texts: Sequence[str]) -> int:
+    """The length of the tag that all of the last lines begin with (`trainer-1  | `, `<web-4> `), where it is no words."""
+    if len(texts) < 3:
+        return 0
+    starts = [_STAMP.sub("0", t[:120]) for t in texts]
+    low, high = min(starts), max(starts)  # what these two share, all share
+    common = low[
+        : next(
+            (i for i, (a, b) in enumerate(zip(low, high, strict=False)) if a != b), min(len(low), len(high))
+        )
+    ]
+    common = common[: common.rfind(" ") + 1]
+    shape = _SIGNS.fullmatch(common)
+    if not common or shape is None:
+        return 0
+    if "0" not in common:
+        return len(common)
+    found = [re.match(re.escape(common).replace("0", r"[\d:.,TZ+\-]+", 1), t) for t in texts]
+    lengths = {m.end() for m in found if m is not None}
+    return lengths.pop() if len(lengths) == 1 and all(found) else 0
+
+
+def _totals(text: str) -> set[int]:
+    return {int(m.group(2)) for m in _COUNT.finditer(text[:300])}
+
+
+def _restarted(texts: Iterable[str]) -> set[int]:
+    """The totals that are counted more than once from the start: those of an epoch, not of the run."""
+    most: dict[int, int] = {}
+    out: set[int] = set()
+    for text in texts:
+        for m in _COUNT.finditer(text[:300]):
+            done, of = int(m.group(1)), int(m.group(2))
+            if done < most.get(of, 0) / 2:  # ranks that write into one log are a few steps apart
+                out.add(of)
+            most[of] = max(done, most.get(of, 0))
+    return out
+
+
 def is_full(text: str, last_step: float | None) -> bool:
     """Whether a line counts the last of all steps (`step 4000/4000`, `3000/3000 [2:32:00<00:00`)."""
+    if OF_EPOCH.search(text, 0, 200):
+        return False  # of one epoch, and nobody says of how many
     for m in _COUNT.finditer(text[:300]):
         done, of = int(m.group(1)), int(m.group(2))
         if done == of and of >= 10 and not _EPOCH.search(text[: m.start(1)]):
             return last_step is None or of >= 0.95 * last_step or of >= 100
     return False
+
+
+def _all_of(text: str) -> bool:
+    """Whether a line counts the last batch of its epoch."""
+    return any(
+        m.group(1) == m.group(2) for m in _COUNT.finditer(text[:300]) if not _EPOCH.search(text[: m.start(1)])
+    )
+
+
+def planned(block: bytes) -> frozenset[int]:
+    """The numbers of steps that a log's first lines plan for (`max_iters = 5000`, `train_iters ..... 500`)."""
+    said = (int(re.sub(rb"\D", b"", m)) for m in _PLAN.findall(block[:_PLAN_BYTES]))
+    return frozenset(n for n in said if n >= 10)

@@ -77,7 +77,8 @@ def _spike(points: Sequence[Progress]) -> tuple[Progress | None, float | None]:
     while tail > 0 and (_nan(points[tail - 1]) or (points[tail - 1].loss or 0.0) > limit):
         tail -= 1
     stretch = points[tail:]
-    if len(stretch) < 2 or len(stretch) > max(0.5 * len(points), 3):
+    lost = all(_nan(p) for p in stretch)  # however long: no training recovers from that
+    if len(stretch) < 2 or (len(stretch) > max(0.5 * len(points), 3) and not lost):
         return None, base
     return stretch[0], base
 

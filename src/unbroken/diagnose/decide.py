@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from .chronology import Chronicle
+from .completion import OF_EPOCH
 from .course import Course, course, silent_for, worst_stretch
 from .events import Event, FileScan, Progress, Topology
 from .exits import from_report
@@ -54,6 +55,10 @@ def decide(
             return _loss_spike(replace(trained, spike=bad), root, scans, chron, topology)
     if root is not None:
         return failed(root, chron, scans, topology)
+    if (cancelled := _step_cancelled(chron)) is not None:
+        verdict = _by_ending(cancelled, chron, scans, topology, trained)
+        if verdict is not None:
+            return verdict if verdict.outcome is not Outcome.CANCELLED else replace(verdict, confidence=0.75)
     if shown is not None and not [e for e in chron.cascades if e.weight >= 0.5]:
         return replace(
             _ended(Outcome.COMPLETED, shown, scans, chron, "its last lines say so, and nothing failed"),
@@ -76,6 +81,18 @@ def _first_word(endings: Sequence[Event]) -> Event | None:
     return endings[at]
 
 
+def _step_cancelled(chron: Chronicle) -> Event | None:
+    """Slurm's word that a step was cancelled, or a signal that the program obeyed, where no task had ended by itself:
+    then somebody cancelled it."""
+    ended = [e for e in chron.cascades if e.rule.id not in _ASKED and not _PEACEFUL.search(e.text)]
+    said = next((e for e in chron.cascades if e.rule.id in _ASKED and _STOP.search(e.text)), None)
+    return (
+        None
+        if ended or said is None
+        else replace(said, rule=replace(said.rule, role="ending", outcome="cancelled"))
+    )
+
+
 def failed(root: Event, chron: Chronicle, scans: Sequence[FileScan], topology: Topology) -> Verdict:
     """The verdict of a root event."""
     reason = root.reason or UNKNOWN
@@ -93,7 +110,10 @@ def failed(root: Event, chron: Chronicle, scans: Sequence[FileScan], topology: T
     notes = (chron.why,) if chron.why and root is chron.root else ()
     if all(s.machine for s in scans if s.ending.bytes) and not chron.progress:
         notes = (*notes, MACHINE_ONLY)
-    if reason == "OutOfMemoryError" and (other := neighbour(root.text, _pids(root, topology))) is not None:
+    if (
+        reason == "OutOfMemoryError"
+        and (other := neighbour(root.text, _pids(root, topology, chron))) is not None
+    ):
         if other.ours:
             mitigation = "Several ranks of this job share one card: give each its own (local rank, CUDA_VISIBLE_DEVICES)."
         else:
@@ -107,6 +127,10 @@ def failed(root: Event, chron: Chronicle, scans: Sequence[FileScan], topology: T
     )
     if root.role == "either":
         confidence *= 0.9
+    if root.id.startswith("py-") and action == "stop" and _TRANSIENT.search(root.text):
+        # Python's class says "bug", its words say that something did not answer: neither is sure.
+        recoverable, action, confidence = True, "restart", min(confidence, 0.6)
+        notes = (*notes, "its words speak of something that did not answer, though its class is a program's")
     left = None
     if reason == "NCCLTimeoutError":
         waiting = {
@@ -147,9 +171,10 @@ def failed(root: Event, chron: Chronicle, scans: Sequence[FileScan], topology: T
     )
 
 
-def _pids(root: Event, topology: Topology) -> set[int]:
+def _pids(root: Event, topology: Topology, chron: Chronicle) -> set[int]:
     """The processes of the job, as far as launchers and prefixes name them."""
     pids = {p.pid for p in topology.places.values() if p.pid} | {x[4] for x in topology.reported if x[4]}
+    pids |= {int(m.group(1)) for e in chron.cascades if (m := _SIGNALLED.search(e.text))}
     return {p for p in (*pids, root.pid) if p is not None}
 
 
@@ -218,6 +243,8 @@ def _by_ending(
             recoverable=True,
             mitigation="Nothing failed: the process is suspended. `fg` lets it go on; it holds its GPUs meanwhile.",
         )
+    if ending.rule.id == "asked-to-stop":
+        return _ended(outcome, ending, scans, chron, "it was asked to stop, and nothing failed")
     if ending.rule.id == "interrupted":
         return _ended(outcome, ending, scans, chron, "somebody interrupted it")
     return _ended(outcome, ending, scans, chron, "the scheduler says so")
@@ -360,11 +387,19 @@ def _machine(scans: Sequence[FileScan], last: FileScan) -> Verdict:
     )  # fmt: skip
 
 
+_SIGNALLED = re.compile(r"(?:Sending process|Killing subprocess|\(pid:) (\d+)\b")
+_ASKED = ("slurm-step-cancelled", "asked-to-stop")
+_STOP = re.compile(r" CANCELLED AT |(?i:\bsig|signal|request|notice|sync point|graceful)")
+_PEACEFUL = re.compile(r": tasks? [\d,\-\[\]]+: (?:Terminated|Killed|running)|SIGTERM|closing signal")
+_TRANSIENT = re.compile(
+    r"(?i)\btemporar|\bunavailable\b|timed? ?out\b|time-?out\b|too many requests|slow ?down|try again|connection (?:reset|refused|aborted|closed)"
+    r"|broken pipe|throttl|\b50[0234]\b.{0,40}(?:error|server|gateway|service|status)|\b(?:status|http|code)\W{1,3}(?:429|50[0234])\b|curl error|DEADLINE_EXCEEDED|rate limit|(?:server|remote) (?:returned nothing|disconnected|closed)"
+)
 _BAD_LOSS = re.compile(r"(?i)\bloss\b|\bgrad|diverg|spike|\bnan\b")
-_OF_ALL = re.compile(r"(?:iteration|step|\|)\s*[:=]?\s*(\d+)\s*/\s*(\d+)\b")
+_OF_ALL = re.compile(r"(?:iteration|step|%\|.{0,60}\|)\s*[:=]?\s*(\d+)\s*/\s*(\d+)\b")
 
 
 def _last_step(p: Progress) -> bool:
     """Whether a metric line counts the last step of all (`iteration 500/ 500`)."""
     m = _OF_ALL.search(p.text)
-    return bool(m and int(m.group(1)) == int(m.group(2)) > 0)
+    return not OF_EPOCH.search(p.text, 0, 200) and bool(m and int(m.group(1)) == int(m.group(2)) > 0)

@@ -56,6 +56,8 @@ _QUOTED = re.compile(r"[\"'`\u201c\u2018{=]|(?i:completion|generat|sample|prompt
 
 _MESSAGE = ("log", "message", "msg", "event", "textPayload", "MESSAGE", "text", "body", "line", "@message", "content", "short_message", "jsonPayload.message", "record.message", "fields.message", "data.message")  # fmt: skip
 _TROUBLE = ("exception", "exc_info", "exc_text", "traceback", "stack_trace", "stacktrace", "stack", "error", "err", "error_message", "full_message", "error.message", "error.stack_trace", "exception.stacktrace", "record.exception", "jsonPayload.exception", "jsonPayload.exc_info", "detail", "cause", "errorVerbose")  # fmt: skip
+_CLASS = ("exc_type", "type", "class", "class_name", "name", "exception", "kind")
+_TEXT = ("exc_value", "value", "message", "msg", "text")
 _LEVEL = ("level", "severity", "levelname", "lvl", "log_level", "loglevel", "log.level", "record.level.name")
 _TIME = ("timestamp", "time", "ts", "@timestamp", "asctime", "datetime", "eventTime", "lastTimestamp", "date")
 _RANK_FIELD = (
@@ -122,8 +124,8 @@ class Fields:
         texts = [(self.message, message)] if isinstance(message, str) else []
         for name in _TROUBLE:
             other = _field(value, name) if name != self.message else None
-            if isinstance(other, list) and other and all(isinstance(x, str) for x in other):
-                other = "\n".join(x.rstrip("\n") for x in other)
+            if isinstance(other, (list, dict)):
+                other = _said(other)
             if isinstance(other, str) and other.strip() and other != message:
                 texts.append((name, other))
         if not texts:
@@ -316,6 +318,21 @@ def _field(value: dict[str, Any], name: str) -> Any:
     for part in name.split("."):
         here = here.get(part) if isinstance(here, dict) else None
     return here
+
+
+def _said(value: list[Any] | dict[str, Any]) -> str | None:
+    """What a field that is no text says: lines, or exceptions as objects (structlog's, Sentry's, ECS's), the first cause first."""
+    if isinstance(value, list) and value and all(isinstance(x, str) for x in value):
+        return "\n".join(x.rstrip("\n") for x in value)
+    inner = value.get("values") if isinstance(value, dict) else None
+    objects = inner if isinstance(inner, list) else value if isinstance(value, list) else [value]
+    said = []
+    for x in objects[::-1]:
+        kind = _first(x, _CLASS) if isinstance(x, dict) else None
+        if isinstance(kind, str) and kind:
+            text = next((t for n in _TEXT if isinstance(t := _field(x, n), str)), "")
+            said.append(f"{kind}: {text}" if text else kind)
+    return "\n".join(said) or None
 
 
 def _first(value: dict[str, Any], names: Sequence[str]) -> Any:

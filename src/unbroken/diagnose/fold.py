@@ -34,6 +34,10 @@ _SHELL = re.compile(
 _SETTING = re.compile(
     r"""^\s*["']?(?:--)?([A-Za-z_][\w./\-]{1,60})["']?(?:\s*[.]{3,}\s*|\s*={1,2}\s*|:\s+)(\S.{0,160})$"""
 )
+_REPORT = re.compile(
+    rb"^.{0,80}?\s{2}(?:host|rank|exitcode|traceback)\s+: "
+)  # torchrun's summary of who failed
+_REPORTS = 16
 _LEVEL = re.compile(r"\b(?:WARN(?:ING)?|ERROR|CRITICAL|FATAL)\b|[A-Z]\w+Warning:")
 
 
@@ -56,6 +60,7 @@ class Folder:
         self._traceback = 0
         self._repeats = 0
         self._repeated = b""
+        self._reports = 0
 
     def lines(self, kept: Iterable[tuple[int, bytes, str]]) -> Iterator[tuple[int, bytes, bool]]:
         """(number, line, whether it is a fold) of what remains."""
@@ -99,6 +104,9 @@ class Folder:
             return True
         if self._follow > 0:
             self._follow -= 1
+            return True
+        if self._reports < _REPORTS and b" : " in raw and _REPORT.match(raw[:400]):
+            self._reports += 1
             return True
         if kind == AGAIN:
             return False

@@ -11,6 +11,7 @@ _THIS = re.compile(r"this process has ([\d.]+) ([KMG]i?B) memory in use")
 _TORCH = re.compile(r"([\d.]+) ([KMG]i?B) (?:is allocated by PyTorch|already allocated)")
 _CAPACITY = re.compile(r"total capacity of ([\d.]+) ([KMG]i?B)|([\d.]+) ([KMG]i?B) total capacity")
 _FREE = re.compile(r"of which ([\d.]+) ([KMG]i?B) is free|([\d.]+) ([KMG]i?B) free")
+_SIBLINGS = 64
 _UNITS = {"K": 2**-20, "M": 2**-10, "G": 1.0}
 
 
@@ -39,6 +40,9 @@ def neighbour(text: str, own: Collection[int] = ()) -> Neighbour | None:
         this = itself[1]
     if listed:
         pid, size = max(listed, key=lambda p: p[1])
+        alike = this is not None and 0.75 <= size / this <= 1.33 if this else False
+        if alike and any(0 < abs(pid - p) <= _SIBLINGS for p in own):
+            return Neighbour(pid, size, ours=True)  # started with this one, and as large: another rank
         total = sum(p[1] for p in listed)
         if total > max(this or 0.0, 0.25 * (capacity or 0.0)):
             return Neighbour(pid, size, pid in own)

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from . import clock, progress_lines
-from .completion import TAIL_LINES, completion
+from .completion import LAST_OF_PLAN, TAIL_LINES, completion, planned
 from .decoration import PLAIN, Bare, Decoration, learn_from
 from .events import Event, FileScan, Progress
 from .prefixes import Line, clean, take_apart
@@ -34,7 +34,7 @@ SAME_KEPT = 40
 _EXCEPTION = EXCEPTION
 _COMPLAINT = re.compile(r"\b(?:ERROR|FATAL|CRITICAL|PANIC)\b|^(?:[Ee]rror|[Ff]atal)\b")
 _MACHINE = re.compile(
-    r"(?i)fabric ?manager|\bnvswitch|\bSXid\b|\bdcgm|\bnv-hostengine|\bkernel: |\bsystemd\[\d+\]: "
+    r"(?i)fabric ?manager|\bNVLink\b.{0,40}\bfabric\b|\[tid \d+\] |\bnvswitch|\bSXid\b|\bdcgm|\bnv-hostengine|\bkernel: |\bsystemd\[\d+\]: "
 )
 _WHAT = re.compile(r"^\s*what\(\):\s+")
 _XID = re.compile(
@@ -80,6 +80,7 @@ class Scanner:
         self._window = 0
         self._last_blocks = (b"", b"")
         self._decoration: Decoration | None = None
+        self._planned: frozenset[int] = frozenset()
 
     def run(self) -> FileScan:
         """Reads the source to its end and returns what was found."""
@@ -92,6 +93,7 @@ class Scanner:
         if self._decoration is None:
             self._decoration = learn_from(block, self._sample_lines)
             self._meet(block)
+            self._planned = planned(block)
         self._window = self._block(block, self._window)
         self._last_blocks = (self._last_blocks[1], block)
 
@@ -428,6 +430,14 @@ class Scanner:
         steps = [p.step for p in self.out.progress[-50:] if p.step is not None]
         self.out.last_lines = [(n, t[:2000], clock.find(t, self.year)) for n, t in texts[-6:]]
         found = completion(texts, self.ruleset, max(steps, default=None))
+        end = self.out.progress[-1] if self.out.progress else None
+        if (
+            found is None
+            and end is not None
+            and end.step is not None
+            and {end.step, end.step + 1} & self._planned
+        ):
+            found = (end.line, end.text, LAST_OF_PLAN)
         if found is not None and not self.out.machine:
             number, text, rule = found
             when = clock.find(text, self.year)

@@ -71,7 +71,7 @@ def _own_place(root: Event, chron: Chronicle, topology: Topology, scans: Sequenc
         if rank is None and node is None:
             return None
         return Faulty(node, rank, gpu if root.rule.scope == "gpu" else None)
-    if root.rule.scope == "node":
+    if root.rule.scope == "node" and (root.node or len(ranks) != 1):
         return Faulty(node=root.node, rank=root.rank if len(ranks) == 1 else None) if root.node else None
     if not ranks:
         return _soft_report(topology)
