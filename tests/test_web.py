@@ -9,10 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from unbroken.checkpoint.storage.s3 import S3Storage
 from unbroken.diagnose.model import HttpModel, ModelConfig
 from unbroken.errors import DiagnoseError, InputError, UnbrokenError
 from unbroken.evaluate.harness.endpoint import Endpoint, EndpointRefused
+from unbroken.evaluate.sources import open_source
 from unbroken.telemetry.readers import prometheus
+from unbroken.web import points_elsewhere
 
 KEY = "key-that-stays"
 
@@ -100,3 +103,31 @@ def test_a_redirect_is_an_error_and_reaches_nobody(
     assert KEY not in str(said.value)
     if isinstance(said.value, DiagnoseError | InputError):
         assert "redirects to http://localhost" in str(said.value)
+
+
+def check_checkpoints(s: Servers) -> None:
+    S3Storage.from_url("s3://bucket/x", options={"endpoint": s.url}, retries=0, request_timeout=5).check()
+
+
+def list_a_model(s: Servers) -> None:
+    open_source("s3://bucket/model").files()
+
+
+@pytest.mark.parametrize("code", [301, 302, 303, 307, 308])
+@pytest.mark.parametrize("use", [check_checkpoints, list_a_model])
+def test_an_endpoint_that_points_elsewhere_is_refused_before_it_has_our_token(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch, use: Callable[[Servers], None], code: int
+) -> None:
+    pytest.importorskip("obstore")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", servers.url)
+    servers.code = code
+    with pytest.raises(UnbrokenError, match="sends readers on to http://localhost"):
+        use(servers)
+    assert servers.asked == 1 and not servers.reached, "one question, without credentials"
+
+
+def test_an_endpoint_that_stays_or_says_nothing_is_left_to_its_client(servers: Servers) -> None:
+    port = servers.elsewhere.server_address[1]
+    assert points_elsewhere(f"http://127.0.0.1:{port}/bucket") is None
+    assert points_elsewhere("http://127.0.0.1:1/bucket", timeout=2) is None
+    assert points_elsewhere(servers.url + "/bucket") == "http://localhost"

@@ -27,3 +27,21 @@ def redirected(error: urllib.error.HTTPError) -> str | None:
         return None
     to = urllib.parse.urlsplit(error.headers.get("Location", "") if error.headers else "")
     return f"{to.scheme}://{to.hostname}" if to.hostname else "another address"
+
+
+def points_elsewhere(address: str, timeout: float = 10.0) -> str | None:
+    """Where an address sends whoever asks it without credentials, if that is another host; None also if it is silent.
+
+    For clients that would follow a redirect with a header of ours, and have no switch for it (obstore): asked first.
+    """
+    request = urllib.request.Request(address, headers={"User-Agent": "unbroken"})
+    try:
+        open_url(request, timeout).close()
+    except urllib.error.HTTPError as e:
+        to = urllib.parse.urljoin(address, e.headers.get("Location") or address)
+        there, here = urllib.parse.urlsplit(to), urllib.parse.urlsplit(address)
+        if 300 <= e.code < 400 and (there.hostname, there.port) != (here.hostname, here.port):
+            return redirected(e)
+    except (OSError, ValueError):
+        return None  # the client itself says what is wrong with it
+    return None

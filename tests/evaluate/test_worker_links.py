@@ -319,6 +319,34 @@ def test_a_block_that_was_given_to_another_is_refused(running: Evaluation, right
 
 
 @pytest.mark.parametrize(
+    "started, ended, now", [(0.0, 9e10, None), (9e10, 9e10, None), (0.0, 1.0, 0.0), (1.0, 9e9, 9e10)]
+)
+def test_a_clock_that_lies_teaches_no_runtime_estimate(
+    running: Evaluation, started: float, ended: float, now: float | None
+) -> None:
+    began = time.time()
+    with running.connect() as sock:
+        send(sock, frame(running.hello(**({} if now is None else {"now": now}))))
+        assert receive_frame(sock)["op"] == "welcome"
+        send(sock, frame({"op": "ready", "fetch_s": 1e8, "load_s": 1e8}))
+        while (m := receive_frame(sock))["op"] != "work":
+            pass
+        prepared = running.coordinator.prepared[m["task"]]
+        send(
+            sock,
+            frame(answer(prepared, m["blocks"][0], m["visit"], task=m["task"], started=started, ended=ended)),
+        )
+        deadline = time.monotonic() + 10
+        while not running.coordinator.blocks:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        link = next(iter(running.coordinator.links.values()))
+        passed = time.time() - began
+        assert 0 <= running.coordinator.blocks[0].seconds <= passed
+        assert 0 <= link.fetch_s <= passed and 0 <= link.load_s <= passed
+
+
+@pytest.mark.parametrize(
     "messages",
     [[{"op": "ready", "fetch_s": 0, "load_s": 0}] * 2, [{"op": "dance"}], [{"op": "ready"}], [{"op": "beat", "task": 5, "block": 0}],
      [{"op": "unfit"}], [{"op": "yielded", "blocks": 5}]],

@@ -528,6 +528,8 @@ class Coordinator:
                 raise Malformed("it was ready before")
             link.fetch_s, link.load_s, link.uncompiled = received.ready(m)
             link.ready = time.time()
+            alive_s = max(0.0, link.ready - link.started)
+            link.fetch_s, link.load_s = min(link.fetch_s, alive_s), min(link.load_s, alive_s)
             self._note("ready", worker=link.name, fetch_s=link.fetch_s, load_s=link.load_s)
             self.dispatcher.join(link.name, link.width)
             self._feed(link)
@@ -564,7 +566,7 @@ class Coordinator:
     def _on_block(self, link: Link, m: received.Block) -> None:
         task, number, bad = m.task, m.number, m.problems
         prepared = self.prepared[task]
-        started, ended = m.started + link.offset, m.ended + link.offset
+        started, ended = link.believable(m.started, m.ended)
         self._slots[link.name] = (
             (self._slots[link.name][0], 0) if link.name in self._slots else (Slot(link.name), 0)
         )

@@ -70,6 +70,14 @@ class Link:
             self.uncompiled,
         )  # fmt: skip
 
+    def believable(self, started: float, ended: float) -> tuple[float, float]:
+        """A block's times on our clock, within the life of this link: a worker's clock may jump or lie.
+
+        Runtime estimates are learnt from them, and kept for the next evaluation.
+        """
+        ended = min(max(ended + self.offset, self.started), time.time())
+        return min(max(started + self.offset, self.started), ended), ended
+
     def note_block(
         self, number: int, block: int, started: float, ended: float, prefetched: bool
     ) -> Visit | None:

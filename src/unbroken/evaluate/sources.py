@@ -21,6 +21,7 @@ import xxhash
 
 from .. import atomic
 from ..errors import EvaluationError, MissingExtra, ModelChanged, ModelDoesNotLoad, RunInterrupted
+from ..web import points_elsewhere
 from .contracts import digest
 
 CHUNK = 32 * 2**20
@@ -108,6 +109,13 @@ class StoreSource:
         except ImportError as e:
             raise MissingExtra("obstore", "s3", what="A model in an object store") from e
         self._obstore = obstore
+        if store is None and address.startswith("s3://") and (endpoint := os.environ.get("AWS_ENDPOINT_URL")):
+            to = points_elsewhere(f"{endpoint.rstrip('/')}/{address.removeprefix('s3://').split('/')[0]}")
+            if to is not None:  # obstore would follow, with the session token's header
+                raise ModelDoesNotLoad(
+                    f"the endpoint sends readers on to {to}, and credentials are for the host that you named",
+                    where=address, todo=f"Set AWS_ENDPOINT_URL to {to}, if that is the store that you mean",
+                )  # fmt: skip
         self._store = store if store is not None else from_url(address)
 
     def files(self) -> tuple[FileInfo, ...]:

@@ -21,6 +21,7 @@ from datetime import timedelta
 from typing import Any
 
 from ...errors import MissingExtra, StorageError, UsageError
+from ...web import points_elsewhere
 from . import Buffer, Entry, probe
 
 _PART = 16 * 2**20
@@ -39,7 +40,11 @@ class S3Storage:
 
     rung = "remote"
 
-    def __init__(self, store: Any, url: str, *, part_bytes: int = _PART, concurrency: int = 8) -> None:
+    def __init__(
+        self, store: Any, url: str, *, part_bytes: int = _PART, concurrency: int = 8, endpoint: str = ""
+    ) -> None:
+        self._endpoint = endpoint
+        """The bucket's address where the user gave an endpoint of their own."""
         self.store = store
         self.url = url
         self.part_bytes = part_bytes
@@ -91,10 +96,13 @@ class S3Storage:
                 },
             },
         )
-        return cls(store, url.rstrip("/"), **more)
+        return cls(
+            store, url.rstrip("/"), endpoint=f"{endpoint.rstrip('/')}/{bucket}" if endpoint else "", **more
+        )
 
     def check(self) -> None:
         """Raises StorageError unless a commit is possible and safe here."""
+        refuse_redirects(self._endpoint, self.url)
         probe(self)
 
     def folders(self) -> list[str]:
@@ -236,6 +244,21 @@ def _counted(chunks: Iterable[Buffer], size: int) -> Iterator[bytes | memoryview
     if at != size:
         raise ValueError(f"{at} bytes came, {size} were announced")
     yield b"" if held is None else held
+
+
+def refuse_redirects(address: str, where: str) -> None:
+    """Raises StorageError if an endpoint of the user's own points reads to another host.
+
+    obstore follows such redirects, with the session token's header, and has no switch for that; so it is asked first,
+    without credentials.
+    """
+    to = points_elsewhere(address) if address.startswith(("http://", "https://")) else None
+    if to is not None:
+        raise StorageError(
+            f"the endpoint sends readers on to {to}, and credentials are for the host that you named",
+            where=where,
+            todo=f"Set AWS_ENDPOINT_URL to {to}, if that is the store that you mean",
+        )
 
 
 def _obstore() -> Any:
