@@ -41,6 +41,9 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from own_folders import use_own_folders
 
 from unbroken.diagnose import REASONS, Action, Faulty, Outcome, Root, Verdict, diagnose
 from unbroken.diagnose.compress import compress
@@ -388,6 +391,7 @@ def show_figures(folder: str, arms: dict[str, Any]) -> None:
 
 def main() -> None:
     """The command line."""
+    use_own_folders()
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument(
         "folders", type=Path, nargs="*", help="labelled cases; without any, generated ones are used"

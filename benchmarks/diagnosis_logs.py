@@ -25,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import hostile_logs
 import training_logs
+from own_folders import use_own_folders
 
 from unbroken.diagnose import examine
 from unbroken.diagnose.compress import compress
@@ -142,6 +143,7 @@ def _drain3(path: Path, at: int | None) -> dict[str, Any]:
 
 def main() -> None:
     """The command line."""
+    use_own_folders()
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--mb", type=float, default=20, help="size of each flood")
     parser.add_argument("--words", type=int, default=len(WORDS), help="how many of the trigger words")

@@ -23,11 +23,15 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "src")]
+
+from own_folders import use_own_folders
+
 RESULTS = HERE / "results"
 
 
 def main() -> int:
     """Runs what was asked and says whether the targets are reached."""
+    use_own_folders()
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -18,6 +18,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from own_folders import use_own_folders
+
 ONE = """
 import json, sys, time
 from pathlib import Path
@@ -58,6 +60,7 @@ if imports is not None:
 
 def main() -> int:
     """Prints each start, and writes them."""
+    use_own_folders()
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--model", default="")

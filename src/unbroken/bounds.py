@@ -3,7 +3,7 @@
 A connection has two states. A *stranger* has shown no secret yet: it may send one small hello within `HELLO_S`, and
 there are at most `STRANGERS` of them at a time. What comes after the hello is bounded by each protocol's own number.
 Whatever is no message raises `Malformed`, never anything else: whoever reads drops the link and goes on.
-docs/security-processes.md has the numbers. Standard library only: the keeper starts with this.
+docs/security.md has the numbers. Standard library only: the keeper starts with this.
 """
 
 from __future__ import annotations

@@ -329,3 +329,37 @@ def test_who_asks_for_a_home_folder_is_refused(tmp_path: Path, monkeypatch: pyte
     for path in (tmp_path / "ada", tmp_path, Path("/")):
         with pytest.raises(sandbox.SandboxUnavailable, match="home folder"):
             sandbox.run(["true"], readable=[path])
+
+
+# ------------------------------------------------------------------------------------- without a control group
+
+UNCOUNTED = {
+    "shared memory that was given back": (
+        "import mmap, time\nheld = []\nfor _ in range(8):\n  m = mmap.mmap(-1, 32 << 20)\n"
+        "  for at in range(0, len(m), 4096):\n    m[at] = 1\n  m.madvise(mmap.MADV_DONTNEED)\n  held.append(m)\n"
+        "  time.sleep(0.25)\nprint('took it all')"
+    ),
+    "buffers of sockets": (
+        "import socket\nheld, n = [], 0\nfor _ in range(100):\n  a, b = socket.socketpair()\n  a.setblocking(False)\n"
+        "  a.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 24)\n  held += [a, b]\n"
+        "  try:\n    while True:\n      n += a.send(b'x' * 65536)\n  except BlockingIOError:\n    pass\n"
+        "print('took it all' if n > 100 << 20 else 'refused')"
+    ),
+}
+
+
+@pytest.mark.parametrize("how", UNCOUNTED)
+def test_without_a_control_group_no_memory_is_held_that_nobody_counts(
+    box: Box, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if isinstance(seccomp_filter(), str):
+        pytest.skip(str(seccomp_filter()))
+    monkeypatch.setattr(cgroup, "parents", lambda: "none can be made")
+    out = box(UNCOUNTED[how], memory=64 * MIB, cpu_s=20.0)
+    assert "took it all" not in out["out"]
+    assert out["status"] == "memory" or out["out"] == "refused\n", out
+
+
+def test_the_system_s_alternatives_can_be_read(box: Box) -> None:
+    out = box("import os\nprint(sorted(os.listdir('/etc')))")
+    assert "ld.so.cache" in out["out"], out

@@ -217,7 +217,7 @@ class Coordinator:
 
             self._weaknesses = await asyncio.get_running_loop().run_in_executor(None, weaknesses)
             for why in self._weaknesses:
-                _log.warning("%s; docs/security-processes.md says what follows", why)
+                _log.warning("%s; docs/security.md says what follows", why)
         return tasks, known
 
     async def _unless_ended(self, doing: set[asyncio.Future[Any]]) -> None:

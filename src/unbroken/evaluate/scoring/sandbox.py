@@ -11,7 +11,7 @@ so that nothing survives; and, when we are root, another user. Whatever runs the
 an environment of two variables, and is told what to do through pipes: nothing of ours can be read in /proc.
 
 Two more walls stand where the machine has them (`weaknesses` says which are missing): a filter of system calls
-(seccomp.py), and a control group, which alone counts all memory (cgroup.py). docs/security-processes.md has the numbers.
+(seccomp.py), and a control group, which alone counts all memory (cgroup.py). docs/security.md has the numbers.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ def weaknesses() -> list[str]:
     if isinstance(where := cgroup.parents(), str):
         said.append(
             f"the memory of generated code is counted by sampling, not by a control group ({where}): for a tenth of a "
-            "second, or in files, it may take more than its limit"
+            "second, and in files and sockets, it may take more than its limit"
         )
     if isinstance(why := seccomp_filter(), str):
         said.append(f"generated code may make any system call ({why})")
@@ -205,7 +205,8 @@ def _run(
                 joins = " && ".join(f'echo 0 > "${i}"' for i in range(1, len(group.joins) + 1))
                 script = f'{joins} && shift {len(group.joins)} && exec "$@"'
                 command = ["/bin/sh", "-c", script, "sh", *group.joins, *command]
-            out = _supervise(command, limits, stdin, shake, patience or (lambda said: limits.quiet_s))
+            quiet = patience or (lambda said: limits.quiet_s)
+            out = _supervise(command, limits, stdin, shake, quiet, sampled=group is None)
             if group is not None and group.ran_out() and out.status not in ("timeout", UNSTARTED):
                 out = replace(out, status="memory")
             return out
@@ -274,6 +275,7 @@ def _command(
         if root
         else ["--unshare-user"]
     )
+    bwrap += ["--perms", "0755", "--dir", "/etc"]  # else only root could look into it
     for p in system:
         bwrap += ["--ro-bind", p, p]
     bwrap += ["--proc", "/proc", "--dev", "/dev"]
@@ -348,9 +350,17 @@ class _Handshake:
 
 
 def _supervise(
-    command: list[str], limits: Limits, stdin: bytes, shake: _Handshake, patience: Callable[[bytes], float]
+    command: list[str],
+    limits: Limits,
+    stdin: bytes,
+    shake: _Handshake,
+    patience: Callable[[bytes], float],
+    sampled: bool,
 ) -> Outcome:
-    """Runs the sandboxed command, reads what it says, and kills it when it takes too much."""
+    """Runs the sandboxed command, reads what it says, and kills it when it takes too much.
+
+    `sampled`: no control group counts what it holds, so shared memory that it maps counts as used.
+    """
     process = subprocess.Popen(
         command,
         stdin=subprocess.PIPE,
@@ -388,7 +398,7 @@ def _supervise(
             quiet = patience(bytes(kept[0].data[-100:]))
             if now - started > wall or (quiet and now - kept[0].last > quiet):
                 status = "timeout"
-            elif _resident(process.pid) > limits.memory:
+            elif _resident(process.pid, shared=sampled) > limits.memory:
                 status = "memory"
     finally:
         # The first process of its id space dies with bubblewrap (or with confine.py), and all others with it.
@@ -436,17 +446,37 @@ def _feed(stream: IO[bytes], data: bytes) -> None:
         pass  # it did not read to the end
 
 
-def _resident(pid: int) -> int:
-    """Resident bytes of the whole sandbox, from /proc; 0 once it is gone."""
+def _resident(pid: int, shared: bool = False) -> int:
+    """Resident bytes of the whole sandbox, from /proc; 0 once it is gone.
+
+    `shared`: and all shared memory without a file that is mapped. Its pages stay when a process gives its own view of
+    them back, and then belong to nobody.
+    """
     import psutil
 
     total = 0
+    segments: dict[str, int] = {}
     try:
         for p in psutil.Process(pid).children(recursive=True):
             try:
                 total += p.memory_info().rss
-            except psutil.NoSuchProcess:
+                if shared:
+                    _add_segments(p.pid, segments)
+            except (psutil.NoSuchProcess, psutil.AccessDenied):
                 continue
     except psutil.NoSuchProcess:
         return 0
-    return total
+    return max(total, sum(segments.values()))
+
+
+def _add_segments(pid: int, into: dict[str, int]) -> None:
+    """Inode -> bytes mapped, of the process's shared memory without a file."""
+    try:
+        lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    except OSError:
+        return  # gone, or not ours
+    for line in lines:
+        if line.endswith("/dev/zero (deleted)"):
+            span, _, _, _, inode, *_ = line.split()
+            low, high = span.split("-")
+            into[inode] = max(into.get(inode, 0), int(high, 16) - int(low, 16))

@@ -45,6 +45,8 @@ NEW_SPACES = (0x00020000, 0x02000000, 0x04000000, 0x08000000, 0x10000000, 0x2000
 """Flags of clone: mount, cgroup, UTS, IPC, user, process and network namespaces."""
 FAMILIES = (1, 2, 10, 16)
 """Address families of sockets: Unix, IPv4, IPv6 and netlink. The namespace holds these; vsock it does not."""
+_BUFFERS = (7, 8, 32, 33)
+"""Options of SOL_SOCKET that make its buffers larger: SO_SNDBUF, SO_RCVBUF, and what root may do."""
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
 
 
@@ -79,6 +81,8 @@ def seccomp_filter() -> bytes | str:
             if family not in FAMILIES:
                 _deny(lib, context, "socket", errno.EAFNOSUPPORT, _Compare(0, _EQ, family, 0))
         _deny(lib, context, "socket", errno.EAFNOSUPPORT, _Compare(0, _GT, FAMILIES[-1], 0))
+        for option in _BUFFERS:  # as if it had been done: sockets hold what the system's default lets them
+            _deny(lib, context, "setsockopt", 0, _Compare(1, _EQ, 1, 0), _Compare(2, _EQ, option, 0))
         for request in (_TIOCSTI, _TIOCLINUX):
             _deny(lib, context, "ioctl", errno.EPERM, _Compare(1, _MASKED_EQ, 0xFFFFFFFF, request))
         return _export(lib, context)
