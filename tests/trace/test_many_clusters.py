@@ -9,8 +9,13 @@ import pytest
 
 from unbroken.cli.main import dispatch
 from unbroken.errors import InputError
+from unbroken.trace.charts.scales import amount
+from unbroken.trace.figures.workloads import durations
 from unbroken.trace.readers import Options, load
+from unbroken.trace.reference import Reference
 from unbroken.trace.report import build_report, page
+from unbroken.trace.report.build import cards
+from unbroken.trace.settings import Settings
 
 
 def trace(folder: Path, clusters: int, jobs: int = 1200) -> Path:
@@ -56,18 +61,30 @@ def test_forty_clusters_are_one_page_with_few_colours_and_short_sentences(tmp_pa
     summary = report.findings.get("summary")  # type: ignore[attr-defined]
     assert len(summary.rows) == 5 and summary.rows[-1][0] == others
     assert sum(summary.column("jobs")) == 1200
+    types = next(f for f in report.figures if f.key == "types")  # type: ignore[attr-defined]
+    assert types.sentence.count("Other") == 1 and not types.panels, "jobs without a type say so once"
+    assert figure.table_first and html.index("<td>vc00-a1b2</td>") < html.index("<svg"), (
+        "the table comes first"
+    )
+    assert "<details><summary>The numbers" not in html[: html.index("<svg")]
+    assert not any("vc" in what for _, what in cards(report.findings)), (
+        "the numbers on top are of all clusters"
+    )  # type: ignore[attr-defined]
+    held: dict[object, float] = {}
+    for r in report.findings.get("busy").dicts():  # type: ignore[attr-defined]
+        held[r["time_utc"]] = held.get(r["time_utc"], 0.0) + r["gpus"]
+    busy = next(f for f in report.figures if f.key == "busy")  # type: ignore[attr-defined]
+    assert f"at most {amount(max(held.values()), 0)}," in busy.sentence, "of all clusters together"
+    against = durations(report.findings, [Reference("other", report.findings)], Settings())  # type: ignore[attr-defined]
+    assert against is not None and len(against.panels) <= 12, (
+        "with a reference a panel a type, not one a type and cluster"
+    )
 
 
 def test_a_few_clusters_stay_as_they_were(tmp_path: Path) -> None:
     _, report = made(trace(tmp_path, 5))
     assert not report.findings.get("clusters")  # type: ignore[attr-defined]
     assert all(f.key != "clusters" for f in report.figures)  # type: ignore[attr-defined]
-
-
-def test_jobs_without_a_type_say_so_once(tmp_path: Path) -> None:
-    _, report = made(trace(tmp_path, 15))
-    types = next(f for f in report.figures if f.key == "types")  # type: ignore[attr-defined]
-    assert types.sentence.count("Other") == 1 and not types.panels
 
 
 def test_counts_over_time_are_refused_in_words(tmp_path: Path, shared_data: Path) -> None:

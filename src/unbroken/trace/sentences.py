@@ -24,7 +24,7 @@ def together(parts: Sequence[str], most: int = 3) -> str:
     """Half sentences as one that can be read: of many, the first two and where the rest is."""
     if len(parts) <= most:
         return "; ".join(parts)
-    return "; ".join(parts[:2]) + f"; the other {len(parts) - 2} are in the figure"
+    return "; ".join(parts[:2]) + "; the rest is in the figure"
 
 
 def hours(v: float | None) -> str:

@@ -113,6 +113,8 @@ class Figure:
     grids: tuple[Grid, ...] = ()
     results: Sequence[str] = field(default=())
     note: str = ""
+    table_first: bool = False
+    """Its tables say more than its drawings: they come first, open."""
 
 
 TYPE_COLORS = {

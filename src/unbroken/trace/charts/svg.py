@@ -92,7 +92,10 @@ def lines(c: LineChart, width: int, height: int) -> str:
         y = y_axis.at(v)
         out.append(f'<line x1="{left:.1f}" x2="{width - 12}" y1="{y:.1f}" y2="{y:.1f}" stroke="{RULE}"/>')
         out.append(text(left - 7, y + 4, label, anchor="end"))
-    for v, label in ticks(x_axis, c.x_kind, 7 if c.x_kind != "time" else 6):
+    room = (
+        7 if c.x_kind != "time" else max(2, min(6, int((width - left) / 80)))
+    )  # a month takes so many pixels
+    for v, label in ticks(x_axis, c.x_kind, room):
         x = x_axis.at(v)
         out.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{height - 44}" y2="{height - 40}" stroke="{SOFT}"/>')
         anchor = "end" if x > width - 26 else "middle"

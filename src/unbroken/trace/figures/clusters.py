@@ -49,5 +49,6 @@ def clusters(found: Findings, references: Sequence[Reference], settings: Setting
     )  # fmt: skip
     return Figure(
         "clusters", "Clusters", "Clusters, largest first", say, tuple(panels), (grid(table, columns, SHOWN),),
-        ("clusters", "cluster_run_cdf"), "Blue: the cluster; grey, dashed: all together." if panels else "",
+        ("clusters", "cluster_run_cdf"), "Durations of the largest: blue the cluster, grey and dashed all together." if panels else "",
+        table_first=True,
     )  # fmt: skip

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import calendar
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from ..charts.scales import amount, seconds
 from ..charts.spec import (
+    CLUSTER_COLORS,
     Bars,
     Box,
     Boxes,
@@ -332,7 +333,10 @@ def durations(found: Findings, references: Sequence[Reference], settings: Settin
     if not run:
         return None
     panels: list[Chart] = []
-    for c in run.distinct("cluster"):
+    several = len(run.distinct("cluster")) > 2 and bool(references)
+    if several:  # a panel a type and cluster would be sixty
+        panels = list(_of_types(run, queue, references))
+    for c in () if several else run.distinct("cluster"):
         for what, table, name in (("duration", run, "run_cdf"), ("queue time", queue, "queue_cdf")):
             if not table or c not in table.column("cluster"):
                 continue
@@ -394,6 +398,24 @@ def durations(found: Findings, references: Sequence[Reference], settings: Settin
     )
 
 
+def _of_types(run: Result, queue: Result, references: Sequence[Reference]) -> Iterator[LineChart]:
+    """One panel a type, a line for each cluster and each reference."""
+    for what, table, name in (("duration", run, "run_cdf"), ("queue time", queue, "queue_cdf")):
+        marks = DAYS_MARKED if what == "duration" else ()
+        for k in order_types(table.distinct("type")) if table else ():
+            own = (
+                Series(str(c), points(table, "x_s", "cdf_pct", cluster=c, type=k), CLUSTER_COLORS[i % len(CLUSTER_COLORS)])
+                for i, c in enumerate(table.distinct("cluster"))
+            )  # fmt: skip
+            lines = (
+                *(s for s in own if s.points),
+                *reference_series(references, name, "x_s", "cdf_pct", type=k),
+            )
+            yield LineChart(
+                f"{k}: {what}", what, "share of jobs, %", lines, "log", None, (0.0, 100.0), "seconds", marks
+            )
+
+
 def arrivals(found: Findings, references: Sequence[Reference], settings: Settings) -> Figure | None:
     """Arrivals by hour of the week, and each day."""
     week, day = found.get("arrivals_by_weekday"), found.get("arrivals_daily")
@@ -421,19 +443,23 @@ def arrivals(found: Findings, references: Sequence[Reference], settings: Setting
         LineChart("Submissions a day", "day (UTC)", "jobs", tuple(lines), "time", None, None, "time")
     )
     hours_of = found.get("arrivals_by_hour")
-    peak = weighted_first(hours_of.dicts(), "jobs_per_hour")
-    low = min(hours_of.dicts(), key=lambda r: r["jobs_per_hour"], default=None)
+    each_hour: dict[int, float] = {}
+    for r in hours_of.dicts():
+        each_hour[r["hour"]] = each_hour.get(r["hour"], 0.0) + r["jobs_per_hour"]
+    most = max(each_hour, key=lambda h: each_hour[h], default=None)
+    least = min(each_hour, key=lambda h: each_hour[h], default=None)
     say = ""
-    if peak and low and peak["hour"] == low["hour"]:
-        say = f"All jobs come at {peak['hour']:02d}:00 UTC."
-    elif peak and low:
+    if most is not None and most == least:
+        say = f"All jobs come at {most:02d}:00 UTC."
+    elif most is not None and least is not None:
         say = (
-            f"Most jobs come at {peak['hour']:02d}:00 UTC ({amount(peak['jobs_per_hour'])} an hour), fewest at {low['hour']:02d}:00 "
-            f"({amount(low['jobs_per_hour'])})."
+            f"Most jobs come at {most:02d}:00 UTC ({amount(each_hour[most])} an hour), fewest at {least:02d}:00 "
+            f"({amount(each_hour[least])})."
         )
     bursts = next(found.get("burstiness").dicts(), None)
     if bursts and bursts["peak_over_mean"] and bursts["hours"] > 1:
-        say += f" The busiest hour had {amount(bursts['peak_over_mean'])} times the mean."
+        of = f" of {bursts['cluster']}" if len(found.get("burstiness").rows) > 1 else ""
+        say += f" The busiest hour{of} had {amount(bursts['peak_over_mean'])} times the mean."
     return Figure(
         "arrivals",
         "Arrivals",
@@ -460,13 +486,14 @@ def busy(found: Findings, references: Sequence[Reference], settings: Settings) -
         pts = tuple((day_seconds(r["time_utc"]), float(r["gpus"])) for r in table.where(cluster=c).dicts())
         lines.append(Series(str(c), pts, color_of("", i), area=len(table.distinct("cluster")) == 1))
     panel = LineChart("", "time (UTC)", "GPUs held", tuple(lines), "time", None, None, "time")
-    top = weighted_first(table.dicts(), "gpus")
-    values = [v for v in table.column("gpus") if v is not None]
+    held: dict[object, float] = {}
+    for r in table.dicts():
+        held[r["time_utc"]] = held.get(r["time_utc"], 0.0) + (r["gpus"] or 0.0)
     say = ""
-    if top and values:
+    if held:
         total = sum(found.get("summary").column("gpu_h"))
         say = (
-            f"Jobs hold {amount(sum(values) / len(values), 0)} GPUs on average and at most {amount(top['gpus'], 0)}, "
+            f"Jobs hold {amount(sum(held.values()) / len(held), 0)} GPUs on average and at most {amount(max(held.values()), 0)}, "
             f"{hours(total)} in all."
         )
     return Figure("busy", "GPUs held", "GPUs held over time", say, (panel,), (), ("busy",), table.remark)

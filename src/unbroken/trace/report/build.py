@@ -132,8 +132,14 @@ def cards(found: Findings) -> list[tuple[str, str]]:
             out.append((f"{gpu:,}", "GPU jobs"))
             out.append((amount(sum(r["gpu_h"] or 0 for r in rows), 0), "GPU hours"))
             of = f", {rows[0]['cluster']}" if len(rows) > 1 else ""
-            out.append((seconds(rows[0]["median_run_s"]), "median duration of a GPU job" + of))
-            out.append((seconds(rows[0]["mean_queue_s"]), "mean queue time" + of))
+            run, wait = rows[0]["median_run_s"], rows[0]["mean_queue_s"]
+            if each := list(found.get("clusters").dicts()):  # many: of all of them
+                of, curve = "", found.get("cluster_run_cdf").where(cluster=None)
+                run = next((r["x_s"] for r in curve.dicts() if r["cdf_pct"] == 50), run)
+                known = [(r["mean_queue_s"], r["gpu_jobs"]) for r in each if r["mean_queue_s"] is not None]
+                wait = sum(s * n for s, n in known) / max(1, sum(n for _, n in known)) if known else wait
+            out.append((seconds(run), "median duration of a GPU job" + of))
+            out.append((seconds(wait), "mean queue time" + of))
     states = found.get("by_state")
     for state, what in (("FAILED", "of the GPU time failed"), ("CANCELLED", "of the GPU time cancelled")):
         total = sum(r["gpu_h"] or 0 for r in states.dicts())

@@ -105,11 +105,14 @@ def figure_html(f: Figure) -> str:
         panels.append(f'<div class="panel">{button}{render(p, width, height)}</div>')
     kind = " many" if many else " solo" if solo else ""
     inner = f'<div class="panels{kind}">' + "".join(panels) + "</div>" if panels else ""
-    tables = "".join(grid_html(g, fold=bool(panels) and len(g.rows) > 3) for g in f.grids)
+    tables = "".join(
+        grid_html(g, fold=bool(panels) and len(g.rows) > 3 and not f.table_first) for g in f.grids
+    )
+    body = tables + inner if f.table_first else inner + tables
     note = f'<p class="note">{escape(f.note)}</p>' if f.note else ""
     say = f'<p class="say">{escape(f.sentence)}</p>' if f.sentence else ""
     long = ' class="long"' if many or any(len(g.rows) > 14 for g in f.grids) else ""
-    return f'<figure id="fig-{f.key}"{long}><h3><small>{escape(f.number)}</small>{escape(f.title)}</h3>{say}{inner}{tables}{note}</figure>'
+    return f'<figure id="fig-{f.key}"{long}><h3><small>{escape(f.number)}</small>{escape(f.title)}</h3>{say}{body}{note}</figure>'
 
 
 def grid_html(g: Grid, fold: bool) -> str:
