@@ -70,7 +70,16 @@ def test_the_results_file_is_lm_evals(done: Path) -> None:
     assert found["results"]["sums"]["right"] == 1.0 and found["results"]["sums"]["alias"] == "sums"
     assert found["n-samples"]["sums"] == {"original": 4, "effective": 4} and found["model_name"] == "good"
     report = fake_report(tasks=3)
-    body = as_lm_eval(report, {})
+    recipe = {
+        "limit": 0.1,
+        "options": {"gen_kwargs": {"temperature": 0}},
+        "n_shot": 3,
+        "config": {"task": "a"},
+    }
+    body = as_lm_eval(report, {}, {"a": recipe, "b": {**recipe, "limit": 0.1}})
+    assert body["config"]["limit"] == 0.1 and body["config"]["gen_kwargs"] == {"temperature": 0}
+    assert body["n-shot"]["a"] == 3 and body["configs"]["a"] == {"task": "a"}
+    assert as_lm_eval(report, {}, {"a": recipe, "b": {**recipe, "limit": 5}})["config"]["limit"] is None
     for s in report.scores:
         for m in s.metrics:
             metric, comma, name = m.name.partition(",")

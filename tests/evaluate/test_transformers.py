@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -217,8 +218,8 @@ def test_requests_that_it_cannot_answer(folder: Path) -> None:
     with pytest.raises(EvaluationError, match="'plain'"):
         ours.respond([Request("plain", ({"a": 1},))])
     long = Request("generate_until", ("amber", {"max_gen_toks": 4000}))
-    with pytest.raises(EvaluationError, match="holds 256 in all"):
-        ours.respond([long])
+    (said,) = ours.respond([long])
+    assert "holds 256 in all" in said["problem"], "its own sample's, not its neighbours'"
 
 
 def test_rolling_windows_predict_every_token_once() -> None:
@@ -353,3 +354,34 @@ def test_an_automatic_batch_is_found_again_step_by_step(folder: Path) -> None:
         step()
         sizes.append(model.conditions.batch_size)
     assert sizes == [8, 4, 2, 4, 8, 8]
+
+
+def test_an_answer_that_cannot_fit_is_no_reason_for_others_to_go_without(folder: Path) -> None:
+    spec = ModelSpec(str(folder), batch_size=32, dtype="float32")
+    model = TransformersBackend().load(spec, folder, ())
+    model.mix_settings = True
+
+    def asked(n: int, prompt: str = "amber birch ") -> Request:
+        return Request("generate_until", (prompt, {"until": [], "max_gen_toks": n, "do_sample": False}))
+
+    fit = [asked(n) for n in (1, 4, 200, 9)]
+    out = model.respond([*fit[:2], asked(256), asked(9000), *fit[2:]])
+    assert all(isinstance(o, str) for o in (*out[:2], *out[4:]))
+    assert [set(o) for o in out[2:4]] == [{"problem"}, {"problem"}] and "9000 tokens" in out[3]["problem"]
+    alone = [model.respond([r])[0] for r in fit]
+    assert [*out[:2], *out[4:]] == alone
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_in_a_mixed_batch_no_prompt_is_cut_for_anothers_answer(seed: int) -> None:
+    rng = random.Random(seed)
+    room, most = 100, rng.randint(1, 8)
+    limits = [rng.randint(1, 99) for _ in range(30)]
+    lengths = [rng.randint(1, room - n) for n in limits]
+    order = sorted(range(30), key=lambda i: -limits[i])
+    like = SimpleNamespace(_batch=most, _max_length=room)
+    chunks = list(TransformersModel._chunks(like, order, lengths, limits))  # type: ignore[arg-type]
+    assert [i for c in chunks for i in c] == order
+    for c in chunks:
+        assert 0 < len(c) <= most
+        assert max(lengths[i] for i in c) + max(limits[i] for i in c) <= room

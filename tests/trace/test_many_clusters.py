@@ -97,6 +97,15 @@ def test_counts_over_time_are_refused_in_words(tmp_path: Path, shared_data: Path
             load([file])
 
 
+def test_a_table_of_which_nothing_can_be_drawn_is_no_report(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "gpus_by_kind.csv"
+    file.write_text("time,V100,A100\n" + "".join(f"2026-01-01 00:0{i}:00,{i},{i}\n" for i in range(9)))
+    assert dispatch(["trace", "report", str(file), "-o", str(tmp_path / "r.html")]) == 3
+    assert "nothing in it can be drawn" in capsys.readouterr().err and not (tmp_path / "r.html").exists()
+
+
 def test_a_wide_table_of_servers_is_still_read(tmp_path: Path) -> None:
     file = tmp_path / "GPU_UTIL.csv"
     file.write_text(

@@ -500,12 +500,14 @@ def _write(report: Report, folder: EvalDir) -> None:
     from ..evaluate.folder import read_json, unwritable
     from ..evaluate.page import render
     from ..evaluate.results import finite, table
-    from ..evaluate.show import as_lm_eval
+    from ..evaluate.show import as_lm_eval, recipes_of
 
     report = folder.last_report() or report  # it keeps the times of the run that took any
     try:
         atomic.write_text(folder.table, table(report))
-        atomic.write_json(folder.lm_eval, finite(as_lm_eval(report, read_json(folder.asked))))
+        atomic.write_json(
+            folder.lm_eval, finite(as_lm_eval(report, read_json(folder.asked), recipes_of(folder, report)))
+        )
         atomic.write_text(folder.page, render(report))
     except OSError as e:
         raise unwritable(e, folder.root) from e
@@ -544,6 +546,11 @@ def _suite(
         most: float = limit if limit < 1 else int(limit)
         suite = replace(suite, tasks=tuple(replace(t, limit=most) for t in suite.tasks))
     if shots is not None:
+        if own := [t.name for t in suite.tasks if t.harness == "plain"]:
+            print(
+                f"--shots does not change {', '.join(own)}: a plain task's prompts are its own",
+                file=sys.stderr,
+            )
         suite = replace(suite, tasks=tuple(replace(t, shots=shots) for t in suite.tasks))
     if gen:
         settings = _pairs(gen, "--gen")
@@ -554,13 +561,15 @@ def _suite(
 def _generating(task: Task, settings: dict[str, Any]) -> Task:
     """The task with these generation settings, as its harness takes them."""
     if task.harness == "lm_eval":
+        settings = {"max_gen_toks" if k == "max_tokens" else k: v for k, v in settings.items()}
         given = {**dict(task.options.get("gen_kwargs") or {}), **settings}
         return replace(task, options={**task.options, "gen_kwargs": given})
+    settings = {"max_tokens" if k == "max_gen_toks" else k: v for k, v in settings.items()}
     others = sorted(set(settings) - {"max_tokens"})
     if task.harness != "plain" or others:
         raise UsageError(
             f"--gen {', '.join(others or settings)}: task '{task.name}' of the {task.harness} harness says that itself",
-            todo="A plain task takes max_tokens; what else it wants stands in its infer.py",
+            todo="A plain task takes max_tokens; what else it wants stands in its infer.py (--tasks leaves it out)",
         )
     return replace(task, options={**task.options, **settings})
 

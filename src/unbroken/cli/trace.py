@@ -247,6 +247,13 @@ def report(
     store, names = opened(files, options, memory, threads, scratch)
     with with_rows(store, files):
         made = build_report(store, names, settings=settings, rules=rules, references=references, title=title)
+    if not made.figures:
+        raise InputError(
+            "nothing in it can be drawn: neither jobs nor readings of a metric that is known",
+            where=", ".join(str(f) for f in files),
+            todo="Name a utilisation table after its metric (GPU_UTIL.csv); for jobs say which columns are what (--map); "
+            "`unbroken trace formats` lists both",
+        )
     html = page(made)
     with writing(output):
         atomic.write_text(output, html, durable=False)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..errors import InputError, UnknownTask
+from ..errors import InputError, UnbrokenError, UnknownTask
 from . import staged
 from .codec import decode
 from .contracts import Json, PreparedTask, Report, Score
@@ -109,10 +109,12 @@ def _short(value: float | None) -> str:
     return "-" if value is None else f"{value:.4g}"
 
 
-def as_lm_eval(report: Report, asked: Mapping[str, Json]) -> Json:
-    """The object that lm_eval writes to results_*.json, as far as an evaluation has it. `asked`: evaluation.json."""
+def as_lm_eval(report: Report, asked: Mapping[str, Json], recipes: Mapping[str, Json]) -> Json:
+    """The object that lm_eval writes to results_*.json, as far as an evaluation has it. `asked`: evaluation.json;
+    `recipes`: `recipes_of`."""
     model = asked.get("model") or {}
     scores = (*report.scores, *report.groups)
+    options = [r.get("options") or {} for r in recipes.values()]
     return {
         "results": {s.task: _row(s) for s in scores},
         **({"groups": {s.task: _row(s) for s in report.groups}} if report.groups else {}),
@@ -126,15 +128,41 @@ def as_lm_eval(report: Report, asked: Mapping[str, Json]) -> Json:
             "model_args": f"pretrained={model.get('source', '')},dtype={model.get('dtype', '')}",
             "batch_size": max((c.batch_size for s in report.scores for c in s.conditions), default=None),
             "device": next((c.device for s in report.scores for c in s.conditions), None),
-            "limit": None,
-            "gen_kwargs": None,
+            "limit": _one_of([r.get("limit") for r in recipes.values()]),
+            "bootstrap_iters": _one_of([o.get("bootstrap_iters") for o in options]),
+            "gen_kwargs": _one_of([o.get("gen_kwargs") for o in options]),
+            "fewshot_seed": _one_of([o.get("fewshot_random_seed") for o in options]),
         },
+        "configs": {t: r["config"] for t, r in recipes.items() if "config" in r},
+        "n-shot": {t: r["n_shot"] for t, r in recipes.items() if "n_shot" in r},
+        "chat_template": bool(model.get("chat_template")),
+        "system_instruction": _one_of([o.get("system_instruction") for o in options]),
         "date": report.started,
         "model_name": report.model,
         "model_source": model.get("source", ""),
         "checkpoint": report.checkpoint,
         "total_evaluation_time_seconds": str(report.makespan_s),
     }
+
+
+def recipes_of(folder: EvalDir, report: Report) -> dict[str, Json]:
+    """What each task was prepared with: the arguments of lm_eval's call, or a plain task's limit and settings."""
+    found: dict[str, Json] = {}
+    for s in report.scores:
+        try:
+            task = decode(PreparedTask, read_json(folder.prepared(s.task))["prepared"]).task
+        except (OSError, UnbrokenError, KeyError):
+            continue
+        try:
+            found[s.task] = read_json(folder.task(s.task) / "lm_eval.json")
+        except (OSError, UnbrokenError):
+            found[s.task] = {"limit": task.limit, "n_shot": 0}
+    return found
+
+
+def _one_of(values: Sequence[Json]) -> Json:
+    """What they all are; where they differ, nothing: `configs` and `n-samples` have each."""
+    return values[0] if values and all(v == values[0] for v in values) else None
 
 
 def _row(s: Score) -> Json:

@@ -183,6 +183,9 @@ class LmEvalHarness:
         wrote = staged.write_samples(folder, requests, block=spec.block)
         atomic.write_json(folder / TARGETS, targets_of(seen.task, seen.sort_instances()), indent=None)
         atomic.write_json(folder / "chat.json", kept)
+        shown = dict(seen.task.dump_config())
+        recipe["n_shot"] = int(shown.get("num_fewshot") or 0)
+        recipe["config"] = json.loads(json.dumps(shown, default=str))
         atomic.write_json(folder / "lm_eval.json", recipe)
         tokens = [
             float(dict(r.arguments[1]).get("max_gen_toks", 256))

@@ -16,6 +16,7 @@ from typing import Any, cast
 
 from ...errors import EvaluationError, OutOfMemory
 from ..contracts import Conditions, Json, ModelSpec, Request, digest
+from .asking import PROBLEM
 from .requests import generation_settings, rolling_windows
 
 
@@ -201,25 +202,40 @@ class TransformersModel:
         settings = [generation_settings(a[1]) for a in arguments]
         groups: dict[str, list[int]] = {}
         for i, (given, (_, asked)) in enumerate(zip(settings, arguments, strict=True)):
+            wanted = int(given["max_gen_toks"])
+            if wanted >= self._max_length:  # no reason for its neighbours to go without an answer
+                out[i] = {PROBLEM: f"{wanted} tokens are to be generated, but the model holds {self._max_length} in all. "
+                                   "Lower max_gen_toks (max_tokens), or raise --max-length"}  # fmt: skip
+                continue
             mixes = self.mix_settings and not given["do_sample"] and "max_length" not in given
             # A prompt that is cut to leave room for its answer is cut by its own limit: it stays among its like.
-            mixes = mixes and lengths[i] + self._longest_answer(settings) <= self._max_length
+            mixes = mixes and lengths[i] + wanted <= self._max_length
             rest = {k: v for k, v in given.items() if k not in ("until", "max_gen_toks")}
             groups.setdefault(digest(["mixed", rest]) if mixes else digest(asked), []).append(i)
         for places in groups.values():
             order = sorted(
                 places, key=lambda i: (-settings[i]["max_gen_toks"], -lengths[i], str(arguments[i][0]))
             )
-            for at in range(0, len(order), self._batch):
-                chunk = order[at : at + self._batch]
+            for chunk in self._chunks(order, lengths, [int(s["max_gen_toks"]) for s in settings]):
                 texts = self._continue([str(arguments[i][0]) for i in chunk], [settings[i] for i in chunk])
                 for i, text in zip(chunk, texts, strict=True):
                     out[i] = text
         return out
 
-    @staticmethod
-    def _longest_answer(settings: Sequence[Mapping[str, Any]]) -> int:
-        return max(int(s["max_gen_toks"]) for s in settings)
+    def _chunks(
+        self, order: Sequence[int], lengths: Sequence[int], limits: Sequence[int]
+    ) -> Iterator[list[int]]:
+        """Batches, in this order (longest answers first); where limits differ no prompt is cut for another one's answer."""
+        chunk: list[int] = []
+        for i in order:
+            differs = bool(chunk) and limits[i] != limits[chunk[0]]
+            cut = differs and max(lengths[j] for j in [*chunk, i]) + limits[chunk[0]] > self._max_length
+            if len(chunk) == self._batch or cut:
+                yield chunk
+                chunk = []
+            chunk.append(i)
+        if chunk:
+            yield chunk
 
     def _continue(self, prompts: list[str], settings: Sequence[Mapping[str, Any]]) -> list[str]:
         """One text per prompt, in one batch; the settings differ in `until` and `max_gen_toks` at most."""
@@ -229,11 +245,6 @@ class TransformersModel:
         eos = self._tokenizer.decode(self._tokenizer.eos_token_id, skip_special_tokens=False)
         stops = [[*s["until"], *([eos] if eos not in s["until"] else [])] for s in settings]
         room = self._max_length - new_tokens
-        if room <= 0:
-            raise EvaluationError(
-                f"{new_tokens} tokens are to be generated, but the model holds {self._max_length} in all",
-                todo="Lower max_gen_toks in gen_kwargs, or raise max_length",
-            )
         tokens, mask = self._encode_batch(prompts, room)
         if given.get("do_sample"):
             # The same draws for the same prompts, whichever worker meets them, and when.
