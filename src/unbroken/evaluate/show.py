@@ -114,7 +114,7 @@ def as_lm_eval(report: Report, asked: Mapping[str, Json], recipes: Mapping[str, 
     `recipes`: `recipes_of`."""
     model = asked.get("model") or {}
     scores = (*report.scores, *report.groups)
-    options = [r.get("options") or {} for r in recipes.values()]
+    options = [r["options"] for r in recipes.values() if r.get("options")]
     return {
         "results": {s.task: _row(s) for s in scores},
         **({"groups": {s.task: _row(s) for s in report.groups}} if report.groups else {}),
