@@ -47,6 +47,14 @@ def test_running(made: RunFolder) -> None:
     assert len(text.splitlines()) <= 24
 
 
+def test_what_a_run_was_started_from_has_a_line_of_its_own(made: RunFolder) -> None:
+    made.attempt()
+    made.record("origin", origin="/data/old run", step=1200, checkpoint="step-00001200.a0000")
+    s = standing(made.run_dir)
+    assert s.as_json()["started_from"] == "/data/old run, step 1200"
+    assert "from        /data/old run, step 1200" in screen(s)
+
+
 def test_a_stopped_supervisor_is_not_called_alive(made: RunFolder) -> None:
     made.attempt()
     made.steps(5)

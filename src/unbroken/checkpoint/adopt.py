@@ -21,6 +21,7 @@ import torch
 
 from ..errors import CheckpointCorrupt, CheckpointError, InputError, UnsaveableState, UsageError
 from . import layout as arena
+from .apply import STEP_NAMES
 from .catalogue import read_header
 from .direct import Stamp, commit, write_pieces
 from .dtypes import TO_TORCH
@@ -338,7 +339,7 @@ def _step_in(state: Any) -> int | None:
     """The step that a state says itself, where the usual trainers write it."""
     if not isinstance(state, Mapping):
         return None
-    for key in ("step", "global_step", "iteration"):
+    for key in STEP_NAMES:
         v = state.get(key)
         if isinstance(v, torch.Tensor) and v.numel() == 1 and v.device.type != "meta":
             v = v.item()

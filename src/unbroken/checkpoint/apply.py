@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -39,6 +40,10 @@ class Taken:
     unused: tuple[str, ...] = ()
 
 
+STEP_NAMES = ("step", "global_step", "iteration")
+"""Where the usual trainers write the step of a checkpoint; an import takes it from there."""
+
+
 class ShardedOtherwise(LayoutMismatch):
     """The tensors are the same, their shards are not: it has to be loaded through the planner."""
 
@@ -59,6 +64,8 @@ class Applier:
     strict: bool = True
     weights_only: bool = False
     """It holds a model and nothing else by its nature: what else the state has stays as it is, also with `strict`."""
+    imported: bool = False
+    """Somebody else saved it: a number that says its step has been understood, and need not be in the state."""
     copy: Callable[[torch.Tensor, torch.Tensor], object] = field(
         default=lambda live, stored: live.copy_(stored, non_blocking=True)
     )
@@ -123,7 +130,8 @@ class Applier:
         elif isinstance(live, Mapping):
             if not isinstance(saved, Mapping):
                 raise self._mismatch(path, "is a container now, in the checkpoint it is not")
-            self._compare_names(list(live), list(saved), path)
+            understood = self._said_step(saved) if not path else set()
+            self._compare_names(list(live), [k for k in saved if k in live or k not in understood], path)
             for k, x in live.items():
                 if k in saved:
                     self._check(x, saved[k], f"{path}.{k}".lstrip("."))
@@ -137,6 +145,12 @@ class Applier:
                 path,
                 f"is a {type(live).__qualname__} with tensors or objects in it, which cannot be loaded in place",
             )
+
+    def _said_step(self, saved: Mapping[Any, Any]) -> set[str]:
+        def is_number(x: Any) -> bool:
+            return math.prod(x.sharding.shape) == 1 if isinstance(x, Stored) else isinstance(x, int | float)
+
+        return {k for k in STEP_NAMES if self.imported and k in saved and is_number(saved[k])}
 
     def _compare_names(self, live: list[Any], saved: list[Any], path: str) -> None:
         have, there = set(live), set(saved)

@@ -544,7 +544,7 @@ class Checkpointer:
         base = landed.data.data_ptr()
         applier = Applier(
             landed.tensors(), landed.part.values, notes, offer.name, self.strict,
-            weights_only=landed.part.run_id == "imported-weights",
+            weights_only=landed.part.run_id == "imported-weights", imported=landed.part.run_id.startswith("imported"),
             copy=lambda live, stored: to_device(live, stored, base),
         )  # fmt: skip
         taken = applier.into(state)

@@ -43,7 +43,10 @@ def load_elsewhere(
     stored = {n: _without_data(n, record) for n, record in manifest.tensors.items()}
     stored.update({alias: stored[target] for alias, target in manifest.aliases.items()})
     weights = manifest.run_id == "imported-weights"
-    applier = Applier(stored, manifest.values, {}, name, strict, weights_only=weights, elsewhere=True)
+    applier = Applier(
+        stored, manifest.values, {}, name, strict, weights_only=weights,
+        imported=manifest.run_id.startswith("imported"), elsewhere=True,
+    )  # fmt: skip
     saved = unflatten(manifest.values, stored, where=name)
     taken = applier.compare(state, saved)
     theirs = {n for _, part in applier.by_themselves(state, saved) for n in _names_in(part)}

@@ -66,6 +66,8 @@ def screen(s: Standing) -> str:
         lines.append(("last step", ", ".join(parts)))
     else:
         lines.append(("last step", "none yet"))
+    if s.started_from:
+        lines.append(("from", s.started_from))
     saved = []
     if s.memory_step is not None:
         saved.append(f"step {s.memory_step:,} in memory")

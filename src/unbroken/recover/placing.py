@@ -186,7 +186,12 @@ class Placing:
 
     async def _accept(self, url: str, found: Survey, before: int) -> None:
         """Writes down what the run may go on from, of what others left there, unless that was done already."""
-        known = {(b.number, n) for b in self._state().brought if same_place(b.place, url) for n in b.names}
+        state = self._state()
+        known = {(b.number, n) for b in state.brought if same_place(b.place, url) for n in b.names}
+        # --from is what the run was told to start from: until it has something of its own, whatever lay in a
+        # folder when the run first came there is older than that.
+        starting = bool(state.origin) and not any(state.seals.values()) and not state.accepted
+        told = starting and not known and not same_place(url, self.default)
         count = 0
         for number, names in found.others.items():
             if fresh := [n for n in names if (number, n) not in known]:
@@ -196,12 +201,15 @@ class Placing:
                     number=number,
                     checkpoints=fresh,
                     place=url,
-                    before=before,
+                    before=0 if told else before,
                     source=found.where_from,
                 )
         if count:
             things = "a checkpoint" if count == 1 else f"{count} checkpoints"
-            self._say(f"{url} holds {things} of {found.where_from}: the run goes on from there")
+            goes = (
+                f"the run starts from {state.origin} all the same" if told else "the run goes on from there"
+            )
+            self._say(f"{url} holds {things} of {found.where_from}: {goes}")
 
     async def _patiently(self, url: str, ask: Callable[[Storage], T], within_s: float | None = None) -> T:
         """What `ask` gives of the storage at `url`, asked again while that cannot be reached."""

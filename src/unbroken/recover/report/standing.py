@@ -72,6 +72,8 @@ class Standing:
     memory_step: int | None
     disk_step: int | None
     disk_name: str | None
+    started_from: str
+    """What the run was given with --from, with the step of that; "" where it was given nothing."""
     incidents: tuple[IncidentStory, ...]
     nodes: tuple[NodeStanding, ...]
     problems: tuple[str, ...]
@@ -122,6 +124,7 @@ def standing(run_dir: RunDir, *, now: float | None = None) -> Standing:
         memory_step=memory,
         disk_step=disk.step if disk else None,
         disk_name=disk.name if disk else None,
+        started_from=_started_from(report),
         incidents=report.incidents,
         nodes=tuple(_nodes(report, counts)),
         problems=report.problems,
@@ -242,6 +245,14 @@ def _nodes(report: Report, counts: Mapping[str, Counter[str]] | None) -> list[No
             doing = f"still runs {doing.removeprefix('had ')}, without a supervisor"
         found.append(NodeStanding(name, doing or ("spare" if last else "not used yet"), here))
     return found
+
+
+def _started_from(report: Report) -> str:
+    for e in report.events:
+        if e["kind"] == "origin":
+            return f"{e['origin']}, step {e['step']}"
+    asked = report.spec.origin if report.spec else ""
+    return f"{asked}, not copied yet" if asked else ""
 
 
 def _waits(report: Report) -> dict[str, Any] | None:
