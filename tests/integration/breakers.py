@@ -101,6 +101,8 @@ class Stage:
         self.options: list[str] = []
         self.process: subprocess.Popen[bytes] | None = None
         self.run_name = "run"
+        self.interpreter = [sys.executable]
+        """What runs Python: `-m MODULE` or a script follow."""
         # A Unix socket's path is short, and a test's folder is not.
         self.scratch = Path(tempfile.mkdtemp(prefix="ub-"))
         self.server: Any = None
@@ -120,6 +122,13 @@ class Stage:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "train.py").write_text(TRAINING)
 
+    def alter(self, old: str, new: str) -> None:
+        """Changes the training's script."""
+        script = self.folder / "train.py"
+        text = script.read_text()
+        assert old in text, f"the script has no {old!r}"
+        script.write_text(text.replace(old, new))
+
     # --- starting and ending it
 
     @property
@@ -130,13 +139,13 @@ class Stage:
     def command(self) -> list[str]:
         script = ["train.py", self.argument, str(self.steps), str(self.seconds)]
         if self.launcher == "alone":
-            return [sys.executable, *script]
+            return [*self.interpreter, *script]
         if self.launcher == "torchrun":
             port = _free_port()
             at = ["--nnodes=1", f"--nproc-per-node={self.ranks}", f"--master-port={port}"]
-            return [sys.executable, "-m", "torch.distributed.run", *at, *script]
+            return [*self.interpreter, "-m", "torch.distributed.run", *at, *script]
         options = ["--run-dir", self.run_name, "--nproc", str(self.ranks), *self.options]
-        return [sys.executable, "-m", "unbroken", "run", *options, "--", *script]
+        return [*self.interpreter, "-m", "unbroken", "run", *options, "--", *script]
 
     def start(self) -> Stage:
         """Gives the command, once more if it was given before."""
@@ -227,6 +236,20 @@ class Stage:
             if time.monotonic() > deadline:
                 raise AssertionError(f"not within {within} s: {what}\n{self.story()}")
             time.sleep(0.02)
+
+    def goes_on(self, at_least: int) -> None:
+        """Gives the command again: it must go on from this step or a later one, and make another step durable."""
+        starts = len(self.restored())
+        self.start().until(lambda: len(self.restored()) > starts, "another start")
+        step, _ = self.restored()[starts]
+        assert step >= at_least, (at_least, self.story())
+        self.until_durable(step + 1)
+
+    def until_said(self, words: str, within: float = 30, after: int = 0) -> float:
+        """Seconds until the commands have said `words` on the terminal, `after` so many characters."""
+        began = time.monotonic()
+        self.until(lambda: words in self.output[after:], f"'{words}' on the terminal", within)
+        return time.monotonic() - began
 
     def until_step(self, step: int) -> None:
         self.until(lambda: self.step() >= step, f"step {step}")

@@ -11,7 +11,7 @@ import pytest
 
 from .conftest import RunUnderTest
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.breakers, pytest.mark.integration]
 NewRun = Callable[..., RunUnderTest]
 
 FLOOD = """

@@ -14,7 +14,7 @@ from unbroken.cluster.cgroups import Cgroups
 
 from .conftest import RunUnderTest
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.breakers, pytest.mark.integration]
 NewRun = Callable[..., RunUnderTest]
 
 SCRIPT = """

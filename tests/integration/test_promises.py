@@ -12,7 +12,7 @@ import pytest
 
 from .conftest import RunUnderTest, run_json
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.breakers, pytest.mark.integration]
 NewRun = Callable[..., RunUnderTest]
 
 SAVES = """

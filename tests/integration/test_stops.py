@@ -19,7 +19,7 @@ from unbroken.recover.start import STOP_SIGNALS
 
 from .conftest import RunUnderTest
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.breakers, pytest.mark.integration]
 NewRun = Callable[..., RunUnderTest]
 
 SCRIPT = """
