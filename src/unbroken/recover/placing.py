@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,7 +16,7 @@ from ..checkpoint.placement import Survey, check_folder, claim, read_claim, same
 from ..checkpoint.storage import Storage, open_storage
 from ..errors import RunStopped, StorageError, UnbrokenError
 from ..progress import RunDir
-from .state import RunState
+from .state import Brought, RunState
 from .wire import Message
 
 _log = logging.getLogger("unbroken.supervisor")
@@ -50,6 +51,14 @@ class Placing:
     def default(self) -> str:
         return str(self._run_dir.checkpoints)
 
+    def written(self, url: str) -> str:
+        """A place as it is journalled: empty for the run's own folder, so that a run directory may be moved or copied."""
+        return "" if same_place(url, self.default) else url
+
+    def brought(self) -> list[Brought]:
+        """What came from elsewhere, with the place in which it lies now."""
+        return [replace(b, place=b.place or self.default) for b in self._state().brought]
+
     def of(self, attempt: int) -> str:
         """The place of an attempt."""
         return self._state().places.get(attempt) or self.default
@@ -82,7 +91,7 @@ class Placing:
             ) from e  # fmt: skip
         key = parse_folder_name(name)
         await self._record(
-            "accepted", number=key[1] if key else 0, checkpoints=[name], place=self.default,
+            "accepted", number=key[1] if key else 0, checkpoints=[name], place="",
             before=self._state().attempt + 1, source=origin,
         )  # fmt: skip
         await self._record("origin", origin=origin, step=found.step, checkpoint=name)
@@ -137,7 +146,7 @@ class Placing:
                 return False
             self._settled.add(attempt)
             self._wanted = None
-            await self._record("place", attempt=attempt, place=url)
+            await self._record("place", attempt=attempt, place=self.written(url))
             await self._accept(url, found, attempt)
             return True
 
@@ -187,7 +196,7 @@ class Placing:
     async def _accept(self, url: str, found: Survey, before: int) -> None:
         """Writes down what the run may go on from, of what others left there, unless that was done already."""
         state = self._state()
-        known = {(b.number, n) for b in state.brought if same_place(b.place, url) for n in b.names}
+        known = {(b.number, n) for b in self.brought() if same_place(b.place, url) for n in b.names}
         # --from is what the run was told to start from: until it has something of its own, whatever lay in a
         # folder when the run first came there is older than that.
         starting = bool(state.origin) and not any(state.seals.values()) and not state.accepted
@@ -200,7 +209,7 @@ class Placing:
                     "accepted",
                     number=number,
                     checkpoints=fresh,
-                    place=url,
+                    place=self.written(url),
                     before=0 if told else before,
                     source=found.where_from,
                 )

@@ -407,7 +407,8 @@ class Supervisor:
             return None
         port = (await self.nodes.ask(slots[0], "port", address=self.backend.address(slots[0])))["port"]
         await self._record(
-            "attempt", attempt=number, slots=list(slots), candidates=offered[:20], place=place, held=self._held(),
+            "attempt", attempt=number, slots=list(slots), candidates=offered[:20],
+            place=self._placing.written(place), held=self._held(),
         )  # fmt: skip
         attempt = self._attempt_of(number, slots)
         self._attempt, self._ledger = attempt, Ledger(number, self.spec.world_size)
@@ -445,7 +446,7 @@ class Supervisor:
         }
         places = {n: self._placing.of(n) for n in self._state.places}
         return candidates(
-            self._state.seals, inventories, rank_nodes, brought=self._state.brought, places=places
+            self._state.seals, inventories, rank_nodes, brought=self._placing.brought(), places=places
         )
 
     def _announcement(self, attempt: Attempt, node: str, offered: list[dict[str, Any]]) -> Message:

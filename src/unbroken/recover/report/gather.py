@@ -56,7 +56,7 @@ def gather(run_dir: RunDir, *, now: float | None = None, with_steps: bool = True
     problems += passed_over(records)
     lying: list[CheckpointStory] = []
     for place in places(run_dir, records):
-        read = partial(_checkpoints, place, seals, records)
+        read = partial(_checkpoints, place, str(run_dir.checkpoints), seals, records)
         lying += _tolerant(problems, f"the checkpoints in {place}", read) or ()
     checkpoints = tuple(sorted(lying, key=lambda c: (c.attempt, c.step), reverse=True))
     return Report(
@@ -281,10 +281,13 @@ def _pauses(records: list[Record]) -> list[tuple[float, float]]:
 
 
 def _checkpoints(
-    place: str, seals: dict[int, tuple[str, ...]], records: list[Record]
+    place: str, own: str, seals: dict[int, tuple[str, ...]], records: list[Record]
 ) -> tuple[CheckpointStory, ...]:
     brought = {
-        n for r in records if r["kind"] == "accepted" and r["place"] == place for n in r["checkpoints"]
+        n
+        for r in records
+        if r["kind"] == "accepted" and (r["place"] or own) == place
+        for n in r["checkpoints"]
     }
     return tuple(
         CheckpointStory(
