@@ -13,7 +13,7 @@ from types import ModuleType
 import pytest
 
 from tests.diagnose.logs import job, steps, traceback
-from unbroken.diagnose import diagnose, examine
+from unbroken.diagnose import diagnose, examine, sieve
 from unbroken.diagnose.partial import Limits
 from unbroken.diagnose.rules import RuleSet, builtin, builtin_set, loosen
 from unbroken.diagnose.sieve import Shared, Sieve, patterns_of
@@ -213,3 +213,12 @@ def test_memory_stays_flat(tmp_path: Path) -> None:
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert peaks[1] < peaks[0] + 14_000_000
+
+
+def test_a_line_without_the_words_of_warnings_is_found_among_all_that_have_one() -> None:
+    rng = random.Random(5)
+    pieces = [*"INFOWARDEBUGx ", "INFO", "WARN", "DEBUG", "INF", "WAR", "DEB"]
+    for _ in range(5000):
+        rows = ["".join(rng.choices(pieces, k=rng.randint(0, 9))) for _ in range(rng.randint(0, 4))]
+        wanted = any(r and not any(w in r for w in ("INFO", "WARN", "DEBUG")) for r in rows)
+        assert sieve._has_plain("\n".join(rows).encode()) is wanted, rows

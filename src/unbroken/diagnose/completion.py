@@ -19,7 +19,9 @@ _PLAN_BYTES = 262_144
 _STAMP = re.compile(r"\d[\d:.,TZ+\-]{6,}")
 _SIGNS = re.compile(r"(?:[^\s\w]*(?:stderr|stdout|[FP]|\S*[\-\d<>\[\]|:]\S*)\s+)+(?:\|\s+)?")
 _HEADER = re.compile(r"(?i)\bepoch\W{0,3}(\d+)\s*(?:/|of)\s*(\d+)")
-OF_EPOCH = re.compile(r"(?i)\bepoch\W{0,3}\d+\b")
+OF_RATE, _LEARNING = re.compile(r"lr['\"]?\s*[:=]?\s*0"), re.compile(r"learning[_ ]rate['\"]?\s*[:=]?\s*0")
+_ETA = re.compile(r"eta\W{1,3}[0:]")
+_EPOCH = re.compile(r"(?i)\bepoch\W{0,3}\d+\b")
 _EPOCH = re.compile(r"(?i)\bepochs?\W{0,3}\s*$")
 _RATE_ZERO = re.compile(r"\b(?:lr|learning[_ ]rate)['\"]?\s*[:=]?\s*0(?:\.0*)?(?:[eE][+-]?0+)?(?![\d.eE])")
 _ETA_ZERO = re.compile(r"(?i)\beta\W{1,3}0?0?:?0?0:00\b(?!:)|\beta\W{1,3}0:00:00\b")
@@ -50,7 +52,7 @@ def completion(
     ruled = rules.may_be_tail(together) or (
         cut > 0 and rules.may_be_tail("\n".join(text for _, text in rows))
     )
-    over = _RATE_ZERO.search(together) or _ETA_ZERO.search(together)
+    over = _may_be_over(together)
     counted = "/" in together or " of " in together
     again = _restarted(text[cut:] for _, text in rows) if counted else set()
     epoch: tuple[int, int] | None = None
@@ -109,6 +111,13 @@ def _restarted(texts: Iterable[str]) -> set[int]:
                 out.add(of)
             most[of] = max(done, most.get(of, 0))
     return out
+
+
+def _may_be_over(text: str) -> bool:
+    # The first expressions begin with letters, which are found many times faster than what the second ones ask.
+    if (_RATE.search(text) or _LEARNING.search(text)) and _RATE_ZERO.search(text):
+        return True
+    return _ETA.search(text.lower()) is not None and _ETA_ZERO.search(text) is not None
 
 
 def is_full(text: str, last_step: float | None) -> bool:

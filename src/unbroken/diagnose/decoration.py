@@ -204,13 +204,14 @@ PLAIN = Decoration()
 
 def learn_from(block: bytes, lines: int = SAMPLE_LINES) -> Decoration:
     """The decoration of a file, from its first block of bytes: `lines` lines from its start and from its end."""
-    first = block[:_SAMPLE_BYTES].split(b"\n")
-    if len(block) > _SAMPLE_BYTES:
-        last = block[-_SAMPLE_BYTES:].split(b"\n")[1:]
-        first = first[:-1] or first  # the last one is cut
-    else:
-        first, last = first[: len(first) // 2], first[len(first) // 2 :]
     half = lines // 2
+    first = block[:_SAMPLE_BYTES].split(b"\n", 4 * half)
+    if len(block) > _SAMPLE_BYTES:
+        last = block[-_SAMPLE_BYTES:].rsplit(b"\n", 4 * half)[1:]
+        first = first[:-1] or first  # the last one is cut, or all the rest
+    else:
+        first = block.split(b"\n")
+        first, last = first[: len(first) // 2], first[len(first) // 2 :]
     rows = _filled(first, half) + _filled(last[::-1], half)[::-1]
     return learn(clean(r, _SAMPLE_BYTES) for r in rows)
 
@@ -262,12 +263,7 @@ def _tag(sample: Sequence[Bare]) -> Tag | None:
     if len(sample) < _FEWEST:
         return None
     few = sample[:: len(sample) // 12 or 1]  # most files have no tag: a few lines show it
-    at = [prefix_length(b.text) for b in few]
-    likely = [
-        s
-        for s in _SHAPES
-        if sum(s.match(b.text, k) is not None for b, k in zip(few, at, strict=True)) > 0.7 * len(few)
-    ]
+    likely = _likely(few)
     if not likely:
         return None
     known = [prefix_length(b.text) for b in sample]
@@ -277,6 +273,22 @@ def _tag(sample: Sequence[Bare]) -> Tag | None:
         if _is_tag(shape, [(b.text, at) for b, at in zip(sample, starts, strict=True)]):
             return Tag(shape, inner=not outer)
     return None
+
+
+def _likely(few: Sequence[Bare]) -> list[re.Pattern[str]]:
+    """The shapes that more than 70 % of these lines begin with; most files show in four lines that there is none."""
+    shapes = dict.fromkeys(_SHAPES, 0)  # how many lines lack it
+    for bare in few:
+        at = prefix_length(bare.text)
+        for shape in list(shapes):
+            m = shape.match(bare.text, at)
+            if m is None or m.end() == at or _NO_TAG.search(m.group(0)):
+                shapes[shape] += 1
+                if len(few) - shapes[shape] <= 0.7 * len(few):
+                    del shapes[shape]
+        if not shapes:
+            break
+    return list(shapes)
 
 
 def _is_tag(shape: re.Pattern[str], rows: Sequence[tuple[str, int]]) -> bool:

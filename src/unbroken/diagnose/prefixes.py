@@ -42,6 +42,7 @@ _BEGIN = {
     "where": "[./-" + _WORD, "name": "[",
 }  # fmt: skip
 _BY_BEGIN = {chr(c): tuple((k, p) for k, p in _LAYERS if chr(c) in _BEGIN.get(k, chr(c))) for c in range(128)}
+_MOST_PREFIXES = 8
 _TASK = re.compile(r"\s{0,5}(\d{1,6}): ")
 _PDSH = re.compile(r"((?!rank|step|iter|epoch)[a-z][a-z\-]{0,30}\d[\w\-]{0,30}): ")
 _EMBEDDED_RANK = re.compile(r"\[(?:PG ID \d+ )?(?:PG GUID \S+ )?Rank (\d+)\]")
@@ -91,7 +92,14 @@ def take_apart(text: str, year: int) -> Line:
 
 def prefix_length(text: str) -> int:
     """How many characters of `text` are known prefixes."""
-    return _known(text, 2000)[2]
+    m = _TASK.match(text) or _PDSH.match(text)
+    pos, used = m.end() if m else 0, set[str]()
+    for _ in range(_MOST_PREFIXES):
+        got = _next_layer(text, pos, used) if pos < len(text) else None
+        if got is None:
+            break
+        pos = got[1].end()
+    return pos
 
 
 def _known(text: str, year: int) -> tuple[dict[str, object], list[str], int]:
@@ -105,22 +113,23 @@ def _known(text: str, year: int) -> tuple[dict[str, object], list[str], int]:
             stream.append(m.group(0).strip())
             pos = m.end()
             break
-    for _ in range(8):
-        if pos >= len(text):
+    for _ in range(_MOST_PREFIXES):
+        got = _next_layer(text, pos, used) if pos < len(text) else None
+        if got is None:
             break
-        for kind, pattern in _BY_BEGIN.get(text[pos], _LAYERS):
-            if kind in used:
-                continue
-            m = pattern.match(text, pos)
-            if not m or m.end() == pos:
-                continue
-            used.add(kind)
-            pos = m.end()
-            _take(kind, m, found, stream, year)
-            break
-        else:
-            break
+        kind, m = got
+        pos = m.end()
+        _take(kind, m, found, stream, year)
     return found, stream, pos
+
+
+def _next_layer(text: str, pos: int, used: set[str]) -> tuple[str, re.Match[str]] | None:
+    """The layer that stands at `pos`, which is put into `used`; None where the message begins."""
+    for kind, pattern in _BY_BEGIN.get(text[pos], _LAYERS):
+        if kind not in used and (m := pattern.match(text, pos)) and m.end() > pos:
+            used.add(kind)
+            return kind, m
+    return None
 
 
 def _take(kind: str, m: re.Match[str], found: dict[str, object], stream: list[str], year: int) -> None:

@@ -18,12 +18,10 @@ _COUNT = re.compile(r"^\s*(\d+)/\d+ \[[=>.\-# ]{3,}\]")  # Keras
 _DONE = re.compile(r"\bstep (\d+)(?:/\d+)? (?:done|finished|took)\b|\biteration\s+(\d+)\s*/\s*\d+")
 _OTHER = re.compile(r"(?:aving|oading|aved|esum|heckpoint|val(?:idation)? loss|eval)", re.I)
 
-_MAY = re.compile(rb"loss|%\||step|iteration")
-
 
 def may(raw: bytes) -> bool:
     """Whether a raw line can be a metric line at all; `read` says nothing of those that cannot."""
-    return _MAY.search(raw) is not None
+    return b"loss" in raw or b"step" in raw or b"%|" in raw or b"iteration" in raw
 
 
 def read(text: str) -> tuple[float | None, float | None] | None:

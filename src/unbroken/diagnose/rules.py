@@ -251,9 +251,10 @@ class RuleSet:
         """The rule on a log's last lines with the highest priority that fits `body`."""
         return next((self._tail[i] for i in sorted(self._match_tail(body[:LONGEST]))), None)
 
-    def may_be_tail(self, text: str) -> bool:
+    def may_be_tail(self, text: str | bytes) -> bool:
         """Whether a rule on a log's last lines can fit any line of `text`."""
-        return self._loose_tail is None or bool(self._loose_tail(text.encode("utf-8", "replace")))
+        raw = text.encode("utf-8", "replace") if isinstance(text, str) else text
+        return self._loose_tail is None or bool(self._loose_tail(raw))
 
     @staticmethod
     def matcher_of(patterns: Sequence[str]) -> Matcher:

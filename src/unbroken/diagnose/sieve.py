@@ -12,7 +12,7 @@ from __future__ import annotations
 import bisect
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -52,6 +52,7 @@ _WRITER = (
 _TASK = re.compile(rb"\s{0,5}\d{1,6}: ")
 _TASKS = re.compile(rb"\n {0,5}\d{1,6}: ")
 _PLAIN = b"!"
+_LOW = (b"INFO", b"WARN", b"DEBUG")
 
 
 class Hit(Protocol):
@@ -350,13 +351,14 @@ class Sieve:
         one are put into `starts`, and with many the answer is no."""
         if all(not self._limit((i,)) for i in ids):
             return True
-        rows = chunk.removesuffix(b"\n").split(b"\n")
-        plain = [r for r in rows if b"INFO" not in r and b"WARN" not in r and b"DEBUG" not in r]
-        if 0 < len(plain) < len(rows):
-            texts = [b"\n".join(r for r in rows if _is_low(r)), b"\n".join(plain)]
-            parts = [(text, self._match(text), text is texts[1]) for text in texts]
+        if not _has_plain(chunk):
+            parts = [(chunk, ids, False)]
+        elif not _is_low(chunk):
+            parts = [(chunk, ids, True)]
         else:
-            parts = [(chunk, ids, bool(plain))]
+            rows = chunk.split(b"\n")
+            texts = [b"\n".join(r for r in rows if _is_low(r) is low) for low in (True, False)]
+            parts = [(text, self._match(text), text is texts[1]) for text in texts]
         for text, fitting, marked in parts:
             writers = {_PLAIN + w for w in _named(text)} if marked else _named(text)
             if not all(self._has_enough((i,), writers, chunk, at, starts) for i in fitting):
@@ -491,7 +493,33 @@ def _named(text: bytes) -> set[bytes]:
 
 
 def _is_low(row: bytes) -> bool:
-    return b"INFO" in row or b"WARN" in row or b"DEBUG" in row
+    return any(w in row for w in _LOW)
+
+
+def _line_without(words: Sequence[bytes]) -> Callable[[bytes], object]:
+    """A search for a line, not blank, with none of `words` in it. The first letter of a word may stand nowhere else in
+    any of them: then such a line is text without first letters, with beginnings of words that do not go on."""
+    try:
+        import re2
+    except ImportError:
+        return lambda text: True
+    first = "".join(w[:1].decode() for w in words)
+    starts = []
+    for word in (w.decode() for w in words):
+        starts += [f"{word[:n]}(?:[^{first}{word[n]}\\n][^{first}\\n]*)?" for n in range(1, len(word))]
+    begun = f"(?:{'|'.join(starts)})"
+    text = f"(?:[^{first}\\n]+{begun}*|{begun}+)"
+    options = re2.Options()
+    options.encoding = re2.Options.Encoding.LATIN1
+    return re2.compile(f"(?m)^{text}$".encode(), options).search  # type: ignore[no-any-return]
+
+
+_LINE_WITHOUT_LOW = _line_without(_LOW)
+
+
+def _has_plain(chunk: bytes) -> bool:
+    """Whether a line, not blank, has none of the words with which loggers rate it below an error."""
+    return _LINE_WITHOUT_LOW(chunk) is not None
 
 
 def with_counts(verdict: Verdict, counted: Iterable[Counted], ruleset: RuleSet) -> Verdict:
