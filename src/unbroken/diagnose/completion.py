@@ -16,6 +16,7 @@ _PLAN = re.compile(
     rb"(?i)\b(?:(?:max|total|num|train|training)_?(?:train(?:ing)?_)?(?:iters|iterations|steps|updates?)|total optimization steps)['\"]?\s*[:= .]+\s*(\d[\d,_]{1,12})\b"
 )
 _PLAN_BYTES = 262_144
+_PLAN_WORDS = (b"iters", b"iterations", b"steps", b"update")
 _STAMP = re.compile(r"\d[\d:.,TZ+\-]{6,}")
 _SIGNS = re.compile(r"(?:[^\s\w]*(?:stderr|stdout|[FP]|\S*[\-\d<>\[\]|:]\S*)\s+)+(?:\|\s+)?")
 _HEADER = re.compile(r"(?i)\bepoch\W{0,3}(\d+)\s*(?:/|of)\s*(\d+)")
@@ -140,5 +141,14 @@ def _all_of(text: str) -> bool:
 
 def planned(block: bytes) -> frozenset[int]:
     """The numbers of steps that a log's first lines plan for (`max_iters = 5000`, `train_iters ..... 500`)."""
-    said = (int(re.sub(rb"\D", b"", m)) for m in _PLAN.findall(block[:_PLAN_BYTES]))
-    return frozenset(n for n in said if n >= 10)
+    head, found = block[:_PLAN_BYTES], set()
+    low = head.lower()
+    # Few lines name steps: the whole expression is tried around those words only.
+    for word in _PLAN_WORDS:
+        at = low.find(word)
+        while at >= 0:
+            m = _PLAN.search(head, max(0, at - 40), at + 60)
+            if m is not None:
+                found.add(int(re.sub(rb"\D", b"", m[1])))
+            at = low.find(word, at + len(word))
+    return frozenset(n for n in found if n >= 10)
