@@ -61,6 +61,10 @@ def unchanged(reads: Mapping[str, Stamp], seen: dict[str, Stamp] | None = None) 
     """Whether every stamp is what it was. `seen` remembers, for tasks that share files."""
     seen = {} if seen is None else seen
     for path, before in reads.items():
+        if before == ["folder?"]:  # a folder that was opened as a file: nothing of it was read
+            if not os.path.isdir(path):
+                return False
+            continue
         if path not in seen:
             seen[path] = stamp(path)
         if seen[path] != before:
