@@ -137,6 +137,7 @@ def test_nothing_that_a_diagnosis_needs_is_taken() -> None:
     assert Redactor().lines(lines) == lines
 
 
+@pytest.mark.slow
 def test_stand_ins_of_secrets_in_real_logs_are_secrets(shared_data: Path) -> None:
     """10,000 lines of the labelled logs: whatever is blacked out as a secret has a secret's name before it."""
     count, taken = 0, []
