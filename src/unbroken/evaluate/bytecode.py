@@ -1,7 +1,7 @@
 """Compiled bytecode for worker processes where the installation has none, in the user's cache folder.
 
 Container images are often built with PYTHONDONTWRITEBYTECODE, or with site-packages that cannot be written to: then every
-process compiles torch and transformers anew, six seconds of it. Here what was compiled once is kept, and the first time
+process compiles torch and transformers again, six seconds of it. Here what was compiled once is kept, and the first time
 all cores compile beside the first worker's imports.
 
 python -m unbroken.evaluate.bytecode compiles into $PYTHONPYCACHEPREFIX what workers import.
