@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 import re
+import threading
 import time
 from pathlib import Path
 
@@ -34,6 +35,7 @@ from unbroken.evaluate.watch import (
     read_curve,
     refuse_unloadable,
     shortfall,
+    wait_for_checkpoints,
     watch,
 )
 from unbroken.evaluate.watch_hold import Holding
@@ -264,6 +266,36 @@ def test_where_checkpoints_lie(tmp_path: Path) -> None:
     assert checkpoints_of(str(tmp_path / "new")).folders() == []
     (tmp_path / "new" / "checkpoints").mkdir()
     assert checkpoints_of(str(tmp_path / "new" / "checkpoints")).folders() == []
+
+
+@pytest.mark.parametrize("made", [False, True])
+@pytest.mark.parametrize("inner", ["step-00000010.a0001", "checkpoints", "run.toml"])
+def test_a_folder_that_is_made_later_is_waited_for(tmp_path: Path, inner: str, made: bool) -> None:
+    run, said, found = tmp_path / "runs" / "7b", [], []
+    if made:
+        run.mkdir(parents=True)
+    waiting = threading.Thread(target=lambda: found.append(wait_for_checkpoints(str(run), said.append)))
+    waiting.start()
+    until(lambda: said)
+    assert ("waiting for the first" if made else "there is no folder") in said[0]
+    assert run.exists() == made, "only the training makes its folder"
+    run.mkdir(parents=True, exist_ok=True)
+    (run / "attempts").mkdir()  # not what shows it
+    (run / "run.toml").touch() if inner == "run.toml" else (run / inner).mkdir()
+    waiting.join(timeout=10)
+    assert found and found[0].url.endswith("7b" if inner.startswith("step") else "7b/checkpoints")
+
+
+def test_waiting_ends_at_a_file_and_when_told(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match="this is a file"):
+        wait_for_checkpoints(str(tmp_path / "file"), print)
+    with pytest.raises(InputError, match="no such run directory"):
+        wait_for_checkpoints(str(tmp_path / "nowhere"), print, stop=lambda: True)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "train.py").touch()
+    with pytest.raises(InputError, match="no run directory, and it holds no checkpoints"):
+        wait_for_checkpoints(str(tmp_path / "other"), print)
 
 
 def test_what_no_backend_could_load_is_refused(tmp_path: Path, storage: Storage) -> None:

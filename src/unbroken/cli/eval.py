@@ -185,10 +185,17 @@ def watch(
     """Evaluate every committed checkpoint of a run as it appears: curves over steps, regressions flagged."""
     from ..evaluate.codec import encode
     from ..evaluate.folder import EvalDir
-    from ..evaluate.watch import Watch, checkpoints_of, curves_text, refuse_unloadable, shortfall
+    from ..evaluate.watch import (
+        Watch,
+        checkpoints_of,
+        curves_text,
+        refuse_unlike,
+        refuse_unloadable,
+        shortfall,
+        wait_for_checkpoints,
+    )
     from ..evaluate.watch import watch as watch_run
 
-    storage = checkpoints_of(run_dir)
     asked = _suite(suite, tasks, limit, shots, gen)
     if out is None:
         if "://" in run_dir:
@@ -220,6 +227,9 @@ def watch(
         print(text, file=sys.stderr, flush=True)
 
     watched = Watch(asked, spec, out, like, prefix, poll, once, last_step, newest_only, hold)
+    refuse_unlike(watched)
+    EvalDir(out).refuse_file()
+    storage = checkpoints_of(run_dir) if once else wait_for_checkpoints(run_dir, say)
     refuse_unloadable(watched, storage)
     EvalDir(out).open()
     if not once and not storage.folders():

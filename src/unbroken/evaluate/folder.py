@@ -142,10 +142,14 @@ class EvalDir:
         except (FileNotFoundError, UnbrokenError):
             return None
 
-    def open(self) -> None:
-        """Creates the folder. Raises UsageError if it is a file, EvaluationError if it cannot be written."""
+    def refuse_file(self) -> None:
+        """Raises UsageError where a file is in the folder's place."""
         if self.root.exists() and not self.root.is_dir():
             raise UsageError("--out is a file, not a folder", where=str(self.root), todo="Give a folder")
+
+    def open(self) -> None:
+        """Creates the folder. Raises UsageError if it is a file, EvaluationError if it cannot be written."""
+        self.refuse_file()
         try:
             self.root.mkdir(parents=True, exist_ok=True)
             if not os.access(self.root, os.W_OK | os.X_OK):

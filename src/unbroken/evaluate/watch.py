@@ -61,6 +61,8 @@ LASTING = (
     LayoutMismatch,
 )
 """What another try a moment later would meet again."""
+WAIT_S = 0.2
+"""Between looks for the folder: a checkpoint takes longer to be written, and is held before it can be superseded."""
 GONE = "removed before it could be leased"
 OURS = ("evaluations", "watchers")
 """What a folder of checkpoints may hold before the first of them."""
@@ -129,7 +131,7 @@ def checkpoints_of(run: str) -> Storage:
     path = Path(run)
     if not path.is_dir():
         raise InputError(
-            "there is no such run directory",
+            "this is a file, no run directory" if path.exists() else "there is no such run directory",
             where=run,
             todo="Give the --run-dir of `unbroken run`, or a folder of checkpoints",
         )
@@ -138,8 +140,7 @@ def checkpoints_of(run: str) -> Storage:
         return open_storage(newest_place(inside))
     storage = open_storage(path)
     of_a_run = RunDir(path.absolute().parent).checkpoints == path.absolute()
-    others = [e.name for e in path.iterdir() if not e.name.startswith(".") and e.name not in OURS]
-    if not of_a_run and others and not any(parse_folder_name(n) for n in storage.folders()):
+    if not of_a_run and _names(path) and not any(parse_folder_name(n) for n in storage.folders()):
         raise InputError(
             "this is no run directory, and it holds no checkpoints",
             where=run,
@@ -148,17 +149,65 @@ def checkpoints_of(run: str) -> Storage:
     return storage
 
 
+def wait_for_checkpoints(run: str, say: Say, *, stop: Callable[[], bool] = lambda: False) -> Storage:
+    """As `checkpoints_of`, once a run directory or a checkpoint is there: the training may make the folder later.
+
+    Of a folder that is missing or empty nobody knows yet whether it becomes a run directory or a folder of checkpoints,
+    so nothing is written there before. Raises InputError where there is a file, a folder of another kind, or, with `stop`,
+    nothing at the end.
+    """
+    path, said = Path(run), ""
+    began_empty = "://" not in run and not (path.exists() and _names(path))
+    while began_empty and not stop():
+        if path.exists() and not path.is_dir():
+            break  # a file: refused below
+        if _decided(path):
+            break
+        now = (
+            "there is no folder {} yet; waiting for it"
+            if not path.is_dir()
+            else "no checkpoint is in {} yet; waiting for the first"
+        )
+        if now != said:
+            say(now.format(run))
+            said = now
+        time.sleep(WAIT_S)
+    return checkpoints_of(run)
+
+
+def _decided(path: Path) -> bool:
+    """Whether the folder shows what it is."""
+    inside = RunDir(path)
+    if inside.checkpoints.is_dir() or inside.spec.is_file():
+        return True
+    if RunDir(path.absolute().parent).checkpoints == path.absolute() and path.is_dir():
+        return True
+    return any(parse_folder_name(n) for n in _names(path))
+
+
+def _names(path: Path) -> list[str]:
+    try:
+        return [e.name for e in path.iterdir() if not e.name.startswith(".") and e.name not in OURS]
+    except OSError:
+        return []
+
+
+def refuse_unlike(asked: Watch) -> None:
+    """Raises UsageError where --like is no folder of a model."""
+    if asked.like is not None and not (asked.like / "config.json").is_file():
+        raise UsageError(
+            "--like names a folder without a config.json"
+            if asked.like.is_dir()
+            else "--like names no folder",
+            where=str(asked.like),
+            todo="Give the folder of a Hugging Face model of the same architecture",
+        )
+
+
 def refuse_unloadable(asked: Watch, storage: Storage) -> None:
     """Raises UsageError where no checkpoint could ever be loaded; reads a little, and writes nothing."""
+    refuse_unlike(asked)
     if asked.like is not None:
-        if not (asked.like / "config.json").is_file():
-            raise UsageError(
-                "--like names a folder without a config.json"
-                if asked.like.is_dir()
-                else "--like names no folder",
-                where=str(asked.like),
-                todo="Give the folder of a Hugging Face model of the same architecture",
-            )
         return
     if asked.spec.backend != "transformers":
         return  # another backend may load a checkpoint as it is
