@@ -14,9 +14,10 @@ LAYERS = [
     {"errors", "units", "atomic", "bounds", "listener", "private", "version", "extras", "web", "terminal"},
     {"progress"},
     {"trace", "telemetry", "cluster", "checkpoint"},
+    {"data"},
     {"detect", "diagnose"},
     {"recover", "evaluate"},
-    {"train", "hooks", "simulate", "dashboard"},
+    {"train", "hooks", "simulate", "dashboard", "rehearse"},
     {"cli", "__main__", "testing"},
 ]
 LEVEL = {name: i for i, layer in enumerate(LAYERS) for name in layer}
