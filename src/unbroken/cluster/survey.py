@@ -1,0 +1,91 @@
+"""What the node that this process runs on is: read from its kernel and its interfaces, by the agent alone."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import shutil
+import socket
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from ..machine import available_memory, usable_cpus, usable_memory
+from ..version import __version__
+from .clocks import ClockOffset
+from .hello import Address, Gpu, Hello
+
+_BOOT_ID, _GPUS = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/driver/nvidia/gpus")
+
+
+def describe_node(
+    node: str,
+    run_id: str,
+    scratch: Path,
+    *,
+    clock: ClockOffset | None = None,
+    wall_clock: ClockOffset | None = None,
+) -> Hello:
+    """The hello of this host. `scratch` must be there. Raises OSError where it is not."""
+    memory, free = usable_memory(), available_memory()
+    return Hello(
+        node=node, run_id=run_id, host=socket.gethostname(), boot_id=read_boot_id(), interpreter=sys.executable,
+        version=__version__, cpus=usable_cpus(), memory=memory, memory_free=memory if free is None else free, scratch=str(scratch),
+        scratch_free=shutil.disk_usage(scratch).free, addresses=tuple(find_addresses()), gpus=tuple(find_gpus()),
+        clock=clock or ClockOffset(), wall_clock=wall_clock or ClockOffset(),
+    )  # fmt: skip
+
+
+def read_boot_id(path: Path = _BOOT_ID) -> str:
+    """The kernel's name for this boot; "" where it tells none."""
+    try:
+        return path.read_text().strip()[:64]
+    except OSError:
+        return ""
+
+
+def find_addresses() -> list[Address]:
+    """The addresses of this host's interfaces that are up, loopback last: a host without a network has nothing else."""
+    import psutil
+
+    up = {name for name, s in psutil.net_if_stats().items() if s.isup}
+    families = (socket.AF_INET, socket.AF_INET6)
+    found = [
+        Address(name, a.address)
+        for name, addresses in psutil.net_if_addrs().items()
+        if name in up
+        for a in addresses
+        if a.family in families
+    ]
+    return rank_addresses(found)
+
+
+def rank_addresses(found: Iterable[Address]) -> list[Address]:
+    """Those that others can reach before those that they cannot (loopback, and addresses of one link); IPv4 first."""
+
+    def key(a: Address) -> tuple[bool, bool, bool, str, str]:
+        ip = ipaddress.ip_address(a.address.partition("%")[0])
+        return ip.is_loopback, ip.is_link_local, ip.version == 6, a.interface, a.address
+
+    return sorted(found, key=key)
+
+
+def find_gpus(folder: Path = _GPUS) -> list[Gpu]:
+    """The GPUs that NVIDIA's driver shows this process, in the order of their PCI addresses; none without the driver.
+
+    The driver's own files tell them without a library and without waking a device.
+    """
+    found = []
+    try:
+        devices = sorted(os.listdir(folder))
+    except OSError:
+        return []
+    for device in devices:
+        try:
+            lines = (folder / device / "information").read_text().splitlines()
+        except OSError:
+            continue
+        said = {k.strip(): v.strip() for k, _, v in (line.partition(":") for line in lines)}
+        if uuid := said.get("GPU UUID"):
+            found.append(Gpu(uuid, said.get("Model", "")))
+    return found

@@ -1,0 +1,393 @@
+"""A virtual agent with its keeper and ranks: it speaks the supervisor's messages, and costs a few timers.
+
+What a real agent does with processes, pages and memory it does with a few numbers. What it *says*, and when it stops
+for want of a lease, is the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ...bounds import Message, proof, same_secret
+from ...cluster.clocks import ClockOffset, Exchange, measure
+from ...cluster.contract import AgentCommand
+from ...cluster.hello import Address, Gpu, Hello
+from ...errors import Exit
+from ...progress.page import Phase
+from ...version import __version__
+from .network import Connection
+from .training import Gang
+
+if TYPE_CHECKING:
+    from .cluster import FakeCluster
+
+_RETRY_S = 0.5
+_KEPT_SNAPSHOTS = 3
+_SAVE_S = 0.5
+_KILL = 9
+
+
+@dataclass
+class FakeNode:
+    """A virtual node. Its clocks are its own: `booted` is when its monotonic clock was 0, `skew_s` how far its time of day
+    is ahead. `snapshots` are what its keeper holds: {(attempt, step): ranks}; they outlive the agent."""
+
+    name: str
+    gpus: int = 8
+    boot: int = 1
+    booted: float = 0.0
+    skew_s: float = 0.0
+    start_s: float = 0.2
+    state: str = "up"
+    unfenceable: bool = False
+    wiped: int = 0
+    agent: VirtualAgent | None = None
+    snapshots: dict[tuple[int, int], set[int]] = field(default_factory=dict)
+
+    def wipe(self) -> None:
+        """Nothing that was in its memory is left, and no order that was on its way is carried out."""
+        self.agent, self.snapshots = None, {}
+        self.wiped += 1
+
+
+class VirtualAgent:
+    """One launch of a node's agent."""
+
+    def __init__(self, cluster: FakeCluster, node: FakeNode, launch: str, command: AgentCommand) -> None:
+        self._cluster, self.node, self.launch, self.command = cluster, node, launch, command
+        self._token = command.secret.decode(errors="replace").strip()
+        self._loop, self._network = cluster.loop, cluster.network
+        self.attempt = 0
+        self.term = 0
+        self.ranks: dict[int, str] = {}
+        """rank -> running, hung, ended."""
+        self._endings: dict[int, Message] = {}
+        self.lease_until: float | None = None
+        self._lease_s = 15.0
+        self._gang: Gang | None = None
+        self._told_step = -1
+        self._stop_after: int | None = None
+        self._candidates: list[Message] = []
+        self._link: Connection | None = None
+        self._ids = 0
+        self._asked: dict[int, asyncio.Future[Message]] = {}
+        self._beats: dict[int, float] = {}
+        self._unsent: list[Message] = []
+        self._over = False
+        self._task = self._loop.create_task(self._follow_supervisors(), name=f"agent of {node.name}")
+
+    # --- its own clocks
+
+    def monotonic(self) -> float:
+        return self._loop.time() - self.node.booted
+
+    def wall(self) -> float:
+        return self._loop.time() + self._cluster.wall_offset_s + self.node.skew_s
+
+    # --- towards the supervisor
+
+    async def _follow_supervisors(self) -> None:
+        while not self._over:
+            try:
+                self._link = await self._network.connect(self.node.name, self._receive, self._lost)
+                await self._introduce()
+                self._beat()
+                return
+            except ConnectionRefusedError:
+                await self._network.opened()
+            except (TimeoutError, ConnectionError, ValueError):
+                self._drop()
+                await asyncio.sleep(_RETRY_S)
+
+    async def _introduce(self) -> None:
+        door = self._network.newest
+        if door is None:
+            raise ConnectionResetError
+        exchanges: tuple[list[Exchange], list[Exchange]] = ([], [])
+        if self._token:
+            nonce = secrets.token_hex(8)
+            answer = await self._ask("prove", nonce=nonce)
+            expected = proof(self._token, "supervisor", nonce, str(door.address[1]))
+            if not same_secret(answer.get("proof"), expected):
+                raise ValueError("whoever listens there is not this run's supervisor")
+            await self._ask("token", token=self._token)
+        sent = (self.monotonic(), self.wall())
+        answer = await self._ask("clock", must=False)
+        for i, key in enumerate(("monotonic", "wall")):
+            if answer.get("ok"):
+                now = (self.monotonic(), self.wall())[i]
+                exchanges[i].append(Exchange(sent[i], float(answer[key]), now))
+        answer = await self._ask("hello", **self._hello(measure(exchanges[0]), measure(exchanges[1])))
+        self.term = int(answer.get("epoch", self.term))
+        for message in self._unsent:
+            self._send(message)
+        self._unsent.clear()
+
+    def _hello(self, clock: ClockOffset, wall: ClockOffset) -> Message:
+        i, name = self._cluster.number_of(self.node.name), self.node.name
+        facts = Hello(
+            node=name, run_id=self._cluster.run_id, host=name, boot_id=f"{name}-boot-{self.node.boot}",
+            interpreter="/usr/bin/python3", version=__version__, cpus=96, memory=2 << 40, memory_free=1 << 40,
+            scratch="/dev/shm/unbroken", scratch_free=1 << 40,
+            addresses=(Address("eth0", f"10.{i >> 16 & 255}.{i >> 8 & 255}.{i & 255}"),),
+            gpus=tuple(Gpu(f"GPU-{name}-{g}", "virtual", 80 << 30) for g in range(self.node.gpus)),
+            clock=clock, wall_clock=wall,
+        )  # fmt: skip
+        ranks = {str(r): self._describe(r) for r in self.ranks}
+        leased = self.lease_until is not None and self._loop.time() < self.lease_until
+        return facts.as_message() | {
+            "pid": 1, "epoch": self.term, "attempt": self.attempt, "ranks": ranks, "leased": leased,
+            "cleared": _GONE,
+        }  # fmt: skip
+
+    def _describe(self, rank: int) -> Message:
+        ending = self._endings.get(rank, {})
+        return {
+            "pid": rank + 2,
+            "running": not ending,
+            "attached": True,
+            "ours": ending.get("ours", False),
+            **ending,
+        }
+
+    async def _ask(self, op: str, *, must: bool = True, **fields: Any) -> Message:
+        self._ids += 1
+        future: asyncio.Future[Message] = self._loop.create_future()
+        self._asked[self._ids] = future
+        self._send({"op": op, "id": self._ids, **fields})
+        try:
+            answer = await asyncio.wait_for(future, 10)
+        finally:
+            self._asked.clear()
+        if must and not answer.get("ok"):
+            raise ConnectionError(f"'{op}' was refused: {answer.get('what')}")
+        return answer
+
+    def _send(self, message: Message) -> None:
+        if self._link is not None:
+            self._link.send(json.dumps(message, separators=(",", ":")).encode() + b"\n")
+
+    def _tell(self, **message: Any) -> None:
+        """News: kept for the next supervisor where there is none."""
+        if self._link is not None and not self._link.closed and self.term:
+            self._send({**message, "sent": self.monotonic()})
+        elif message["op"] != "progress":
+            self._unsent.append({**message, "sent": self.monotonic()})
+
+    def _beat(self) -> None:
+        if self._over or self._link is None or self._link.closed:
+            return
+        number = len(self._beats) and max(self._beats) + 1
+        self._beats[number] = self._loop.time()
+        self._send({"op": "beat", "number": number, "keeper": True})
+        self._loop.call_later(max(0.2, self._lease_s / 8), self._beat)
+
+    def _drop(self) -> None:
+        if self._link is not None:
+            self._link.close()
+            self._link = None
+
+    def _lost(self) -> None:
+        self._link = None
+        self._beats.clear()
+        for future in self._asked.values():
+            if not future.done():
+                future.set_exception(ConnectionResetError("the supervisor is gone"))
+        if self._task.done() and not self._over:
+            self._task = self._loop.create_task(self._follow_supervisors(), name=f"agent of {self.node.name}")
+
+    def end(self) -> None:
+        """The agent's process is gone, and its ranks with it (the kernel sees to that)."""
+        self._over = True
+        self._task.cancel()
+        self._stand()
+        self.ranks = {}
+        if self._link is not None:
+            self._link.close()
+
+    def vanish(self) -> None:
+        """The node is gone: nobody hears of an end."""
+        link, self._link = self._link, None
+        self.end()
+        if link is not None:
+            link.vanish()
+
+    # --- what the supervisor says
+
+    def _receive(self, line: bytes) -> None:
+        message: Message = json.loads(line)
+        if "answer" in message:
+            future = self._asked.get(message["answer"])
+            if future is not None and not future.done():
+                future.set_result(message)
+            return
+        if message["op"] == "lease":
+            self._take_lease(message)
+            return
+        answer = self._answer(message)
+        if "id" in message:
+            self._send({"answer": message["id"], "ok": True, **answer})
+
+    def _take_lease(self, message: Message) -> None:
+        sent = self._beats.pop(message["number"], None)
+        if sent is None:
+            return
+        self._lease_s = message["seconds"]
+        before, self.lease_until = self.lease_until, sent + self._lease_s
+        if before is None:
+            self._loop.call_at(self.lease_until, self._check_lease)
+
+    def _check_lease(self) -> None:
+        if self._over or self.lease_until is None:
+            return
+        if self._loop.time() < self.lease_until:
+            self._loop.call_at(self.lease_until, self._check_lease)
+            return
+        self.lease_until = None
+        self._end_ranks(code=None, signal=_KILL, ours=True)
+
+    def _answer(self, m: Message) -> Message:
+        match m["op"]:
+            case "launch":
+                return self._launch(m)
+            case "stop":
+                if m["attempt"] == self.attempt or not self.ranks:
+                    self._end_ranks(code=None, signal=m.get("signal") or _KILL, ours=True)
+                    self.ranks = {}
+                return _GONE
+            case "stop_at":
+                self._stop_after = m["step"]
+                return {"furthest": self._gang.step() if self._gang else -1, "told": bool(self.ranks)}
+            case "look":
+                return {"looks": {str(r): self._look(r) for r in m["ranks"] if r in self.ranks}}
+            case "keeper":
+                return self._keeper(m["request"])
+            case "port":
+                return {"port": 29500 + self.attempt % 1000}
+            case "wake":
+                return {"woken": None}
+            case "quit":
+                self._loop.call_later(2 * self._network.latency_s, self._cluster.agent_ended, self, 0, None)
+                return {"closed": {"step": None}}
+            case "ping":
+                return {}
+        return {"ok": False, "what": f"the agent knows no '{m['op']}'"}
+
+    # --- ranks
+
+    def _launch(self, m: Message) -> Message:
+        if m["attempt"] <= self.attempt:
+            return {"ok": False, "what": f"attempt {m['attempt']} is not newer than {self.attempt}"}
+        self.attempt, self._endings, self._stop_after = m["attempt"], {}, None
+        self.ranks = {int(r): "running" for r in m["ranks"]}
+        best = self._candidates[0]["step"] if self._candidates else -1
+        self._told_step = best
+        self._gang = self._cluster.gang(self.attempt, m["world_size"], best + 1)
+        self._tell(op="progress", attempt=self.attempt, ranks={
+            str(r): {"count": 0, "phase": int(Phase.STARTING), "source": "page", "total": self._gang.script.steps, "steps": []}
+            for r in self.ranks
+        })  # fmt: skip
+        attempt = self.attempt
+
+        def when_begun() -> None:
+            if self.attempt == attempt and self._gang is not None:
+                self._loop.call_later(
+                    self._gang.script.start_s + self._gang.script.step_s, self._step, attempt
+                )
+
+        self._gang.join(len(self.ranks), when_begun, lambda: self._time_out(attempt))
+        return {"seconds": 0.01, "pids": {str(r): r + 2 for r in self.ranks}}
+
+    def _step(self, attempt: int) -> None:
+        """A step is complete on all ranks: reported once for the node."""
+        gang = self._gang
+        if gang is None or attempt != self.attempt or self._over or not self.ranks:
+            return
+        step = gang.step()
+        living = [r for r, state in self.ranks.items() if state == "running"]
+        if step > self._told_step and living:
+            at = self.monotonic()
+            new = [[s, 0, (1.0).hex(), at] for s in range(self._told_step + 1, step + 1)]
+            self._told_step = step
+            news = {
+                "count": step + 1, "phase": int(Phase.TRAINING), "source": "page", "total": gang.script.steps,
+                "steps": new,
+            }  # fmt: skip
+            self._tell(op="progress", attempt=attempt, ranks={str(r): news for r in living})
+            if gang.script.save_every and (step + 1) % gang.script.save_every == 0:
+                self._loop.call_later(_SAVE_S, self._save, attempt, step, living)
+        if gang.finished:
+            self._end_ranks(code=0, signal=None, ours=False)
+        elif self._stop_after is not None and step >= self._stop_after:
+            self._end_ranks(code=int(Exit.RANK_STOPPED_ON_REQUEST), signal=None, ours=False)
+        elif not gang.stands:
+            self._loop.call_later(gang.script.step_s, self._step, attempt)
+
+    def _time_out(self, attempt: int) -> None:
+        if attempt == self.attempt:
+            self._end_ranks(code=None, signal=6, ours=False, only="running")
+
+    def _stand(self) -> None:
+        if self._gang is not None and self.ranks:
+            self._gang.stand()
+
+    def hang(self, rank: int) -> None:
+        """A rank does nothing any more."""
+        self.ranks[rank] = "hung"
+        self._stand()
+
+    def end_rank(self, rank: int, code: int | None, signal: int | None, *, ours: bool = False) -> None:
+        """A rank's process ends, and the agent says so."""
+        if self.ranks.get(rank, "ended") == "ended":
+            return
+        self.ranks[rank] = "ended"
+        if code != 0:
+            self._stand()
+        ending = {"code": code, "signal": signal, "time": self.wall(), "ours": ours, "oom": None}
+        self._endings[rank] = {**ending, "at": self.monotonic()}
+        self._tell(op="exited", attempt=self.attempt, rank=rank, **self._endings[rank])
+
+    def _end_ranks(self, code: int | None, signal: int | None, *, ours: bool, only: str = "") -> None:
+        for rank, state in list(self.ranks.items()):
+            if not only or state == only:
+                self.end_rank(rank, code, signal, ours=ours)
+
+    def _look(self, rank: int) -> Message:
+        stands = self.ranks[rank] == "hung"
+        frames = ["loop_forever (train.py:1)"] if stands else ["all_reduce (torch/distributed.py:1)"]
+        return {
+            "pid": rank + 2,
+            "state": "R" if stands else "S",
+            "wchan": "",
+            "frames": frames,
+            "text": frames[0],
+        }
+
+    # --- the keeper
+
+    def _save(self, attempt: int, step: int, ranks: list[int]) -> None:
+        if attempt != self.attempt or self._over:
+            return
+        self.node.snapshots[attempt, step] = set(ranks)
+        for old in sorted(self.node.snapshots)[:-_KEPT_SNAPSHOTS]:
+            del self.node.snapshots[old]
+        for rank in ranks:
+            self._tell(op="keeper", event="host", attempt=attempt, step=step, rank=rank, seconds=_SAVE_S)
+
+    def _keeper(self, request: Message) -> Message:
+        match request["op"]:
+            case "attempt":
+                self._candidates = request["candidates"]
+            case "inventory":
+                return {"inventory": [
+                    {"attempt": a, "step": s, "rank": r, "bytes": 1 << 30, "complete": True}
+                    for (a, s), ranks in sorted(self.node.snapshots.items()) for r in sorted(ranks)
+                ]}  # fmt: skip
+        return {}
+
+
+_GONE: Message = {"gone": True, "survivors": [], "proven": True, "unproven_why": ""}

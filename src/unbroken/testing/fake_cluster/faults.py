@@ -1,0 +1,144 @@
+"""What goes wrong in a fake cluster, on command. Each takes effect at once, in simulated time."""
+
+from __future__ import annotations
+
+from ...cluster.clocks import Moment
+from ...cluster.contract import EndingAt, Lost, PreemptingAt, Returned, Unreachable
+from .agent import FakeNode, VirtualAgent
+from .cluster import FakeCluster
+
+
+class Faults:
+    """Breaks the hardware under a `FakeCluster`, and every other one that shares it."""
+
+    def __init__(self, cluster: FakeCluster) -> None:
+        self._cluster, self._hardware = cluster, cluster.hardware
+        self._loop, self._network = cluster.loop, cluster.network
+
+    def _node(self, name: str) -> FakeNode:
+        return self._hardware.nodes[name]
+
+    def _agent(self, name: str) -> VirtualAgent:
+        agent = self._node(name).agent
+        if agent is None:
+            raise ValueError(f"no agent runs on {name}")
+        return agent
+
+    # --- nodes
+
+    def lose(
+        self, name: str, *, noticed_after_s: float = 0.0, proven: bool = False, why: str = "power lost"
+    ) -> None:
+        """A node dies. The cluster reports it so much later, since when is not known more exactly; `proven` where it
+        can be sure that nothing runs there."""
+        node, since = self._node(name), self._loop.time()
+        if node.agent is not None:
+            node.agent.vanish()
+        node.wipe()
+        node.state, node.unfenceable = "lost", not proven
+
+        def notice() -> None:
+            self._hardware.publish(Lost(Moment(since, self._loop.time()), name, why, proven))
+
+        self._loop.call_later(noticed_after_s, notice) if noticed_after_s else notice()
+
+    def isolate(self, name: str, *, noticed_after_s: float = 0.0) -> None:
+        """A node loses all its links, and goes on. Collectives with it stand."""
+        node, since = self._node(name), self._loop.time()
+        self._network.cut(name)
+        node.state = "unreachable"
+        if node.agent is not None:
+            node.agent._stand()
+
+        def notice() -> None:
+            if node.state == "unreachable":
+                self._hardware.publish(Unreachable(Moment(since, self._loop.time()), name, "no answer"))
+
+        self._loop.call_later(noticed_after_s, notice) if noticed_after_s else notice()
+
+    def cut(self, name: str, *, to_supervisor: bool = True, to_node: bool = True) -> None:
+        """Cuts the link between a node and the supervisor alone, in one direction or both; training goes on."""
+        self._network.cut(name, to_supervisor=to_supervisor, to_node=to_node)
+
+    def return_node(self, name: str) -> None:
+        """A lost node is back, booted anew and empty; one that could not be reached is back as it is."""
+        node = self._node(name)
+        if node.state == "lost":
+            node.boot += 1
+            node.booted = self._loop.time()
+            node.wipe()
+        node.state, node.unfenceable = "up", False
+        self._network.heal(name)
+        self._hardware.publish(Returned(self._cluster.now(), name))
+        self._hardware.change()
+
+    def heal(self, name: str) -> None:
+        """Mends the link to the supervisor."""
+        self._network.heal(name)
+
+    def preempt(self, name: str, in_s: float, why: str = "a job of higher rank") -> None:
+        """A node is taken away after so many seconds' notice."""
+        self._hardware.publish(PreemptingAt(self._cluster.now(), name, self._loop.time() + in_s, why))
+
+        def take() -> None:
+            self._hardware.given.pop(name, None)
+            self.lose(name, proven=True, why=f"preempted: {why}")
+
+        self._loop.call_later(in_s, take)
+
+    def end_allocation(self, in_s: float) -> None:
+        """The allocation ends after so many seconds: every agent is killed, and the nodes are others'."""
+        self._hardware.ends = self._loop.time() + in_s
+        self._hardware.publish(EndingAt(self._cluster.now(), "job-1", self._hardware.ends))
+
+        def end() -> None:
+            self._hardware.ends = None
+            for name in list(self._hardware.given):
+                node = self._node(name)
+                if node.agent is not None:
+                    self._cluster.agent_ended(node.agent, None, 9)
+                node.wipe()
+            self._hardware.given.clear()
+            self._hardware.change()
+
+        self._loop.call_later(in_s, end)
+
+    def hold(self, why: str = "Priority", expected: float | None = None) -> None:
+        """No request is granted until `grant`, for the reason that the cluster gives."""
+        self._hardware.held_up, self._hardware.expected = why, expected
+        self._hardware.change()
+
+    def grant(self) -> None:
+        """Grants what waits."""
+        self._hardware.held_up, self._hardware.expected = "", None
+        self._hardware.change()
+
+    def slow_start(self, name: str, seconds: float) -> None:
+        """Its agent takes so long to come up, image and all."""
+        self._node(name).start_s = seconds
+
+    def skew(self, name: str, seconds: float) -> None:
+        """Its time of day is ahead by so much; its monotonic clock is not touched, as on a real host."""
+        self._node(name).skew_s = seconds
+
+    def unfenceable(self, name: str) -> None:
+        """Nothing can be proven of it: a process in D state, a management network that is down."""
+        self._node(name).unfenceable = True
+
+    # --- processes
+
+    def crash_agent(self, name: str, signal: int = 9) -> None:
+        """Its agent dies, and the ranks with it; its keeper lives."""
+        self._cluster.agent_ended(self._agent(name), None, signal)
+
+    def fail_rank(self, name: str, rank: int, *, code: int | None = 1, signal: int | None = None) -> None:
+        """A rank's process ends by itself."""
+        self._agent(name).end_rank(rank, code, signal)
+
+    def hang_rank(self, name: str, rank: int) -> None:
+        """A rank goes on for ever without a step; the others wait for it."""
+        self._agent(name).hang(rank)
+
+    def kill_supervisor(self) -> None:
+        """Every link breaks and no door is open. (End its tasks, too.)"""
+        self._network.drop_all()
