@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import py_compile
 import signal
@@ -140,6 +141,49 @@ def test_what_is_compiled_ahead_is_found_by_the_import(tmp_path: Path) -> None:
         [sys.executable, "-v", "-c", "import some"], env=env, capture_output=True, text=True, check=True
     ).stderr
     assert f"{tmp_path / 'some'}" in said and "matches" in said
+
+
+def test_bytecode_beside_the_source_is_taken_over(tmp_path: Path) -> None:
+    (tmp_path / "some.py").write_text("x = 1\n")
+    beside = Path(py_compile.compile(str(tmp_path / "some.py"), doraise=True) or "")
+    assert bytecode._take(str(tmp_path / "some.py"), str(tmp_path / "kept" / "some.pyc"))
+    assert (tmp_path / "kept" / "some.pyc").read_bytes() == beside.read_bytes()
+    beside.unlink()
+    assert not bytecode._take(str(tmp_path / "some.py"), str(tmp_path / "kept" / "other.pyc"))
+
+
+def test_what_is_compiled_ahead_comes_in_the_order_of_its_import(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An importer that reaches a file before its turn compiles for itself."""
+    for name in ("__init__.py", "a.py", "later/__init__.py", "now/__init__.py", "now/inner/z.py", "old.py"):
+        (tmp_path / "sympy" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "sympy" / name).touch()
+    order = tmp_path / "order.txt"
+    order.write_text("# words\nkeyword sympy sympy.now nosuch.inner\nsympy.old sympy.gone\n")
+    monkeypatch.setattr(bytecode, "ORDER", order)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    bytecode._origin.cache_clear()
+    found = list(bytecode.files())
+    bytecode._origin.cache_clear()
+    ours = [str(f.relative_to(tmp_path / "sympy")) for f in found if f.is_relative_to(tmp_path)]
+    assert found[0].name == "keyword.py"
+    assert ours == ["__init__.py", "a.py", "old.py", "now/__init__.py", "later/__init__.py", "now/inner/z.py"]
+
+
+def test_what_no_language_model_needs_is_not_imported() -> None:
+    from unbroken.evaluate.harness import transformers as backend
+
+    name = "scipy"
+    before = {n: m for n, m in sys.modules.items() if n.partition(".")[0] == name}
+    for n in before:
+        del sys.modules[n]
+    try:
+        with backend._quick_imports():
+            assert importlib.util.find_spec(name) is None
+        assert name not in sys.modules, "others import it as before"
+    finally:
+        sys.modules.update(before)
 
 
 def test_those_that_prepare_and_score_are_forked_too(tmp_path: Path) -> None:

@@ -104,8 +104,10 @@ def run(
     as_json: bool = JSON,
 ) -> None:  # fmt: skip
     """Evaluate a model on a suite; run the same command again to go on after anything."""
+    from ..evaluate.bytecode import kept_bytecode
     from ..evaluate.folder import EvalDir
 
+    kept_bytecode()  # where there is none it is compiled from here on, beside all that follows
     spec = _spec(
         model,
         backend,
@@ -183,6 +185,7 @@ def watch(
     shots: int | None = SHOTS, gen: list[str] = GEN, as_json: bool = JSON,
 ) -> None:  # fmt: skip
     """Evaluate every committed checkpoint of a run as it appears: curves over steps, regressions flagged."""
+    from ..evaluate.bytecode import kept_bytecode
     from ..evaluate.codec import encode
     from ..evaluate.folder import EvalDir
     from ..evaluate.watch import (
@@ -196,6 +199,7 @@ def watch(
     )
     from ..evaluate.watch import watch as watch_run
 
+    kept_bytecode()
     asked = _suite(suite, tasks, limit, shots, gen)
     if out is None:
         if "://" in run_dir:

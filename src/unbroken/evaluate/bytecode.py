@@ -20,6 +20,8 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+from .. import atomic
+
 ASKED = ("torch", "transformers", "sympy", "lm_eval")
 """Large packages: whether they are compiled is looked at."""
 PARTS = {
@@ -27,7 +29,10 @@ PARTS = {
     "sympy": ("",),
     "transformers": ("*", "utils", "generation", "integrations", "quantizers", "models/auto", "models/llama"),
 }
-"""What is compiled beside the first imports, in the order of need; '*' are the files at the top alone."""
+"""What is compiled after what is in ORDER; '*' are the files at the top alone."""
+ORDER = Path(__file__).with_name("bytecode_order.txt")
+STEP = 4
+"""Files that a process takes at once: few, so that none waits long behind others."""
 
 
 @cache
@@ -84,15 +89,49 @@ def _lacking() -> bool:
 
 
 def _package(name: str) -> Path | None:
+    origin = _origin(name)
+    return origin.parent if origin is not None else None
+
+
+@cache
+def _origin(name: str) -> Path | None:
+    """The source of a package or module at the top; None where there is none."""
     try:
         spec = importlib.util.find_spec(name)
     except (ImportError, ValueError):
         return None
-    return Path(spec.origin).parent if spec is not None and spec.origin else None
+    return Path(spec.origin) if spec is not None and spec.origin and spec.origin.endswith(".py") else None
 
 
 def files() -> Iterator[Path]:
-    """What workers import, about in the order in which they do."""
+    """What workers import, in the order in which they do: behind an importer that has to compile for itself nothing is gained."""
+    seen: set[Path] = set()
+    for file in (*_first(), *_rest()):
+        if file not in seen:
+            seen.add(file)
+            yield file
+
+
+def _first() -> Iterator[Path]:
+    """Of each package in ORDER the files of its folder, without those below it."""
+    lines = ORDER.read_text().splitlines()
+    for name in " ".join(line for line in lines if not line.startswith("#")).split():
+        top, *inner = name.split(".")
+        origin = _origin(top)
+        if origin is None:
+            continue
+        if origin.name != "__init__.py":
+            yield origin
+            continue
+        place = origin.parent.joinpath(*inner)
+        if place.is_dir():
+            yield from sorted(place.glob("*.py"), key=lambda f: (f.name != "__init__.py", f.name))
+        elif (file := place.with_suffix(".py")).is_file():
+            yield file
+
+
+def _rest() -> Iterator[Path]:
+    """What another version, or another model, may need."""
     for name, parts in PARTS.items():
         place = _package(name)
         for part in parts if place is not None else ():
@@ -102,27 +141,42 @@ def files() -> Iterator[Path]:
 
 
 def compile_files(paths: list[str]) -> int:
-    """Compiles those that are not compiled; how many."""
+    """Compiles those that are not compiled, or takes what the installation has of them; how many."""
     done = 0
     for path in paths:
         target = importlib.util.cache_from_source(path)
         if os.path.exists(target):
             continue
         try:
-            py_compile.compile(path, target, doraise=True)
+            if not _take(path, target):
+                py_compile.compile(path, target, doraise=True)
             done += 1
         except (py_compile.PyCompileError, OSError, SyntaxError, ValueError):
             continue  # importing it says what is wrong, if anybody does
     return done
 
 
+def _take(path: str, target: str) -> bool:
+    """Copies the bytecode that lies beside the source: with a folder of its own Python looks nowhere else."""
+    folder, name = os.path.split(path)
+    beside = Path(folder, "__pycache__", f"{name.removesuffix('.py')}.{sys.implementation.cache_tag}.pyc")
+    try:
+        data = beside.read_bytes()
+    except OSError:
+        return False
+    Path(target).parent.mkdir(parents=True, exist_ok=True)
+    atomic.write_bytes(
+        Path(target), data, durable=False
+    )  # of an older source: Python sees that, and compiles
+    return True
+
+
 def main() -> int:
     """All of them, by all cores but one."""
     paths = [str(f) for f in files()]
-    step = 16
     workers = max(1, len(os.sched_getaffinity(0)) - 1)
     with concurrent.futures.ProcessPoolExecutor(workers) as pool:
-        list(pool.map(compile_files, [paths[i : i + step] for i in range(0, len(paths), step)]))
+        list(pool.map(compile_files, [paths[i : i + STEP] for i in range(0, len(paths), STEP)]))
     return 0
 
 

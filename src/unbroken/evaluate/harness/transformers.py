@@ -101,22 +101,26 @@ class TransformersBackend:
         return TransformersModel(spec, torch, transformers, model, tokenizer, target)
 
 
+UNNEEDED = ("sklearn", "scipy", "torchvision", "torchaudio")
+"""What transformers imports where it is installed, and no language model needs: for generation with an assistant model, and
+for the losses and processors of images and sound."""
+
+
 @contextlib.contextmanager
 def _quick_imports() -> Iterator[None]:
-    """Inside, garbage is not collected, which is a quarter of the time, and scikit-learn is not found.
+    """Inside, garbage is not collected, which is a quarter of the time, and what is UNNEEDED is not found: two seconds more.
 
-    transformers up to 5.17 imports it, and pandas and scipy with it, for generation with an assistant model, which no
-    harness asks for: two seconds.
+    transformers then takes those for missing in this process, for good.
     """
-    collects, hidden = gc.isenabled(), "sklearn" not in sys.modules
+    collects = gc.isenabled()
+    hidden = [name for name in UNNEEDED if name not in sys.modules]
     gc.disable()
-    if hidden:
-        sys.modules["sklearn"] = None  # type: ignore[assignment]
+    sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]
     try:
         yield
     finally:
-        if hidden:
-            del sys.modules["sklearn"]
+        for name in hidden:
+            del sys.modules[name]
         if collects:
             gc.enable()
 
