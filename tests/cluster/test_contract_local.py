@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import secrets
@@ -14,12 +15,12 @@ import pytest
 
 from unbroken.cluster import Kind
 from unbroken.cluster.cgroups import Cgroups
-from unbroken.cluster.contract import AgentCommand, Cluster
+from unbroken.cluster.contract import AgentCommand, Cluster, Exited, Lost, Request, Returned
 from unbroken.cluster.holding import choose
 from unbroken.cluster.local_events import LocalCluster
 from unbroken.cluster.processes import end, marked
 
-from .contract import Bench, ClusterContract, eventually
+from .contract import Bench, ClusterContract, Watch, eventually
 
 REPO = Path(__file__).resolve().parents[2]
 
@@ -87,6 +88,37 @@ class TestLocalCluster(ClusterContract):
     @pytest.fixture
     def bench(self, tmp_path: Path) -> Iterator[LocalBench]:
         yield from hold_by(None, tmp_path)
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> Iterator[LocalBench]:
+    yield from hold_by(None, tmp_path)
+
+
+def test_a_node_of_which_nothing_is_left_is_lost_and_can_be_used_again(local: LocalBench) -> None:
+    """kill -9 of agent and keeper: the memory is gone with them, and that is proven; the machine is there."""
+
+    async def scenario() -> None:
+        cluster = local.open()
+        one, two = (await cluster.acquire(Request(2))).nodes
+        watch = Watch(cluster)
+        for node in (one, two):
+            await cluster.start(node, local.command())
+            await local.seen_by(node)
+        for pid in (local._report(one)["pid"], local._report(one)["child"], local._report(two)["pid"]):
+            os.kill(pid, signal.SIGKILL)  # type: ignore[arg-type]
+        lost = await watch.next(Lost, one)
+        exited = watch.all(Exited, one)[0]
+        assert lost.proven and not lost.at.is_before(exited.at)
+        await watch.next(Returned, one)
+        await cluster.start(one, local.command())
+        await watch.next(Exited, two)
+        fenced = await cluster.fence(one, 10.0)
+        assert fenced.proven
+        await asyncio.sleep(0.6)
+        assert len(watch.all(Lost)) == 1, "neither an agent alone nor a fence is a lost node"
+
+    local.run(scenario)
 
 
 @pytest.mark.slow

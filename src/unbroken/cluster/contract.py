@@ -111,8 +111,8 @@ class Started(NodeEvent):
 @dataclass(frozen=True)
 class Exited(NodeEvent):
     """An agent's process ended; its keeper, and what its ranks started, may still be there. `code` or `signal`: how it
-    ended, both None where the cluster cannot tell. Once for each launch, after its `Started`; none for those of a node
-    that was lost with them."""
+    ended, both None where the cluster cannot tell. Once for each launch, after its `Started`; a node that is lost may
+    take its launches with it without one."""
 
     launch: str
     code: int | None = None
@@ -121,7 +121,8 @@ class Exited(NodeEvent):
 
 @dataclass(frozen=True)
 class Lost(NodeEvent):
-    """The node is gone. Where that is `proven` nothing can run on it any more, and no fence has to be waited for."""
+    """The node is gone, and what was in its memory. Where that is `proven` nothing of the run can run on it any more, and
+    no fence has to be waited for. Once it can be used again, `Returned` follows."""
 
     why: str
     proven: bool = False

@@ -25,7 +25,18 @@ from ..errors import RunError
 from ..machine import python_path
 from ..private import private_folder
 from .clocks import Moment
-from .contract import AgentCommand, Allocation, Cordon, Event, Exited, Fenced, Request, Started
+from .contract import (
+    AgentCommand,
+    Allocation,
+    Cordon,
+    Event,
+    Exited,
+    Fenced,
+    Lost,
+    Request,
+    Returned,
+    Started,
+)
 from .holding import choose, every
 from .local import LocalBackend
 from .ownership import Ended, Kind, Ownership
@@ -33,6 +44,8 @@ from .processes import marked, read_stat
 from .stream import EventStream
 
 _FIND_S = 30.0
+_TOGETHER_S = 0.2
+"""Processes of a node that end within so much have ended together: then the node was lost, and not its agent alone."""
 _NODE = "node-{:03d}"
 
 
@@ -66,6 +79,8 @@ class LocalCluster:
         """By launch."""
         self._parents: list[subprocess.Popen[bytes]] = []
         self._found_running = False
+        self._fencing: dict[str, int] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
         self._stream = EventStream(self._running)
 
     @functools.cached_property
@@ -183,6 +198,22 @@ class LocalCluster:
         code = agent.process.wait() if agent.process is not None else None
         how = (None, None) if code is None else (code, None) if code >= 0 else (None, -code)
         self._stream.publish(Exited(self._now(), agent.node, agent.launch, *how))
+        if code != 0 and agent.node not in self._fencing:
+            task = asyncio.get_running_loop().create_task(self._miss(agent.node))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _miss(self, node: str) -> None:
+        """Reports a node as lost whose keeper and ranks are gone too: its memory is. A virtual one returns at once."""
+        since = self._clock()
+        await asyncio.sleep(_TOGETHER_S)
+        left = await asyncio.to_thread(self.owner.left, node)
+        if left or node in self._fencing or any(a.node == node for a in self._agents.values()):
+            return
+        proven = self.owner.kind is not Kind.MARKS
+        at = Moment(since, self._clock())
+        self._stream.publish(Lost(at, node, "its agent, its keeper and its ranks are gone", proven))
+        self._stream.publish(Returned(self._now(), node))
 
     def _let_go(self, agent: _Agent) -> None:
         asyncio.get_running_loop().remove_reader(agent.pidfd)
@@ -217,6 +248,19 @@ class LocalCluster:
     # --- fences
 
     async def fence(self, node: str, deadline_s: float) -> Fenced:
+        self._fencing[node] = self._fencing.get(node, 0) + 1
+        try:
+            return await self._fence(node, deadline_s)
+        finally:
+            # What ends by the fence is heard of a moment later.
+            asyncio.get_running_loop().call_later(2 * _TOGETHER_S, self._fenced, node)
+
+    def _fenced(self, node: str) -> None:
+        self._fencing[node] -= 1
+        if not self._fencing[node]:
+            del self._fencing[node]
+
+    async def _fence(self, node: str, deadline_s: float) -> Fenced:
         ending = asyncio.ensure_future(asyncio.to_thread(self._end, node, max(0.0, deadline_s)))
         # A look at /proc can hang with a disk: whoever asked gets an answer all the same.
         done, _ = await asyncio.wait({ending}, timeout=max(0.0, deadline_s) + 1.0)
@@ -298,6 +342,8 @@ class LocalCluster:
     async def close(self) -> None:
         for agent in list(self._agents.values()):
             self._let_go(agent)
+        for task in self._tasks:
+            task.cancel()
         self._stream.close()
 
 
