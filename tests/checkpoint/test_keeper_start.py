@@ -6,11 +6,15 @@ import os
 import subprocess
 import sys
 import sysconfig
+import tempfile
+import time
 from pathlib import Path
 
 import pytest
 
 import unbroken
+from unbroken import Checkpointer
+from unbroken.errors import UsageError
 from unbroken.machine import python_path
 
 SCRIPT = """
@@ -43,3 +47,18 @@ def test_every_entry_is_absolute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     monkeypatch.setattr(sys, "path", ["", "lib", "/x", "lib"])
     entries = python_path().split(os.pathsep)
     assert entries == [str(Path(unbroken.__file__).resolve().parents[1]), str(tmp_path / "lib"), "/x"]
+
+
+@pytest.mark.parametrize("setting", ["UNBROKEN_SCRATCH", "XDG_RUNTIME_DIR", "TMPDIR"])
+def test_a_socket_path_that_is_too_long_is_refused_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setting: str
+) -> None:
+    for name in ("UNBROKEN_SCRATCH", "XDG_RUNTIME_DIR", "UNBROKEN_KEEPER"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(setting, str(tmp_path / ("x" * 90)))
+    monkeypatch.setattr(tempfile, "tempdir", None if setting != "TMPDIR" else str(tmp_path / ("x" * 90)))
+    began = time.monotonic()
+    with pytest.raises(UsageError, match="path of the keeper's socket has") as e:
+        Checkpointer(tmp_path / "checkpoints").restore({"step": 1})
+    assert time.monotonic() - began < 5
+    assert f"Set {setting} to a shorter folder" in str(e.value.todo)

@@ -10,6 +10,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -27,10 +28,20 @@ def start(
     run_id: str, code: str = "input()", *, node: str = "node-000", role: str = "rank", **env: str
 ) -> subprocess.Popen[bytes]:
     marks = {"UNBROKEN_RUN_ID": run_id, "UNBROKEN_NODE": node, "UNBROKEN_ROLE": role}
-    return subprocess.Popen(
+    process = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(code)], env={**os.environ, **marks, **env}, stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )  # fmt: skip
+    until_marked(process, run_id)
+    return process
+
+
+def until_marked(process: subprocess.Popen[bytes], run_id: str) -> None:
+    """Popen returns in the middle of the exec, a moment before the kernel shows the new environment."""
+    deadline = time.monotonic() + 10
+    while run_id.encode() not in Path(f"/proc/{process.pid}/environ").read_bytes():
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.001)
 
 
 def ready(process: subprocess.Popen[bytes]) -> None:
@@ -80,6 +91,7 @@ def test_marks_that_a_script_has_spoilt_do_no_harm(run_id: str) -> None:
         },
     )
     try:
+        until_marked(b, run_id)
         found = {p.pid: p for p in marked(run_id)}
         assert (found[a.pid].attempt, found[a.pid].rank, found[b.pid].rank) == (0, -1, -1)
     finally:

@@ -129,11 +129,6 @@ class Stage:
         assert old in text, f"the script has no {old!r}"
         script.write_text(text.replace(old, new))
 
-    def slow_for_a_store(self) -> None:
-        """A checkpoint a second: the fake store takes three, and what is asked for faster only queues up."""
-        if self.place == "store":
-            self.seconds = 0.1
-
     # --- starting and ending it
 
     @property

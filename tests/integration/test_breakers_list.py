@@ -18,7 +18,11 @@ stage cannot do yet belongs into breakers.py. A fault with a lot of its own may 
 
 from __future__ import annotations
 
+import time
+
 import pytest
+
+from unbroken.testing.http_faults import Fault
 
 from .breakers import Stage, combinations
 
@@ -57,3 +61,25 @@ def test_what_was_on_disk_survives_the_death_of_everything(stage: Stage) -> None
     step, _ = stage.restored()[1]
     assert step >= durable, stage.story()
     stage.until_durable(step + 10)
+
+
+@combinations(places=("store",))
+def test_saves_faster_than_the_store_takes_them_neither_pile_up_nor_hold_training_up(stage: Stage) -> None:
+    """The newest wins: what is durable stays near what is trained, however long it goes on, and a stop saves at once."""
+    stage.steps, stage.seconds = 5000, 0.01
+    stage.server.fault = lambda r: Fault(delay=0.05) if r.method in ("PUT", "POST") else None
+    stage.start().until_step(400)
+    for step in (600, 800, 1000):
+        stage.until_step(step)
+        assert stage.step() - max(stage.durable()) < 300, (stage.step(), stage.durable())
+    began, step = time.monotonic(), stage.step()
+    code = stage.stop()
+    assert time.monotonic() - began < 20, stage.story()
+    assert code == (11 if stage.launcher == "run" else 0), stage.story()
+    assert max(stage.durable()) == stage.step() >= step
+    assert (
+        "is left out for step" in stage.output
+        if stage.launcher != "run"
+        else "are asked for faster" in stage.output
+    )
+    stage.goes_on(stage.step())

@@ -46,7 +46,10 @@ def test_a_stopped_training_goes_on_from_an_import_also_of_an_earlier_step(stage
     assert stage.restored()[1] == (7, "disk"), stage.story()
     since = len(stage.said("STEP"))  # the last step that it said may still be one before the import
     stage.until(lambda: len(stage.said("STEP")) > since + 8 and stage.step() >= 15, "it goes on")
+    told = len(stage.output)
     stage.stop()
+    if stage.launcher == "run":
+        assert f"the run is interrupted at step {stage.step()}, newest" in stage.output[told:], stage.story()
     stage.start().until(lambda: len(stage.restored()) > 2, "a third start")
     assert stage.restored()[2][0] >= 15, stage.story()
 

@@ -186,7 +186,6 @@ def test_a_stop_after_the_run_directory_was_deleted_saves_what_is_in_memory(stag
 
 @combinations(launchers=RUN)
 def test_a_stopped_supervisor_that_comes_back_after_a_takeover_does_no_harm(stage: Stage) -> None:
-    stage.slow_for_a_store()
     stage.options = ["--lease", "30s"]
     stage.steps = 5000
     stage.start().until_durable(10)
@@ -212,7 +211,6 @@ def test_a_stopped_supervisor_that_comes_back_after_a_takeover_does_no_harm(stag
 @combinations(launchers=RUN)
 @pytest.mark.parametrize("how", ["stopped", "killed"])
 def test_training_without_its_supervisor_goes_on_and_saves(stage: Stage, how: str) -> None:
-    stage.slow_for_a_store()
     stage.options = ["--lease", "60s"]
     stage.steps = 5000
     stage.start().until_durable(10)

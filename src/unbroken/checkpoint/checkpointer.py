@@ -151,6 +151,9 @@ class Checkpointer:
         self.strict = strict
         self.skipped = 0
         """Saves left out because no buffer was free, or no keeper was there."""
+        self.superseded = 0
+        """Checkpoints that stayed in memory, because a newer one was whole before the storage had taken those before it."""
+        self._superseded_said = 0
         self._budget = None if memory is None else int(Bytes(memory))
         self._room_s = float(Duration(wait_for_room))
         self._position = position
@@ -213,6 +216,9 @@ class Checkpointer:
 
     def _save(self, step: int, state: Mapping[str, Any], position: Any, persist: bool | None) -> Saved:
         self._open()
+        # Nobody asked for this very step, and no rule keeps it: a newer one makes up for it on a slow storage.
+        every = int(self._wishes["keep_every"] or 0)
+        periodic = persist is None and not (every and step % every == 0)
         persist = self._persists(step) if persist is None else persist
         where = _position(position if position is not None else self._position() if self._position else None)
         self._choose_device(state)
@@ -248,7 +254,7 @@ class Checkpointer:
         part = plan.body.with_more(changing)
         sealed = {
             "file_bytes": plan.layout.file_bytes, "world_size": self.place.world_size, "part": part,
-            "persist": persist,
+            "persist": persist, "periodic": periodic,
         }  # fmt: skip
 
         def whole(copying: Copying) -> None:
@@ -356,6 +362,7 @@ class Checkpointer:
         with holding_up():
             trouble = self._settle(timeout_s)
         if self._last is not None and trouble:
+            atexit.register(_exit_as_not_durable)
             raise NotDurable(
                 "; ".join(dict.fromkeys(trouble))[:500],
                 where=f"rank {self.place.rank}, {self.directory}",
@@ -705,7 +712,10 @@ class Checkpointer:
         with self._guard:
             saves = list(self._saves.get(mark, ()))
             # Without an attempt it is a refused buffer: of that save alone, not of the step.
-            if kind in ("durable", "failed", "remote", "remote_failed") and event.get("attempt") is not None:
+            if (
+                kind in ("durable", "failed", "superseded", "remote", "remote_failed")
+                and event.get("attempt") is not None
+            ):
                 self._fates.setdefault(mark, []).append(event)
                 for m in sorted(self._fates)[:-64]:
                     del self._fates[m]
@@ -737,6 +747,8 @@ class Checkpointer:
                 self._failed.append((step, "remote", f"step {step}, remote: {event['why']}"))
             for saved in saves:
                 saved.fail(str(event["why"]), rungs=("remote",))
+        elif kind == "superseded":
+            self._note_superseded(saves, int(event["by"]))
         elif kind == "waiting":
             logger.warning(
                 "step %d is in memory and waits for the storage, for up to %.0f s: %s", step, event["seconds"],
@@ -750,6 +762,21 @@ class Checkpointer:
                 self._refused |= bool(event.get("refused"))
             for saved in saves:
                 saved.fail(why, rungs=("disk", "remote"))
+
+    def _note_superseded(self, saves: list[Saved], by: int) -> None:
+        """A checkpoint was never begun, because the storage is slower than saves are asked for: it says so, seldom."""
+        step = saves[-1].step
+        self.memory.note(saves[-1].attempt, step, persist=False)
+        for saved in saves:
+            saved.fail(f"superseded by step {by}: checkpoints are asked for faster than the storage takes them",
+                       rungs=("disk", "remote"))  # fmt: skip
+        self.superseded += 1
+        if self.superseded >= 2 * self._superseded_said:
+            self._superseded_said = self.superseded
+            logger.warning(
+                "checkpoints are asked for faster than the storage takes them: step %d is left out for step %d (%d so far)",
+                step, by, self.superseded,
+            )  # fmt: skip
 
     def _at_exit(self) -> None:
         """A process that ends with a checkpoint pending waits for it, and its exit code says if it failed.
@@ -767,6 +794,14 @@ class Checkpointer:
         except NotDurable as e:
             print(f"unbroken: {e}", file=sys.stderr, flush=True)
             os._exit(NotDurable.exit_code)
+
+
+def _exit_as_not_durable() -> None:
+    """A process that ends by this error has its exit code, so that whoever started it knows: all but the last save is done."""
+    if isinstance(getattr(sys, "last_value", None), NotDurable):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(NotDurable.exit_code)
 
 
 def _warn_of_rest(name: str, taken: Taken) -> None:

@@ -45,6 +45,8 @@ class Settings:
     term_grace_s: float = TERM_GRACE_S
     room_s: float = ROOM_S
     """How long the last snapshot waits for a storage that refuses, where nobody says how long."""
+    elsewhere: str = ""
+    """Where the last snapshot is written if the storage refuses it even then; "" for nowhere."""
 
 
 @dataclass(eq=False)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from ..errors import UsageError
 from ..private import private_folder
+from .wire import check_socket
 
 
 @dataclass(frozen=True)
@@ -59,11 +60,15 @@ def place(env: Mapping[str, str] = os.environ) -> Place:
 
 
 def scratch(checkpoints: str, node: str) -> Path:
-    """The folder of this user's own keeper for these checkpoints on this node: short, private, not in the run folder."""
+    """The folder of this user's own keeper for these checkpoints on this node: short, private, not in the run folder.
+
+    Raises UsageError where its socket would have a path that is too long.
+    """
     key = hashlib.sha256(f"{checkpoints}\0{node}".encode()).hexdigest()[:12]
-    base = Path(
-        os.environ.get("UNBROKEN_SCRATCH") or os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
-    )
+    setting = next((name for name in ("UNBROKEN_SCRATCH", "XDG_RUNTIME_DIR") if os.environ.get(name)), "")
+    base = Path(os.environ[setting] if setting else tempfile.gettempdir())
+    # Refused here, at once: whoever waits for a keeper would try again and again.
+    check_socket(base / f"unbroken-{os.getuid()}" / key / "keeper.sock", setting or "TMPDIR")
     private_folder(base / f"unbroken-{os.getuid()}")
     return private_folder(base / f"unbroken-{os.getuid()}" / key)
 

@@ -39,7 +39,8 @@ def flush(
 
     Default: the newest that is whole on all ranks, of the ranks that live here. Given `ranks`, those, copies for
     another node included. Writing may take `deadline_s`, and within `room_s` longer
-    while it gets on; a storage that refuses is asked again for `room_s`.
+    while it gets on; a storage that refuses is asked again for `room_s`, and if it still does, the snapshot is written
+    elsewhere where such a place was named: the answer says where (`elsewhere`).
     Raises Refused, saying why, where it did not become durable.
     """
     node = keeper.settings.node
@@ -53,16 +54,41 @@ def flush(
         for b in mine:
             b.pins += 1
         keeper.writing.insisted.add(mark)
+        keeper.writing.take_up(mark)
         keeper.hurried = False
+    answer: Message = {"step": mark.step, "attempt": mark.attempt}
     try:
-        _insist(keeper, mark, mine, deadline_s, room_s)
+        try:
+            _insist(keeper, mark, mine, deadline_s, room_s)
+        except Refused as e:
+            _go_elsewhere(keeper, mark, mine, deadline_s, e)
     finally:
         with keeper.changed:
+            if mark in keeper.writing.moved:  # now, or when somebody else asked for it
+                answer["elsewhere"] = keeper.writing.moved[mark]
             keeper.writing.insisted.discard(mark)
             for b in mine:
                 b.pins -= 1
             keeper.changed.notify_all()
-    return {"step": mark.step, "attempt": mark.attempt}
+    return answer
+
+
+def _go_elsewhere(
+    keeper: Keeper, mark: Mark, mine: list[Buffer], deadline_s: float, refused: Refused
+) -> None:
+    """Writes the snapshot where it was said that the last one may go. Raises Refused: both reasons, or the first."""
+    place, writing = keeper.settings.elsewhere, keeper.writing
+    with keeper.changed:
+        gone = mark in writing.hopeless or keeper.stop.is_set()
+        lapsed = writing.lease_until is not None and writing.lease_until < time.monotonic()
+        if not place or gone or lapsed or writing.place_of(mark) == place or not writing.move(mark, place):
+            raise refused
+        keeper.hurried = False
+    log(f"{refused.what}; it is written to {place}")
+    try:
+        _insist(keeper, mark, mine, deadline_s, 0.0)
+    except Refused as e:
+        raise Refused(f"{refused.what}; and not in {place} either: {e.what}", where=e.where) from e
 
 
 def _insist(keeper: Keeper, mark: Mark, mine: list[Buffer], deadline_s: float, room_s: float) -> None:
@@ -130,7 +156,7 @@ def _again(keeper: Keeper, mark: Mark, mine: list[Buffer]) -> None:
         busy = {j.snapshot.rank for j in writing.jobs if j.snapshot.mark == mark}
     there: set[str] = set()
     try:
-        storage = writing.storage()
+        storage = writing.storage(mark)
         there = set(storage.list(folder))
         for b in mine:
             if failed_name(b.rank) in there:

@@ -84,6 +84,15 @@ class Holdings:
         ]
         return min(found, key=lambda b: b.foreign, default=None)
 
+    def all_here(self, mark: Mark) -> bool:
+        """Whether this node's own ranks are all there are, and each has this snapshot here."""
+        here = {
+            b.rank: b.snapshot
+            for b in self.buffers.values()
+            if b.state == SEALED and not b.foreign and b.snapshot and b.snapshot.mark == mark
+        }
+        return bool(here) and all(set(here) == set(range(s.world_size)) for s in here.values())
+
     def may_reuse(self, b: Buffer) -> bool:
         """Whether this buffer's content is needed no more."""
         if b.pins or b.state == CLAIMED:

@@ -42,11 +42,12 @@ def parse(argv: list[str]) -> Settings:
     p.add_argument("--writers", type=int, default=2)
     p.add_argument("--term-grace", type=Duration, default=Duration(TERM_GRACE_S))
     p.add_argument("--wait-for-room", type=Duration, default=Duration(ROOM_S))
+    p.add_argument("--room-elsewhere", default="", help="folder or address for the last snapshot after that")
     a = p.parse_args(argv)
     return Settings(
         a.socket, a.node, a.run_id, a.checkpoints, int(a.budget), a.keep, a.keep_every, float(a.orphan_grace),
         None if a.lease is None else float(a.lease), a.writers, float(a.term_grace),
-        float(a.wait_for_room),
+        float(a.wait_for_room), a.room_elsewhere,
     )  # fmt: skip
 
 

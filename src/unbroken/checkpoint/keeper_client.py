@@ -23,7 +23,7 @@ from typing import Any
 from ..errors import CheckpointError, DoesNotFit, UnbrokenError
 from ..machine import python_path
 from .manifest import folder_name
-from .wire import VERSION, Channel, Closed, Message, connect
+from .wire import VERSION, Channel, Closed, Message, check_socket, connect
 
 ANSWER_TIMEOUT_S = 30.0
 
@@ -360,14 +360,9 @@ def keeper_command(
 def start_keeper(command: Sequence[str], socket_path: Path, log: Path, *, within_s: float = 15.0) -> int:
     """Starts a keeper in a session of its own and waits until it listens; its process id.
 
-    Raises KeeperGone with the end of its log if it does not come up.
+    Raises KeeperGone with the end of its log if it does not come up, UsageError where the path is too long.
     """
-    if len(str(socket_path).encode()) > 100:
-        raise KeeperGone(
-            "the path of the keeper's socket is longer than a Unix socket's may be (100 bytes)",
-            where=str(socket_path),
-            todo="Set TMPDIR to a shorter folder",
-        )
+    check_socket(socket_path, "TMPDIR")
     log.parent.mkdir(parents=True, exist_ok=True)
     socket_path.unlink(missing_ok=True)
     environment = {**os.environ, "PYTHONPATH": python_path()}

@@ -73,9 +73,10 @@ class Keeper:
         """What a rank asked for that the supervisor has not answered yet; what ranks of this attempt were told to use."""
         self.place_refused: Message | None = None
         self.writing = Writing(
-            lambda: open_storage(self.place), self.holdings, self.changed, self.emit, self.view,
+            open_storage, self.holdings, self.changed, self.emit, self.view,
             node=settings.node, writers=settings.writers, after_commit=self._after_commit, freed=self._serve_waits,
         )  # fmt: skip
+        self.writing.place = self.place
         if settings.lease_s is not None:
             self.writing.lease_until = time.monotonic() + settings.lease_s
         self.peers = Peers(self, log)
@@ -321,11 +322,19 @@ class Keeper:
         """What the supervisor says of the place: where to write, or why the ranks may not go on."""
         self.place_refused = m.get("refused")
         if (url := str(m.get("url") or self.place)) != self.place:
-            log(f"checkpoints go to {url}")
-            self.place = url
-            self.writing.reopen()
+            log(f"checkpoints of attempt {self.attempt} go to {url}")
+            self.place = self.writing.place = url
+        # What is whole in memory of an earlier attempt goes where that one's checkpoints lie.
+        self.writing.places[self.attempt] = url
         self.keep = Retention(self.keep.keep_last, self.keep.keep_every, int(m.get("spare_below", 0)))
         self.place_asked = ""
+
+    def note_candidates(self, candidates: list[Any]) -> None:
+        """Takes what may be restored from, and where each of it lies."""
+        self.candidates = candidates
+        for c in candidates:
+            if c.get("place") and not c.get("brought"):
+                self.writing.places.setdefault(int(c["attempt"]), str(c["place"]))
 
     def room_for(self, rank: int, size: int, foreign: bool) -> Buffer | None:
         """A buffer to receive a snapshot into, claimed: one that is needed no more, else a new one in the budget."""
@@ -359,7 +368,7 @@ class Keeper:
     ) -> None:
         log(f"attempt {attempt} begins: {world_size} ranks, here {sorted(ranks)}")
         self.attempt, self.world_size, self.local, self.restored = attempt, world_size, ranks, False
-        self.candidates = candidates or []
+        self.note_candidates(candidates or [])
         self.place_asked = self.place_used = ""
         self.place_refused = None
         self.writing.closed = (
@@ -523,6 +532,10 @@ class Keeper:
             if self.uploading is not None:
                 self.uploading.submit(mark, tuple(sorted(self.local)))
             protect = self.uploading.names() if self.uploading else {}
+            # An older one that is begun just now may be a folder with nothing in it.
+            protect |= {
+                folder_name(m.step, m.attempt): "being written" for m in self.writing.busy_with(self.attempt)
+            }
             # All that this keeper saw become durable: a newer one may be there before an older one, and must not be
             # read again as a whole to prove it.
             verified = [folder_name(m.step, m.attempt) for m in {mark, *self.holdings.durable}]

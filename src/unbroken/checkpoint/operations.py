@@ -91,11 +91,8 @@ def attempt(keeper: Keeper, client: Client, m: Message, fds: list[int]) -> Answe
     if attempt > keeper.attempt:
         keeper.begin(attempt, int(m["world_size"]), ranks, list(m["candidates"]))
     else:
-        keeper.world_size, keeper.local, keeper.candidates = (
-            int(m["world_size"]),
-            ranks,
-            list(m["candidates"]),
-        )
+        keeper.world_size, keeper.local = int(m["world_size"]), ranks
+        keeper.note_candidates(list(m["candidates"]))
     if m.get("place"):
         keeper.take_place(dict(m["place"]))
     return {}, []
@@ -216,7 +213,7 @@ def seal(keeper: Keeper, client: Client, m: Message, fds: list[int]) -> Answer:
         keeper.peers.complete(mark)
         keeper.emit({"event": "complete", "attempt": mark.attempt, "step": mark.step})
     if m.get("persist"):
-        keeper.writing.submit(b)
+        keeper.writing.submit(b, periodic=bool(m.get("periodic")))
     return {}, []
 
 
@@ -247,7 +244,7 @@ def adopt(keeper: Keeper, client: Client, m: Message, fds: list[int]) -> Answer:
             if kept.get("complete"):
                 keeper.holdings.complete(mark)
             if kept.get("persist"):
-                keeper.writing.submit(b)
+                keeper.writing.submit(b, periodic=bool(kept.get("periodic")))
         elif entry.get("claimed"):
             b.state, b.owner = CLAIMED, client
     return {"ids": ids}, []
@@ -313,7 +310,7 @@ def give_up(keeper: Keeper, client: Client, m: Message, fds: list[int]) -> Answe
     keeper.writing.give_up(mark, client.rank, str(m["why"])[:500])
     snapshot = Snapshot(mark, client.rank, int(m["world_size"]), 0, {})
     threading.Thread(
-        target=note_failure, args=(keeper.writing.storage(), snapshot, str(m["why"])), daemon=True
+        target=note_failure, args=(keeper.writing.storage(mark), snapshot, str(m["why"])), daemon=True
     ).start()
     return {}, []
 

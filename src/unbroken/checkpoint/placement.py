@@ -113,6 +113,11 @@ def same_place(a: str, b: str) -> bool:
     return os.path.realpath(a) == os.path.realpath(b)
 
 
+def elsewhere_of(folder: str, run_id: str) -> str:
+    """Where the last checkpoint of this run goes if its own place refuses it; "" where no folder was named."""
+    return f"{folder.rstrip('/')}/{run_id}" if folder else ""
+
+
 def claim(storage: Storage, number: int, kind: str, *, run_id: str = "", run_dir: str = "") -> bool:
     """Takes an attempt's number for good; False if somebody has it. Raises StorageError."""
     mine = Claim(number, kind, run_id, run_dir, socket.gethostname(), round(time.time(), 3))

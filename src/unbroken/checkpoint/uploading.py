@@ -23,7 +23,7 @@ class Uploading:
     """Mirrors committed checkpoints to `url`, one after the other. `gate` raises where writing is forbidden."""
 
     url: str
-    source: Callable[[], Storage]
+    source: Callable[[Mark], Storage]
     changed: threading.Condition
     emit: Callable[[Message], None]
     gate: Callable[[Mark], None]
@@ -64,11 +64,11 @@ class Uploading:
         for attempt in range(TRIES):
             try:
                 target = open_storage(self.url)
-                done = mirror(self.source(), name, target, ranks=ranks, gate=lambda: self.gate(mark))
+                done = mirror(self.source(mark), name, target, ranks=ranks, gate=lambda: self.gate(mark))
                 deadline = time.monotonic() + COMMIT_TIMEOUT_S
                 while not done.committed and time.monotonic() < deadline:
                     time.sleep(0.5)
-                    done = mirror(self.source(), name, target, ranks=())
+                    done = mirror(self.source(mark), name, target, ranks=())
                 return None if done.committed else "other nodes did not send their share"
             except (UnbrokenError, OSError) as e:
                 why = str(e)

@@ -14,10 +14,12 @@ import socket
 import struct
 import threading
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from ..bounds import Malformed, decode
 from ..bounds import Message as Message
+from ..errors import UsageError
 
 VERSION = 1
 MAX_MESSAGE_BYTES = 256 << 20
@@ -26,6 +28,20 @@ _LENGTH = struct.Struct(">I")
 
 VALUES = 16_000_000
 """Values in one message at most: a rank's share of a manifest may name a hundred thousand tensors."""
+
+
+SOCKET_PATH_MAX = 100
+"""Bytes; a Unix socket's path may have 107."""
+
+
+def check_socket(path: Path, setting: str) -> None:
+    """Raises UsageError where a Unix socket cannot have this path; `setting` is what makes it shorter."""
+    if (size := len(os.fsencode(path))) > SOCKET_PATH_MAX:
+        raise UsageError(
+            f"the path of the keeper's socket has {size} bytes, a Unix socket's may have {SOCKET_PATH_MAX}",
+            where=str(path),
+            todo=f"Set {setting} to a shorter folder on this machine, such as /tmp",
+        )
 
 
 class Encoded:

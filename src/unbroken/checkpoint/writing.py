@@ -22,6 +22,8 @@ from .manifest import folder_name
 from .storage import Storage
 
 COMMIT_TIMEOUT_S = 600.0
+COMMITS_PENDING_MAX = 3
+"""Checkpoints whose commit is waited for while the next one is written: each of them asks the storage again and again."""
 
 Emit = Callable[[dict[str, Any]], None]
 
@@ -35,6 +37,8 @@ class Job:
     since: float = field(default_factory=time.monotonic)
     moved: float = field(default_factory=time.monotonic)
     running: bool = False
+    periodic: bool = False
+    """Nobody asked for this very step: a newer one makes up for it."""
 
 
 @dataclass(eq=False)
@@ -59,7 +63,7 @@ class Writing:
 
     def __init__(
         self,
-        open_storage: Callable[[], Storage],
+        open_storage: Callable[[str], Storage],
         holdings: Holdings,
         changed: threading.Condition,
         emit: Emit,
@@ -71,6 +75,10 @@ class Writing:
         freed: Callable[[], None] = lambda: None,
     ) -> None:
         self.open_storage = open_storage
+        self.place = ""
+        """Where the checkpoints of attempts go that `places` does not name."""
+        self.places: dict[int, str] = {}
+        """Where those of an attempt lie: what was whole in memory before the place changed belongs to the old one."""
         self.holdings = holdings
         self.changed = changed
         self.emit = emit
@@ -91,7 +99,11 @@ class Writing:
         self.lease_until: float | None = None
         self.ended = False
         self.pool = ThreadPoolExecutor(writers, thread_name_prefix="checksum")
-        self._storage: Storage | None = None
+        self.moved: dict[Mark, str] = {}
+        """Checkpoints that go elsewhere, because their own place refused them to the end."""
+        self.superseded: set[Mark] = set()
+        """Never begun here, because a newer one was whole before the storage had taken those before it."""
+        self._storages: dict[str, Storage] = {}
         self._threads = [threading.Thread(target=self._write_loop, daemon=True) for _ in range(writers)]
         self._threads.append(threading.Thread(target=self._commit_loop, daemon=True))
         for t in self._threads:
@@ -99,8 +111,11 @@ class Writing:
 
     # What follows until the next comment is called with `changed` held.
 
-    def submit(self, buffer: Buffer) -> bool:
-        """Queues the snapshot in this buffer; False if it is under way, done, failed or forbidden already."""
+    def submit(self, buffer: Buffer, *, periodic: bool = False) -> bool:
+        """Queues the snapshot in this buffer; False if it is under way, done, failed or forbidden already.
+
+        A `periodic` one may be left out again where a newer one comes before it is begun.
+        """
         snapshot = buffer.snapshot
         if snapshot is None or snapshot.mark in self.failed or snapshot.mark in self.holdings.released:
             return False
@@ -113,9 +128,54 @@ class Writing:
         if watch is not None and rank in watch.shares:
             return False  # written: a second part could come after the manifest that vouches for the first
         buffer.pins += 1
-        self.jobs.append(Job(buffer, snapshot))
+        self.jobs.append(Job(buffer, snapshot, periodic=periodic))
+        self._supersede()
         self.changed.notify_all()
         return True
+
+    def _supersede(self) -> None:
+        """Leaves out what is not begun and has a newer one behind it, so that a slow storage gets the newest.
+
+        Only where all ranks are here: another node may have begun what this one has not, and a checkpoint that each
+        node leaves out in its own way would never be whole. There the ranks wait for their buffers instead.
+        """
+        waiting = {j.snapshot.mark for j in self.jobs if j.snapshot.mark in self.holdings.completed}
+        newest = max(waiting, default=None)
+        if newest is None or not self.holdings.all_here(newest):
+            return
+        for mark in sorted({j.snapshot.mark for j in self.jobs}):
+            jobs = [j for j in self.jobs if j.snapshot.mark == mark]
+            begun = mark in self.watches or any(j.running for j in jobs)
+            if mark.attempt != newest.attempt or mark >= newest or begun or mark in self.insisted:
+                continue
+            if all(j.periodic for j in jobs):
+                self.superseded.add(mark)
+                self.holdings.released.add(mark)
+                for job in jobs:
+                    self._finish(job)
+                self.emit(
+                    {"event": "superseded", "attempt": mark.attempt, "step": mark.step, "by": newest.step}
+                )
+
+    def take_up(self, mark: Mark) -> None:
+        """Lets this one be written after all, though a newer one had superseded it."""
+        if mark in self.superseded:
+            self.superseded.discard(mark)
+            self.holdings.released.discard(mark)
+
+    def _next(self) -> Job | None:
+        """What is written next: what somebody insists on, then what is begun, then the oldest where there is room."""
+        idle = [j for j in self.jobs if not j.running]
+        begun = {j.snapshot.mark for j in self.jobs if j.running}
+        committing = any(
+            len(w.shares) >= w.world_size for w in self.watches.values()
+        )  # nobody else is waited for
+        full = bool(begun) or committing or len(self.watches) >= COMMITS_PENDING_MAX
+        for job in sorted(idle, key=lambda j: j.snapshot.mark not in self.insisted):
+            mark = job.snapshot.mark
+            if mark in self.insisted or mark in begun or mark in self.watches or not full:
+                return job
+        return None
 
     def watch(self, mark: Mark, world_size: int, rank: int) -> None:
         """A rank wrote its share by itself: wait for the rest."""
@@ -191,15 +251,30 @@ class Writing:
             if job is not None:
                 job.moved = time.monotonic()
 
-    def storage(self) -> Storage:
-        """The storage, opened at the first use."""
-        if self._storage is None:
-            self._storage = self.open_storage()
-        return self._storage
+    def storage(self, mark: Mark | None = None) -> Storage:
+        """The storage that this checkpoint belongs to (default: the present one), opened at the first use."""
+        place = self.place_of(mark)
+        if place not in self._storages:
+            self._storages[place] = self.open_storage(place)
+        return self._storages[place]
 
-    def reopen(self) -> None:
-        """Opens the storage anew at its next use: it is another one from now on."""
-        self._storage = None
+    def place_of(self, mark: Mark | None) -> str:
+        """Where this checkpoint goes."""
+        if mark is None:
+            return self.place
+        return self.moved.get(mark) or self.places.get(mark.attempt, self.place)
+
+    def move(self, mark: Mark, place: str) -> bool:
+        """Lets this checkpoint be written elsewhere, from its beginning; False where a write to its place still hangs."""
+        if any(j.snapshot.mark == mark and j.running for j in self.jobs):
+            return False
+        for job in [j for j in self.jobs if j.snapshot.mark == mark]:
+            self._finish(job)
+        self.watches.pop(mark, None)
+        self.failed.pop(mark, None)
+        self.holdings.released.discard(mark)
+        self.moved[mark] = place
+        return True
 
     def settle(self, attempt: int, deadline_s: float, gone: Collection[int] = ()) -> list[Mark]:
         """Finishes or abandons this attempt's writes and closes it; what could not be stopped (empty: none).
@@ -252,7 +327,7 @@ class Writing:
     def _write_loop(self) -> None:
         while True:
             with self.changed:
-                while (job := next((j for j in self.jobs if not j.running), None)) is None:
+                while (job := self._next()) is None:
                     if self.ended:
                         return
                     self.changed.wait()
@@ -266,7 +341,7 @@ class Writing:
         try:
             self.gate(mark, job)
             view = self.view(job.buffer, snapshot.file_bytes)
-            record = write_part(self.storage(), snapshot, view, lambda: self.gate(mark, job), self.pool)
+            record = write_part(self.storage(mark), snapshot, view, lambda: self.gate(mark, job), self.pool)
             with self.changed:
                 if job.buffer.snapshot is snapshot:
                     job.buffer.snapshot = replace(snapshot, checksums=record.checksums)
@@ -275,8 +350,8 @@ class Writing:
         except Exception as e:  # noqa: BLE001 - whatever it is fails this save, and must not end the writer
             why = str(e) if isinstance(e, UnbrokenError) else repr(e)
             hopeless = not isinstance(e, StorageError | OSError)
-            if self._storage is not None:
-                note_failure(self._storage, snapshot, why, hopeless=hopeless)
+            if (storage := self._storages.get(self.place_of(mark))) is not None:
+                note_failure(storage, snapshot, why, hopeless=hopeless)
         with self.changed:
             self._finish(job)
             if why is not None:
@@ -315,7 +390,7 @@ class Writing:
         began = time.monotonic()
         try:
             self.gate(mark)
-            look = commit(self.storage(), mark, watch.world_size, self.node, lambda: self.gate(mark))
+            look = commit(self.storage(mark), mark, watch.world_size, self.node, lambda: self.gate(mark))
         except Abandoned as e:
             why = str(e)
         except RankFailed as e:
@@ -348,7 +423,7 @@ class Writing:
                 )  # fmt: skip
                 self.changed.notify_all()
         if why is None and not look.missing:
-            self.after_commit(self.storage(), mark, look.mine)
+            self.after_commit(self.storage(mark), mark, look.mine)
 
 
 def be_nice() -> None:

@@ -80,6 +80,12 @@ def run(
             help="At the end: how long the last snapshot waits in memory for a disk that is full or refuses it."
         ),
     ] = "10m",
+    room_elsewhere: Annotated[
+        str,
+        typer.Option(
+            help="A folder or address where the last checkpoint is written if the disk refuses it even then."
+        ),
+    ] = "",
 ) -> None:
     """Runs a training script on N nodes x P ranks so that it survives failures.
 
@@ -109,6 +115,7 @@ def run(
     spec = make_spec(
         words, nodes=nodes, nproc=nproc, spares=spares, timeouts=times,
         host_memory=_memory(host_memory), ownership=ownership, origin=_absolute(start_from), trust_pickle=trust_pickle,
+        room_elsewhere=_absolute(room_elsewhere),
     )  # fmt: skip
     ended = run_supervised(RunDir(folder), spec)
     if ended == "interrupted":

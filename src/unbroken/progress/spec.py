@@ -109,6 +109,8 @@ class RunSpec:
     """Whether pickled objects in `origin` may be read."""
     host_memory: Bytes = Bytes(0)
     """What each node's keeper may hold in memory for snapshots; 0 lets the backend choose."""
+    room_elsewhere: str = ""
+    """A folder or address for the last checkpoint, where the storage refuses it even after `timeouts.room`."""
     timeouts: Timeouts = field(default_factory=Timeouts)
     budgets: Budgets = field(default_factory=Budgets)
 

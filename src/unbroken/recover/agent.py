@@ -54,6 +54,7 @@ class Agent:
         keeper_bytes: int,
         owner: Ownership,
         room_s: float = 600.0,
+        elsewhere: str = "",
     ) -> None:
         self.run_dir, self.run_id, self.node, self.scratch = run_dir, run_id, node, scratch
         self._owner = owner
@@ -61,8 +62,9 @@ class Agent:
         self.orphan_grace_s = orphan_grace_s
         self.room_s = room_s
         self.keeper = KeeperProcess(
-            run_dir, run_id, node, scratch, keeper_bytes, self._on_keeper, room_s=room_s
-        )
+            run_dir, run_id, node, scratch, keeper_bytes, self._on_keeper, room_s=room_s,
+            elsewhere=elsewhere,
+        )  # fmt: skip
         self._leaving: asyncio.Task[Message] | None = None
         self.attempt = 0
         self.epoch = 0
@@ -410,6 +412,7 @@ def main() -> None:
     parser.add_argument("--ownership", required=True, help="how the node's processes are held")
     parser.add_argument("--keeper-memory", type=int, required=True, help="bytes")
     parser.add_argument("--wait-for-room", type=float, default=600.0, help="seconds")
+    parser.add_argument("--room-elsewhere", default="", help="where the last checkpoint goes after that")
     args = parser.parse_args()
     logging.basicConfig(
         level=logging.INFO, stream=sys.stdout, format="%(asctime)s %(levelname)s %(message)s", force=True
@@ -430,6 +433,7 @@ def main() -> None:
         args.keeper_memory,
         owner,
         args.wait_for_room,
+        args.room_elsewhere,
     )
     asyncio.run(agent.main())
     shutil.rmtree(args.scratch, ignore_errors=True)

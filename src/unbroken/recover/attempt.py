@@ -14,6 +14,7 @@ from typing import Any
 
 from ..detect import HangDetector, RankView
 from ..diagnose.facts import RankExit
+from ..errors import NotDurable
 from ..progress import Phase, RunDir
 from .wire import Message
 
@@ -115,6 +116,13 @@ class Attempt:
             s.exit for s in self.ranks.values() if s.exit is not None and s.exit.code != 0 and not s.exit.ours
         ]
         return sorted(bad, key=lambda e: e.time)
+
+    @property
+    def done_but_for_saving(self) -> bool:
+        """Whether all that failed is that the last checkpoint was not saved when the ranks had done their steps."""
+        failed = self.failures()
+        steps_done = self.total is None or self.step >= self.total
+        return bool(failed) and steps_done and all(e.code == NotDurable.exit_code for e in failed)
 
     def stopped_by_us(self) -> RankExit | None:
         """The first rank whose end was our doing (its lease had lapsed, say), where none had failed before it."""

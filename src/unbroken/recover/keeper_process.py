@@ -81,10 +81,11 @@ class KeeperProcess:
         on_event: Callable[[Message], Awaitable[None]],
         *,
         room_s: float = 600.0,
+        elsewhere: str = "",
     ) -> None:
         self._run_dir, self._run_id, self._node = run_dir, run_id, node
         self._on_event = on_event
-        self._budget, self._room_s = budget_bytes, room_s
+        self._budget, self._room_s, self._elsewhere = budget_bytes, room_s, elsewhere
         self.socket = scratch / "keeper.sock"
         self._events_task: asyncio.Task[None] | None = None
         self._lease_until = 0.0
@@ -118,7 +119,7 @@ class KeeperProcess:
                     sys.executable, "-m", "unbroken.checkpoint.keeper",
                     "--socket", str(self.socket), "--node", self._node, "--run-id", self._run_id,
                     "--checkpoints", str(self._run_dir.checkpoints), "--budget", str(self._budget),
-                    "--wait-for-room", str(self._room_s),
+                    "--wait-for-room", str(self._room_s), "--room-elsewhere", self._elsewhere,
                 ],
                 env={**os.environ, "UNBROKEN_ROLE": "keeper"},
                 stdin=subprocess.DEVNULL,
@@ -228,7 +229,7 @@ class KeeperProcess:
 
         Waits up to `deadline_s` for the writing, and `room_s` for a storage that refuses.
         """
-        within = deadline_s + room_s
+        within = deadline_s + room_s + (deadline_s if self._elsewhere else 0.0)
         self.let_finish(within + 10)
         self.wake()
         try:

@@ -78,6 +78,12 @@ class Farewell:
         closed = {n: a.get("closed", {}) for n, a in self.answers.items()}
         return {n: str(why) for n, c in closed.items() if (why := c.get("why") or c.get("what"))}
 
+    @property
+    def elsewhere(self) -> str:
+        """Where the snapshot was written because its own place refused it; "" where it did not."""
+        closed = [a.get("closed", {}) for a in self.answers.values()]
+        return next((str(c["elsewhere"]) for c in closed if c.get("elsewhere")), "")
+
 
 async def say_farewell(
     nodes: NodeTable,
@@ -87,10 +93,12 @@ async def say_farewell(
     flush: bool,
     room_s: float,
     patient_until: Callable[[], float],
+    extra_s: float = 0.0,
 ) -> Farewell:
     """Asks all agents to save what is in memory and to end; waits while `patient_until()` is ahead (monotonic).
 
     An agent that is not waited for goes on by itself: it tries for `room_s` and ends, or serves the next supervisor.
+    `extra_s` is for writing elsewhere after that.
     """
     request: dict[str, Any] = {"flush": flush, "deadline_s": FLUSH_S, "room_s": 0.0}
     if last is not None:  # else nothing is whole: what a lost node lacks is not worth a long wait
@@ -98,7 +106,9 @@ async def say_farewell(
 
     async def one(name: str) -> Message:
         ranks = list(last.shares.get(name, ())) if last is not None else []
-        return await nodes.ask(name, "quit", timeout=FLUSH_S + room_s + ANSWER_S, ranks=ranks, **request)
+        return await nodes.ask(
+            name, "quit", timeout=FLUSH_S + room_s + ANSWER_S + extra_s, ranks=ranks, **request
+        )
 
     tasks = {name: asyncio.create_task(one(name)) for name in names}
     done = Farewell()

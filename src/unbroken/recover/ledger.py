@@ -14,6 +14,8 @@ class Ledger:
     host_step: int = -1
     durable_step: int = -1
     failed: dict[int, str] = field(default_factory=dict)
+    superseded: set[int] = field(default_factory=set)
+    """Never written: a newer one was whole before the storage had taken those before it."""
     _host: dict[int, set[int]] = field(default_factory=dict)
 
     def on_host(self, step: int, rank: int) -> bool:
@@ -26,6 +28,11 @@ class Ledger:
         for old in [s for s in self._host if s <= step]:
             del self._host[old]
         return True
+
+    def on_superseded(self, step: int) -> int:
+        """Notes a checkpoint that was left out; how many of this attempt were."""
+        self.superseded.add(step)
+        return len(self.superseded)
 
     def on_durable(self, step: int) -> bool:
         """Notes a commit; True for the first report of it."""

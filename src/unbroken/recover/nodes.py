@@ -80,6 +80,7 @@ class NodeTable:
         self._tasks: set[asyncio.Task[Any]] = set()
         self.epoch = 0
         self.room_s = 600.0
+        self.elsewhere = ""
         """How long a keeper that ends waits for a storage that refuses what it holds."""
 
     async def listen(self) -> tuple[str, int]:
@@ -192,7 +193,7 @@ class NodeTable:
             "--run-dir", str(self._run_dir.path), "--run-id", self._run_id, "--node", name,
             "--scratch", str(self._backend.scratch(name)), "--orphan-grace", str(self._orphan_grace_s),
             "--keeper-memory", str(self.keeper_bytes), "--ownership", self._backend.ownership(),
-            "--wait-for-room", str(self.room_s),
+            "--wait-for-room", str(self.room_s), "--room-elsewhere", self.elsewhere,
         ]  # fmt: skip
         env = {"UNBROKEN_RUN_ID": self._run_id, "UNBROKEN_NODE": name, "UNBROKEN_ROLE": "agent"}
         if not _importable():

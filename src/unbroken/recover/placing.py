@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from ..checkpoint.catalogue import Found, listing
 from ..checkpoint.manifest import parse_folder_name
 from ..checkpoint.origin import bring, find_origin
-from ..checkpoint.placement import Survey, check_folder, claim, read_claim, same_place, survey
+from ..checkpoint.placement import Survey, check_folder, claim, elsewhere_of, read_claim, same_place, survey
 from ..checkpoint.storage import Storage, open_storage
 from ..errors import RunStopped, StorageError, UnbrokenError
 from ..progress import RunDir
@@ -219,6 +219,35 @@ class Placing:
                 f"the run starts from {state.origin} all the same" if told else "the run goes on from there"
             )
             self._say(f"{url} holds {things} of {found.where_from}: {goes}")
+
+    async def accept_elsewhere(self, folder: str) -> list[str]:
+        """Takes over what keepers wrote elsewhere (--room-elsewhere) because its own place refused it; the names.
+
+        Only this run's keepers write there, and only what was whole: of a sealed attempt what counted then, of one that
+        is not sealed yet all. It comes before everything that its attempt and those before made.
+        """
+        url, state = elsewhere_of(folder, self._run_id), self._state()
+        if not url:
+            return []
+        known = {(b.number, n) for b in self.brought() if same_place(b.place, url) for n in b.names}
+        try:
+            lying = await asyncio.to_thread(lambda: listing(open_storage(url)))
+        except (OSError, UnbrokenError) as e:
+            self._say(f"{url} cannot be read: {e}")
+            return []
+        fresh = [
+            f
+            for f in lying
+            if f.committed
+            and (f.attempt, f.name) not in known
+            and ((f.attempt, f.step) in state.accepted or f.attempt not in state.seals)
+        ]
+        for attempt in sorted({f.attempt for f in fresh}):
+            await self._record(
+                "accepted", number=attempt, checkpoints=[f.name for f in fresh if f.attempt == attempt], place=url,
+                before=attempt + 1, source="this run, because its own place refused it",
+            )  # fmt: skip
+        return [f.name for f in fresh]
 
     async def _patiently(self, url: str, ask: Callable[[Storage], T], within_s: float | None = None) -> T:
         """What `ask` gives of the storage at `url`, asked again while that cannot be reached."""

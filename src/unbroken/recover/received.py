@@ -16,7 +16,7 @@ _LATEST = 1e12
 _PHASES = {int(p) for p in Phase}
 _KEEPER_NEEDS = {
     "host": ("attempt", "step", "rank"), "durable": ("attempt", "step"), "failed": ("attempt", "step"),
-    "waiting": ("attempt", "step"), "restored": ("attempt",), "place": ("attempt",),
+    "waiting": ("attempt", "step"), "restored": ("attempt",), "superseded": ("attempt", "step", "by"), "place": ("attempt",),
 }  # fmt: skip
 """What the supervisor reads of each event of a keeper; the rest may be missing or null."""
 
@@ -42,7 +42,9 @@ def check(m: Message, world_size: int) -> Message:
     elif op == "keeper":
         text(m.get("event"), "event", most=64)
         # A restore that found nothing has no step, and what went wrong on no rank in particular has rank -1.
-        for key, least, most in (("attempt", 0, _MOST), ("step", 0, _MOST), ("rank", -1, world_size - 1)):
+        for key, least, most in (
+            ("attempt", 0, _MOST), ("step", 0, _MOST), ("by", 0, _MOST), ("rank", -1, world_size - 1),
+        ):  # fmt: skip
             if m.get(key) is not None or key in _KEEPER_NEEDS.get(m["event"], ()):
                 whole(m.get(key), key, least, most)
     return m

@@ -19,6 +19,7 @@ from typing import TypeVar
 from ..checkpoint.manifest import COMMITTED, parse_folder_name
 from ..checkpoint.origin import find_origin
 from ..checkpoint.placement import CLAIMS, check_folder
+from ..checkpoint.wire import check_socket
 from ..cluster import Kind, LocalBackend
 from ..errors import DoesNotFit, InputError, RunDirMismatch, RunError, StorageError, UnbrokenError, UsageError
 from ..progress import Budgets, RunDir, RunSpec, Timeouts, check_same, read_journal, read_spec, write_spec
@@ -52,12 +53,13 @@ def make_spec(
     ownership: str = "auto",
     origin: str = "",
     trust_pickle: bool = False,
+    room_elsewhere: str = "",
 ) -> RunSpec:
     """A spec with a fresh run id. Raises UsageError on impossible numbers."""
     return RunSpec(
         command=tuple(command), run_id=secrets.token_hex(6), nodes=nodes, nproc=nproc, spares=spares,
         timeouts=timeouts or Timeouts(), budgets=budgets or Budgets(), host_memory=host_memory, ownership=ownership,
-        origin=origin, trust_pickle=trust_pickle,
+        origin=origin, trust_pickle=trust_pickle, room_elsewhere=room_elsewhere,
     )  # fmt: skip
 
 
@@ -194,6 +196,7 @@ def settle_spec(run_dir: RunDir, wanted: RunSpec) -> RunSpec:
         budgets=_asked(wanted.budgets, old.budgets), host_memory=wanted.host_memory or old.host_memory,
         origin=old.origin, trust_pickle=wanted.trust_pickle or old.trust_pickle,
         ownership=old.ownership if wanted.ownership == "auto" else wanted.ownership,
+        room_elsewhere=wanted.room_elsewhere or old.room_elsewhere,
     )  # fmt: skip
 
 
@@ -287,6 +290,7 @@ def run_supervised(
     _check_journal(run_dir, spec)
     backend = LocalBackend(spec.run_id, None if spec.ownership == "auto" else Kind(spec.ownership))
     check_places(run_dir, backend.scratch("x").parent.parent)
+    check_socket(backend.scratch(f"node-{spec.nodes + spec.spares - 1:03d}") / "keeper.sock", "TMPDIR")
     shown = view or Lines()
 
     async def go() -> str:

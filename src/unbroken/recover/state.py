@@ -57,6 +57,8 @@ class RunState:
     unproven: dict[str, Doubt] = field(default_factory=dict)
     """Nodes of which it is not proven that the processes of attempts before are gone."""
     epochs: int = 0
+    brought_offers: set[tuple[int, int]] = field(default_factory=set)
+    """(attempt, step) of what came from elsewhere and is offered to the newest attempt."""
     accepted: set[tuple[int, int]] = field(default_factory=set)
     """(attempt, step) of snapshots that were whole in memory when their attempt was sealed, or were offered to a
     later one: they count, also where they become durable only afterwards."""
@@ -96,6 +98,9 @@ class RunState:
             self.accepted |= {
                 (int(c["attempt"]), int(c["step"])) for c in r.get("candidates") or () if not c.get("brought")
             }
+            self.brought_offers = {
+                (int(c["attempt"]), int(c["step"])) for c in r.get("candidates") or () if c.get("brought")
+            }
             self.places[self.attempt] = str(r.get("place", ""))
             self.held = str(r.get("held", ""))
             self.launches += 1
@@ -105,6 +110,9 @@ class RunState:
             if r.get("how") == "renumbered":
                 self.launches -= 1  # it only said where its checkpoints lie
             self.step = max(self.step, r.get("step", -1))
+        elif kind == "restored":
+            if (r.get("of"), r.get("step")) in self.brought_offers:
+                self.step = int(r["step"])  # on purpose: an import of an earlier step, say
         elif kind == "durable":
             self.durable.append((r["step"], r["attempt"]))
         elif kind == "seal":

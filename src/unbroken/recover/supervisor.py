@@ -20,12 +20,14 @@ from pathlib import Path
 from typing import Any
 
 from ..checkpoint.catalogue import Found
+from ..checkpoint.manifest import folder_name
+from ..checkpoint.placement import elsewhere_of
 from ..cluster import Allocation, Backend, Ended, NodeState
 from ..detect import Hang, HangDetector, Level, ProcessLook, late_ranks
 from ..detect.stacks import place
 from ..diagnose.facts import Facts, HangFact, RankExit
 from ..diagnose.verdict import Action, Root, Verdict
-from ..errors import Exit, RunDirLost, RunError, RunInUse, RunStopped, StorageError, UnbrokenError
+from ..errors import Exit, NotDurable, RunDirLost, RunError, RunInUse, RunStopped, StorageError, UnbrokenError
 from ..progress import JournalWriter, RunDir, RunSpec, newest_epoch, read_journal, read_spec, write_spec
 from ..units import Bytes, Duration
 from . import proof
@@ -50,6 +52,7 @@ from .leaving import (
     ANSWER_S,
     FLUSH_S,
     INVENTORY_S,
+    Farewell,
     Last,
     accept_late,
     say_farewell,
@@ -133,6 +136,8 @@ class Supervisor:
             self._changed, nproc=spec.nproc, world_size=spec.world_size,
         )  # fmt: skip
         self.nodes.room_s = float(self._timeouts.room)
+        self.nodes.elsewhere = elsewhere_of(spec.room_elsewhere, spec.run_id)
+        self._farewell = Farewell()
         self._allocation: Allocation = backend.allocate(spec.nodes, spec.spares)
         self._state = RunState()
         self._journal: JournalWriter | None = None
@@ -394,6 +399,7 @@ class Supervisor:
             if not cleared.gone:
                 await self._take_proof(node, cleared)
         if self._state.attempt and self._state.attempt not in self._state.seals:
+            await self._placing.accept_elsewhere(self.spec.room_elsewhere)
             await self._seal(self._state.attempt)
         await self._accept_late()
         if self._stop_requests:
@@ -615,7 +621,11 @@ class Supervisor:
         return whole_in_memory({n: a.get("inventory", []) for n, a in answers.items()}, ranks)
 
     async def _accept_late(self) -> None:
-        """Takes into the seals what was accepted in memory and has become durable since."""
+        """Takes into the seals what was accepted in memory and has become durable since, also elsewhere."""
+        for name in await self._placing.accept_elsewhere(self.spec.room_elsewhere):
+            self.view.say(
+                f"{name} was written to {self.nodes.elsewhere}, because its own place refused it: it counts"
+            )
         for attempt, names in accept_late(await self._found(), self._state).items():
             await self._record("seal", attempt=attempt, checkpoints=list(names))
 
@@ -649,6 +659,9 @@ class Supervisor:
                     return Ending("interrupted")
             elif attempt.stopped_by_us() is not None:
                 return Ending("lease")
+            elif attempt.done_but_for_saving:
+                if attempt.all_ended:  # the keepers hold what was not saved, and try on
+                    return Ending("completed")
             elif attempt.failures():
                 return Ending("failed")
             if news := self._following.news(attempt, time.time()):
@@ -1016,21 +1029,49 @@ class Supervisor:
 
     async def _finish(self, kind: str) -> str:
         """Lets the keepers make the last snapshot durable, ends agents and keepers, and says how it ended."""
-        holding = await self._leave(flush=True)
+        last = await self._leave(flush=True)
         attempt, step = self._state.attempt, self._state.step
+        somewhere = last is not None and bool(self._farewell.holding or self._farewell.elsewhere)
+        unsaved = ""
         try:
             if attempt and attempt not in self._state.seals:
-                await self._seal_last(attempt, [list(m) for m in sorted(holding)])
+                await self._seal_last(attempt, [[last.attempt, last.step]] if somewhere and last else [])
             await self._accept_late()
-            await self._record("status", status=kind, step=step)
+            if last is not None and kind == "completed" and not await self._is_saved(last):
+                unsaved = self._why_unsaved(last)
+                kind = "interrupted"  # so that the same command goes on, and makes that checkpoint
+            await self._record("status", status=kind, step=step, **({"why": unsaved} if unsaved else {}))
         except CannotRecord as e:
             self.view.say(
                 f"{e.what}: the next start will take this end for a lost supervisor, and lose nothing by it"
             )
         counted = {n for names in self._state.seals.values() for n in names}
         newest = [f.name for f in await self._found() if f.committed and f.name in counted]
+        elsewhere = [n for b in self._placing.brought() if b.place == self.nodes.elsewhere for n in b.names]
+        if last is not None and folder_name(last.step, last.attempt) in elsewhere:
+            newest = [f"{folder_name(last.step, last.attempt)} in {self.nodes.elsewhere}"]
         self.view.finished(kind, step, newest)
+        if unsaved:
+            raise NotDurable(
+                unsaved, where=str(self.run_dir.path),
+                todo="Make room, and give the same command again: it goes on from the newest checkpoint",
+            )  # fmt: skip
         return kind
+
+    async def _is_saved(self, last: Last) -> bool:
+        """Whether this snapshot is a checkpoint now, in its own place or elsewhere."""
+        if not (self._farewell.unsaved or self._farewell.holding):
+            return True
+        name = folder_name(last.step, last.attempt)
+        if any(name in b.names for b in self._placing.brought()):
+            return True
+        return any(f.committed and f.name == name for f in await self._found())
+
+    def _why_unsaved(self, last: Last) -> str:
+        """Of a run whose ranks are done, in words, why that is not all."""
+        whys = list(self._farewell.unsaved.values())
+        why = whys[0] if whys else "its keepers still try"
+        return f"all ranks are done, but step {last.step}, the last checkpoint, is not saved: {why}"
 
     async def _seal_last(self, attempt: int, memory: list[list[int]]) -> None:
         """Seals the attempt that the run ends with; where its checkpoints cannot be listed the next start does."""
@@ -1041,10 +1082,10 @@ class Supervisor:
             return
         await self._record("seal", attempt=attempt, checkpoints=accepted, memory=memory)
 
-    async def _leave(self, *, flush: bool) -> set[tuple[int, int]]:
+    async def _leave(self, *, flush: bool) -> Last | None:
         """Ends all agents and keepers that are reachable, and proves that nothing is left on their nodes.
 
-        Returns the (attempt, step) of what keepers still hold and try to save on their own: none as a rule.
+        Returns the newest snapshot that was whole in memory; what came of it is in `_farewell`.
         """
         names, last = self.nodes.up(), None
         began = time.monotonic()
@@ -1055,21 +1096,23 @@ class Supervisor:
             if last is not None and not self._is_durable(last):
                 self.view.say(f"saving step {last.step} from memory")
         room_s = float(self._timeouts.room)
+        extra_s = FLUSH_S if self.nodes.elsewhere else 0.0
         asked = self._stop_requests
 
         def patient_until() -> float:
             if not self._waits:  # it writes: beyond the grace of a stop the keepers do that without us
-                within = began + FLUSH_S + ANSWER_S
+                within = began + FLUSH_S + ANSWER_S + extra_s
                 return within if self._stop_first is not None else within + room_s
             if self._stop_requests > asked:
                 return 0.0
             if self._stop_first is not None:
                 return max(self._stop_first + float(self._timeouts.stop), began + WAIT_LEAST_S)
-            return began + FLUSH_S + room_s
+            return began + FLUSH_S + room_s + extra_s
 
         farewell = await say_farewell(
-            self.nodes, names, last, flush=flush, room_s=room_s, patient_until=patient_until
+            self.nodes, names, last, flush=flush, room_s=room_s, patient_until=patient_until, extra_s=extra_s
         )
+        self._farewell = farewell
         if flush:
             self.view.kept(farewell, last, room_s)
         for name in [n for n in names if n not in farewell.holding]:
@@ -1089,7 +1132,7 @@ class Supervisor:
                 # For the same command given again: what it starts must not run beside this.
                 self._unproven.take(name, ended, self._state.attempt, self._held())
                 await self._record_soft("unproven", node=name, **asdict(self._unproven.nodes[name]))
-        return {(last.attempt, last.step)} if farewell.holding and last is not None else set()
+        return last
 
     async def _wake_keepers(self, names: list[str]) -> None:
         """A keeper that somebody stopped holds the newest snapshot: at an end it has to go on."""
@@ -1193,12 +1236,29 @@ class Supervisor:
             )
         elif kind == "restored":
             self.view.restored(event)
+            key = (event.get("of"), event.get("step"))
+            if self._attempt is not None and key in self._state.brought_offers:
+                # What was trained after it does not count any more, so it is nothing that has to be caught up with.
+                self._attempt.floor = min(self._attempt.floor, int(event["step"]))
             self._spawn(
                 self._record_soft(
                     "restored", attempt=event["attempt"], step=event.get("step"), of=event.get("of"),
                     skipped=event.get("skipped", []),
                 )
             )  # fmt: skip
+        elif kind == "superseded":
+            total = self._ledger.on_superseded(event["step"])
+            if total.bit_count() != 1:  # the 1st, 2nd, 4th, 8th ... are told
+                return
+            self.view.say(
+                f"checkpoints are asked for faster than the storage takes them: step {event['step']} is left out for step "
+                f"{event['by']} ({total} so far)"
+            )
+            self._spawn(
+                self._record_soft(
+                    "superseded", attempt=event["attempt"], step=event["step"], by=event["by"], total=total
+                )
+            )
         elif kind == "failed":
             self._ledger.failed[event["step"]] = event.get("why", "")
             self.view.say(

@@ -162,21 +162,21 @@ class FakeRank:
         self.maps[buffer][:start] = self.layout.header()
         self.maps[buffer][start : start + self.size] = bytes([fill]) * self.size
 
-    def seal(self, buffer: int, step: int, *, persist: bool = False) -> None:
-        """Says that the buffer is whole."""
+    def seal(self, buffer: int, step: int, *, persist: bool = False, periodic: bool = False) -> None:
+        """Says that the buffer is whole; a `periodic` checkpoint may be left out for a newer one."""
         self.link.request(
             {
                 "op": "seal", "buffer": buffer, "step": step, "file_bytes": self.layout.file_bytes,
-                "world_size": self.world_size, "part": self.part(step), "persist": persist, "seconds": 0.0,
+                "world_size": self.world_size, "part": self.part(step), "persist": persist, "periodic": periodic, "seconds": 0.0,
             }
         )  # fmt: skip
 
-    def save(self, step: int, fill: int = 1, *, persist: bool = False) -> int:
+    def save(self, step: int, fill: int = 1, *, persist: bool = False, periodic: bool = False) -> int:
         """A whole snapshot; the buffer that holds it."""
         buffer = self.claim()
         assert buffer is not None
         self.fill(buffer, fill)
-        self.seal(buffer, step, persist=persist)
+        self.seal(buffer, step, persist=persist, periodic=periodic)
         return buffer
 
     def fetch(self, attempt: int, step: int) -> tuple[int, int] | None:
