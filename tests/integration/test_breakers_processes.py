@@ -1,6 +1,6 @@
 """The breaker's list on processes and promises: whatever happens to processes, the checkpoints' place restores the right step.
 
-Most of it can only be under `unbroken run`, because torchrun and plain Python promise nothing about processes.
+Much of it can only be under `unbroken run`, because torchrun and plain Python promise nothing about processes.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import unbroken
 from unbroken.cluster.cgroups import Cgroups
 from unbroken.progress import read_journal
 from unbroken.recover.incidents import read_incidents
+from unbroken.testing.keepers import keeper_pid
 
 from .breakers import Stage, combinations
 
@@ -329,3 +330,49 @@ def test_the_keeper_starts_where_only_sys_path_was_changed(stage: Stage) -> None
     stage.until_durable(stage.restored()[1][0] + 5)
     assert "Traceback" not in stage.output.replace("torch.distributed", "") or stage.launcher == "torchrun"
     assert stage.stop() == (11 if stage.launcher == "run" else 0), stage.story()
+
+
+# --- the same without a supervisor, where processes are the user's to look after and checkpoints are still ours
+
+
+@combinations(launchers=("torchrun", "alone"))
+def test_a_flood_of_log_without_a_supervisor_holds_no_checkpoint_up(stage: Stage) -> None:
+    stage.alter(STEP, STEP + FLOOD)
+    stage.start().until(lambda: stage.said("FLOODED"), "the flood")
+    assert stage.stop() == 0, stage.story()
+    assert max(stage.durable()) == stage.step() >= 30, (stage.durable(), stage.step())
+    stage.goes_on(stage.step())
+
+
+@combinations(launchers=("torchrun",))
+def test_a_rank_that_leaves_early_under_torchrun_loses_nothing(stage: Stage) -> None:
+    stage.ranks = 2
+    stage.alter(STEP, EXIT + STEP)
+    stage.start()
+    assert stage.wait() != 0, stage.story()
+    (stage.folder / "mended").touch()
+    stage.goes_on(32)
+
+
+@combinations(thin=(("own", "alone"),))
+def test_a_killed_keeper_loses_nothing(stage: Stage) -> None:
+    stage.steps = 2000
+    stage.start().until_durable(10)
+    pid = stage.faults.processes("keeper")[0].pid if stage.launcher == "run" else keeper_pid(stage.scratch)
+    os.kill(pid, signal.SIGKILL)
+    stage.until_durable(stage.step() + 15)
+    assert len(stage.restored()) == 1, "no rank had to be started again"
+    assert stage.stop() == (11 if stage.launcher == "run" else 0), stage.story()
+    assert max(stage.durable()) == stage.step(), (stage.durable(), stage.step())
+    stage.goes_on(stage.step())
+
+
+@combinations(places=("own",))
+def test_a_folder_of_checkpoints_that_is_deleted_is_made_again(stage: Stage) -> None:
+    stage.steps = 2000
+    stage.start().until_durable(10)
+    shutil.rmtree(stage.folder / "checkpoints", ignore_errors=True)
+    stage.until_durable(stage.step() + 15)
+    assert stage.stop() == (11 if stage.launcher == "run" else 0), stage.story()
+    assert max(stage.durable()) == stage.step(), (stage.durable(), stage.step())
+    stage.goes_on(stage.step())

@@ -268,6 +268,6 @@ class NodeTable:
 
 @functools.cache
 def _importable() -> bool:
-    """Whether a bare interpreter finds this package: not where it came from sys.path alone."""
-    code = "import importlib.util, sys; sys.exit(importlib.util.find_spec('unbroken') is None)"
+    """Whether a bare interpreter finds this package and what it needs: not where they came from sys.path alone."""
+    code = "from importlib.util import find_spec\nimport sys\nsys.exit(any(find_spec(m) is None for m in ('unbroken', 'psutil')))"
     return subprocess.run([sys.executable, "-c", code], cwd="/", check=False).returncode == 0
