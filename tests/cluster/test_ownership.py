@@ -198,10 +198,9 @@ def test_nothing_escapes_whose_agent_was_killed(
     eventually(lambda: held.said("escaped") and held.said("keeper"))
     os.kill(agent, signal.SIGKILL)
     eventually(lambda: held.backend.state(NODE) is NodeState.AGENT_LOST)
-    assert [p for p in held.left() if p not in held.said("keeper")], (
-        "nothing escaped: this test shows nothing"
-    )
-    assert held.backend.owner.left(NODE)
+    # Else this test shows nothing. One look may miss a process that changes its number all the time.
+    eventually(lambda: [p for p in held.left() if p not in held.said("keeper")])
+    eventually(lambda: held.backend.owner.left(NODE))
     ended = held.backend.owner.end_ranks(NODE)
     assert ended.gone and ended.proven
     assert held.left() == held.said("keeper"), "ending the ranks touches no snapshot"
