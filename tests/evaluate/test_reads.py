@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import mmap
 import os
 import sqlite3
 import subprocess
@@ -241,6 +242,13 @@ def test_what_c_code_reads_is_found_by_its_name(tmp_path: Path) -> None:
         ("X = __import__('h5py')", True),
         ("import importlib\nX = importlib.import_module('lmdb')", True),
         ("import os\nX = os.environ['SPLIT']", True),
+        ("import os\nX = os.path.expandvars('$SPLIT')", True),
+        ("import os\nX = os.access('a', os.R_OK)", True),
+        ("import shelve\nX = dict(shelve.open('a'))", True),
+        ("import pandas as pd\nX = pd.read_parquet(name)", True),
+        ("from pandas import read_orc", True),
+        ("import sqlite3\nsqlite3.connect('a').execute('ATTACH DATABASE ? AS b', [name])", True),
+        ("import pandas as pd\nX = pd.read_csv('a.csv')", False),
         ("not python", False),
     ],
 )
@@ -276,6 +284,53 @@ def test_files_in_odd_places_and_those_that_the_task_writes_itself(
         change()
         assert not reads.unchanged(found)
         found = {path: reads.stamp(path) for path in found}
+
+
+READINGS: dict[str, Callable[[Path], object]] = {
+    "in both directions": lambda p: os.read(os.open(p, os.O_RDWR), 9),
+    "at the end too": lambda p: open(p, "a+").read(),  # noqa: SIM115
+    "over": lambda p: open(p, "r+").read(),  # noqa: SIM115
+    "mapped": lambda p: mmap.mmap(os.open(p, os.O_RDONLY), 0, prot=mmap.PROT_READ)[:],
+    "by a link": lambda p: p.with_name("link").read_text(),
+    "in a folder of a linked name": lambda p: (p.parent / "linked" / p.name).read_text(),
+    "by another's opener": lambda p: open(p, opener=lambda f, m: os.open(f, m)).read(),  # noqa: SIM115
+}
+
+
+@pytest.mark.parametrize("how", READINGS)
+def test_however_a_file_is_opened_its_change_is_noticed(tmp_path: Path, how: str) -> None:
+    file = tmp_path / "data" / "a.txt"
+    file.parent.mkdir()
+    file.write_text("abc")
+    (file.parent / "link").symlink_to("a.txt")
+    (file.parent / "linked").symlink_to(".")
+    with reads.recording() as recorder:
+        READINGS[how](file)
+        found = recorder.reads(blind=False)
+    assert reads.unchanged(found)
+    if "link" in how:  # switched to another file of the same size
+        (tmp_path / "other").mkdir()
+        (tmp_path / "other" / "a.txt").write_text("abc")
+        link = file.parent / ("link" if how == "by a link" else "linked")
+        link.unlink()
+        link.symlink_to(tmp_path / "other" / ("a.txt" if link.name == "link" else "."))
+    else:
+        in_place(file, "abc", "abd")()
+    assert not reads.unchanged(found)
+
+
+def test_an_open_folder_is_listed_and_what_is_made_for_writing_is_no_input(tmp_path: Path) -> None:
+    (tmp_path / "many").mkdir()
+    with reads.recording() as recorder:
+        fd = os.open(tmp_path / "many", os.O_RDONLY)
+        os.listdir(fd)
+        os.close(fd)
+        for flags in (os.O_RDWR | os.O_CREAT | os.O_EXCL, os.O_WRONLY, os.O_RDWR | os.O_TRUNC):
+            os.close(os.open(tmp_path / "own", flags))
+        found = recorder.reads(blind=False)
+    assert str(tmp_path / "own") not in found
+    (tmp_path / "many" / "b").touch()
+    assert not reads.unchanged(found)
 
 
 @pytest.mark.skipif(not os.access("/dev/shm", os.W_OK), reason="no shared memory here")
@@ -338,6 +393,20 @@ def test_stamps(tmp_path: Path) -> None:
     assert reads.unchanged(found)
     in_place(file, "abc", "abd")()
     assert not reads.unchanged(found)
+
+
+@pytest.mark.slow
+def test_tables_of_datasets_are_files_that_were_read(tmp_path: Path) -> None:
+    """Arrow maps them without Python, and the table is gone when the task is prepared."""
+    datasets = pytest.importorskip(
+        "datasets", reason="datasets is not installed (pip install 'unbroken[eval]')"
+    )
+    datasets.Dataset.from_dict({"q": [1]}).save_to_disk(str(tmp_path / "d"))
+    table = next((tmp_path / "d").glob("*.arrow"))
+    with reads.recording() as recorder:
+        (tmp_path / "any").touch()
+        assert datasets.Dataset.from_file(str(table))[0] == {"q": 1}
+        assert str(table) in recorder.reads(blind=False)
 
 
 @pytest.mark.slow

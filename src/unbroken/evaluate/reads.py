@@ -19,7 +19,7 @@ import sys
 import sysconfig
 import tempfile
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.util import source_from_cache
 from pathlib import Path
 from types import FrameType
@@ -136,6 +136,11 @@ class Recorder:
 
     def note_folder(self, path: object) -> None:
         """A folder whose names are read."""
+        if isinstance(path, int):  # a folder that is open
+            try:
+                path = os.readlink(f"/proc/self/fd/{path}")
+            except OSError:
+                return
         found = self._place("." if path is None else path)
         if found is None or (self._growing and (found + os.sep).startswith(self._growing)):
             return
@@ -280,11 +285,9 @@ def _on_event(event: str, args: tuple[Any, ...]) -> None:
     try:
         if event == "open":
             path, mode, flags = args
-            writes = (set(mode) & set("wxa") if isinstance(mode, str) else None) or (
-                mode is None and isinstance(flags, int) and flags & _WRITES
-            )
-            (recorder.note_written if writes else recorder.note)(path)
-            found = None if writes else recorder._place(path)
+            how = _use(path, mode, flags)
+            {"read": recorder.note, "written": recorder.note_written, "both": recorder.note_base}[how](path)
+            found = recorder._place(path) if how == "read" else None
             if found is not None and found in recorder._seen and _importing(recorder):
                 _at_import.setdefault(found, recorder._seen[found])
             _follow_datasets()
@@ -302,6 +305,19 @@ def _on_event(event: str, args: tuple[Any, ...]) -> None:
         pass
     finally:
         _busy.now = False
+
+
+def _use(path: object, mode: object, flags: object) -> str:
+    """Whether a file is opened to be "read", "written", or "both": then what it held before counts, where it was there."""
+    if isinstance(mode, str):
+        if not set(mode) & set("wxa"):
+            return "read"
+        keeps = "a" in mode and "+" in mode
+    else:
+        if not isinstance(flags, int) or not flags & _WRITES:
+            return "read"
+        keeps = bool(flags & os.O_RDWR) and not flags & (os.O_TRUNC | os.O_EXCL)
+    return "both" if keeps and os.path.isfile(os.fsdecode(path)) else "written"  # type: ignore[arg-type]
 
 
 def _importing(recorder: Recorder) -> bool:
@@ -342,6 +358,18 @@ def _follow_datasets() -> None:
                     note(str(file))
 
     kind.__init__, kind._unbroken_follows = __init__, True
+    tables: Any = sys.modules.get("datasets.table")
+    for name in ("_memory_mapped_arrow_table_from_file", "_in_memory_arrow_table_from_file"):
+        if hasattr(tables, name):  # Arrow's own files: a table that is gone is mapped no longer
+            setattr(tables, name, _noting(getattr(tables, name)))
+
+
+def _noting(theirs: Callable[..., Any]) -> Callable[..., Any]:
+    def read(file: Any, *args: Any, **more: Any) -> Any:
+        note(file)
+        return theirs(file, *args, **more)
+
+    return read
 
 
 def _of_file(path: str) -> Stamp:

@@ -16,9 +16,12 @@ SEEN_THROUGH = frozenset(
 _ASKS = frozenset({
     "subprocess", "multiprocessing", "ctypes", "mmap", "exists", "lexists", "isfile", "isdir", "is_file", "is_dir", "is_symlink",
     "islink", "stat", "lstat", "getsize", "getmtime", "getctime", "getatime", "readlink", "fromfile", "system", "popen", "Popen",
-    "environ", "getenv", "urlopen", "socket",
+    "environ", "getenv", "expandvars", "urlopen", "socket", "access", "samefile", "is_mount", "ismount",
+    "shelve", "dbm", "read_parquet", "read_orc", "read_hdf", "HDFStore",
 })  # fmt: skip
 """Names of what tells a task something without a file of its own being read, or where nobody sees it."""
+_ATTACH = re.compile(r"\s*attach\s", re.IGNORECASE)
+"""SQL that opens another data base, which SQLite tells nobody."""
 LONGEST = 2000
 """Characters of a constant that is looked at: longer ones are texts."""
 
@@ -58,7 +61,9 @@ def is_blind(file: str) -> bool:
             named = [node.module or ""]
             if _ASKS & {a.name for a in node.names}:
                 return True
-        elif isinstance(node, ast.Attribute) and node.attr in _ASKS:
+        elif (isinstance(node, ast.Attribute) and node.attr in _ASKS) or (
+            isinstance(node, ast.Constant) and isinstance(node.value, str) and _ATTACH.match(node.value)
+        ):
             return True
         elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
             asked = getattr(node.func, "id", getattr(node.func, "attr", ""))
