@@ -5,12 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from .rules import Rule, RuleSet
 
 TAIL_LINES = 80
-_COUNT = re.compile(
-    r"(?:\b(?:steps?|iter(?:ation)?s?|batch(?:es)?|updates?|it)['\"]?\s*[:= ]?\s*|\[\w+=|\| |^\s*)(\d+)\s?/\s*(\d+)\b"
+_PAIR = re.compile(r"(\d+)\s?/\s*(\d+)\b")
+_COUNTED = re.compile(
+    r"(?:\b(?:steps?|iter(?:ation)?s?|batch(?:es)?|updates?|it)['\"]?\s*[:= ]?\s*|\[\w+=|\| |^\s*)$"
+)  # what stands before such a pair
+_OF, _DONE, _ANSI = (
+    re.compile(rb"/\s*(\d{1,18})"),
+    re.compile(rb"(\d{1,18})\s?$"),
+    re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]"),
 )
 _PLAN = re.compile(
     rb"(?i)\b(?:(?:max|total|num|train|training)_?(?:train(?:ing)?_)?(?:iters|iterations|steps|updates?)|total optimization steps)['\"]?\s*[:= .]+\s*(\d[\d,_]{1,12})\b"
@@ -54,20 +61,27 @@ def completion(
         cut > 0 and rules.may_be_tail("\n".join(text for _, text in rows))
     )
     over = _may_be_over(together)
-    counted = "/" in together or " of " in together
-    again = _restarted(text[cut:] for _, text in rows) if counted else set()
+    counted = "/" in together
+    counts = [_counts(text[cut:]) if counted else [] for _, text in rows]
+    again = _restarted(counts)
     epoch: tuple[int, int] | None = None
-    for number, whole in rows:
+    for (number, whole), pairs in zip(rows, counts, strict=True):
         text = whole[cut:]
         rule = (rules.at_tail(whole) or (rules.at_tail(text) if cut else None)) if ruled else None
         header = _HEADER.search(text, 0, 200) if counted else None
         if header:
             epoch = int(header.group(1)), int(header.group(2))
+        full = any(c.done == c.of for c in pairs)
         if rule is not None:
             found.append((number, whole, rule))
-        elif counted and epoch is None and not again & _totals(text) and is_full(text, last_step):
+        elif (
+            full
+            and epoch is None
+            and again.isdisjoint(c.of for c in pairs)
+            and _is_full(text, pairs, last_step)
+        ):
             found.append((number, whole, FULL_COUNT))
-        elif epoch is not None and epoch[0] == epoch[1] > 1 and _all_of(text):
+        elif full and epoch is not None and epoch[0] == epoch[1] > 1 and _all_of(text, pairs):
             found.append((number, whole, LAST_EPOCH))
         elif over and (_RATE_ZERO.search(text) or _ETA_ZERO.search(text)):
             found.append((number, whole, SCHEDULE_OVER))
@@ -97,17 +111,32 @@ def _tag_of(texts: Sequence[str]) -> int:
     return lengths.pop() if len(lengths) == 1 and all(found) else 0
 
 
-def _totals(text: str) -> set[int]:
-    return {int(m.group(2)) for m in _COUNT.finditer(text[:300])}
+class _Count(NamedTuple):
+    """A count of steps in a line, whose first number begins at character `at`."""
+
+    at: int
+    done: int
+    of: int
 
 
-def _restarted(texts: Iterable[str]) -> set[int]:
+def _counts(text: str) -> list[_Count]:
+    """The counts of steps (`step 3/10`, `[it=3/10`, `| 3/10`) at the start of a line."""
+    text = text[:300]
+    if "/" not in text:
+        return []
+    return [
+        _Count(m.start(), int(m.group(1)), int(m.group(2)))
+        for m in _PAIR.finditer(text)
+        if _COUNTED.search(text, max(0, m.start() - 64), m.start())
+    ]
+
+
+def _restarted(rows: Iterable[Sequence[_Count]]) -> set[int]:
     """The totals that are counted more than once from the start: those of an epoch, not of the run."""
     most: dict[int, int] = {}
     out: set[int] = set()
-    for text in texts:
-        for m in _COUNT.finditer(text[:300]):
-            done, of = int(m.group(1)), int(m.group(2))
+    for row in rows:
+        for _, done, of in row:
             if done < most.get(of, 0) / 2:  # ranks that write into one log are a few steps apart
                 out.add(of)
             most[of] = max(done, most.get(of, 0))
@@ -121,22 +150,37 @@ def _may_be_over(text: str) -> bool:
     return _ETA.search(text.lower()) is not None and _ETA_ZERO.search(text) is not None
 
 
-def is_full(text: str, last_step: float | None) -> bool:
+def _is_full(text: str, pairs: Iterable[_Count], last_step: float | None) -> bool:
     """Whether a line counts the last of all steps (`step 4000/4000`, `3000/3000 [2:32:00<00:00`)."""
     if OF_EPOCH.search(text, 0, 200):
         return False  # of one epoch, and nobody says of how many
-    for m in _COUNT.finditer(text[:300]):
-        done, of = int(m.group(1)), int(m.group(2))
-        if done == of and of >= 10 and not _EPOCH.search(text[: m.start(1)]):
+    for at, done, of in pairs:
+        if done == of and of >= 10 and not _EPOCH.search(text[:at]):
             return last_step is None or of >= 0.95 * last_step or of >= 100
     return False
 
 
-def _all_of(text: str) -> bool:
+def _all_of(text: str, pairs: Iterable[_Count]) -> bool:
     """Whether a line counts the last batch of its epoch."""
-    return any(
-        m.group(1) == m.group(2) for m in _COUNT.finditer(text[:300]) if not _EPOCH.search(text[: m.start(1)])
-    )
+    return any(done == of for at, done, of in pairs if not _EPOCH.search(text[:at]))
+
+
+def may_be_complete(tail: bytes, rules: RuleSet) -> bool:
+    """Whether `completion` can find anything in a log's last lines, before they are taken apart: a rule on endings
+    that may fit, a count that is full, or a rate or remaining time of zero."""
+    if b"\\" in tail:  # text within JSON
+        if b"\\u" in tail:
+            return True
+        tail = tail.replace(b"\\n", b"\n").replace(b"\\t", b"\t").replace(b"\\", b"")
+    if b"\0" in tail or b"\x1b" in tail:
+        tail = _ANSI.sub(b"", tail.replace(b"\0", b""))
+    if rules.may_be_tail(tail):
+        return True
+    for m in _OF.finditer(tail):
+        done = _DONE.search(tail, max(0, m.start() - 24), m.start())
+        if done is not None and int(done[1]) == int(m[1]):
+            return True
+    return _may_be_over(tail.decode("utf-8", "replace"))
 
 
 def planned(block: bytes) -> frozenset[int]:

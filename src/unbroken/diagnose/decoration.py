@@ -27,6 +27,7 @@ _SAMPLE_BYTES = 32 << 10
 _FEWEST = 6
 _COVERED = 0.85
 _MOST_LAYERS = 4
+_MOST_SHAPES = 256
 _LONGEST_JSON = 1 << 20
 
 _NAME = r"[\w./@:\-]{1,80}"
@@ -204,6 +205,11 @@ PLAIN = Decoration()
 
 def learn_from(block: bytes, lines: int = SAMPLE_LINES) -> Decoration:
     """The decoration of a file, from its first block of bytes: `lines` lines from its start and from its end."""
+    return learn(clean(r, _SAMPLE_BYTES) for r in rows_of(block, lines))
+
+
+def rows_of(block: bytes, lines: int) -> list[bytes]:
+    """The rows that show a file's decoration."""
     half = lines // 2
     first = block[:_SAMPLE_BYTES].split(b"\n", 4 * half)
     if len(block) > _SAMPLE_BYTES:
@@ -212,8 +218,27 @@ def learn_from(block: bytes, lines: int = SAMPLE_LINES) -> Decoration:
     else:
         first = block.split(b"\n")
         first, last = first[: len(first) // 2], first[len(first) // 2 :]
-    rows = _filled(first, half) + _filled(last[::-1], half)[::-1]
-    return learn(clean(r, _SAMPLE_BYTES) for r in rows)
+    return _filled(first, half) + _filled(last[::-1], half)[::-1]
+
+
+class Learner:
+    """Learns the decoration of many files, each shape but twice: files whose sample rows differ from those of two
+    others in digits alone have theirs, where those two had the same."""
+
+    def __init__(self, lines: int) -> None:
+        self._lines = lines
+        self._known: dict[bytes, list[Decoration]] = {}
+
+    def __call__(self, block: bytes) -> Decoration:
+        rows = rows_of(block, self._lines)
+        key = b"\n".join(rows).translate(None, b"0123456789")
+        known = self._known.setdefault(key, []) if len(self._known) < _MOST_SHAPES else []
+        if len(known) == 2 and known[0] == known[1]:
+            return known[0]
+        found = learn(clean(r, _SAMPLE_BYTES) for r in rows)
+        if len(known) < 2:
+            known.append(found)
+        return found
 
 
 def _filled(rows: Iterable[bytes], most: int) -> list[bytes]:

@@ -14,8 +14,8 @@ from dataclasses import replace
 from typing import Any
 
 from . import clock, progress_lines
-from .completion import LAST_OF_PLAN, TAIL_LINES, completion, planned
-from .decoration import PLAIN, Bare, Decoration, learn_from
+from .completion import LAST_OF_PLAN, TAIL_LINES, completion, may_be_complete, planned
+from .decoration import PLAIN, Bare, Decoration
 from .events import Event, FileScan, Progress
 from .prefixes import Line, clean, take_apart
 from .quoted import FENCE, is_fenced, is_open_before, is_talk
@@ -30,6 +30,7 @@ STEPS_AFTER = 6
 MOST_EVENTS = 20_000
 MOST_COMPLAINTS = 64
 SAME_KEPT = 40
+_LAST_LINES, _FEW_METRICS, _FEW_TRIES = 6, 2, 4
 
 _EXCEPTION = EXCEPTION
 _COMPLAINT = re.compile(r"\b(?:ERROR|FATAL|CRITICAL|PANIC)\b|^(?:[Ee]rror|[Ff]atal)\b")
@@ -51,6 +52,7 @@ _UTIL = re.compile(
 _PACE = re.compile(r"([\d.]+)s/it\]")
 _SUMMARY = re.compile(r"  (?:time|host|rank|exitcode|pid)\s+: ")
 _BEHIND_BAR = re.compile(r"(?:\[(?:rank|default)\d+\]:\s?)*Traceback \(most recent call last\)")
+_CLOCK = re.compile(rb"\d\d:\d\d:\d\d")
 _SEQ = re.compile(r"SeqNum=(\d+)")
 _LOADING = ("serialization.py", "load_checkpoint", "load_state", "from_pretrained")
 
@@ -71,12 +73,7 @@ class Scanner:
         self._midline = False
         self._wanted = 0
         shared = shared or Shared(patterns_of(ruleset))
-        self._sieve, self._tail, self._sample_lines, self._stamps = (
-            Sieve(shared),
-            shared.tail,
-            shared.sample,
-            shared.stamps,
-        )
+        self._shared, self._sieve = shared, Sieve(shared)
         self._window = 0
         self._last_blocks = (b"", b"")
         self._decoration: Decoration | None = None
@@ -91,7 +88,7 @@ class Scanner:
     def feed(self, block: bytes) -> None:
         """Scans the next bytes, which end with a whole line unless they are the last or a line is very long."""
         if self._decoration is None:
-            self._decoration = learn_from(block, self._sample_lines)
+            self._decoration = self._shared.decoration(block)
             self._meet(block)
             self._planned = planned(block)
         self._window = self._block(block, self._window)
@@ -412,8 +409,8 @@ class Scanner:
 
     def _time_before(self, block: bytes, offset: int) -> float | None:
         """The time of the nearest earlier line that has one."""
-        first = max(0, offset - 4096)
-        for raw in reversed(block[first:offset].split(b"\n")):
+        before = block[max(0, offset - 4096) : offset]
+        for raw in reversed(before.split(b"\n")) if _CLOCK.search(before) else ():
             if raw:
                 when = clock.find(raw[:200].decode("utf-8", "replace"), self.year)
                 if when is not None:
@@ -422,14 +419,14 @@ class Scanner:
 
     def _completed(self, rows: list[bytes], first: int) -> None:
         """Adds the ending that a log's last lines show."""
-        texts: list[tuple[int, str]] = []
-        for i in range(len(rows) - 1, max(-1, len(rows) - 2 * TAIL_LINES - 1), -1):
-            texts[:0] = [(first + i, b.text) for b in self._bare(rows[i]) if b.text.strip()]
-            if len(texts) >= TAIL_LINES:
-                break
-        steps = [p.step for p in self.out.progress[-50:] if p.step is not None]
-        self.out.last_lines = [(n, t[:2000], clock.find(t, self.year)) for n, t in texts[-6:]]
-        found = completion(texts, self.ruleset, max(steps, default=None))
+        found = None
+        if may_be_complete(b"\n".join(rows[-2 * TAIL_LINES :]), self.ruleset):
+            texts = self._last_texts(rows, first, TAIL_LINES)
+            steps = [p.step for p in self.out.progress[-50:] if p.step is not None]
+            found = completion(texts, self.ruleset, max(steps, default=None))
+        else:
+            texts = self._last_texts(rows, first, _LAST_LINES)
+        self.out.last_lines = [(n, t[:2000], clock.find(t, self.year)) for n, t in texts[-_LAST_LINES:]]
         end = self.out.progress[-1] if self.out.progress else None
         if (
             found is None
@@ -454,10 +451,21 @@ class Scanner:
                 )
             )
 
+    def _last_texts(self, rows: list[bytes], first: int, most: int) -> list[tuple[int, str]]:
+        """At least `most` of the last texts that are not blank, with their lines, as far as twice as many rows go."""
+        texts: list[list[tuple[int, str]]] = []
+        count = 0
+        for i in range(len(rows) - 1, max(-1, len(rows) - 2 * TAIL_LINES - 1), -1):
+            texts.append([(first + i, b.text) for b in self._bare(rows[i]) if b.text.strip()])
+            count += len(texts[-1])
+            if count >= most:
+                break
+        return [t for some in reversed(texts) for t in some]
+
     def _finish(self, previous: bytes, last: bytes) -> None:
         end = self.out.ending
         end.lines = end.last_line = self._line
-        most = self._tail
+        most = self._shared.tail
         tail = (previous[-(most - len(last)) :] + last) if len(last) < most else last[-most:]
         if not tail:
             return
@@ -468,21 +476,37 @@ class Scanner:
         if len(tail) >= most:
             rows = rows[1:]
         first = self._line - len(rows) + 1
-        known = {p.line for p in self.out.progress}
-        kept = [p for p in self.out.progress if p.line < first]
-        for i, raw in enumerate(rows if progress_lines.may(tail) else ()):
-            for bare in self._bare(raw) if progress_lines.may(raw) else ():
-                found = progress_lines.read(bare.text)
-                if found:
-                    when = clock.find(bare.text, self.year) or clock.find(bare.time or "", self.year)
-                    kept.append(
-                        Progress(self.out.index, first + i, found[0], found[1], when, bare.text[:1000])
-                    )
-                    break
-        self.out.progress = kept + [
-            p for p in self.out.progress if p.line >= first and p.line in known and p.line > first + len(rows)
-        ]
+        if progress_lines.may(tail):
+            self._last_metrics(rows, first)
         self._completed(rows, first)
+        self._last_times(rows, first, bool(_CLOCK.search(tail)), b"/it]" in tail)
+
+    def _last_metrics(self, rows: list[bytes], first: int) -> None:
+        """Reads the metric lines among the last rows: all of them, or the last few where many logs showed many."""
+        known = {p.line for p in self.out.progress if p.line >= first}
+        few = self._shared.few_metrics
+        found: list[Progress] = []
+        tries = 0
+        for i in range(len(rows) - 1, -1, -1):
+            raw = rows[i]
+            if not progress_lines.may(raw):
+                continue
+            tries += 1
+            for bare in self._bare(raw) if first + i not in known else ():
+                got = progress_lines.read(bare.text)
+                if got:
+                    when = clock.find(bare.text, self.year) or clock.find(bare.time or "", self.year)
+                    found.append(Progress(self.out.index, first + i, *got, when, bare.text[:1000]))
+                    break
+            if few and (tries >= _FEW_TRIES or len(found) >= _FEW_METRICS):
+                break
+        self._shared.metrics += tries
+        if found:
+            self.out.progress = sorted((*self.out.progress, *found), key=lambda p: p.line)
+
+    def _last_times(self, rows: list[bytes], first: int, timed: bool, paced: bool) -> None:
+        """Reads the last line's text, the times of the last lines that have one, and the pace that a bar shows."""
+        end, farthest = self.out.ending, self._shared.stamp_rows
         for i in range(len(rows) - 1, -1, -1):
             said = next((b for b in reversed(self._bare(rows[i])) if b.text.strip()), None)
             if said is None:
@@ -490,14 +514,16 @@ class Scanner:
             text = said.text
             if not end.last_text:
                 end.last_text, end.last_line = text[:2000], first + i
-            when = clock.find(text, self.year) or clock.find(said.time or "", self.year)
+            if not timed and not paced:
+                break
+            when = (clock.find(text, self.year) or clock.find(said.time or "", self.year)) if timed else None
             if when is not None:
                 end.last_time = when if end.last_time is None else end.last_time
                 end.stamps.insert(0, (first + i, when))
             if end.pace is None and "/it]" in text:
                 m = _PACE.search(text)
                 end.pace = float(m.group(1)) if m else None
-            if len(end.stamps) >= self._stamps or (len(rows) - i > 400 and end.stamps):
+            if len(end.stamps) >= self._shared.stamps or (len(rows) - i > farthest and end.stamps):
                 break
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from .decoration import SAMPLE_LINES
+from .decoration import SAMPLE_LINES, Learner
 from .events import Counted
 from .rules import Rule, RuleSet, loose_set
 from .triggers import TRIGGER
@@ -34,7 +34,7 @@ _HITS_JUDGED = 8
 _SAMPLED = 16  # of so many chunks, one is sampled
 _MOST_WRITERS = 50_000
 _TEMPLATES = 50_000
-_MANY_LOGS, _FEW_LINES = 64, 12
+_MANY_LOGS, _FEW_LINES, _FREE_METRICS = 64, 12, 6000
 _TAIL, _LEAST_TAIL, _TAILS = 256 << 10, 8 << 10, 8 << 20
 
 # What a line may mean beside the rules: see `Scanner._matter` and `TopologyReader.see`.
@@ -128,16 +128,20 @@ def patterns_of(ruleset: RuleSet) -> Patterns:
 
 class Shared:
     """What all logs of one diagnosis know together: how much was read, which kinds are seen everywhere, and how many
-    bytes at its end of each are read line by line (`tail`), how many lines show its decoration (`sample`), and how
-    many times on its last lines are read (`stamps`)."""
+    bytes at its end of each are read line by line (`tail`), what decorations they have, and how many times on its last
+    lines are read (`stamps`, within about `stamp_rows`)."""
 
     def __init__(self, patterns: Patterns, logs: int = 1) -> None:
         self.patterns = patterns
         self.tail = max(_LEAST_TAIL, min(_TAIL, _TAILS // max(1, logs)))
-        self.sample, self.stamps = (SAMPLE_LINES, 40) if logs <= _MANY_LOGS else (_FEW_LINES, 8)
+        self.many = logs > _MANY_LOGS
+        self.stamps, self.stamp_rows = (8, 40) if self.many else (40, 400)
+        self.decoration = Learner(_FEW_LINES if self.many else SAMPLE_LINES)
+        self.metrics = 0
         self.bytes = self.hits = self.reads = self.firsts = 0
         self.known: dict[bytes, Ids] = {}
         self.seen: Counter[Ids] = Counter()
+        self.told: Counter[Ids] = Counter()
         self.texts: Counter[Ids] = Counter()
         self.wide: set[int] = set()
         self.writers: dict[Ids, dict[bytes, int]] = {}
@@ -152,6 +156,11 @@ class Shared:
     def exhausted(self) -> bool:
         """Whether as many lines were read as their bytes allow: kinds that are known are only counted then."""
         return self.reads > _FREE_READS + self.bytes // _BYTES_PER_READ
+
+    @property
+    def few_metrics(self) -> bool:
+        """Whether so many metric lines were read at the ends of many logs that of each further log a few are enough."""
+        return self.many and self.metrics > _FREE_METRICS
 
     @property
     def more_writers(self) -> bool:
@@ -224,7 +233,7 @@ class Sieve:
             if self._enough(ids) and self._known_writers(chunk, at, ids, starts):
                 self._estimate(chunk, at, ids, last)
                 return
-        elif self._shared.exhausted or self._enough(ids):
+        elif all(self._least((i,)) == 1 for i in ids) or self._enough(ids):
             keys = chunk.translate(None, _DELETE).split(b"\n")
             if self._count_repeats(chunk, at, keys, ids, starts, last):
                 return
@@ -271,7 +280,7 @@ class Sieve:
         found: dict[bytes, Ids] = {}
         for key in counts:
             got = shared.known.get(key)
-            if got is None or (got and not shared.exhausted and self._read[got] < _READ_EACH):
+            if got is None or (got and self._least(got) > max(1, self._read[got])):
                 return False
             if got:
                 found[key] = got
@@ -324,16 +333,18 @@ class Sieve:
             end = start
         return -1
 
+    def _least(self, ids: Ids) -> int:
+        """How many lines that fit `ids` are read in this log: one is enough where other logs have shown the kind."""
+        shared = self._shared
+        return 1 if shared.exhausted or shared.told[ids] - self._read[ids] >= _READ_EACH else _READ_EACH
+
     def _enough(self, ids: Ids) -> bool:
         """Whether lines that fit each of `ids` were read often enough in this log."""
-        least = 1 if self._shared.exhausted else _READ_EACH
-        return all(self._read[(i,)] >= least for i in ids)
+        return all(self._read[(i,)] >= self._least((i,)) for i in ids)
 
     def _first_of_each(self, chunk: bytes, at: int, ids: Ids, starts: list[int]) -> None:
         """Has the first lines of a log read in which kinds stand that other logs have shown often enough."""
-        if not self._shared.exhausted:
-            return
-        missing = {i for i in ids if not self._read[(i,)]}
+        missing = {i for i in ids if not self._read[(i,)] and self._least((i,)) == 1}
         if not missing:
             return
         for row, offset in _pieces(chunk, 0, 1):
@@ -411,7 +422,7 @@ class Sieve:
         was not known before."""
         shared = self._shared
         shared.seen[ids] += 1
-        worth = self._read[ids] < (1 if shared.exhausted else _READ_EACH)
+        worth = self._read[ids] < self._least(ids)
         if new and shared.texts[ids] <= _MANY_TEXTS:
             shared.texts[ids] += 1
             worth = True
@@ -444,10 +455,11 @@ class Sieve:
         return worth
 
     def _count_read(self, ids: Ids) -> None:
-        self._shared.reads += 1
-        self._read[ids] += 1
-        for i in ids if len(ids) > 1 else ():
-            self._read[(i,)] += 1
+        shared = self._shared
+        shared.reads += 1
+        for one in (ids, *((i,) for i in ids)) if len(ids) > 1 else (ids,):
+            self._read[one] += 1
+            shared.told[one] += 1
 
 
 def _pieces(data: bytes, at: int, size: int) -> Iterator[tuple[bytes, int]]:
@@ -463,7 +475,7 @@ def _pieces(data: bytes, at: int, size: int) -> Iterator[tuple[bytes, int]]:
 
 def _row_start(chunk: bytes, index: int) -> int:
     """Where line `index` of a chunk begins."""
-    return sum(len(r) + 1 for r in chunk.split(b"\n", index)[:index])
+    return len(chunk) - len(chunk.split(b"\n", index)[-1])
 
 
 def _hits_after(block: bytes, at: int) -> int:
@@ -486,7 +498,7 @@ def _writers(row: bytes) -> set[bytes]:
 
 def _named(text: bytes) -> set[bytes]:
     """The ranks, nodes and error codes that some lines name; one nameless writer where they name none."""
-    found = {w for word, pattern in _WRITER if word in text for w in pattern.findall(text)}
+    found = set[bytes]().union(*(pattern.findall(text) for word, pattern in _WRITER if word in text))
     if _TASK.match(text):
         found.update(w.strip() for w in _TASKS.findall(b"\n" + text))
     return found or {b""}
