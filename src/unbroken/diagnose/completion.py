@@ -22,7 +22,6 @@ _OF, _DONE, _ANSI = (
 _PLAN = re.compile(
     rb"(?i)\b(?:(?:max|total|num|train|training)_?(?:train(?:ing)?_)?(?:iters|iterations|steps|updates?)|total optimization steps)['\"]?\s*[:= .]+\s*(\d[\d,_]{1,12})\b"
 )
-_PLAN_BYTES = 262_144
 _PLAN_WORDS = (b"iters", b"iterations", b"steps", b"update")
 _STAMP = re.compile(r"\d[\d:.,TZ+\-]{6,}")
 _SIGNS = re.compile(r"(?:[^\s\w]*(?:stderr|stdout|[FP]|\S*[\-\d<>\[\]|:]\S*)\s+)+(?:\|\s+)?")
@@ -183,9 +182,9 @@ def may_be_complete(tail: bytes, rules: RuleSet) -> bool:
     return _may_be_over(tail.decode("utf-8", "replace"))
 
 
-def planned(block: bytes) -> frozenset[int]:
+def planned(head: bytes) -> frozenset[int]:
     """The numbers of steps that a log's first lines plan for (`max_iters = 5000`, `train_iters ..... 500`)."""
-    head, found = block[:_PLAN_BYTES], set()
+    found = set()
     low = head.lower()
     # Few lines name steps: the whole expression is tried around those words only.
     for word in _PLAN_WORDS:

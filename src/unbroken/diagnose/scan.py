@@ -8,6 +8,7 @@ whether training went on.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -30,7 +31,7 @@ STEPS_AFTER = 6
 MOST_EVENTS = 20_000
 MOST_COMPLAINTS = 64
 SAME_KEPT = 40
-_LAST_LINES, _FEW_METRICS, _FEW_TRIES = 6, 2, 4
+_LAST_LINES, _FEW_TRIES = 6, 3
 
 _EXCEPTION = EXCEPTION
 _COMPLAINT = re.compile(r"\b(?:ERROR|FATAL|CRITICAL|PANIC)\b|^(?:[Ee]rror|[Ff]atal)\b")
@@ -90,7 +91,7 @@ class Scanner:
         if self._decoration is None:
             self._decoration = self._shared.decoration(block)
             self._meet(block)
-            self._planned = planned(block)
+            self._planned = planned(block[: self._shared.plan])
         self._window = self._block(block, self._window)
         self._last_blocks = (self._last_blocks[1], block)
 
@@ -128,6 +129,8 @@ class Scanner:
             number = base + block.count(b"\n", counted, pos)
             counted, base = pos, number
             for raw, offset in _lines(block, pos, min(start, end)):
+                if not self._tracebacks.following and not self._may_be_plain(block[offset : min(start, end)]):
+                    break
                 number += 1
                 self._plain(raw, number, block, offset)
             if hit is None:
@@ -199,10 +202,15 @@ class Scanner:
         self.out.progress.append(Progress(self.out.index, number, found[0], found[1], when, text[:1000]))
         return True
 
+    def _may_be_plain(self, text: bytes) -> bool:
+        """Whether any of some lines without a trigger can be a part of a summary, or a step that is wanted."""
+        return b" : " in text or (self._wanted > 0 and progress_lines.may(text))
+
     def _plain(self, raw: bytes, number: int, block: bytes, offset: int) -> None:
         """A line without a trigger, near an event: part of a traceback, a summary, or a step."""
-        for bare in self._bare(raw):
-            self._plain_text(bare, number, block, offset)
+        if self._tracebacks.following or self._may_be_plain(raw):
+            for bare in self._bare(raw):
+                self._plain_text(bare, number, block, offset)
 
     def _plain_text(self, bare: Bare, number: int, block: bytes, offset: int) -> None:
         text = bare.text
@@ -484,25 +492,30 @@ class Scanner:
     def _last_metrics(self, rows: list[bytes], first: int) -> None:
         """Reads the metric lines among the last rows: all of them, or the last few where many logs showed many."""
         known = {p.line for p in self.out.progress if p.line >= first}
-        few = self._shared.few_metrics
+        wanted = [i for i in range(len(rows) - 1, -1, -1) if progress_lines.may(rows[i])]
         found: list[Progress] = []
-        tries = 0
-        for i in range(len(rows) - 1, -1, -1):
-            raw = rows[i]
-            if not progress_lines.may(raw):
-                continue
-            tries += 1
-            for bare in self._bare(raw) if first + i not in known else ():
+        if self._shared.few_metrics:
+            # The last step, and one from before: as much of a stretch of bad losses as of what lies before it.
+            for some in (wanted[:_FEW_TRIES], wanted[: -_FEW_TRIES - 1 : -1]):
+                found += itertools.islice(self._metrics_of(rows, some, first, known), 1)
+        else:
+            self._shared.metrics += len(wanted)
+            found += self._metrics_of(rows, wanted, first, known)
+        if found:
+            self.out.progress = sorted((*self.out.progress, *found), key=lambda p: p.line)
+
+    def _metrics_of(
+        self, rows: list[bytes], wanted: list[int], first: int, known: set[int]
+    ) -> Iterator[Progress]:
+        """The steps and losses of the `wanted` rows, where they are not known yet."""
+        for i in wanted:
+            for bare in self._bare(rows[i]) if first + i not in known else ():
                 got = progress_lines.read(bare.text)
                 if got:
                     when = clock.find(bare.text, self.year) or clock.find(bare.time or "", self.year)
-                    found.append(Progress(self.out.index, first + i, *got, when, bare.text[:1000]))
+                    yield Progress(self.out.index, first + i, *got, when, bare.text[:1000])
+                    known.add(first + i)
                     break
-            if few and (tries >= _FEW_TRIES or len(found) >= _FEW_METRICS):
-                break
-        self._shared.metrics += tries
-        if found:
-            self.out.progress = sorted((*self.out.progress, *found), key=lambda p: p.line)
 
     def _last_times(self, rows: list[bytes], first: int, timed: bool, paced: bool) -> None:
         """Reads the last line's text, the times of the last lines that have one, and the pace that a bar shows."""

@@ -34,7 +34,7 @@ _HITS_JUDGED = 8
 _SAMPLED = 16  # of so many chunks, one is sampled
 _MOST_WRITERS = 50_000
 _TEMPLATES = 50_000
-_MANY_LOGS, _FEW_LINES, _FREE_METRICS = 64, 12, 6000
+_MANY_LOGS, _FEW_LINES, _FREE_METRICS = 64, 12, 2000
 _TAIL, _LEAST_TAIL, _TAILS = 256 << 10, 8 << 10, 8 << 20
 
 # What a line may mean beside the rules: see `Scanner._matter` and `TopologyReader.see`.
@@ -129,13 +129,14 @@ def patterns_of(ruleset: RuleSet) -> Patterns:
 class Shared:
     """What all logs of one diagnosis know together: how much was read, which kinds are seen everywhere, and how many
     bytes at its end of each are read line by line (`tail`), what decorations they have, and how many times on its last
-    lines are read (`stamps`, within about `stamp_rows`)."""
+    lines are read (`stamps`, within about `stamp_rows`), and in how many of its first bytes steps are planned (`plan`)."""
 
     def __init__(self, patterns: Patterns, logs: int = 1) -> None:
         self.patterns = patterns
         self.tail = max(_LEAST_TAIL, min(_TAIL, _TAILS // max(1, logs)))
         self.many = logs > _MANY_LOGS
         self.stamps, self.stamp_rows = (8, 40) if self.many else (40, 400)
+        self.plan = (32 if self.many else 256) << 10
         self.decoration = Learner(_FEW_LINES if self.many else SAMPLE_LINES)
         self.metrics = 0
         self.bytes = self.hits = self.reads = self.firsts = 0
@@ -151,6 +152,11 @@ class Shared:
     def crowded(self) -> bool:
         """Whether triggers are so frequent that not every line with one can be read."""
         return self.patterns.usable and self.hits > _FREE_HITS + self.bytes // _BYTES_PER_HIT
+
+    @property
+    def very_crowded(self) -> bool:
+        """Whether this will be so for long."""
+        return self.hits > 2 * (_FREE_HITS + self.bytes // _BYTES_PER_HIT)
 
     @property
     def exhausted(self) -> bool:
@@ -193,7 +199,8 @@ class Sieve:
             shared.hits += 1
             if not shared.crowded:
                 return hit
-            shared.hits += _hits_after(block, hit.start())
+            if not shared.very_crowded:
+                shared.hits += _hits_after(block, hit.start())
             self._sifted = self._sift(block, block.rfind(b"\n", 0, pos) + 1 if pos else 0)
         at = bisect.bisect_left(self._sifted, pos)
         return _Hit(self._sifted[at]) if at < len(self._sifted) else None
@@ -322,8 +329,8 @@ class Sieve:
         """Where the last line that fits some of `ids` begins; -1 where none is found near the chunk's end."""
         chunk, end = place.chunk, len(place.chunk)
         if place.keys is not None:
-            index = len(place.keys) - 1 - place.keys[::-1].index(place.key)
-            return place.at + _row_start(chunk, index)
+            before = chunk.rsplit(b"\n", place.keys[::-1].index(place.key))[0]
+            return place.at + before.rfind(b"\n") + 1
         for _ in range(40):
             if end <= 0:
                 break
@@ -347,15 +354,20 @@ class Sieve:
         missing = {i for i in ids if not self._read[(i,)] and self._least((i,)) == 1}
         if not missing:
             return
-        for row, offset in _pieces(chunk, 0, 1):
-            got = self._match(row)
-            if not missing.isdisjoint(got):
-                starts.append(at + offset)
-                self._note(got, _writers(row[:400]))
-                self._count_read(got)
-                missing.difference_update(got)
-                if not missing:
-                    return
+        for piece, begin in _pieces(chunk, 0, _PIECE) if missing else ():
+            here = missing.intersection(self._match(piece))
+            for row, offset in _pieces(piece, 0, 1) if here else ():
+                got = self._match(row)
+                if not here.isdisjoint(got):
+                    starts.append(at + begin + offset)
+                    self._note(got, _writers(row[:400]))
+                    self._count_read(got)
+                    missing.difference_update(got)
+                    here.difference_update(got)
+                    if not here:
+                        break
+            if not missing:
+                return
 
     def _known_writers(self, chunk: bytes, at: int, ids: Ids, starts: list[int]) -> bool:
         """Whether enough lines that fit each of `ids` were read from each writer in `chunk`; those few that lacked

@@ -6,6 +6,7 @@ stays flat whatever the size. Nothing here knows what the lines mean.
 
 from __future__ import annotations
 
+import functools
 import glob
 import gzip
 import io
@@ -37,6 +38,7 @@ _NODE_FILE = re.compile(
     re.I,
 )
 _ODD = bytes(c for c in range(32) if c < 9 or (13 < c < 32 and c != 27))
+_PRINTED = bytes(range(9, 14)) + bytes(range(27, 127))
 _ADDRESS = re.compile(r"\d+\.\d+\.")
 
 
@@ -73,6 +75,7 @@ def expand(paths: Sequence[Path | str]) -> Sources:
     dumps: list[Source] = []
     notes: list[str] = []
     seen: set[str] = set()
+    _real_folder.cache_clear()  # links may have been changed meanwhile
     for given in paths:
         if str(given) == "-":
             logs.append(Source(None, "<stdin>"))
@@ -100,9 +103,16 @@ def expand(paths: Sequence[Path | str]) -> Sources:
 def _real(file: Path) -> str:
     """The file behind links, or the name itself where links may not be followed."""
     try:
-        return os.path.realpath(file)
+        if file.is_symlink():
+            return os.path.realpath(file)
+        return os.path.join(_real_folder(file.parent), file.name)
     except OSError:
         return str(file)
+
+
+@functools.lru_cache(maxsize=1024)
+def _real_folder(folder: Path) -> str:
+    return os.path.realpath(folder)
 
 
 def _told_apart(logs: list[Source]) -> tuple[Source, ...]:
@@ -184,6 +194,8 @@ def _kind(head: bytes, file: Path) -> str:
         and (b"entries" in head or b"pg_config" in head)
     ):
         return "flight-recorder"
+    if head.isascii() and not head.translate(None, _PRINTED):
+        return "log"
     encoding, mark = encoding_of(head)
     if encoding:
         head = head[mark:].decode(encoding, "replace").encode()
@@ -197,27 +209,11 @@ def _kind(head: bytes, file: Path) -> str:
 
 def _from_path(file: Path, root: Path) -> tuple[int | None, str | None, int | None]:
     """Rank, node and attempt out of a path: `attempts/0002/node-003/rank-24.log`, or folders below `root`."""
-    rank = node = attempt = None
+    rank = None
     m = _RANK.search(file.name.removesuffix(".gz").removesuffix(".zst"))
     if m:
         rank = int(m.group(1))
-    parts = [p.name for p in list(file.parents)[:4]]
-    for index, name in enumerate(parts):
-        if name == "attempts" and index and parts[index - 1].isdigit():
-            attempt = int(parts[index - 1])
-            node = parts[index - 2] if index >= 2 else None
-    below = file.relative_to(root).parts[:-1] if file.is_relative_to(root) else ()
-    if node is None:
-        node = next(
-            (
-                n
-                for n in reversed(below)
-                if _NODE_DIR.match(n)
-                and not _ADDRESS.search(n)
-                and not n.startswith(("attempt", "rank", "job", "run", "case"))
-            ),
-            None,
-        )
+    attempt, node = _from_folder(file.parent, root)
     if rank is None and attempt is None and node is None:
         stem = file.name.split(".", 1)[0]
         if (
@@ -236,6 +232,30 @@ def _from_path(file: Path, root: Path) -> tuple[int | None, str | None, int | No
     ):
         rank = int(file.parent.name)  # torchrun --log-dir: <run>/attempt_0/<local rank>/stderr.log
     return rank, node, attempt
+
+
+@functools.lru_cache(maxsize=1024)
+def _from_folder(folder: Path, root: Path) -> tuple[int | None, str | None]:
+    """Attempt and node out of a folder's path, below `root` by its name alone."""
+    node = attempt = None
+    parts = [p.name for p in (folder, *list(folder.parents)[:3])]
+    for index, name in enumerate(parts):
+        if name == "attempts" and index and parts[index - 1].isdigit():
+            attempt = int(parts[index - 1])
+            node = parts[index - 2] if index >= 2 else None
+    below = folder.relative_to(root).parts if folder.is_relative_to(root) else ()
+    if node is None:
+        node = next(
+            (
+                n
+                for n in reversed(below)
+                if _NODE_DIR.match(n)
+                and not _ADDRESS.search(n)
+                and not n.startswith(("attempt", "rank", "job", "run", "case"))
+            ),
+            None,
+        )
+    return attempt, node
 
 
 @contextmanager
