@@ -134,3 +134,26 @@ def many_files(folder: Path, files: int, size: int, words: list[str], seed: int 
         if at is not None:
             found = (name, at)
     return found
+
+
+FLOOD_LINE = "WARNING: Too many open files seen so far, batch {batch} of rank {rank} loss 2.31 lr 1e-4"
+
+
+def many_of_one(
+    folder: Path, files: int, size: int, root: str | None = None, seed: int = 0
+) -> tuple[str, int]:
+    """`files` logs of `size` bytes, of which each line fires a rule and shows a loss; with `root`, that line somewhere
+    in one of them. Returns its file and line."""
+    rng = random.Random(seed)
+    chosen, found = rng.randrange(files), ("", 0)
+    for i in range(files):
+        rows, written, name = [], 0, f"rank-{i}.log"
+        while written < size:
+            rows.append(FLOOD_LINE.format(batch=len(rows), rank=i))
+            written += len(rows[-1]) + 1
+        if root is not None and i == chosen:
+            at = rng.randrange(len(rows) + 1)
+            rows.insert(at, root)
+            found = (name, at + 1)
+        (folder / name).write_text("\n".join(rows) + "\n")
+    return found

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from unbroken.diagnose import diagnose
-from unbroken.diagnose.decoration import PLAIN, learn, learn_from
+from unbroken.diagnose.decoration import PLAIN, Learner, learn, learn_from
 from unbroken.diagnose.sources import blocks, expand
 
 TRACEBACK = [
@@ -152,3 +152,12 @@ def test_a_json_data_sample_among_plain_lines_is_not_unwrapped(tmp_path: Path) -
     (tmp_path / "log.txt").write_text("\n".join(lines) + "\n")
     v = diagnose([tmp_path / "log.txt"])
     assert v.reason != "KeyError"
+
+
+def test_the_learner_of_many_files_gives_what_each_file_alone_gives() -> None:
+    learner = Learner(12)
+    words = ("step", "saved", "loading", "evaluating", "warming up", "reading")
+    for i in range(40):
+        tag = f"trainer-{i % 7}  | " if i % 2 else ""
+        block = "".join(f"{tag}{words[(n + i // 4) % 6]} {n} of {i}\n" for n in range(40)).encode()
+        assert learner(block) == learn_from(block, 12)

@@ -117,6 +117,33 @@ def test_a_failure_in_a_flood_of_warnings_of_the_same_kind_is_read(others: int, 
         assert any(e.line == at + 1 for s in d.scans for e in s.events), (seed, at)
 
 
+@pytest.mark.parametrize("root", ["[rank3]: OSError: [Errno 24] Too many open files: 'a.bin'", hostile.ROOT])
+def test_a_root_in_a_folder_of_floods_is_found_though_each_log_is_read_in_few_lines(
+    root: str, tmp_path: Path
+) -> None:
+    """More logs than are read in full, all of one line; the root has the flood's own words, or others."""
+    name, at = hostile.many_of_one(tmp_path, 90, 9_000, root, seed=len(root))
+    d = examine([tmp_path])
+    assert any(d.scans[e.file].name == name and e.line == at for s in d.scans for e in s.events)
+    read = {e.file for s in d.scans for e in s.events}
+    assert len(read) == 90  # of each log at least one line was read, and the rest is said
+    assert sum(len(s.events) for s in d.scans) < 900
+    assert any("counted, not read one by one" in n for n in d.verdict.notes)
+    assert all(len(s.progress) >= 2 for s in d.scans)
+
+
+def test_the_last_step_says_completed_in_each_of_many_logs(tmp_path: Path) -> None:
+    """Ends are looked at as a whole first: what such a look passes over must be nothing."""
+    for i in range(70):
+        rows = [f"step {n}/500 loss {3 - n / 400:.3f}" for n in range(440, 501)]
+        (tmp_path / f"rank-{i}.log").write_text("\n".join(rows) + "\n")
+    assert diagnose([tmp_path]).outcome == "completed"
+    for i in range(70):
+        rows = [f"step {n}/500 loss {3 - n / 400:.3f}" for n in range(440, 480)]
+        (tmp_path / f"rank-{i}.log").write_text("\n".join(rows) + "\n")
+    assert diagnose([tmp_path]).outcome != "completed"
+
+
 def test_what_is_counted_is_said_under_limits_too(tmp_path: Path) -> None:
     hostile.flood(tmp_path / "log", "rror", "firing", 2_000_000, 1)
     d = examine([tmp_path / "log"], limits=Limits(bytes=1_900_000))
