@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from types import MappingProxyType
 
 import pytest
 
@@ -14,6 +15,8 @@ from .contract import Bench, ClusterContract, Scenario, eventually
 
 
 class FakeBench(Bench):
+    impossible = MappingProxyType({})
+
     def __init__(self) -> None:
         self.hardware: Hardware
         self.cluster: FakeCluster

@@ -415,6 +415,6 @@ def test_hundreds_of_nodes_are_greeted_in_one_process() -> None:
         sizes[len(s.nodes)] = s.cluster.network.to_supervisor.size
         assert s.loop.time() < 5 and len(s.desk.hellos) == len(s.nodes)
 
-    for n in (50, 500):
+    for n in (20, 200):
         simulate(act, nodes=n, given=n)
-    assert 9 < sizes[500] / sizes[50] < 11
+    assert 9 < sizes[200] / sizes[20] < 11

@@ -75,7 +75,7 @@ JSON = st.recursive(
 )
 
 
-@fuzz(40)
+@fuzz(20)
 @given(st.dictionaries(st.sampled_from(sorted(HELLO.as_message())), JSON, max_size=3))
 def test_whatever_comes_it_is_a_hello_or_malformed(changes: dict[str, Any]) -> None:
     try:
