@@ -1,1 +1,32 @@
-"""Where a training stands in its data: one owner of the position, exact at any world size. See docs/data.md."""
+"""Where a training stands in its data: one owner of the position, exact at any world size. See docs/data.md.
+
+    import unbroken.data
+    loader = unbroken.data.wrap(DataLoader(dataset, batch_size=8, shuffle=True))
+
+Importing this needs no torch; `wrap` does.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .mixture import Mixture
+from .orders import LengthGrouped, Packed
+from .position import Position
+
+if TYPE_CHECKING:
+    from .loader import BatchRecord, Loader
+    from .wrapping import wrap
+
+__all__ = ["BatchRecord", "LengthGrouped", "Loader", "Mixture", "Packed", "Position", "wrap"]
+
+_LATER = {"BatchRecord": ".loader", "Loader": ".loader", "wrap": ".wrapping"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module 'unbroken.data' has no attribute '{name}'")
+    from importlib import import_module
+
+    value = globals()[name] = getattr(import_module(_LATER[name], __name__), name)
+    return value

@@ -1,0 +1,164 @@
+"""The global generators of Python, numpy and torch (CPU): whether they moved, seeding them, putting them back.
+
+To look at a generator through its own functions takes longer than to load a batch from memory. Python's and numpy's keep
+their Mersenne twister as 2,500 bytes at a known place; those are read there, after a check, once, that they are what
+the functions say. Where the check fails, the functions are used. Needs torch.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import random
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+_BYTES = 2500  # 624 words of 32 bits and a place
+_KINDS = ("python", "numpy", "torch")
+_MASK = (1 << 64) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """The generators at one moment."""
+
+    python: Any
+    next_gauss: float | None
+    numpy: Any
+    gauss: tuple[int, float]
+    """Whether numpy holds the second of a pair of normal numbers, and that number: drawing it moves nothing else."""
+    torch: torch.Tensor
+
+
+class Generators:
+    """The generators of this process. Make one in each process that uses it."""
+
+    def __init__(self) -> None:
+        self._python = random.random.__self__  # type: ignore[attr-defined]
+        self._numpy = np.random.mtrand._rand
+        self._torch = torch.default_generator
+        self._python_at = _python_address(self._python)
+        self._numpy_at = _numpy_address(self._numpy)
+        self._no_gauss: bytes | None = None
+        """numpy's bytes when it was last seen to hold no normal number: as long as they stay, it holds none."""
+
+    def see(self) -> Seen:
+        """What they are now."""
+        words = self._words()
+        gauss = (0, 0.0)
+        if words != self._no_gauss:
+            state = self._numpy.get_state()
+            gauss = (state[3], state[4])
+            if not gauss[0]:
+                self._no_gauss = words
+        python = self._python
+        return Seen(self._python_words(), python.gauss_next, words, gauss, self._torch.get_state())
+
+    def moved(self, before: Seen) -> set[str]:
+        """Which of them were drawn from, or set, since then."""
+        found = set()
+        if self._python.gauss_next is not before.next_gauss or self._python_words() != before.python:
+            found.add("python")
+        if self._words() != before.numpy:
+            found.add("numpy")
+        now = self._torch.get_state()
+        size = now.numel()
+        if ctypes.string_at(now.data_ptr(), size) != ctypes.string_at(before.torch.data_ptr(), size):
+            found.add("torch")
+        return found
+
+    def hide_gauss(self, before: Seen) -> None:
+        """Puts numpy's second normal number aside, so that who draws one is seen; `put_back` returns it."""
+        if before.gauss[0]:
+            state = self._numpy.get_state()
+            self._numpy.set_state((*state[:3], 0, 0.0))
+
+    def put_back(self, before: Seen, kinds: Any = _KINDS) -> None:
+        """Makes these generators what they were."""
+        if "python" in kinds:
+            if self._python_at:
+                ctypes.memmove(self._python_at, before.python, _BYTES)
+            else:
+                self._python.setstate(before.python)
+            self._python.gauss_next = before.next_gauss
+        if "numpy" in kinds:
+            if self._numpy_at:
+                ctypes.memmove(self._numpy_at, before.numpy, _BYTES)
+                state = self._numpy.get_state()
+                if (state[3], state[4]) != before.gauss:
+                    self._numpy.set_state((*state[:3], *before.gauss))
+            else:
+                self._numpy.set_state(before.numpy)
+        if "torch" in kinds:
+            self._torch.set_state(before.torch)
+
+    def seed(self, value: int, kinds: Any = _KINDS) -> None:
+        """Seeds these generators with a number of 64 bits; GPUs are left alone."""
+        if "python" in kinds:
+            self._python.seed(value)
+        if "numpy" in kinds:
+            self._numpy.seed((value ^ value >> 32) & 0xFFFFFFFF)
+        if "torch" in kinds:
+            self._torch.manual_seed(value & _MASK >> 1)
+
+    def _python_words(self) -> Any:
+        return ctypes.string_at(self._python_at, _BYTES) if self._python_at else self._python.getstate()
+
+    def _words(self) -> Any:
+        if self._numpy_at:
+            return ctypes.string_at(self._numpy_at, _BYTES)
+        return _Plain(self._numpy.get_state())
+
+
+class _Plain(tuple):  # type: ignore[type-arg]
+    """numpy's state, comparable."""
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, tuple)
+            and self[0] == other[0]
+            and bool((self[1] == other[1]).all())
+            and self[2:] == other[2:]
+        )
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def _python_address(generator: random.Random) -> int:
+    """Where its place (an int) and its 624 words lie; 0 if they are not there."""
+    if type(generator) is not random.Random:
+        return 0
+    at = id(generator) + object.__basicsize__
+    found = struct.unpack("<625I", ctypes.string_at(at, _BYTES))
+    return at if (*found[1:], found[0]) == generator.getstate()[1] else 0
+
+
+def _numpy_address(generator: Any) -> int:
+    """Where its 624 words and its place lie; 0 if they are not there."""
+    bits = generator._bit_generator
+    if type(bits) is not np.random.MT19937:
+        return 0
+    at = int(bits.ctypes.state_address)
+    found = struct.unpack("<625I", ctypes.string_at(at, _BYTES))
+    state = generator.get_state()
+    return at if (*state[1].tolist(), state[2]) == found else 0
+
+
+@contextmanager
+def seeded(value: int) -> Iterator[None]:
+    """All generators seeded inside the block, and as before after it."""
+    generators = Generators()
+    before = generators.see()
+    generators.seed(value)
+    try:
+        yield
+    finally:
+        generators.put_back(before)

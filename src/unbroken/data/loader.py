@@ -1,0 +1,394 @@
+"""`wrap(loader)`: the same batches as torch's loader gives, in an order that is known, from where the training stood.
+
+    loader = unbroken.data.wrap(DataLoader(dataset, batch_size=8, shuffle=True, num_workers=2))
+    state = {"model": model, "optimizer": optimizer, "loader": loader}
+    checkpoints.restore(state)
+    for epoch in loader.epochs(3):
+        for batch in loader:
+            ...
+            if checkpoints.due(loader.step):
+                checkpoints.save(loader.step, state)
+
+Workers, prefetching and pinned memory are torch's: inside is a DataLoader whose items are whole batches. Needs torch.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from ..errors import InputError, UnsaveableState, UsageError
+from .orders import ListedBatches, Order, UnitOrder, fingerprint
+from .permutation import key_of
+from .position import Position, Ranges, normalize, subtract
+from .samplers import Sampled
+from .samples import Probe, Samples
+from .shares import Share, Sharing
+from .steps import OptimizerSteps
+
+logger = logging.getLogger("unbroken.data")
+
+SCHEMA = 1
+PROBED = 4
+"""So many samples of the dataset are read at the first iteration, for the fingerprint."""
+
+
+@dataclass(frozen=True)
+class BatchRecord:
+    """What one rank was given, for a journal of the data."""
+
+    step: int
+    """The step that this batch belongs to, from 1."""
+    epoch: int
+    samples: Ranges
+    """Absolute numbers of the whole global batch, of all ranks together."""
+    rank: int
+    world_size: int
+    digest: int
+    """Of this rank's samples: the digests of all ranks add up, modulo 2**64, to that of the global batch, which is the
+    same at any world size (but where samples are given twice to fill up the last batch of an epoch)."""
+
+    def as_json(self) -> dict[str, Any]:
+        """As it stands in a journal."""
+        return {
+            "step": self.step, "epoch": self.epoch, "samples": [list(r) for r in self.samples], "rank": self.rank,
+            "world_size": self.world_size, "digest": f"{self.digest:016x}",
+        }  # fmt: skip
+
+
+class Loader:
+    """A loader that knows where the training stands in its data, at any world size, batch size and number of workers.
+
+    Iterate over it as over torch's; each iteration goes on to the end of the epoch from where the last one stopped.
+    `accumulate` is how many batches make a step. `rank` and `world_size` are those of the data-parallel group (default:
+    the sampler's, torch.distributed's, or the environment's).
+    """
+
+    def __init__(
+        self,
+        loader: Any,
+        sampled: Sampled,
+        *,
+        seed: int = 0,
+        order: Order | None = None,
+        accumulate: int = 1,
+        rank: int | None = None,
+        world_size: int | None = None,
+        on_batch: Callable[[BatchRecord], object] | None = None,
+        content: str | None = None,
+    ) -> None:
+        if accumulate < 1:
+            raise UsageError(f"accumulate must be a whole number from 1 up, not {accumulate!r}")
+        if (order is not None and order.size < 1) or (order is None and sampled.order.size < 1):
+            raise UsageError("there is no sample to train on", todo="Give a dataset that is not empty")
+        self._original = loader
+        self._sampled = sampled
+        self._order = order or sampled.order
+        self._seed = seed
+        self._accumulate = accumulate
+        self._given = (rank, world_size)
+        self._sharing: Sharing | None = None
+        self._on_batch = on_batch
+        self._content = content
+        """A name of the dataset's content; None until some of it was read."""
+        self._probe_wanted = content is None
+        self._content_saved: str | None = None
+        self._epoch = 0
+        self._at = 0
+        """The absolute number after everything consumed."""
+        self._run_from = 0
+        self._before: Ranges = ()
+        """Consumed is this, and everything in [_run_from, _at) but the skips."""
+        self._skips: Ranges = ()
+        self._step = 0
+        self._in_step = 0
+        """Batches of the present step that the loop was given, if the step is not complete with them."""
+        self._stale = False
+        self._turn = 0
+        """Which iteration is the newest: there is one position, so only one can go on."""
+        self._steps = OptimizerSteps()
+        self._requests = _Requests()
+        units = isinstance(self._order, UnitOrder)
+        shape = "samples" if not units else "batches" if isinstance(self._order, ListedBatches) else "packs"
+        samples = Samples(
+            loader.dataset, loader.collate_fn, seed, batched=sampled.batched or units, shape=shape,
+            digests=on_batch is not None,
+        )  # fmt: skip
+        self._generator = torch.Generator()
+        self._inner: Any = DataLoader(
+            samples, batch_sampler=self._requests, collate_fn=_as_it_is, num_workers=loader.num_workers,
+            pin_memory=loader.pin_memory, timeout=loader.timeout, worker_init_fn=loader.worker_init_fn,
+            multiprocessing_context=loader.multiprocessing_context, generator=self._generator,
+            prefetch_factor=loader.prefetch_factor, persistent_workers=loader.persistent_workers,
+        )  # fmt: skip
+
+    # --- what a training calls
+
+    def __iter__(self) -> Iterator[Any]:
+        self._turn += 1
+        turn = self._turn
+        while True:
+            self._stale = False
+            epoch = self._epoch
+            yield from self._batches(turn)
+            if not self._stale:
+                break
+        self._begin_epoch(epoch + 1)
+
+    def __len__(self) -> int:
+        """Batches of the whole epoch on this rank."""
+        return self._shared().batches(self._epoch, self._skips)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the training is in, from 0; it changes when an iteration has come to its end."""
+        return self._epoch
+
+    @property
+    def step(self) -> int:
+        """Steps that are complete with the batch that the loop holds, over all epochs and attempts."""
+        return self._step
+
+    @property
+    def step_ends(self) -> bool:
+        """Whether the batch that the loop holds is the last of its step: with `accumulate`, when to call the optimizer."""
+        return self._in_step == 0
+
+    def epochs(self, total: int) -> Iterator[int]:
+        """The epochs from the present one to the last of `total`: the outer loop of a training."""
+        while self._epoch < total:
+            before = (self._epoch, self._at)
+            yield self._epoch
+            if (self._epoch, self._at) == before:
+                raise UsageError(
+                    "the loop over the epochs took no batch", todo="Iterate over this loader inside the loop"
+                )
+
+    def set_epoch(self, epoch: int) -> None:
+        """Nothing where the training is in that epoch already; a later one is begun. Raises UsageError for an earlier one."""
+        if epoch < self._epoch:
+            raise UsageError(
+                f"set_epoch({epoch}), but the training is in epoch {self._epoch}: its data would come twice",
+                todo="Write `for epoch in loader.epochs(N)`, which begins where the training stands",
+            )
+        if epoch > self._epoch:
+            self._begin_epoch(epoch)
+            self._stale = True
+
+    def skip(self, start: int, stop: int) -> None:
+        """Never uses the samples with the absolute numbers [start, stop), in this and every later attempt.
+
+        What was consumed stays consumed. Takes effect with the next batch, on every rank: call it on all.
+        """
+        (new,) = normalize([(start, stop)]) or ((0, 0),)
+        self._before, self._run_from = self._consumed(), self._at
+        self._skips = normalize([*self._skips, new])
+        self._stale = True
+
+    def position(self) -> Position:
+        """Where the training stands, counting the batch that the loop holds, and nothing that was only prefetched."""
+        return Position(self._epoch, self._consumed(), self._skips, fingerprint(self._identity()))
+
+    def state_dict(self) -> dict[str, Any]:
+        """The same on every rank. Raises UnsaveableState in the middle of a step."""
+        if self._in_step:
+            raise UnsaveableState(
+                "loader",
+                f"the loop holds batch {self._in_step} of the {self._accumulate} of a step: their gradients are in no checkpoint",
+                todo="Save after the optimizer's step: `if loader.step_ends and checkpoints.due(loader.step)`",
+            )
+        if self._steps.is_open():
+            logger.warning(
+                "the state was saved %d batches after the last optimizer step: what was accumulated since is in no "
+                "checkpoint, and a resume would not be exact. Save after optimizer.step(), and tell how many batches make "
+                "a step: unbroken.data.wrap(loader, accumulate=N)", self._steps.since,
+            )  # fmt: skip
+        return {
+            "schema": SCHEMA, "step": self._step, "position": self.position().as_json(), "at": self._at,
+            "identity": self._identity(),
+        }  # fmt: skip
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on from there. Raises InputError if it is the state of other data, and says which."""
+        if not isinstance(state, dict) or "identity" not in state or "position" not in state:
+            raise InputError(
+                "this is no state of unbroken.data's loader",
+                todo="It was saved from another loader: start a new run, or leave the loader out of the state",
+            )
+        if state.get("schema") != SCHEMA:
+            raise InputError(
+                f"the loader's state has schema {state.get('schema')}, this version reads {SCHEMA}",
+                todo="Use the version of unbroken that wrote it",
+            )
+        saved, mine = state["identity"], self._identity()
+        different = [k for k in mine if k != "content" and saved.get(k) != mine[k]]
+        if different:
+            raise InputError(_difference(different[0], saved, mine), todo=_SAME_DATA)
+        self._check_content(saved.get("content") or "")
+        position = Position.from_json(state["position"])
+        self._epoch, self._step, self._in_step = position.epoch, int(state["step"]), 0
+        self._at = self._run_from = int(state["at"])
+        self._before = position.samples
+        self._skips = normalize([*position.skips, *self._skips])
+        self._stale = True
+        self._steps = OptimizerSteps()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._original, name)
+
+    # --- how it works
+
+    def _shared(self) -> Sharing:
+        """How the order is shared out, known from the first use on: by then torch.distributed has been set up."""
+        if self._sharing is None:
+            rank, world_size = _place(self._given, self._sampled)
+            s = self._sampled
+            self._sharing = Sharing(self._order, self._seed, s.batch, s.tail, rank, world_size)
+        return self._sharing
+
+    def _begin_epoch(self, epoch: int) -> None:
+        self._before = self._consumed()
+        self._epoch = epoch
+        self._at = self._run_from = epoch * self._order.size
+        self._in_step = 0
+
+    def _consumed(self) -> Ranges:
+        return normalize([*self._before, *subtract([(self._run_from, self._at)], self._skips)])
+
+    def _batches(self, turn: int) -> Iterator[Any]:
+        """The rest of the epoch, or until the position is changed from outside."""
+        pending: deque[Share | Probe] = deque()
+        self._requests.source = self._ask(pending)
+        # The base seed of the workers is drawn from this generator, not from the training's.
+        self._generator.manual_seed(key_of(self._seed, self._epoch) & (1 << 63) - 1)
+        steps, record = self._steps, self._on_batch
+        for data in self._inner:
+            if turn != self._turn:
+                raise UsageError(
+                    "two iterations over one loader at once: it has one position",
+                    todo="Wrap a second DataLoader for the second loop",
+                )
+            share = pending.popleft()
+            if type(share) is Probe:
+                self._learn(share, data)
+                continue
+            self._in_step += 1
+            before, self._at = self._at, share.stop  # type: ignore[union-attr]
+            if self._in_step == self._accumulate or share.last:  # type: ignore[union-attr]
+                self._in_step = 0
+                self._step += 1
+            steps.taken()
+            if record is not None:
+                data, digest = data
+                record(self._record(before, digest))
+            yield data
+            if self._stale:
+                return
+
+    def _ask(self, pending: deque[Share | Probe]) -> Iterator[Share | Probe]:
+        """What the workers are asked for, ahead of the loop; noted in the order in which it comes back."""
+        if self._probe_wanted:
+            self._probe_wanted = False
+            probe = Probe(_spread(len(self._original.dataset)))
+            pending.append(probe)
+            yield probe
+        for share in self._shared().epoch(self._epoch, self._at, self._skips):
+            pending.append(share)
+            yield share
+
+    def _record(self, before: int, digest: int) -> BatchRecord:
+        s = self._shared()
+        step = self._step if self._in_step == 0 else self._step + 1
+        samples = subtract([(before, self._at)], self._skips)
+        return BatchRecord(step, self._epoch, samples, s.rank, s.world_size, digest)
+
+    def _learn(self, probe: Probe, answer: Any) -> None:
+        """What the first look into the dataset says."""
+        digests, again = answer
+        if not again:
+            logger.warning(
+                "sample %d of the dataset was another one when it was read again: it depends on the time, on what was "
+                "read before or on a generator of its own, and cannot come back exactly. Let it draw from the generators of "
+                "Python, numpy or torch, which are seeded for each sample", probe.indices[0],
+            )  # fmt: skip
+            self._content = ""
+            return
+        self._content = "-".join(f"{d:016x}" for d in digests)
+        if self._content_saved is not None:
+            self._check_content(self._content_saved)
+
+    def _check_content(self, saved: str) -> None:
+        if self._content is None:
+            self._content_saved = saved
+        elif saved and self._content and saved != self._content:
+            where = _spread(len(self._original.dataset))
+            pairs = zip(where, saved.split("-"), self._content.split("-"), strict=False)
+            wrong = next((i for i, a, b in pairs if a != b), None)
+            raise InputError(
+                f"sample {wrong} of the dataset is another one than when the checkpoint was made"
+                if wrong is not None and saved.count("-") == self._content.count("-")
+                else f"the dataset is {self._content!r}, the checkpoint's was {saved!r}",
+                todo=f"{_SAME_DATA} (a dataset that lists a set or a folder has another order in each process: sort it)",
+            )
+
+    def _identity(self) -> dict[str, Any]:
+        return {
+            "order": self._order.describe(), "seed": self._seed, "dataset_size": len(self._original.dataset),
+            "content": self._content if self._content is not None else (self._content_saved or ""),
+        }  # fmt: skip
+
+
+class _Requests:
+    """The batch sampler of the inner loader."""
+
+    source: Iterator[Share | Probe] = iter(())
+
+    def __iter__(self) -> Iterator[Share | Probe]:
+        return self.source
+
+
+_SAME_DATA = "Resume with the same dataset, order and seed, or start a new run"
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
+
+
+def _spread(size: int) -> list[int]:
+    """Some indices all over a dataset."""
+    n = min(PROBED, size)
+    return sorted({i * (size - 1) // max(n - 1, 1) for i in range(n)})
+
+
+def _difference(key: str, saved: dict[str, Any], mine: dict[str, Any]) -> str:
+    a, b = saved.get(key), mine[key]
+    if isinstance(a, dict) and isinstance(b, dict):
+        inner = next(k for k in {**a, **b} if a.get(k) != b.get(k))
+        key, a, b = f"{key}'s {inner}", a.get(inner), b.get(inner)
+    return f"the checkpoint was made with other data: its {key.replace('_', ' ')} is {a!r}, this loader's is {b!r}"
+
+
+def _place(given: tuple[int | None, int | None], sampled: Sampled) -> tuple[int, int]:
+    """(rank, world size) of the data-parallel group."""
+    rank, size = given
+    if rank is None and size is None and sampled.world_size is not None:
+        rank, size = sampled.rank, sampled.world_size
+    dist = sys.modules.get("torch.distributed")
+    up = dist is not None and dist.is_available() and dist.is_initialized()
+    if size is None:
+        size = dist.get_world_size() if up and dist else int(os.environ.get("WORLD_SIZE", "1"))
+    if rank is None:
+        rank = dist.get_rank() if up and dist else int(os.environ.get("RANK", "0"))
+    if not 0 <= rank < size:
+        raise UsageError(f"rank {rank} of {size}", todo="Give wrap() both rank and world_size")
+    return rank, size

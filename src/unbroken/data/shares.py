@@ -1,0 +1,179 @@
+"""What each rank gets of each batch: a pure function of order, position and world size. numpy, no torch.
+
+A *global batch* is what all ranks take for one batch each: `batch` units times the world size, neighbours in the
+order. Rank r has its r-th part. What is left at the end of an epoch (the *tail*) is dropped, or shared equally; where it
+cannot be shared equally, a few are left out ("trim"), or units from the beginning of the epoch are given once more
+("pad"), as torch's DistributedSampler does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .orders import ListedBatches, Order, UnitOrder
+from .permutation import Numbers
+from .position import Ranges, count, subtract
+
+_BLOCK = 4096
+"""Samples whose indices are computed at once: numpy's calls cost as much as a thousand numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """One rank's part of a global batch."""
+
+    indices: list[Any]
+    """In the dataset; of units, a list for each."""
+    numbers: Any
+    """The absolute numbers of its samples, in their order; units one behind the other."""
+    start: int
+    stop: int
+    """The absolute numbers that all ranks have consumed after it: everything in [start, stop) but the skips."""
+    last: bool
+    """Nothing of the epoch comes after it."""
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """How an order is shared out."""
+
+    order: Order
+    seed: int
+    batch: int
+    """Units of one rank's batch."""
+    tail: str = "pad"
+    """pad, trim, drop, or pad-drop: what is left is dropped unless, filled up for all ranks to have as much, it is a
+    whole batch (a DistributedSampler that fills up, in a loader that drops)."""
+    rank: int = 0
+    world_size: int = 1
+
+    def epoch(self, epoch: int, start: int, skips: Ranges) -> Iterator[Share]:
+        """This rank's shares of an epoch from the absolute number `start` on."""
+        if isinstance(self.order, UnitOrder):
+            return self._units(self.order, epoch, start, skips)
+        return self._samples(epoch, start, skips)
+
+    def batches(self, epoch: int, skips: Ranges) -> int:
+        """How many batches a whole epoch has. Raises TypeError where that is not known without making all packs."""
+        size = self.order.size
+        begin = epoch * size
+        whole = self.batch * self.world_size
+        if isinstance(self.order, UnitOrder):
+            if not isinstance(self.order, ListedBatches):
+                raise TypeError("how many packs an epoch has is known only once they are made")
+            left = len(self.order.unit_ends(self.seed, epoch, 0, size))
+        else:
+            left = count(subtract([(begin, begin + size)], skips))
+        return left // whole + bool(self._tail(left % whole))
+
+    def _samples(self, epoch: int, start: int, skips: Ranges) -> Iterator[Share]:
+        size, begin = self.order.size, epoch * self.order.size
+        whole, mine = self.batch * self.world_size, self.batch * self.rank
+        left = subtract([(start, begin + size)], skips)
+        # Numbered by what is left: places 0.. of the samples that are not skipped.
+        firsts = np.asarray([a for a, _ in left], np.int64)
+        places = np.cumsum([0, *(b - a for a, b in left)])
+        total = int(places[-1])
+
+        def number(of: Numbers) -> Numbers:
+            k = np.searchsorted(places, of, side="right") - 1
+            return firsts[k] + of - places[k]
+
+        full = total // whole
+        rest = self._tail(total - full * whole)
+        at_once = max(1, _BLOCK // self.batch)
+        end = start
+        for block in range(0, full, at_once):
+            steps = np.arange(block, min(block + at_once, full))
+            numbers = number((steps[:, None] * whole + mine + np.arange(self.batch)[None, :]).ravel())
+            indices = self.order.indices(self.seed, epoch, numbers - begin).tolist()
+            stops = (number(steps * whole + whole - 1) + 1).tolist()
+            plain = len(left) == 1
+            for i, stop in enumerate(stops):
+                a = i * self.batch
+                b = a + self.batch
+                first = int(numbers[a])
+                own = range(first, first + self.batch) if plain else numbers[a:b].tolist()
+                yield Share(indices[a:b], own, end, stop, not rest and block + i == full - 1)
+                end = stop
+        if rest:
+            each = -(-rest // self.world_size)
+            own_places = np.arange(full * whole + self.rank * each, full * whole + (self.rank + 1) * each)
+            over = own_places >= full * whole + rest
+            numbers = np.empty(each, np.int64)
+            numbers[~over] = number(own_places[~over])
+            if over.any():
+                numbers[over] = self._again(own_places[over] - full * whole - rest, epoch, skips)
+            indices = self.order.indices(self.seed, epoch, numbers - begin).tolist()
+            stop = int(number(np.asarray([full * whole + rest - 1]))[0]) + 1
+            yield Share(indices, numbers.tolist(), end, stop, True)
+
+    def _tail(self, left: int) -> int:
+        """How many of the units that are left at the end of an epoch, too few for a batch, are used."""
+        if self.tail == "trim":
+            return left - left % self.world_size
+        if self.tail == "pad-drop":
+            filled = -(-left // self.world_size) * self.world_size
+            return left if filled == self.batch * self.world_size else 0
+        return left if self.tail == "pad" else 0
+
+    def _again(self, places: Numbers, epoch: int, skips: Ranges) -> Numbers:
+        """The numbers of the samples from the beginning of the epoch that fill up the last batch."""
+        size, begin = self.order.size, epoch * self.order.size
+        usable = subtract([(begin, begin + size)], skips)
+        firsts = np.asarray([a for a, _ in usable], np.int64)
+        sums = np.cumsum([0, *(b - a for a, b in usable)])
+        places = places % sums[-1]
+        k = np.searchsorted(sums, places, side="right") - 1
+        found: Numbers = firsts[k] + places - sums[k]
+        return found
+
+    def _units(self, order: UnitOrder, epoch: int, start: int, skips: Ranges) -> Iterator[Share]:
+        begin = epoch * order.size
+        whole = self.batch * self.world_size
+        end, at = start, start - begin
+        waiting: list[list[int]] = []
+        stops: list[int] = []
+        while True:
+            while len(waiting) <= whole:  # one more than needed, to know which is the last
+                ends = order.unit_ends(self.seed, epoch, at, max(whole, 16))
+                if not ends:
+                    break
+                for e in ends:
+                    samples = [n for a, b in subtract([(begin + at, begin + e)], skips) for n in range(a, b)]
+                    at = e
+                    if samples:
+                        waiting.append(samples)
+                        stops.append(begin + e)
+            take = whole if len(waiting) >= whole else self._tail(len(waiting))
+            if not take:
+                return
+            taken, stop = waiting[:take], stops[take - 1]
+            del waiting[:take], stops[:take]
+            last = take < whole or (len(waiting) < whole and not self._tail(len(waiting)))
+            each = -(-len(taken) // self.world_size)
+            if len(taken) % self.world_size:
+                again = self._first_units(order, epoch, skips)
+                taken = (taken + again * self.world_size)[: each * self.world_size]
+            mine = taken[self.rank * each : (self.rank + 1) * each]
+            flat = np.asarray([n for u in mine for n in u], np.int64)
+            indices = order.indices(self.seed, epoch, flat - begin).tolist()
+            units, k = [], 0
+            for u in mine:
+                units.append(indices[k : k + len(u)])
+                k += len(u)
+            yield Share(units, flat.tolist(), end, stop, last)
+            end = stop
+
+    def _first_units(self, order: UnitOrder, epoch: int, skips: Ranges) -> list[list[int]]:
+        begin, at, found = epoch * order.size, 0, []
+        for e in order.unit_ends(self.seed, epoch, 0, 2 * self.world_size):
+            samples = [n for a, b in subtract([(begin + at, begin + e)], skips) for n in range(a, b)]
+            at = e
+            if samples:
+                found.append(samples)
+        return found or [[begin]]

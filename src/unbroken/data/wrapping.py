@@ -1,0 +1,79 @@
+"""`wrap`: which of our loaders goes around somebody's. Needs torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch.utils.data import DataLoader, IterableDataset
+
+from ..errors import UsageError
+from .loader import BatchRecord, Loader
+from .orders import Order
+from .samplers import sampled
+from .stateful import StatefulLoader
+
+
+def wrap(
+    loader: Any,
+    *,
+    seed: int | None = None,
+    order: Order | None = None,
+    accumulate: int = 1,
+    rank: int | None = None,
+    world_size: int | None = None,
+    on_batch: Callable[[BatchRecord], object] | None = None,
+    content: str | None = None,
+) -> Loader | StatefulLoader:
+    """A loader around torch's DataLoader or torchdata's StatefulDataLoader that can be in a Checkpointer's state.
+
+    Dataset, batch size, workers and collation are the given loader's. Of a map-style dataset the order is ours: a
+    function of `seed` (default: the sampler's, else 0), epoch and number, of the kind that the sampler says, or `order`.
+    `accumulate` batches make a step. `on_batch` is called with a BatchRecord for each batch. `content` names the
+    dataset (default: the digests of a few samples, read at the first iteration). Raises UsageError for an iterable dataset without a
+    state, and for a sampler whose order cannot be known.
+    """
+    if isinstance(loader, Loader | StatefulLoader):
+        raise UsageError("this loader is wrapped already", todo="Leave out the second wrap()")
+    if not all(hasattr(loader, name) for name in ("dataset", "collate_fn", "num_workers", "batch_sampler")):
+        raise UsageError(
+            f"a {type(loader).__qualname__} is not a loader of torch or torchdata",
+            todo="Write wrap(DataLoader(dataset, batch_size=..., shuffle=True))",
+        )
+    if isinstance(loader.dataset, IterableDataset):
+        if order is not None:
+            raise UsageError(
+                "an iterable dataset has its own order", todo="Leave out order=, or use a map-style dataset"
+            )
+        return StatefulLoader(
+            _with_state(loader), seed=seed or 0, accumulate=accumulate, rank=rank, world_size=world_size
+        )
+    found = sampled(loader)
+    if seed is None:
+        seed = found.seed or 0
+    return Loader(
+        loader, found, seed=seed, order=order, accumulate=accumulate, rank=rank, world_size=world_size,
+        on_batch=on_batch, content=content,
+    )  # fmt: skip
+
+
+def _with_state(loader: Any) -> Any:
+    """The loader of an iterable dataset, if it has a state. Raises UsageError: whatever it reads could not be found again."""
+    dataset = loader.dataset
+    has_state = callable(getattr(dataset, "state_dict", None)) and callable(
+        getattr(dataset, "load_state_dict", None)
+    )
+    if has_state and callable(getattr(loader, "state_dict", None)):
+        return loader
+    name = type(dataset).__qualname__
+    if not has_state:
+        raise UsageError(
+            f"{name} is an IterableDataset without state_dict and load_state_dict: where it stands cannot be saved, so no "
+            "resume of it can be exact",
+            todo="Give it both and load it with torchdata's StatefulDataLoader, or make it a map-style dataset (__len__ and __getitem__)",
+        )
+    kind = "torch's DataLoader" if type(loader) is DataLoader else type(loader).__qualname__
+    raise UsageError(
+        f"{name} has a state, but {kind} does not ask its workers for it",
+        todo="Load it with torchdata.stateful_dataloader.StatefulDataLoader",
+    )
