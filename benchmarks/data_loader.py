@@ -1,0 +1,120 @@
+"""How fast `unbroken.data.wrap` is beside torch's own DataLoader, on a dataset in memory: samples per second, in pairs.
+
+    python benchmarks/data_loader.py [--rounds 15] [--out benchmarks/results/data_loader.json]
+
+Both contenders load the same number of batches in turn, the order of a pair changing; what counts is the median of the pairs'
+ratios. Samples are 784 floats and a label, batches of 64, shuffled; `random` draws noise for each sample.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+from unbroken.data import wrap
+from unbroken.data.orders import Shuffled
+from unbroken.data.permutation import key_of, permute
+
+
+class Noisy(Dataset[torch.Tensor]):
+    """A sample in memory with noise on it."""
+
+    def __init__(self, x: torch.Tensor) -> None:
+        self.x = x
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return self.x[index] + torch.randn(self.x.shape[1])
+
+
+def load(loader: Any, batches: int) -> float:
+    """Seconds for so many batches; starting the workers is not counted, filling the queue is not either."""
+    iterator = iter(loader)
+    for _ in range(10):
+        next(iterator)
+    began = time.perf_counter()
+    for _ in range(batches):
+        next(iterator)
+    return time.perf_counter() - began
+
+
+def compare(dataset: Any, workers: int, rounds: int, batches: int) -> dict[str, float]:
+    """The median ratio of samples per second, ours to torch's, and its quartiles."""
+    ratios, rates = [], []
+    for n in range(rounds):
+
+        def torchs() -> float:
+            return load(DataLoader(dataset, batch_size=64, shuffle=True, num_workers=workers), batches)
+
+        def ours() -> float:
+            return load(wrap(DataLoader(dataset, batch_size=64, shuffle=True, num_workers=workers)), batches)
+
+        a, b = (torchs(), ours()) if n % 2 else tuple(reversed((ours(), torchs())))
+        ratios.append(a / b)
+        rates.append(64 * batches / b)
+    low, mid, high = statistics.quantiles(ratios, n=4)
+    return {
+        "ratio": round(mid, 4), "lower quartile": round(low, 4), "upper quartile": round(high, 4),
+        "samples per second": round(statistics.median(rates)), "rounds": rounds,
+    }  # fmt: skip
+
+
+def orders(size: int) -> dict[str, float]:
+    """Seconds for one epoch's order, as torch makes it and as we do."""
+    began = time.perf_counter()
+    torch.randperm(size).tolist()
+    torchs = time.perf_counter() - began
+    order = Shuffled(size, size)
+    began = time.perf_counter()
+    for start in range(0, size, 4096):
+        order.indices(0, 0, torch.arange(start, min(start + 4096, size)).numpy()).tolist()
+    ours = time.perf_counter() - began
+    began = time.perf_counter()
+    permute(size, key_of(0, 0), torch.arange(64).numpy())
+    return {
+        "torch.randperm": round(torchs, 4),
+        "ours": round(ours, 4),
+        "any 64 of it": round(time.perf_counter() - began, 6),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--batches", type=int, default=400)
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    x = torch.randn(50_000, 784)
+    plain, noisy = TensorDataset(x, torch.arange(len(x))), Noisy(x)
+    found: dict[str, Any] = {
+        "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
+        "torch": str(torch.__version__),
+        "date": time.strftime("%Y-%m-%d"),
+        "order of 1,000,000": orders(1_000_000),
+    }
+    print(json.dumps(found["order of 1,000,000"]), flush=True)
+    for name, dataset in (("in memory", plain), ("random", noisy)):
+        for workers in (0, 4):
+            key = f"{name}, {workers} workers"
+            found[key] = compare(dataset, workers, args.rounds, args.batches)
+            print(key, json.dumps(found[key]), flush=True)
+    if args.out:
+        args.out.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
