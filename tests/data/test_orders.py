@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import struct
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,11 +15,10 @@ from hypothesis import strategies as st
 from unbroken.data.generators import Generators, seeded
 from unbroken.data.mixture import BLOCK, Mixture, apportion
 from unbroken.data.orders import Drawn, Shuffled, WeightedOnce
-from unbroken.data.permutation import key_of, mix, mix_all, permute
+from unbroken.data.permutation import key_of, mix, mix_all, permute, walk
 from unbroken.data.position import Position, count, normalize, subtract
 from unbroken.data.shares import Sharing
 from unbroken.errors import InputError, UsageError
-from unbroken.train.order import Permutation
 
 ranges = st.lists(
     st.tuples(st.integers(0, 60), st.integers(0, 9)).map(lambda t: (t[0], t[0] + t[1])), max_size=6
@@ -50,11 +50,22 @@ def test_a_position_comes_back_from_json() -> None:
 
 
 @given(st.integers(1, 3000), st.integers(0, 2**64 - 1), st.integers(0, 5))
-def test_the_permutation_is_one_and_that_of_the_trainer(size: int, seed: int, epoch: int) -> None:
+def test_a_permutation_has_each_number_once_and_any_part_is_as_in_the_whole(
+    size: int, seed: int, epoch: int
+) -> None:
     found = permute(size, key_of(seed, epoch), np.arange(size))
     assert sorted(found.tolist()) == list(range(size))
-    one = Permutation(size, seed, epoch)
-    assert found[:20].tolist() == [one[i] for i in range(min(size, 20))]
+    walked = walk(size, key_of(seed, epoch), np.arange(size))
+    assert sorted(walked.tolist()) == list(range(size))
+    part = np.arange(size - 1, -1, -3)
+    assert (permute(size, key_of(seed, epoch), part) == found[part]).all()
+    assert (walk(size, key_of(seed, epoch), part) == walked[part]).all()
+
+
+def test_the_order_is_the_same_for_ever() -> None:
+    """Checkpoints name numbers of this order: a change of it would resume them with other data."""
+    assert permute(10, key_of(0, 0), np.arange(10)).tolist() == [0, 1, 9, 4, 2, 3, 6, 8, 7, 5]
+    assert permute(10**9, key_of(7, 3), np.arange(3)).tolist() == [445344923, 554226177, 856649016]
 
 
 def test_any_part_of_a_huge_order_is_found_at_once() -> None:
@@ -71,9 +82,10 @@ def test_numbers_are_mixed_alike_one_by_one_and_together() -> None:
     assert mix_all(values).tolist() == [mix(int(v)) for v in values]
 
 
-def test_an_order_has_no_pattern() -> None:
-    found = permute(1000, key_of(0, 0), np.arange(1000))
-    other = permute(1000, key_of(0, 1), np.arange(1000))
+@pytest.mark.parametrize("by", [permute, walk])
+def test_an_order_has_no_pattern(by: Any) -> None:
+    found = by(1000, key_of(0, 0), np.arange(1000))
+    other = by(1000, key_of(0, 1), np.arange(1000))
     assert abs(np.corrcoef(found, np.arange(1000))[0, 1]) < 0.1
     assert abs(np.corrcoef(found, other)[0, 1]) < 0.1
     assert len(np.flatnonzero(np.diff(found) == 1)) < 10

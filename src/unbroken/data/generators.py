@@ -10,21 +10,24 @@ from __future__ import annotations
 import ctypes
 import random
 import struct
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 _BYTES = 2500  # 624 words of 32 bits and a place
+_MARK = (
+    24  # the place and five words beside it: a draw moves the place, and after 624 draws all words are others
+)
 _KINDS = ("python", "numpy", "torch")
 _MASK = (1 << 64) - 1
+_memcmp = ctypes.CDLL(None).memcmp
+_memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 
 
-@dataclass(frozen=True, slots=True)
-class Seen:
+class Seen(NamedTuple):
     """The generators at one moment."""
 
     python: Any
@@ -33,6 +36,8 @@ class Seen:
     gauss: tuple[int, float]
     """Whether numpy holds the second of a pair of normal numbers, and that number: drawing it moves nothing else."""
     torch: torch.Tensor
+    python_mark: Any
+    numpy_mark: Any
 
 
 class Generators:
@@ -40,35 +45,40 @@ class Generators:
 
     def __init__(self) -> None:
         self._python = random.random.__self__  # type: ignore[attr-defined]
-        self._numpy = np.random.mtrand._rand
+        self._numpy: Any = np.random.mtrand._rand
         self._torch = torch.default_generator
         self._python_at = _python_address(self._python)
         self._numpy_at = _numpy_address(self._numpy)
-        self._no_gauss: bytes | None = None
-        """numpy's bytes when it was last seen to hold no normal number: as long as they stay, it holds none."""
+        # What was seen last, whole, with its mark: a training that does not draw from them costs a look at the marks.
+        self._python_last: tuple[Any, Any] = (None, None)
+        self._numpy_last: tuple[Any, Any, tuple[int, float]] = (None, None, (0, 0.0))
 
     def see(self) -> Seen:
         """What they are now."""
-        words = self._words()
-        gauss = (0, 0.0)
-        if words != self._no_gauss:
+        mark = self._python_mark()
+        if mark != self._python_last[0]:
+            whole = ctypes.string_at(self._python_at, _BYTES) if self._python_at else mark
+            self._python_last = (mark, whole)
+        marked = self._numpy_mark()
+        # One that held a normal number may have lost it since, and shows no trace.
+        if marked != self._numpy_last[0] or self._numpy_last[2][0]:
             state = self._numpy.get_state()
-            gauss = (state[3], state[4])
-            if not gauss[0]:
-                self._no_gauss = words
-        python = self._python
-        return Seen(self._python_words(), python.gauss_next, words, gauss, self._torch.get_state())
+            whole = ctypes.string_at(self._numpy_at, _BYTES) if self._numpy_at else state
+            self._numpy_last = (marked, whole, (state[3], state[4]))
+        return Seen(
+            self._python_last[1], self._python.gauss_next, self._numpy_last[1], self._numpy_last[2],
+            self._torch.get_state(), mark, marked,
+        )  # fmt: skip
 
     def moved(self, before: Seen) -> set[str]:
         """Which of them were drawn from, or set, since then."""
         found = set()
-        if self._python.gauss_next is not before.next_gauss or self._python_words() != before.python:
+        if self._python.gauss_next is not before.next_gauss or self._python_mark() != before.python_mark:
             found.add("python")
-        if self._words() != before.numpy:
+        if self._numpy_mark() != before.numpy_mark:
             found.add("numpy")
         now = self._torch.get_state()
-        size = now.numel()
-        if ctypes.string_at(now.data_ptr(), size) != ctypes.string_at(before.torch.data_ptr(), size):
+        if _memcmp(now.data_ptr(), before.torch.data_ptr(), now.numel()):
             found.add("torch")
         return found
 
@@ -78,7 +88,7 @@ class Generators:
             state = self._numpy.get_state()
             self._numpy.set_state((*state[:3], 0, 0.0))
 
-    def put_back(self, before: Seen, kinds: Any = _KINDS) -> None:
+    def put_back(self, before: Seen, kinds: Collection[str] = _KINDS) -> None:
         """Makes these generators what they were."""
         if "python" in kinds:
             if self._python_at:
@@ -90,14 +100,13 @@ class Generators:
             if self._numpy_at:
                 ctypes.memmove(self._numpy_at, before.numpy, _BYTES)
                 state = self._numpy.get_state()
-                if (state[3], state[4]) != before.gauss:
-                    self._numpy.set_state((*state[:3], *before.gauss))
             else:
-                self._numpy.set_state(before.numpy)
+                state = before.numpy
+            self._numpy.set_state((*state[:3], *before.gauss))
         if "torch" in kinds:
             self._torch.set_state(before.torch)
 
-    def seed(self, value: int, kinds: Any = _KINDS) -> None:
+    def seed(self, value: int, kinds: Collection[str] = _KINDS) -> None:
         """Seeds these generators with a number of 64 bits; GPUs are left alone."""
         if "python" in kinds:
             self._python.seed(value)
@@ -106,30 +115,14 @@ class Generators:
         if "torch" in kinds:
             self._torch.manual_seed(value & _MASK >> 1)
 
-    def _python_words(self) -> Any:
-        return ctypes.string_at(self._python_at, _BYTES) if self._python_at else self._python.getstate()
+    def _python_mark(self) -> Any:
+        return ctypes.string_at(self._python_at, _MARK) if self._python_at else self._python.getstate()
 
-    def _words(self) -> Any:
+    def _numpy_mark(self) -> Any:
         if self._numpy_at:
-            return ctypes.string_at(self._numpy_at, _BYTES)
-        return _Plain(self._numpy.get_state())
-
-
-class _Plain(tuple):  # type: ignore[type-arg]
-    """numpy's state, comparable."""
-
-    def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, tuple)
-            and self[0] == other[0]
-            and bool((self[1] == other[1]).all())
-            and self[2:] == other[2:]
-        )
-
-    def __ne__(self, other: object) -> bool:
-        return not self == other
-
-    __hash__ = None  # type: ignore[assignment]
+            return ctypes.string_at(self._numpy_at + _BYTES - _MARK, _MARK)
+        state = self._numpy.get_state()
+        return (state[0], state[1].tobytes(), state[2])
 
 
 def _python_address(generator: random.Random) -> int:

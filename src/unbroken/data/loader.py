@@ -18,9 +18,9 @@ import logging
 import os
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.utils.data import DataLoader
@@ -118,13 +118,13 @@ class Loader:
         self._requests = _Requests()
         units = isinstance(self._order, UnitOrder)
         shape = "samples" if not units else "batches" if isinstance(self._order, ListedBatches) else "packs"
-        samples = Samples(
+        samples: Any = Samples(
             loader.dataset, loader.collate_fn, seed, batched=sampled.batched or units, shape=shape,
             digests=on_batch is not None,
         )  # fmt: skip
         self._generator = torch.Generator()
         self._inner: Any = DataLoader(
-            samples, batch_sampler=self._requests, collate_fn=_as_it_is, num_workers=loader.num_workers,
+            samples, batch_sampler=cast(Any, self._requests), collate_fn=_as_it_is, num_workers=loader.num_workers,
             pin_memory=loader.pin_memory, timeout=loader.timeout, worker_init_fn=loader.worker_init_fn,
             multiprocessing_context=loader.multiprocessing_context, generator=self._generator,
             prefetch_factor=loader.prefetch_factor, persistent_workers=loader.persistent_workers,
@@ -272,7 +272,7 @@ class Loader:
         # The base seed of the workers is drawn from this generator, not from the training's.
         self._generator.manual_seed(key_of(self._seed, self._epoch) & (1 << 63) - 1)
         steps, record = self._steps, self._on_batch
-        for data in self._inner:
+        for data in self._fetched():
             if turn != self._turn:
                 raise UsageError(
                     "two iterations over one loader at once: it has one position",
@@ -294,6 +294,14 @@ class Loader:
             yield data
             if self._stale:
                 return
+
+    def _fetched(self) -> Iterable[Any]:
+        """What comes back for what is asked: from torch's loader, or where it would only pass it on, directly."""
+        inner = self._inner
+        if inner.num_workers or (inner.pin_memory and torch.accelerator.is_available()):
+            found: Iterable[Any] = inner
+            return found
+        return map(inner.dataset.__getitems__, self._requests)
 
     def _ask(self, pending: deque[Share | Probe]) -> Iterator[Share | Probe]:
         """What the workers are asked for, ahead of the loop; noted in the order in which it comes back."""

@@ -95,11 +95,13 @@ class Drawn:
     def indices(self, seed: int, epoch: int, offsets: Numbers) -> Numbers:
         bits = mix_all(offsets.astype(np.uint64) ^ np.uint64(key_of(seed, epoch)))
         if not self.weights:
-            return (bits % np.uint64(self.population)).astype(np.int64)
+            drawn: Numbers = (bits % np.uint64(self.population)).astype(np.int64)
+            return drawn
         sums = _sums(self.weights)
         # 53 bits make a double in [0, 1) exactly.
         at = np.searchsorted(sums, (bits >> np.uint64(11)) * 2.0**-53 * sums[-1], side="right")
-        return np.minimum(at, self.population - 1).astype(np.int64)
+        found: Numbers = np.minimum(at, self.population - 1).astype(np.int64)
+        return found
 
     def describe(self) -> dict[str, Any]:
         return {
