@@ -21,6 +21,7 @@ import unbroken
 from unbroken.cluster.cgroups import Cgroups
 from unbroken.progress import read_journal
 from unbroken.recover.incidents import read_incidents
+from unbroken.testing.http_faults import Fault
 from unbroken.testing.keepers import keeper_pid
 
 from .breakers import Stage, combinations
@@ -376,3 +377,15 @@ def test_a_folder_of_checkpoints_that_is_deleted_is_made_again(stage: Stage) -> 
     assert stage.stop() == (11 if stage.launcher == "run" else 0), stage.story()
     assert max(stage.durable()) == stage.step(), (stage.durable(), stage.step())
     stage.goes_on(stage.step())
+
+
+@combinations(places=("store",), launchers=("alone",))
+def test_a_keeper_killed_over_commits_on_a_slow_storage_leaves_nobody_waiting(stage: Stage) -> None:
+    """What it had written and not committed is in no buffer any more: a newer checkpoint makes up for it."""
+    stage.steps, stage.seconds = 2000, 0.01
+    stage.server.fault = lambda r: Fault(delay=0.05) if r.method in ("PUT", "POST") else None
+    stage.start().until_durable(10)
+    os.kill(keeper_pid(stage.scratch), signal.SIGKILL)
+    stage.until_durable(stage.step() + 15)
+    assert stage.stop(40) == 0, stage.story()
+    assert max(stage.durable()) == stage.step(), (stage.durable(), stage.step())

@@ -165,6 +165,8 @@ class Checkpointer:
         """One save at a time: a buffer is asked for ahead, and two threads must not be given the same one."""
         self._saves: dict[Mark, list[Saved]] = {}
         """A step that is saved again has several; what happens to its snapshot happens to all of them."""
+        self._keeper_of: dict[Mark, str] = {}
+        """Which keeper was given each of them: what it had written and not committed when it died, nobody speaks of again."""
         self._fates: dict[Mark, list[Message]] = {}
         """How recent steps ended: another rank may be ahead with one, and fail, before this rank saves it."""
         self._last: Saved | None = None
@@ -629,6 +631,9 @@ class Checkpointer:
                 del self._saves[m]
             mark = Mark(self.attempt, saved.step)
             self._saves.setdefault(mark, []).append(saved)
+            self._keeper_of.setdefault(mark, self.memory.keeper_id)
+            for m in [m for m in self._keeper_of if m not in self._saves]:
+                del self._keeper_of[m]
             self._last = saved
             told = list(self._fates.get(mark, ()))
         for event in told:  # the keeper writes a step once and does not say it again
@@ -727,6 +732,9 @@ class Checkpointer:
                 # A newer checkpoint that is whole makes up for an older one that failed.
                 rung = "disk" if kind == "durable" else "remote"
                 self._failed = [f for f in self._failed if f[1] != rung or f[0] >= step]
+        if kind == "durable" and event.get("attempt") == self.attempt:
+            for orphans in self._orphans_before(mark):
+                self._note_superseded(orphans, step, "its keeper died before it was committed")
         if saves:
             if kind == "durable" and self._meter is not None:
                 self._meter.durable(time.monotonic() - saves[-1].began)
@@ -763,19 +771,34 @@ class Checkpointer:
             for saved in saves:
                 saved.fail(why, rungs=("disk", "remote"))
 
-    def _note_superseded(self, saves: list[Saved], by: int) -> None:
+    def _orphans_before(self, mark: Mark) -> list[list[Saved]]:
+        """Older saves that are open, of a keeper that is gone: `mark`, which is durable, makes up for them."""
+        with self._guard:
+            now = self.memory.keeper_id
+            return [
+                list(saves)
+                for m, saves in self._saves.items()
+                if m < mark and not _done(saves) and self._keeper_of.get(m, now) != now
+            ]
+
+    def _note_superseded(
+        self,
+        saves: list[Saved],
+        by: int,
+        why: str = "checkpoints are asked for faster than the storage takes them",
+    ) -> None:
         """A checkpoint was never begun, because the storage is slower than saves are asked for: it says so, seldom."""
         step = saves[-1].step
         self.memory.note(saves[-1].attempt, step, persist=False)
         for saved in saves:
-            saved.fail(f"superseded by step {by}: checkpoints are asked for faster than the storage takes them",
+            saved.fail(f"superseded by step {by}: {why}",
                        rungs=("disk", "remote"))  # fmt: skip
         self.superseded += 1
         if self.superseded >= 2 * self._superseded_said:
             self._superseded_said = self.superseded
             logger.warning(
-                "checkpoints are asked for faster than the storage takes them: step %d is left out for step %d (%d so far)",
-                step, by, self.superseded,
+                "%s: step %d is left out for step %d (%d so far)",
+                why, step, by, self.superseded,
             )  # fmt: skip
 
     def _at_exit(self) -> None:
