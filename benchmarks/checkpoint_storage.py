@@ -33,11 +33,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 import torch
 
-from unbroken.checkpoint import catalogue, direct, reshard
-from unbroken.checkpoint.manifest import CHUNK_BYTES, Sharding
-from unbroken.checkpoint.mirror import mirror
-from unbroken.checkpoint.sealed import digest
+from unbroken.checkpoint.capture import direct
+from unbroken.checkpoint.catalogue import contents as catalogue
+from unbroken.checkpoint.catalogue.mirror import mirror
+from unbroken.checkpoint.format.manifest import CHUNK_BYTES, Sharding
+from unbroken.checkpoint.restore import reshard
 from unbroken.checkpoint.storage.posix import PosixStorage
+from unbroken.journal.checksummed import digest
 
 
 def timed(work: Callable[[], object]) -> float:

@@ -12,8 +12,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
-from unbroken.checkpoint.layout import plan, spec
-from unbroken.checkpoint.manifest import (
+from unbroken.checkpoint.format.layout import plan, spec
+from unbroken.checkpoint.format.manifest import (
     CHUNK_BYTES,
     FileRecord,
     Manifest,
@@ -23,7 +23,7 @@ from unbroken.checkpoint.manifest import (
     merge,
     tensor_part,
 )
-from unbroken.checkpoint.tensors import Heads
+from unbroken.checkpoint.format.tensors import Heads
 
 
 def measure(ranks: int, tensors: int) -> dict[str, float]:

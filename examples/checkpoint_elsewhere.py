@@ -15,10 +15,11 @@ from pathlib import Path
 import torch
 import torch.distributed.checkpoint as dcp
 
-from unbroken.checkpoint import direct, export
-from unbroken.checkpoint.manifest import Sharding
-from unbroken.checkpoint.position import Position
-from unbroken.checkpoint.reshard import CheckpointReader
+from unbroken.checkpoint.capture import direct
+from unbroken.checkpoint.convert import export
+from unbroken.checkpoint.format.manifest import Sharding
+from unbroken.checkpoint.format.position import Position
+from unbroken.checkpoint.restore.reshard import CheckpointReader
 from unbroken.checkpoint.storage.posix import PosixStorage
 
 warnings.filterwarnings("ignore", "torch.distributed is disabled")

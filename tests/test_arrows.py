@@ -11,11 +11,13 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1] / "src" / "unbroken"
 LAYERS = [
-    {"errors", "units", "atomic", "bounds", "listener", "private", "version", "extras", "web", "terminal"},
-    {"progress"},
-    {"trace", "telemetry", "cluster", "checkpoint"},
-    {"data"},
-    {"detect", "diagnose"},
+    {"errors", "extras", "units", "machine", "atomic", "private", "version"},
+    {"link", "journal", "page"},
+    {"progress", "samples"},
+    {"trace", "telemetry", "cluster", "checkpoint", "data"},
+    {"detect"},
+    {"diagnose"},
+    {"status"},
     {"recover", "evaluate"},
     {"train", "hooks", "simulate", "dashboard", "rehearse"},
     {"cli", "__main__", "testing"},

@@ -14,8 +14,8 @@ from unbroken.diagnose.model import HttpModel, ModelConfig
 from unbroken.errors import DiagnoseError, InputError, UnbrokenError
 from unbroken.evaluate.harness.endpoint import Endpoint, EndpointRefused
 from unbroken.evaluate.sources import open_source
+from unbroken.link.web import points_elsewhere
 from unbroken.telemetry.readers import prometheus
-from unbroken.web import points_elsewhere
 
 KEY = "key-that-stays"
 

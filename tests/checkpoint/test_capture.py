@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from unbroken import Checkpointer
-from unbroken.checkpoint.state import capture
+from unbroken.checkpoint.capture.state import capture
 
 
 class Hides(nn.Module):

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from unbroken.checkpoint import sizing
+from unbroken.checkpoint.catalogue import sizing
 from unbroken.cli.main import dispatch
 from unbroken.errors import UsageError
 from unbroken.testing.checkpoints import flip_bit, save_small

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import typer.main
 
-from unbroken.checkpoint.catalogue import Found
+from unbroken.checkpoint.catalogue.contents import Found
 from unbroken.cli.checkpoint import app
 
 REPO = Path(__file__).resolve().parents[2]

@@ -23,7 +23,7 @@ import pytest
 import torch
 
 from unbroken import Checkpointer
-from unbroken.checkpoint import catalogue
+from unbroken.checkpoint.catalogue import contents as catalogue
 from unbroken.checkpoint.storage import open_storage
 from unbroken.errors import (
     LayoutMismatch,
@@ -380,7 +380,7 @@ def test_state_dicts_that_want_detached_tensors(own_keepers: Path, tmp_path: Pat
 
 
 def test_averages_are_not_taken_for_what_an_optimizer_changes() -> None:
-    from unbroken.checkpoint.state import capture
+    from unbroken.checkpoint.capture.state import capture
 
     model = torch.nn.Linear(3, 3)
     average = torch.optim.swa_utils.AveragedModel(model)
@@ -408,7 +408,7 @@ def test_a_keeper_that_is_stopped_is_replaced_and_what_it_had_not_written_is_iss
     own_keepers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Scenario 10: SIGSTOP, as a disk in D state would have it. Training is not held up meanwhile."""
-    monkeypatch.setattr("unbroken.checkpoint.rank_memory.MUTE_AFTER", 2)
+    monkeypatch.setattr("unbroken.checkpoint.client.rank_memory.MUTE_AFTER", 2)
     c = checkpointer(tmp_path)
     c.save(1, {"w": torch.zeros(10)})
     until(lambda: c.memory._ahead is not None and c.memory._ahead.slab is not None)

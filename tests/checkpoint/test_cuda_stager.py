@@ -11,10 +11,10 @@ from unittest.mock import MagicMock
 import pytest
 import torch
 
-from unbroken.checkpoint import staging
-from unbroken.checkpoint.layout import plan, spec
-from unbroken.checkpoint.staging import Copying, CudaStager, _Pending
-from unbroken.checkpoint.targets import Targets
+from unbroken.checkpoint.device import staging
+from unbroken.checkpoint.device.staging import Copying, CudaStager, _Pending
+from unbroken.checkpoint.device.targets import Targets
+from unbroken.checkpoint.format.layout import plan, spec
 from unbroken.testing.keepers import until
 
 

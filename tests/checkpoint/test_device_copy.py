@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from unbroken.checkpoint.device_copy import Choice
+from unbroken.checkpoint.device.device_copy import Choice
 
 
 def choice(cost_s: float | None, *stalls: float, wanted: bool | str = "auto") -> Choice:

@@ -13,7 +13,11 @@ import safetensors.torch
 import torch
 import torch.distributed.checkpoint as dcp
 
-from unbroken.checkpoint import adopt, catalogue, direct, export, reshard
+from unbroken.checkpoint.capture import direct
+from unbroken.checkpoint.catalogue import contents as catalogue
+from unbroken.checkpoint.convert import export
+from unbroken.checkpoint.convert import imports as adopt
+from unbroken.checkpoint.restore import reshard
 from unbroken.checkpoint.storage.posix import PosixStorage
 from unbroken.errors import CheckpointCorrupt, CheckpointError, InputError, UnsaveableState, UsageError
 

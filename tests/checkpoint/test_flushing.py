@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from unbroken.checkpoint import catalogue
-from unbroken.checkpoint.keeper_client import Candidate, KeeperRefused
+from unbroken.checkpoint.catalogue import contents as catalogue
+from unbroken.checkpoint.client.links import Candidate, KeeperRefused
 from unbroken.checkpoint.storage import open_storage
 from unbroken.testing.http_faults import Fault
 from unbroken.testing.keepers import FakeAgent, FakeRank, alive, until

@@ -10,8 +10,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from unbroken.checkpoint import catalogue, direct, reshard
-from unbroken.checkpoint.position import Position
+from unbroken.checkpoint.capture import direct
+from unbroken.checkpoint.catalogue import contents as catalogue
+from unbroken.checkpoint.format.position import Position
+from unbroken.checkpoint.restore import reshard
 from unbroken.checkpoint.storage.posix import PosixStorage
 
 pytestmark = [pytest.mark.slow, pytest.mark.integration, pytest.mark.timeout(900)]
@@ -91,7 +93,7 @@ def world_of(world: int, root: Path, resume: bool) -> dict[str, Any]:
 
 
 def test_it_goes_on_in_other_worlds(tmp_path: Path) -> None:
-    from unbroken.checkpoint.manifest import PartManifest
+    from unbroken.checkpoint.format.manifest import PartManifest
 
     told = world_of(2, tmp_path, resume=False)
     parts = [PartManifest.decode(told[f"part {r}"], where="test") for r in range(2)]

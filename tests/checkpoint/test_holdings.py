@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unbroken.checkpoint.holdings import CLAIMED, FREE, SEALED, Buffer, Holdings, Mark, Snapshot
+from unbroken.checkpoint.keeper.holdings import CLAIMED, FREE, SEALED, Buffer, Holdings, Mark, Snapshot
 
 
 def holdings(ranks: int, count: int = 3) -> Holdings:

@@ -7,7 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from unbroken.checkpoint import adopt, direct, export, reshard
+from unbroken.checkpoint.capture import direct
+from unbroken.checkpoint.convert import export
+from unbroken.checkpoint.convert import imports as adopt
+from unbroken.checkpoint.restore import reshard
 from unbroken.checkpoint.storage.posix import PosixStorage
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]

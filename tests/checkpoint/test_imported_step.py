@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from unbroken.checkpoint.adopt import adopt
-from unbroken.checkpoint.relayout import load_elsewhere
+from unbroken.checkpoint.convert.imports import adopt
+from unbroken.checkpoint.restore.relayout import load_elsewhere
 from unbroken.checkpoint.storage.posix import PosixStorage
 from unbroken.errors import LayoutMismatch
 

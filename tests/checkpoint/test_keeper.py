@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from unbroken.checkpoint import catalogue
-from unbroken.checkpoint.keeper_client import Candidate, KeeperGone, KeeperRefused, NotYet
+from unbroken.checkpoint.catalogue import contents as catalogue
+from unbroken.checkpoint.client.links import Candidate, KeeperGone, KeeperRefused, NotYet
 from unbroken.checkpoint.storage import open_storage
 from unbroken.errors import DoesNotFit
 from unbroken.testing.keepers import FakeAgent, FakeRank, alive, until

@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unbroken.bounds import HELLO_BYTES, STRANGERS
-from unbroken.checkpoint.wire import VERSION
+from unbroken.checkpoint.keeper.wire import VERSION
+from unbroken.link.bounds import HELLO_BYTES, STRANGERS
 from unbroken.testing.keepers import FakeAgent, FakeRank, alive
 
 from ..fuzzing import fuzz

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from unbroken.checkpoint import catalogue
-from unbroken.checkpoint.manifest import parse_folder_name
+from unbroken.checkpoint.catalogue import contents as catalogue
+from unbroken.checkpoint.format.manifest import parse_folder_name
 from unbroken.checkpoint.storage.posix import PosixStorage
 
 pytestmark = [pytest.mark.slow, pytest.mark.integration, pytest.mark.timeout(900)]
@@ -23,8 +23,8 @@ KILLS = int(os.environ.get("KILLS", "40"))
 HOST = """
 import os, signal, sys
 from pathlib import Path
-from unbroken.checkpoint.retention import Retention, apply
-from unbroken.checkpoint.manifest import parse_folder_name
+from unbroken.checkpoint.catalogue.retention import Retention, apply
+from unbroken.checkpoint.format.manifest import parse_folder_name
 from unbroken.checkpoint.storage.posix import PosixStorage
 from unbroken.testing.checkpoints import save_small
 import torch

@@ -15,9 +15,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unbroken.checkpoint import dtypes
-from unbroken.checkpoint.direct import plain_bytes
-from unbroken.checkpoint.layout import (
+from unbroken.checkpoint.capture.direct import plain_bytes
+from unbroken.checkpoint.format import dtypes
+from unbroken.checkpoint.format.layout import (
     ALIGN,
     MAX_HEADER_BYTES,
     Layout,

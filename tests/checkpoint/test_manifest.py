@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unbroken.checkpoint import sealed
-from unbroken.checkpoint.layout import plan, spec
-from unbroken.checkpoint.manifest import (
+from unbroken.checkpoint.format.layout import plan, spec
+from unbroken.checkpoint.format.manifest import (
     CHUNK_BYTES,
     Committed,
     FileRecord,
@@ -27,9 +26,10 @@ from unbroken.checkpoint.manifest import (
     stored_name,
     tensor_part,
 )
-from unbroken.checkpoint.position import Position, merged, normalised
-from unbroken.checkpoint.shards import Run, RunBuilder, Shard, gap_in, gap_in_runs
+from unbroken.checkpoint.format.position import Position, merged, normalised
+from unbroken.checkpoint.format.shards import Run, RunBuilder, Shard, gap_in, gap_in_runs
 from unbroken.errors import CheckpointCorrupt, CheckpointTooNew
+from unbroken.journal import checksummed as sealed
 
 
 def part(

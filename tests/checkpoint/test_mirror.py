@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from unbroken.checkpoint import catalogue
-from unbroken.checkpoint.manifest import COMMITTED, MANIFEST, data_name, part_name
-from unbroken.checkpoint.mirror import mirror
+from unbroken.checkpoint.catalogue import contents as catalogue
+from unbroken.checkpoint.catalogue.mirror import mirror
+from unbroken.checkpoint.format.manifest import COMMITTED, MANIFEST, data_name, part_name
 from unbroken.checkpoint.storage.posix import PosixStorage
 from unbroken.errors import CheckpointCorrupt, NoCheckpoint, StorageError
 from unbroken.testing.checkpoints import flip_bit, save_small
@@ -109,7 +109,7 @@ def test_the_copier_is_killed(tmp_path: Path, s3: FakeS3) -> None:
     code = f"""
 import sys
 from pathlib import Path
-from unbroken.checkpoint.mirror import mirror
+from unbroken.checkpoint.catalogue.mirror import mirror
 from unbroken.checkpoint.storage.posix import PosixStorage
 from unbroken.checkpoint.storage.s3 import S3Storage
 bucket = S3Storage.from_url("s3://bucket/run", options=dict(endpoint={s3.endpoint!r}, access_key_id="a",

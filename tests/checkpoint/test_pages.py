@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from unbroken import Checkpointer
-from unbroken.checkpoint.rank_memory import Slab
+from unbroken.checkpoint.client.rank_memory import Slab
 from unbroken.testing.keepers import until
 
 SIZE = 24 << 20

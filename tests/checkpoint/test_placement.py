@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from unbroken.checkpoint.direct import Stamp, commit, write_rank
-from unbroken.checkpoint.placement import (
+from unbroken.checkpoint.capture.direct import Stamp, commit, write_rank
+from unbroken.checkpoint.catalogue.placement import (
     claim,
     claims,
     next_number,
@@ -18,7 +18,7 @@ from unbroken.checkpoint.placement import (
     same_place,
     survey,
 )
-from unbroken.checkpoint.retention import Retention, apply
+from unbroken.checkpoint.catalogue.retention import Retention, apply
 from unbroken.checkpoint.storage import open_storage
 from unbroken.errors import StorageError, UsageError
 from unbroken.progress import JournalWriter, RunDir, RunSpec, write_spec

@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 import torch
 
-from unbroken.checkpoint import Checkpointer, catalogue, checkpointer
-from unbroken.checkpoint.environment import Place
+from unbroken.checkpoint import Checkpointer, checkpointer
+from unbroken.checkpoint.catalogue import contents as catalogue
+from unbroken.checkpoint.client.links import Candidate
 from unbroken.checkpoint.interval import Bounds
-from unbroken.checkpoint.keeper_client import Candidate
-from unbroken.checkpoint.restore import Restored
+from unbroken.checkpoint.ranks.environment import Place
+from unbroken.checkpoint.restore.selection import Restored
 from unbroken.checkpoint.storage import open_storage
 from unbroken.errors import NotDurable, StorageError
 from unbroken.testing.keepers import FakeAgent, SharedAgreement, alive, until
@@ -244,7 +245,7 @@ def test_a_mute_keeper_of_a_supervisor_is_ended_and_its_successor_gets_everythin
     ranks: Callable[..., Ranks], agents: Callable[..., FakeAgent], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Scenario 10, under an agent: the ranks notice, the agent starts another, the memory changes hands."""
-    monkeypatch.setattr("unbroken.checkpoint.rank_memory.MUTE_AFTER", 2)
+    monkeypatch.setattr("unbroken.checkpoint.client.rank_memory.MUTE_AFTER", 2)
     r = ranks(2)
     agent = agents(node="node-000", checkpoints=r.folder)
     agent.attempt(1, ranks=2)

@@ -15,9 +15,9 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
-from unbroken.checkpoint import recapture
-from unbroken.checkpoint.recapture import Capturer
-from unbroken.checkpoint.state import Captured, capture
+from unbroken.checkpoint.capture import recapture
+from unbroken.checkpoint.capture.recapture import Capturer
+from unbroken.checkpoint.capture.state import Captured, capture
 
 State = dict[str, Any]
 

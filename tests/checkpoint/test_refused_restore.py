@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from unbroken.checkpoint.apply import Applier, Stored
-from unbroken.checkpoint.state import capture
+from unbroken.checkpoint.capture.state import capture
+from unbroken.checkpoint.restore.apply import Applier, Stored
 from unbroken.errors import LayoutMismatch, UnsaveableState
 
 

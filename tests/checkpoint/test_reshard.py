@@ -18,9 +18,12 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from unbroken.checkpoint import catalogue, direct, reshard, sharding
-from unbroken.checkpoint.position import Position
-from unbroken.checkpoint.shards import gap_in
+from unbroken.checkpoint.capture import direct
+from unbroken.checkpoint.catalogue import contents as catalogue
+from unbroken.checkpoint.format import sharding
+from unbroken.checkpoint.format.position import Position
+from unbroken.checkpoint.format.shards import gap_in
+from unbroken.checkpoint.restore import reshard
 from unbroken.checkpoint.storage.posix import PosixStorage
 from unbroken.errors import CheckpointCorrupt, LayoutMismatch, UnsaveableState
 

@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unbroken.checkpoint import catalogue
-from unbroken.checkpoint.catalogue import Found
-from unbroken.checkpoint.manifest import COMMITTED, data_name, folder_name
-from unbroken.checkpoint.retention import (
+from unbroken.checkpoint.catalogue import contents as catalogue
+from unbroken.checkpoint.catalogue.contents import Found
+from unbroken.checkpoint.catalogue.retention import (
     GRACE_S,
     Retention,
     apply,
@@ -21,6 +20,7 @@ from unbroken.checkpoint.retention import (
     leases,
     take_lease,
 )
+from unbroken.checkpoint.format.manifest import COMMITTED, data_name, folder_name
 from unbroken.checkpoint.storage.posix import PosixStorage
 from unbroken.errors import NoCheckpoint, StorageError, UsageError
 from unbroken.testing.checkpoints import flip_bit, save_small

@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from unbroken.checkpoint import catalogue
-from unbroken.checkpoint.mirror import mirror
-from unbroken.checkpoint.retention import Retention, apply
+from unbroken.checkpoint.catalogue import contents as catalogue
+from unbroken.checkpoint.catalogue.mirror import mirror
+from unbroken.checkpoint.catalogue.retention import Retention, apply
 from unbroken.checkpoint.storage.posix import PosixStorage
 from unbroken.errors import StorageError
 from unbroken.testing.checkpoints import save_small

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from unbroken.checkpoint.storage import Storage, open_storage
+from unbroken.checkpoint.storage import open_storage
 from unbroken.checkpoint.storage import posix as posix_module
+from unbroken.checkpoint.storage.base import Storage
 from unbroken.checkpoint.storage.posix import PosixStorage
 from unbroken.errors import MissingExtra, StorageError, UsageError
 from unbroken.extras import install_command

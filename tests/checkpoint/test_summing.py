@@ -9,12 +9,12 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from unbroken.checkpoint import commit
-from unbroken.checkpoint.clients import Client, Settings, Wait
-from unbroken.checkpoint.commit import chunk_digests
-from unbroken.checkpoint.holdings import SEALED, Buffer, Mark, Snapshot
-from unbroken.checkpoint.keeping import Keeper
-from unbroken.checkpoint.manifest import CHUNK_BYTES
+from unbroken.checkpoint.format.manifest import CHUNK_BYTES
+from unbroken.checkpoint.keeper import commit
+from unbroken.checkpoint.keeper.clients import Client, Settings, Wait
+from unbroken.checkpoint.keeper.commit import chunk_digests
+from unbroken.checkpoint.keeper.holdings import SEALED, Buffer, Mark, Snapshot
+from unbroken.checkpoint.keeper.keeping import Keeper
 from unbroken.testing.keepers import until
 
 

@@ -10,8 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unbroken.checkpoint import targets as module
-from unbroken.checkpoint.layout import Layout, plan, spec
+from unbroken.checkpoint.device import targets as module
+from unbroken.checkpoint.format.layout import Layout, plan, spec
 
 
 def planned(tensors: dict[str, torch.Tensor]) -> tuple[Layout, torch.Tensor]:

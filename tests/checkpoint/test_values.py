@@ -18,7 +18,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unbroken.checkpoint.values import decode, encode, flatten, unflatten
+from unbroken.checkpoint.format.values import decode, encode, flatten, unflatten
 from unbroken.errors import CheckpointCorrupt, UnsaveableState
 
 

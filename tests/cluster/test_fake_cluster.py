@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from unbroken.bounds import Message, proof, same_secret
 from unbroken.cluster.clocks import find_first
 from unbroken.cluster.contract import AgentCommand, Exited, Lost, Request, Returned, Started
 from unbroken.cluster.hello import Hello
 from unbroken.errors import RunError
+from unbroken.link.bounds import Message, proof, same_secret
 from unbroken.recover import received
 from unbroken.recover.wire import Link
 from unbroken.testing.fake_cluster import (

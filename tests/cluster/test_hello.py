@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unbroken.bounds import Malformed
 from unbroken.cluster.clocks import ClockOffset
 from unbroken.cluster.hello import Address, Gpu, Hello
 from unbroken.cluster.survey import describe_node, find_gpus, rank_addresses, read_boot_id
+from unbroken.link.bounds import Malformed
 
 from ..fuzzing import fuzz
 

@@ -54,9 +54,9 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def whole_checkpoint(root: Path) -> None:
     """A committed checkpoint of one rank: a model of six parameters, and two numbers of its optimizer."""
     torch = pytest.importorskip("torch")
-    from unbroken.checkpoint import direct
-    from unbroken.checkpoint.manifest import Sharding
-    from unbroken.checkpoint.position import Position
+    from unbroken.checkpoint.capture import direct
+    from unbroken.checkpoint.format.manifest import Sharding
+    from unbroken.checkpoint.format.position import Position
     from unbroken.checkpoint.storage.posix import PosixStorage
 
     state = {"model.w": torch.ones(2, 3), "optimizer.m": torch.ones(2)}

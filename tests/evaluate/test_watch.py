@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from unbroken.checkpoint.catalogue import Found
-from unbroken.checkpoint.holding import holds
-from unbroken.checkpoint.retention import Retention, apply, leases
-from unbroken.checkpoint.storage import Storage, open_storage
+from unbroken.checkpoint.catalogue.contents import Found
+from unbroken.checkpoint.catalogue.holds import holds
+from unbroken.checkpoint.catalogue.retention import Retention, apply, leases
+from unbroken.checkpoint.storage import open_storage
+from unbroken.checkpoint.storage.base import Storage
 from unbroken.errors import (
     EvaluationError,
     EvaluationInUse,
@@ -362,7 +363,7 @@ def run_of_twenty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Storage:
         return [Found(n, int(n[5:13]), 1, "committed" if ok else "incomplete", 0.0, 1, 1, "disk") for n, ok in there]  # fmt: skip
 
     monkeypatch.setattr(module, "listing", listing)
-    monkeypatch.setattr("unbroken.checkpoint.retention.listing", listing)
+    monkeypatch.setattr("unbroken.checkpoint.catalogue.retention.listing", listing)
     return store
 
 

@@ -22,9 +22,9 @@ SCORE = "def score(row, output):\n    return int(output[0][0] > output[1][0])\n"
 
 def commit(root: Path, step: int, state: dict[str, Any]) -> None:
     """A checkpoint of one rank, as a keeper writes it."""
-    from unbroken.checkpoint import direct
-    from unbroken.checkpoint.manifest import Sharding
-    from unbroken.checkpoint.position import Position
+    from unbroken.checkpoint.capture import direct
+    from unbroken.checkpoint.format.manifest import Sharding
+    from unbroken.checkpoint.format.position import Position
     from unbroken.checkpoint.storage.posix import PosixStorage
 
     storage = PosixStorage(root)

@@ -17,13 +17,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unbroken.bounds import HELLO_BYTES, STRANGERS, Malformed
 from unbroken.evaluate import coordinator as module
 from unbroken.evaluate import dispatch, received
 from unbroken.evaluate.contracts import PreparedTask, Report, Request
 from unbroken.evaluate.journal import events, seal
 from unbroken.evaluate.staged import write_samples
 from unbroken.evaluate.wire import VERSION
+from unbroken.link.bounds import HELLO_BYTES, STRANGERS, Malformed
 
 from ..fuzzing import fuzz
 from ..hostile import NESTED, bodies, closed_within, framed, frames, mutated, receive_frame, send

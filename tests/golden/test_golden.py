@@ -134,7 +134,7 @@ def test_a_sharded_checkpoint_is_whole_on_one_rank(golden: Path, capsys: pytest.
 
 
 def test_objects_of_a_bucket_are_a_checkpoint(golden: Path) -> None:
-    from unbroken.checkpoint.catalogue import verify_in
+    from unbroken.checkpoint.catalogue.contents import verify_in
     from unbroken.testing.object_store import FakeS3
 
     want = expected(golden, "bucket")

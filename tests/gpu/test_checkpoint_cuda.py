@@ -19,7 +19,7 @@ if not torch.cuda.is_available():
     pytest.skip("there is no GPU", allow_module_level=True)
 
 from unbroken import Checkpointer  # noqa: E402
-from unbroken.checkpoint.keeper_client import Link  # noqa: E402
+from unbroken.checkpoint.client.links import Link  # noqa: E402
 from unbroken.errors import CheckpointError  # noqa: E402
 from unbroken.testing.keepers import keeper_pid, until  # noqa: E402
 

@@ -23,8 +23,9 @@ from typing import Any
 
 import pytest
 
-from unbroken.checkpoint import catalogue
-from unbroken.checkpoint.storage import Storage, open_storage
+from unbroken.checkpoint.catalogue import contents as catalogue
+from unbroken.checkpoint.storage import open_storage
+from unbroken.checkpoint.storage.base import Storage
 from unbroken.cluster.processes import end, marked
 from unbroken.progress import RunDir
 from unbroken.testing.faults import Faults

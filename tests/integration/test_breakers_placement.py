@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from unbroken.checkpoint import catalogue
+from unbroken.checkpoint.catalogue import contents as catalogue
 from unbroken.progress import read_journal
 
 from .breakers import Stage, combinations

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from unbroken.checkpoint.catalogue import listing
+from unbroken.checkpoint.catalogue.contents import listing
 from unbroken.checkpoint.storage.posix import PosixStorage
 from unbroken.progress import RunDir
 from unbroken.recover.start import STOP_SIGNALS

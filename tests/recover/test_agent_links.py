@@ -17,10 +17,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unbroken.bounds import HELLO_BYTES, STRANGERS, proof
 from unbroken.detect import HangDetector
 from unbroken.diagnose.facts import RankExit
 from unbroken.errors import RunError, UnsafeFile
+from unbroken.link.bounds import HELLO_BYTES, STRANGERS, proof
 from unbroken.progress import RunDir
 from unbroken.progress.spec import Timeouts
 from unbroken.recover import nodes as module

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unbroken.checkpoint.manifest import folder_name
+from unbroken.checkpoint.format.manifest import folder_name
 from unbroken.recover.candidates import candidates
 
 SLOTS = {0: "a", 1: "a", 2: "b", 3: "b"}

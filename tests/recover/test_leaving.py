@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from unbroken.checkpoint.catalogue import Found
+from unbroken.checkpoint.catalogue.contents import Found
 from unbroken.recover.leaving import Last, accept_late, whole_in_memory
 from unbroken.recover.state import RunState
 

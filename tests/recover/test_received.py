@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from unbroken.bounds import Malformed
+from unbroken.link.bounds import Malformed
 from unbroken.recover.received import check
 
 

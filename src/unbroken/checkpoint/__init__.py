@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .checkpointer import Checkpointer
-    from .ladder import Saved
-    from .restore import Restored
+    from .levels import Saved
+    from .restore.selection import Restored
 
 __all__ = ["Checkpointer", "Restored", "Saved"]
 
-_PLACES = {"Checkpointer": "checkpointer", "Saved": "ladder", "Restored": "restore"}
+_PLACES = {"Checkpointer": "checkpointer", "Saved": "levels", "Restored": "restore.selection"}
 
 
 def __getattr__(name: str) -> Any:

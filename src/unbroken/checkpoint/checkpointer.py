@@ -12,7 +12,7 @@ checkpoints.close()
 
 This file is long because the order of things in `save`, `restore` and `close` is what makes them safe, and is read
 in one place; what they are made of lies beside it: capture in state.py and recapture.py, copies in staging.py, buffers in
-rank_memory.py, where to restore from in restore.py.
+rank_memory.py, where to restore from in restore/selection.py.
 """
 
 from __future__ import annotations
@@ -40,25 +40,30 @@ from ..errors import CheckpointError, DoesNotFit, NotDurable, UnbrokenError, Usa
 from ..progress import holding_up
 from ..units import Bytes, Duration
 from ..version import __version__
-from . import catalogue
-from . import layout as arena
-from .agreement import Agreement, agreement
-from .apply import Applier, ShardedOtherwise, Taken
-from .direct import Stamp, write_tensors
-from .environment import Place, place
-from .holdings import Mark
+from .capture.direct import Stamp, write_tensors
+from .capture.generators import capture_rng, restore_rng
+from .capture.recapture import Capturer
+from .capture.state import Captured, cuda_device, optimizers_in
+from .catalogue import contents as catalogue
+from .catalogue.placement import CLAIMS, place_of, same_place
+from .client.discovery import end_process, own_attempt, own_keeper, settle_place, supervised_keeper
+from .client.links import KeeperGone
+from .client.nodes import PATIENCE_S, Board, gather_nodes, join_ring, peer_addresses
+from .client.pinning import Pinning
+from .client.rank_memory import RankMemory, Slab
+from .device.staging import Copying, CpuStager, CudaStager, Stager
+from .device.targets import to_device
+from .format import layout as arena
+from .format.manifest import FileRecord, Manifest, PartManifest, data_name, tensor_part
+from .format.position import Position
 from .interval import Meter
-from .keeper_client import KeeperGone
-from .ladder import RUNGS, Saved
-from .lodging import end_process, own_attempt, own_keeper, settle_place, supervised_keeper
-from .manifest import FileRecord, Manifest, PartManifest, data_name, tensor_part
-from .nodes import PATIENCE_S, Board, gather_nodes, join_ring, peer_addresses
-from .pinning import Pinning
-from .placement import CLAIMS, place_of, same_place
-from .position import Position
-from .rank_memory import RankMemory, Slab
-from .recapture import Capturer
-from .restore import (
+from .keeper.holdings import Mark
+from .keeper.wire import Encoded, Message
+from .levels import RUNGS, Saved
+from .ranks.agreement import Agreement, agreement
+from .ranks.environment import Place, place
+from .restore.apply import Applier, ShardedOtherwise, Taken
+from .restore.selection import (
     VOTE_TIMEOUT_S,
     Landed,
     Offer,
@@ -72,12 +77,8 @@ from .restore import (
     offers_without_supervisor,
     vote,
 )
-from .rng import capture_rng, restore_rng
-from .staging import Copying, CpuStager, CudaStager, Stager
-from .state import Captured, cuda_device, optimizers_in
-from .storage import Storage, open_storage
-from .targets import to_device
-from .wire import Encoded, Message
+from .storage import open_storage
+from .storage.base import Storage
 
 logger = logging.getLogger("unbroken.checkpoint")
 
@@ -309,7 +310,7 @@ class Checkpointer:
                 resharded = True
         if resharded:
             # Imported here: torch.distributed.checkpoint takes a second, and most restores never need it.
-            from .relayout import load_elsewhere
+            from .restore.relayout import load_elsewhere
 
             manifest, taken = load_elsewhere(self._storage_of(offer), offer.name, state, strict=self.strict)
             position, source = manifest.position, self.storage.rung
@@ -526,7 +527,7 @@ class Checkpointer:
                 catalogue.read_committed(self._storage_of(offer), offer.name).world_size
                 != self.place.world_size
             ):
-                from .relayout import verify_share
+                from .restore.relayout import verify_share
 
                 return verify_share(
                     self._storage_of(offer), offer.name, self.place.rank, self.place.world_size
@@ -537,7 +538,7 @@ class Checkpointer:
             )  # fmt: skip
         if landed.part.world_size != self.place.world_size:
             if offer.on_disk:
-                from .relayout import verify_share
+                from .restore.relayout import verify_share
 
                 return verify_share(
                     self._storage_of(offer), offer.name, self.place.rank, self.place.world_size

@@ -15,7 +15,7 @@ from ..errors import CheckpointCorrupt, Exit, InputError, NoCheckpoint, StorageE
 from ..units import Bytes, Duration
 
 if TYPE_CHECKING:
-    from ..checkpoint.storage import Storage
+    from ..checkpoint.storage.base import Storage
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, no_args_is_help=True)
 
@@ -38,8 +38,8 @@ def main() -> None:
 @app.command()
 def ls(folder: Folder, as_json: Json = False) -> None:
     """List what lies there: step, age, size, rung, ranks, leases, and why any does not count. Newest first."""
-    from ..checkpoint import catalogue
-    from ..checkpoint.retention import leases
+    from ..checkpoint.catalogue import contents as catalogue
+    from ..checkpoint.catalogue.retention import leases
 
     storage, name = _place(folder)
     found = [f for f in catalogue.listing(storage) if name in (None, f.name)]
@@ -85,7 +85,7 @@ def verify(
     as_json: Json = False,
 ) -> None:
     """Read a checkpoint and compare every byte with its checksums. Exit code 31 if anything differs."""
-    from ..checkpoint import catalogue
+    from ..checkpoint.catalogue import contents as catalogue
 
     storage, name = _place(place)
     if name:
@@ -136,7 +136,7 @@ def export(
     """Write a checkpoint in another format; every byte is verified on the way."""
     _known(to, ("dcp", "huggingface", "torch"))
     storage, name, passed = _newest_of(place)
-    from ..checkpoint import export as exporting
+    from ..checkpoint.convert import export as exporting
 
     try:
         if to == "dcp":
@@ -202,8 +202,8 @@ def import_(
     storage, name = _place(to, must_exist=False)
     if name:
         raise UsageError("--to names a checkpoint", todo="Name the folder that gets the new one")
-    from ..checkpoint.adopt import adopt, open_foreign
-    from ..checkpoint.placement import number_for_import
+    from ..checkpoint.catalogue.placement import number_for_import
+    from ..checkpoint.convert.imports import adopt, open_foreign
 
     newest = _newest_attempt(to)
     open_foreign(source, trust=trust_pickle)  # before a number is taken for it
@@ -231,7 +231,7 @@ def copy(
     as_json: Json = False,
 ) -> None:
     """Copy a checkpoint to another disk or bucket, verified; the same command goes on after a break."""
-    from ..checkpoint.mirror import mirror
+    from ..checkpoint.catalogue.mirror import mirror
 
     storage, name = _newest(place)
     where, other = _place(target, must_exist=False)
@@ -265,7 +265,7 @@ def prune(
 
     Exit code 31 if something was found damaged, or could not be removed.
     """
-    from ..checkpoint.retention import Retention, apply
+    from ..checkpoint.catalogue.retention import Retention, apply
 
     storage, name = _place(folder)
     if name:
@@ -300,7 +300,7 @@ def keep(
     as_json: Json = False,
 ) -> None:
     """Hold a lease on a checkpoint, so that retention leaves it alone (while it is evaluated, say)."""
-    from ..checkpoint.retention import end_lease, take_lease
+    from ..checkpoint.catalogue.retention import end_lease, take_lease
 
     storage, name = _newest(place)
     if release:
@@ -346,12 +346,12 @@ def size(
 ) -> None:
     """Say how much host memory and disk a run will need for its checkpoints, before it starts."""
     from .. import machine
-    from ..checkpoint import sizing
+    from ..checkpoint.catalogue import sizing
 
     if (parameters is None) == (like is None):
         raise UsageError("give a number of parameters, or --like CHECKPOINT")
     if like is not None:
-        from ..checkpoint.catalogue import read_committed
+        from ..checkpoint.catalogue.contents import read_committed
 
         storage, name = _newest(like)
         manifest = read_committed(storage, name)
@@ -387,8 +387,8 @@ def size(
 
 def _place(text: str, *, must_exist: bool = True) -> tuple[Storage, str | None]:
     """The storage that a user means, and the checkpoint in it if they named one."""
-    from ..checkpoint.manifest import parse_folder_name
-    from ..checkpoint.placement import check_folder
+    from ..checkpoint.catalogue.placement import check_folder
+    from ..checkpoint.format.manifest import parse_folder_name
     from ..checkpoint.storage import open_storage
     from ..progress import RunDir, newest_place
 
@@ -434,7 +434,7 @@ def _newest(text: str) -> tuple[Storage, str]:
 
 def _newest_of(text: str) -> tuple[Storage, str, list[str]]:
     """As `_newest`, with what was passed over; what was never finished is not counted."""
-    from ..checkpoint.catalogue import listing
+    from ..checkpoint.catalogue.contents import listing
 
     storage, name = _place(text)
     if name:
@@ -452,7 +452,7 @@ def _newest_of(text: str) -> tuple[Storage, str, list[str]]:
 
 def _newest_attempt(to: str) -> int:
     """The newest attempt of the run that is to get a checkpoint, 0 where it is none. Raises UsageError where it cannot."""
-    from ..checkpoint.placement import still_going
+    from ..checkpoint.catalogue.placement import still_going
     from ..progress import RunDir, read_epochs, read_journal, read_spec
 
     run_dir = RunDir(to)
@@ -476,7 +476,7 @@ def _newest_attempt(to: str) -> int:
 
 
 def _holds_checkpoints(folder: Path) -> bool:
-    from ..checkpoint.manifest import parse_folder_name
+    from ..checkpoint.format.manifest import parse_folder_name
 
     return any(parse_folder_name(p.name) for p in folder.iterdir())
 

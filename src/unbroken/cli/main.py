@@ -15,7 +15,7 @@ import sys
 import traceback
 
 from ..errors import Exit, UnbrokenError, UsageError
-from ..terminal import filtered
+from ..page.terminal import filtered
 from ..version import __version__
 
 COMMANDS: dict[str, str] = {

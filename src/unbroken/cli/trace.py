@@ -549,7 +549,7 @@ def print_result(result: Any, *, full: bool) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from ..terminal import plain
+    from ..page.terminal import plain
     from ..trace.charts.scales import amount
 
     if not result:

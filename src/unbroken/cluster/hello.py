@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar
 
-from ..bounds import Malformed, Message, number, text, whole
+from ..link.bounds import Malformed, Message, number, text, whole
 from .clocks import ClockOffset
 
 _MOST = (1 << 63) - 1

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ..errors import DiagnoseError, UnknownKey, UsageError, unreadable
-from ..web import open_url, redirected
+from ..link.web import open_url, redirected
 
 MOST_ANSWER = 1 << 20
 

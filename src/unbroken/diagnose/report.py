@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from ..terminal import escape
+from ..page.terminal import escape
 from ..version import __version__
 from . import excerpt
 from .engine import Diagnosis

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .. import atomic
-from ..bounds import Malformed, whole
 from ..errors import EvaluationError, UnbrokenError
+from ..link.bounds import Malformed, whole
 from . import received
 from .codec import decode
 from .contracts import Answer, Conditions, Json, PreparedTask, digest

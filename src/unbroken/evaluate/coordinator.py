@@ -25,9 +25,9 @@ from pathlib import Path
 from typing import Any
 
 from .. import atomic
-from ..bounds import HELLO_BYTES, HELLO_S, Malformed, Message
 from ..errors import EvaluationError, ModelChanged, RunInterrupted, UnbrokenError
-from ..listener import Listener
+from ..link.bounds import HELLO_BYTES, HELLO_S, Malformed, Message
+from ..link.listener import Listener
 from ..private import write_secret
 from . import received
 from .answers import AnswerStore

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from ..bounds import Message
+from ..link.bounds import Message
 from .contracts import Trial, WorkerSeen
 from .wire import pack
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .. import atomic
-from ..checkpoint.manifest import COMMITTED, MANIFEST, Committed
+from ..checkpoint.format.manifest import COMMITTED, MANIFEST, Committed
 from ..errors import CheckpointError, EvaluationError, ModelChanged
 from . import reads
 from .cache import Lease, Places, fetch_unknown

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..bounds import Malformed, Message, number, same_secret, text, whole
 from ..errors import EvaluationError, UnbrokenError
+from ..link.bounds import Malformed, Message, number, same_secret, text, whole
 from .codec import decode
 from .contracts import Conditions, Json, PreparedTask, Request
 from .staged import read_hashes, read_samples

@@ -18,7 +18,7 @@ from typing import Any, TextIO
 
 from .. import atomic
 from ..errors import ContractError, InputError, UnbrokenError, UsageError
-from ..terminal import own, visible
+from ..page.terminal import own, visible
 from ..units import Duration
 from .codec import decode, encode
 from .contracts import Json, ModelSpec

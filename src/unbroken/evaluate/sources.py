@@ -21,7 +21,7 @@ import xxhash
 
 from .. import atomic
 from ..errors import EvaluationError, MissingExtra, ModelChanged, ModelDoesNotLoad, RunInterrupted
-from ..web import points_elsewhere
+from ..link.web import points_elsewhere
 from .contracts import digest
 
 CHUNK = 32 * 2**20

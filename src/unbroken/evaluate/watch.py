@@ -18,10 +18,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from .. import atomic
-from ..checkpoint.catalogue import Found, listing
-from ..checkpoint.manifest import parse_folder_name
-from ..checkpoint.retention import end_lease, take_lease
-from ..checkpoint.storage import Storage, open_storage
+from ..checkpoint.catalogue.contents import Found, listing
+from ..checkpoint.catalogue.retention import end_lease, take_lease
+from ..checkpoint.format.manifest import parse_folder_name
+from ..checkpoint.storage import open_storage
+from ..checkpoint.storage.base import Storage
 from ..errors import (
     CheckpointCorrupt,
     CheckpointTooNew,
@@ -37,8 +38,8 @@ from ..errors import (
     UnknownTask,
     UsageError,
 )
+from ..page.terminal import escape
 from ..progress import RunDir, newest_place
-from ..terminal import escape
 from .codec import decode, encode
 from .contracts import ModelSpec, Report, Score, Suite
 from .folder import EvalDir, read_json
@@ -390,7 +391,7 @@ def _as_model(asked: Watch, storage: Storage, name: str) -> Iterator[str]:
     if asked.like is None:
         yield f"{storage.url}/{name}".removeprefix("file://")
         return
-    from ..checkpoint.export import to_huggingface  # needs torch
+    from ..checkpoint.convert.export import to_huggingface  # needs torch
 
     target = asked.out / "models" / name
     if target.exists():

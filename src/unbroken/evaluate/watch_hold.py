@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ..checkpoint.catalogue import Found
-from ..checkpoint.holding import Hold, end_hold, take_hold
-from ..checkpoint.storage import Storage
+from ..checkpoint.catalogue.contents import Found
+from ..checkpoint.catalogue.holds import Hold, end_hold, take_hold
+from ..checkpoint.storage.base import Storage
 from ..errors import UnbrokenError
 
 HOLD_S = 3600.0

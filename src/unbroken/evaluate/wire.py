@@ -28,7 +28,7 @@ import struct
 import threading
 from typing import Any
 
-from ..bounds import Malformed, Message, decode
+from ..link.bounds import Malformed, Message, decode
 
 VERSION = 1
 FROM_WORKER = 64 << 20

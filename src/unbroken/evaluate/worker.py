@@ -23,7 +23,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..bounds import Message
 from ..errors import (
     EvaluationError,
     ModelChanged,
@@ -32,6 +31,7 @@ from ..errors import (
     RunInterrupted,
     UnbrokenError,
 )
+from ..link.bounds import Message
 from ..private import read_secret
 from .cache import Lease, Places, lease
 from .codec import decode, encode

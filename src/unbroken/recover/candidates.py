@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..checkpoint.manifest import folder_name, parse_folder_name
+from ..checkpoint.format.manifest import folder_name, parse_folder_name
 from .state import Brought
 
 Candidate = dict[str, Any]

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..checkpoint.catalogue import Found
+from ..checkpoint.catalogue.contents import Found
 from ..errors import RunError
 from .candidates import candidates
 from .nodes import NodeTable

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .. import atomic
-from ..bounds import HELLO_BYTES, HELLO_S, Malformed, proof, same_secret, text
 from ..cluster import Backend, Ended, NodeState
 from ..errors import RunError
-from ..listener import Listener
+from ..link.bounds import HELLO_BYTES, HELLO_S, Malformed, proof, same_secret, text
+from ..link.listener import Listener
 from ..machine import python_path
 from ..progress import RunDir
 from . import received

@@ -1,4 +1,4 @@
-"""The supervisor's side of placement (checkpoint/placement.py): examines, claims and journals each attempt's place."""
+"""The supervisor's side of placement (checkpoint/catalogue/placement.py): examines, claims and journals each attempt's place."""
 
 from __future__ import annotations
 
@@ -9,11 +9,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ..checkpoint.catalogue import Found, listing
-from ..checkpoint.manifest import parse_folder_name
-from ..checkpoint.origin import bring, find_origin
-from ..checkpoint.placement import Survey, check_folder, claim, elsewhere_of, read_claim, same_place, survey
-from ..checkpoint.storage import Storage, open_storage
+from ..checkpoint.catalogue.contents import Found, listing
+from ..checkpoint.catalogue.placement import (
+    Survey,
+    check_folder,
+    claim,
+    elsewhere_of,
+    read_claim,
+    same_place,
+    survey,
+)
+from ..checkpoint.convert.origin import bring, find_origin
+from ..checkpoint.format.manifest import parse_folder_name
+from ..checkpoint.storage import open_storage
+from ..checkpoint.storage.base import Storage
 from ..errors import RunStopped, StorageError, UnbrokenError
 from ..progress import RunDir
 from .state import Brought, RunState

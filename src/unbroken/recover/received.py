@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..bounds import Malformed, Message, number, text, whole
+from ..link.bounds import Malformed, Message, number, text, whole
 from ..progress.page import Phase
 
 _MOST = (1 << 63) - 1

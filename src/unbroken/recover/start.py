@@ -16,10 +16,10 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import TypeVar
 
-from ..checkpoint.manifest import COMMITTED, parse_folder_name
-from ..checkpoint.origin import find_origin
-from ..checkpoint.placement import CLAIMS, check_folder
-from ..checkpoint.wire import check_socket
+from ..checkpoint.catalogue.placement import CLAIMS, check_folder
+from ..checkpoint.convert.origin import find_origin
+from ..checkpoint.format.manifest import COMMITTED, parse_folder_name
+from ..checkpoint.keeper.wire import check_socket
 from ..cluster import Kind, LocalBackend
 from ..errors import DoesNotFit, InputError, RunDirMismatch, RunError, StorageError, UnbrokenError, UsageError
 from ..progress import Budgets, RunDir, RunSpec, Timeouts, check_same, read_journal, read_spec, write_spec

@@ -19,9 +19,9 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ..checkpoint.catalogue import Found
-from ..checkpoint.manifest import folder_name
-from ..checkpoint.placement import elsewhere_of
+from ..checkpoint.catalogue.contents import Found
+from ..checkpoint.catalogue.placement import elsewhere_of
+from ..checkpoint.format.manifest import folder_name
 from ..cluster import Allocation, Backend, Ended, NodeState
 from ..detect import Hang, HangDetector, Level, ProcessLook, late_ranks
 from ..detect.stacks import place

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from ..detect import Hang
+from ..page.terminal import own, plain
 from ..progress import RunDir
-from ..terminal import own, plain
 from ..units import Duration
 from .attempt import Attempt, Step, is_number
 from .incidents import Incident, headline

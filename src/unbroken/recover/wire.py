@@ -14,9 +14,9 @@ import secrets
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from ..bounds import READ_AHEAD, Malformed, decode, proof, same_secret
-from ..bounds import Message as Message
 from ..errors import RunError, UnbrokenError
+from ..link.bounds import READ_AHEAD, Malformed, decode, proof, same_secret
+from ..link.bounds import Message as Message
 from ..private import read_secret
 from ..progress import RunDir
 

@@ -34,9 +34,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..checkpoint import catalogue
-from ..checkpoint.keeper_client import Candidate, KeeperGone
-from ..checkpoint.manifest import folder_name
+from ..checkpoint.catalogue import contents as catalogue
+from ..checkpoint.client.links import Candidate, KeeperGone
+from ..checkpoint.format.manifest import folder_name
 from ..checkpoint.storage import open_storage
 from ..errors import UnbrokenError
 from .keepers import FakeAgent, alive, until
@@ -108,8 +108,8 @@ def rank_main(
     from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
     from ..checkpoint import checkpointer as module
-    from ..checkpoint.agreement import ThroughStore
-    from ..checkpoint.environment import Place
+    from ..checkpoint.ranks.agreement import ThroughStore
+    from ..checkpoint.ranks.environment import Place
 
     torch.set_num_threads(1)
     logging.basicConfig(filename=f"{folder}/said/{attempt:05d}-{rank}.log", level=logging.INFO)

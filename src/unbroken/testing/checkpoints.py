@@ -6,9 +6,9 @@ from pathlib import Path
 
 import torch
 
-from ..checkpoint import direct
-from ..checkpoint.position import Position
-from ..checkpoint.storage import Storage
+from ..checkpoint.capture import direct
+from ..checkpoint.format.position import Position
+from ..checkpoint.storage.base import Storage
 from ..checkpoint.storage.posix import PosixStorage
 
 

@@ -19,11 +19,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ..checkpoint import layout as arena
-from ..checkpoint.keeper_client import AgentLink, Candidate, Link, RankLink, keeper_command, start_keeper
-from ..checkpoint.manifest import FileRecord, PartManifest, Sharding, data_name, tensor_part
-from ..checkpoint.sealed import unseal
-from ..checkpoint.wire import Message
+from ..checkpoint.client.links import AgentLink, Candidate, Link, RankLink, keeper_command, start_keeper
+from ..checkpoint.format import layout as arena
+from ..checkpoint.format.manifest import FileRecord, PartManifest, Sharding, data_name, tensor_part
+from ..checkpoint.keeper.wire import Message
+from ..journal.checksummed import unseal
 
 
 def alive(pid: int) -> bool:

@@ -20,8 +20,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..checkpoint.catalogue import listing, verify_in
-from ..checkpoint.manifest import folder_name
+from ..checkpoint.catalogue.contents import listing, verify_in
+from ..checkpoint.format.manifest import folder_name
 from ..checkpoint.storage.posix import PosixStorage
 from ..errors import RunError, UnbrokenError
 from ..progress import RunDir, read_journal

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from ..checkpoint.position import Position as SavedPosition
+from ..checkpoint.format.position import Position as SavedPosition
 from ..progress import Run
 from .config import RunConfig
 from .order import Position

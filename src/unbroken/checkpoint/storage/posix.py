@@ -18,7 +18,7 @@ from pathlib import Path
 
 from ... import atomic
 from ...errors import StorageError
-from . import Buffer, Entry, probe
+from .base import Buffer, Entry, probe
 
 _PIECE = 16 * 2**20
 _BLOCK = 4096

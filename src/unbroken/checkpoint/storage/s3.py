@@ -21,8 +21,8 @@ from datetime import timedelta
 from typing import Any
 
 from ...errors import MissingExtra, StorageError, UsageError
-from ...web import points_elsewhere
-from . import Buffer, Entry, probe
+from ...link.web import points_elsewhere
+from .base import Buffer, Entry, probe
 
 _PART = 16 * 2**20
 _MAX_PARTS = 9_000  # S3 allows 10,000

@@ -15,7 +15,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from ... import atomic
-from ...terminal import script_json
+from ...page.terminal import script_json
 from ..codec import encode
 from ..contracts import Report
 from ..results import finite

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from datetime import UTC, datetime
 
-from ...terminal import escape
+from ...page.terminal import escape
 
 
 def esc(value: object) -> str:

@@ -14,8 +14,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from ...bounds import Malformed, decode
 from ...errors import UnbrokenError
+from ...link.bounds import Malformed, decode
 from .. import codec
 from ..contracts import Json, Score, ScoreJob
 from ..received import words

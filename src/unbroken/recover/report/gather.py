@@ -15,7 +15,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from ...checkpoint.catalogue import listing
+from ...checkpoint.catalogue.contents import listing
 from ...checkpoint.storage import quick_storage
 from ...cluster import LocalBackend
 from ...errors import UnbrokenError

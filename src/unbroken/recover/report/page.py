@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from importlib.resources import files
 from urllib.parse import quote
 
-from ...terminal import escape, script_json
+from ...page.terminal import escape, script_json
 from ...units import Bytes, Duration
 from ...version import __version__
 from .curve import thin

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ...checkpoint.keeper_client import Link
+from ...checkpoint.client.links import Link
 from ...cluster import LocalBackend
 from ...cluster.processes import marked, read_stat
 from ...errors import UnbrokenError

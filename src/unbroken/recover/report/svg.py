@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ...terminal import escape
+from ...page.terminal import escape
 
 WIDTH = 1000.0
 LEFT, RIGHT = 62.0, 14.0

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import InputError, MissingExtra
+from ...link.web import open_url, redirected
 from ...trace.schema import SAMPLES
 from ...trace.tables import Note
-from ...web import open_url, redirected
 from .names import DCGM, Source
 
 Row = tuple[float, str | None, int | None, str | None, str, float]

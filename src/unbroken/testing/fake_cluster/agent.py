@@ -11,11 +11,11 @@ import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ...bounds import Message, proof, same_secret
 from ...cluster.clocks import ClockOffset, Exchange, measure
 from ...cluster.contract import AgentCommand
 from ...cluster.hello import Address, Gpu, Hello
 from ...errors import Exit
+from ...link.bounds import Message, proof, same_secret
 from ...progress.page import Phase
 from ...version import __version__
 from .network import Connection

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ...bounds import READ_AHEAD
+from ...link.bounds import READ_AHEAD
 
 Serve = Callable[[asyncio.StreamReader, Any], Awaitable[None]]
 CONNECT_S = 3.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 from importlib import resources
 
-from ...terminal import escape
+from ...page.terminal import escape
 from ...version import __version__
 from ..charts.spec import Bars, Boxes, Figure, Grid, Heat
 from ..charts.svg import render

@@ -1,0 +1,1 @@
+"""The keeper as ranks and agents see it: found, asked, its buffers filled."""

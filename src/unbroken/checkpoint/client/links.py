@@ -1,0 +1,384 @@
+"""The other ends of the keeper's socket: `RankLink` for a training process, `AgentLink` for a node's agent.
+
+Both are usable from any thread. Answers are matched by number, events go to a queue (agent) or to callbacks
+(rank). Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import queue
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ...errors import CheckpointError, DoesNotFit, UnbrokenError
+from ...machine import python_path
+from ..format.manifest import folder_name
+from ..keeper.wire import VERSION, Channel, Closed, Message, check_socket, connect
+
+ANSWER_TIMEOUT_S = 30.0
+
+
+class KeeperGone(CheckpointError):
+    """The connection to the keeper broke; it may have been killed."""
+
+
+class KeeperRefused(CheckpointError):
+    """The keeper understood and said no."""
+
+
+class NotYet(KeeperRefused):
+    """The agent has not told the keeper of this attempt yet; asking again soon helps."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A checkpoint that a restore may use: on disk under `name`, in memory of these nodes {rank: node}."""
+
+    attempt: int
+    step: int
+    name: str
+    memory: Mapping[int, str] = field(default_factory=dict)
+    on_disk: bool = True
+    place: str = ""
+    """Where it lies, if not where the attempt's own checkpoints go."""
+    brought: bool = False
+    """It was not written by this run, and is in no keeper's memory whatever its numbers."""
+
+    def as_json(self) -> dict[str, Any]:
+        """As it travels to the keeper and the ranks."""
+        return {
+            "attempt": self.attempt, "step": self.step, "name": self.name, "on_disk": self.on_disk,
+            "memory": {str(r): n for r, n in self.memory.items()}, "place": self.place,
+            "brought": self.brought,
+        }  # fmt: skip
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Candidate:
+        """Reads `as_json`; without a `name` it is in memory only."""
+        memory = {int(r): str(n) for r, n in dict(value.get("memory") or {}).items()}
+        attempt, step, name = int(value["attempt"]), int(value["step"]), value.get("name")
+        on_disk = name is not None and bool(value.get("on_disk", True))
+        return cls(
+            attempt,
+            step,
+            str(name or folder_name(step, attempt)),
+            memory,
+            on_disk,
+            str(value.get("place") or ""),
+            bool(value.get("brought", False)),
+        )
+
+
+@dataclass(frozen=True)
+class Holding:
+    """One rank's whole snapshot in a keeper's memory. `everywhere`: it is known that all ranks of the run have theirs."""
+
+    attempt: int
+    step: int
+    rank: int
+    bytes: int
+    everywhere: bool
+    world_size: int = 0
+    peer: bool = False
+
+
+class Link:
+    """A connection on which requests are answered by number and everything else is an event."""
+
+    def __init__(self, socket_path: str | Path, hello: Message, *, timeout_s: float) -> None:
+        self.socket_path = str(socket_path)
+        self.timeout_s = timeout_s
+        try:
+            self.channel: Channel = connect(self.socket_path, timeout_s)
+        except Closed as e:
+            raise KeeperGone(str(e)) from e
+        self._numbers = itertools.count(1)
+        self._pending: dict[int, Future[tuple[Message, list[int]]]] = {}
+        self._guard = threading.Lock()
+        self.closed = threading.Event()
+        self.messages = 0
+        """How many messages came from the keeper."""
+        self._reader = threading.Thread(target=self._read, name="unbroken-keeper-link", daemon=True)
+        self._reader.start()
+        try:
+            self.info = self.request({"op": "hello", "version": VERSION, **hello})[0]
+        except UnbrokenError:
+            self.disconnect()
+            raise
+
+    def request(
+        self, message: Message, fds: Sequence[int] = (), *, timeout_s: float | None = None
+    ) -> tuple[Message, list[int]]:
+        """Sends a request and waits for its answer. Raises KeeperGone, KeeperRefused (or DoesNotFit)."""
+        future = self.post(message, fds)
+        try:
+            answer, got = future.result(self.timeout_s if timeout_s is None else timeout_s)
+        except TimeoutError:
+            raise KeeperGone(
+                f"the keeper did not answer '{message['op']}' in time", where=self.socket_path
+            ) from None
+        return checked(answer), got
+
+    def post(self, message: Message, fds: Sequence[int] = ()) -> Future[tuple[Message, list[int]]]:
+        """Sends a request; its answer arrives in the future. Raises KeeperGone if it cannot even be sent."""
+        number = next(self._numbers)
+        future: Future[tuple[Message, list[int]]] = Future()
+        with self._guard:
+            if self.closed.is_set():
+                raise KeeperGone("the connection to the keeper is closed", where=self.socket_path)
+            self._pending[number] = future
+        try:
+            self.channel.send({**message, "id": number}, fds)
+        except Closed as e:
+            with self._guard:
+                self._pending.pop(number, None)
+            raise KeeperGone(str(e), where=self.socket_path) from e
+        return future
+
+    def disconnect(self) -> None:
+        """Closes the connection; whoever waits gets KeeperGone."""
+        self.channel.close()
+
+    def on_event(self, event: Message) -> None:
+        """Takes an event; called on the reader's thread."""
+
+    def on_close(self) -> None:
+        """Called once, on the reader's thread, after the connection has ended."""
+
+    def _read(self) -> None:
+        while True:
+            try:
+                message, fds = self.channel.receive()
+            except Closed as e:
+                self._end(str(e))
+                return
+            self.messages += 1
+            number = message.pop("id", None)
+            if number is None:
+                for fd in fds:
+                    os.close(fd)
+                self.on_event(message)
+                continue
+            with self._guard:
+                future = self._pending.pop(int(number), None)
+            if future is None:
+                for fd in fds:
+                    os.close(fd)
+            else:
+                future.set_result((message, fds))
+
+    def _end(self, why: str) -> None:
+        with self._guard:
+            self.closed.set()
+            pending, self._pending = list(self._pending.values()), {}
+        self.channel.close()
+        for future in pending:
+            future.set_exception(KeeperGone(why, where=self.socket_path))
+        self.on_close()
+
+
+def checked(answer: Message) -> Message:
+    """The answer if it says ok; raises what the keeper said otherwise."""
+    if answer.get("ok"):
+        return answer
+    kinds: dict[str, type[UnbrokenError]] = {"DoesNotFit": DoesNotFit, "NotYet": NotYet}
+    kind = kinds.get(str(answer.get("kind")), KeeperRefused)
+    raise kind(str(answer.get("what", "refused")), where=answer.get("where"), todo=answer.get("todo"))
+
+
+class AgentLink(Link):
+    """The agent's side. Every method waits for the keeper's answer; `events()` yields what the keeper reports."""
+
+    def __init__(self, socket_path: str | Path, *, timeout_s: float = 5.0) -> None:
+        self._events: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+        super().__init__(socket_path, {"role": "agent"}, timeout_s=timeout_s)
+
+    @property
+    def pid(self) -> int:
+        """The keeper's process."""
+        return int(self.info["pid"])
+
+    def attempt(
+        self, attempt: int, world_size: int, ranks: Mapping[int, int], candidates: Sequence[Candidate] = ()
+    ) -> None:
+        """Begins an attempt here, with these ranks {rank: local rank}; older attempts are refused from now on."""
+        self.request(
+            {
+                "op": "attempt", "attempt": attempt, "world_size": world_size,
+                "ranks": {str(r): local for r, local in ranks.items()},
+                "candidates": [c.as_json() for c in candidates],
+            }
+        )  # fmt: skip
+
+    def inventory(self) -> list[Holding]:
+        """What is in the keeper's memory."""
+        answer, _ = self.request({"op": "inventory"})
+        return [
+            Holding(
+                h["attempt"], h["step"], h["rank"], h["bytes"], h.get("everywhere", False), h.get("world_size", 0),
+                h.get("peer", False),
+            )
+            for h in answer["inventory"]
+        ]  # fmt: skip
+
+    def complete(self, attempt: int, step: int) -> None:
+        """Tells that every rank of the run has this snapshot in memory."""
+        self.request({"op": "complete", "attempt": attempt, "step": step})
+
+    def settle(self, attempt: int, deadline_s: float, gone: Collection[int] = ()) -> list[int]:
+        """Finishes or abandons this attempt's writes; afterwards it writes nothing more. The durable steps of it.
+
+        `gone` are the ranks whose node is lost: for their shares nobody waits.
+        Raises KeeperRefused if a write cannot be stopped (a disk that does not answer).
+        """
+        answer, _ = self.request(
+            {"op": "settle", "attempt": attempt, "deadline_s": deadline_s, "gone": list(gone)},
+            timeout_s=deadline_s + 10.0,
+        )
+        return [int(s) for s in answer["durable"]]
+
+    def flush(self, deadline_s: float, *, room_s: float = 0.0) -> int | None:
+        """Makes the newest snapshot that is complete on all ranks durable; its step, None if there is none.
+
+        A storage that refuses is asked again for `room_s`.
+        """
+        answer, _ = self.request(
+            {"op": "flush", "deadline_s": deadline_s, "room_s": room_s}, timeout_s=deadline_s + room_s + 5.0
+        )
+        return answer["step"]  # type: ignore[no-any-return]
+
+    def hurry(self) -> None:
+        """Ends the wait of a flush for a storage that refuses."""
+        self.request({"op": "hurry"})
+
+    def lease(self, seconds: float) -> None:
+        """Renews the lease."""
+        self.request({"op": "lease", "seconds": seconds})
+
+    def ping(self, timeout_s: float | None = None) -> list[Message]:
+        """What is being written, with `idle_s` since each writer moved. Raises KeeperGone if nothing answers."""
+        answer, _ = self.request({"op": "ping"}, timeout_s=timeout_s)
+        return list(answer["writing"])
+
+    def close(self, flush: bool = True, deadline_s: float = 30.0) -> int | None:
+        """As `flush` if wanted, then the keeper frees all and exits. The step that was flushed."""
+        answer, _ = self.request(
+            {"op": "close", "flush": flush, "deadline_s": deadline_s}, timeout_s=deadline_s + 5.0
+        )
+        self.disconnect()
+        return answer.get("step")
+
+    def events(self, timeout_s: float | None = None) -> Iterator[Message]:
+        """Yields events as they come; ends when the connection does, or after `timeout_s` without one."""
+        while True:
+            try:
+                event = self._events.get(timeout=timeout_s)
+            except queue.Empty:
+                return
+            if event is None:
+                self._events.put(None)
+                return
+            yield event
+
+    def on_event(self, event: Message) -> None:
+        """Queues the event for `events`."""
+        self._events.put(event)
+
+    def on_close(self) -> None:
+        """Ends `events`."""
+        self._events.put(None)
+
+
+class RankLink(Link):
+    """A training process's side; events go to `listener`, the end of the connection to `ended`."""
+
+    def __init__(
+        self,
+        socket_path: str | Path,
+        *,
+        rank: int,
+        attempt: int,
+        world_size: int,
+        local_rank: int,
+        listener: Callable[[Message], None] = lambda event: None,
+        ended: Callable[[], None] = lambda: None,
+        wishes: Mapping[str, Any] | None = None,
+        timeout_s: float = ANSWER_TIMEOUT_S,
+    ) -> None:
+        self._listener, self._ended = listener, ended
+        hello = {
+            "role": "rank", "rank": rank, "attempt": attempt, "world_size": world_size, "local_rank": local_rank,
+            "pid": os.getpid(), "wishes": dict(wishes or {}),
+        }  # fmt: skip
+        super().__init__(socket_path, hello, timeout_s=timeout_s)
+
+    def on_event(self, event: Message) -> None:
+        """Hands the event on."""
+        self._listener(event)
+
+    def on_close(self) -> None:
+        """Says that the keeper is gone."""
+        self._ended()
+
+
+def keeper_command(
+    socket_path: Path,
+    *,
+    node: str,
+    run_id: str,
+    checkpoints: str | Path,
+    budget: int,
+    keep: int = 3,
+    keep_every: int = 0,
+    orphan_grace_s: float = 60.0,
+    lease_s: float | None = None,
+    room_s: float | None = None,
+) -> list[str]:
+    """The command line of a keeper."""
+    command = [
+        sys.executable, "-m", "unbroken.checkpoint.keeper", "--socket", str(socket_path), "--node", node,
+        "--run-id", run_id, "--checkpoints", str(checkpoints), "--budget", str(int(budget)), "--keep", str(keep),
+        "--keep-every", str(keep_every), "--orphan-grace", str(float(orphan_grace_s)),
+    ]  # fmt: skip
+    if lease_s is not None:
+        command += ["--lease", str(float(lease_s))]
+    if room_s is not None:
+        command += ["--wait-for-room", str(float(room_s))]
+    return command
+
+
+def start_keeper(command: Sequence[str], socket_path: Path, log: Path, *, within_s: float = 15.0) -> int:
+    """Starts a keeper in a session of its own and waits until it listens; its process id.
+
+    Raises KeeperGone with the end of its log if it does not come up, UsageError where the path is too long.
+    """
+    check_socket(socket_path, "TMPDIR")
+    log.parent.mkdir(parents=True, exist_ok=True)
+    socket_path.unlink(missing_ok=True)
+    environment = {**os.environ, "PYTHONPATH": python_path()}
+    with open(log, "ab") as out:
+        process = subprocess.Popen(
+            list(command), stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True, cwd="/",
+            env=environment,
+        )  # fmt: skip
+    threading.Thread(target=process.wait, name="unbroken-keeper-reaper", daemon=True).start()
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline:
+        with contextlib.suppress(Closed):
+            connect(str(socket_path), 1.0).close()
+            return process.pid
+        if process.poll() is not None:
+            break
+        time.sleep(0.01)
+    tail = log.read_text(errors="replace")[-500:].strip() if log.exists() else ""
+    raise KeeperGone(f"the keeper did not start: {tail or 'it wrote nothing'}", where=str(log))

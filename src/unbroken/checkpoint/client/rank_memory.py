@@ -1,0 +1,479 @@
+"""The keeper's buffers as a rank sees them: mapped, claimed, filled, sealed; handed on when the keeper dies.
+
+A rank keeps the descriptors of its buffers, so a new keeper gets the very same memory back, with what was sealed in
+it and what was still to be written. Needs torch only where a buffer is looked at as a tensor.
+"""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import os
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ...errors import UnbrokenError
+from ..device.host_memory import populate
+from ..keeper.wire import Message
+from .links import KeeperGone, KeeperRefused, RankLink
+
+if TYPE_CHECKING:
+    import torch
+
+logger = logging.getLogger("unbroken.checkpoint")
+
+RECONNECT_S = 120.0
+BEAT_S = 1.0
+FILLED_S = 120.0
+ENTER_BYTES = 16 << 20  # one to two milliseconds
+MUTE_AFTER = 10
+"""Questions in a row without an answer; one takes two seconds, a pause and a wait of `BEAT_S` each."""
+
+
+@dataclass(eq=False)
+class Slab:
+    """One buffer, mapped into this process. `sealed` is what a new keeper would have to know of its content."""
+
+    id: int
+    bytes: int
+    fd: int
+    map: mmap.mmap
+    ready: threading.Event = field(default_factory=threading.Event)
+    pinned: bool = False
+    sealed: dict[str, Any] | None = None
+    confirmed: bool = False
+    """The keeper has said that it knows of `sealed`."""
+    claimed: bool = False
+    keeper: str = ""
+    gone: bool = False
+    unfilled: bool = False
+    """The keeper could not, or did not, take its pages: touching them may cost memory that is not there."""
+    entered: bool = False
+    unpin: Callable[[], None] | None = None
+    _tensor: torch.Tensor | None = None
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        """All of it as bytes."""
+        if self._tensor is None:
+            import torch
+
+            with torch.inference_mode(False):  # made in that mode it could not be written outside of it
+                self._tensor = torch.frombuffer(self.map, dtype=torch.uint8)
+        return self._tensor
+
+
+@dataclass(eq=False)
+class _Ahead:
+    """A claim that was asked for before it is needed."""
+
+    size: int
+    link: RankLink
+    future: Future[tuple[Message, list[int]]]
+    slab: Slab | None = None
+    dropped: bool = False
+
+
+class RankMemory:
+    """This rank's buffers. `connect` makes a link to the keeper that is there now; it may start one."""
+
+    def __init__(
+        self,
+        connect: Callable[[Callable[[Message], None], Callable[[], None]], RankLink],
+        listener: Callable[[Message], None],
+        *,
+        count: int = 3,
+        end_mute: Callable[[int], None] | None = None,
+    ) -> None:
+        self._connect = connect
+        self._listener = listener
+        self.count = count
+        self.slabs: dict[int, Slab] = {}
+        self.guard = threading.RLock()
+        self.back = threading.Condition(self.guard)
+        self.closing = False
+        self.lost: UnbrokenError | None = None
+        self.end_mute = end_mute
+        self._ahead: _Ahead | None = None
+        self._moving = False
+        self._asking = threading.Lock()
+        self.missed = 0
+        self._reconnecting = threading.Lock()
+        self._filled: dict[int, bool] = {}
+        self._opened = False
+        self.link = connect(self._event, self._ended)
+        self._opened = True
+        if self.link.closed.is_set():
+            self._ended()
+        threading.Thread(target=self._watch, name="unbroken-keeper-watch", daemon=True).start()
+
+    @property
+    def keeper_id(self) -> str:
+        return str(self.link.info["keeper"])
+
+    def provide(self, size: int, count: int | None = None) -> list[Slab]:
+        """Sees to it that there are buffers of `size` bytes, `count` of them if told. Raises DoesNotFit if the budget has no room for one."""
+        self._drop_ahead()
+        answer, fds = self.alive().request({"op": "arena", "bytes": size, "count": count or self.count})
+        with self.guard:
+            told = {int(b["id"]): (b, fd) for b, fd in zip(answer["buffers"], fds, strict=True)}
+            for number, (b, fd) in told.items():
+                if number in self.slabs:
+                    os.close(fd)
+                    continue
+                slab = Slab(
+                    number, int(b["bytes"]), fd, mmap.mmap(fd, int(b["bytes"])), keeper=self.keeper_id
+                )
+                if b["ready"] or number in self._filled:
+                    slab.unfilled = not b["ready"] and not self._filled[number]
+                    slab.ready.set()
+                self.slabs[number] = slab
+            for number in [n for n, s in self.slabs.items() if n not in told and not s.claimed]:
+                self._unmap(self.slabs.pop(number))
+            return list(self.slabs.values())
+
+    def enter(self, slabs: list[Slab]) -> None:
+        """Enters the pages of these buffers into this process's page table, in a thread, so that no save has to."""
+        if todo := [s for s in slabs if not s.entered]:
+            threading.Thread(target=self._enter, args=(todo,), name="unbroken-pages", daemon=True).start()
+
+    def _enter(self, slabs: list[Slab]) -> None:
+        for slab in slabs:
+            slab.entered = True
+            if not slab.ready.wait(FILLED_S):
+                return
+            for start in range(0, slab.bytes, ENTER_BYTES):
+                with self.guard:  # so that it is not unmapped meanwhile
+                    if slab.gone or slab.unfilled:
+                        break
+                    populate(slab.tensor.data_ptr() + start, min(ENTER_BYTES, slab.bytes - start))
+                time.sleep(0.001)  # or nobody else would get the guard
+
+    def map_buffer(self, number: int, fd: int, size: int, sealed: dict[str, Any]) -> Slab:
+        """The buffer that holds a fetched snapshot of this rank; from now on it is handed on to a new keeper too."""
+        with self.guard:
+            slab = self.slabs.get(number)
+            if slab is None:
+                slab = Slab(number, size, fd, mmap.mmap(fd, size), keeper=self.keeper_id)
+                slab.ready.set()
+                self.slabs[number] = slab
+            else:
+                os.close(fd)
+            slab.sealed = sealed
+            return slab
+
+    def claim(self, size: int, timeout_s: float) -> Slab | None:
+        """A buffer to fill, or None if none came free in time.
+
+        One is asked for ahead, after each `seal`, so that as a rule nobody is asked anything here. Raises
+        KeeperGone if the keeper is gone or does not answer, KeeperRefused.
+        """
+        deadline = time.monotonic() + timeout_s
+        while True:
+            ahead = self._ask_ahead(size, wait_s=max(0.0, deadline - time.monotonic()))
+            try:
+                answer = self._answer_of(ahead, deadline)
+            except TimeoutError:
+                return None  # what was asked for ahead stays asked for
+            except KeeperGone:
+                if not ahead.link.closed.is_set():
+                    raise  # it is mute; its answer may still come
+                self._forget(ahead)
+                if time.monotonic() >= deadline:
+                    raise
+                continue
+            if not answer.get("ok"):
+                self._forget(ahead)
+                raise KeeperRefused(
+                    str(answer.get("what")), where=answer.get("where"), todo=answer.get("todo")
+                )
+            slab = self._bind(ahead)
+            if slab is None and self._moving and time.monotonic() < deadline:
+                time.sleep(0.002)
+                continue
+            self._forget(ahead)
+            if slab is None or slab.bytes < size:
+                if slab is not None:
+                    self.release(slab)
+                continue
+            return slab
+
+    def _ask_ahead(self, size: int, wait_s: float) -> _Ahead:
+        with self._asking:  # a copy that ends and a save that begins may both ask
+            ahead = self._ahead
+            if ahead is not None and ahead.size == size:
+                return ahead
+            self._drop_ahead()
+            link = self.alive(wait_s)
+            ahead = _Ahead(size, link, link.post({"op": "claim", "bytes": size}))
+            self._ahead = ahead
+        ahead.future.add_done_callback(lambda _: self._bind(ahead))
+        return ahead
+
+    def _bind(self, ahead: _Ahead) -> Slab | None:
+        """The buffer that was answered, from now on claimed whatever keeper owns it.
+
+        None if there is none, or if the keeper died before anybody here looked at its answer: then the buffer was
+        handed on as free, and the answer means nothing any more.
+        """
+        with self.guard:
+            valid = not self._moving and ahead.link is self.link and ahead.future.done()
+            if ahead.slab is None and valid and ahead.future.exception() is None:
+                number = ahead.future.result()[0].get("buffer")
+                slab = None if number is None else self.slabs.get(int(number))
+                if slab is not None:
+                    slab.claimed, slab.sealed, ahead.slab = True, None, slab
+            if ahead.dropped and ahead.slab is not None:
+                slab, ahead.slab = ahead.slab, None
+                threading.Thread(target=self.release, args=(slab,), daemon=True).start()
+            return ahead.slab
+
+    def _forget(self, ahead: _Ahead) -> None:
+        if self._ahead is ahead:
+            self._ahead = None
+
+    def _drop_ahead(self) -> None:
+        """Nobody will want what was asked for ahead: it goes back as soon as it comes."""
+        if (ahead := self._ahead) is not None:
+            self._ahead = None
+            ahead.dropped = True
+            self._bind(ahead)
+
+    def _answer_of(self, ahead: _Ahead, deadline: float) -> Message:
+        while True:
+            try:
+                return ahead.future.result(max(0.02, min(0.5, deadline - time.monotonic())))[0]
+            except TimeoutError:
+                if time.monotonic() >= deadline:
+                    raise
+                if self.mute:
+                    raise KeeperGone(f"the keeper leaves {self.missed} questions unanswered") from None
+
+    def _unclaim(self, number: int) -> None:
+        with self.guard:
+            if number in self.slabs:
+                self.slabs[number].claimed = False
+        try:
+            self.link.post({"op": "unclaim", "buffer": number})
+        except KeeperGone:
+            return
+
+    def release(self, slab: Slab) -> None:
+        """Gives a claimed buffer back unfilled."""
+        self._unclaim(slab.id)
+
+    def _watch(self) -> None:
+        """Asks the keeper again and again whether it lives; one that stays mute is ended, so that another takes over.
+
+        What counts is questions without any answer, late ones included, not the clock: a process that was stopped
+        itself for a while must not blame its keeper.
+        """
+        while not self.closing:
+            time.sleep(BEAT_S)
+            link, before = self.link, self.link.messages
+            if link.closed.is_set():
+                self.missed = 0  # `alive` waits for its successor
+                continue
+            try:
+                link.request({"op": "ping"}, timeout_s=BEAT_S)
+            except UnbrokenError:
+                pass
+            if link.messages != before:
+                self.missed = 0
+                continue
+            self.missed += 1
+            if self.mute and self.end_mute is not None and not self.closing:
+                logger.error(
+                    "the keeper leaves %d questions unanswered: it is ended, another takes over", self.missed
+                )
+                self.end_mute(int(link.info["pid"]))
+                self.missed = 0
+
+    @property
+    def mute(self) -> bool:
+        """Whether the keeper has not said a word since `MUTE_AFTER` questions."""
+        return self.missed >= MUTE_AFTER
+
+    def seal(self, slab: Slab, step: int, attempt: int, sealed: dict[str, Any], seconds: float) -> None:
+        """Says that the buffer is whole now. With a dead keeper the next one will be told."""
+        with self.guard:
+            slab.claimed = False
+            slab.sealed, slab.confirmed = {"attempt": attempt, "step": step, **sealed}, False
+            link, number = self.link, slab.id
+        try:
+            future = link.post({"op": "seal", "buffer": number, "step": step, "seconds": seconds, **sealed})
+        except KeeperGone:
+            return
+        future.add_done_callback(lambda f: self._seal_answered(slab, step, f))
+        try:
+            self._ask_ahead(slab.bytes, wait_s=0.0)
+        except KeeperGone:
+            return
+
+    def _seal_answered(self, slab: Slab, step: int, future: Any) -> None:
+        if future.exception() is not None:
+            return  # the keeper died: the next one gets it
+        answer = future.result()[0]
+        with self.guard:
+            if slab.sealed is not None and slab.sealed["step"] == step:
+                slab.confirmed = bool(answer.get("ok"))
+                if not slab.confirmed:
+                    slab.sealed = None
+        if not answer.get("ok"):
+            self._listener(
+                {"event": "failed", "step": step, "attempt": None, "rank": -1, "why": str(answer.get("what"))}
+            )
+
+    def note(self, attempt: int, step: int, **what: Any) -> None:
+        """Remembers of a sealed snapshot what a new keeper should know (complete, persist)."""
+        with self.guard:
+            for slab in self.slabs.values():
+                if slab.sealed and (slab.sealed["attempt"], slab.sealed["step"]) == (attempt, step):
+                    slab.sealed.update(what)
+
+    def alive(self, within_s: float = RECONNECT_S) -> RankLink:
+        """The link, once there is a keeper. Raises KeeperGone, or whatever the new keeper refused us with."""
+        deadline = time.monotonic() + within_s
+        with self.back:
+            while self.link.closed.is_set():
+                if self.lost is not None:
+                    raise self.lost
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise KeeperGone("the keeper of this node is gone and no other has come yet")
+                self.back.wait(min(left, 0.2))
+            return self.link
+
+    def close(self) -> None:
+        """Says goodbye and unmaps everything."""
+        with self.guard:
+            self.closing = True
+        try:
+            self.link.request({"op": "bye"}, timeout_s=5.0)
+        except UnbrokenError:
+            pass
+        self.link.disconnect()
+        with self.guard:
+            for slab in self.slabs.values():
+                self._unmap(slab)
+            self.slabs.clear()
+
+    def _unmap(self, slab: Slab) -> None:
+        slab.gone = True
+        if slab.unpin is not None:
+            slab.unpin()
+        slab._tensor = None
+        try:
+            slab.map.close()
+        except BufferError:
+            pass  # a view of it lives on; the mapping goes with the view
+        os.close(slab.fd)
+
+    def _event(self, event: Message) -> None:
+        if event.get("event") == "ready":
+            with self.guard:
+                # It may come before the answer that names the buffer was looked at.
+                number, unfilled = int(event["buffer"]), bool(event.get("why"))
+                self._filled[number] = not unfilled
+                if (slab := self.slabs.get(number)) is not None:
+                    slab.unfilled = unfilled
+                    slab.ready.set()
+        elif event.get("event") == "complete":
+            self.note(event["attempt"], event["step"], complete=True)
+        elif event.get("event") in ("durable", "failed"):
+            self.note(event["attempt"], event["step"], persist=False)
+        self._listener(event)
+
+    def _ended(self) -> None:
+        with self.guard:
+            if self.closing or not self._opened:
+                return
+        logger.warning("the connection to the keeper broke; looking for its successor")
+        threading.Thread(target=self._reconnect, name="unbroken-reconnect", daemon=True).start()
+
+    def _reconnect(self) -> None:
+        # A connection may break again while the buffers change hands: one thread after the other.
+        with self._reconnecting:
+            if self.link.closed.is_set():
+                self._find_successor()
+
+    def _find_successor(self) -> None:
+        deadline, pause = time.monotonic() + RECONNECT_S, 0.02
+        while not self.closing and time.monotonic() < deadline:
+            try:
+                link = self._connect(self._event, self._ended)
+            except KeeperRefused as e:
+                with self.back:
+                    self.lost = e
+                    self.back.notify_all()
+                logger.error("the keeper refuses this process: %s", e)
+                return
+            except (UnbrokenError, OSError):
+                time.sleep(pause)
+                pause = min(2 * pause, 1.0)
+                continue
+            try:
+                self._hand_over(link)
+            except KeeperGone:
+                continue
+            except (UnbrokenError, OSError) as e:
+                if not self.closing:
+                    logger.error("the new keeper did not take the snapshots over: %s", e)
+                    with self.back:
+                        self.lost = KeeperGone(f"the new keeper did not take the snapshots over: {e}")
+                        self.back.notify_all()
+            return
+
+    def _hand_over(self, link: RankLink) -> None:
+        """Gives a new keeper the buffers; the same one (a connection that broke) has them still.
+
+        Meanwhile no answer of the old keeper makes a buffer claimed, so that both sides agree on which are.
+        """
+        keeper = str(link.info["keeper"])
+        with self.guard:
+            self._moving = True
+            slabs = [s for s in self.slabs.values() if s.keeper != keeper]
+            told = [s.sealed for s in slabs]
+            entries = [{"id": s.id, "snapshot": s.sealed, "claimed": s.claimed} for s in slabs]
+            unsure = [s for s in self.slabs.values() if s.keeper == keeper and s.sealed and not s.confirmed]
+            kept = [s for s in self.slabs.values() if s.keeper == keeper and s.claimed] + unsure
+        try:
+            # Not under the guard: the answers come on the thread that also delivers events.
+            answer: Message = {"ids": {}}
+            if slabs:
+                answer, _ = link.request({"op": "adopt", "buffers": entries}, [s.fd for s in slabs])
+            if kept:
+                got, _ = link.request({"op": "reclaim", "buffers": [s.id for s in kept]})
+                kept = [s for s in kept if s.id in got["buffers"]]  # the others it knows as sealed
+            with self.back:
+                for slab in slabs:
+                    self.slabs.pop(slab.id, None)
+                for slab, entry in zip(slabs, entries, strict=True):
+                    slab.id, slab.keeper = int(answer["ids"][str(entry["id"])]), keeper
+                    if (
+                        not slab.ready.is_set()
+                    ):  # the old keeper died over it, the new one does not begin again
+                        slab.unfilled = True
+                        slab.ready.set()
+                self.slabs.update({s.id: s for s in slabs})
+                self.link = link
+                sealed_since = [s for s, t in zip(slabs, told, strict=True) if s.sealed and s.sealed is not t]
+                let_go = [
+                    s
+                    for s, e in zip(slabs, entries, strict=True)
+                    if e["claimed"] and not s.claimed and not s.sealed
+                ] + [s for s in kept if not s.claimed and not s.sealed]
+                sealed_since += [s for s in kept if s.sealed]
+        finally:
+            with self.back:
+                self._moving = False
+                self.back.notify_all()
+        for slab in sealed_since:  # while the buffers changed hands
+            link.post({"op": "seal", "buffer": slab.id, "seconds": 0.0, **(slab.sealed or {})})
+        for slab in let_go:
+            link.post({"op": "unclaim", "buffer": slab.id})
+        logger.warning("a new keeper took over %d buffers of this rank", len(slabs))

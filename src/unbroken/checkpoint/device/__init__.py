@@ -1,0 +1,1 @@
+"""From live tensors into host memory, without holding the training up."""

@@ -1,0 +1,1 @@
+"""What a checkpoint is on disk: the arena, tensors and their pieces, values, manifests."""

@@ -1,0 +1,1 @@
+"""The keeper: the process on each node that owns the snapshots and outlives the trainer."""

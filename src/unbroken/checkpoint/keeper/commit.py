@@ -1,0 +1,150 @@
+"""From a sealed snapshot in memory to a committed checkpoint: one rank's file, its part, and the marker.
+
+Each keeper writes its own ranks' files. Whichever keeper first sees every part merges the manifest and creates
+the marker; no keeper waits for another's answer, and no collective is involved. A rank that cannot be written
+leaves `rank-00003.failed`, so that every node knows at once.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from ...errors import CheckpointCorrupt, StorageError
+from ...journal.checksummed import digest, seal
+from ..format.manifest import (
+    CHUNK_BYTES,
+    COMMITTED,
+    MANIFEST,
+    Committed,
+    FileRecord,
+    PartManifest,
+    data_name,
+    folder_name,
+    merge,
+    part_name,
+)
+from ..format.tensors import Heads
+from ..storage.base import Storage
+from .holdings import Mark, Snapshot
+
+Gate = Callable[[], None]
+"""Called before anything is written; waits while the lease has lapsed, raises Abandoned when it is over."""
+
+
+class Abandoned(Exception):
+    """Writing this snapshot is no longer allowed (sealed attempt, end of the keeper)."""
+
+
+@dataclass(frozen=True)
+class RankFailed(Exception):
+    """A rank's share could not be written."""
+
+    rank: int
+    why: str
+    hopeless: bool = True
+    """Trying again cannot help: it was not the storage that refused."""
+
+    def __str__(self) -> str:
+        return f"rank {self.rank}: {self.why}"
+
+
+def failed_name(rank: int) -> str:
+    """The name of the note that a rank's share could not be written."""
+    return f"rank-{rank:05d}.failed"
+
+
+def gated(view: memoryview, gate: Gate) -> Iterator[memoryview]:
+    """The file in chunks, asking the gate before each."""
+    for start in range(0, len(view), CHUNK_BYTES):
+        gate()
+        yield view[start : start + CHUNK_BYTES]
+
+
+def write_part(
+    storage: Storage, snapshot: Snapshot, view: memoryview, gate: Gate, pool: ThreadPoolExecutor
+) -> FileRecord:
+    """Makes one rank's file and part durable; the record of the file.
+
+    The checksums are taken by another thread meanwhile. Raises StorageError as the storage does, Abandoned from
+    the gate, CheckpointCorrupt if the snapshot in memory is no more what it was when it was sealed.
+    """
+    folder, rank = folder_name(snapshot.mark.step, snapshot.mark.attempt), snapshot.rank
+    gate()
+    summing = pool.submit(chunk_digests, view)
+    storage.write(f"{folder}/{data_name(rank)}", gated(view, gate), len(view))
+    sums = summing.result()
+    if snapshot.checksums is not None and sums != snapshot.checksums:
+        raise CheckpointCorrupt("the snapshot changed in memory after it was taken", where=f"rank {rank}")
+    record = FileRecord(data_name(rank), len(view), sums)
+    gate()
+    part = seal("unbroken.checkpoint.part", {**snapshot.part, "file": record.as_json()})
+    storage.put(f"{folder}/{part_name(rank)}", part)
+    return record
+
+
+def chunk_digests(view: memoryview, gate: Gate = lambda: None) -> tuple[str, ...]:
+    """The checksum of each chunk of a file that lies in memory. Raises Abandoned from the gate."""
+    return tuple(digest(chunk) for chunk in gated(view, gate))
+
+
+def note_failure(storage: Storage, snapshot: Snapshot, why: str, *, hopeless: bool = True) -> None:
+    """Leaves a note for the other nodes; the storage that failed may well refuse this too."""
+    folder = folder_name(snapshot.mark.step, snapshot.mark.attempt)
+    try:
+        note = json.dumps({"why": why[:500], "hopeless": hopeless}).encode()
+        storage.put(f"{folder}/{failed_name(snapshot.rank)}", note)
+    except StorageError:
+        return
+
+
+@dataclass(frozen=True)
+class Look:
+    """What one look at a checkpoint's folder gave: the ranks that are `missing` (none: it is committed), and
+    whether it was this look that committed it."""
+
+    missing: tuple[int, ...] = ()
+    mine: bool = False
+
+
+def commit(storage: Storage, mark: Mark, world_size: int, node: str, gate: Gate) -> Look:
+    """Commits the checkpoint if all of it is there.
+
+    Raises RankFailed if a rank's keeper gave up, CheckpointCorrupt if the parts do not fit each other, StorageError.
+    """
+    folder = folder_name(mark.step, mark.attempt)
+    names = {entry.name for entry in storage.files(folder)}
+    if COMMITTED in names:
+        return Look()
+    for name in sorted(names):
+        if name.endswith(".failed") and name.startswith("rank-"):
+            try:
+                note = storage.read(f"{folder}/{name}")
+            except FileNotFoundError:
+                continue  # that rank tries again
+            raise RankFailed(int(name[5:-7]), *_why(note))
+    if missing := tuple(r for r in range(world_size) if part_name(r) not in names):
+        return Look(missing)
+    heads: Heads = {}
+    parts = (
+        PartManifest.decode(storage.read(f"{folder}/{part_name(r)}"), where=part_name(r), heads=heads)
+        for r in range(world_size)
+    )
+    manifest = merge(parts)
+    gate()
+    storage.put(f"{folder}/{MANIFEST}", manifest.encoded)
+    gate()
+    marker = Committed.of(manifest, node=node, time=time.time()).encoded
+    return Look(mine=storage.create(f"{folder}/{COMMITTED}", marker))
+
+
+def _why(data: bytes) -> tuple[str, bool]:
+    """What a rank's note says, and whether trying again cannot help."""
+    try:
+        note = json.loads(data)
+        return str(note["why"]), bool(note.get("hopeless", True))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return "it left a note that cannot be read", False

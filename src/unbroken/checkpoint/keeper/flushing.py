@@ -1,0 +1,193 @@
+"""Makes one snapshot durable at an end: of a keeper, of a rank, of a run. What is in memory only must not end with it.
+
+A storage that refuses (full disk, used-up quota, an object store that does not answer) is asked again until it takes
+the checkpoint or the time for that is over, and whoever listens is told of the wait. The seal of an attempt closes
+what it may still write, but not what was whole in memory when it was sealed: the same snapshot has the same bytes
+whenever it is written, and the supervisor's journal says whether it counts.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+from ...errors import UnbrokenError
+from ..format.manifest import folder_name, part_name
+from .clients import Refused, log
+from .commit import failed_name
+from .holdings import SEALED, Buffer, Mark
+from .wire import Message
+
+if TYPE_CHECKING:
+    from .keeping import Keeper
+
+PAUSE_S, PAUSE_MAX_S = 0.5, 5.0
+STALL_S = 30.0
+"""A writer that has taken no chunk for this long is not waited for beyond the time that writing may take."""
+
+
+def flush(
+    keeper: Keeper,
+    deadline_s: float,
+    *,
+    mark: Mark | None = None,
+    ranks: Collection[int] | None = None,
+    room_s: float = 0.0,
+) -> Message:
+    """Makes a snapshot durable; the answer names it: `{step, attempt}`, or `{step: None}` where nothing of it is here.
+
+    Default: the newest that is whole on all ranks, of the ranks that live here. Given `ranks`, those, copies for
+    another node included. Writing may take `deadline_s`, and within `room_s` longer
+    while it gets on; a storage that refuses is asked again for `room_s`, and if it still does, the snapshot is written
+    elsewhere where such a place was named: the answer says where (`elsewhere`).
+    Raises Refused, saying why, where it did not become durable.
+    """
+    node = keeper.settings.node
+    with keeper.changed:
+        mark = mark or _newest(keeper)
+        mine = [] if mark is None else _shares(keeper, mark, ranks)
+        if mark is None or not mine:
+            return {"step": None}  # a spare, or a node whose ranks are elsewhere now: others write it
+        if not keeper.writing.may_finish(mark, keeper.holdings.wanted):
+            raise Refused(f"attempt {mark.attempt} is sealed", where=node)
+        for b in mine:
+            b.pins += 1
+        keeper.writing.insisted.add(mark)
+        keeper.writing.take_up(mark)
+        keeper.hurried = False
+    answer: Message = {"step": mark.step, "attempt": mark.attempt}
+    try:
+        try:
+            _insist(keeper, mark, mine, deadline_s, room_s)
+        except Refused as e:
+            _go_elsewhere(keeper, mark, mine, deadline_s, e)
+    finally:
+        with keeper.changed:
+            if mark in keeper.writing.moved:  # now, or when somebody else asked for it
+                answer["elsewhere"] = keeper.writing.moved[mark]
+            keeper.writing.insisted.discard(mark)
+            for b in mine:
+                b.pins -= 1
+            keeper.changed.notify_all()
+    return answer
+
+
+def _go_elsewhere(
+    keeper: Keeper, mark: Mark, mine: list[Buffer], deadline_s: float, refused: Refused
+) -> None:
+    """Writes the snapshot where it was said that the last one may go. Raises Refused: both reasons, or the first."""
+    place, writing = keeper.settings.elsewhere, keeper.writing
+    with keeper.changed:
+        gone = mark in writing.hopeless or keeper.stop.is_set()
+        lapsed = writing.lease_until is not None and writing.lease_until < time.monotonic()
+        if not place or gone or lapsed or writing.place_of(mark) == place or not writing.move(mark, place):
+            raise refused
+        keeper.hurried = False
+    log(f"{refused.what}; it is written to {place}")
+    try:
+        _insist(keeper, mark, mine, deadline_s, 0.0)
+    except Refused as e:
+        raise Refused(f"{refused.what}; and not in {place} either: {e.what}", where=e.where) from e
+
+
+def _insist(keeper: Keeper, mark: Mark, mine: list[Buffer], deadline_s: float, room_s: float) -> None:
+    """Tries until the checkpoint is durable. Raises Refused."""
+    node, writing = keeper.settings.node, keeper.writing
+    began = time.monotonic()
+    deadline, room_until, pause, told = began + deadline_s, began + room_s, PAUSE_S, ""
+    while True:
+        _again(keeper, mark, mine)
+        with keeper.changed:
+            while mark not in keeper.holdings.durable and mark not in writing.failed:
+                left = max(deadline, _gets_on_until(keeper, mark, room_until, told)) - time.monotonic()
+                if left <= 0 or keeper.hurried:
+                    raise Refused(
+                        f"step {mark.step} could not be made durable within {time.monotonic() - began:.1f} s"
+                        + (f": {told}" if told else ""),
+                        where=node,
+                    )
+                keeper.changed.wait(min(left, 0.5))
+            if mark in keeper.holdings.durable:
+                return
+            why = writing.failed[mark]
+            if mark in writing.hopeless:
+                raise Refused(f"step {mark.step} could not be made durable: {why}", where=node)
+            left = room_until - time.monotonic()
+            if left <= 0 or keeper.hurried or keeper.stop.is_set():
+                tried = f" (tried for {time.monotonic() - began:.0f} s)" if told else ""
+                raise Refused(f"step {mark.step} could not be made durable: {why}{tried}", where=node)
+            if why != told:
+                told = why
+                log(f"step {mark.step} waits for the storage, for up to {left:.0f} s: {why}")
+                keeper.emit(
+                    {
+                        "event": "waiting", "attempt": mark.attempt, "step": mark.step, "why": why,
+                        "seconds": round(left, 1),
+                    }
+                )  # fmt: skip
+            until = time.monotonic() + min(pause, left)
+            while time.monotonic() < until and not keeper.hurried and not keeper.stop.is_set():
+                keeper.changed.wait(max(0.01, until - time.monotonic()))
+        pause = min(1.5 * pause, PAUSE_MAX_S)
+
+
+def _gets_on_until(keeper: Keeper, mark: Mark, room_until: float, told: str) -> float:
+    """Until when there is hope beyond the time for writing: a slow storage that takes one chunk after the other, and
+    other nodes that may be slow or wait themselves, are no reason to give up; `changed` is held."""
+    lease = keeper.writing.lease_until
+    if lease is not None and lease < time.monotonic():
+        return 0.0  # nothing may be written, and nobody renews it
+    if told or mark in keeper.writing.watches:
+        return room_until
+    moved = max((j.moved for j in keeper.writing.jobs if j.snapshot.mark == mark), default=0.0)
+    return min(moved + STALL_S, room_until)
+
+
+def _again(keeper: Keeper, mark: Mark, mine: list[Buffer]) -> None:
+    """Writes the shares of this node that the storage has not got, and watches for the others'."""
+    writing, folder = keeper.writing, folder_name(mark.step, mark.attempt)
+    with keeper.changed:
+        if mark in writing.failed and mark not in writing.hopeless:
+            del writing.failed[mark]
+            keeper.holdings.released.discard(mark)
+        elif mark in writing.failed or mark in keeper.holdings.durable:
+            return
+        busy = {j.snapshot.rank for j in writing.jobs if j.snapshot.mark == mark}
+    there: set[str] = set()
+    try:
+        storage = writing.storage(mark)
+        there = set(storage.list(folder))
+        for b in mine:
+            if failed_name(b.rank) in there:
+                storage.delete(f"{folder}/{failed_name(b.rank)}")
+    except (UnbrokenError, OSError):
+        pass  # the writers meet the same, and say it
+    with keeper.changed:
+        size = max(b.snapshot.world_size for b in mine if b.snapshot)
+        for b in mine:
+            if b.rank not in busy and part_name(b.rank) not in there:
+                writing.submit(b)
+        if not any(j.snapshot.mark == mark for j in writing.jobs):
+            writing.expect(mark, size)
+
+
+def _newest(keeper: Keeper) -> Mark | None:
+    """The newest snapshot that is whole on all ranks, here, and may still be written; else the newest; `changed` is held."""
+    holdings = keeper.holdings
+    allowed = [
+        m
+        for m in holdings.completed
+        if keeper.writing.may_finish(m, holdings.wanted) and _shares(keeper, m, None)
+    ]
+    return max(allowed, default=holdings.newest)
+
+
+def _shares(keeper: Keeper, mark: Mark, ranks: Collection[int] | None) -> list[Buffer]:
+    """One buffer for each rank whose share of this snapshot this node is to write; `changed` is held."""
+    found: dict[int, Buffer] = {}
+    for b in sorted(keeper.holdings.buffers.values(), key=lambda b: b.foreign):
+        wanted = not b.foreign if ranks is None else b.rank in ranks
+        if wanted and b.state == SEALED and b.snapshot and b.snapshot.mark == mark:
+            found.setdefault(b.rank, b)
+    return list(found.values())

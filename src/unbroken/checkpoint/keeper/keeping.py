@@ -1,0 +1,567 @@
+"""What a keeper holds and does: connections, requests, buffers, and the threads that fill and checksum them.
+
+Each connection has a thread, and one condition (`changed`) guards all state. Long requests (settle, flush, close)
+are answered from threads of their own, so that leases are renewed meanwhile. Long because all that the one condition
+guards is read in one place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import mmap
+import os
+import secrets
+import socket
+import struct
+import threading
+import time
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from ...errors import DoesNotFit, UnbrokenError
+from ...link.bounds import HELLO_BYTES, HELLO_S, STRANGERS
+from ...machine import available_memory
+from ...units import Bytes
+from ..catalogue import retention
+from ..catalogue.retention import Retention
+from ..device.host_memory import fill_pages
+from ..format.manifest import folder_name
+from ..storage import open_storage
+from ..storage.base import Storage
+from .clients import Client, Refused, Settings, Wait, check, log, refusal, reply, tell
+from .commit import Abandoned, chunk_digests
+from .flushing import flush
+from .holdings import CLAIMED, FREE, SEALED, Buffer, Holdings, Mark, Snapshot
+from .operations import OPERATIONS
+from .peers import Peers
+from .uploading import Uploading
+from .wire import MAX_MESSAGE_BYTES, Channel, Closed, Message
+from .writing import Writing
+
+
+class Keeper:
+    """The state that the operations of operations.py work on, each called with `changed` held."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.id = secrets.token_hex(8)
+        self.changed = threading.Condition(threading.RLock())
+        self.holdings = Holdings(settings.budget, self._free)
+        self.maps: dict[int, mmap.mmap] = {}
+        self.clients: list[Client] = []
+        self.waits: list[Wait] = []
+        self.attempt = 0
+        self.world_size = 0
+        self.local: dict[int, int] = {}
+        self.candidates: list[Any] = []
+        self.agent_known = settings.lease_s is not None
+        self.restored = False
+        self.deserted = 0
+        """The last attempt of which a rank here went without a goodbye: it may be started again."""
+        self.alone_since = time.monotonic()
+        self.stop = threading.Event()
+        self.hurried = False
+        """Whoever asked for a flush waits no longer for a storage that refuses."""
+        self.exit_code = 0
+        # Never the number of a buffer of another keeper: a late answer must not name the wrong memory.
+        self._ids = itertools.count(secrets.randbits(40) << 10)
+        self._to_fill: list[Buffer] = []
+        self.place = settings.checkpoints
+        """Where checkpoints are written now; under a supervisor it may follow what the ranks say (placement.py)."""
+        self.place_asked = self.place_used = ""
+        """What a rank asked for that the supervisor has not answered yet; what ranks of this attempt were told to use."""
+        self.place_refused: Message | None = None
+        self.writing = Writing(
+            open_storage, self.holdings, self.changed, self.emit, self.view,
+            node=settings.node, writers=settings.writers, after_commit=self._after_commit, freed=self._serve_waits,
+        )  # fmt: skip
+        self.writing.place = self.place
+        if settings.lease_s is not None:
+            self.writing.lease_until = time.monotonic() + settings.lease_s
+        self.peers = Peers(self, log)
+        self.uploading: Uploading | None = None
+        self.keep = Retention(settings.keep, settings.keep_every)
+        self.peer_wanted = False
+        # Filling pages is zeroing them, at a few GB/s a thread; several buffers go side by side.
+        for loop in (self._fill_loop, self._fill_loop, self._fill_loop, self._checksum_loop):
+            threading.Thread(target=loop, daemon=True).start()
+
+    # --- connections
+
+    def serve(self, listener: socket.socket) -> None:
+        """Accepts connections until `stop` is set; ends by itself when nobody has been here for the grace time."""
+        listener.settimeout(0.2)
+        while not self.stop.is_set():
+            self._end_strangers()
+            try:
+                sock, _ = listener.accept()
+            except TimeoutError:
+                self._tick()
+                continue
+            except OSError as e:  # no descriptors left, or a connection that ended while it waited
+                log(f"a connection could not be accepted: {e.strerror}")
+                self.stop.wait(0.1)
+                continue
+            # A process that is stopped reads nothing; it must not stop the keeper with it.
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", 2, 0))
+            client = Client(Channel(sock, limit=HELLO_BYTES))
+            with self.changed:
+                self.clients.append(client)
+            threading.Thread(target=self._converse, args=(client,), daemon=True).start()
+
+    def _tick(self) -> None:
+        with self.changed:
+            lonely = not self.clients and time.monotonic() - self.alone_since > self.settings.orphan_grace_s
+        if lonely:
+            log("nobody has been here for a while: flush what is allowed, free all, end")
+            self.finish(flush=True, deadline_s=self.settings.term_grace_s, room_s=self.settings.room_s)
+
+    def _end_strangers(self) -> None:
+        """Cuts off those that do not say who they are, and the oldest of them where they are too many."""
+        with self.changed:
+            strangers = [c for c in self.clients if not c.role]
+        now = time.monotonic()
+        for i, client in enumerate(strangers):
+            if now - client.since > HELLO_S or len(strangers) - i >= STRANGERS:
+                with contextlib.suppress(OSError):
+                    client.channel.sock.shutdown(socket.SHUT_RDWR)
+
+    def _converse(self, client: Client) -> None:
+        try:
+            while True:
+                message, fds = client.channel.receive()
+                try:
+                    self._handle(client, message, fds)
+                finally:
+                    for fd in fds:
+                        with contextlib.suppress(OSError):
+                            os.close(fd)
+        except Closed:
+            pass
+        finally:
+            self._gone(client)
+
+    def _handle(self, client: Client, message: Message, fds: list[int]) -> None:
+        op, number = str(message.get("op", "")), message.get("id", 0)
+        method = OPERATIONS.get(op)
+        try:
+            check(message)
+            if method is None and op not in _SLOW:
+                raise Refused(f"the keeper knows no request '{op}'", todo="Use the same version of unbroken")
+            if not client.role and op != "hello":
+                raise Refused("the first message must be hello")
+            if op in _OF_AGENT and client.role != "agent" and self.agent_known:
+                raise Refused(f"only an agent may ask for '{op}'")
+            if client.role == "visitor" and op not in _OF_VISITOR:
+                raise Refused(f"a visitor may not ask for '{op}'")
+            if client.role and op == "hello":
+                raise Refused("hello was said before")
+            if method is None:
+                if client.slow >= _SLOW_AT_ONCE:
+                    raise Refused(f"{_SLOW_AT_ONCE} long requests of this connection are being answered")
+                client.slow += 1
+                threading.Thread(target=self._slowly, args=(client, message), daemon=True).start()
+                return
+            with self.changed:
+                answer = method(self, client, message, fds)
+                self._serve_waits()
+                self.changed.notify_all()
+        except UnbrokenError as e:
+            reply(client, number, refusal(e))
+            return
+        except Exception as e:  # noqa: BLE001  whatever a request holds, the thread and the others' snapshots stay
+            reply(client, number, refusal(Refused(f"malformed request '{op:.40}': {e!r}"[:300])))
+            return
+        if op == "hello":
+            client.channel.limit = MAX_MESSAGE_BYTES
+        if answer is not None:
+            reply(client, number, {"ok": True, **answer[0]}, answer[1])
+
+    def _slowly(self, client: Client, message: Message) -> None:
+        op = str(message["op"])
+        try:
+            deadline = float(message.get("deadline_s", 30.0))
+            if op == "settle":
+                gone = [int(r) for r in message.get("gone", [])]
+                stuck = self.writing.settle(int(message["attempt"]), deadline, gone)
+                if stuck:
+                    raise Refused(
+                        f"writing of {len(stuck)} checkpoints cannot be stopped: the disk does not answer",
+                        where=self.settings.node,
+                        todo="Treat this node as unreachable until its keeper is gone",
+                    )
+                with self.changed:
+                    durable = sorted(
+                        m.step for m in self.holdings.durable if m.attempt == int(message["attempt"])
+                    )
+                answer: Message = {"durable": durable}
+            elif op == "flush":
+                answer = self.flush(deadline, **_how(message))
+            elif op == "insist":
+                answer = self.insist(client, message)
+            elif op == "pull":
+                answer = self.pull(client, message)
+            else:
+                answer = self.finish(bool(message.get("flush", True)), deadline, **_how(message))
+        except UnbrokenError as e:
+            reply(client, message.get("id", 0), refusal(e))
+            return
+        except (LookupError, TypeError, ValueError, AttributeError) as e:
+            reply(client, message.get("id", 0), refusal(Refused(f"malformed request '{op}': {e!r}"[:300])))
+            return
+        finally:
+            with self.changed:
+                client.slow -= 1
+        reply(client, message.get("id", 0), {"ok": True, **answer})
+        if op == "close":
+            self.stop.set()
+
+    def _gone(self, client: Client) -> None:
+        client.channel.close()
+        with self.changed:
+            self.clients = [c for c in self.clients if c is not client]
+            self.waits = [w for w in self.waits if w.client is not client]
+            for number in client.held:
+                if b := self.holdings.buffers.get(number):
+                    b.pins -= 1
+            if client.role == "rank" and client.attempt == self.attempt:
+                if not client.left:
+                    self.deserted = self.attempt
+                for b in self.holdings.of_rank(client.rank):
+                    if b.state == CLAIMED and b.owner is client:
+                        b.state = FREE
+            self._serve_waits()
+            if not self.clients:
+                self.alone_since = time.monotonic()
+            last = client.role == "rank" and not any(c.role == "rank" for c in self.clients)
+            self.changed.notify_all()
+        if not last or self.agent_known:
+            return
+        # Plain torchrun: nobody else makes the last snapshot durable now.
+        if client.left and self.deserted != self.attempt:
+            threading.Thread(target=self._end_when_done, daemon=True).start()
+        else:
+            threading.Thread(target=self._flush_quietly, daemon=True).start()
+
+    def _end_when_done(self) -> None:
+        with self.changed:
+            while (self.writing.busy_with(self.attempt) or self._uploads()) and not self.clients:
+                self.changed.wait(0.2)
+            if self.clients:
+                return
+        self.finish(flush=False, deadline_s=0.0)
+
+    def _flush_quietly(self) -> None:
+        try:
+            self.flush(self.settings.term_grace_s)
+        except UnbrokenError as e:
+            log(str(e))
+
+    def emit(self, event: Message) -> None:
+        """Sends an event to the agent and to the ranks of the attempt that it is about; `changed` is held."""
+        for client in list(self.clients):
+            if client.role == "agent" or (client.role == "rank" and client.attempt == event.get("attempt")):
+                tell(client, event)
+
+    # --- long requests, in threads of their own
+
+    def flush(self, deadline_s: float, **how: Any) -> Message:
+        """As `flushing.flush`. Raises Refused."""
+        return flush(self, deadline_s, **how)
+
+    def finish(self, flush: bool, deadline_s: float, **how: Any) -> Message:
+        """Ends the keeper, after a flush if wanted (`how`: as for it); says what the flush gave."""
+        answer: Message = {"step": None}
+        if flush:
+            try:
+                until = time.monotonic() + deadline_s
+                answer = self.flush(deadline_s, **how)
+                with self.changed:
+                    while self._uploads() and time.monotonic() < until:
+                        self.changed.wait(0.2)
+            except UnbrokenError as e:
+                log(str(e))
+                answer = {"step": None, "why": str(e)}
+                self.exit_code = 1
+        self.writing.end()
+        self.stop.set()
+        return answer
+
+    def insist(self, client: Client, m: Message) -> Message:
+        """A rank that ends and whose save the storage refused: tries on for the time that is set for it."""
+        mark = Mark(client.attempt, int(m["step"]))
+        room_s = self.settings.room_s
+        return self.flush(max(room_s, 30.0), mark=mark, room_s=room_s)
+
+    def pull(self, client: Client, m: Message) -> Message:
+        """Fetches this rank's snapshot from a peer into memory here."""
+        mark = Mark(int(m["attempt"]), int(m["step"]))
+        b = self.peers.pull(str(m["address"]), mark, client.rank)
+        with self.changed:
+            if b.id not in client.held:
+                client.held.add(b.id)
+                b.pins += 1
+        return {"buffer": b.id}
+
+    # --- helpers, with `changed` held
+
+    def take_wishes(self, wishes: Message) -> None:
+        """What a Checkpointer asks of its keeper, beyond the command line."""
+        if "keep" in wishes:
+            self.keep = Retention(
+                int(wishes["keep"]), int(wishes.get("keep_every", 0)), self.keep.spare_below
+            )
+        self.peer_wanted = bool(wishes.get("peer", self.peer_wanted))
+        if (url := wishes.get("remote")) and (self.uploading is None or self.uploading.url != url):
+            self.uploading = Uploading(
+                str(url), self.writing.storage, self.changed, self.emit, self.writing.gate, log
+            )
+
+    def take_place(self, m: Message) -> None:
+        """What the supervisor says of the place: where to write, or why the ranks may not go on."""
+        self.place_refused = m.get("refused")
+        if (url := str(m.get("url") or self.place)) != self.place:
+            log(f"checkpoints of attempt {self.attempt} go to {url}")
+            self.place = self.writing.place = url
+        # What is whole in memory of an earlier attempt goes where that one's checkpoints lie.
+        self.writing.places[self.attempt] = url
+        self.keep = Retention(self.keep.keep_last, self.keep.keep_every, int(m.get("spare_below", 0)))
+        self.place_asked = ""
+
+    def note_candidates(self, candidates: list[Any]) -> None:
+        """Takes what may be restored from, and where each of it lies."""
+        self.candidates = candidates
+        for c in candidates:
+            if c.get("place") and not c.get("brought"):
+                self.writing.places.setdefault(int(c["attempt"]), str(c["place"]))
+
+    def room_for(self, rank: int, size: int, foreign: bool) -> Buffer | None:
+        """A buffer to receive a snapshot into, claimed: one that is needed no more, else a new one in the budget."""
+        if not foreign:
+            b = self.holdings.claim(rank, size)
+            if b is None and self.holdings.used() + size <= self.settings.budget:
+                b = self.create(rank, size)
+                b.state = CLAIMED
+            return b
+        theirs = [b for b in self.holdings.buffers.values() if b.foreign and b.rank == rank]
+        newest = max((b.snapshot.mark for b in theirs if b.snapshot), default=None)
+        for b in theirs:
+            if (
+                b.bytes >= size
+                and not b.pins
+                and b.state != CLAIMED
+                and (b.snapshot is None or b.snapshot.mark != newest)
+            ):
+                b.state, b.snapshot = CLAIMED, None
+                return b
+        for b in [b for b in theirs if b.bytes < size and not b.pins and b.state != CLAIMED]:
+            self.holdings.drop(b)
+        if len(theirs) >= 2 or self.holdings.used() + size > self.settings.budget:
+            return None
+        b = self.create(rank, size)
+        b.foreign, b.state = True, CLAIMED
+        return b
+
+    def begin(
+        self, attempt: int, world_size: int, ranks: dict[int, int], candidates: list[Any] | None
+    ) -> None:
+        log(f"attempt {attempt} begins: {world_size} ranks, here {sorted(ranks)}")
+        self.attempt, self.world_size, self.local, self.restored = attempt, world_size, ranks, False
+        self.note_candidates(candidates or [])
+        self.place_asked = self.place_used = ""
+        self.place_refused = None
+        self.writing.closed = (
+            max(self.writing.closed, attempt - 1) if self.agent_known else self.writing.closed
+        )
+        for client in self.clients:
+            if client.role == "rank" and client.attempt < attempt:
+                with contextlib.suppress(OSError):
+                    client.channel.sock.shutdown(socket.SHUT_RDWR)
+        everything = {b.snapshot.mark for b in self.holdings.buffers.values() if b.snapshot}
+        wanted = (
+            everything
+            if candidates is None
+            else {Mark(int(c["attempt"]), int(c["step"])) for c in candidates}
+        )
+        self.holdings.begin(
+            attempt, ranks if candidates is not None else everything_ranks(self.holdings), wanted
+        )
+        if candidates is None:
+            # An earlier attempt of ours may still be writing; it has folders of its own, so let it finish.
+            self.writing.lease_until = None
+
+    def _uploads(self) -> int:
+        """How many checkpoints wait to be copied to the object store."""
+        return len(self.uploading.todo) if self.uploading else 0
+
+    def note_complete(self, mark: Mark) -> None:
+        """Every rank of the run has this snapshot in memory."""
+        if self.holdings.complete(mark):
+            self.peers.complete(mark)
+            self.emit({"event": "complete", "attempt": mark.attempt, "step": mark.step})
+
+    def own(self, client: Client, m: Message, state: str) -> Buffer:
+        b = self.holdings.buffers.get(int(m["buffer"]))
+        if b is None or b.rank != client.rank or b.state != state or client.attempt != self.attempt:
+            raise Refused(f"buffer {m['buffer']} is not a {state} one of rank {client.rank}")
+        return b
+
+    def claim(self, client: Client, size: int) -> Buffer | None:
+        if client.attempt != self.attempt:
+            raise Refused(f"attempt {client.attempt} is over", where=f"rank {client.rank}")
+        b = self._claim_for(client, size)
+        if b is None and not self.restored and self.holdings.newest is not None:
+            # It saves without having restored: of the earlier attempts only the newest whole snapshot stays.
+            self.holdings.wanted = frozenset({self.holdings.newest})
+            b = self._claim_for(client, size)
+        return b
+
+    def _claim_for(self, client: Client, size: int) -> Buffer | None:
+        b = self.holdings.claim(client.rank, size)
+        if b is not None:
+            b.owner = client
+        return b
+
+    def _serve_waits(self) -> None:
+        for wait in list(self.waits):
+            if b := self.claim(wait.client, wait.size):
+                self.waits.remove(wait)
+                reply(wait.client, wait.id, {"ok": True, "buffer": b.id})
+
+    def create(self, rank: int, size: int) -> Buffer:
+        room = available_memory()
+        if room is not None and size > room:
+            raise DoesNotFit(
+                f"a buffer of {Bytes(size)} does not fit: {Bytes(room)} of memory are available",
+                where=f"{self.settings.node}, rank {rank}",
+                todo="Give the job more memory, or the keeper a smaller budget",
+            )
+        fd = os.memfd_create(f"unbroken-rank-{rank}", os.MFD_CLOEXEC)
+        try:
+            os.ftruncate(fd, size)
+        except OSError:
+            os.close(fd)
+            raise
+        b = Buffer(next(self._ids), rank, size, fd)
+        self.holdings.buffers[b.id] = b
+        self._to_fill.append(b)
+        return b
+
+    def _free(self, b: Buffer) -> None:
+        if (m := self.maps.pop(b.id, None)) is not None:
+            with contextlib.suppress(BufferError):
+                m.close()
+        os.close(b.fd)
+
+    def view(self, b: Buffer, size: int) -> memoryview:
+        with self.changed:
+            if b.id not in self.maps:
+                self.maps[b.id] = mmap.mmap(b.fd, b.bytes, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+            return memoryview(self.maps[b.id])[:size]
+
+    # --- threads of its own
+
+    def _fill_loop(self) -> None:
+        """Gives new buffers their pages, so that neither the trainer's copies nor its registration fault them in."""
+        while True:
+            with self.changed:
+                while not self._to_fill:
+                    self.changed.wait()
+                b = self._to_fill.pop(0)
+                if b.id not in self.holdings.buffers:
+                    continue
+                b.pins += 1
+                fd = os.dup(b.fd)
+            why = ""
+            try:
+                fill_pages(fd, b.bytes)
+            except OSError as e:
+                why = f"the memory of a buffer of {Bytes(b.bytes)} cannot be had: {e.strerror}"
+                log(why)
+            finally:
+                os.close(fd)
+            with self.changed:
+                b.pins -= 1
+                b.ready = not why
+                for client in self.clients:
+                    if client.role == "rank" and client.rank == b.rank:
+                        tell(client, {"event": "ready", "buffer": b.id, "why": why})
+                self._serve_waits()
+                self.changed.notify_all()
+
+    def _checksum_loop(self) -> None:
+        """Takes the checksums of snapshots that stay in memory, so that a restore notices a flipped bit."""
+        while not self.stop.is_set():
+            with self.changed:
+                newest = self.holdings.newest
+                todo = [
+                    b
+                    for b in self.holdings.buffers.values()
+                    if b.state == SEALED
+                    and b.snapshot
+                    and b.snapshot.mark == newest
+                    and b.snapshot.checksums is None
+                    and not any(j.buffer is b for j in self.writing.jobs)
+                ]
+                if not todo:
+                    self.changed.wait(1.0)
+                    continue
+                b, snapshot = todo[0], todo[0].snapshot
+                assert snapshot is not None
+                b.pins += 1
+            sums = None
+            with contextlib.suppress(Abandoned), self.view(b, snapshot.file_bytes) as view:
+                sums = chunk_digests(view, partial(self._unless_wanted, b, snapshot))
+            with self.changed:
+                b.pins -= 1
+                if b.snapshot is snapshot and sums is not None:
+                    b.snapshot = replace(snapshot, checksums=sums)
+                self._serve_waits()
+                self.changed.notify_all()
+
+    def _unless_wanted(self, b: Buffer, snapshot: Snapshot) -> None:
+        """Raises Abandoned once a newer snapshot is complete and the rank waits for a buffer: sums may take seconds."""
+        with self.changed:
+            if self.holdings.newest != snapshot.mark and any(w.client.rank == b.rank for w in self.waits):
+                raise Abandoned
+
+    def _after_commit(self, storage: Storage, mark: Mark, mine: bool) -> None:
+        """On the committer's thread, after a checkpoint is durable: upload this node's share, remove older ones."""
+        with self.changed:
+            if self.uploading is not None:
+                self.uploading.submit(mark, tuple(sorted(self.local)))
+            protect = self.uploading.names() if self.uploading else {}
+            # An older one that is begun just now may be a folder with nothing in it.
+            protect |= {
+                folder_name(m.step, m.attempt): "being written" for m in self.writing.busy_with(self.attempt)
+            }
+            # All that this keeper saw become durable: a newer one may be there before an older one, and must not be
+            # read again as a whole to prove it.
+            verified = [folder_name(m.step, m.attempt) for m in {mark, *self.holdings.durable}]
+        if mine:
+            outcome = retention.apply(storage, self.keep, verified=verified, protect=protect)
+            for name, why in outcome.errors.items():
+                log(f"retention: {name}: {why}")
+
+
+def everything_ranks(holdings: Holdings) -> set[int]:
+    """The ranks of all buffers."""
+    return {b.rank for b in holdings.buffers.values()}
+
+
+def _how(m: Message) -> dict[str, Any]:
+    """Of a request to flush: which snapshot, whose shares of it, and how long to wait for a storage that refuses."""
+    how: dict[str, Any] = {"room_s": float(m.get("room_s", 0.0))}
+    if m.get("mark") is not None:
+        attempt, step = m["mark"]
+        how |= {"mark": Mark(int(attempt), int(step)), "ranks": {int(r) for r in m.get("ranks", [])}}
+    return how
+
+
+_SLOW = ("settle", "flush", "close", "pull", "insist")
+_SLOW_AT_ONCE = 8
+"""Of one connection."""
+_OF_VISITOR = ("hello", "ping", "inventory", "candidates", "bye")
+_OF_AGENT = ("attempt", "complete", "lease", "settle", "flush", "close", "hurry")

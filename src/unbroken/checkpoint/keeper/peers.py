@@ -1,0 +1,320 @@
+"""Copies of snapshots in the memory of another node: losing a node then loses no step beyond the last copied one.
+
+Each keeper sends what is complete on all ranks to the next node of a ring, and holds what the one before it sends.
+One TCP connection a transfer: the run's secret, then a JSON header, the bytes, and their checksums at the end, which
+the receiver takes by itself and compares. Only the newest is sent; what a slow network misses is skipped.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Protocol
+
+from ...errors import CheckpointError, UnbrokenError
+from ...journal.checksummed import digest
+from ...link.bounds import HELLO_BYTES, HELLO_S, STRANGERS, Malformed, same_secret, whole
+from ..format.manifest import CHUNK_BYTES
+from .holdings import Buffer, Holdings, Mark, Snapshot
+from .wire import MAX_MESSAGE_BYTES, Channel, Closed, Message
+
+TIMEOUT_S = 60.0
+_MOST = 1 << 53
+
+
+class PeerError(CheckpointError):
+    """A transfer between keepers did not work."""
+
+
+class Home(Protocol):
+    """What the peers need of their keeper."""
+
+    changed: threading.Condition
+    holdings: Holdings
+    attempt: int
+
+    def room_for(self, rank: int, size: int, foreign: bool) -> Buffer | None:
+        """A buffer to receive into, claimed, within the budget; `changed` is held."""
+
+    def note_complete(self, mark: Mark) -> None:
+        """All ranks have this snapshot; `changed` is held."""
+
+    def view(self, b: Buffer, size: int) -> memoryview: ...
+
+    def emit(self, event: Message) -> None: ...
+
+
+@dataclass(frozen=True)
+class Target:
+    """The node that holds our copies."""
+
+    node: str
+    address: str
+
+
+class Peers:
+    """Sends to one peer, receives from another."""
+
+    def __init__(self, home: Home, log: Callable[[str], None]) -> None:
+        self.home, self.log = home, log
+        self.token = ""
+        self.target: Target | None = None
+        self.address = ""
+        self._due: Mark | None = None
+        self._sent: Mark | None = None
+        self._started = False
+        self._strangers: dict[socket.socket, float] = {}
+        self._strangers_guard = threading.Lock()
+
+    def listen(self, host: str) -> str:
+        """Accepts transfers from now on; "host:port"."""
+        if not self.address:
+            listener = socket.create_server((host, 0), backlog=16)
+            self.address = f"{host}:{listener.getsockname()[1]}"
+            threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
+        return self.address
+
+    def send_to(self, token: str, target: Target | None) -> None:
+        """Whom to send to, with `home.changed` held."""
+        self.token, self.target, self._sent = token, target, None
+        if target is not None and not self._started:
+            self._started = True
+            threading.Thread(target=self._send_loop, daemon=True).start()
+
+    def complete(self, mark: Mark) -> None:
+        """This snapshot is whole on all ranks; with `home.changed` held."""
+        if self.target is not None and (self._due is None or mark > self._due):
+            self._due = mark
+
+    def pull(self, address: str, mark: Mark, rank: int) -> Buffer:
+        """Fetches a rank's snapshot from another keeper into a buffer of this one. Raises PeerError."""
+        try:
+            channel = self._connect(address)
+            try:
+                channel.send({"token": self.token})
+                channel.send(
+                    {
+                        "op": "get",
+                        "attempt": mark.attempt,
+                        "step": mark.step,
+                        "rank": rank,
+                    }
+                )
+                answer, _ = channel.receive()
+                if not answer.get("found"):
+                    raise PeerError(f"the peer has no copy of rank {rank} at step {mark.step}", where=address)
+                return self._take(channel, answer, mark, rank, foreign=False)
+            finally:
+                channel.close()
+        except (OSError, Closed) as e:
+            raise PeerError(f"the peer does not answer: {e}", where=address) from e
+
+    # --- sending
+
+    def _send_loop(self) -> None:
+        while True:
+            with self.home.changed:
+                while self._due is None or self._due == self._sent or self.target is None:
+                    self.home.changed.wait()
+                mark, target = self._due, self.target
+                held = [
+                    b
+                    for b in self.home.holdings.buffers.values()
+                    if not b.foreign and b.snapshot and b.snapshot.mark == mark and b.state == "sealed"
+                ]
+                for b in held:
+                    b.pins += 1
+                self._sent = mark
+            for b in held:
+                why = ""
+                try:
+                    assert b.snapshot is not None
+                    self._send(target, b.snapshot, self.home.view(b, b.snapshot.file_bytes))
+                except (PeerError, OSError, Closed) as e:
+                    why = str(e)
+                    self.log(f"step {mark.step} was not copied to {target.node}: {e}")
+                with self.home.changed:
+                    b.pins -= 1
+                    if not why:
+                        self.home.emit(
+                            {
+                                "event": "peer",
+                                "attempt": mark.attempt,
+                                "step": mark.step,
+                                "rank": b.rank,
+                                "node": target.node,
+                            }
+                        )
+                    self.home.changed.notify_all()
+
+    def _send(self, target: Target, s: Snapshot, view: memoryview) -> None:
+        channel = self._connect(target.address)
+        try:
+            channel.send({"token": self.token})
+            channel.send(
+                {
+                    "op": "put", "attempt": s.mark.attempt, "step": s.mark.step, "rank": s.rank,
+                    "world_size": s.world_size, "file_bytes": s.file_bytes, "part": dict(s.part),
+                }
+            )  # fmt: skip
+            answer, _ = channel.receive()
+            if not answer.get("ok"):
+                raise PeerError(str(answer.get("what")), where=target.node)
+            self._stream(channel, view)
+            answer, _ = channel.receive()
+            if not answer.get("ok"):
+                raise PeerError(str(answer.get("what")), where=target.node)
+        finally:
+            channel.close()
+
+    def _stream(self, channel: Channel, view: memoryview) -> None:
+        sums = []
+        for at in range(0, len(view), CHUNK_BYTES):
+            chunk = view[at : at + CHUNK_BYTES]
+            channel.sock.sendall(chunk)
+            sums.append(digest(chunk))
+        channel.send({"checksums": sums})
+
+    # --- receiving
+
+    def _accept(self, listener: socket.socket) -> None:
+        while True:
+            try:
+                sock, _ = listener.accept()
+            except OSError as e:  # no descriptors left, or a connection that ended while it waited
+                self.log(f"a peer's connection could not be accepted: {e.strerror}")
+                time.sleep(0.1)
+                continue
+            with self._strangers_guard:
+                self._strangers[sock] = time.monotonic()
+                # Whoever belongs here shows the secret in milliseconds: the oldest stranger is none of ours.
+                excess = list(self._strangers)[:-STRANGERS]
+            for old in excess:
+                _shut(old)
+            threading.Thread(target=self._serve, args=(sock,), daemon=True).start()
+
+    def _admit(self, channel: Channel) -> bool:
+        """Whether the other side shows the run's secret, in one small message and within `HELLO_S` in all."""
+        late = threading.Timer(HELLO_S, _shut, (channel.sock,))
+        late.daemon = True
+        late.start()
+        try:
+            m, _ = channel.receive()
+            return same_secret(m.get("token"), self.token)
+        finally:
+            late.cancel()
+            with self._strangers_guard:
+                self._strangers.pop(channel.sock, None)
+
+    def _serve(self, sock: socket.socket) -> None:
+        channel = Channel(sock, limit=HELLO_BYTES)
+        try:
+            sock.settimeout(TIMEOUT_S)
+            if not self._admit(channel):
+                return
+            channel.limit = MAX_MESSAGE_BYTES
+            m, fds = channel.receive()
+            del fds  # TCP carries none
+            mark = Mark(whole(m.get("attempt"), "attempt", 0, _MOST), whole(m.get("step"), "step", -1, _MOST))
+            rank = whole(m.get("rank"), "rank", 0, 1 << 24)
+            if m.get("op") == "put":
+                self._take(channel, m, mark, rank, foreign=True)
+                channel.send({"ok": True})
+            elif m.get("op") == "get":
+                self._give(channel, mark, rank)
+        except UnbrokenError as e:
+            with suppress(Closed):
+                channel.send({"ok": False, "what": e.what})
+        except (Closed, OSError, KeyError, TypeError, ValueError) as e:
+            if not isinstance(e, OSError):
+                self.log(f"a peer's transfer makes no sense: {e!r}"[:300])
+        finally:
+            channel.close()
+
+    def _give(self, channel: Channel, mark: Mark, rank: int) -> None:
+        with self.home.changed:
+            b = self.home.holdings.find(mark, rank)
+            s = b.snapshot if b else None
+            if b is None or s is None:
+                channel.send({"found": False})
+                return
+            b.pins += 1
+        try:
+            channel.send(
+                {"found": True, "file_bytes": s.file_bytes, "part": dict(s.part), "world_size": s.world_size}
+            )
+            self._stream(channel, self.home.view(b, s.file_bytes))
+        finally:
+            with self.home.changed:
+                b.pins -= 1
+                self.home.changed.notify_all()
+
+    def _take(self, channel: Channel, m: Message, mark: Mark, rank: int, *, foreign: bool) -> Buffer:
+        """Receives into a buffer, which is sealed only if every byte is right."""
+        size = whole(m.get("file_bytes"), "file_bytes", 1, _MOST)
+        world_size = whole(m.get("world_size"), "world_size", rank + 1, 1 << 24)
+        part = m.get("part")
+        if not isinstance(part, dict):
+            raise Malformed("'part' is no table")
+        with self.home.changed:
+            if foreign and mark.attempt < self.home.attempt:
+                raise PeerError(f"attempt {mark.attempt} is over")
+            b = self.home.room_for(rank, size, foreign)
+        if b is None:
+            raise PeerError("there is no room for another node's snapshot in the budget")
+        kept = False
+        try:
+            if foreign:
+                channel.send({"ok": True})
+            view, sums = self.home.view(b, size), []
+            for at in range(0, size, CHUNK_BYTES):
+                chunk = view[at : at + CHUNK_BYTES]
+                got = 0
+                while got < len(chunk):
+                    n = channel.sock.recv_into(chunk[got:])
+                    if n == 0:
+                        raise Closed("the peer closed in the middle")
+                    got += n
+                sums.append(digest(chunk))
+            told, _ = channel.receive()
+            if told.get("checksums") != sums:
+                raise PeerError("the bytes that came are not those that were sent")
+            snapshot = Snapshot(mark, rank, world_size, size, part, tuple(sums))
+            with self.home.changed:
+                b.state, b.snapshot = "sealed", snapshot
+                if foreign:  # only what is whole on all ranks is sent
+                    self.home.note_complete(mark)
+                self.home.changed.notify_all()
+            kept = True
+            return b
+        finally:
+            if not kept:
+                with self.home.changed:
+                    b.state, b.snapshot = "free", None
+                    self.home.changed.notify_all()
+
+    def _connect(self, address: str) -> Channel:
+        host, _, port = address.rpartition(":")
+        sock = socket.create_connection((host, int(port)), timeout=TIMEOUT_S)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return Channel(sock)
+
+
+def _shut(sock: socket.socket) -> None:
+    """Ends a connection under the thread that reads from it."""
+    with suppress(OSError):
+        sock.shutdown(socket.SHUT_RDWR)
+
+
+def own_address(towards: str) -> str:
+    """This machine's address as another one sees it that can be reached at `towards`."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
+        try:
+            s.connect((towards, 9))
+            return str(s.getsockname()[0])
+        except OSError:
+            return "127.0.0.1"

@@ -1,0 +1,81 @@
+"""From disk to the object store, after the commit: each keeper sends its own ranks' files, the marker goes last."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ...errors import UnbrokenError
+from ..catalogue.mirror import mirror
+from ..format.manifest import folder_name
+from ..storage import open_storage
+from ..storage.base import Storage
+from .holdings import Mark
+from .wire import Message
+
+TRIES = 6
+COMMIT_TIMEOUT_S = 3600.0
+
+
+@dataclass(eq=False)
+class Uploading:
+    """Mirrors committed checkpoints to `url`, one after the other. `gate` raises where writing is forbidden."""
+
+    url: str
+    source: Callable[[Mark], Storage]
+    changed: threading.Condition
+    emit: Callable[[Message], None]
+    gate: Callable[[Mark], None]
+    log: Callable[[str], None]
+    todo: list[tuple[Mark, tuple[int, ...], float]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        threading.Thread(target=self._loop, daemon=True).start()
+
+    def submit(self, mark: Mark, ranks: tuple[int, ...]) -> None:
+        """Queues this node's share of a checkpoint; with `changed` held."""
+        self.todo.append((mark, ranks, time.monotonic()))
+        self.changed.notify_all()
+
+    def names(self) -> dict[str, str]:
+        """What retention must not remove yet."""
+        return {folder_name(m.step, m.attempt): f"being copied to {self.url}" for m, _, _ in self.todo}
+
+    def _loop(self) -> None:
+        while True:
+            with self.changed:
+                while not self.todo:
+                    self.changed.wait()
+                mark, ranks, since = self.todo[0]
+            why = self._upload(mark, ranks)
+            with self.changed:
+                self.todo.pop(0)
+                event: Message = {"attempt": mark.attempt, "step": mark.step}
+                if why is None:
+                    self.emit({"event": "remote", **event, "seconds": round(time.monotonic() - since, 4)})
+                else:
+                    self.log(f"step {mark.step} did not reach {self.url}: {why}")
+                    self.emit({"event": "remote_failed", **event, "rank": min(ranks, default=-1), "why": why})
+                self.changed.notify_all()
+
+    def _upload(self, mark: Mark, ranks: tuple[int, ...]) -> str | None:
+        name, pause, why = folder_name(mark.step, mark.attempt), 0.5, ""
+        for attempt in range(TRIES):
+            try:
+                target = open_storage(self.url)
+                done = mirror(self.source(mark), name, target, ranks=ranks, gate=lambda: self.gate(mark))
+                deadline = time.monotonic() + COMMIT_TIMEOUT_S
+                while not done.committed and time.monotonic() < deadline:
+                    time.sleep(0.5)
+                    done = mirror(self.source(mark), name, target, ranks=())
+                return None if done.committed else "other nodes did not send their share"
+            except (UnbrokenError, OSError) as e:
+                why = str(e)
+                if attempt + 1 < TRIES:
+                    time.sleep(pause)
+                    pause *= 2
+            except Exception as e:  # noqa: BLE001 - whatever it is fails this copy, and must not end the thread
+                return str(e)
+        return why

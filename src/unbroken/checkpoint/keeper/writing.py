@@ -1,0 +1,437 @@
+"""The keeper's writers: sealed snapshots go in, durable checkpoints come out, each step of it announced.
+
+Two kinds of threads: writers, one rank's file at a time, and a committer that watches the folders for the parts
+of other nodes. All of them ask the gate before every chunk, so an attempt that is closed, or a keeper whose lease
+has lapsed, writes nothing more.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ...errors import StorageError, UnbrokenError
+from ..format.manifest import folder_name
+from ..storage.base import Storage
+from .commit import Abandoned, Look, RankFailed, commit, note_failure, write_part
+from .holdings import Buffer, Holdings, Mark, Snapshot
+
+COMMIT_TIMEOUT_S = 600.0
+COMMITS_PENDING_MAX = 3
+"""Checkpoints whose commit is waited for while the next one is written: each of them asks the storage again and again."""
+
+Emit = Callable[[dict[str, Any]], None]
+
+
+@dataclass(eq=False)
+class Job:
+    """One rank's snapshot on its way to the disk."""
+
+    buffer: Buffer
+    snapshot: Snapshot
+    since: float = field(default_factory=time.monotonic)
+    moved: float = field(default_factory=time.monotonic)
+    running: bool = False
+    periodic: bool = False
+    """Nobody asked for this very step: a newer one makes up for it."""
+
+
+@dataclass(eq=False)
+class Watch:
+    """A checkpoint whose local parts are written, waiting for those of other nodes."""
+
+    mark: Mark
+    world_size: int
+    since: float
+    written: float = field(default_factory=time.monotonic)
+    next_look: float = 0.0
+    looked: float = 0.0
+    """When the last look began that told `missing`."""
+    pause: float = 0.01
+    missing: tuple[int, ...] = ()
+    shares: set[int] = field(default_factory=set)
+    """The ranks whose share was written here."""
+
+
+class Writing:
+    """Writes and commits what `submit` gives it. `changed` guards this, the holdings and the keeper alike."""
+
+    def __init__(
+        self,
+        open_storage: Callable[[str], Storage],
+        holdings: Holdings,
+        changed: threading.Condition,
+        emit: Emit,
+        view: Callable[[Buffer, int], memoryview],
+        *,
+        node: str,
+        writers: int,
+        after_commit: Callable[[Storage, Mark, bool], None] = lambda storage, mark, mine: None,
+        freed: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.open_storage = open_storage
+        self.place = ""
+        """Where the checkpoints of attempts go that `places` does not name."""
+        self.places: dict[int, str] = {}
+        """Where those of an attempt lie: what was whole in memory before the place changed belongs to the old one."""
+        self.holdings = holdings
+        self.changed = changed
+        self.emit = emit
+        self.view = view
+        self.node = node
+        self.after_commit = after_commit
+        self.freed = freed
+        self.jobs: list[Job] = []
+        self.watches: dict[Mark, Watch] = {}
+        self.failed: dict[Mark, str] = {}
+        self.hopeless: set[Mark] = set()
+        """Of the failed ones: no storage is to blame, so trying again cannot help."""
+        self.insisted: set[Mark] = set()
+        """Somebody tries these again and again (flushing.py): a refusal of the storage is not the end of them."""
+        self.closed = 0
+        """Attempts up to this number write nothing more, but for `whole_at_seal` where somebody insists."""
+        self.whole_at_seal: set[Mark] = set()
+        self.lease_until: float | None = None
+        self.ended = False
+        self.pool = ThreadPoolExecutor(writers, thread_name_prefix="checksum")
+        self.moved: dict[Mark, str] = {}
+        """Checkpoints that go elsewhere, because their own place refused them to the end."""
+        self.superseded: set[Mark] = set()
+        """Never begun here, because a newer one was whole before the storage had taken those before it."""
+        self._storages: dict[str, Storage] = {}
+        self._threads = [threading.Thread(target=self._write_loop, daemon=True) for _ in range(writers)]
+        self._threads.append(threading.Thread(target=self._commit_loop, daemon=True))
+        for t in self._threads:
+            t.start()
+
+    # What follows until the next comment is called with `changed` held.
+
+    def submit(self, buffer: Buffer, *, periodic: bool = False) -> bool:
+        """Queues the snapshot in this buffer; False if it is under way, done, failed or forbidden already.
+
+        A `periodic` one may be left out again where a newer one comes before it is begun.
+        """
+        snapshot = buffer.snapshot
+        if snapshot is None or snapshot.mark in self.failed or snapshot.mark in self.holdings.released:
+            return False
+        mark, rank = snapshot.mark, snapshot.rank
+        if (mark.attempt <= self.closed and mark not in self.insisted) or any(
+            j.snapshot.mark == mark and j.snapshot.rank == rank for j in self.jobs
+        ):
+            return False
+        watch = self.watches.get(mark)
+        if watch is not None and rank in watch.shares:
+            return False  # written: a second part could come after the manifest that vouches for the first
+        buffer.pins += 1
+        self.jobs.append(Job(buffer, snapshot, periodic=periodic))
+        self._supersede()
+        self.changed.notify_all()
+        return True
+
+    def _supersede(self) -> None:
+        """Leaves out what is not begun and has a newer one behind it, so that a slow storage gets the newest.
+
+        Only where all ranks are here: another node may have begun what this one has not, and a checkpoint that each
+        node leaves out in its own way would never be whole. There the ranks wait for their buffers instead.
+        """
+        waiting = {j.snapshot.mark for j in self.jobs if j.snapshot.mark in self.holdings.completed}
+        newest = max(waiting, default=None)
+        if newest is None or not self.holdings.all_here(newest):
+            return
+        for mark in sorted({j.snapshot.mark for j in self.jobs}):
+            jobs = [j for j in self.jobs if j.snapshot.mark == mark]
+            begun = mark in self.watches or any(j.running for j in jobs)
+            if mark.attempt != newest.attempt or mark >= newest or begun or mark in self.insisted:
+                continue
+            if all(j.periodic for j in jobs):
+                self.superseded.add(mark)
+                self.holdings.released.add(mark)
+                for job in jobs:
+                    self._finish(job)
+                self.emit(
+                    {"event": "superseded", "attempt": mark.attempt, "step": mark.step, "by": newest.step}
+                )
+
+    def take_up(self, mark: Mark) -> None:
+        """Lets this one be written after all, though a newer one had superseded it."""
+        if mark in self.superseded:
+            self.superseded.discard(mark)
+            self.holdings.released.discard(mark)
+
+    def _next(self) -> Job | None:
+        """What is written next: what somebody insists on, then what is begun, then the oldest where there is room."""
+        idle = [j for j in self.jobs if not j.running]
+        begun = {j.snapshot.mark for j in self.jobs if j.running}
+        committing = any(
+            len(w.shares) >= w.world_size for w in self.watches.values()
+        )  # nobody else is waited for
+        full = bool(begun) or committing or len(self.watches) >= COMMITS_PENDING_MAX
+        for job in sorted(idle, key=lambda j: j.snapshot.mark not in self.insisted):
+            mark = job.snapshot.mark
+            if mark in self.insisted or mark in begun or mark in self.watches or not full:
+                return job
+        return None
+
+    def watch(self, mark: Mark, world_size: int, rank: int) -> None:
+        """A rank wrote its share by itself: wait for the rest."""
+        self.watches.setdefault(mark, Watch(mark, world_size, time.monotonic())).next_look = 0.0
+        self.emit({"event": "written", "attempt": mark.attempt, "step": mark.step, "rank": rank})
+        self.changed.notify_all()
+
+    def expect(self, mark: Mark, world_size: int) -> None:
+        """Looks (again) whether all shares of this checkpoint are there."""
+        self.watches.setdefault(mark, Watch(mark, world_size, time.monotonic())).next_look = 0.0
+        self.changed.notify_all()
+
+    def may_finish(self, mark: Mark, offered: Collection[Mark]) -> bool:
+        """Whether this snapshot may still be made durable: its attempt is open, or it was whole when that was sealed,
+        or the supervisor offered it to a later attempt."""
+        return mark.attempt > self.closed or mark in self.whole_at_seal or mark in offered
+
+    def busy_with(self, attempt: int) -> list[Mark]:
+        """The checkpoints of attempts up to this one that are being written or waited for."""
+        marks = {j.snapshot.mark for j in self.jobs} | set(self.watches)
+        return sorted(m for m in marks if m.attempt <= attempt)
+
+    def give_up(self, mark: Mark, rank: int, why: str, *, hopeless: bool = True) -> None:
+        """Marks a checkpoint as failed and tells everyone; where somebody insists, only a hopeless one."""
+        if hopeless and mark not in self.holdings.durable:
+            self.hopeless.add(mark)
+        if mark in self.failed or mark in self.holdings.durable:
+            return
+        self.failed[mark] = why
+        self.holdings.released.add(mark)
+        self.watches.pop(mark, None)
+        for job in [j for j in self.jobs if j.snapshot.mark == mark and not j.running]:
+            self._finish(job)
+        if hopeless or mark not in self.insisted:
+            self.emit(
+                {
+                    "event": "failed",
+                    "attempt": mark.attempt,
+                    "step": mark.step,
+                    "rank": rank,
+                    "why": why,
+                    "refused": not hopeless,
+                }
+            )
+        self.freed()
+        self.changed.notify_all()
+
+    def _finish(self, job: Job) -> None:
+        if job in self.jobs:
+            self.jobs.remove(job)
+            job.buffer.pins -= 1
+            self.freed()
+            self.changed.notify_all()
+
+    def _forbidden(self, mark: Mark) -> str | None:
+        if self.ended:
+            return "the keeper ends"
+        if mark.attempt <= self.closed and mark not in self.insisted:
+            return "the attempt is sealed"
+        return self.failed.get(mark)
+
+    # The rest runs in threads of its own.
+
+    def gate(self, mark: Mark, job: Job | None = None) -> None:
+        """Returns when writing for this checkpoint is allowed; raises Abandoned when it never will be again."""
+        with self.changed:
+            while True:
+                if why := self._forbidden(mark):
+                    raise Abandoned(why)
+                if self.lease_until is None or time.monotonic() < self.lease_until:
+                    break
+                self.changed.wait(0.2)
+            if job is not None:
+                job.moved = time.monotonic()
+
+    def storage(self, mark: Mark | None = None) -> Storage:
+        """The storage that this checkpoint belongs to (default: the present one), opened at the first use."""
+        place = self.place_of(mark)
+        if place not in self._storages:
+            self._storages[place] = self.open_storage(place)
+        return self._storages[place]
+
+    def place_of(self, mark: Mark | None) -> str:
+        """Where this checkpoint goes."""
+        if mark is None:
+            return self.place
+        return self.moved.get(mark) or self.places.get(mark.attempt, self.place)
+
+    def move(self, mark: Mark, place: str) -> bool:
+        """Lets this checkpoint be written elsewhere, from its beginning; False where a write to its place still hangs."""
+        if any(j.snapshot.mark == mark and j.running for j in self.jobs):
+            return False
+        for job in [j for j in self.jobs if j.snapshot.mark == mark]:
+            self._finish(job)
+        self.watches.pop(mark, None)
+        self.failed.pop(mark, None)
+        self.holdings.released.discard(mark)
+        self.moved[mark] = place
+        return True
+
+    def settle(self, attempt: int, deadline_s: float, gone: Collection[int] = ()) -> list[Mark]:
+        """Finishes or abandons this attempt's writes and closes it; what could not be stopped (empty: none).
+
+        `gone` are the ranks whose node is lost: what they have not written by now, nobody will.
+        """
+        began = time.monotonic()
+        deadline = began + deadline_s
+        with self.changed:
+            for watch in self.watches.values():
+                watch.next_look = 0.0
+            self.changed.notify_all()
+            # What is not known complete on all ranks can never commit: its missing ranks are gone.
+            for watch in list(self.watches.values()):
+                if watch.mark.attempt <= attempt and watch.mark not in self.holdings.completed:
+                    self.give_up(
+                        watch.mark,
+                        min(watch.missing, default=0),
+                        "the attempt ended before every rank had it",
+                    )
+            for job in list(self.jobs):
+                mark = job.snapshot.mark
+                if mark.attempt <= attempt and mark not in self.holdings.completed:
+                    self.give_up(mark, job.snapshot.rank, "the attempt ended before every rank had it")
+            while self.busy_with(attempt) and time.monotonic() < deadline:
+                for watch in list(self.watches.values()):
+                    never = sorted(set(watch.missing) & set(gone)) if watch.looked > began else []
+                    if watch.mark.attempt <= attempt and never:
+                        self.give_up(
+                            watch.mark, never[0], "its node was lost before it had written its share"
+                        )
+                self.changed.wait(min(0.2, max(0.0, deadline - time.monotonic())))
+            if attempt > self.closed:
+                self.closed = attempt
+                self.whole_at_seal |= {m for m in self.holdings.completed if m.attempt <= attempt}
+            for mark in self.busy_with(attempt):
+                self.give_up(mark, 0, "the attempt was sealed before it was durable", hopeless=False)
+            grace = time.monotonic() + 5.0
+            while self.busy_with(attempt) and time.monotonic() < grace:
+                self.changed.wait(0.1)
+            return self.busy_with(attempt)
+
+    def end(self) -> None:
+        """Stops all threads after their current chunk."""
+        with self.changed:
+            self.ended = True
+            self.changed.notify_all()
+        self.pool.shutdown(wait=False)
+
+    def _write_loop(self) -> None:
+        while True:
+            with self.changed:
+                while (job := self._next()) is None:
+                    if self.ended:
+                        return
+                    self.changed.wait()
+                job.running = True
+            self._write(job)
+
+    def _write(self, job: Job) -> None:
+        snapshot, mark = job.snapshot, job.snapshot.mark
+        why, hopeless = None, False
+        began = time.monotonic()
+        try:
+            self.gate(mark, job)
+            view = self.view(job.buffer, snapshot.file_bytes)
+            record = write_part(self.storage(mark), snapshot, view, lambda: self.gate(mark, job), self.pool)
+            with self.changed:
+                if job.buffer.snapshot is snapshot:
+                    job.buffer.snapshot = replace(snapshot, checksums=record.checksums)
+        except Abandoned as e:
+            why = str(e)
+        except Exception as e:  # noqa: BLE001 - whatever it is fails this save, and must not end the writer
+            why = str(e) if isinstance(e, UnbrokenError) else repr(e)
+            hopeless = not isinstance(e, StorageError | OSError)
+            if (storage := self._storages.get(self.place_of(mark))) is not None:
+                note_failure(storage, snapshot, why, hopeless=hopeless)
+        with self.changed:
+            self._finish(job)
+            if why is not None:
+                self.give_up(mark, snapshot.rank, why, hopeless=hopeless)
+                return
+            now = time.monotonic()
+            self.emit(
+                {
+                    "event": "written", "attempt": mark.attempt, "step": mark.step, "rank": snapshot.rank,
+                    "seconds": round(now - began, 4), "bytes": snapshot.file_bytes,
+                }
+            )  # fmt: skip
+            if mark not in self.failed:
+                watch = self.watches.setdefault(mark, Watch(mark, snapshot.world_size, job.since))
+                watch.next_look = 0.0
+                watch.shares.add(snapshot.rank)
+            self.changed.notify_all()
+
+    def _commit_loop(self) -> None:
+        while True:
+            with self.changed:
+                now = time.monotonic()
+                due = [w for w in self.watches.values() if w.next_look <= now]
+                if self.ended:
+                    return
+                if not due:
+                    soonest = min((w.next_look for w in self.watches.values()), default=now + 3600)
+                    self.changed.wait(max(0.001, soonest - now))
+                    continue
+            for watch in due:
+                self._look(watch)
+
+    def _look(self, watch: Watch) -> None:
+        mark = watch.mark
+        why, rank, look, hopeless = None, 0, Look((0,)), False
+        began = time.monotonic()
+        try:
+            self.gate(mark)
+            look = commit(self.storage(mark), mark, watch.world_size, self.node, lambda: self.gate(mark))
+        except Abandoned as e:
+            why = str(e)
+        except RankFailed as e:
+            why, rank, hopeless = e.why, e.rank, e.hopeless
+        except Exception as e:  # noqa: BLE001 - as above
+            why = str(e) if isinstance(e, UnbrokenError) else repr(e)
+            hopeless = not isinstance(e, StorageError | OSError)
+        missing = look.missing
+        late = time.monotonic() - watch.written
+        if why is None and missing and late > COMMIT_TIMEOUT_S:
+            why, rank = f"ranks {missing[:8]} did not write their share within {late:.0f} s", missing[0]
+        with self.changed:
+            watch.missing, watch.looked = missing, began
+            if why is not None:
+                self.give_up(mark, rank, why, hopeless=hopeless)
+            elif missing:
+                watch.pause = min(watch.pause * 1.5, 1.0)
+                watch.next_look = time.monotonic() + watch.pause
+            else:
+                self.watches.pop(mark, None)
+                self.holdings.durable.add(mark)
+                self.holdings.released.add(mark)
+                self.freed()
+                self.emit(
+                    {
+                        "event": "durable", "attempt": mark.attempt, "step": mark.step,
+                        "path": folder_name(mark.step, mark.attempt),
+                        "seconds": round(time.monotonic() - watch.since, 4),
+                    }
+                )  # fmt: skip
+                self.changed.notify_all()
+        if why is None and not look.missing:
+            self.after_commit(self.storage(mark), mark, look.mine)
+
+
+def be_nice() -> None:
+    """Lowers this process's claim on processor and disk, where the system lets it."""
+    os.nice(10)
+    try:
+        import psutil
+
+        psutil.Process().ionice(psutil.IOPRIO_CLASS_BE, 6)
+    except (OSError, AttributeError, ImportError):
+        return

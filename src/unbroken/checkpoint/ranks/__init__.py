@@ -1,0 +1,1 @@
+"""The ranks of a run: which one this process is, and how they agree."""

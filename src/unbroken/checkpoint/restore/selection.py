@@ -1,0 +1,357 @@
+"""Choosing what to go on from, on all ranks alike, and landing its bytes: from memory, a peer, or the disk.
+
+The candidates are tried newest first. Every rank verifies its own share and votes; the first one that verifies on
+every rank is taken, by all. No byte of it reaches the live state before the vote. Needs torch.
+"""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import os
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ...errors import CheckpointCorrupt, CheckpointError, NoCheckpoint, UnbrokenError
+from ...journal.checksummed import digest, seal
+from ..catalogue import contents as catalogue
+from ..client.links import Candidate, RankLink
+from ..client.rank_memory import RankMemory, Slab
+from ..device.targets import typed_view
+from ..format.manifest import (
+    CHUNK_BYTES,
+    FileRecord,
+    PartManifest,
+    Sharding,
+    TensorPart,
+    data_name,
+    folder_name,
+    parse_folder_name,
+)
+from ..format.position import Position
+from ..keeper.holdings import Mark
+from ..ranks.agreement import Agreement
+from ..storage.base import Storage
+from .apply import Stored
+
+logger = logging.getLogger("unbroken.checkpoint")
+
+VOTE_TIMEOUT_S = 600.0
+
+Beside = Callable[[Slab | None], AbstractContextManager[object]]
+"""What to do with a landing buffer while its bytes arrive."""
+
+
+@dataclass(frozen=True)
+class Restored:
+    """What the state goes on from.
+
+    `source` is where this rank's share came from: memory, peer, disk or remote; the ranks of a run may differ in it.
+    `durable` tells whether it is a committed checkpoint, the same on every rank. `skipped` lists newer checkpoints
+    that were passed over, each with the reason. `position` is the global data position.
+    """
+
+    step: int
+    attempt: int
+    name: str
+    source: str
+    position: Position
+    skipped: tuple[tuple[str, str], ...] = ()
+    resharded: bool = False
+    seconds: float = 0.0
+    durable: bool = False
+
+
+@dataclass(eq=False)
+class Landed:
+    """One rank's share, verified, in memory that lasts as long as this does."""
+
+    part: PartManifest
+    data: torch.Tensor
+    source: str
+    slab: Slab | None = None
+    keep: Any = None
+
+    def tensors(self) -> dict[str, Stored]:
+        """Its tensors by name, aliases included."""
+        found = {}
+        for name, t in self.part.tensors.items():
+            dtype = getattr(torch, t.dtype)
+            pieces = tuple(
+                typed_view(self.data[s.start : s.start + t.bytes_of(s)], dtype, s.sizes) for s in t.shards
+            )
+            found[name] = Stored(name, t.dtype, sharding_from(t), pieces)
+        for alias, name in self.part.aliases.items():
+            found[alias] = found[name]
+        return found
+
+
+def sharding_from(t: TensorPart) -> Sharding:
+    """The sharding that a part records."""
+    return Sharding(t.shape, t.placements, t.mesh, t.mesh_names, tuple(s.box for s in t.shards))
+
+
+@dataclass(frozen=True)
+class Offer:
+    """A candidate with the ranks whose share is in some keeper's memory."""
+
+    attempt: int
+    step: int
+    name: str
+    on_disk: bool
+    world_size: int = 0
+    memory: Mapping[int, str] = field(default_factory=dict)
+    place: str = ""
+    """Where it lies, if not where the attempt's own checkpoints go."""
+    brought: bool = False
+    """It was not written by this run, and is in no keeper's memory whatever its numbers."""
+
+    @property
+    def mark(self) -> Mark:
+        return Mark(self.attempt, self.step)
+
+
+def offers_of_supervisor(candidates: Iterable[Mapping[str, Any]]) -> list[Offer]:
+    """The supervisor's candidates, in its order."""
+    found = [Candidate.from_json(c) for c in candidates]
+    return [
+        Offer(c.attempt, c.step, c.name, c.on_disk, memory=c.memory, place=c.place, brought=c.brought)
+        for c in found
+    ]
+
+
+def offers_without_supervisor(
+    agreement: Agreement, link: RankLink, storage: Storage, node: str
+) -> tuple[list[Offer], list[tuple[str, str]]]:
+    """What rank 0 makes of its listing of the folder and of every keeper's inventory; the same on all ranks.
+
+    Also the folders that were passed over, with the reason.
+    """
+    mine = link.request({"op": "inventory"})[0]["inventory"]
+    agreement.publish(f"inventory/{agreement.rank}", {"node": node, "holds": mine})
+    if agreement.rank == 0:
+        holders: dict[Mark, dict[int, str]] = {}
+        worlds: dict[Mark, int] = {}
+        for r in range(agreement.world_size):
+            theirs = agreement.read(f"inventory/{r}", timeout_s=VOTE_TIMEOUT_S)
+            for h in theirs["holds"]:
+                mark = Mark(h["attempt"], h["step"])
+                holders.setdefault(mark, {}).setdefault(h["rank"], theirs["node"])
+                worlds[mark] = h["world_size"]
+        offers: dict[Mark, Offer] = {}
+        damaged = []
+        for f in catalogue.listing(storage):
+            if f.committed:
+                mark = Mark(f.attempt, f.step)
+                offers[mark] = Offer(f.attempt, f.step, f.name, True, f.world_size, holders.get(mark, {}))
+            elif f.status != "incomplete":
+                damaged.append(f)
+        for mark, held in holders.items():
+            if (
+                mark not in offers
+                and set(held) == set(range(agreement.world_size))
+                and worlds[mark] == len(held)
+            ):
+                offers[mark] = Offer(*mark, folder_name(mark.step, mark.attempt), False, worlds[mark], held)
+        ordered = [offers[m] for m in sorted(offers, reverse=True)]
+        for f in damaged:
+            if not ordered or Mark(f.attempt, f.step) > ordered[0].mark:
+                logger.warning("passing over %s: %s", f.name, f.why)
+        agreement.publish(
+            "offers",
+            {
+                "offers": [
+                    [o.attempt, o.step, o.name, o.on_disk, o.world_size, sorted(o.memory.items())]
+                    for o in ordered
+                ],
+                "skipped": [(f.name, f.why) for f in damaged],
+            },
+        )
+    told = agreement.read("offers", timeout_s=VOTE_TIMEOUT_S)
+    offers_told = [Offer(a, s, n, d, w, dict(map(tuple, m))) for a, s, n, d, w, m in told["offers"]]
+    return offers_told, [(n, why) for n, why in told["skipped"]]
+
+
+def choose(
+    agreement: Agreement, offers: list[Offer], obtain: Any, skipped: list[tuple[str, str]], round_name: str
+) -> tuple[Offer, Any] | None:
+    """The first offer that `obtain(offer)` gives on every rank, and what it gave here. `skipped` gets the others."""
+    for i, offer in enumerate(offers):
+        key = f"{round_name}/{i}"
+        got, why = None, ""
+        try:
+            got = obtain(offer)
+        except (UnbrokenError, OSError) as e:
+            why = e.what if isinstance(e, UnbrokenError) else str(e)
+            logger.warning("%s does not verify on rank %d: %s", offer.name, agreement.rank, e)
+        reasons = vote(agreement, key, why)
+        if not reasons:
+            return offer, got
+        del got
+        skipped.append((offer.name, reasons[0]))
+        if agreement.rank == 0:
+            logger.warning("passing over %s: %s", offer.name, reasons[0])
+    return None
+
+
+def vote(agreement: Agreement, key: str, why: str) -> list[str]:
+    """Tells the others whether this rank is content (an empty `why`), and hears what those say who are not."""
+    if why:
+        agreement.publish(f"{key}/why/{agreement.rank}", f"rank {agreement.rank}: {why}")
+        agreement.count(f"{key}/bad")
+    if agreement.count(f"{key}/all") == agreement.world_size:
+        bad = agreement.count(f"{key}/bad", 0)
+        reasons = []
+        if bad:
+            found = [agreement.peek(f"{key}/why/{r}") for r in range(agreement.world_size)]
+            reasons = [x for x in found if x]
+        agreement.publish(f"{key}/result", reasons)
+        return reasons
+    return list(agreement.read(f"{key}/result", timeout_s=VOTE_TIMEOUT_S))
+
+
+def land_from_memory(memory: RankMemory, offer: Offer, rank: int, beside: Beside) -> Landed | None:
+    """This rank's share out of the keeper's memory, None if it is not there.
+
+    `beside` is called with the buffer and runs while the bytes are verified. Raises CheckpointCorrupt if they are
+    not those that were sealed.
+    """
+    link = memory.alive()
+    answer, fds = link.request({"op": "fetch", "attempt": offer.attempt, "step": offer.step, "rank": rank})
+    if not answer["found"]:
+        return None
+    (fd,) = fds
+    size = int(answer["file_bytes"])
+    part = part_in_memory(answer["part"], rank, size)
+    keep: Any = None
+    if answer["peer"]:
+        try:
+            keep = mmap.mmap(fd, int(answer["bytes"]))
+        finally:
+            os.close(fd)
+        data, slab = torch.frombuffer(keep, dtype=torch.uint8), None
+    else:
+        sealed = {
+            "attempt": offer.attempt, "step": offer.step, "file_bytes": size, "world_size": answer["world_size"],
+            "part": answer["part"], "persist": False, "complete": True,
+        }  # fmt: skip
+        slab = memory.map_buffer(int(answer["buffer"]), fd, int(answer["bytes"]), sealed)
+        data = slab.tensor
+    with beside(slab):
+        if answer["checksums"] is not None:
+            check_chunks(as_bytes(data)[:size], tuple(answer["checksums"]), where=f"memory, rank {rank}")
+    return Landed(part, data[:size], "peer" if answer["peer"] else "memory", slab, keep)
+
+
+def land_from_peer(
+    memory: RankMemory, offer: Offer, rank: int, beside: Beside, address: str
+) -> Landed | None:
+    """As `land_from_memory`, after the keeper has fetched the snapshot from another node's. Raises KeeperRefused."""
+    memory.alive().request(
+        {"op": "pull", "attempt": offer.attempt, "step": offer.step, "address": address},
+        timeout_s=VOTE_TIMEOUT_S,
+    )
+    landed = land_from_memory(memory, offer, rank, beside)
+    if landed is not None:
+        landed.source = "peer"
+    return landed
+
+
+def part_in_memory(body: Mapping[str, Any], rank: int, size: int) -> PartManifest:
+    """A part as it is before its file is written: without checksums."""
+    record = FileRecord(data_name(rank), size, ("0" * 16,) * -(-size // CHUNK_BYTES))
+    data = seal("unbroken.checkpoint.part", {**body, "file": record.as_json()})
+    return PartManifest.decode(data, where=f"memory, rank {rank}")
+
+
+def check_chunks(view: memoryview, sums: tuple[str, ...], *, where: str, workers: int = 4) -> None:
+    """Raises CheckpointCorrupt unless every chunk has its checksum."""
+    if len(sums) != -(-len(view) // CHUNK_BYTES):
+        raise CheckpointCorrupt("the checksums do not fit the length", where=where)
+
+    def good(i: int) -> bool:
+        return digest(view[i * CHUNK_BYTES : (i + 1) * CHUNK_BYTES]) == sums[i]
+
+    with ThreadPoolExecutor(workers) as pool:
+        bad = [i for i, ok in enumerate(pool.map(good, range(len(sums)))) if not ok]
+    if bad:
+        raise CheckpointCorrupt(
+            f"bytes {bad[0] * CHUNK_BYTES} and on differ from their checksum", where=where
+        )
+
+
+def land_from_disk(
+    storage: Storage,
+    name: str,
+    rank: int,
+    *,
+    lodge: Callable[[int], Slab | None] = lambda size: None,
+    beside: Beside = lambda slab: nullcontext(),
+    verify: bool = True,
+    workers: int = 4,
+) -> Landed:
+    """This rank's share of a committed checkpoint, each chunk verified as it arrives.
+
+    `lodge` may give a buffer for it. Raises CheckpointCorrupt, NoCheckpoint, StorageError.
+    """
+    manifest = catalogue.read_committed(storage, name)
+    if rank >= manifest.world_size:
+        raise NoCheckpoint(f"it has {manifest.world_size} ranks", where=name)
+    part = catalogue.read_part(storage, manifest, rank)
+    path = f"{name}/{data_name(rank)}"
+    try:
+        size = storage.size(path)
+    except FileNotFoundError:
+        raise CheckpointCorrupt("the file is missing", where=path) from None
+    if size != part.file.bytes:
+        raise CheckpointCorrupt(f"it has {size} bytes, {part.file.bytes} were committed", where=path)
+    catalogue.check_against_header(part, catalogue.read_header(storage, path, size), where=path)
+    slab = lodge(size)
+    landed = Landed(part, slab.tensor[:size] if slab else _whole_pages(size), storage.rung, slab)
+    whole = as_bytes(landed.data)
+
+    def fetch(i: int) -> bool:
+        start = i * part.file.chunk_bytes
+        view = whole[start : min(start + part.file.chunk_bytes, size)]
+        storage.read_into(path, start, view, once=True)
+        return not verify or digest(view) == part.file.checksums[i]
+
+    with beside(slab), ThreadPoolExecutor(workers) as pool:
+        bad = [i for i, ok in enumerate(pool.map(fetch, range(len(part.file.checksums)))) if not ok]
+    if bad:
+        raise CheckpointCorrupt(
+            f"bytes {bad[0] * part.file.chunk_bytes} and on differ from their checksum", where=path
+        )
+    return landed
+
+
+def _whole_pages(size: int) -> torch.Tensor:
+    """Memory that begins at a page, as reading past the page cache wants it, and that a fork does not copy meanwhile."""
+    return torch.frombuffer(mmap.mmap(-1, max(size, 1)), dtype=torch.uint8)[:size]
+
+
+def as_bytes(data: torch.Tensor) -> memoryview:
+    """The memory of a tensor of bytes on the CPU."""
+    array: Any = data.numpy()
+    return memoryview(array).cast("B") if data.numel() else memoryview(b"")
+
+
+def nothing_good(skipped: list[tuple[str, str]], where: str) -> CheckpointError:
+    """There are checkpoints, and none of them verifies: starting afresh in silence would lose the run."""
+    why = "; ".join(f"{n}: {w}" for n, w in skipped[:5])
+    return NoCheckpoint(
+        f"checkpoints are there, but none of them verifies: {why}",
+        where=where,
+        todo="Look at them with `unbroken checkpoint verify`; to start afresh, use another folder",
+    )
+
+
+def named(name: str) -> Offer | None:
+    """The offer of a checkpoint on disk by its folder's name."""
+    key = parse_folder_name(name)
+    return Offer(key[1], key[0], name, True) if key else None

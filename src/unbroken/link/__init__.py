@@ -1,0 +1,1 @@
+"""What crosses a connection: bounds on what comes in, ports, web addresses."""

@@ -1,0 +1,1 @@
+"""What is shown to people: text of others made harmless, charts."""
