@@ -21,7 +21,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from unbroken.progress import RunDir, read_journal
-from unbroken.recover.attempt import read_steps
+from unbroken.progress.records.steps import read_steps
 
 BUSY = "while True: sum(range(10000))"
 

@@ -123,7 +123,7 @@ def test_a_planted_key_file_is_refused(tmp_path: Path) -> None:
 def test_every_folder_of_ours_in_shared_memory_is_made_private() -> None:
     """`mkdir` beside a name of /dev/shm or the temporary folder is how one is forgotten."""
     source = Path(page.__file__).resolve().parents[1]
-    for name in ("cluster/local.py", "recover/agent.py", "progress/page.py", "checkpoint/keeper/__main__.py",
+    for name in ("cluster/local.py", "recover/node/agent.py", "progress/page.py", "checkpoint/keeper/__main__.py",
                  "checkpoint/ranks/environment.py", "evaluate/cache.py"):  # fmt: skip
         tree = ast.parse((source / name).read_text())
         made = [

@@ -9,7 +9,7 @@ import pytest
 from unbroken.cli.doctor import examine
 from unbroken.cli.main import dispatch
 from unbroken.cluster import LocalBackend
-from unbroken.cluster.cgroups import Cgroups
+from unbroken.cluster.holding.cgroups import Cgroups
 
 
 def test_it_says_how_processes_are_held(capsys: pytest.CaptureFixture[str]) -> None:

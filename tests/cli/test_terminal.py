@@ -18,7 +18,7 @@ from unbroken.cli.main import available, dispatch
 from unbroken.diagnose import examine
 from unbroken.diagnose.report import page as diagnosis_page
 from unbroken.page.terminal import Filtered, escape, own, plain, script_json
-from unbroken.recover.view import Lines
+from unbroken.recover.supervise.screen.view import Lines
 from unbroken.trace.readers import Options, load
 from unbroken.trace.report import build_report
 from unbroken.trace.report import page as trace_page

@@ -38,7 +38,7 @@ class FakeBench(Bench):
         return FakeCluster("run-1", self.hardware)
 
     def command(self) -> AgentCommand:
-        return AgentCommand("unbroken.recover.agent", ("--run-id", "run-1"))
+        return AgentCommand("unbroken.recover.node.agent", ("--run-id", "run-1"))
 
     async def seen_by(self, node: str) -> AgentCommand:
         await eventually(lambda: self.hardware.nodes[node].agent)

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from unbroken.cluster import Kind
-from unbroken.cluster.cgroups import Cgroups
 from unbroken.cluster.contract import AgentCommand, Cluster, Exited, Lost, Request, Returned
-from unbroken.cluster.holding import choose
+from unbroken.cluster.holding.cgroups import Cgroups
+from unbroken.cluster.holding.choice import choose
+from unbroken.cluster.holding.processes import end, marked
 from unbroken.cluster.local_events import LocalCluster
-from unbroken.cluster.processes import end, marked
 
 from .contract import Bench, ClusterContract, Watch, eventually
 

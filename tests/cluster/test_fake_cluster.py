@@ -16,7 +16,7 @@ from unbroken.cluster.contract import AgentCommand, Exited, Lost, Request, Retur
 from unbroken.cluster.hello import Hello
 from unbroken.errors import RunError
 from unbroken.link.bounds import Message, proof, same_secret
-from unbroken.recover import received
+from unbroken.recover.supervise.watch import received
 from unbroken.recover.wire import Link
 from unbroken.testing.fake_cluster import (
     FakeCluster,
@@ -111,7 +111,7 @@ class Scene:
     async def begin(self) -> None:
         self.nodes = list((await self.cluster.acquire(Request(self._given))).nodes)
         for node in self.nodes:
-            await self.cluster.start(node, AgentCommand("unbroken.recover.agent", secret=TOKEN.encode()))
+            await self.cluster.start(node, AgentCommand("unbroken.recover.node.agent", secret=TOKEN.encode()))
         await self.until(lambda: len(self.desk.links) == len(self.nodes))
 
     async def until(self, condition: Callable[[], object], within: float = 3600.0) -> None:
@@ -244,7 +244,7 @@ def test_a_crashed_agent_leaves_its_keeper_and_comes_again() -> None:
         assert exited.signal == 9
         await s.until(lambda: s.desk.links[node].closed.is_set())
         before, hello = s.desk.links[node], s.desk.hellos[node]
-        await s.cluster.start(node, AgentCommand("unbroken.recover.agent", secret=TOKEN.encode()))
+        await s.cluster.start(node, AgentCommand("unbroken.recover.node.agent", secret=TOKEN.encode()))
         await s.until(lambda: s.desk.links[node] is not before)
         assert s.desk.first[node]["attempt"] == 0 and not s.desk.first[node]["ranks"]
         held = (await s.desk.links[node].call("keeper", request={"op": "inventory"}))["inventory"]
@@ -268,7 +268,7 @@ def test_a_lost_node_is_silent_and_returns_as_another_boot() -> None:
         assert not s.watch.all(Exited, node)
         s.faults.return_node(node)
         await s.watch.next(Returned, node)
-        await s.cluster.start(node, AgentCommand("unbroken.recover.agent", secret=TOKEN.encode()))
+        await s.cluster.start(node, AgentCommand("unbroken.recover.node.agent", secret=TOKEN.encode()))
         await s.until(lambda: s.desk.links[node] is not link)
         assert not s.desk.hellos[node].is_same_boot(first)
         assert (await s.desk.links[node].call("keeper", request={"op": "inventory"}))["inventory"] == []
@@ -312,7 +312,7 @@ def test_agents_go_on_without_a_supervisor_and_tell_its_successor_what_it_missed
 def test_a_supervisor_that_does_not_know_the_token_is_told_nothing() -> None:
     async def act(s: Scene) -> None:
         (node,) = (await s.cluster.acquire(Request(1))).nodes
-        await s.cluster.start(node, AgentCommand("unbroken.recover.agent", secret=b"another token"))
+        await s.cluster.start(node, AgentCommand("unbroken.recover.node.agent", secret=b"another token"))
         await asyncio.sleep(60)
         assert not s.desk.links and not s.desk.news
 

@@ -14,7 +14,7 @@ import pytest
 
 from unbroken.cluster import LocalBackend, NodeState
 from unbroken.cluster import local as module
-from unbroken.cluster.processes import end, marked
+from unbroken.cluster.holding.processes import end, marked
 from unbroken.errors import DoesNotFit
 
 

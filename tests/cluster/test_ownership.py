@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from unbroken.cluster import Kind, LocalBackend, NodeState
-from unbroken.cluster.cgroups import Cgroups
-from unbroken.cluster.descent import Marks, Parents
-from unbroken.cluster.holding import choose, from_text
-from unbroken.cluster.processes import end, marked, read_stat
+from unbroken.cluster.holding.cgroups import Cgroups
+from unbroken.cluster.holding.choice import choose, from_text
+from unbroken.cluster.holding.descent import Marks, Parents
+from unbroken.cluster.holding.processes import end, marked, read_stat
 from unbroken.errors import RunError
 
 NODE = "node-000"
@@ -26,7 +26,7 @@ HELD = [Kind.CGROUP, Kind.PARENT]
 AGENT = """
     import os, subprocess, sys, time
     from pathlib import Path
-    from unbroken.cluster.holding import from_text
+    from unbroken.cluster.holding.choice import from_text
     text, run_id, scratch, pids, rank = sys.argv[1:]
     owner = from_text(text, run_id, Path(scratch))
     marks = {**os.environ, "PIDS": pids}
@@ -333,7 +333,7 @@ def test_an_agent_that_leaves_by_itself_takes_its_cgroup_with_it(
     code = """
         import sys
         from pathlib import Path
-        from unbroken.cluster.holding import from_text
+        from unbroken.cluster.holding.choice import from_text
         from_text(sys.argv[1], sys.argv[2], Path(sys.argv[3])).leave("node-000")
     """
     argv = [

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from unbroken.cluster.processes import Marked, end, marked, read_stat, still_there
+from unbroken.cluster.holding.processes import Marked, end, marked, read_stat, still_there
 
 
 @pytest.fixture

@@ -23,8 +23,8 @@ from unbroken.diagnose.rules import (
 )
 from unbroken.diagnose.scan import _EXCEPTION
 from unbroken.diagnose.triggers import TRIGGER, WORDS, Literals
-from unbroken.diagnose.verdict import HANG, LOSS_SPIKE, UNKNOWN, Action
 from unbroken.errors import InputError, UnknownKey
+from unbroken.progress.records.verdict import HANG, LOSS_SPIKE, UNKNOWN, Action
 
 RULES = builtin()
 

@@ -14,7 +14,7 @@ from unbroken.diagnose.known import with_flight
 from unbroken.diagnose.occupied import neighbour
 from unbroken.diagnose.quoted import is_fenced, is_open_before, is_talk
 from unbroken.diagnose.rules import builtin
-from unbroken.diagnose.verdict import HANG, Verdict
+from unbroken.progress.records.verdict import HANG, Verdict
 
 from .wild import steps, tb
 

@@ -66,7 +66,7 @@ def test_checkpoints_of_a_run_verify(golden: Path, name: str, capsys: pytest.Cap
 
 def test_incidents_of_a_run(golden: Path) -> None:
     from unbroken.progress import RunDir
-    from unbroken.recover.incidents import read_incidents
+    from unbroken.progress.records.incident import read_incidents
 
     for name, want in expected(golden, "runs").items():
         assert [i["kind"] for i in read_incidents(RunDir(golden / "runs" / name))] == want["incidents"]
@@ -75,7 +75,7 @@ def test_incidents_of_a_run(golden: Path) -> None:
 def test_a_killed_run_goes_on(golden: Path) -> None:
     """The seal and the journal of an older supervisor count: its newest checkpoint is where the next attempt starts."""
     from unbroken.progress import RunDir, read_journal
-    from unbroken.recover.state import RunState
+    from unbroken.progress.records.state import RunState
 
     state = RunState.of(read_journal(RunDir(golden / "runs" / "killed")).records)
     assert state.attempt == 1 and state.attempt_open and state.started is not None

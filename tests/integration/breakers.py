@@ -26,7 +26,7 @@ import pytest
 from unbroken.checkpoint.catalogue import contents as catalogue
 from unbroken.checkpoint.storage import open_storage
 from unbroken.checkpoint.storage.base import Storage
-from unbroken.cluster.processes import end, marked
+from unbroken.cluster.holding.processes import end, marked
 from unbroken.progress import RunDir
 from unbroken.testing.faults import Faults
 from unbroken.testing.keepers import end_keepers

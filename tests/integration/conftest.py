@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from unbroken.progress import RunDir, read_journal
-from unbroken.recover.incidents import read_incidents
+from unbroken.progress.records.incident import read_incidents
 from unbroken.testing.faults import Faults
 
 from .breakers import Stage

@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 
 import unbroken
-from unbroken.cluster.cgroups import Cgroups
+from unbroken.cluster.holding.cgroups import Cgroups
 from unbroken.progress import read_journal
-from unbroken.recover.incidents import read_incidents
+from unbroken.progress.records.incident import read_incidents
 from unbroken.testing.http_faults import Fault
 from unbroken.testing.keepers import keeper_pid
 

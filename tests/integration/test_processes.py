@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from unbroken.cluster.cgroups import Cgroups
+from unbroken.cluster.holding.cgroups import Cgroups
 from unbroken.testing.keepers import until
 
 from .conftest import RunUnderTest

@@ -322,7 +322,7 @@ for step in range(1, 31):
 """
     run = new_run(*TWO, script=script, args=[]).start()
     assert run.wait() == 0, run.output
-    from unbroken.recover.attempt import read_steps
+    from unbroken.progress.records.steps import read_steps
 
     steps = read_steps(run.run_dir.steps(1))
     assert steps[-1].step == 30 and steps[-1].loss == pytest.approx(0.1)

@@ -23,9 +23,9 @@ from unbroken.errors import RunError, UnsafeFile
 from unbroken.link.bounds import HELLO_BYTES, STRANGERS, proof
 from unbroken.progress import RunDir
 from unbroken.progress.spec import Timeouts
-from unbroken.recover import nodes as module
-from unbroken.recover.attempt import Attempt
-from unbroken.recover.nodes import MESSAGE_BYTES, RANK_BYTES, Node, NodeTable
+from unbroken.recover.supervise.watch import nodes as module
+from unbroken.recover.supervise.watch.attempt import Attempt
+from unbroken.recover.supervise.watch.nodes import MESSAGE_BYTES, RANK_BYTES, Node, NodeTable
 from unbroken.recover.wire import Link, Message, read_token
 
 from ..fuzzing import fuzz

@@ -16,7 +16,8 @@ import pytest
 from unbroken.detect import HangDetector
 from unbroken.diagnose.facts import RankExit
 from unbroken.progress import Phase, RunDir, Timeouts
-from unbroken.recover.attempt import Attempt, Step, read_steps, step_record
+from unbroken.progress.records.steps import Step, read_steps, step_record
+from unbroken.recover.supervise.watch.attempt import Attempt
 
 
 @pytest.fixture
@@ -145,7 +146,7 @@ def test_what_was_half_written_does_not_stand_there_twice(tmp_path: Path) -> Non
         import resource, signal, sys
         from unbroken.detect import HangDetector
         from unbroken.progress import RunDir, Timeouts
-        from unbroken.recover.attempt import Attempt, Step, read_steps
+        from unbroken.recover.supervise.watch.attempt import Attempt; from unbroken.progress.records.steps import Step, read_steps
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         attempt = Attempt.make(1, ("n",), 1, HangDetector(Timeouts()), -1, RunDir(sys.argv[1]))
         step = lambda n: attempt._keep([Step(n, 1.0, 1, float(n))])

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from unbroken.diagnose import diagnose
 from unbroken.diagnose.facts import Facts, HangFact, RankExit
-from unbroken.recover.diagnosing import Diagnosis, answer, read_facts
+from unbroken.recover.supervise.incident.diagnosing import Diagnosis, answer, read_facts
 
 FACTS = Facts(
     exits=(RankExit(0, "node-000", 1, None, 12.5), RankExit(1, "node-001", None, 9, 13.0, True)),
@@ -75,7 +75,7 @@ def test_a_bounded_diagnosis_says_what_it_did_not_read(tmp_path: Path) -> None:
 
 
 def test_one_that_does_not_answer_is_given_up(tmp_path: Path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
-    from unbroken.recover import diagnosing
+    from unbroken.recover.supervise.incident import diagnosing
 
     monkeypatch.setattr(diagnosing, "PATIENCE_S", 0.1)
 

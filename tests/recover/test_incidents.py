@@ -11,14 +11,13 @@ import pytest
 
 from unbroken.detect import ProcessLook
 from unbroken.diagnose.facts import Facts, HangFact, RankExit
-from unbroken.diagnose.verdict import Faulty, Outcome, Root, Verdict
 from unbroken.progress import RunDir
-from unbroken.recover.incidents import (
-    Incident,
+from unbroken.progress.records.incident import Incident, read_incidents
+from unbroken.progress.records.verdict import Faulty, Outcome, Root, Verdict
+from unbroken.recover.supervise.incident.incidents import (
     agent_lost_verdict,
     killed_from_outside,
     named_in_run,
-    read_incidents,
     signal_name,
     with_root,
 )

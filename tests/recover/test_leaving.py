@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from unbroken.checkpoint.catalogue.contents import Found
-from unbroken.recover.leaving import Last, accept_late, whole_in_memory
-from unbroken.recover.state import RunState
+from unbroken.progress.records.state import RunState
+from unbroken.recover.supervise.fence.leaving import Last, accept_late, whole_in_memory
 
 
 def held(attempt: int, step: int, *ranks: int, peer: bool = False) -> list[dict[str, object]]:

@@ -6,9 +6,9 @@ import shutil
 from pathlib import Path
 
 from unbroken.progress import RunDir, newest_place, read_journal
-from unbroken.recover.placing import Placing
-from unbroken.recover.report.gather import gather
-from unbroken.recover.state import RunState
+from unbroken.progress.records.state import RunState
+from unbroken.recover.supervise.launch.placing import Placing
+from unbroken.status.gather import gather
 from unbroken.testing.checkpoints import save_small
 from unbroken.testing.run_folder import RunFolder
 

@@ -10,14 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unbroken.diagnose.report import _ACTIONS
-from unbroken.diagnose.verdict import REASONS, Action, Category, Outcome, Root, Verdict
 from unbroken.progress import Budgets
-from unbroken.recover import policy, supervisor
-from unbroken.recover.policy import (
+from unbroken.progress.records.decision import Decision, PastIncident
+from unbroken.progress.records.verdict import REASONS, Action, Category, Outcome, Root, Verdict
+from unbroken.recover.decide import policy
+from unbroken.recover.decide.policy import (
     AGENT,
     DECIDED,
-    Decision,
-    PastIncident,
     as_carried_out,
     cause_of,
     decide,
@@ -25,7 +24,8 @@ from unbroken.recover.policy import (
     decide_lapsed,
     fingerprint,
 )
-from unbroken.recover.report.page import ACTION_TEXT
+from unbroken.recover.supervise import supervisor
+from unbroken.status.page import ACTION_TEXT
 
 B = Budgets(failure=3, hang=2, node_loss=4, killed=3, framework=3, unknown=3)
 

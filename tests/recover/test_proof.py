@@ -6,7 +6,7 @@ from pathlib import Path
 
 from unbroken.cluster import Ended
 from unbroken.progress import RunDir
-from unbroken.recover.proof import Unproven, of_message
+from unbroken.recover.supervise.fence.proof import Unproven, of_message
 
 LOST = Ended(proven=False, why="marks only")
 

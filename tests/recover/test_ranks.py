@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from unbroken.cluster.descent import Marks
-from unbroken.cluster.processes import end, marked
+from unbroken.cluster.holding.descent import Marks
+from unbroken.cluster.holding.processes import end, marked
 from unbroken.progress import Phase, RunDir
-from unbroken.recover.ranks import LaunchOrder, RankProcess, _argv
+from unbroken.recover.node.ranks import LaunchOrder, RankProcess, _argv
 
 ORDER = LaunchOrder(
     attempt=3, run_id="test", command=("script.py", "--x"), cwd="/", ranks={2: 0, 3: 1}, world_size=4, slot=1, slots=2,
@@ -253,9 +253,9 @@ def test_a_rank_never_outlives_its_agent(tmp_path: Path, eventually: Callable[..
     code = textwrap.dedent("""
         import sys, time
         from pathlib import Path
-        from unbroken.cluster.descent import Marks
+        from unbroken.cluster.holding.descent import Marks
         from unbroken.progress import RunDir
-        from unbroken.recover.ranks import LaunchOrder, RankProcess
+        from unbroken.recover.node.ranks import LaunchOrder, RankProcess
         here = Path(sys.argv[1])
         order = LaunchOrder(1, sys.argv[2], ("script.py",), str(here), {0: 0}, 1, 0, 1, 1, "127.0.0.1", 1, 0)
         owner = Marks(sys.argv[2], here)

@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 from unbroken.cli.main import dispatch
 from unbroken.errors import InputError
 from unbroken.progress import RunDir
-from unbroken.recover.report import gather, report_json, write_report, write_report_safely
-from unbroken.recover.report.curve import Steps, read_executions, thin
-from unbroken.recover.report.page import page, time_split
-from unbroken.recover.report.svg import WIDTH, Mark, badge_rows
+from unbroken.status import gather, report_json, write_report, write_report_safely
+from unbroken.status.curve import Steps, read_executions, thin
+from unbroken.status.page import page, time_split
+from unbroken.status.svg import WIDTH, Mark, badge_rows
 from unbroken.testing.run_folder import RunFolder
 
 

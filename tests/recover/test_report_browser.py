@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from unbroken.progress import RunDir
-from unbroken.recover.report import write_report
+from unbroken.status import write_report
 from unbroken.testing.run_folder import RunFolder
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]

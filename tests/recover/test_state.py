@@ -7,9 +7,9 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unbroken.recover.policy import PastIncident
-from unbroken.recover.proof import Doubt
-from unbroken.recover.state import RunState
+from unbroken.progress.records.decision import PastIncident
+from unbroken.progress.records.doubt import Doubt
+from unbroken.progress.records.state import RunState
 
 
 def fold(*records: dict[str, Any], now: float = 100.0) -> RunState:

@@ -19,7 +19,7 @@ from unbroken.cli.main import dispatch
 from unbroken.cli.status import screen
 from unbroken.errors import InputError
 from unbroken.progress import RunDir
-from unbroken.recover.report import gather, standing
+from unbroken.status import gather, standing
 from unbroken.testing.run_folder import RunFolder
 
 
@@ -260,7 +260,7 @@ def test_while_it_is_being_written(made: RunFolder) -> None:
     code = textwrap.dedent("""
         import sys, json
         from unbroken.progress import JournalWriter, RunDir
-        from unbroken.recover.attempt import Step, step_record
+        from unbroken.progress.records.steps import Step, step_record
         run_dir = RunDir(sys.argv[1])
         journal = JournalWriter(run_dir, 1)
         print("go", flush=True)

@@ -11,12 +11,14 @@ import pytest
 
 from unbroken.detect import Hang, HangDetector, Level
 from unbroken.progress import Phase, RunDir, Timeouts
-from unbroken.recover.attempt import Attempt, Step
-from unbroken.recover.incidents import Incident, agent_lost_verdict
-from unbroken.recover.leaving import Farewell, Last
-from unbroken.recover.ledger import Ledger
-from unbroken.recover.terminal_log import ToView, logged_to
-from unbroken.recover.view import Lines
+from unbroken.progress.records.incident import Incident
+from unbroken.progress.records.steps import Step
+from unbroken.recover.supervise.fence.leaving import Farewell, Last
+from unbroken.recover.supervise.incident.incidents import agent_lost_verdict
+from unbroken.recover.supervise.screen.terminal_log import ToView, logged_to
+from unbroken.recover.supervise.screen.view import Lines
+from unbroken.recover.supervise.watch.attempt import Attempt
+from unbroken.recover.supervise.watch.ledger import Ledger
 
 
 class Terminal(io.StringIO):

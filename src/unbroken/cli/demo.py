@@ -47,7 +47,7 @@ def demo(
     once, and nothing is left behind; 11 stopped on request.
     """
     from ..progress import RunDir
-    from ..recover.report import write_report
+    from ..status import write_report
     from ..testing.story import Shape, tell
 
     out = sys.stderr if json_out else sys.stdout

@@ -25,7 +25,7 @@ def report(
     network. Exit codes: 0 written, 3 the folder is no run directory, 34 the page cannot be written.
     """
     from ..progress import RunDir
-    from ..recover.report import gather, report_json, write_report
+    from ..status import gather, report_json, write_report
 
     folder = RunDir(run_dir)
     told = gather(folder)

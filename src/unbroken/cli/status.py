@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from ..recover.report.standing import NodeStanding, Standing
+    from ..status.standing import NodeStanding, Standing
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 _INCIDENTS = 5
@@ -27,7 +27,7 @@ def status(
     Only reads, and works at any moment. Exit codes: 0 told, 3 the folder is no run directory.
     """
     from ..progress import RunDir
-    from ..recover.report import standing
+    from ..status import standing
 
     told = standing(RunDir(run_dir))
     print(json.dumps(told.as_json()) if json_out else screen(told))
@@ -35,8 +35,8 @@ def status(
 
 def screen(s: Standing) -> str:
     """The screen as text, at most about 30 lines."""
-    from ..recover.report.data import seconds_text
-    from ..recover.report.page import STATUS_TEXT, clock, node_list, when_text
+    from ..status.data import seconds_text
+    from ..status.page import STATUS_TEXT, clock, node_list, when_text
 
     lines: list[tuple[str, str]] = [("run", s.run_dir + (f"  ({s.run_id})" if s.run_id else ""))]
     state = STATUS_TEXT.get(s.status, "its supervisor is on another host")

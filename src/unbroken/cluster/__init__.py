@@ -7,7 +7,7 @@ Ownership       which processes are a run's own, and the proof that none is left
 """
 
 from .base import Allocation, Backend, NodeHandle, NodeState
+from .holding.ownership import Ended, Kind, Ownership
 from .local import LocalBackend
-from .ownership import Ended, Kind, Ownership
 
 __all__ = ["Allocation", "Backend", "Ended", "Kind", "LocalBackend", "NodeHandle", "NodeState", "Ownership"]

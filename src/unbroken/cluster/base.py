@@ -13,7 +13,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
-from .ownership import Ended
+from .holding.ownership import Ended
 
 
 class NodeState(StrEnum):

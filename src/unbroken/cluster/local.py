@@ -16,9 +16,9 @@ from ..machine import available_memory, usable_memory
 from ..private import private_folder
 from ..units import Bytes
 from .base import Allocation, NodeHandle, NodeState
-from .holding import choose, every
-from .ownership import Ended, Kind, Ownership
-from .processes import marked
+from .holding.choice import choose, every
+from .holding.ownership import Ended, Kind, Ownership
+from .holding.processes import marked
 
 _RANK_NEEDS = Bytes("300MiB")
 """What a rank takes before it has allocated anything: an interpreter with torch."""

@@ -37,10 +37,10 @@ from .contract import (
     Returned,
     Started,
 )
-from .holding import choose, every
+from .holding.choice import choose, every
+from .holding.ownership import Ended, Kind, Ownership
+from .holding.processes import marked, read_stat
 from .local import LocalBackend
-from .ownership import Ended, Kind, Ownership
-from .processes import marked, read_stat
 from .stream import EventStream
 
 _FIND_S = 30.0

@@ -8,10 +8,10 @@ Works offline, without torch and without a language model.
 
 from __future__ import annotations
 
+from ..progress.records.verdict import REASONS, Action, Cascade, Category, Faulty, Outcome, Root, Verdict
 from .engine import Diagnosis, diagnose, examine
 from .facts import Facts, HangFact, RankExit
 from .partial import Limits
-from .verdict import REASONS, Action, Cascade, Category, Faulty, Outcome, Root, Verdict
 
 __all__ = [
     "REASONS",

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..errors import DiagnoseError, InputError
+from ..progress.records.verdict import HANG, LOSS_SPIKE, REASONS, UNKNOWN, Action, Outcome, Root, Verdict
 from .compress import FilterRule
 from .engine import Diagnosis
 from .memory_shape import Similar
@@ -24,7 +25,6 @@ from .model import ChatModel
 from .prefixes import take_apart
 from .redact import LONGEST, Redactor
 from .rules import Rule, RuleSet, compile_safe, defaults
-from .verdict import HANG, LOSS_SPIKE, REASONS, UNKNOWN, Action, Outcome, Root, Verdict
 
 _REASONS = (*REASONS, HANG, LOSS_SPIKE, UNKNOWN)
 _EVENTS = ("root", "either", "cascade", "ending", "context")

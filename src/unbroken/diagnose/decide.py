@@ -6,6 +6,18 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
+from ..progress.records.verdict import (
+    HANG,
+    LOSS_SPIKE,
+    MACHINE_ONLY,
+    REASONS,
+    UNKNOWN,
+    Action,
+    Faulty,
+    Outcome,
+    Root,
+    Verdict,
+)
 from .chronology import Chronicle
 from .completion import OF_EPOCH
 from .course import Course, course, silent_for, worst_stretch
@@ -17,7 +29,6 @@ from .leavers import leaver
 from .occupied import neighbour
 from .roots import cascade_of, line_of, root_of
 from .rules import Xid, defaults
-from .verdict import HANG, LOSS_SPIKE, MACHINE_ONLY, REASONS, UNKNOWN, Action, Faulty, Outcome, Root, Verdict
 from .where import lagging_rank, place_of
 
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ..progress.records.verdict import Verdict
 from . import clock
 from .chronology import Chronicle, chronicle
 from .decide import decide
@@ -23,7 +24,6 @@ from .scan import Scanner
 from .sieve import Shared, patterns_of, with_counts
 from .sources import Source, Sources, expand, head
 from .topology import TopologyReader
-from .verdict import Verdict
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..progress.records.verdict import Root
 from .prefixes import clean
 from .sources import Source, blocks
-from .verdict import Root
 
 
 def around(source: Source, line: int, before: int = 3, after: int = 4) -> list[tuple[int, str]]:

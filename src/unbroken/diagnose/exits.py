@@ -7,11 +7,11 @@ import signal
 from collections.abc import Sequence
 from dataclasses import replace
 
+from ..progress.records.verdict import UNKNOWN, Action, Faulty, Outcome, Verdict
 from .chronology import Chronicle
 from .events import FileScan, Topology
 from .roots import root_of
 from .rules import defaults
-from .verdict import UNKNOWN, Action, Faulty, Outcome, Verdict
 from .where import reported
 
 _SIGNALS = {4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL", 11: "SIGSEGV", 15: "SIGTERM"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from ..progress.records.verdict import HANG, UNKNOWN, Action, Category, Faulty, Outcome, Root, Verdict
 from .chronology import Chronicle
 from .course import Course
 from .events import Event, FileScan, Topology
@@ -13,7 +14,6 @@ from .facts import Facts, RankExit
 from .flight_recorder import Flight
 from .roots import all_cascade, root_of
 from .rules import defaults
-from .verdict import HANG, UNKNOWN, Action, Category, Faulty, Outcome, Root, Verdict
 
 Failed = Callable[[Event, Chronicle, Sequence[FileScan], Topology], Verdict]
 

@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import Protocol
 
 from ..errors import DiagnoseError, UsageError
+from ..progress.records.verdict import HANG, LOSS_SPIKE, REASONS, UNKNOWN, Action, Outcome, Verdict
 from .compress import FilterRule
 from .engine import Diagnosis
 from .memory_shape import Similar
 from .redact import LONGEST, Redactor
 from .rules import Rule, RuleSet, candidate, compile_safe, defaults
-from .verdict import HANG, LOSS_SPIKE, REASONS, UNKNOWN, Action, Outcome, Verdict
 
 _SCHEMA = """
 create table if not exists incidents (

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from ..errors import InputError, MissingExtra
+from ..progress.records.verdict import Root, Verdict
 from .events import Ending, FileScan
 from .scan import Scanner
 from .sources import LONGEST_LINE, Source, blocks, opened, seekable
-from .verdict import Root, Verdict
 
 _PIECE = 1 << 20
 _CHUNK = 4 << 20

@@ -11,12 +11,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ..page.terminal import escape
+from ..progress.records.verdict import MACHINE_ONLY, Outcome, Verdict
 from ..version import __version__
 from . import excerpt
 from .engine import Diagnosis
 from .memory_shape import Similar
 from .redact import Redactor
-from .verdict import MACHINE_ONLY, Outcome, Verdict
 
 _SAID = {
     Outcome.FAILED: "failed",

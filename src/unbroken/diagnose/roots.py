@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from ..progress.records.verdict import Cascade, Root
 from .chronology import Chronicle
 from .events import Event, FileScan, Progress
-from .verdict import Cascade, Root
 
 
 def root_of(event: Event, scans: Sequence[FileScan]) -> Root:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ..errors import InputError, UnknownKey, unreadable
-from .verdict import HANG, LOSS_SPIKE, REASONS, UNKNOWN, Action, Outcome
+from ..progress.records.verdict import HANG, LOSS_SPIKE, REASONS, UNKNOWN, Action, Outcome
 
 FOLDER = Path(__file__).parent / "signatures"
 ROLES = ("root", "either", "cascade", "ending", "recovery", "context", "noise")

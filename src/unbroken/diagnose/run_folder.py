@@ -9,7 +9,7 @@ from typing import Any
 
 from ..errors import UnbrokenError
 from ..progress import RunDir, read_journal
-from .verdict import Action, Outcome, Root, Verdict
+from ..progress.records.verdict import Action, Outcome, Root, Verdict
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from ..progress.records.verdict import Verdict
 from .decoration import SAMPLE_LINES, Learner
 from .events import Counted
 from .rules import Rule, RuleSet, loose_set
 from .triggers import TRIGGER
-from .verdict import Verdict
 
 _CHUNK, _PIECE = 64 << 10, 8 << 10
 _DELETE = b"0123456789.,:+-"

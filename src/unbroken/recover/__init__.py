@@ -6,7 +6,8 @@ decide, Decision    verdict -> action, pure
 RunState            where a run stands, from its journal alone
 """
 
-from .policy import Decision, PastIncident, decide
-from .state import RunState
+from ..progress.records.decision import Decision, PastIncident
+from ..progress.records.state import RunState
+from .decide.policy import decide
 
 __all__ = ["Decision", "PastIncident", "RunState", "decide"]

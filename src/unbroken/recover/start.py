@@ -23,12 +23,12 @@ from ..checkpoint.keeper.wire import check_socket
 from ..cluster import Kind, LocalBackend
 from ..errors import DoesNotFit, InputError, RunDirMismatch, RunError, StorageError, UnbrokenError, UsageError
 from ..progress import Budgets, RunDir, RunSpec, Timeouts, check_same, read_journal, read_spec, write_spec
+from ..progress.records.state import RunState
+from ..status import write_report_safely
 from ..units import Bytes
-from .report import write_report_safely
-from .state import RunState
-from .supervisor import Supervisor
-from .terminal_log import logged_to
-from .view import Lines, View
+from .supervise.screen.terminal_log import logged_to
+from .supervise.screen.view import Lines, View
+from .supervise.supervisor import Supervisor
 
 STOP_SIGNALS = (
     signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU,

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..diagnose.verdict import REASONS
+from ..progress.records.verdict import REASONS
 
 _ST = "/opt/conda/lib/python3.11/site-packages"
 

@@ -17,8 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ..cluster import LocalBackend
-from ..cluster.cgroups import Cgroups
-from ..cluster.processes import Marked, end, marked, still_there
+from ..cluster.holding.cgroups import Cgroups
+from ..cluster.holding.processes import Marked, end, marked, still_there
 from ..errors import ContractError, RunError
 from ..progress import PageReader, RunDir, read_epochs, read_spec
 

@@ -22,8 +22,8 @@ from typing import Any
 
 from ..errors import RunError
 from ..progress import RunDir, read_journal
-from ..recover.incidents import read_incidents
-from ..recover.report import gather
+from ..progress.records.incident import read_incidents
+from ..status import gather
 from ..train.witness import read_witness
 from .faults import Faults
 

@@ -1,0 +1,300 @@
+"""Processes held by descent: a small parent per node that takes in every orphan; and marks, which prove nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from ... import atomic
+from . import subreaper
+from .ownership import Ended, Kind, Start
+from .processes import Marked, marked, read_stat, still_there
+
+_KEPT = ("agent", "keeper", "parent")
+_STOP_ROUNDS = 20
+_EMPTY_LOOKS = 3
+Process = tuple[int, int]
+"""(pid, start time in ticks)."""
+
+
+class Marks:
+    """Found by the marks in their environment, by descent from one that carries them, and by the last census."""
+
+    kind = Kind.MARKS
+
+    def __init__(self, run_id: str, scratch: Path) -> None:
+        self.run_id, self._scratch = run_id, scratch
+
+    def describe(self) -> str:
+        return "marks in their environment only: their end cannot be proven"
+
+    def as_text(self) -> str:
+        return str(self.kind)
+
+    def start_agent(self, node: str, argv: Sequence[str]) -> Start:
+        return Start(tuple(argv))
+
+    def start_rank(self, node: str, attempt: int, argv: Sequence[str]) -> Start:
+        return Start(tuple(argv))
+
+    def take_census(self, node: str) -> None:
+        now = sorted(self._held(node))
+        place = self._census(node)
+        with contextlib.suppress(OSError, ValueError):
+            if not place.exists() or json.loads(place.read_text()) != [list(p) for p in now]:
+                place.parent.mkdir(parents=True, exist_ok=True)
+                atomic.write_json(place, now, durable=False)
+
+    def end_ranks(self, node: str, within: float = 10.0) -> Ended:
+        return self._end(node, within, ranks=True)
+
+    def end_node(self, node: str, within: float = 10.0) -> Ended:
+        ended = self._end(node, within, ranks=False)
+        self._census(node).unlink(missing_ok=True)
+        self._tidy(node)
+        return ended
+
+    def leave(self, node: str) -> None:
+        self._census(node).unlink(missing_ok=True)
+        self._tidy(node)
+
+    def _tidy(self, node: str) -> None:
+        for folder in (self._folder(node), self._folder(node).parent):
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+
+    def left(self, node: str) -> list[int]:
+        return [pid for pid, _ in self._held(node)]
+
+    def nodes(self) -> list[str]:
+        folder = self._folder("x").parent
+        return sorted(p.name for p in folder.iterdir() if p.is_dir()) if folder.is_dir() else []
+
+    def forget(self, node: str) -> None:
+        self._census(node).unlink(missing_ok=True)
+
+    def _end(self, node: str, within: float, *, ranks: bool) -> Ended:
+        why = self._unproven(node)
+
+        def find() -> set[Process]:
+            found = self._held(node)
+            return found - self._service(node, found) if ranks else found
+
+        left = end_all(find, within)
+        return Ended(tuple(sorted(p for p, _ in left)), not why, why)
+
+    def _unproven(self, node: str) -> str:
+        return f"the processes of {node} are known by marks in their environment only, which they can lose"
+
+    def _roots(self, node: str) -> set[Process]:
+        return {(p.pid, p.started) for p in marked(self.run_id, node=node)}
+
+    def _held(self, node: str) -> set[Process]:
+        roots = self._roots(node) | {p for p in self._noted(node) if _lives(p)}
+        return descendants(roots) | {p for p in roots if _lives(p)}
+
+    def _service(self, node: str, found: Iterable[Process]) -> set[Process]:
+        """Agent, keeper and parent: our own programs, which never lose their mark."""
+        kept = {(p.pid, p.started) for p in marked(self.run_id, node=node) if p.role in _KEPT}
+        return {p for p in found if p in kept}
+
+    def _noted(self, node: str) -> set[Process]:
+        try:
+            return {(int(pid), int(started)) for pid, started in json.loads(self._census(node).read_text())}
+        except (OSError, ValueError, TypeError):
+            return set()
+
+    def _folder(self, node: str) -> Path:
+        return self._scratch / "owned" / node
+
+    def _census(self, node: str) -> Path:
+        return self._folder(node) / "census.json"
+
+
+class Parents(Marks):
+    """Held by a small parent per node (`subreaper`), which outlives the agent. A node may have several: each agent
+    is started with one, and one whose agent died still holds the keeper and what the ranks have left."""
+
+    kind = Kind.PARENT
+
+    @staticmethod
+    def missing() -> str:
+        """Why it cannot work here; nothing where it can."""
+        return "" if sys.platform.startswith("linux") else "only Linux hands orphans to a parent of choice"
+
+    def describe(self) -> str:
+        return "a small parent process on each node"
+
+    def start_agent(self, node: str, argv: Sequence[str]) -> Start:
+        record = self._folder(node) / "parent"
+        return Start(
+            (sys.executable, "-I", "-S", subreaper.__file__, str(record), "--", *argv),
+            env={"UNBROKEN_ROLE": "parent"},
+        )
+
+    def leave(self, node: str) -> None:
+        return  # its parent removes what is left, after it
+
+    def _end(self, node: str, within: float, *, ranks: bool) -> Ended:
+        deadline = time.monotonic() + within
+        why = self._unproven(node)
+        parents = {p for _, p in self._records(node)}
+
+        def taken_in() -> set[int]:
+            """Who is a child of a parent now. Whoever forks and exits without end slips through a listing of /proc, not
+            through this one: all that he leaves is handed to the parent, at the end of its list, before he is gone."""
+            listed = {pid for p in parents if _lives(p) for pid in _living_children(p[0])}
+            return (
+                listed - {p.pid for p in marked(self.run_id, node=node) if p.role in _KEPT}
+                if ranks
+                else listed
+            )
+
+        def find() -> set[Process]:
+            found = self._held(node) - parents
+            found = found - self._service(node, found) if ranks else found
+            return found | {
+                p for pid in taken_in() if (p := _process(pid)) is not None
+            }  # last: it must be fresh
+
+        # The parents go last: whoever they take in while the others are ended is still listed.
+        left = end_all(find, within, taken_in)
+        if not ranks and not left:
+            patience = min(deadline, time.monotonic() + 1.0)
+            while any(_lives(p) for p in parents) and time.monotonic() < patience:
+                time.sleep(0.002)  # they end by themselves, and remove their records
+            left = end_all(lambda: {p for p in parents if _lives(p)}, max(0.5, deadline - time.monotonic()))
+        return Ended(tuple(sorted(p for p, _ in left)), not why, why)
+
+    def _records(self, node: str) -> list[tuple[Path, Process]]:
+        found = []
+        for path in self._folder(node).glob("parent-*-*"):
+            with contextlib.suppress(ValueError):
+                _, pid, started = path.name.rsplit("-", 2)
+                found.append((path, (int(pid), int(started))))
+        return found
+
+    def _roots(self, node: str) -> set[Process]:
+        return super()._roots(node) | {p for _, p in self._records(node) if _lives(p)}
+
+    def _unproven(self, node: str) -> str:
+        lost = [p for path, p in self._records(node) if not _lives(p) and path.exists()]
+        if not lost:
+            return ""
+        return f"the small parent of {node} (process {lost[0][0]}) was killed, and with it the list of what it held"
+
+    def forget(self, node: str) -> None:
+        super().forget(node)
+        for path, process in self._records(node):
+            if not _lives(process):
+                path.unlink(missing_ok=True)
+
+
+def end_all(
+    find: Callable[[], set[Process]], within: float, listed: Callable[[], set[int]] = set
+) -> set[Process]:
+    """Kills all that `find` finds until it finds none and none is `listed`; returns what survived `within` seconds.
+
+    All are stopped before any is killed: what is stopped cannot fork, so that whoever respawns is caught. `listed` is
+    the surer look: process ids of which some may be gone again, but which is empty only where nothing is left.
+    """
+    deadline = time.monotonic() + within
+    empty = 0
+    while True:
+        left = {p for p in find() if _lives(p)}
+        if not left and (there := listed()):
+            if time.monotonic() > deadline:
+                return {(pid, 0) for pid in there}
+            empty = 0
+            continue
+        if not left:
+            empty += 1
+            if empty == _EMPTY_LOOKS:
+                return set()
+            time.sleep(0.005)
+            continue
+        if time.monotonic() > deadline:
+            return left
+        empty = 0
+        for _ in range(_STOP_ROUNDS):
+            _signal(left, signal.SIGSTOP)
+            more = {p for p in find() if _lives(p)} - left
+            if not more:
+                break
+            left |= more
+        _signal(left, signal.SIGKILL)
+        pause = min(time.monotonic() + 0.5, deadline)
+        while any(_lives(p) for p in left) and time.monotonic() < pause:
+            time.sleep(0.002)
+
+
+def descendants(roots: Iterable[Process]) -> set[Process]:
+    """All living processes that descend from the living ones among `roots`; the roots are not among them."""
+    children: dict[int, list[int]] = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                children.setdefault(_parent_of(int(name)), []).append(int(name))
+    found: set[Process] = set()
+    todo = [pid for pid, _ in (p for p in roots if _lives(p))]
+    seen = set(todo)
+    while todo:
+        for pid in children.get(todo.pop(), ()):
+            if pid in seen:
+                continue
+            seen.add(pid)
+            todo.append(pid)
+            if pid == os.getpid():
+                continue  # what it started counts, itself it does not end
+            with contextlib.suppress(OSError, ValueError):
+                state, started = read_stat(pid)
+                if state not in "ZX":
+                    found.add((pid, started))
+    return found
+
+
+def _parent_of(pid: int) -> int:
+    with open(f"/proc/{pid}/stat", "rb") as f:
+        return int(f.read().rpartition(b")")[2].split()[1])
+
+
+def _children(pid: int) -> set[int]:
+    """The children of a process with one thread, in one reading of the kernel's own list; none where it has no such list."""
+    try:
+        with open(f"/proc/{pid}/task/{pid}/children", "rb") as f:
+            return {int(n) for n in f.read().split()}
+    except OSError:
+        return set()
+
+
+def _living_children(pid: int) -> set[int]:
+    """The same without zombies, which a parent that somebody stopped does not take away. One that was a zombie before
+    the list was read has left nobody who is not in the list."""
+    listed = _children(pid)
+    dead = {p for p in listed if _process(p) is None}
+    return _children(pid) - dead if dead else listed
+
+
+def _process(pid: int) -> Process | None:
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        state, started = read_stat(pid)
+        return None if state in "ZX" else (pid, started)
+    return None
+
+
+def _lives(process: Process) -> bool:
+    return still_there(Marked(process[0], process[1], "", "", "", 0))
+
+
+def _signal(processes: Iterable[Process], sig: int) -> None:
+    for process in processes:
+        # Its number may be another's by now.
+        if _lives(process):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process[0], sig)

@@ -1,0 +1,28 @@
+"""What was decided about an incident, and what counts of those before it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .verdict import Action
+
+
+@dataclass(frozen=True)
+class PastIncident:
+    """An incident before this one. `step` is the highest completed step when it happened (-1 for none); `reached`
+    says that its own attempt had completed one."""
+
+    cause: str
+    fingerprint: str
+    step: int
+    reached: bool = True
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What to do. `exclude` are nodes not to use again; `delay_s` is how long to wait before the restart."""
+
+    action: Action
+    why: str
+    exclude: tuple[str, ...] = ()
+    delay_s: float = 0.0

@@ -1,0 +1,149 @@
+"""Where a run stands, folded from its journal alone: a supervisor that starts knows no more than this."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from .decision import PastIncident
+from .doubt import Doubt
+
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Brought:
+    """Checkpoints that were not written by this run and that it may go on from. `number` is the attempt's in their
+    names; attempt `before` of this run is the first that could restore them."""
+
+    place: str
+    number: int
+    names: tuple[str, ...]
+    before: int
+
+
+@dataclass
+class RunState:
+    """The fold. `status` is new, running, completed, stopped or interrupted; `step` the highest completed one
+    that was journalled (-1 for none); `seals` maps each sealed attempt to the checkpoints accepted from it."""
+
+    status: str = "new"
+    why: str = ""
+    started: float | None = None
+    ended: float | None = None
+    attempt: int = 0
+    attempt_open: bool = False
+    slots: tuple[str, ...] = ()
+    restarts: int = 0
+    step: int = -1
+    incident: int = 0
+    unresumed: int | None = None
+    history: list[PastIncident] = field(default_factory=list)
+    seals: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    places: dict[int, str] = field(default_factory=dict)
+    """Where the checkpoints of each attempt lie; "" for the run's own folder."""
+    origin: str = ""
+    """What the run was started from (--from), once it is copied."""
+    brought: list[Brought] = field(default_factory=list)
+    """What the run took over from elsewhere, oldest first."""
+    durable: list[tuple[int, int]] = field(default_factory=list)
+    lost: set[str] = field(default_factory=set)
+    cordoned: dict[str, str] = field(default_factory=dict)
+    held: str = ""
+    """How the processes of the newest attempt are held: cgroup, parent or marks; "" where it was not written down."""
+    unproven: dict[str, Doubt] = field(default_factory=dict)
+    """Nodes of which it is not proven that the processes of attempts before are gone."""
+    epochs: int = 0
+    brought_offers: set[tuple[int, int]] = field(default_factory=set)
+    """(attempt, step) of what came from elsewhere and is offered to the newest attempt."""
+    accepted: set[tuple[int, int]] = field(default_factory=set)
+    """(attempt, step) of snapshots that were whole in memory when their attempt was sealed, or were offered to a
+    later one: they count, also where they become durable only afterwards."""
+
+    launches: int = 0
+    expiry: dict[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, records: Iterable[Record], now: float | None = None) -> RunState:
+        """Folds journal records, oldest first; kinds that it does not know are passed over.
+
+        Cordons that have expired at `now` (seconds since the epoch, default: the clock's) are lifted.
+        """
+        state = cls()
+        for record in records:
+            state.apply(record)
+        moment = time.time() if now is None else now
+        for node in [n for n, until in state.expiry.items() if until <= moment]:
+            state.cordoned.pop(node, None)
+        return state
+
+    def apply(self, r: Record) -> None:
+        """Takes one record into account."""
+        kind = r["kind"]
+        if kind == "run":
+            self.started = r["t"]
+        elif kind == "epoch":
+            self.epochs += 1
+            if self.status in ("stopped", "interrupted"):
+                # Somebody looked at it and gave the command again: budgets start afresh.
+                self.history = []
+            if self.status != "completed":
+                self.status, self.why = "running", ""
+        elif kind == "attempt":
+            self.attempt, self.attempt_open = r["attempt"], True
+            self.slots = tuple(r["slots"])
+            self.accepted |= {
+                (int(c["attempt"]), int(c["step"])) for c in r.get("candidates") or () if not c.get("brought")
+            }
+            self.brought_offers = {
+                (int(c["attempt"]), int(c["step"])) for c in r.get("candidates") or () if c.get("brought")
+            }
+            self.places[self.attempt] = str(r.get("place", ""))
+            self.held = str(r.get("held", ""))
+            self.launches += 1
+            self.restarts = self.launches - 1
+        elif kind == "ended":
+            self.attempt_open = False
+            if r.get("how") == "renumbered":
+                self.launches -= 1  # it only said where its checkpoints lie
+            self.step = max(self.step, r.get("step", -1))
+        elif kind == "restored":
+            if (r.get("of"), r.get("step")) in self.brought_offers:
+                self.step = int(r["step"])  # on purpose: an import of an earlier step, say
+        elif kind == "durable":
+            self.durable.append((r["step"], r["attempt"]))
+        elif kind == "seal":
+            self.seals[r["attempt"]] = tuple(r["checkpoints"])
+            self.accepted |= {(int(a), int(s)) for a, s in r.get("memory") or ()}
+        elif kind == "origin":
+            self.origin = str(r["origin"])
+        elif kind == "place":
+            self.places[r["attempt"]] = str(r["place"])
+        elif kind == "accepted":
+            self.brought.append(
+                Brought(str(r["place"]), int(r["number"]), tuple(r["checkpoints"]), int(r["before"]))
+            )
+        elif kind == "incident":
+            self.incident = r["incident"]
+            self.unresumed = r["incident"]
+            self.history.append(PastIncident(r["cause"], r["fingerprint"], r["step"], r.get("reached", True)))
+            self.step = max(self.step, r["step"])
+        elif kind == "resumed":
+            self.unresumed = None
+            self.step = max(self.step, r["step"])
+        elif kind == "lost":
+            self.lost.add(r["node"])
+        elif kind == "returned":
+            self.lost.discard(r["node"])
+        elif kind == "cordon":
+            self.cordoned[r["node"]] = r["reason"]
+            self.expiry[r["node"]] = r["t"] + r["expires_s"] if "expires_s" in r else math.inf
+        elif kind == "unproven":
+            self.unproven[r["node"]] = Doubt(int(r["attempt"]), str(r["why"]), str(r.get("held", "")))
+        elif kind in ("proven", "made_sure"):
+            self.unproven.pop(r["node"], None)
+        elif kind == "status":
+            self.status, self.why, self.ended = r["status"], r.get("why", ""), r["t"]

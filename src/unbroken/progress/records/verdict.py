@@ -1,0 +1,177 @@
+"""The verdict: what a diagnosis concludes, in one shape for files, command line and Python.
+
+`outcome` says how the job ended, `reason` names one of the 29 published failure reasons (Acme, NSDI'24,
+table 3) or Hang, LossSpike, Unknown, and is None where the outcome is no failure. "Unknown" is a first-class
+answer; a wrong certain answer is the worst one. The JSON form is frozen: keys are added, never changed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, fields
+from enum import StrEnum
+from typing import Any, TypeVar
+
+from ...errors import ContractError
+
+SCHEMA = 1
+T = TypeVar("T")
+
+
+class Outcome(StrEnum):
+    """How the job ended, or that it has not."""
+
+    FAILED = "failed"
+    HUNG = "hung"
+    LOSS_SPIKE = "loss_spike"
+    COMPLETED = "completed"
+    CANCELLED = "cancelled"
+    TIME_LIMIT = "time_limit"
+    PREEMPTED = "preempted"
+    RUNNING = "running"
+    UNKNOWN = "unknown"
+
+
+class Category(StrEnum):
+    """Whose failure it is."""
+
+    INFRASTRUCTURE = "Infrastructure"
+    FRAMEWORK = "Framework"
+    SCRIPT = "Script"
+
+
+class Action(StrEnum):
+    """What the supervisor is to do. Nothing in a log can make it do anything else."""
+
+    RESTART = "restart"
+    RESTART_ELSEWHERE = "restart_elsewhere"
+    ROLLBACK_SKIP = "rollback_skip"
+    """Advice to a person: no supervisor does it yet, it restarts and says so."""
+    STOP = "stop"
+    NONE = "none"
+
+
+_BY_CATEGORY = {
+    Category.INFRASTRUCTURE: (
+        "NVLinkError", "CUDAError", "NodeFailure", "ECCError", "NetworkError", "ConnectionError",
+        "S3StorageError", "NCCLTimeoutError", "NCCLRemoteError",
+    ),
+    Category.FRAMEWORK: (
+        "DataloaderKilled", "AttributeError", "OutOfMemoryError", "RuntimeError", "AssertionError",
+        "ValueError", "ZeroDivisionError", "ModelLoadingError", "DatasetLoadingError",
+    ),
+    Category.SCRIPT: (
+        "FileNotFoundError", "OSError", "TypeError", "NameError", "PermissionError", "ImportError",
+        "KeyError", "SyntaxError", "ArgumentError", "CalledProcessError", "IndexError",
+    ),
+}  # fmt: skip
+
+REASONS: dict[str, Category] = {reason: cat for cat, names in _BY_CATEGORY.items() for reason in names}
+"""The 29 published failure reasons, each with its category."""
+
+MACHINE_ONLY = "only logs of the machine were read, and no job's"
+"""The note of a verdict that knows nothing of any job."""
+
+HANG, LOSS_SPIKE, UNKNOWN = "Hang", "LossSpike", "Unknown"
+
+
+@dataclass(frozen=True)
+class Root:
+    """The line that came first. `line` counts from 1; `time` is seconds since the epoch, UTC."""
+
+    file: str | None = None
+    line: int | None = None
+    text: str = ""
+    rank: int | None = None
+    node: str | None = None
+    time: float | None = None
+
+
+@dataclass(frozen=True)
+class Faulty:
+    """Where the fault sits, as far as it is known."""
+
+    node: str | None = None
+    rank: int | None = None
+    gpu: int | None = None
+
+
+@dataclass(frozen=True)
+class Cascade:
+    """A failure that the root caused, and how often it was seen."""
+
+    reason: str
+    count: int
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a diagnosis concludes. `confidence` lies in [0, 1]; `decided_by` is a rule id, 'retrieval',
+    'model', or the detector that saw it ('exit-code', 'hang-detector', 'lost-node'). `unread` is how many bytes of
+    the logs a limit left out (0: everything was read); a note then says what they are."""
+
+    outcome: Outcome
+    category: Category | None = None
+    reason: str | None = None
+    root: Root | None = None
+    evidence: tuple[Root, ...] = ()
+    cascade: tuple[Cascade, ...] = ()
+    faulty: Faulty | None = None
+    recoverable: bool = False
+    cordon: tuple[str, ...] = ()
+    action: Action = Action.NONE
+    mitigation: str = ""
+    confidence: float = 0.0
+    decided_by: str = ""
+    notes: tuple[str, ...] = field(default=())
+    unread: int = 0
+
+    def __post_init__(self) -> None:
+        if self.reason is not None and self.reason not in REASONS | {HANG: 0, LOSS_SPIKE: 0, UNKNOWN: 0}:
+            raise ContractError(f"'{self.reason}' is not one of the failure reasons")
+        if not 0.0 <= self.confidence <= 1.0:
+            raise ContractError(f"confidence {self.confidence} lies outside 0 to 1")
+
+    def as_json(self) -> dict[str, Any]:
+        """The frozen JSON form: plain values, lists for tuples, `schema` first."""
+        return {"schema": SCHEMA, **_plain(asdict(self))}
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Verdict:
+        """Reads the JSON form; keys of a newer schema are ignored. Raises ContractError on a wrong shape."""
+        try:
+            root, faulty = value.get("root"), value.get("faulty")
+            category = value.get("category")
+            return cls(
+                outcome=Outcome(value["outcome"]),
+                category=Category(category) if category else None,
+                reason=value.get("reason"),
+                root=_read(Root, root) if root else None,
+                evidence=tuple(_read(Root, r) for r in value.get("evidence", ())),
+                cascade=tuple(_read(Cascade, c) for c in value.get("cascade", ())),
+                faulty=_read(Faulty, faulty) if faulty else None,
+                recoverable=bool(value.get("recoverable", False)),
+                cordon=tuple(value.get("cordon", ())),
+                action=Action(value.get("action", "none")),
+                mitigation=value.get("mitigation", ""),
+                confidence=float(value.get("confidence", 0.0)),
+                decided_by=value.get("decided_by", ""),
+                notes=tuple(value.get("notes", ())),
+                unread=int(value.get("unread", 0)),
+            )
+        except (KeyError, TypeError, ValueError) as e:
+            raise ContractError(f"not a verdict: {e}") from e
+
+
+def _read(kind: type[T], value: dict[str, Any]) -> T:
+    known = {f.name for f in fields(kind)}  # type: ignore[arg-type]
+    return kind(**{k: v for k, v in value.items() if k in known})
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(v) for v in value]
+    if isinstance(value, StrEnum):
+        return value.value
+    return value

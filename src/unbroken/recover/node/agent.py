@@ -1,0 +1,446 @@
+"""The agent of one node: starts its keeper and ranks, reads their progress pages, obeys the highest epoch.
+
+It outlives its supervisor: when the link breaks it goes on until its lease lapses, then ends its ranks, keeps the
+keeper (and so the snapshots), and waits for a successor, whose address it reads from the run directory. When
+nobody comes it lets the keeper make the newest snapshot durable and leaves nothing behind.
+
+Started as `python -m unbroken.recover.node.agent --run-dir DIR --node NAME --scratch DIR`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import os
+import shutil
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from ...cluster import Ended, Ownership
+from ...cluster.holding.choice import from_text
+from ...detect.stacks import collect_stacks
+from ...errors import RunError, UnsafeFile
+from ...private import private_folder
+from ...progress import RunDir, newest_epoch, read_epochs
+from ...progress.page import NO_STOP
+from ..wire import Link, Message, read_token
+from .keeper_process import KeeperProcess
+from .ranks import LaunchOrder, RankProcess
+
+_log = logging.getLogger("unbroken.agent")
+_POLL_S = 0.05
+_RESEND_S = 0.25
+_UNSENT_MAX = 20_000
+_CENSUS_EVERY_S = 1.0
+_NEWER_EVERY_S = 0.5
+
+
+class Agent:
+    """One node's agent; `main` returns when it was told to quit or gave up waiting."""
+
+    def __init__(
+        self,
+        run_dir: RunDir,
+        run_id: str,
+        node: str,
+        scratch: Path,
+        orphan_grace_s: float,
+        keeper_bytes: int,
+        owner: Ownership,
+        room_s: float = 600.0,
+        elsewhere: str = "",
+    ) -> None:
+        self.run_dir, self.run_id, self.node, self.scratch = run_dir, run_id, node, scratch
+        self._owner = owner
+        self._cleared = Ended()
+        self.orphan_grace_s = orphan_grace_s
+        self.room_s = room_s
+        self.keeper = KeeperProcess(
+            run_dir, run_id, node, scratch, keeper_bytes, self._on_keeper, room_s=room_s,
+            elsewhere=elsewhere,
+        )  # fmt: skip
+        self._leaving: asyncio.Task[Message] | None = None
+        self.attempt = 0
+        self.epoch = 0
+        self.ranks: dict[int, RankProcess] = {}
+        self._lapsed: dict[int, Message] = {}
+        self.lease_until: float | None = None
+        self._lease_s = 15.0
+        self._link: Link | None = None
+        self._beats: dict[int, float] = {}
+        self._quit = asyncio.Event()
+        self._unsent: list[Message] = []
+
+    async def main(self) -> None:
+        """Runs until told to quit, or until no supervisor came for the grace time."""
+        self._cleared = await asyncio.to_thread(self._end_ranks)
+        await self.keeper.start()
+        watches = (self._watch_ranks(), self._watch_lease(), self._take_censuses())
+        tasks = [asyncio.create_task(w) for w in watches]
+        try:
+            await self._follow_supervisors()
+        finally:
+            for task in tasks:
+                task.cancel()
+            self._end_ranks()
+
+    async def _follow_supervisors(self) -> None:
+        alone_since = time.monotonic()
+        while not self._quit.is_set():
+            if await self._serve_newest():
+                alone_since = time.monotonic()
+            if time.monotonic() - alone_since > self.orphan_grace_s and not any(
+                p.running for p in self.ranks.values()
+            ):
+                if self._leaving is None or self._leaving.done():
+                    _log.warning("no supervisor for %.0f s: leaving", self.orphan_grace_s)
+                # Looked after by itself: it ends this loop, unless a supervisor comes meanwhile, which is served.
+                self._leave({"room_s": self.room_s})
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._quit.wait(), 0.2)
+
+    async def _serve_newest(self) -> bool:
+        """Connects to the newest epoch's supervisor and serves it; True if it was there."""
+        number = newest_epoch(self.run_dir)
+        if number < self.epoch or number == 0:
+            return False
+        epoch = read_epochs(self.run_dir)[-1]
+        try:
+            token = read_token(self.run_dir)
+            link = await Link.connect(*epoch.address, self._on_message)
+        except (OSError, TimeoutError):
+            return False
+        except UnsafeFile as e:
+            _log.error("%s", e)
+            return False
+        serving = asyncio.create_task(link.serve())
+        try:
+            await link.introduce(token, epoch.address[1], timeout=10)
+            await link.call("hello", timeout=10, **self._hello(epoch.number))
+        except (RunError, TimeoutError) as e:
+            _log.warning("the supervisor of term %d did not take us: %s", epoch.number, e)
+            link.close()
+            await serving
+            return False
+        self.epoch, self._link = epoch.number, link
+        self._beats.clear()
+        _log.info("connected to the supervisor of term %d at %s", epoch.number, epoch.address)
+        for message in self._unsent:
+            link.tell(**message, sent=time.monotonic())
+        self._unsent.clear()
+        beats = asyncio.create_task(self._beat(link))
+        quits = asyncio.create_task(self._quit.wait())
+        newer = asyncio.create_task(self._newer_than(epoch.number))
+        await asyncio.wait({serving, quits, newer}, return_when=asyncio.FIRST_COMPLETED)
+        for task in (beats, quits, newer):
+            task.cancel()
+        if self._quit.is_set():
+            await asyncio.sleep(0.05)  # lets the last answer leave
+        link.close()
+        await serving
+        self._link = None
+        _log.info("the link to the supervisor of term %d is closed", epoch.number)
+        return True
+
+    async def _newer_than(self, epoch: int) -> None:
+        """Returns when the supervisor of `epoch` is silent and a higher one was claimed: it may be stopped, and its
+        connection open for as long as it is."""
+        while True:
+            await asyncio.sleep(_NEWER_EVERY_S)
+            # Each beat is answered at once: two that wait say that nobody answers.
+            if len(self._beats) > 1 and newest_epoch(self.run_dir) > epoch:
+                _log.warning("the supervisor of epoch %d does not answer, and has a successor", epoch)
+                return
+
+    def _hello(self, epoch: int) -> Message:
+        return {
+            "run_id": self.run_id,
+            "node": self.node,
+            "pid": os.getpid(),
+            "host": socket.gethostname(),
+            "epoch": epoch,
+            "attempt": self.attempt,
+            "ranks": {
+                str(r): d
+                for r, d in (self._lapsed | {r: p.describe() for r, p in self.ranks.items()}).items()
+            },
+            "cleared": _as_message(self._cleared),
+            "leased": self.lease_until is not None and time.monotonic() < self.lease_until,
+        }
+
+    # --- towards the supervisor
+
+    def _tell(self, **message: Any) -> None:
+        if self._link is not None and not self._link.closed.is_set():
+            self._link.tell(**message, sent=time.monotonic())
+        elif message.get("op") in ("exited", "keeper") or message.get("ranks"):
+            self._unsent.append(message)
+            del self._unsent[:-_UNSENT_MAX]
+
+    async def _beat(self, link: Link) -> None:
+        number = 0
+        while not link.closed.is_set():
+            number += 1
+            self._beats[number] = time.monotonic()
+            link.tell(op="beat", number=number, keeper=self.keeper.alive)
+            await asyncio.sleep(max(0.2, self._lease_s / 8))
+
+    def _take_lease(self, message: Message) -> None:
+        sent = self._beats.pop(message["number"], None)
+        if sent is None:
+            return
+        for old in [n for n in self._beats if n < message["number"]]:
+            del self._beats[old]
+        # From the moment the beat was sent: the supervisor counts from its answer, which is later.
+        self._lease_s = message["seconds"]
+        self.lease_until = sent + self._lease_s
+        for process in self.ranks.values():
+            process.set_lease(self.lease_until, self.epoch)
+        self.keeper.lease(self.lease_until)
+
+    async def _on_message(self, message: Message) -> Message | None:
+        op = message.get("op")
+        if op == "lease":
+            self._take_lease(message)
+            return None
+        if op == "ping":
+            return {}
+        if op == "port":
+            return {"port": _free_port(message.get("address", "127.0.0.1"))}
+        if op == "launch":
+            return await self._launch(LaunchOrder.from_message(message))
+        if op == "stop":
+            return await self._stop(message["attempt"], message.get("signal"), message.get("grace_s", 0.0))
+        if op == "stop_at":
+            return self._stop_at(message["step"])
+        if op == "look":
+            return await self._look(message["ranks"])
+        if op == "keeper":
+            return await self.keeper.call(message["request"], timeout=message.get("timeout", 60.0))
+        if op == "wake":
+            return {"woken": self.keeper.wake()}
+        if op == "quit":
+            return await asyncio.shield(self._leave(message))
+        raise RunError(f"the agent knows no '{op}'", where=f"node {self.node}")
+
+    def _leave(self, message: Message) -> asyncio.Task[Message]:
+        """The task that ends this node, begun once: it goes on where whoever asked for it is gone."""
+        if self._leaving is None or self._leaving.done():
+            self._leaving = asyncio.create_task(self._save_and_end(message))
+        return self._leaving
+
+    async def _save_and_end(self, message: Message) -> Message:
+        """Ends ranks and keeper, after the keeper has saved what it holds; not if another supervisor comes meanwhile."""
+        epoch, closed = self.epoch, {}
+        await self._stop(self.attempt, None, 0.0)
+        if message.get("flush", True):
+            what: Message = {k: message[k] for k in ("mark", "ranks") if message.get("mark") is not None}
+            deadline_s, room_s = message.get("deadline_s", 60.0), message.get("room_s", 0.0)
+            closed = await self.keeper.flush(deadline_s, room_s, **what)
+        if self.epoch != epoch:
+            raise RunError("another supervisor took over meanwhile", where=f"node {self.node}")
+        ended = await self.keeper.close()
+        self._quit.set()
+        return {"closed": {k: v for k, v in (ended | closed).items() if k != "ok"}}
+
+    # --- ranks
+
+    async def _launch(self, order: LaunchOrder) -> Message:
+        if order.attempt <= self.attempt:
+            raise RunError(
+                f"attempt {order.attempt} is not newer than {self.attempt}", where=f"node {self.node}"
+            )
+        if self.ranks:
+            raise RunError("ranks of an earlier attempt are still here", where=f"node {self.node}")
+        self.attempt, self._lapsed = order.attempt, {}
+        pages = self.scratch / "pages"
+        started = time.monotonic()
+        for rank, local_rank in order.ranks.items():
+            process = RankProcess.launch(
+                order, rank, local_rank, self.run_dir, self.node, pages, self.keeper.socket, self._owner
+            )
+            if self.lease_until is not None:
+                process.set_lease(self.lease_until, self.epoch)
+            self.ranks[rank] = process
+        return {"seconds": time.monotonic() - started, "pids": {str(r): p.pid for r, p in self.ranks.items()}}
+
+    async def _watch_ranks(self) -> None:
+        """Tells the supervisor of steps, phases and exits, twenty times a second where there is news."""
+        sent = 0.0
+        while True:
+            news = {}
+            now = time.monotonic()
+            for rank, process in self.ranks.items():
+                ended = process.just_ended()
+                fresh = process.look(now, final=ended)
+                if fresh is not None:
+                    news[str(rank)] = fresh
+                if ended:
+                    # Its last steps first: what comes after its end is no longer heard.
+                    self._tell(op="progress", attempt=self.attempt, ranks=news)
+                    news = {}
+                    self._tell(op="exited", attempt=self.attempt, rank=rank, **process.ending())
+            if news or now - sent > _RESEND_S:
+                sent = now
+                self._tell(op="progress", attempt=self.attempt, ranks=news)
+            await asyncio.sleep(_POLL_S)
+
+    async def _take_censuses(self) -> None:
+        while True:
+            await asyncio.to_thread(self._owner.take_census, self.node)
+            await asyncio.sleep(_CENSUS_EVERY_S)
+
+    async def _watch_lease(self) -> None:
+        while True:
+            await asyncio.sleep(0.1)
+            running = any(p.running for p in self.ranks.values()) and not self._lapsed
+            if running and self.lease_until is not None and time.monotonic() > self.lease_until:
+                self._lapse(self.lease_until)
+
+    def _lapse(self, since: float) -> None:
+        """Ends the ranks for the lease that lapsed; how each ended is told now or to whoever supervises next."""
+        _log.error("the lease lapsed: ending the ranks of attempt %d", self.attempt)
+        for process in self.ranks.values():
+            if process.running:
+                process.lapse(since)
+        left = self._end_ranks()
+        for rank, process in self.ranks.items():
+            self._lapsed[rank] = process.describe()
+            if process.just_ended():
+                self._tell(op="exited", attempt=self.attempt, rank=rank, **process.ending())
+        if not left.gone:
+            _log.error("processes %s survived kill -9; %s", left.survivors, left.why)
+            return  # whoever supervises next asks for a stop and is told of them
+        for process in self.ranks.values():
+            process.close()
+        self.ranks = {}
+
+    async def _stop(self, attempt: int, sig: int | None, grace_s: float) -> Message:
+        """Ends the ranks of an attempt, first by `sig` with a grace, then by kill; proves that they are gone."""
+        if self.ranks and attempt != self.attempt:
+            return _as_message(
+                Ended()
+            )  # they are of a newer one; launching it has shown that the old one was gone
+        if not self.ranks:
+            return _as_message(await asyncio.to_thread(self._end_ranks))
+        if sig is not None:
+            for process in self.ranks.values():
+                process.ours = True
+                process.send(sig)
+            deadline = time.monotonic() + grace_s
+            while time.monotonic() < deadline and any(p.running for p in self.ranks.values()):
+                await asyncio.sleep(0.02)
+        for process in self.ranks.values():
+            if process.running:
+                process.ours = True
+        left = await asyncio.to_thread(self._end_ranks)
+        for rank, process in self.ranks.items():
+            process.look(time.monotonic())
+            if process.just_ended():
+                self._tell(op="exited", attempt=self.attempt, rank=rank, **process.ending())
+            process.close()
+        self.ranks = {}
+        return _as_message(left)
+
+    def _end_ranks(self) -> Ended:
+        """Ends the ranks and all that they started; agent and keeper stay."""
+        for process in self.ranks.values():
+            process.send(signal.SIGKILL)
+        return self._owner.end_ranks(self.node)
+
+    def _stop_at(self, step: int) -> Message:
+        """Asks all ranks to stop after `step`; answers with the furthest step seen after that was written."""
+        furthest = NO_STOP
+        told = bool(self.ranks)
+        for process in self.ranks.values():
+            furthest = max(furthest, process.stop_at(step))
+            told = told and process.attached
+        return {"furthest": furthest, "told": told}
+
+    async def _look(self, ranks: list[int]) -> Message:
+        """Collects state and stacks of ranks, all at once."""
+        asked = [(r, self.ranks[r]) for r in ranks if r in self.ranks]
+        looks = await asyncio.gather(*(asyncio.to_thread(collect_stacks, p.pid) for _, p in asked))
+        return {
+            "looks": {
+                str(r): {
+                    "pid": k.pid,
+                    "state": k.state,
+                    "wchan": k.wchan,
+                    "frames": list(k.frames),
+                    "text": k.text,
+                }
+                for (r, _), k in zip(asked, looks, strict=True)
+            }
+        }
+
+    async def _on_keeper(self, event: Message) -> None:
+        self._tell(op="keeper", **event)
+
+
+def _as_message(ended: Ended) -> Message:
+    return {
+        "gone": ended.gone, "survivors": list(ended.survivors), "proven": ended.proven, "unproven_why": ended.why,
+    }  # fmt: skip
+
+
+def _free_port(address: str) -> int:
+    with socket.socket() as s:
+        s.bind((address, 0))
+        port: int = s.getsockname()[1]
+        return port
+
+
+def _pass_over(*_: object) -> None:
+    """A signal to the whole group is the supervisor's to answer."""
+
+
+def main() -> None:
+    """Entry point of the agent's process."""
+    parser = argparse.ArgumentParser(prog="python -m unbroken.recover.node.agent", description=__doc__)
+    parser.add_argument("--run-dir", type=Path, required=True)
+    parser.add_argument("--run-id", required=True)
+    parser.add_argument("--node", required=True)
+    parser.add_argument("--scratch", type=Path, required=True)
+    parser.add_argument("--orphan-grace", type=float, default=120.0)
+    parser.add_argument("--ownership", required=True, help="how the node's processes are held")
+    parser.add_argument("--keeper-memory", type=int, required=True, help="bytes")
+    parser.add_argument("--wait-for-room", type=float, default=600.0, help="seconds")
+    parser.add_argument("--room-elsewhere", default="", help="where the last checkpoint goes after that")
+    args = parser.parse_args()
+    logging.basicConfig(
+        level=logging.INFO, stream=sys.stdout, format="%(asctime)s %(levelname)s %(message)s", force=True
+    )
+    # Ctrl-C in the terminal is the supervisor's to answer; agents are in sessions of their own anyway.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for sig in (signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(sig, _pass_over)  # not SIG_IGN, which a rank would inherit
+    private_folder(args.scratch)
+    owner = from_text(args.ownership, args.run_id, args.scratch.parent)
+    agent = Agent(
+        RunDir(args.run_dir),
+        args.run_id,
+        args.node,
+        args.scratch,
+        args.orphan_grace,
+        args.keeper_memory,
+        owner,
+        args.wait_for_room,
+        args.room_elsewhere,
+    )
+    asyncio.run(agent.main())
+    shutil.rmtree(args.scratch, ignore_errors=True)
+    owner.leave(args.node)
+    with contextlib.suppress(OSError):
+        args.scratch.parent.rmdir()
+
+
+if __name__ == "__main__":
+    main()

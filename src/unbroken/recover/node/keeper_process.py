@@ -1,0 +1,269 @@
+"""The node's keeper as its agent sees it: started or adopted, asked, its events passed on, respawned when it dies."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from ...cluster.holding.processes import marked, read_stat
+from ...errors import RunError
+from ...progress import RunDir
+from ..wire import Message
+
+_log = logging.getLogger("unbroken.agent")
+_LENGTH = struct.Struct(">I")
+_START_S = 20.0
+_LEASE_EVERY_S = 0.5
+
+
+class _Channel:
+    """One connection to the keeper: requests are answered in order, events come between."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+        self._lock = asyncio.Lock()
+        self.pid: int | None = None
+        """The keeper's process, as it says."""
+
+    @classmethod
+    async def connect(cls, path: Path) -> _Channel:
+        reader, writer = await asyncio.open_unix_connection(str(path))
+        channel = cls(reader, writer)
+        hello = {"op": "hello", "role": "agent", "version": 1}
+        try:
+            answer = await asyncio.wait_for(channel.ask(hello), 10)
+        except BaseException:
+            channel.close()
+            raise
+        channel.pid = answer.get("pid")
+        return channel
+
+    async def ask(self, request: Message) -> Message:
+        async with self._lock:
+            body = json.dumps(request, separators=(",", ":")).encode()
+            self._writer.write(_LENGTH.pack(len(body)) + body)
+            await self._writer.drain()
+            while True:
+                message = await self.read()
+                if "event" not in message:
+                    return message
+
+    async def read(self) -> Message:
+        head = await self._reader.readexactly(_LENGTH.size)
+        message: Message = json.loads(await self._reader.readexactly(_LENGTH.unpack(head)[0]))
+        return message
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class KeeperProcess:
+    """Keeps one keeper running for this node. Slow requests have a connection of their own, so that the lease,
+    which must be renewed while a `settle` waits for a disk, never queues behind one."""
+
+    def __init__(
+        self,
+        run_dir: RunDir,
+        run_id: str,
+        node: str,
+        scratch: Path,
+        budget_bytes: int,
+        on_event: Callable[[Message], Awaitable[None]],
+        *,
+        room_s: float = 600.0,
+        elsewhere: str = "",
+    ) -> None:
+        self._run_dir, self._run_id, self._node = run_dir, run_id, node
+        self._on_event = on_event
+        self._budget, self._room_s, self._elsewhere = budget_bytes, room_s, elsewhere
+        self.socket = scratch / "keeper.sock"
+        self._events_task: asyncio.Task[None] | None = None
+        self._lease_until = 0.0
+        self._last_until = 0.0
+        self._lease_task: asyncio.Task[None] | None = None
+        self._attempt: Message | None = None
+        self._closing = False
+        self._process: subprocess.Popen[bytes] | None = None
+        self.alive = False
+        self.pid: int | None = None
+
+    async def start(self) -> None:
+        """Adopts the keeper that is there, or starts one. Raises RunError when it does not come up."""
+        try:
+            channel = await _Channel.connect(self.socket)
+            _log.info("took over the keeper on %s", self.socket)
+        except (OSError, TimeoutError, asyncio.IncompleteReadError):
+            channel = await self._spawn()
+        self.alive, self.pid = True, channel.pid
+        self._events_task = asyncio.create_task(self._follow(channel))
+        if self._lease_task is None:
+            self._lease_task = asyncio.create_task(self._renew())
+
+    async def _spawn(self) -> _Channel:
+        await asyncio.to_thread(self._end_leftover)
+        self.socket.unlink(missing_ok=True)
+        log = self._run_dir.agent_log(self._node).with_suffix(".keeper.log")
+        with open(log, "ab") as out:
+            self._process = subprocess.Popen(
+                [
+                    sys.executable, "-m", "unbroken.checkpoint.keeper",
+                    "--socket", str(self.socket), "--node", self._node, "--run-id", self._run_id,
+                    "--checkpoints", str(self._run_dir.checkpoints), "--budget", str(self._budget),
+                    "--wait-for-room", str(self._room_s), "--room-elsewhere", self._elsewhere,
+                ],
+                env={**os.environ, "UNBROKEN_ROLE": "keeper"},
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+            )  # fmt: skip
+        deadline = time.monotonic() + _START_S
+        while time.monotonic() < deadline:
+            try:
+                return await _Channel.connect(self.socket)
+            except (OSError, TimeoutError, asyncio.IncompleteReadError):
+                if self._process.poll() is not None:
+                    break
+                await asyncio.sleep(0.02)
+        raise RunError("the keeper did not come up", where=f"node {self._node}", todo=f"See {log}")
+
+    def _end_leftover(self) -> None:
+        """A keeper that does not answer must not write beside its successor."""
+        from ...cluster.holding.processes import end
+
+        left = end(lambda: [p for p in marked(self._run_id, node=self._node) if p.role == "keeper"])
+        if left:
+            raise RunError("the old keeper does not die", where=f"node {self._node}, pid {left[0].pid}")
+
+    async def _follow(self, channel: _Channel) -> None:
+        """Passes events on until the keeper is gone; then starts another and tells it of the attempt."""
+        try:
+            while True:
+                message = await channel.read()
+                if "event" in message:
+                    await self._on_event(message)
+        except (OSError, asyncio.IncompleteReadError, ValueError):
+            pass
+        finally:
+            channel.close()
+        self.alive = False
+        if self._closing:
+            return
+        _log.error("the keeper is gone; starting another")
+        await self._on_event({"event": "keeper_lost"})
+        if self._process is not None:
+            self._process.poll()
+        await self.start()
+        if self._attempt is not None:
+            await self.call(self._attempt, timeout=20)
+        await self._on_event({"event": "keeper_back"})
+
+    async def call(self, request: Message, timeout: float = 60.0) -> Message:
+        """Asks on a connection of its own. Raises RunError, also when the keeper is gone or late."""
+        if request.get("op") == "attempt":
+            self._attempt = request
+        try:
+            channel = await _Channel.connect(self.socket)
+            try:
+                answer = await asyncio.wait_for(channel.ask(request), timeout)
+            finally:
+                channel.close()
+        except (OSError, TimeoutError, asyncio.IncompleteReadError) as e:
+            raise RunError(
+                f"the keeper did not answer '{request.get('op')}': {_why_silent(e, timeout)}",
+                where=f"node {self._node}",
+            ) from e
+        if not answer.get("ok", False):
+            raise RunError(
+                answer.get("what", "the keeper refused"), where=answer.get("where"), todo=answer.get("todo")
+            )
+        return answer
+
+    def lease(self, until: float) -> None:
+        """Lets the keeper write until `until` (CLOCK_MONOTONIC of this node, seconds)."""
+        self._lease_until = max(until, self._last_until)
+
+    def let_finish(self, seconds: float) -> None:
+        """Lets the keeper write what it holds at an end, with or without a supervisor: into folders of attempts that
+        are its own, of which the journal says whether they count."""
+        self._last_until = time.monotonic() + seconds
+        self.lease(self._last_until)
+
+    def wake(self) -> int | None:
+        """Continues a keeper that was stopped by a signal; its process, None where it was not."""
+        try:
+            if self.pid is None or read_stat(self.pid)[0] != "T":
+                return None
+            os.kill(self.pid, signal.SIGCONT)
+        except OSError:
+            return None
+        _log.warning("the keeper (process %d) was stopped by a signal: it is continued", self.pid)
+        return self.pid
+
+    async def _renew(self) -> None:
+        channel: _Channel | None = None
+        while not self._closing:
+            left = self._lease_until - time.monotonic()
+            if left > 0:
+                try:
+                    channel = channel or await _Channel.connect(self.socket)
+                    await asyncio.wait_for(channel.ask({"op": "lease", "seconds": left}), 5)
+                except (OSError, TimeoutError, asyncio.IncompleteReadError):
+                    if channel is not None:
+                        channel.close()
+                    channel = None
+            await asyncio.sleep(_LEASE_EVERY_S)
+
+    async def flush(self, deadline_s: float, room_s: float, **what: Any) -> Message:
+        """Lets it make a snapshot durable (default: the newest; else `mark` and `ranks`); why not, in words, in `why`.
+
+        Waits up to `deadline_s` for the writing, and `room_s` for a storage that refuses.
+        """
+        within = deadline_s + room_s + (deadline_s if self._elsewhere else 0.0)
+        self.let_finish(within + 10)
+        self.wake()
+        try:
+            request = {"op": "flush", "deadline_s": deadline_s, "room_s": room_s, **what}
+            return await self.call(request, timeout=within + 10)
+        except RunError as e:
+            return {"step": None, "why": e.what}
+
+    async def close(self) -> Message:
+        """Ends it, and what it holds."""
+        self._closing = True
+        self.wake()
+        try:
+            answer = await self.call({"op": "close", "flush": False, "deadline_s": 0.0}, timeout=10)
+        except RunError as e:
+            answer = {"ok": False, "what": str(e)}
+            await asyncio.to_thread(self._end_leftover)
+        for task in (self._events_task, self._lease_task):
+            if task is not None:
+                task.cancel()
+        if self._process is not None:
+            try:
+                await asyncio.to_thread(self._process.wait, 10)
+            except subprocess.TimeoutExpired:
+                await asyncio.to_thread(self._end_leftover)
+        answer.pop("ok", None)
+        return answer
+
+
+def _why_silent(e: Exception, timeout_s: float) -> str:
+    if isinstance(e, ConnectionRefusedError | FileNotFoundError):
+        return "it is not there just now"
+    if isinstance(e, TimeoutError):
+        return f"not within {timeout_s:g} s"
+    if isinstance(e, asyncio.IncompleteReadError | ConnectionError):
+        return "it ended meanwhile"
+    return str(e)

@@ -1,0 +1,314 @@
+"""One rank's process on its node: how it is launched, what its page and log say, how it ended."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from ...cluster import Ownership
+from ...errors import LeaseLapsed
+from ...progress import PageReader, Phase, RunDir, StepRecord
+from ...progress import page as pages_module
+from ..wire import Message
+from .kernel_log import killed_for_memory
+from .log_follower import LogFollower
+
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None, use_errno=True)
+_CPU_IDLE_SHARE = 0.01
+_CPU_EVERY_S = 1.0
+
+
+@dataclass(frozen=True)
+class LaunchOrder:
+    """What the supervisor tells one node's agent to start. `ranks` maps rank to local rank."""
+
+    attempt: int
+    run_id: str
+    command: tuple[str, ...]
+    cwd: str
+    ranks: dict[int, int]
+    world_size: int
+    slot: int
+    slots: int
+    nproc: int
+    master_addr: str
+    master_port: int
+    restarts: int
+    devices: str | None = None
+    follow_log: bool = True
+
+    def as_message(self) -> dict[str, Any]:
+        value = asdict(self)
+        value["ranks"] = {str(r): lr for r, lr in self.ranks.items()}
+        return value
+
+    @classmethod
+    def from_message(cls, message: Message) -> LaunchOrder:
+        known = {f.name for f in fields(cls)}
+        value = {k: v for k, v in message.items() if k in known}
+        value["ranks"] = {int(r): lr for r, lr in value["ranks"].items()}
+        value["command"] = tuple(value["command"])
+        return cls(**value)
+
+    def environment(self, rank: int, local_rank: int) -> dict[str, str]:
+        """What torchrun would set, so that an unchanged torchrun script works."""
+        env = {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(local_rank),
+            "WORLD_SIZE": str(self.world_size),
+            "LOCAL_WORLD_SIZE": str(self.nproc),
+            "GROUP_RANK": str(self.slot),
+            "GROUP_WORLD_SIZE": str(self.slots),
+            "ROLE_RANK": str(rank),
+            "ROLE_WORLD_SIZE": str(self.world_size),
+            "ROLE_NAME": "default",
+            "MASTER_ADDR": self.master_addr,
+            "MASTER_PORT": str(self.master_port),
+            "TORCHELASTIC_RESTART_COUNT": str(self.restarts),
+            "TORCHELASTIC_MAX_RESTARTS": "1000000",
+            "TORCHELASTIC_RUN_ID": f"{self.run_id}-{self.attempt}",
+            "TORCHELASTIC_USE_AGENT_STORE": "False",
+            "PYTHONUNBUFFERED": "1",
+            "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
+        }
+        if "OMP_NUM_THREADS" not in os.environ:
+            env["OMP_NUM_THREADS"] = "1"
+        if self.devices is not None:
+            env["CUDA_VISIBLE_DEVICES"] = self.devices
+        return env
+
+
+class RankProcess:
+    """A launched rank. `ours` says that we ended it ourselves, so that its end explains nothing."""
+
+    def __init__(
+        self,
+        process: subprocess.Popen[bytes],
+        rank: int,
+        attempt: int,
+        page: PageReader,
+        log: Path,
+        follow_log: bool,
+    ) -> None:
+        self._process, self.rank, self.attempt, self._page, self._log_path = process, rank, attempt, page, log
+        self.pid = process.pid
+        self.ours = False
+        self._told_end = False
+        self._ended_at: float | None = None
+        self._sign: tuple[int, int] | None = None
+        self._log = LogFollower(log, enabled=follow_log)
+        self._oom: bool | None = None
+        self._cpu = 0.0
+        self._cpu_at = 0.0
+        self._busy_count = 0
+
+    @classmethod
+    def launch(
+        cls,
+        order: LaunchOrder,
+        rank: int,
+        local_rank: int,
+        run_dir: RunDir,
+        node: str,
+        pages: Path,
+        keeper_socket: Path,
+        owner: Ownership,
+    ) -> RankProcess:
+        """Starts one rank, held by `owner`; its output goes straight into its log file, so that no kill loses a line."""
+        page_path = pages / f"rank-{rank}.a{order.attempt:04d}.page"
+        for old in pages.glob(f"rank-{rank}.a*.page"):
+            old.unlink(missing_ok=True)
+        pages_module.create(page_path, rank=rank, attempt=order.attempt)
+        log = run_dir.rank_log(order.attempt, node, rank)
+        log.parent.mkdir(parents=True, exist_ok=True)
+        run_dir.output(order.attempt).mkdir(parents=True, exist_ok=True)
+        env = {
+            **os.environ,
+            **order.environment(rank, local_rank),
+            "UNBROKEN_ROLE": "rank",
+            "UNBROKEN_RUN_ID": order.run_id,
+            "UNBROKEN_RUN_DIR": str(run_dir.path),
+            "UNBROKEN_NODE": node,
+            "UNBROKEN_OUTPUT": str(run_dir.output(order.attempt)),
+            "UNBROKEN_ATTEMPT": str(order.attempt),
+            "UNBROKEN_PAGE": str(page_path),
+            "UNBROKEN_KEEPER": str(keeper_socket),
+        }
+        start = owner.start_rank(node, order.attempt, _argv(order.command))
+
+        def enter() -> None:
+            start.enter()
+            _as_a_rank()
+
+        try:
+            with open(log, "ab", buffering=0) as out:
+                process = subprocess.Popen(
+                    start.argv,
+                    cwd=order.cwd,
+                    env=env,
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                    preexec_fn=enter,
+                )
+        finally:
+            start.close()
+        return cls(process, rank, order.attempt, PageReader(page_path), log, order.follow_log)
+
+    @property
+    def running(self) -> bool:
+        return self._process.poll() is None
+
+    @property
+    def attached(self) -> bool:
+        """Whether the script told its page of itself (it calls `unbroken.attach()`)."""
+        return self._page.read().pid != 0
+
+    def describe(self) -> Message:
+        """The state for a successor of the supervisor."""
+        code = self._process.poll()
+        return {
+            "pid": self.pid, "running": code is None, "attached": self.attached, "ours": self.ours,
+            **({} if code is None else self.ending()),
+        }  # fmt: skip
+
+    def just_ended(self) -> bool:
+        """True once, when the process has ended."""
+        if self._told_end or self._process.poll() is None:
+            return False
+        self._told_end = True
+        return True
+
+    def lapse(self, since: float) -> None:
+        """Notes that the rank ends for a lease that lapsed at `since` (CLOCK_MONOTONIC), which is then its time.
+
+        That is our doing and no failure of the rank's, and what failed elsewhere later may have followed from it.
+        """
+        self.ours = True
+        self._ended_at = time.time() - (time.monotonic() - since)
+
+    def ending(self) -> Message:
+        """How it ended. `time` is seconds since the epoch."""
+        code = self._process.poll()
+        if code is None:
+            return {}
+        # A rank may find its lease lapsed before its agent does, and end with whatever code its script has for that.
+        lapsed = self._page.lapsed_at()
+        if self._ended_at is None:
+            if lapsed is not None:
+                self.lapse(lapsed)
+            else:
+                self._ended_at = time.time()
+                self._oom = killed_for_memory(self.pid) if code == -signal.SIGKILL and not self.ours else None
+        if code == 0 and lapsed is not None:
+            code = LeaseLapsed.exit_code  # its script caught it: it is not done
+        return {
+            "code": code if code >= 0 else None,
+            "signal": -code if code < 0 else None,
+            "time": self._ended_at,
+            "ours": self.ours,
+            "oom": self._oom,
+        }
+
+    def send(self, sig: int) -> None:
+        """Signals the process if it runs."""
+        if self.running:
+            try:
+                os.kill(self.pid, sig)
+                if sig == signal.SIGKILL:
+                    return
+            except ProcessLookupError:
+                return
+
+    def set_lease(self, until: float, epoch: int) -> None:
+        self._page.set_lease(until, epoch)
+
+    def stop_at(self, step: int) -> int:
+        """Asks for a stop after `step`; returns the furthest step that the page shows after that."""
+        self._page.set_stop(step)
+        last = self._page.read().last
+        return last.step if last is not None else -1
+
+    def look(self, now: float, *, final: bool = False) -> Message | None:
+        """News since the last look (steps, phase, signs of life), or None. `now` is CLOCK_MONOTONIC.
+
+        `final` says that the rank is gone: then the end of its log is read, whatever lies before.
+        """
+        progress = self._page.read()
+        records = self._page.take()
+        source = "page"
+        if progress.pid == 0:
+            records, source = self._log.finish(now) if final else self._log.poll(now), "log"
+            if not self._log.learnt:
+                # What looks like a step is not believed before it has advanced a few times.
+                records, source = [], "idle"
+                self._watch_cpu(now)
+        count = {"page": progress.count, "log": self._log.count, "idle": self._busy_count}[source]
+        phase = progress.phase
+        if source != "page" and count:
+            phase = Phase.TRAINING
+        sign = (count, int(phase))
+        if not records and sign == self._sign:
+            return None
+        self._sign = sign
+        return {
+            "count": count,
+            "phase": int(phase),
+            "source": source,
+            "total": progress.total_steps,
+            "steps": [_record(r) for r in records],
+        }
+
+    def _watch_cpu(self, now: float) -> None:
+        """Counts a sign of life for each second in which the rank and its children used a processor."""
+        if now - self._cpu_at < _CPU_EVERY_S:
+            return
+        try:
+            me = psutil.Process(self.pid)
+            used = sum(sum(p.cpu_times()[:2]) for p in [me, *me.children(recursive=True)])
+        except psutil.Error:
+            return
+        if used - self._cpu > _CPU_IDLE_SHARE * (now - self._cpu_at) or not self._cpu_at:
+            self._busy_count += 1
+        self._cpu, self._cpu_at = used, now
+
+    def close(self) -> None:
+        """Frees page and log; call it when the process is gone."""
+        self._log.close()
+        self._page.close()
+
+
+def _record(r: StepRecord) -> list[Any]:
+    # hex keeps every bit of the loss; NaN and infinity have no JSON form.
+    return [r.step, r.tokens, float(r.loss).hex(), r.time]
+
+
+def _argv(command: tuple[str, ...]) -> list[str]:
+    """A Python script or module is run by this interpreter; anything else is run as it is."""
+    first = command[0]
+    if first.endswith(".py"):
+        return [sys.executable, "-u", *command]
+    if first == "-m":
+        return [sys.executable, "-u", *command]
+    if first in ("python", "python3"):
+        return [sys.executable, "-u", *command[1:]]
+    return list(command)
+
+
+def _as_a_rank() -> None:
+    """A rank never outlives its agent (the kernel kills it when the agent dies), and hears the signals it does not."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    # What is ignored stays ignored in children: SIGTERM could end neither the script nor its data loaders.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)

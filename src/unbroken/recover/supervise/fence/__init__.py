@@ -1,0 +1,1 @@
+"""How nodes are left, and what is proven of it."""

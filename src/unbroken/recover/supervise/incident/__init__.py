@@ -1,0 +1,1 @@
+"""What happened when an attempt ends, and what it is taken for."""

@@ -1,0 +1,160 @@
+"""The diagnosis of an attempt, in a process of its own, within bounds of time and bytes.
+
+Whatever a log holds, the supervisor's loop goes on beside it: it answers signals, renews leases and hears of nodes. A
+process is kept ready, because importing the diagnosis takes longer than most diagnoses. It ends with its supervisor.
+
+Run as `python -m unbroken.recover.supervise.incident.diagnosing`: one JSON request a line on its input, one JSON answer a line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from ....diagnose.facts import Facts, HangFact, RankExit
+from ....errors import UnbrokenError
+from ....progress.records.verdict import UNKNOWN, Action, Outcome, Verdict
+
+_log = logging.getLogger("unbroken.supervisor")
+WITHIN_S = 10.0
+"""Time for one diagnosis; what it has not read by then is left out, and its verdict says how much."""
+BYTES = 256 << 20
+"""Bytes of logs that one diagnosis reads, over all ranks."""
+PATIENCE_S = 10.0
+"""Beyond `WITHIN_S`, for a machine that hardly runs; then it is ended, and the verdict is Unknown."""
+AFTER_STOP_S = 1.0
+"""What a diagnosis still gets once the run was asked to stop."""
+_LINE_MAX = 64 << 20
+
+
+class Diagnosis:
+    """Diagnoses one attempt at a time. `hurry` is set when the run was asked to stop."""
+
+    def __init__(self, *, within_s: float = WITHIN_S, limit_bytes: int = BYTES) -> None:
+        self.within_s, self.limit_bytes = within_s, limit_bytes
+        self.hurry = asyncio.Event()
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def warm_up(self) -> None:
+        """Starts the process, so that the first incident does not wait for it."""
+        if self._process is None or self._process.returncode is not None:
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "unbroken.recover.supervise.incident.diagnosing", stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE, start_new_session=True, limit=_LINE_MAX,
+            )  # fmt: skip
+
+    async def __call__(self, logs: Sequence[Path], facts: Facts) -> Verdict:
+        """The verdict; Unknown, with the reason in its notes, where the bounds were reached or the process failed."""
+        began = time.monotonic()
+        asking = asyncio.ensure_future(self._ask(logs, facts))
+        hurrying = asyncio.ensure_future(self.hurry.wait())
+        left = self.within_s + PATIENCE_S
+        try:
+            await asyncio.wait({asking, hurrying}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            if not asking.done():
+                await asyncio.wait({asking}, timeout=AFTER_STOP_S if self.hurry.is_set() else 0.0)
+            if asking.done():
+                return asking.result()
+            took = time.monotonic() - began
+            why = "the run was asked to stop meanwhile" if self.hurry.is_set() else "it took too long"
+            return _unknown(f"the diagnosis was given up after {took:.0f} s: {why}")
+        except (OSError, ValueError, UnbrokenError, asyncio.LimitOverrunError) as e:
+            _log.warning("the diagnosis failed: %s", e)
+            return _unknown(f"the diagnosis failed: {e}")
+        finally:
+            hurrying.cancel()
+            if not asking.done() or asking.cancelled() or asking.exception() is not None:
+                asking.cancel()
+                with contextlib.suppress(asyncio.CancelledError, Exception):
+                    await asking
+                await self.close()
+
+    async def _ask(self, logs: Sequence[Path], facts: Facts) -> Verdict:
+        await self.warm_up()
+        process = self._process
+        assert process is not None and process.stdin is not None and process.stdout is not None
+        request = {
+            "logs": [str(p) for p in logs], "facts": asdict(facts), "seconds": self.within_s, "bytes": self.limit_bytes,
+        }  # fmt: skip
+        process.stdin.write(json.dumps(request).encode(errors="surrogateescape") + b"\n")
+        await process.stdin.drain()
+        line = await process.stdout.readline()
+        if not line:
+            raise ValueError(f"its process ended with {await process.wait()}")
+        answer = json.loads(line)
+        if "error" in answer:
+            raise ValueError(answer["error"])
+        return Verdict.from_json(answer["verdict"])
+
+    async def close(self) -> None:
+        """Ends the process."""
+        process, self._process = self._process, None
+        if process is not None and process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+
+
+def _unknown(why: str) -> Verdict:
+    return Verdict(
+        outcome=Outcome.FAILED,
+        reason=UNKNOWN,
+        recoverable=True,
+        action=Action.RESTART,
+        mitigation="Read the ranks' logs, or run `unbroken diagnose` on the run directory.",
+        confidence=0.0,
+        decided_by="no-diagnosis",
+        notes=(why,),
+    )
+
+
+def read_facts(value: dict[str, Any]) -> Facts:
+    """The facts that `asdict` made plain. Raises KeyError, TypeError."""
+    hang = value.get("hang")
+    return Facts(
+        exits=tuple(RankExit(**e) for e in value["exits"]),
+        lost_nodes=tuple(value["lost_nodes"]),
+        hang=HangFact(**{**hang, "late": tuple(hang["late"])}) if hang else None,
+        nodes=tuple((int(r), str(n)) for r, n in value["nodes"]),
+        oom_kills=tuple(value["oom_kills"]),
+        completed=bool(value["completed"]),
+        stopped_by_user=bool(value["stopped_by_user"]),
+        step=value["step"],
+    )
+
+
+def answer(request: dict[str, Any]) -> dict[str, Any]:
+    """One request's answer: the verdict, or in words why there is none."""
+    from ....diagnose import Limits, diagnose
+
+    try:
+        limits = Limits(seconds=request["seconds"], bytes=request["bytes"])
+        verdict = diagnose(request["logs"], facts=read_facts(request["facts"]), limits=limits)
+        return {"verdict": verdict.as_json()}
+    except UnbrokenError as e:
+        return {"error": str(e)}
+    except Exception as e:  # noqa: BLE001  whatever a log does to the diagnosis, the run has to go on
+        return {"error": f"{type(e).__name__}: {e}"}
+
+
+def main() -> None:
+    """Entry point of the process: answers until its input ends."""
+    from .... import diagnose  # imported before it is asked
+
+    assert diagnose
+    for line in sys.stdin.buffer:
+        text = json.dumps(answer(json.loads(line)))
+        sys.stdout.buffer.write(text.encode(errors="replace") + b"\n")
+        sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Before an attempt starts: who supervises, where its checkpoints lie."""

@@ -1,0 +1,284 @@
+"""The supervisor's side of placement (checkpoint/catalogue/placement.py): examines, claims and journals each attempt's place."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ....checkpoint.catalogue.contents import Found, listing
+from ....checkpoint.catalogue.placement import (
+    Survey,
+    check_folder,
+    claim,
+    elsewhere_of,
+    read_claim,
+    same_place,
+    survey,
+)
+from ....checkpoint.convert.origin import bring, find_origin
+from ....checkpoint.format.manifest import parse_folder_name
+from ....checkpoint.storage import open_storage
+from ....checkpoint.storage.base import Storage
+from ....errors import RunStopped, StorageError, UnbrokenError
+from ....progress import RunDir
+from ....progress.records.state import Brought, RunState
+from ...wire import Message
+
+_log = logging.getLogger("unbroken.supervisor")
+_RETRY_S = 2.0
+_SAY_EVERY = 15
+
+T = TypeVar("T")
+
+
+class Placing:
+    """Where the attempts of one run keep their checkpoints. `refusal` is set where a place may not be used, `collided`
+    where the number of the running attempt is taken in the place that its ranks name."""
+
+    def __init__(
+        self,
+        run_dir: RunDir,
+        run_id: str,
+        state: Callable[[], RunState],
+        record: Callable[..., Awaitable[None]],
+        say: Callable[[str], None],
+        giving_up: Callable[[], bool],
+    ) -> None:
+        self._run_dir, self._run_id, self._state = run_dir, run_id, state
+        self._record, self._say, self._giving_up = record, say, giving_up
+        self.refusal: UnbrokenError | None = None
+        self.collided = False
+        self._wanted: str | None = None
+        self._settled: set[int] = set()
+        self._one_at_a_time = asyncio.Lock()
+
+    @property
+    def default(self) -> str:
+        return str(self._run_dir.checkpoints)
+
+    def written(self, url: str) -> str:
+        """A place as it is journalled: empty for the run's own folder, so that a run directory may be moved or copied."""
+        return "" if same_place(url, self.default) else url
+
+    def brought(self) -> list[Brought]:
+        """What came from elsewhere, with the place in which it lies now."""
+        return [replace(b, place=b.place or self.default) for b in self._state().brought]
+
+    def of(self, attempt: int) -> str:
+        """The place of an attempt."""
+        return self._state().places.get(attempt) or self.default
+
+    def current(self) -> str:
+        """The place that the next attempt is expected to use: that of the last one."""
+        return self._wanted or self.of(self._state().attempt)
+
+    def message(self, attempt: int) -> Message:
+        """What keepers are told of an attempt's place."""
+        url = self.of(attempt)
+        return {"url": url, "spare_below": min([attempt, *self._mine(url)])}
+
+    async def start_from(self, origin: str, trust: bool) -> None:
+        """Copies what the run starts from into its own folder, once. Raises RunStopped where that cannot be."""
+        if not origin or self._state().origin:
+            return
+        try:
+            found = await asyncio.to_thread(find_origin, origin, trust=trust)
+            self._say(
+                f"the run starts from {found.text}, step {found.step}: it is copied into the run's folder"
+            )
+            target = open_storage(self.default)
+            name = await asyncio.to_thread(bring, found, target, trust=trust)
+        except (UnbrokenError, OSError) as e:
+            what = e.what if isinstance(e, UnbrokenError) else str(e)
+            raise RunStopped(
+                f"the run cannot start from {origin}: {what}", where=getattr(e, "where", None),
+                todo=getattr(e, "todo", None) or "Mend that, and give the same command again",
+            ) from e  # fmt: skip
+        key = parse_folder_name(name)
+        await self._record(
+            "accepted", number=key[1] if key else 0, checkpoints=[name], place="",
+            before=self._state().attempt + 1, source=origin,
+        )  # fmt: skip
+        await self._record("origin", origin=origin, step=found.step, checkpoint=name)
+
+    async def take(self) -> int:
+        """Takes over what others left in the place, and claims the number of the next attempt there.
+
+        Waits while the place cannot be reached. Raises RunStopped where it may not be used.
+        """
+        url = self.current()
+        self.refusal, self.collided = None, False
+        if not self._run_dir.path.is_dir():
+            raise RunStopped("the run directory is gone", where=str(self._run_dir.path))
+        try:
+            found = await self._patiently(url, lambda s: self._survey(s, url))
+            number = max(self._state().attempt, found.highest) + 1
+            while not await self._patiently(url, lambda s, n=number: self._claim(s, n)):  # type: ignore[misc]
+                number += 1
+            await self._accept(url, found, number)
+        except RunStopped:
+            raise
+        except UnbrokenError as e:
+            raise RunStopped(e.what, where=e.where, todo=e.todo) from e
+        return number
+
+    async def named(self, attempt: int, url: str) -> bool:
+        """A rank of the running attempt names this place; True if keepers are to be told (again) of the attempt.
+
+        Sets `refusal` or `collided` otherwise.
+        """
+        async with self._one_at_a_time:
+            if same_place(url, self.of(attempt)):
+                return True
+            if attempt in self._settled:
+                self.refusal = self.refusal or UnbrokenError(
+                    f"ranks of one attempt name different folders for checkpoints: {self.of(attempt)} and {url}",
+                    where=str(self._run_dir.path),
+                    todo="Give every Checkpointer of a training, on every rank, the same folder",
+                )
+                return False
+            try:
+                if "://" not in url:
+                    check_folder(Path(url))
+                found = await asyncio.to_thread(self._examine, url)
+            except (UnbrokenError, OSError) as e:
+                self.refusal = e if isinstance(e, UnbrokenError) else StorageError(str(e), where=url)
+                return False
+            if found.highest >= attempt or not await asyncio.to_thread(
+                self._claim, open_storage(url), attempt
+            ):
+                self._wanted, self.collided = url, True
+                return False
+            self._settled.add(attempt)
+            self._wanted = None
+            await self._record("place", attempt=attempt, place=self.written(url))
+            await self._accept(url, found, attempt)
+            return True
+
+    async def committed(self, attempt: int, *, within_s: float | None = None) -> list[str]:
+        """The checkpoints of an attempt that are committed now. Waits while the place cannot be reached; raises
+        StorageError after `within_s`, RunStopped where the run is asked to end."""
+
+        def look(storage: Storage) -> list[str]:
+            return [f.name for f in listing(storage) if f.attempt == attempt and f.committed]
+
+        return await self._patiently(self.of(attempt), look, within_s)
+
+    async def found(self) -> list[Found]:
+        """Whatever this run's own attempts left, in every place of them. Raises StorageError, OSError."""
+
+        def look() -> list[Found]:
+            lying: list[Found] = []
+            for url in dict.fromkeys(
+                [self.default, *(p or self.default for p in self._state().places.values())]
+            ):
+                mine = self._mine(url)
+                lying += [f for f in listing(open_storage(url)) if f.attempt in mine]
+            return sorted(lying, key=lambda f: (f.attempt, f.step), reverse=True)
+
+        return await asyncio.to_thread(look)
+
+    def _examine(self, url: str) -> Survey:
+        storage = open_storage(url)
+        found = self._survey(storage, url)
+        storage.check()
+        return found
+
+    def _survey(self, storage: Storage, url: str) -> Survey:
+        return survey(storage, run_id=self._run_id, mine=self._mine(url), url=url)
+
+    def _claim(self, storage: Storage, number: int) -> bool:
+        """Whether the number is this run's now, also if it was claimed by a supervisor that died over it."""
+        if claim(storage, number, "run", run_id=self._run_id, run_dir=str(self._run_dir.path)):
+            return True
+        return number > self._state().attempt - 1 and read_claim(storage, number).run_id == self._run_id
+
+    def _mine(self, url: str) -> set[int]:
+        """The numbers of this run's own attempts in a place."""
+        places = self._state().places
+        return {n for n, place in places.items() if same_place(place or self.default, url)}
+
+    async def _accept(self, url: str, found: Survey, before: int) -> None:
+        """Writes down what the run may go on from, of what others left there, unless that was done already."""
+        state = self._state()
+        known = {(b.number, n) for b in self.brought() if same_place(b.place, url) for n in b.names}
+        # --from is what the run was told to start from: until it has something of its own, whatever lay in a
+        # folder when the run first came there is older than that.
+        starting = bool(state.origin) and not any(state.seals.values()) and not state.accepted
+        told = starting and not known and not same_place(url, self.default)
+        count = 0
+        for number, names in found.others.items():
+            if fresh := [n for n in names if (number, n) not in known]:
+                count += len(fresh)
+                await self._record(
+                    "accepted",
+                    number=number,
+                    checkpoints=fresh,
+                    place=self.written(url),
+                    before=0 if told else before,
+                    source=found.where_from,
+                )
+        if count:
+            things = "a checkpoint" if count == 1 else f"{count} checkpoints"
+            goes = (
+                f"the run starts from {state.origin} all the same" if told else "the run goes on from there"
+            )
+            self._say(f"{url} holds {things} of {found.where_from}: {goes}")
+
+    async def accept_elsewhere(self, folder: str) -> list[str]:
+        """Takes over what keepers wrote elsewhere (--room-elsewhere) because its own place refused it; the names.
+
+        Only this run's keepers write there, and only what was whole: of a sealed attempt what counted then, of one that
+        is not sealed yet all. It comes before everything that its attempt and those before made.
+        """
+        url, state = elsewhere_of(folder, self._run_id), self._state()
+        if not url:
+            return []
+        known = {(b.number, n) for b in self.brought() if same_place(b.place, url) for n in b.names}
+        try:
+            lying = await asyncio.to_thread(lambda: listing(open_storage(url)))
+        except (OSError, UnbrokenError) as e:
+            self._say(f"{url} cannot be read: {e}")
+            return []
+        fresh = [
+            f
+            for f in lying
+            if f.committed
+            and (f.attempt, f.name) not in known
+            and ((f.attempt, f.step) in state.accepted or f.attempt not in state.seals)
+        ]
+        for attempt in sorted({f.attempt for f in fresh}):
+            await self._record(
+                "accepted", number=attempt, checkpoints=[f.name for f in fresh if f.attempt == attempt], place=url,
+                before=attempt + 1, source="this run, because its own place refused it",
+            )  # fmt: skip
+        return [f.name for f in fresh]
+
+    async def _patiently(self, url: str, ask: Callable[[Storage], T], within_s: float | None = None) -> T:
+        """What `ask` gives of the storage at `url`, asked again while that cannot be reached."""
+        tries = 0
+        while True:
+            try:
+                return await asyncio.to_thread(lambda: ask(open_storage(url)))
+            except (StorageError, OSError) as e:
+                why = e.what if isinstance(e, StorageError) else str(e)
+                if within_s is not None and tries * _RETRY_S >= within_s:
+                    raise StorageError(f"the checkpoints cannot be listed: {why}", where=url) from e
+                if self._giving_up():
+                    raise RunStopped(
+                        f"the checkpoints cannot be reached: {why}", where=url,
+                        todo="Mend that and give the same command again",
+                    ) from e  # fmt: skip
+                if tries % _SAY_EVERY == 0:
+                    self._say(f"the checkpoints in {url} cannot be reached ({why}); waiting until they can")
+                tries += 1
+                await asyncio.sleep(_RETRY_S)
+
+
+def told(refusal: UnbrokenError) -> dict[str, Any]:
+    """A refusal as keepers pass it on."""
+    return {"message": refusal.what, "where": refusal.where, "hint": refusal.todo}

@@ -1,0 +1,197 @@
+"""One attempt as the supervisor sees it: where its ranks run, how far they are, how they ended."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ....detect import HangDetector, RankView
+from ....diagnose.facts import RankExit
+from ....errors import NotDurable
+from ....progress import Phase, RunDir
+from ....progress.records.steps import Step, step_record
+from ...wire import Message
+
+_UNKEPT_MAX = 100_000
+
+
+@dataclass
+class RankState:
+    """`count` grows with every sign of progress; `step` is the newest completed one, -1 for none."""
+
+    rank: int
+    node: str
+    pid: int = 0
+    count: int = 0
+    phase: Phase = Phase.STARTING
+    step: int = -1
+    source: str = "page"
+    exit: RankExit | None = None
+    oom: bool | None = None
+    """Of a rank that was killed: whether the kernel's log says that memory ran out; None where it cannot be read."""
+
+    @property
+    def finished(self) -> bool:
+        return self.exit is not None and self.exit.code == 0
+
+
+@dataclass
+class Attempt:
+    """`started` is seconds since the epoch at launch; `floor` the highest step completed before this attempt."""
+
+    number: int
+    slots: tuple[str, ...]
+    nproc: int
+    detector: HangDetector
+    started: float
+    floor: int = -1
+    ranks: dict[int, RankState] = field(default_factory=dict)
+    first_step: Step | None = None
+    caught_up: Step | None = None
+    last: Step | None = None
+    attached_at: float | None = None
+    total: int | None = None
+    step_time: float | None = None
+    steps_file: Path | None = None
+    unkept: list[str] = field(default_factory=list)
+    _interlude: bool = False
+    _before: tuple[int, float] | None = None
+    _leader: int | None = None
+
+    @classmethod
+    def make(
+        cls,
+        number: int,
+        slots: tuple[str, ...],
+        nproc: int,
+        detector: HangDetector,
+        floor: int,
+        run_dir: RunDir,
+    ) -> Attempt:
+        attempt = cls(number, slots, nproc, detector, time.time(), floor)
+        for slot, node in enumerate(slots):
+            for local in range(nproc):
+                rank = slot * nproc + local
+                attempt.ranks[rank] = RankState(rank, node)
+        attempt.steps_file = run_dir.steps(number)
+        attempt.steps_file.parent.mkdir(parents=True, exist_ok=True)
+        return attempt
+
+    def node_ranks(self, node: str) -> dict[int, int]:
+        """rank -> local rank on a node."""
+        return {r: r % self.nproc for r, s in self.ranks.items() if s.node == node}
+
+    @property
+    def step(self) -> int:
+        """The highest completed step of any rank, -1 before the first."""
+        return max((s.step for s in self.ranks.values()), default=-1)
+
+    @property
+    def all_finished(self) -> bool:
+        return all(s.finished for s in self.ranks.values())
+
+    @property
+    def all_ended(self) -> bool:
+        return all(s.exit is not None for s in self.ranks.values())
+
+    def failures(self) -> list[RankExit]:
+        """Ranks that ended by themselves with an error, earliest first."""
+        bad = [
+            s.exit for s in self.ranks.values() if s.exit is not None and s.exit.code != 0 and not s.exit.ours
+        ]
+        return sorted(bad, key=lambda e: e.time)
+
+    @property
+    def done_but_for_saving(self) -> bool:
+        """Whether all that failed is that the last checkpoint was not saved when the ranks had done their steps."""
+        failed = self.failures()
+        steps_done = self.total is None or self.step >= self.total
+        return bool(failed) and steps_done and all(e.code == NotDurable.exit_code for e in failed)
+
+    def stopped_by_us(self) -> RankExit | None:
+        """The first rank whose end was our doing (its lease had lapsed, say), where none had failed before it."""
+        first = next((e for e in self.exits() if e.ours or e.code != 0), None)
+        return first if first is not None and first.ours else None
+
+    def exits(self) -> tuple[RankExit, ...]:
+        return tuple(sorted((s.exit for s in self.ranks.values() if s.exit), key=lambda e: e.time))
+
+    def views(self) -> dict[int, RankView]:
+        return {
+            r: RankView(s.count, s.phase, s.step if s.step >= 0 else None, s.exit is not None)
+            for r, s in self.ranks.items()
+        }
+
+    @property
+    def told(self) -> bool:
+        """Whether the ranks' steps are known (by page or log)."""
+        return any(s.source in ("page", "log") and s.step >= 0 for s in self.ranks.values())
+
+    def take(self, sent: float, ranks: Message) -> list[Step]:
+        """Takes an agent's news; returns the leading rank's new steps. `sent` is the node's monotonic clock when
+        the message left, which relates its times to ours without trusting its wall clock."""
+        offset = time.time() - sent
+        told: dict[int, list[tuple[Step, float]]] = {}
+        for key, news in ranks.items():
+            state = self.ranks.get(int(key))
+            if state is None:
+                continue
+            state.count, state.phase = news["count"], Phase(news["phase"])
+            state.source = news.get("source", "page")
+            if news.get("total"):
+                self.total = news["total"]
+            if self.attached_at is None and state.source == "page":
+                self.attached_at = time.time()
+            steps = [(Step(s, float.fromhex(x), t, at + offset), at) for s, t, x, at in news["steps"]]
+            if steps:
+                state.step = max(state.step, steps[-1][0].step)
+                told[state.rank] = steps
+        leader = self._leading(told)
+        fresh = told.get(leader, [])
+        for step, at in fresh:
+            # Durations by the node's own clock: they need no relation to ours, and a wall clock may jump.
+            if self._before is not None and step.step > self._before[0] and not self._interlude:
+                took = (at - self._before[1]) / (step.step - self._before[0])
+                self.detector.step_took(max(took, 0.0))
+                self.step_time = took if self.step_time is None else 0.9 * self.step_time + 0.1 * took
+            self._before, self._interlude = (step.step, at), False
+            self.first_step = self.first_step or step
+            if self.caught_up is None and step.step > self.floor:
+                self.caught_up = step
+            self.last = step
+        # The time from here to the next step is not a step's: it holds an evaluation or a checkpoint.
+        self._interlude |= self.ranks[leader].phase is not Phase.TRAINING
+        self._keep(s for s, _ in fresh)
+        return [s for s, _ in fresh]
+
+    def _leading(self, told: Mapping[int, object]) -> int:
+        """The rank whose steps are shown: the lowest; where only logs tell steps, the first that told one."""
+        if self._leader is None and told:
+            by_log = all(self.ranks[r].source != "page" for r in told)
+            self._leader = min(told) if by_log else min(self.ranks)
+        return min(self.ranks) if self._leader is None else self._leader
+
+    def _keep(self, steps: Iterable[Step]) -> None:
+        """Appends to steps.jsonl; not fsynced, and kept for later where the disk refuses."""
+        self.unkept += [json.dumps(step_record(s)) + "\n" for s in steps]
+        if not self.unkept or self.steps_file is None:
+            return
+        data = "".join(self.unkept).encode()
+        try:
+            with open(self.steps_file, "ab", buffering=0) as f:
+                start = f.tell()
+                try:
+                    if f.write(data) != len(data):
+                        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                except OSError:
+                    # What was half written comes again whole: else it would stand there twice.
+                    f.truncate(start)
+                    raise
+            self.unkept = []
+        except OSError:
+            del self.unkept[:-_UNKEPT_MAX]

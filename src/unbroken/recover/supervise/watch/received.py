@@ -1,0 +1,113 @@
+"""What an agent says, checked before the supervisor acts on it.
+
+An agent that shows the run's token is believed to mean well, not to be right. A message of another shape is passed
+over with a line in the log: it must neither raise in the loop that keeps the run alive nor count as news.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ....link.bounds import Malformed, Message, number, text, whole
+from ....progress.page import Phase
+
+_MOST = (1 << 63) - 1
+_LATEST = 1e12
+_PHASES = {int(p) for p in Phase}
+_KEEPER_NEEDS = {
+    "host": ("attempt", "step", "rank"), "durable": ("attempt", "step"), "failed": ("attempt", "step"),
+    "waiting": ("attempt", "step"), "restored": ("attempt",), "superseded": ("attempt", "step", "by"), "place": ("attempt",),
+}  # fmt: skip
+"""What the supervisor reads of each event of a keeper; the rest may be missing or null."""
+
+
+def check(m: Message, world_size: int) -> Message:
+    """The same message, if an agent of a run of this size can mean it. Raises Malformed.
+
+    What is not known here is let through: it does nothing.
+    """
+    op = m.get("op")
+    if op == "beat":
+        whole(m.get("number"), "number", 0, _MOST)
+    elif op == "progress":
+        whole(m.get("attempt"), "attempt", 0, _MOST)
+        number(m.get("sent"), "sent", 0.0, _LATEST)
+        for rank, news in _table(m.get("ranks"), "ranks").items():
+            _rank(rank, world_size)
+            _news(_table(news, "news"))
+    elif op == "exited":
+        whole(m.get("attempt"), "attempt", 0, _MOST)
+        whole(m.get("rank"), "rank", 0, world_size - 1)
+        _ending(m)
+    elif op == "keeper":
+        text(m.get("event"), "event", most=64)
+        # A restore that found nothing has no step, and what went wrong on no rank in particular has rank -1.
+        for key, least, most in (
+            ("attempt", 0, _MOST), ("step", 0, _MOST), ("by", 0, _MOST), ("rank", -1, world_size - 1),
+        ):  # fmt: skip
+            if m.get(key) is not None or key in _KEEPER_NEEDS.get(m["event"], ()):
+                whole(m.get(key), key, least, most)
+    return m
+
+
+def hello(m: Message, world_size: int) -> Message:
+    """An agent's first message, if it can mean it. Raises Malformed."""
+    text(m.get("node"), "node", empty=False)
+    text(m.get("host", ""), "host")
+    whole(m.get("attempt"), "attempt", 0, _MOST)
+    for rank, described in _table(m.get("ranks"), "ranks").items():
+        _rank(rank, world_size)
+        d = _table(described, "rank")
+        whole(d.get("pid"), "pid", 0, 1 << 32)
+        if type(d.get("running")) is not bool:
+            raise Malformed("'running' is neither true nor false")
+        if not d["running"]:
+            _ending(d)
+    return m
+
+
+def _news(news: Message) -> None:
+    whole(news.get("count"), "count", 0, _MOST)
+    if whole(news.get("phase"), "phase", 0, 255) not in _PHASES:
+        raise Malformed(f"there is no phase {news['phase']}")
+    text(news.get("source", "page"), "source", most=16)
+    if news.get("total") is not None:
+        whole(news["total"], "total", 0, _MOST)
+    steps = news.get("steps")
+    if not isinstance(steps, list):
+        raise Malformed("'steps' is no list")
+    for step in steps:
+        if not isinstance(step, list) or len(step) != 4:
+            raise Malformed("a step is no list of four")
+        whole(step[0], "step", -_MOST, _MOST)
+        whole(step[1], "tokens", -_MOST, _MOST)
+        try:
+            float.fromhex(text(step[2], "loss", most=64))
+        except (ValueError, OverflowError):
+            raise Malformed("a loss is no hexadecimal number") from None
+        number(step[3], "time", 0.0, _LATEST)
+
+
+def _ending(m: Message) -> None:
+    for key in ("code", "signal"):
+        if m.get(key) is not None:
+            whole(m[key], key, -(1 << 31), 1 << 32)
+    if m.get("code") is None and m.get("signal") is None:
+        raise Malformed("an end with neither a code nor a signal")
+    number(m.get("time"), "time", 0.0, _LATEST)
+    if type(m.get("ours")) is not bool:
+        raise Malformed("'ours' is neither true nor false")
+
+
+def _rank(key: Any, world_size: int) -> None:
+    if (
+        not (isinstance(key, str) and key.isascii() and key.isdigit() and len(key) < 10)
+        or int(key) >= world_size
+    ):
+        raise Malformed(f"there is no rank {key!r:.40}")
+
+
+def _table(value: Any, what: str) -> Message:
+    if not isinstance(value, dict):
+        raise Malformed(f"'{what}' is no table")
+    return value

@@ -1,0 +1,51 @@
+"""Watches the run directory: deleted, moved, made anew, read-only, full. Each is said within seconds, once."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from ....progress import RunDir
+from ....units import Bytes
+
+EVERY_S = 1.0
+_ROOM_LEAST = Bytes("1MiB")
+
+
+@dataclass(frozen=True)
+class FolderState:
+    """`lost` says in words that the folder is not the run's any more; `trouble` that it cannot be written now."""
+
+    lost: str = ""
+    trouble: str = ""
+
+
+class RunFolderWatch:
+    """Remembers which folder it is, by its file system and number, and that this term's file lies in it."""
+
+    def __init__(self, run_dir: RunDir, epoch: int) -> None:
+        self._run_dir, self._epoch = run_dir, epoch
+        self._id = self._identity()
+
+    def _identity(self) -> tuple[int, int]:
+        found = os.stat(self._run_dir.path)
+        return found.st_dev, found.st_ino
+
+    def look(self) -> FolderState:
+        """What the folder is now; may block on a file system that hangs, so call it from a thread."""
+        path = self._run_dir.path
+        try:
+            if self._identity() != self._id:
+                return FolderState(lost=f"{path} is another folder now: the run's own was deleted or moved")
+            if not self._run_dir.epoch(self._epoch).exists():
+                return FolderState(lost=f"what lay in {path} was deleted")
+            free = os.statvfs(path)
+        except FileNotFoundError:
+            return FolderState(lost=f"{path} was deleted or moved")
+        except OSError as e:
+            return FolderState(trouble=f"{path} cannot be reached: {e.strerror}")
+        if free.f_flag & os.ST_RDONLY:
+            return FolderState(trouble=f"{path} is read-only now")
+        if free.f_bavail * free.f_frsize < _ROOM_LEAST:
+            return FolderState(trouble=f"{path} is full")
+        return FolderState()

@@ -1,0 +1,300 @@
+"""Where a run stands, as one screen: also while it is being written, where it is damaged, or where its supervisor died."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import socket
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ..checkpoint.catalogue.candidates import candidates
+from ..checkpoint.client.links import Link
+from ..cluster import LocalBackend
+from ..cluster.holding.processes import marked, read_stat
+from ..errors import UnbrokenError
+from ..progress import Epoch, RunDir, RunSpec
+from ..progress.records.steps import Step
+from .data import IncidentStory, Record, Report, same_command
+from .gather import gather
+
+_TAIL = 64 * 2**10
+_KEEPER_S = 1.0
+
+
+@dataclass(frozen=True)
+class SupervisorStanding:
+    """The newest supervisor. `alive` is None where it cannot be known from this host; `stopped`: its process is there
+    and does not run (SIGSTOP, Ctrl-Z), so nobody supervises."""
+
+    pid: int
+    host: str
+    epoch: int
+    since: float
+    alive: bool | None
+    stopped: bool = False
+
+
+@dataclass(frozen=True)
+class NodeStanding:
+    """One node: what it does, in words, and how many of the run's processes of each role run on it (None where
+    that cannot be known from this host)."""
+
+    name: str
+    doing: str
+    processes: dict[str, int] | None
+
+
+@dataclass(frozen=True)
+class Standing:
+    """A run at `now`. `memory_step` and `disk_step` are the newest steps from which it could go on (None for
+    none), `todo` what to do next. `status`: as in `Report`, or unknown: its supervisor is on another host."""
+
+    run_dir: str
+    run_id: str | None
+    now: float
+    status: str
+    why: str
+    todo: str
+    started: float
+    wall_s: float
+    supervisor: SupervisorStanding | None
+    attempt: int
+    attempts: int
+    step: int
+    loss: float | None
+    step_s: float | None
+    last_step_at: float | None
+    memory_step: int | None
+    disk_step: int | None
+    disk_name: str | None
+    started_from: str
+    """What the run was given with --from, with the step of that; "" where it was given nothing."""
+    incidents: tuple[IncidentStory, ...]
+    nodes: tuple[NodeStanding, ...]
+    problems: tuple[str, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain JSON values; a loss that is no number becomes null."""
+        value = asdict(self)
+        if self.loss is None or not math.isfinite(self.loss):
+            value["loss"] = None
+        return value
+
+
+def standing(run_dir: RunDir, *, now: float | None = None) -> Standing:
+    """Where a run stands. Reads only; never waits longer than a second for each keeper on this machine.
+
+    Raises InputError where the folder is no run directory.
+    """
+    report = gather(run_dir, now=now, with_steps=False)
+    epoch = report.epochs[-1] if report.epochs else None
+    here = epoch is None or epoch.host == socket.gethostname()
+    counts = _processes(report.spec) if here else None
+    alive = None if epoch is None else (not epoch.supervisor_is_gone() if here else None)
+    status = report.status
+    if status == "running" and alive is None and epoch is not None:
+        status = "unknown"
+    last, step_s = newest_step(run_dir, run_dir.attempt_numbers())
+    memory = _memory_step(report, counts) if counts else None
+    disk = next((c for c in report.checkpoints if c.counts), None)
+    known = [
+        int(r["step"]) for r in report.events if r["kind"] in ("ended", "incident", "status") and "step" in r
+    ]
+    told = Standing(
+        run_dir=str(run_dir.path),
+        run_id=report.spec.run_id if report.spec else None,
+        now=report.now,
+        status=status,
+        why=report.why or (f"waits for a person: {wait['why']}" if (wait := _waits(report)) else ""),
+        todo="",
+        started=report.started,
+        wall_s=report.wall_s,
+        supervisor=_supervisor(epoch, alive),
+        attempt=report.attempts[-1].number if report.attempts else 0,
+        attempts=len(report.attempts),
+        step=last.step if last is not None else max(known, default=-1),
+        loss=None if last is None or math.isnan(last.loss) else last.loss,
+        step_s=step_s,
+        last_step_at=last.time if last is not None else None,
+        memory_step=memory,
+        disk_step=disk.step if disk else None,
+        disk_name=disk.name if disk else None,
+        started_from=_started_from(report),
+        incidents=report.incidents,
+        nodes=tuple(_nodes(report, counts)),
+        problems=report.problems,
+    )
+    return replace(told, todo=_todo(told, report))
+
+
+def newest_step(run_dir: RunDir, attempts: Sequence[int]) -> tuple[Step | None, float | None]:
+    """The newest step that was received and the mean time of the last steps, from the ends of the newest files."""
+    for attempt in reversed(attempts):
+        steps = _tail(run_dir.steps(attempt))
+        if steps:
+            first, last = steps[0], steps[-1]
+            took = (last.time - first.time) / (last.step - first.step) if last.step > first.step else None
+            return last, took
+    return None, None
+
+
+def _tail(path: Path) -> list[Step]:
+    """The last steps of a steps.jsonl (up to 50), without reading all of it."""
+    try:
+        with open(path, "rb") as f:
+            size = f.seek(0, os.SEEK_END)
+            f.seek(max(0, size - _TAIL))
+            lines = f.read().split(b"\n")[:-1]
+    except OSError:
+        return []
+    steps = []
+    for line in lines[-50:]:
+        try:
+            r = json.loads(line)
+            steps.append(Step(int(r["step"]), float.fromhex(r["loss"]), int(r["tokens"]), float(r["t"])))
+        except (ValueError, KeyError, TypeError):
+            continue  # torn, or the cut-off beginning of the piece that was read
+    return steps
+
+
+def _supervisor(epoch: Epoch | None, alive: bool | None) -> SupervisorStanding | None:
+    if epoch is None:
+        return None
+    return SupervisorStanding(
+        epoch.pid, epoch.host, epoch.number, epoch.claimed, alive, bool(alive) and _is_stopped(epoch.pid)
+    )
+
+
+def _is_stopped(pid: int) -> bool:
+    try:
+        return read_stat(pid)[0] in ("T", "t")
+    except (OSError, ValueError):
+        return False
+
+
+def _processes(spec: RunSpec | None) -> dict[str, Counter[str]] | None:
+    """node -> role -> how many processes of the run are on this machine."""
+    if spec is None or not Path("/proc").is_dir():
+        return None
+    found: dict[str, Counter[str]] = {}
+    for p in marked(spec.run_id):
+        found.setdefault(p.node, Counter())[p.role] += 1
+    return found
+
+
+def _memory_step(report: Report, counts: Mapping[str, Counter[str]]) -> int | None:
+    """The newest step that the keepers on this machine hold for every rank; None where there is none."""
+    spec = report.spec
+    if spec is None or not report.attempts:
+        return None
+    backend = LocalBackend(spec.run_id)
+    inventories: dict[str, list[Record]] = {}
+    for node, roles in counts.items():
+        if roles.get("keeper"):
+            inventories[node] = _inventory(backend.scratch(node) / "keeper.sock")
+    slots = report.attempts[-1].slots
+    ranks = {s * spec.nproc + i: n for s, n in enumerate(slots) for i in range(spec.nproc)}
+    whole = [c for c in candidates({}, inventories, ranks) if len(c["memory"]) == len(ranks)]
+    return int(whole[0]["step"]) if whole else None
+
+
+def _inventory(path: Path) -> list[Record]:
+    """What a keeper holds; nothing where it does not answer in time."""
+    try:
+        link = Link(path, {"role": "visitor"}, timeout_s=_KEEPER_S)
+    except (OSError, UnbrokenError):
+        return []
+    try:
+        answer, _ = link.request({"op": "inventory"})
+        return list(answer["inventory"])
+    except (OSError, UnbrokenError, KeyError):
+        return []
+    finally:
+        link.disconnect()
+
+
+def _nodes(report: Report, counts: Mapping[str, Counter[str]] | None) -> list[NodeStanding]:
+    """What each node does, from the journal."""
+    out: dict[str, str] = {}
+    for e in report.events:
+        if e["kind"] == "lost":
+            out[str(e["node"])] = f"lost: {e.get('reason', '')}".rstrip(": ")
+        elif e["kind"] == "cordon":
+            out[str(e["node"])] = f"cordoned: {e.get('reason', '')}".rstrip(": ")
+        elif e["kind"] == "returned":
+            out.pop(str(e["node"]), None)
+    last = report.attempts[-1] if report.attempts else None
+    nproc = report.spec.nproc if report.spec else 1
+    going = last is not None and last.ended is None and report.status == "running"
+    stepping = last is not None and bool(_tail(report.run_dir.steps(last.number)))
+    found = []
+    for name in report.nodes:
+        doing = out.get(name)
+        if doing is None and last is not None and name in last.slots:
+            slot = last.slots.index(name)
+            low, high = slot * nproc, slot * nproc + nproc - 1
+            ranks = f"rank {low}" if low == high else f"ranks {low}–{high}"
+            doing = f"{'training' if stepping else 'starting'}, {ranks}" if going else f"had {ranks}"
+        here = None if counts is None else dict(counts.get(name, {}))
+        if doing is not None and doing.startswith("had ") and here and here.get("rank"):
+            doing = f"still runs {doing.removeprefix('had ')}, without a supervisor"
+        found.append(NodeStanding(name, doing or ("spare" if last else "not used yet"), here))
+    return found
+
+
+def _started_from(report: Report) -> str:
+    for e in report.events:
+        if e["kind"] == "origin":
+            return f"{e['origin']}, step {e['step']}"
+    asked = report.spec.origin if report.spec else ""
+    return f"{asked}, not copied yet" if asked else ""
+
+
+def _waits(report: Report) -> dict[str, Any] | None:
+    """The record of a run that waits for a person now; None where it does not."""
+    for e in reversed(report.events):
+        if e["kind"] in ("attempt", "made_sure", "status"):
+            return None
+        if e["kind"] == "waiting":
+            return e
+    return None
+
+
+def _todo(s: Standing, report: Report) -> str:
+    """The next action, as an imperative sentence; '' where there is none."""
+    command = same_command(report)
+    at = f"In {report.cwd}: " if report.cwd else ""
+    left = sum(sum((n.processes or {}).values()) for n in s.nodes)
+    if s.status == "new":
+        return f"Start it. {at}{command}"
+    if s.status == "abandoned":
+        still = (
+            f"{left} of its processes still run: ranks end when their lease expires, the rest waits a while. "
+            if left
+            else ""
+        )
+        return f"{still}Give the same command again: it takes over or restarts. {at}{command}"
+    if s.status == "stopped" and s.step < 0:
+        return f"Fix the cause, then give the same command again; another command line needs another --run-dir. {at}{command}"
+    origin = "from the last checkpoint" if s.disk_step is not None else "without a checkpoint: none was saved"
+    if s.status == "stopped":
+        return f"Fix the cause, then give the same command again: it goes on {origin}. {at}{command}"
+    if s.status == "interrupted":
+        return f"Give the same command again: it goes on {origin}. {at}{command}"
+    if s.status == "running" and s.supervisor is not None and s.supervisor.stopped:
+        return (
+            f"Continue its supervisor (kill -CONT {s.supervisor.pid}), or give the same command again: it takes over. "
+            "Until then nobody supervises, and the ranks stop when their lease expires."
+        )
+    if s.status == "running" and (wait := _waits(report)):
+        return str(wait["todo"])
+    if s.status == "unknown" and s.supervisor is not None:
+        return (
+            f"Ask on {s.supervisor.host}: whether process {s.supervisor.pid} lives cannot be known from here."
+        )
+    return ""
