@@ -42,7 +42,8 @@ demo: $(RUN_STAMP)
 test: $(TEST_STAMP)
 	bash scripts/test.sh $(BIN) fast
 
-# Everything of at most 45 minutes: servers, testbeds, browsers. Skips, with the reason, what this machine cannot have.
+# Everything of at most 45 minutes but `make breakers`: servers, testbeds, browsers. Skips, with the reason, what
+# this machine cannot have.
 test-all: $(ALL_STAMP)
 	bash scripts/test.sh $(BIN) all
 

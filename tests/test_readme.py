@@ -74,6 +74,7 @@ def test_what_make_install_brings_is_pinned_to_the_last_library() -> None:
                 assert re.sub(r"[-_.]+", "-", needed.name).lower() in pinned(), f"{distribution}: {needed}"
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_every_command_runs_with_what_make_install_brings(tmp_path: Path) -> None:
     assert len(commands()) >= 10

@@ -54,7 +54,7 @@ def test_a_stopped_training_goes_on_from_an_import_also_of_an_earlier_step(stage
     assert stage.restored()[2][0] >= 15, stage.story()
 
 
-@combinations(places=("own", "run"), launchers=("run",), thin=(("own", "run"),))
+@combinations(places=("own", "run"), launchers=("run",))
 def test_a_new_run_from_another_runs_directory(stage: Stage) -> None:
     stage.start().until_durable(10)
     stage.stop()

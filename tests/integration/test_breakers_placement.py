@@ -22,7 +22,7 @@ def journal(stage: Stage, kind: str) -> list[dict[str, Any]]:
     return [r for r in read_journal(stage.run_dir).records if r["kind"] == kind]
 
 
-@combinations(places=("own", "store"), launchers=("torchrun", "alone"), thin=(("own", "alone"),))
+@combinations(places=("own", "store"), launchers=("torchrun", "alone"))
 def test_a_training_changes_its_launcher_and_loses_nothing(stage: Stage) -> None:
     """Alone or under torchrun, then under `unbroken run`, then back again: always from the last checkpoint."""
     first = stage.launcher

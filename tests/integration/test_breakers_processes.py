@@ -161,7 +161,7 @@ def test_an_early_exit_with_code_0_twice_stops_the_run_and_loses_nothing(stage: 
     stage.goes_on(max(stage.durable()))
 
 
-@combinations(launchers=RUN, thin=(("run", "run"),))
+@combinations(launchers=RUN)
 def test_a_stop_after_the_run_directory_was_deleted_saves_what_is_in_memory(stage: Stage) -> None:
     """SIGTERM comes before the supervisor has noticed, or just after."""
     stage.options = ["--stop-within", "15s"]

@@ -111,6 +111,7 @@ def test_a_rank_that_leaves_while_others_train_is_the_root_and_stops_the_run_the
     assert "no step is known" not in run.output
 
 
+@pytest.mark.slow
 def test_ranks_that_end_well_long_apart_are_no_incident(new_run: NewRun) -> None:
     run = new_run("--nproc", "2", "--suspect-after", "1s", script=APART, args=[]).start()
     assert run.wait() == 0, run.output
@@ -118,6 +119,7 @@ def test_ranks_that_end_well_long_apart_are_no_incident(new_run: NewRun) -> None
     assert "suspected" not in run.output
 
 
+@pytest.mark.slow
 def test_of_two_ranks_the_one_that_hangs_is_named_by_its_stack(new_run: NewRun) -> None:
     run = new_run(
         "--nproc", "2", "--hang-after", "8s", "--suspect-after", "3s", script=COLLECTIVE, args=["hang"]

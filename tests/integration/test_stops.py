@@ -87,10 +87,10 @@ def until_moment(run: RunUnderTest, moment: str, within: float = 60) -> None:
 
 
 MOMENTS = ["incident", "seal", "attempt", "launched", "restored"]
-FAST = [pytest.param(m, marks=[] if m == "launched" else [pytest.mark.slow]) for m in MOMENTS]
 
 
-@pytest.mark.parametrize("moment", FAST)
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", MOMENTS)
 def test_a_stop_while_an_attempt_starts_keeps_what_is_in_memory(new_run: NewRun, moment: str) -> None:
     run = new_run(script=SCRIPT, args=["37", "60"]).start(SLOW_START="1.5")
     until_moment(run, moment)
@@ -204,6 +204,7 @@ def read_until(run: RunUnderTest, text: str, within: float = 60) -> None:
     assert text in run.output, run.output
 
 
+@pytest.mark.slow
 def test_a_full_disk_at_the_end_is_waited_for(new_run: NewRun, small_disk: Path) -> None:
     """The only copy of the last steps is in memory: it is kept until there is room, and that is said."""
     run = full_run(new_run, small_disk).start()

@@ -73,6 +73,7 @@ dist.destroy_process_group()  # torch may abort a rank that ends without it
     assert run.attempts() == 2
 
 
+@pytest.mark.slow
 def test_a_rank_that_stops_inside_a_save_is_found_as_fast_as_in_a_step(new_run: NewRun) -> None:
     """A save holds nothing up, so its hang must not wait for the deadline of minutes of the phase checkpointing."""
     script = """
@@ -166,7 +167,13 @@ def test_killed_supervisor_is_succeeded_and_the_ranks_never_stop(new_run: NewRun
     assert first["step"] == 1 and first["seconds"] > 0
 
 
-@pytest.mark.parametrize("by", ["agents", "ranks", "one of each", "agents that wake late"])
+@pytest.mark.parametrize(
+    "by",
+    [
+        "one of each",
+        *(pytest.param(by, marks=pytest.mark.slow) for by in ("agents", "ranks", "agents that wake late")),
+    ],
+)
 def test_ranks_without_a_supervisor_stop_when_the_lease_lapses(
     new_run: NewRun, eventually: Callable[..., None], by: str
 ) -> None:
