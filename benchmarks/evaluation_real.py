@@ -30,9 +30,9 @@ from typing import Any
 
 from evaluation_suite import ROWS, Row
 
-from unbroken.evaluate.codec import decode, encode
 from unbroken.evaluate.contracts import Answer, ModelSpec, PreparedTask, Suite, Task, TaskPrior
-from unbroken.evaluate.sources import open_source
+from unbroken.evaluate.model.sources import open_source
+from unbroken.evaluate.suite.codec import decode, encode
 
 MODELS = {"tiny": (128, 2, 4, 352), "small": (1024, 8, 16, 2816), "medium": (2048, 16, 16, 5632)}
 """Hidden size, layers, heads, intermediate size: 0.5 M, 0.1 B and 0.8 B parameters."""
@@ -296,13 +296,13 @@ def run_ours(
     arm: str, out: Path, suite: Suite, spec: ModelSpec, workers: int, on_gpu: bool, rate: float
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """`unbroken eval`: the model comes over the link once, into shared memory, by its own cache; the time for that counts."""
-    from unbroken.evaluate import locate
-    from unbroken.evaluate.cache import Places
-    from unbroken.evaluate.coordinator import Coordinator
     from unbroken.evaluate.engines import Slot
     from unbroken.evaluate.engines.local import LocalEngine
-    from unbroken.evaluate.folder import EvalDir
-    from unbroken.evaluate.settings import Settings
+    from unbroken.evaluate.model import locate
+    from unbroken.evaluate.model.cache import Places
+    from unbroken.evaluate.result.folder import EvalDir
+    from unbroken.evaluate.run.coordinator import Coordinator
+    from unbroken.evaluate.run.settings import Settings
 
     folder = EvalDir(out)
     size = sum(f.stat().st_size for f in Path(spec.source).iterdir())
@@ -459,8 +459,8 @@ def environment(gpus: Sequence[int]) -> dict[str, str]:
 
 def trial(job: dict[str, Any], gpus: Sequence[int]) -> None:
     """What the baseline's GPU job does: copy, load, prepare, infer and, if asked, score."""
-    from unbroken.evaluate.registry import get_backend, get_harness
-    from unbroken.evaluate.staged import encode_answer
+    from unbroken.evaluate.suite.registry import get_backend, get_harness
+    from unbroken.evaluate.suite.staged import encode_answer
 
     out, index = Path(job["out"]), job["index"]
     suite, spec = decode(Suite, job["suite"]), decode(ModelSpec, job["spec"])
@@ -489,7 +489,7 @@ def trial(job: dict[str, Any], gpus: Sequence[int]) -> None:
 
 def save_score(out: Path, name: str, prepared: PreparedTask, answers: Sequence[Answer]) -> None:
     """The harness's own score."""
-    from unbroken.evaluate.registry import get_harness
+    from unbroken.evaluate.suite.registry import get_harness
 
     score = get_harness("plain").score(prepared, answers)
     (out / f"score-{name}.json").write_text(json.dumps([(m.name, m.value, m.stderr) for m in score.metrics]))
@@ -512,8 +512,8 @@ def score_apart(out: Path, suite: Suite, spec: ModelSpec, workers: int) -> None:
 
 def score(job: dict[str, Any]) -> None:
     """One scoring process."""
-    from unbroken.evaluate.registry import get_harness
-    from unbroken.evaluate.staged import read_answers
+    from unbroken.evaluate.suite.registry import get_harness
+    from unbroken.evaluate.suite.staged import read_answers
 
     out, suite = Path(job["out"]), decode(Suite, job["suite"])
     task = next(t for t in suite.tasks if t.name == job["task"])
@@ -527,7 +527,7 @@ def score(job: dict[str, Any]) -> None:
 def rates(spec: ModelSpec, gpus: Sequence[int]) -> dict[str, float]:
     """Seconds per character and token, measured on one block of each kind, the second time."""
     from unbroken.evaluate.contracts import Request
-    from unbroken.evaluate.registry import get_backend
+    from unbroken.evaluate.suite.registry import get_backend
 
     model = get_backend(spec.backend).load(spec, Path(spec.source), gpus)
     text = ("the quick brown fox jumps over the lazy dog. " * 64)[:1000]

@@ -14,8 +14,8 @@ from typing import Any
 
 from evaluation_suite import ROWS
 
-from unbroken.evaluate.arms import Published, baseline, opencompass, published
-from unbroken.evaluate.simulated import Cluster, Dataset, Outcome, Techniques, Weights, bound, ours
+from unbroken.evaluate.plan.contenders import Published, baseline, opencompass, published
+from unbroken.evaluate.plan.simulated import Cluster, Dataset, Outcome, Techniques, Weights, bound, ours
 
 START_S, PREPROCESS_S = 20.0, 9.0
 TARGETS = {1: 1.3, 4: 1.8}

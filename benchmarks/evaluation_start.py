@@ -23,15 +23,15 @@ from own_folders import use_own_folders
 ONE = """
 import json, sys, time
 from pathlib import Path
-from unbroken.evaluate.bytecode import kept_bytecode
-from unbroken.evaluate.cache import default_places
+from unbroken.evaluate.processes.bytecode import kept_bytecode
+from unbroken.evaluate.model.cache import default_places
 from unbroken.evaluate.contracts import ModelSpec
-from unbroken.evaluate.coordinator import Coordinator
+from unbroken.evaluate.run.coordinator import Coordinator
 from unbroken.evaluate.engines import Slot
 from unbroken.evaluate.engines.local import LocalEngine, count_gpus, imports_for
-from unbroken.evaluate.folder import EvalDir
-from unbroken.evaluate.settings import Settings
-from unbroken.evaluate.suite import read_suite
+from unbroken.evaluate.result.folder import EvalDir
+from unbroken.evaluate.run.settings import Settings
+from unbroken.evaluate.suite.reader import read_suite
 
 suite, model, place, forked = sys.argv[1], sys.argv[2], Path(sys.argv[3]), sys.argv[4] == "forked"
 gpus = count_gpus()

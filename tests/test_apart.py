@@ -10,8 +10,8 @@ from pathlib import Path
 
 from tests.conftest import touched
 from unbroken.diagnose.memory import default_path
-from unbroken.evaluate.priors import default_store
-from unbroken.evaluate.sources import memo_folder
+from unbroken.evaluate.model.sources import memo_folder
+from unbroken.evaluate.plan.priors import default_store
 
 
 def test_what_is_kept_between_runs_lies_in_a_folder_of_the_session() -> None:

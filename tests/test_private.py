@@ -12,7 +12,7 @@ import pytest
 from unbroken.checkpoint.ranks.environment import scratch
 from unbroken.cluster.local import LocalBackend
 from unbroken.errors import UnsafeFile
-from unbroken.evaluate.cache import Places
+from unbroken.evaluate.model.cache import Places
 from unbroken.private import private_folder, read_secret, write_secret
 from unbroken.progress import page
 
@@ -61,8 +61,8 @@ def test_keeper_pages_and_copies_lie_in_private_folders(
 
 
 def test_a_run_and_a_copy_in_shared_memory_are_private(tmp_path: Path, umask: int) -> None:
-    from unbroken.evaluate.cache import lease
-    from unbroken.evaluate.sources import FolderSource, hash_model
+    from unbroken.evaluate.model.cache import lease
+    from unbroken.evaluate.model.sources import FolderSource, hash_model
 
     os.umask(0o022)
     (tmp_path / "model").mkdir()
@@ -124,7 +124,7 @@ def test_every_folder_of_ours_in_shared_memory_is_made_private() -> None:
     """`mkdir` beside a name of /dev/shm or the temporary folder is how one is forgotten."""
     source = Path(page.__file__).resolve().parents[1]
     for name in ("cluster/local.py", "recover/node/agent.py", "progress/page.py", "checkpoint/keeper/__main__.py",
-                 "checkpoint/ranks/environment.py", "evaluate/cache.py"):  # fmt: skip
+                 "checkpoint/ranks/environment.py", "evaluate/model/cache.py"):  # fmt: skip
         tree = ast.parse((source / name).read_text())
         made = [
             ast.unparse(n.func.value) for n in ast.walk(tree)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from unbroken.evaluate.cache import Places
 from unbroken.evaluate.contracts import ModelSpec, Report, Suite, Task
-from unbroken.evaluate.coordinator import Coordinator
 from unbroken.evaluate.engines import Slot
 from unbroken.evaluate.engines.local import LocalEngine
-from unbroken.evaluate.folder import EvalDir
-from unbroken.evaluate.settings import Settings
+from unbroken.evaluate.model.cache import Places
+from unbroken.evaluate.result.folder import EvalDir
+from unbroken.evaluate.run.coordinator import Coordinator
+from unbroken.evaluate.run.settings import Settings
 from unbroken.testing.evaluation import BACKEND, HARNESS, ThreadScoring, fake_model
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from unbroken.errors import EvaluationError
-from unbroken.evaluate.answers import AnswerStore
 from unbroken.evaluate.contracts import Answer, Conditions, PreparedTask, Request, Task
-from unbroken.evaluate.journal import Journal, events, read_sealed, seal, unseal
-from unbroken.evaluate.staged import encode_answer, read_answers, read_block, write_samples
+from unbroken.evaluate.result.answers import AnswerStore
+from unbroken.evaluate.result.journal import Journal, events, read_sealed, seal, unseal
+from unbroken.evaluate.suite.staged import encode_answer, read_answers, read_block, write_samples
 
 C = Conditions("e", "cpu", "float32", 8)
 

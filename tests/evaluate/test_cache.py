@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from unbroken.errors import EvaluationError, ModelChanged, ModelDoesNotLoad, NoRoomForModel, RunInterrupted
-from unbroken.evaluate import cache, reaper, sources
-from unbroken.evaluate.cache import Lease, Places, copies, fetch_unknown, lease, sweep
-from unbroken.evaluate.sources import (
+from unbroken.evaluate.model import cache, reaper, sources
+from unbroken.evaluate.model.cache import Lease, Places, copies, fetch_unknown, lease, sweep
+from unbroken.evaluate.model.sources import (
     CHUNK,
     FileInfo,
     FolderSource,

@@ -29,14 +29,15 @@ from unbroken.errors import (
     UnknownTask,
     UsageError,
 )
-from unbroken.evaluate import coordinator as module
-from unbroken.evaluate import intake, locate
-from unbroken.evaluate.answers import AnswerStore
 from unbroken.evaluate.contracts import ModelSpec, Report, Suite, TaskPrior
-from unbroken.evaluate.folder import EvalDir
-from unbroken.evaluate.journal import events
-from unbroken.evaluate.results import summary
-from unbroken.evaluate.sources import PARALLEL, FolderSource
+from unbroken.evaluate.model import locate
+from unbroken.evaluate.model.sources import PARALLEL, FolderSource
+from unbroken.evaluate.result.answers import AnswerStore
+from unbroken.evaluate.result.folder import EvalDir
+from unbroken.evaluate.result.journal import events
+from unbroken.evaluate.result.results import summary
+from unbroken.evaluate.run import coordinator as module
+from unbroken.evaluate.run import intake
 from unbroken.testing.evaluation import BACKEND, fake_model
 from unbroken.testing.keepers import until
 
@@ -624,7 +625,7 @@ def test_workers_join_and_leave_while_it_runs(tmp_path: Path, eventually: Callab
     thread.start()
     cluster = tmp_path / "out" / "cluster.json"
     eventually(cluster.exists, within=20)
-    join = [sys.executable, "-m", "unbroken.evaluate.worker", "--cluster", str(cluster), "--name"]
+    join = [sys.executable, "-m", "unbroken.evaluate.engines.worker", "--cluster", str(cluster), "--name"]
     first = subprocess.Popen([*join, "first"])
     eventually(lambda: len(c.blocks) >= 2, within=30)
     first.kill()
@@ -706,7 +707,7 @@ def test_the_gap_between_shards_is_below_50_ms(tmp_path: Path) -> None:
 
 
 def test_priors_are_learnt_from_what_ran(tmp_path: Path) -> None:
-    from unbroken.evaluate.priors import START, load_book
+    from unbroken.evaluate.plan.priors import START, load_book
 
     store = tmp_path / "priors.json"
     suite = fake_suite(

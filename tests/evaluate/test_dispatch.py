@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unbroken.evaluate.dispatch import TRIES, Dispatcher
-from unbroken.evaluate.planner import Costs, Work
+from unbroken.evaluate.plan.dispatch import TRIES, Dispatcher
+from unbroken.evaluate.plan.planner import Costs, Work
 
 
 @settings(max_examples=200, deadline=None)

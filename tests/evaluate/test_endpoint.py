@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from unbroken.errors import EvaluationError, ModelDoesNotLoad, UnknownKey, UsageError
-from unbroken.evaluate import staged
 from unbroken.evaluate.contracts import ModelSpec, Request, Suite, Task
-from unbroken.evaluate.harness.endpoint import Endpoint, EndpointRefused
 from unbroken.evaluate.harness.openai import OpenAIBackend, OpenAIModel, OpenAIOptions
 from unbroken.evaluate.harness.plain import PlainHarness
+from unbroken.evaluate.model.endpoint import Endpoint, EndpointRefused
 from unbroken.evaluate.scoring.judge import Judge, Rate, Unscored, read_choice, read_grade
+from unbroken.evaluate.suite import staged
 from unbroken.testing.fake_endpoint import FakeEndpoint, Misbehaviour, broken, garbage, overloaded
 from unbroken.testing.fake_models import respond
 

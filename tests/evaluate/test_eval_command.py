@@ -19,8 +19,8 @@ import pytest
 from unbroken.cli.eval import AGAIN_S
 from unbroken.cli.main import dispatch
 from unbroken.errors import MissingExtra
-from unbroken.evaluate.live import Progress
-from unbroken.evaluate.screen import line
+from unbroken.evaluate.engines.live import Progress
+from unbroken.evaluate.run.screen import line
 from unbroken.testing.evaluation import BACKEND, HARNESS, fake_model
 
 SUITE = f"""
@@ -188,7 +188,7 @@ def test_a_plan_says_what_it_could_not_look_up(
         def expand(self, task: object, suite: object) -> None:
             raise MissingExtra("lm_eval", "eval", what="the harness")
 
-    monkeypatch.setattr("unbroken.evaluate.forecast.get_harness", lambda name: Absent())
+    monkeypatch.setattr("unbroken.evaluate.run.forecast.get_harness", lambda name: Absent())
     (place / "t.toml").write_text('[suite]\nname = "t"\n[[task]]\nname = "arc"\nharness = "lm_eval"\n')
     assert dispatch(["eval", "plan", "t.toml"]) == 0
     assert "not looked up: arc: the harness needs lm_eval" in capsys.readouterr().out

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unbroken.evaluate import codec
 from unbroken.evaluate.contracts import Metric, PreparedTask, Score, ScoreJob
 from unbroken.evaluate.scoring import pool as module
 from unbroken.evaluate.scoring import sandbox, sandboxed
 from unbroken.evaluate.scoring.pool import PoolLimits, open_pool
 from unbroken.evaluate.scoring.sandbox import Limits, Outcome
+from unbroken.evaluate.suite import codec
 
 from ..fuzzing import fuzz
 from ..hostile import NESTED, bodies, mutated

@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from unbroken.evaluate import bytecode
-from unbroken.evaluate.codec import encode
 from unbroken.evaluate.engines import Slot
-from unbroken.evaluate.engines.imports import Forked, Imports
 from unbroken.evaluate.engines.local import LocalEngine, imports_for, imports_for_harnesses
-from unbroken.evaluate.prepare import child_env
+from unbroken.evaluate.preparation.prepare import child_env
+from unbroken.evaluate.processes import bytecode
+from unbroken.evaluate.processes.imports import Forked, Imports
+from unbroken.evaluate.suite.codec import encode
 from unbroken.testing.evaluation import BACKEND
 
 from .evaluating import coordinator, evaluate, fake_suite, fake_task, numbers
@@ -39,7 +39,7 @@ def with_imports(tmp_path: Path, out: str, imports: Imports) -> tuple[dict[str, 
     c.engine = LocalEngine(c.folder.root / "logs", threads=1, imports=imports)
     report = c.run()
     assert not report.errors
-    from unbroken.evaluate.journal import events
+    from unbroken.evaluate.result.journal import events
 
     return dict(numbers(report)), [e["pid"] for e in events(c.folder.journal) if e["event"] == "join"]
 
@@ -94,7 +94,7 @@ def test_an_import_that_hangs_ends_with_the_engine(tmp_path: Path, eventually: C
     root = Path(__file__).resolve().parents[2]
     env = child_env(PYTHONPATH=os.pathsep.join([str(root), str(root / "src")]))
     made = Imports("tests.evaluate.misbehaving:Hangs", env, tmp_path / "imports.log")
-    child = made.fork(["unbroken.evaluate.worker"], env, tmp_path / "w.log", with_input=False)
+    child = made.fork(["unbroken.evaluate.engines.worker"], env, tmp_path / "w.log", with_input=False)
     eventually(lambda: "warm" in (tmp_path / "imports.log").read_text(), within=40)
     assert child.poll() is None and child.pid == 0
     child.kill()
@@ -129,7 +129,7 @@ def test_bytecode_is_kept_where_the_installation_has_none(
 def test_what_is_compiled_ahead_is_found_by_the_import(tmp_path: Path) -> None:
     (tmp_path / "some.py").write_text("x = 1\n")
     env = {**os.environ, "PYTHONPYCACHEPREFIX": str(tmp_path / "kept"), "PYTHONDONTWRITEBYTECODE": "", "PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, sys.path)])}  # fmt: skip
-    ahead = f"from unbroken.evaluate.bytecode import compile_files as c; print(c([{str(tmp_path / 'some.py')!r}]))"
+    ahead = f"from unbroken.evaluate.processes.bytecode import compile_files as c; print(c([{str(tmp_path / 'some.py')!r}]))"
     for expected in ("1", "0"):
         assert (
             subprocess.run(
@@ -189,7 +189,7 @@ def test_what_no_language_model_needs_is_not_imported() -> None:
 def test_those_that_prepare_and_score_are_forked_too(tmp_path: Path) -> None:
     from functools import partial
 
-    from unbroken.evaluate.registry import open_scoring
+    from unbroken.evaluate.suite.registry import open_scoring
     from unbroken.testing.evaluation import HARNESS
 
     alone = numbers(evaluate(tmp_path, SUITE, workers=1, out="alone"))
@@ -226,7 +226,7 @@ def test_those_that_prepare_and_score_are_forked_too(tmp_path: Path) -> None:
 
 def test_a_fork_server_that_dies_in_its_imports_is_done_without(tmp_path: Path) -> None:
     from unbroken.evaluate.contracts import Suite
-    from unbroken.evaluate.prepare import Preparers
+    from unbroken.evaluate.preparation.prepare import Preparers
 
     (tmp_path / "fatal.py").write_text("import os\nos._exit(3)\n")
     env = child_env(PYTHONPATH=os.pathsep.join([str(tmp_path), *filter(None, sys.path)]))

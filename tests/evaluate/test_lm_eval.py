@@ -18,7 +18,6 @@ import pytest
 lm_eval = pytest.importorskip("lm_eval", reason="lm-eval is not installed (make install-eval)")
 
 from unbroken.errors import DatasetMissing, EvaluationError, InputError, UnknownKey, UnknownTask
-from unbroken.evaluate import staged
 from unbroken.evaluate.contracts import (
     Answer,
     ModelSpec,
@@ -31,9 +30,10 @@ from unbroken.evaluate.contracts import (
     Task,
 )
 from unbroken.evaluate.harness.lm_eval import LmEvalHarness, one_process
-from unbroken.evaluate.harness.task_index import TaskIndex, quiet_lm_eval
+from unbroken.evaluate.harness.lm_eval.task_index import TaskIndex, quiet_lm_eval
 from unbroken.evaluate.scoring.pool import Pool, PoolLimits
 from unbroken.evaluate.scoring.sandbox import sandbox_kind
+from unbroken.evaluate.suite import staged
 from unbroken.testing.fake_models import FakeBackend, respond
 from unbroken.testing.tiny_tasks import CODE, NAMES, PROGRAMS, write_tiny_tasks
 
@@ -70,7 +70,7 @@ def tasks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def only_local(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the 14,000 tasks that come with lm_eval, but for the test that is about them."""
     if "own_tasks" not in request.node.name:
-        monkeypatch.setattr("unbroken.evaluate.harness.task_index._builtin", dict)
+        monkeypatch.setattr("unbroken.evaluate.harness.lm_eval.task_index._builtin", dict)
 
 
 @pytest.fixture(scope="session")
@@ -480,8 +480,8 @@ def test_every_file_that_a_task_is_made_of_is_stamped(
     tasks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Data outside the folders with tasks, a YAML's own include, its functions, folders that are named by a list."""
-    from unbroken.evaluate import prepare, reads
-    from unbroken.evaluate.folder import EvalDir
+    from unbroken.evaluate.preparation import prepare, reads
+    from unbroken.evaluate.result.folder import EvalDir
 
     suite_folder, away = tmp_path / "suite", tmp_path / "away"
     # A preparing process has no modules of tests, which ask for much more than files.
@@ -556,7 +556,7 @@ def test_a_task_without_documents_is_told_so(tasks: Path, tmp_path: Path, empty:
 
 
 def test_a_disk_that_is_full_while_data_are_prepared_is_told_as_one() -> None:
-    from unbroken.evaluate.prepare import disk_full
+    from unbroken.evaluate.preparation.prepare import disk_full
 
     full = OSError(28, "No space left on device", "/cache/some.arrow")
     wrapped = RuntimeError("An error occurred while generating the dataset")

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from unbroken.evaluate import locate as module
-from unbroken.evaluate.cache import Places
 from unbroken.evaluate.contracts import ModelSpec
-from unbroken.evaluate.locate import Located, locate
-from unbroken.evaluate.sources import FolderSource
+from unbroken.evaluate.model import locate as module
+from unbroken.evaluate.model.cache import Places
+from unbroken.evaluate.model.locate import Located, locate
+from unbroken.evaluate.model.sources import FolderSource
 
 from .test_eval_command import whole_checkpoint
 

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from unbroken.evaluate.codec import encode
 from unbroken.evaluate.contracts import Metric, Report, SampleNote, Score, Trial, WorkerSeen
-from unbroken.evaluate.page import render, write_page
-from unbroken.evaluate.page.gantt import busy_curve, rows_of
-from unbroken.evaluate.page.markup import duration, nice_step, number, percent
-from unbroken.evaluate.results import summary
+from unbroken.evaluate.result.page import render, write_page
+from unbroken.evaluate.result.page.gantt import busy_curve, rows_of
+from unbroken.evaluate.result.page.markup import duration, nice_step, number, percent
+from unbroken.evaluate.result.results import summary
+from unbroken.evaluate.suite.codec import encode
 from unbroken.testing.fake_reports import fake_report
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")

@@ -17,9 +17,9 @@ from unbroken.errors import (
     UnknownKey,
     UnknownTask,
 )
-from unbroken.evaluate import staged
 from unbroken.evaluate.contracts import Answer, ModelSpec, PreparedTask, Score, Suite, Task
 from unbroken.evaluate.harness.plain import PlainBackend, PlainHarness
+from unbroken.evaluate.suite import staged
 from unbroken.testing.fake_models import FakeBackend, respond
 
 SPEC = ModelSpec("fake", backend="unbroken.testing.fake_models:FakeBackend", block=4)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unbroken.evaluate.planner import Costs, Plan, Work, arrange, cut, lower_bound, plan
+from unbroken.evaluate.plan.planner import Costs, Plan, Work, arrange, cut, lower_bound, plan
 
 seconds = st.floats(0.01, 500, allow_nan=False)
 

@@ -7,7 +7,7 @@ import pytest
 
 from unbroken.errors import ContractError
 from unbroken.evaluate.contracts import TaskPrior
-from unbroken.evaluate.priors import (
+from unbroken.evaluate.plan.priors import (
     START,
     Correction,
     Features,

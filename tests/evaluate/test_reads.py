@@ -16,17 +16,17 @@ from pathlib import Path
 
 import pytest
 
-from unbroken.evaluate import reads
 from unbroken.evaluate.contracts import ModelSpec, Report, Suite, Task
-from unbroken.evaluate.coordinator import Coordinator
 from unbroken.evaluate.engines import Slot
 from unbroken.evaluate.engines.local import LocalEngine
-from unbroken.evaluate.folder import EvalDir
-from unbroken.evaluate.journal import events
-from unbroken.evaluate.locate import beside
-from unbroken.evaluate.reads_in_code import is_blind
-from unbroken.evaluate.settings import Settings
-from unbroken.evaluate.sources import FolderSource
+from unbroken.evaluate.model.locate import beside
+from unbroken.evaluate.model.sources import FolderSource
+from unbroken.evaluate.preparation import reads
+from unbroken.evaluate.preparation.reads_in_code import is_blind
+from unbroken.evaluate.result.folder import EvalDir
+from unbroken.evaluate.result.journal import events
+from unbroken.evaluate.run.coordinator import Coordinator
+from unbroken.evaluate.run.settings import Settings
 
 FAKE = "unbroken.testing.fake_models:FakeBackend"
 
@@ -415,7 +415,7 @@ def test_data_files_that_a_cache_holds_are_known(tmp_path: Path) -> None:
     pytest.importorskip("datasets", reason="datasets is not installed (pip install 'unbroken[eval]')")
     (tmp_path / "d.jsonl").write_text('{"q": 1}\n')
     code = (
-        "import json, sys\nfrom unbroken.evaluate import reads\n"
+        "import json, sys\nfrom unbroken.evaluate.preparation import reads\n"
         "with reads.recording() as r:\n"
         "    import datasets\n"
         f"    datasets.load_dataset('json', data_files={{'test': {str(tmp_path / 'd.jsonl')!r}}}, cache_dir={str(tmp_path / 'cache')!r})\n"
@@ -454,7 +454,7 @@ def test_a_data_file_with_its_old_size_and_time_is_another_one_to_datasets_too(t
     data = tmp_path / "d.jsonl"
     data.write_text('{"q": 1}\n')
     code = (
-        "from unbroken.evaluate.harness.task_index import quiet_lm_eval\nquiet_lm_eval()\nimport datasets\n"
+        "from unbroken.evaluate.harness.lm_eval.task_index import quiet_lm_eval\nquiet_lm_eval()\nimport datasets\n"
         f"print(datasets.load_dataset('json', data_files={{'test': {str(data)!r}}}, cache_dir={str(tmp_path / 'cache')!r})['test'][0]['q'])\n"
     )
     seen = []

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from unbroken.evaluate.contracts import Metric, Report, SampleNote, Score
-from unbroken.evaluate.results import compare, comparison, differences, finite, left_out, table
-from unbroken.evaluate.significance import p_value, paired_p
+from unbroken.evaluate.result.results import compare, comparison, differences, finite, left_out, table
+from unbroken.evaluate.result.significance import p_value, paired_p
 from unbroken.testing.fake_reports import fake_report
 
 

@@ -19,7 +19,7 @@ import pytest
 pytest.importorskip("lm_eval", reason="lm-eval is not installed (make install-eval)")
 pytest.importorskip("transformers", reason="transformers is not installed")
 
-from unbroken.evaluate.journal import events
+from unbroken.evaluate.result.journal import events
 from unbroken.testing.tiny_model import write_tiny_model
 from unbroken.testing.tiny_tasks import NAMES, write_tiny_tasks
 

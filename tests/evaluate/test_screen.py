@@ -14,11 +14,10 @@ import pytest
 
 from unbroken import atomic
 from unbroken.errors import ContractError
-from unbroken.evaluate.codec import encode
 from unbroken.evaluate.contracts import ModelSpec
-from unbroken.evaluate.folder import EvalDir
-from unbroken.evaluate.live import Progress
-from unbroken.evaluate.screen import (
+from unbroken.evaluate.engines.live import Progress
+from unbroken.evaluate.result.folder import EvalDir
+from unbroken.evaluate.run.screen import (
     STALE_S,
     Screen,
     as_json,
@@ -30,6 +29,7 @@ from unbroken.evaluate.screen import (
     status_text,
     text,
 )
+from unbroken.evaluate.suite.codec import encode
 
 
 def task(state: str, done: int = 0, blocks: int = 4) -> dict[str, object]:

@@ -9,8 +9,8 @@ from types import ModuleType
 
 import pytest
 
-from unbroken.evaluate.arms import Published, baseline, opencompass, published
-from unbroken.evaluate.simulated import (
+from unbroken.evaluate.plan.contenders import Published, baseline, opencompass, published
+from unbroken.evaluate.plan.simulated import (
     Clock,
     Cluster,
     Dataset,

@@ -9,7 +9,7 @@ import pytest
 
 from unbroken.cli.main import dispatch
 from unbroken.evaluate.contracts import Suite, Task
-from unbroken.evaluate.harness.staging import MANIFEST, offline_environment, stage_suite
+from unbroken.evaluate.harness.lm_eval.staging import MANIFEST, offline_environment, stage_suite
 
 
 def plain_task(folder: Path, name: str, rows: int) -> None:

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from unbroken.errors import InputError, UnknownKey
-from unbroken.evaluate.codec import decode, encode
 from unbroken.evaluate.contracts import ModelSpec, PreparedTask, Suite, Task
-from unbroken.evaluate.sources import make_manifest
-from unbroken.evaluate.suite import parse_suite, read_suite, shipped_suites
+from unbroken.evaluate.model.sources import make_manifest
+from unbroken.evaluate.suite.codec import decode, encode
+from unbroken.evaluate.suite.reader import parse_suite, read_suite, shipped_suites
 
 GOOD = """
 [suite]
@@ -91,7 +91,7 @@ def test_codec_round_trip() -> None:
 
 def test_light_imports() -> None:
     """The planner and the coordinator run where no torch is."""
-    modules = "unbroken.evaluate.coordinator, unbroken.evaluate.worker, unbroken.evaluate.forecast, unbroken.cli.eval"
+    modules = "unbroken.evaluate.run.coordinator, unbroken.evaluate.engines.worker, unbroken.evaluate.run.forecast, unbroken.cli.eval"
     code = f"import {modules}, sys; sys.exit(any(m in sys.modules for m in ('torch', 'transformers', 'lm_eval', 'ray')))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 

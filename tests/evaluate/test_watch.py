@@ -23,10 +23,10 @@ from unbroken.errors import (
     UnbrokenError,
     UsageError,
 )
-from unbroken.evaluate import watch as module
 from unbroken.evaluate.contracts import Metric, ModelSpec, Report, Score, Suite, Task
-from unbroken.evaluate.folder import EvalDir
-from unbroken.evaluate.watch import (
+from unbroken.evaluate.result.folder import EvalDir
+from unbroken.evaluate.run import watch as module
+from unbroken.evaluate.run.watch import (
     Point,
     Watch,
     checkpoints_of,
@@ -39,7 +39,7 @@ from unbroken.evaluate.watch import (
     wait_for_checkpoints,
     watch,
 )
-from unbroken.evaluate.watch_hold import Holding
+from unbroken.evaluate.run.watch_hold import Holding
 from unbroken.testing.keepers import until
 
 SUITE = Suite("s", (Task("t"),))
@@ -424,12 +424,12 @@ def test_a_full_disk_lets_go_the_oldest_and_what_vanished_is_said(
     look = lambda: module.listing(run_of_twenty, quick=True)  # noqa: E731
     said: list[str] = []
     usage = lambda free: lambda _: type("Usage", (), {"free": free})()  # noqa: E731
-    monkeypatch.setattr("unbroken.evaluate.watch_hold.shutil.disk_usage", usage(3))
+    monkeypatch.setattr("unbroken.evaluate.run.watch_hold.shutil.disk_usage", usage(3))
     holding = Holding(run_of_twenty, "me", look, said.append)
     holding.look()
     lost = holding.lost()
     assert [f.step for f, _ in lost] == [1, 2] and "nearly full" in lost[0][1]
-    monkeypatch.setattr("unbroken.evaluate.watch_hold.shutil.disk_usage", usage(1000))
+    monkeypatch.setattr("unbroken.evaluate.run.watch_hold.shutil.disk_usage", usage(1000))
     holding.look()
     run_of_twenty.delete_folder("step-00000003.a0001")
     holding.look()

@@ -11,11 +11,11 @@ from typing import Any, cast
 import pytest
 
 from unbroken.errors import EvaluationError, ModelChanged
-from unbroken.evaluate.codec import encode
 from unbroken.evaluate.contracts import ModelSpec
-from unbroken.evaluate.sources import FolderSource, hash_model
-from unbroken.evaluate.wire import Channel, Message
-from unbroken.evaluate.worker import Worker, connect
+from unbroken.evaluate.engines.wire import Channel, Message
+from unbroken.evaluate.engines.worker import Worker, connect
+from unbroken.evaluate.model.sources import FolderSource, hash_model
+from unbroken.evaluate.suite.codec import encode
 from unbroken.testing.evaluation import BACKEND, fake_model
 
 
@@ -105,7 +105,7 @@ def test_a_file_that_names_no_coordinator_is_waited_for_and_then_said(tmp_path: 
 @pytest.mark.parametrize("how", [["-O"], ["-X", "pycache_prefix={tmp}"], []])
 def test_bytecode_is_missed_only_where_compileall_would_bring_it(tmp_path: Path, how: list[str]) -> None:
     (tmp_path / "fresh.py").write_text("")
-    code = "import fresh; from unbroken.evaluate.worker import _uncompiled; print(_uncompiled())"
+    code = "import fresh; from unbroken.evaluate.engines.worker import _uncompiled; print(_uncompiled())"
     flags = [flag.format(tmp=tmp_path / "elsewhere") for flag in how]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, sys.path)])}
     said = subprocess.check_output([sys.executable, "-B", *flags, "-c", code], env=env, text=True)

@@ -17,12 +17,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unbroken.evaluate import coordinator as module
-from unbroken.evaluate import dispatch, received
 from unbroken.evaluate.contracts import PreparedTask, Report, Request
-from unbroken.evaluate.journal import events, seal
-from unbroken.evaluate.staged import write_samples
-from unbroken.evaluate.wire import VERSION
+from unbroken.evaluate.engines.wire import VERSION
+from unbroken.evaluate.plan import dispatch
+from unbroken.evaluate.result.journal import events, seal
+from unbroken.evaluate.run import coordinator as module
+from unbroken.evaluate.suite import received
+from unbroken.evaluate.suite.staged import write_samples
 from unbroken.link.bounds import HELLO_BYTES, STRANGERS, Malformed
 
 from ..fuzzing import fuzz
@@ -93,7 +94,7 @@ class Evaluation:
             [
                 sys.executable,
                 "-m",
-                "unbroken.evaluate.worker",
+                "unbroken.evaluate.engines.worker",
                 "--cluster",
                 str(self.cluster),
                 "--name",
@@ -403,7 +404,7 @@ def test_a_token_file_made_beforehand_is_not_used(tmp_path: Path) -> None:
         assert all(running.token not in f.read() for f in held)
         running.cluster.chmod(0o644)
         found = subprocess.run(
-            [sys.executable, "-m", "unbroken.evaluate.worker", "--cluster", str(running.cluster), "--name", "w"],
+            [sys.executable, "-m", "unbroken.evaluate.engines.worker", "--cluster", str(running.cluster), "--name", "w"],
             capture_output=True, text=True,
         )  # fmt: skip
         assert found.returncode == 5 and "chmod 600" in found.stderr

@@ -22,7 +22,7 @@ pytest.importorskip("transformers", reason="transformers is not installed")
 pytest.importorskip("lm_eval", reason="lm-eval is not installed here")
 
 from tests.evaluate.test_same_scores import alone, command, env, finish, lines, place, same  # noqa: E402
-from unbroken.evaluate.journal import events  # noqa: E402
+from unbroken.evaluate.result.journal import events  # noqa: E402
 
 __all__ = ["env", "place"]
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]

@@ -36,7 +36,7 @@ def table(
     as_json: bool = typer.Option(False, "--json", help="One JSON object on standard output"),
 ) -> None:
     """One table over many models."""
-    from ..evaluate.results import finite
+    from ..evaluate.result.results import finite
     from ..evaluate.show import many, names
     from .eval import _report
 

@@ -24,9 +24,9 @@ from . import _eval_show
 if TYPE_CHECKING:
     from ..evaluate.contracts import ModelSpec, Report, Suite, Task
     from ..evaluate.engines import Engine, Slot
-    from ..evaluate.engines.imports import Imports
-    from ..evaluate.folder import EvalDir
-    from ..evaluate.settings import Settings
+    from ..evaluate.processes.imports import Imports
+    from ..evaluate.result.folder import EvalDir
+    from ..evaluate.run.settings import Settings
 
 app = typer.Typer(
     help="Evaluate a checkpoint on many datasets in a fraction of the GPU time.",
@@ -104,8 +104,8 @@ def run(
     as_json: bool = JSON,
 ) -> None:  # fmt: skip
     """Evaluate a model on a suite; run the same command again to go on after anything."""
-    from ..evaluate.bytecode import kept_bytecode
-    from ..evaluate.folder import EvalDir
+    from ..evaluate.processes.bytecode import kept_bytecode
+    from ..evaluate.result.folder import EvalDir
 
     kept_bytecode()  # where there is none it is compiled from here on, beside all that follows
     spec = _spec(
@@ -142,8 +142,8 @@ def plan(
     tasks: str = TASKS, limit: float | None = LIMIT, as_json: bool = JSON,
 ) -> None:  # fmt: skip
     """Show how a suite would be split, how long it should take, and how long at the very least. Takes no GPU."""
-    from ..evaluate.forecast import forecast, forecast_text
-    from ..evaluate.priors import PriorBook, load_book
+    from ..evaluate.plan.priors import PriorBook, load_book
+    from ..evaluate.run.forecast import forecast, forecast_text
 
     if gpus < 1 or gpus_per_worker < 1:
         raise UsageError("--gpus and --gpus-per-worker must be at least 1")
@@ -185,10 +185,9 @@ def watch(
     shots: int | None = SHOTS, gen: list[str] = GEN, as_json: bool = JSON,
 ) -> None:  # fmt: skip
     """Evaluate every committed checkpoint of a run as it appears: curves over steps, regressions flagged."""
-    from ..evaluate.bytecode import kept_bytecode
-    from ..evaluate.codec import encode
-    from ..evaluate.folder import EvalDir
-    from ..evaluate.watch import (
+    from ..evaluate.processes.bytecode import kept_bytecode
+    from ..evaluate.result.folder import EvalDir
+    from ..evaluate.run.watch import (
         Watch,
         checkpoints_of,
         curves_text,
@@ -197,7 +196,8 @@ def watch(
         shortfall,
         wait_for_checkpoints,
     )
-    from ..evaluate.watch import watch as watch_run
+    from ..evaluate.run.watch import watch as watch_run
+    from ..evaluate.suite.codec import encode
 
     kept_bytecode()
     asked = _suite(suite, tasks, limit, shots, gen)
@@ -267,9 +267,9 @@ def compare(
     as_json: bool = JSON,
 ) -> None:
     """Say which metrics of which tasks differ between two evaluations by more than chance."""
-    from ..evaluate.codec import encode
-    from ..evaluate.results import compare as compare_scores
-    from ..evaluate.results import comparison, finite, left_out, side
+    from ..evaluate.result.results import compare as compare_scores
+    from ..evaluate.result.results import comparison, finite, left_out, side
+    from ..evaluate.suite.codec import encode
 
     if not 0 < alpha < 1:
         raise UsageError("--alpha lies between 0 and 1")
@@ -295,7 +295,7 @@ def join(
     wait: float = typer.Option(60.0, "--wait", help="Seconds to wait for the coordinator"),
 ) -> None:
     """Add a worker to a running evaluation, for as long as it likes; it may be killed at any time."""
-    from ..evaluate.worker import join as join_run
+    from ..evaluate.engines.worker import join as join_run
 
     cluster = out / "cluster.json" if out.is_dir() or out.suffix != ".json" else out
     try:
@@ -310,9 +310,9 @@ def join(
 @app.command()
 def status(out: Path = typer.Argument(help="The evaluation's folder"), as_json: bool = JSON) -> None:
     """Show where an evaluation stands, and whether it runs now."""
-    from ..evaluate.folder import EvalDir
-    from ..evaluate.screen import as_json as in_json
-    from ..evaluate.screen import read_title, seen, status_text
+    from ..evaluate.result.folder import EvalDir
+    from ..evaluate.run.screen import as_json as in_json
+    from ..evaluate.run.screen import read_title, seen, status_text
 
     folder = EvalDir(out)
     try:
@@ -337,7 +337,7 @@ def tasks(
     """List the tasks that a harness knows."""
     from ..errors import UnknownTask
     from ..evaluate.contracts import Suite
-    from ..evaluate.registry import get_harness
+    from ..evaluate.suite.registry import get_harness
 
     if not folder.is_dir():
         raise InputError("there is no such folder", where=str(folder), todo="Give --folder where tasks lie")
@@ -362,8 +362,8 @@ def stage(
 ) -> None:
     """Fetch a suite's data for machines without a network, and prove that they are found offline."""
     from ..errors import DatasetMissing
-    from ..evaluate.codec import encode
-    from ..evaluate.harness.staging import offline_environment, stage_suite
+    from ..evaluate.harness.lm_eval.staging import offline_environment, stage_suite
+    from ..evaluate.suite.codec import encode
 
     found = stage_suite(_suite(suite, "", None), into, only_check=check)
     if as_json:
@@ -390,7 +390,7 @@ def cache(
     clear: bool = typer.Option(False, "--clear", help="Remove copies that nobody uses"), as_json: bool = JSON
 ) -> None:
     """Show the copies of models in this node's shared memory."""
-    from ..evaluate.cache import copies, default_places, sweep
+    from ..evaluate.model.cache import copies, default_places, sweep
 
     found = []
     for root, _ in default_places().roots():
@@ -425,9 +425,9 @@ def _evaluate(
     import functools
     import signal
 
-    from ..evaluate.coordinator import Coordinator
-    from ..evaluate.registry import open_scoring
-    from ..evaluate.screen import Screen
+    from ..evaluate.run.coordinator import Coordinator
+    from ..evaluate.run.screen import Screen
+    from ..evaluate.suite.registry import open_scoring
 
     folder.open()
     with (
@@ -472,8 +472,8 @@ def _stdout_for_the_answer() -> Iterator[None]:
 
 
 def _say(report: Report, folder: EvalDir, as_json: bool) -> None:
-    from ..evaluate.codec import encode
-    from ..evaluate.results import table
+    from ..evaluate.result.results import table
+    from ..evaluate.suite.codec import encode
 
     _write(report, folder)
     if as_json:
@@ -511,9 +511,9 @@ def _named(what: str, names: list[str]) -> str:
 
 def _write(report: Report, folder: EvalDir) -> None:
     from .. import atomic
-    from ..evaluate.folder import read_json, unwritable
-    from ..evaluate.page import render
-    from ..evaluate.results import finite, table
+    from ..evaluate.result.folder import read_json, unwritable
+    from ..evaluate.result.page import render
+    from ..evaluate.result.results import finite, table
     from ..evaluate.show import as_lm_eval, recipes_of
 
     report = folder.last_report() or report  # it keeps the times of the run that took any
@@ -533,7 +533,7 @@ def _suite(
 
     from ..errors import UnknownTask
     from ..evaluate.contracts import Suite, Task
-    from ..evaluate.suite import read_suite
+    from ..evaluate.suite.reader import read_suite
 
     harness, colon, names = place.partition(":")
     if colon and not Path(place).exists():
@@ -629,7 +629,7 @@ def _slots(
 ) -> tuple[Slot, ...]:
     from ..evaluate.engines import Slot
     from ..evaluate.engines.local import count_gpus
-    from ..evaluate.registry import get_backend
+    from ..evaluate.suite.registry import get_backend
 
     if engine not in ("local", "ray", "none"):
         raise UsageError(f"there is no engine '{engine}'", todo="Choose local, ray or none")
@@ -660,8 +660,8 @@ def _slots(
 def _settings(
     slots: tuple[Slot, ...], cpus: int | None, cache: str, disks: list[Path], priors: str | None, keep: bool
 ) -> Settings:
-    from ..evaluate.cache import Places, default_places
-    from ..evaluate.settings import Settings
+    from ..evaluate.model.cache import Places, default_places
+    from ..evaluate.run.settings import Settings
 
     if cache not in ("auto", "always", "never"):
         raise UsageError(f"--cache {cache}", todo="Choose auto, always or never")
@@ -708,7 +708,7 @@ def _harness_imports(suite: Suite, folder: EvalDir) -> Iterator[Imports | None]:
     """A process that imports the suite's harnesses once for all that prepare and score; a user's own are left to those,
     since their code may change."""
     from ..evaluate.engines.local import imports_for_harnesses
-    from ..evaluate.registry import HARNESSES
+    from ..evaluate.suite.registry import HARNESSES
 
     if not hasattr(os, "fork"):
         yield None
@@ -727,7 +727,7 @@ def _threads(slots: tuple[Slot, ...]) -> int | None:
 
 
 def _priors(given: str | None) -> Path | None:
-    from ..evaluate.priors import default_store
+    from ..evaluate.plan.priors import default_store
 
     if given == "none":
         return None
@@ -747,9 +747,9 @@ def _device() -> str:
 
 
 def _report(place: Path) -> Report:
-    from ..evaluate.codec import decode
     from ..evaluate.contracts import Report
-    from ..evaluate.folder import EvalDir, read_json
+    from ..evaluate.result.folder import EvalDir, read_json
+    from ..evaluate.suite.codec import decode
 
     path = EvalDir(place).report if place.is_dir() else place
     if not path.is_file():

@@ -293,7 +293,7 @@ def _join_run(con: Any, folder: Path) -> None:
 
 
 def _join_evaluation(con: Any, folder: Path) -> None:
-    from ..evaluate.journal import read_sealed
+    from ..evaluate.result.journal import read_sealed
     from ..telemetry.join import add_spans
     from ..telemetry.spans import spans_of_evaluation
 

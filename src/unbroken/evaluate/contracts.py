@@ -1,12 +1,12 @@
 """What travels through an evaluation, and the protocols of the parts that meet in it.
 
-    suite.py      Suite, Task            read from TOML
+    suite/        Suite, Task            read from TOML
     Harness       expand, prepare        coordinator's machine, CPU, before a GPU is taken: stages data, writes Samples
-    planner.py    Shard                  runs of whole blocks of one task, longest first
-    worker.py     Harness.run            GPU side: Backend.load once, then Samples of one block -> Answers, block by block
-    coordinator   journal, answers       the only writer of files; calls ScoringPool.submit when a task's last block landed
+    plan/         Shard                  runs of whole blocks of one task, longest first
+    engines/      Harness.run            GPU side: Backend.load once, then Samples of one block -> Answers, block by block
+    run/          journal, answers       the only writer of files; calls ScoringPool.submit when a task's last block landed
     scoring/      Harness.score          CPU workers: Answers -> Score
-    page.py       Report                 what people look at
+    result/page   Report                 what people look at
 
 Long because all that the parts agree on stands in one place, and most of it is said in words.
 

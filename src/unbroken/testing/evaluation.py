@@ -22,7 +22,6 @@ from typing import Any
 
 from .. import atomic
 from ..errors import DatasetMissing, ModelDoesNotLoad, OutOfMemory, UnknownTask
-from ..evaluate.codec import encode
 from ..evaluate.contracts import (
     Answer,
     Conditions,
@@ -41,7 +40,8 @@ from ..evaluate.contracts import (
     Task,
     digest,
 )
-from ..evaluate.staged import read_answers, read_block, run_requests, write_samples
+from ..evaluate.suite.codec import encode
+from ..evaluate.suite.staged import read_answers, read_block, run_requests, write_samples
 
 HARNESS = "unbroken.testing.evaluation:FakeHarness"
 BACKEND = "unbroken.testing.evaluation:FakeBackend"
@@ -235,7 +235,7 @@ class ThreadScoring:
     def _score(self, job: ScoreJob) -> None:
         from dataclasses import replace
 
-        from ..evaluate.registry import get_harness
+        from ..evaluate.suite.registry import get_harness
 
         with self._slots:
             began = time.time()

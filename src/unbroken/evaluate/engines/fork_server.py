@@ -29,8 +29,8 @@ from typing import Any
 
 MESSAGE = 1 << 16
 """Bytes of a request at most."""
-WORKERS = ("unbroken.evaluate.worker",)
-SCORERS = ("unbroken.evaluate.prepare", "unbroken.evaluate.scoring.worker")
+WORKERS = ("unbroken.evaluate.engines.worker",)
+SCORERS = ("unbroken.evaluate.preparation.prepare", "unbroken.evaluate.scoring.worker")
 
 
 def serve(fd: int, backend: str, harnesses: Sequence[str] = ()) -> int:
@@ -77,8 +77,8 @@ def serve(fd: int, backend: str, harnesses: Sequence[str] = ()) -> int:
 
 def _import(backend: str, harnesses: Sequence[str]) -> None:
     """`backend`: its workers; else the processes that prepare and score tasks of these harnesses."""
-    from ..registry import get_backend, get_harness
-    from ..worker import _log
+    from ..suite.registry import get_backend, get_harness
+    from .worker import _log
 
     began = time.monotonic()
     try:

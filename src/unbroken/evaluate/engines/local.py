@@ -11,9 +11,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..prepare import child_env
+from ..preparation.prepare import child_env
+from ..processes.imports import Forked, Imports, Process
 from . import Ended, Slot
-from .imports import Forked, Imports, Process
 
 
 class LocalEngine:
@@ -54,7 +54,7 @@ class LocalEngine:
                         TOKENIZERS_PARALLELISM="false")  # fmt: skip
         if self.threads:
             env |= {"OMP_NUM_THREADS": str(self.threads), "MKL_NUM_THREADS": str(self.threads)}
-        argv = ["unbroken.evaluate.worker", "--cluster", str(cluster), "--name", slot.name]
+        argv = ["unbroken.evaluate.engines.worker", "--cluster", str(cluster), "--name", slot.name]
         if slot.gpus:
             argv += ["--gpus", ",".join(str(i) for i in range(len(slot.gpus)))]
         if self.imports is not None and self.imports.usable:

@@ -8,7 +8,7 @@ from typing import Any
 
 from ...errors import EvaluationError, MissingExtra
 from ..contracts import ModelSpec
-from ..registry import get_backend
+from ..suite.registry import get_backend
 
 
 def chat_of(spec: ModelSpec, model_files: Path | None) -> Any:

@@ -15,7 +15,7 @@ from typing import Any
 
 from ...errors import ModelDoesNotLoad, OutOfMemory, UsageError
 from ..contracts import Conditions, Json, ModelSpec, Request
-from .task_index import quiet_lm_eval
+from .lm_eval.task_index import quiet_lm_eval
 from .transformers import TransformersBackend
 from .transformers_model import repeatable_generation
 from .weights import weights_checked

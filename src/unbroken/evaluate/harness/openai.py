@@ -21,8 +21,8 @@ from typing import Any
 
 from ...errors import ModelDoesNotLoad, UnknownKey
 from ..contracts import Conditions, Json, ModelSpec, Request, digest
+from ..model.endpoint import Endpoint, EndpointRefused
 from .asking import PROBLEM
-from .endpoint import Endpoint, EndpointRefused
 from .requests import generation_settings, rolling_windows
 
 

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..harness.endpoint import Endpoint, EndpointRefused
+from ..model.endpoint import Endpoint, EndpointRefused
 
 
 class Unscored(Exception):

@@ -23,11 +23,11 @@ from pathlib import Path
 
 from ... import atomic
 from ...machine import usable_cpus, usable_memory
-from .. import codec
 from ..contracts import Json, Score, ScoreDone, ScoreJob
-from ..engines.imports import Imports, Process, end_piped, start_piped
-from ..folder import unwritable
-from ..registry import get_harness
+from ..processes.imports import Imports, Process, end_piped, start_piped
+from ..result.folder import unwritable
+from ..suite import codec
+from ..suite.registry import get_harness
 from .watch import read_watch
 
 ONE_THREAD = dict.fromkeys(

@@ -16,9 +16,9 @@ from pathlib import Path
 
 from ...errors import UnbrokenError
 from ...link.bounds import Malformed, decode
-from .. import codec
 from ..contracts import Json, Score, ScoreJob
-from ..received import words
+from ..suite import codec
+from ..suite.received import words
 from . import watch, worker
 from .paths import is_home
 from .sandbox import Limits, Outcome, SandboxUnavailable, run

@@ -1,0 +1,138 @@
+"""What the coordinator knows of a worker that is connected, and the bars that its visits leave on the chart."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ...link.bounds import Message
+from ..contracts import Trial, WorkerSeen
+from .wire import pack
+
+
+@dataclass
+class Visit:
+    """A parcel's shard while a worker is at it."""
+
+    task: str
+    number: int
+    expected_s: float
+    blocks: list[int] = field(default_factory=list)
+    started: float = 0.0
+    ended: float = 0.0
+    busy_s: float = 0.0
+    shared: bool = False
+
+
+@dataclass
+class Link:
+    """A worker's connection."""
+
+    name: str
+    node: str
+    gpus: tuple[int, ...]
+    width: int
+    writer: asyncio.StreamWriter
+    offset: float
+    """Our clock minus the worker's."""
+    sees: bool
+    """It can read the shared folder."""
+    started: float
+    pid: int = 0
+    start_s: float = 0.0
+    fetch_s: float = 0.0
+    load_s: float = 0.0
+    ready: float = 0.0
+    uncompiled: int = 0
+    told: set[str] = field(default_factory=set)
+    visits: dict[int, Visit] = field(default_factory=dict)
+    answered: int = 0
+    at: tuple[str, int] = ("", -1)
+    since: float = 0.0
+    """Monotonic time since when it is at that block."""
+    heard: float = field(default_factory=time.monotonic)
+    last_end: float = 0.0
+    leaving: str = ""
+    gaps: list[float] = field(default_factory=list)
+    """Seconds between the end of a shard and the start of the next one, where that was waiting."""
+
+    def send(self, op: str, **fields: object) -> None:
+        """Queues a message; what cannot be sent is noticed by the reading side."""
+        message: Message = {"op": op, **fields}
+        self.writer.write(pack(message))
+
+    def seen(self, why: str = "", ended: float = 0.0) -> WorkerSeen:
+        """For the report."""
+        return WorkerSeen(
+            self.name, self.node, self.gpus, self.started, self.fetch_s, self.load_s, self.ready, ended, why, self.start_s,
+            self.uncompiled,
+        )  # fmt: skip
+
+    def believable(self, started: float, ended: float) -> tuple[float, float]:
+        """A block's times on our clock, within the life of this link: a worker's clock may jump or lie.
+
+        Runtime estimates are learnt from them, and kept for the next evaluation.
+        """
+        ended = min(max(ended + self.offset, self.started), time.time())
+        return min(max(started + self.offset, self.started), ended), ended
+
+    def note_block(
+        self, number: int, block: int, started: float, ended: float, prefetched: bool
+    ) -> Visit | None:
+        """Adds a block to its visit; returns the visit that it ended by beginning another one."""
+        self.answered += 1
+        visit = self.visits.get(number)
+        if visit is None:
+            return None
+        before = None
+        if not visit.blocks:
+            visit.started = started
+            before = next((v for n, v in self.visits.items() if n < number and v.blocks), None)
+            if self.last_end and prefetched:
+                self.gaps.append(max(0.0, started - self.last_end))
+        visit.blocks.append(block)
+        visit.ended = ended
+        visit.busy_s += ended - started
+        self.last_end = ended
+        return before
+
+    def close_visit(self, number: int, outcome: str, why: str = "") -> Trial | None:
+        """Ends a visit; None if no block was answered in it."""
+        visit = self.visits.pop(number, None)
+        if visit is None or (not visit.blocks and outcome == "done"):
+            return None
+        now = time.time()
+        return Trial(
+            visit.task,
+            self.name,
+            tuple(visit.blocks),
+            visit.started or now,
+            visit.ended or now,
+            visit.busy_s,
+            "shared" if outcome == "done" and visit.shared else outcome,
+            why,
+            visit.expected_s,
+        )
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where an evaluation stands; what `--progress` and `unbroken eval status` show."""
+
+    phase: str
+    at: float
+    started: float
+    tasks: dict[str, dict[str, object]]
+    """Per task: state, blocks done, blocks in all, samples missing from its score."""
+    workers: dict[str, dict[str, object]]
+    """Per worker: node, gpus, state, task, busy share."""
+    remaining_s: float
+    """Worker seconds of inference still expected."""
+    finish_s: float
+    """Seconds until the last score is expected."""
+    errors: dict[str, str]
+
+
+Watcher = Callable[[Progress], None]

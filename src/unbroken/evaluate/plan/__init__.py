@@ -1,0 +1,1 @@
+"""Who gets what, in which order, and how long it will take."""

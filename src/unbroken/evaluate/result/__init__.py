@@ -1,0 +1,1 @@
+"""What an evaluation leaves: its folder, journal, answers, scores, page."""

@@ -1,0 +1,1 @@
+"""An evaluation from start to end."""

@@ -1,0 +1,114 @@
+"""What follows a task's last answer: its exact set is written and handed to scoring, while the GPUs go on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+from ...errors import UnbrokenError
+from ..contracts import PreparedTask, Score, ScoreDone, ScoreJob, ScoringPool
+from ..preparation import reads_of_score
+from ..result.answers import AnswerStore
+from ..result.folder import EvalDir, read_json
+from ..suite.codec import decode
+
+
+class Landing:
+    """Tasks between their last answer and their score. Used on the event loop's thread; files are written in others."""
+
+    def __init__(
+        self, folder: EvalDir, key: str, checkpoint: str, store: AnswerStore, open_pool: Callable[[], ScoringPool], wake: Callable[[], None]
+    ) -> None:  # fmt: skip
+        self.folder = folder
+        self.key = key
+        self.checkpoint = checkpoint
+        self.store = store
+        self.scores: dict[str, Score] = {}
+        self.failed: dict[str, str] = {}
+        self._headlines: dict[str, str] = {}
+        self._open_pool = open_pool
+        self._wake = wake
+        self._pool: ScoringPool | None = None
+        self._writing: set[asyncio.Task[None]] = set()
+
+    def land(self, prepared: PreparedTask, given_up: dict[int, str]) -> None:
+        """Starts it, and returns at once. `given_up`: blocks without answers, and why."""
+        job = asyncio.get_running_loop().create_task(self._land(prepared, given_up))
+        self._writing.add(job)
+        job.add_done_callback(self._writing.discard)
+
+    def collect(self) -> list[ScoreDone]:
+        """Scorings that ended since the last call; their scores, or why there is none, are noted here."""
+        done = self._pool.collect() if self._pool is not None else []
+        for d in done:
+            if d.score is None:
+                self.failed[d.task] = d.error
+            else:
+                self._keep(d.score)
+        return done
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is being written or scored."""
+        return not self._writing and (self._pool is None or self._pool.pending == 0)
+
+    def close(self) -> None:
+        """Ends the scoring workers."""
+        if self._pool is not None:
+            self._pool.close()
+
+    async def _land(self, prepared: PreparedTask, given_up: dict[int, str]) -> None:
+        try:
+            job = await asyncio.get_running_loop().run_in_executor(None, self._write, prepared, given_up)
+        except (UnbrokenError, OSError) as e:
+            self.failed[prepared.task.name] = str(e)
+        else:
+            self._headlines[prepared.task.name] = prepared.task.headline
+            if isinstance(job, Score):
+                self._keep(job)
+            else:  # handed over on this thread: a pool is used by one thread only
+                if self._pool is None:
+                    self._pool = self._open_pool()
+                self._pool.submit(job)
+        self._wake()
+
+    def _keep(self, score: Score) -> None:
+        headline = self._headlines.get(score.task, "")
+        try:
+            self.scores[score.task] = score.led_by(headline)
+        except KeyError as e:
+            self.failed[score.task] = (
+                f"its headline '{headline}' is none of its metrics: {e.args[0]}. The answers are kept; mend the suite"
+            )
+
+    def _write(self, prepared: PreparedTask, given_up: dict[int, str]) -> ScoreJob | Score:
+        """Writes the exact set; an earlier command's score of the same answers is returned as it is. In a thread."""
+        task = prepared.task.name
+        answers = self.folder.landed(self.key, task)
+        conditions = self.store.merge(prepared, given_up, answers)
+        self.store.sync()
+        result = self.folder.score(self.key, task)
+        before = self._scored_before(result, prepared) if not given_up else None
+        if before is not None:
+            return before
+        result.parent.mkdir(parents=True, exist_ok=True)
+        return ScoreJob(prepared, str(answers), str(result), self.checkpoint, conditions)
+
+    def _scored_before(self, path: Path, prepared: PreparedTask) -> Score | None:
+        """A score that is there already, unless samples were left unscored."""
+        if not path.exists():
+            return None
+        try:
+            score = decode(Score, read_json(path), where=str(path))
+        except UnbrokenError:
+            return None  # damaged: the answers are there, and scored again
+        same = (score.version, score.prompt_hash, score.checkpoint, score.documents, score.inputs) == (
+            prepared.version,
+            prepared.prompt_hash,
+            self.checkpoint,
+            prepared.documents,
+            prepared.inputs,
+        )
+        same = same and reads_of_score.holds(path)
+        return score if same and score.scored == score.samples == prepared.samples else None

@@ -1,0 +1,526 @@
+"""Every committed checkpoint of a run, evaluated as it appears: lease, export, evaluate, compare, release.
+
+OUT/curve.jsonl has one sealed line per checkpoint; OUT/curves.txt and OUT/curves.html are made from it. A checkpoint
+is leased before it is touched, so that retention leaves it; the lease is renewed while the evaluation runs and ends
+with it, or by itself `LEASE_S` after a crash. Those that wait for their turn are held (watch_hold.py). Prompts and answers are shared by all checkpoints under OUT.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from ... import atomic
+from ...checkpoint.catalogue.contents import Found, listing
+from ...checkpoint.catalogue.retention import end_lease, take_lease
+from ...checkpoint.format.manifest import parse_folder_name
+from ...checkpoint.storage import open_storage
+from ...checkpoint.storage.base import Storage
+from ...errors import (
+    CheckpointCorrupt,
+    CheckpointTooNew,
+    DatasetMissing,
+    EvaluationIncomplete,
+    InputError,
+    LayoutMismatch,
+    MissingExtra,
+    ModelDoesNotLoad,
+    NoCheckpoint,
+    RunInterrupted,
+    UnbrokenError,
+    UnknownTask,
+    UsageError,
+)
+from ...page.terminal import escape
+from ...progress import RunDir, newest_place
+from ..contracts import ModelSpec, Report, Score, Suite
+from ..result.folder import EvalDir, read_json
+from ..result.journal import open_append, read_sealed, seal
+from ..result.results import Difference, columns, compare
+from ..suite.codec import decode, encode
+from .watch_hold import Holding
+
+LEASE_S = 3600.0
+TRIES = 2
+"""A checkpoint whose evaluation failed so often in one command is passed over, and said to be."""
+LASTING = (
+    ModelDoesNotLoad,
+    UsageError,
+    UnknownTask,
+    DatasetMissing,
+    InputError,
+    MissingExtra,
+    CheckpointCorrupt,
+    CheckpointTooNew,
+    LayoutMismatch,
+)
+"""What another try a moment later would meet again."""
+WAIT_S = 0.2
+"""Between looks for the folder: a checkpoint takes longer to be written, and is held before it can be superseded."""
+GONE = "removed before it could be leased"
+OURS = ("evaluations", "watchers")
+"""What a folder of checkpoints may hold before the first of them."""
+
+Evaluate = Callable[[Suite, ModelSpec, EvalDir], Report]
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Point:
+    """One checkpoint on the curves."""
+
+    name: str
+    step: int
+    attempt: int
+    at: float
+    scores: tuple[Score, ...] = ()
+    """Without notes and per-sample values: those are in the checkpoint's own report."""
+    failed: str = ""
+    """The first error of it; what a second try met is only said."""
+    tries: int = 1
+    """In the command that wrote this: another one tries a checkpoint that failed anew."""
+    code: int = 0
+    """Exit code of the error; 0 where it was only removed too early."""
+    worse: tuple[str, ...] = ()
+    """Tasks that are significantly worse than at the checkpoint before, by `compare`."""
+
+
+@dataclass(frozen=True)
+class Watch:
+    """What to watch, and how."""
+
+    suite: Suite
+    spec: ModelSpec
+    """`source` is filled in for each checkpoint."""
+    out: Path
+    like: Path | None = None
+    """A Hugging Face folder with the configuration and tokenizer: each checkpoint is exported to its layout."""
+    prefix: str | None = None
+    """Part of the state that is the model; None: found by its name."""
+    poll_s: float = 10.0
+    once: bool = False
+    """Evaluate what is there, then return."""
+    last_step: int | None = None
+    """Return after the checkpoint of this step, or a later one."""
+    newest_only: bool = False
+    """Evaluate only the newest: pass over what was superseded while an evaluation ran, or before it began."""
+    hold: int = 0
+    """So many checkpoints are kept from removal until their turn comes, the newest; 0: every one."""
+    holder: str = field(default="")
+
+    @property
+    def lease_name(self) -> str:
+        """Who holds the lease."""
+        return self.holder or f"eval-{self.suite.name}"[:100]
+
+
+def checkpoints_of(run: str) -> Storage:
+    """The checkpoints of a run directory, or a folder or bucket of checkpoints. Raises InputError if it is neither.
+
+    A run directory may have none yet, and a folder that is empty: the first commit is waited for. A folder of another
+    kind must hold one, or one that is being written.
+    """
+    if "://" in run:
+        return open_storage(run)
+    path = Path(run)
+    if not path.is_dir():
+        raise InputError(
+            "this is a file, no run directory" if path.exists() else "there is no such run directory",
+            where=run,
+            todo="Give the --run-dir of `unbroken run`, or a folder of checkpoints",
+        )
+    inside = RunDir(path)
+    if inside.checkpoints.is_dir() or inside.spec.is_file():
+        return open_storage(newest_place(inside))
+    storage = open_storage(path)
+    of_a_run = RunDir(path.absolute().parent).checkpoints == path.absolute()
+    if not of_a_run and _names(path) and not any(parse_folder_name(n) for n in storage.folders()):
+        raise InputError(
+            "this is no run directory, and it holds no checkpoints",
+            where=run,
+            todo="Give the --run-dir of `unbroken run`, or a folder of checkpoints",
+        )
+    return storage
+
+
+def wait_for_checkpoints(run: str, say: Say, *, stop: Callable[[], bool] = lambda: False) -> Storage:
+    """As `checkpoints_of`, once a run directory or a checkpoint is there: the training may make the folder later.
+
+    Of a folder that is missing or empty nobody knows yet whether it becomes a run directory or a folder of checkpoints,
+    so nothing is written there before. Raises InputError where there is a file, a folder of another kind, or, with `stop`,
+    nothing at the end.
+    """
+    path, said = Path(run), ""
+    began_empty = "://" not in run and not (path.exists() and _names(path))
+    while began_empty and not stop():
+        if path.exists() and not path.is_dir():
+            break  # a file: refused below
+        if _decided(path):
+            break
+        now = (
+            "there is no folder {} yet; waiting for it"
+            if not path.is_dir()
+            else "no checkpoint is in {} yet; waiting for the first"
+        )
+        if now != said:
+            say(now.format(run))
+            said = now
+        time.sleep(WAIT_S)
+    return checkpoints_of(run)
+
+
+def _decided(path: Path) -> bool:
+    """Whether the folder shows what it is."""
+    inside = RunDir(path)
+    if inside.checkpoints.is_dir() or inside.spec.is_file():
+        return True
+    if RunDir(path.absolute().parent).checkpoints == path.absolute() and path.is_dir():
+        return True
+    return any(parse_folder_name(n) for n in _names(path))
+
+
+def _names(path: Path) -> list[str]:
+    try:
+        return [e.name for e in path.iterdir() if not e.name.startswith(".") and e.name not in OURS]
+    except OSError:
+        return []
+
+
+def refuse_unlike(asked: Watch) -> None:
+    """Raises UsageError where --like is no folder of a model."""
+    if asked.like is not None and not (asked.like / "config.json").is_file():
+        raise UsageError(
+            "--like names a folder without a config.json"
+            if asked.like.is_dir()
+            else "--like names no folder",
+            where=str(asked.like),
+            todo="Give the folder of a Hugging Face model of the same architecture",
+        )
+
+
+def refuse_unloadable(asked: Watch, storage: Storage) -> None:
+    """Raises UsageError where no checkpoint could ever be loaded; reads a little, and writes nothing."""
+    refuse_unlike(asked)
+    if asked.like is not None:
+        return
+    if asked.spec.backend != "transformers":
+        return  # another backend may load a checkpoint as it is
+    there = [f.name for f in listing(storage, quick=True) if f.committed]
+    if there and not any(e.name == "config.json" for name in there for e in storage.files(name)):
+        raise UsageError(
+            "the checkpoints hold no config.json, and no --like is given",
+            where=f"{storage.url}/{there[0]}".removeprefix("file://"),
+            todo="Give --like, the folder of a Hugging Face model of the same architecture",
+        )
+
+
+def watch(
+    asked: Watch, storage: Storage, evaluate: Evaluate, say: Say, *, stop: Callable[[], bool] = lambda: False
+) -> list[Point]:
+    """Evaluates each committed checkpoint once, oldest first; returns the curve. Ends by `once`, `last_step` or `stop`.
+
+    What failed in an earlier command is tried again. Raises EvaluationInUse where another one watches into this folder.
+    """
+    with EvalDir(asked.out).lock():
+        holding = Holding(storage, asked.lease_name, lambda: listing(storage, quick=True), say,
+                          most=1 if asked.newest_only else asked.hold, every_s=asked.poll_s)  # fmt: skip
+        try:
+            return _watch(asked, storage, evaluate, say, stop, holding)
+        finally:
+            waited = holding.end()
+            if waited and not asked.newest_only:
+                say(f"not evaluated yet, and not kept from removal any longer: {', '.join(waited)}")
+
+
+def _watch(
+    asked: Watch, storage: Storage, evaluate: Evaluate, say: Say, stop: Callable[[], bool], holding: Holding
+) -> list[Point]:
+    points = {p.name: replace(p, tries=0) if p.code else p for p in read_curve(asked.out)}
+    holding.start([n for n, p in points.items() if not _is_open(p)])
+    while True:
+        holding.look()
+        for lost, why in holding.lost():
+            if lost.name not in points and not asked.newest_only:
+                say(f"{lost.name}: not evaluated: {why}")
+                points[lost.name] = Point(
+                    lost.name, lost.step, lost.attempt, time.time(), failed=why, tries=TRIES
+                )
+                _append(asked.out, points[lost.name])
+                _draw(asked)
+        there = listing(storage, quick=True)
+        todo = _waiting(asked, there, points)
+        for found in todo[:1]:
+            point = _one(asked, storage, found, points.get(found.name), evaluate, say)
+            _append(asked.out, point)
+            points[point.name] = point
+            if not _is_open(point):
+                holding.done(point.name)
+            _draw(asked)
+        names = {f.name for f in there}
+        done = [p for p in points.values() if not _is_open(p) or p.name not in names]
+        if stop() or (asked.last_step is not None and any(p.step >= asked.last_step for p in done)):
+            return read_curve(asked.out)
+        if not todo:
+            if asked.once:
+                return read_curve(asked.out)
+            _pause(asked.poll_s, stop)
+
+
+def _waiting(asked: Watch, found: Sequence[Found], points: Mapping[str, Point]) -> list[Found]:
+    """Committed checkpoints to evaluate, in this order. `found`: newest first, what a later attempt saved before all else."""
+    committed = [f for f in found if f.committed]
+    if asked.newest_only:
+        last = max(((p.attempt, p.step) for p in points.values() if p.failed != GONE), default=(0, -1))
+        committed = [f for f in committed[:1] if (f.attempt, f.step) >= last]
+    return sorted((f for f in committed if _is_open(points.get(f.name))), key=lambda f: (f.step, f.attempt))
+
+
+def shortfall(points: Sequence[Point]) -> tuple[str, int]:
+    """What is to be said of the points of one command where some were not evaluated, and its exit code; else ("", 0)."""
+    failed = [p for p in points if p.failed and p.code]
+    if not failed:
+        return "", 0
+    first = f"{failed[0].name}: {failed[0].failed}"
+    if any(p.scores for p in points):
+        return (
+            f"{len(failed)} of {len(points)} checkpoints were not evaluated. {first}",
+            EvaluationIncomplete.exit_code,
+        )
+    return f"no checkpoint was evaluated. {first}", failed[0].code
+
+
+def read_curve(out: Path) -> list[Point]:
+    """The points so far, by step; the last line of each checkpoint counts."""
+    found: dict[str, Point] = {}
+    for _, _, value in read_sealed(out / "curve.jsonl"):
+        p = decode(Point, value, where=str(out / "curve.jsonl"))
+        found[p.name] = p
+    return sorted(found.values(), key=lambda p: (p.step, p.attempt))
+
+
+@contextlib.contextmanager
+def leased(storage: Storage, name: str, holder: str, seconds: float = LEASE_S) -> Iterator[None]:
+    """Holds a lease on a checkpoint, renewed in the background. Raises NoCheckpoint if it is gone."""
+    take_lease(storage, name, holder, seconds, "being evaluated")
+    ended = threading.Event()
+
+    def renew() -> None:
+        while not ended.wait(seconds / 3):
+            with contextlib.suppress(
+                UnbrokenError, OSError
+            ):  # the next try comes long before the lease is over
+                take_lease(storage, name, holder, seconds, "being evaluated")
+
+    thread = threading.Thread(target=renew, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+        with contextlib.suppress(UnbrokenError, OSError):  # it ends by itself
+            end_lease(storage, name, holder)
+
+
+def _one(
+    asked: Watch, storage: Storage, found: Found, before: Point | None, evaluate: Evaluate, say: Say
+) -> Point:
+    tries = before.tries + 1 if before is not None else 1
+    say(f"{found.name}: evaluating")
+    point = Point(found.name, found.step, found.attempt, time.time(), tries=tries)
+    try:
+        with leased(storage, found.name, asked.lease_name), _as_model(asked, storage, found.name) as source:
+            report = evaluate(
+                asked.suite,
+                replace(asked.spec, source=source, name=found.name),
+                EvalDir(asked.out / found.name, asked.out),
+            )
+        if report.errors and not report.scores:
+            why = "; ".join(f"{task}: {e}" for task, e in report.errors.items())
+            raise EvaluationIncomplete(f"no task has a score: {why}")
+    except RunInterrupted:
+        raise  # no failure of the checkpoint
+    except NoCheckpoint:
+        say(f"{found.name}: {GONE}; passed over")
+        return replace(point, failed=GONE, tries=TRIES)
+    except UnbrokenError as e:
+        point = replace(
+            point, failed=str(e), code=e.exit_code, tries=TRIES if isinstance(e, LASTING) else tries
+        )
+        if before is not None and before.failed and tries > 1:
+            say(f"{found.name}: passed over after {tries} tries; the first one: {before.failed}")
+            return replace(point, failed=before.failed, code=before.code)
+        say(f"{found.name}: not evaluated: {e}" + (" It is tried again." if point.tries < TRIES else ""))
+        return point
+    changes = _against_previous(asked, point, report)
+    worse = tuple(d.task for d in changes if d.verdict == "worse")
+    for d in changes:
+        if d.verdict == "worse":
+            say(
+                f"{found.name}: REGRESSION in {d.task}: {d.metric} {d.before:.4f} -> {d.after:.4f}, p = {d.p:.2g}"
+            )
+    say(
+        f"{found.name}: "
+        + ", ".join(
+            f"{s.task} {s.metrics[0].value:.4f}" for s in (report.groups or report.scores) if s.metrics
+        )
+    )
+    slim = tuple(replace(s, notes=(), per_sample=(), values={}) for s in (*report.scores, *report.groups))
+    return replace(point, scores=slim, worse=worse)
+
+
+def _against_previous(asked: Watch, point: Point, report: Report) -> list[Difference]:
+    earlier = [p for p in read_curve(asked.out) if not p.failed and p.step < point.step]
+    if not earlier:
+        return []
+    path = EvalDir(asked.out / earlier[-1].name).report
+    old = decode(Report, read_json(path)).scores if path.exists() else earlier[-1].scores
+    return compare(old, report.scores)
+
+
+@contextlib.contextmanager
+def _as_model(asked: Watch, storage: Storage, name: str) -> Iterator[str]:
+    """The checkpoint as something that a backend loads: exported to Hugging Face's layout, or as it is."""
+    if asked.like is None:
+        yield f"{storage.url}/{name}".removeprefix("file://")
+        return
+    from ...checkpoint.convert.export import to_huggingface  # needs torch
+
+    target = asked.out / "models" / name
+    if target.exists():
+        shutil.rmtree(target)  # of an evaluation that was cut short
+    target.parent.mkdir(parents=True, exist_ok=True)
+    to_huggingface(storage, name, target, prefix=asked.prefix, beside=asked.like)
+    try:
+        yield str(target)
+    finally:
+        shutil.rmtree(target, ignore_errors=True)
+
+
+def _is_open(point: Point | None) -> bool:
+    return point is None or (bool(point.failed) and point.tries < TRIES)
+
+
+def _append(out: Path, point: Point) -> None:
+    fd = open_append(out / "curve.jsonl")
+    try:
+        os.write(fd, seal(encode(point)))
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _pause(seconds: float, stop: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline and not stop():
+        time.sleep(min(0.2, seconds))
+
+
+def _draw(asked: Watch) -> None:
+    points = read_curve(asked.out)
+    atomic.write_text(asked.out / "curves.txt", curves_text(points))
+    atomic.write_text(asked.out / "curves.html", curves_page(asked.suite.name, points))
+
+
+def series(points: Sequence[Point]) -> dict[tuple[str, str], list[tuple[int, float, float | None]]]:
+    """{(task, metric): [(step, value, stderr)]} of each task's headline metric."""
+    found: dict[tuple[str, str], list[tuple[int, float, float | None]]] = {}
+    for p in points:
+        for s in p.scores:
+            if s.metrics:
+                m = s.metrics[0]
+                found.setdefault((s.task, m.name), []).append((p.step, m.value, m.stderr))
+    return found
+
+
+def curves_text(points: Sequence[Point]) -> str:
+    """A table: one row per checkpoint, one column per task; '!' marks a significant fall."""
+    tasks = list(dict.fromkeys(t for t, _ in series(points)))
+    rows = [("step", "attempt", *tasks)]
+    for p in points:
+        values = {s.task: s.metrics[0].value for s in p.scores if s.metrics}
+        values = {t: v for t, v in values.items() if not math.isnan(v)}  # no sample has a verdict
+        cells = [f"{values[t]:.4f}{'!' if t in p.worse else ''}" if t in values else "-" for t in tasks]
+        rows.append(
+            (
+                str(p.step),
+                str(p.attempt),
+                *(cells if not p.failed else ["failed"] + ["-"] * (len(tasks) - 1))[: len(tasks)],
+            )
+        )
+    lines = columns(rows)
+    lines += [f"step {p.step}: {p.failed}" for p in points if p.failed]
+    return "\n".join(lines) + "\n"
+
+
+_W, _H, _PAD = 360, 150, 34
+
+
+def curves_page(title: str, points: Sequence[Point]) -> str:
+    """A page with one small chart per task: value over step with two standard errors, falls marked."""
+    falls = {(t, p.step) for p in points for t in p.worse}
+    charts = "".join(_chart(task, metric, rows, falls) for (task, metric), rows in series(points).items())
+    failed = "".join(f"<li>step {p.step}: {escape(p.failed)}</li>" for p in points if p.failed)
+    return f"""<!doctype html><html lang="en"><meta charset="utf-8"><title>{escape(title)} over steps</title>
+<style>body{{font:14px/1.4 system-ui,sans-serif;margin:24px;color:#1b1f24;background:#fff}}h1{{font-size:20px}}
+.charts{{display:flex;flex-wrap:wrap;gap:16px}}figure{{margin:0;border:1px solid #d8dee4;border-radius:6px;padding:8px}}
+figcaption{{font-weight:600}}text{{font-size:11px;fill:#57606a}}.fall{{fill:#cf222e}}
+@media(prefers-color-scheme:dark){{body{{background:#0d1117;color:#e6edf3}}figure{{border-color:#30363d}}text{{fill:#8d96a0}}}}</style>
+<h1>{escape(title)}: {len(points)} checkpoints</h1>
+<p>Each point is a committed checkpoint; bars are two standard errors; a red point fell significantly below the one before it.</p>
+<div class="charts">{charts}</div>{f"<h2>Not evaluated</h2><ul>{failed}</ul>" if failed else ""}</html>
+"""
+
+
+def _axis(rows: Sequence[tuple[int, float, float | None]]) -> tuple[float, float]:
+    """The ends of a chart's axis: around the values and their errors, and not below zero where no value is."""
+    low = min(v - 2 * (e or 0) for _, v, e in rows)
+    high = max(v + 2 * (e or 0) for _, v, e in rows)
+    if low == high:  # a level line in the middle; at zero, on the ground of an axis like that of a share
+        span = abs(high) or 1.0
+        low, high = (low - span / 2, high + span / 2) if high else (0.0, 1.0)
+    else:
+        margin = (high - low) * 0.05
+        low, high = low - margin, high + margin
+    return (0.0 if low < 0 <= min(v for _, v, _ in rows) else low), high
+
+
+def _chart(
+    task: str, metric: str, rows: Sequence[tuple[int, float, float | None]], falls: set[tuple[str, int]]
+) -> str:
+    name = f"{escape(task)} <small>{escape(metric)}</small>"
+    rows = [(s, v, e if e and math.isfinite(e) else None) for s, v, e in rows if math.isfinite(v)]
+    if not rows:
+        return f"<figure><figcaption>{name}</figcaption>no sample has a verdict</figure>"
+    low, high = _axis(rows)
+    first, last = rows[0][0], rows[-1][0]
+
+    def at(step: int, value: float) -> tuple[float, float]:
+        x = _PAD + (step - first) / max(last - first, 1) * (_W - _PAD - 12)
+        return round(x, 1), round(_H - 18 - (value - low) / (high - low) * (_H - 30), 1)
+
+    line = " ".join(f"{x},{y}" for x, y in (at(s, v) for s, v, _ in rows))
+    marks = []
+    for step, value, err in rows:
+        x, y = at(step, value)
+        if err:
+            marks.append(
+                f'<line x1="{x}" x2="{x}" y1="{at(step, max(low, value - 2 * err))[1]}" y2="{at(step, value + 2 * err)[1]}" stroke="#0969da" opacity=".35"/>'
+            )
+        fell = ' class="fall"' if (task, step) in falls else ' fill="#0969da"'
+        marks.append(
+            f'<circle cx="{x}" cy="{y}" r="3"{fell}><title>step {step}: {value:.4f}</title></circle>'
+        )
+    return (
+        f'<figure><figcaption>{name}</figcaption><svg width="{_W}" height="{_H}" role="img" aria-label="{escape(task)} over steps">'
+        f'<text x="0" y="14">{high:.3g}</text><text x="0" y="{_H - 18}">{low:.3g}</text>'
+        f'<text x="{_PAD}" y="{_H - 2}">{first}</text><text x="{_W - 12}" y="{_H - 2}" text-anchor="end">step {last}</text>'
+        f'<polyline points="{line}" fill="none" stroke="#0969da"/>{"".join(marks)}</svg></figure>'
+    )

@@ -1,0 +1,1 @@
+"""A suite: its tasks, their harnesses, their requests on disk."""
