@@ -47,11 +47,11 @@ from own_folders import use_own_folders
 
 from unbroken.diagnose import REASONS, Action, Faulty, Outcome, Root, Verdict, diagnose
 from unbroken.diagnose.compress import compress
-from unbroken.diagnose.decoded import visible
-from unbroken.diagnose.prefixes import take_apart
-from unbroken.diagnose.redact import Redactor
-from unbroken.diagnose.rules import builtin_set, defaults
-from unbroken.diagnose.sources import expand
+from unbroken.diagnose.match.rules import builtin_set, defaults
+from unbroken.diagnose.read.prefixes import take_apart
+from unbroken.diagnose.read.sources import expand
+from unbroken.diagnose.redact.decoded import visible
+from unbroken.diagnose.redact.redact import Redactor
 
 HEALTHY = {
     "Success": "completed",
@@ -290,8 +290,8 @@ import json, resource, sys, time
 sys.path.insert(0, {src!r})
 from unbroken.diagnose import diagnose
 from unbroken.diagnose.compress import compress
-from unbroken.diagnose.prefixes import take_apart
-from unbroken.diagnose.sources import expand
+from unbroken.diagnose.read.prefixes import take_apart
+from unbroken.diagnose.read.sources import expand
 what, path = sys.argv[1:]
 wall, start = time.monotonic(), time.process_time()
 if what == "diagnose":

@@ -29,8 +29,8 @@ from own_folders import use_own_folders
 
 from unbroken.diagnose import examine
 from unbroken.diagnose.compress import compress
-from unbroken.diagnose.sources import expand
-from unbroken.diagnose.triggers import WORDS
+from unbroken.diagnose.match.triggers import WORDS
+from unbroken.diagnose.read.sources import expand
 
 _QUIET_LOOP_S = 0.0235  # of `_calm` on the machine of the committed result, idle
 

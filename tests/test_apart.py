@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from tests.conftest import touched
-from unbroken.diagnose.memory import default_path
+from unbroken.diagnose.assist.incident_store import default_path
 from unbroken.evaluate.model.sources import memo_folder
 from unbroken.evaluate.plan.priors import default_store
 
@@ -36,7 +36,7 @@ def test_the_guard_notices_every_file_of_a_user(tmp_path: Path) -> None:
 def test_a_suite_that_writes_to_the_home_folder_fails(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text((Path(__file__).parent / "conftest.py").read_text())
     (tmp_path / "test_x.py").write_text(
-        "import os\nfrom pathlib import Path\nfrom unbroken.diagnose.memory import Memory, default_path\n"
+        "import os\nfrom pathlib import Path\nfrom unbroken.diagnose.assist.incident_store import Memory, default_path\n"
         "def test_x(monkeypatch):\n    monkeypatch.delenv('XDG_STATE_HOME')\n    Memory().incidents()\n"
         "    assert default_path().is_file()\n"
     )

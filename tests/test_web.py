@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from unbroken.checkpoint.storage.s3 import S3Storage
-from unbroken.diagnose.model import HttpModel, ModelConfig
+from unbroken.diagnose.assist.model import HttpModel, ModelConfig
 from unbroken.errors import DiagnoseError, InputError, UnbrokenError
 from unbroken.evaluate.model.endpoint import Endpoint, EndpointRefused
 from unbroken.evaluate.model.sources import open_source

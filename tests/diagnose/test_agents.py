@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from unbroken.diagnose import examine
-from unbroken.diagnose.agents import (
+from unbroken.diagnose.assist.assistants import (
     Numbered,
     _check_failure,
     _shown,
@@ -19,10 +19,10 @@ from unbroken.diagnose.agents import (
     ask_filters,
     failure_messages,
 )
+from unbroken.diagnose.assist.model import HttpModel, ModelConfig, configured
 from unbroken.diagnose.engine import Diagnosis
-from unbroken.diagnose.model import HttpModel, ModelConfig, configured
-from unbroken.diagnose.redact import Redactor
-from unbroken.diagnose.rules import builtin_set
+from unbroken.diagnose.match.rules import builtin_set
+from unbroken.diagnose.redact.redact import Redactor
 from unbroken.errors import DiagnoseError, UnknownKey, UsageError
 from unbroken.testing.llm import DEEP, ERROR_500, GARBAGE, HANG_UP, HUGE, NO_CHOICES, SLOW, FakeModel
 

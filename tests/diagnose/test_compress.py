@@ -14,8 +14,8 @@ from types import ModuleType
 import pytest
 
 from unbroken.diagnose.compress import Compressor, FilterRule, compress, compress_live, template_regex
-from unbroken.diagnose.rules import builtin, compile_safe
-from unbroken.diagnose.sources import expand
+from unbroken.diagnose.match.rules import builtin, compile_safe
+from unbroken.diagnose.read.sources import expand
 
 
 def run(

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from unbroken.diagnose import diagnose
-from unbroken.diagnose.decoration import PLAIN, Learner, learn, learn_from
-from unbroken.diagnose.sources import blocks, expand
+from unbroken.diagnose.read.decoration import PLAIN, Learner, learn, learn_from
+from unbroken.diagnose.read.sources import blocks, expand
 
 TRACEBACK = [
     "Traceback (most recent call last):",

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from unbroken.diagnose import Outcome, examine
-from unbroken.diagnose.flight_recorder import analyse, analyse_dumps, read_dump
+from unbroken.diagnose.read.flight_recorder import analyse, analyse_dumps, read_dump
 from unbroken.errors import InputError
 
 

@@ -10,12 +10,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from unbroken.diagnose import Verdict, diagnose
-from unbroken.diagnose.clock import find
 from unbroken.diagnose.compress import Compressor
-from unbroken.diagnose.prefixes import clean, take_apart
-from unbroken.diagnose.progress_lines import read
-from unbroken.diagnose.rules import builtin, builtin_set
-from unbroken.diagnose.topology import expand_hosts
+from unbroken.diagnose.match.rules import builtin, builtin_set
+from unbroken.diagnose.match.topology import expand_hosts
+from unbroken.diagnose.read.clock import find
+from unbroken.diagnose.read.prefixes import clean, take_apart
+from unbroken.diagnose.read.progress_lines import read
 from unbroken.errors import UnbrokenError
 from unbroken.testing.failure_logs import KINDS, make
 

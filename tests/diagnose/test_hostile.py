@@ -13,11 +13,12 @@ from types import ModuleType
 import pytest
 
 from tests.diagnose.logs import job, steps, traceback
-from unbroken.diagnose import diagnose, examine, sieve
-from unbroken.diagnose.partial import Limits
-from unbroken.diagnose.rules import RuleSet, builtin, builtin_set, loosen
-from unbroken.diagnose.sieve import Shared, Sieve, patterns_of
-from unbroken.diagnose.triggers import WORDS
+from unbroken.diagnose import diagnose, examine
+from unbroken.diagnose.match import sieve
+from unbroken.diagnose.match.partial import Limits
+from unbroken.diagnose.match.rules import RuleSet, builtin, builtin_set, loosen
+from unbroken.diagnose.match.sieve import Shared, Sieve, patterns_of
+from unbroken.diagnose.match.triggers import WORDS
 
 REPO = Path(__file__).parents[2]
 re2 = pytest.importorskip("re2")

@@ -100,8 +100,8 @@ def test_time_is_kept_and_other_threads_go_on(tmp_path: Path) -> None:
 
 def test_a_log_that_vanishes_or_shrinks_is_no_accident(tmp_path: Path) -> None:
     from unbroken.diagnose.engine import examine_sources
-    from unbroken.diagnose.rules import builtin_set
-    from unbroken.diagnose.sources import expand
+    from unbroken.diagnose.match.rules import builtin_set
+    from unbroken.diagnose.read.sources import expand
 
     path = long_log(tmp_path)
     sources = expand([path])

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from unbroken.diagnose import Verdict, examine
+from unbroken.diagnose.assist.incident_store import Memory, overlap, recall
+from unbroken.diagnose.assist.model import HttpModel, ModelConfig
 from unbroken.diagnose.compress import FilterRule
-from unbroken.diagnose.memory import Memory, overlap, recall
-from unbroken.diagnose.model import HttpModel, ModelConfig
-from unbroken.diagnose.rules import Rule, builtin_set
+from unbroken.diagnose.match.rules import Rule, builtin_set
 from unbroken.errors import DiagnoseError, UsageError
 from unbroken.testing.llm import FakeModel
 

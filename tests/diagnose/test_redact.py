@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from tests.diagnose.planted import generate, kinds, seen
 from tests.fuzzing import fuzz
-from unbroken.diagnose import credentials
-from unbroken.diagnose.redact import Redactor
+from unbroken.diagnose.redact import credentials
+from unbroken.diagnose.redact.redact import Redactor
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from unbroken.diagnose import REASONS
-from unbroken.diagnose.rules import (
+from unbroken.diagnose.match.rules import (
     FOLDER,
     Rule,
     RuleSet,
@@ -21,8 +21,8 @@ from unbroken.diagnose.rules import (
     load,
     xids,
 )
-from unbroken.diagnose.scan import _EXCEPTION
-from unbroken.diagnose.triggers import TRIGGER, WORDS, Literals
+from unbroken.diagnose.match.scan import _EXCEPTION
+from unbroken.diagnose.match.triggers import TRIGGER, WORDS, Literals
 from unbroken.errors import InputError, UnknownKey
 from unbroken.progress.records.verdict import HANG, LOSS_SPIKE, UNKNOWN, Action
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from unbroken.diagnose import Outcome, diagnose, examine
-from unbroken.diagnose.prefixes import clean
-from unbroken.diagnose.sources import Source, blocks, expand
+from unbroken.diagnose.read.prefixes import clean
+from unbroken.diagnose.read.sources import Source, blocks, expand
 from unbroken.errors import InputError
 
 from .logs import job, steps, traceback
@@ -189,7 +189,7 @@ def test_stdin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_line_of_megabytes_is_one_line(tmp_path: Path) -> None:
     from unbroken.diagnose.compress import Compressor
-    from unbroken.diagnose.excerpt import around
+    from unbroken.diagnose.read.excerpt import around
 
     path = tmp_path / "x.log"
     path.write_text(steps(5) + "y" * 10_000_000 + "\n" + steps(5, 6) + traceback("KeyError: 'labels'", 3))

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unbroken.detect import HangDetector
-from unbroken.diagnose.facts import RankExit
+from unbroken.diagnose.judge.facts import RankExit
 from unbroken.errors import RunError, UnsafeFile
 from unbroken.link.bounds import HELLO_BYTES, STRANGERS, proof
 from unbroken.progress import RunDir

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from unbroken.detect import HangDetector
-from unbroken.diagnose.facts import RankExit
+from unbroken.diagnose.judge.facts import RankExit
 from unbroken.progress import Phase, RunDir, Timeouts
 from unbroken.progress.records.steps import Step, read_steps, step_record
 from unbroken.recover.supervise.watch.attempt import Attempt

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from unbroken.diagnose import diagnose
-from unbroken.diagnose.facts import Facts, HangFact, RankExit
+from unbroken.diagnose.judge.facts import Facts, HangFact, RankExit
 from unbroken.recover.supervise.incident.diagnosing import Diagnosis, answer, read_facts
 
 FACTS = Facts(

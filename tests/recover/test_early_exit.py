@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from unbroken.diagnose.facts import Facts, HangFact, RankExit
+from unbroken.diagnose.judge.facts import Facts, HangFact, RankExit
 from unbroken.progress.records.verdict import REASONS, Action, Faulty, Outcome, Root, Verdict
 from unbroken.recover.decide.policy import fingerprint
 from unbroken.recover.supervise.incident.early_exit import RankPlace, blame_early_exit

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from unbroken.detect import ProcessLook
-from unbroken.diagnose.facts import Facts, HangFact, RankExit
+from unbroken.diagnose.judge.facts import Facts, HangFact, RankExit
 from unbroken.progress import RunDir
 from unbroken.progress.records.incident import Incident, read_incidents
 from unbroken.progress.records.verdict import Faulty, Outcome, Root, Verdict

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from tests.fuzzing import fuzz
 from unbroken.diagnose import diagnose
-from unbroken.diagnose.rules import load as load_rules
+from unbroken.diagnose.match.rules import load as load_rules
 from unbroken.errors import InputError, UnbrokenError
 from unbroken.telemetry.readers import convert
 from unbroken.trace.readers import Options, load

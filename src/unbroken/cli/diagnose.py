@@ -17,9 +17,9 @@ from ..errors import DiagnoseError, Exit, InputError, UsageError
 
 if TYPE_CHECKING:
     from ..diagnose import Diagnosis, Verdict
-    from ..diagnose.memory import Memory
-    from ..diagnose.memory_shape import Similar
-    from ..diagnose.model import ModelConfig
+    from ..diagnose.assist.incident_store import Memory
+    from ..diagnose.assist.incident_store_shape import Similar
+    from ..diagnose.assist.model import ModelConfig
 
 _HIDDEN = "paths"
 
@@ -109,7 +109,7 @@ def paths_(
     d, similar, incident = _diagnose(paths, rules or [], store, no_memory, now, record=not dry_run)
     config = None
     if model_url or dry_run or refine or not no_memory:
-        from ..diagnose.model import configured
+        from ..diagnose.assist.model import configured
 
         config = configured(model_url, model)
     if dry_run:
@@ -164,13 +164,13 @@ def _diagnose(
 ) -> tuple[Diagnosis, list[Similar], str | None]:  # fmt: skip
     """The diagnosis, past incidents like it, and its own id. Without `record` nothing is written, asked or sent."""
     from ..diagnose.engine import examine_paths
-    from ..diagnose.rules import builtin_set, load
+    from ..diagnose.match.rules import builtin_set, load
 
     ruleset = builtin_set().with_rules(load(rules)) if rules else builtin_set()
     memory: Memory | None = None
     warnings: list[str] = []
     if not no_memory:
-        from ..diagnose.memory import Memory, incident_id, recall, with_candidates
+        from ..diagnose.assist.incident_store import Memory, incident_id, recall, with_candidates
 
         memory = _memory(store) if record else Memory(store, read_only=True)
         try:
@@ -202,8 +202,8 @@ def _evidence(d: Diagnosis) -> list[str]:
 
 
 def _memory(store: Path | None) -> Memory:
-    from ..diagnose.memory import Memory
-    from ..diagnose.model import HttpModel, configured
+    from ..diagnose.assist.incident_store import Memory
+    from ..diagnose.assist.model import HttpModel, configured
 
     config = configured()
     return Memory(store, HttpModel(config).embed if config is not None and config.embedding else None)
@@ -211,9 +211,9 @@ def _memory(store: Path | None) -> Memory:
 
 def _ask(d: Diagnosis, similar: list[Similar], config: ModelConfig, store: Path | None) -> Diagnosis:
     """Asks the model; its verdict counts only as far as `agents` lets it."""
-    from ..diagnose.agents import ask_failure
-    from ..diagnose.model import HttpModel
-    from ..diagnose.rules import builtin_set
+    from ..diagnose.assist.assistants import ask_failure
+    from ..diagnose.assist.model import HttpModel
+    from ..diagnose.match.rules import builtin_set
 
     lines = _numbered(d)
     asked = ask_failure(
@@ -228,7 +228,7 @@ def _ask(d: Diagnosis, similar: list[Similar], config: ModelConfig, store: Path 
     notes = list(asked.notes)
     if asked.rule is not None:
         try:
-            from ..diagnose.memory import Memory
+            from ..diagnose.assist.incident_store import Memory
 
             Memory(store).propose(
                 asked.rule,
@@ -241,15 +241,15 @@ def _ask(d: Diagnosis, similar: list[Similar], config: ModelConfig, store: Path 
 
 
 def _numbered(d: Diagnosis) -> list[Any]:
-    from ..diagnose.agents import Numbered
+    from ..diagnose.assist.assistants import Numbered
     from ..diagnose.compress import evidence_lines
 
     return [Numbered(s.name, n, t) for s in d.sources.logs[:64] for n, t in evidence_lines(d, s, 400)]
 
 
 def _dry_run(d: Diagnosis, similar: list[Similar], config: ModelConfig | None) -> None:
-    from ..diagnose.agents import failure_messages
-    from ..diagnose.credentials import detectors
+    from ..diagnose.assist.assistants import failure_messages
+    from ..diagnose.redact.credentials import detectors
 
     if not detectors():
         typer.echo("Note: detect-secrets is not installed; our own patterns redact alone.", err=True)
@@ -267,7 +267,7 @@ def _follow(paths: Sequence[str], rules: Sequence[Path], as_json: bool) -> None:
     """Diagnoses again whenever the logs have grown, and ends when the verdict is no longer 'running'."""
     from ..diagnose import Outcome, report
     from ..diagnose.engine import examine
-    from ..diagnose.sources import expand, total_bytes
+    from ..diagnose.read.sources import expand, total_bytes
 
     size, said, pause, settled = -1, None, 0.3, 0
     while True:
@@ -307,7 +307,7 @@ def explain(
     as_json: Json = False,
 ) -> None:
     """Show what a rule looks for, what it concludes, and where it comes from."""
-    from ..diagnose.rules import builtin, defaults, xids
+    from ..diagnose.match.rules import builtin, defaults, xids
 
     if rule.startswith("xid-") and rule[4:].isdigit():
         x = xids().get(int(rule[4:]))
@@ -347,7 +347,7 @@ def correct(
     store: Store = None,
 ) -> None:
     """Say what an incident really was; the next one like it is told so."""
-    from ..diagnose.memory import Memory
+    from ..diagnose.assist.incident_store import Memory
 
     Memory(store).correct(incident, reason, note)
     typer.echo(f"{incident} is {reason} now.")
@@ -358,7 +358,7 @@ def incidents(
     store: Store = None, as_json: Json = False, most: Annotated[int, typer.Option("--most", min=1)] = 30
 ) -> None:
     """List past incidents, newest first."""
-    from ..diagnose.memory import Memory
+    from ..diagnose.assist.incident_store import Memory
 
     rows = Memory(store).incidents(most)
     if as_json:
@@ -378,8 +378,8 @@ def rules_list(
     everything: Annotated[bool, typer.Option("--all", help="Also those that ship.")] = False, store: Store = None, as_json: Json = False,
 ) -> None:  # fmt: skip
     """List candidate rules and what stored incidents say of them."""
-    from ..diagnose.memory import Memory
-    from ..diagnose.rules import builtin
+    from ..diagnose.assist.incident_store import Memory
+    from ..diagnose.match.rules import builtin
 
     memory = Memory(store)
     found = [(c, memory.trial(c.rule)) for c in memory.rules()]
@@ -413,7 +413,7 @@ def rules_list(
 @rules_app.command("adopt")
 def rules_adopt(rule: str, store: Store = None) -> None:
     """Adopt a candidate that stored incidents confirm and that breaks none."""
-    from ..diagnose.memory import Memory
+    from ..diagnose.assist.incident_store import Memory
 
     adopted = Memory(store).adopt(rule)
     typer.echo(f"{adopted.id} is adopted: it finds {adopted.reason}.")
@@ -422,7 +422,7 @@ def rules_adopt(rule: str, store: Store = None) -> None:
 @rules_app.command("reject")
 def rules_reject(rule: str, store: Store = None) -> None:
     """Reject a candidate for good."""
-    from ..diagnose.memory import Memory
+    from ..diagnose.assist.incident_store import Memory
 
     Memory(store).reject(rule)
     typer.echo(f"{rule} is rejected.")

@@ -59,9 +59,9 @@ def compress(
     ] = False,
 ) -> None:
     """Write PATH without its chatter and say what was dropped, by which rule."""
+    from ..diagnose.assist.incident_store import Memory
     from ..diagnose.compress import compress as run
     from ..diagnose.compress import expand_or_fail
-    from ..diagnose.memory import Memory
 
     if follow:
         given = {
@@ -154,10 +154,10 @@ def _put(sink: Any, source: Any, number: int, raw: bytes, numbers: bool) -> None
 
 
 def _ask_model(logs: Any, rules: list[Any], url: str, name: str | None) -> tuple[list[Any], list[str]]:
-    from ..diagnose.agents import ask_filters
-    from ..diagnose.model import HttpModel, configured
-    from ..diagnose.rules import builtin_set
-    from ..diagnose.sources import head
+    from ..diagnose.assist.assistants import ask_filters
+    from ..diagnose.assist.model import HttpModel, configured
+    from ..diagnose.match.rules import builtin_set
+    from ..diagnose.read.sources import head
 
     config = configured(url, name)
     assert config is not None

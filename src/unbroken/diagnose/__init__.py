@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from ..progress.records.verdict import REASONS, Action, Cascade, Category, Faulty, Outcome, Root, Verdict
 from .engine import Diagnosis, diagnose, examine
-from .facts import Facts, HangFact, RankExit
-from .partial import Limits
+from .judge.facts import Facts, HangFact, RankExit
+from .match.partial import Limits
 
 __all__ = [
     "REASONS",

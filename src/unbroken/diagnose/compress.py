@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError
-from . import progress_lines
-from .decoration import Decoration, learn_from
 from .fold import AGAIN, CONTEXT, EVENT, METRIC, OTHER, TAIL, Folder
-from .prefixes import clean, take_apart
-from .rules import RuleSet, builtin_set
-from .sources import LONGEST_LINE, Source, Sources, blocks
+from .match.rules import RuleSet, builtin_set
+from .read import progress_lines
+from .read.decoration import Decoration, learn_from
+from .read.prefixes import clean, take_apart
+from .read.sources import LONGEST_LINE, Source, Sources, blocks
 
 if TYPE_CHECKING:
     from .engine import Diagnosis
@@ -447,7 +447,7 @@ def compress_live(
 
 def expand_or_fail(paths: Sequence[str]) -> Sources:
     """The sources of `paths`; raises InputError where there is no text log among them."""
-    from .sources import expand
+    from .read.sources import expand
 
     sources = expand(paths)
     if not sources.logs:

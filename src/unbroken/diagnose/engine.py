@@ -9,21 +9,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..progress.records.verdict import Verdict
-from . import clock
-from .chronology import Chronicle, chronicle
-from .decide import decide
-from .events import FileScan, Topology
-from .facts import Facts
-from .flight_recorder import Flight, analyse
-from .known import with_flight
-from .partial import Limits, scan_within, tell
-from .placing import add_facts, from_paths
-from .rules import RuleSet, builtin_set, load
-from .run_folder import logs_of_run
-from .scan import Scanner
-from .sieve import Shared, patterns_of, with_counts
-from .sources import Source, Sources, expand, head
-from .topology import TopologyReader
+from .judge.chronology import Chronicle, chronicle
+from .judge.decide import decide
+from .judge.event_location import add_facts, from_paths
+from .judge.facts import Facts
+from .judge.known import with_flight
+from .match.events import FileScan, Topology
+from .match.partial import Limits, scan_within, tell
+from .match.rules import RuleSet, builtin_set, load
+from .match.scan import Scanner
+from .match.sieve import Shared, patterns_of, with_counts
+from .match.topology import TopologyReader
+from .read import clock
+from .read.flight_recorder import Flight, analyse
+from .read.run_folder import logs_of_run
+from .read.sources import Source, Sources, expand, head
 
 
 @dataclass(frozen=True)

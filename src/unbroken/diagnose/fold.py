@@ -12,8 +12,8 @@ import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
-from .prefixes import take_apart
-from .tracebacks import EXCEPTION, HEADER
+from .read.prefixes import take_apart
+from .read.tracebacks import EXCEPTION, HEADER
 
 EVENT, CONTEXT, METRIC, OTHER, AGAIN, TAIL = "event", "context", "metric", "other", "again", "tail"
 BEFORE, AFTER, LAST = 3, 2, 12

@@ -13,10 +13,10 @@ from pathlib import Path
 from ..page.terminal import escape
 from ..progress.records.verdict import MACHINE_ONLY, Outcome, Verdict
 from ..version import __version__
-from . import excerpt
+from .assist.incident_store_shape import Similar
 from .engine import Diagnosis
-from .memory_shape import Similar
-from .redact import Redactor
+from .read import excerpt
+from .redact.redact import Redactor
 
 _SAID = {
     Outcome.FAILED: "failed",

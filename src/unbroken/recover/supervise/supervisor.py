@@ -26,7 +26,7 @@ from ...checkpoint.format.manifest import folder_name
 from ...cluster import Allocation, Backend, Ended, NodeState
 from ...detect import Hang, HangDetector, Level, ProcessLook, late_ranks
 from ...detect.stacks import place
-from ...diagnose.facts import Facts, HangFact, RankExit
+from ...diagnose.judge.facts import Facts, HangFact, RankExit
 from ...errors import (
     Exit,
     NotDurable,

@@ -19,7 +19,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ....diagnose.facts import Facts, HangFact, RankExit
+from ....diagnose.judge.facts import Facts, HangFact, RankExit
 from ....errors import UnbrokenError
 from ....progress.records.verdict import UNKNOWN, Action, Outcome, Verdict
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ....detect.stacks import in_collective
-from ....diagnose.facts import Facts, RankExit
+from ....diagnose.judge.facts import Facts, RankExit
 from ....progress.records.verdict import HANG, UNKNOWN, Action, Cascade, Faulty, Outcome, Root, Verdict
 
 _SEEN_TOGETHER_S = 1.0

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ....detect import ProcessLook
-from ....diagnose.facts import Facts, HangFact, RankExit
+from ....diagnose.judge.facts import Facts, HangFact, RankExit
 from ....progress import RunDir
 from ....progress.records.verdict import UNKNOWN, Action, Outcome, Root, Verdict
 from ..watch.attempt import Attempt

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ....detect import HangDetector, RankView
-from ....diagnose.facts import RankExit
+from ....diagnose.judge.facts import RankExit
 from ....errors import NotDurable
 from ....progress import Phase, RunDir
 from ....progress.records.steps import Step, step_record

@@ -13,9 +13,9 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from ..read.prefixes import take_apart
 from .credentials import Found, detected, find, is_strange, shaped
 from .decoded import base64_texts, views, visible
-from .prefixes import take_apart
 from .sections import Carried, Columns, ProcessTables, SecretManifests
 
 LONGEST = 20_000

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from ..errors import InputError
+from ...errors import InputError
 
 MOST_BYTES = 512 << 20
 

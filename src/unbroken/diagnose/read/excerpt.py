@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..progress.records.verdict import Root
+from ...progress.records.verdict import Root
 from .prefixes import clean
 from .sources import Source, blocks
 

@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .events import Ending, Event, Progress
+from ..match.events import Ending, Event, Progress
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,11 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from ..errors import InputError, MissingExtra
-from ..progress.records.verdict import Root, Verdict
+from ...errors import InputError, MissingExtra
+from ...progress.records.verdict import Root, Verdict
+from ..read.sources import LONGEST_LINE, Source, blocks, opened, seekable
 from .events import Ending, FileScan
 from .scan import Scanner
-from .sources import LONGEST_LINE, Source, blocks, opened, seekable
 
 _PIECE = 1 << 20
 _CHUNK = 4 << 20

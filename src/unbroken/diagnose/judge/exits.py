@@ -7,12 +7,12 @@ import signal
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ..progress.records.verdict import UNKNOWN, Action, Faulty, Outcome, Verdict
+from ...progress.records.verdict import UNKNOWN, Action, Faulty, Outcome, Verdict
+from ..match.events import FileScan, Topology
+from ..match.rules import defaults
 from .chronology import Chronicle
-from .events import FileScan, Topology
+from .fault_location import reported
 from .roots import root_of
-from .rules import defaults
-from .where import reported
 
 _SIGNALS = {4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL", 11: "SIGSEGV", 15: "SIGTERM"}
 _EXITED = re.compile(

@@ -6,9 +6,9 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 
-from ..progress.records.verdict import Faulty
+from ...progress.records.verdict import Faulty
+from ..match.events import Event, FileScan, Topology
 from .chronology import Chronicle, same_kind
-from .events import Event, FileScan, Topology
 
 _PEER_ADDRESS = re.compile(r"\bpeer ([\d.]+|<ip-\d+>|[A-Za-z][\w.\-]*)<\d+>")
 _NOT_THERE = re.compile(

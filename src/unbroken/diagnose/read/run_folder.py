@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import UnbrokenError
-from ..progress import RunDir, read_journal
-from ..progress.records.verdict import Action, Outcome, Root, Verdict
+from ...errors import UnbrokenError
+from ...progress import RunDir, read_journal
+from ...progress.records.verdict import Action, Outcome, Root, Verdict
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
+from ..read.prefixes import Line
 from .events import Topology
-from .prefixes import Line
 
 _NCCL_INIT = re.compile(r"\brank (\d+) nranks (\d+) cudaDev (\d+)(?: nvmlDev (\d+))?(?: busId ([0-9a-f]+))?")
 _NODES = re.compile(

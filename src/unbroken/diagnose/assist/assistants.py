@@ -16,15 +16,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..errors import DiagnoseError, InputError
-from ..progress.records.verdict import HANG, LOSS_SPIKE, REASONS, UNKNOWN, Action, Outcome, Root, Verdict
-from .compress import FilterRule
-from .engine import Diagnosis
-from .memory_shape import Similar
+from ...errors import DiagnoseError, InputError
+from ...progress.records.verdict import HANG, LOSS_SPIKE, REASONS, UNKNOWN, Action, Outcome, Root, Verdict
+from ..compress import FilterRule
+from ..engine import Diagnosis
+from ..match.rules import Rule, RuleSet, compile_safe, defaults
+from ..read.prefixes import take_apart
+from ..redact.redact import LONGEST, Redactor
+from .incident_store_shape import Similar
 from .model import ChatModel
-from .prefixes import take_apart
-from .redact import LONGEST, Redactor
-from .rules import Rule, RuleSet, compile_safe, defaults
 
 _REASONS = (*REASONS, HANG, LOSS_SPIKE, UNKNOWN)
 _EVENTS = ("root", "either", "cascade", "ending", "context")

@@ -13,9 +13,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from .events import Event, FileScan, Progress, Topology
-from .placing import foreign, order_key, placed
-from .rules import builtin_set
+from ..match.events import Event, FileScan, Progress, Topology
+from ..match.rules import builtin_set
+from .event_location import foreign, order_key, placed
 
 _LAUNCHERS = (
     "torch/distributed/run.py", "torch/distributed/launcher/", "bin/torchrun", "accelerate/commands/", "bin/accelerate",

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from ..progress.records.verdict import HANG, UNKNOWN, Action, Category, Faulty, Outcome, Root, Verdict
+from ...progress.records.verdict import HANG, UNKNOWN, Action, Category, Faulty, Outcome, Root, Verdict
+from ..match.events import Event, FileScan, Topology
+from ..match.rules import defaults
+from ..read.flight_recorder import Flight
 from .chronology import Chronicle
-from .course import Course
-from .events import Event, FileScan, Topology
 from .exits import by_exit_code
 from .facts import Facts, RankExit
-from .flight_recorder import Flight
 from .roots import all_cascade, root_of
-from .rules import defaults
+from .training_curve import Course
 
 Failed = Callable[[Event, Chronicle, Sequence[FileScan], Topology], Verdict]
 

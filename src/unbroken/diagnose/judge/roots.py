@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from ..progress.records.verdict import Cascade, Root
+from ...progress.records.verdict import Cascade, Root
+from ..match.events import Event, FileScan, Progress
 from .chronology import Chronicle
-from .events import Event, FileScan, Progress
 
 
 def root_of(event: Event, scans: Sequence[FileScan]) -> Root:

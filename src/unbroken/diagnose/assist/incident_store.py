@@ -20,13 +20,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from ..errors import DiagnoseError, UsageError
-from ..progress.records.verdict import HANG, LOSS_SPIKE, REASONS, UNKNOWN, Action, Outcome, Verdict
-from .compress import FilterRule
-from .engine import Diagnosis
-from .memory_shape import Similar
-from .redact import LONGEST, Redactor
-from .rules import Rule, RuleSet, candidate, compile_safe, defaults
+from ...errors import DiagnoseError, UsageError
+from ...progress.records.verdict import HANG, LOSS_SPIKE, REASONS, UNKNOWN, Action, Outcome, Verdict
+from ..compress import FilterRule
+from ..engine import Diagnosis
+from ..match.rules import Rule, RuleSet, candidate, compile_safe, defaults
+from ..redact.redact import LONGEST, Redactor
+from .incident_store_shape import Similar
 
 _SCHEMA = """
 create table if not exists incidents (

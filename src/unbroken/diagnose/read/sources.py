@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
 
-from ..errors import InputError, MissingExtra
+from ...errors import InputError, MissingExtra
 from .encoding import Utf8, encoding_of
 
 BLOCK = 4 << 20

@@ -14,17 +14,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from . import clock, progress_lines
+from ..read import clock, progress_lines
+from ..read.decoration import PLAIN, Bare, Decoration
+from ..read.prefixes import Line, clean, take_apart
+from ..read.quoted import FENCE, is_fenced, is_open_before, is_talk
+from ..read.sources import LONGEST_LINE, Source, blocks
+from ..read.tracebacks import EXCEPTION, HEADER, Tracebacks
 from .completion import LAST_OF_PLAN, TAIL_LINES, completion, may_be_complete, planned
-from .decoration import PLAIN, Bare, Decoration
 from .events import Event, FileScan, Progress
-from .prefixes import Line, clean, take_apart
-from .quoted import FENCE, is_fenced, is_open_before, is_talk
 from .rules import Rule, RuleSet, xids
 from .sieve import Shared, Sieve, patterns_of
-from .sources import LONGEST_LINE, Source, blocks
 from .topology import TopologyReader
-from .tracebacks import EXCEPTION, HEADER, Tracebacks
 
 WINDOW = 8192
 STEPS_AFTER = 6

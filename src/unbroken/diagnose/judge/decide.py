@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ..progress.records.verdict import (
+from ...progress.records.verdict import (
     HANG,
     LOSS_SPIKE,
     MACHINE_ONLY,
@@ -18,18 +18,18 @@ from ..progress.records.verdict import (
     Root,
     Verdict,
 )
+from ..match.completion import OF_EPOCH
+from ..match.events import Event, FileScan, Progress, Topology
+from ..match.rules import Xid, defaults
 from .chronology import Chronicle
-from .completion import OF_EPOCH
-from .course import Course, course, silent_for, worst_stretch
-from .events import Event, FileScan, Progress, Topology
 from .exits import from_report
 from .facts import Facts
+from .fault_location import lagging_rank, place_of
 from .known import from_facts
 from .leavers import leaver
 from .occupied import neighbour
 from .roots import cascade_of, line_of, root_of
-from .rules import Xid, defaults
-from .where import lagging_rank, place_of
+from .training_curve import Course, course, silent_for, worst_stretch
 
 
 def decide(

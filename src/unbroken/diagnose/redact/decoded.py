@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from ..page.terminal import INVISIBLE, SEQUENCE
+from ...page.terminal import INVISIBLE, SEQUENCE
 
 
 @dataclass(frozen=True)

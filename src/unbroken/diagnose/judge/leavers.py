@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from ..progress.records.verdict import Root
-from .events import FileScan, Topology
+from ...progress.records.verdict import Root
+from ..match.events import FileScan, Topology
 
 _LEFT = re.compile(
     r"(?i)\b(?:exhausted|ran out of (?:data|batches|samples)|no more (?:data|batches|samples)|end of (?:data|the epoch|epoch|training)|out of (?:data|batches)|left the (?:training )?loop|leaving the loop|loop (?:is )?(?:left|over|done)|early stop\w*|finished|all done|done|bye|exiting|shutting down|exit(?:ed)? with (?:code )?0|stopiteration)\b"

@@ -12,8 +12,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Protocol
 
-from ..errors import DiagnoseError, UnknownKey, UsageError, unreadable
-from ..link.web import open_url, redirected
+from ...errors import DiagnoseError, UnknownKey, UsageError, unreadable
+from ...link.web import open_url, redirected
 
 MOST_ANSWER = 1 << 20
 

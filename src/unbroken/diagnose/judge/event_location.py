@@ -6,9 +6,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from .events import Event, FileScan, Topology
+from ..match.events import Event, FileScan, Topology
+from ..match.topology import same_bus
 from .facts import Facts
-from .topology import same_bus
 
 _NODE_NAMED = re.compile(r"(?:Node failure on|[Nn]ode|NODE|host|ON) ([A-Za-z][\w.\-]*\d[\w.\-]*)")
 _GPU_SCOPES = ("gpu",)

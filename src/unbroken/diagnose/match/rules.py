@@ -16,8 +16,8 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from ..errors import InputError, UnknownKey, unreadable
-from ..progress.records.verdict import HANG, LOSS_SPIKE, REASONS, UNKNOWN, Action, Outcome
+from ...errors import InputError, UnknownKey, unreadable
+from ...progress.records.verdict import HANG, LOSS_SPIKE, REASONS, UNKNOWN, Action, Outcome
 
 FOLDER = Path(__file__).parent / "signatures"
 ROLES = ("root", "either", "cascade", "ending", "recovery", "context", "noise")

@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from ..progress.records.verdict import Verdict
-from .decoration import SAMPLE_LINES, Learner
+from ...progress.records.verdict import Verdict
+from ..read.decoration import SAMPLE_LINES, Learner
 from .events import Counted
 from .rules import Rule, RuleSet, loose_set
 from .triggers import TRIGGER

@@ -1,0 +1,1 @@
+"""Where rules do not decide: past incidents, and a language model."""

@@ -1,0 +1,1 @@
+"""Lines as events: rules, and the one pass that finds what they name."""

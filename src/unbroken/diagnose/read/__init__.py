@@ -1,0 +1,1 @@
+"""Logs as lines: files, encodings, prefixes, times, tracebacks, dumps."""
