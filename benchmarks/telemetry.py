@@ -123,7 +123,7 @@ def gpu_loads(result: dict[str, Any]) -> dict[str, Any]:
 
 def see(loads: dict[str, Any], result: dict[str, Any], phase_s: float) -> None:
     """Samples ten times a second under each load and checks that the right counters show it."""
-    from unbroken.telemetry.gpu import GpuSampler, load_nvml
+    from unbroken.telemetry.samplers.gpu import GpuSampler, load_nvml
 
     sampler = GpuSampler(load_nvml())
     coverage = sampler.coverage()
@@ -276,9 +276,9 @@ class Timed:
 def profile(loads: dict[str, Any], result: dict[str, Any]) -> None:
     """Microseconds of each NVML call, of a tick's parts, and what each counter of NVLink says."""
     from unbroken.errors import UnbrokenError
-    from unbroken.telemetry.gpu import GpuSampler, load_nvml
-    from unbroken.telemetry.host import HostSampler
-    from unbroken.telemetry.spool import Spool
+    from unbroken.telemetry.recording.spool import Spool
+    from unbroken.telemetry.samplers.gpu import GpuSampler, load_nvml
+    from unbroken.telemetry.samplers.host import HostSampler
 
     out: dict[str, Any] = {}
     result["profile_us"] = out
@@ -380,7 +380,7 @@ def cost_of(call: Any, times: int = 40, within_s: float = 0.25) -> Any:
 
 def profile_calls(n: Any) -> dict[str, Any]:
     """Each NVML call that telemetry makes or could make, by itself on GPU 0, repeated."""
-    from unbroken.telemetry import gpu, links
+    from unbroken.telemetry.samplers import gpu, links
 
     h = n.nvmlDeviceGetHandleByIndex(0)
     up = links.links_up(n, h)
@@ -455,7 +455,7 @@ def field_cost(n: Any, h: Any, fields: list[Any]) -> Any:
 
 def nvlink_before_and_after(n: Any, loads: dict[str, Any]) -> list[dict[str, Any]]:
     """Every NVLink counter of GPU 0 by its way and kind: first, after a second of rest, after one of copies."""
-    from unbroken.telemetry import links
+    from unbroken.telemetry.samplers import links
 
     h = n.nvmlDeviceGetHandleByIndex(0)
     up = links.links_up(n, h)

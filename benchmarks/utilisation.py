@@ -39,7 +39,7 @@ print(json.dumps({{"seconds": took, "cpu_s": cpu, "rss_mib": (used.ru_maxrss + h
 """
 OURS = """
 from pathlib import Path
-from unbroken.telemetry.wide import count
+from unbroken.samples.wide import count
 found = count(Path({path!r}), processes={threads}).quantiles({shares})
 """
 DUCKDB = """

@@ -11,9 +11,9 @@ import sys
 import tempfile
 from pathlib import Path
 
+from unbroken.trace.published.study import acme
 from unbroken.trace.readers import load
 from unbroken.trace.report import build_report, page
-from unbroken.trace.study import acme
 from unbroken.trace.synthetic import generate
 
 

@@ -11,12 +11,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from unbroken.errors import UnbrokenError
-from unbroken.telemetry.gpu import GpuSampler, load_nvml
-from unbroken.telemetry.host import HostSampler
 from unbroken.telemetry.join import connect, open_samples, open_spans, per_span
-from unbroken.telemetry.reading import Sampler
-from unbroken.telemetry.record import record
-from unbroken.telemetry.spool import Spool
+from unbroken.telemetry.recording.record import record
+from unbroken.telemetry.recording.spool import Spool
+from unbroken.telemetry.samplers.gpu import GpuSampler, load_nvml
+from unbroken.telemetry.samplers.host import HostSampler
+from unbroken.telemetry.samplers.reading import Sampler
 
 
 def main() -> None:

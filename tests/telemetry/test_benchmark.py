@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from unbroken.telemetry.gpu import GpuSampler
-from unbroken.telemetry.host import HostSampler
-from unbroken.telemetry.spool import Spool
+from unbroken.telemetry.recording.spool import Spool
+from unbroken.telemetry.samplers.gpu import GpuSampler
+from unbroken.telemetry.samplers.host import HostSampler
 from unbroken.testing.nvml import FakeGpu, FakeNvml
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from unbroken.errors import UnbrokenError
-from unbroken.telemetry.gpu import (
+from unbroken.samples.schema import METRICS
+from unbroken.telemetry.samplers.gpu import (
     GPU_SHARE,
     MEDIUM_S,
     SLOW_S,
@@ -14,9 +15,8 @@ from unbroken.telemetry.gpu import (
     GpuSampler,
     load_nvml,
 )
-from unbroken.telemetry.reading import Reading
+from unbroken.telemetry.samplers.reading import Reading
 from unbroken.testing.nvml import FakeGpu, FakeNvml
-from unbroken.trace.schema import METRICS
 
 
 def values(readings: list[Reading], gpu: int = 0) -> dict[str, float]:
@@ -214,7 +214,7 @@ def test_the_real_library_has_every_name_that_is_used() -> None:
 
     import pynvml
 
-    from unbroken.telemetry import gpu, links
+    from unbroken.telemetry.samplers import gpu, links
 
     used = set(
         re.findall(

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from unbroken.errors import InputError
-from unbroken.telemetry.host import HostSampler
-from unbroken.trace.schema import METRICS
+from unbroken.samples.schema import METRICS
+from unbroken.telemetry.samplers.host import HostSampler
 
 
 class Machine:

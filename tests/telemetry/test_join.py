@@ -12,6 +12,7 @@ import pytest
 
 from unbroken.cli.telemetry import app
 from unbroken.errors import InputError, UsageError
+from unbroken.samples.schema import JOBS
 from unbroken.telemetry.join import (
     add_spans,
     connect,
@@ -22,10 +23,9 @@ from unbroken.telemetry.join import (
     per_span,
     spans_without_readings,
 )
-from unbroken.telemetry.reading import Reading
+from unbroken.telemetry.recording.spool import Spool
+from unbroken.telemetry.samplers.reading import Reading
 from unbroken.telemetry.spans import Span, spans_of_evaluation, spans_of_run
-from unbroken.telemetry.spool import Spool
-from unbroken.trace.schema import JOBS
 
 T0 = 1_700_000_000
 

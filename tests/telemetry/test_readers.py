@@ -15,9 +15,9 @@ import duckdb
 import pytest
 
 from unbroken.errors import InputError, StorageError, UsageError
+from unbroken.samples.schema import METRICS, SAMPLES
 from unbroken.telemetry.readers import convert, detect, fetch
 from unbroken.telemetry.readers.names import place
-from unbroken.trace.schema import METRICS, SAMPLES
 
 
 def rows(folder: Path, what: str = "*") -> list[tuple[Any, ...]]:

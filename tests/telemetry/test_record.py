@@ -16,11 +16,11 @@ import duckdb
 import pytest
 
 from unbroken.errors import InputError, UsageError
-from unbroken.telemetry.exporter import LastTick, serve
-from unbroken.telemetry.reading import Coverage, Reading
-from unbroken.telemetry.record import record
-from unbroken.telemetry.spool import HEADER, Spool, pack, packed_files
-from unbroken.trace.schema import SAMPLES
+from unbroken.samples.schema import SAMPLES
+from unbroken.telemetry.recording.exporter import LastTick, serve
+from unbroken.telemetry.recording.record import record
+from unbroken.telemetry.recording.spool import HEADER, Spool, pack, packed_files
+from unbroken.telemetry.samplers.reading import Coverage, Reading
 
 READINGS = [Reading(0, None, "gpu_power_w", 400.125), Reading(None, 'eth"0,1', "nic_rx_bytes_per_s", 1e9 / 3)]
 
@@ -200,8 +200,8 @@ def test_the_exporter_shows_the_last_tick() -> None:
 
 def test_recording_is_cheap() -> None:
     """CPU time for each tick of this host, without its processes: a hundred times under the promise's tenth."""
-    from unbroken.telemetry.gpu import GpuSampler
-    from unbroken.telemetry.host import HostSampler
+    from unbroken.telemetry.samplers.gpu import GpuSampler
+    from unbroken.telemetry.samplers.host import HostSampler
     from unbroken.testing.nvml import FakeGpu, FakeNvml
 
     samplers = [HostSampler(), GpuSampler(FakeNvml([FakeGpu() for _ in range(8)]))]

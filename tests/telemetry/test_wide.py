@@ -15,8 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from unbroken.errors import InputError
-from unbroken.telemetry import wide
-from unbroken.telemetry.wide import count
+from unbroken.samples import wide
+from unbroken.samples.wide import count
 
 STAMP = "2023-07-01 08:00:{:02}+08:00"
 plain = st.floats(0, 4000).map(lambda x: f"{round(x, 3):g}") | st.integers(0, 99_999_999).map(str)
@@ -86,7 +86,7 @@ def test_like_parsing_every_cell(tmp_path: Path, rows: list[list[str]], newline:
 
 @pytest.mark.parametrize("piece", [64, 1000, 1 << 18])
 def test_pieces_of_any_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece: int) -> None:
-    monkeypatch.setattr("unbroken.telemetry.piece.PIECE", piece)
+    monkeypatch.setattr("unbroken.samples.piece.PIECE", piece)
     rng = np.random.default_rng(1)
     table = np.round(rng.uniform(0, 100, (300, 20)), 3)
     out = io.StringIO()

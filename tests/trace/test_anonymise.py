@@ -16,10 +16,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from unbroken.cli.main import dispatch
-from unbroken.trace.convert import anonymised_tables
-from unbroken.trace.disclosure import PSEUDONYMS, REDUCED, REMOVED, Reduced
+from unbroken.samples.schema import TABLES
+from unbroken.trace.output.convert import anonymised_tables
+from unbroken.trace.output.disclosure import PSEUDONYMS, REDUCED, REMOVED, Reduced
 from unbroken.trace.readers import Options, load
-from unbroken.trace.schema import TABLES
 
 SECRET = "zoescret"
 

@@ -322,7 +322,7 @@ def test_a_disk_that_refuses_is_said_in_one_paragraph(
 
     with monkeypatch.context() as patch:
         patch.setattr("unbroken.atomic.write_text", full)
-        patch.setattr("unbroken.trace.convert.copy", full)
+        patch.setattr("unbroken.trace.output.convert.copy", full)
         patch.setattr("unbroken.trace.synthetic.generate.write_jobs", full)
         code, _, err = run(capsys, *args)
         assert (code, "No space left on device" in err) == (34, True)

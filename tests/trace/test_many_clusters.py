@@ -9,10 +9,10 @@ import pytest
 
 from unbroken.cli.main import dispatch
 from unbroken.errors import InputError
-from unbroken.trace.charts.scales import amount
+from unbroken.page.charts.scales import amount
+from unbroken.trace.figures.reference import Reference
 from unbroken.trace.figures.workloads import durations
 from unbroken.trace.readers import Options, load
-from unbroken.trace.reference import Reference
 from unbroken.trace.report import build_report, page
 from unbroken.trace.report.build import cards
 from unbroken.trace.settings import Settings

@@ -13,12 +13,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from unbroken.samples.tables import Findings
+from unbroken.trace.published.study import acme
 from unbroken.trace.readers import load
 from unbroken.trace.statistics import compute
-from unbroken.trace.study import acme
 from unbroken.trace.synthetic import generate
 from unbroken.trace.synthetic.model import SIZES, cluster_model, failures, published
-from unbroken.trace.tables import Findings
 
 # What the synthetic trace promises, in docs/trace.md: (metric, bound in percentage points or as a ratio).
 STATE_JOBS, STATE_TIME, TYPE_JOBS, TYPE_TIME = 1.0, 7.0, 1.0, 9.0
@@ -218,7 +218,7 @@ def test_our_quantiles_of_the_release_are_the_release_s(shared_data: Path, tmp_p
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    from unbroken.trace.schema import SAMPLES
+    from unbroken.samples.schema import SAMPLES
 
     folder = shared_data / "acmetrace"
     theirs = {f"{r['pickle']}.{r['series']}": r for r in csv_rows(folder / "util_pkl_quantiles.csv")}

@@ -356,7 +356,7 @@ def test_parquet_of_a_newer_schema_is_refused(tmp_path: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    from unbroken.trace.schema import JOBS, METADATA_KEY
+    from unbroken.samples.schema import JOBS, METADATA_KEY
 
     path = tmp_path / "jobs.parquet"
     pq.write_table(
@@ -372,7 +372,7 @@ def test_own_parquet_with_bad_rows_is_checked_too(tmp_path: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    from unbroken.trace.schema import JOBS
+    from unbroken.samples.schema import JOBS
 
     t = dt.datetime(2024, 1, 1)
     good = {

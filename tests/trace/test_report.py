@@ -13,14 +13,14 @@ from xml.etree import ElementTree
 import pytest
 
 from unbroken.errors import TraceError
-from unbroken.trace.charts.scales import Axis, amount, nice_range, seconds, short, ticks
-from unbroken.trace.charts.spec import Bars, Box, Boxes, Chart, Heat, LineChart, Series
-from unbroken.trace.charts.svg import render
+from unbroken.page.charts.scales import Axis, amount, nice_range, seconds, short, ticks
+from unbroken.page.charts.spec import Bars, Box, Boxes, Chart, Heat, LineChart, Series
+from unbroken.page.charts.svg import render
+from unbroken.trace.figures.reference import Reference
+from unbroken.trace.published.study import acme
 from unbroken.trace.readers import load
-from unbroken.trace.reference import Reference
 from unbroken.trace.report import Report, build_report, export, page, write_images
 from unbroken.trace.statistics import compute
-from unbroken.trace.study import acme
 
 
 @pytest.fixture(scope="module")

@@ -14,12 +14,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as hs
 
 from unbroken.errors import InputError, UsageError
+from unbroken.samples.schema import JOBS
+from unbroken.samples.tables import Findings
 from unbroken.trace.inference import parse_rules, rules_from, shipped_rules
 from unbroken.trace.readers import load
-from unbroken.trace.schema import JOBS
 from unbroken.trace.settings import Settings
 from unbroken.trace.statistics import compute
-from unbroken.trace.tables import Findings
 
 T0 = dt.datetime(2024, 1, 1, 6)
 
@@ -193,7 +193,7 @@ def test_cancelled_time_is_split_by_samples_on_the_jobs_nodes(tmp_path: Path) ->
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    from unbroken.trace.schema import SAMPLES
+    from unbroken.samples.schema import SAMPLES
 
     rows = [job(1, "CANCELLED", 8, 0, 0, 4 * 3600, nodes=["n1", "n2"])]
     write(tmp_path / "jobs.parquet", rows)
@@ -356,7 +356,7 @@ def test_energy_and_carbon_follow_from_power_and_what_is_declared(tmp_path: Path
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    from unbroken.trace.schema import SAMPLES
+    from unbroken.samples.schema import SAMPLES
 
     samples = [
         {"time_utc": T0 + dt.timedelta(minutes=m), "cluster": "c", "node": "n1", "metric": k, "value": v}
@@ -378,7 +378,7 @@ def test_failures_against_heat_find_a_planted_relation(tmp_path: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    from unbroken.trace.schema import INCIDENTS, SAMPLES
+    from unbroken.samples.schema import INCIDENTS, SAMPLES
 
     samples, incidents = [], []
     for n in range(20):

@@ -18,7 +18,7 @@ from ..units import Bytes, Duration
 
 if TYPE_CHECKING:
     from ..telemetry.readers import Converted
-    from ..telemetry.reading import Sampler
+    from ..telemetry.samplers.reading import Sampler
 
 app = typer.Typer(
     add_completion=False,
@@ -50,9 +50,9 @@ def record(
     as_json: Json = False,
 ) -> None:
     """Record GPUs and host until Ctrl-C, into bounded files of the trace schema's samples."""
-    from ..telemetry.gpu import GpuSampler
-    from ..telemetry.record import record as record_
-    from ..telemetry.spool import Spool
+    from ..telemetry.recording.record import record as record_
+    from ..telemetry.recording.spool import Spool
+    from ..telemetry.samplers.gpu import GpuSampler
 
     interval = _interval(every)
     name = node or socket.gethostname()
@@ -107,7 +107,7 @@ def export(
     cluster: Cluster = None,
 ) -> None:
     """Show GPUs and host to Prometheus until Ctrl-C, keeping nothing."""
-    from ..telemetry.record import record as record_
+    from ..telemetry.recording.record import record as record_
 
     sinks: list[Any] = []
     stop = _stop_on_signal()
@@ -266,8 +266,8 @@ def _is_wide(path: Path) -> bool:
 
 
 def _count_wide(path: Path) -> dict[str, Any]:
+    from ..samples.wide import count
     from ..telemetry.readers.wide import meaning
-    from ..telemetry.wide import count
 
     metric, factor = meaning(path)
     c = count(path)
@@ -350,8 +350,8 @@ def _interval(text: str) -> float:
 
 def _samplers(quiet: bool, interval_s: float) -> list[Sampler]:
     """All that can be read here, having said what and what not. Below a second, more CPU time is allowed."""
-    from ..telemetry.gpu import GPU_SHARE, GpuSampler, load_nvml
-    from ..telemetry.host import HostSampler
+    from ..telemetry.samplers.gpu import GPU_SHARE, GpuSampler, load_nvml
+    from ..telemetry.samplers.host import HostSampler
 
     samplers: list[Sampler] = [HostSampler()]
     notes = []
@@ -373,7 +373,7 @@ def _samplers(quiet: bool, interval_s: float) -> list[Sampler]:
 def _serve(address: str | None, node: str, cluster: str | None, sinks: list[Any]) -> Any:
     if not address:
         return None
-    from ..telemetry.exporter import LastTick, serve
+    from ..telemetry.recording.exporter import LastTick, serve
 
     last = LastTick(node, cluster)
     sinks.append(last)

@@ -16,8 +16,8 @@ from ..errors import InputError, UsageError, unreadable
 from ..units import Bytes, Duration
 
 if TYPE_CHECKING:
+    from ..trace.figures.reference import Reference
     from ..trace.readers import Options
-    from ..trace.reference import Reference
     from ..trace.settings import Settings
     from ..trace.store import Store
 
@@ -99,7 +99,7 @@ def mapping_of(maps: list[str]) -> dict[str, str]:
 
 def opened(files: list[Path], options: Options, memory: str | None, threads: int | None, scratch: Path | None) -> tuple[Store, list[tuple[str, str]]]:  # fmt: skip
     """A store with the files in it, and (name, format) of each."""
-    from ..trace.destination import may_write
+    from ..trace.output.destination import may_write
     from ..trace.readers import files_of, load_into
     from ..trace.store import Store
 
@@ -144,8 +144,8 @@ def references_of(compare: str | None, options: Options) -> list[Reference]:
     """What to compare with: acme, seren, kalos, or another trace."""
     if not compare:
         return []
-    from ..trace.reference import Reference
-    from ..trace.study import acme
+    from ..trace.figures.reference import Reference
+    from ..trace.published.study import acme
 
     names = {"acme": ("Seren", "Kalos"), "seren": ("Seren",), "kalos": ("Kalos",), "philly": ("Philly",), "helios": ("Helios",), "pai": ("PAI",)}  # fmt: skip
     if compare.lower() in names:
@@ -230,8 +230,8 @@ def report(
 ) -> None:
     """Write the report: every figure and table that the files allow, in one HTML file."""
     from .. import atomic
-    from ..trace.destination import file_for, folder_for, writing
     from ..trace.inference import rules_from, shipped_rules
+    from ..trace.output.destination import file_for, folder_for, writing
     from ..trace.report import build_report, page, write_images
 
     options = options_of(fmt, maps, fields, timezone, cluster)
@@ -357,8 +357,8 @@ def convert(
     scratch: Scratch = None,
 ) -> None:
     """Convert any trace into the one schema, as Parquet; rows that cannot be read go to set_aside.csv."""
-    from ..trace.convert import write_tables
-    from ..trace.destination import folder_for, writing
+    from ..trace.output.convert import write_tables
+    from ..trace.output.destination import folder_for, writing
 
     folder_for(output)
     store, names = opened(files, options_of(fmt, maps, fields, timezone, cluster), memory, threads, scratch)
@@ -408,8 +408,8 @@ def anonymise(
 ) -> None:
     """Write a trace that can be published: people, teams, clusters, partitions, jobs and nodes by keyed pseudonyms,
     free text removed. It says what was kept."""
-    from ..trace.convert import anonymised_tables
-    from ..trace.destination import folder_for, writing
+    from ..trace.output.convert import anonymised_tables
+    from ..trace.output.destination import folder_for, writing
 
     shift_s = float(Duration(shift)) if shift else 0.0
     folder_for(output)
@@ -487,7 +487,7 @@ def synth(
     """Draw a synthetic trace from the published marginals; what depends on what is in docs/trace.md."""
     import datetime as dt
 
-    from ..trace.destination import folder_for, writing
+    from ..trace.output.destination import folder_for, writing
     from ..trace.synthetic import generate
 
     every_s = float(Duration(sample_every))
@@ -549,8 +549,8 @@ def print_result(result: Any, *, full: bool) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    from ..page.charts.scales import amount
     from ..page.terminal import plain
-    from ..trace.charts.scales import amount
 
     if not result:
         print(f"{result.name}: nothing")

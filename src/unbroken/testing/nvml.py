@@ -66,7 +66,7 @@ _FIELDS: dict[str, Callable[[FakeGpu], int | None]] = {
 
 
 class FakeNvml:
-    """Answers the calls that `unbroken.telemetry.gpu` makes, and counts them in `calls`."""
+    """Answers the calls that `unbroken.telemetry.samplers.gpu` makes, and counts them in `calls`."""
 
     NVML_SUCCESS, NVML_ERROR_NOT_SUPPORTED, NVML_ERROR_TIMEOUT, NVML_ERROR_GPU_IS_LOST = 0, 3, 10, 15
     NVML_TEMPERATURE_GPU, NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_FEATURE_ENABLED = 0, 1, 2, 1

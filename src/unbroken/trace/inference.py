@@ -10,10 +10,10 @@ from importlib import resources
 from pathlib import Path
 
 from ..errors import InputError, UsageError
-from .schema import JOBS, TYPES
+from ..samples.schema import JOBS, TYPES
+from ..samples.tables import Note
 from .settings import Settings
 from .store import Store, literal, name
-from .tables import Note
 
 
 @dataclass(frozen=True)

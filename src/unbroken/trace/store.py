@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import MissingExtra
 from ..machine import usable_memory
+from ..samples.schema import TABLES
+from ..samples.tables import Note, Rejected, Result
 from ..units import Bytes
-from .schema import TABLES
-from .tables import Note, Rejected, Result
 
 if TYPE_CHECKING:
     import duckdb

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from ...errors import InputError, StorageError, UsageError
-from ...trace.tables import Note
+from ...samples.tables import Note
 from . import ipmi, prometheus, wide
 from .names import Source
 

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from ...errors import InputError
-from ...trace.tables import Note
+from ...samples.tables import Note
 from .names import IPMI, Source
 
 _NODE = ("server", "node", "host", "hostname", "ip", "instance", "name")

@@ -14,8 +14,8 @@ from typing import Any
 
 from ...errors import InputError, MissingExtra
 from ...link.web import open_url, redirected
-from ...trace.schema import SAMPLES
-from ...trace.tables import Note
+from ...samples.schema import SAMPLES
+from ...samples.tables import Note
 from .names import DCGM, Source
 
 Row = tuple[float, str | None, int | None, str | None, str, float]

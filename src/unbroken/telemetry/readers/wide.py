@@ -12,7 +12,7 @@ from collections import Counter
 from pathlib import Path
 
 from ...errors import InputError
-from ...trace.tables import Note
+from ...samples.tables import Note
 from .names import ACME, Source, place
 
 _DATE = re.compile(r"-\d{4}-\d{2}.*$")

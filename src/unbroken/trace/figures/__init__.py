@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ..charts.spec import Figure
-from ..reference import Reference
+from ...page.charts.spec import Figure
+from ...samples.tables import Findings
 from ..settings import Settings
-from ..tables import Findings
 from . import clusters, hardware, outcomes, people, workloads
+from .reference import Reference
 
 __all__ = ["SECTIONS", "Section", "build"]
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..charts.scales import amount, seconds
-from ..charts.spec import CLUSTER_COLORS, GREY, Chart, Figure, LineChart, Series
-from ..reference import Reference
-from ..sentences import hours, pct
+from ...page.charts.scales import amount, seconds
+from ...page.charts.spec import CLUSTER_COLORS, GREY, Chart, Figure, LineChart, Series
+from ...samples.tables import Findings
 from ..settings import Settings
-from ..tables import Findings
 from .parts import grid, points, whole
+from .reference import Reference
+from .sentences import hours, pct
 
 SHOWN = 60
 

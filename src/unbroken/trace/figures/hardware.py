@@ -5,13 +5,13 @@ from __future__ import annotations
 import calendar
 from collections.abc import Sequence
 
-from ..charts.scales import amount
-from ..charts.spec import Bars, Chart, Figure, Grid, LineChart, Series, color_of
-from ..reference import Reference
-from ..sentences import pct
+from ...page.charts.scales import amount
+from ...page.charts.spec import Bars, Chart, Figure, Grid, LineChart, Series, color_of
+from ...samples.tables import Findings, Result
 from ..settings import Settings
-from ..tables import Findings, Result
 from .parts import grid, one, points, reference_series, weighted_first, whole
+from .reference import Reference
+from .sentences import pct
 
 SOLID = ""
 SHORT = {

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..charts.scales import amount, seconds
-from ..charts.spec import STATE_COLORS, Bars, Chart, Figure, LineChart, Series, color_of
-from ..reference import Reference
-from ..sentences import hours, listed, pct, together
+from ...page.charts.scales import amount, seconds
+from ...page.charts.spec import STATE_COLORS, Bars, Chart, Figure, LineChart, Series, color_of
+from ...samples.tables import Findings
 from ..settings import Settings
-from ..tables import Findings
 from .parts import grid, one, points, two, whole
+from .reference import Reference
+from .sentences import hours, listed, pct, together
 from .workloads import order_types, sentence_case
 
 STATES = ("COMPLETED", "CANCELLED", "FAILED")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from ..charts.scales import amount
-from ..charts.spec import REFERENCE, Grid, Series
-from ..reference import Reference
-from ..tables import Result
+from ...page.charts.scales import amount
+from ...page.charts.spec import REFERENCE, Grid, Series
+from ...samples.tables import Result
+from .reference import Reference
 
 DASHES = ("6 4", "2 3", "8 3 2 3")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import calendar
 from collections.abc import Iterator, Sequence
 
-from ..charts.scales import amount, seconds
-from ..charts.spec import (
+from ...page.charts.scales import amount, seconds
+from ...page.charts.spec import (
     CLUSTER_COLORS,
     Bars,
     Box,
@@ -19,11 +19,11 @@ from ..charts.spec import (
     Series,
     color_of,
 )
-from ..reference import Reference
-from ..sentences import hours, listed, pct, together
+from ...samples.tables import Findings, Result
 from ..settings import Settings
-from ..tables import Findings, Result
 from .parts import points, reference_series, two, weighted_first, whole
+from .reference import Reference
+from .sentences import hours, listed, pct, together
 
 ORDER = ("Pretrain", "Eval", "SFT", "MLLM", "Debug", "Other")
 DAYS_MARKED = ((3600.0, "1 h"), (86400.0, "1 d"))

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ...errors import InputError, TraceError, UsageError
+from ...samples.schema import SET_ASIDE
+from ...samples.tables import Note
 from ...units import Bytes
-from ..schema import SET_ASIDE
 from ..store import Store
-from ..tables import Note
 from .acme import AcmeReader, HeliosReader
 from .alibaba import PaiReader, PodsReader
 from .base import Head, Options, Reader, peek
@@ -241,6 +241,6 @@ def set_duplicates_aside(store: Store) -> None:
 
 
 def _job_columns() -> tuple[str, ...]:
-    from ..schema import JOBS
+    from ...samples.schema import JOBS
 
     return JOBS.names

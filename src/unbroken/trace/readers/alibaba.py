@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from ...errors import InputError
+from ...samples.tables import Note
 from ..store import Store, literal
-from ..tables import Note
 from .base import Head, Options, peek
 from .delimited import collect_rejects, delimited
 from .staging import Draft, stage

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Protocol
 
 from ...errors import InputError, MissingExtra
+from ...samples.schema import METADATA_KEY
 from ...units import Bytes
-from ..schema import METADATA_KEY
 from ..store import Store, literal, open_duckdb
 
 PEEK = 1 << 18

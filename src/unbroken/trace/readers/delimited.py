@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ...samples.tables import Note
 from ..store import Store, literal, name
-from ..tables import Note
 from .base import Head
 
 NOTHING = (

@@ -6,8 +6,8 @@ import datetime as dt
 import re
 from typing import Any
 
+from ...samples.tables import Note
 from ..store import Store
-from ..tables import Note
 from .base import Head, Options, json_items
 from .kubernetes import add_incidents, when
 

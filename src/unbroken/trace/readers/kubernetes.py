@@ -13,9 +13,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..schema import INCIDENTS, JOBS
+from ...samples.schema import INCIDENTS, JOBS
+from ...samples.tables import Note
 from ..store import Store
-from ..tables import Note
 from .base import Head, Options, json_items
 from .staging import Draft, stage
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from ...errors import ContractError, InputError
-from ..schema import JOBS, SAMPLES, STATES, TABLES, VERSION, Table
+from ...samples.schema import JOBS, SAMPLES, STATES, TABLES, VERSION, Table
+from ...samples.tables import Note
 from ..store import Store, literal, name
-from ..tables import Note
 from .base import Head, Options
 from .delimited import collect_rejects, delimited, instant
 from .staging import Draft, account, finished_sql, stage

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from ...samples.tables import Note
 from ..store import Store, literal
-from ..tables import Note
 from .base import Head, Options
 from .delimited import instant
 from .staging import Draft, stage

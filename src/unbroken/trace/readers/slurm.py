@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from itertools import combinations_with_replacement
 
 from ...errors import InputError
+from ...samples.tables import Note
 from ..store import Store, literal
-from ..tables import Note
 from .base import Head, Options
 from .delimited import Delimited, collect_rejects, delimited, instant, missing, text
 from .staging import Draft, stage

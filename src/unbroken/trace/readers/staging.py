@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ..schema import JOBS
+from ...samples.schema import JOBS
+from ...samples.tables import Note
 from ..store import Store, literal, name
-from ..tables import Note
 
 STATE_WORDS: Mapping[str, tuple[str, ...]] = {
     "COMPLETED": ("COMPLETED", "COMPLETE", "CD", "PASS", "PASSED", "SUCCEEDED", "SUCCESS", "FINISHED", "DONE"),

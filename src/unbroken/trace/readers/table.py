@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ...errors import InputError, UsageError
-from ..schema import TYPES
+from ...samples.schema import TYPES
+from ...samples.tables import Note
 from ..store import Store
-from ..tables import Note
 from .base import Head, Options
 from .delimited import (
     Delimited,

@@ -1,6 +1,6 @@
 """Wide utilisation tables: a time and one column for each server or GPU, one file for each metric.
 
-Tens of gigabytes of them are counted in one pass (`telemetry.wide`), without writing the samples down: the
+Tens of gigabytes of them are counted in one pass (`samples.wide`), without writing the samples down: the
 distribution, and means over time from rows spread over the file, are what the statistics need. (To get the samples
 themselves, one a row, use `unbroken telemetry convert`.)
 """
@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING
 from zoneinfo import ZoneInfo
 
 from ...errors import InputError
-from ..schema import METRICS
+from ...samples.schema import METRICS
+from ...samples.tables import Note
 from ..store import Store
-from ..tables import Note
 from .base import Head, Options
 from .table import cluster_from
 
 if TYPE_CHECKING:
-    from ...telemetry.wide import Counts
+    from ...samples.wide import Counts
 
 FILES: Mapping[str, tuple[str, float]] = {
     "GPU_UTIL": ("gpu_util_pct", 1.0),
@@ -71,7 +71,7 @@ class WideReader:
 
     def read(self, store: Store, head: Head, options: Options) -> None:
         """Adds the file's histogram and its means over time."""
-        from ...telemetry.wide import count
+        from ...samples.wide import count
 
         stem = head.path.name.split(".")[0]
         metric, factor = metric_of(stem)

@@ -6,17 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ...page.charts.scales import amount, seconds
+from ...page.charts.spec import Figure
+from ...samples.tables import Findings, Note, Rejected
 from ...version import __version__
-from ..charts.scales import amount, seconds
-from ..charts.spec import Figure
 from ..figures import Section, build
+from ..figures.reference import Reference
+from ..figures.sentences import pct
 from ..inference import Rule
-from ..reference import Reference
-from ..sentences import pct
 from ..settings import Settings
 from ..statistics import clusters, compute
 from ..store import Store
-from ..tables import Findings, Note, Rejected
 
 
 @dataclass(frozen=True)

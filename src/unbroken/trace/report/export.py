@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ... import atomic
 from ...errors import TraceError
-from ..charts.svg import render
+from ...page.charts.svg import render
 from .build import Report
 
 BROWSERS = (

@@ -5,11 +5,11 @@ from __future__ import annotations
 import datetime as dt
 from importlib import resources
 
+from ...page.charts.spec import Bars, Boxes, Figure, Grid, Heat
+from ...page.charts.svg import render
 from ...page.terminal import escape
+from ...samples.tables import Note
 from ...version import __version__
-from ..charts.spec import Bars, Boxes, Figure, Grid, Heat
-from ..charts.svg import render
-from ..tables import Note
 from .build import Report, cards, highlights
 
 KIND_CLASS = {

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ...samples.tables import Findings
 from ..inference import Rule, build_work
 from ..settings import Settings
 from ..store import Store
-from ..tables import Findings
 from . import counts, distributions, hardware, people, reliability, timeline
 from .cubes import build_cubes
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ...samples.tables import Findings, Note, Result
 from ..store import Store, literal, name
-from ..tables import Findings, Note, Result
 
 MANY = 6
 """More clusters than this are folded: as many colours can be told apart."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ...samples.tables import Result
 from ..settings import Settings
 from ..store import Store
-from ..tables import Result
 from .cubes import quantiles_sql
 
 SHARES = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ...samples.tables import Note, Result
 from ..settings import Settings
 from ..store import Store
-from ..tables import Note, Result
 from .cubes import quantiles_sql
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...errors import MissingExtra, UsageError
-from ..schema import INCIDENTS, JOBS, NODES, SAMPLES
+from ...samples.schema import INCIDENTS, JOBS, NODES, SAMPLES
 from .marginal import Array, Marginal, normal_cdf
 from .model import SIZES, ClusterModel, cluster_model, failures, published
 

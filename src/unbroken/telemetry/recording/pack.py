@@ -6,12 +6,12 @@ import os
 import sys
 from pathlib import Path
 
-from ..errors import UnbrokenError
+from ...errors import UnbrokenError
 from .spool import pack
 
 
 def main() -> int:
-    """`python -m unbroken.telemetry.pack SPOOL`."""
+    """`python -m unbroken.telemetry.recording.pack SPOOL`."""
     os.nice(19)
     try:
         pack(Path(sys.argv[1]))

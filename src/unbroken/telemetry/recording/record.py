@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from .reading import Reading, Sampler
+from ..samplers.reading import Reading, Sampler
 
 Sink = Callable[[float, list[Reading]], None]
 """Takes a tick: wall-clock seconds and its readings."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .tables import Findings
+from ...samples.tables import Findings
 
 
 @dataclass(frozen=True)

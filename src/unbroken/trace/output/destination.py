@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ..errors import StorageError, UsageError
+from ...errors import StorageError, UsageError
 
 
 def folder_for(path: Path) -> None:

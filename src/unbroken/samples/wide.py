@@ -265,6 +265,6 @@ def _help(path: str, start: str, stop: str, width: str) -> None:
 
 if __name__ == "__main__":
     # Under the module's own name, so that the pickle can be read by who asked.
-    from unbroken.telemetry.wide import _help as help_
+    from unbroken.samples.wide import _help as help_
 
     help_(*sys.argv[1:])

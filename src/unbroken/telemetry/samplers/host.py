@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from ..errors import InputError
+from ...errors import InputError
 from .reading import Coverage, Reading
 
 SECTOR = 512

@@ -10,11 +10,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from ..errors import InputError
-from ..private import read_secret
+from ...errors import InputError
+from ...private import read_secret
+from ...samples.schema import METADATA_KEY, SET_ASIDE, TABLES, VERSION
+from ..store import Store, literal, name
 from .disclosure import KEPT, PSEUDONYMS, REMOVED, expression
-from .schema import METADATA_KEY, SET_ASIDE, TABLES, VERSION
-from .store import Store, literal, name
 
 WEEK = 7 * 86400
 PSEUDONYM_WORDS = "users, teams, job and incident ids, nodes, partitions, devices"

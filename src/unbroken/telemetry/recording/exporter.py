@@ -6,9 +6,9 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from ..errors import MissingExtra, UsageError
-from ..trace.schema import METRICS
-from .reading import Reading
+from ...errors import MissingExtra, UsageError
+from ...samples.schema import METRICS
+from ..samplers.reading import Reading
 
 PREFIX = "unbroken_"
 

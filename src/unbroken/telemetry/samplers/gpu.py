@@ -22,7 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..errors import InputError, MissingExtra
+from ...errors import InputError, MissingExtra
 from . import links
 from .links import VALUE_TYPES
 from .reading import Coverage, Reading

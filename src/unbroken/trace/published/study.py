@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from .reference import Reference
-from .synthetic.marginal import Marginal
-from .synthetic.model import SIZES, ClusterModel, failures, published
-from .tables import Findings, Result
+from ...samples.tables import Findings, Result
+from ..figures.reference import Reference
+from ..synthetic.marginal import Marginal
+from ..synthetic.model import SIZES, ClusterModel, failures, published
 
 GRID = [2 ** (k / 2) for k in range(43)]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .charts.scales import amount, seconds
+from ...page.charts.scales import amount, seconds
 
 
 def pct(v: float | None) -> str:

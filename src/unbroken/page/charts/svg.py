@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from ...page.terminal import escape, script_json
+from ..terminal import escape, script_json
 from .scales import Axis, amount, nice_range, seconds, short, ticks
 from .spec import Bars, Boxes, Chart, Heat, LineChart
 

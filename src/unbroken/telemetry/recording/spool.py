@@ -20,9 +20,9 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from ..errors import InputError, StorageError
-from ..trace.schema import SAMPLES
-from .reading import Reading
+from ...errors import InputError, StorageError
+from ...samples.schema import SAMPLES
+from ..samplers.reading import Reading
 
 HEADER = ",".join(SAMPLES.names) + "\n"
 SPOOL_SUFFIX = ".spool.csv"
@@ -131,7 +131,7 @@ class Spool:
         self._size += written
 
     def _pack(self, path: Path) -> None:
-        command = [sys.executable, "-m", "unbroken.telemetry.pack", str(path)]
+        command = [sys.executable, "-m", "unbroken.telemetry.recording.pack", str(path)]
         self._packers.append(subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True))
 
     def _forget_oldest(self) -> None:

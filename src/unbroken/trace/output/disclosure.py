@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from .readers.staging import STATE_WORDS
-from .schema import METRICS, STATES, TYPES
-from .synthetic.model import failures
+from ...samples.schema import METRICS, STATES, TYPES
+from ..readers.staging import STATE_WORDS
+from ..synthetic.model import failures
 
 PSEUDONYMS: Mapping[str, str] = {
     "user": "u", "team": "t", "job_id": "j", "node": "n", "incident_id": "i", "cluster": "c", "partition": "p", "device": "d", "metric": "m",

@@ -1,4 +1,4 @@
-"""What a sampler yields: readings in the metrics of `unbroken.trace.schema`, without their time and node."""
+"""What a sampler yields: readings in the metrics of `unbroken.samples.schema`, without their time and node."""
 
 from __future__ import annotations
 

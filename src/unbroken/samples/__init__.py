@@ -1,0 +1,1 @@
+"""The schema that traces and telemetry share, and wide tables counted."""

@@ -1,0 +1,1 @@
+"""Where readings go: a spool, packed files, Prometheus."""

@@ -1,0 +1,1 @@
+"""What can be read of a node: its GPUs, their links, the host."""

@@ -1,0 +1,1 @@
+"""What is written out: stores, pseudonyms, and where to."""
