@@ -5,7 +5,7 @@
 FOLDER holds one folder per case: `case.json` (category, reason, acceptable_reasons, evidence, evidence_file,
 evidence_line, faulty, recoverable_by_restart, needs_node_cordon) and the logs. Reasons "Success", "TimeLimit",
 "Cancelled" and "Preempted" are endings that are no failure: any reason found there is a false alarm. Make more cases
-with `python -m unbroken.testing.failure_logs OUT --cases 300`.
+with `python -m tests.support.failure_logs OUT --cases 300`.
 
 Calibration: answers in bins of the confidence that they state, against the share whose reason is acceptable, over all
 folders; `certain_and_wrong` counts those at 0.8 and above that are not.
@@ -419,7 +419,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         folders = args.folders
         if not folders:
-            from unbroken.testing.failure_logs import generate
+            sys.path.append(str(Path(__file__).resolve().parents[1]))
+            from tests.support.failure_logs import generate
 
             folders = [Path(scratch) / "cases"]
             generate(folders[0], args.generated, 3)

@@ -70,7 +70,8 @@ def main() -> int:
         place = Path(aside)
         model = given.model
         if not model:
-            from unbroken.testing.tiny_model import write_tiny_model
+            sys.path.append(str(root))
+            from tests.support.tiny_model import write_tiny_model
 
             model = str(write_tiny_model(place / "model"))
         suite = place / "suite.toml"

@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any
 
 REPO = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(REPO / "src"))
+sys.path[:0] = [str(REPO / "src"), str(REPO)]
 
-from unbroken.testing.nursery import Nursery, Training  # noqa: E402
+from tests.support.fork_server import Nursery, Training  # noqa: E402
 
 STEPS = 60
 BASE = [

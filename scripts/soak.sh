@@ -15,8 +15,8 @@ part() {
   echo "$name: $([ $rc = 0 ] && echo held || echo "FAILED (exit $rc), see $out/$name.log") after $((SECONDS - began)) s"
   [ $rc = 0 ] || { status=1; tail -n 5 "$out/$name.log"; }
 }
-part campaign "$bin/python" -m unbroken.testing.campaign --rounds 500 --out "$out/campaign.json"
-part soak "$bin/python" -m unbroken.testing.soak --kills 100 --seed 1 -o "$out/soak.json"
+part campaign "$bin/python" -m tests.support.fault_injection --rounds 500 --out "$out/campaign.json"
+part soak "$bin/python" -m tests.support.soak --kills 100 --seed 1 -o "$out/soak.json"
 part no_false_kill "$bin/python" benchmarks/no_false_kill.py -o "$out/no_false_kill.json"
 part fuzz env UNBROKEN_FUZZ_TIMES=10 "$bin/pytest" -q -m fuzz -p no:cacheprovider --timeout 1200
 part story "$bin/pytest" -q -m slow tests/integration/test_long.py

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from unbroken.testing.keepers import FakeAgent, end_keepers
+from tests.support.keepers import FakeAgent, end_keepers
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The fault campaign, short; the long one is `python -m unbroken.testing.campaign --rounds 500`."""
+"""The fault campaign, short; the long one is `python -m tests.support.fault_injection --rounds 500`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from unbroken.testing.campaign import Campaign
+from tests.support.fault_injection import Campaign
 
 
 @pytest.mark.integration

@@ -14,13 +14,13 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.support.checkpoints import flip_bit, save_small
 from unbroken.checkpoint.capture import direct
 from unbroken.checkpoint.catalogue import contents as catalogue
 from unbroken.checkpoint.format.manifest import COMMITTED, MANIFEST, data_name, part_name
 from unbroken.checkpoint.storage.posix import PosixStorage
 from unbroken.errors import CheckpointCorrupt, CheckpointError, NoCheckpoint
 from unbroken.journal import checksummed as sealed
-from unbroken.testing.checkpoints import flip_bit, save_small
 
 
 def test_a_whole_one(tmp_path: Path) -> None:

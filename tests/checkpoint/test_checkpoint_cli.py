@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support.checkpoints import flip_bit, save_small
 from unbroken.checkpoint.catalogue import sizing
 from unbroken.cli.main import dispatch
 from unbroken.errors import UsageError
-from unbroken.testing.checkpoints import flip_bit, save_small
 from unbroken.testing.object_store import FakeS3
 
 

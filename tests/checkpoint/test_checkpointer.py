@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.support.keepers import alive, keeper_pid, until
 from unbroken import Checkpointer
 from unbroken.checkpoint.catalogue import contents as catalogue
 from unbroken.checkpoint.storage import open_storage
@@ -33,7 +34,6 @@ from unbroken.errors import (
     UnsaveableState,
     UsageError,
 )
-from unbroken.testing.keepers import alive, keeper_pid, until
 
 
 def training(seed: int = 0) -> dict[str, Any]:

@@ -11,11 +11,11 @@ from unittest.mock import MagicMock
 import pytest
 import torch
 
+from tests.support.keepers import until
 from unbroken.checkpoint.device import staging
 from unbroken.checkpoint.device.staging import Copying, CudaStager, _Pending
 from unbroken.checkpoint.device.targets import Targets
 from unbroken.checkpoint.format.layout import plan, spec
-from unbroken.testing.keepers import until
 
 
 class Event:

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.keepers import FakeAgent, FakeRank, alive, until
 from unbroken.checkpoint.catalogue import contents as catalogue
 from unbroken.checkpoint.client.links import Candidate, KeeperGone, KeeperRefused, NotYet
 from unbroken.checkpoint.storage import open_storage
 from unbroken.errors import DoesNotFit
-from unbroken.testing.keepers import FakeAgent, FakeRank, alive, until
 
 
 def committed(agent: FakeAgent) -> list[str]:

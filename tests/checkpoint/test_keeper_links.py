@@ -16,9 +16,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.keepers import FakeAgent, FakeRank, alive
 from unbroken.checkpoint.keeper.wire import VERSION
 from unbroken.link.bounds import HELLO_BYTES, STRANGERS
-from unbroken.testing.keepers import FakeAgent, FakeRank, alive
 
 from ..fuzzing import fuzz
 from ..hostile import NESTED, closed_within, framed, frames, mutated, receive_frame, send

@@ -26,7 +26,7 @@ from pathlib import Path
 from unbroken.checkpoint.catalogue.retention import Retention, apply
 from unbroken.checkpoint.format.manifest import parse_folder_name
 from unbroken.checkpoint.storage.posix import PosixStorage
-from unbroken.testing.checkpoints import save_small
+from tests.support.checkpoints import save_small
 import torch
 torch.set_num_threads(1)
 root = Path(sys.argv[1])

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.checkpoints import flip_bit, save_small
 from unbroken.checkpoint.catalogue import contents as catalogue
 from unbroken.checkpoint.catalogue.mirror import mirror
 from unbroken.checkpoint.format.manifest import COMMITTED, MANIFEST, data_name, part_name
 from unbroken.checkpoint.storage.posix import PosixStorage
 from unbroken.errors import CheckpointCorrupt, NoCheckpoint, StorageError
-from unbroken.testing.checkpoints import flip_bit, save_small
 from unbroken.testing.object_store import FakeS3
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import torch
 
+from tests.support.keepers import until
 from unbroken import Checkpointer
 from unbroken.checkpoint.client.rank_memory import Slab
-from unbroken.testing.keepers import until
 
 SIZE = 24 << 20
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.keepers import FakeAgent, FakeRank, until
 from unbroken.checkpoint.catalogue import contents as catalogue
 from unbroken.checkpoint.client.links import Candidate
 from unbroken.checkpoint.storage import open_storage
 from unbroken.testing.http_faults import Fault
-from unbroken.testing.keepers import FakeAgent, FakeRank, until
 from unbroken.testing.object_store import FakeS3
 
 Agents = Callable[..., FakeAgent]

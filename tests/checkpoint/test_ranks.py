@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support.keepers import FakeAgent, SharedAgreement, alive, until
 from unbroken.checkpoint import Checkpointer, checkpointer
 from unbroken.checkpoint.catalogue import contents as catalogue
 from unbroken.checkpoint.client.links import Candidate
@@ -21,7 +22,6 @@ from unbroken.checkpoint.ranks.environment import Place
 from unbroken.checkpoint.restore.selection import Restored
 from unbroken.checkpoint.storage import open_storage
 from unbroken.errors import NotDurable, StorageError
-from unbroken.testing.keepers import FakeAgent, SharedAgreement, alive, until
 
 
 class Ranks:

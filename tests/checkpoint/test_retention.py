@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.checkpoints import flip_bit, save_small
 from unbroken.checkpoint.catalogue import contents as catalogue
 from unbroken.checkpoint.catalogue.contents import Found
 from unbroken.checkpoint.catalogue.retention import (
@@ -23,7 +24,6 @@ from unbroken.checkpoint.catalogue.retention import (
 from unbroken.checkpoint.format.manifest import COMMITTED, data_name, folder_name
 from unbroken.checkpoint.storage.posix import PosixStorage
 from unbroken.errors import NoCheckpoint, StorageError, UsageError
-from unbroken.testing.checkpoints import flip_bit, save_small
 
 NOW = 1_800_000_000.0
 

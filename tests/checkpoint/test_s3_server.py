@@ -16,14 +16,14 @@ from typing import Any
 
 import pytest
 
+from tests.support.checkpoints import save_small
+from tests.support.proxy import FaultyProxy
 from unbroken.checkpoint.catalogue import contents as catalogue
 from unbroken.checkpoint.catalogue.mirror import mirror
 from unbroken.checkpoint.catalogue.retention import Retention, apply
 from unbroken.checkpoint.storage.posix import PosixStorage
 from unbroken.errors import StorageError
-from unbroken.testing.checkpoints import save_small
 from unbroken.testing.object_store import RESET, SLOW_DOWN, Fault, Request
-from unbroken.testing.proxy import FaultyProxy
 
 pytestmark = [pytest.mark.slow, pytest.mark.integration, pytest.mark.timeout(900)]
 MIB = 2**20

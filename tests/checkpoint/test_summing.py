@@ -9,13 +9,13 @@ from unittest.mock import MagicMock
 
 import pytest
 
+from tests.support.keepers import until
 from unbroken.checkpoint.format.manifest import CHUNK_BYTES
 from unbroken.checkpoint.keeper import commit
 from unbroken.checkpoint.keeper.clients import Client, Settings, Wait
 from unbroken.checkpoint.keeper.commit import chunk_digests
 from unbroken.checkpoint.keeper.holdings import SEALED, Buffer, Mark, Snapshot
 from unbroken.checkpoint.keeper.keeping import Keeper
-from unbroken.testing.keepers import until
 
 
 def held(keeper: Keeper, number: int, step: int, size: int) -> Buffer:

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.failure_logs import KINDS, generate, make, write
 from unbroken.diagnose import REASONS, diagnose
-from unbroken.testing.failure_logs import KINDS, generate, make, write
 
 REPO = Path(__file__).resolve().parents[2]
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.support.failure_logs import KINDS, make
 from unbroken.diagnose import Verdict, diagnose
 from unbroken.diagnose.compress import Compressor
 from unbroken.diagnose.match.rules import builtin, builtin_set
@@ -17,7 +18,6 @@ from unbroken.diagnose.read.clock import find
 from unbroken.diagnose.read.prefixes import clean, take_apart
 from unbroken.diagnose.read.progress_lines import read
 from unbroken.errors import UnbrokenError
-from unbroken.testing.failure_logs import KINDS, make
 
 PIECES = [r.example for r in builtin()] + [
     "Traceback (most recent call last):", '  File "x.py", line 3, in f', "The above exception was the direct cause of the following exception:", "",

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.run_folder import RunFolder
 from unbroken.diagnose import Outcome, diagnose
 from unbroken.progress import RunDir
-from unbroken.testing.run_folder import RunFolder
 
 from .logs import steps, traceback
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.keepers import until
 from unbroken.errors import (
     ContractError,
     DatasetMissing,
@@ -39,7 +40,6 @@ from unbroken.evaluate.result.results import summary
 from unbroken.evaluate.run import coordinator as module
 from unbroken.evaluate.run import intake
 from unbroken.testing.evaluation import BACKEND, fake_model
-from unbroken.testing.keepers import until
 
 from .evaluating import coordinator, evaluate, fake_suite, fake_task, numbers
 

@@ -17,6 +17,7 @@ import pytest
 
 lm_eval = pytest.importorskip("lm_eval", reason="lm-eval is not installed (make install-eval)")
 
+from tests.support.tiny_tasks import CODE, NAMES, PROGRAMS, write_tiny_tasks
 from unbroken.errors import DatasetMissing, EvaluationError, InputError, UnknownKey, UnknownTask
 from unbroken.evaluate.contracts import (
     Answer,
@@ -35,7 +36,6 @@ from unbroken.evaluate.scoring.pool import Pool, PoolLimits
 from unbroken.evaluate.scoring.sandbox import sandbox_kind
 from unbroken.evaluate.suite import staged
 from unbroken.testing.fake_models import FakeBackend, respond
-from unbroken.testing.tiny_tasks import CODE, NAMES, PROGRAMS, write_tiny_tasks
 
 BOOTSTRAP = 40
 needs_sandbox = pytest.mark.skipif(
@@ -385,7 +385,7 @@ def test_nested_groups_aggregate_as_the_harness_does(tmp_path: Path) -> None:
 
 
 def code_job(folder: Path, monkeypatch: pytest.MonkeyPatch, programs: tuple[str, ...]) -> ScoreJob:
-    monkeypatch.setattr("unbroken.testing.tiny_tasks.PROGRAMS", programs)
+    monkeypatch.setattr("tests.support.tiny_tasks.PROGRAMS", programs)
     monkeypatch.setenv("UNBROKEN_TEST_SECRET", "hidden")
     write_tiny_tasks(folder / "tasks")
     suite = Suite("s", (Task(CODE, options={"include": str(folder / "tasks"), "bootstrap_iters": 10}),))

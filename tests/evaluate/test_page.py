@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.fake_reports import fake_report
 from unbroken.evaluate.contracts import Metric, Report, SampleNote, Score, Trial, WorkerSeen
 from unbroken.evaluate.result.page import render, write_page
 from unbroken.evaluate.result.page.gantt import busy_curve, rows_of
 from unbroken.evaluate.result.page.markup import duration, nice_step, number, percent
 from unbroken.evaluate.result.results import summary
 from unbroken.evaluate.suite.codec import encode
-from unbroken.testing.fake_reports import fake_report
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 EMPTY = Report("s", "m", "", 0.0, 0.0, (), {}, (), (), (), 0.0, 0.0, 0.0)

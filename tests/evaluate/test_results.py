@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from tests.support.fake_reports import fake_report
 from unbroken.evaluate.contracts import Metric, Report, SampleNote, Score
 from unbroken.evaluate.result.results import compare, comparison, differences, finite, left_out, table
 from unbroken.evaluate.result.significance import p_value, paired_p
-from unbroken.testing.fake_reports import fake_report
 
 
 def score(task: str, values: list[float], **more: object) -> Score:

@@ -19,9 +19,9 @@ import pytest
 pytest.importorskip("lm_eval", reason="lm-eval is not installed (make install-eval)")
 pytest.importorskip("transformers", reason="transformers is not installed")
 
+from tests.support.tiny_model import write_tiny_model
+from tests.support.tiny_tasks import NAMES, write_tiny_tasks
 from unbroken.evaluate.result.journal import events
-from unbroken.testing.tiny_model import write_tiny_model
-from unbroken.testing.tiny_tasks import NAMES, write_tiny_tasks
 
 pytestmark = [pytest.mark.slow, pytest.mark.integration, pytest.mark.timeout(600)]
 SAMPLED = {

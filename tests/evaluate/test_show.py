@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from tests.support.fake_reports import fake_report
 from unbroken.cli.eval import _suite, app
 from unbroken.errors import InputError, UsageError
 from unbroken.evaluate.contracts import Task
 from unbroken.evaluate.show import as_lm_eval, many
 from unbroken.evaluate.suite.reader import parse_suite
-from unbroken.testing.fake_reports import fake_report
 
 FAKE = "unbroken.testing.fake_models:FakeBackend"
 

@@ -53,7 +53,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 @pytest.mark.timeout(600)
 def test_lm_eval_tasks_are_staged_below_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("lm_eval", reason="lm-eval is not installed (make install-eval)")
-    from unbroken.testing.tiny_tasks import write_tiny_tasks
+    from tests.support.tiny_tasks import write_tiny_tasks
 
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")  # whoever fetches is online, whatever is set here
     write_tiny_tasks(tmp_path / "tasks")

@@ -18,14 +18,14 @@ import pytest
 pytest.importorskip("transformers", reason="transformers is not installed (requirements/all.txt)")
 pytest.importorskip("lm_eval", reason="lm-eval is not installed (make install-eval)")
 
+from tests.support.tiny_model import write_tiny_model
+from tests.support.tiny_tasks import WORDS
 from unbroken.errors import EvaluationError, ModelDoesNotLoad, OutOfMemory
 from unbroken.evaluate.contracts import Json, ModelSpec, Request
 from unbroken.evaluate.harness.lm_eval_models import LmEvalBackend
 from unbroken.evaluate.harness.requests import generation_settings, rolling_windows
 from unbroken.evaluate.harness.transformers import TransformersBackend
 from unbroken.evaluate.harness.transformers_model import TransformersModel
-from unbroken.testing.tiny_model import write_tiny_model
-from unbroken.testing.tiny_tasks import WORDS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -268,9 +268,9 @@ def test_scores_are_those_of_lm_eval_with_its_own_model(
     import lm_eval.tasks
 
     from tests.evaluate.test_lm_eval import answer, same
+    from tests.support.tiny_tasks import NAMES, write_tiny_tasks
     from unbroken.evaluate.contracts import Suite, Task
     from unbroken.evaluate.harness.lm_eval import LmEvalHarness, one_process
-    from unbroken.testing.tiny_tasks import NAMES, write_tiny_tasks
 
     write_tiny_tasks(tmp_path / "tasks", documents=9)
     manager = lm_eval.tasks.TaskManager(include_path=str(tmp_path / "tasks"), include_defaults=False)

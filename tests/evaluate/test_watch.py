@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.keepers import until
 from unbroken.checkpoint.catalogue.contents import Found
 from unbroken.checkpoint.catalogue.holds import holds
 from unbroken.checkpoint.catalogue.retention import Retention, apply, leases
@@ -40,7 +41,6 @@ from unbroken.evaluate.run.watch import (
     watch,
 )
 from unbroken.evaluate.run.watch_hold import Holding
-from unbroken.testing.keepers import until
 
 SUITE = Suite("s", (Task("t"),))
 

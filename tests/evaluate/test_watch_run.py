@@ -46,7 +46,7 @@ def commit(root: Path, step: int, state: dict[str, Any]) -> None:
 def test_every_checkpoint_is_scored(tmp_path: Path) -> None:
     from safetensors.torch import load_file
 
-    from unbroken.testing.tiny_model import write_tiny_model
+    from tests.support.tiny_model import write_tiny_model
 
     like = write_tiny_model(tmp_path / "like")
     task = tmp_path / "task"

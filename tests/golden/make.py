@@ -220,7 +220,7 @@ def _sharded(rank: int, folder: str, store: str) -> None:
 
 def bucket(target: Path) -> dict[str, Any]:
     """A checkpoint as objects, as an object store holds them: one file an object, its name the key."""
-    from unbroken.testing.checkpoints import save_small
+    from tests.support.checkpoints import save_small
     from unbroken.testing.object_store import FakeS3
 
     with FakeS3() as store:

@@ -18,10 +18,10 @@ torch = pytest.importorskip("torch")
 if not torch.cuda.is_available():
     pytest.skip("there is no GPU", allow_module_level=True)
 
+from tests.support.keepers import keeper_pid, until  # noqa: E402
 from unbroken import Checkpointer  # noqa: E402
 from unbroken.checkpoint.client.links import Link  # noqa: E402
 from unbroken.errors import CheckpointError  # noqa: E402
-from unbroken.testing.keepers import keeper_pid, until  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 N = 64 << 20  # elements: 256 MiB, more than a piece of registered memory; it takes the bus about 5 ms

@@ -16,11 +16,11 @@ if not torch.cuda.is_available():
     pytest.skip("there is no GPU", allow_module_level=True)
 pytest.importorskip("transformers")
 
+from tests.support.tiny_model import write_tiny_model  # noqa: E402
+from tests.support.tiny_tasks import WORDS  # noqa: E402
 from unbroken.errors import OutOfMemory  # noqa: E402
 from unbroken.evaluate.contracts import ModelSpec, Request  # noqa: E402
 from unbroken.evaluate.harness.transformers import TransformersBackend  # noqa: E402
-from unbroken.testing.tiny_model import write_tiny_model  # noqa: E402
-from unbroken.testing.tiny_tasks import WORDS  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 

@@ -23,13 +23,13 @@ from typing import Any
 
 import pytest
 
+from tests.support.keepers import end_keepers
 from unbroken.checkpoint.catalogue import contents as catalogue
 from unbroken.checkpoint.storage import open_storage
 from unbroken.checkpoint.storage.base import Storage
 from unbroken.cluster.holding.processes import end, marked
 from unbroken.progress import RunDir
 from unbroken.testing.faults import Faults
-from unbroken.testing.keepers import end_keepers
 
 PLACES = ("own", "run", "store")
 LAUNCHERS = ("run", "torchrun", "alone")

@@ -18,11 +18,11 @@ from typing import Any
 import pytest
 
 import unbroken
+from tests.support.keepers import keeper_pid
 from unbroken.cluster.holding.cgroups import Cgroups
 from unbroken.progress import read_journal
 from unbroken.progress.records.incident import read_incidents
 from unbroken.testing.http_faults import Fault
-from unbroken.testing.keepers import keeper_pid
 
 from .breakers import Stage, combinations
 

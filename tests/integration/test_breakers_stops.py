@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.keepers import keeper_pid
 from unbroken.testing.http_faults import Fault
-from unbroken.testing.keepers import keeper_pid
 
 from .breakers import Stage, combinations
 from .conftest import run_json

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.soak import soak
 from unbroken.progress import RunDir
-from unbroken.testing.soak import soak
 from unbroken.testing.story import Shape
 
 from .conftest import RunUnderTest

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.keepers import until
 from unbroken.cluster.holding.cgroups import Cgroups
-from unbroken.testing.keepers import until
 
 from .conftest import RunUnderTest
 

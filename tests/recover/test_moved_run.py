@@ -5,12 +5,12 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+from tests.support.checkpoints import save_small
+from tests.support.run_folder import RunFolder
 from unbroken.progress import RunDir, newest_place, read_journal
 from unbroken.progress.records.state import RunState
 from unbroken.recover.supervise.launch.placing import Placing
 from unbroken.status.gather import gather
-from unbroken.testing.checkpoints import save_small
-from unbroken.testing.run_folder import RunFolder
 
 
 def test_the_journal_names_no_place_for_the_runs_own_folder(tmp_path: Path) -> None:

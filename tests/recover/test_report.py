@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.run_folder import RunFolder
 from unbroken.cli.main import dispatch
 from unbroken.errors import InputError
 from unbroken.progress import RunDir
@@ -22,7 +23,6 @@ from unbroken.status import gather, report_json, write_report, write_report_safe
 from unbroken.status.curve import Steps, read_executions, thin
 from unbroken.status.page import page, time_split
 from unbroken.status.svg import WIDTH, Mark, badge_rows
-from unbroken.testing.run_folder import RunFolder
 
 
 @pytest.fixture

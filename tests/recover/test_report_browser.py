@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.run_folder import RunFolder
 from unbroken.progress import RunDir
 from unbroken.status import write_report
-from unbroken.testing.run_folder import RunFolder
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 

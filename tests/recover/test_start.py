@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.run_folder import RunFolder
 from unbroken.cli.run import _default_name
 from unbroken.errors import DoesNotFit, InputError, RunDirMismatch, UsageError
 from unbroken.progress import Budgets, RunDir, Timeouts, read_spec, write_spec
 from unbroken.recover.start import _story, check_command, make_spec, run_supervised, settle_spec
-from unbroken.testing.run_folder import RunFolder
 from unbroken.units import Bytes, Duration
 
 

@@ -15,12 +15,12 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.support.run_folder import RunFolder
 from unbroken.cli.main import dispatch
 from unbroken.cli.status import screen
 from unbroken.errors import InputError
 from unbroken.progress import RunDir
 from unbroken.status import gather, standing
-from unbroken.testing.run_folder import RunFolder
 
 
 @pytest.fixture

@@ -126,8 +126,8 @@ def test_phases_of_an_evaluation() -> None:
 
 
 def test_virtual_nodes_are_the_host_that_they_ran_on(tmp_path: Path, samples: Path) -> None:
+    from tests.support.run_folder import RunFolder
     from unbroken.progress import RunDir
-    from unbroken.testing.run_folder import RunFolder
 
     made = RunFolder(RunDir(tmp_path / "my-plan"), nodes=2, nproc=1, spares=0, began=float(T0))
     made.attempt()

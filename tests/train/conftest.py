@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from unbroken.testing.nursery import Nursery
+from tests.support.fork_server import Nursery
 
 
 @pytest.fixture(scope="session")

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.fork_server import Nursery, Training
 from unbroken.errors import Exit, InputError
-from unbroken.testing.nursery import Nursery, Training
 
 SMALL = [
     *("--steps", "24", "--dim", "32", "--layers", "1", "--hidden", "64", "--seq", "32", "--global-batch", "12"),

@@ -1,6 +1,6 @@
 """A soak: random kill -9 of rank, agent, keeper or supervisor at random moments of a real run, judged afterwards.
 
-    python -m unbroken.testing.soak --kills 100 --seed 1
+    python -m tests.support.soak --kills 100 --seed 1
 
 Checked while it goes: each checkpoint that is announced (journalled) is there and verifies byte by byte, as soon as it is
 announced and in the midst of the kills. At the end too: what retention has not removed verifies; nothing that has a commit marker is torn; never do two attempts' ranks run at once; no process
@@ -20,14 +20,14 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..checkpoint.catalogue.contents import listing, verify_in
-from ..checkpoint.format.manifest import folder_name
-from ..checkpoint.storage.posix import PosixStorage
-from ..errors import RunError, UnbrokenError
-from ..progress import RunDir, read_journal
-from ..train.witness import read_witness
-from .faults import Faults
-from .story import Command, Shape
+from unbroken.checkpoint.catalogue.contents import listing, verify_in
+from unbroken.checkpoint.format.manifest import folder_name
+from unbroken.checkpoint.storage.posix import PosixStorage
+from unbroken.errors import RunError, UnbrokenError
+from unbroken.progress import RunDir, read_journal
+from unbroken.testing.faults import Faults
+from unbroken.testing.story import Command, Shape
+from unbroken.train.witness import read_witness
 
 TARGETS = ("rank", "agent", "keeper", "supervisor")
 
@@ -250,8 +250,8 @@ def _judge(folder: Path, name: str, run_dir: RunDir, faults: Faults, shape: Shap
 
 
 def main() -> int:
-    """`python -m unbroken.testing.soak`; prints one JSON object, exits 0 where everything held."""
-    parser = argparse.ArgumentParser(prog="python -m unbroken.testing.soak", description=__doc__)
+    """`python -m tests.support.soak`; prints one JSON object, exits 0 where everything held."""
+    parser = argparse.ArgumentParser(prog="python -m tests.support.soak", description=__doc__)
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--steps", type=int, default=400)

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import torch
 
-from ..checkpoint.capture import direct
-from ..checkpoint.format.position import Position
-from ..checkpoint.storage.base import Storage
-from ..checkpoint.storage.posix import PosixStorage
+from unbroken.checkpoint.capture import direct
+from unbroken.checkpoint.format.position import Position
+from unbroken.checkpoint.storage.base import Storage
+from unbroken.checkpoint.storage.posix import PosixStorage
 
 
 def save_small(

@@ -4,7 +4,7 @@ Each case is a folder with `case.json` and logs in the format of the public corp
 error texts are those that libraries and kernels really print; the jobs around them are invented: eight frameworks'
 metric lines, launchers' tear-down, collective time-outs on the other ranks, and distractors that are no cause.
 
-    python -m unbroken.testing.failure_logs OUT --cases 200 --seed 1
+    python -m tests.support.failure_logs OUT --cases 200 --seed 1
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..progress.records.verdict import REASONS
+from unbroken.progress.records.verdict import REASONS
 
 _ST = "/opt/conda/lib/python3.11/site-packages"
 

@@ -19,11 +19,18 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ..checkpoint.client.links import AgentLink, Candidate, Link, RankLink, keeper_command, start_keeper
-from ..checkpoint.format import layout as arena
-from ..checkpoint.format.manifest import FileRecord, PartManifest, Sharding, data_name, tensor_part
-from ..checkpoint.keeper.wire import Message
-from ..journal.checksummed import unseal
+from unbroken.checkpoint.client.links import (
+    AgentLink,
+    Candidate,
+    Link,
+    RankLink,
+    keeper_command,
+    start_keeper,
+)
+from unbroken.checkpoint.format import layout as arena
+from unbroken.checkpoint.format.manifest import FileRecord, PartManifest, Sharding, data_name, tensor_part
+from unbroken.checkpoint.keeper.wire import Message
+from unbroken.journal.checksummed import unseal
 
 
 def alive(pid: int) -> bool:

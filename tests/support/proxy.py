@@ -13,7 +13,7 @@ import http.client
 import urllib.parse
 from dataclasses import dataclass
 
-from .http_faults import FaultyHandler, FaultyServer, Request
+from unbroken.testing.http_faults import FaultyHandler, FaultyServer, Request
 
 _HOP = {"connection", "keep-alive", "transfer-encoding", "te", "trailer", "upgrade", "proxy-connection"}
 _OURS = _HOP | {"date", "server"}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from .tiny_tasks import WORDS
+from tests.support.tiny_tasks import WORDS
 
 CHAT = (
     "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}</s>{% endfor %}"

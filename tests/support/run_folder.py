@@ -19,11 +19,11 @@ import time
 from dataclasses import dataclass, field
 from unittest import mock
 
-from ..progress import JournalWriter, RunDir, RunSpec, claim, read_epochs, write_spec
-from ..progress.journal import sealable
-from ..progress.records.incident import Incident
-from ..progress.records.steps import Step, step_record
-from ..progress.records.verdict import Action, Category, Faulty, Outcome, Root, Verdict
+from unbroken.progress import JournalWriter, RunDir, RunSpec, claim, read_epochs, write_spec
+from unbroken.progress.journal import sealable
+from unbroken.progress.records.incident import Incident
+from unbroken.progress.records.steps import Step, step_record
+from unbroken.progress.records.verdict import Action, Category, Faulty, Outcome, Root, Verdict
 
 _VERDICTS = {
     "failed": (Outcome.FAILED, Category.INFRASTRUCTURE, "CUDAError", "CUDA error: an illegal memory access"),

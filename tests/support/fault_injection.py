@@ -1,6 +1,6 @@
 """The fault campaign: a training of several ranks whose processes, keepers, nodes and files are struck at random.
 
-    python -m unbroken.testing.campaign --rounds 500 --seed 1
+    python -m tests.support.fault_injection --rounds 500 --seed 1
 
 Each round is an attempt: ranks (real processes with a real Checkpointer) restore, step and save until something
 happens to them: kill -9 of a rank, of all ranks, of a keeper, of a whole node (keeper, ranks, memory), a keeper
@@ -34,12 +34,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..checkpoint.catalogue import contents as catalogue
-from ..checkpoint.client.links import Candidate, KeeperGone
-from ..checkpoint.format.manifest import folder_name
-from ..checkpoint.storage import open_storage
-from ..errors import UnbrokenError
-from .keepers import FakeAgent, alive, until
+from tests.support.keepers import FakeAgent, alive, until
+from unbroken.checkpoint.catalogue import contents as catalogue
+from unbroken.checkpoint.client.links import Candidate, KeeperGone
+from unbroken.checkpoint.format.manifest import folder_name
+from unbroken.checkpoint.storage import open_storage
+from unbroken.errors import UnbrokenError
 
 SIZE = 0.16  # megabytes a rank
 PERSIST = 3
@@ -107,9 +107,9 @@ def rank_main(
     import torch
     from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-    from ..checkpoint import checkpointer as module
-    from ..checkpoint.ranks.agreement import ThroughStore
-    from ..checkpoint.ranks.environment import Place
+    from unbroken.checkpoint import checkpointer as module
+    from unbroken.checkpoint.ranks.agreement import ThroughStore
+    from unbroken.checkpoint.ranks.environment import Place
 
     torch.set_num_threads(1)
     logging.basicConfig(filename=f"{folder}/said/{attempt:05d}-{rank}.log", level=logging.INFO)

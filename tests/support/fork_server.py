@@ -19,16 +19,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..train.witness import Witness, read_witness
+from unbroken.train.witness import Witness, read_witness
 
 
 class Nursery:
     """The process that forks ranks."""
 
     def __init__(self) -> None:
-        env = os.environ | {"PYTHONUNBUFFERED": "1"}
+        root = str(Path(__file__).resolve().parents[2])
+        path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))
+        env = os.environ | {"PYTHONUNBUFFERED": "1", "PYTHONPATH": path}
         self._p = subprocess.Popen(
-            [sys.executable, "-m", "unbroken.testing.nursery"],
+            [sys.executable, "-m", "tests.support.fork_server"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

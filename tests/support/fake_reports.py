@@ -5,7 +5,16 @@ from __future__ import annotations
 import heapq
 import random
 
-from ..evaluate.contracts import Conditions, Metric, Report, SampleNote, Score, ScoreDone, Trial, WorkerSeen
+from unbroken.evaluate.contracts import (
+    Conditions,
+    Metric,
+    Report,
+    SampleNote,
+    Score,
+    ScoreDone,
+    Trial,
+    WorkerSeen,
+)
 
 _SUBJECTS = (
     "arc_challenge arc_easy boolq csqa hellaswag openbookqa piqa siqa winogrande copa gsm8k math_algebra math_geometry "

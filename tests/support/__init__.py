@@ -1,0 +1,1 @@
+"""What several tests and benchmarks share, and no user needs."""
