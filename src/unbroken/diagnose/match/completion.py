@@ -77,7 +77,7 @@ def completion(
             full
             and epoch is None
             and again.isdisjoint(c.of for c in pairs)
-            and _is_full(text, pairs, last_step)
+            and is_full(text, last_step, pairs)
         ):
             found.append((number, whole, FULL_COUNT))
         elif full and epoch is not None and epoch[0] == epoch[1] > 1 and _all_of(text, pairs):
@@ -149,11 +149,12 @@ def _may_be_over(text: str) -> bool:
     return _ETA.search(text.lower()) is not None and _ETA_ZERO.search(text) is not None
 
 
-def _is_full(text: str, pairs: Iterable[_Count], last_step: float | None) -> bool:
-    """Whether a line counts the last of all steps (`step 4000/4000`, `3000/3000 [2:32:00<00:00`)."""
+def is_full(text: str, last_step: float | None, pairs: Iterable[_Count] | None = None) -> bool:
+    """Whether a line counts the last of all steps (`step 4000/4000`, `3000/3000 [2:32:00<00:00`); `pairs` are its
+    counts where they are known."""
     if OF_EPOCH.search(text, 0, 200):
         return False  # of one epoch, and nobody says of how many
-    for at, done, of in pairs:
+    for at, done, of in _counts(text) if pairs is None else pairs:
         if done == of and of >= 10 and not _EPOCH.search(text[:at]):
             return last_step is None or of >= 0.95 * last_step or of >= 100
     return False
