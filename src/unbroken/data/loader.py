@@ -30,7 +30,7 @@ from .orders import ListedBatches, Order, UnitOrder, fingerprint
 from .permutation import key_of
 from .position import Position, Ranges, normalize, subtract
 from .samplers import Sampled
-from .samples import Probe, Samples
+from .samples import Probe, Request, Samples
 from .shares import Share, Sharing
 from .steps import OptimizerSteps
 
@@ -303,7 +303,7 @@ class Loader:
             return found
         return map(inner.dataset.__getitems__, self._requests)
 
-    def _ask(self, pending: deque[Share | Probe]) -> Iterator[Share | Probe]:
+    def _ask(self, pending: deque[Share | Probe]) -> Iterator[Request | Probe]:
         """What the workers are asked for, ahead of the loop; noted in the order in which it comes back."""
         if self._probe_wanted:
             self._probe_wanted = False
@@ -312,7 +312,7 @@ class Loader:
             yield probe
         for share in self._shared().epoch(self._epoch, self._at, self._skips):
             pending.append(share)
-            yield share
+            yield share[:2]  # the workers need no more
 
     def _record(self, before: int, digest: int) -> BatchRecord:
         s = self._shared()
@@ -359,9 +359,9 @@ class Loader:
 class _Requests:
     """The batch sampler of the inner loader."""
 
-    source: Iterator[Share | Probe] = iter(())
+    source: Iterator[Request | Probe] = iter(())
 
-    def __iter__(self) -> Iterator[Share | Probe]:
+    def __iter__(self) -> Iterator[Request | Probe]:
         return self.source
 
 

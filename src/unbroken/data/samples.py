@@ -7,16 +7,21 @@ again, that generator seeded for each sample, and so are all later ones at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
 
 from .digest import digest
 from .generators import Generators, Seen
-from .permutation import mix
-from .shares import Share
+from .permutation import mix, mix_all
 
 _COLLATING = 0x636F6C6C617465
 _MASK = (1 << 64) - 1
+Request = tuple[list[Any], "int | list[int]"]
+"""What a worker is asked for: indices in the dataset (of units, a list for each), and the absolute numbers of the samples:
+the first, where they are neighbours, else all."""
 
 
 class Probe:
@@ -27,7 +32,7 @@ class Probe:
 
 
 class Samples:
-    """A dataset whose items are whole batches, fetched by `Share`."""
+    """A dataset whose items are whole batches, fetched by `Request`."""
 
     def __init__(
         self,
@@ -53,15 +58,18 @@ class Samples:
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def __getitem__(self, share: Share) -> Any:  # what torch asks for a class to be a map-style dataset
-        return self.__getitems__(share)
+    def __getitem__(self, request: Request) -> Any:  # what torch asks for a class to be a map-style dataset
+        return self.__getitems__(request)
 
-    def __getitems__(self, share: Share | Probe) -> Any:
-        """The batch of a share; with `digests`, (batch, sum of its samples' digests)."""
+    def __getitems__(self, request: Request | Probe) -> Any:
+        """The batch of a request; with `digests`, (batch, sum of its samples' digests)."""
         if self._generators is None:
             self._begin()
-        if isinstance(share, Probe):
-            return self._probe(share)
+        if type(request) is Probe:
+            return self._probe(request)
+        indices, numbers = cast(Request, request)
+        if self._shape == "batches":
+            indices = [i for unit in indices for i in unit]
         g = self._generators
         assert g is not None
         before = g.see()
@@ -69,7 +77,7 @@ class Samples:
             if before.gauss[0]:
                 g.hide_gauss(before)
             if not self._drawn:
-                found = self._fetch(share)
+                found = self._collated(self._fetch(indices), numbers)
                 moved = g.moved(before)
                 if not moved:
                     if before.gauss[0]:
@@ -77,7 +85,7 @@ class Samples:
                     return found
                 self._drawn |= moved
                 g.put_back(before)
-            return self._fetch_seeded(share, g, before)
+            return self._fetch_seeded(indices, numbers, g, before)
         except BaseException:
             g.put_back(before)
             raise
@@ -90,53 +98,51 @@ class Samples:
             # All workers alike, however many there are; who asks torch.initial_seed() gets the same everywhere.
             self._generators.seed(self._seed)
 
-    def _asked(self, share: Share) -> list[Any]:
-        if self._shape == "batches":
-            return [i for unit in share.indices for i in unit]
-        return share.indices
-
-    def _fetch(self, share: Share) -> Any:
-        indices, dataset = self._asked(share), self.dataset
-        many = getattr(dataset, "__getitems__", None)
+    def _fetch(self, indices: list[Any]) -> list[Any]:
+        dataset = self.dataset
         if self._shape == "packs":
-            data = [[dataset[i] for i in unit] for unit in indices]
-        elif many is not None and self._batched:
-            data = many(indices)
-        else:
-            data = [dataset[i] for i in indices]
-        return self._collated(data, share)
+            return [[dataset[i] for i in unit] for unit in indices]
+        many = getattr(dataset, "__getitems__", None)
+        if many is not None and self._batched:
+            found: list[Any] = many(indices)
+            return found
+        return [dataset[i] for i in indices]
 
-    def _fetch_seeded(self, share: Share, g: Generators, before: Seen) -> Any:
+    def _fetch_seeded(self, indices: list[Any], numbers: int | list[int], g: Generators, before: Seen) -> Any:
+        """As `_fetch` and `_collated`, the generators seeded for each sample; they are put back."""
+        count = sum(map(len, indices)) if self._shape == "packs" else len(indices)
+        seeds: list[int] = mix_all(_numbers(numbers, count) ^ np.uint64(self._seed)).tolist()
         while True:
             drawn = tuple(self._drawn)
-            numbers = iter(share.numbers)
-            found = self._fetch_each(share, g, drawn, numbers)
+            data = self._fetch_each(indices, iter(seeds), g.seeder(drawn))
+            g.seed(mix(seeds[0] ^ _COLLATING), drawn)
+            found = self._collated(data, numbers)
             surprising = g.moved(before) - self._drawn
             g.put_back(before, self._drawn | surprising | ({"numpy"} if before.gauss[0] else set()))
             if not surprising:
                 return found
             self._drawn |= surprising
 
-    def _fetch_each(self, share: Share, g: Generators, drawn: tuple[str, ...], numbers: Any) -> Any:
-        seed, dataset = self._seed, self.dataset
+    def _fetch_each(
+        self, indices: list[Any], seeds: Iterator[int], seed: Callable[[int], object]
+    ) -> list[Any]:
+        dataset = self.dataset
 
         def one(index: int) -> Any:
-            g.seed(mix(seed ^ next(numbers)), drawn)
+            seed(next(seeds))
             return dataset[index]
 
-        indices = self._asked(share)
-        packs = self._shape == "packs"
-        data = [[one(i) for i in u] for u in indices] if packs else [one(i) for i in indices]
-        g.seed(mix(seed ^ _COLLATING ^ next(iter(share.numbers))), drawn)
-        return self._collated(data, share)
+        return [[one(i) for i in u] for u in indices] if self._shape == "packs" else [one(i) for i in indices]
 
-    def _collated(self, data: list[Any], share: Share) -> Any:
-        batch = self._collate(data if self._batched else data[0])
+    def _collated(self, data: list[Any], numbers: int | list[int]) -> Any:
         if not self.digests:
-            return batch
+            return self._collate(data if self._batched else data[0])
         flat = [s for u in data for s in u] if self._shape == "packs" else data
-        total = sum(mix(n ^ digest(s)) for n, s in zip(share.numbers, flat, strict=True)) & _MASK
-        return batch, total
+        each = [digest(s) for s in flat]  # before the collation, which may change them
+        total = (
+            sum(mix(n ^ d) for n, d in zip(_numbers(numbers, len(flat)).tolist(), each, strict=True)) & _MASK
+        )
+        return self._collate(data if self._batched else data[0]), total
 
     def _probe(self, probe: Probe) -> tuple[list[int], bool]:
         """(digests of the samples, whether the first one was the same twice)."""
@@ -151,3 +157,9 @@ class Samples:
         finally:
             g.put_back(before)
         return found[1:], found[0] == found[1]
+
+
+def _numbers(numbers: int | list[int], count: int) -> NDArray[np.uint64]:
+    if isinstance(numbers, int):
+        return np.arange(numbers, numbers + count, dtype=np.uint64)
+    return np.asarray(numbers, np.uint64)

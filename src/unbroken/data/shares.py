@@ -27,8 +27,8 @@ class Share(NamedTuple):
 
     indices: list[Any]
     """In the dataset; of units, a list for each."""
-    numbers: Any
-    """The absolute numbers of its samples, in their order; units one behind the other."""
+    numbers: int | list[int]
+    """The absolute numbers of its samples, in their order (units one behind the other); the first, where they are neighbours."""
     start: int
     stop: int
     """The absolute numbers that all ranks have consumed after it: everything in [start, stop) but the skips."""
@@ -97,7 +97,7 @@ class Sharing:
                 a = i * self.batch
                 b = a + self.batch
                 first = int(numbers[a])
-                own = range(first, first + self.batch) if plain else numbers[a:b].tolist()
+                own = first if plain else numbers[a:b].tolist()
                 yield Share(indices[a:b], own, end, stop, not rest and block + i == full - 1)
                 end = stop
         if rest:
