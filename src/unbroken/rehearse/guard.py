@@ -1,0 +1,136 @@
+"""What keeps a rehearsal from touching real files, and what makes time and chance stand still. No torch."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+_WRITING = os.O_WRONLY | os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_TRUNC
+_CHANGING = ("os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.truncate", "shutil.rmtree", "shutil.move")
+
+
+class WouldOverwrite(RuntimeError):
+    """The script would have written to files that are not the rehearsal's."""
+
+
+class Guard:
+    """Refuses what would change files below `protected`, but in `allowed` and caches of bytecode.
+
+    It sees what Python itself opens, renames and removes, torch.save and safetensors; not what other native code writes.
+    """
+
+    def __init__(self, protected: str, allowed: str, say: Callable[[str], None]) -> None:
+        self._protected = os.path.realpath(protected) if protected else ""
+        self._allowed = os.path.realpath(allowed) if allowed else ""
+        self._say = say
+        self._busy = False
+
+    def install(self) -> None:
+        """For the life of the process, and of those that it forks."""
+        if self._protected:
+            sys.addaudithook(self._audit)
+
+    def check(self, path: Any) -> None:
+        """Raises WouldOverwrite for a path that is not to be written."""
+        try:
+            real = os.path.realpath(os.fspath(path))
+        except (TypeError, ValueError):
+            return
+        if not self._protected or (self._allowed and real.startswith(self._allowed)):
+            return
+        if real.startswith(self._protected + os.sep) and "__pycache__" not in real:
+            why = (
+                f"the script writes to {real}, which is not the rehearsal's: write {{dir}} in its arguments where it is "
+                "told its folder for output, such as `-- train.py --out {dir}`"
+            )
+            self._say(why)
+            raise WouldOverwrite(why)
+
+    def _audit(self, event: str, args: tuple[Any, ...]) -> None:
+        if event == "open":
+            path, mode, flags = args
+            if not isinstance(path, str | bytes | os.PathLike):
+                return
+            writes = (
+                any(c in mode for c in "wax+") if isinstance(mode, str) else bool((flags or 0) & _WRITING)
+            )
+        elif event in _CHANGING:
+            path, writes = args[0], True
+        else:
+            return
+        if writes and not self._busy:
+            self._busy = True
+            try:
+                self.check(path)
+            finally:
+                self._busy = False
+
+
+def fix_entropy() -> None:
+    """Whatever asks the system for chance gets the same in every process."""
+    import random
+    import secrets
+    import uuid
+
+    import numpy as np
+    import torch
+
+    state = [0]
+
+    def same(n: int) -> bytes:
+        state[0] += 1
+        return random.Random(state[0]).randbytes(n)
+
+    seed = random.Random.seed
+    default, state_of = np.random.default_rng, np.random.RandomState
+    _replace(
+        random.Random, "seed", lambda self, a=None, version=2: seed(self, 0 if a is None else a, version)
+    )
+    _replace(random.Random, "__init__", lambda self, x=None: self.seed(x))
+    _replace(random, "seed", random.random.__self__.seed)  # type: ignore[attr-defined]
+    _replace(os, "urandom", same)
+    _replace(random, "_urandom", same)
+    _replace(secrets, "token_bytes", lambda nbytes=None: same(nbytes or 32))
+    _replace(uuid, "uuid4", lambda: uuid.UUID(bytes=same(16), version=4))
+    _replace(np.random, "default_rng", lambda seed=None: default(0 if seed is None else seed))
+    _replace(np.random, "RandomState", lambda seed=None: state_of(0 if seed is None else seed))
+    _replace(torch, "seed", lambda: torch.manual_seed(0).initial_seed())
+    random.seed(0)
+    np.random.seed(0)
+
+
+FROZEN = 1_750_000_000.0
+
+
+def freeze_time() -> None:
+    """The clock that tells the time of day stands still; those that measure durations go on."""
+    import datetime
+    import time
+
+    real: Any = datetime.datetime
+    gmtime, localtime = time.gmtime, time.localtime
+
+    class Frozen(real):  # type: ignore[misc]
+        @classmethod
+        def now(cls, tz: Any = None) -> Any:
+            return real.fromtimestamp(FROZEN, tz)
+
+        @classmethod
+        def utcnow(cls) -> Any:
+            return real.fromtimestamp(FROZEN, datetime.UTC).replace(tzinfo=None)
+
+        @classmethod
+        def today(cls) -> Any:
+            return real.fromtimestamp(FROZEN)
+
+    _replace(datetime, "datetime", Frozen)
+    _replace(time, "time", lambda: FROZEN)
+    _replace(time, "time_ns", lambda: int(FROZEN * 1e9))
+    _replace(time, "gmtime", lambda s=None: gmtime(FROZEN if s is None else s))
+    _replace(time, "localtime", lambda s=None: localtime(FROZEN if s is None else s))
+
+
+def _replace(holder: Any, name: str, value: Any) -> None:
+    setattr(holder, name, value)

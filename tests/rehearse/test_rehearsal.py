@@ -1,0 +1,224 @@
+"""A rehearsal says exact where it is, and names each of ten mistakes."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from unbroken.errors import RunError, UsageError
+from unbroken.rehearse.compare import compare
+from unbroken.rehearse.guard import Guard, WouldOverwrite
+from unbroken.rehearse.launch import Ended, Plain, Trial
+from unbroken.rehearse.rehearsal import Rehearsal, Report, kill_points
+from unbroken.rehearse.report import lines
+from unbroken.rehearse.trace import Batch, Save, Step, Writer, read_traces
+
+HERE = Path(__file__).parent
+
+
+class Forked:
+    """As `Plain`, in forks of this process: nothing has to be imported again."""
+
+    def run(self, trial: Trial) -> Ended:
+        work, words = trial.prepare()
+        began = time.monotonic()
+        code = 0
+        for attempt in range(3):
+            log = trial.folder / f"rank-0.{attempt}.log"
+            pid = os.fork()
+            if pid == 0:
+                try:
+                    self._child(trial, work, words, log)
+                finally:
+                    os._exit(1)
+            code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+            if code != -9:
+                break
+        return Ended(code == 0, log.read_text(), time.monotonic() - began)
+
+    def _child(self, trial: Trial, work: Path, words: list[str], log: Path) -> None:
+        fd = os.open(log, os.O_WRONLY | os.O_CREAT)
+        os.dup2(fd, 1), os.dup2(fd, 2)
+        sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
+        os.chdir(work)
+        os.environ.update(RANK="0", WORLD_SIZE="1", UNBROKEN_RUN_DIR=str(trial.folder / "run"), **trial.env)
+        from unbroken.rehearse import probe
+
+        try:
+            probe.main(words[1:])
+        except BaseException:  # noqa: BLE001  a fork must never come back into pytest
+            import traceback
+
+            traceback.print_exc()
+            os._exit(1)
+        sys.stdout.flush()
+        os._exit(0)
+
+
+def rehearse(tmp_path: Path, *options: str, launcher: Any = None, **more: Any) -> Report:
+    import torch
+    import torch._dynamo  # an optimizer imports it: once here, not in each fork
+
+    torch.set_num_threads(1)
+    folder = tmp_path / "rehearsal"
+    folder.mkdir()
+    words = ("training.py", "--out", "{dir}", *options)
+    return Rehearsal(words, folder, steps=14, launcher=launcher or Forked(), source=HERE, **more).run()
+
+
+def test_a_training_that_resumes_exactly_is_exact(tmp_path: Path) -> None:
+    report = rehearse(tmp_path)
+    assert report.exact, lines(report)
+    assert [k.epoch for k in report.kills] == [0, 1], "both epochs are tried"
+    assert all(k.lost == 2 for k in report.kills) and report.save_every == 3 and report.steps == 14
+    assert report.saved_by == "torch.save" and report.snapshot_bytes > 1000 and report.stall_s > 0
+    text = "\n".join(lines(report))
+    assert text.startswith("exact: 14 steps") and "a save every 3 steps" in text
+    assert json.dumps(report.as_json())
+
+
+MISTAKES = {
+    "position": ("position", "position in the data"),
+    "generator": ("generator", "torch's generator"),
+    "scheduler": ("scheduler", "scheduler.last_epoch"),
+    "ema": ("copy", "ema["),
+    "dropout": ("settings", "3.p"),
+    "set_epoch": ("set_epoch", "epoch of the order"),
+    "accumulation": ("accumulation", "gradients"),
+    "augmentation": ("unseeded", "content"),
+    "time": ("time", "content"),
+    "dict order": ("hash order", "content"),
+}
+IN_FORKS = [m for m in MISTAKES if m != "dict order"]  # forks have one hash seed
+
+
+def check(report: Report, mistake: str) -> None:
+    kind, piece = MISTAKES[mistake]
+    f = report.finding
+    assert not report.exact and f is not None
+    assert f.kind == kind and piece in f.piece, lines(report)
+    assert f.hint and lines(report)[0].startswith("not exact")
+    chance = kind in ("unseeded", "time", "hash order")
+    assert (report.deterministic is not None) == chance
+    if kind == "set_epoch":
+        assert [k.finding is None for k in report.kills] == [True, False], "only the second epoch shows it"
+
+
+@pytest.mark.parametrize("mistake", [pytest.param(m, marks=pytest.mark.slow) for m in IN_FORKS])
+def test_each_planted_mistake_is_named(tmp_path: Path, mistake: str) -> None:
+    check(rehearse(tmp_path, "--mistake", mistake), mistake)
+
+
+@pytest.mark.slow
+@pytest.mark.integration
+def test_the_order_of_a_set_is_named(tmp_path: Path) -> None:
+    check(rehearse(tmp_path, "--mistake", "dict order", launcher=Plain()), "dict order")
+
+
+def test_a_script_that_would_write_to_real_files_is_stopped(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    (source / "out").mkdir(parents=True)
+    (source / "training.py").write_text((HERE / "training.py").read_text())
+    (tmp_path / "r").mkdir()
+    rehearsal = Rehearsal(("training.py",), tmp_path / "r", steps=6, launcher=Forked(), source=source)
+    with pytest.raises(UsageError, match=r"\{dir\}"):
+        rehearsal.run()
+    assert list((source / "out").iterdir()) == []
+
+
+def test_a_script_that_fails_or_has_no_steps_is_said(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    for n, (code, error, words) in enumerate([
+        ("raise ValueError('bad')", RunError, "bad"),
+        ("print(1)", UsageError, "no step of a torch optimizer"),
+        ("import torch; p = torch.nn.Parameter(torch.zeros(1)); torch.optim.SGD([p], 1.0).step()", UsageError, "1 steps only"),
+    ]):  # fmt: skip
+        (source / "t.py").write_text(code)
+        folder = tmp_path / str(n)
+        folder.mkdir()
+        with pytest.raises(error, match=words):
+            Rehearsal(("t.py",), folder, steps=6, launcher=Forked(), source=source).run()
+    with pytest.raises(UsageError, match="4 steps"):
+        Rehearsal(("t.py",), tmp_path, steps=3).run()
+
+
+# --- the parts
+
+
+def step(n: int, **more: Any) -> Step:
+    batch = Batch("loader", n // 6, n % 6, f"i{n}", f"c{n}")
+    return Step(n, 0, f"w{n}", (batch,), {"torch": f"g{n}"}, {"drop.p": "0.1"}, {"parameter a": f"p{n}"}, {"0": f"d{n}"}, (f"l{n}",), **more)  # fmt: skip
+
+
+STEPS = [step(n) for n in range(12)]
+
+
+def resumed(at: int, **changes: Any) -> list[Step]:
+    return [replace(s, number=i, **changes) for i, s in enumerate(STEPS[at:])]
+
+
+def test_a_resumed_process_is_found_by_its_weights() -> None:
+    found = compare(STEPS, resumed(5), 0, limit=8)
+    assert (found.resumed_at, found.finding, found.compared) == (5, None, 7)
+    assert compare(STEPS, [], 0).compared == 0
+
+
+def test_a_generator_that_moved_and_did_no_harm_is_a_note() -> None:
+    found = compare(STEPS, resumed(5, generators={"torch": "x", "numpy": "y"}), 0, limit=8)
+    assert found.finding is None and any("nothing drew from it" in n for n in found.notes)
+
+
+@pytest.mark.parametrize(
+    "changes, kind, words",
+    [
+        ({"batches": (Batch("loader", 0, 0, "i0", "c0"),)}, "position", "step 1"),
+        ({"batches": (Batch("loader", 0, 0, "x", "y"),)}, "order", "never had"),
+        ({"batches": (Batch("loader", 0, 0, "i7", "y"),)}, "content", "content"),
+        ({"batches": ()}, "order", "has 0 batches"),
+        ({"state": {"parameter a": "zzz"}, "weights": "other"}, "parameter", "weights"),
+        ({"settings": {"drop.p": "0.3"}}, "settings", "is 0.3, it was 0.1"),
+        ({"losses": ("other",), "generators": {"torch": "moved"}}, "generator", "torch's generator"),
+        ({"losses": ("other",)}, "forward", "another loss"),
+    ],
+)  # fmt: skip
+def test_what_differs_is_named(changes: dict[str, Any], kind: str, words: str) -> None:
+    steps = resumed(7)
+    steps[0] = replace(steps[0], **changes)
+    if "weights" in changes:
+        steps[0] = replace(steps[0], losses=STEPS[7].losses)
+    found = compare(STEPS, steps, 2, limit=7).finding
+    assert found is not None and found.kind == kind and words in found.text and found.rank == 2
+
+
+def test_the_training_is_killed_between_saves_and_in_two_epochs() -> None:
+    saves = [Save(n, 0.1, "torch.save") for n in (3, 6, 9)]
+    assert kill_points(STEPS, saves) == [5, 8]
+    assert kill_points(STEPS, []) == [6, 10]
+    assert kill_points(STEPS, [Save(n, 0.1, "x") for n in range(12)]) == [4, 8]
+
+
+def test_traces_survive_a_torn_line(tmp_path: Path) -> None:
+    writer = Writer(tmp_path, 3)
+    writer.write("step", STEPS[0]), writer.write("save", Save(1, 0.5, "x")), writer.write("warning", "w")
+    assert Writer(tmp_path, 3).attempt == 2
+    with open(tmp_path / "rank-00003.0001.jsonl", "ab") as f:
+        f.write(b'{"kind": "st')
+    trace = read_traces(tmp_path)[3, 1]
+    assert trace.steps == [STEPS[0]] and trace.saves == [Save(1, 0.5, "x")] and not trace.finished
+
+
+def test_the_guard_lets_only_the_rehearsal_be_written(tmp_path: Path) -> None:
+    said: list[str] = []
+    guard = Guard(str(tmp_path), str(tmp_path / "mine"), said.append)
+    guard.check(tmp_path / "mine" / "x"), guard.check("/tmp/else"), guard.check(3)
+    with pytest.raises(WouldOverwrite, match=r"\{dir\}"):
+        guard.check(tmp_path / "other" / "x")
+    assert len(said) == 1
