@@ -84,7 +84,12 @@ def fix_entropy() -> None:
         return random.Random(state[0]).randbytes(n)
 
     seed = random.Random.seed
-    default, state_of = np.random.default_rng, np.random.RandomState
+    default = np.random.default_rng
+
+    class Fixed(np.random.RandomState):
+        def __init__(self, seed: Any = None) -> None:
+            super().__init__(0 if seed is None else seed)
+
     _replace(
         random.Random, "seed", lambda self, a=None, version=2: seed(self, 0 if a is None else a, version)
     )
@@ -95,7 +100,7 @@ def fix_entropy() -> None:
     _replace(secrets, "token_bytes", lambda nbytes=None: same(nbytes or 32))
     _replace(uuid, "uuid4", lambda: uuid.UUID(bytes=same(16), version=4))
     _replace(np.random, "default_rng", lambda seed=None: default(0 if seed is None else seed))
-    _replace(np.random, "RandomState", lambda seed=None: state_of(0 if seed is None else seed))
+    _replace(np.random, "RandomState", Fixed)
     _replace(torch, "seed", lambda: torch.manual_seed(0).initial_seed())
     random.seed(0)
     np.random.seed(0)
