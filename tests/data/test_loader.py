@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, DataLoader, Dataset, Sampler, SequentialSampler
 
-from unbroken.data import BatchRecord, LengthGrouped, Loader, Mixture, Packed, wrap
+from unbroken.data import BatchRecord, Journal, LengthGrouped, Loader, Mixture, Packed, journal, wrap
 from unbroken.data.position import normalize, subtract
 from unbroken.errors import InputError, UnsaveableState, UsageError
 
@@ -610,3 +611,35 @@ def test_batches_can_be_recorded_and_add_up_to_the_same_at_any_world_size() -> N
     one = totals(1, 6)
     assert one == totals(3, 2) == totals(2, 3, workers=1)
     assert len(set(one.values())) == 4
+
+
+def test_the_journal_tells_each_global_batch_whoever_made_it(tmp_path: Path) -> None:
+    def train(folder: Path, world: int, batch: int, stop: int, states: list[Any]) -> list[Any]:
+        after = []
+        for r in range(world):
+            loader = DataLoader(Augmented(24), batch_size=batch, shuffle=True)
+            wrapped = wrap(
+                loader, rank=r, world_size=world, accumulate=12 // (world * batch), on_batch=Journal(folder)
+            )
+            if states:
+                wrapped.load_state_dict(states[0])
+            saved = None
+            for n, _ in enumerate(wrapped, 1):
+                if wrapped.step_ends and saved is None:
+                    saved = wrapped.state_dict()
+                if n == stop:
+                    break
+            after.append(saved)
+        return after
+
+    train(tmp_path / "one", 1, 12, 9, [])
+    states = train(tmp_path / "two", 3, 2, 3, [])  # a step and a half, of which one counts
+    train(tmp_path / "two", 2, 6, 9, states)
+    one, two = journal.read(tmp_path / "one"), journal.read(tmp_path / "two")
+    assert one == two and list(one) == [1, 2] and all(b.whole for b in one.values())
+    assert one[2].samples == ((12, 24),)
+    with open(next((tmp_path / "two").glob("*0001-rank-00000.jsonl")), "ab") as f:
+        f.write(b'{"sum":"')
+    assert journal.read(tmp_path / "two") == two
+    with pytest.raises(UsageError, match="unbroken run"):
+        Journal()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from .journal import Journal
 from .mixture import Mixture
 from .orders import LengthGrouped, Packed
 from .position import Position
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from .loader import BatchRecord, Loader
     from .wrapping import wrap
 
-__all__ = ["BatchRecord", "LengthGrouped", "Loader", "Mixture", "Packed", "Position", "wrap"]
+__all__ = ["BatchRecord", "Journal", "LengthGrouped", "Loader", "Mixture", "Packed", "Position", "wrap"]
 
 _LATER = {"BatchRecord": ".loader", "Loader": ".loader", "wrap": ".wrapping"}
 

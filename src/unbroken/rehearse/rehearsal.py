@@ -114,7 +114,10 @@ class Rehearsal:
             if any(before):
                 others.append((kill, next(Comparison(0, b) for b in before if b)))
             report.kills.append(Kill(kill + 1, rank, _epoch(first[0][kill]), found[0].resumed_at, finding))
-            report.notes += [n for c in found for n in c.notes if n not in report.notes]
+            # What differs between any two processes says nothing of the resume.
+            always = {n for r in range(self.nproc) for n in compare(first[r], traces[r, 1].steps, r).notes}
+            for c in found:
+                report.notes += [n for n in c.notes if n not in report.notes and n not in always]
             report.warnings += [w for t in traces.values() for w in t.warnings if w not in report.warnings]
         if others or any(k.finding for k in report.kills):
             self._tell_chance_apart(report, first)
