@@ -16,7 +16,7 @@ from unbroken.cluster.contract import AgentCommand, Exited, Lost, Request, Retur
 from unbroken.cluster.hello import Hello
 from unbroken.errors import RunError
 from unbroken.link.bounds import Message, proof, same_secret
-from unbroken.recover.supervise.watch import received
+from unbroken.recover.supervise.nodes import received
 from unbroken.recover.wire import Link
 from unbroken.testing.fake_cluster import (
     FakeCluster,

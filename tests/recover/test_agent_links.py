@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Coroutine, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -17,15 +18,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from unbroken.cluster.base import Allocation
 from unbroken.detect import HangDetector
-from unbroken.diagnose.judge.facts import RankExit
 from unbroken.errors import RunError, UnsafeFile
 from unbroken.link.bounds import HELLO_BYTES, STRANGERS, proof
+from unbroken.link.listener import Listener
 from unbroken.progress import RunDir
 from unbroken.progress.spec import Timeouts
-from unbroken.recover.supervise.watch import nodes as module
-from unbroken.recover.supervise.watch.attempt import Attempt
-from unbroken.recover.supervise.watch.nodes import MESSAGE_BYTES, RANK_BYTES, Node, NodeTable
+from unbroken.recover.supervise.attempt.attempt import Attempt
+from unbroken.recover.supervise.nodes import desk as module
+from unbroken.recover.supervise.nodes.desk import MESSAGE_BYTES, RANK_BYTES, Desk, Inbox, Serve, make_token
+from unbroken.recover.supervise.nodes.fleet import Fleet
+from unbroken.recover.supervise.nodes.node import Node
+from unbroken.recover.supervise.record.clock import Clock
 from unbroken.recover.wire import Link, Message, read_token
 
 from ..fuzzing import fuzz
@@ -46,7 +51,7 @@ SAID = [
 
 
 class Port:
-    """A node table in a thread of its own, with a sink that does with messages what the supervisor does."""
+    """A desk in a thread of its own, with a sink that does with messages what the supervisor does."""
 
     def __init__(self, folder: Path) -> None:
         self.run_dir = RunDir(folder / "run")
@@ -63,22 +68,30 @@ class Port:
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(30)
 
     async def _start(self) -> tuple[str, int]:
-        self.table = NodeTable(
-            self.run_dir, "r", None, 5.0, 60.0, 0, self._take, asyncio.Event(), nproc=2, world_size=2  # type: ignore[arg-type]
+        backend = SimpleNamespace(allocate=lambda nodes, spares: Allocation(("n0",), ()))
+        fleet = Fleet(
+            self.run_dir, "r", backend, nodes=1, spares=0, lease_s=5.0, agent_arguments=(), clock=Clock(),  # type: ignore[arg-type]
+            changed=asyncio.Event(),
         )  # fmt: skip
-        self.table.nodes["n0"] = Node("n0")
-        return await self.table.listen()
+        inbox = Inbox()
+        inbox.open(self._take)
+
+        def listen(serve: Serve) -> Listener:
+            self.door = Listener(serve, "127.0.0.1")
+            return self.door
+
+        self.desk = Desk(fleet, inbox, make_token(self.run_dir), listen, nproc=2, world_size=2)
+        return self.desk.address
+
+    async def _close(self) -> None:
+        self.desk.close()
 
     def _take(self, node: Node, message: Message) -> None:
         self.taken.append(message)
         if message.get("op") == "progress" and message["attempt"] == 1:
             self.attempt.take(message["sent"], message["ranks"])
         elif message.get("op") == "exited":
-            state = self.attempt.ranks[message["rank"]]
-            state.exit = RankExit(
-                rank=message["rank"], node=state.node, code=message["code"], signal=message["signal"],
-                time=message["time"], ours=message["ours"],
-            )  # fmt: skip
+            self.attempt.note_exit(message["rank"], message)
 
     def connect(self) -> socket.socket:
         return socket.create_connection(self.address, timeout=10)
@@ -111,7 +124,7 @@ class Port:
         self.do(asyncio.wait_for(meet(), 20))
 
     def end(self) -> None:
-        self.do(self.table.close())
+        self.do(self._close())
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(10)
 
@@ -158,7 +171,7 @@ def test_a_stranger_who_says_nothing_is_cut_off_and_keeps_no_agent_out(
 ) -> None:
     silent = [port.connect() for _ in range(2 * STRANGERS)]
     port.agent()
-    assert port.table._listener is not None and port.table._listener.strangers <= STRANGERS
+    assert port.door.strangers <= STRANGERS
     for sock in silent:
         sock.close()
     monkeypatch.setattr(module, "HELLO_S", 0.3)

@@ -14,16 +14,20 @@ from typing import Any
 import pytest
 
 from unbroken.detect import HangDetector
-from unbroken.diagnose.judge.facts import RankExit
 from unbroken.progress import Phase, RunDir, Timeouts
 from unbroken.progress.records.steps import Step, read_steps, step_record
-from unbroken.recover.supervise.watch.attempt import Attempt
+from unbroken.recover.supervise.attempt.attempt import Attempt
 
 
 @pytest.fixture
 def attempt(tmp_path: Path) -> Attempt:
     run_dir = RunDir(tmp_path / "run")
     return Attempt.make(3, ("node-000", "node-002"), 2, HangDetector(Timeouts()), 10, run_dir)
+
+
+def end(code: int | None, at: float, ours: bool) -> dict[str, Any]:
+    """An agent's report of a rank's end: by this code, else by SIGKILL."""
+    return {"code": code, "signal": 9 if code is None else None, "time": at, "ours": ours}
 
 
 def news(
@@ -48,7 +52,7 @@ def test_ranks_lie_on_the_slots_nodes(attempt: Attempt) -> None:
         3: "node-002",
     }
     assert attempt.node_ranks("node-002") == {2: 0, 3: 1}
-    assert (attempt.step, attempt.told, attempt.all_ended) == (-1, False, False)
+    assert (attempt.step, attempt.steps_known, attempt.all_ended) == (-1, False, False)
 
 
 def test_the_leading_ranks_steps_are_kept_to_the_last_bit(attempt: Attempt) -> None:
@@ -102,10 +106,7 @@ def test_failures_in_the_order_of_their_time(attempt: Attempt) -> None:
         (2, None, 5.0, False),
         (3, None, 4.0, True),
     ):
-        state = attempt.ranks[rank]
-        state.exit = RankExit(
-            rank=rank, node=state.node, code=code, signal=None if code is not None else 9, time=at, ours=ours
-        )
+        attempt.note_exit(rank, end(code, at, ours))
     assert [e.rank for e in attempt.failures()] == [2, 0]
     assert [e.rank for e in attempt.exits()] == [3, 2, 1, 0]
     assert attempt.all_ended and not attempt.all_finished
@@ -124,8 +125,7 @@ def test_what_failed_after_a_lapsed_lease_followed_from_it(
     attempt: Attempt, ends: list[tuple[int, int | None, float, bool]], first: int | None
 ) -> None:
     for rank, code, at, ours in ends:
-        node = attempt.ranks[rank].node
-        attempt.ranks[rank].exit = RankExit(rank, node, code, 9 if code is None else None, at, ours)
+        attempt.note_exit(rank, end(code, at, ours))
     stopped = attempt.stopped_by_us()
     assert (stopped.rank if stopped else None) == first
 
@@ -146,7 +146,7 @@ def test_what_was_half_written_does_not_stand_there_twice(tmp_path: Path) -> Non
         import resource, signal, sys
         from unbroken.detect import HangDetector
         from unbroken.progress import RunDir, Timeouts
-        from unbroken.recover.supervise.watch.attempt import Attempt; from unbroken.progress.records.steps import Step, read_steps
+        from unbroken.recover.supervise.attempt.attempt import Attempt; from unbroken.progress.records.steps import Step, read_steps
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         attempt = Attempt.make(1, ("n",), 1, HangDetector(Timeouts()), -1, RunDir(sys.argv[1]))
         step = lambda n: attempt._keep([Step(n, 1.0, 1, float(n))])

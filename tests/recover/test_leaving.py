@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from unbroken.checkpoint.catalogue.contents import Found
 from unbroken.progress.records.state import RunState
-from unbroken.recover.supervise.fence.leaving import Last, accept_late, whole_in_memory
+from unbroken.recover.supervise.accept.accepting import find_whole, widen_seals
+from unbroken.recover.supervise.attempt.farewell import Last
 
 
 def held(attempt: int, step: int, *ranks: int, peer: bool = False) -> list[dict[str, object]]:
@@ -14,19 +15,19 @@ def held(attempt: int, step: int, *ranks: int, peer: bool = False) -> list[dict[
 def test_the_newest_whole_snapshot_is_named_with_the_shares_of_each_node() -> None:
     inventories = {"a": [*held(1, 35, 0, 1), *held(1, 40, 0, 1)], "b": [*held(1, 35, 2, 3), *held(1, 40, 2)]}
     ranks = {0: "a", 1: "a", 2: "b", 3: "b"}
-    assert whole_in_memory(inventories, ranks) == [Last(1, 35, {"a": (0, 1), "b": (2, 3)})]
+    assert find_whole(inventories, ranks) == [Last(1, 35, {"a": (0, 1), "b": (2, 3)})]
 
 
 def test_a_copy_at_a_peer_stands_in_for_a_node_that_is_gone() -> None:
     inventories = {"a": [*held(1, 35, 0), *held(1, 35, 1, peer=True)]}
-    assert whole_in_memory(inventories, {0: "a", 1: "b"}) == [Last(1, 35, {"a": (0, 1)})]
-    assert whole_in_memory({"a": held(1, 35, 0)}, {0: "a", 1: "b"}) == []
-    assert whole_in_memory({}, {}) == []
+    assert find_whole(inventories, {0: "a", 1: "b"}) == [Last(1, 35, {"a": (0, 1)})]
+    assert find_whole({"a": held(1, 35, 0)}, {0: "a", 1: "b"}) == []
+    assert find_whole({}, {}) == []
 
 
 def test_a_later_attempt_supersedes_an_earlier_one_that_was_further() -> None:
     inventories = {"a": [*held(1, 35, 0), *held(2, 30, 0)]}
-    assert [(m.attempt, m.step) for m in whole_in_memory(inventories, {0: "a"})] == [(2, 30), (1, 35)]
+    assert [(m.attempt, m.step) for m in find_whole(inventories, {0: "a"})] == [(2, 30), (1, 35)]
 
 
 def found(name: str, *, committed: bool = True) -> Found:
@@ -42,21 +43,21 @@ def state(*records: dict[str, object]) -> RunState:
 SEALED = {"kind": "seal", "attempt": 1, "checkpoints": ["step-00000020.a0001"], "memory": [[1, 35]]}
 
 
-def test_what_was_whole_in_memory_is_taken_into_the_seal_once_it_is_durable() -> None:
+def test_what_was_find_whole_is_taken_into_the_seal_once_it_is_durable() -> None:
     late = [found("step-00000035.a0001"), found("step-00000020.a0001")]
-    assert accept_late(late, state(SEALED)) == {1: ("step-00000020.a0001", "step-00000035.a0001")}
-    assert accept_late([found("step-00000035.a0001", committed=False)], state(SEALED)) == {}
+    assert widen_seals(late, state(SEALED)) == {1: ("step-00000020.a0001", "step-00000035.a0001")}
+    assert widen_seals([found("step-00000035.a0001", committed=False)], state(SEALED)) == {}
 
 
 def test_what_was_offered_to_a_later_attempt_counts_and_what_nobody_accepted_does_not() -> None:
     seal = {**SEALED, "memory": []}
     offered = {"kind": "attempt", "attempt": 2, "slots": ["a"], "candidates": [{"attempt": 1, "step": 30}]}
     late = [found("step-00000030.a0001"), found("step-00000035.a0001")]
-    assert accept_late(late, state(seal, offered)) == {1: ("step-00000020.a0001", "step-00000030.a0001")}
+    assert widen_seals(late, state(seal, offered)) == {1: ("step-00000020.a0001", "step-00000030.a0001")}
 
 
 def test_an_attempt_that_is_not_sealed_is_left_to_its_seal() -> None:
-    assert accept_late([found("step-00000035.a0002")], state(SEALED)) == {}
+    assert widen_seals([found("step-00000035.a0002")], state(SEALED)) == {}
 
 
 def test_a_journal_of_before_has_no_memory_in_its_seals() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unbroken.recover.supervise.watch.ledger import Ledger
+from unbroken.recover.supervise.attempt.ledger import Ledger
 
 
 def test_complete_on_every_rank() -> None:

@@ -9,7 +9,7 @@ from tests.support.checkpoints import save_small
 from tests.support.run_folder import RunFolder
 from unbroken.progress import RunDir, newest_place, read_journal
 from unbroken.progress.records.state import RunState
-from unbroken.recover.supervise.launch.placing import Placing
+from unbroken.recover.supervise.accept.placing import Placing
 from unbroken.status.gather import gather
 
 

@@ -24,7 +24,7 @@ from unbroken.recover.decide.policy import (
     decide_lapsed,
     fingerprint,
 )
-from unbroken.recover.supervise import supervisor
+from unbroken.recover.supervise.incident import recovering
 from unbroken.status.page import ACTION_TEXT
 
 B = Budgets(failure=3, hang=2, node_loss=4, killed=3, framework=3, unknown=3)
@@ -227,7 +227,7 @@ def _all_verdicts() -> list[Verdict]:
 
 def test_nothing_is_decided_that_nobody_carries_out() -> None:
     """Every action is one that the supervisor does, the takeover's `none`, or an advice that no policy decides."""
-    text = Path(supervisor.__file__).read_text()
+    text = Path(recovering.__file__).read_text()
     for action in DECIDED - {Action.RESTART}:  # that is what happens where nothing else is said
         assert f"Action.{action.name}" in text + Path(policy.__file__).read_text()
     assert set(Action) - DECIDED == {Action.NONE, Action.ROLLBACK_SKIP}

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from unbroken.link.bounds import Malformed
-from unbroken.recover.supervise.watch.received import check
+from unbroken.recover.supervise.nodes.received import check
 
 
 def keeper(**event: Any) -> dict[str, Any]:

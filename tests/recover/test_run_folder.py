@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from unbroken.progress import RunDir
-from unbroken.recover.supervise.watch.run_folder import RunFolderWatch
+from unbroken.recover.supervise.record.run_folder import RunFolderWatch
 
 
 @pytest.fixture

@@ -38,9 +38,11 @@ _LINE_MAX = 64 << 20
 class Diagnosis:
     """Diagnoses one attempt at a time. `hurry` is set when the run was asked to stop."""
 
-    def __init__(self, *, within_s: float = WITHIN_S, limit_bytes: int = BYTES) -> None:
+    def __init__(
+        self, *, within_s: float = WITHIN_S, limit_bytes: int = BYTES, hurry: asyncio.Event | None = None
+    ) -> None:
         self.within_s, self.limit_bytes = within_s, limit_bytes
-        self.hurry = asyncio.Event()
+        self.hurry = hurry or asyncio.Event()
         self._process: asyncio.subprocess.Process | None = None
 
     async def warm_up(self) -> None:

@@ -12,7 +12,7 @@ from ....detect import ProcessLook
 from ....diagnose.judge.facts import Facts, HangFact, RankExit
 from ....progress import RunDir
 from ....progress.records.verdict import UNKNOWN, Action, Outcome, Root, Verdict
-from ..watch.attempt import Attempt
+from ..attempt.attempt import Attempt
 
 
 def logs_of(run_dir: RunDir, attempt: Attempt) -> list[Path]:
@@ -91,17 +91,6 @@ def with_kill(verdict: Verdict, facts: Facts, oom: Mapping[int, bool | None]) ->
         decided_by="signal",
         notes=(*(n for n in verdict.notes if "without a word" not in n), f"killed by signal 9; {kernel}"),
     )
-
-
-def headline(verdict: Verdict) -> str:
-    """What happened, in a few words, for the terminal: the reason, or what is known where there is none."""
-    rank = verdict.faulty.rank if verdict.faulty is not None else None
-    if verdict.decided_by == "signal" and rank is not None:
-        kernel = next((n.partition("; ")[2] for n in verdict.notes if n.startswith("killed by")), "")
-        return f"rank {rank} was killed by signal 9 (SIGKILL){f'; {kernel}' if kernel else ''}"
-    if verdict.decided_by == "early-exit" and verdict.root is not None:
-        return verdict.root.text
-    return verdict.reason or verdict.outcome
 
 
 def with_root(

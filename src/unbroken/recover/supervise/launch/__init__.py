@@ -1,1 +1,1 @@
-"""Before an attempt starts: who supervises, where its checkpoints lie."""
+"""Before an attempt runs: who supervises, what goes on, on which nodes."""

@@ -15,10 +15,10 @@ from ....progress import RunDir
 from ....progress.records.incident import Incident
 from ....progress.records.steps import Step, is_number
 from ....units import Duration
-from ..fence.leaving import Farewell, Last
-from ..incident.incidents import headline
-from ..watch.attempt import Attempt
-from ..watch.ledger import Ledger
+from ..attempt.attempt import Attempt
+from ..attempt.farewell import Farewell, Last
+from ..attempt.ledger import Ledger
+from .headline import headline
 
 _LINE_EVERY_S = 2.0
 

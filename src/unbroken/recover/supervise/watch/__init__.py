@@ -1,1 +1,1 @@
-"""What the supervisor sees: its nodes, the attempt's ranks, the run directory."""
+"""What is seen of a running attempt, and what ends it."""

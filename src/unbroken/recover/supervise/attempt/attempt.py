@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import errno
+import functools
 import json
 import os
-import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +16,8 @@ from ....errors import NotDurable
 from ....progress import Phase, RunDir
 from ....progress.records.steps import Step, step_record
 from ...wire import Message
+from ..record.clock import Clock
+from .ledger import Ledger
 
 _UNKEPT_MAX = 100_000
 
@@ -49,6 +51,8 @@ class Attempt:
     nproc: int
     detector: HangDetector
     started: float
+    clock: Clock
+    tracker: Ledger
     floor: int = -1
     ranks: dict[int, RankState] = field(default_factory=dict)
     first_step: Step | None = None
@@ -59,6 +63,13 @@ class Attempt:
     step_time: float | None = None
     steps_file: Path | None = None
     unkept: list[str] = field(default_factory=list)
+    step: int = -1
+    """The highest completed step of any rank, -1 before the first."""
+    ended: int = 0
+    """How many ranks have ended."""
+    _finished: int = 0
+    _bad: list[RankExit] = field(default_factory=list)
+    """The ends that were errors, or our doing."""
     _interlude: bool = False
     _before: tuple[int, float] | None = None
     _leader: int | None = None
@@ -72,8 +83,11 @@ class Attempt:
         detector: HangDetector,
         floor: int,
         run_dir: RunDir,
+        clock: Clock | None = None,
     ) -> Attempt:
-        attempt = cls(number, slots, nproc, detector, time.time(), floor)
+        clock = clock or Clock()
+        tracker = Ledger(number, len(slots) * nproc)
+        attempt = cls(number, slots, nproc, detector, clock.wall(), clock, tracker, floor)
         for slot, node in enumerate(slots):
             for local in range(nproc):
                 rank = slot * nproc + local
@@ -82,40 +96,65 @@ class Attempt:
         attempt.steps_file.parent.mkdir(parents=True, exist_ok=True)
         return attempt
 
-    def node_ranks(self, node: str) -> dict[int, int]:
-        """rank -> local rank on a node."""
-        return {r: r % self.nproc for r, s in self.ranks.items() if s.node == node}
+    @functools.cached_property
+    def _slots_of(self) -> dict[str, list[int]]:
+        found: dict[str, list[int]] = {}
+        for slot, node in enumerate(self.slots):
+            found.setdefault(node, []).append(slot)
+        return found
 
     @property
-    def step(self) -> int:
-        """The highest completed step of any rank, -1 before the first."""
-        return max((s.step for s in self.ranks.values()), default=-1)
+    def nodes(self) -> list[str]:
+        """The nodes that it runs on, each once."""
+        return list(self._slots_of)
+
+    def node_ranks(self, node: str) -> dict[int, int]:
+        """rank -> local rank on a node."""
+        slots = self._slots_of.get(node, ())
+        return {slot * self.nproc + i: i for slot in slots for i in range(self.nproc)}
 
     @property
     def all_finished(self) -> bool:
-        return all(s.finished for s in self.ranks.values())
+        return self._finished == len(self.ranks)
 
     @property
     def all_ended(self) -> bool:
-        return all(s.exit is not None for s in self.ranks.values())
+        return self.ended == len(self.ranks)
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether a rank ended by itself with an error."""
+        return any(not e.ours for e in self._bad)
+
+    def note_exit(self, rank: int, message: Message) -> None:
+        """Takes an agent's report of a rank's end; of several of the same rank the first one counts."""
+        state = self.ranks[rank]
+        if state.exit is not None:
+            return
+        state.exit = RankExit(
+            rank=rank, node=state.node, code=message["code"], signal=message["signal"], time=message["time"],
+            ours=message["ours"],
+        )  # fmt: skip
+        state.oom = message.get("oom")
+        self.ended += 1
+        self._finished += state.finished
+        if state.exit.ours or state.exit.code != 0:
+            self._bad.append(state.exit)
 
     def failures(self) -> list[RankExit]:
         """Ranks that ended by themselves with an error, earliest first."""
-        bad = [
-            s.exit for s in self.ranks.values() if s.exit is not None and s.exit.code != 0 and not s.exit.ours
-        ]
-        return sorted(bad, key=lambda e: e.time)
+        return sorted((e for e in self._bad if not e.ours), key=lambda e: e.time)
 
     @property
     def done_but_for_saving(self) -> bool:
         """Whether all that failed is that the last checkpoint was not saved when the ranks had done their steps."""
-        failed = self.failures()
+        failed = [e for e in self._bad if not e.ours]
         steps_done = self.total is None or self.step >= self.total
         return bool(failed) and steps_done and all(e.code == NotDurable.exit_code for e in failed)
 
     def stopped_by_us(self) -> RankExit | None:
         """The first rank whose end was our doing (its lease had lapsed, say), where none had failed before it."""
-        first = next((e for e in self.exits() if e.ours or e.code != 0), None)
+        first = min(self._bad, key=lambda e: e.time, default=None)
         return first if first is not None and first.ours else None
 
     def exits(self) -> tuple[RankExit, ...]:
@@ -128,14 +167,15 @@ class Attempt:
         }
 
     @property
-    def told(self) -> bool:
+    def steps_known(self) -> bool:
         """Whether the ranks' steps are known (by page or log)."""
         return any(s.source in ("page", "log") and s.step >= 0 for s in self.ranks.values())
 
     def take(self, sent: float, ranks: Message) -> list[Step]:
         """Takes an agent's news; returns the leading rank's new steps. `sent` is the node's monotonic clock when
         the message left, which relates its times to ours without trusting its wall clock."""
-        offset = time.time() - sent
+        now = self.clock.wall()
+        offset = now - sent
         told: dict[int, list[tuple[Step, float]]] = {}
         for key, news in ranks.items():
             state = self.ranks.get(int(key))
@@ -146,10 +186,11 @@ class Attempt:
             if news.get("total"):
                 self.total = news["total"]
             if self.attached_at is None and state.source == "page":
-                self.attached_at = time.time()
+                self.attached_at = now
             steps = [(Step(s, float.fromhex(x), t, at + offset), at) for s, t, x, at in news["steps"]]
             if steps:
                 state.step = max(state.step, steps[-1][0].step)
+                self.step = max(self.step, state.step)
                 told[state.rank] = steps
         leader = self._leading(told)
         fresh = told.get(leader, [])

@@ -1,0 +1,1 @@
+"""What counts of the attempts so far, and where it lies."""

@@ -1,0 +1,142 @@
+"""What counts of the attempts so far: their seals, what came into them late, and what the next attempt may start from.
+
+A snapshot counts if the seal of its attempt lists it: the committed ones by name, those that were whole in memory by
+step (`memory`). So does one that was offered to a later attempt. Written later, by whichever keeper still holds it,
+it is the same snapshot byte for byte, and the next start takes it into the seal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from ....checkpoint.catalogue.candidates import Candidate, candidates
+from ....checkpoint.catalogue.contents import Found
+from ....errors import RunStopped, StorageError, UnbrokenError
+from ....progress import RunSpec
+from ....progress.records.state import RunState
+from ..attempt.farewell import Last
+from ..nodes.fleet import Fleet
+from ..nodes.keepers import Inventories, Keepers
+from ..record.recorder import Recorder
+from .placing import Placing
+
+_INVENTORY_S = 5.0
+_LAST_S = 60.0
+
+
+class Accepting:
+    """Seals attempts, and lists what they left."""
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        fleet: Fleet,
+        keepers: Keepers,
+        recorder: Recorder,
+        place: Placing,
+        say: Callable[[str], None],
+        elsewhere: str,
+    ) -> None:
+        """`elsewhere` is where keepers write what its own place refuses; "" for nowhere."""
+        self._spec, self._fleet, self._keepers = spec, fleet, keepers
+        self._recorder, self._place, self._say, self._elsewhere = recorder, place, say, elsewhere
+
+    @property
+    def _state(self) -> RunState:
+        return self._recorder.state
+
+    def map_ranks(self, slots: Sequence[str]) -> dict[int, str]:
+        """The node of each rank."""
+        nproc = self._spec.nproc
+        return {slot * nproc + i: node for slot, node in enumerate(slots) for i in range(nproc)}
+
+    # --- seals
+
+    async def seal_before(self) -> None:
+        """Before the next attempt: seals the last one, and takes in what became durable since."""
+        attempt = self._state.attempt
+        if attempt and attempt not in self._state.seals:
+            await self._place.accept_elsewhere(self._spec.room_elsewhere)
+            await self._seal(attempt)
+        await self.accept_late()
+
+    async def _seal(self, attempt: int) -> None:
+        """Settles the keepers, then lists what is accepted from an attempt. After this nothing more counts."""
+        ranks = self.map_ranks(self._state.slots)
+        await self._keepers.settle(attempt, [r for r, n in ranks.items() if n in self._state.lost])
+        memory = [[m.attempt, m.step] for m in await self.list_in_memory() if m.attempt == attempt]
+        accepted = await self._place.committed(attempt)
+        await self._recorder.record("seal", attempt=attempt, checkpoints=accepted, memory=memory)
+
+    async def seal_last(self, attempt: int, memory: list[list[int]]) -> None:
+        """Seals the attempt that the run ends with; where its checkpoints cannot be listed the next start does."""
+        try:
+            accepted = await self._place.committed(attempt, within_s=_LAST_S)
+        except (StorageError, RunStopped) as e:
+            self._say(f"{e.what}; what attempt {attempt} saved is listed when the run goes on")
+            return
+        await self._recorder.record("seal", attempt=attempt, checkpoints=accepted, memory=memory)
+
+    async def accept_late(self) -> None:
+        """Takes into the seals what was accepted in memory and has become durable since, also elsewhere."""
+        for name in await self._place.accept_elsewhere(self._spec.room_elsewhere):
+            self._say(f"{name} was written to {self._elsewhere}, because its own place refused it: it counts")
+        for attempt, names in widen_seals(await self.list_found(), self._state).items():
+            await self._recorder.record("seal", attempt=attempt, checkpoints=list(names))
+
+    # --- what there is
+
+    async def list_found(self) -> list[Found]:
+        """What lies where the run keeps its checkpoints; nothing where it cannot be read."""
+        try:
+            return await self._place.found()
+        except (OSError, UnbrokenError) as e:
+            self._say(f"the checkpoints cannot be listed: {e}")
+            return []
+
+    async def list_in_memory(self) -> list[Last]:
+        """The snapshots that are whole in the keepers' memory, the newest first."""
+        held = await self._keepers.list_snapshots(self._fleet.up(), _INVENTORY_S)
+        return find_whole(held, self.map_ranks(self._state.slots))
+
+    def list_candidates(self, slots: Sequence[str], inventories: Inventories) -> list[Candidate]:
+        """What an attempt on these nodes may restore from, newest first."""
+        places = {n: self._place.of(n) for n in self._state.places}
+        return candidates(
+            self._state.seals,
+            inventories,
+            self.map_ranks(slots),
+            brought=self._place.brought(),
+            places=places,
+        )
+
+
+def find_whole(
+    inventories: Mapping[str, Sequence[Mapping[str, Any]]], rank_nodes: Mapping[int, str]
+) -> list[Last]:
+    """The snapshots that these keepers hold for every rank, the newest first: by attempt, then by step."""
+    found = [
+        c
+        for c in candidates({}, inventories, dict(rank_nodes))
+        if len(c["memory"]) == len(rank_nodes) and rank_nodes
+    ]
+    last = []
+    for c in sorted(found, key=lambda c: (c["attempt"], c["step"]), reverse=True):
+        shares: dict[str, list[int]] = {}
+        for rank, node in c["memory"].items():
+            shares.setdefault(node, []).append(int(rank))
+        last.append(Last(c["attempt"], c["step"], {n: tuple(r) for n, r in shares.items()}))
+    return last
+
+
+def widen_seals(found: Iterable[Found], state: RunState) -> dict[int, tuple[str, ...]]:
+    """{attempt: names} for each seal that a checkpoint belongs to and lacks: it was accepted in memory, and is
+    committed now. The names are all that the seal is to list."""
+    wider: dict[int, list[str]] = {}
+    for f in found:
+        sealed = state.seals.get(f.attempt)
+        if sealed is None or not f.committed or f.name in sealed or (f.attempt, f.step) not in state.accepted:
+            continue
+        wider.setdefault(f.attempt, list(sealed)).append(f.name)
+    return {attempt: tuple(names) for attempt, names in wider.items()}

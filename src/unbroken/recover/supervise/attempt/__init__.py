@@ -1,0 +1,1 @@
+"""One attempt: its ranks, how far they are, how they end."""

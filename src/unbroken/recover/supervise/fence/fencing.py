@@ -1,0 +1,146 @@
+"""No process of an attempt is left when the next one starts: ended, fenced by its lease, or made sure of by a person."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+
+from ....cluster import Ended
+from ....progress import RunDir
+from ..attempt.attempt import Attempt
+from ..attempt.outcome import AttemptOutcome, NodeEnd
+from ..nodes.fleet import Fleet
+from ..record.clock import Clock
+from ..record.recorder import Recorder
+from ..record.stop_request import StopRequest
+from ..record.term import TermWatch
+from . import proof
+
+_CORDON_S = 86400
+_STOP_S = 30.0
+
+
+class Fencing:
+    """Proves that processes are gone, and takes nodes out of use of which that, or more, is in doubt."""
+
+    def __init__(
+        self,
+        run_dir: RunDir,
+        fleet: Fleet,
+        recorder: Recorder,
+        term: TermWatch,
+        stop: StopRequest,
+        say: Callable[[str], None],
+        clock: Clock,
+    ) -> None:
+        self._run_dir, self._fleet, self._recorder = run_dir, fleet, recorder
+        self._term, self._stop, self._say, self._clock = term, stop, say, clock
+        self._unproven = proof.Unproven(dict(recorder.state.unproven))
+
+    async def end_attempt(self, attempt: Attempt, outcome: AttemptOutcome) -> None:
+        """Proves that no process of the attempt is left, or waits until what cannot be reached has stopped."""
+        self._term.check(at_once=True)
+        reachable = [n for n in attempt.nodes if self._fleet.nodes[n].up and n not in outcome.nodes]
+        answers = await self._fleet.ask_all(reachable, "stop", attempt=attempt.number, timeout=_STOP_S)
+        for name, answer in answers.items():
+            await self.take_proof(name, proof.of_message(answer))
+        for name in [n for n in attempt.nodes if n not in answers]:
+            end = outcome.nodes.get(name) or await self._fleet.read_end(name)
+            if end is NodeEnd.AGENT_LOST:
+                continue  # its next agent ends the ranks before it says hello
+            ended = await self._fleet.fence(name)
+            await self.take_proof(name, ended)
+            if (name not in outcome.nodes or end is NodeEnd.UNREACHABLE) and not ended.gone:
+                wait = max(0.0, self._fleet.lease_ends(name) - self._clock.monotonic())
+                self._say(f"{name} cannot be reached: waiting {wait:.0f} s until its lease has expired")
+                await self._stop.pause(wait)
+
+    async def check_cleared(self, slots: Sequence[str]) -> None:
+        """Takes what the agents of these nodes said, when they came, of the ranks before."""
+        state = self._recorder.state
+        for name in dict.fromkeys(n for n in slots if n in state.slots) if state.attempt else ():
+            node = self._fleet.nodes[name]
+            cleared = proof.of_message(node.hello.get("cleared", {})) | node.left
+            if state.held == "marks" != self._fleet.held:
+                cleared |= Ended(proven=False, why=proof.MARKS_LEFT)
+            if not cleared.gone:
+                await self.take_proof(name, cleared)
+
+    async def take_proof(self, name: str, ended: Ended) -> None:
+        """Notes what ending a node's processes came to: parks it where some survived, and says what is not proven."""
+        if ended.survivors:
+            await self._park(name, ended.survivors)
+        attempt = self._recorder.state.attempt
+        before = self._unproven.nodes.get(name)
+        why = self._unproven.take(name, ended, attempt, self._fleet.held)
+        if why:
+            self._say(f"{name}: the end of attempt {attempt} is not proven: {why}")
+        after = self._unproven.nodes.get(name)
+        if after is None and before is not None:
+            await self._recorder.record("proven", node=name)
+        elif after is not None and after != before:
+            await self._recorder.record("unproven", node=name, **asdict(after))
+
+    async def wait_for_proof(self, *, accepted: bool) -> bool:
+        """Waits for a person where an old process could overwrite what the next attempt saves; False where a stop came."""
+        waiting = ""
+        while True:
+            for node in self._unproven.confirmed(self._run_dir):
+                self._unproven.forget(node)
+                await self._fleet.forget(node)
+                await self._recorder.record("made_sure", node=node)
+                self._say(f"{node}: a person has made sure that nothing is left; going on")
+            why = self._unproven.in_the_way(self._run_dir, accepted=accepted)
+            if not why:
+                return True
+            if why != waiting:
+                waiting, hint = why, self._unproven.what_to_do(self._run_dir)
+                await self._recorder.record("waiting", why=why, todo=hint)
+                self._say(
+                    f"the next attempt waits for a person: an old process may still run and overwrite what the script saves "
+                    f"by itself ({why}). {hint}"
+                )
+            if self._stop:
+                return False
+            self._term.check()
+            await self._stop.pause(1.0)
+
+    # --- nodes out of use
+
+    async def lose(self, name: str, reason: str) -> None:
+        """Gives a node up, and ends what is left there."""
+        self._term.check(at_once=True)  # its processes may be another supervisor's by now
+        await self._recorder.record("lost", node=name, reason=reason)
+        self._fleet.give_up(name)
+        ended = await self._fleet.fence(name)
+        if name in self._recorder.state.slots and not ended.gone:
+            await self.take_proof(name, ended)
+
+    async def cordon(self, name: str, reason: str | None, confidence: float) -> None:
+        """Takes a node out of use for a day, unless there is none to take its place."""
+        state = self._recorder.state
+        if not self._fleet.find_free(state.slots, state.cordoned):
+            self._say(f"{name} should be cordoned ({reason}), but no spare is left: it stays in use")
+            return
+        await self._recorder.record("cordon", node=name, reason=reason, owner="unbroken", expires_s=_CORDON_S)
+        self._say(f"{name} is cordoned for a day: {reason} (confidence {confidence:.0%})")
+
+    async def _park(self, name: str, pids: Sequence[int]) -> None:
+        reason = f"processes {list(pids)} survived kill -9"
+        self._fleet.nodes[name].parked = reason
+        await self._recorder.record("cordon", node=name, reason=reason, owner="unbroken", expires_s=_CORDON_S)
+        self._say(f"{name} is parked: {reason}")
+
+    async def clear(self, names: Sequence[str]) -> None:
+        """Ends whatever is left on nodes that the run leaves, and writes down for the next start what is not proven."""
+        for name in names:
+            ended = await self._fleet.fence(name)
+            if ended.survivors:
+                self._say(f"processes {list(ended.survivors)} on {name} survive kill -9")
+            elif not ended.proven:
+                self._say(f"{name}: it is not proven that nothing of the run is left: {ended.why}")
+            state = self._recorder.state
+            if not ended.gone and name in state.slots:
+                # For the same command given again: what it starts must not run beside this.
+                self._unproven.take(name, ended, state.attempt, self._fleet.held)
+                await self._recorder.record_soft("unproven", node=name, **asdict(self._unproven.nodes[name]))

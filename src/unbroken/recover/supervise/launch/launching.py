@@ -1,0 +1,235 @@
+"""From the end of one attempt to the start of the next: what was before is sealed, nodes are chosen, ranks are launched."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from ....checkpoint.catalogue.candidates import Candidate
+from ....errors import RunError, RunInUse, RunStopped
+from ....progress import RunDir, RunSpec
+from ....progress.records.state import RunState
+from ...node.ranks import LaunchOrder
+from ...wire import Message
+from ..accept.accepting import Accepting
+from ..accept.placing import Placing, told
+from ..attempt.attempt import Attempt
+from ..attempt.outcome import AttemptOutcome
+from ..fence.fencing import Fencing
+from ..nodes.fleet import Fleet
+from ..nodes.keepers import Keepers
+from ..record.clock import Clock
+from ..record.recorder import Recorder
+from ..record.stop_request import StopRequest
+from ..record.term import TermWatch
+from ..screen.view import View
+
+_LAUNCH_S = 60.0
+_SETTLE_S = 0.5
+_CANDIDATES_RECORDED = 20
+
+
+class StartFailed(Exception):
+    """An attempt could not be launched: a node was lost meanwhile, or the disk is full. `attempt` is None where that came
+    before it was written down."""
+
+    def __init__(self, error: RunError, attempt: Attempt | None) -> None:
+        super().__init__(str(error))
+        self.error, self.attempt = error, attempt
+
+
+class Launching:
+    """Starts attempts."""
+
+    def __init__(
+        self,
+        run_dir: RunDir,
+        spec: RunSpec,
+        cwd: str,
+        fleet: Fleet,
+        keepers: Keepers,
+        place: Placing,
+        accepting: Accepting,
+        fencing: Fencing,
+        recorder: Recorder,
+        term: TermWatch,
+        stop: StopRequest,
+        view: View,
+        clock: Clock,
+        *,
+        make_attempt: Callable[[int, tuple[str, ...]], Attempt],
+        follow: Callable[[Attempt], None],
+        note_schedule: Callable[[int, float], None],
+    ) -> None:
+        """`follow` is called with the attempt before anything can be heard of it, `note_schedule` with its number and how
+        long all took until then."""
+        self._run_dir, self._spec, self._cwd = run_dir, spec, cwd
+        self._fleet, self._keepers, self._place = fleet, keepers, place
+        self._accepting, self._fencing, self._recorder = accepting, fencing, recorder
+        self._term, self._stop, self._view, self._clock = term, stop, view, clock
+        self._make_attempt, self._follow, self._note_schedule = make_attempt, follow, note_schedule
+
+    @property
+    def _state(self) -> RunState:
+        return self._recorder.state
+
+    async def start(self) -> Attempt | None:
+        """Launches the next attempt; None where a stop came before that. Raises StartFailed, RunStopped, Superseded."""
+        began = self._clock.monotonic()
+        attempt: Attempt | None = None
+        try:
+            prepared = await self._prepare()
+            if prepared is None:
+                return None
+            slots, number, candidates = prepared
+            port = (await self._fleet.ask(slots[0], "port", address=self._fleet.address(slots[0])))["port"]
+            await self._recorder.record(
+                "attempt", attempt=number, slots=list(slots), candidates=candidates[:_CANDIDATES_RECORDED],
+                place=self._place.written(self._place.current()), held=self._fleet.held,
+            )  # fmt: skip
+            attempt = self._make_attempt(number, slots)
+            self._follow(attempt)
+            await self._announce(attempt, candidates)
+            self._note_schedule(number, self._clock.monotonic() - began)
+            attempt.started = self._clock.wall()
+            await self._launch(attempt, int(port))
+        except (RunStopped, RunInUse):
+            raise
+        except RunError as e:
+            raise StartFailed(e, attempt) from e
+        best = candidates[0] if candidates else None
+        durable = max((c["step"] for c in candidates if c["name"]), default=-1)
+        self._view.attempt(number, self._spec.world_size, slots, best, durable)
+        return attempt
+
+    async def _prepare(self) -> tuple[tuple[str, ...], int, list[Candidate]] | None:
+        """Nodes, number, and what may be restored; None where a stop was asked for."""
+        self._term.check(at_once=True)
+        slots = await self._fill_slots()
+        await self._fencing.check_cleared(slots)
+        await self._accepting.seal_before()
+        if self._stop:
+            return None
+        number = await self._place.take()
+        held = await self._keepers.list_snapshots(self._fleet.up())
+        candidates = self._accepting.list_candidates(slots, held)
+        if not await self._fencing.wait_for_proof(accepted=bool(candidates)):
+            return None
+        return slots, number, candidates
+
+    async def _announce(self, attempt: Attempt, candidates: list[Candidate]) -> None:
+        """Tells every keeper of the attempt. Raises RunError where one does not answer."""
+        requests = self._make_announcements(attempt, candidates)
+        await asyncio.gather(*(self._fleet.ask(n, "keeper", request=r) for n, r in requests.items()))
+
+    def _make_announcements(self, attempt: Attempt, candidates: list[Candidate]) -> dict[str, Message]:
+        return {
+            node: {
+                "op": "attempt", "attempt": attempt.number, "world_size": self._spec.world_size,
+                "ranks": {str(r): local for r, local in attempt.node_ranks(node).items()}, "candidates": candidates,
+                "place": self._place.message(attempt.number),
+            }
+            for node in attempt.nodes
+        }  # fmt: skip
+
+    async def _launch(self, attempt: Attempt, port: int) -> None:
+        spec, slots = self._spec, attempt.slots
+
+        def order(slot: int) -> dict[str, Any]:
+            return LaunchOrder(
+                attempt=attempt.number, run_id=spec.run_id, command=spec.command, cwd=self._cwd,
+                ranks={slot * spec.nproc + i: i for i in range(spec.nproc)}, world_size=spec.world_size,
+                slot=slot, slots=len(slots), nproc=spec.nproc, master_addr=self._fleet.address(slots[0]),
+                master_port=port, restarts=self._state.restarts,
+                devices=self._fleet.devices(slot, spec.nproc, len(slots)),
+            ).as_message()  # fmt: skip
+
+        await asyncio.gather(
+            *(self._fleet.ask(n, "launch", timeout=_LAUNCH_S, **order(i)) for i, n in enumerate(slots))
+        )
+
+    # --- nodes
+
+    async def bring_up(self) -> None:
+        """Brings up the agents of all nodes that may be used; those that do not come are lost."""
+        state = self._state
+        for name in state.lost & set(self._fleet.names):
+            self._fleet.give_up(name)  # also what a supervisor before this one gave up
+        usable = [n for n in self._fleet.names if n not in state.lost and n not in state.cordoned]
+        for name in await self._fleet.bring_up(usable):
+            await self._fencing.lose(name, "its agent did not come up")
+
+    async def _fill_slots(self) -> tuple[str, ...]:
+        """Keeps each living node in its slot and fills empty slots with spares; brings nodes back if it must."""
+        state = self._state
+        before = state.slots or self._fleet.allocation.nodes
+        await self.bring_up()
+        usable = [
+            n for n in self._fleet.names
+            if n not in state.lost and n not in state.cordoned and self._fleet.nodes[n].up
+        ]  # fmt: skip
+        free = [n for n in usable if n not in before]
+        slots: list[str] = []
+        for old in before:
+            if old in usable:
+                slots.append(old)
+            elif free:
+                slots.append(free.pop(0))
+                await self._recorder.record("replaced", slot=len(slots) - 1, old=old, new=slots[-1])
+                self._view.say(f"{slots[-1]} takes the place of {old}")
+            elif old not in state.cordoned and self._fleet.can_return(old):
+                await self._return(old)
+                slots.append(old)
+            else:
+                raise RunStopped(
+                    f"no node is left to take the place of {old}",
+                    where=str(self._run_dir.path),
+                    todo="Give the run more --spares, or wait until the node is repaired, and use the same command",
+                )
+        return tuple(slots)
+
+    async def _return(self, name: str) -> None:
+        """Starts a lost node again, empty."""
+        if not await self._fleet.return_node(name):
+            raise RunStopped(f"{name} did not come back and there is no spare", where=str(self._run_dir.path))
+        await self._recorder.record("returned", node=name)
+        self._view.say(f"no spare is left; {name} was started again, without its memory")
+
+    # --- the place of its checkpoints
+
+    async def settle_place(self, attempt: Attempt, url: str, is_current: Callable[[Attempt], bool]) -> None:
+        """The script names where its checkpoints go; its ranks wait until every keeper knows whether they may."""
+        before = self._place.of(attempt.number)
+        agreed = await self._place.named(attempt.number, url)
+        if not is_current(attempt):
+            return
+        if not agreed and self._place.refusal is None:
+            return  # started again under a number that is free there
+        candidates = self._accepting.list_candidates(
+            attempt.slots, await self._keepers.list_snapshots(attempt.nodes)
+        )
+        requests = self._make_announcements(attempt, candidates)
+        if self._place.refusal is not None:
+            for request in requests.values():
+                request["place"] = {"refused": told(self._place.refusal)}
+        await self._keepers.announce(requests)
+        if agreed and self._place.of(attempt.number) != before:
+            origin = f"it goes on from step {candidates[0]['step']}" if candidates else "none is there yet"
+            self._view.say(f"checkpoints go to {url}, as the script says; {origin}")
+
+    async def end_misplaced(self, attempt: Attempt, outcome: AttemptOutcome) -> None:
+        """Ends an attempt that could not have its place, before it did a step; raises RunStopped where none can."""
+        refusal = self._place.refusal
+        if refusal is not None:
+            await asyncio.sleep(_SETTLE_S)  # the ranks say it in their logs too
+        await self._fencing.end_attempt(attempt, outcome)
+        await self._recorder.record("ended", attempt=attempt.number, how=outcome.kind, step=self._state.step)
+        if refusal is None:
+            self._view.say(
+                f"the script keeps its checkpoints in {self._place.current()}, where attempt {attempt.number} has "
+                "been before: it is started again under a new number"
+            )
+            return
+        await self._recorder.record("status", status="stopped", step=self._state.step, why=refusal.what)
+        raise RunStopped(refusal.what, where=refusal.where, todo=refusal.todo)

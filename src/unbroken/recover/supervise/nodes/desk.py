@@ -1,0 +1,148 @@
+"""Where agents come in: both sides show that they know the run's token, then the agent says what it is, and has a lease."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import socket
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol
+
+from .... import atomic
+from ....errors import RunError
+from ....link.bounds import HELLO_BYTES, HELLO_S, Malformed, proof, same_secret, text
+from ....progress import RunDir
+from ...wire import Link, Message, read_token
+from . import received
+from .fleet import Fleet
+from .node import Node
+
+_log = logging.getLogger("unbroken.supervisor")
+MESSAGE_BYTES = 1 << 20
+RANK_BYTES = 1 << 20
+"""An agent's line may have MESSAGE_BYTES and RANK_BYTES for each of its ranks: the longest one holds all their stacks."""
+
+
+class Door(Protocol):
+    """What listens: `listener.Listener`, or a fake cluster's network."""
+
+    address: tuple[str, int]
+
+    def known(self, writer: asyncio.StreamWriter) -> None: ...
+    def close(self) -> None: ...
+
+
+Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+Listen = Callable[[Serve], Door]
+
+
+class Inbox:
+    """What agents report, kept until somebody reads it: a successor does not know at once to which attempt it belongs."""
+
+    def __init__(self) -> None:
+        self._kept: list[tuple[Node, Message]] = []
+        self._reader: Callable[[Node, Message], None] | None = None
+
+    def put(self, node: Node, message: Message) -> None:
+        if self._reader is None:
+            self._kept.append((node, message))
+        else:
+            self._reader(node, message)
+
+    def open(self, reader: Callable[[Node, Message], None]) -> None:
+        """Gives `reader` what was kept, and from now on each message as it comes."""
+        if self._reader is None:
+            self._reader = reader
+            kept, self._kept = self._kept, []
+            for node, message in kept:
+                reader(node, message)
+
+
+class Desk:
+    """Serves each connection; those that have shown the token and said who they are become a node's link."""
+
+    def __init__(
+        self, fleet: Fleet, inbox: Inbox, token: str, listen: Listen, *, nproc: int, world_size: int
+    ) -> None:
+        """Listens from now on; call it in the event loop. `nproc` is the ranks of a node, from which follows how much its
+        agent may send at once. Raises OSError."""
+        self._fleet, self._inbox, self._token = fleet, inbox, token
+        self._world_size = world_size
+        self._message_bytes = MESSAGE_BYTES + nproc * RANK_BYTES
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self.term = 0
+        """The supervisor's own, 0 until it has claimed one."""
+        self._door = listen(self._serve)
+
+    @property
+    def address(self) -> tuple[str, int]:
+        return self._door.address
+
+    def _prove(self, nonce: str) -> str:
+        """Shows an agent that it speaks with this run's supervisor, and not with who took a dead one's port."""
+        return proof(self._token, "supervisor", nonce, str(self.address[1]))
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        node: Node | None = None
+
+        async def handle(message: Message) -> Message | None:
+            nonlocal node
+            op = message.get("op")
+            if op == "prove" and link.strict:
+                return {"proof": self._prove(text(message.get("nonce"), "nonce"))}
+            if link.strict:
+                if op != "token" or not same_secret(message.get("token"), self._token):
+                    asyncio.get_running_loop().call_soon(link.close)  # after the answer
+                    raise RunError("wrong token" if op == "token" else "show the token first")
+                # Only now may it send a hello, which tells of all its ranks.
+                link.limit, link.strict = self._message_bytes, False
+                self._door.known(writer)
+                return {
+                    "run_id": self._fleet.run_id, "host": socket.gethostname(), "epoch": self.term,
+                }  # fmt: skip
+            try:
+                if op == "hello":
+                    node = self._fleet.welcome(received.hello(message, self._world_size), link)
+                    strange.cancel()
+                    return {"epoch": self.term}
+                received.check(message, self._world_size)
+            except Malformed as e:
+                _log.warning("a message of %s was passed over: %s", node.name if node else "an agent", e)
+                raise RunError(f"the message makes no sense: {e}") from None
+            if node is None:
+                raise RunError("say hello first")
+            self._fleet.note_sign(node)
+            if op == "beat":
+                link.tell(op="lease", number=message["number"], seconds=self._fleet.grant(node))
+                return None
+            self._inbox.put(node, message)
+            return None
+
+        link = Link(reader, writer, handle, limit=HELLO_BYTES, strict=True)
+        strange = asyncio.get_running_loop().call_later(HELLO_S, link.close)
+        task = asyncio.current_task()
+        if task is not None:
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        try:
+            await link.serve()
+        finally:
+            strange.cancel()
+        if node is not None:
+            self._fleet.note_closed(node, link)
+
+    def close(self) -> None:
+        """Listens no more, and ends all connections."""
+        self._door.close()
+        self._fleet.hang_up()
+        for task in list(self._tasks):
+            task.cancel()
+
+
+def make_token(run_dir: RunDir) -> str:
+    """The run's token, made where there is none. Raises UnsafeFile, OSError."""
+    if not run_dir.token.exists():
+        # Of two supervisors that start at once, one makes the file and both read it.
+        atomic.create_exclusive(run_dir.token, f"{secrets.token_hex(16)}\n".encode(), mode=0o600)
+    return read_token(run_dir)

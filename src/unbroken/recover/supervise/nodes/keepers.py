@@ -1,0 +1,60 @@
+"""What the supervisor asks of the keepers, through their nodes' agents."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ...wire import Message
+from ..attempt.attempt import Attempt
+from ..record.background import Background
+from .fleet import Fleet
+
+_INVENTORY_S = 20.0
+_SETTLE_S = 10.0
+_WAKE_S = 5.0
+
+Inventories = dict[str, list[dict[str, Any]]]
+
+
+class Keepers:
+    """The keepers of a run's nodes."""
+
+    def __init__(self, fleet: Fleet, background: Background) -> None:
+        self._fleet, self._background = fleet, background
+
+    async def list_snapshots(self, names: Iterable[str], timeout: float = _INVENTORY_S) -> Inventories:
+        """What each of these holds; those that do not answer are left out."""
+        answers = await self._fleet.ask_all(names, "keeper", request={"op": "inventory"}, timeout=timeout)
+        return {n: a.get("inventory", []) for n, a in answers.items()}
+
+    async def announce(self, requests: Mapping[str, Message]) -> None:
+        """Tells each keeper of an attempt, as far as it answers."""
+        asked = {n: {"request": r} for n, r in requests.items()}
+        await self._fleet.ask_each(asked, "keeper", timeout=_INVENTORY_S)
+
+    async def settle(self, attempt: int, gone: list[int]) -> None:
+        """Lets all finish or abandon what they write for an attempt; `gone` are ranks whose node is lost."""
+        request = {"op": "settle", "attempt": attempt, "deadline_s": _SETTLE_S, "gone": gone}
+        await self._fleet.ask_all(self._fleet.up(), "keeper", request=request, timeout=_SETTLE_S + 10)
+
+    def tell_complete(self, attempt: int, step: int) -> None:
+        """Tells all, without waiting, that every rank has this snapshot: older buffers may be used again."""
+        request = {"op": "complete", "attempt": attempt, "step": step}
+        self._background.start(self._fleet.ask_all(self._fleet.up(), "keeper", request=request, timeout=20))
+
+    async def reconcile(self, attempt: Attempt) -> None:
+        """Asks what they hold: what they told while nobody listened must not stay unknown."""
+        done = -1
+        inventories = await self.list_snapshots(attempt.nodes)
+        entries = [e for held in inventories.values() for e in held if e["attempt"] == attempt.number]
+        for e in sorted(entries, key=lambda e: e["step"]):
+            if attempt.tracker.on_host(e["step"], e["rank"]):
+                done = e["step"]
+        if done >= 0:
+            self.tell_complete(attempt.number, done)
+
+    async def wake(self, names: Iterable[str]) -> dict[str, int]:
+        """Continues keepers that somebody stopped; {node: process} of those."""
+        answers = await self._fleet.ask_all(names, "wake", timeout=_WAKE_S)
+        return {n: int(a["woken"]) for n, a in answers.items() if a.get("woken")}

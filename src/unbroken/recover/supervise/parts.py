@@ -1,0 +1,103 @@
+"""The parts of a supervisor, made whole and in order once it has claimed its term: each is given what it works with."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...detect import HangDetector
+from ...progress import RunDir, RunSpec
+from .accept.accepting import Accepting
+from .accept.placing import Placing
+from .attempt.attempt import Attempt
+from .attempt.following import Following
+from .fence.fencing import Fencing
+from .fence.finishing import Finishing
+from .fence.stopping import Stopping
+from .incident.recovering import Diagnose, Recovering
+from .launch.launching import Launching
+from .launch.taking_over import TakingOver
+from .nodes.desk import Inbox
+from .nodes.fleet import Fleet
+from .nodes.keepers import Keepers
+from .record.background import Background
+from .record.clock import Clock
+from .record.recorder import Recorder
+from .record.stop_request import StopRequest
+from .record.term import TermWatch
+from .screen.view import View
+from .watch.news import News
+from .watch.watching import Watching
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What the loop calls, one after another."""
+
+    recorder: Recorder
+    term: TermWatch
+    place: Placing
+    launching: Launching
+    taking_over: TakingOver
+    watching: Watching
+    recovering: Recovering
+    stopping: Stopping
+    finishing: Finishing
+
+
+def assemble(
+    run_dir: RunDir,
+    spec: RunSpec,
+    cwd: Path,
+    fleet: Fleet,
+    inbox: Inbox,
+    recorder: Recorder,
+    term: TermWatch,
+    stop: StopRequest,
+    background: Background,
+    diagnose: Diagnose,
+    view: View,
+    clock: Clock,
+    changed: asyncio.Event,
+    elsewhere: str,
+) -> Parts:
+    """Makes them all; nothing happens by that."""
+
+    def make_attempt(number: int, slots: tuple[str, ...]) -> Attempt:
+        detector = HangDetector(spec.timeouts)
+        return Attempt.make(number, slots, spec.nproc, detector, recorder.state.step, run_dir, clock)
+
+    async def settle_place(attempt: Attempt, url: str) -> None:
+        await launching.settle_place(attempt, url, news.is_current)
+        changed.set()
+
+    keepers = Keepers(fleet, background)
+    place = Placing(
+        run_dir, spec.run_id, lambda: recorder.state, recorder.record, view.say, lambda: bool(stop)
+    )
+    accepting = Accepting(spec, fleet, keepers, recorder, place, view.say, elsewhere)
+    fencing = Fencing(run_dir, fleet, recorder, term, stop, view.say, clock)
+    stopping = Stopping(spec, fleet, keepers, accepting, fencing, recorder, stop, view, clock, elsewhere)
+    recovering = Recovering(
+        run_dir, spec, fleet, fencing, stopping, diagnose, recorder, background, stop, view, clock
+    )
+    news = News(
+        keepers, recorder, background, view, changed, on_step=recovering.note_steps,
+        on_place=lambda attempt, url: background.start(settle_place(attempt, url)),
+    )  # fmt: skip
+    launching = Launching(
+        run_dir, spec, str(cwd), fleet, keepers, place, accepting, fencing, recorder, term, stop, view, clock,
+        make_attempt=make_attempt, follow=news.follow, note_schedule=recovering.note_schedule,
+    )  # fmt: skip
+    taking_over = TakingOver(
+        run_dir, fleet, keepers, inbox, recorder, view.say, make_attempt=make_attempt,
+        follow=lambda attempt: news.follow(attempt, start_seen=False), read=news.read,
+        note_takeover=recovering.note_takeover,
+    )  # fmt: skip
+    watching = Watching(
+        run_dir, fleet, keepers, place, stopping, Following(spec.command, cwd, spec.timeouts.idle), recorder, background,
+        term, stop, view, clock, changed,
+    )  # fmt: skip
+    finishing = Finishing(run_dir, stopping, accepting, place, recorder, view, elsewhere)
+    return Parts(recorder, term, place, launching, taking_over, watching, recovering, stopping, finishing)

@@ -1,0 +1,112 @@
+"""Writes down what happens to a run, and knows what that adds up to: the only one who appends to its journal."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from ....errors import RunError
+from ....progress import RunDir
+from ....progress.records.incident import Incident
+from ....progress.records.state import RunState
+from .clock import Clock
+from .stop_request import StopRequest
+
+_log = logging.getLogger("unbroken.supervisor")
+_RETRY_S = 0.5
+_UNWRITTEN_MAX = 10_000
+WAIT_LEAST_S = 10.0
+"""A disk that refuses at the end is waited for at least this long, however late the stop was asked for."""
+
+
+class CannotRecord(RunError):
+    """The journal cannot be written, and there is no time left to wait until it can."""
+
+
+class Journal(Protocol):
+    """One term's journal: on disk, or in memory in a test."""
+
+    def append(self, kind: str, **fields: Any) -> dict[str, Any]:
+        """Writes one record and returns it. Raises OSError."""
+
+    def close(self) -> None: ...
+
+
+class Recorder:
+    """`state` is what the journal says so far."""
+
+    def __init__(
+        self,
+        run_dir: RunDir,
+        journal: Journal,
+        state: RunState,
+        stop: StopRequest,
+        say: Callable[[str], None],
+        clock: Clock,
+        grace_s: float,
+    ) -> None:
+        """`grace_s`: how long a run that was asked to stop waits for a disk that refuses."""
+        self._run_dir, self._journal, self.state = run_dir, journal, state
+        self._stop, self._say, self._clock, self._grace_s = stop, say, clock, grace_s
+        self._unwritten: list[tuple[str, dict[str, Any]]] = []
+        self._incidents: dict[int, Incident] = {}
+
+    async def record(self, kind: str, **fields: Any) -> None:
+        """Journals what is about to be acted on; waits while the disk refuses, because nothing may go before.
+
+        Raises CannotRecord once a stop was asked for and its grace is over.
+        """
+        began: float | None = None
+        while True:
+            try:
+                self.write_later()
+                if not self._unwritten:
+                    self.state.apply(self._journal.append(kind, **fields))
+                    return
+            except OSError as e:
+                now = self._clock.monotonic()
+                if began is None:
+                    began = now
+                    self._say(f"the run directory cannot be written ({e.strerror}); waiting until it can")
+                if self._stop.first is not None:
+                    until = max(self._stop.first + self._grace_s, began + WAIT_LEAST_S)
+                    if now > until:
+                        raise CannotRecord(
+                            f"the journal cannot be written ({e.strerror})", where=str(self._run_dir.path)
+                        ) from e
+            await asyncio.sleep(_RETRY_S)
+
+    async def record_soft(self, kind: str, **fields: Any) -> None:
+        """Journals news that nothing depends on; kept in memory while the disk refuses."""
+        self._unwritten.append((kind, fields))
+        self.write_later()
+
+    def write_incident(self, incident: Incident) -> None:
+        """Writes the incident's file now, or later where the disk refuses."""
+        try:
+            incident.write(self._run_dir)
+            self._incidents.pop(incident.number, None)
+        except OSError as e:
+            if incident.number not in self._incidents:
+                _log.warning(
+                    "incident %d cannot be written yet (%s); tried again until it can", incident.number, e
+                )
+            self._incidents[incident.number] = incident
+
+    def write_later(self) -> None:
+        """Writes what the disk refused before, in its order, as far as it takes it now."""
+        for incident in list(self._incidents.values()):
+            self.write_incident(incident)
+        while self._unwritten:
+            kind, fields = self._unwritten[0]
+            try:
+                self.state.apply(self._journal.append(kind, **fields))
+            except OSError:
+                del self._unwritten[:-_UNWRITTEN_MAX]
+                return
+            self._unwritten.pop(0)
+
+    def close(self) -> None:
+        self._journal.close()

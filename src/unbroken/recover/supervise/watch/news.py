@@ -1,0 +1,135 @@
+"""What agents report, taken into account: progress and ends of ranks, and what keepers say of snapshots."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from ....units import Duration
+from ...wire import Message
+from ..attempt.attempt import Attempt
+from ..nodes.keepers import Keepers
+from ..nodes.node import Node
+from ..record.background import Background
+from ..record.recorder import Recorder
+from ..screen.view import View
+
+
+class News:
+    """Reads messages for one attempt at a time, the one that `follow` was last called with."""
+
+    def __init__(
+        self,
+        keepers: Keepers,
+        recorder: Recorder,
+        background: Background,
+        view: View,
+        changed: asyncio.Event,
+        *,
+        on_step: Callable[[Attempt], None],
+        on_place: Callable[[Attempt, str], None],
+    ) -> None:
+        """`on_step` is called when the leading rank has made steps, `on_place` when a script names the place of its
+        checkpoints; `changed` is set by what the watch over an attempt has to look at."""
+        self._keepers, self._recorder, self._background = keepers, recorder, background
+        self._view, self._changed = view, changed
+        self._on_step, self._on_place = on_step, on_place
+        self._attempt: Attempt | None = None
+        self._start_seen = False
+
+    def follow(self, attempt: Attempt, *, start_seen: bool = True) -> None:
+        """From now on messages are this attempt's. `start_seen` is False for one that was taken over: how long its first
+        step took is not known."""
+        self._attempt, self._start_seen = attempt, start_seen
+
+    def is_current(self, attempt: Attempt) -> bool:
+        """Whether messages are still this one's."""
+        return self._attempt is attempt
+
+    def read(self, node: Node, message: Message) -> None:
+        """Takes one message of an agent, which was checked before."""
+        attempt, op = self._attempt, message.get("op")
+        if attempt is None:
+            return
+        if op == "keeper":
+            self._read_keeper(attempt, node, message)
+        elif op == "progress" and message["attempt"] == attempt.number:
+            steps = attempt.take(message["sent"], message["ranks"])
+            if steps:
+                self._view.steps(attempt, steps)
+                self._note_first_step(attempt)
+                self._on_step(attempt)
+                self._changed.set()
+        elif op == "exited" and message["attempt"] == attempt.number:
+            attempt.note_exit(message["rank"], message)
+            self._changed.set()
+
+    def _note_first_step(self, attempt: Attempt) -> None:
+        first = attempt.first_step
+        if first is not None and self._start_seen:
+            self._start_seen = False
+            seconds = round(first.time - attempt.started, 3)
+            self._note("first_step", attempt=attempt.number, step=first.step, seconds=seconds)
+
+    def _note(self, kind: str, **fields: Any) -> None:
+        self._background.start(self._recorder.record_soft(kind, **fields))
+
+    # --- keepers
+
+    def _read_keeper(self, attempt: Attempt, node: Node, event: Message) -> None:
+        match event.get("event"):
+            case "keeper_lost":
+                self._view.say(f"{node.name}: its keeper died; another is starting")
+                self._note("keeper_lost", node=node.name)
+            case "keeper_back":
+                self._view.say(f"{node.name}: its keeper is back")
+                self._note("keeper_back", node=node.name)
+                self._background.start(self._keepers.reconcile(attempt))
+            case "waiting":
+                node.waits = event
+                self._view.say(
+                    f"{node.name}: step {event['step']} cannot be saved yet: {event.get('why')}; tried again for up to "
+                    f"{Duration(event.get('seconds', 0.0))} (--wait-for-room)"
+                )
+                self._changed.set()
+            case kind if event.get("attempt") == attempt.number:
+                self._read_snapshot(attempt, str(kind), event)
+
+    def _read_snapshot(self, attempt: Attempt, kind: str, event: Message) -> None:
+        """What becomes of the attempt's own snapshots."""
+        number, step = attempt.number, event.get("step")
+        match kind:
+            case "place":
+                self._on_place(attempt, str(event["place"]))
+            case "host":
+                if attempt.tracker.on_host(event["step"], event["rank"]):
+                    self._keepers.tell_complete(number, event["step"])
+            case "durable":
+                if attempt.tracker.on_durable(event["step"]):
+                    self._note("durable", attempt=number, step=step, seconds=event.get("seconds"))
+            case "restored":
+                self._view.restored(event)
+                if (event.get("of"), step) in self._recorder.state.brought_offers:
+                    # What was trained after it does not count any more, so it is nothing that has to be caught up with.
+                    attempt.floor = min(attempt.floor, int(event["step"]))
+                self._note(
+                    "restored",
+                    attempt=number,
+                    step=step,
+                    of=event.get("of"),
+                    skipped=event.get("skipped", []),
+                )
+            case "superseded":
+                total = attempt.tracker.on_superseded(event["step"])
+                if total.bit_count() == 1:  # the 1st, 2nd, 4th, 8th ... are told
+                    self._view.say(
+                        f"checkpoints are asked for faster than the storage takes them: step {step} is left out for step "
+                        f"{event['by']} ({total} so far)"
+                    )
+                    self._note("superseded", attempt=number, step=step, by=event["by"], total=total)
+            case "failed":
+                rank, why = event.get("rank"), event.get("why")
+                attempt.tracker.failed[event["step"]] = event.get("why", "")
+                self._view.say(f"checkpoint of step {step} failed on rank {rank}: {why}")
+                self._note("checkpoint_failed", attempt=number, step=step, rank=rank, why=why)

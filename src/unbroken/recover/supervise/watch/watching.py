@@ -1,0 +1,177 @@
+"""Watches an attempt until it ends, in whatever way."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+
+from ....detect import Hang, Level, ProcessLook
+from ....progress import RunDir
+from ..accept.placing import Placing
+from ..attempt.attempt import Attempt
+from ..attempt.following import Following, ends_normally
+from ..attempt.outcome import AttemptOutcome, name_loss
+from ..fence.stopping import Stopping
+from ..nodes.fleet import Fleet
+from ..nodes.keepers import Keepers
+from ..record.background import Background
+from ..record.clock import Clock
+from ..record.recorder import Recorder
+from ..record.stop_request import StopRequest
+from ..record.term import TermWatch
+from ..screen.view import View
+
+_log = logging.getLogger("unbroken.supervisor")
+_TICK_S = 0.1
+_RANKS_A_SECOND = 20_000
+"""So many ranks are judged a second, as a hang may begin on any of them: few are looked at ten times, many once."""
+_SLOWEST_S = 1.0
+_LOOK_S = 30.0
+_Looking = asyncio.Task[Mapping[int, ProcessLook]]
+
+
+class Watching:
+    """Notices what ends an attempt; collects stacks where it may hang."""
+
+    def __init__(
+        self,
+        run_dir: RunDir,
+        fleet: Fleet,
+        keepers: Keepers,
+        place: Placing,
+        stopping: Stopping,
+        following: Following,
+        recorder: Recorder,
+        background: Background,
+        term: TermWatch,
+        stop: StopRequest,
+        view: View,
+        clock: Clock,
+        changed: asyncio.Event,
+    ) -> None:
+        self._run_dir, self._fleet, self._keepers, self._place = run_dir, fleet, keepers, place
+        self._stopping, self._following, self._recorder = stopping, following, recorder
+        self._background, self._term, self._stop = background, term, stop
+        self._view, self._clock, self._changed = view, clock, changed
+
+    async def watch(self, attempt: Attempt) -> AttemptOutcome:
+        """How the attempt ended. Raises Superseded."""
+        stopping: asyncio.Task[None] | None = None
+        suspicion = _Suspicion()
+        judging = _Every(max(_TICK_S, min(_SLOWEST_S, len(attempt.ranks) / _RANKS_A_SECOND)))
+        ticking = _Every(_TICK_S)
+        while True:
+            self._changed.clear()
+            now = self._clock.monotonic()
+            self._term.check()
+            if ticking.is_due(now):
+                self._recorder.write_later()
+                self._view.progress(attempt, attempt.tracker)
+            if attempt.all_finished:
+                return AttemptOutcome("completed")
+            if lost := await self._fleet.find_lost(attempt.nodes):
+                return AttemptOutcome(name_loss(lost), nodes=lost, silent=self._fleet.describe_silent(lost))
+            if self._place.refusal is not None:
+                return AttemptOutcome("refused")
+            if self._place.collided:
+                return AttemptOutcome("renumbered")
+            if self._stop:
+                stopping = stopping or asyncio.create_task(self._stopping.stop_ranks(attempt))
+                if attempt.all_ended or stopping.done():
+                    await stopping
+                    return AttemptOutcome("interrupted")
+            elif kind := _judge_exits(attempt):
+                return AttemptOutcome(kind)
+            if judging.is_due(now):
+                if words := self._following.news(attempt, self._clock.wall()):
+                    self._view.say(words)
+                hang = self._poll_hang(attempt)
+                looking = await self._suspect(attempt, hang, suspicion)
+                if looking is not None and hang.level is Level.DECLARED:
+                    return AttemptOutcome("hung", hang=hang, processes=await looking)
+            try:
+                await asyncio.wait_for(self._changed.wait(), _TICK_S)
+            except TimeoutError:
+                continue
+
+    def _poll_hang(self, attempt: Attempt) -> Hang:
+        sources = {s.source for s in attempt.ranks.values()}
+        heard = attempt.steps_known or any(s.source == "page" and s.count for s in attempt.ranks.values())
+        # Nothing was heard yet: the deadlines of the first step hold.
+        attempt.detector.told = heard or sources == {"page"}
+        return attempt.detector.look(self._clock.monotonic(), attempt.views())
+
+    async def _suspect(self, attempt: Attempt, hang: Hang, suspicion: _Suspicion) -> _Looking | None:
+        """Collects stacks where a hang is suspected, and says where it was none. Returns them where it is suspected now."""
+        # What ends well may take its time: nothing is suspected of it before half of the deadline.
+        ends_soon = hang.idle_s < hang.declare_s / 2 and ends_normally(attempt)
+        if hang.level is not Level.OK and not self._stop and not ends_soon:
+            if suspicion.looking is None:
+                self._view.suspect(hang)
+                await self._recorder.record_soft(
+                    "suspected", attempt=attempt.number, idle_s=round(hang.idle_s, 2)
+                )
+                suspicion.looking = asyncio.create_task(self._collect_stacks(attempt))
+                self._background.start(self._keepers.reconcile(attempt))
+            return suspicion.looking
+        if hang.level is Level.OK and suspicion.looking is not None and suspicion.looking.done():
+            suspicion.looking = None
+            self._view.say("it goes on: no hang")
+        return None
+
+    async def _collect_stacks(self, attempt: Attempt) -> Mapping[int, ProcessLook]:
+        """Stacks of all ranks, from all nodes at once; written to the incident's evidence folder."""
+        alive = {
+            n: {"ranks": [r for r in attempt.node_ranks(n) if attempt.ranks[r].exit is None]}
+            for n in attempt.nodes
+            if self._fleet.nodes[n].up
+        }
+        found: dict[int, ProcessLook] = {}
+        answers = await self._fleet.ask_each(alive, "look", timeout=_LOOK_S)
+        for answer in answers.values():
+            for rank, k in answer["looks"].items():
+                found[int(rank)] = ProcessLook(
+                    k["pid"], k["state"], k["wchan"], tuple(k["frames"]), k["text"]
+                )
+        await asyncio.to_thread(self._write_stacks, found)
+        return found
+
+    def _write_stacks(self, found: Mapping[int, ProcessLook]) -> None:
+        folder = self._run_dir.evidence(self._recorder.state.incident + 1)
+        for rank, look in found.items():
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                (folder / f"stacks-rank-{rank}.txt").write_text(look.text)
+            except OSError as e:
+                _log.warning("stacks of rank %s could not be written: %s", rank, e)
+
+
+class _Suspicion:
+    """The stacks that are being collected, while a hang is suspected."""
+
+    def __init__(self) -> None:
+        self.looking: _Looking | None = None
+
+
+class _Every:
+    """Says when something is due that is done every so often, and at first."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._next = float("-inf")
+
+    def is_due(self, now: float) -> bool:
+        if now < self._next:
+            return False
+        self._next = now + self._seconds
+        return True
+
+
+def _judge_exits(attempt: Attempt) -> str:
+    """The kind of outcome that the ranks' ends come to by now; "" where they go on."""
+    if attempt.stopped_by_us() is not None:
+        return "lease"
+    if attempt.done_but_for_saving:
+        return "completed" if attempt.all_ended else ""  # the keepers hold what was not saved, and try on
+    return "failed" if attempt.has_failed else ""
