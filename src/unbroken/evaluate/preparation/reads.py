@@ -398,6 +398,6 @@ def _machine() -> list[str]:
 def _libraries() -> list[str]:
     """Folders whose files change with a version: libraries, Python's own, and this package."""
     found = [sysconfig.get_path(k) for k in ("stdlib", "platstdlib", "purelib", "platlib")]
-    found += site.getsitepackages() + [site.getusersitepackages(), str(Path(__file__).parents[2])]
+    found += site.getsitepackages() + [site.getusersitepackages(), str(Path(__file__).parents[3])]
     found += [os.path.join(p, "lib") for p in (sys.prefix, sys.base_prefix)]
     return [p for p in found if p]
