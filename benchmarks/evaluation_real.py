@@ -302,6 +302,7 @@ def run_ours(
     from unbroken.evaluate.model.cache import Places
     from unbroken.evaluate.result.folder import EvalDir
     from unbroken.evaluate.run.coordinator import Coordinator
+    from unbroken.evaluate.run.job import Job, Launchers
     from unbroken.evaluate.run.settings import Settings
 
     folder = EvalDir(out)
@@ -326,7 +327,7 @@ def run_ours(
             load_s=15.0,
         )
         engine = LocalEngine(out / "logs", threads=None if on_gpu else 1)
-        report = Coordinator(suite, spec, folder, engine, settings).run()
+        report = Coordinator(Job(suite, spec, folder), Launchers(engine), settings).run()
         fetched = linked.last_read - began
     finally:
         locate.open_source = open_source

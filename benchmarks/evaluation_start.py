@@ -27,6 +27,7 @@ from unbroken.evaluate.processes.bytecode import kept_bytecode
 from unbroken.evaluate.model.cache import default_places
 from unbroken.evaluate.contracts import ModelSpec
 from unbroken.evaluate.run.coordinator import Coordinator
+from unbroken.evaluate.run.job import Job, Launchers
 from unbroken.evaluate.engines import Slot
 from unbroken.evaluate.engines.local import LocalEngine, count_gpus, imports_for
 from unbroken.evaluate.result.folder import EvalDir
@@ -44,7 +45,7 @@ for name in ("forked", "again") if forked else (sys.argv[4],):
     spec = ModelSpec(model, dtype="float32")
     engine = LocalEngine(folder.root / "logs", threads=threads, imports=imports)
     settings = Settings(slots=slots, cpu_workers=2, prepare_workers=2, places=default_places(), cache="always")
-    report = Coordinator(read_suite(suite), spec, folder, engine, settings).run()
+    report = Coordinator(Job(read_suite(suite), spec, folder), Launchers(engine), settings).run()
     assert not report.errors and report.scores, report.errors
     w = max(report.workers, key=lambda w: w.ready - w.started)
     print(json.dumps({

@@ -7,10 +7,12 @@ from typing import Any
 
 from unbroken.evaluate.contracts import ModelSpec, Report, Suite, Task
 from unbroken.evaluate.engines import Slot
+from unbroken.evaluate.engines.live import Watcher
 from unbroken.evaluate.engines.local import LocalEngine
 from unbroken.evaluate.model.cache import Places
 from unbroken.evaluate.result.folder import EvalDir
 from unbroken.evaluate.run.coordinator import Coordinator
+from unbroken.evaluate.run.job import Job, Launchers
 from unbroken.evaluate.run.settings import Settings
 from unbroken.testing.evaluation import BACKEND, HARNESS, ThreadScoring, fake_model
 
@@ -30,6 +32,8 @@ def coordinator(
     workers: int = 2,
     out: str = "out",
     spec: ModelSpec | None = None,
+    watcher: Watcher | None = None,
+    launchers: Launchers | None = None,
     **settings: Any,
 ) -> Coordinator:
     model = tmp / "model"
@@ -39,10 +43,9 @@ def coordinator(
     folder = EvalDir(tmp / out)
     slots = tuple(Slot(f"w{i}") for i in range(workers))
     places = Places(tmp / "shm", (tmp / "disk",))
-    return Coordinator(
-        suite, spec, folder, LocalEngine(folder.root / "logs", threads=1),
-        Settings(**{"slots": slots, "beat_s": 0.2, "places": places, "load_s": 0.5, **settings}), scoring=ThreadScoring,
-    )  # fmt: skip
+    launchers = launchers or Launchers(LocalEngine(folder.root / "logs", threads=1), ThreadScoring)
+    chosen = {"slots": slots, "beat_s": 0.2, "places": places, "load_s": 0.5, **settings}
+    return Coordinator(Job(suite, spec, folder), launchers, Settings(**chosen), watcher=watcher)
 
 
 def evaluate(tmp: Path, suite: Suite, **more: Any) -> Report:

@@ -37,8 +37,8 @@ from unbroken.evaluate.result.answers import AnswerStore
 from unbroken.evaluate.result.folder import EvalDir
 from unbroken.evaluate.result.journal import events
 from unbroken.evaluate.result.results import summary
+from unbroken.evaluate.run import checks, intake
 from unbroken.evaluate.run import coordinator as module
-from unbroken.evaluate.run import intake
 from unbroken.testing.evaluation import BACKEND, fake_model
 
 from .evaluating import coordinator, evaluate, fake_suite, fake_task, numbers
@@ -146,9 +146,8 @@ def test_what_is_missing_is_said_without_waiting_long_for_the_others(
         fake_task("slow", check_s=3600),
         fake_task("c", check_s=3600),
     )
-    c = coordinator(tmp_path, suite, prepare_workers=3)
     seen: list[str] = []
-    c.watcher = lambda p: seen.append(p.phase)
+    c = coordinator(tmp_path, suite, prepare_workers=3, watcher=lambda p: seen.append(p.phase))
     began = time.monotonic()
     with pytest.raises(DatasetMissing, match="'a' is not on this machine; 2 not looked at"):
         c.run()
@@ -310,7 +309,7 @@ def test_who_joins_may_be_faster_than_the_fetch_here(
     monkeypatch.setattr(
         locate.Located, "told", lambda *a: {**told(*a), "memory": str(tmp_path / "there"), "disks": []}
     )
-    source = Waits(model, lambda: c._gpu_end)
+    source = Waits(model, lambda: c.observed.gpu_end)
     monkeypatch.setattr(locate, "open_source", lambda _: source)
     found: list[Report] = []
     thread = threading.Thread(target=lambda: found.append(c.run()))
@@ -532,7 +531,7 @@ def test_a_joiner_that_cannot_load_the_model_ends_nothing(
 
     bad = join(UNBROKEN_FAKE_BROKEN="1")
     assert bad.returncode == 53 and "wrong shape" in bad.stderr and "Traceback" not in bad.stderr
-    assert f"suite {c.suite.name}, " in bad.stderr
+    assert f"suite {c.job.suite.name}, " in bad.stderr
     assert join().returncode == 0
     thread.join(60)
     assert [s.scored for s in found[0].scores] == [40]
@@ -627,7 +626,7 @@ def test_workers_join_and_leave_while_it_runs(tmp_path: Path, eventually: Callab
     eventually(cluster.exists, within=20)
     join = [sys.executable, "-m", "unbroken.evaluate.engines.worker", "--cluster", str(cluster), "--name"]
     first = subprocess.Popen([*join, "first"])
-    eventually(lambda: len(c.blocks) >= 2, within=30)
+    eventually(lambda: len(c.observed.blocks) >= 2, within=30)
     first.kill()
     second = subprocess.Popen([*join, "second"])
     thread.join(60)
@@ -701,7 +700,7 @@ def test_the_gap_between_shards_is_below_50_ms(tmp_path: Path) -> None:
     suite = fake_suite(*(fake_task(f"t{i}", samples=80, seconds=0.002) for i in range(6)))
     c = coordinator(tmp_path, suite, workers=1, priors=tmp_path / "priors.json")
     c.run()
-    gaps = sorted(c._gaps)
+    gaps = sorted(c.observed.gaps)
     assert len(gaps) >= 4
     assert gaps[len(gaps) // 2] < 0.05
 
@@ -717,10 +716,10 @@ def test_priors_are_learnt_from_what_ran(tmp_path: Path) -> None:
     evaluate(tmp_path, suite, workers=1, priors=store)
     again = coordinator(tmp_path, suite, workers=1, priors=store, out="again")
     again.run()
-    assert again.expected["slow"].source == "measured"
-    assert 0.3 < again.expected["slow"].seconds < 2.0
-    assert again.expected["slow"].seconds > 3 * again.expected["quick"].seconds
-    assert again.expected["slow"].score_s > 0.15
+    assert again.table.expected["slow"].source == "measured"
+    assert 0.3 < again.table.expected["slow"].seconds < 2.0
+    assert again.table.expected["slow"].seconds > 3 * again.table.expected["quick"].seconds
+    assert again.table.expected["slow"].score_s > 0.15
     rows = {r.task: r for r in load_book(store).rows.values()}
     start = rows.pop(START)
     assert start.samples == 2 and 0.05 < load_book(store).start_s(start.model_b, start.device) < 60
@@ -729,7 +728,8 @@ def test_priors_are_learnt_from_what_ran(tmp_path: Path) -> None:
 
 def test_no_worker_left_is_an_error_and_nothing_is_lost(tmp_path: Path) -> None:
     c = coordinator(tmp_path, fake_suite(fake_task("a", samples=16)), workers=1)
-    c.engine.start = lambda slot, cluster: c.engine.processes.update({slot.name: subprocess.Popen(["false"])})  # type: ignore
+    engine = c.launchers.engine
+    engine.start = lambda slot, cluster: engine.processes.update({slot.name: subprocess.Popen(["false"])})  # type: ignore
     with pytest.raises(EvaluationError, match="no worker is left: exit code 1"):
         c.run()
     assert evaluate(tmp_path, fake_suite(fake_task("a", samples=16))).scores[0].scored == 16
@@ -781,7 +781,7 @@ def test_a_shared_copy_is_fetched_once_used_by_all_and_gone_at_the_end(tmp_path:
 def test_no_place_for_the_copy_is_said_before_a_worker_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "STAND_BY_S", 60.0)  # on a slow machine one would be importing by then
+    monkeypatch.setattr(checks, "STAND_BY_S", 60.0)  # on a slow machine one would be importing by then
     (tmp_path / "shm").write_text("in the way")
     (tmp_path / "disk").write_text("in the way")
     with pytest.raises(NoRoomForModel, match="Enlarge /dev/shm"):

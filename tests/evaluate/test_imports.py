@@ -9,18 +9,22 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from unbroken.evaluate.contracts import Report
 from unbroken.evaluate.engines import Slot
 from unbroken.evaluate.engines.local import LocalEngine, imports_for, imports_for_harnesses
 from unbroken.evaluate.preparation.prepare import child_env
 from unbroken.evaluate.processes import bytecode
 from unbroken.evaluate.processes.imports import Forked, Imports
+from unbroken.evaluate.run.job import Launchers
 from unbroken.evaluate.suite.codec import encode
-from unbroken.testing.evaluation import BACKEND
+from unbroken.evaluate.suite.registry import open_scoring
+from unbroken.testing.evaluation import BACKEND, ThreadScoring
 
 from .evaluating import coordinator, evaluate, fake_suite, fake_task, numbers
 
@@ -35,13 +39,19 @@ def imports(tmp_path: Path) -> Iterator[Imports]:
 
 
 def with_imports(tmp_path: Path, out: str, imports: Imports) -> tuple[dict[str, object], list[int]]:
-    c = coordinator(tmp_path, SUITE, out=out)
-    c.engine = LocalEngine(c.folder.root / "logs", threads=1, imports=imports)
+    engine = LocalEngine(tmp_path / out / "logs", threads=1, imports=imports)
+    c = coordinator(tmp_path, SUITE, out=out, launchers=Launchers(engine, ThreadScoring))
     report = c.run()
     assert not report.errors
     from unbroken.evaluate.result.journal import events
 
-    return dict(numbers(report)), [e["pid"] for e in events(c.folder.journal) if e["event"] == "join"]
+    return dict(numbers(report)), [e["pid"] for e in events(c.job.folder.journal) if e["event"] == "join"]
+
+
+def with_harnesses(tmp_path: Path, out: str, imports: Imports) -> Report:
+    engine = LocalEngine(tmp_path / out / "logs", threads=1)
+    launchers = Launchers(engine, partial(open_scoring, imports=imports), imports)
+    return coordinator(tmp_path, SUITE, out=out, launchers=launchers).run()
 
 
 def parent(pid: int) -> int:
@@ -187,9 +197,7 @@ def test_what_no_language_model_needs_is_not_imported() -> None:
 
 
 def test_those_that_prepare_and_score_are_forked_too(tmp_path: Path) -> None:
-    from functools import partial
 
-    from unbroken.evaluate.suite.registry import open_scoring
     from unbroken.testing.evaluation import HARNESS
 
     alone = numbers(evaluate(tmp_path, SUITE, workers=1, out="alone"))
@@ -208,15 +216,11 @@ def test_those_that_prepare_and_score_are_forked_too(tmp_path: Path) -> None:
     made.fork_piped = forked  # type: ignore[method-assign]
     try:
         for out in ("first", "second"):
-            c = coordinator(tmp_path, SUITE, out=out)
-            c.imports, c.open_scoring = made, partial(open_scoring, imports=made)
-            assert numbers(c.run()) == alone
+            assert numbers(with_harnesses(tmp_path, out, made)) == alone
         assert made._process is not None and parents == {made._process.pid}
         # Without the server it goes on as without one.
         made.close()
-        c = coordinator(tmp_path, SUITE, out="third")
-        c.imports, c.open_scoring = made, partial(open_scoring, imports=made)
-        assert numbers(c.run()) == alone
+        assert numbers(with_harnesses(tmp_path, "third", made)) == alone
     finally:
         made.close()
     assert (tmp_path / "imports" / "imports-cpu.log").read_text().count(

@@ -26,6 +26,7 @@ from unbroken.evaluate.preparation.reads_in_code import is_blind
 from unbroken.evaluate.result.folder import EvalDir
 from unbroken.evaluate.result.journal import events
 from unbroken.evaluate.run.coordinator import Coordinator
+from unbroken.evaluate.run.job import Job, Launchers
 from unbroken.evaluate.run.settings import Settings
 
 FAKE = "unbroken.testing.fake_models:FakeBackend"
@@ -102,7 +103,8 @@ def run(tmp_path: Path, suite: Suite) -> Report:
     folder = EvalDir(tmp_path / "suite" / "out")  # inside the suite's folder, as users have it
     spec = ModelSpec("fake", FAKE, block=1)
     settings = Settings(slots=(Slot("w0"),), cpu_workers=1, prepare_workers=1, beat_s=0.2)
-    return Coordinator(suite, spec, folder, LocalEngine(folder.root / "logs", threads=1), settings).run()
+    launchers = Launchers(LocalEngine(folder.root / "logs", threads=1))
+    return Coordinator(Job(suite, spec, folder), launchers, settings).run()
 
 
 def asked(report: Report) -> dict[str, int]:

@@ -59,7 +59,7 @@ def test_jobs_join_one_is_cancelled_another_comes(
         return out.stdout.strip()
 
     first = submit("first")
-    eventually(lambda: len(c.blocks) >= 2, within=90)
+    eventually(lambda: len(c.observed.blocks) >= 2, within=90)
     second = submit("second")
     eventually(lambda: len(c.links) >= 2, within=90)
     subprocess.run(["scancel", "--signal=KILL", "--full", first], env=slurm, check=True)

@@ -21,7 +21,7 @@ from unbroken.evaluate.contracts import PreparedTask, Report, Request
 from unbroken.evaluate.engines.wire import VERSION
 from unbroken.evaluate.plan import dispatch
 from unbroken.evaluate.result.journal import events, seal
-from unbroken.evaluate.run import coordinator as module
+from unbroken.evaluate.run import server as module
 from unbroken.evaluate.suite import received
 from unbroken.evaluate.suite.staged import write_samples
 from unbroken.link.bounds import HELLO_BYTES, STRANGERS, Malformed
@@ -61,7 +61,7 @@ class Evaluation:
 
     @property
     def lives(self) -> bool:
-        return self._thread.is_alive() and self.coordinator.problem is None
+        return self._thread.is_alive() and self.coordinator.control.problem is None
 
     def connect(self) -> socket.socket:
         return socket.create_connection(("127.0.0.1", self.address[1]), timeout=10)
@@ -140,7 +140,7 @@ def _attack(folder: Path, right: object) -> Iterator[Evaluation]:
     found = Evaluation(folder)
     before = psutil.Process().memory_info().rss
     yield found
-    assert found.lives, (found.coordinator.problem, found.failed)
+    assert found.lives, (found.coordinator.control.problem, found.failed)
     grown = psutil.Process().memory_info().rss - before
     assert grown < 500 << 20, f"it grew by {grown >> 20} MiB"
     first = found.finish()
@@ -190,7 +190,9 @@ def test_who_says_nothing_is_cut_off_and_keeps_nobody_out(
     began = time.monotonic()
     with running.join():
         assert time.monotonic() - began < 8
-        assert running.coordinator._listener.strangers <= STRANGERS
+        open_here = psutil.Process().net_connections()
+        accepted = [c for c in open_here if c.laddr.port == running.address[1] and c.raddr]
+        assert 1 <= len(accepted) <= STRANGERS + 1, "the strangers, and the one that joined"
     for sock in silent:
         sock.close()
     monkeypatch.setattr(module, "HELLO_S", 0.3)
@@ -295,13 +297,14 @@ def test_a_block_that_makes_no_sense_drops_its_link_and_poisons_nothing(
     sock, m = running.work()
     with sock:
         send(
-            sock, frame(answer(running.coordinator.prepared[m["task"]], m["blocks"][0], m["visit"], **wrong))
+            sock,
+            frame(answer(running.coordinator.table.prepared[m["task"]], m["blocks"][0], m["visit"], **wrong)),
         )
         assert closed_within(sock, 5)
     report = running.finish()
     assert not report.errors
     assert numbers(report) == right
-    gone = [e["why"] for e in events(running.coordinator.folder.journal) if e["event"] == "gone"]
+    gone = [e["why"] for e in events(running.coordinator.job.folder.journal) if e["event"] == "gone"]
     assert any("makes no sense" in why for why in gone)
 
 
@@ -309,7 +312,7 @@ def test_a_block_that_was_given_to_another_is_refused(running: Evaluation, right
     sock, m = running.work()
     with sock, running.join() as thief:
         for op in ("block", "failed", "yielded"):
-            mine = running.coordinator.prepared[m["task"]], m["blocks"][0]
+            mine = running.coordinator.table.prepared[m["task"]], m["blocks"][0]
             message = answer(*mine, why="w", blocks=[[m["task"], m["blocks"][0]]], op=op)
             send(thief, frame(message))
             if closed_within(thief, 5):
@@ -332,18 +335,18 @@ def test_a_clock_that_lies_teaches_no_runtime_estimate(
         send(sock, frame({"op": "ready", "fetch_s": 1e8, "load_s": 1e8}))
         while (m := receive_frame(sock))["op"] != "work":
             pass
-        prepared = running.coordinator.prepared[m["task"]]
+        prepared = running.coordinator.table.prepared[m["task"]]
         send(
             sock,
             frame(answer(prepared, m["blocks"][0], m["visit"], task=m["task"], started=started, ended=ended)),
         )
         deadline = time.monotonic() + 10
-        while not running.coordinator.blocks:
+        while not running.coordinator.observed.blocks:
             assert time.monotonic() < deadline
             time.sleep(0.01)
         link = next(iter(running.coordinator.links.values()))
         passed = time.time() - began
-        assert 0 <= running.coordinator.blocks[0].seconds <= passed
+        assert 0 <= running.coordinator.observed.blocks[0].seconds <= passed
         assert 0 <= link.fetch_s <= passed and 0 <= link.load_s <= passed
 
 

@@ -426,6 +426,7 @@ def _evaluate(
     import signal
 
     from ..evaluate.run.coordinator import Coordinator
+    from ..evaluate.run.job import Job, Launchers
     from ..evaluate.run.screen import Screen
     from ..evaluate.suite.registry import open_scoring
 
@@ -434,8 +435,8 @@ def _evaluate(
         _stdout_for_the_answer(),
         Screen(folder.root / "progress.json", title=f"{suite.name} of {spec.title}", quiet=quiet) as screen,
     ):
-        coordinator = Coordinator(suite, spec, folder, engine, settings, watcher=screen, imports=harnesses,
-                                  scoring=functools.partial(open_scoring, imports=harnesses))  # fmt: skip
+        launchers = Launchers(engine, functools.partial(open_scoring, imports=harnesses), harnesses)
+        coordinator = Coordinator(Job(suite, spec, folder), launchers, settings, watcher=screen)
         first: list[float] = []
 
         def stop(number: int, _: object) -> None:

@@ -1,0 +1,240 @@
+"""What workers send, and what they get: blocks from the live plan, so that no queue runs dry."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ...errors import ModelChanged
+from ...link.bounds import Malformed, Message
+from ..contracts import PreparedTask
+from ..engines.live import Link, Visit
+from ..engines.wire import VERSION, pack
+from ..plan.dispatch import Dispatcher
+from ..plan.outcome import BlockTime
+from ..preparation.prepare import revive
+from ..suite import received
+from ..suite.codec import encode
+from ..suite.staged import encode_sample, read_block
+from .state import Run
+from .tasks import Tasks
+from .workers import Workers
+
+
+class Feeder:
+    """Answers each message of each worker. Used on the event loop's thread; what it raises ends the link, or the run."""
+
+    def __init__(
+        self, run: Run, dispatcher: Dispatcher, tasks: Tasks, workers: Workers, links: dict[str, Link]
+    ) -> None:
+        self.run = run
+        self.dispatcher = dispatcher
+        self.tasks = tasks
+        self.workers = workers
+        self.links = links
+        self._assignments = 0
+        """So many were given out; the last one's number."""
+
+    # ---- a connection begins and ends
+
+    def welcome(self, m: Message, writer: asyncio.StreamWriter) -> Link | None:
+        """The link of a worker that showed the token; None where it is refused. Raises Malformed."""
+        known = m.get("version") == VERSION
+        hello = received.hello(m) if known else None
+        if hello is None or hello.name in self.links:
+            why = "another version" if hello is None else "a worker of this name is here"
+            writer.write(pack({"op": "refused", "why": why}))
+            self.run.log.note("refused", name=received.words(m.get("name")), why=why)
+            return None
+        place = self.workers.places.get(hello.name)
+        gpus = place.slot.gpus if place and place.slot.gpus else hello.gpus
+        width = max(1, place.slot.width if place else len(hello.gpus))
+        now = time.time()
+        started = place.started if place else now
+        start_s = 0.0 if self.workers.engine.remote else now - started
+        link = Link(hello.name, hello.node, gpus, width, writer, now - hello.now, hello.sees, started, hello.pid,
+                    start_s)  # fmt: skip
+        self.run.observed.started = self.run.observed.started or now
+        self.links[link.name] = link
+        self.run.log.note("join", worker=link.name, node=link.node, gpus=list(hello.gpus), pid=link.pid)
+        settings = self.run.settings
+        link.send("welcome", suite=self.run.job.suite.name, spec=encode(self.run.job.spec),
+                  model=self.run.located.told(settings.places), beat_s=settings.beat_s)  # fmt: skip
+        return link
+
+    def gone(self, link: Link, why: str, *, blame: bool = True) -> None:
+        """A connection ended: what the worker held is given to others. `blame`: the block that it was at may be why."""
+        if self.links.get(link.name) is not link:
+            return
+        del self.links[link.name]
+        polite = bool(link.leaving)
+        self.run.observed.gaps += link.gaps
+        lost = self.dispatcher.leave(link.name, blame=blame and not polite)
+        for number, visit in list(link.visits.items()):
+            outcome = "done" if polite and visit.blocks else "lost"
+            self._close_visit(link, number, outcome, link.leaving or why)
+        self.run.observed.workers.append(link.seen(link.leaving or why, time.time()))
+        self.run.log.note("gone", worker=link.name, why=link.leaving or why, given_up=[list(b) for b in lost])
+        for task in {t for t, _ in lost}:
+            self.tasks.score_if_complete(task)
+        self.feed_all()
+
+    def stop_all(self, why: str) -> None:
+        """Asks every worker to end after its block."""
+        for link in self.links.values():
+            if not link.leaving:
+                link.leaving = why
+                link.send("stop", why=why)
+
+    async def wait_until_gone(self, within_s: float) -> None:
+        """Waits for the workers to close their connections; then closes them, so that the report has them all."""
+        deadline = time.monotonic() + within_s
+        while self.links and time.monotonic() < deadline:
+            await asyncio.sleep(0.01)
+        for link in list(self.links.values()):
+            self.gone(link, "it did not end when asked to")
+            link.writer.close()
+
+    # ---- its messages
+
+    def receive(self, link: Link, m: Message) -> None:
+        """Acts on one message. Raises Malformed."""
+        busy = self.dispatcher.workers.get(link.name)
+        held = busy.queue if busy is not None else ()
+        match m["op"]:
+            case "block":
+                self._block(link, received.block(m, held, self.run.table.prepared))
+            case "ready":
+                self._ready(link, m)
+            case "failed":
+                self._failed(link, *received.failed(m, held))
+            case "yielded":
+                self._yielded(link, received.yielded(m, held))
+            case "unfit":
+                self._unfit(link, m)
+            case "bye":
+                link.leaving = received.words(m.get("why") or "left")
+            case "beat":
+                at = received.beat(m)
+                if at != link.at:
+                    link.at, link.since = at, time.monotonic()
+            case other:
+                raise Malformed(f"'{other:.40}' is nothing that a worker sends")
+
+    def _ready(self, link: Link, m: Message) -> None:
+        if link.ready:
+            raise Malformed("it was ready before")
+        link.fetch_s, link.load_s, link.uncompiled = received.ready(m)
+        link.ready = time.time()
+        alive_s = max(0.0, link.ready - link.started)
+        link.fetch_s, link.load_s = min(link.fetch_s, alive_s), min(link.load_s, alive_s)
+        self.run.log.note("ready", worker=link.name, fetch_s=link.fetch_s, load_s=link.load_s)
+        self.dispatcher.join(link.name, link.width)
+        self._feed(link)
+
+    def _block(self, link: Link, m: received.Block) -> None:
+        prepared, block = self.run.table.prepared[m.task], (m.task, m.number)
+        started, ended = link.believable(m.started, m.ended)
+        self.workers.has_answered(link.name)
+        before = link.note_block(m.visit, m.number, started, ended, prefetched=True)
+        if before is not None:
+            self._close_visit(link, before.number)
+        was_open = self.dispatcher.is_open(block)
+        if m.problems:
+            why = f"{len(m.problems)} samples without an answer: {m.problems[0]}"
+            if not self.dispatcher.failed(link.name, block, why):  # it is asked again
+                self.feed_all()
+                return
+        if was_open:
+            try:
+                self.tasks.store.append(prepared, m.number, m.conditions, m.answers)
+            except OSError as e:
+                self.run.control.abort(self.run.control.unwritable(e))
+                return
+            time_of = BlockTime(m.task, m.number, ended - started, prepared.task.gpus)
+            self.run.observed.blocks.append(time_of)
+        if not m.problems:
+            self.dispatcher.answered(link.name, block, ended - started)
+        self._feed(link)
+        self.tasks.score_if_complete(m.task)
+        if self.tasks.answered:
+            self.run.control.wake()
+
+    def _failed(self, link: Link, task: str, number: int, why: str) -> None:
+        self.run.log.note("failed", worker=link.name, task=task, block=number, why=why)
+        if self.dispatcher.failed(link.name, (task, number), why):
+            self.tasks.score_if_complete(task)
+        self.feed_all()
+
+    def _yielded(self, link: Link, given: Sequence[tuple[str, int]]) -> None:
+        for v in link.visits.values():
+            v.shared = v.shared or any(t == v.task for t, _ in given)
+        self.dispatcher.yielded(link.name, given)
+        self.feed_all()
+
+    def _unfit(self, link: Link, m: Message) -> None:
+        error = revive(received.unfit(m))
+        link.leaving = error.what or "unfit"
+        self.workers.give_up(link.name)
+        self.run.log.note("unfit", worker=link.name, why=str(error))
+        alone = link.name in self.workers.places and all(x.leaving for x in self.links.values())
+        if isinstance(error, ModelChanged) or (alone and not self.run.observed.blocks):
+            if self.workers.engine.remote:
+                error.what += f" ({link.name} on {link.node})"
+            self.run.control.abort(error)  # nobody could load it: trying again would not help
+
+    # ---- what it gets
+
+    def feed_all(self) -> None:
+        """Gives blocks to every worker whose queue is short."""
+        for link in self.links.values():
+            if link.ready and not link.leaving:
+                self._feed(link)
+        self.run.control.wake()
+
+    def _feed(self, link: Link) -> None:
+        """Keeps a worker's queue from running dry: the next parcel is sent while its last block is answered."""
+        busy = self.dispatcher.workers.get(link.name)
+        if busy is None:
+            return
+        while len(busy.queue) <= 1 and not link.leaving:
+            parcel = self.dispatcher.next_parcel(link.name)
+            if parcel is None:
+                break
+            for shard in parcel.shards:
+                self._send_shard(link, shard.task, shard.blocks, shard.expected_s)
+        if not busy.queue:
+            self._steal_for(link)
+
+    def _steal_for(self, link: Link) -> None:
+        """A worker with nothing to do gets the tail of another one's shard."""
+        for number in list(link.visits):
+            self._close_visit(link, number)
+        steal = self.dispatcher.steal_for(link.name)
+        if steal is not None:
+            self.run.log.note("steal", thief=link.name, victim=steal.victim, blocks=len(steal.blocks))
+            self.links[steal.victim].send("yield", blocks=steal.blocks)
+
+    def _send_shard(self, link: Link, task: str, blocks: Sequence[int], expected_s: float) -> None:
+        prepared = self.run.table.prepared[task]
+        if task not in link.told:
+            link.told.add(task)
+            link.send("task", prepared=encode(replace(prepared, weights=())))
+        self._assignments += 1
+        link.visits[self._assignments] = Visit(task, self._assignments, expected_s)
+        lines = None if link.sees else {b: _raw_lines(prepared, b) for b in blocks}
+        link.send("work", visit=self._assignments, task=task, blocks=list(blocks), lines=lines)
+
+    def _close_visit(self, link: Link, number: int, outcome: str = "done", why: str = "") -> None:
+        trial = link.close_visit(number, outcome, why)
+        if trial is None:
+            return
+        self.run.observed.trials.append(trial)
+        self.run.log.note("trial", task=trial.task, worker=trial.worker, blocks=list(trial.blocks), started=trial.started,
+                          ended=trial.ended, busy_s=trial.busy_s, outcome=trial.outcome, expected_s=trial.expected_s)  # fmt: skip
+
+
+def _raw_lines(prepared: PreparedTask, block: int) -> list[str]:
+    return [encode_sample(s).decode() for s in read_block(prepared, block)]
