@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,8 +13,10 @@ import pytest
 
 from unbroken.errors import EvaluationError, ModelChanged
 from unbroken.evaluate.contracts import ModelSpec
+from unbroken.evaluate.engines.connecting import connect
+from unbroken.evaluate.engines.loading import FilesInPlace
 from unbroken.evaluate.engines.wire import Channel, Message
-from unbroken.evaluate.engines.worker import Worker, connect
+from unbroken.evaluate.engines.worker import Worker
 from unbroken.evaluate.model.sources import FolderSource, hash_model
 from unbroken.evaluate.suite.codec import encode
 from unbroken.testing.evaluation import BACKEND, fake_model
@@ -55,10 +58,7 @@ def test_it_says_what_it_joined_and_why_it_ended(
         {"op": "stop", "why": "every answer is here"},
     )
     worker = Worker(cast(Channel, told), "w7", (), warm=False)
-    try:
-        assert worker.serve("token", tmp_path) == code
-    finally:
-        worker._ended.set()  # else its reader ends the process
+    assert worker.serve("token", tmp_path) == code
     said = capfd.readouterr().err
     assert f"joined as w7: suite core, model m, folder {tmp_path}\n" in said
     assert end in said
@@ -72,18 +72,18 @@ def test_a_copy_of_the_model_elsewhere_will_do_and_another_model_in_its_place_wi
     source = FolderSource(model)
     files = [[f.name, f.size, f.stamp] for f in source.files()]
     hashed = hash_model(source, tmp_path / "memo").hash
-    worker = Worker(cast(Channel, Told()), "w", (), warm=False)
-    worker._look_at(FolderSource(copy), files, hashed)
-    worker._check_files()
+    halt = threading.Event()
+    watched = FilesInPlace(FolderSource(copy), files, hashed, halt)
+    watched.check()
     (copy / "model.safetensors").write_bytes(b"others!")  # as many bytes
     with pytest.raises(ModelChanged, match="were changed while"):
-        worker._check_files()
+        watched.check()
     with pytest.raises(ModelChanged, match="not those that the evaluation began with"):
-        worker._look_at(FolderSource(copy), files, hashed)
-    worker._look_at(source, files, hashed)
+        FilesInPlace(FolderSource(copy), files, hashed, halt)
+    watched = FilesInPlace(source, files, hashed, halt)
     for f in model.iterdir():
         f.unlink()
-    worker._check_files()  # what is mapped stays
+    watched.check()  # what is mapped stays
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_a_file_that_names_no_coordinator_is_waited_for_and_then_said(tmp_path: 
 @pytest.mark.parametrize("how", [["-O"], ["-X", "pycache_prefix={tmp}"], []])
 def test_bytecode_is_missed_only_where_compileall_would_bring_it(tmp_path: Path, how: list[str]) -> None:
     (tmp_path / "fresh.py").write_text("")
-    code = "import fresh; from unbroken.evaluate.engines.worker import _uncompiled; print(_uncompiled())"
+    code = "import fresh; from unbroken.evaluate.engines.warming import count_uncompiled; print(count_uncompiled())"
     flags = [flag.format(tmp=tmp_path / "elsewhere") for flag in how]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, sys.path)])}
     said = subprocess.check_output([sys.executable, "-B", *flags, "-c", code], env=env, text=True)

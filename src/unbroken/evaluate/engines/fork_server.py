@@ -78,7 +78,7 @@ def serve(fd: int, backend: str, harnesses: Sequence[str] = ()) -> int:
 def _import(backend: str, harnesses: Sequence[str]) -> None:
     """`backend`: its workers; else the processes that prepare and score tasks of these harnesses."""
     from ..suite.registry import get_backend, get_harness
-    from .worker import _log
+    from .warming import log
 
     began = time.monotonic()
     try:
@@ -90,9 +90,9 @@ def _import(backend: str, harnesses: Sequence[str]) -> None:
                 warm()
     except (Exception, SystemExit) as e:  # noqa: BLE001  whatever is missing is said when the model is loaded
         traceback.print_exc()
-        _log(f"imports: {type(e).__name__}: {e}")
+        log(f"imports: {type(e).__name__}: {e}")
     what = "every worker" if backend else f"preparing and scoring ({', '.join(harnesses) or 'no harness'})"
-    _log(f"imports for {what} took {time.monotonic() - began:.1f} s")
+    log(f"imports for {what} took {time.monotonic() - began:.1f} s")
 
 
 @contextlib.contextmanager

@@ -1,0 +1,51 @@
+"""From a coordinator's cluster.json to a channel to it."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+from ...errors import EvaluationError
+from ...link.bounds import Message
+from ...private import read_secret
+from .wire import Channel
+
+
+def connect(cluster: Path | Message, *, within_s: float = 60.0) -> tuple[Channel, Message]:
+    """A channel to the coordinator that wrote this file (or gave this), and what the file says.
+
+    Raises EvaluationError after `within_s`.
+    """
+    deadline = time.monotonic() + within_s
+    while True:
+        try:
+            where = cluster if isinstance(cluster, dict) else _read_address(cluster)
+            sock = socket.create_connection((where["host"], where["port"]), timeout=10)
+            sock.settimeout(None)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            return Channel(sock), where
+        except (OSError, ValueError) as e:
+            if time.monotonic() > deadline:
+                raise EvaluationError(f"no coordinator answers: {e}", where=str(cluster),
+                                      todo="Start `unbroken eval run` first, and check that its address can be reached from here") from e  # fmt: skip
+            time.sleep(0.1)
+
+
+def _read_address(cluster: Path) -> Message:
+    """Raises ValueError for a file that names no coordinator (yet), UnsafeFile for one that others may have written."""
+    _address(json.loads(cluster.read_bytes()))
+    return _address(json.loads(read_secret(cluster)))
+
+
+def _address(found: Any) -> Message:
+    """What a cluster.json says, once it says all of it. Raises ValueError."""
+    kinds = {"host": str, "port": int, "token": str, "shared": str}
+    if not isinstance(found, dict) or any(type(found.get(k)) is not kind for k, kind in kinds.items()):
+        raise ValueError(f"the file does not say {', '.join(kinds)}")
+    if not 0 < found["port"] < 1 << 16:
+        raise ValueError(f"the file says port {found['port']}")
+    return found
