@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from unbroken.cli.eval import AGAIN_S
+from unbroken.cli.eval.evaluating import AGAIN_S
 from unbroken.cli.main import dispatch
 from unbroken.errors import MissingExtra
 from unbroken.evaluate.engines.live import Progress

@@ -9,7 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.support.fake_reports import fake_report
-from unbroken.cli.eval import _suite, app
+from unbroken.cli.eval import app
+from unbroken.cli.eval.asked import suite_of
 from unbroken.errors import InputError, UsageError
 from unbroken.evaluate.contracts import Task
 from unbroken.evaluate.show import as_lm_eval, many
@@ -100,15 +101,15 @@ def test_limits_are_numbers_or_shares() -> None:
         with pytest.raises(InputError, match="limit"):
             parse_suite(f'[[task]]\nname = "a"\nlimit = {wrong}\n')
         with pytest.raises(UsageError, match="--limit"):
-            _suite("lm_eval:a", "", float(wrong))
+            suite_of("lm_eval:a", "", float(wrong))
 
 
 def test_shots_and_generation_settings_of_every_task() -> None:
-    (a,) = _suite("lm_eval:a", "", None, 5, ["temperature=0.7", 'until=["."]']).tasks
+    (a,) = suite_of("lm_eval:a", "", None, 5, ["temperature=0.7", 'until=["."]']).tasks
     assert a.shots == 5 and a.options["gen_kwargs"] == {"temperature": 0.7, "until": ["."]}
-    (b,) = _suite("plain:b", "", None, None, ["max_tokens=9"]).tasks
+    (b,) = suite_of("plain:b", "", None, None, ["max_tokens=9"]).tasks
     assert b.options == {"max_tokens": 9}
     with pytest.raises(UsageError, match="--gen top_p: task 'b' of the plain harness"):
-        _suite("plain:b", "", None, None, ["top_p=0.9"])
+        suite_of("plain:b", "", None, None, ["top_p=0.9"])
     with pytest.raises(UsageError, match="--gen x"):
-        _suite("plain:b", "", None, None, ["x"])
+        suite_of("plain:b", "", None, None, ["x"])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import typer
 
-from ..errors import UsageError
+from ...errors import UsageError
 
 
 def samples(
@@ -18,7 +18,7 @@ def samples(
     as_json: bool = typer.Option(False, "--json", help="One JSON object a line"),
 ) -> None:  # fmt: skip
     """Show samples one by one: prompt, answer, target, scores."""
-    from ..evaluate.show import samples_of
+    from ...evaluate.show import samples_of
 
     counts: dict[str, int] = {}
     for s in samples_of(out, task):
@@ -36,11 +36,11 @@ def table(
     as_json: bool = typer.Option(False, "--json", help="One JSON object on standard output"),
 ) -> None:
     """One table over many models."""
-    from ..evaluate.result.results import finite
-    from ..evaluate.show import many, names
-    from .eval import _report
+    from ...evaluate.result.results import finite
+    from ...evaluate.show import many, names
+    from .compare import read_report
 
-    reports = [_report(o) for o in outs]
+    reports = [read_report(o) for o in outs]
     if not reports:
         raise UsageError("no folder of an evaluation is given")
     if not as_json:

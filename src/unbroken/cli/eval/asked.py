@@ -1,0 +1,117 @@
+"""From a command line to the suite and the model that it asks for."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...errors import UsageError
+
+if TYPE_CHECKING:
+    from ...evaluate.contracts import ModelSpec, Suite, Task
+
+
+AUTO_BATCH = 128
+"""The most that --batch-size auto tries on a GPU; without one, 8."""
+
+
+def suite_of(
+    place: str, only: str, limit: float | None, shots: int | None = None, gen: Sequence[str] = ()
+) -> Suite:
+    """The suite of a command line, with its options applied to every task. Raises UsageError, UnknownTask, InputError."""
+    from ...errors import UnknownTask
+    from ...evaluate.contracts import Suite, Task
+    from ...evaluate.suite.reader import read_suite
+
+    harness, colon, names = place.partition(":")
+    if colon and not Path(place).exists():
+        tasks = tuple(
+            Task(n.strip().replace("/", "_"), harness, n.strip()) for n in names.split(",") if n.strip()
+        )
+        suite = Suite(harness, tasks, folder=str(Path().resolve()))
+    else:
+        suite = read_suite(place)
+    if only:
+        wanted = [n.strip() for n in only.split(",") if n.strip()]
+        have = {t.name: t for t in suite.tasks}
+        for n in wanted:
+            if n not in have:
+                raise UnknownTask(n, have, where=f"suite {suite.name}")
+        suite = replace(suite, tasks=tuple(have[n] for n in wanted))
+    if not suite.tasks:
+        raise UsageError("the suite has no task", where=place)
+    if limit is not None:
+        if not (0 < limit < 1 or (limit >= 1 and limit == int(limit))):
+            raise UsageError(
+                f"--limit {limit:g}: at least 1 is meant, or a share of the samples between 0 and 1"
+            )
+        most: float = limit if limit < 1 else int(limit)
+        suite = replace(suite, tasks=tuple(replace(t, limit=most) for t in suite.tasks))
+    if shots is not None:
+        if own := [t.name for t in suite.tasks if t.harness == "plain"]:
+            print(
+                f"--shots does not change {', '.join(own)}: a plain task's prompts are its own",
+                file=sys.stderr,
+            )
+        suite = replace(suite, tasks=tuple(replace(t, shots=shots) for t in suite.tasks))
+    if gen:
+        settings = _pairs(gen, "--gen")
+        suite = replace(suite, tasks=tuple(_generating(t, settings) for t in suite.tasks))
+    return suite
+
+
+def _generating(task: Task, settings: dict[str, Any]) -> Task:
+    """The task with these generation settings, as its harness takes them."""
+    if task.harness == "lm_eval":
+        settings = {"max_gen_toks" if k == "max_tokens" else k: v for k, v in settings.items()}
+        given = {**dict(task.options.get("gen_kwargs") or {}), **settings}
+        return replace(task, options={**task.options, "gen_kwargs": given})
+    settings = {"max_tokens" if k == "max_gen_toks" else k: v for k, v in settings.items()}
+    others = sorted(set(settings) - {"max_tokens"})
+    if task.harness != "plain" or others:
+        raise UsageError(
+            f"--gen {', '.join(others or settings)}: task '{task.name}' of the {task.harness} harness says that itself",
+            todo="A plain task takes max_tokens; what else it wants stands in its infer.py (--tasks leaves it out)",
+        )
+    return replace(task, options={**task.options, **settings})
+
+
+def _pairs(texts: Sequence[str], what: str) -> dict[str, Any]:
+    """{key: value} of KEY=VALUE, where a value is JSON or text."""
+    found: dict[str, Any] = {}
+    for text in texts:
+        key, sign, value = text.partition("=")
+        if not sign:
+            raise UsageError(f"{what} {text}", todo="Write it as KEY=VALUE")
+        try:
+            found[key] = json.loads(value)
+        except json.JSONDecodeError:
+            found[key] = value
+    return found
+
+
+def spec_of(model: str, backend: str, dtype: str, batch: str, block: int | None, length: int | None, chat: bool, tokenizer: str, name: str,
+          options: list[str], width: int) -> ModelSpec:  # fmt: skip
+    """The model of a command line, and how it is run. Raises UsageError."""
+    from ...evaluate.contracts import ModelSpec
+    from ...evaluate.engines.local import count_gpus
+
+    auto = batch == "auto"
+    try:
+        size = (AUTO_BATCH if count_gpus() else 8) if auto else int(batch)
+    except ValueError:
+        raise UsageError(f"--batch-size {batch}", todo="Give a number, or auto") from None
+    block = max(32, size) if block is None else block
+    for value, what in ((size, "--batch-size"), (block, "--block"), (width, "--gpus-per-worker")):
+        if value < 1:
+            raise UsageError(f"{what} must be at least 1")
+    if auto:
+        size = min(size, block)
+    found = _pairs(options, "--option")
+    return ModelSpec(
+        model, backend, name, dtype, size, auto, block, length, chat, tokenizer, width, found
+    )  # fmt: skip

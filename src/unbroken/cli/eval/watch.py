@@ -1,0 +1,141 @@
+"""`unbroken eval watch`."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from ...errors import UsageError
+from .asked import spec_of, suite_of
+from .evaluating import run_evaluation, write_results
+from .options import (
+    ADDRESS,
+    BACKEND,
+    BATCH,
+    BLOCK,
+    CACHE,
+    CACHE_DISK,
+    CHAT,
+    CPUS,
+    DTYPE,
+    ENGINE,
+    GEN,
+    GPUS,
+    JSON,
+    KEEP,
+    LENGTH,
+    LIMIT,
+    OPTION,
+    PRIORS,
+    SHOTS,
+    TASKS,
+    TOKENIZER,
+    WIDTH,
+    WORKERS,
+)
+from .workers import (
+    engine_of,
+    harness_imports,
+    settings_of,
+    slots_of,
+    worker_imports,
+)
+
+if TYPE_CHECKING:
+    from ...evaluate.contracts import ModelSpec, Report, Suite
+    from ...evaluate.result.folder import EvalDir
+
+
+def watch(
+    run_dir: str = typer.Argument(metavar="RUN", help="A run directory, or a folder or bucket of checkpoints"),
+    suite: str = typer.Option(..., "--suite", "-s", help="As for `run`"),
+    out: Path | None = typer.Option(None, "--out", "-o", help="Default: RUN/evaluations/SUITE"),
+    like: Path | None = typer.Option(None, "--like", help="Hugging Face folder with configuration and tokenizer; checkpoints are exported to it"),
+    prefix: str | None = typer.Option(None, "--prefix", help="Part of the state that is the model"),
+    once: bool = typer.Option(False, "--once", help="Evaluate what is there, then end"),
+    last_step: int | None = typer.Option(None, "--last-step", help="End after the checkpoint of this step"),
+    newest_only: bool = typer.Option(False, "--newest-only", help="Pass over checkpoints that were superseded meanwhile"),
+    hold: int = typer.Option(0, "--hold", min=0, help="Keep only so many checkpoints from removal until their turn comes, the newest; 0: all, while there is room"),
+    poll: float = typer.Option(10.0, "--poll", help="Seconds between looks"),
+    gpus: int | None = GPUS, workers: int | None = WORKERS, gpus_per_worker: int = WIDTH, backend: str = BACKEND,
+    dtype: str = DTYPE, batch_size: str = BATCH, block: int | None = BLOCK, max_length: int | None = LENGTH,
+    chat_template: bool = CHAT, tokenizer: str = TOKENIZER, option: list[str] = OPTION, engine: str = ENGINE,
+    ray_address: str = ADDRESS, cpu_workers: int | None = CPUS, cache: str = CACHE, cache_disk: list[Path] = CACHE_DISK,
+    priors: str | None = PRIORS, keep_going: bool = KEEP, tasks: str = TASKS, limit: float | None = LIMIT,
+    shots: int | None = SHOTS, gen: list[str] = GEN, as_json: bool = JSON,
+) -> None:  # fmt: skip
+    """Evaluate every committed checkpoint of a run as it appears: curves over steps, regressions flagged."""
+    from ...evaluate.processes.bytecode import kept_bytecode
+    from ...evaluate.result.folder import EvalDir
+    from ...evaluate.run.watch import (
+        Watch,
+        checkpoints_of,
+        curves_text,
+        refuse_unlike,
+        refuse_unloadable,
+        shortfall,
+        wait_for_checkpoints,
+    )
+    from ...evaluate.run.watch import watch as watch_run
+    from ...evaluate.suite.codec import encode
+
+    kept_bytecode()
+    asked = suite_of(suite, tasks, limit, shots, gen)
+    if out is None:
+        if "://" in run_dir:
+            raise UsageError("a bucket of checkpoints needs --out", where=run_dir)
+        out = Path(run_dir) / "evaluations" / asked.name
+    spec = spec_of(
+        "checkpoint",
+        backend,
+        dtype,
+        batch_size,
+        block,
+        max_length,
+        chat_template,
+        tokenizer,
+        "",
+        option,
+        gpus_per_worker,
+    )
+    slots = slots_of(engine, gpus, workers, gpus_per_worker, spec)
+    settings = settings_of(slots, cpu_workers, cache, cache_disk, priors, keep_going)
+
+    def evaluate(s: Suite, m: ModelSpec, folder: EvalDir) -> Report:
+        started = engine_of(engine, ray_address, folder, slots, imports)
+        report = run_evaluation(s, m, folder, started, settings, True, harnesses)
+        write_results(report, folder)
+        return report
+
+    def say(text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    watched = Watch(asked, spec, out, like, prefix, poll, once, last_step, newest_only, hold)
+    refuse_unlike(watched)
+    EvalDir(out).refuse_file()
+    storage = checkpoints_of(run_dir) if once else wait_for_checkpoints(run_dir, say)
+    refuse_unloadable(watched, storage)
+    EvalDir(out).open()
+    if not once and not storage.folders():
+        say(f"no checkpoint is in {storage.url.removeprefix('file://')} yet; waiting for the first")
+    began = time.time()
+    with (  # made once, for all checkpoints
+        worker_imports(engine, slots, spec, EvalDir(out)) as imports,
+        harness_imports(asked, EvalDir(out)) as harnesses,
+    ):
+        points = watch_run(watched, storage, evaluate, say)
+    if not points:
+        say("no committed checkpoint is here")
+    if as_json:
+        print(json.dumps({"out": str(out), "points": encode(points)}))
+    else:
+        print(curves_text(points), end="")
+    lacking, code = shortfall([p for p in points if p.at >= began])
+    if code:  # with --json its object is printed already, and says the same
+        say(f"unbroken eval: {lacking}")
+        raise typer.Exit(code)

@@ -1,0 +1,144 @@
+"""From a command line to the workers, the settings and the processes of an evaluation."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ...errors import UsageError
+
+if TYPE_CHECKING:
+    from ...evaluate.contracts import ModelSpec, Suite
+    from ...evaluate.engines import Engine, Slot
+    from ...evaluate.processes.imports import Imports
+    from ...evaluate.result.folder import EvalDir
+    from ...evaluate.run.settings import Settings
+
+
+def slots_of(
+    engine: str, gpus: int | None, workers: int | None, width: int, spec: ModelSpec
+) -> tuple[Slot, ...]:
+    """The workers that the engine is to start; none for `--engine none`. Raises UsageError."""
+    from ...evaluate.engines import Slot
+    from ...evaluate.engines.local import count_gpus
+    from ...evaluate.suite.registry import get_backend
+
+    if engine not in ("local", "ray", "none"):
+        raise UsageError(f"there is no engine '{engine}'", todo="Choose local, ray or none")
+    if engine == "none":
+        return ()
+    if gpus is not None and gpus < 0:
+        raise UsageError(f"--gpus {gpus}", todo="Give how many to use; 0 for none")
+    if workers is not None and workers < 1:
+        raise UsageError("--workers must be at least 1", todo="`--engine none` starts no worker")
+    if not get_backend(spec.backend).needs_weights:
+        return tuple(Slot(f"w{i}") for i in range(workers or 4))
+    have = count_gpus() if engine == "local" else 0
+    count = have if gpus is None and workers is None else (gpus or 0)
+    if engine == "local" and count > have:
+        raise UsageError(
+            f"--gpus {count}: this machine has {have}", todo="Give fewer, or --workers for CPU workers"
+        )
+    if count % width:
+        raise UsageError(f"{count} GPUs cannot be shared out to workers of {width}")
+    if count:
+        return tuple(
+            Slot(f"w{i}", tuple(range(i * width, (i + 1) * width)) if engine == "local" else (), width)
+            for i in range(count // width)
+        )
+    return tuple(Slot(f"w{i}") for i in range(max(1, workers or 1)))
+
+
+def settings_of(
+    slots: tuple[Slot, ...], cpus: int | None, cache: str, disks: list[Path], priors: str | None, keep: bool
+) -> Settings:
+    """How the evaluation is run: its workers, its places, its runtime estimates. Raises UsageError."""
+    from ...evaluate.model.cache import Places, default_places
+    from ...evaluate.run.settings import Settings
+
+    if cache not in ("auto", "always", "never"):
+        raise UsageError(f"--cache {cache}", todo="Choose auto, always or never")
+    here = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    free = max(1, here - len(slots)) if cpus is None else max(1, cpus)
+    places = default_places()
+    if disks:
+        places = Places(places.memory, tuple(disks))
+    return Settings(slots=slots, cpu_workers=free, prepare_workers=min(free, 8), cache=cache, places=places,
+                    priors=estimates_file(priors), device=device_name(), keep_going=keep)  # fmt: skip
+
+
+def engine_of(
+    name: str, address: str, folder: EvalDir, slots: tuple[Slot, ...], imports: Imports | None = None
+) -> Engine:
+    """What starts the workers."""
+    if name == "ray":
+        from ...evaluate.engines.ray import RayEngine
+
+        return RayEngine(address)
+    from ...evaluate.engines.local import LocalEngine
+
+    return LocalEngine(folder.root / "logs", threads=_threads(slots), imports=imports)
+
+
+@contextlib.contextmanager
+def worker_imports(
+    engine: str, slots: tuple[Slot, ...], spec: ModelSpec, folder: EvalDir
+) -> Iterator[Imports | None]:
+    """A process that imports once for all workers of this node; none where a lone worker imports for itself."""
+    from ...evaluate.engines.local import imports_for
+
+    if engine != "local" or not slots or not hasattr(os, "fork"):
+        yield None
+        return
+    made = imports_for(spec.backend, slots, folder.root / "logs", _threads(slots))
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+@contextlib.contextmanager
+def harness_imports(suite: Suite, folder: EvalDir) -> Iterator[Imports | None]:
+    """A process that imports the suite's harnesses once for all that prepare and score; a user's own are left to those,
+    since their code may change."""
+    from ...evaluate.engines.local import imports_for_harnesses
+    from ...evaluate.suite.registry import HARNESSES
+
+    if not hasattr(os, "fork"):
+        yield None
+        return
+    known = sorted({t.harness for t in suite.tasks} & set(HARNESSES))
+    made = imports_for_harnesses(known, folder.root / "logs")
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def _threads(slots: tuple[Slot, ...]) -> int | None:
+    cpu_only = not any(s.gpus for s in slots)
+    return max(1, (os.cpu_count() or 1) // max(1, len(slots))) if cpu_only else None
+
+
+def estimates_file(given: str | None) -> Path | None:
+    """The file of learnt run times; None for none."""
+    from ...evaluate.plan.priors import default_store
+
+    if given == "none":
+        return None
+    return Path(given) if given else default_store()
+
+
+def device_name() -> str:
+    """The GPU's name, or 'cpu'."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        name = pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(0))
+        return name.decode() if isinstance(name, bytes) else str(name)
+    except Exception:  # noqa: BLE001  no library, no driver, no device: all the same here
+        return "cpu"
