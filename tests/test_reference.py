@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
+import os
 import re
 import subprocess
 import sys
@@ -121,7 +122,10 @@ def test_what_the_pages_say_to_run_for_a_small_model_makes_one(tmp_path: Path) -
     pytest.importorskip("transformers", reason="transformers is not installed")
     page = (ROOT / "docs" / "evaluation.md").read_text()
     (code,) = re.findall(r'python -c "(.*write_tiny_model.*)"', page)
-    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, capture_output=True, timeout=120)
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}  # the page's commands are run in a checkout
+    subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=env, check=True, capture_output=True, timeout=120
+    )
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= {
         p.name for p in (tmp_path / "tiny").iterdir()
     }
