@@ -27,12 +27,10 @@ from unbroken.errors import (
 from unbroken.evaluate.contracts import Metric, ModelSpec, Report, Score, Suite, Task
 from unbroken.evaluate.result.folder import EvalDir
 from unbroken.evaluate.run import watch as module
+from unbroken.evaluate.run.curves import Point, curves_page, curves_text
 from unbroken.evaluate.run.watch import (
-    Point,
     Watch,
     checkpoints_of,
-    curves_page,
-    curves_text,
     leased,
     read_curve,
     refuse_unloadable,

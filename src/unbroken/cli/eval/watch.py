@@ -72,10 +72,10 @@ def watch(
     """Evaluate every committed checkpoint of a run as it appears: curves over steps, regressions flagged."""
     from ...evaluate.processes.bytecode import kept_bytecode
     from ...evaluate.result.folder import EvalDir
+    from ...evaluate.run.curves import curves_text
     from ...evaluate.run.watch import (
         Watch,
         checkpoints_of,
-        curves_text,
         refuse_unlike,
         refuse_unloadable,
         shortfall,
