@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import py_compile
 import subprocess
 import sys
 import tempfile
@@ -12,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from unbroken.evaluate.processes import bytecode
+from unbroken.evaluate.processes.bytecode import readable_bytecode
 from unbroken.evaluate.scoring import sandbox
 from unbroken.evaluate.scoring.sandbox import Limits, Outcome
 
@@ -184,3 +187,40 @@ def test_without_a_sandbox_nothing_is_run(monkeypatch: pytest.MonkeyPatch) -> No
     with pytest.raises(sandbox.SandboxUnavailable, match="bubblewrap: not found") as e:
         sandbox.run(["true"])
     assert "apt-get install bubblewrap" in str(e.value)
+
+
+def test_kept_bytecode_of_what_it_may_read_is_found_and_that_of_the_rest_not_shown(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = tmp_path / "kept"
+    monkeypatch.setattr(sys, "pycache_prefix", str(kept))
+    for name in ("shown", "private"):
+        source = tmp_path / name / "known.py"
+        source.parent.mkdir()
+        source.write_text("FROM = 'bytecode'\n")
+        py_compile.compile(str(source), invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
+        source.write_text("FROM = 'source'\n")
+    shown = str(tmp_path / "shown")
+    env, folders = readable_bytecode([shown, str(tmp_path / "nowhere")])
+    assert env == {"PYTHONPYCACHEPREFIX": str(kept)} and folders[0] == f"{kept}{shown}"
+    code = f"""
+import glob, os, sys
+sys.path.insert(0, {shown!r})
+import known
+print(known.FROM, [os.path.relpath(p, {str(kept)!r}) for p in glob.glob({str(kept)!r} + '/**/*.pyc', recursive=True)])
+try:
+    os.remove(known.__cached__)
+except OSError as e:
+    print(type(e).__name__)
+"""
+    out = sandbox._run(kind, [sys.executable, "-S", "-c", code], Limits(), b"", {}, [shown, *folders], env)
+    tag = sys.implementation.cache_tag
+    assert out.stdout.decode().splitlines()[0] == f"bytecode ['{shown[1:]}/known.{tag}.pyc']", out.stderr
+    assert b"Error" in out.stdout, "it may read, and not write"
+    assert (kept / shown[1:] / f"known.{tag}.pyc").exists()
+
+
+def test_where_no_bytecode_is_kept_nothing_more_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "pycache_prefix", None)
+    monkeypatch.setattr(bytecode, "kept_bytecode", dict)
+    assert readable_bytecode(["/usr/lib/python3"]) == ({}, [])

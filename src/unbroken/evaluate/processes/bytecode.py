@@ -16,7 +16,7 @@ import py_compile
 import subprocess
 import sys
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -59,6 +59,17 @@ def kept_bytecode() -> dict[str, str]:
         except OSError:
             pass  # imports compile what they need
     return env
+
+
+def readable_bytecode(paths: Iterable[str]) -> tuple[dict[str, str], list[str]]:
+    """For a process that may write nothing and sees these paths alone, and what lies below /usr: the environment with
+    which it finds the bytecode that is kept for them, and the folders that it must be able to read.
+
+    Bytecode of anything else stays out of its sight: it is as good as the source. Both are empty where none is kept.
+    """
+    place = sys.pycache_prefix or kept_bytecode().get("PYTHONPYCACHEPREFIX", "")
+    found = [f"{place}{path}" for path in (*paths, "/usr") if place and os.path.isdir(f"{place}{path}")]
+    return ({"PYTHONPYCACHEPREFIX": place} if found else {}), found
 
 
 def _folder() -> Path:

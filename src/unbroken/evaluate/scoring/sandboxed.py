@@ -17,10 +17,11 @@ from pathlib import Path
 from ...errors import UnbrokenError
 from ...link.bounds import Malformed, decode
 from ..contracts import Json, Score, ScoreJob
+from ..processes.bytecode import readable_bytecode
 from ..suite import codec
 from ..suite.received import words
 from . import watch, worker
-from .paths import is_home
+from .paths import is_home, python_paths
 from .sandbox import Limits, Outcome, SandboxUnavailable, run
 
 _SCORE, _AT = "unbroken-score ", "unbroken-at "
@@ -58,14 +59,16 @@ def score_in_sandbox(
         "UNBROKEN_MODULES": modules, "PYTHONDONTWRITEBYTECODE": "1",
     }  # fmt: skip
     shown = source if not is_home(source) else str(Path(source) / "unbroken")
-    readable = [shown, job.prepared.folder, job.answers, modules, *_task_folders(job)]
+    tasks = _task_folders(job)
+    compiled, bytecode = readable_bytecode([*python_paths(), shown, *tasks])
+    readable = [shown, job.prepared.folder, job.answers, modules, *tasks, *bytecode]
     try:
         out = run(
             [sys.executable, "-m", "unbroken.evaluate.scoring.sandboxed"],
             limits,
             files={"order.json": json.dumps(order).encode()},
             readable=readable,
-            env=env,
+            env={**env, **compiled},
             patience=patience,
         )
     except SandboxUnavailable as e:
