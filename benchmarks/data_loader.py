@@ -22,8 +22,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from unbroken.data import wrap
-from unbroken.data.orders import Shuffled
-from unbroken.data.permutation import key_of, permute
+from unbroken.data.ordering.orders import Shuffled
+from unbroken.data.ordering.permutation import key_of, permute
 
 
 class Noisy(Dataset[torch.Tensor]):

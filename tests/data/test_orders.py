@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unbroken.data.generators import Generators, seeded
-from unbroken.data.mixture import BLOCK, Mixture, apportion
-from unbroken.data.orders import Drawn, Shuffled, WeightedOnce
-from unbroken.data.permutation import key_of, mix, mix_all, permute, walk
+from unbroken.data.loading.shares import Sharing
+from unbroken.data.ordering.mixture import BLOCK, Mixture, apportion
+from unbroken.data.ordering.orders import Drawn, Shuffled, WeightedOnce
+from unbroken.data.ordering.permutation import key_of, mix, mix_all, permute, walk
 from unbroken.data.position import Position, count, normalize, subtract
-from unbroken.data.shares import Sharing
 from unbroken.errors import InputError, UsageError
 
 ranges = st.lists(

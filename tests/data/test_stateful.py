@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from unbroken.data import Loader, wrap
-from unbroken.data.stateful import StatefulLoader
+from unbroken.data.loading.stateful import StatefulLoader
 from unbroken.errors import InputError, UnsaveableState, UsageError
 
 torchdata = pytest.importorskip("torchdata.stateful_dataloader", reason="torchdata is not installed")

@@ -37,8 +37,8 @@ from unbroken.evaluate.result.answers import AnswerStore
 from unbroken.evaluate.result.folder import EvalDir
 from unbroken.evaluate.result.journal import events
 from unbroken.evaluate.result.results import summary
-from unbroken.evaluate.run import checks, intake
 from unbroken.evaluate.run import coordinator as module
+from unbroken.evaluate.run.tasks import checks, intake
 from unbroken.testing.evaluation import BACKEND, fake_model
 
 from .evaluating import coordinator, evaluate, fake_suite, fake_task, numbers

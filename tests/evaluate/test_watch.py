@@ -26,9 +26,10 @@ from unbroken.errors import (
 )
 from unbroken.evaluate.contracts import Metric, ModelSpec, Report, Score, Suite, Task
 from unbroken.evaluate.result.folder import EvalDir
-from unbroken.evaluate.run import watch as module
 from unbroken.evaluate.run.curves import Point, curves_page, curves_text
-from unbroken.evaluate.run.watch import (
+from unbroken.evaluate.run.watching import watch as module
+from unbroken.evaluate.run.watching.hold import Holding
+from unbroken.evaluate.run.watching.watch import (
     Watch,
     checkpoints_of,
     leased,
@@ -38,7 +39,6 @@ from unbroken.evaluate.run.watch import (
     wait_for_checkpoints,
     watch,
 )
-from unbroken.evaluate.run.watch_hold import Holding
 
 SUITE = Suite("s", (Task("t"),))
 
@@ -422,12 +422,12 @@ def test_a_full_disk_lets_go_the_oldest_and_what_vanished_is_said(
     look = lambda: module.listing(run_of_twenty, quick=True)  # noqa: E731
     said: list[str] = []
     usage = lambda free: lambda _: type("Usage", (), {"free": free})()  # noqa: E731
-    monkeypatch.setattr("unbroken.evaluate.run.watch_hold.shutil.disk_usage", usage(3))
+    monkeypatch.setattr("unbroken.evaluate.run.watching.hold.shutil.disk_usage", usage(3))
     holding = Holding(run_of_twenty, "me", look, said.append)
     holding.look()
     lost = holding.lost()
     assert [f.step for f, _ in lost] == [1, 2] and "nearly full" in lost[0][1]
-    monkeypatch.setattr("unbroken.evaluate.run.watch_hold.shutil.disk_usage", usage(1000))
+    monkeypatch.setattr("unbroken.evaluate.run.watching.hold.shutil.disk_usage", usage(1000))
     holding.look()
     run_of_twenty.delete_folder("step-00000003.a0001")
     holding.look()

@@ -21,7 +21,7 @@ from unbroken.evaluate.contracts import PreparedTask, Report, Request
 from unbroken.evaluate.engines.wire import VERSION
 from unbroken.evaluate.plan import dispatch
 from unbroken.evaluate.result.journal import events, seal
-from unbroken.evaluate.run import server as module
+from unbroken.evaluate.run.workers import server as module
 from unbroken.evaluate.suite import received
 from unbroken.evaluate.suite.staged import write_samples
 from unbroken.link.bounds import HELLO_BYTES, STRANGERS, Malformed

@@ -11,17 +11,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .journal import Journal
-from .mixture import Mixture
-from .orders import LengthGrouped, Packed
+from .ordering.mixture import Mixture
+from .ordering.orders import LengthGrouped, Packed
 from .position import Position
 
 if TYPE_CHECKING:
-    from .loader import BatchRecord, Loader
-    from .wrapping import wrap
+    from .loading.loader import BatchRecord, Loader
+    from .loading.wrapping import wrap
 
 __all__ = ["BatchRecord", "Journal", "LengthGrouped", "Loader", "Mixture", "Packed", "Position", "wrap"]
 
-_LATER = {"BatchRecord": ".loader", "Loader": ".loader", "wrap": ".wrapping"}
+_LATER = {"BatchRecord": ".loading.loader", "Loader": ".loading.loader", "wrap": ".loading.wrapping"}
 
 
 def __getattr__(name: str) -> Any:

@@ -18,7 +18,7 @@ from ..progress.journal import decode, encode
 from .position import Ranges, normalize
 
 if TYPE_CHECKING:
-    from .loader import BatchRecord
+    from .loading.loader import BatchRecord
 
 
 @dataclass(frozen=True)

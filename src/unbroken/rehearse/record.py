@@ -220,7 +220,7 @@ def _hook_loaders(r: Recorder) -> None:
 
 def _hook_ours(r: Recorder) -> None:
     """Our own loaders give without torch's iterator where there are no workers; what of unbroken is used is noted."""
-    from ..data import loader as ours
+    from ..data.loading import loader as ours
     from ..progress.attach import Run
 
     iterate = ours.Loader.__iter__

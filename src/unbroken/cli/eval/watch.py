@@ -73,7 +73,7 @@ def watch(
     from ...evaluate.processes.bytecode import kept_bytecode
     from ...evaluate.result.folder import EvalDir
     from ...evaluate.run.curves import curves_text
-    from ...evaluate.run.watch import (
+    from ...evaluate.run.watching.watch import (
         Watch,
         checkpoints_of,
         refuse_unlike,
@@ -81,7 +81,7 @@ def watch(
         shortfall,
         wait_for_checkpoints,
     )
-    from ...evaluate.run.watch import watch as watch_run
+    from ...evaluate.run.watching.watch import watch as watch_run
     from ...evaluate.suite.codec import encode
 
     kept_bytecode()

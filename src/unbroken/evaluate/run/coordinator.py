@@ -31,15 +31,15 @@ from ..result.folder import FULL
 from ..result.journal import events
 from ..suite.registry import check_options
 from . import progress
-from .checks import Checked, check_tasks, stand_by
 from .control import Control
 from .finish import note_end, save_estimates, write_report
-from .intake import Intake
 from .job import Job, Launchers
-from .landing import Landing
 from .loop import TICK_S, Loop
 from .settings import Abort, Settings
 from .state import EventLog, Observed, Run, TaskTable
+from .tasks.checks import Checked, check_tasks, stand_by
+from .tasks.intake import Intake
+from .tasks.landing import Landing
 
 
 class Coordinator:

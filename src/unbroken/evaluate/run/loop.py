@@ -14,17 +14,17 @@ from ..plan.dispatch import Dispatcher
 from ..plan.planner import SIMULATED_PARCELS, Costs
 from ..plan.priors import PriorBook, load_book
 from ..result.answers import AnswerStore
-from .checks import Checked
 from .control import as_user_error
-from .feeding import Feeder
-from .intake import Intake
-from .landing import Landing
 from .progress import Display, View
-from .server import listening
 from .settings import Abort
 from .state import Run
-from .tasks import Tasks
-from .workers import Workers
+from .tasks.checks import Checked
+from .tasks.intake import Intake
+from .tasks.landing import Landing
+from .tasks.tasks import Tasks
+from .workers.feeding import Feeder
+from .workers.server import listening
+from .workers.workers import Workers
 
 TICK_S = 0.05
 SWITCH_S = 0.005

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from ..contracts import Score, Trial
 from ..engines.live import Link, Progress, Watcher
 from ..plan.dispatch import Dispatcher
-from .intake import Intake
 from .state import Run, TaskTable
+from .tasks.intake import Intake
 
 EVERY_S = 0.25
 

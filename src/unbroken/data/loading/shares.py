@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .orders import ListedBatches, Order, UnitOrder
-from .permutation import Numbers
-from .position import Ranges, count, subtract
+from ..ordering.orders import ListedBatches, Order, UnitOrder
+from ..ordering.permutation import Numbers
+from ..position import Ranges, count, subtract
 
 _BLOCK = 16384
 """Samples whose indices are computed at once: numpy's calls cost as much as a thousand numbers."""

@@ -8,11 +8,11 @@ import functools
 import logging
 from dataclasses import dataclass
 
-from ..contracts import PreparedTask, Task
-from ..model.locate import model_files
+from ...contracts import PreparedTask, Task
+from ...model.locate import model_files
+from ..job import Job, Launchers
+from ..settings import Settings
 from .intake import Intake
-from .job import Job, Launchers
-from .settings import Settings
 
 STAND_BY_S = 0.3
 """If data and model are not there by then, workers are started to import what they will need."""
@@ -41,7 +41,7 @@ async def check_tasks(job: Job, intake: Intake, data_there: asyncio.Event) -> Ch
     data_there.set()
     weaknesses: list[str] = []
     if any(t.metric == "code" for t in tasks):
-        from ..scoring import sandbox
+        from ...scoring import sandbox
 
         weaknesses = await loop.run_in_executor(None, sandbox.weaknesses)
         for why in weaknesses:

@@ -9,13 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ...errors import EvaluationError, UnbrokenError
-from ..contracts import ModelSpec, PreparedTask, Score, Suite, Task
-from ..preparation.prepare import Preparers, fingerprint, prepared_before, remember
-from ..preparation.reads import Stamp
-from ..result.folder import EvalDir
-from ..suite.codec import decode, encode
-from .settings import Abort
+from ....errors import EvaluationError, UnbrokenError
+from ...contracts import ModelSpec, PreparedTask, Score, Suite, Task
+from ...preparation.prepare import Preparers, fingerprint, prepared_before, remember
+from ...preparation.reads import Stamp
+from ...result.folder import EvalDir
+from ...suite.codec import decode, encode
+from ..settings import Abort
 
 PATIENCE_S = 10.0
 """How long others are waited for once a task cannot run: without a network each of them may take half a minute."""

@@ -8,12 +8,12 @@ import functools
 import time
 from dataclasses import dataclass, replace
 
-from ...errors import EvaluationError
-from ..engines import Slot
-from ..engines.live import Link
-from ..model.cache import Lease, lease
-from ..plan.dispatch import Dispatcher
-from .state import Run
+from ....errors import EvaluationError
+from ...engines import Slot
+from ...engines.live import Link
+from ...model.cache import Lease, lease
+from ...plan.dispatch import Dispatcher
+from ..state import Run
 
 RESTARTS = 3
 """A worker's place is filled again so often without one answered block in between."""

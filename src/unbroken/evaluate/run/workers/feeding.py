@@ -7,19 +7,19 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ...errors import ModelChanged
-from ...link.bounds import Malformed, Message
-from ..contracts import PreparedTask
-from ..engines.live import Link, Visit
-from ..engines.wire import VERSION, pack
-from ..plan.dispatch import Dispatcher
-from ..plan.outcome import BlockTime
-from ..preparation.prepare import revive
-from ..suite import received
-from ..suite.codec import encode
-from ..suite.staged import encode_sample, read_block
-from .state import Run
-from .tasks import Tasks
+from ....errors import ModelChanged
+from ....link.bounds import Malformed, Message
+from ...contracts import PreparedTask
+from ...engines.live import Link, Visit
+from ...engines.wire import VERSION, pack
+from ...plan.dispatch import Dispatcher
+from ...plan.outcome import BlockTime
+from ...preparation.prepare import revive
+from ...suite import received
+from ...suite.codec import encode
+from ...suite.staged import encode_sample, read_block
+from ..state import Run
+from ..tasks.tasks import Tasks
 from .workers import Workers
 
 

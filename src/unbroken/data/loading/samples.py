@@ -13,9 +13,9 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from .digest import digest
-from .generators import Generators, Seen
-from .permutation import mix, mix_all
+from ..digest import digest
+from ..generators import Generators, Seen
+from ..ordering.permutation import mix, mix_all
 
 _COLLATING = 0x636F6C6C617465
 _MASK = (1 << 64) - 1

@@ -10,15 +10,15 @@ import socket
 import time
 from collections.abc import AsyncIterator
 
-from ...errors import EvaluationError, UnbrokenError
-from ...link.bounds import HELLO_BYTES, HELLO_S, Malformed
-from ...link.listener import Listener
-from ...private import write_secret
-from ..engines.live import Link
-from ..engines.wire import receive
-from ..suite import received
+from ....errors import EvaluationError, UnbrokenError
+from ....link.bounds import HELLO_BYTES, HELLO_S, Malformed
+from ....link.listener import Listener
+from ....private import write_secret
+from ...engines.live import Link
+from ...engines.wire import receive
+from ...suite import received
+from ..state import Run
 from .feeding import Feeder
-from .state import Run
 
 
 @contextlib.asynccontextmanager

@@ -17,7 +17,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from ..errors import UsageError
+from ...errors import UsageError
 from .permutation import Numbers, key_of, mix, mix_all, permute
 
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from ..errors import InputError, UnsaveableState, UsageError
+from ...errors import InputError, UnsaveableState, UsageError
+from ..ordering.orders import Sequential, fingerprint
+from ..ordering.permutation import key_of
+from ..ordering.samplers import Sampled
+from ..position import Position
 from .loader import _place
-from .orders import Sequential, fingerprint
-from .permutation import key_of
-from .position import Position
-from .samplers import Sampled
 
 SCHEMA = 1
 

@@ -13,10 +13,10 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ...checkpoint.catalogue.contents import Found
-from ...checkpoint.catalogue.holds import Hold, end_hold, take_hold
-from ...checkpoint.storage.base import Storage
-from ...errors import UnbrokenError
+from ....checkpoint.catalogue.contents import Found
+from ....checkpoint.catalogue.holds import Hold, end_hold, take_hold
+from ....checkpoint.storage.base import Storage
+from ....errors import UnbrokenError
 
 HOLD_S = 3600.0
 """It ends by itself so long after a crash."""

@@ -7,10 +7,10 @@ from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
 
-from ..errors import UsageError
+from ...errors import UsageError
+from ..ordering.orders import Order
+from ..ordering.samplers import sampled
 from .loader import BatchRecord, Loader
-from .orders import Order
-from .samplers import sampled
 from .stateful import StatefulLoader
 
 

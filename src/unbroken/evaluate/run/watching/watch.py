@@ -16,13 +16,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from ... import atomic
-from ...checkpoint.catalogue.contents import Found, listing
-from ...checkpoint.catalogue.retention import end_lease, take_lease
-from ...checkpoint.format.manifest import parse_folder_name
-from ...checkpoint.storage import open_storage
-from ...checkpoint.storage.base import Storage
-from ...errors import (
+from .... import atomic
+from ....checkpoint.catalogue.contents import Found, listing
+from ....checkpoint.catalogue.retention import end_lease, take_lease
+from ....checkpoint.format.manifest import parse_folder_name
+from ....checkpoint.storage import open_storage
+from ....checkpoint.storage.base import Storage
+from ....errors import (
     CheckpointCorrupt,
     CheckpointTooNew,
     DatasetMissing,
@@ -37,14 +37,14 @@ from ...errors import (
     UnknownTask,
     UsageError,
 )
-from ...progress import RunDir, newest_place
-from ..contracts import ModelSpec, Report, Suite
-from ..result.folder import EvalDir, read_json
-from ..result.journal import open_append, read_sealed, seal
-from ..result.results import Difference, compare
-from ..suite.codec import decode, encode
-from .curves import Point, curves_page, curves_text
-from .watch_hold import Holding
+from ....progress import RunDir, newest_place
+from ...contracts import ModelSpec, Report, Suite
+from ...result.folder import EvalDir, read_json
+from ...result.journal import open_append, read_sealed, seal
+from ...result.results import Difference, compare
+from ...suite.codec import decode, encode
+from ..curves import Point, curves_page, curves_text
+from .hold import Holding
 
 LEASE_S = 3600.0
 TRIES = 2
@@ -370,7 +370,7 @@ def _as_model(asked: Watch, storage: Storage, name: str) -> Iterator[str]:
     if asked.like is None:
         yield f"{storage.url}/{name}".removeprefix("file://")
         return
-    from ...checkpoint.convert.export import to_huggingface  # needs torch
+    from ....checkpoint.convert.export import to_huggingface  # needs torch
 
     target = asked.out / "models" / name
     if target.exists():

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..errors import UsageError
-from .generators import seeded
+from ...errors import UsageError
+from ..generators import seeded
 from .mixture import Mixture
 from .orders import Drawn, Listed, ListedBatches, Order, Sequential, Shuffled, Subset, WeightedOnce
 from .permutation import key_of

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import UsageError
+from ...errors import UsageError
 from .permutation import Numbers, key_of, mix, permute
 
 BLOCK = 4096

@@ -25,11 +25,11 @@ from typing import Any, cast
 import torch
 from torch.utils.data import DataLoader
 
-from ..errors import InputError, UnsaveableState, UsageError
-from .orders import ListedBatches, Order, UnitOrder, fingerprint
-from .permutation import key_of
-from .position import Position, Ranges, normalize, subtract
-from .samplers import Sampled
+from ...errors import InputError, UnsaveableState, UsageError
+from ..ordering.orders import ListedBatches, Order, UnitOrder, fingerprint
+from ..ordering.permutation import key_of
+from ..ordering.samplers import Sampled
+from ..position import Position, Ranges, normalize, subtract
 from .samples import Probe, Request, Samples
 from .shares import Share, Sharing
 from .steps import OptimizerSteps

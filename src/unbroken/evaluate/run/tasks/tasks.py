@@ -5,15 +5,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from ..contracts import PreparedTask, Task
-from ..plan.dispatch import Dispatcher
-from ..plan.planner import Work
-from ..plan.priors import Expected, Features, PriorBook, features_of
-from ..result.answers import AnswerStore
-from .control import as_user_error
+from ...contracts import PreparedTask, Task
+from ...plan.dispatch import Dispatcher
+from ...plan.planner import Work
+from ...plan.priors import Expected, Features, PriorBook, features_of
+from ...result.answers import AnswerStore
+from ..control import as_user_error
+from ..state import Run
 from .intake import Intake
 from .landing import Landing
-from .state import Run
 
 _log = logging.getLogger(__name__)
 

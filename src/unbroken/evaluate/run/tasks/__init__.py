@@ -1,0 +1,1 @@
+"""The tasks of an evaluation: checked, prepared, answered, handed to scoring."""

@@ -1,0 +1,1 @@
+"""Every committed checkpoint of a run, evaluated as it appears."""

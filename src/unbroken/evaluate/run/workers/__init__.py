@@ -1,0 +1,1 @@
+"""The workers of an evaluation: started, connected, fed."""
