@@ -28,7 +28,7 @@ from unbroken.train.config import parse
 from unbroken.train.world import pin_environment
 pin_environment(); config = parse([]); mark("options")
 import torch; mark("import torch")
-from unbroken.train.loop import attach, build, open_tokens, start_world; mark("import the trainer")
+from unbroken.train.loop import attach, open_tokens, start_world; from unbroken.train.trainer import build; mark("import the trainer")
 import unbroken.checkpoint.checkpointer; mark("import the checkpointer")
 tokens = open_tokens("stdlib"); mark("open the tokens")
 world = start_world(config.run); trainer = build(config, world, attach(), tokens); mark("build the model")

@@ -14,8 +14,10 @@ from unbroken.checkpoint.format.manifest import CHUNK_BYTES
 from unbroken.checkpoint.keeper import commit
 from unbroken.checkpoint.keeper.clients import Client, Settings, Wait
 from unbroken.checkpoint.keeper.commit import chunk_digests
+from unbroken.checkpoint.keeper.flushing import flush
 from unbroken.checkpoint.keeper.holdings import SEALED, Buffer, Mark, Snapshot
 from unbroken.checkpoint.keeper.keeping import Keeper
+from unbroken.checkpoint.keeper.operations import OPERATIONS
 
 
 def held(keeper: Keeper, number: int, step: int, size: int) -> Buffer:
@@ -31,7 +33,8 @@ def held(keeper: Keeper, number: int, step: int, size: int) -> Buffer:
 
 @pytest.fixture
 def keeper(tmp_path: Path) -> Keeper:
-    return Keeper(Settings(tmp_path / "socket", "node-000", "run", str(tmp_path / "checkpoints"), 1 << 40))
+    settings = Settings(tmp_path / "socket", "node-000", "run", str(tmp_path / "checkpoints"), 1 << 40)
+    return Keeper(settings, OPERATIONS, flush)
 
 
 def test_the_buffer_of_a_superseded_snapshot_is_given_back_in_the_middle(

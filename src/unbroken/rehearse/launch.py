@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from .probe import Plan, as_json
+from .plan import Plan, as_json
 
 PROBE = Path(__file__).with_name("probe.py")
 

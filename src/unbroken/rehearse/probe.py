@@ -12,40 +12,18 @@ import json
 import os
 import runpy
 import sys
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What one process of a rehearsal is to do."""
-
-    trace: str
-    """Folder for the traces."""
-    steps: int
-    """The process ends itself before the optimizer's step with this number, counted from 0 since the training's start."""
-    kill_at: int = -1
-    """In the first attempt the process is killed before this step; -1: never."""
-    kill_rank: int = 0
-    protected: str = ""
-    """The folder that the rehearsal was started in: nothing there is written to."""
-    allowed: str = ""
-    """The rehearsal's own folder."""
-    reference: tuple[tuple[str, ...], ...] = ()
-    """By rank, the weights before each step of the undisturbed training: a resumed process finds in them where it is."""
-    frozen_time: bool = False
-    fixed_entropy: bool = False
-
-
 def main(argv: list[str]) -> None:
     """Never returns normally where the script ends the process."""
-    plan = Plan(**json.loads(Path(argv[0]).read_text()))
     if __package__ in (None, ""):
         sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+    from unbroken.rehearse.plan import Plan
     from unbroken.rehearse.record import rehearsed
 
-    with rehearsed(plan):
+    with rehearsed(Plan(**json.loads(Path(argv[0]).read_text()))):
         run_script(argv[1:])
 
 
@@ -59,11 +37,6 @@ def run_script(words: list[str]) -> None:
     sys.argv = words
     sys.path[0] = str(Path(words[0]).parent.absolute())
     runpy.run_path(words[0], run_name="__main__")
-
-
-def as_json(plan: Plan) -> str:
-    """What `main` reads."""
-    return json.dumps(asdict(plan))
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from .guard import Guard, fix_entropy, freeze_time
 from .trace import Batch, Save, Step, Writer
 
 if TYPE_CHECKING:
-    from .probe import Plan
+    from .plan import Plan
 
 
 class Recorder:

@@ -12,7 +12,7 @@ from typing import Any
 from ..errors import RunError, UsageError
 from .compare import Comparison, Finding, compare
 from .launch import Launcher, Supervised, Trial
-from .probe import Plan
+from .plan import Plan
 from .trace import Save, Step, Trace, read_traces
 
 

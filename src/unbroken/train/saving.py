@@ -11,7 +11,7 @@ from .order import Position
 
 if TYPE_CHECKING:
     from ..checkpoint import Checkpointer
-    from .loop import Trainer
+    from .trainer import Trainer
 
 
 class Saving(Protocol):

@@ -23,7 +23,9 @@ from ...private import private_folder
 from ...units import Bytes, Duration
 from ..device.host_memory import give_large_pieces_back
 from .clients import ORPHAN_GRACE_S, ROOM_S, TERM_GRACE_S, Settings, log
+from .flushing import flush
 from .keeping import Keeper
+from .operations import OPERATIONS
 from .writing import be_nice
 
 
@@ -63,7 +65,7 @@ def main(argv: list[str] | None = None) -> int:
     listener.bind(str(settings.socket))
     listener.listen(64)
     os.chmod(settings.socket, 0o600)
-    keeper = Keeper(settings)
+    keeper = Keeper(settings, OPERATIONS, flush)
 
     def on_term(*_: object) -> None:
         threading.Thread(target=keeper.finish, args=(True, settings.term_grace_s), daemon=True).start()

@@ -10,17 +10,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection
-from typing import TYPE_CHECKING
 
 from ...errors import UnbrokenError
 from ..format.manifest import folder_name, part_name
 from .clients import Refused, log
 from .commit import failed_name
 from .holdings import SEALED, Buffer, Mark
+from .keeping import Keeper
 from .wire import Message
-
-if TYPE_CHECKING:
-    from .keeping import Keeper
 
 PAUSE_S, PAUSE_MAX_S = 0.5, 5.0
 STALL_S = 30.0

@@ -16,6 +16,7 @@ import socket
 import struct
 import threading
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -32,20 +33,26 @@ from ..storage import open_storage
 from ..storage.base import Storage
 from .clients import Client, Refused, Settings, Wait, check, log, refusal, reply, tell
 from .commit import Abandoned, chunk_digests
-from .flushing import flush
 from .holdings import CLAIMED, FREE, SEALED, Buffer, Holdings, Mark, Snapshot
-from .operations import OPERATIONS
 from .peers import Peers
 from .uploading import Uploading
 from .wire import MAX_MESSAGE_BYTES, Channel, Closed, Message
 from .writing import Writing
 
+Answer = tuple[Message, list[int]]
+"""What is answered, and the descriptors that go with it."""
+Operation = Callable[["Keeper", Client, Message, list[int]], Answer | None]
+
 
 class Keeper:
     """The state that the operations of operations.py work on, each called with `changed` held."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(
+        self, settings: Settings, operations: Mapping[str, Operation], flush: Callable[..., Message]
+    ) -> None:
+        """`operations` are those of operations.py, `flush` that of flushing.py, which know the keeper and not it them."""
         self.settings = settings
+        self._operations, self._flush = operations, flush
         self.id = secrets.token_hex(8)
         self.changed = threading.Condition(threading.RLock())
         self.holdings = Holdings(settings.budget, self._free)
@@ -145,7 +152,7 @@ class Keeper:
 
     def _handle(self, client: Client, message: Message, fds: list[int]) -> None:
         op, number = str(message.get("op", "")), message.get("id", 0)
-        method = OPERATIONS.get(op)
+        method = self._operations.get(op)
         try:
             check(message)
             if method is None and op not in _SLOW:
@@ -269,7 +276,7 @@ class Keeper:
 
     def flush(self, deadline_s: float, **how: Any) -> Message:
         """As `flushing.flush`. Raises Refused."""
-        return flush(self, deadline_s, **how)
+        return self._flush(self, deadline_s, **how)
 
     def finish(self, flush: bool, deadline_s: float, **how: Any) -> Message:
         """Ends the keeper, after a flush if wanted (`how`: as for it); says what the flush gave."""

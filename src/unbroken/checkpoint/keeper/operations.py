@@ -10,8 +10,6 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from ...errors import DoesNotFit
 from ...link import bounds
@@ -20,15 +18,12 @@ from ..catalogue.placement import same_place
 from .clients import Client, NotYet, Refused, Wait
 from .commit import note_failure
 from .holdings import CLAIMED, FREE, SEALED, Buffer, Mark, Snapshot
+from .keeping import Answer, Keeper, Operation
 from .peers import Target
 from .wire import VERSION, Message
 
-if TYPE_CHECKING:
-    from .keeping import Keeper
-
 WAITS = 64
 """Buffers that one rank may wait for at a time."""
-Answer = tuple[Message, list[int]]
 
 
 def hello(keeper: Keeper, client: Client, m: Message, fds: list[int]) -> Answer:
@@ -345,7 +340,6 @@ def bye(keeper: Keeper, client: Client, m: Message, fds: list[int]) -> Answer:
     return {}, []
 
 
-Operation = Callable[["Keeper", Client, Message, list[int]], Answer | None]
 OPERATIONS: dict[str, Operation] = {
     f.__name__: f
     for f in (

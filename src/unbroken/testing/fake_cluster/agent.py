@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from ...cluster.clocks import ClockOffset, Exchange, measure
 from ...cluster.contract import AgentCommand
@@ -18,11 +18,8 @@ from ...errors import Exit
 from ...link.bounds import Message, proof, same_secret
 from ...progress.page import Phase
 from ...version import __version__
-from .network import Connection
+from .network import Connection, Network
 from .training import Gang
-
-if TYPE_CHECKING:
-    from .cluster import FakeCluster
 
 _RETRY_S = 0.5
 _KEPT_SNAPSHOTS = 3
@@ -53,10 +50,28 @@ class FakeNode:
         self.wiped += 1
 
 
+class Surroundings(Protocol):
+    """What a virtual agent needs of its cluster."""
+
+    run_id: str
+    loop: asyncio.AbstractEventLoop
+    network: Network
+    wall_offset_s: float
+
+    def number_of(self, node: str) -> int:
+        """Which node it is, from 0."""
+
+    def gang(self, attempt: int, world_size: int, first: int) -> Gang:
+        """The ranks of an attempt."""
+
+    def agent_ended(self, agent: VirtualAgent, code: int | None, signal: int | None) -> None:
+        """Takes note that an agent's process has ended."""
+
+
 class VirtualAgent:
     """One launch of a node's agent."""
 
-    def __init__(self, cluster: FakeCluster, node: FakeNode, launch: str, command: AgentCommand) -> None:
+    def __init__(self, cluster: Surroundings, node: FakeNode, launch: str, command: AgentCommand) -> None:
         self._cluster, self.node, self.launch, self.command = cluster, node, launch, command
         self._token = command.secret.decode(errors="replace").strip()
         self._loop, self._network = cluster.loop, cluster.network
