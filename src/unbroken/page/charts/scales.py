@@ -84,6 +84,13 @@ def ticks(axis: Axis, kind: Literal["number", "seconds", "time"], room: int = 6)
     return [((first + i) * step, short((first + i) * step)) for i in range(count)]
 
 
+def power_ticks(axis: Axis) -> list[tuple[float, str]]:
+    """Powers of ten."""
+    a, b = round(math.log10(axis.low)), round(math.log10(axis.high))
+    stride = max(1, math.ceil((b - a) / 6))
+    return [(10.0**k, short(10.0**k)) for k in range(a, b + 1, stride)]
+
+
 def time_ticks(low: float, high: float, room: int) -> list[tuple[float, str]]:
     """Round times and their labels."""
     span = high - low

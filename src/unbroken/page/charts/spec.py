@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
+
+from ..palette import distinct
 
 Scale = Literal["linear", "log", "time"]
 
 
 @dataclass(frozen=True)
 class Series:
-    """A line: points in data units; `dash` for what is published or compared with; `color` a name or #rrggbb."""
+    """A line: points in data units; `dash` for what is published or compared with; `color` as #rrggbb. Two series of
+    one chart never look alike: the second gets another colour."""
 
     label: str
     points: tuple[tuple[float, float], ...]
@@ -36,6 +39,11 @@ class LineChart:
     marks: tuple[tuple[float, str], ...] = ()
     legend: bool = True
 
+    def __post_init__(self) -> None:
+        looks = distinct([(s.color, s.dash) for s in self.series])
+        own = tuple(replace(s, color=c, dash=d) for s, (c, d) in zip(self.series, looks, strict=True))
+        object.__setattr__(self, "series", own)
+
 
 @dataclass(frozen=True)
 class Bars:
@@ -52,6 +60,11 @@ class Bars:
     published: tuple[tuple[str, tuple[float | None, ...]], ...] = ()
     digits: int = 1
     legend: bool = True
+
+    def __post_init__(self) -> None:
+        looks = distinct([(g[1], "") for g in self.groups])
+        own = tuple((g[0], c, g[2]) for g, (c, _) in zip(self.groups, looks, strict=True))
+        object.__setattr__(self, "groups", own)
 
 
 @dataclass(frozen=True)
@@ -115,24 +128,3 @@ class Figure:
     note: str = ""
     table_first: bool = False
     """Its tables say more than its drawings: they come first, open."""
-
-
-TYPE_COLORS = {
-    "Pretrain": "#2f5fd0",
-    "Eval": "#e8870c",
-    "SFT": "#2b8a4a",
-    "MLLM": "#8e44ad",
-    "Debug": "#d64545",
-    "Other": "#7a828c",
-    "CPU": "#12889a",
-    "GPU jobs": "#20262e",
-}
-STATE_COLORS = {"COMPLETED": "#2b8a4a", "CANCELLED": "#e8a10c", "FAILED": "#d64545", "UNKNOWN": "#7a828c"}
-CLUSTER_COLORS = ("#1f4e9c", "#d9622b", "#2b8a4a", "#8e44ad", "#12889a", "#b8860b")
-GREY = "#7a828c"
-REFERENCE = ("#7a828c", "#b08968", "#8fa3bf")
-
-
-def color_of(label: str, index: int = 0) -> str:
-    """A type's or state's own colour, else the next of the palette."""
-    return TYPE_COLORS.get(label) or STATE_COLORS.get(label) or CLUSTER_COLORS[index % len(CLUSTER_COLORS)]

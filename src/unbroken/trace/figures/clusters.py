@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...page.charts.scales import amount, seconds
-from ...page.charts.spec import CLUSTER_COLORS, GREY, Chart, Figure, LineChart, Series
+from ...page.charts.spec import Chart, Figure, LineChart, Series
 from ...samples.tables import Findings
 from ..settings import Settings
+from .colors import GREY, color_of
 from .parts import grid, points, whole
 from .reference import Reference
 from .sentences import hours, pct
@@ -38,7 +39,7 @@ def clusters(found: Findings, references: Sequence[Reference], settings: Setting
     panels: list[Chart] = []
     for c in [c for c in curves.distinct("cluster") if c is not None]:
         row = next(r for r in rows if r["cluster"] == c)
-        own = Series(str(c), points(curves, "x_s", "cdf_pct", cluster=c), CLUSTER_COLORS[0])
+        own = Series(str(c), points(curves, "x_s", "cdf_pct", cluster=c), color_of(""))
         panels.append(
             LineChart(f"{c}: {amount(row['gpu_h'], 0)} GPU hours", "duration", "share of GPU jobs, %", (own, everybody), "log",
                       (max(1.0, min(spans)), max(spans)), (0, 100), "seconds", legend=False)

@@ -6,9 +6,11 @@ import calendar
 from collections.abc import Sequence
 
 from ...page.charts.scales import amount
-from ...page.charts.spec import Bars, Chart, Figure, Grid, LineChart, Series, color_of
+from ...page.charts.spec import Bars, Chart, Figure, Grid, LineChart, Series
+from ...page.palette import LIGHT
 from ...samples.tables import Findings, Result
 from ..settings import Settings
+from .colors import color_of
 from .parts import grid, one, points, reference_series, weighted_first, whole
 from .reference import Reference
 from .sentences import pct
@@ -170,7 +172,7 @@ def modules(found: Findings, references: Sequence[Reference], settings: Settings
     panels: list[Chart] = []
     for c in table.distinct("cluster"):
         rows = list(table.where(cluster=c).dicts())
-        panels.append(Bars(str(c), "mean watts", tuple(r["part"] for r in rows), (("watts", "#1f4e9c", tuple(float(r["mean_w"]) for r in rows)),), horizontal=True, unit="W", digits=0, legend=False))  # fmt: skip
+        panels.append(Bars(str(c), "mean watts", tuple(r["part"] for r in rows), (("watts", LIGHT["blue"], tuple(float(r["mean_w"]) for r in rows)),), horizontal=True, unit="W", digits=0, legend=False))  # fmt: skip
     top = weighted_first(table.dicts(), "share_pct")
     say = f"{top['part']} take {pct(top['share_pct'])} of a server's power." if top else ""
     return Figure(
@@ -274,7 +276,7 @@ def heat(found: Findings, references: Sequence[Reference], settings: Settings) -
         rows = list(table.where(metric=metric).dicts())
         if rows:
             names = tuple(f"{r['low']:.0f}–{r['high']:.0f} {unit}" for r in rows)
-            panels.append(Bars(f"Incidents {title}", "per 1,000 node-hours", names, (("incidents", "#d64545", tuple(float(r["per_1000_node_hours"]) for r in rows)),), digits=2, legend=False))  # fmt: skip
+            panels.append(Bars(f"Incidents {title}", "per 1,000 node-hours", names, (("incidents", LIGHT["red"], tuple(float(r["per_1000_node_hours"]) for r in rows)),), digits=2, legend=False))  # fmt: skip
             first, last = rows[0]["per_1000_node_hours"], rows[-1]["per_1000_node_hours"]
             word = "hottest" if metric == "gpu_temp_c" else "busiest"
             parts.append(

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...page.charts.scales import amount, seconds
-from ...page.charts.spec import STATE_COLORS, Bars, Chart, Figure, LineChart, Series, color_of
+from ...page.charts.spec import Bars, Chart, Figure, LineChart, Series
+from ...page.palette import LIGHT
 from ...samples.tables import Findings
 from ..settings import Settings
+from .colors import STATE_COLORS, color_of
 from .parts import grid, one, points, two, whole
 from .reference import Reference
 from .sentences import hours, listed, pct, together
@@ -123,12 +125,12 @@ def cancelled(found: Findings, references: Sequence[Reference], settings: Settin
                     (
                         (
                             "at work until stopped by hand",
-                            "#e8a10c",
+                            LIGHT["amber"],
                             tuple(float(rows[k]["worked_gpu_h"]) for k in kinds),
                         ),
                         (
                             "idle tail: stalled",
-                            "#8a5a00",
+                            LIGHT["bronze"],
                             tuple(float(rows[k]["idle_tail_gpu_h"]) for k in kinds),
                         ),
                     ),
@@ -211,7 +213,7 @@ def failures(found: Findings, references: Sequence[Reference], settings: Setting
                 "Share of the failed GPU time",
                 "%",
                 tuple(r["reason"] for r in top),
-                (("this trace", "#d64545", tuple(float(r["gpu_time_pct"]) for r in top)),),
+                (("this trace", LIGHT["red"], tuple(float(r["gpu_time_pct"]) for r in top)),),
                 horizontal=True,
                 unit="%",
                 published=tuple(values),
@@ -316,14 +318,14 @@ def mttf(found: Findings, references: Sequence[Reference], settings: Settings) -
     rows = [r for r in table.dicts() if r["mttf_h"]]
     if not rows:
         return None
-    lines = [Series("any failure", tuple((float(r["size"]), float(r["mttf_h"])) for r in rows), "#d64545")]
+    lines = [Series("any failure", tuple((float(r["size"]), float(r["mttf_h"])) for r in rows), LIGHT["red"])]
     infra = tuple(
         (float(r["size"]), float(r["mttf_infrastructure_h"]))
         for r in table.dicts()
         if r["mttf_infrastructure_h"]
     )
     if infra:
-        lines.append(Series("infrastructure", infra, "#1f4e9c"))
+        lines.append(Series("infrastructure", infra, LIGHT["blue"]))
     panels: list[Chart] = [
         Bars(
             "(a) Hours of run time per failure",
@@ -342,7 +344,7 @@ def mttf(found: Findings, references: Sequence[Reference], settings: Settings) -
             (
                 (
                     "ETTR",
-                    "#2b8a4a",
+                    LIGHT["green"],
                     tuple(
                         None if r["ettr_expected"] is None else 100 * float(r["ettr_expected"]) for r in rows
                     ),

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ...page.charts.scales import amount
-from ...page.charts.spec import REFERENCE, Grid, Series
+from ...page.charts.spec import Grid, Series
 from ...samples.tables import Result
+from .colors import REFERENCE
 from .reference import Reference
 
 DASHES = ("6 4", "2 3", "8 3 2 3")

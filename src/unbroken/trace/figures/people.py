@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...page.charts.scales import amount, seconds
-from ...page.charts.spec import Bars, Chart, Figure, LineChart, Series, color_of
+from ...page.charts.spec import Bars, Chart, Figure, LineChart, Series
+from ...page.palette import LIGHT
 from ...samples.tables import Findings
 from ..settings import Settings
+from .colors import color_of
 from .parts import grid, one, points, weighted_first, whole
 from .reference import Reference
 from .sentences import pct
@@ -28,10 +30,10 @@ def fairness(found: Findings, references: Sequence[Reference], settings: Setting
                 "seconds",
                 tuple(f"{r['size']:g}" for r in rows),
                 (
-                    ("mean", "#1f4e9c", tuple(float(r["mean_s"]) if r["mean_s"] else None for r in rows)),
+                    ("mean", LIGHT["blue"], tuple(float(r["mean_s"]) if r["mean_s"] else None for r in rows)),
                     (
                         "nine in ten wait at most",
-                        "#9db7e0",
+                        LIGHT["sky"],
                         tuple(float(r["p90_s"]) if r["p90_s"] else None for r in rows),
                     ),
                 ),
@@ -100,7 +102,7 @@ def users(found: Findings, references: Sequence[Reference], settings: Settings) 
             "The ten largest users",
             "GPU hours",
             tuple(str(r["user"]) for r in top),
-            (("GPU hours", "#1f4e9c", tuple(float(r["gpu_h"]) for r in top)),),
+            (("GPU hours", LIGHT["blue"], tuple(float(r["gpu_h"]) for r in top)),),
             horizontal=True,
             digits=0,
             legend=False,

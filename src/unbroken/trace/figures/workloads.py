@@ -6,21 +6,10 @@ import calendar
 from collections.abc import Iterator, Sequence
 
 from ...page.charts.scales import amount, seconds
-from ...page.charts.spec import (
-    CLUSTER_COLORS,
-    Bars,
-    Box,
-    Boxes,
-    Chart,
-    Figure,
-    Grid,
-    Heat,
-    LineChart,
-    Series,
-    color_of,
-)
+from ...page.charts.spec import Bars, Box, Boxes, Chart, Figure, Grid, Heat, LineChart, Series
 from ...samples.tables import Findings, Result
 from ..settings import Settings
+from .colors import color_of
 from .parts import points, reference_series, two, weighted_first, whole
 from .reference import Reference
 from .sentences import hours, listed, pct, together
@@ -404,7 +393,7 @@ def _of_types(run: Result, queue: Result, references: Sequence[Reference]) -> It
         marks = DAYS_MARKED if what == "duration" else ()
         for k in order_types(table.distinct("type")) if table else ():
             own = (
-                Series(str(c), points(table, "x_s", "cdf_pct", cluster=c, type=k), CLUSTER_COLORS[i % len(CLUSTER_COLORS)])
+                Series(str(c), points(table, "x_s", "cdf_pct", cluster=c, type=k), color_of("", i))
                 for i, c in enumerate(table.distinct("cluster"))
             )  # fmt: skip
             lines = (
