@@ -22,8 +22,8 @@ from unbroken.evaluate.preparation.prepare import child_env
 from unbroken.evaluate.processes import bytecode
 from unbroken.evaluate.processes.imports import Forked, Imports
 from unbroken.evaluate.run.job import Launchers
+from unbroken.evaluate.scoring.pool import open_pool
 from unbroken.evaluate.suite.codec import encode
-from unbroken.evaluate.suite.registry import open_scoring
 from unbroken.testing.evaluation import BACKEND, ThreadScoring
 
 from .evaluating import coordinator, evaluate, fake_suite, fake_task, numbers
@@ -50,7 +50,7 @@ def with_imports(tmp_path: Path, out: str, imports: Imports) -> tuple[dict[str, 
 
 def with_harnesses(tmp_path: Path, out: str, imports: Imports) -> Report:
     engine = LocalEngine(tmp_path / out / "logs", threads=1)
-    launchers = Launchers(engine, partial(open_scoring, imports=imports), imports)
+    launchers = Launchers(engine, partial(open_pool, imports=imports), imports)
     return coordinator(tmp_path, SUITE, out=out, launchers=launchers).run()
 
 

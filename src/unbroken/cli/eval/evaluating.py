@@ -32,14 +32,14 @@ def run_evaluation(
     from ...evaluate.run.coordinator import Coordinator
     from ...evaluate.run.job import Job, Launchers
     from ...evaluate.run.screen import Screen
-    from ...evaluate.suite.registry import open_scoring
+    from ...evaluate.scoring.pool import open_pool
 
     folder.open()
     with (
         _stdout_for_the_answer(),
         Screen(folder.root / "progress.json", title=f"{suite.name} of {spec.title}", quiet=quiet) as screen,
     ):
-        launchers = Launchers(engine, functools.partial(open_scoring, imports=harnesses), harnesses)
+        launchers = Launchers(engine, functools.partial(open_pool, imports=harnesses), harnesses)
         coordinator = Coordinator(Job(suite, spec, folder), launchers, settings, watcher=screen)
         first: list[float] = []
 

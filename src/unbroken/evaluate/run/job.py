@@ -10,8 +10,8 @@ from ..contracts import ModelSpec, ScoringPool, Suite, digest
 from ..engines import Engine
 from ..processes.imports import Imports
 from ..result.folder import EvalDir
+from ..scoring.pool import open_pool
 from ..suite.codec import encode
-from ..suite.registry import open_scoring
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Launchers:
     """What starts workers, scoring processes and preparing processes."""
 
     engine: Engine
-    open_scoring: Callable[[int], ScoringPool] = open_scoring
+    open_scoring: Callable[[int], ScoringPool] = open_pool
     """Gives a pool of so many scoring processes."""
     imports: Imports | None = None
     """A fork server that has imported the harnesses, for preparing."""

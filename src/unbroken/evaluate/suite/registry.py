@@ -6,13 +6,10 @@ A user's own class is named 'package.module:Class' in the suite, or with --backe
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from ...errors import UnknownKey, UsageError
-from ..contracts import Backend, Harness, ModelSpec, ScoresInParts, ScoringPool
-
-if TYPE_CHECKING:
-    from ..processes.imports import Imports
+from ..contracts import Backend, Harness, ModelSpec, ScoresInParts
 
 HARNESSES: dict[str, str] = {
     "lm_eval": "unbroken.evaluate.harness.lm_eval:LmEvalHarness",
@@ -49,12 +46,6 @@ def in_parts(harness: Harness) -> ScoresInParts | None:
     if owner is None or not {"score_part", "score_of_parts"} <= set(vars(owner)):
         return None
     return cast(ScoresInParts, harness)
-
-
-def open_scoring(workers: int, imports: Imports | None = None) -> ScoringPool:
-    """The pool of CPU scoring workers, forked from `imports` where that is given."""
-    module = importlib.import_module("unbroken.evaluate.scoring.pool")
-    return cast(ScoringPool, module.open_pool(workers, imports=imports))
 
 
 def _make(name: str, known: dict[str, str], what: str) -> Any:

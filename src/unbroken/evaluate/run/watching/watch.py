@@ -2,7 +2,7 @@
 
 OUT/curve.jsonl has one sealed line per checkpoint; OUT/curves.txt and OUT/curves.html are made from it. A checkpoint
 is leased before it is touched, so that retention leaves it; the lease is renewed while the evaluation runs and ends
-with it, or by itself `LEASE_S` after a crash. Those that wait for their turn are held (watch_hold.py). Prompts and answers are shared by all checkpoints under OUT.
+with it, or by itself `LEASE_S` after a crash. Those that wait for their turn are held (hold.py). Prompts and answers are shared by all checkpoints under OUT.
 """
 
 from __future__ import annotations
