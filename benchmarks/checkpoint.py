@@ -405,7 +405,7 @@ class Ours(Arm):
         self.registering: list[float] = []
         clock = Clock(t)
         clock.start()
-        while self.c._pinning is not None:
+        while self.c._opened().buffers.device.pinning is not None:
             took, ready = clock.step(lambda: all(s.pinned for s in self.c.memory.slabs.values()))
             self.registering.append(took)
             if ready:
@@ -430,13 +430,15 @@ class Ours(Arm):
             if rung.done() and not heard:  # it is asked again until every rank has it
                 heard.append(rung.result())
                 self.durable.append(heard[0])
-                self.stalls.append(getattr(getattr(self.c._stager, "last", None), "stall_s", 0.0))
+                self.stalls.append(
+                    getattr(getattr(self.c._opened().buffers.device.stager, "last", None), "stall_s", 0.0)
+                )
             return bool(heard)
 
         return Save(done, on_host=lambda: saved.host.done())
 
     def after_save(self) -> None:
-        last = getattr(self.c._stager, "last", None)
+        last = getattr(self.c._opened().buffers.device.stager, "last", None)
         if last is not None:
             self.here[-1] |= {
                 "copy_s": last.seconds,
@@ -450,8 +452,8 @@ class Ours(Arm):
         return {
             "start_s": self.start_s,
             "steps_while_registering_s": self.registering,
-            "registering_s": getattr(self.c._pinning, "registered_s", 0.0),
-            "pinned_bytes": getattr(self.c._pinning, "bytes", 0),
+            "registering_s": getattr(self.c._opened().buffers.device.pinning, "registered_s", 0.0),
+            "pinned_bytes": getattr(self.c._opened().buffers.device.pinning, "bytes", 0),
             "pss_and_descriptors": self.held,
             "stalls_s": self.stalls,
             "durable_exactly_s": self.durable,
@@ -747,11 +749,15 @@ def restores(t: Training, arm: Ours, options: dict[str, Any]) -> dict[str, Any]:
         assert all(torch.equal(a, b) for a, b in zip(tensors_of(t), due, strict=True)), (
             "other values came back"
         )
-        while c._pinning is not None and not any(s.pinned for s in c.memory.slabs.values()):
+        while c._opened().buffers.device.pinning is not None and not any(
+            s.pinned for s in c.memory.slabs.values()
+        ):
             time.sleep(0.05)
         registering = 0.0
-        if c._pinning is not None:
-            registering = c._pinning.registered_s / max(1, sum(s.pinned for s in c.memory.slabs.values()))
+        if c._opened().buffers.device.pinning is not None:
+            registering = c._opened().buffers.device.pinning.registered_s / max(
+                1, sum(s.pinned for s in c.memory.slabs.values())
+            )
         found[source] = {
             "seconds": took,
             "inside_s": restored.seconds,
@@ -776,9 +782,9 @@ def vanish(c: Any) -> None:
     c.memory.closing = True
     c.memory.link.disconnect()
     c._closed = True
-    c._stager.close()
+    c._opened().buffers.device.stager.close()
     for slab in c.memory.slabs.values():
-        c.memory._unmap(slab)
+        slab.unmap()
     c.memory.slabs.clear()
     gc.collect()
 

@@ -92,7 +92,7 @@ def test_a_copy_that_cannot_be_made_fails_its_save_and_no_other(
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     with monkeypatch.context() as m:
-        m.setattr(c._stager, "copy", full)
+        m.setattr(c._open().buffers.device.stager, "copy", full)
         saved = c.save(2, {"m": model})
     assert saved.disk is not None and saved.disk.exception(60) is not None
     for step in (3, 4, 5, 6):  # more than there are buffers

@@ -25,6 +25,8 @@ import torch
 from tests.support.keepers import alive, keeper_pid, until
 from unbroken import Checkpointer
 from unbroken.checkpoint.catalogue import contents as catalogue
+from unbroken.checkpoint.client.buffers import Device
+from unbroken.checkpoint.device.staging import CpuStager
 from unbroken.checkpoint.storage import open_storage
 from unbroken.errors import (
     LayoutMismatch,
@@ -452,7 +454,7 @@ def test_a_torn_save_is_told_at_the_end_although_a_later_one_is_in_memory(
     c = checkpointer(tmp_path)
     saved = c.save(3, {"w": torch.zeros(3)})
     saved.host.result(20)
-    c._tell_failure(saved, "'w' was changed while it was being copied, without fence() before")
+    c._open().outcomes.fail(saved, "'w' was changed while it was being copied, without fence() before")
     c.save(5, {"w": torch.zeros(3)}).host.result(20)
     with pytest.raises(NotDurable, match="step 3"):
         c.close()
@@ -465,9 +467,9 @@ def test_a_step_that_is_saved_again_resolves_both_calls(own_keepers: Path, tmp_p
     early: list[dict[str, Any]] = []
     c.memory._listener = early.append
     first, second = c.save(2, {"w": torch.zeros(3)}), c.save(2, {"w": torch.zeros(3)}, persist=True)
-    c.memory._listener = c._event
+    c.memory._listener = c._open().outcomes.event
     for event in early:
-        c._event(event)
+        c._open().outcomes.event(event)
     assert first.wait("disk", 20) > 0
     assert second.wait("disk", 20) > 0
     c.close()
@@ -487,7 +489,7 @@ def test_a_step_that_failed_on_another_rank_before_it_is_saved_here_has_failed(
     c = checkpointer(tmp_path)
     c.save(1, {"w": torch.zeros(3)})
     c.memory.link.request({"op": "give_up", "step": 2, "why": "No space left", "world_size": 1})
-    until(lambda: bool(c._fates))
+    until(lambda: bool(c._open().outcomes._recent_events))
     with pytest.raises(StorageError, match="No space left"):
         c.save(2, {"w": torch.zeros(3)}).wait("disk", 20)
     with pytest.raises(NotDurable, match="step 2: rank 0: No space left"):
@@ -547,7 +549,7 @@ def test_a_gpus_state_comes_through_a_registered_buffer(
     c.memory.link.disconnect()
     c._closed = True
     again = checkpointer(tmp_path)
-    again._pinning = NoGpu()  # type: ignore[assignment]
+    again._open().buffers.device = Device(CpuStager(), NoGpu())  # type: ignore[arg-type]
     state["w"].zero_()
     restored = again.restore(state)
     assert restored is not None and restored.source == ("disk" if lose_memory else "memory")
@@ -592,7 +594,7 @@ def test_fifty_saves_leave_memory_and_descriptors_flat(own_keepers: Path, tmp_pa
         c.save(step, state)
     c.wait()
     assert descriptors() <= before
-    assert len(c._saves) < 15
+    assert len(c._open().outcomes._saves) < 15
     c.close()
 
 

@@ -10,7 +10,7 @@ import torch
 
 from tests.support.keepers import until
 from unbroken import Checkpointer
-from unbroken.checkpoint.client.rank_memory import Slab
+from unbroken.checkpoint.client.rank_buffer import Slab
 
 SIZE = 24 << 20
 

@@ -16,6 +16,7 @@ import torch
 from tests.support.keepers import FakeAgent, SharedAgreement, alive, until
 from unbroken.checkpoint import Checkpointer, checkpointer
 from unbroken.checkpoint.catalogue import contents as catalogue
+from unbroken.checkpoint.client import session
 from unbroken.checkpoint.client.links import Candidate
 from unbroken.checkpoint.interval import Bounds
 from unbroken.checkpoint.ranks.environment import Place
@@ -33,7 +34,7 @@ class Ranks:
 
     def open(self, agents: list[FakeAgent] | None = None, attempt: int = 0, **options: Any) -> None:
         shared = SharedAgreement(self.world)
-        self.monkeypatch.setattr(checkpointer, "agreement", lambda rank, world, name: shared.of(rank))
+        self.monkeypatch.setattr(session, "agreement", lambda rank, world, name: shared.of(rank))
         self.all = []
         local = self.world // self.nodes
         for r in range(self.world):
@@ -75,7 +76,7 @@ class Ranks:
 
     def vanish(self) -> None:
         for c in self.all:
-            if c._started:
+            if c._parts is not None:
                 c.memory.closing = True
                 c.memory.link.disconnect()
             c._closed = True
@@ -337,8 +338,9 @@ def test_automatic_intervals_are_the_same_on_all_ranks(ranks: Callable[..., Rank
     r.open(snapshot_every="auto", persist_every="auto")
     r.restore()
     for c in r.all:
-        assert c._meter is not None
-        c._meter.bounds = Bounds(0.05, 0.1)
+        controller = c._open().schedule.controller
+        assert controller is not None
+        controller.bounds = Bounds(0.05, 0.1)
     due: list[list[int]] = [[], []]
 
     def train(rank: int, c: Checkpointer) -> None:

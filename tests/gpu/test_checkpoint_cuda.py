@@ -51,15 +51,25 @@ def spin(ms: int) -> None:
     torch.cuda._sleep(int(ms * 1.7e6))
 
 
+def stager(c: Checkpointer) -> Any:
+    """What copies its state."""
+    return c._opened().buffers.device.stager
+
+
+def pinning(c: Checkpointer) -> Any:
+    """What registers its buffers; None before the first state on the GPU."""
+    return c._opened().buffers.device.pinning
+
+
 def prepared(tmp_path: Path, state: dict[str, Any], **options: Any) -> Checkpointer:
     """With its buffers registered, so that copies are truly behind the trainer's back."""
     c = checkpointer(tmp_path, **options)
     c.save(1, state).host.result(60)
     c.save(2, state).host.result(60)
     c.save(3, state).host.result(60)
-    assert c._pinning is not None
+    assert pinning(c) is not None
     for slab in list(c.memory.slabs.values()):
-        c._pinning.ensure(slab)
+        pinning(c).ensure(slab)
     return c
 
 
@@ -242,7 +252,7 @@ def test_device_copy_and_throttle_give_the_same_bytes(
     optimizer.step()
     saved.host.result(60)
     if "device_copy" in options:
-        assert c._stager.last.device_copy
+        assert stager(c).last.device_copy
     c.restore(state)
     assert torch.equal(w, before[0]) and torch.equal(h, before[1])
     c.close()
@@ -277,25 +287,25 @@ def test_a_window_that_is_too_short_is_measured_and_the_next_copy_goes_over_the_
     w.grad = torch.ones_like(w)
     state = {"w": w, "o": optimizer}
     c = prepared(tmp_path, state)
-    choice = c._stager._on_device.choice
+    choice = stager(c)._on_device.choice
     for step in (4, 5, 6, 7):  # twice of three times: once may be chance
         saved = c.save(step, state)
         optimizer.step()
         saved.host.result(60)
-        until(lambda: not c._stager._pending)
+        until(lambda: not stager(c)._pending)
         if step < 6:
-            assert c._stager.last.stall_s > 0.005 and not c._stager.last.device_copy
+            assert stager(c).last.stall_s > 0.005 and not stager(c).last.device_copy
         if step == 5:
             assert 0 < choice.cost_s < choice.usual_s  # estimated
         if step >= 6:
-            assert c._stager.last.device_copy and c._stager.last.stall_s == 0
+            assert stager(c).last.device_copy and stager(c).last.stall_s == 0
             assert choice.usual_s > 0.005  # what it would have been
             assert 0 < choice.cost_s < choice.usual_s  # measured
     choice.cost_s = 2 * choice.usual_s
     saved = c.save(8, state)
     optimizer.step()
     saved.host.result(60)
-    assert not c._stager.last.device_copy and c._stager._on_device._scratch is None
+    assert not stager(c).last.device_copy and stager(c)._on_device._scratch is None
     c.close()
 
 
@@ -320,7 +330,7 @@ def test_tensors_of_many_types_sizes_and_places_are_copied_on_the_device_as_they
         saved = c.save(step, state)
         c.fence()
         saved.host.result(60)
-        assert c._stager.last.device_copy
+        assert stager(c).last.device_copy
     for t in state.values():
         t.zero_()
     c.restore(state)

@@ -78,17 +78,17 @@ def test_a_rank_that_stops_inside_a_save_is_found_as_fast_as_in_a_step(new_run: 
     """A save holds nothing up, so its hang must not wait for the deadline of minutes of the phase checkpointing."""
     script = """
 import os, signal, sys
-from unbroken.checkpoint import checkpointer
+from unbroken.checkpoint.device.staging import CpuStager
 from unbroken.train.__main__ import main
 
-copy = checkpointer.CpuStager.copy
+copy = CpuStager.copy
 
 def stop_once(self, *arguments):
     if os.environ["UNBROKEN_ATTEMPT"] == "1" and os.environ["RANK"] == "1":
         os.kill(os.getpid(), signal.SIGSTOP)
     copy(self, *arguments)
 
-checkpointer.CpuStager.copy = stop_once
+CpuStager.copy = stop_once
 sys.exit(main())
 """
     run = new_run(

@@ -108,6 +108,7 @@ def rank_main(
     from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
     from unbroken.checkpoint import checkpointer as module
+    from unbroken.checkpoint.client import session
     from unbroken.checkpoint.ranks.agreement import ThroughStore
     from unbroken.checkpoint.ranks.environment import Place
 
@@ -115,7 +116,7 @@ def rank_main(
     logging.basicConfig(filename=f"{folder}/said/{attempt:05d}-{rank}.log", level=logging.INFO)
     store = TCPStore("127.0.0.1", port, is_master=False)
     prefix: Any = PrefixStore(f"attempt-{attempt}", store)
-    vars(module)["agreement"] = lambda *_: ThroughStore(prefix, rank, world)
+    vars(session)["agreement"] = lambda *_: ThroughStore(prefix, rank, world)
     where = Place(rank, world, rank % local, local, node, "campaign", attempt, Path(socket), None)
     vars(module)["place"] = lambda: where
     said = os.open(f"{folder}/said/{attempt:05d}-{rank}", os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o644)

@@ -16,7 +16,7 @@ import torch
 from ...errors import CheckpointError
 from ..device.beside import beside_captures
 from ..device.host_memory import PIECE_BYTES, populate
-from .rank_memory import Slab
+from .rank_buffer import Slab
 
 logger = logging.getLogger("unbroken.checkpoint")
 

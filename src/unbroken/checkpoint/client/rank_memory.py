@@ -1,7 +1,7 @@
 """The keeper's buffers as a rank sees them: mapped, claimed, filled, sealed; handed on when the keeper dies.
 
 A rank keeps the descriptors of its buffers, so a new keeper gets the very same memory back, with what was sealed in
-it and what was still to be written. Needs torch only where a buffer is looked at as a tensor.
+it and what was still to be written. No torch here.
 """
 
 from __future__ import annotations
@@ -13,58 +13,21 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 from ...errors import UnbrokenError
-from ..device.host_memory import populate
 from ..keeper.wire import Message
 from .links import KeeperGone, KeeperRefused, RankLink
-
-if TYPE_CHECKING:
-    import torch
+from .rank_buffer import Slab
 
 logger = logging.getLogger("unbroken.checkpoint")
 
 RECONNECT_S = 120.0
 BEAT_S = 1.0
 FILLED_S = 120.0
-ENTER_BYTES = 16 << 20  # one to two milliseconds
 MUTE_AFTER = 10
 """Questions in a row without an answer; one takes two seconds, a pause and a wait of `BEAT_S` each."""
-
-
-@dataclass(eq=False)
-class Slab:
-    """One buffer, mapped into this process. `sealed` is what a new keeper would have to know of its content."""
-
-    id: int
-    bytes: int
-    fd: int
-    map: mmap.mmap
-    ready: threading.Event = field(default_factory=threading.Event)
-    pinned: bool = False
-    sealed: dict[str, Any] | None = None
-    confirmed: bool = False
-    """The keeper has said that it knows of `sealed`."""
-    claimed: bool = False
-    keeper: str = ""
-    gone: bool = False
-    unfilled: bool = False
-    """The keeper could not, or did not, take its pages: touching them may cost memory that is not there."""
-    entered: bool = False
-    unpin: Callable[[], None] | None = None
-    _tensor: torch.Tensor | None = None
-
-    @property
-    def tensor(self) -> torch.Tensor:
-        """All of it as bytes."""
-        if self._tensor is None:
-            import torch
-
-            with torch.inference_mode(False):  # made in that mode it could not be written outside of it
-                self._tensor = torch.frombuffer(self.map, dtype=torch.uint8)
-        return self._tensor
 
 
 @dataclass(eq=False)
@@ -84,13 +47,14 @@ class RankMemory:
     def __init__(
         self,
         connect: Callable[[Callable[[Message], None], Callable[[], None]], RankLink],
-        listener: Callable[[Message], None],
         *,
         count: int = 3,
         end_mute: Callable[[int], None] | None = None,
     ) -> None:
         self._connect = connect
-        self._listener = listener
+        self._listener: Callable[[Message], None] | None = None
+        self._early: list[Message] = []
+        self._subscribing = threading.Lock()
         self.count = count
         self.slabs: dict[int, Slab] = {}
         self.guard = threading.RLock()
@@ -115,6 +79,22 @@ class RankMemory:
     def keeper_id(self) -> str:
         return str(self.link.info["keeper"])
 
+    def subscribe(self, listener: Callable[[Message], None]) -> None:
+        """Calls `listener` with each of the keeper's events; those that came before come first, in their order."""
+        with self._subscribing:
+            for event in self._early:
+                listener(event)
+            self._early.clear()
+            self._listener = listener
+
+    def _publish(self, event: Message) -> None:
+        with self._subscribing:
+            listener = self._listener
+            if listener is None:
+                self._early.append(event)
+                return
+        listener(event)
+
     def provide(self, size: int, count: int | None = None) -> list[Slab]:
         """Sees to it that there are buffers of `size` bytes, `count` of them if told. Raises DoesNotFit if the budget has no room for one."""
         self._drop_ahead()
@@ -133,7 +113,7 @@ class RankMemory:
                     slab.ready.set()
                 self.slabs[number] = slab
             for number in [n for n, s in self.slabs.items() if n not in told and not s.claimed]:
-                self._unmap(self.slabs.pop(number))
+                self.slabs.pop(number).unmap()
             return list(self.slabs.values())
 
     def enter(self, slabs: list[Slab]) -> None:
@@ -146,12 +126,7 @@ class RankMemory:
             slab.entered = True
             if not slab.ready.wait(FILLED_S):
                 return
-            for start in range(0, slab.bytes, ENTER_BYTES):
-                with self.guard:  # so that it is not unmapped meanwhile
-                    if slab.gone or slab.unfilled:
-                        break
-                    populate(slab.tensor.data_ptr() + start, min(ENTER_BYTES, slab.bytes - start))
-                time.sleep(0.001)  # or nobody else would get the guard
+            slab.enter(self.guard)
 
     def map_buffer(self, number: int, fd: int, size: int, sealed: dict[str, Any]) -> Slab:
         """The buffer that holds a fetched snapshot of this rank; from now on it is handed on to a new keeper too."""
@@ -324,7 +299,7 @@ class RankMemory:
                 if not slab.confirmed:
                     slab.sealed = None
         if not answer.get("ok"):
-            self._listener(
+            self._publish(
                 {"event": "failed", "step": step, "attempt": None, "rank": -1, "why": str(answer.get("what"))}
             )
 
@@ -359,19 +334,13 @@ class RankMemory:
         self.link.disconnect()
         with self.guard:
             for slab in self.slabs.values():
-                self._unmap(slab)
+                slab.unmap()
             self.slabs.clear()
 
-    def _unmap(self, slab: Slab) -> None:
-        slab.gone = True
-        if slab.unpin is not None:
-            slab.unpin()
-        slab._tensor = None
-        try:
-            slab.map.close()
-        except BufferError:
-            pass  # a view of it lives on; the mapping goes with the view
-        os.close(slab.fd)
+    def abandon(self) -> None:
+        """Goes without a goodbye: for the keeper this rank has died."""
+        self.closing = True
+        self.link.disconnect()
 
     def _event(self, event: Message) -> None:
         if event.get("event") == "ready":
@@ -386,7 +355,7 @@ class RankMemory:
             self.note(event["attempt"], event["step"], complete=True)
         elif event.get("event") in ("durable", "failed"):
             self.note(event["attempt"], event["step"], persist=False)
-        self._listener(event)
+        self._publish(event)
 
     def _ended(self) -> None:
         with self.guard:

@@ -60,6 +60,9 @@ class Copying:
 class Stager(Protocol):
     """Copies tensors into a buffer."""
 
+    last_stall_s: float
+    """By how much the last copies that ended outlasted the window until the next mutation."""
+
     def copy(
         self,
         pieces: Mapping[str, torch.Tensor],
@@ -82,6 +85,8 @@ class Stager(Protocol):
 
 class CpuStager:
     """Copies at the call: on the CPU forward and backward would compete with a copy for the same cores."""
+
+    last_stall_s = 0.0
 
     def __init__(self) -> None:
         self._targets = Targets()

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ...errors import CheckpointCorrupt
+from ...errors import CheckpointCorrupt, CheckpointError, UsageError
 from ...journal.checksummed import Fields
 
 Ranges = tuple[tuple[int, int], ...]
@@ -97,3 +97,22 @@ def _ranges(f: Fields, key: str) -> Ranges:
         out.append((start, stop))
         last = stop
     return tuple(out)
+
+
+def position_of(value: Any) -> Position:
+    """The position that a script gives: a mapping, an object with `as_json`, or None. Raises UsageError."""
+    if value is None:
+        return Position()
+    if isinstance(value, Position):
+        return value
+    if not isinstance(value, Mapping):
+        value = getattr(value, "as_json", lambda: value)()
+    try:
+        return Position.from_json(
+            {"epoch": 0, "samples": [], "skips": [], "fingerprint": "", **value}, "position"
+        )
+    except (TypeError, CheckpointError) as e:
+        raise UsageError(
+            f"the data position cannot be saved: {e}",
+            todo="Give {'epoch': 0, 'samples': [[start, stop]], 'skips': []} in absolute sample numbers",
+        ) from None

@@ -14,6 +14,8 @@ from typing import Any, Protocol
 
 from ...errors import CheckpointError, UsageError
 
+VOTE_TIMEOUT_S = 600.0
+
 
 class Agreement(Protocol):
     """What the ranks of one attempt share."""
@@ -128,3 +130,19 @@ def agreement(rank: int, world_size: int, name: str) -> Agreement:
     except (AttributeError, NotImplementedError, RuntimeError):
         store = PrefixStore(f"unbroken/checkpoint/{name}", _get_default_store())
     return ThroughStore(store, rank, world_size)
+
+
+def vote(agreement: Agreement, key: str, why: str) -> list[str]:
+    """Tells the others whether this rank is content (an empty `why`), and hears what those say who are not."""
+    if why:
+        agreement.publish(f"{key}/why/{agreement.rank}", f"rank {agreement.rank}: {why}")
+        agreement.count(f"{key}/bad")
+    if agreement.count(f"{key}/all") == agreement.world_size:
+        bad = agreement.count(f"{key}/bad", 0)
+        reasons = []
+        if bad:
+            found = [agreement.peek(f"{key}/why/{r}") for r in range(agreement.world_size)]
+            reasons = [x for x in found if x]
+        agreement.publish(f"{key}/result", reasons)
+        return reasons
+    return list(agreement.read(f"{key}/result", timeout_s=VOTE_TIMEOUT_S))

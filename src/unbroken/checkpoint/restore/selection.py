@@ -21,7 +21,8 @@ from ...errors import CheckpointCorrupt, CheckpointError, NoCheckpoint, Unbroken
 from ...journal.checksummed import digest, seal
 from ..catalogue import contents as catalogue
 from ..client.links import Candidate, RankLink
-from ..client.rank_memory import RankMemory, Slab
+from ..client.rank_buffer import Slab
+from ..client.rank_memory import RankMemory
 from ..device.targets import typed_view
 from ..format.manifest import (
     CHUNK_BYTES,
@@ -35,13 +36,11 @@ from ..format.manifest import (
 )
 from ..format.position import Position
 from ..keeper.holdings import Mark
-from ..ranks.agreement import Agreement
+from ..ranks.agreement import VOTE_TIMEOUT_S, Agreement, vote
 from ..storage.base import Storage
 from .apply import Stored
 
 logger = logging.getLogger("unbroken.checkpoint")
-
-VOTE_TIMEOUT_S = 600.0
 
 Beside = Callable[[Slab | None], AbstractContextManager[object]]
 """What to do with a landing buffer while its bytes arrive."""
@@ -197,22 +196,6 @@ def choose(
         if agreement.rank == 0:
             logger.warning("passing over %s: %s", offer.name, reasons[0])
     return None
-
-
-def vote(agreement: Agreement, key: str, why: str) -> list[str]:
-    """Tells the others whether this rank is content (an empty `why`), and hears what those say who are not."""
-    if why:
-        agreement.publish(f"{key}/why/{agreement.rank}", f"rank {agreement.rank}: {why}")
-        agreement.count(f"{key}/bad")
-    if agreement.count(f"{key}/all") == agreement.world_size:
-        bad = agreement.count(f"{key}/bad", 0)
-        reasons = []
-        if bad:
-            found = [agreement.peek(f"{key}/why/{r}") for r in range(agreement.world_size)]
-            reasons = [x for x in found if x]
-        agreement.publish(f"{key}/result", reasons)
-        return reasons
-    return list(agreement.read(f"{key}/result", timeout_s=VOTE_TIMEOUT_S))
 
 
 def land_from_memory(memory: RankMemory, offer: Offer, rank: int, beside: Beside) -> Landed | None:
