@@ -1,4 +1,4 @@
-"""What a keeper holds and does: connections, requests, buffers, and the threads that fill and checksum them.
+"""What a keeper does: connections, requests, attempts, places; its buffers are in memory.py.
 
 Each connection has a thread, and one condition (`changed`) guards all state. Long requests (settle, flush, close)
 are answered from threads of their own, so that leases are renewed meanwhile. Long because all that the one condition
@@ -8,8 +8,6 @@ guards is read in one place.
 from __future__ import annotations
 
 import contextlib
-import itertools
-import mmap
 import os
 import secrets
 import socket
@@ -17,23 +15,19 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
-from functools import partial
 from typing import Any
 
-from ...errors import DoesNotFit, UnbrokenError
+from ...errors import UnbrokenError
 from ...link.bounds import HELLO_BYTES, HELLO_S, STRANGERS
-from ...machine import available_memory
-from ...units import Bytes
 from ..catalogue import retention
 from ..catalogue.retention import Retention
-from ..device.host_memory import fill_pages
 from ..format.manifest import folder_name
 from ..storage import open_storage
 from ..storage.base import Storage
+from .checksums import take_checksums
 from .clients import Client, Refused, Settings, Wait, check, log, refusal, reply, tell
-from .commit import Abandoned, chunk_digests
-from .holdings import CLAIMED, FREE, SEALED, Buffer, Holdings, Mark, Snapshot
+from .holdings import CLAIMED, FREE, Buffer, Holdings, Mark
+from .memory import NodeMemory
 from .peers import Peers
 from .uploading import Uploading
 from .wire import MAX_MESSAGE_BYTES, Channel, Closed, Message
@@ -55,8 +49,8 @@ class Keeper:
         self._operations, self._flush = operations, flush
         self.id = secrets.token_hex(8)
         self.changed = threading.Condition(threading.RLock())
-        self.holdings = Holdings(settings.budget, self._free)
-        self.maps: dict[int, mmap.mmap] = {}
+        self.memory = NodeMemory(settings, self.changed, self._filled)
+        self.holdings = self.memory.holdings
         self.clients: list[Client] = []
         self.waits: list[Wait] = []
         self.attempt = 0
@@ -72,17 +66,14 @@ class Keeper:
         self.hurried = False
         """Whoever asked for a flush waits no longer for a storage that refuses."""
         self.exit_code = 0
-        # Never the number of a buffer of another keeper: a late answer must not name the wrong memory.
-        self._ids = itertools.count(secrets.randbits(40) << 10)
-        self._to_fill: list[Buffer] = []
         self.place = settings.checkpoints
         """Where checkpoints are written now; under a supervisor it may follow what the ranks say (placement.py)."""
         self.place_asked = self.place_used = ""
         """What a rank asked for that the supervisor has not answered yet; what ranks of this attempt were told to use."""
         self.place_refused: Message | None = None
         self.writing = Writing(
-            open_storage, self.holdings, self.changed, self.emit, self.view,
-            node=settings.node, writers=settings.writers, after_commit=self._after_commit, freed=self._serve_waits,
+            open_storage, self.holdings, self.changed, self.emit, self.memory.view,
+            node=settings.node, writers=settings.writers, after_commit=self._after_commit, freed=self.serve_waits,
         )  # fmt: skip
         self.writing.place = self.place
         if settings.lease_s is not None:
@@ -91,9 +82,8 @@ class Keeper:
         self.uploading: Uploading | None = None
         self.keep = Retention(settings.keep, settings.keep_every)
         self.peer_wanted = False
-        # Filling pages is zeroing them, at a few GB/s a thread; several buffers go side by side.
-        for loop in (self._fill_loop, self._fill_loop, self._fill_loop, self._checksum_loop):
-            threading.Thread(target=loop, daemon=True).start()
+        self.memory.start()
+        threading.Thread(target=take_checksums, args=(self,), daemon=True).start()
 
     # --- connections
 
@@ -173,7 +163,7 @@ class Keeper:
                 return
             with self.changed:
                 answer = method(self, client, message, fds)
-                self._serve_waits()
+                self.serve_waits()
                 self.changed.notify_all()
         except UnbrokenError as e:
             reply(client, number, refusal(e))
@@ -239,7 +229,7 @@ class Keeper:
                 for b in self.holdings.of_rank(client.rank):
                     if b.state == CLAIMED and b.owner is client:
                         b.state = FREE
-            self._serve_waits()
+            self.serve_waits()
             if not self.clients:
                 self.alone_since = time.monotonic()
             last = client.role == "rank" and not any(c.role == "rank" for c in self.clients)
@@ -344,33 +334,6 @@ class Keeper:
             if c.get("place") and not c.get("brought"):
                 self.writing.places.setdefault(int(c["attempt"]), str(c["place"]))
 
-    def room_for(self, rank: int, size: int, foreign: bool) -> Buffer | None:
-        """A buffer to receive a snapshot into, claimed: one that is needed no more, else a new one in the budget."""
-        if not foreign:
-            b = self.holdings.claim(rank, size)
-            if b is None and self.holdings.used() + size <= self.settings.budget:
-                b = self.create(rank, size)
-                b.state = CLAIMED
-            return b
-        theirs = [b for b in self.holdings.buffers.values() if b.foreign and b.rank == rank]
-        newest = max((b.snapshot.mark for b in theirs if b.snapshot), default=None)
-        for b in theirs:
-            if (
-                b.bytes >= size
-                and not b.pins
-                and b.state != CLAIMED
-                and (b.snapshot is None or b.snapshot.mark != newest)
-            ):
-                b.state, b.snapshot = CLAIMED, None
-                return b
-        for b in [b for b in theirs if b.bytes < size and not b.pins and b.state != CLAIMED]:
-            self.holdings.drop(b)
-        if len(theirs) >= 2 or self.holdings.used() + size > self.settings.budget:
-            return None
-        b = self.create(rank, size)
-        b.foreign, b.state = True, CLAIMED
-        return b
-
     def begin(
         self, attempt: int, world_size: int, ranks: dict[int, int], candidates: list[Any] | None
     ) -> None:
@@ -431,108 +394,20 @@ class Keeper:
             b.owner = client
         return b
 
-    def _serve_waits(self) -> None:
+    def serve_waits(self) -> None:
         for wait in list(self.waits):
             if b := self.claim(wait.client, wait.size):
                 self.waits.remove(wait)
                 reply(wait.client, wait.id, {"ok": True, "buffer": b.id})
 
-    def create(self, rank: int, size: int) -> Buffer:
-        room = available_memory()
-        if room is not None and size > room:
-            raise DoesNotFit(
-                f"a buffer of {Bytes(size)} does not fit: {Bytes(room)} of memory are available",
-                where=f"{self.settings.node}, rank {rank}",
-                todo="Give the job more memory, or the keeper a smaller budget",
-            )
-        fd = os.memfd_create(f"unbroken-rank-{rank}", os.MFD_CLOEXEC)
-        try:
-            os.ftruncate(fd, size)
-        except OSError:
-            os.close(fd)
-            raise
-        b = Buffer(next(self._ids), rank, size, fd)
-        self.holdings.buffers[b.id] = b
-        self._to_fill.append(b)
-        return b
+    def _filled(self, b: Buffer, why: str) -> None:
+        """A new buffer has its pages; or (`why`) there are none for it."""
+        for client in self.clients:
+            if client.role == "rank" and client.rank == b.rank:
+                tell(client, {"event": "ready", "buffer": b.id, "why": why})
+        self.serve_waits()
 
-    def _free(self, b: Buffer) -> None:
-        if (m := self.maps.pop(b.id, None)) is not None:
-            with contextlib.suppress(BufferError):
-                m.close()
-        os.close(b.fd)
-
-    def view(self, b: Buffer, size: int) -> memoryview:
-        with self.changed:
-            if b.id not in self.maps:
-                self.maps[b.id] = mmap.mmap(b.fd, b.bytes, prot=mmap.PROT_READ | mmap.PROT_WRITE)
-            return memoryview(self.maps[b.id])[:size]
-
-    # --- threads of its own
-
-    def _fill_loop(self) -> None:
-        """Gives new buffers their pages, so that neither the trainer's copies nor its registration fault them in."""
-        while True:
-            with self.changed:
-                while not self._to_fill:
-                    self.changed.wait()
-                b = self._to_fill.pop(0)
-                if b.id not in self.holdings.buffers:
-                    continue
-                b.pins += 1
-                fd = os.dup(b.fd)
-            why = ""
-            try:
-                fill_pages(fd, b.bytes)
-            except OSError as e:
-                why = f"the memory of a buffer of {Bytes(b.bytes)} cannot be had: {e.strerror}"
-                log(why)
-            finally:
-                os.close(fd)
-            with self.changed:
-                b.pins -= 1
-                b.ready = not why
-                for client in self.clients:
-                    if client.role == "rank" and client.rank == b.rank:
-                        tell(client, {"event": "ready", "buffer": b.id, "why": why})
-                self._serve_waits()
-                self.changed.notify_all()
-
-    def _checksum_loop(self) -> None:
-        """Takes the checksums of snapshots that stay in memory, so that a restore notices a flipped bit."""
-        while not self.stop.is_set():
-            with self.changed:
-                newest = self.holdings.newest
-                todo = [
-                    b
-                    for b in self.holdings.buffers.values()
-                    if b.state == SEALED
-                    and b.snapshot
-                    and b.snapshot.mark == newest
-                    and b.snapshot.checksums is None
-                    and not any(j.buffer is b for j in self.writing.jobs)
-                ]
-                if not todo:
-                    self.changed.wait(1.0)
-                    continue
-                b, snapshot = todo[0], todo[0].snapshot
-                assert snapshot is not None
-                b.pins += 1
-            sums = None
-            with contextlib.suppress(Abandoned), self.view(b, snapshot.file_bytes) as view:
-                sums = chunk_digests(view, partial(self._unless_wanted, b, snapshot))
-            with self.changed:
-                b.pins -= 1
-                if b.snapshot is snapshot and sums is not None:
-                    b.snapshot = replace(snapshot, checksums=sums)
-                self._serve_waits()
-                self.changed.notify_all()
-
-    def _unless_wanted(self, b: Buffer, snapshot: Snapshot) -> None:
-        """Raises Abandoned once a newer snapshot is complete and the rank waits for a buffer: sums may take seconds."""
-        with self.changed:
-            if self.holdings.newest != snapshot.mark and any(w.client.rank == b.rank for w in self.waits):
-                raise Abandoned
+    # --- on other threads
 
     def _after_commit(self, storage: Storage, mark: Mark, mine: bool) -> None:
         """On the committer's thread, after a checkpoint is durable: upload this node's share, remove older ones."""

@@ -17,7 +17,7 @@ from ...units import Bytes
 from ..catalogue.placement import same_place
 from .clients import Client, NotYet, Refused, Wait
 from .commit import note_failure
-from .holdings import CLAIMED, FREE, SEALED, Buffer, Mark, Snapshot
+from .holdings import CLAIMED, FREE, SEALED, Mark, Snapshot
 from .keeping import Answer, Keeper, Operation
 from .peers import Target
 from .wire import VERSION, Message
@@ -158,7 +158,7 @@ def arena(keeper: Keeper, client: Client, m: Message, fds: list[int]) -> Answer:
         others = sum(b.bytes for b in keeper.holdings.buffers.values() if b.rank == rank and b not in have)
         if (len(have) + 1) * size + others > share:
             break
-        have.append(keeper.create(rank, size))
+        have.append(keeper.memory.create(rank, size))
     if not have:
         raise DoesNotFit(
             f"a snapshot of this rank takes {Bytes(size)}, its share of the node's budget is {Bytes(share)}",
@@ -219,10 +219,7 @@ def adopt(keeper: Keeper, client: Client, m: Message, fds: list[int]) -> Answer:
     if len(fds) != len(entries):
         raise Refused(f"{len(entries)} buffers came with {len(fds)} descriptors")
     for entry in entries:
-        fd = fds.pop(0)
-        size = os.fstat(fd).st_size
-        b = Buffer(next(keeper._ids), client.rank, size, fd, ready=True)
-        keeper.holdings.buffers[b.id] = b
+        b = keeper.memory.take_over(client.rank, fds.pop(0))
         ids[str(entry["id"])] = b.id
         if kept := entry.get("snapshot"):
             mark = Mark(int(kept["attempt"]), int(kept["step"]))

@@ -19,7 +19,8 @@ from ...errors import CheckpointError, UnbrokenError
 from ...journal.checksummed import digest
 from ...link.bounds import HELLO_BYTES, HELLO_S, STRANGERS, Malformed, same_secret, whole
 from ..format.manifest import CHUNK_BYTES
-from .holdings import Buffer, Holdings, Mark, Snapshot
+from .holdings import Buffer, Mark, Snapshot
+from .memory import NodeMemory
 from .wire import MAX_MESSAGE_BYTES, Channel, Closed, Message
 
 TIMEOUT_S = 60.0
@@ -34,16 +35,11 @@ class Home(Protocol):
     """What the peers need of their keeper."""
 
     changed: threading.Condition
-    holdings: Holdings
+    memory: NodeMemory
     attempt: int
-
-    def room_for(self, rank: int, size: int, foreign: bool) -> Buffer | None:
-        """A buffer to receive into, claimed, within the budget; `changed` is held."""
 
     def note_complete(self, mark: Mark) -> None:
         """All ranks have this snapshot; `changed` is held."""
-
-    def view(self, b: Buffer, size: int) -> memoryview: ...
 
     def emit(self, event: Message) -> None: ...
 
@@ -123,7 +119,7 @@ class Peers:
                 mark, target = self._due, self.target
                 held = [
                     b
-                    for b in self.home.holdings.buffers.values()
+                    for b in self.home.memory.holdings.buffers.values()
                     if not b.foreign and b.snapshot and b.snapshot.mark == mark and b.state == "sealed"
                 ]
                 for b in held:
@@ -133,7 +129,7 @@ class Peers:
                 why = ""
                 try:
                     assert b.snapshot is not None
-                    self._send(target, b.snapshot, self.home.view(b, b.snapshot.file_bytes))
+                    self._send(target, b.snapshot, self.home.memory.view(b, b.snapshot.file_bytes))
                 except (PeerError, OSError, Closed) as e:
                     why = str(e)
                     self.log(f"step {mark.step} was not copied to {target.node}: {e}")
@@ -237,7 +233,7 @@ class Peers:
 
     def _give(self, channel: Channel, mark: Mark, rank: int) -> None:
         with self.home.changed:
-            b = self.home.holdings.find(mark, rank)
+            b = self.home.memory.holdings.find(mark, rank)
             s = b.snapshot if b else None
             if b is None or s is None:
                 channel.send({"found": False})
@@ -247,7 +243,7 @@ class Peers:
             channel.send(
                 {"found": True, "file_bytes": s.file_bytes, "part": dict(s.part), "world_size": s.world_size}
             )
-            self._stream(channel, self.home.view(b, s.file_bytes))
+            self._stream(channel, self.home.memory.view(b, s.file_bytes))
         finally:
             with self.home.changed:
                 b.pins -= 1
@@ -263,14 +259,14 @@ class Peers:
         with self.home.changed:
             if foreign and mark.attempt < self.home.attempt:
                 raise PeerError(f"attempt {mark.attempt} is over")
-            b = self.home.room_for(rank, size, foreign)
+            b = self.home.memory.room_for(rank, size, foreign)
         if b is None:
             raise PeerError("there is no room for another node's snapshot in the budget")
         kept = False
         try:
             if foreign:
                 channel.send({"ok": True})
-            view, sums = self.home.view(b, size), []
+            view, sums = self.home.memory.view(b, size), []
             for at in range(0, size, CHUNK_BYTES):
                 chunk = view[at : at + CHUNK_BYTES]
                 got = 0
