@@ -29,6 +29,7 @@ from unbroken.checkpoint.client.buffers import Device
 from unbroken.checkpoint.device.staging import CpuStager
 from unbroken.checkpoint.storage import open_storage
 from unbroken.errors import (
+    CheckpointError,
     LayoutMismatch,
     NoCheckpoint,
     NotDurable,
@@ -558,6 +559,21 @@ def test_a_gpus_state_comes_through_a_registered_buffer(
         assert again.save(step, state).skipped is None
     assert len(again.memory.slabs) == 3
     again.close()
+
+
+def test_memory_that_cannot_be_registered_makes_saves_slow_and_ends_no_training(
+    own_keepers: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Refusing(NoGpu):
+        def ensure(self, slab: Any) -> None:
+            raise CheckpointError("CUDA cannot register 64 MiB of host memory (error 2): copies will be slow")
+
+    c = checkpointer(tmp_path)
+    c._open().buffers.device = Device(CpuStager(), Refusing())  # type: ignore[arg-type]
+    for step in range(2, 12, 2):  # more than there are buffers
+        assert c.save(step, {"w": torch.full((3000,), float(step))}).wait("disk", 20) < 20
+    assert caplog.text.count("copies will be slow") == 1
+    c.close()
 
 
 def test_settings_that_cannot_be_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,6 +50,7 @@ class Buffers:
         self.device = Device(CpuStager())
         self.plan: Plan | None = None
         self._copies, self._capturer, self._when_busy = copies, capturer, when_busy
+        self._slow = False
 
     def choose_device(self, state: Mapping[str, Any]) -> None:
         """Sets up copying for the device that the state lies on, once."""
@@ -94,12 +95,18 @@ class Buffers:
     def claim(self, step: int, plan: Plan) -> Slab | None:
         """A buffer for the save of this step, registered where that is needed; None if all are in use.
 
-        Raises KeeperGone, KeeperRefused, CheckpointError if the system does not let memory be registered.
+        Where the system does not let memory be registered the copy is slow, and that is logged once.
+        Raises KeeperGone, KeeperRefused.
         """
         buffer = self._claim(step, plan)
         if buffer is not None and self.device.pinning is not None and not buffer.pinned:
             with holding_up():
-                self.device.pinning.ensure(buffer)
+                try:
+                    self.device.pinning.ensure(buffer)
+                except CheckpointError as e:
+                    if not self._slow:
+                        logger.warning("%s", e)
+                    self._slow = True
         return buffer
 
     def _claim(self, step: int, plan: Plan) -> Slab | None:
