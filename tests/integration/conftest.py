@@ -15,6 +15,7 @@ import pytest
 
 from unbroken.progress import RunDir, read_journal
 from unbroken.progress.records.incident import read_incidents
+from unbroken.recover.start import STOP_SIGNALS
 from unbroken.testing.faults import Faults
 
 from .breakers import Stage
@@ -109,6 +110,17 @@ class RunUnderTest:
                 self.process.kill()
         if self.run_dir.spec.exists():
             self.faults.end_everything()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def default_signals() -> None:
+    """What is started by tests that run in the background answers signals as anywhere else.
+
+    `nohup` and `&` make this process ignore some, and its children would inherit that; what is caught is not inherited.
+    """
+    for sig in STOP_SIGNALS:
+        if signal.getsignal(sig) is signal.SIG_IGN:
+            signal.signal(sig, lambda *_: None)
 
 
 @pytest.fixture
