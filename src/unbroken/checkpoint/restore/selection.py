@@ -32,7 +32,6 @@ from ..format.manifest import (
     TensorPart,
     data_name,
     folder_name,
-    parse_folder_name,
 )
 from ..format.position import Position
 from ..keeper.holdings import Mark
@@ -332,9 +331,3 @@ def nothing_good(skipped: list[tuple[str, str]], where: str) -> CheckpointError:
         where=where,
         todo="Look at them with `unbroken checkpoint verify`; to start afresh, use another folder",
     )
-
-
-def named(name: str) -> Offer | None:
-    """The offer of a checkpoint on disk by its folder's name."""
-    key = parse_folder_name(name)
-    return Offer(key[1], key[0], name, True) if key else None
