@@ -32,7 +32,7 @@ from evaluation_suite import ROWS, Row
 
 from unbroken.evaluate.contracts import Answer, ModelSpec, PreparedTask, Suite, Task, TaskPrior
 from unbroken.evaluate.model.sources import open_source
-from unbroken.evaluate.suite.codec import decode, encode
+from unbroken.journal.codec import decode, encode
 
 MODELS = {"tiny": (128, 2, 4, 352), "small": (1024, 8, 16, 2816), "medium": (2048, 16, 16, 5632)}
 """Hidden size, layers, heads, intermediate size: 0.5 M, 0.1 B and 0.8 B parameters."""

@@ -16,7 +16,7 @@ from unbroken.evaluate.scoring import pool as module
 from unbroken.evaluate.scoring import sandbox, sandboxed
 from unbroken.evaluate.scoring.pool import PoolLimits, open_pool
 from unbroken.evaluate.scoring.sandbox import Limits, Outcome
-from unbroken.evaluate.suite import codec
+from unbroken.journal import codec
 
 from ..fuzzing import fuzz
 from ..hostile import NESTED, bodies, mutated

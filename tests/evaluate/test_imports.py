@@ -23,7 +23,7 @@ from unbroken.evaluate.processes import bytecode
 from unbroken.evaluate.processes.imports import Forked, Imports
 from unbroken.evaluate.run.job import Launchers
 from unbroken.evaluate.scoring.pool import open_pool
-from unbroken.evaluate.suite.codec import encode
+from unbroken.journal.codec import encode
 from unbroken.testing.evaluation import BACKEND, ThreadScoring
 
 from .evaluating import coordinator, evaluate, fake_suite, fake_task, numbers

@@ -18,7 +18,7 @@ from unbroken.evaluate.result.page import render, write_page
 from unbroken.evaluate.result.page.gantt import busy_curve, rows_of
 from unbroken.evaluate.result.page.markup import duration, nice_step, number, percent
 from unbroken.evaluate.result.results import summary
-from unbroken.evaluate.suite.codec import encode
+from unbroken.journal.codec import encode
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 EMPTY = Report("s", "m", "", 0.0, 0.0, (), {}, (), (), (), 0.0, 0.0, 0.0)

@@ -30,8 +30,9 @@ from unbroken.evaluate.harness.plain import PlainHarness
 from unbroken.evaluate.scoring import pool as pool_module
 from unbroken.evaluate.scoring.pool import ONE_THREAD, Pool, PoolLimits, open_pool
 from unbroken.evaluate.scoring.worker import check_answers, score_job, serve
-from unbroken.evaluate.suite import codec, staged
+from unbroken.evaluate.suite import staged
 from unbroken.evaluate.suite.registry import get_harness, in_parts
+from unbroken.journal import codec
 from unbroken.machine import usable_cpus
 
 FAKE = Conditions("fake 1", "cpu", "auto", 8)
@@ -187,7 +188,7 @@ def test_workers_die_with_a_pool_that_is_killed(tmp_path: Path) -> None:
     job = job_of(tmp_path, sleepy)
     (tmp_path / "job.json").write_text(json.dumps(codec.encode(job)))
     program = (
-        "import json, time\nfrom unbroken.evaluate.suite import codec\nfrom unbroken.evaluate.contracts import ScoreJob\n"
+        "import json, time\nfrom unbroken.journal import codec\nfrom unbroken.evaluate.contracts import ScoreJob\n"
         "from unbroken.evaluate.scoring.pool import open_pool\npool = open_pool(1)\n"
         f"pool.submit(codec.decode(ScoreJob, json.load(open({str(tmp_path / 'job.json')!r}))))\ntime.sleep(600)\n"
     )

@@ -29,7 +29,7 @@ from unbroken.evaluate.run.screen import (
     status_text,
     text,
 )
-from unbroken.evaluate.suite.codec import encode
+from unbroken.journal.codec import encode
 
 
 def task(state: str, done: int = 0, blocks: int = 4) -> dict[str, object]:

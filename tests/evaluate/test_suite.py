@@ -9,8 +9,8 @@ import pytest
 from unbroken.errors import InputError, UnknownKey
 from unbroken.evaluate.contracts import ModelSpec, PreparedTask, Suite, Task
 from unbroken.evaluate.model.sources import make_manifest
-from unbroken.evaluate.suite.codec import decode, encode
 from unbroken.evaluate.suite.reader import parse_suite, read_suite, shipped_suites
+from unbroken.journal.codec import decode, encode
 
 GOOD = """
 [suite]

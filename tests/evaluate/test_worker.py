@@ -18,7 +18,7 @@ from unbroken.evaluate.engines.loading import FilesInPlace
 from unbroken.evaluate.engines.wire import Channel, Message
 from unbroken.evaluate.engines.worker import Worker
 from unbroken.evaluate.model.sources import FolderSource, hash_model
-from unbroken.evaluate.suite.codec import encode
+from unbroken.journal.codec import encode
 from unbroken.testing.evaluation import BACKEND, fake_model
 
 

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from unbroken.diagnose import diagnose
 from unbroken.diagnose.judge.facts import Facts, HangFact, RankExit
-from unbroken.recover.supervise.incident.diagnosing import Diagnosis, answer, read_facts
+from unbroken.journal.codec import decode, encode
+from unbroken.recover.supervise.incident.diagnosing import Diagnosis, answer
 
 FACTS = Facts(
     exits=(RankExit(0, "node-000", 1, None, 12.5), RankExit(1, "node-001", None, 9, 13.0, True)),
@@ -35,8 +36,8 @@ def log(folder: Path, text: str = KEY_ERROR) -> list[Path]:
 
 
 def test_facts_survive_the_way_to_the_process() -> None:
-    assert read_facts(json.loads(json.dumps(asdict(FACTS)))) == FACTS
-    assert read_facts(json.loads(json.dumps(asdict(Facts())))) == Facts()
+    assert decode(Facts, json.loads(json.dumps(asdict(FACTS)))) == FACTS
+    assert decode(Facts, json.loads(json.dumps(encode(Facts())))) == Facts()
 
 
 def test_the_verdict_is_that_of_the_library_and_the_loop_goes_on(tmp_path: Path) -> None:

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..errors import InputError, UnbrokenError, UnknownTask
+from ..journal.codec import decode
 from .contracts import Json, PreparedTask, Report, Score
 from .harness.lm_eval.results import TARGETS
 from .result.folder import EvalDir, read_json
 from .result.journal import events
 from .result.results import columns, number
 from .suite import staged
-from .suite.codec import decode
 
 
 @dataclass(frozen=True)

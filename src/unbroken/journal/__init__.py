@@ -1,1 +1,1 @@
-"""Records that prove themselves whole."""
+"""Records that prove themselves whole, and the plain form of dataclasses in them."""

@@ -40,8 +40,8 @@ from ..evaluate.contracts import (
     Task,
     digest,
 )
-from ..evaluate.suite.codec import encode
 from ..evaluate.suite.staged import read_answers, read_block, run_requests, write_samples
+from ..journal.codec import encode
 
 HARNESS = "unbroken.testing.evaluation:FakeHarness"
 BACKEND = "unbroken.testing.evaluation:FakeBackend"

@@ -29,7 +29,7 @@ def compare(
     """Say which metrics of which tasks differ between two evaluations by more than chance."""
     from ...evaluate.result.results import compare as compare_scores
     from ...evaluate.result.results import comparison, finite, left_out, side
-    from ...evaluate.suite.codec import encode
+    from ...journal.codec import encode
 
     if not 0 < alpha < 1:
         raise UsageError("--alpha lies between 0 and 1")
@@ -49,7 +49,7 @@ def read_report(place: Path) -> Report:
     """The report of an evaluation's folder, or of its report.json. Raises InputError where there is none that can be read."""
     from ...evaluate.contracts import Report
     from ...evaluate.result.folder import EvalDir, read_json
-    from ...evaluate.suite.codec import decode
+    from ...journal.codec import decode
 
     path = EvalDir(place).report if place.is_dir() else place
     if not path.is_file():

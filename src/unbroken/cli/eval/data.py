@@ -52,7 +52,7 @@ def stage(
     """Fetch a suite's data for machines without a network, and prove that they are found offline."""
     from ...errors import DatasetMissing
     from ...evaluate.harness.lm_eval.staging import offline_environment, stage_suite
-    from ...evaluate.suite.codec import encode
+    from ...journal.codec import encode
 
     found = stage_suite(suite_of(suite, "", None), into, only_check=check)
     if as_json:

@@ -94,7 +94,7 @@ def run(
 
 def _show(report: Report, folder: EvalDir, as_json: bool) -> None:
     from ...evaluate.result.results import table
-    from ...evaluate.suite.codec import encode
+    from ...journal.codec import encode
 
     write_results(report, folder)
     if as_json:

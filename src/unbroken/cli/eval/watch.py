@@ -82,7 +82,7 @@ def watch(
         wait_for_checkpoints,
     )
     from ...evaluate.run.watching.watch import watch as watch_run
-    from ...evaluate.suite.codec import encode
+    from ...journal.codec import encode
 
     kept_bytecode()
     asked = suite_of(suite, tasks, limit, shots, gen)

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import ModelChanged, ModelDoesNotLoad
+from ...journal.codec import decode
 from ...link.bounds import Message
 from ..contracts import Conditions, Model, ModelSpec
 from ..model.cache import Places, lease
 from ..model.sources import FileInfo, Manifest, Source, hash_model, memo_folder, open_source
-from ..suite.codec import decode
 from ..suite.registry import get_backend
 from .warming import get_ready
 

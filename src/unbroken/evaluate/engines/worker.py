@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import EvaluationError, ModelChanged, RunInterrupted, UnbrokenError
+from ...journal.codec import decode, encode
 from ...link.bounds import Message
 from ..contracts import ModelSpec, PreparedTask
-from ..suite.codec import decode, encode
 from ..suite.staged import encode_answer
 from .answering import Answering
 from .block_queue import Item, Queue

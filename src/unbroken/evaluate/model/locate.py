@@ -13,9 +13,9 @@ from pathlib import Path
 from ... import atomic
 from ...checkpoint.format.manifest import COMMITTED, MANIFEST, Committed
 from ...errors import CheckpointError, EvaluationError, ModelChanged
+from ...journal.codec import encode
 from ..contracts import Json, ModelSpec, digest
 from ..preparation import reads
-from ..suite.codec import encode
 from ..suite.registry import get_backend
 from .cache import Lease, Places, fetch_unknown
 from .sources import (

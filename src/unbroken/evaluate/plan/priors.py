@@ -22,8 +22,8 @@ from pathlib import Path
 
 from ... import atomic
 from ...errors import ContractError
+from ...journal.codec import decode, encode
 from ..contracts import PreparedTask, TaskPrior
-from ..suite.codec import decode, encode
 
 SCHEMA = 1
 START = "(a worker's start)"

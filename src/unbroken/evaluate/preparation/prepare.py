@@ -23,11 +23,11 @@ from typing import Any
 
 from ... import atomic
 from ...errors import EvaluationError, UnbrokenError
+from ...journal.codec import decode, encode
 from ..contracts import Harness, Json, ModelSpec, PreparedTask, Score, Suite, Task, digest
 from ..processes.bytecode import kept_bytecode
 from ..processes.imports import Forked, Imports, Process, end_piped, start_piped
 from ..result.folder import FULL, EvalDir, read_json
-from ..suite.codec import decode, encode
 from ..suite.registry import HARNESSES, get_harness
 from . import reads
 

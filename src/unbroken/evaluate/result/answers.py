@@ -16,10 +16,10 @@ from pathlib import Path
 
 from ... import atomic
 from ...errors import EvaluationError, UnbrokenError
+from ...journal.codec import decode
 from ...link.bounds import Malformed, whole
 from ..contracts import Answer, Conditions, Json, PreparedTask, digest
 from ..suite import received
-from ..suite.codec import decode
 from ..suite.staged import encode_answer, read_hashes
 from .journal import open_append, read_lines, seal
 

@@ -135,7 +135,7 @@ class EvalDir:
 
     def last_report(self) -> Report | None:
         """The report that is in the folder; None where there is none that can be read."""
-        from ..suite.codec import decode
+        from ...journal.codec import decode
 
         try:
             return decode(Report, read_json(self.report), where=str(self.report))

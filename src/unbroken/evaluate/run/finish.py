@@ -7,10 +7,10 @@ import time
 from collections.abc import Mapping, Sequence
 
 from ... import atomic
+from ...journal.codec import encode
 from ..contracts import Report, Score
 from ..plan.outcome import Measured, report, with_times_of
 from ..plan.priors import START, Observation, features_of, save_merged
-from ..suite.codec import encode
 from .state import Run
 
 

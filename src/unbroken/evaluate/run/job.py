@@ -6,12 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ...journal.codec import encode
 from ..contracts import ModelSpec, ScoringPool, Suite, digest
 from ..engines import Engine
 from ..processes.imports import Imports
 from ..result.folder import EvalDir
 from ..scoring.pool import open_pool
-from ..suite.codec import encode
 
 
 @dataclass(frozen=True)

@@ -18,13 +18,13 @@ from typing import Any, TextIO
 
 from ... import atomic
 from ...errors import ContractError, InputError, UnbrokenError, UsageError
+from ...journal.codec import decode, encode
 from ...page.terminal import own, visible
 from ...units import Duration
 from ..contracts import Json, ModelSpec
 from ..engines.live import Progress
 from ..result.folder import EvalDir, read_json
 from ..result.results import columns
-from ..suite.codec import decode, encode
 
 LINE_EVERY_S = 15.0
 STALE_S = 60.0

@@ -22,11 +22,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ... import atomic
+from ...journal import codec
 from ...machine import usable_cpus, usable_memory
 from ..contracts import Json, Score, ScoreDone, ScoreJob
 from ..processes.imports import Imports, Process, end_piped, start_piped
 from ..result.folder import unwritable
-from ..suite import codec
 from ..suite.registry import get_harness
 from .watch import read_watch
 

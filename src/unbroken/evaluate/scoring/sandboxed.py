@@ -15,10 +15,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ...errors import UnbrokenError
+from ...journal import codec
 from ...link.bounds import Malformed, decode
 from ..contracts import Json, Score, ScoreJob
 from ..processes.bytecode import readable_bytecode
-from ..suite import codec
 from ..suite.received import words
 from . import watch, worker
 from .paths import is_home, python_paths

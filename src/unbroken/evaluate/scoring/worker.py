@@ -25,10 +25,11 @@ from typing import cast
 
 from ... import atomic
 from ...errors import EvaluationError, UnbrokenError
+from ...journal import codec
 from ..contracts import Answer, Harness, Json, PreparedTask, Score, ScoreJob, ScoresInParts
 from ..preparation import reads, reads_of_score
 from ..result.folder import unwritable
-from ..suite import codec, staged
+from ..suite import staged
 from ..suite.registry import get_harness, in_parts
 from . import watch
 

@@ -25,8 +25,8 @@ from importlib import resources
 from pathlib import Path
 
 from ...errors import InputError, UnknownKey
+from ...journal.codec import decode
 from ..contracts import Json, Suite, Task, TaskPrior
-from .codec import decode
 
 METRICS = ("loglikelihood", "match", "code", "judge")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")

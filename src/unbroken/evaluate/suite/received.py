@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import EvaluationError, UnbrokenError
+from ...journal.codec import decode
 from ...link.bounds import Malformed, Message, number, same_secret, text, whole
 from ..contracts import Conditions, Json, PreparedTask, Request
-from .codec import decode
 from .staged import read_hashes, read_samples
 
 WORDS = 4000

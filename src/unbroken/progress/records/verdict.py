@@ -7,11 +7,12 @@ answer; a wrong certain answer is the worst one. The JSON form is frozen: keys a
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, TypeVar
 
-from ...errors import ContractError
+from ...errors import ContractError, InputError
+from ...journal.codec import decode, encode
 
 SCHEMA = 1
 T = TypeVar("T")
@@ -133,45 +134,12 @@ class Verdict:
 
     def as_json(self) -> dict[str, Any]:
         """The frozen JSON form: plain values, lists for tuples, `schema` first."""
-        return {"schema": SCHEMA, **_plain(asdict(self))}
+        return {"schema": SCHEMA, **encode(self)}
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Verdict:
         """Reads the JSON form; keys of a newer schema are ignored. Raises ContractError on a wrong shape."""
         try:
-            root, faulty = value.get("root"), value.get("faulty")
-            category = value.get("category")
-            return cls(
-                outcome=Outcome(value["outcome"]),
-                category=Category(category) if category else None,
-                reason=value.get("reason"),
-                root=_read(Root, root) if root else None,
-                evidence=tuple(_read(Root, r) for r in value.get("evidence", ())),
-                cascade=tuple(_read(Cascade, c) for c in value.get("cascade", ())),
-                faulty=_read(Faulty, faulty) if faulty else None,
-                recoverable=bool(value.get("recoverable", False)),
-                cordon=tuple(value.get("cordon", ())),
-                action=Action(value.get("action", "none")),
-                mitigation=value.get("mitigation", ""),
-                confidence=float(value.get("confidence", 0.0)),
-                decided_by=value.get("decided_by", ""),
-                notes=tuple(value.get("notes", ())),
-                unread=int(value.get("unread", 0)),
-            )
-        except (KeyError, TypeError, ValueError) as e:
+            return decode(cls, {k: v for k, v in value.items() if v is not None}, newer=True)
+        except (InputError, AttributeError) as e:
             raise ContractError(f"not a verdict: {e}") from e
-
-
-def _read(kind: type[T], value: dict[str, Any]) -> T:
-    known = {f.name for f in fields(kind)}  # type: ignore[arg-type]
-    return kind(**{k: v for k, v in value.items() if k in known})
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {k: _plain(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(v) for v in value]
-    if isinstance(value, StrEnum):
-        return value.value
-    return value

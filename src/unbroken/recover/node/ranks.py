@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import psutil
 
 from ...cluster import Ownership
 from ...errors import LeaseLapsed
+from ...journal.codec import decode, encode
 from ...progress import PageReader, Phase, RunDir, StepRecord
 from ...progress import page as pages_module
 from ..wire import Message
@@ -47,18 +48,14 @@ class LaunchOrder:
     devices: str | None = None
     follow_log: bool = True
 
-    def as_message(self) -> dict[str, Any]:
-        value = asdict(self)
-        value["ranks"] = {str(r): lr for r, lr in self.ranks.items()}
-        return value
+    def as_message(self) -> Message:
+        message: Message = encode(self)
+        return message
 
     @classmethod
     def from_message(cls, message: Message) -> LaunchOrder:
-        known = {f.name for f in fields(cls)}
-        value = {k: v for k, v in message.items() if k in known}
-        value["ranks"] = {int(r): lr for r, lr in value["ranks"].items()}
-        value["command"] = tuple(value["command"])
-        return cls(**value)
+        """The order that was sent; keys of a newer version are passed over. Raises InputError."""
+        return decode(cls, message, newer=True)
 
     def environment(self, rank: int, local_rank: int) -> dict[str, str]:
         """What torchrun would set, so that an unchanged torchrun script works."""

@@ -20,8 +20,8 @@ from pathlib import Path
 
 from .... import atomic
 from ....errors import EvaluationError, UnbrokenError
+from ....journal import codec
 from ...contracts import Suite, Task
-from ...suite import codec
 from ...suite.registry import get_harness
 
 MANIFEST = "staged.json"

@@ -15,9 +15,9 @@ from importlib.resources import files
 from pathlib import Path
 
 from .... import atomic
+from ....journal.codec import encode
 from ....page.terminal import script_json
 from ...contracts import Report
-from ...suite.codec import encode
 from ..results import finite
 from . import gantt, summary, tables
 from .markup import esc, when

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from ....errors import EvaluationError, UnbrokenError
+from ....journal.codec import decode, encode
 from ...contracts import ModelSpec, PreparedTask, Score, Suite, Task
 from ...preparation.prepare import Preparers, fingerprint, prepared_before, remember
 from ...preparation.reads import Stamp
 from ...result.folder import EvalDir
-from ...suite.codec import decode, encode
 from ..settings import Abort
 
 PATIENCE_S = 10.0

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ....errors import UnbrokenError
+from ....journal.codec import decode
 from ...contracts import PreparedTask, Score, ScoreDone, ScoreJob, ScoringPool
 from ...preparation import reads_of_score
 from ...result.answers import AnswerStore
 from ...result.folder import EvalDir, read_json
-from ...suite.codec import decode
 
 
 class Landing:

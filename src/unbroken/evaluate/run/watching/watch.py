@@ -37,12 +37,12 @@ from ....errors import (
     UnknownTask,
     UsageError,
 )
+from ....journal.codec import decode, encode
 from ....progress import RunDir, newest_place
 from ...contracts import ModelSpec, Report, Suite
 from ...result.folder import EvalDir, read_json
 from ...result.journal import open_append, read_sealed, seal
 from ...result.results import Difference, compare
-from ...suite.codec import decode, encode
 from ..curves import Point, curves_page, curves_text
 from .hold import Holding
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ....errors import ModelChanged
+from ....journal.codec import encode
 from ....link.bounds import Malformed, Message
 from ...contracts import PreparedTask
 from ...engines.live import Link, Visit
@@ -16,7 +17,6 @@ from ...plan.dispatch import Dispatcher
 from ...plan.outcome import BlockTime
 from ...preparation.prepare import revive
 from ...suite import received
-from ...suite.codec import encode
 from ...suite.staged import encode_sample, read_block
 from ..state import Run
 from ..tasks.tasks import Tasks

@@ -15,12 +15,12 @@ import logging
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ....diagnose.judge.facts import Facts, HangFact, RankExit
+from ....diagnose.judge.facts import Facts
 from ....errors import UnbrokenError
+from ....journal.codec import decode, encode
 from ....progress.records.verdict import UNKNOWN, Action, Outcome, Verdict
 
 _log = logging.getLogger("unbroken.supervisor")
@@ -84,7 +84,7 @@ class Diagnosis:
         process = self._process
         assert process is not None and process.stdin is not None and process.stdout is not None
         request = {
-            "logs": [str(p) for p in logs], "facts": asdict(facts), "seconds": self.within_s, "bytes": self.limit_bytes,
+            "logs": [str(p) for p in logs], "facts": encode(facts), "seconds": self.within_s, "bytes": self.limit_bytes,
         }  # fmt: skip
         process.stdin.write(json.dumps(request).encode(errors="surrogateescape") + b"\n")
         await process.stdin.drain()
@@ -118,28 +118,13 @@ def _unknown(why: str) -> Verdict:
     )
 
 
-def read_facts(value: dict[str, Any]) -> Facts:
-    """The facts that `asdict` made plain. Raises KeyError, TypeError."""
-    hang = value.get("hang")
-    return Facts(
-        exits=tuple(RankExit(**e) for e in value["exits"]),
-        lost_nodes=tuple(value["lost_nodes"]),
-        hang=HangFact(**{**hang, "late": tuple(hang["late"])}) if hang else None,
-        nodes=tuple((int(r), str(n)) for r, n in value["nodes"]),
-        oom_kills=tuple(value["oom_kills"]),
-        completed=bool(value["completed"]),
-        stopped_by_user=bool(value["stopped_by_user"]),
-        step=value["step"],
-    )
-
-
 def answer(request: dict[str, Any]) -> dict[str, Any]:
     """One request's answer: the verdict, or in words why there is none."""
     from ....diagnose import Limits, diagnose
 
     try:
         limits = Limits(seconds=request["seconds"], bytes=request["bytes"])
-        verdict = diagnose(request["logs"], facts=read_facts(request["facts"]), limits=limits)
+        verdict = diagnose(request["logs"], facts=decode(Facts, request["facts"]), limits=limits)
         return {"verdict": verdict.as_json()}
     except UnbrokenError as e:
         return {"error": str(e)}
