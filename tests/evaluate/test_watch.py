@@ -26,8 +26,8 @@ from unbroken.errors import (
 )
 from unbroken.evaluate.contracts import Metric, ModelSpec, Report, Score, Suite, Task
 from unbroken.evaluate.result.folder import EvalDir
-from unbroken.evaluate.run.curves import Point, curves_page, curves_text
 from unbroken.evaluate.run.watching import watch as module
+from unbroken.evaluate.run.watching.curves import Point, curves_page, curves_text
 from unbroken.evaluate.run.watching.hold import Holding
 from unbroken.evaluate.run.watching.watch import (
     Watch,

@@ -72,7 +72,7 @@ def watch(
     """Evaluate every committed checkpoint of a run as it appears: curves over steps, regressions flagged."""
     from ...evaluate.processes.bytecode import kept_bytecode
     from ...evaluate.result.folder import EvalDir
-    from ...evaluate.run.curves import curves_text
+    from ...evaluate.run.watching.curves import curves_text
     from ...evaluate.run.watching.watch import (
         Watch,
         checkpoints_of,

@@ -5,11 +5,9 @@ reached it are on disk, the same command goes on with the rest. Workers may join
 
     job.py, settings.py   what is evaluated, what runs it, how
     control.py            whether it goes on
-    checks.py, intake.py  before a GPU is taken
-    loop.py               from the first worker to the last score, with
-      tasks.py              each task's way from its prompts to its score
-      workers.py            the engine's workers
-      server.py, feeding.py what they send, and what they get
+    loop.py               from the first worker to the last score
+    tasks/                each task's way: checked, prepared, planned, scored
+    workers/              the engine's workers, the port, what they send and get
     state.py              what all of these know together
     finish.py             the report
 """

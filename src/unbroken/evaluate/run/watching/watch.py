@@ -43,7 +43,7 @@ from ...contracts import ModelSpec, Report, Suite
 from ...result.folder import EvalDir, read_json
 from ...result.journal import open_append, read_sealed, seal
 from ...result.results import Difference, compare
-from ..curves import Point, curves_page, curves_text
+from .curves import Point, curves_page, curves_text
 from .hold import Holding
 
 LEASE_S = 3600.0

@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...page.terminal import escape
-from ..contracts import Score
-from ..result.results import columns
+from ....page.terminal import escape
+from ...contracts import Score
+from ...result.results import columns
 
 
 @dataclass(frozen=True)
