@@ -476,6 +476,19 @@ def test_a_step_that_is_saved_again_resolves_both_calls(own_keepers: Path, tmp_p
     c.close()
 
 
+def test_events_that_come_before_anybody_listens_are_not_lost(own_keepers: Path, tmp_path: Path) -> None:
+    c = checkpointer(tmp_path)
+    memory = c.memory
+    memory._listener = None
+    for step in (1, 2):
+        memory._event({"event": "peer", "attempt": 1, "step": step, "rank": 0})
+    heard: list[int] = []
+    memory.subscribe(lambda event: heard.append(event["step"]))
+    memory._event({"event": "peer", "attempt": 1, "step": 3, "rank": 0})
+    assert heard == [1, 2, 3]
+    c.close()
+
+
 def test_a_step_that_is_saved_again_when_it_is_durable_is_durable(own_keepers: Path, tmp_path: Path) -> None:
     c = checkpointer(tmp_path)
     c.save(2, {"w": torch.zeros(3)}).wait("disk", 20)

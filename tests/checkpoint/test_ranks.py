@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from unbroken.checkpoint.interval import Bounds
 from unbroken.checkpoint.ranks.environment import Place
 from unbroken.checkpoint.restore.selection import Restored
 from unbroken.checkpoint.storage import open_storage
-from unbroken.errors import NotDurable, StorageError
+from unbroken.errors import CheckpointError, NotDurable, StorageError
 
 
 class Ranks:
@@ -33,8 +34,14 @@ class Ranks:
         self.all: list[Checkpointer] = []
 
     def open(self, agents: list[FakeAgent] | None = None, attempt: int = 0, **options: Any) -> None:
-        shared = SharedAgreement(self.world)
-        self.monkeypatch.setattr(session, "agreement", lambda rank, world, name: shared.of(rank))
+        tries: dict[str, SharedAgreement] = defaultdict(lambda: SharedAgreement(self.world))
+
+        def agreement(rank: int, world: int, name: str) -> Any:
+            with guard:
+                return tries[name.partition(".")[2]].of(rank)
+
+        guard = threading.Lock()
+        self.monkeypatch.setattr(session, "agreement", agreement)
         self.all = []
         local = self.world // self.nodes
         for r in range(self.world):
@@ -330,6 +337,35 @@ def test_checkpoints_are_copied_to_the_remote_after_their_commit(
         assert saved.wait("disk", 30) <= saved.wait("remote", 30)
     storage = open_storage(tmp_path / "remote")
     assert catalogue.verify_in(storage, "step-00000002.a0001").ok
+    r.each(lambda _, c: c.close())
+
+
+def test_a_session_that_could_not_be_opened_leaves_nothing_and_is_opened_whole_later(
+    ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where a rank is missing when the others look for it."""
+    r = ranks(2)
+    r.open()
+    opened: list[Any] = []
+    make = session.RankMemory
+
+    def noted(*args: Any, **how: Any) -> Any:
+        opened.append(make(*args, **how))
+        return opened[-1]
+
+    def missing(*_: Any) -> Any:
+        raise CheckpointError("another rank did not say 'node/1' within 300 s")
+
+    monkeypatch.setattr(session, "RankMemory", noted)
+    with monkeypatch.context() as m:
+        m.setattr(session, "gather_nodes", missing)
+        errors = r.each(lambda rank, c: c.save(1, {"w": torch.zeros(10)}))
+    assert all("did not say" in str(e) for e in errors), errors
+    assert all(c._parts is None for c in r.all)
+    until(lambda: len(opened) == 2 and all(memory.link.closed.is_set() for memory in opened))
+    for saved in r.save(2):
+        saved.wait("disk", 30)
+    assert {c.attempt for c in r.all} == {2}
     r.each(lambda _, c: c.close())
 
 

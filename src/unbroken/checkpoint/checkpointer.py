@@ -122,6 +122,7 @@ class Checkpointer:
         self._position = position
         self._name = str(next(_instances))
         self._parts: _Opened | None = None
+        self._tries = 0
         self._closed = False
         self._one_save = threading.RLock()
         """One save at a time: a buffer is asked for ahead, and two threads must not be given the same one."""
@@ -262,8 +263,13 @@ class Checkpointer:
         return self._parts
 
     def _connect(self) -> _Opened:
-        options = self.options
-        session = open_session(options, self.place, self.directory, self._name)
+        options, name = self.options, self._name
+        if (
+            self._tries and not self.place.supervised
+        ):  # what the ranks agreed on then is not the number of this attempt
+            name += f".{self._tries}"
+        self._tries += 1
+        session = open_session(options, self.place, self.directory, name)
         capturer = Capturer()
         buffers = Buffers(session, options.copies, capturer, options.memory.when_busy)
         schedule = Schedule(options.intervals, session)
