@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 from tests.support.run_folder import RunFolder
 from unbroken.cli.main import dispatch
 from unbroken.errors import InputError
+from unbroken.page.charts.marks import WIDTH, Mark, badge_rows
 from unbroken.progress import RunDir
 from unbroken.status import gather, report_json, write_report, write_report_safely
 from unbroken.status.curve import Steps, read_executions, thin
 from unbroken.status.page import page, time_split
-from unbroken.status.svg import WIDTH, Mark, badge_rows
 
 
 @pytest.fixture

@@ -24,10 +24,10 @@ function hover(id, share) {
   const figure = document.getElementById(id), svg = figure.querySelector("svg"), box = svg.getBoundingClientRect();
   const at = {clientX: box.left + share * box.width, clientY: box.top + box.height / 2, bubbles: true};
   svg.dispatchEvent(new MouseEvent("mousemove", at));
-  const tip = figure.querySelector(".tip");
-  said.push(id + ": " + tip.style.display + " " + tip.textContent.replaceAll("\\n", " / "));
+  const tip = document.getElementById("tip");
+  said.push(id + ": " + (tip.hidden ? "none" : "block") + " " + tip.textContent.replaceAll("\\n", " / "));
   svg.dispatchEvent(new MouseEvent("mouseleave"));
-  said.push(id + " left: " + tip.style.display);
+  said.push(id + " left: " + (tip.hidden ? "none" : "block"));
 }
 hover("curve", 0.5); hover("timeline", 0.5); hover("curve", 0.001);
 dispatchEvent(new Event("beforeprint"));

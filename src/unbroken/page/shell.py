@@ -54,6 +54,7 @@ def _environment() -> Environment:
         "script": Markup(_read("page/script.js")),
     }
     made.filters["thousands"] = "{:,}".format
+    made.filters["capfirst"] = lambda text: text[:1].upper() + text[1:]
     made.filters["plural"] = plural
     return made
 

@@ -7,10 +7,15 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from ..page.charts.curve import curve
+from ..page.charts.drawing import drawing
+from ..page.charts.lanes import Stretch, lanes
+from ..page.charts.marks import BADGE_H, LEFT, RIGHT, WIDTH, Mark, badge_rows
+from ..page.charts.scales import Axis
+from ..page.elements import Markup
 from ..units import Duration
 from .curve import Steps
 from .data import AttemptStory, IncidentStory, Report, Span, seconds_text
-from .svg import BADGE_H, LEFT, RIGHT, WIDTH, Mark, Scale, Stretch, badge_rows, curve, lanes
 
 _MAX_NODES = 24
 _MAX_STRIPS = 64
@@ -22,9 +27,9 @@ _GAP_FACTOR = 10
 
 @dataclass(frozen=True)
 class Figure:
-    """SVG text ('' where there is nothing to draw), what its script needs, the kinds of stretches in it, a note."""
+    """A drawing ('' where there is nothing to draw), what hovering says, the kinds of stretches in it, a note."""
 
-    svg: str
+    svg: Markup
     data: dict[str, object] = field(default_factory=dict)
     kinds: frozenset[str] = frozenset()
     note: str = ""
@@ -32,37 +37,32 @@ class Figure:
 
 def curve_figure(report: Report, steps: Steps) -> Figure:
     """The loss curve of the steps that count (already thinned), with a mark for each incident."""
-    empty: dict[str, object] = {"step": [], "x": [0, 0], "range": [0, 0]}
     last = report.executions.last
     if not len(steps) or not len(last):
-        return Figure("", empty)
+        return Figure(Markup())
     span = (float(last.step[0]), float(last.step[-1]))
     points = list(zip(steps.step.tolist(), steps.loss.tolist(), strict=True))
-    x_of = Scale(span[0], max(span[1], span[0] + 1), LEFT, WIDTH - RIGHT)
+    x_of = Axis("linear", span[0], max(span[1], span[0] + 1), LEFT, WIDTH - RIGHT)
     marks = [
-        Mark(
-            x_of(min(max(i.step, span[0]), span[1])), str(i.number), incident_title(i), f"incident-{i.number}"
-        )
+        Mark(x_of.at(i.step), str(i.number), incident_title(i), f"incident-{i.number}")
         for i in report.incidents
     ]
-    height = 320.0
     gaps = _gaps(last)
-    drawn, x, y = curve(points, marks, step_range=span, gaps=gaps, height=height)
-    svg = (
-        f'<svg viewBox="0 0 {WIDTH:.0f} {height:.0f}" role="img" aria-label="Loss by step">'
-        f'<rect x="0" y="0" width="{WIDTH:.0f}" height="{height:.0f}" fill="transparent"/>{drawn}'
-        f'<line class="cross" y1="20" y2="{height - 34:.0f}" style="display:none"/>'
-        '<circle class="dot" r="3.5" style="display:none"/></svg>'
-    )
+    drawn, x, y = curve(points, marks, steps=span, gaps=gaps, height=320.0)
+    rows = zip(points, steps.attempt.tolist(), steps.time.tolist(), strict=True)
     data: dict[str, object] = {
-        "range": [x.low, x.high],
-        "x": [x.start, x.stop],
-        "step": steps.step.tolist(),
-        "loss": [f"{v:.6g}" for v in steps.loss.tolist()],
-        "py": [round(y(min(v, y.high)) if math.isfinite(v) else y(y.high), 1) for v in steps.loss.tolist()],
-        "attempt": steps.attempt.tolist(),
-        "at": [seconds_text(report.own_time(t)) for t in steps.time.tolist()],
+        "points": [
+            [
+                round(x.at(step), 1),
+                round(y.at(loss) if math.isfinite(loss) else y.b, 1),
+                f"step {step:,}\nloss {loss:.6g}\nattempt {attempt}, after {seconds_text(report.own_time(when))}",
+            ]
+            for (step, loss), attempt, when in rows
+        ],
+        "top": y.b,
+        "bottom": y.a,
     }
+    svg = drawing(drawn, WIDTH, 320.0, "Loss by step")
     note = (
         f"The line is broken in {len(gaps)} place{'s' * (len(gaps) != 1)}, where steps were completed and not heard of."
         if gaps
@@ -82,15 +82,15 @@ def _gaps(last: Steps) -> frozenset[int]:
 def timeline_figure(report: Report) -> Figure:
     """A lane for each rank's place on each node, over the run's time without its pauses."""
     if not report.attempts or report.spec is None:
-        return Figure("", {"spans": []})
+        return Figure(Markup())
     clock = report.own_time
-    x = Scale(0.0, max(clock(report.ended), 1e-3), LEFT + 10, WIDTH - RIGHT)
+    x = Axis("linear", 0.0, max(clock(report.ended), 1e-3), LEFT + 10, WIDTH - RIGHT)
     nodes, note = _nodes_to_show(report)
     nproc = report.spec.nproc
     strips = nproc if nproc * len(nodes) <= _MAX_STRIPS else 1
     marks = [
         Mark(
-            x(clock(i.at if i.step >= 0 else i.detected)),
+            x.at(clock(i.at if i.step >= 0 else i.detected)),
             str(i.number),
             incident_title(i),
             f"incident-{i.number}",
@@ -98,7 +98,7 @@ def timeline_figure(report: Report) -> Figure:
         for i in report.incidents
     ]
     placed = badge_rows(marks)
-    base = [(s.kind, x(clock(s.start)), x(clock(s.end))) for s in report.spans if s.kind != "paused"]
+    base = [(s.kind, x.at(clock(s.start)), x.at(clock(s.end))) for s in report.spans if s.kind != "paused"]
     kinds = {k for k, _, _ in base}
     rows: list[tuple[float, list[Stretch]]] = []
     labels = []
@@ -108,16 +108,19 @@ def timeline_figure(report: Report) -> Figure:
         for local in range(strips):
             whole = strips == 1 and nproc > 1
             own = [
-                (kind, x(clock(a)), x(clock(b)))
+                (kind, x.at(clock(a)), x.at(clock(b)))
                 for kind, a, b in _own(report, node, None if whole else local)
             ]
             kinds |= {k for k, _, _ in own}
             rows.append((at_y, own))
             at_y += _STRIP
         at_y += _GAP
-    height = at_y + 40.0
+    height = at_y + 46.0
     pauses = [
-        (x(clock(s.start)), f"stopped here for {seconds_text(s.seconds)}, until the command was given again")
+        (
+            x.at(clock(s.start)),
+            f"stopped here for {seconds_text(s.seconds)}, until the command was given again",
+        )
         for s in report.spans
         if s.kind == "paused"
     ]
@@ -131,13 +134,10 @@ def timeline_figure(report: Report) -> Figure:
         height=height,
         time_text=lambda v: str(Duration(v)) if v else "0",
     )
-    svg = (
-        f'<svg viewBox="0 0 {WIDTH:.0f} {height:.0f}" role="img" aria-label="What each node did over time">'
-        f'<rect x="0" y="0" width="{WIDTH:.0f}" height="{height:.0f}" fill="transparent"/>{drawn}</svg>'
-    )
+    svg = drawing(drawn, WIDTH, height, "What each node did over time")
     tips = sorted((s for s in report.spans if s.kind != "paused"), key=lambda s: -s.seconds)[:_MAX_TIPS]
     spans_data = [
-        [s.kind, round(x(clock(s.start)), 1), round(x(clock(s.end)), 1), _tip(s, report)]
+        [round(x.at(clock(s.start)), 1), round(x.at(clock(s.end)), 1), _tip(s, report)]
         for s in sorted(tips, key=lambda s: s.start)
     ]
     return Figure(svg, {"spans": spans_data}, frozenset(kinds), note)

@@ -68,11 +68,36 @@ def top_of(title: str, keys: list[tuple[str, str, str]], width: float) -> tuple[
     return out, top
 
 
-def left_axis(axis: Axis, ticks: list[tuple[float, str]], right: float, title: str, top: float, foot: float) -> tuple[list[Markup], float]:  # fmt: skip
-    """A vertical axis: rules across the drawing, labels, its title; and where the drawing begins on the left."""
-    left = 30 + max((width_of(label) for _, label in ticks), default=20)
+def left_axis(
+    axis: Axis,
+    ticks: list[tuple[float, str]],
+    right: float,
+    title: str,
+    top: float,
+    foot: float,
+    *,
+    left: float = 0.0,
+) -> tuple[list[Markup], float]:
+    """A vertical axis: rules across the drawing, labels, its title; and where the drawing begins on the left (at
+    `left`, or where the labels leave room)."""
+    left = left or 30 + max((width_of(label) for _, label in ticks), default=20)
     out: list[Markup] = []
     for value, label in ticks:
         y = axis.at(value)
         out += [line(left, y, right, y, RULE), text(left - 7, y + 4, label, anchor="end")]
-    return [*out, turned(10, (top + foot) / 2, title)], left
+    return [*out, *([turned(10, (top + foot) / 2, title)] if title else [])], left
+
+
+def bottom_axis(
+    axis: Axis, ticks: list[tuple[float, str]], foot: float, title: str, height: float
+) -> list[Markup]:
+    """A horizontal axis at `foot`: a line, ticks with labels, its title at the bottom of the drawing."""
+    out = [line(axis.a, foot, axis.b, foot)]
+    for value, label in ticks:
+        x = axis.at(value)
+        last = x > axis.b - width_of(label) / 2
+        out += [
+            line(x, foot, x, foot + 4),
+            text(axis.b if last else x, foot + 17, label, anchor="end" if last else "middle"),
+        ]
+    return [*out, text((axis.a + axis.b) / 2, height - 5, title, anchor="middle")]

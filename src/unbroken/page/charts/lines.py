@@ -7,7 +7,7 @@ import math
 from ..elements import Markup, element
 from ..palette import NAMES
 from ..terminal import script_json
-from .drawing import drawing, left_axis, line, text, top_of
+from .drawing import bottom_axis, drawing, left_axis, line, text, top_of
 from .scales import Axis, nice_range, ticks
 from .spec import LineChart
 
@@ -26,12 +26,7 @@ def lines(c: LineChart, width: int, height: int) -> Markup:
     x_axis = Axis(c.x_scale, x_low, x_high, left, right)
     # A month takes so many pixels.
     room = 7 if c.x_kind != "time" else max(2, min(6, int((width - left) / 80)))
-    for v, label in ticks(x_axis, c.x_kind, room):
-        x = x_axis.at(v)
-        last = x > width - 26
-        drawn.append(line(x, foot, x, foot + 4))
-        drawn.append(text(x + 10 * last, foot + 17, label, anchor="end" if last else "middle"))
-    drawn += [line(left, foot, right, foot), text((left + right) / 2, height - 8, c.x, anchor="middle")]
+    drawn += bottom_axis(x_axis, ticks(x_axis, c.x_kind, room), foot, c.x, height)
     for v, label in c.marks:
         if x_low <= v <= x_high:
             x = x_axis.at(v)

@@ -81,7 +81,13 @@ def ticks(axis: Axis, kind: Literal["number", "seconds", "time"], room: int = 6)
     step = nice_step((axis.high - axis.low) / room)
     first = math.ceil(axis.low / step - 1e-9)
     count = math.floor(axis.high / step + 1e-9) - first + 1
-    return [((first + i) * step, short((first + i) * step)) for i in range(count)]
+    values = [(first + i) * step for i in range(count)]
+    if len({short(v) for v in values}) == count and all(
+        abs(float(f"{v:.3g}") - v) < 0.01 * step for v in values
+    ):
+        return [(v, short(v)) for v in values]
+    digits = max(0, 1 - math.floor(math.log10(step) + 1e-9)) if step % 1 else 0
+    return [(v, f"{v:,.{min(digits, 9)}f}") for v in values]
 
 
 def power_ticks(axis: Axis) -> list[tuple[float, str]]:
@@ -118,6 +124,26 @@ def time_ticks(low: float, high: float, room: int) -> list[tuple[float, str]]:
         months.append((begin.timestamp(), begin.strftime("%b %Y")))
     stride = max(1, math.ceil(len(months) / room))
     return months[::stride]
+
+
+TIME_STEPS = (
+    0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200,
+    86400, 172800, 345600, 604800, 1209600, 2592000, 7776000, 31536000,
+)  # fmt: skip
+"""Seconds, minutes, hours, days, weeks, months and years, in the parts that people cut them into."""
+
+
+def time_step(span: float, most: int) -> float:
+    """The step that cuts a time of `span` seconds into at most `most` round pieces."""
+    return next((float(s) for s in TIME_STEPS if span / s <= most), span / most)
+
+
+def duration_ticks(seconds: float, most: int) -> list[float]:
+    """Round times from 0 to `seconds`."""
+    if not seconds > 0:
+        return [0.0]
+    step = time_step(seconds, most)
+    return [n * step for n in range(int(seconds / step + 1e-9) + 1)]
 
 
 def short(v: float) -> str:
