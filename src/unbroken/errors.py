@@ -48,24 +48,34 @@ from typing import ClassVar
 class UnbrokenError(Exception):
     """What happened, where, and what to do next, in one paragraph.
 
-    `where` names the node, rank, path or step; `todo` is the next action, as an imperative sentence.
+    `where` names the node, rank, path or step; `hint` is the next action, as an imperative sentence.
     """
 
     exit_code: ClassVar[int] = 1
 
-    def __init__(self, what: str, *, where: str | None = None, todo: str | None = None) -> None:
-        super().__init__(what)
-        self.what = what
+    def __init__(self, message: str, *, where: str | None = None, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
         self.where = where
-        self.todo = todo
+        self.hint = hint
+
+    @property
+    def what(self) -> str:
+        """The former name of `message`."""
+        return self.message
+
+    @property
+    def todo(self) -> str | None:
+        """The former name of `hint`."""
+        return self.hint
 
     def __str__(self) -> str:
-        parts = [self.what.rstrip(".")]
+        parts = [self.message.rstrip(".")]
         if self.where:
             # A name with a line end in it must not write a line of its own.
             parts[0] += f" ({' '.join(self.where.splitlines())})"
-        if self.todo:
-            parts.append(self.todo.rstrip("."))
+        if self.hint:
+            parts.append(self.hint.rstrip("."))
         text = ". ".join(parts)
         return text if text.endswith(("?", "!")) else text + "."
 
@@ -74,9 +84,9 @@ class UnbrokenError(Exception):
         return {
             "error": {
                 "kind": type(self).__name__,
-                "what": self.what,
+                "what": self.message,
                 "where": self.where,
-                "todo": self.todo,
+                "todo": self.hint,
                 "exit_code": self.exit_code,
             }
         }
@@ -89,15 +99,15 @@ class UsageError(UnbrokenError):
 
 
 class UnknownKey(UsageError):
-    """A key, or a name given as a value (`what` says of what), that nobody knows; the nearest is named."""
+    """A key, or a name given as a value (`message` says of what), that nobody knows; the nearest is named."""
 
     def __init__(
         self, key: str, known: Iterable[str], *, where: str | None = None, what: str = "key"
     ) -> None:
         names = sorted(known)
         near = difflib.get_close_matches(key, names, n=1, cutoff=0.5)
-        todo = f"Did you mean '{near[0]}'?" if near else f"Known: {', '.join(names)}"
-        super().__init__(f"unknown {what} '{key}'", where=where, todo=todo)
+        hint = f"Did you mean '{near[0]}'?" if near else f"Known: {', '.join(names)}"
+        super().__init__(f"unknown {what} '{key}'", where=where, hint=hint)
         self.key = key
         self.nearest = near[0] if near else None
 
@@ -118,7 +128,7 @@ class MissingExtra(UnbrokenError):
 
         super().__init__(
             f"{what} needs {library}, which is not installed",
-            todo=f"Install it with: {install_command(extra)}",
+            hint=f"Install it with: {install_command(extra)}",
         )
 
 
@@ -211,8 +221,8 @@ class UnsaveableState(CheckpointError):
 
     exit_code = 33
 
-    def __init__(self, key: str, why: str, *, todo: str | None = None) -> None:
-        super().__init__(f"state '{key}' cannot be saved: {why}", todo=todo)
+    def __init__(self, key: str, why: str, *, hint: str | None = None) -> None:
+        super().__init__(f"state '{key}' cannot be saved: {why}", hint=hint)
         self.key = key
 
 
@@ -260,10 +270,10 @@ class UnknownTask(EvaluationError):
     def __init__(self, name: str, known: Iterable[str], *, where: str | None = None) -> None:
         names = sorted(known)
         near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
-        todo = "Did you mean " + " or ".join(f"'{n}'" for n in near) + "?" if near else None
-        if todo is None:
-            todo = f"`unbroken eval tasks` lists the {len(names)} tasks of the harness" if names else None
-        super().__init__(f"there is no task '{name}'", where=where, todo=todo)
+        hint = "Did you mean " + " or ".join(f"'{n}'" for n in near) + "?" if near else None
+        if hint is None:
+            hint = f"`unbroken eval tasks` lists the {len(names)} tasks of the harness" if names else None
+        super().__init__(f"there is no task '{name}'", where=where, hint=hint)
         self.nearest = near
 
 

@@ -31,10 +31,10 @@ def private_folder(path: Path, *, parents: bool = True) -> Path:
     found = os.lstat(path)
     if stat.S_ISLNK(found.st_mode) or not stat.S_ISDIR(found.st_mode):
         raise UnsafeFile("this is no folder, and somebody may have put it here for us", where=str(path),
-                         todo="Remove it, and run the same command")  # fmt: skip
+                         hint="Remove it, and run the same command")  # fmt: skip
     if found.st_uid != os.geteuid():
         raise UnsafeFile(f"this folder belongs to another user ({found.st_uid})", where=str(path),
-                         todo="Remove it, or choose another place for it")  # fmt: skip
+                         hint="Remove it, or choose another place for it")  # fmt: skip
     if stat.S_IMODE(found.st_mode) & 0o077:
         os.chmod(path, 0o700)
     return path
@@ -60,13 +60,13 @@ def read_secret(path: Path) -> bytes:
     with os.fdopen(fd, "rb") as f:
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode):
-            raise UnsafeFile("a key file must be a plain file", where=str(path), todo="Remove it")
+            raise UnsafeFile("a key file must be a plain file", where=str(path), hint="Remove it")
         if stat.S_IMODE(found.st_mode) & 0o077:
             raise UnsafeFile(
                 f"others may use this key file (mode {stat.S_IMODE(found.st_mode):04o})", where=str(path),
-                todo=f"chmod 600 {path}, after asking who read it; a file system that keeps no modes is no place for it",
+                hint=f"chmod 600 {path}, after asking who read it; a file system that keeps no modes is no place for it",
             )  # fmt: skip
         if found.st_uid not in (os.geteuid(), 0, os.stat(path.parent).st_uid):
             raise UnsafeFile(f"this key file belongs to another user ({found.st_uid})", where=str(path),
-                             todo="Remove it, and start again what writes it")  # fmt: skip
+                             hint="Remove it, and start again what writes it")  # fmt: skip
         return f.read(1 << 16)

@@ -83,12 +83,12 @@ def _parse_duration(text: str) -> float:
         total += float(m[1]) * _SECONDS[m[2]]
         end = m.end()
     if end == 0 or end != len(t):
-        raise UsageError(f"'{text}' is not a duration", todo="Write it like 250ms, 90s, 1h30m or 2d")
+        raise UsageError(f"'{text}' is not a duration", hint="Write it like 250ms, 90s, 1h30m or 2d")
     return total
 
 
 def _parse_bytes(text: str) -> int:
     m = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text.strip().lower(), re.ASCII)
     if not m or m[2] not in _BYTES:
-        raise UsageError(f"'{text}' is not a size", todo="Write it like 512MB, 1.5GiB or a number of bytes")
+        raise UsageError(f"'{text}' is not a size", hint="Write it like 512MB, 1.5GiB or a number of bytes")
     return int(float(m[1]) * _BYTES[m[2]])

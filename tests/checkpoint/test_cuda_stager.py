@@ -125,7 +125,7 @@ def under_way(
     buffer = torch.zeros(layout.file_bytes, dtype=torch.uint8)
     where = Targets().of(buffer, layout, tensors)
     pending = _Pending(Copying(lambda _: None), [], [], Event(), Slow(), Event())  # type: ignore[arg-type]
-    pending.todo = [(where[n], t) for n, t in tensors.items()]
+    pending.remaining = [(where[n], t) for n, t in tensors.items()]
     thread = threading.Thread(target=stager._issue, args=(pending,), daemon=True)
     thread.start()
     yield pending, [where[n].view for n in tensors]

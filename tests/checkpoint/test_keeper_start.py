@@ -61,4 +61,4 @@ def test_a_socket_path_that_is_too_long_is_refused_at_once(
     with pytest.raises(UsageError, match="path of the keeper's socket has") as e:
         Checkpointer(tmp_path / "checkpoints").restore({"step": 1})
     assert time.monotonic() - began < 5
-    assert f"Set {setting} to a shorter folder" in str(e.value.todo)
+    assert f"Set {setting} to a shorter folder" in str(e.value.hint)

@@ -97,14 +97,14 @@ def raising(error: BaseException) -> object:
 def test_errors_become_a_paragraph_and_their_code(
     command: SimpleNamespace, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command.does = raising(DoesNotFit("too many ranks", where="this machine", todo="Use fewer"))
+    command.does = raising(DoesNotFit("too many ranks", where="this machine", hint="Use fewer"))
     assert cli.dispatch(["fake"]) == 14
     out = capsys.readouterr()
     assert (out.out, out.err) == ("", "unbroken fake: too many ranks (this machine). Use fewer.\n")
 
 
 def test_the_envelope_with_json(command: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
-    error = RunStopped("it failed", where="step 3", todo="Mend it")
+    error = RunStopped("it failed", where="step 3", hint="Mend it")
     command.does = raising(error)
     assert cli.dispatch(["fake", "--json"]) == 10
     out = capsys.readouterr()

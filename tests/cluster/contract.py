@@ -221,7 +221,7 @@ class ClusterContract:
         async def scenario() -> None:
             with pytest.raises(DoesNotFit) as e:
                 await bench.open().acquire(Request(2, ranks_per_node=1_000_000))
-            assert e.value.todo
+            assert e.value.hint
 
         bench.run(scenario)
 

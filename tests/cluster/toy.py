@@ -66,7 +66,7 @@ class ToyCluster:
         site, wanted = self._site, request.nodes + request.spares
         out = {*await self.cordons(), *request.exclude, *request.replaces}
         if request.ranks_per_node > site.slots or wanted > site.size:
-            raise DoesNotFit("the toy is smaller than that", todo="Ask for less")
+            raise DoesNotFit("the toy is smaller than that", hint="Ask for less")
         held = [] if request.replaces else [n for n in site.given if n not in out][:wanted]
         free = [n for i in range(site.size) if (n := f"toy-{i}") not in out and n not in site.given]
         fresh = free[: wanted - len(held)]

@@ -322,8 +322,8 @@ def test_a_dataset_that_is_not_there_is_said_before_a_gpu_is_taken(tmp_path: Pat
     suite = Suite("s", (Task("tiny_sums", options={"include": str(folder)}),))
     with pytest.raises(DatasetMissing, match="tiny_sums") as e:
         prepare(suite, "tiny_sums", tmp_path)
-    assert e.value.todo is not None
-    assert "eval stage" in e.value.todo
+    assert e.value.hint is not None
+    assert "eval stage" in e.value.hint
 
 
 def test_a_broken_template_is_an_input_error(tmp_path: Path) -> None:

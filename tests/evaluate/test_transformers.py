@@ -155,7 +155,7 @@ def test_models_that_do_not_load_say_why(folder: Path, tmp_path: Path) -> None:
     def refused(place: Path, says: str, **more: Any) -> None:
         with pytest.raises(ModelDoesNotLoad, match=says) as e:
             backend.load(ModelSpec(str(place), **more), place, ())
-        assert e.value.todo
+        assert e.value.hint
 
     refused(tmp_path, "no config.json")
     refused(folder, "no dtype 'float12'", dtype="float12")
@@ -198,7 +198,7 @@ def test_weights_that_the_files_lack_are_never_random(
     ddp = renamed("ddp", **dict.fromkeys(names, ""))
     with pytest.raises(ModelDoesNotLoad, match=r"lack \d+ tensors \(.*that it does not know") as e:
         make().load(ModelSpec(str(ddp)), ddp, ())
-    assert "module." in str(e.value) and e.value.todo
+    assert "module." in str(e.value) and e.value.hint
     norm = next(k for k in sorted(names) if "norm" in k)
     one = renamed("one", **{norm: "other"})
     with pytest.raises(ModelDoesNotLoad, match=f"lack 1 tensor .{norm}"):

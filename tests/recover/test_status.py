@@ -112,19 +112,19 @@ def test_incidents_and_a_lost_node(made: RunFolder) -> None:
 
 
 @pytest.mark.parametrize(
-    ("end", "status", "todo"),
+    ("end", "status", "hint"),
     [
         ("completed", "completed", ""),
         ("interrupted", "interrupted", "goes on without a checkpoint: none was saved"),
     ],
 )
-def test_ended(made: RunFolder, end: str, status: str, todo: str) -> None:
+def test_ended(made: RunFolder, end: str, status: str, hint: str) -> None:
     made.attempt()
     made.steps(10)
     made.end(end)
     s = standing(made.run_dir)
     assert s.status == status
-    assert todo in s.todo and bool(todo) == bool(s.todo)
+    assert hint in s.hint and bool(hint) == bool(s.hint)
     assert s.wall_s == pytest.approx(made.now - made.began)
 
 
@@ -146,7 +146,7 @@ def test_supervisor_killed(made: RunFolder) -> None:
     s = standing(made.run_dir)
     assert s.status == "abandoned"
     assert s.supervisor is not None and s.supervisor.alive is False
-    assert "Give the same command again: it takes over or restarts. In /home/user: unbroken run" in s.todo
+    assert "Give the same command again: it takes over or restarts. In /home/user: unbroken run" in s.hint
 
 
 def test_ranks_without_a_supervisor(made: RunFolder, eventually: Callable[..., None]) -> None:
@@ -165,7 +165,7 @@ def test_ranks_without_a_supervisor(made: RunFolder, eventually: Callable[..., N
         s = standing(made.run_dir)
         assert s.nodes[0].doing == "still runs ranks 0–1, without a supervisor"
         assert s.nodes[1].doing == "had ranks 2–3"
-        assert s.todo.startswith("1 of its processes still run: ranks end when their lease expires")
+        assert s.hint.startswith("1 of its processes still run: ranks end when their lease expires")
     finally:
         rank.kill()
         rank.wait()
@@ -177,7 +177,7 @@ def test_supervisor_on_another_host(made: RunFolder) -> None:
     supervised_by(made, host="far-away")
     s = standing(made.run_dir)
     assert s.status == "unknown"
-    assert "far-away" in s.todo
+    assert "far-away" in s.hint
     assert all(n.processes is None for n in s.nodes)
     assert "cannot be seen from here" in screen(s)
 

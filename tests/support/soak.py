@@ -107,7 +107,7 @@ class Reader(threading.Thread):
         try:
             check = verify_in(storage, folder_name(step, attempt), deep=True)
         except UnbrokenError as e:
-            return f"cannot be read: {e.what}"
+            return f"cannot be read: {e.message}"
         return "" if check.ok else f"does not verify: {check.problems[0]}"
 
     def end(self) -> None:

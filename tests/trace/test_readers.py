@@ -296,7 +296,7 @@ def test_what_is_no_trace_is_an_error_in_words(
     path.write_bytes(content)
     with pytest.raises(InputError, match=message) as e:
         load([path])
-    assert e.value.todo
+    assert e.value.hint
 
 
 def test_wrong_options_name_the_nearest(fixtures: Path) -> None:

@@ -170,7 +170,7 @@ class Checkpointer:
     def wait(self, rung: str = "disk", timeout_s: float | None = None) -> None:
         """Waits until every save that climbs to this rung has reached it. Raises StorageError, TimeoutError."""
         if rung not in RUNGS:
-            raise UsageError(f"there is no rung '{rung}'", todo=f"Rungs are: {', '.join(RUNGS)}")
+            raise UsageError(f"there is no rung '{rung}'", hint=f"Rungs are: {', '.join(RUNGS)}")
         if self._parts is None:
             return
         with holding_up():
@@ -199,7 +199,7 @@ class Checkpointer:
             raise NotDurable(
                 "; ".join(dict.fromkeys(trouble))[:500],
                 where=f"rank {self.place.rank}, {self.directory}",
-                todo="See the keeper's log; the checkpoints before it are whole",
+                hint="See the keeper's log; the checkpoints before it are whole",
             )
 
     def __enter__(self) -> Checkpointer:

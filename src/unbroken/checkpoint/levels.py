@@ -71,7 +71,7 @@ class Saved:
         if rung not in RUNGS or future is None:
             have = ", ".join(self.rungs()) or f"none, it was skipped: {self.skipped}"
             raise UsageError(
-                f"the save of step {self.step} does not climb to '{rung}'", todo=f"It has: {have}"
+                f"the save of step {self.step} does not climb to '{rung}'", hint=f"It has: {have}"
             )
         return future.result(timeout_s)
 

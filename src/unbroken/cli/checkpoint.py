@@ -154,8 +154,8 @@ def export(
                 beside=config_from,
             )
     except CheckpointCorrupt as e:
-        e.todo = (
-            e.todo or "`unbroken checkpoint verify` says what is damaged; export an older one by its name"
+        e.hint = (
+            e.hint or "`unbroken checkpoint verify` says what is damaged; export an older one by its name"
         )
         raise
     notes = [f"passed over {what}" for what in passed] + list(done.notes)
@@ -197,11 +197,11 @@ def import_(
     for text in rename or []:
         old, sign, new = text.partition("=")
         if not sign:
-            raise UsageError(f"'{text}' is no renaming", todo="Write it like --rename module=model")
+            raise UsageError(f"'{text}' is no renaming", hint="Write it like --rename module=model")
         pairs.append((old, new))
     storage, name = _place(to, must_exist=False)
     if name:
-        raise UsageError("--to names a checkpoint", todo="Name the folder that gets the new one")
+        raise UsageError("--to names a checkpoint", hint="Name the folder that gets the new one")
     from ..checkpoint.catalogue.placement import number_for_import
     from ..checkpoint.convert.imports import adopt, open_foreign
 
@@ -236,7 +236,7 @@ def copy(
     storage, name = _newest(place)
     where, other = _place(target, must_exist=False)
     if other:
-        raise UsageError("the target names a checkpoint", todo="Name the folder or bucket that gets the copy")
+        raise UsageError("the target names a checkpoint", hint="Name the folder or bucket that gets the copy")
     done = mirror(storage, name, where)
     if as_json:
         told = {
@@ -269,7 +269,7 @@ def prune(
 
     storage, name = _place(folder)
     if name:
-        raise UsageError("this is one checkpoint", todo="Name the folder that it lies in")
+        raise UsageError("this is one checkpoint", hint="Name the folder that it lies in")
     outcome = apply(storage, Retention(keep_last, keep_every), dry_run=dry_run)
     if as_json:
         told = {"place": storage.url, "dry_run": dry_run, "freed_bytes": outcome.freed_bytes}
@@ -397,7 +397,7 @@ def _place(text: str, *, must_exist: bool = True) -> tuple[Storage, str | None]:
         storage = open_storage(above or ("/" if text.startswith("/") else "."))
         if must_exist and not storage.list(last):
             raise NoCheckpoint(f"there is no checkpoint '{last}'", where=storage.url,
-                               todo="`unbroken checkpoint ls` lists them")  # fmt: skip
+                               hint="`unbroken checkpoint ls` lists them")  # fmt: skip
         return storage, last
     if "://" in text and not text.startswith("file://"):
         return open_storage(text), None
@@ -406,7 +406,7 @@ def _place(text: str, *, must_exist: bool = True) -> tuple[Storage, str | None]:
         if not folder.exists():
             check_folder(folder.absolute(), "this")
     except StorageError as e:
-        raise InputError(e.what, where=e.where, todo=e.todo) from None
+        raise InputError(e.message, where=e.where, hint=e.hint) from None
     if (folder / "run.toml").exists():
         return open_storage(newest_place(RunDir(folder))), None
     if (folder / "checkpoints").is_dir() and not _holds_checkpoints(folder):
@@ -419,7 +419,7 @@ def _place(text: str, *, must_exist: bool = True) -> tuple[Storage, str | None]:
         raise InputError(
             "this folder holds one checkpoint under another name",
             where=str(folder),
-            todo="Give it back the name that it was written with (step-00001200.a0003)",
+            hint="Give it back the name that it was written with (step-00001200.a0003)",
         )
     return open_storage(folder), None
 
@@ -463,14 +463,14 @@ def _newest_attempt(to: str) -> int:
         raise UsageError(
             "this run is completed and does not go on",
             where=to,
-            todo="Start a new one from the checkpoint: unbroken run --from CHECKPOINT --run-dir ANOTHER ...",
+            hint="Start a new one from the checkpoint: unbroken run --from CHECKPOINT --run-dir ANOTHER ...",
         )
     epochs = read_epochs(run_dir)
     if epochs and still_going(to, read_spec(run_dir.spec).run_id) and not epochs[-1].supervisor_is_gone():
         raise UsageError(
             "this run is going on",
             where=to,
-            todo="Stop it first; then its next start goes on from the import",
+            hint="Stop it first; then its next start goes on from the import",
         )
     return max((int(r["attempt"]) for r in records if r["kind"] == "attempt"), default=0)
 
@@ -489,7 +489,7 @@ def _known(value: str, known: Iterable[str]) -> None:
     near = difflib.get_close_matches(value, list(known), n=1)
     raise UsageError(
         f"there is no format '{value}'",
-        todo=f"Did you mean '{near[0]}'?" if near else f"Known: {', '.join(known)}",
+        hint=f"Did you mean '{near[0]}'?" if near else f"Known: {', '.join(known)}",
     )
 
 
@@ -502,7 +502,7 @@ def _count(text: str) -> int:
             raise ValueError
     except ValueError:
         raise UsageError(
-            f"'{text}' is no number of parameters", todo="Write it like 7e9, 7B or 350M"
+            f"'{text}' is no number of parameters", hint="Write it like 7e9, 7B or 350M"
         ) from None
     return int(number)
 

@@ -69,7 +69,7 @@ def demo(
         raise RunInterrupted(
             "the demo was stopped on request, and its runs with it",
             where=str(folder),
-            todo="The same command starts it anew",
+            hint="The same command starts it anew",
         ) from None
     report = write_report(RunDir(folder / "run"))
     story.report = str(report)
@@ -86,7 +86,7 @@ def _words(text: str) -> tuple[str, ...]:
     try:
         return tuple(shlex.split(text))
     except ValueError as e:
-        raise UsageError(f"--train cannot be split into words: {e}", todo="Close the quotation") from e
+        raise UsageError(f"--train cannot be split into words: {e}", hint="Close the quotation") from e
 
 
 def _empty(folder: Path) -> None:
@@ -96,7 +96,7 @@ def _empty(folder: Path) -> None:
                 raise UsageError(
                     "the folder is not empty and was not made by a demo",
                     where=str(folder),
-                    todo="Choose another --dir",
+                    hint="Choose another --dir",
                 )
             shutil.rmtree(folder)
         folder.mkdir(parents=True, exist_ok=True)
@@ -105,7 +105,7 @@ def _empty(folder: Path) -> None:
         raise StorageError(
             f"the demo's folder cannot be written: {e.strerror}",
             where=str(e.filename or folder),
-            todo="Choose another --dir",
+            hint="Choose another --dir",
         ) from e
 
 

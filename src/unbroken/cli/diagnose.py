@@ -120,7 +120,7 @@ def paths_(
     ):
         d = _ask(d, similar, config, None if no_memory else store)
     elif refine:
-        raise UsageError("--refine needs a model", todo="Give --model-url, or set UNBROKEN_MODEL_URL")
+        raise UsageError("--refine needs a model", hint="Give --model-url, or set UNBROKEN_MODEL_URL")
     from ..diagnose import report
 
     if html is not None:
@@ -314,7 +314,7 @@ def explain(
         if x is None:
             raise UsageError(
                 f"XID {rule[4:]} is in no group of ours",
-                todo="See https://docs.nvidia.com/deploy/xid-errors/",
+                hint="See https://docs.nvidia.com/deploy/xid-errors/",
             )
         _fields(x.__dict__ | {"source": "https://docs.nvidia.com/deploy/xid-errors/"}, as_json)
         return
@@ -335,7 +335,7 @@ def explain(
     near = difflib.get_close_matches(rule, [r.id for r in builtin()] + list(defaults()), n=1)
     raise UsageError(
         f"there is no rule '{rule}'",
-        todo=f"Did you mean '{near[0]}'?" if near else "`unbroken diagnose rules list --all` lists them",
+        hint=f"Did you mean '{near[0]}'?" if near else "`unbroken diagnose rules list --all` lists them",
     )
 
 

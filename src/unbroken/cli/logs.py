@@ -72,7 +72,7 @@ def compress(
         if unused:
             raise InputError(
                 f"--follow writes to stdout as the log grows and takes no {', '.join(unused)}",
-                todo="Leave them out, or compress the whole log without --follow once it is written",
+                hint="Leave them out, or compress the whole log without --follow once it is written",
             )
     sources = expand_or_fail(paths)
     if follow:
@@ -135,7 +135,7 @@ def _follow(logs: Any, numbers: bool) -> None:
 
     if len(logs) != 1 or logs[0].path is None:
         raise InputError(
-            "--follow reads one log file", todo="Name one file; a pipe is compressed as it comes without it"
+            "--follow reads one log file", hint="Name one file; a pipe is compressed as it comes without it"
         )
 
     def put(number: int, raw: bytes) -> None:

@@ -17,14 +17,14 @@ def _duration(option: str, text: str) -> Duration:
     try:
         return Duration(text)
     except UsageError as e:
-        raise UsageError(f"{option}: {e.what}", todo=e.todo) from e
+        raise UsageError(f"{option}: {e.message}", hint=e.hint) from e
 
 
 def _memory(text: str) -> Bytes:
     try:
         return Bytes(0 if text == "auto" else text)
     except UsageError as e:
-        raise UsageError(f"--host-memory: {e.what}", todo=e.todo) from e
+        raise UsageError(f"--host-memory: {e.message}", hint=e.hint) from e
 
 
 @app.command(context_settings={"allow_interspersed_args": False})
@@ -122,7 +122,7 @@ def run(
         raise RunInterrupted(
             "the run was stopped on request",
             where=str(folder),
-            todo="The same command goes on, from its last checkpoint if it saved one",
+            hint="The same command goes on, from its last checkpoint if it saved one",
         )
 
 

@@ -89,8 +89,8 @@ def screen(s: Standing) -> str:
     text += _node_lines(s.nodes, node_list)
     for problem in s.problems[:5]:
         text.append(f"{'damaged':<11} {problem}")
-    if s.todo:
-        text += ["", *textwrap.wrap(s.todo, 110, break_long_words=False, break_on_hyphens=False)]
+    if s.hint:
+        text += ["", *textwrap.wrap(s.hint, 110, break_long_words=False, break_on_hyphens=False)]
     elif s.status in ("running", "completed"):
         text += ["", f"`unbroken report {s.run_dir}` writes the whole story."]
     return "\n".join(text)

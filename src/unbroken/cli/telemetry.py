@@ -202,7 +202,7 @@ def join(
 
     keys = by.split(",")
     if not (jobs or spans or run or evaluation):
-        raise UsageError("nothing to join with", todo="Give --jobs, --spans, --run or --eval")
+        raise UsageError("nothing to join with", hint="Give --jobs, --spans, --run or --eval")
     if not set(keys) <= {"label", "part"}:
         raise UsageError(f"--by {by} is not label, part, or label,part")
     con = j.connect(_memory(memory))
@@ -220,7 +220,7 @@ def join(
         if name not in known:
             near = difflib.get_close_matches(name, known, 1)
             hint = f"Did you mean '{near[0]}'?" if near else f"There are: {', '.join(known)}"
-            raise UsageError(f"no reading is of a metric '{name}'", todo=hint)
+            raise UsageError(f"no reading is of a metric '{name}'", hint=hint)
     rows = j.per_span(con, metric or (), keys)
     without, total = j.spans_without_readings(con)
     if not total:

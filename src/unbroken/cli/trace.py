@@ -63,7 +63,7 @@ def options_of(
         ZoneInfo(zone)
     except (ZoneInfoNotFoundError, ValueError) as e:
         raise UsageError(
-            f"there is no time zone '{zone}'", todo="Give an IANA name such as Asia/Shanghai or UTC"
+            f"there is no time zone '{zone}'", hint="Give an IANA name such as Asia/Shanghai or UTC"
         ) from e
     names = tuple(f.strip() for f in fields.split(",")) if fields else ()
     return Options(fmt, zone, cluster, mapping_of(maps or []), names)
@@ -82,7 +82,7 @@ def mapping_of(maps: list[str]) -> dict[str, str]:
                 raise UsageError(
                     f"the mapping file cannot be read: {unreadable(e)}",
                     where=text,
-                    todo='Write lines: submit = "column"',
+                    hint='Write lines: submit = "column"',
                 ) from e
             data = data.get("map", data)
             out |= {str(k): str(v) for k, v in data.items()}
@@ -91,7 +91,7 @@ def mapping_of(maps: list[str]) -> dict[str, str]:
             key, equals, column = pair.partition("=")
             if not equals or not key.strip() or not column.strip():
                 raise UsageError(
-                    f"--map '{pair}' is no pair", todo="Write --map submit=timestamp,gpus=num_gpus"
+                    f"--map '{pair}' is no pair", hint="Write --map submit=timestamp,gpus=num_gpus"
                 )
             out[key.strip()] = column.strip()
     return out
@@ -107,7 +107,7 @@ def opened(files: list[Path], options: Options, memory: str | None, threads: int
     size = sum(f.stat().st_size * (6 if f.suffix == ".gz" else 1) for f in found if f.suffix != ".parquet")
     if scratch and not scratch.is_dir():
         raise UsageError(
-            "the scratch folder does not exist", where=str(scratch), todo="Create it, or leave --scratch out"
+            "the scratch folder does not exist", where=str(scratch), hint="Create it, or leave --scratch out"
         )
     if scratch:
         may_write(scratch)
@@ -131,12 +131,12 @@ def with_rows(store: Store, files: list[Path]) -> Store:
     store.close()
     where = ", ".join(map(str, files[:3])) + (", ..." if len(files) > 3 else "")
     if not count:
-        raise InputError("there are no rows, only headers", where=where, todo="Export the trace again")
+        raise InputError("there are no rows, only headers", where=where, hint="Export the trace again")
     print_notes(notes, count)
     raise InputError(
         f"no row can be used: all {count:,} are set aside",
         where=where,
-        todo="`unbroken trace convert FILES -o DIR` writes each with its reason to set_aside.csv",
+        hint="`unbroken trace convert FILES -o DIR` writes each with its reason to set_aside.csv",
     )
 
 
@@ -154,7 +154,7 @@ def references_of(compare: str | None, options: Options) -> list[Reference]:
     if not path.exists():
         raise InputError(
             f"there is nothing to compare with at '{compare}'",
-            todo=f"Give a trace file, or one of: {', '.join(names)}",
+            hint=f"Give a trace file, or one of: {', '.join(names)}",
         )
     from dataclasses import replace
 
@@ -251,7 +251,7 @@ def report(
         raise InputError(
             "nothing in it can be drawn: neither jobs nor readings of a metric that is known",
             where=", ".join(str(f) for f in files),
-            todo="Name a utilisation table after its metric (GPU_UTIL.csv); for jobs say which columns are what (--map); "
+            hint="Name a utilisation table after its metric (GPU_UTIL.csv); for jobs say which columns are what (--map); "
             "`unbroken trace formats` lists both",
         )
     html = page(made)
@@ -317,7 +317,7 @@ def stats(
             near = difflib.get_close_matches(w, found.results, 1)
             raise UsageError(
                 f"there is no table '{w}'",
-                todo=f"Did you mean '{near[0]}'?" if near else f"Tables: {', '.join(found.results)}",
+                hint=f"Did you mean '{near[0]}'?" if near else f"Tables: {', '.join(found.results)}",
             )
     if as_json:
         print(
@@ -492,11 +492,11 @@ def synth(
 
     every_s = float(Duration(sample_every))
     if every_s < 1:
-        raise UsageError(f"--sample-every {sample_every} is less than a second", todo="Give 1s or more")
+        raise UsageError(f"--sample-every {sample_every} is less than a second", hint="Give 1s or more")
     try:
         first = dt.datetime.fromisoformat(start)
     except ValueError as e:
-        raise UsageError(f"'{start}' is no day", todo="Write it like 2023-03-01") from e
+        raise UsageError(f"'{start}' is no day", hint="Write it like 2023-03-01") from e
     plan = generate.Plan(cluster, jobs, seed, not gpu_only, first.replace(tzinfo=None), days)
     folder_for(output)
     with writing(output):

@@ -99,7 +99,7 @@ class Hello:
         try:
             return decode(cls, {k: v for k, v in m.items() if k not in unknown}, newer=True)
         except InputError as e:
-            raise Malformed(e.what) from None
+            raise Malformed(e.message) from None
 
     def is_same_boot(self, before: Hello) -> bool:
         """Whether what ran there at an earlier hello may still run. Where a host tells no boot, it may."""

@@ -46,13 +46,13 @@ class LocalBackend:
             raise DoesNotFit(
                 f"{ranks} ranks on {nodes} nodes need at least {need} of memory before training starts, "
                 f"{free} is free",
-                todo="Use fewer --nodes or --nproc",
+                hint="Use fewer --nodes or --nproc",
             )
         cores = os.cpu_count() or 1
         if ranks > 64 * cores:
             raise DoesNotFit(
                 f"{ranks} ranks on a machine with {cores} cores would not train but wait",
-                todo="Use fewer --nodes or --nproc",
+                hint="Use fewer --nodes or --nproc",
             )
 
     def allocate(self, nodes: int, spares: int) -> Allocation:

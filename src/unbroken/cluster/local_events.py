@@ -129,7 +129,7 @@ class LocalCluster:
 
     async def start(self, node: str, command: AgentCommand) -> str:
         if node not in self._given():
-            raise RunError("the node is none of this run's", where=node, todo="Ask for nodes first")
+            raise RunError("the node is none of this run's", where=node, hint="Ask for nodes first")
         try:
             agent = await asyncio.to_thread(self._launch, node, command)
         except OSError as e:
@@ -300,7 +300,7 @@ class LocalCluster:
         if node in held and held[node].owner != owner:
             raise RunError(
                 f"it was cordoned by {held[node].owner}, not by {owner}", where=node,
-                todo=f"Ask {held[node].owner}: {held[node].reason}",
+                hint=f"Ask {held[node].owner}: {held[node].reason}",
             )  # fmt: skip
         self._write(cordons={n: c for n, c in held.items() if n != node})
 

@@ -41,7 +41,7 @@ def make_cluster(name: str, run_id: str, **options: Any) -> Cluster:
         except (ImportError, AttributeError) as e:
             raise RunError(
                 f"the cluster '{name}' cannot be loaded: {e}", where=entry.value,
-                todo="Install what it needs, or leave --cluster out",
+                hint="Install what it needs, or leave --cluster out",
             ) from e  # fmt: skip
         found: Cluster = factory(run_id, **options)
         return found

@@ -48,7 +48,7 @@ class Journal:
             if run.run_dir is None:
                 raise UsageError(
                     "there is no run whose folder the journal of the data could be in",
-                    todo="Name a folder: Journal('runs/data'), or start with `unbroken run`",
+                    hint="Name a folder: Journal('runs/data'), or start with `unbroken run`",
                 )
             folder = run.run_dir / "data"
         self._folder = Path(folder)

@@ -25,7 +25,7 @@ def normalize(ranges: Iterable[Sequence[int]]) -> Ranges:
         if start < 0 or stop < start:
             raise UsageError(
                 f"[{start}, {stop}) is not a range of samples",
-                todo="Write it as start, stop; stop not included",
+                hint="Write it as start, stop; stop not included",
             )
         if start == stop:
             continue

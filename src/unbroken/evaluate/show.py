@@ -59,7 +59,7 @@ def samples_of(out: Path, tasks: Sequence[str] = ()) -> Iterator[Shown]:
     began = [e for e in events(folder.journal) if e["event"] == "begin"]
     report = folder.last_report()
     if not began or report is None:
-        raise InputError("there is no finished evaluation", where=str(out), todo="Give the --out of `unbroken eval run`")  # fmt: skip
+        raise InputError("there is no finished evaluation", where=str(out), hint="Give the --out of `unbroken eval run`")  # fmt: skip
     scores = {s.task: s for s in report.scores}
     for name in tasks:
         if name not in scores:

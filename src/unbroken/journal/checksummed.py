@@ -56,7 +56,7 @@ def unseal(data: bytes, kind: str, *, where: str) -> Fields:
         raise CheckpointTooNew(
             f"written in schema {schema}, this version reads up to {SCHEMA}",
             where=where,
-            todo="Use the version of unbroken that wrote it, or a newer one",
+            hint="Use the version of unbroken that wrote it, or a newer one",
         )
     return fields
 

@@ -110,7 +110,7 @@ class _Decoder:
             if n not in value and f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
         ]  # fmt: skip
         if missing:
-            raise InputError(f"'{missing[0]}' is missing", where=where, todo=f"Give every {cls.__name__} one")
+            raise InputError(f"'{missing[0]}' is missing", where=where, hint=f"Give every {cls.__name__} one")
         hints = _hints(cls)
         given = {k: v for k, v in value.items() if k in fields}
         return cls(**{k: self.decode(hints[k], v, f"{where}.{k}" if where else k) for k, v in given.items()})
@@ -149,5 +149,5 @@ def _wrong(where: str, wanted: str, value: Any) -> InputError:
     shown = repr(value)
     shown = shown if len(shown) <= 300 else shown[:300] + " ..."
     return InputError(
-        f"expected {wanted}, found {shown}", where=where, todo="Correct it and run the same command"
+        f"expected {wanted}, found {shown}", where=where, hint="Correct it and run the same command"
     )

@@ -96,7 +96,7 @@ class Run:
             new = Phase[name.upper()]
         except KeyError:
             names = ", ".join(p.name.lower() for p in Phase)
-            raise UsageError(f"there is no phase '{name}'", todo=f"The phases are {names}") from None
+            raise UsageError(f"there is no phase '{name}'", hint=f"The phases are {names}") from None
         before = self._phase
         self._enter(new)
         return _PhaseScope(self, before)

@@ -63,7 +63,7 @@ def read_epochs(run_dir: RunDir) -> list[Epoch]:
                 raise ContractError(
                     f"the epoch file has schema {schema}, this version knows {SCHEMA}",
                     where=str(path),
-                    todo="Use the version of unbroken that wrote it, or a newer one",
+                    hint="Use the version of unbroken that wrote it, or a newer one",
                 )
             value["address"] = tuple(value["address"])
             epochs.append(Epoch(**value))

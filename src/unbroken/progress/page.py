@@ -98,7 +98,7 @@ def open_map(path: Path) -> mmap.mmap:
         raise ContractError(
             f"not a progress page of version {VERSION}",
             where=str(path),
-            todo="Use the same version of unbroken in the trainer and in `unbroken run`",
+            hint="Use the same version of unbroken in the trainer and in `unbroken run`",
         )
     return page
 

@@ -56,16 +56,16 @@ class Timeouts:
         if self.suspect > self.hang:
             raise UsageError(
                 f"timeouts do not nest: suspect ({self.suspect}) is longer than hang ({self.hang})",
-                todo="Set suspect to at most hang",
+                hint="Set suspect to at most hang",
             )
         if self.hang > self.first_step:
             raise UsageError(
                 f"timeouts do not nest: hang ({self.hang}) is longer than first_step ({self.first_step})",
-                todo="Raise first_step: the first step compiles and restores, and is the slowest",
+                hint="Raise first_step: the first step compiles and restores, and is the slowest",
             )
         if self.lease < 2:
             raise UsageError(
-                f"a lease of {self.lease} is too short to survive a busy machine", todo="Use 2s or more"
+                f"a lease of {self.lease} is too short to survive a busy machine", hint="Use 2s or more"
             )
 
 
@@ -172,7 +172,7 @@ def read_spec(path: Path) -> RunSpec:
     except UnknownKey:
         raise
     except UsageError as e:  # every check says what is wrong; here is where
-        raise UsageError(e.what, where=e.where or str(path), todo=e.todo or "Mend the file") from None
+        raise UsageError(e.message, where=e.where or str(path), hint=e.hint or "Mend the file") from None
 
 
 def _spec_of(value: dict[str, Any], where: str) -> RunSpec:
@@ -206,7 +206,7 @@ def check_same(old: RunSpec, new: RunSpec, run_dir: RunDir) -> None:
         raise RunDirMismatch(
             f"this run directory belongs to another command line: {'; '.join(differ)}",
             where=str(run_dir.path),
-            todo="Use the same command; to go on from its checkpoints with other arguments, nodes or ranks, start a "
+            hint="Use the same command; to go on from its checkpoints with other arguments, nodes or ranks, start a "
             f"new run: unbroken run --from {run_dir.path} --run-dir ANOTHER ...",
         )
 
@@ -233,7 +233,7 @@ def _toml(value: object) -> str:
             value.encode()
         except UnicodeEncodeError:
             raise UsageError(
-                f"{value!r} holds bytes that are no UTF-8 text", todo="Rename the file or argument"
+                f"{value!r} holds bytes that are no UTF-8 text", hint="Rename the file or argument"
             ) from None
         # JSON's escapes are TOML's, except that TOML knows no surrogates and takes no raw DEL.
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -68,7 +68,7 @@ def check_command(command: Sequence[str], cwd: Path) -> None:
     if not command:
         raise UsageError(
             "there is no command after '--'",
-            todo="Write it like: unbroken run --nproc 8 -- train.py --lr 3e-4",
+            hint="Write it like: unbroken run --nproc 8 -- train.py --lr 3e-4",
         )
     first = command[0]
     if first == "-m":
@@ -88,7 +88,7 @@ def check_command(command: Sequence[str], cwd: Path) -> None:
         raise InputError(
             f"there is no program or script '{first}'",
             where=str(cwd),
-            todo="Name a .py file, '-m module', or a program on the PATH",
+            hint="Name a .py file, '-m module', or a program on the PATH",
         )
 
 
@@ -116,15 +116,15 @@ def _check_module(name: str, cwd: Path) -> None:
         raise InputError(
             f"there is no module '{top}'",
             where=f"-m {name}, in {cwd}",
-            todo="Check the name, install it beside unbroken, or start from the folder that it lies in",
+            hint="Check the name, install it beside unbroken, or start from the folder that it lies in",
         )
 
 
 def _check_readable(path: Path) -> None:
     if not path.exists():
-        raise InputError("the script does not exist", where=str(path), todo="Check the path after '--'")
+        raise InputError("the script does not exist", where=str(path), hint="Check the path after '--'")
     if path.is_dir():
-        raise InputError("the script is a folder", where=str(path), todo="Name the .py file")
+        raise InputError("the script is a folder", where=str(path), hint="Name the .py file")
     try:
         with open(path, "rb") as f:
             f.read(1)
@@ -148,7 +148,7 @@ def check_places(run_dir: RunDir, scratch_root: Path) -> None:
         raise StorageError(
             f"only {Bytes(free)} are free for logs, journal and checkpoints, at least {_RUN_DIR_NEEDS} are needed",
             where=str(run_dir.path),
-            todo="Free space or choose another --run-dir",
+            hint="Free space or choose another --run-dir",
         )
     place = scratch_root if scratch_root.is_dir() else Path(tempfile.gettempdir())
     shm = shutil.disk_usage(place).free
@@ -156,7 +156,7 @@ def check_places(run_dir: RunDir, scratch_root: Path) -> None:
         raise DoesNotFit(
             f"{place} has {Bytes(shm)} free; progress pages and sockets need {_SHM_NEEDS}",
             where=str(place),
-            todo="Make it larger (in a container: --shm-size=1g)",
+            hint="Make it larger (in a container: --shm-size=1g)",
         )
 
 
@@ -164,7 +164,7 @@ def _unwritable(run_dir: RunDir, e: OSError) -> StorageError:
     return StorageError(
         f"the run directory cannot be written: {e.strerror}",
         where=str(e.filename or run_dir.path),
-        todo="Choose another --run-dir, or free space and permissions there",
+        hint="Choose another --run-dir, or free space and permissions there",
     )
 
 
@@ -181,7 +181,7 @@ def settle_spec(run_dir: RunDir, wanted: RunSpec) -> RunSpec:
             raise UsageError(
                 f"the folder is not empty and no run directory (it holds {', '.join(stray[:3])})",
                 where=str(run_dir.path),
-                todo="Choose another --run-dir",
+                hint="Choose another --run-dir",
             )
         try:
             run_dir.create()
@@ -215,7 +215,7 @@ def _check_journal(run_dir: RunDir, spec: RunSpec) -> None:
             raise RunDirMismatch(
                 f"run.toml says {key} = {value}, but this run began with {began[key]}",
                 where=str(run_dir.spec),
-                todo=f"Put that back; to go on with others start a new run: unbroken run --from {run_dir.path} ...",
+                hint=f"Put that back; to go on with others start a new run: unbroken run --from {run_dir.path} ...",
             )
 
 
@@ -280,7 +280,7 @@ def run_supervised(
     here = cwd or Path.cwd()
     check_command(wanted.command, here)
     if not sys.platform.startswith("linux"):
-        raise RunError("unbroken run needs Linux", todo="Use a Linux machine or container")
+        raise RunError("unbroken run needs Linux", hint="Use a Linux machine or container")
     # Before anything is written: a directory that remembers what did not fit would refuse what does.
     LocalBackend(wanted.run_id).check_fits(wanted.nodes, wanted.nproc, wanted.spares)
     check_folder(run_dir.path, "the run directory")

@@ -111,7 +111,7 @@ class Link:
             self._waiting.pop(number, None)
         if not answer.get("ok", False):
             raise RunError(
-                answer.get("what", f"'{op}' failed"), where=answer.get("where"), todo=answer.get("todo")
+                answer.get("what", f"'{op}' failed"), where=answer.get("where"), hint=answer.get("todo")
             )
         return answer
 
@@ -166,7 +166,7 @@ class Link:
         try:
             answer = await self._on_message(message)
         except UnbrokenError as e:
-            answer = {"ok": False, "what": e.what, "where": e.where, "todo": e.todo}
+            answer = {"ok": False, "what": e.message, "where": e.where, "todo": e.hint}
         except Malformed as e:
             answer = {"ok": False, "what": f"the message makes no sense: {e}"}
         except Exception as e:  # noqa: BLE001  a defect in one message must not end the link; it is logged and told

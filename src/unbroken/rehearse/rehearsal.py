@@ -93,7 +93,7 @@ class Rehearsal:
     def run(self) -> Report:
         """Raises UsageError for a script that cannot be rehearsed, RunError for one that fails by itself."""
         if self.steps < 4:
-            raise UsageError("a rehearsal needs 4 steps or more", todo="Raise --steps")
+            raise UsageError("a rehearsal needs 4 steps or more", hint="Raise --steps")
         self.say(f"the training undisturbed, {self.steps} steps")
         undisturbed = self._trial()
         first = self._whole(undisturbed)
@@ -144,7 +144,7 @@ class Rehearsal:
         if not ended.ok:
             raise RunError(
                 f"the training failed in the rehearsal:\n{ended.output}", where=str(folder),
-                todo="Let it run by itself first: `unbroken run -- ...`",
+                hint="Let it run by itself first: `unbroken run -- ...`",
             )  # fmt: skip
         if not any(t.steps for t in traces.values()):
             raise UsageError(
@@ -161,7 +161,7 @@ class Rehearsal:
         if len(found[0]) < 4:
             raise UsageError(
                 f"the script made {len(found[0])} steps only",
-                todo="Let it make 4 or more: it is killed in the middle",
+                hint="Let it make 4 or more: it is killed in the middle",
             )
         return found
 
@@ -175,7 +175,7 @@ class Rehearsal:
             if not later:
                 raise RunError(
                     f"rank {r} was killed before step {kill + 1} and made no step after that", where=str(self.folder),
-                    todo="Look at its log; if it ended at once, it took itself for finished",
+                    hint="Look at its log; if it ended at once, it took itself for finished",
                 )  # fmt: skip
             found.append(later[-1])
         return found

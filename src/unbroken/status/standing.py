@@ -52,14 +52,14 @@ class NodeStanding:
 @dataclass(frozen=True)
 class Standing:
     """A run at `now`. `memory_step` and `disk_step` are the newest steps from which it could go on (None for
-    none), `todo` what to do next. `status`: as in `Report`, or unknown: its supervisor is on another host."""
+    none), `hint` what to do next. `status`: as in `Report`, or unknown: its supervisor is on another host."""
 
     run_dir: str
     run_id: str | None
     now: float
     status: str
     why: str
-    todo: str
+    hint: str
     started: float
     wall_s: float
     supervisor: SupervisorStanding | None
@@ -111,7 +111,7 @@ def standing(run_dir: RunDir, *, now: float | None = None) -> Standing:
         now=report.now,
         status=status,
         why=report.why or (f"waits for a person: {wait['why']}" if (wait := _waits(report)) else ""),
-        todo="",
+        hint="",
         started=report.started,
         wall_s=report.wall_s,
         supervisor=_supervisor(epoch, alive),
@@ -129,7 +129,7 @@ def standing(run_dir: RunDir, *, now: float | None = None) -> Standing:
         nodes=tuple(_nodes(report, counts)),
         problems=report.problems,
     )
-    return replace(told, todo=_todo(told, report))
+    return replace(told, hint=_hint(told, report))
 
 
 def newest_step(run_dir: RunDir, attempts: Sequence[int]) -> tuple[Step | None, float | None]:
@@ -265,7 +265,7 @@ def _waits(report: Report) -> dict[str, Any] | None:
     return None
 
 
-def _todo(s: Standing, report: Report) -> str:
+def _hint(s: Standing, report: Report) -> str:
     """The next action, as an imperative sentence; '' where there is none."""
     command = same_command(report)
     at = f"In {report.cwd}: " if report.cwd else ""

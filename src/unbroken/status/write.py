@@ -35,7 +35,7 @@ def write_report(run_dir: RunDir, *, to: Path | None = None, report: Report | No
     except OSError as e:
         raise StorageError(
             f"the report cannot be written: {e.strerror or e}", where=str(target),
-            todo="Choose another file with --output",
+            hint="Choose another file with --output",
         ) from e  # fmt: skip
     return target
 

@@ -43,7 +43,7 @@ def open_samples(con: duckdb.DuckDBPyConnection, paths: Sequence[Path]) -> None:
             raise InputError(
                 "there are no readings",
                 where=str(p),
-                todo="Give the folder of `unbroken telemetry record` or `convert`",
+                hint="Give the folder of `unbroken telemetry record` or `convert`",
             )
         files += [str(f) for f in found]
     parts = []
@@ -91,7 +91,7 @@ def open_spans(con: duckdb.DuckDBPyConnection, path: Path) -> None:
         raise InputError(
             f"the spans have no column {', '.join(sorted(absent))}",
             where=str(path),
-            todo=f"Columns: {', '.join(SPAN_COLUMNS)}",
+            hint=f"Columns: {', '.join(SPAN_COLUMNS)}",
         )
     part = "part::VARCHAR" if "part" in have else "NULL::VARCHAR"
     gpu = "gpu::SMALLINT" if "gpu" in have else "NULL::SMALLINT"

@@ -71,7 +71,7 @@ class FakeHarness:
         time.sleep(float(task.options.get("check_s", 0.0)))
         if task.options.get("missing"):
             raise DatasetMissing(
-                f"the dataset of '{task.name}' is not on this machine", where="/data", todo="Stage it"
+                f"the dataset of '{task.name}' is not on this machine", where="/data", hint="Stage it"
             )
 
     def prepare(
@@ -158,7 +158,7 @@ class FakeBackend:
         time.sleep(float(spec.options.get("load_s", 0.0)))
         if spec.options.get("broken") or os.environ.get("UNBROKEN_FAKE_BROKEN"):
             raise ModelDoesNotLoad(
-                "the weights have the wrong shape", where=str(folder), todo="Give the right ones"
+                "the weights have the wrong shape", where=str(folder), hint="Give the right ones"
             )
         weights = (
             b"".join(p.read_bytes() for p in sorted(folder.iterdir()) if p.is_file() and p.name[0] != ".")

@@ -55,18 +55,18 @@ def parse_rules(text: str, where: str) -> tuple[Rule, ...]:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as e:
         raise InputError(
-            f"the rules are not TOML: {e}", where=where, todo="See docs/trace.md for an example"
+            f"the rules are not TOML: {e}", where=where, hint="See docs/trace.md for an example"
         ) from e
     fields = {c.name for c in JOBS.columns if c.type == "VARCHAR"}
     out = []
     for r in data.get("rule", []):
         if r.get("type") not in TYPES:
             raise InputError(
-                f"a rule's type is {r.get('type')!r}", where=where, todo=f"One of: {', '.join(TYPES)}"
+                f"a rule's type is {r.get('type')!r}", where=where, hint=f"One of: {', '.join(TYPES)}"
             )
         if "field" in r and r["field"] not in fields:
             raise InputError(
-                f"a rule's field is {r['field']!r}", where=where, todo=f"One of: {', '.join(sorted(fields))}"
+                f"a rule's field is {r['field']!r}", where=where, hint=f"One of: {', '.join(sorted(fields))}"
             )
         out.append(
             Rule(
@@ -80,7 +80,7 @@ def parse_rules(text: str, where: str) -> tuple[Rule, ...]:
         )
     if not out:
         raise InputError(
-            "no rule is in the file", where=where, todo="Write [[rule]] tables, see docs/trace.md"
+            "no rule is in the file", where=where, hint="Write [[rule]] tables, see docs/trace.md"
         )
     return tuple(out)
 
@@ -90,7 +90,7 @@ def rules_from(path: Path) -> tuple[Rule, ...]:
     try:
         return parse_rules(path.read_text("utf-8"), str(path))
     except OSError as e:
-        raise InputError(f"cannot read the rules: {e}", where=str(path), todo="Check the path") from e
+        raise InputError(f"cannot read the rules: {e}", where=str(path), hint="Check the path") from e
 
 
 def build_work(store: Store, settings: Settings, rules: Sequence[Rule] | None = None) -> None:
@@ -123,7 +123,7 @@ def build_work(store: Store, settings: Settings, rules: Sequence[Rule] | None = 
             store.one("SELECT count(kind) FROM work")
     except (duckdb.InvalidInputException, duckdb.BinderException) as e:
         raise UsageError(
-            f"a type rule's regular expression is wrong: {str(e).splitlines()[0]}", todo="Use RE2 syntax"
+            f"a type rule's regular expression is wrong: {str(e).splitlines()[0]}", hint="Use RE2 syntax"
         ) from e
     if without or settings.retype:
         total = int(store.one("SELECT count(*) FROM jobs")[0])

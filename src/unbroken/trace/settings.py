@@ -39,15 +39,15 @@ class Settings:
 
     def __post_init__(self) -> None:
         if not 1.0 <= self.pue <= 5.0:
-            raise UsageError(f"a PUE of {self.pue:g}", todo="It is 1.0 or more: site power over server power")
+            raise UsageError(f"a PUE of {self.pue:g}", hint="It is 1.0 or more: site power over server power")
         if not 0.0 <= self.carbon_kg_per_kwh <= 5.0:
             raise UsageError(
                 f"a carbon intensity of {self.carbon_kg_per_kwh:g}",
-                todo="Give kilograms per kWh, about 0.02 to 1",
+                hint="Give kilograms per kWh, about 0.02 to 1",
             )
         if self.checkpoint_interval_s <= 0 or self.restart_s < 0:
             raise UsageError(
-                "a checkpoint interval or restart time that is not positive", todo="Give e.g. 30m and 10m"
+                "a checkpoint interval or restart time that is not positive", hint="Give e.g. 30m and 10m"
             )
 
     def sentences(self) -> list[str]:

@@ -74,7 +74,7 @@ class DataConfig:
             return tuple((a, b) for a, b in pairs if 0 <= a <= b or _raise(ValueError()))
         except ValueError:
             raise UsageError(
-                f"--skip {' '.join(self.skip)} is not a range", todo="Write it as START:STOP"
+                f"--skip {' '.join(self.skip)} is not a range", hint="Write it as START:STOP"
             ) from None
 
 
@@ -204,7 +204,7 @@ PRESETS: Mapping[str, dict[str, dict[str, Any]]] = {
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise UsageError(message, todo="`unbroken train --help` lists the options")
+        raise UsageError(message, hint="`unbroken train --help` lists the options")
 
 
 def parse(argv: Sequence[str], prog: str = "unbroken train") -> TrainConfig:

@@ -35,7 +35,7 @@ class Permutation:
 
     def __init__(self, size: int, seed: int, epoch: int) -> None:
         if size < 1:
-            raise UsageError("there is no sample to train on", todo="Give more text or a shorter sequence")
+            raise UsageError("there is no sample to train on", hint="Give more text or a shorter sequence")
         self.size = size
         self._half = max(1, (max(size - 1, 1).bit_length() + 1) // 2)
         self._low = (1 << self._half) - 1
@@ -77,7 +77,7 @@ def merge(ranges: Iterable[Sequence[int]]) -> tuple[Range, ...]:
         if start < 0 or stop < start:
             raise UsageError(
                 f"[{start}, {stop}) is not a range of samples",
-                todo="Write it as START:STOP, STOP not included",
+                hint="Write it as START:STOP, STOP not included",
             )
         if start == stop:
             continue

@@ -111,14 +111,14 @@ def find_corpus(source: str) -> Corpus:
         return Corpus(root.parent, ((root.name, s.st_size, s.st_mtime_ns),))
     if not root.is_dir():
         raise InputError(
-            "there is no text to train on", where=f"--data {source}", todo="Name a folder or a file"
+            "there is no text to train on", where=f"--data {source}", hint="Name a folder or a file"
         )
     suffixes = {".py"} if stdlib else TEXT_SUFFIXES
     found = sorted(_walk(root, "", suffixes, _SKIPPED_FOLDERS if stdlib else {"__pycache__"}))
     if not found:
         kinds = " ".join(sorted(suffixes))
         raise InputError(
-            "the folder holds no text files", where=str(root), todo=f"Files that are read: {kinds}"
+            "the folder holds no text files", where=str(root), hint=f"Files that are read: {kinds}"
         )
     return Corpus(root, tuple(found))
 
@@ -157,7 +157,7 @@ def default_cache() -> Path:
             folder.mkdir(parents=True, exist_ok=True)
             if os.access(folder, os.W_OK):
                 return folder
-    raise InputError("no folder for the token cache can be written", todo="Name one with --cache DIR")
+    raise InputError("no folder for the token cache can be written", hint="Name one with --cache DIR")
 
 
 def open_tokens(source: str, cache: Path | None = None) -> Tokens:
@@ -183,7 +183,7 @@ def open_tokens(source: str, cache: Path | None = None) -> Tokens:
         raise InputError(
             f"the token cache cannot be written: {e.strerror or e}",
             where=str(path),
-            todo="Name another folder with --cache DIR",
+            hint="Name another folder with --cache DIR",
         ) from e
     if tokens is None:
         raise InputError("the token cache is damaged right after it was written", where=str(path))

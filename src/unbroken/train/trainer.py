@@ -58,7 +58,7 @@ class Trainer:
             raise InputError(
                 f"the checkpoint is of another training: its {k} is {training['identity'].get(k)}, this one's is {mine[k]}",
                 where=f"checkpoint of step {step}",
-                todo="Start with the same options and the same text, or in a new run directory",
+                hint="Start with the same options and the same text, or in a new run directory",
             )
         self.step = step
         self.position = position.skipping(self.position.skips)
@@ -136,7 +136,7 @@ def build(config: TrainConfig, world: World, run: Run, tokens: Tokens) -> Traine
         raise InputError(
             f"the text has {tokens.count} bytes: too few for one batch of {c.global_batch} samples of {c.seq}",
             where=f"--data {c.data}",
-            todo="Give more text, a smaller --global-batch or a shorter --seq",
+            hint="Give more text, a smaller --global-batch or a shorter --seq",
         )
     world.share(c.global_batch)
     torch.manual_seed(c.seed)

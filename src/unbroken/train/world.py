@@ -49,7 +49,7 @@ class World:
         if samples % self.size:
             raise UsageError(
                 f"a batch of {samples} samples does not divide among {self.size} ranks",
-                todo=f"Choose --global-batch as a multiple of {self.size}",
+                hint=f"Choose --global-batch as a multiple of {self.size}",
             )
         each = samples // self.size
         return range(self.rank * each, (self.rank + 1) * each)
@@ -78,9 +78,9 @@ def start_world(c: RunConfig) -> World:
     _deterministic()
     cuda = torch.cuda.is_available() if c.device == "auto" else c.device == "cuda"
     if cuda and not torch.cuda.is_available():
-        raise UsageError("--device cuda, but torch sees no GPU here", todo="Leave --device out, or say cpu")
+        raise UsageError("--device cuda, but torch sees no GPU here", hint="Leave --device out, or say cpu")
     if c.backend == "nccl" and not cuda:
-        raise UsageError("--backend nccl needs GPUs", todo="Leave --backend out, or say gloo")
+        raise UsageError("--backend nccl needs GPUs", hint="Leave --backend out, or say gloo")
     device = torch.device("cuda", local % torch.cuda.device_count()) if cuda else torch.device("cpu")
     if cuda:
         torch.cuda.set_device(device)
@@ -94,7 +94,7 @@ def start_world(c: RunConfig) -> World:
     if absent:
         raise UsageError(
             f"WORLD_SIZE is {size}, but {' and '.join(absent)} is not set",
-            todo="Start ranks with `unbroken run` or torchrun, or unset RANK and WORLD_SIZE for a single process",
+            hint="Start ranks with `unbroken run` or torchrun, or unset RANK and WORLD_SIZE for a single process",
         )
     timeout = timedelta(seconds=c.comm_timeout)
     store, _, _ = next(rendezvous("env://", timeout=timeout))

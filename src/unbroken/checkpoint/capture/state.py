@@ -87,7 +87,7 @@ def described(expanded: Any, optimized: set[int]) -> Captured:
         device = value.device.type
         if device == "meta":
             raise UnsaveableState(
-                name, "it is on the meta device: it has no values", todo="Materialise it first"
+                name, "it is on the meta device: it has no values", hint="Materialise it first"
             )
         sharding, parts = describe(value, key=name)
         if (address := _address(parts)) is not None:

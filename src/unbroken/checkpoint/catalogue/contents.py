@@ -310,5 +310,5 @@ def _small(storage: Storage, name: str, limit: int) -> bytes:
 def _text(e: Exception) -> str:
     """A problem in one line: what happened, and the file where it is not the obvious one."""
     if isinstance(e, StorageError) and e.where:
-        return f"{e.what} ({e.where})"
-    return e.what if isinstance(e, CheckpointError) else str(e)
+        return f"{e.message} ({e.where})"
+    return e.message if isinstance(e, CheckpointError) else str(e)

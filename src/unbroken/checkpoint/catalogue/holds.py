@@ -36,7 +36,7 @@ class Hold:
 def take_hold(storage: Storage, hold: Hold) -> None:
     """Keeps whatever is committed, but what is `done`; again by the same holder: replaces it. Raises StorageError."""
     if not _HOLDER.fullmatch(hold.holder):
-        raise UsageError(f"'{hold.holder}' cannot hold checkpoints", todo="Use up to 100 letters, digits, '.', '_' or '-'")  # fmt: skip
+        raise UsageError(f"'{hold.holder}' cannot hold checkpoints", hint="Use up to 100 letters, digits, '.', '_' or '-'")  # fmt: skip
     body = {"holder": hold.holder, "until": hold.until, "why": hold.why, "done": sorted(hold.done)}
     storage.put(f"{FOLDER}/{hold.holder}.json", seal(_KIND, body))
 

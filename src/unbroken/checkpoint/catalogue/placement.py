@@ -68,13 +68,13 @@ def place_of(directory: str | Path | None, run_dir: Path | None) -> str:
         if run_dir is None:
             raise UsageError(
                 "there is no folder for checkpoints",
-                todo="Give Checkpointer a directory, or start with `unbroken run`",
+                hint="Give Checkpointer a directory, or start with `unbroken run`",
             )
         return str(run_dir / "checkpoints")
     text = str(directory)
     if not text:
         raise UsageError(
-            "the folder for checkpoints is empty text", todo="Give Checkpointer a folder or an address"
+            "the folder for checkpoints is empty text", hint="Give Checkpointer a folder or an address"
         )
     if text.startswith("file://"):
         text = text.removeprefix("file://")
@@ -94,13 +94,13 @@ def check_folder(folder: Path, what: str = "the folder for checkpoints") -> None
             raise StorageError(
                 f"{what} is a link to {os.readlink(path)}, which does not exist",
                 where=str(path),
-                todo="Make the folder that it points to, or remove the link",
+                hint="Make the folder that it points to, or remove the link",
             )
         if path.exists():
             raise StorageError(
                 f"{what} is not a folder" if path == folder else f"{what} would lie in a file",
                 where=str(path),
-                todo="Name a folder",
+                hint="Name a folder",
             )
 
 
@@ -178,7 +178,7 @@ def survey(storage: Storage, *, run_id: str, mine: Collection[int], url: str = "
             raise UsageError(
                 "another run has gone on in this folder of checkpoints since",
                 where=f"{url or storage.url}, run directory {other.run_dir}",
-                todo=f"Go on with that run, or start a new one in another folder: unbroken run --from {other.run_dir} ...",
+                hint=f"Go on with that run, or start a new one in another folder: unbroken run --from {other.run_dir} ...",
             )
         accepted[other.run_id] = _sealed(other)
     found: dict[int, list[str]] = {}
@@ -227,7 +227,7 @@ def _refuse_living(other: Claim, url: str) -> None:
         raise UsageError(
             "another run uses this folder of checkpoints, and has not ended",
             where=f"{url}, run directory {other.run_dir}",
-            todo=f"Give the script another folder, or end that run first (see `unbroken status {other.run_dir}`)",
+            hint=f"Give the script another folder, or end that run first (see `unbroken status {other.run_dir}`)",
         )
 
 

@@ -42,9 +42,9 @@ class Retention:
 
     def __post_init__(self) -> None:
         if self.keep_last < 1:
-            raise UsageError(f"keep_last is {self.keep_last}", todo="Keep at least the last checkpoint")
+            raise UsageError(f"keep_last is {self.keep_last}", hint="Keep at least the last checkpoint")
         if self.keep_every < 0:
-            raise UsageError(f"keep_every is {self.keep_every}", todo="Give a number of steps, or 0 for none")
+            raise UsageError(f"keep_every is {self.keep_every}", hint="Give a number of steps, or 0 for none")
 
 
 @dataclass(frozen=True)
@@ -264,6 +264,6 @@ def _lease_name(holder: str) -> str:
     name = f"lease-{holder}.json"
     if not _LEASE.fullmatch(name):
         raise UsageError(
-            f"'{holder}' cannot hold a lease", todo="Use up to 100 letters, digits, '.', '_' or '-'"
+            f"'{holder}' cannot hold a lease", hint="Use up to 100 letters, digits, '.', '_' or '-'"
         )
     return name

@@ -31,7 +31,7 @@ class Plan:
     def __post_init__(self) -> None:
         for name in ("ranks", "ranks_per_node", "buffers", "keep"):
             if getattr(self, name) < 1:
-                raise UsageError(f"{name} is {getattr(self, name)}", todo="Give a whole number from 1 up")
+                raise UsageError(f"{name} is {getattr(self, name)}", hint="Give a whole number from 1 up")
         if self.state_bytes < 0:
             raise UsageError("the state cannot have less than no bytes")
 
@@ -54,10 +54,10 @@ def state_bytes(
     The optimizer's state has the parameters' type, or fp32 with `master`. Raises UsageError for unknown names.
     """
     if dtype not in ELEMENT_BYTES:
-        raise UsageError(f"the type '{dtype}' is not known", todo=f"Known: {', '.join(ELEMENT_BYTES)}")
+        raise UsageError(f"the type '{dtype}' is not known", hint=f"Known: {', '.join(ELEMENT_BYTES)}")
     if optimizer not in OPTIMIZER_COPIES:
         raise UsageError(
-            f"the optimizer '{optimizer}' is not known", todo=f"Known: {', '.join(OPTIMIZER_COPIES)}"
+            f"the optimizer '{optimizer}' is not known", hint=f"Known: {', '.join(OPTIMIZER_COPIES)}"
         )
     size = ELEMENT_BYTES[dtype]
     state = 4 if master else size

@@ -140,7 +140,7 @@ def own_attempt(own: OwnKeeper, agreement: Agreement, storage: Storage) -> int:
             agreement.publish(
                 "attempt",
                 {
-                    "error": [e.what, e.where, e.todo],
+                    "error": [e.message, e.where, e.hint],
                     "storage": isinstance(e, StorageError),
                     "usage": isinstance(e, UsageError),
                 },
@@ -149,9 +149,9 @@ def own_attempt(own: OwnKeeper, agreement: Agreement, storage: Storage) -> int:
         agreement.publish("attempt", {"number": number})
     told = agreement.read("attempt", timeout_s=120.0)
     if "error" in told:
-        what, where, todo = told["error"]
+        what, where, hint = told["error"]
         kind = UsageError if told.get("usage") else StorageError if told["storage"] else KeeperGone
-        raise kind(what, where=where, todo=todo)
+        raise kind(what, where=where, hint=hint)
     return int(told["number"])
 
 
@@ -166,14 +166,14 @@ def settle_place(memory: RankMemory, wanted: str) -> None:
             if memory.alive().request({"op": "place", "place": wanted})[0]["settled"]:
                 return
         except KeeperRefused as e:
-            raise UsageError(e.what, where=e.where, todo=e.todo) from None
+            raise UsageError(e.message, where=e.where, hint=e.hint) from None
         except KeeperGone:  # its successor is told by the supervisor
             if time.monotonic() > deadline:
                 raise
         if time.monotonic() > deadline:
             raise KeeperGone(
                 f"nobody said within {SETTLE_S:.0f} s whether checkpoints may go to {wanted}",
-                todo="See whether the supervisor is alive: `unbroken status`",
+                hint="See whether the supervisor is alive: `unbroken status`",
             )
         time.sleep(pause)
         pause = min(pause * 1.5, 0.25)

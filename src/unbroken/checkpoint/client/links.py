@@ -193,7 +193,7 @@ def checked(answer: Message) -> Message:
         return answer
     kinds: dict[str, type[UnbrokenError]] = {"DoesNotFit": DoesNotFit, "NotYet": NotYet}
     kind = kinds.get(str(answer.get("kind")), KeeperRefused)
-    raise kind(str(answer.get("what", "refused")), where=answer.get("where"), todo=answer.get("todo"))
+    raise kind(str(answer.get("what", "refused")), where=answer.get("where"), hint=answer.get("todo"))
 
 
 class AgentLink(Link):

@@ -34,9 +34,9 @@ class Pinning:
 
     def begin(self, slabs: Iterable[Slab]) -> None:
         """Registers these in the background."""
-        todo = [s for s in slabs if not s.pinned]
-        if todo:
-            threading.Thread(target=self._all, args=(todo,), name="unbroken-pinning", daemon=True).start()
+        waiting = [s for s in slabs if not s.pinned]
+        if waiting:
+            threading.Thread(target=self._all, args=(waiting,), name="unbroken-pinning", daemon=True).start()
 
     def ensure(self, slab: Slab) -> None:
         """Registers this buffer now unless it is. Raises CheckpointError if the system refuses."""
@@ -82,7 +82,7 @@ class Pinning:
                 self._unregister(address, done)
                 raise CheckpointError(
                     f"CUDA cannot register {size >> 20} MiB of host memory (error {code}): copies will be slow",
-                    todo="Raise the limit of locked memory (ulimit -l), or give the keeper a smaller budget",
+                    hint="Raise the limit of locked memory (ulimit -l), or give the keeper a smaller budget",
                 )
             done += size
             self.bytes += size

@@ -118,8 +118,8 @@ class RankMemory:
 
     def enter(self, slabs: list[Slab]) -> None:
         """Enters the pages of these buffers into this process's page table, in a thread, so that no save has to."""
-        if todo := [s for s in slabs if not s.entered]:
-            threading.Thread(target=self._enter, args=(todo,), name="unbroken-pages", daemon=True).start()
+        if waiting := [s for s in slabs if not s.entered]:
+            threading.Thread(target=self._enter, args=(waiting,), name="unbroken-pages", daemon=True).start()
 
     def _enter(self, slabs: list[Slab]) -> None:
         for slab in slabs:
@@ -164,7 +164,7 @@ class RankMemory:
             if not answer.get("ok"):
                 self._forget(ahead)
                 raise KeeperRefused(
-                    str(answer.get("what")), where=answer.get("where"), todo=answer.get("todo")
+                    str(answer.get("what")), where=answer.get("where"), hint=answer.get("todo")
                 )
             slab = self._bind(ahead)
             if slab is None and self._moving and time.monotonic() < deadline:

@@ -105,7 +105,7 @@ def _agree_on_place(ranks: Agreement, directory: str) -> None:
     if reasons := vote(ranks, "place", why):
         raise UsageError(
             f"the ranks name different folders for checkpoints: {reasons[0]}",
-            todo="Give Checkpointer the same folder on every rank (a relative one depends on the current folder)",
+            hint="Give Checkpointer the same folder on every rank (a relative one depends on the current folder)",
         )
 
 

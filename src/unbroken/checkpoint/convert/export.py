@@ -171,10 +171,10 @@ def to_torch(storage: Storage, name: str, out: Path) -> Exported:
         raise CheckpointError(
             f"one file needs the whole state in memory: {Bytes(needed)}, and {Bytes(free)} are free",
             where=name,
-            todo="Export to dcp or huggingface, which need one tensor at a time",
+            hint="Export to dcp or huggingface, which need one tensor at a time",
         )
     if out.exists():
-        raise UsageError(f"{out} exists", todo="Name a new file")
+        raise UsageError(f"{out} exists", hint="Name a new file")
     tensors = {n: whole.read(n) for n in whole.manifest.tensors if n not in whole.manifest.aliases}
     tensors |= {alias: tensors[n] for alias, n in whole.manifest.aliases.items()}
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -240,7 +240,7 @@ def _prefix(manifest: Manifest, wanted: str | None) -> str:
         raise UsageError(
             f"no tensor's name begins with '{wanted}'",
             where=manifest.name,
-            todo=f"There are: {', '.join(tops[:20])}",
+            hint=f"There are: {', '.join(tops[:20])}",
         )
     return wanted
 
@@ -249,7 +249,7 @@ def _target_dtype(name: str | None) -> torch.dtype | None:
     if name is None:
         return None
     if name not in FROM_TORCH or not getattr(torch, name).is_floating_point:
-        raise UsageError(f"'{name}' is no floating-point type", todo="Use float32, bfloat16 or float16")
+        raise UsageError(f"'{name}' is no floating-point type", hint="Use float32, bfloat16 or float16")
     found: torch.dtype = getattr(torch, name)
     return found
 
@@ -278,7 +278,7 @@ def _split(specs: Mapping[str, arena.TensorSpec], limit: int) -> list[list[arena
 def _copy_beside(source: Path, into: Path) -> None:
     """Copies config, tokenizer and generation files of a Hugging Face folder: everything but weights."""
     if not (source / "config.json").is_file():
-        raise UsageError(f"there is no config.json in {source}", todo="Name a Hugging Face model's folder")
+        raise UsageError(f"there is no config.json in {source}", hint="Name a Hugging Face model's folder")
     for file in sorted(source.iterdir()):
         weights = file.suffix in (".safetensors", ".bin", ".pt", ".pth", ".gguf") or ".index." in file.name
         if file.is_file() and not weights and file.stat().st_size < 2**30:
@@ -289,7 +289,7 @@ def _copy_beside(source: Path, into: Path) -> None:
 def _appears_whole(out: Path) -> Iterator[Path]:
     """A folder aside that becomes `out` at the end; gone if anything fails."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UsageError(f"{out} exists", todo="Name a new folder, or remove it")
+        raise UsageError(f"{out} exists", hint="Name a new folder, or remove it")
     out.parent.mkdir(parents=True, exist_ok=True)
     aside = out.with_name(f".{out.name}.{os.getpid()}.aside")
     shutil.rmtree(aside, ignore_errors=True)

@@ -71,21 +71,21 @@ def adopt(
     known = step if step is not None else foreign.step
     if known is None:
         raise UsageError(
-            "the checkpoint does not say which step it is of", where=str(source), todo="Give it with --step N"
+            "the checkpoint does not say which step it is of", where=str(source), hint="Give it with --step N"
         )
     if known < 0:
-        raise UsageError(f"step {known} cannot be", todo="Give it with --step N")
+        raise UsageError(f"step {known} cannot be", hint="Give it with --step N")
     foreign = _without(foreign, drop)
     new = {n: _renamed(n, rename) for n in [*foreign.tensors, *foreign.aliases]}
     if doubled := [n for n, times in Counter(new.values()).items() if times > 1]:
-        raise UsageError(f"two tensors would be called '{doubled[0]}'", todo="Mend the renaming")
+        raise UsageError(f"two tensors would be called '{doubled[0]}'", hint="Mend the renaming")
     old = {new[n]: n for n in foreign.tensors}
     stamp = Stamp(WEIGHTS_ID if foreign.kind == "huggingface" else RUN_ID, attempt, known)
     if COMMITTED in storage.list(stamp.folder):
         raise UsageError(
             f"{stamp.folder} is there already",
             where=storage.url,
-            todo="Give another step, or remove it first",
+            hint="Give another step, or remove it first",
         )
     part = write_pieces(
         storage,
@@ -105,7 +105,7 @@ def open_foreign(source: Path, *, trust: bool = False) -> Foreign:
             raise InputError(
                 "this is a checkpoint of unbroken's already",
                 where=str(source),
-                todo="Point the run at its folder",
+                hint="Point the run at its folder",
             )
         if (source / ".metadata").exists():
             return _dcp(source, trust)
@@ -120,7 +120,7 @@ def open_foreign(source: Path, *, trust: bool = False) -> Foreign:
     raise InputError(
         "it holds no checkpoint that is known",
         where=str(source),
-        todo="Known are: a DCP folder (with .metadata), a folder with *.safetensors, one file of torch.save",
+        hint="Known are: a DCP folder (with .metadata), a folder with *.safetensors, one file of torch.save",
     )
 
 
@@ -241,7 +241,7 @@ def _dcp_object(reader: Any, name: str, trust: bool, source: Path) -> Any:
     try:
         _dcp_load({name: None}, reader, source, Planner())
     except CheckpointError as e:
-        raise UnsaveableState(name, e.what, todo="If you trust who wrote it, say --trust-pickle") from None
+        raise UnsaveableState(name, e.message, hint="If you trust who wrote it, say --trust-pickle") from None
     return found["value"]
 
 
@@ -253,7 +253,7 @@ def _dcp_load(state: dict[str, Any], reader: Any, source: Path, planner: Any = N
             load(state, storage_reader=reader, planner=planner, no_dist=True)
     except CheckpointError as e:
         raise CheckpointCorrupt(
-            f"{', '.join(state)} cannot be read: {e.what}"[:400], where=str(source)
+            f"{', '.join(state)} cannot be read: {e.message}"[:400], where=str(source)
         ) from None
 
 
@@ -316,12 +316,12 @@ def _torch_file(source: Path, trust: bool) -> Foreign:
             )
     except Exception as e:  # noqa: BLE001  its unpickler lets out whatever a garbled file makes it trip over
         first = str(e).strip().splitlines()[0] if str(e).strip() else type(e).__name__
-        todo = (
+        hint = (
             "If you trust who wrote it, say --trust-pickle"
             if "weights_only" in str(e) or "Weights only" in str(e)
             else None
         )
-        raise InputError(f"torch cannot read it: {first[:300]}", where=str(source), todo=todo) from None
+        raise InputError(f"torch cannot read it: {first[:300]}", where=str(source), hint=hint) from None
     if not isinstance(state, Mapping):
         raise InputError(f"it holds a {type(state).__name__}, not a dict of tensors", where=str(source))
     found, skeleton = flatten(dict(state), lambda v: isinstance(v, torch.Tensor))
@@ -358,7 +358,7 @@ def _without(foreign: Foreign, drop: Sequence[str]) -> Foreign:
 
         paths = list(_leaves(values, ())) if isinstance(values, dict) else []
         if all(stays(".".join(path)) for path, _ in paths):
-            raise UsageError(f"nothing is called '{prefix}'", todo="Mend --drop")
+            raise UsageError(f"nothing is called '{prefix}'", hint="Mend --drop")
         values = _rebuilt([(path, leaf) for path, leaf in paths if stays(".".join(path))])
     kept = tensor_names(values)
     # An alias whose tensor went becomes that tensor.
@@ -383,7 +383,7 @@ def _rebuilt(leaves: Iterable[tuple[tuple[str, ...], Any]]) -> dict[str, Any]:
         for key in above:
             inner = at.setdefault(key, {})
             if not isinstance(inner, dict):
-                raise UsageError(f"'{key}' would be a value and a folder of values", todo="Mend the renaming")
+                raise UsageError(f"'{key}' would be a value and a folder of values", hint="Mend the renaming")
             at = inner
         at[last] = leaf
     return tree

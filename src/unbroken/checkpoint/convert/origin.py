@@ -89,8 +89,8 @@ def _newest(storage: Storage, seals: dict[int, set[str]]) -> Origin:
         try:
             return _ours(storage, f.name)
         except UnbrokenError as e:
-            passed.append(f"{f.name}: {e.what}")
+            passed.append(f"{f.name}: {e.message}")
     raise InputError(
         "there is no good checkpoint" + (f": {'; '.join(passed[:3])}" if passed else ""), where=storage.url,
-        todo="Name a checkpoint, a folder of them, a run directory, a DCP folder, safetensors or a file of torch.save",
+        hint="Name a checkpoint, a folder of them, a run directory, a DCP folder, safetensors or a file of torch.save",
     )  # fmt: skip

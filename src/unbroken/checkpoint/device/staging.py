@@ -134,7 +134,7 @@ class _Pending:
     begin: torch.cuda.Event
     end: torch.cuda.Event
     fenced: torch.cuda.Event | None = None
-    todo: list[tuple[Target, torch.Tensor]] = field(default_factory=list)
+    remaining: list[tuple[Target, torch.Tensor]] = field(default_factory=list)
     """What goes where; empty once all of it was given to the copy stream."""
     issued: threading.Event = field(default_factory=threading.Event)
     hurry: threading.Event = field(default_factory=threading.Event)
@@ -185,7 +185,7 @@ class CudaStager:
             raise CheckpointError(
                 "an optimizer step was captured in a CUDA graph, whose replays call no hook, and fence() was not called"
                 " since the last save",
-                todo="Call checkpoints.fence() before each graph.replay()",
+                hint="Call checkpoints.fence() before each graph.replay()",
             )
         self._fenced_by_hand = False
         copying = Copying(on_done)
@@ -221,7 +221,7 @@ class CudaStager:
             begin.record(current)
             pending = _Pending(copying, [t for _, t in gpu], watched, called, begin, end)
             self.stream.wait_event(begin)
-            pending.todo = gpu
+            pending.remaining = gpu
             with self._guard:
                 self._pending.append(pending)
         try:
@@ -246,7 +246,7 @@ class CudaStager:
             limit = float("inf") if self.throttle is None else 64 << 20
             ends: deque[torch.cuda.Event] = deque()
             with torch.cuda.device(self.device), torch.cuda.stream(self.stream), torch.no_grad():
-                for targets, sources in batches(pending.todo, limit, _QUEUED // 2):
+                for targets, sources in batches(pending.remaining, limit, _QUEUED // 2):
                     if len(ends) == 2:
                         oldest = ends.popleft()
                         while not pending.hurry.is_set() and not oldest.query():
@@ -271,7 +271,7 @@ class CudaStager:
                 # Some may be under way: the buffer is not given back before they end.
                 with suppress(RuntimeError):
                     pending.end.record(self.stream)
-            pending.todo = []
+            pending.remaining = []
             pending.issued.set()
 
     def fence(self, by_hand: bool = True) -> None:
@@ -284,7 +284,7 @@ class CudaStager:
             self._captured = True
             raise CheckpointError(
                 "an optimizer step is being captured in a CUDA graph while a snapshot is being copied",
-                todo="Call checkpoints.fence() and torch.cuda.synchronize() before the capture, and checkpoints.fence()"
+                hint="Call checkpoints.fence() and torch.cuda.synchronize() before the capture, and checkpoints.fence()"
                 " before each replay",
             )
         current = torch.cuda.current_stream(self.device)
@@ -293,7 +293,7 @@ class CudaStager:
                 if t._version != version:
                     p.copying.error = TornSnapshot(
                         f"'{name}' was changed while it was being copied, without fence() before",
-                        todo="Call checkpoints.fence() before changing it",
+                        hint="Call checkpoints.fence() before changing it",
                     )
                     break
             if not p.copying.device_copy:
@@ -312,7 +312,7 @@ class CudaStager:
                 raise CheckpointError(
                     "an optimizer step is captured in a CUDA graph: replays of the graph call no hook, so a snapshot"
                     " could be torn",
-                    todo="Call checkpoints.fence() before the capture and before each graph.replay()",
+                    hint="Call checkpoints.fence() before the capture and before each graph.replay()",
                 )
             self._captured = True
         self.fence(by_hand=False)
@@ -386,7 +386,7 @@ def _watch(
                 if t._version != version and p.fenced is None:
                     p.copying.error = TornSnapshot(
                         f"'{name}' was changed while it was being copied, without fence() before",
-                        todo="Call checkpoints.fence() before changing it",
+                        hint="Call checkpoints.fence() before changing it",
                     )
                     break
         stager = me()

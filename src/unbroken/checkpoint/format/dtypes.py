@@ -65,7 +65,7 @@ def carrier(torch_dtype: str, *, key: str = "?") -> Carrier:
     raise UnsaveableState(
         key,
         f"tensors of type {torch_dtype} cannot be stored exactly",
-        todo="Save its parts (for a quantised tensor: int_repr, scale, zero point) as tensors of their own",
+        hint="Save its parts (for a quantised tensor: int_repr, scale, zero point) as tensors of their own",
     )
 
 

@@ -142,7 +142,7 @@ def plan(specs: Iterable[TensorSpec], aliases: Mapping[str, str] | None = None) 
         raise UnsaveableState(
             ordered[0].name,
             f"{len(slots)} tensors need a header of {data_start} bytes, above safetensors' {MAX_HEADER_BYTES}",
-            todo="Shorten the names or join small tensors",
+            hint="Shorten the names or join small tensors",
         )
     return Layout(tuple(slots), data_start, aliases, metadata)
 

@@ -114,5 +114,5 @@ def position_of(value: Any) -> Position:
     except (TypeError, CheckpointError) as e:
         raise UsageError(
             f"the data position cannot be saved: {e}",
-            todo="Give {'epoch': 0, 'samples': [[start, stop]], 'skips': []} in absolute sample numbers",
+            hint="Give {'epoch': 0, 'samples': [[start, stop]], 'skips': []} in absolute sample numbers",
         ) from None

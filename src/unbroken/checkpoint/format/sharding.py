@@ -37,11 +37,11 @@ def describe(tensor: torch.Tensor, *, key: str) -> tuple[Sharding, list[torch.Te
         raise UnsaveableState(
             key,
             f"a {type(tensor).__module__}.{type(tensor).__qualname__} does not say what its bytes are",
-            todo="Save its plain tensors (data, scale) under names of their own",
+            hint="Save its plain tensors (data, scale) under names of their own",
         )
     if tensor.is_sparse or tensor.is_quantized or tensor.is_nested or tensor.layout is not torch.strided:
         raise UnsaveableState(
-            key, "sparse, nested and quantised tensors have no plain bytes", todo="Save its parts"
+            key, "sparse, nested and quantised tensors have no plain bytes", hint="Save its parts"
         )
     return _whole(tensor.shape), [tensor.detach()]
 
@@ -218,14 +218,14 @@ def _placement_text(p: Any, key: str) -> str:
         return "Replicate()"
     if p.is_partial():
         raise UnsaveableState(
-            key, "it is a partial sum over ranks, not yet a value", todo="Reduce it first: redistribute it"
+            key, "it is a partial sum over ranks, not yet a value", hint="Reduce it first: redistribute it"
         )
     if kind == "Shard":
         return f"Shard({p.dim})"
     if kind == "_StridedShard":
         return f"StridedShard({p.dim}, {p.split_factor})"
     raise UnsaveableState(
-        key, f"the placement {p} is not known", todo="Redistribute it to Shard or Replicate"
+        key, f"the placement {p} is not known", hint="Redistribute it to Shard or Replicate"
     )
 
 

@@ -73,15 +73,15 @@ def unflatten(skeleton: object, tensors: Mapping[str, Any], *, where: str = "sta
 def tensor_names(skeleton: object) -> set[str]:
     """The names of the tensors that a skeleton asks for."""
     found: set[str] = set()
-    todo = [skeleton]
-    while todo:
-        node = todo.pop()
+    waiting = [skeleton]
+    while waiting:
+        node = waiting.pop()
         if isinstance(node, list):
-            todo += node
+            waiting += node
         elif isinstance(node, dict) and node.get("$") == "tensor":
             found.add(str(node.get("name")))
         elif isinstance(node, dict):
-            todo += node.values()
+            waiting += node.values()
     return found
 
 
@@ -210,7 +210,7 @@ class _Flattener:
         raise UnsaveableState(
             ascii(".".join(path))[1:-1] or "(the state itself)",
             why,
-            todo="Leave it out, or save what it consists of: tensors, numbers, text, lists, dicts",
+            hint="Leave it out, or save what it consists of: tensors, numbers, text, lists, dicts",
         )
 
 

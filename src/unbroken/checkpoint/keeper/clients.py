@@ -98,7 +98,7 @@ def tell(client: Client, message: Message, fds: list[int] | None = None) -> None
 
 
 def refusal(e: UnbrokenError) -> Message:
-    return {"ok": False, "what": e.what, "where": e.where, "todo": e.todo, "kind": type(e).__name__}
+    return {"ok": False, "what": e.message, "where": e.where, "todo": e.hint, "kind": type(e).__name__}
 
 
 def log(text: str) -> None:

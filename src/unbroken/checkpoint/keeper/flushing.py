@@ -81,11 +81,11 @@ def _go_elsewhere(
         if not place or gone or lapsed or writing.place_of(mark) == place or not writing.move(mark, place):
             raise refused
         keeper.hurried = False
-    log(f"{refused.what}; it is written to {place}")
+    log(f"{refused.message}; it is written to {place}")
     try:
         _insist(keeper, mark, mine, deadline_s, 0.0)
     except Refused as e:
-        raise Refused(f"{refused.what}; and not in {place} either: {e.what}", where=e.where) from e
+        raise Refused(f"{refused.message}; and not in {place} either: {e.message}", where=e.where) from e
 
 
 def _insist(keeper: Keeper, mark: Mark, mine: list[Buffer], deadline_s: float, room_s: float) -> None:

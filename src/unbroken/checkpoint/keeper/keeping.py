@@ -146,7 +146,7 @@ class Keeper:
         try:
             check(message)
             if method is None and op not in _SLOW:
-                raise Refused(f"the keeper knows no request '{op}'", todo="Use the same version of unbroken")
+                raise Refused(f"the keeper knows no request '{op}'", hint="Use the same version of unbroken")
             if not client.role and op != "hello":
                 raise Refused("the first message must be hello")
             if op in _OF_AGENT and client.role != "agent" and self.agent_known:
@@ -187,7 +187,7 @@ class Keeper:
                     raise Refused(
                         f"writing of {len(stuck)} checkpoints cannot be stopped: the disk does not answer",
                         where=self.settings.node,
-                        todo="Treat this node as unreachable until its keeper is gone",
+                        hint="Treat this node as unreachable until its keeper is gone",
                     )
                 with self.changed:
                     durable = sorted(
@@ -364,7 +364,7 @@ class Keeper:
 
     def _uploads(self) -> int:
         """How many checkpoints wait to be copied to the object store."""
-        return len(self.uploading.todo) if self.uploading else 0
+        return len(self.uploading.waiting) if self.uploading else 0
 
     def note_complete(self, mark: Mark) -> None:
         """Every rank of the run has this snapshot in memory."""

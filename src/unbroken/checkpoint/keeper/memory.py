@@ -52,7 +52,7 @@ class NodeMemory:
             raise DoesNotFit(
                 f"a buffer of {Bytes(size)} does not fit: {Bytes(room)} of memory are available",
                 where=f"{self.settings.node}, rank {rank}",
-                todo="Give the job more memory, or the keeper a smaller budget",
+                hint="Give the job more memory, or the keeper a smaller budget",
             )
         fd = os.memfd_create(f"unbroken-rank-{rank}", os.MFD_CLOEXEC)
         try:

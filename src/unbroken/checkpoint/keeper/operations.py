@@ -31,13 +31,13 @@ def hello(keeper: Keeper, client: Client, m: Message, fds: list[int]) -> Answer:
     if int(m["version"]) != VERSION:
         raise Refused(
             f"the keeper speaks version {VERSION}, the other side {m['version']}",
-            todo="Use one version of unbroken in the whole run",
+            hint="Use one version of unbroken in the whole run",
         )
     role = str(m["role"])
     if role == "rank":
         attempt, rank = int(m["attempt"]), int(m["rank"])
         if attempt < keeper.attempt or attempt <= keeper.writing.closed:
-            raise Refused(f"attempt {attempt} is over", where=f"rank {rank}", todo="End this process")
+            raise Refused(f"attempt {attempt} is over", where=f"rank {rank}", hint="End this process")
         if attempt > keeper.attempt:
             if keeper.agent_known:
                 raise NotYet(f"attempt {attempt} was not announced", where=f"rank {rank}")
@@ -98,7 +98,7 @@ def place(keeper: Keeper, client: Client, m: Message, fds: list[int]) -> Answer:
     wanted = str(m["place"])
     if refused := keeper.place_refused:
         raise Refused(
-            str(refused["message"]), where=refused.get("where"), todo=refused.get("hint"),
+            str(refused["message"]), where=refused.get("where"), hint=refused.get("hint"),
         )  # fmt: skip
     if same_place(wanted, keeper.place):
         keeper.place_used = keeper.place
@@ -108,7 +108,7 @@ def place(keeper: Keeper, client: Client, m: Message, fds: list[int]) -> Answer:
         raise Refused(
             f"checkpoints of this attempt go to {before or keeper.place}, not to {wanted} as well",
             where=f"{keeper.settings.node}, rank {client.rank}",
-            todo="Give every Checkpointer of a training, on every rank, the same folder",
+            hint="Give every Checkpointer of a training, on every rank, the same folder",
         )
     if not keeper.place_asked:
         keeper.place_asked = wanted
@@ -163,7 +163,7 @@ def arena(keeper: Keeper, client: Client, m: Message, fds: list[int]) -> Answer:
         raise DoesNotFit(
             f"a snapshot of this rank takes {Bytes(size)}, its share of the node's budget is {Bytes(share)}",
             where=f"{keeper.settings.node}, rank {rank}",
-            todo=f"Give the keeper {Bytes(3 * size * max(1, len(keeper.local)))} or more of memory",
+            hint=f"Give the keeper {Bytes(3 * size * max(1, len(keeper.local)))} or more of memory",
         )
     told = [{"id": b.id, "bytes": b.bytes, "ready": b.ready} for b in have]
     return {"buffers": told}, [b.fd for b in have]

@@ -224,7 +224,7 @@ class Peers:
                 self._give(channel, mark, rank)
         except UnbrokenError as e:
             with suppress(Closed):
-                channel.send({"ok": False, "what": e.what})
+                channel.send({"ok": False, "what": e.message})
         except (Closed, OSError, KeyError, TypeError, ValueError) as e:
             if not isinstance(e, OSError):
                 self.log(f"a peer's transfer makes no sense: {e!r}"[:300])

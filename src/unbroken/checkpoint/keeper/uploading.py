@@ -29,29 +29,29 @@ class Uploading:
     emit: Callable[[Message], None]
     gate: Callable[[Mark], None]
     log: Callable[[str], None]
-    todo: list[tuple[Mark, tuple[int, ...], float]] = field(default_factory=list)
+    waiting: list[tuple[Mark, tuple[int, ...], float]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         threading.Thread(target=self._loop, daemon=True).start()
 
     def submit(self, mark: Mark, ranks: tuple[int, ...]) -> None:
         """Queues this node's share of a checkpoint; with `changed` held."""
-        self.todo.append((mark, ranks, time.monotonic()))
+        self.waiting.append((mark, ranks, time.monotonic()))
         self.changed.notify_all()
 
     def names(self) -> dict[str, str]:
         """What retention must not remove yet."""
-        return {folder_name(m.step, m.attempt): f"being copied to {self.url}" for m, _, _ in self.todo}
+        return {folder_name(m.step, m.attempt): f"being copied to {self.url}" for m, _, _ in self.waiting}
 
     def _loop(self) -> None:
         while True:
             with self.changed:
-                while not self.todo:
+                while not self.waiting:
                     self.changed.wait()
-                mark, ranks, since = self.todo[0]
+                mark, ranks, since = self.waiting[0]
             why = self._upload(mark, ranks)
             with self.changed:
-                self.todo.pop(0)
+                self.waiting.pop(0)
                 event: Message = {"attempt": mark.attempt, "step": mark.step}
                 if why is None:
                     self.emit({"event": "remote", **event, "seconds": round(time.monotonic() - since, 4)})

@@ -40,7 +40,7 @@ def check_socket(path: Path, setting: str) -> None:
         raise UsageError(
             f"the path of the keeper's socket has {size} bytes, a Unix socket's may have {SOCKET_PATH_MAX}",
             where=str(path),
-            todo=f"Set {setting} to a shorter folder on this machine, such as /tmp",
+            hint=f"Set {setting} to a shorter folder on this machine, such as /tmp",
         )
 
 

@@ -84,7 +84,7 @@ class ThroughStore:
                 raise CheckpointError(
                     f"another rank did not say '{key}' within {timeout_s:.0f} s",
                     where=f"rank {self.rank}",
-                    todo="See which rank is missing: every rank must call restore() and save() at the same steps",
+                    hint="See which rank is missing: every rank must call restore() and save() at the same steps",
                 )
             time.sleep(pause)
             pause = min(pause * 1.5, 0.05)
@@ -115,13 +115,13 @@ def agreement(rank: int, world_size: int, name: str) -> Agreement:
         raise UsageError(
             f"WORLD_SIZE is {world_size}, but there is no process group that the ranks can agree through",
             where=f"rank {rank}",
-            todo="Call torch.distributed.init_process_group() before the Checkpointer is first used",
+            hint="Call torch.distributed.init_process_group() before the Checkpointer is first used",
         )
     if dist.get_world_size() != world_size or dist.get_rank() != rank:
         raise UsageError(
             f"the environment says rank {rank} of {world_size}, the process group {dist.get_rank()} of"
             f" {dist.get_world_size()}",
-            todo="Start the script with torchrun or `unbroken run`, or set RANK and WORLD_SIZE right",
+            hint="Start the script with torchrun or `unbroken run`, or set RANK and WORLD_SIZE right",
         )
     store: Any = PrefixStore(f"unbroken/checkpoint/{name}", _get_default_store())
     try:

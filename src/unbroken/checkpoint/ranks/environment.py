@@ -40,13 +40,13 @@ def place(env: Mapping[str, str] = os.environ) -> Place:
     rank, world = _number(env, "RANK", 0), _number(env, "WORLD_SIZE", 1)
     if not 0 <= rank < world:
         raise UsageError(
-            f"RANK is {rank} and WORLD_SIZE {world}", todo="Start the script with torchrun or `unbroken run`"
+            f"RANK is {rank} and WORLD_SIZE {world}", hint="Start the script with torchrun or `unbroken run`"
         )
     keeper = env.get("UNBROKEN_KEEPER")
     attempt = env.get("UNBROKEN_ATTEMPT")
     if keeper and attempt is None:
         raise UsageError(
-            "UNBROKEN_KEEPER is set without UNBROKEN_ATTEMPT", todo="Start the script with `unbroken run`"
+            "UNBROKEN_KEEPER is set without UNBROKEN_ATTEMPT", hint="Start the script with `unbroken run`"
         )
     run_dir = env.get("UNBROKEN_RUN_DIR")
     return Place(

@@ -100,7 +100,7 @@ class Applier:
                 raise LayoutMismatch(
                     f"nothing of the checkpoint fits by name: it has {tops}, the state has {', '.join(map(str, state))}",
                     where=self.where,
-                    todo="Name the parts of the state as they were saved, or rename them: unbroken checkpoint import --rename",
+                    hint="Name the parts of the state as they were saved, or rename them: unbroken checkpoint import --rename",
                 )
         return Taken(tuple(n for _, n in self._taken), tuple(self._left), tuple(self._unused))
 
@@ -239,11 +239,11 @@ class Applier:
             except Exception as e:
                 spoilt = [p for o, b, p in reversed(done) if not _put_back(o, b)]
                 after = f"; {', '.join(spoilt)} may have been changed" if spoilt else "; nothing was changed"
-                why = e.what if isinstance(e, UnbrokenError) else f"{type(e).__name__}: {e}"
+                why = e.message if isinstance(e, UnbrokenError) else f"{type(e).__name__}: {e}"
                 raise LayoutMismatch(
                     f"'{path}' (a {type(live).__qualname__}) does not take its state: {why}"[:500] + after,
                     where=self.where,
-                    todo="Restore into an object that is built as the saved one was",
+                    hint="Restore into an object that is built as the saved one was",
                 ) from e
         self._loaded = {id(live) for live, _, _ in done}
 
@@ -434,7 +434,7 @@ class Applier:
         return LayoutMismatch(
             f"'{path}' {what}",
             where=self.where,
-            todo="Restore into the same model and optimizer"
+            hint="Restore into the same model and optimizer"
             + (", or pass strict=False to take what fits by name" if by_name else ""),
         )
 

@@ -378,7 +378,7 @@ def check_fits(manifest: Manifest, state: Mapping[str, Any], *, allow_partial: b
         raise LayoutMismatch(
             f"the checkpoint has no tensor '{', '.join(lacks[:3])}'{more}",
             where=manifest.name,
-            todo="Build the state as it was saved, or load a part of it (allow_partial)",
+            hint="Build the state as it was saved, or load a part of it (allow_partial)",
         )
     for name, tensor in wanted.items():
         record = manifest.tensors.get(name)

@@ -185,7 +185,7 @@ def choose(
         try:
             got = obtain(offer)
         except (UnbrokenError, OSError) as e:
-            why = e.what if isinstance(e, UnbrokenError) else str(e)
+            why = e.message if isinstance(e, UnbrokenError) else str(e)
             logger.warning("%s does not verify on rank %d: %s", offer.name, agreement.rank, e)
         reasons = vote(agreement, key, why)
         if not reasons:
@@ -329,5 +329,5 @@ def nothing_good(skipped: list[tuple[str, str]], where: str) -> CheckpointError:
     return NoCheckpoint(
         f"checkpoints are there, but none of them verifies: {why}",
         where=where,
-        todo="Look at them with `unbroken checkpoint verify`; to start afresh, use another folder",
+        hint="Look at them with `unbroken checkpoint verify`; to start afresh, use another folder",
     )

@@ -125,7 +125,7 @@ class Saver:
         memory = self.session.memory
         if copying.error is not None:
             memory.release(buffer)
-            self.outcomes.fail(saved, copying.error.what)
+            self.outcomes.fail(saved, copying.error.message)
             return
         saved.reach("staged")
         memory.seal(buffer, saved.step, saved.attempt, content, time.monotonic() - saved.began)
@@ -138,9 +138,9 @@ class Saver:
     ) -> Saved:
         """The slower path where the keeper has no room for a snapshot: this process writes its share itself."""
         if not persist:
-            return self.outcomes.skip(saved, f"{why.what}; only what goes to disk is saved")
+            return self.outcomes.skip(saved, f"{why.message}; only what goes to disk is saved")
         logger.warning(
-            "%s; step %d is written by the training process, which waits for it", why.what, saved.step
+            "%s; step %d is written by the training process, which waits for it", why.message, saved.step
         )
         self.outcomes.begin(saved)
         p, memory = self.session.place, self.session.memory

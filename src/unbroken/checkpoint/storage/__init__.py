@@ -38,6 +38,6 @@ def open_storage(url: str | Path) -> Storage:
         return PosixStorage(Path(text.removeprefix("file://")))
     if "://" in text:
         raise UsageError(
-            f"'{text}' is no address that checkpoints can lie at", todo="Use a path or s3://bucket/prefix"
+            f"'{text}' is no address that checkpoints can lie at", hint="Use a path or s3://bucket/prefix"
         )
     return PosixStorage(Path(text))

@@ -80,7 +80,7 @@ def probe(storage: Storage) -> None:
             raise StorageError(
                 "it overwrites a file that should be created only once, so no commit would be safe",
                 where=storage.url,
-                todo="Use a file system with link(2), or a store with conditional PUT (If-None-Match)",
+                hint="Use a file system with link(2), or a store with conditional PUT (If-None-Match)",
             )
     finally:
         storage.delete(name)

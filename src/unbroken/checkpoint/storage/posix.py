@@ -42,7 +42,7 @@ def storage_errors(where: Path) -> Iterator[None]:
     except FileNotFoundError:
         raise
     except OSError as e:
-        raise StorageError(e.strerror or str(e), where=str(where), todo=_ADVICE.get(e.errno or 0)) from e
+        raise StorageError(e.strerror or str(e), where=str(where), hint=_ADVICE.get(e.errno or 0)) from e
 
 
 class PosixStorage:

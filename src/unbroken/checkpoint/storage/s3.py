@@ -28,7 +28,7 @@ _PART = 16 * 2**20
 _MAX_PARTS = 9_000  # S3 allows 10,000
 _RANGE = 16 * 2**20
 _CREATE_TRIES = 6
-_TODO = {
+_HINT = {
     "PermissionDeniedError": "Check the credentials and the bucket's policy",
     "UnauthenticatedError": "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or give the node a role",
     "NotSupportedError": "The store must support conditional PUT (If-None-Match); without it no commit is safe",
@@ -70,7 +70,7 @@ class S3Storage:
         obstore = _obstore()
         bucket, _, prefix = url.removeprefix("s3://").partition("/")
         if not bucket or not url.startswith("s3://"):
-            raise UsageError(f"'{url}' names no bucket", todo="Write it as s3://bucket/prefix")
+            raise UsageError(f"'{url}' names no bucket", hint="Write it as s3://bucket/prefix")
         config = {"checksum_algorithm": "SHA256", **(options or {})}
         endpoint = str(config.get("endpoint") or os.environ.get("AWS_ENDPOINT_URL") or "")
         if endpoint:
@@ -191,7 +191,7 @@ class S3Storage:
             except FileExistsError:
                 return self.read(name) == wanted
             except StorageError as e:
-                if attempt == _CREATE_TRIES - 1 or type(e.__cause__).__name__ in _TODO:
+                if attempt == _CREATE_TRIES - 1 or type(e.__cause__).__name__ in _HINT:
                     raise
                 time.sleep(random.uniform(0.5, 1.0) * 0.2 * 2**attempt)
         raise AssertionError("unreachable")
@@ -225,7 +225,7 @@ class S3Storage:
         except exceptions.BaseError as e:
             what = " ".join(str(e).split("\n\nDebug source")[0].split())
             raise StorageError(
-                what[:400], where=f"{self.url}/{name}", todo=_TODO.get(type(e).__name__)
+                what[:400], where=f"{self.url}/{name}", hint=_HINT.get(type(e).__name__)
             ) from e
         except OSError as e:
             if isinstance(e, FileNotFoundError):
@@ -257,7 +257,7 @@ def refuse_redirects(address: str, where: str) -> None:
         raise StorageError(
             f"the endpoint sends readers on to {to}, and credentials are for the host that you named",
             where=where,
-            todo=f"Set AWS_ENDPOINT_URL to {to}, if that is the store that you mean",
+            hint=f"Set AWS_ENDPOINT_URL to {to}, if that is the store that you mean",
         )
 
 

@@ -75,7 +75,7 @@ def _generating(task: Task, settings: dict[str, Any]) -> Task:
     if task.harness != "plain" or others:
         raise UsageError(
             f"--gen {', '.join(others or settings)}: task '{task.name}' of the {task.harness} harness says that itself",
-            todo="A plain task takes max_tokens; what else it wants stands in its infer.py (--tasks leaves it out)",
+            hint="A plain task takes max_tokens; what else it wants stands in its infer.py (--tasks leaves it out)",
         )
     return replace(task, options={**task.options, **settings})
 
@@ -86,7 +86,7 @@ def _pairs(texts: Sequence[str], what: str) -> dict[str, Any]:
     for text in texts:
         key, sign, value = text.partition("=")
         if not sign:
-            raise UsageError(f"{what} {text}", todo="Write it as KEY=VALUE")
+            raise UsageError(f"{what} {text}", hint="Write it as KEY=VALUE")
         try:
             found[key] = json.loads(value)
         except json.JSONDecodeError:
@@ -104,7 +104,7 @@ def spec_of(model: str, backend: str, dtype: str, batch: str, block: int | None,
     try:
         size = (AUTO_BATCH if count_gpus() else 8) if auto else int(batch)
     except ValueError:
-        raise UsageError(f"--batch-size {batch}", todo="Give a number, or auto") from None
+        raise UsageError(f"--batch-size {batch}", hint="Give a number, or auto") from None
     block = max(32, size) if block is None else block
     for value, what in ((size, "--batch-size"), (block, "--block"), (width, "--gpus-per-worker")):
         if value < 1:

@@ -54,13 +54,13 @@ def read_report(place: Path) -> Report:
     path = EvalDir(place).report if place.is_dir() else place
     if not path.is_file():
         raise InputError(
-            "there is no finished evaluation", where=str(place), todo="Give the --out of `unbroken eval run`"
+            "there is no finished evaluation", where=str(place), hint="Give the --out of `unbroken eval run`"
         )
     try:
         return decode(Report, read_json(path), where=str(path))
     except ContractError as e:
         raise InputError(
-            f"this is no report of an evaluation: {e.what}",
+            f"this is no report of an evaluation: {e.message}",
             where=str(path),
-            todo="Give the --out of `unbroken eval run`, or the report.json in it",
+            hint="Give the --out of `unbroken eval run`, or the report.json in it",
         ) from e

@@ -30,12 +30,12 @@ def tasks(
     from ...evaluate.suite.registry import get_harness
 
     if not folder.is_dir():
-        raise InputError("there is no such folder", where=str(folder), todo="Give --folder where tasks lie")
+        raise InputError("there is no such folder", where=str(folder), hint="Give --folder where tasks lie")
     known = get_harness(harness).list_tasks(Suite("all", (), folder=str(folder.resolve())))
     names = [n for n in known if find in n]
     if not known:
         raise InputError(f"the harness '{harness}' finds no task here", where=str(folder.resolve()),
-                         todo="Give --folder where tasks lie")  # fmt: skip
+                         hint="Give --folder where tasks lie")  # fmt: skip
     if not names:
         raise UnknownTask(find, known, where=f"--find: none of the {len(known)} names contains it")
     print(json.dumps({"tasks": names}) if as_json else "\n".join(names))
@@ -65,7 +65,7 @@ def stage(
         raise DatasetMissing(
             f"{len(bad)} of {len(found)} tasks have no data: {', '.join(bad[:8])}",
             where=str(into),
-            todo="Run it without --check where there is a network"
+            hint="Run it without --check where there is a network"
             if check
             else "See each task's reason above",
         )

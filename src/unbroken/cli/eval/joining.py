@@ -53,7 +53,7 @@ def status(out: Path = typer.Argument(help="The evaluation's folder"), as_json: 
         raise InputError(
             "no evaluation was seen running here",
             where=str(out),
-            todo="Give the --out of `unbroken eval run`",
+            hint="Give the --out of `unbroken eval run`",
         ) from e
     title = read_title(folder)
     print(json.dumps(in_json(p, live, title)) if as_json else status_text(p, live, title))

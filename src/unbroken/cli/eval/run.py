@@ -119,7 +119,7 @@ def _show(report: Report, folder: EvalDir, as_json: bool) -> None:
     if report.errors or lost:
         parts = (("without a score", [*report.errors]), ("scored in part", [s.task for s in lost]))
         e = EvaluationIncomplete("; ".join(_named(what, names) for what, names in parts if names),
-                                 where=str(folder.root), todo="The same command tries again what is missing")  # fmt: skip
+                                 where=str(folder.root), hint="The same command tries again what is missing")  # fmt: skip
         if as_json:  # its object is printed already, and says the same
             print(f"unbroken eval: {e}", file=sys.stderr)
             raise typer.Exit(e.exit_code)

@@ -27,20 +27,20 @@ def slots_of(
     from ...evaluate.suite.registry import get_backend
 
     if engine not in ("local", "ray", "none"):
-        raise UsageError(f"there is no engine '{engine}'", todo="Choose local, ray or none")
+        raise UsageError(f"there is no engine '{engine}'", hint="Choose local, ray or none")
     if engine == "none":
         return ()
     if gpus is not None and gpus < 0:
-        raise UsageError(f"--gpus {gpus}", todo="Give how many to use; 0 for none")
+        raise UsageError(f"--gpus {gpus}", hint="Give how many to use; 0 for none")
     if workers is not None and workers < 1:
-        raise UsageError("--workers must be at least 1", todo="`--engine none` starts no worker")
+        raise UsageError("--workers must be at least 1", hint="`--engine none` starts no worker")
     if not get_backend(spec.backend).needs_weights:
         return tuple(Slot(f"w{i}") for i in range(workers or 4))
     have = count_gpus() if engine == "local" else 0
     count = have if gpus is None and workers is None else (gpus or 0)
     if engine == "local" and count > have:
         raise UsageError(
-            f"--gpus {count}: this machine has {have}", todo="Give fewer, or --workers for CPU workers"
+            f"--gpus {count}: this machine has {have}", hint="Give fewer, or --workers for CPU workers"
         )
     if count % width:
         raise UsageError(f"{count} GPUs cannot be shared out to workers of {width}")
@@ -60,7 +60,7 @@ def settings_of(
     from ...evaluate.run.settings import Settings
 
     if cache not in ("auto", "always", "never"):
-        raise UsageError(f"--cache {cache}", todo="Choose auto, always or never")
+        raise UsageError(f"--cache {cache}", hint="Choose auto, always or never")
     here = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     free = max(1, here - len(slots)) if cpus is None else max(1, cpus)
     places = default_places()

@@ -24,7 +24,7 @@ def choose(run_id: str, scratch: Path, wanted: Kind | None = None) -> tuple[Owne
         if wanted is not None:
             raise RunError(
                 f"processes cannot be held by a cgroup here: {why}",
-                todo="Leave --ownership out: the surest way that works here is taken",
+                hint="Leave --ownership out: the surest way that works here is taken",
             )
     if wanted in (None, Kind.PARENT):
         why = Parents.missing()

@@ -242,14 +242,14 @@ def descendants(roots: Iterable[Process]) -> set[Process]:
             with contextlib.suppress(OSError, ValueError, IndexError):
                 children.setdefault(_parent_of(int(name)), []).append(int(name))
     found: set[Process] = set()
-    todo = [pid for pid, _ in (p for p in roots if _lives(p))]
-    seen = set(todo)
-    while todo:
-        for pid in children.get(todo.pop(), ()):
+    waiting = [pid for pid, _ in (p for p in roots if _lives(p))]
+    seen = set(waiting)
+    while waiting:
+        for pid in children.get(waiting.pop(), ()):
             if pid in seen:
                 continue
             seen.add(pid)
-            todo.append(pid)
+            waiting.append(pid)
             if pid == os.getpid():
                 continue  # what it started counts, itself it does not end
             with contextlib.suppress(OSError, ValueError):

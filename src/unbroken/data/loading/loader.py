@@ -88,7 +88,7 @@ class Loader:
         if accumulate < 1:
             raise UsageError(f"accumulate must be a whole number from 1 up, not {accumulate!r}")
         if (order is not None and order.size < 1) or (order is None and sampled.order.size < 1):
-            raise UsageError("there is no sample to train on", todo="Give a dataset that is not empty")
+            raise UsageError("there is no sample to train on", hint="Give a dataset that is not empty")
         self._original = loader
         self._sampled = sampled
         self._order = order or sampled.order
@@ -169,7 +169,7 @@ class Loader:
             yield self._epoch
             if (self._epoch, self._at) == before:
                 raise UsageError(
-                    "the loop over the epochs took no batch", todo="Iterate over this loader inside the loop"
+                    "the loop over the epochs took no batch", hint="Iterate over this loader inside the loop"
                 )
 
     def set_epoch(self, epoch: int) -> None:
@@ -177,7 +177,7 @@ class Loader:
         if epoch < self._epoch:
             raise UsageError(
                 f"set_epoch({epoch}), but the training is in epoch {self._epoch}: its data would come twice",
-                todo="Write `for epoch in loader.epochs(N)`, which begins where the training stands",
+                hint="Write `for epoch in loader.epochs(N)`, which begins where the training stands",
             )
         if epoch > self._epoch:
             self._begin_epoch(epoch)
@@ -203,7 +203,7 @@ class Loader:
             raise UnsaveableState(
                 "loader",
                 f"the loop holds batch {self._in_step} of the {self._accumulate} of a step: their gradients are in no checkpoint",
-                todo="Save after the optimizer's step: `if loader.step_ends and checkpoints.due(loader.step)`",
+                hint="Save after the optimizer's step: `if loader.step_ends and checkpoints.due(loader.step)`",
             )
         if self._steps.is_open():
             logger.warning(
@@ -221,17 +221,17 @@ class Loader:
         if not isinstance(state, dict) or "identity" not in state or "position" not in state:
             raise InputError(
                 "this is no state of unbroken.data's loader",
-                todo="It was saved from another loader: start a new run, or leave the loader out of the state",
+                hint="It was saved from another loader: start a new run, or leave the loader out of the state",
             )
         if state.get("schema") != SCHEMA:
             raise InputError(
                 f"the loader's state has schema {state.get('schema')}, this version reads {SCHEMA}",
-                todo="Use the version of unbroken that wrote it",
+                hint="Use the version of unbroken that wrote it",
             )
         saved, mine = state["identity"], self._identity()
         different = [k for k in mine if k != "content" and saved.get(k) != mine[k]]
         if different:
-            raise InputError(_difference(different[0], saved, mine), todo=_SAME_DATA)
+            raise InputError(_difference(different[0], saved, mine), hint=_SAME_DATA)
         self._check_content(saved.get("content") or "")
         position = Position.from_json(state["position"])
         self._epoch, self._step, self._in_step = position.epoch, int(state["step"]), 0
@@ -276,7 +276,7 @@ class Loader:
             if turn != self._turn:
                 raise UsageError(
                     "two iterations over one loader at once: it has one position",
-                    todo="Wrap a second DataLoader for the second loop",
+                    hint="Wrap a second DataLoader for the second loop",
                 )
             share = pending.popleft()
             if type(share) is Probe:
@@ -346,7 +346,7 @@ class Loader:
                 f"sample {wrong} of the dataset is another one than when the checkpoint was made"
                 if wrong is not None and saved.count("-") == self._content.count("-")
                 else f"the dataset is {self._content!r}, the checkpoint's was {saved!r}",
-                todo=f"{_SAME_DATA} (a dataset that lists a set or a folder has another order in each process: sort it)",
+                hint=f"{_SAME_DATA} (a dataset that lists a set or a folder has another order in each process: sort it)",
             )
 
     def _identity(self) -> dict[str, Any]:
@@ -398,5 +398,5 @@ def _place(given: tuple[int | None, int | None], sampled: Sampled) -> tuple[int,
     if rank is None:
         rank = dist.get_rank() if up and dist else int(os.environ.get("RANK", "0"))
     if not 0 <= rank < size:
-        raise UsageError(f"rank {rank} of {size}", todo="Give wrap() both rank and world_size")
+        raise UsageError(f"rank {rank} of {size}", hint="Give wrap() both rank and world_size")
     return rank, size

@@ -95,7 +95,7 @@ class StatefulLoader:
             yield self._epoch
             if (self._epoch, self._step, self._in_step) == before:
                 raise UsageError(
-                    "the loop over the epochs took no batch", todo="Iterate over this loader inside the loop"
+                    "the loop over the epochs took no batch", hint="Iterate over this loader inside the loop"
                 )
 
     def position(self) -> Position:
@@ -119,7 +119,7 @@ class StatefulLoader:
             raise UnsaveableState(
                 "loader",
                 f"the loop holds batch {self._in_step} of the {self._accumulate} of a step: their gradients are in no checkpoint",
-                todo="Save after the optimizer's step: `if loader.step_ends and checkpoints.due(loader.step)`",
+                hint="Save after the optimizer's step: `if loader.step_ends and checkpoints.due(loader.step)`",
             )
         # Before the first batch its state_dict would make the iterator, and with it the workers.
         own = self._loaded if self._loaded is not None else self._original.state_dict() if self._turn else {}
@@ -134,7 +134,7 @@ class StatefulLoader:
         if not isinstance(state, dict) or "loader" not in state or "workers" not in state:
             raise InputError(
                 "this is no state of an iterable dataset's loader",
-                todo="It was saved from another loader: start a new run, or leave the loader out of the state",
+                hint="It was saved from another loader: start a new run, or leave the loader out of the state",
             )
         if state.get("schema") != SCHEMA:
             raise InputError(
@@ -152,7 +152,7 @@ class StatefulLoader:
                 raise InputError(
                     f"the checkpoint's {words} is {state[key]!r}, this loader's is {mine[key]!r}: each worker of an iterable "
                     "dataset has a place of its own, which nobody else can go on from",
-                    todo="Resume with the same ranks and workers, or make it a map-style dataset",
+                    hint="Resume with the same ranks and workers, or make it a map-style dataset",
                 )
         self._epoch, self._step, self._samples = (
             int(state["epoch"]),

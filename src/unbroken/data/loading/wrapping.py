@@ -34,16 +34,16 @@ def wrap(
     state, and for a sampler whose order cannot be known.
     """
     if isinstance(loader, Loader | StatefulLoader):
-        raise UsageError("this loader is wrapped already", todo="Leave out the second wrap()")
+        raise UsageError("this loader is wrapped already", hint="Leave out the second wrap()")
     if not all(hasattr(loader, name) for name in ("dataset", "collate_fn", "num_workers", "batch_sampler")):
         raise UsageError(
             f"a {type(loader).__qualname__} is not a loader of torch or torchdata",
-            todo="Write wrap(DataLoader(dataset, batch_size=..., shuffle=True))",
+            hint="Write wrap(DataLoader(dataset, batch_size=..., shuffle=True))",
         )
     if isinstance(loader.dataset, IterableDataset):
         if order is not None:
             raise UsageError(
-                "an iterable dataset has its own order", todo="Leave out order=, or use a map-style dataset"
+                "an iterable dataset has its own order", hint="Leave out order=, or use a map-style dataset"
             )
         return StatefulLoader(
             _with_state(loader), seed=seed or 0, accumulate=accumulate, rank=rank, world_size=world_size
@@ -70,10 +70,10 @@ def _with_state(loader: Any) -> Any:
         raise UsageError(
             f"{name} is an IterableDataset without state_dict and load_state_dict: where it stands cannot be saved, so no "
             "resume of it can be exact",
-            todo="Give it both and load it with torchdata's StatefulDataLoader, or make it a map-style dataset (__len__ and __getitem__)",
+            hint="Give it both and load it with torchdata's StatefulDataLoader, or make it a map-style dataset (__len__ and __getitem__)",
         )
     kind = "torch's DataLoader" if type(loader) is DataLoader else type(loader).__qualname__
     raise UsageError(
         f"{name} has a state, but {kind} does not ask its workers for it",
-        todo="Load it with torchdata.stateful_dataloader.StatefulDataLoader",
+        hint="Load it with torchdata.stateful_dataloader.StatefulDataLoader",
     )

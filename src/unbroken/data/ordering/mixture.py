@@ -30,16 +30,16 @@ class Mixture:
     ) -> None:
         if not datasets or len(datasets) != len(weights):
             raise UsageError(
-                f"{len(datasets)} datasets and {len(weights)} weights", todo="Give each dataset a weight"
+                f"{len(datasets)} datasets and {len(weights)} weights", hint="Give each dataset a weight"
             )
         if any(not w > 0 or w == float("inf") for w in weights):
             raise UsageError(
-                f"the weights {list(weights)} are not all above 0", todo="Leave out what has no weight"
+                f"the weights {list(weights)} are not all above 0", hint="Leave out what has no weight"
             )
         self.datasets = list(datasets)
         self.sizes = [len(d) for d in datasets]
         if not all(self.sizes):
-            raise UsageError(f"dataset {self.sizes.index(0)} of the mixture is empty", todo="Leave it out")
+            raise UsageError(f"dataset {self.sizes.index(0)} of the mixture is empty", hint="Leave it out")
         self.starts = np.cumsum([0, *self.sizes]).tolist()
         self.samples = samples or self.starts[-1]
         self.shares = apportion([float(w) for w in weights])
@@ -97,7 +97,7 @@ def apportion(weights: list[float]) -> tuple[int, ...]:
     """Whole shares of a block, by largest remainders, none of them 0."""
     if len(weights) > BLOCK:
         raise UsageError(
-            f"a mixture of {len(weights)} datasets", todo=f"At most {BLOCK} can have a share each"
+            f"a mixture of {len(weights)} datasets", hint=f"At most {BLOCK} can have a share each"
         )
     total = sum(weights)
     exact = [w / total * BLOCK for w in weights]

@@ -170,7 +170,7 @@ class Listed:
             if self._size is not None and len(found[0]) != self._size:
                 raise UsageError(
                     f"the sampler {self._name} lists {len(found[0])} samples in epoch {epoch}, and {self._size} in the first",
-                    todo="Positions need epochs of one length: let the sampler list as many in each",
+                    hint="Positions need epochs of one length: let the sampler list as many in each",
                 )
             self._known = {(seed, epoch): found}
         return found

@@ -103,7 +103,7 @@ def _refuse_sharing(sampler: Any) -> None:
     if isinstance(replicas, int) and replicas > 1:
         raise UsageError(
             f"the sampler {type(sampler).__qualname__} shares the samples out to {replicas} ranks by itself, so their global order is unknown",
-            todo="Build it with num_replicas=1 and rank=0: the loader of unbroken.data shares them out",
+            hint="Build it with num_replicas=1 and rank=0: the loader of unbroken.data shares them out",
         )
 
 
@@ -125,7 +125,7 @@ class _Listing:
         if len(listed) > self._most:
             raise UsageError(
                 f"the sampler {type(self._sampler).__qualname__} has not ended after {self._most} samples",
-                todo="Positions need epochs that end: let it list one epoch",
+                hint="Positions need epochs that end: let it list one epoch",
             )
         return listed
 

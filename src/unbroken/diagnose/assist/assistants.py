@@ -115,8 +115,8 @@ def ask_failure(
         try:
             answer = model(messages, temperature=0.0 if samples == 1 else 0.7)
         except DiagnoseError as e:
-            notes.append(f"model answer {i + 1} of {samples}: {e.what}")
-            if "cannot be reached" in e.what or "did not answer within" in e.what:
+            notes.append(f"model answer {i + 1} of {samples}: {e.message}")
+            if "cannot be reached" in e.message or "did not answer within" in e.message:
                 break
             continue
         checked = _check_failure(answer, where)
@@ -257,7 +257,7 @@ def ask_filters(
         try:
             value = _json(model(messages, temperature=0.7))
         except DiagnoseError as e:
-            notes.append(f"model answer {i + 1} of {samples}: {e.what}")
+            notes.append(f"model answer {i + 1} of {samples}: {e.message}")
             continue
         rules = value.get("rules") if value else None
         if not isinstance(rules, list):

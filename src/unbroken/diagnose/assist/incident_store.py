@@ -87,7 +87,7 @@ class Memory:
             raise DiagnoseError(
                 f"the store of incidents cannot be opened: {e}",
                 where=str(self.path),
-                todo="Choose another place with --store, or pass --no-memory",
+                hint="Choose another place with --store, or pass --no-memory",
             ) from None
         try:
             with db:
@@ -100,7 +100,7 @@ class Memory:
             raise DiagnoseError(
                 f"the store of incidents does not work: {e}",
                 where=str(self.path),
-                todo="Move the file away, or pass --no-memory",
+                hint="Move the file away, or pass --no-memory",
             ) from None
         finally:
             db.close()
@@ -159,7 +159,7 @@ class Memory:
                 raise UsageError(
                     f"there is no incident '{incident}'",
                     where=str(self.path),
-                    todo="`unbroken diagnose incidents` lists them",
+                    hint="`unbroken diagnose incidents` lists them",
                 )
 
     def incidents(self, most: int = 50) -> list[Similar]:
@@ -250,18 +250,18 @@ class Memory:
         found = next((c for c in self.rules() if c.rule.id == rule_id), None)
         if found is None:
             raise UsageError(
-                f"there is no candidate rule '{rule_id}'", todo="`unbroken diagnose rules list` lists them"
+                f"there is no candidate rule '{rule_id}'", hint="`unbroken diagnose rules list` lists them"
             )
         confirms, breaks = self.trial(found.rule)
         if breaks:
             raise UsageError(
                 f"rule '{rule_id}' would break {len(breaks)} stored incidents: {', '.join(breaks[:5])}",
-                todo="Reject it, or correct those incidents first",
+                hint="Reject it, or correct those incidents first",
             )
         if not confirms:
             raise UsageError(
                 f"no stored incident confirms rule '{rule_id}'",
-                todo=f"Correct an incident to {found.rule.reason} first, or reject the rule",
+                hint=f"Correct an incident to {found.rule.reason} first, or reject the rule",
             )
         self._state(rule_id, "adopted", f"confirmed on {confirms} incidents")
         return found.rule
@@ -270,7 +270,7 @@ class Memory:
         """Rejects a candidate for good."""
         if not any(c.rule.id == rule_id for c in self.rules()):
             raise UsageError(
-                f"there is no candidate rule '{rule_id}'", todo="`unbroken diagnose rules list` lists them"
+                f"there is no candidate rule '{rule_id}'", hint="`unbroken diagnose rules list` lists them"
             )
         self._state(rule_id, "rejected", "rejected by a person")
 
@@ -341,7 +341,7 @@ def check_reason(reason: str) -> None:
         near = difflib.get_close_matches(reason, known, n=1)
         raise UsageError(
             f"'{reason}' is no reason",
-            todo=f"Did you mean '{near[0]}'?" if near else f"Use one of: {', '.join(sorted(known))}",
+            hint=f"Did you mean '{near[0]}'?" if near else f"Use one of: {', '.join(sorted(known))}",
         )
 
 

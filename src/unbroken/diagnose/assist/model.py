@@ -42,7 +42,7 @@ class ModelConfig:
     def __post_init__(self) -> None:
         if not self.url.startswith(("http://", "https://")):
             raise UsageError(
-                f"the model's address '{self.url}' is no http address", todo="Give it as http://host:port/v1"
+                f"the model's address '{self.url}' is no http address", hint="Give it as http://host:port/v1"
             )
         if not 1 <= self.samples <= 15 or self.timeout_s <= 0 or self.budget_chars < 2000:
             raise UsageError(
@@ -112,7 +112,7 @@ class HttpModel:
         request = urllib.request.Request(
             self.config.url.rstrip("/") + path, json.dumps(body).encode(), headers
         )
-        todo = "Check the address and that the server is up; the verdict by rules stands without it"
+        hint = "Check the address and that the server is up; the verdict by rules stands without it"
         try:
             with open_url(request, self.config.timeout_s) as reply:
                 data = reply.read(MOST_ANSWER + 1)
@@ -122,10 +122,10 @@ class HttpModel:
                 raise DiagnoseError(
                     f"the model's server redirects to {elsewhere}, and neither the key nor the log is sent on",
                     where=self.config.url,
-                    todo="If that is the right server, give its address",
+                    hint="If that is the right server, give its address",
                 ) from None
             raise DiagnoseError(
-                f"the model's server answered {e.code} {e.reason}", where=self.config.url, todo=todo
+                f"the model's server answered {e.code} {e.reason}", where=self.config.url, hint=hint
             ) from None
         except (urllib.error.URLError, OSError, ValueError) as e:
             why = getattr(e, "reason", e)
@@ -133,16 +133,16 @@ class HttpModel:
                 raise DiagnoseError(
                     f"the model did not answer within {self.config.timeout_s:g} s",
                     where=self.config.url,
-                    todo=todo,
+                    hint=hint,
                 ) from None
             raise DiagnoseError(
-                f"the model cannot be reached: {why}", where=self.config.url, todo=todo
+                f"the model cannot be reached: {why}", where=self.config.url, hint=hint
             ) from None
         except Exception as e:
             if type(e).__module__ != "http.client":
                 raise
             raise DiagnoseError(
-                f"the model's server broke off: {type(e).__name__}", where=self.config.url, todo=todo
+                f"the model's server broke off: {type(e).__name__}", where=self.config.url, hint=hint
             ) from None
         if len(data) > MOST_ANSWER:
             raise DiagnoseError("the model's answer is larger than 1 MB", where=self.config.url)
@@ -150,5 +150,5 @@ class HttpModel:
             return json.loads(data)
         except (ValueError, RecursionError):
             raise DiagnoseError(
-                "the model's server did not answer with JSON", where=self.config.url, todo=todo
+                "the model's server did not answer with JSON", where=self.config.url, hint=hint
             ) from None

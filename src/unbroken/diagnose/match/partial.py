@@ -175,11 +175,11 @@ def _scan(
 
 def _middles(logs: Sequence[_Log], scanner: Callable[[Source, int], Scanner], budget: _Budget) -> None:
     """What lies between heads and tails, backwards from the tails, log by log in turn."""
-    todo = [log for log in logs if len(log.parts) == 2]
-    for log in todo:
+    waiting = [log for log in logs if len(log.parts) == 2]
+    for log in waiting:
         log.gap = (log.parts[0].end, log.parts[1].start)
-    while todo and not budget.out():
-        for log in todo:
+    while waiting and not budget.out():
+        for log in waiting:
             low, high = log.gap
             if budget.out():
                 break
@@ -193,7 +193,7 @@ def _middles(logs: Sequence[_Log], scanner: Callable[[Source, int], Scanner], bu
                 log.parts.remove(part)  # cut short: a hole on both its sides helps nobody
                 break
             log.gap = (low, start)
-        todo = [log for log in todo if log.gap[0] < log.gap[1]]
+        waiting = [log for log in waiting if log.gap[0] < log.gap[1]]
 
 
 def _stream(

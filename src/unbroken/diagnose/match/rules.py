@@ -51,10 +51,10 @@ class Rule:
     def __post_init__(self) -> None:
         where = f"rule '{self.id}'"
         if self.role not in ROLES:
-            raise InputError(f"'{self.role}' is no role", where=where, todo=f"Use one of: {', '.join(ROLES)}")
+            raise InputError(f"'{self.role}' is no role", where=where, hint=f"Use one of: {', '.join(ROLES)}")
         if self.reason is not None and self.reason not in {*REASONS, HANG, LOSS_SPIKE, UNKNOWN}:
             raise InputError(
-                f"'{self.reason}' is no reason", where=where, todo=f"Use one of: {', '.join(REASONS)}"
+                f"'{self.reason}' is no reason", where=where, hint=f"Use one of: {', '.join(REASONS)}"
             )
         if self.where not in ("line", "exception", "tail") or self.scope not in (
             "gpu",
@@ -67,7 +67,7 @@ class Rule:
             )
         if self.action is not None and self.action not in {a.value for a in Action}:
             raise InputError(
-                f"'{self.action}' is no action", where=where, todo=f"Use one of: {', '.join(Action)}"
+                f"'{self.action}' is no action", where=where, hint=f"Use one of: {', '.join(Action)}"
             )
         if self.outcome is not None and self.outcome not in {o.value for o in Outcome}:
             raise InputError(f"'{self.outcome}' is no outcome", where=where)
@@ -117,13 +117,13 @@ def compile_safe(pattern: str, where: str) -> re.Pattern[str]:
         raise InputError(
             "look-around and back references are not linear in time",
             where=where,
-            todo="Write the pattern without them",
+            hint="Write the pattern without them",
         )
     if _nested_repeat(pattern):
         raise InputError(
             "a repeat inside a repeat can take exponential time",
             where=where,
-            todo="Bound one of them, as in {1,80}",
+            hint="Bound one of them, as in {1,80}",
         )
     if compiled.search("") is not None:
         raise InputError("the pattern fits the empty line, so it fits everything", where=where)

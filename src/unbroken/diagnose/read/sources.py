@@ -95,7 +95,7 @@ def expand(paths: Sequence[Path | str]) -> Sources:
         raise InputError(
             f"there is no log to read{why}",
             where=", ".join(map(str, paths)),
-            todo="Name a log file or a folder of logs",
+            hint="Name a log file or a folder of logs",
         )
     return Sources(_told_apart(logs), tuple(dumps), tuple(notes))
 
@@ -140,7 +140,7 @@ def _matching(given: str) -> list[Path]:
             return [Path(f) for f in found]
     raise InputError(
         f"there is no file or folder '{given}'",
-        todo="Check the path; quote a glob so that the shell leaves it alone",
+        hint="Check the path; quote a glob so that the shell leaves it alone",
     )
 
 

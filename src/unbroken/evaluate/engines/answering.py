@@ -46,7 +46,7 @@ class Answering:
             except OutOfMemory as e:
                 if not model.halve():
                     raise OutOfMemory("one sequence alone does not fit on the device", where=f"task {item.task}, block {item.block}",
-                                      todo="Lower max_length, or give the task more GPUs") from e  # fmt: skip
+                                      hint="Lower max_length, or give the task more GPUs") from e  # fmt: skip
         asked = [(s.id, s.prompt_hash) for s in samples]
         if [(a.sample, a.prompt_hash) for a in answers] != asked:
             raise EvaluationError(f"the harness gave {len(answers)} answers to {len(asked)} samples, or to others",

@@ -31,7 +31,7 @@ def connect(cluster: Path | Message, *, within_s: float = 60.0) -> tuple[Channel
         except (OSError, ValueError) as e:
             if time.monotonic() > deadline:
                 raise EvaluationError(f"no coordinator answers: {e}", where=str(cluster),
-                                      todo="Start `unbroken eval run` first, and check that its address can be reached from here") from e  # fmt: skip
+                                      hint="Start `unbroken eval run` first, and check that its address can be reached from here") from e  # fmt: skip
             time.sleep(0.1)
 
 

@@ -37,7 +37,7 @@ class FilesInPlace:
             found = hash_model(source, memo_folder(), halt=halt)
             if found.hash != hashed:
                 raise ModelChanged("the files are not those that the evaluation began with", where=source.address,
-                                   todo="Put them back, or evaluate these in another --out")  # fmt: skip
+                                   hint="Put them back, or evaluate these in another --out")  # fmt: skip
             self.check()
 
     def check(self) -> None:
@@ -55,7 +55,7 @@ class FilesInPlace:
         same = all(f.name in now and now[f.name].size == f.size for f in self._files)
         if not same or hash_model(self.source, memo_folder(), halt=self._halt).hash != self.hashed:
             raise ModelChanged("the model's files were changed while they were evaluated", where=self.source.address,
-                               todo="Put them back, or evaluate these in another --out")  # fmt: skip
+                               hint="Put them back, or evaluate these in another --out")  # fmt: skip
         self._files = tuple(now.values())
 
 

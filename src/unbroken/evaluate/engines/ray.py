@@ -40,7 +40,7 @@ class RayEngine:
                          include_dashboard=False if not address else None, logging_level="ERROR", namespace="unbroken")  # fmt: skip
             except (ConnectionError, ValueError, RuntimeError) as e:
                 raise EvaluationError(f"the Ray cluster does not answer: {e}", where=address or "this machine",
-                                      todo="Check the address with `ray status --address ...`") from e  # fmt: skip
+                                      hint="Check the address with `ray status --address ...`") from e  # fmt: skip
         self._actor = ray.remote(_Worker)
         self._actors: dict[str, Any] = {}
         self._jobs: dict[Any, str] = {}
@@ -111,7 +111,7 @@ def _probe(address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
     except OSError as e:
         raise EvaluationError(f"the Ray cluster does not answer: {e}", where=address,
-                              todo="Check the address with `ray status --address ...`") from e  # fmt: skip
+                              hint="Check the address with `ray status --address ...`") from e  # fmt: skip
 
 
 class _Worker:

@@ -116,7 +116,7 @@ class Worker:
         return code
 
     def _unfit(self, e: UnbrokenError) -> int:
-        self._send("unfit", kind=type(e).__name__, what=e.what, where=e.where, todo=e.todo)
+        self._send("unfit", kind=type(e).__name__, what=e.message, where=e.where, todo=e.hint)
         log(str(e))
         return e.exit_code
 

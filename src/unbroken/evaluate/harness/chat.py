@@ -25,7 +25,7 @@ def chat_of(spec: ModelSpec, model_files: Path | None) -> Any:
         raise EvaluationError(
             "chat_template is on, but there is no tokenizer to take it from",
             where=spec.source,
-            todo="Name the tokenizer's folder with tokenizer = ...",
+            hint="Name the tokenizer's folder with tokenizer = ...",
         )
     return tokenizer_chat(folder, dict(spec.options.get("chat_template_args", {})))
 
@@ -43,13 +43,13 @@ def tokenizer_chat(folder: str, more: dict[str, Any]) -> Any:
         raise EvaluationError(
             f"the tokenizer does not load: {str(e).splitlines()[0]}",
             where=folder,
-            todo="Name a folder with a tokenizer with tokenizer = ...",
+            hint="Name a folder with a tokenizer with tokenizer = ...",
         ) from e
     if not tokenizer.chat_template:
         raise EvaluationError(
             "chat_template is on, but the tokenizer has none",
             where=folder,
-            todo="Set chat_template = false, or use the tokenizer of a chat model",
+            hint="Set chat_template = false, or use the tokenizer of a chat model",
         )
 
     def render(history: list[dict[str, str]], add_generation_prompt: bool) -> str:
@@ -81,5 +81,5 @@ def check_kinds(spec: ModelSpec, kinds: Iterable[str], task: str) -> None:
             f"task '{task}' asks for {', '.join(missing)}, which this model cannot answer: it takes "
             f"{', '.join(sorted(known))}",
             where=f"backend '{spec.backend}', {spec.source}",
-            todo="Leave the task out, or serve the model where log-probabilities are given",
+            hint="Leave the task out, or serve the model where log-probabilities are given",
         )

@@ -53,7 +53,7 @@ class LmEvalBackend:
         try:
             kind = get_model(name)
         except (KeyError, ValueError) as e:
-            raise UsageError(f"lm_eval has no model class '{name}'", todo="See `lm_eval --help`") from e
+            raise UsageError(f"lm_eval has no model class '{name}'", hint="See `lm_eval --help`") from e
         try:
             with contextlib.redirect_stdout(sys.stderr), weights_checked(str(folder or spec.source)):
                 return LmEvalModel(spec, name, kind(**arguments), devices)

@@ -88,10 +88,10 @@ def _about(endpoint: Endpoint, spec: ModelSpec) -> dict[str, Json]:
     try:
         served = endpoint.models()
     except EndpointRefused as e:
-        todo = "Start the server, or mend the address"
+        hint = "Start the server, or mend the address"
         if e.status in (401, 403):
-            todo = "Put the key into the environment variable that options.key_env names (OPENAI_API_KEY)"
-        raise ModelDoesNotLoad(f"the endpoint does not answer: {e}", where=spec.source, todo=todo) from e
+            hint = "Put the key into the environment variable that options.key_env names (OPENAI_API_KEY)"
+        raise ModelDoesNotLoad(f"the endpoint does not answer: {e}", where=spec.source, hint=hint) from e
     if not spec.name and len(served) == 1:
         return dict(served[0])
     for m in served:
@@ -101,7 +101,7 @@ def _about(endpoint: Endpoint, spec: ModelSpec) -> dict[str, Json]:
     raise ModelDoesNotLoad(
         f"the endpoint serves no model '{spec.title}', but: {ids}",
         where=spec.source,
-        todo="Name one with name = ...",
+        hint="Name one with name = ...",
     )
 
 

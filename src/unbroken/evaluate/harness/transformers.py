@@ -65,7 +65,7 @@ class TransformersBackend:
             raise ModelDoesNotLoad(
                 "the folder holds no config.json, so it is no Hugging Face model",
                 where=place,
-                todo="Export it with `unbroken checkpoint export --to huggingface --config-from FOLDER`, or name another folder",
+                hint="Export it with `unbroken checkpoint export --to huggingface --config-from FOLDER`, or name another folder",
             )
         settings: dict[str, Any] = {
             "dtype": _dtype(torch, spec.dtype),
@@ -90,7 +90,7 @@ class TransformersBackend:
             if is_out_of_memory(torch, e):
                 raise ModelDoesNotLoad(
                     f"the weights do not fit on {named(target)}", where=place,
-                    todo="Give each worker more GPUs (gpus = ...), or a smaller dtype",
+                    hint="Give each worker more GPUs (gpus = ...), or a smaller dtype",
                 ) from e  # fmt: skip
             raise _why(e, place) from e
         except Exception as e:
@@ -144,7 +144,7 @@ def _dtype(torch: Any, name: str) -> Any:
         return "auto"
     value = getattr(torch, name, None)
     if not isinstance(value, torch.dtype):
-        raise ModelDoesNotLoad(f"there is no dtype '{name}'", todo="Use auto, float32, bfloat16 or float16")
+        raise ModelDoesNotLoad(f"there is no dtype '{name}'", hint="Use auto, float32, bfloat16 or float16")
     return value
 
 
@@ -161,7 +161,7 @@ def _gpus(torch: Any, devices: Sequence[int]) -> tuple[str, ...]:
     if count < len(devices):
         raise ModelDoesNotLoad(
             f"{len(devices)} GPUs were given to this worker, but torch sees {count}",
-            todo="Check the driver, CUDA_VISIBLE_DEVICES, and that torch is built for CUDA",
+            hint="Check the driver, CUDA_VISIBLE_DEVICES, and that torch is built for CUDA",
         )
     # The engine has hidden every other GPU from this process, and then they are numbered from 0.
     ids = range(count) if count == len(devices) else devices
@@ -170,9 +170,9 @@ def _gpus(torch: Any, devices: Sequence[int]) -> tuple[str, ...]:
 
 def _why(error: Exception, place: str) -> ModelDoesNotLoad:
     text = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
-    todo = "Check that the folder is a whole Hugging Face model (config, weights, tokenizer)"
+    hint = "Check that the folder is a whole Hugging Face model (config, weights, tokenizer)"
     if "trust_remote_code" in str(error):
-        todo = "Its code comes with it: set options.trust_remote_code = true if you trust it"
+        hint = "Its code comes with it: set options.trust_remote_code = true if you trust it"
     return ModelDoesNotLoad(
-        f"the model does not load: {type(error).__name__}: {text}", where=place, todo=todo
+        f"the model does not load: {type(error).__name__}: {text}", where=place, hint=hint
     )

@@ -79,7 +79,7 @@ class TransformersModel:
                     if kind not in answer:
                         raise EvaluationError(
                             f"a transformers model cannot answer a '{kind}' request",
-                            todo="Use PlainBackend, or let infer.py define prompt(row)",
+                            hint="Use PlainBackend, or let infer.py define prompt(row)",
                         )
                     for i, value in zip(
                         places, answer[kind]([requests[i].arguments for i in places]), strict=True
@@ -305,7 +305,7 @@ class TransformersModel:
         if self._device.type == "cuda":
             self._torch.cuda.empty_cache()
         return OutOfMemory(
-            f"a batch of {self._batch} does not fit", where=named(self._target), todo="Lower batch_size"
+            f"a batch of {self._batch} does not fit", where=named(self._target), hint="Lower batch_size"
         )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from ...errors import ModelDoesNotLoad
 
-TODO = (
+HINT = (
     "Give the tensors the names that the architecture in config.json has (often a prefix is too much, such as 'module.'); "
     "if they may be random, say --option allow_missing=true"
 )
@@ -20,7 +20,7 @@ def check_weights(info: Mapping[str, Collection[str]], place: str) -> None:
     missing, unused = sorted(info["missing_keys"]), sorted(info["unexpected_keys"])
     if missing:
         other = f", and {_some(unused)} that it does not know" if unused else ""
-        raise ModelDoesNotLoad(f"the files lack {_some(missing)} of the model{other}", where=place, todo=TODO)
+        raise ModelDoesNotLoad(f"the files lack {_some(missing)} of the model{other}", where=place, hint=HINT)
     if unused:
         print(f"unbroken eval: the files of {place} hold {_some(unused)} that the model does not use", file=sys.stderr)  # fmt: skip
 

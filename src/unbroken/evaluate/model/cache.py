@@ -113,7 +113,7 @@ def lease(
         try:
             private_folder(root)
         except (OSError, UnsafeFile) as e:
-            refused.append(Room(str(root), 0, e.what if isinstance(e, UnsafeFile) else str(e.strerror)))
+            refused.append(Room(str(root), 0, e.message if isinstance(e, UnsafeFile) else str(e.strerror)))
             continue
         sweep(root, keep=manifest.hash)
         with _locked(root, manifest.hash, halt=halt):
@@ -146,7 +146,7 @@ def lease(
             return Lease(copy, took, in_memory, fd, root, manifest.hash)
     tried = "; ".join(f"{r.path}: {Bytes(r.free)} free, limited by {r.limited_by}" for r in refused)
     raise NoRoomForModel(f"the model needs {Bytes(manifest.bytes)}, and no place on this node can hold it", where=tried,
-                         todo="Enlarge /dev/shm (docker --shm-size, an emptyDir with medium Memory) or give --cache-disk a folder")  # fmt: skip
+                         hint="Enlarge /dev/shm (docker --shm-size, an emptyDir with medium Memory) or give --cache-disk a folder")  # fmt: skip
 
 
 def fetch_unknown(

@@ -41,7 +41,7 @@ class Endpoint:
     ) -> None:
         parts = urlsplit(url if "://" in url else f"http://{url}")
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise UsageError(f"'{url}' is no http address", todo="Write it as http://host:port/v1")
+            raise UsageError(f"'{url}' is no http address", hint="Write it as http://host:port/v1")
         self.url = url
         self.model = model
         self._host, self._port, self._tls = parts.hostname, parts.port, parts.scheme == "https"

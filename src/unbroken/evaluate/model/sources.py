@@ -83,7 +83,7 @@ class FolderSource:
             entries = sorted(e for e in os.listdir(self.folder))
         except OSError as e:
             raise ModelDoesNotLoad(f"the model's folder cannot be read: {e.strerror}", where=self.address,
-                                   todo="Give --model a folder, s3://bucket/prefix or an endpoint's URL") from e  # fmt: skip
+                                   hint="Give --model a folder, s3://bucket/prefix or an endpoint's URL") from e  # fmt: skip
         found = []
         for name in entries:
             path = self.folder / name
@@ -114,7 +114,7 @@ class StoreSource:
             if to is not None:  # obstore would follow, with the session token's header
                 raise ModelDoesNotLoad(
                     f"the endpoint sends readers on to {to}, and credentials are for the host that you named",
-                    where=address, todo=f"Set AWS_ENDPOINT_URL to {to}, if that is the store that you mean",
+                    where=address, hint=f"Set AWS_ENDPOINT_URL to {to}, if that is the store that you mean",
                 )  # fmt: skip
         self._store = store if store is not None else from_url(address)
 
@@ -124,7 +124,7 @@ class StoreSource:
             listed = [m for page in self._obstore.list(self._store) for m in page]
         except Exception as e:
             raise ModelDoesNotLoad(f"the object store refused: {e}", where=self.address,
-                                   todo="Check the address and credentials (AWS_* variables)") from e  # fmt: skip
+                                   hint="Check the address and credentials (AWS_* variables)") from e  # fmt: skip
         found = [
             FileInfo(m["path"], m["size"], str(m.get("e_tag") or m["last_modified"]))
             for m in listed
@@ -140,7 +140,7 @@ class StoreSource:
             return bytes(self._obstore.get_range(self._store, name, start=offset, length=size))
         except Exception as e:
             raise EvaluationError(f"the object store gave no '{name}': {e}", where=self.address,
-                                  todo="Check the network and credentials, then run the same command") from e  # fmt: skip
+                                  hint="Check the network and credentials, then run the same command") from e  # fmt: skip
 
 
 def open_source(address: str) -> Source:
@@ -159,7 +159,7 @@ def needed(files: Sequence[FileInfo], address: str) -> tuple[FileInfo, ...]:
     ]  # fmt: skip
     if not kept:
         raise ModelDoesNotLoad("no file of a model is there", where=address,
-                               todo="Give the folder that holds config.json and the weights")  # fmt: skip
+                               hint="Give the folder that holds config.json and the weights")  # fmt: skip
     return tuple(kept)
 
 
@@ -187,11 +187,11 @@ def fetch(source: Source, files: Sequence[FileInfo], target: Path | None, *, exp
             data = source.read(f.name, index * CHUNK, size)
             if len(data) != size:
                 raise EvaluationError(f"'{f.name}' ended early: {len(data)} of {size} bytes at {index * CHUNK}", where=source.address,
-                                      todo="Wait until the model is written whole, then run the same command")  # fmt: skip
+                                      hint="Wait until the model is written whole, then run the same command")  # fmt: skip
             found = xxhash.xxh3_128_hexdigest(data)
             if f.name in promised and (index >= len(promised[f.name]) or promised[f.name][index] != found):
                 raise ModelChanged(f"'{f.name}' differs from what was hashed before, in its chunk {index}", where=source.address,
-                                   todo="Evaluate the changed model into another --out")  # fmt: skip
+                                   hint="Evaluate the changed model into another --out")  # fmt: skip
             sums[f.name][index] = found
             if target is not None:
                 write_all(descriptors[f.name], data, index * CHUNK)
@@ -215,7 +215,7 @@ def fetch(source: Source, files: Sequence[FileInfo], target: Path | None, *, exp
     found = make_manifest([(f.name, f.size, tuple(sums[f.name])) for f in files])
     if expect is not None and found.hash != expect.hash:
         raise ModelChanged("the model's files differ from those hashed before", where=source.address,
-                           todo="Evaluate the changed model into another --out")  # fmt: skip
+                           hint="Evaluate the changed model into another --out")  # fmt: skip
     return found
 
 

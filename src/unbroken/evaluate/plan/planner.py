@@ -123,29 +123,29 @@ def plan(
 
     Raises ValueError if a task needs more GPUs than any worker has, or there is no worker.
     """
-    todo = sorted((w for w in work if w.block_s), key=lambda w: w.task)
-    if not todo:
+    tasks = sorted((w for w in work if w.block_s), key=lambda w: w.task)
+    if not tasks:
         return Plan((), costs.load_s, costs.load_s, costs.load_s, "nothing to do")
     if not workers:
         raise ValueError("a plan needs at least one worker")
     widest = max(workers)
-    for w in todo:
+    for w in tasks:
         if w.gpus > widest:
             raise ValueError(f"task '{w.task}' needs {w.gpus} GPUs, the largest worker has {widest}")
-    bound = lower_bound(todo, workers, costs)
-    by_name = {w.task: w for w in todo}
+    bound = lower_bound(tasks, workers, costs)
+    by_name = {w.task: w for w in tasks}
     best: Plan | None = None
     simulated = 0
-    for size in _sizes(todo, workers, costs, bound):
-        if best is not None and simulated + len(todo) > budget:
+    for size in _sizes(tasks, workers, costs, bound):
+        if best is not None and simulated + len(tasks) > budget:
             break
-        cut = cut_and_merge(todo, size, costs)
+        cut = cut_and_merge(tasks, size, costs)
         for rule in RULES:
             if best is not None and simulated + len(cut) > budget:
                 break
             simulated += len(cut)
             ordered = order(cut, by_name, rule)
-            found = rehearse(ordered, todo, workers, costs, bound, f"{rule}, parcels up to {size:.3g} s")
+            found = rehearse(ordered, tasks, workers, costs, bound, f"{rule}, parcels up to {size:.3g} s")
             if best is None or found.makespan_s < best.makespan_s - 1e-9:
                 best = found
         if best is not None and best.makespan_s <= bound * 1.002:
@@ -154,16 +154,16 @@ def plan(
     return best
 
 
-def _sizes(todo: Sequence[Work], workers: Sequence[int], costs: Costs, bound: float) -> list[float]:
+def _sizes(tasks: Sequence[Work], workers: Sequence[int], costs: Costs, bound: float) -> list[float]:
     """Longest parcels to try, in seconds, coarse to fine."""
     floor = costs.switch_s / MAX_OVERHEAD
     span = max(bound - costs.load_s, 1e-9)
-    share = math.fsum(w.seconds for w in todo) / len(workers)
+    share = math.fsum(w.seconds for w in tasks) / len(workers)
     found = {max(min(span, share or span) / f, floor) for f in _FRACTIONS}
     return sorted(found, reverse=True)
 
 
-def cut_and_merge(todo: Sequence[Work], size: float, costs: Costs) -> list[Parcel]:
+def cut_and_merge(tasks: Sequence[Work], size: float, costs: Costs) -> list[Parcel]:
     """Cuts what is longer than `size` into even shards of whole blocks; joins what is much shorter into parcels.
 
     Only whole tasks without a long metric are joined, and only up to a quarter of `size`, so that a parcel never
@@ -172,7 +172,7 @@ def cut_and_merge(todo: Sequence[Work], size: float, costs: Costs) -> list[Parce
     parcels: list[Parcel] = []
     small: dict[int, list[Shard]] = {}
     held: dict[int, float] = {}
-    for w in todo:
+    for w in tasks:
         pieces = max(1, math.ceil(w.seconds / size)) if size > 0 else len(w.block_s)
         if pieces == 1 and w.seconds < size / 8 and w.tail_s <= size / 4:
             shard = Shard(w.task, w.numbers, w.seconds, w.gpus)

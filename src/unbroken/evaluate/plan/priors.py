@@ -264,10 +264,10 @@ def load_book(path: Path) -> PriorBook:
         return PriorBook()
     except (json.JSONDecodeError, UnicodeDecodeError) as e:
         raise ContractError("the stored run times cannot be read", where=str(path),
-                            todo="Remove the file; it is built again") from e  # fmt: skip
+                            hint="Remove the file; it is built again") from e  # fmt: skip
     if not isinstance(value, dict) or value.get("schema") != SCHEMA:
         raise ContractError(
-            "the stored run times have another schema", where=str(path), todo="Use --priors with another file"
+            "the stored run times have another schema", where=str(path), hint="Use --priors with another file"
         )
     rows = [decode(Measured, r, where=str(path)) for r in value["rows"]]
     return PriorBook({(r.task, r.model_b, r.device): r for r in rows})

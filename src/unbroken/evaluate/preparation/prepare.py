@@ -120,7 +120,7 @@ class Preparers:
         if not line.endswith(b"\n"):
             what = job.get("task", {}).get("name", job["op"])
             raise EvaluationError(f"the process that prepares '{what}' died", where=str(self._log),
-                                  todo="See its log: out of memory, or a crash in the harness")  # fmt: skip
+                                  hint="See its log: out of memory, or a crash in the harness")  # fmt: skip
         answer = json.loads(line)
         if "error" in answer:
             raise revive(answer["error"])
@@ -177,10 +177,10 @@ def revive(error: Message) -> UnbrokenError:
     import unbroken.errors as tree
 
     kind = getattr(tree, error["kind"], EvaluationError)
-    found: UnbrokenError = EvaluationError(error["what"], where=error.get("where"), todo=error.get("todo"))
+    found: UnbrokenError = EvaluationError(error["what"], where=error.get("where"), hint=error.get("todo"))
     if isinstance(kind, type) and issubclass(kind, UnbrokenError):
         made = kind.__new__(kind)
-        UnbrokenError.__init__(made, error["what"], where=error.get("where"), todo=error.get("todo"))
+        UnbrokenError.__init__(made, error["what"], where=error.get("where"), hint=error.get("todo"))
         found = made
     return found
 
@@ -221,7 +221,7 @@ def disk_full(error: BaseException) -> EvaluationError | None:
                 link.filename or link.filename2 or "the evaluation's folder or the cache of data sets"
             )
             return EvaluationError(f"the prompts cannot be written: {link.strerror or link}", where=where,
-                                   todo="Make room there, then run the same command")  # fmt: skip
+                                   hint="Make room there, then run the same command")  # fmt: skip
         link = (link.__cause__ or link.__context__) if link is not None else None
     return None
 

@@ -115,7 +115,7 @@ class AnswerStore:
             if place is None:
                 if number not in given_up:
                     raise EvaluationError(f"block {number} of task '{task}' has no answers", where=str(self.folder),
-                                          todo="Run the same command; if it says so again, report it")  # fmt: skip
+                                          hint="Run the same command; if it says so again, report it")  # fmt: skip
                 said = [
                     {"sample": i, "hash": hashes[i], "outputs": [], "problem": given_up[number]}
                     for i in prepared.samples_of(number)
@@ -135,7 +135,7 @@ class AnswerStore:
                     )
         if ids != list(range(prepared.samples)):
             raise EvaluationError(f"task '{task}' has {len(ids)} answers to {prepared.samples} samples", where=str(self.folder),
-                                  todo="Run the same command; if it says so again, report it")  # fmt: skip
+                                  hint="Run the same command; if it says so again, report it")  # fmt: skip
         target.parent.mkdir(parents=True, exist_ok=True)
         atomic.write_text(target, "".join(line + "\n" for line in lines))
         return tuple(conditions)

@@ -126,7 +126,7 @@ class EvalDir:
         if differs:
             raise UsageError(
                 f"the folder holds an evaluation with another {differs[0]}", where=str(self.root),
-                todo="Give another --out",
+                hint="Give another --out",
             )  # fmt: skip
 
     def _answered(self) -> bool:
@@ -145,7 +145,7 @@ class EvalDir:
     def refuse_file(self) -> None:
         """Raises UsageError where a file is in the folder's place."""
         if self.root.exists() and not self.root.is_dir():
-            raise UsageError("--out is a file, not a folder", where=str(self.root), todo="Give a folder")
+            raise UsageError("--out is a file, not a folder", where=str(self.root), hint="Give a folder")
 
     def open(self) -> None:
         """Creates the folder. Raises UsageError if it is a file, EvaluationError if it cannot be written."""
@@ -156,7 +156,7 @@ class EvalDir:
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         except OSError as e:
             raise EvaluationError(f"the evaluation's folder cannot be written: {e.strerror or e}", where=str(self.root),
-                                  todo="Give another --out, or mend its rights") from e  # fmt: skip
+                                  hint="Give another --out, or mend its rights") from e  # fmt: skip
 
     @contextmanager
     def lock(self) -> Iterator[None]:
@@ -168,7 +168,7 @@ class EvalDir:
             except OSError as e:
                 f.seek(0)
                 raise EvaluationInUse("an evaluation is running in this folder", where=f"{self.root}, {f.read().strip()}",
-                                      todo="Wait for it, or stop it; `unbroken eval status` shows it") from e  # fmt: skip
+                                      hint="Wait for it, or stop it; `unbroken eval status` shows it") from e  # fmt: skip
             f.truncate(0)
             f.write(f"process {os.getpid()} on {os.uname().nodename}")
             f.flush()
@@ -191,7 +191,7 @@ def _take(fd: int) -> None:
 def unwritable(e: OSError, root: Path) -> EvaluationError:
     """What a full or forbidden disk is told as."""
     return EvaluationError(f"the evaluation's files cannot be written: {e.strerror or e}", where=str(root),
-                           todo="Make room, then run the same command: what was answered so far is kept")  # fmt: skip
+                           hint="Make room, then run the same command: what was answered so far is kept")  # fmt: skip
 
 
 def read_json(path: Path) -> Json:
@@ -203,4 +203,4 @@ def read_json(path: Path) -> Json:
         return found
     except ValueError as e:
         raise ContractError("a file of the evaluation cannot be read", where=str(path),
-                            todo="Remove it and run the same command") from e  # fmt: skip
+                            hint="Remove it and run the same command") from e  # fmt: skip

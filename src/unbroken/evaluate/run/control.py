@@ -51,8 +51,8 @@ class Control:
         if self.problem is not None:
             raise Abort(self.problem)
         if self.stopping:
-            todo = "The same command goes on where it was"
-            raise Abort(RunInterrupted(f"stopped: {self.stopping}", where=str(self.root), todo=todo))
+            hint = "The same command goes on where it was"
+            raise Abort(RunInterrupted(f"stopped: {self.stopping}", where=str(self.root), hint=hint))
 
     def unwritable(self, e: OSError) -> UnbrokenError:
         """The error of a file of the evaluation that could not be written."""
@@ -66,5 +66,5 @@ def as_user_error(error: BaseException, where: str) -> UnbrokenError:
     if isinstance(error, OSError) and error.errno in FULL:
         return unwritable(error, Path(where))
     return EvaluationError(
-        f"{type(error).__name__}: {error}", where=where, todo="Fix that, then run the same command"
+        f"{type(error).__name__}: {error}", where=where, hint="Fix that, then run the same command"
     )

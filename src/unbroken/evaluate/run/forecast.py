@@ -69,7 +69,7 @@ def looked_up(suite: Suite) -> tuple[Suite, dict[str, str], dict[str, int]]:
             sizes |= {name: n for name, n in found.items() if n is not None}
         except MissingExtra as e:
             leaves = [task]
-            unchecked[task.name] = e.what
+            unchecked[task.name] = e.message
         tasks += leaves
     return replace(suite, tasks=tuple(tasks)), unchecked, sizes
 
@@ -112,7 +112,7 @@ def forecast(
         workers = (width,) * (gpus // width) if width > 1 else arrange(gpus, work, costs)
         made = plan(work, workers, costs)
     except ValueError as e:
-        raise UsageError(str(e), where=suite.name, todo="Give more --gpus, or --gpus-per-worker") from e
+        raise UsageError(str(e), where=suite.name, hint="Give more --gpus, or --gpus-per-worker") from e
     naive = baseline(
         datasets, Weights(0.0, start_s=load_s), Cluster(gpus=len(workers), cpus=cpu_workers)
     ).makespan_s

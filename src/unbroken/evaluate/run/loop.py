@@ -97,7 +97,7 @@ class Loop:
         for t in tasks:
             if self.run.settings.slots and t.gpus > widest:
                 raise Abort(EvaluationError(f"task '{t.name}' needs a worker with {t.gpus} GPUs, the widest has {widest}",
-                                            where=self.run.job.suite.name, todo=f"Give --gpus-per-worker {t.gpus}"))  # fmt: skip
+                                            where=self.run.job.suite.name, hint=f"Give --gpus-per-worker {t.gpus}"))  # fmt: skip
 
     async def _prepare(self, task: Task, intake: Intake) -> None:
         await self.tasks.prepare(task, intake)

@@ -132,20 +132,20 @@ def run(
     if kind.startswith("none"):
         raise SandboxUnavailable(
             f"generated code is not run, because no sandbox works here ({kind.removeprefix('none: ')})",
-            todo="Install bubblewrap (apt-get install bubblewrap), or allow unprivileged user namespaces",
+            hint="Install bubblewrap (apt-get install bubblewrap), or allow unprivileged user namespaces",
         )
     open_to_it = [str(p) for p in readable]
     if homes := [p for p in open_to_it if is_home(p)]:
         raise SandboxUnavailable(
             "generated code may not read a home folder, nor what lies above one", where=homes[0],
-            todo="Put the data, the task and the evaluation's folder into folders of their own",
+            hint="Put the data, the task and the evaluation's folder into folders of their own",
         )  # fmt: skip
     out = _run(
         kind, argv, limits or Limits(), stdin, dict(files or {}), open_to_it, dict(env or {}), patience
     )
     if out.status == UNSTARTED:
         last = (out.stderr.decode(errors="replace").strip().splitlines() or ["it said nothing"])[-1]
-        raise SandboxUnavailable(f"the sandbox did not start: {last}", todo="Run the same command again")
+        raise SandboxUnavailable(f"the sandbox did not start: {last}", hint="Run the same command again")
     return out
 
 

@@ -160,7 +160,7 @@ def _score_of(job: ScoreJob, harness: ScoresInParts, folder: Path) -> Score:
     raise EvaluationError(
         f"the verdicts on '{job.prepared.task.name}' are not one for each of its {job.prepared.samples} samples",
         where=str(folder),
-        todo="This is a defect of unbroken: keep the folder and report it",
+        hint="This is a defect of unbroken: keep the folder and report it",
     )
 
 
@@ -179,14 +179,14 @@ def check_answers(prepared: PreparedTask, answers: list[Answer], *, where: str) 
             f"the answers of '{prepared.task.name}' are not each of its {prepared.samples} samples once: "
             + ("; ".join(said) or "out of order"),
             where=where,
-            todo="This is a defect of unbroken: keep the folder and report it",
+            hint="This is a defect of unbroken: keep the folder and report it",
         )
     for answer, expected in zip(answers, staged.read_hashes(Path(prepared.folder)), strict=True):
         if answer.prompt_hash != expected:
             raise EvaluationError(
                 f"sample {answer.sample} of '{prepared.task.name}' was answered for another prompt",
                 where=where,
-                todo="Start the evaluation in a new folder",
+                hint="Start the evaluation in a new folder",
             )
     return answers
 

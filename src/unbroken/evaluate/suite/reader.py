@@ -41,9 +41,9 @@ def read_suite(place: str | Path) -> Suite:
         text = path.read_text("utf-8")
     except OSError as e:
         raise InputError(f"the suite cannot be read: {e.strerror}", where=str(path),
-                         todo="Give a TOML file or one of: " + ", ".join(shipped_suites())) from e  # fmt: skip
+                         hint="Give a TOML file or one of: " + ", ".join(shipped_suites())) from e  # fmt: skip
     except UnicodeDecodeError as e:
-        raise InputError("the suite is no text", where=str(path), todo="Give a TOML file, in UTF-8") from e
+        raise InputError("the suite is no text", where=str(path), hint="Give a TOML file, in UTF-8") from e
     return parse_suite(text, where=str(path), folder=str(path.resolve().parent))
 
 
@@ -62,7 +62,7 @@ def parse_suite(text: str, *, where: str = "suite", folder: str = "") -> Suite:
             raise UnknownKey(key, ("name", "description"), where=f"{where} [suite]")
     rows = table.get("task", [])
     if not isinstance(rows, list) or not rows:
-        raise InputError("the suite has no [[task]]", where=where, todo="Add at least one")
+        raise InputError("the suite has no [[task]]", where=where, hint="Add at least one")
     tasks: list[Task] = []
     priors: dict[str, TaskPrior] = {}
     for i, row in enumerate(rows):
@@ -72,7 +72,7 @@ def parse_suite(text: str, *, where: str = "suite", folder: str = "") -> Suite:
             raise InputError(
                 f"two tasks are called '{task.name}'",
                 where=where,
-                todo="Rename one; `target` keeps the harness's name",
+                hint="Rename one; `target` keeps the harness's name",
             )
         tasks.append(task)
         if prior is not None:
@@ -87,7 +87,7 @@ def check_limit(limit: float | None, where: str) -> None:
         raise InputError(
             f"limit {limit}: at least 1 is meant, or a share between 0 and 1",
             where=where,
-            todo="Give a number of samples, or a share of them",
+            hint="Give a number of samples, or a share of them",
         )
 
 
@@ -128,7 +128,7 @@ def _read_task(
     task = decode(Task, merged, where=at)
     if not _NAME.fullmatch(task.name):
         raise InputError(
-            f"'{task.name}' cannot name files", where=at, todo="Use letters, digits, '.', '_' and '-'"
+            f"'{task.name}' cannot name files", where=at, hint="Use letters, digits, '.', '_' and '-'"
         )
     if task.metric not in METRICS:
         raise UnknownKey(task.metric, METRICS, where=at, what="metric")

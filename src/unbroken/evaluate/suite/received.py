@@ -164,7 +164,7 @@ def asked(prepared: PreparedTask, ids: range) -> tuple[list[str], list[Sequence[
         return read_hashes(folder)[ids.start : ids.stop], [s.requests for s in read_samples(folder, ids)]
     except (OSError, ValueError, LookupError, struct.error) as e:
         raise EvaluationError(f"the prompts of '{prepared.task.name}' cannot be read: {e}", where=str(folder),
-                              todo="Remove that folder, then run the same command") from e  # fmt: skip
+                              hint="Remove that folder, then run the same command") from e  # fmt: skip
 
 
 def answers(

@@ -58,4 +58,4 @@ def _make(name: str, known: dict[str, str], what: str) -> Any:
     except (ModuleNotFoundError, AttributeError) as e:
         if isinstance(e, ModuleNotFoundError) and e.name and not module.startswith(e.name):
             raise  # something that the module needs, not the module itself
-        raise UsageError(f"there is no {what} '{place}': {e}", todo="Write it as package.module:Class") from e
+        raise UsageError(f"there is no {what} '{place}': {e}", hint="Write it as package.module:Class") from e

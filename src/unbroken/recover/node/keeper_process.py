@@ -135,7 +135,7 @@ class KeeperProcess:
                 if self._process.poll() is not None:
                     break
                 await asyncio.sleep(0.02)
-        raise RunError("the keeper did not come up", where=f"node {self._node}", todo=f"See {log}")
+        raise RunError("the keeper did not come up", where=f"node {self._node}", hint=f"See {log}")
 
     def _end_leftover(self) -> None:
         """A keeper that does not answer must not write beside its successor."""
@@ -185,7 +185,7 @@ class KeeperProcess:
             ) from e
         if not answer.get("ok", False):
             raise RunError(
-                answer.get("what", "the keeper refused"), where=answer.get("where"), todo=answer.get("todo")
+                answer.get("what", "the keeper refused"), where=answer.get("where"), hint=answer.get("todo")
             )
         return answer
 
@@ -236,7 +236,7 @@ class KeeperProcess:
             request = {"op": "flush", "deadline_s": deadline_s, "room_s": room_s, **what}
             return await self.call(request, timeout=within + 10)
         except RunError as e:
-            return {"step": None, "why": e.what}
+            return {"step": None, "why": e.message}
 
     async def close(self) -> Message:
         """Ends it, and what it holds."""

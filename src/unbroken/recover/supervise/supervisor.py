@@ -190,8 +190,8 @@ class Supervisor:
         self._view.say(f"attempt {parts.recorder.state.attempt} could not be started: {error}")
         if count > _FAILED_STARTS_MAX:
             raise RunStopped(
-                f"{count} attempts in a row could not be started: {error.what}", where=error.where,
-                todo=error.todo or "See the agents' logs in the run directory",
+                f"{count} attempts in a row could not be started: {error.message}", where=error.where,
+                hint=error.hint or "See the agents' logs in the run directory",
             )  # fmt: skip
         if attempt is not None:
             lost = await self._fleet.find_lost(attempt.nodes)

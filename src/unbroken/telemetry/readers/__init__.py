@@ -56,7 +56,7 @@ def detect(path: Path) -> str:
     raise InputError(
         "the file is none that telemetry knows" if head.strip() else "the file is empty",
         where=str(path),
-        todo=f"Name its format with --format: {', '.join(FORMATS)}",
+        hint=f"Name its format with --format: {', '.join(FORMATS)}",
     )
 
 
@@ -75,7 +75,7 @@ def convert(
     Raises InputError for a file that cannot be understood, StorageError for a folder that cannot be written.
     """
     if format is not None and format not in FORMATS:
-        raise UsageError(f"there is no format '{format}'", todo=f"Formats: {', '.join(FORMATS)}")
+        raise UsageError(f"there is no format '{format}'", hint=f"Formats: {', '.join(FORMATS)}")
     done = []
     for path in paths:
         kind = format or detect(path)

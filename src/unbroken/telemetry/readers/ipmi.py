@@ -45,7 +45,7 @@ def read(source: Source, out: Path) -> list[Note]:
             raise InputError(
                 "the table has no column of times or none of power",
                 where=str(path),
-                todo=f"Columns that are read: {', '.join(sorted(IPMI))}",
+                hint=f"Columns that are read: {', '.join(sorted(IPMI))}",
             )
         notes = []
         unknown = [c for c in columns if c not in (time, node) and normal(c) not in IPMI]

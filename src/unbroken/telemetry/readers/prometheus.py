@@ -54,7 +54,7 @@ def range_rows(document: Any, source: Source, notes: Counter[str] | None = None)
             )
         if document["data"]["resultType"] != "matrix":
             raise InputError(
-                "this is no range (resultType matrix)", where=str(source.path), todo="Ask /api/v1/query_range"
+                "this is no range (resultType matrix)", where=str(source.path), hint="Ask /api/v1/query_range"
             )
         for series in document["data"]["result"]:
             labels = series["metric"]
@@ -116,7 +116,7 @@ def fetch(url: str, query: str, start: float, end: float, step_s: float) -> Iter
                 raise InputError(
                     f"Prometheus redirects to {elsewhere}",
                     where=url,
-                    todo="Give that address, if it is yours",
+                    hint="Give that address, if it is yours",
                 ) from e
             said = e.read(2000).decode(errors="replace")
             raise InputError(f"Prometheus refused the query: HTTP {e.code}: {said[:300]}", where=url) from e
@@ -191,7 +191,7 @@ def parse_time(text: str, now: float) -> float:
         t = datetime.fromisoformat(text)
     except ValueError:
         raise InputError(
-            f"'{text}' is no time", todo="Write 2026-01-31T12:00, seconds since 1970, or now"
+            f"'{text}' is no time", hint="Write 2026-01-31T12:00, seconds since 1970, or now"
         ) from None
     return (t if t.tzinfo else t.replace(tzinfo=UTC)).timestamp()
 
@@ -204,7 +204,7 @@ def _metric(labels: dict[str, str], source: Source) -> tuple[str, float]:
         raise InputError(
             "the series have no name (the query was an expression)",
             where=str(source.path),
-            todo="Say what it is with --metric",
+            hint="Say what it is with --metric",
         )
     return DCGM.get(name, (name.removeprefix("unbroken_"), 1.0))
 

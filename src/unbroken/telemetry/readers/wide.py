@@ -42,7 +42,7 @@ def meaning(path: Path, metric: str | None = None) -> tuple[str, float]:
         raise InputError(
             f"the file's name says no metric that is known: {name}",
             where=str(path),
-            todo="Name it with --metric, e.g. sm_active_pct",
+            hint="Name it with --metric, e.g. sm_active_pct",
         )
     return ACME[name]
 
@@ -115,7 +115,7 @@ def read(source: Source, out: Path) -> list[Note]:
     except duckdb.Error as e:
         line = str(e).splitlines()[0]
         raise InputError(
-            f"the table cannot be read: {line}", where=str(path), todo="Is it a wide table of numbers?"
+            f"the table cannot be read: {line}", where=str(path), hint="Is it a wide table of numbers?"
         ) from e
     finally:
         con.close()

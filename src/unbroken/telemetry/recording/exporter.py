@@ -67,7 +67,7 @@ def serve(last: LastTick, address: str) -> tuple[int, Any]:
         raise MissingExtra("prometheus-client", "telemetry", what="the exporter") from None
     host, _, port = address.rpartition(":")
     if not port.isdigit() or int(port) > 65535:
-        raise UsageError(f"'{address}' is not an address", todo="Write it like 0.0.0.0:9400 or :9400")
+        raise UsageError(f"'{address}' is not an address", hint="Write it like 0.0.0.0:9400 or :9400")
     registry = CollectorRegistry()
     registry.register(last)
     try:

@@ -202,7 +202,7 @@ def pack(spool: Path) -> Path | None:
         spool.unlink()
     except (OSError, ValueError) as e:
         raise StorageError(
-            f"readings cannot be packed: {e}", where=str(spool), todo="Run the same command again"
+            f"readings cannot be packed: {e}", where=str(spool), hint="Run the same command again"
         ) from e
     return target
 

@@ -76,7 +76,7 @@ def load_nvml() -> Any:
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as e:
-        raise InputError(f"NVML cannot be started: {e}", todo="Is the NVIDIA driver loaded here?") from e
+        raise InputError(f"NVML cannot be started: {e}", hint="Is the NVIDIA driver loaded here?") from e
     return pynvml
 
 

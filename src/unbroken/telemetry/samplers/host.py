@@ -27,7 +27,7 @@ class HostSampler:
         self._before: dict[tuple[str, str], float] = {}
         self._then: float | None = None
         if not (root / "proc" / "stat").exists():
-            raise InputError("the host cannot be read", where=str(root / "proc"), todo="This needs Linux")
+            raise InputError("the host cannot be read", where=str(root / "proc"), hint="This needs Linux")
         self._nics = frozenset(_physical(root / "sys/class/net", "device"))
         self._disks = frozenset(_physical(root / "sys/block", "device"))
         self._ports = [

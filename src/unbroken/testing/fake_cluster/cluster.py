@@ -99,7 +99,7 @@ class FakeCluster:
         if self._capacity(request) < wanted:
             raise DoesNotFit(
                 f"{wanted} nodes of {request.ranks_per_node} ranks are more than the {self._capacity(request)} that there are",
-                todo="Ask for fewer --nodes or --spares",
+                hint="Ask for fewer --nodes or --spares",
             )  # fmt: skip
         while True:
             out = {*self._cordoned(), *request.exclude, *request.replaces}
@@ -151,7 +151,7 @@ class FakeCluster:
     async def start(self, node: str, command: AgentCommand) -> str:
         known = self.nodes.get(node)
         if known is None or node not in self.hardware.given:
-            raise RunError("the node is none of this run's", where=node, todo="Ask for nodes first")
+            raise RunError("the node is none of this run's", where=node, hint="Ask for nodes first")
         if known.state != "up":
             raise RunError(f"the node takes no order: it is {known.state}", where=node)
         if known.agent is not None:

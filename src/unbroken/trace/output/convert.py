@@ -176,12 +176,12 @@ def secret_key(path: Path | None) -> bytes:
         key = read_secret(path)
         if len(key) != 32:
             raise InputError(
-                "the file is no key of ours (32 bytes)", where=str(path), todo="Give another file name"
+                "the file is no key of ours (32 bytes)", where=str(path), hint="Give another file name"
             ) from None
         return key
     except OSError as e:
         raise InputError(
-            f"cannot create the key file: {e}", where=str(path), todo="Give a place you may write to"
+            f"cannot create the key file: {e}", where=str(path), hint="Give a place you may write to"
         ) from e
     key = secrets.token_bytes(32)
     with os.fdopen(fd, "wb") as f:

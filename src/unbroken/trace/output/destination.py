@@ -13,7 +13,7 @@ from ...errors import StorageError, UsageError
 def folder_for(path: Path) -> None:
     """Creates a folder for results, so that hours of work do not end at it. Raises UsageError, StorageError."""
     if path.exists() and not path.is_dir():
-        raise UsageError("the output is a file, not a folder", where=str(path), todo="Name a folder")
+        raise UsageError("the output is a file, not a folder", where=str(path), hint="Name a folder")
     with writing(path):
         path.mkdir(parents=True, exist_ok=True)
     may_write(path)
@@ -22,9 +22,9 @@ def folder_for(path: Path) -> None:
 def file_for(path: Path) -> None:
     """Returns where a result can be written as this file. Raises UsageError, StorageError."""
     if path.is_dir():
-        raise UsageError("the output is a folder, not a file", where=str(path), todo="Name a file in it")
+        raise UsageError("the output is a folder, not a file", where=str(path), hint="Name a file in it")
     if not path.parent.is_dir():
-        raise UsageError("the output's folder does not exist", where=str(path.parent), todo="Create it first")
+        raise UsageError("the output's folder does not exist", where=str(path.parent), hint="Create it first")
     may_write(path.parent)
 
 
@@ -32,7 +32,7 @@ def may_write(folder: Path) -> None:
     """Returns where this user may create files in the folder. Raises StorageError."""
     if not os.access(folder, os.W_OK | os.X_OK):
         raise StorageError(
-            "results cannot be written here: Permission denied", where=str(folder), todo="Name another place"
+            "results cannot be written here: Permission denied", where=str(folder), hint="Name another place"
         )
 
 
@@ -48,5 +48,5 @@ def writing(path: Path) -> Iterator[None]:
         raise StorageError(
             f"results cannot be written: {why}",
             where=str(path),
-            todo="Free space there, or name another place",
+            hint="Free space there, or name another place",
         ) from e

@@ -55,7 +55,7 @@ def detect(path: Path, options: Options) -> tuple[Reader, Head]:
         near = difflib.get_close_matches(options.format, names, 1)
         raise UsageError(
             f"there is no format '{options.format}'",
-            todo=f"Did you mean '{near[0]}'?" if near else f"Formats: {', '.join(names)}",
+            hint=f"Did you mean '{near[0]}'?" if near else f"Formats: {', '.join(names)}",
         )
     if options.mapping and not head.parquet and head.columns:
         return next(r for r in READERS if r.name == "table"), head
@@ -71,7 +71,7 @@ def detect(path: Path, options: Options) -> tuple[Reader, Head]:
             raise InputError(
                 f"the format is not known: {seen}",
                 where=str(path),
-                todo="If this is sacct output without a header, name its fields: --fields JobID,State,Submit,Start,End,AllocTRES",
+                hint="If this is sacct output without a header, name its fields: --fields JobID,State,Submit,Start,End,AllocTRES",
             )
         if (
             head.columns
@@ -81,13 +81,13 @@ def detect(path: Path, options: Options) -> tuple[Reader, Head]:
             raise InputError(
                 f"these are counts over time ({', '.join(head.columns[1:5])}, ...), neither jobs nor the readings of one metric",
                 where=str(path),
-                todo="Give the records of the jobs themselves; for utilisation a table with a time and one column a GPU or server, "
+                hint="Give the records of the jobs themselves; for utilisation a table with a time and one column a GPU or server, "
                 "named after its metric (GPU_UTIL.csv), or --format wide if its columns are GPUs after all",
             )
         raise InputError(
             f"the format is not known: {seen}",
             where=str(path),
-            todo="Name the format (--format), or for a table of jobs its columns (--map submit=COLUMN,gpus=COLUMN,...); recordings "
+            hint="Name the format (--format), or for a table of jobs its columns (--map submit=COLUMN,gpus=COLUMN,...); recordings "
             "of Prometheus, DCGM or IPMI go through `unbroken telemetry convert` first",
         )
     return best, head
@@ -102,13 +102,13 @@ def files_of(paths: Sequence[Path]) -> list[Path]:
             inside = [f for f in inside if not f.name.startswith(COMPANIONS) and f.name != SET_ASIDE]
             if not inside:
                 raise InputError(
-                    "no trace in the folder", where=str(p), todo="Give files, or a folder that has some"
+                    "no trace in the folder", where=str(p), hint="Give files, or a folder that has some"
                 )
             files += inside
         elif p.exists():
             files.append(p)
         else:
-            raise InputError("the file does not exist", where=str(p), todo="Check the path")
+            raise InputError("the file does not exist", where=str(p), hint="Check the path")
     return files
 
 
@@ -127,7 +127,9 @@ def load_into(store: Store, paths: Sequence[Path], options: Options) -> list[tup
                 raise
             # A folder may hold a README or an empty log beside the trace: said, and passed over.
             refused.append(e)
-            store.note(Note("set aside", f"a file of the folder was passed over: {e.what}", source=path.name))
+            store.note(
+                Note("set aside", f"a file of the folder was passed over: {e.message}", source=path.name)
+            )
             continue
         store.note(Note("info", f"read as {reader.title}", source=path.name))
         try:
@@ -136,7 +138,7 @@ def load_into(store: Store, paths: Sequence[Path], options: Options) -> list[tup
             raise TraceError(
                 f"more than {store.memory} of memory is needed",
                 where=str(path),
-                todo="Give more (--memory), or a scratch folder with more room (--scratch)",
+                hint="Give more (--memory), or a scratch folder with more room (--scratch)",
             ) from e
         except (
             duckdb.Error
@@ -145,7 +147,7 @@ def load_into(store: Store, paths: Sequence[Path], options: Options) -> list[tup
             raise InputError(
                 f"cannot be read as {reader.name}: {first}",
                 where=str(path),
-                todo="Check the file, or name its --format",
+                hint="Check the file, or name its --format",
             ) from e
         read.append((path, reader.name))
     if refused and not read:

@@ -36,7 +36,7 @@ class PaiReader:
             raise InputError(
                 "pai_task_table.csv, which holds the GPUs of the jobs, is not beside the job table",
                 where=str(head.path),
-                todo="Put both files into one folder",
+                hint="Put both files into one folder",
             )
         job_head, task_head = peek(head.path), peek(tasks)
         job = delimited(store, job_head, JOB, header=set(JOB) <= job_head.lower)

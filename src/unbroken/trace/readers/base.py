@@ -95,11 +95,11 @@ def peek(path: Path, fields: tuple[str, ...] = ()) -> Head:
             data = f.read(PEEK)
     except (OSError, EOFError) as e:
         raise InputError(
-            f"cannot read the file: {e}", where=str(path), todo="Check the path and its rights"
+            f"cannot read the file: {e}", where=str(path), hint="Check the path and its rights"
         ) from e
     if not data:
         raise InputError(
-            "the file is empty: not even a header", where=str(path), todo="Export the trace again"
+            "the file is empty: not even a header", where=str(path), hint="Export the trace again"
         )
     if data[:4] == b"PAR1":
         columns, schema = parquet_columns(path)
@@ -109,7 +109,7 @@ def peek(path: Path, fields: tuple[str, ...] = ()) -> Head:
         raise InputError(
             "this is a binary file, not a table of text",
             where=str(path),
-            todo="Give CSV, JSON, sacct -P output or Parquet (.gz and .zst are unpacked)",
+            hint="Give CSV, JSON, sacct -P output or Parquet (.gz and .zst are unpacked)",
         )
     if text.lstrip()[:1] in ("{", "["):
         return Head(path, text)
@@ -148,7 +148,7 @@ def parquet_columns(path: Path) -> tuple[tuple[str, ...], str]:
         raise InputError(
             f"the Parquet file is damaged: {str(e).splitlines()[0]}",
             where=str(path),
-            todo="Copy or write it again",
+            hint="Copy or write it again",
         ) from e
     finally:
         con.close()
@@ -185,6 +185,6 @@ def json_items(path: Path) -> list[dict[str, object]]:
         raise InputError(
             f"the JSON is damaged at line {line}: {e.msg}",
             where=str(path),
-            todo="Export it again; a file that was cut off cannot be read as JSON",
+            hint="Export it again; a file that was cut off cannot be read as JSON",
         ) from e
     return items

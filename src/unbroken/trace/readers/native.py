@@ -86,7 +86,7 @@ def own_table(head: Head) -> Table | None:
             raise ContractError(
                 f"the file is in schema '{said}', this version knows up to {VERSION}",
                 where=str(head.path),
-                todo="Update unbroken",
+                hint="Update unbroken",
             )
         return TABLES[kind]
     have = set(head.parquet)
@@ -174,7 +174,7 @@ def read_foreign(store: Store, head: Head, options: Options, source: str) -> Non
         raise InputError(
             "the Parquet file is neither in our schema nor has a time or a duration that is known by its name",
             where=str(head.path),
-            todo="Name the columns: --map submit=COLUMN,start=COLUMN,end=COLUMN,gpus=COLUMN,state=COLUMN. It has: "
+            hint="Name the columns: --map submit=COLUMN,start=COLUMN,end=COLUMN,gpus=COLUMN,state=COLUMN. It has: "
             + ", ".join(head.parquet[:30]),
         )
     types = {str(r[0]): str(r[1]) for r in store.query(f"DESCRIBE SELECT * FROM {source}")}

@@ -94,13 +94,13 @@ class SlurmReader:
             raise InputError(
                 "the file has no header with JobID",
                 where=str(head.path),
-                todo="Export with a header, or name the fields: --fields JobID,State,Submit,Start,End,AllocTRES",
+                hint="Export with a header, or name the fields: --fields JobID,State,Submit,Start,End,AllocTRES",
             )
         if not {c.lower() for c in columns} & {"submit", "start", "end", "elapsed", "elapsedraw"}:
             raise InputError(
                 "the export has no times",
                 where=str(head.path),
-                todo="Export them: sacct -P -a -S 2024-01-01 --format=JobID,JobName,User,Account,Partition,State,ExitCode,"
+                hint="Export them: sacct -P -a -S 2024-01-01 --format=JobID,JobName,User,Account,Partition,State,ExitCode,"
                 "Submit,Start,End,Elapsed,NNodes,NCPUS,AllocTRES,NodeList",
             )
         quote = "" if head.delimiter == "|" else '"'

@@ -141,14 +141,14 @@ def checked_mapping(mapping: Mapping[str, str], head: Head) -> dict[str, str]:
             near = difflib.get_close_matches(key, KEYS, 1)
             raise UsageError(
                 f"--map knows no '{key}'",
-                todo=f"Did you mean '{near[0]}'?" if near else f"Keys: {', '.join(KEYS)}",
+                hint=f"Did you mean '{near[0]}'?" if near else f"Keys: {', '.join(KEYS)}",
             )
         if column.lower() not in lower:
             near = difflib.get_close_matches(column, head.columns, 1)
             raise UsageError(
                 f"the file has no column '{column}'",
                 where=str(head.path),
-                todo=f"Did you mean '{near[0]}'?" if near else f"Its columns: {', '.join(head.columns[:30])}",
+                hint=f"Did you mean '{near[0]}'?" if near else f"Its columns: {', '.join(head.columns[:30])}",
             )
         out[k] = lower[column.lower()]
     return out
@@ -171,7 +171,7 @@ def read_mapped(
         raise InputError(
             "no column of the file is a time or a duration",
             where=str(head.path),
-            todo="Name them: --map submit=COLUMN,start=COLUMN,end=COLUMN,gpus=COLUMN,state=COLUMN",
+            hint="Name them: --map submit=COLUMN,start=COLUMN,end=COLUMN,gpus=COLUMN,state=COLUMN",
         )
     table = delimited(store, head, head.columns, header=not options.fields)
     draft = mapped_draft(table, mapping, head, options, overrides or {}, state_extra or {}, default_cluster)

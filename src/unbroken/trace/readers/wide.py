@@ -77,11 +77,11 @@ class WideReader:
         metric, factor = metric_of(stem)
         if head.path.suffix in (".gz", ".zst"):
             raise InputError(
-                "wide tables are read in pieces, so not packed", where=str(head.path), todo="Unpack it first"
+                "wide tables are read in pieces, so not packed", where=str(head.path), hint="Unpack it first"
             )
         counts = count(head.path, processes=store.threads)
         if not counts.count:
-            raise InputError("the table holds no number", where=str(head.path), todo="Check the file")
+            raise InputError("the table holds no number", where=str(head.path), hint="Check the file")
         if metric.endswith("_active_pct") and counts.quantiles([1.0])[0] <= 1.0001:
             factor *= 100
             store.note(

@@ -39,7 +39,7 @@ def write_images(report: Report, folder: Path, *, png: bool) -> list[Path]:
     if png and program is None:
         raise TraceError(
             "PNG needs a program that can draw SVG, and none is here",
-            todo="Install librsvg (rsvg-convert), resvg or Chromium, or use --svg",
+            hint="Install librsvg (rsvg-convert), resvg or Chromium, or use --svg",
         )
     out: list[Path] = []
     for figure in report.figures:
@@ -84,7 +84,7 @@ def to_png(program: str, svg: Path, png: Path) -> None:
     if done.returncode or not png.exists():
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
         raise TraceError(
-            f"{name} did not draw {svg.name}: {last}", where=str(svg), todo="Use --svg, or another program"
+            f"{name} did not draw {svg.name}: {last}", where=str(svg), hint="Use --svg, or another program"
         )
 
 

@@ -69,7 +69,7 @@ class Curves:
             raise InputError(
                 f"the folder does not hold the derived files of the release: {e}",
                 where=str(folder),
-                todo="Give the folder with cluster_summary.csv and published_cdfs_from_figures.csv",
+                hint="Give the folder with cluster_summary.csv and published_cdfs_from_figures.csv",
             ) from e
 
     def curve(

@@ -54,9 +54,9 @@ class Plan:
 
     def __post_init__(self) -> None:
         if self.jobs < 0:
-            raise UsageError(f"{self.jobs} jobs", todo="Give a number of jobs that is not negative")
+            raise UsageError(f"{self.jobs} jobs", hint="Give a number of jobs that is not negative")
         if self.days < 1:
-            raise UsageError(f"{self.days} days", todo="Give at least one day")
+            raise UsageError(f"{self.days} days", hint="Give at least one day")
         cluster_model(self.cluster)
 
 

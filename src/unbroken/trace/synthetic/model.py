@@ -162,5 +162,5 @@ def cluster_model(name: str) -> ClusterModel:
         if n.lower() == name.lower():
             return c
     raise UsageError(
-        f"there is no model of a cluster '{name}'", todo=f"Choose one of: {', '.join(published().clusters)}"
+        f"there is no model of a cluster '{name}'", hint=f"Choose one of: {', '.join(published().clusters)}"
     )

@@ -242,7 +242,7 @@ class LmEvalHarness:
             raise EvaluationError(
                 "this task runs generated code, and this process is not in the sandbox",
                 where=prepared.task.name,
-                todo="Score it with `unbroken eval`, which puts it there",
+                hint="Score it with `unbroken eval`, which puts it there",
             )
         with one_process(), kept_data(recipe.get("data")):
             results = simple_evaluate(recipe, lm, manager, unsafe=inside)
@@ -306,7 +306,7 @@ class LmEvalHarness:
         raise EvaluationError(
             f"'{task.harness_name}' is a group of {len(leaves)} tasks",
             where=task.name,
-            todo="Expand it first",
+            hint="Expand it first",
         )
 
 

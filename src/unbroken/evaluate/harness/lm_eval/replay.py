@@ -55,7 +55,7 @@ def one_leaf(folders: Sequence[str], leaf: str, seen: Captured, guard: Guard | N
             if leaf not in loaded["tasks"]:
                 raise EvaluationError(
                     f"the harness has no task '{leaf}' in {', '.join(sorted(loaded['tasks']))}",
-                    todo="Its group has changed since the suite was expanded; start the evaluation anew",
+                    hint="Its group has changed since the suite was expanded; start the evaluation anew",
                 )
             task = seen.task = loaded["tasks"][leaf]
             if guard is not None:
@@ -90,7 +90,7 @@ def _json(value: Any, where: str) -> Json:
     raise EvaluationError(
         f"a request holds a {type(value).__name__}, which is no text",
         where=where,
-        todo="Tasks with images or sounds are not supported yet",
+        hint="Tasks with images or sounds are not supported yet",
     )
 
 
@@ -114,7 +114,7 @@ def collecting_lm(chat: Chat | None) -> Any:
 
         def apply_chat_template(self, chat_history: Any, add_generation_prompt: bool = True) -> Any:
             if chat is None:
-                raise EvaluationError("this model has no chat template", todo="Set chat_template = false")
+                raise EvaluationError("this model has no chat template", hint="Set chat_template = false")
             return chat(chat_history, add_generation_prompt)
 
     return CollectingLM()
@@ -220,7 +220,7 @@ def _match(samples: list[list[Any]], answers: Sequence[Answer], where: str) -> d
         raise EvaluationError(
             f"the task has {len(samples)} documents now, but {len(answers)} were answered",
             where=where,
-            todo="The data set changed since the prompts were written; start the evaluation in a new folder",
+            hint="The data set changed since the prompts were written; start the evaluation in a new folder",
         )
     out: dict[int, list[Json]] = {}
     for i, (instances, answer) in enumerate(zip(samples, answers, strict=True)):
@@ -229,7 +229,7 @@ def _match(samples: list[list[Any]], answers: Sequence[Answer], where: str) -> d
             raise EvaluationError(
                 f"sample {i} was answered for another prompt than the harness builds now",
                 where=where,
-                todo="The data set, the task or the harness changed in between; start the evaluation in a new folder",
+                hint="The data set, the task or the harness changed in between; start the evaluation in a new folder",
             )
         outputs = [None] * len(requests) if answer.problem else list(answer.outputs)
         if len(outputs) != len(requests):

@@ -137,7 +137,7 @@ def no_documents(task: Task) -> InputError:
     return InputError(
         f"task '{task.name}' has no documents",
         where=task.harness_name,
-        todo="Look at its data files, its split and its process_docs; leave it out of the suite otherwise",
+        hint="Look at its data files, its split and its process_docs; leave it out of the suite otherwise",
     )
 
 
@@ -183,18 +183,18 @@ def why_not_prepared(error: Exception, task: Task, seen: Captured) -> UnbrokenEr
     if any(isinstance(e, OSError) and e.errno in FULL for e in chain):
         return EvaluationError(f"the data of task '{task.name}' cannot be kept: {text}",
                                where=os.environ.get("HF_DATASETS_CACHE") or os.environ.get("HF_HOME") or "the Hugging Face cache",
-                               todo="Make room there, then run the same command")  # fmt: skip
+                               hint="Make room there, then run the same command")  # fmt: skip
     if seen.task is None and names & absent:
         cache = os.environ.get("HF_DATASETS_CACHE") or os.environ.get("HF_HOME") or "the Hugging Face cache"
         return DatasetMissing(
             f"the data of task '{task.name}' are not on this machine: {text}",
             where=f"looked for by lm_eval in {cache}",
-            todo="Stage them where there is a network with `unbroken eval stage`, or mend the paths in the task",
+            hint="Stage them where there is a network with `unbroken eval stage`, or mend the paths in the task",
         )
     if isinstance(error, (KeyError, ValueError, TypeError, AssertionError)) or seen.task is None:
         return InputError(
             f"lm_eval cannot build the prompts of task '{task.name}': {text}",
             where=task.harness_name,
-            todo="Run `lm_eval` on this task alone to see it in full",
+            hint="Run `lm_eval` on this task alone to see it in full",
         )
     return cast(UnbrokenError, EvaluationError(f"lm_eval failed on task '{task.name}': {text}"))

@@ -59,7 +59,7 @@ class TaskIndex:
                 raise EvaluationError(
                     "the folder with the local tasks is not there",
                     where=str(folder),
-                    todo="Mend `include` in the task's options; relative paths start at the suite's folder",
+                    hint="Mend `include` in the task's options; relative paths start at the suite's folder",
                 )
         self._local = _scan(self.include, defaults=False) if self.include else {}
         self._builtin: dict[str, Entry] | None = None

@@ -84,7 +84,7 @@ def rows_of(task: Task, suite: Suite, source: Folder, infer: Any) -> Iterator[Js
         raise DatasetMissing(
             f"the data of task '{task.name}' are not on this machine",
             where=str(path.resolve()),
-            todo="Put one JSON row a line there, or name the file with data = ... in the task's options",
+            hint="Put one JSON row a line there, or name the file with data = ... in the task's options",
         )
     with open(path, encoding="utf-8") as f:
         for number, line in enumerate(f, 1):

@@ -68,7 +68,7 @@ class PlainBackend:
             raise ModelDoesNotLoad(
                 "there is no infer.py to load the model with",
                 where=str(file),
-                todo="Name it in options.infer",
+                hint="Name it in options.infer",
             )
         module = Folder(file.resolve().parent).load(file.stem)
         try:

@@ -58,7 +58,7 @@ class Intake:
                 task = decode(Task, value)
                 if task.name in tasks:
                     raise Abort(EvaluationError(f"two tasks of the suite are called '{task.name}'", where=self.suite.name,
-                                                todo="A group holds it already: take it out of the suite"))  # fmt: skip
+                                                hint="A group holds it already: take it out of the suite"))  # fmt: skip
                 tasks[task.name] = task
         return list(tasks.values())
 
@@ -149,9 +149,9 @@ class Intake:
             first = bad[0][1]
             assert isinstance(first, UnbrokenError)  # anything else was raised above
             if len(bad) > 1:
-                first.what += (
+                first.message += (
                     f"; {len(bad) - 1} more tasks cannot run: {', '.join(t.name for t, _ in bad[1:6])}"
                 )
             if unseen := sum(1 for r in results if r is None):
-                first.what += f"; {unseen} not looked at"
+                first.message += f"; {unseen} not looked at"
             raise Abort(first)

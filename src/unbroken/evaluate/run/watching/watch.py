@@ -113,7 +113,7 @@ def checkpoints_of(run: str) -> Storage:
         raise InputError(
             "this is a file, no run directory" if path.exists() else "there is no such run directory",
             where=run,
-            todo="Give the --run-dir of `unbroken run`, or a folder of checkpoints",
+            hint="Give the --run-dir of `unbroken run`, or a folder of checkpoints",
         )
     inside = RunDir(path)
     if inside.checkpoints.is_dir() or inside.spec.is_file():
@@ -124,7 +124,7 @@ def checkpoints_of(run: str) -> Storage:
         raise InputError(
             "this is no run directory, and it holds no checkpoints",
             where=run,
-            todo="Give the --run-dir of `unbroken run`, or a folder of checkpoints",
+            hint="Give the --run-dir of `unbroken run`, or a folder of checkpoints",
         )
     return storage
 
@@ -180,7 +180,7 @@ def refuse_unlike(asked: Watch) -> None:
             if asked.like.is_dir()
             else "--like names no folder",
             where=str(asked.like),
-            todo="Give the folder of a Hugging Face model of the same architecture",
+            hint="Give the folder of a Hugging Face model of the same architecture",
         )
 
 
@@ -196,7 +196,7 @@ def refuse_unloadable(asked: Watch, storage: Storage) -> None:
         raise UsageError(
             "the checkpoints hold no config.json, and no --like is given",
             where=f"{storage.url}/{there[0]}".removeprefix("file://"),
-            todo="Give --like, the folder of a Hugging Face model of the same architecture",
+            hint="Give --like, the folder of a Hugging Face model of the same architecture",
         )
 
 
@@ -234,8 +234,8 @@ def _watch(
                 _append(asked.out, points[lost.name])
                 _draw(asked)
         there = listing(storage, quick=True)
-        todo = _waiting(asked, there, points)
-        for found in todo[:1]:
+        waiting = _waiting(asked, there, points)
+        for found in waiting[:1]:
             point = _one(asked, storage, found, points.get(found.name), evaluate, say)
             _append(asked.out, point)
             points[point.name] = point
@@ -246,7 +246,7 @@ def _watch(
         done = [p for p in points.values() if not _is_open(p) or p.name not in names]
         if stop() or (asked.last_step is not None and any(p.step >= asked.last_step for p in done)):
             return read_curve(asked.out)
-        if not todo:
+        if not waiting:
             if asked.once:
                 return read_curve(asked.out)
             _pause(asked.poll_s, stop)

@@ -176,13 +176,13 @@ class Feeder:
 
     def _unfit(self, link: Link, m: Message) -> None:
         error = revive(received.unfit(m))
-        link.leaving = error.what or "unfit"
+        link.leaving = error.message or "unfit"
         self.workers.give_up(link.name)
         self.run.log.note("unfit", worker=link.name, why=str(error))
         alone = link.name in self.workers.places and all(x.leaving for x in self.links.values())
         if isinstance(error, ModelChanged) or (alone and not self.run.observed.blocks):
             if self.workers.engine.remote:
-                error.what += f" ({link.name} on {link.node})"
+                error.message += f" ({link.name} on {link.node})"
             self.run.control.abort(error)  # nobody could load it: trying again would not help
 
     # ---- what it gets

@@ -150,15 +150,15 @@ class Workers:
             if not self.links and self.engine.running() == 0 and self.staffed:
                 self.run.control.abort(
                     EvaluationError(f"no worker is left: {self._why_ended}", where=f"{root}/logs",
-                                    todo="See the workers' logs; the same command goes on where it was"))  # fmt: skip
+                                    hint="See the workers' logs; the same command goes on where it was"))  # fmt: skip
             return
         if self.links or not settings.wait_for_workers_s:
             self._alone_since = None
             return
         self._alone_since = self._alone_since or now
         if now - self._alone_since > settings.wait_for_workers_s:
-            todo = "Start `unbroken eval join` where GPUs are free"
-            self.run.control.abort(EvaluationError("no worker joined", where=str(root), todo=todo))
+            hint = "Start `unbroken eval join` where GPUs are free"
+            self.run.control.abort(EvaluationError("no worker joined", where=str(root), hint=hint))
 
 
 async def _give_back(taking: asyncio.Future[Lease]) -> None:

@@ -74,7 +74,7 @@ class Accepting:
         try:
             accepted = await self._place.committed(attempt, within_s=_LAST_S)
         except (StorageError, RunStopped) as e:
-            self._say(f"{e.what}; what attempt {attempt} saved is listed when the run goes on")
+            self._say(f"{e.message}; what attempt {attempt} saved is listed when the run goes on")
             return
         await self._recorder.record("seal", attempt=attempt, checkpoints=accepted, memory=memory)
 

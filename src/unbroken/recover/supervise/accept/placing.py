@@ -93,10 +93,10 @@ class Placing:
             target = open_storage(self.default)
             name = await asyncio.to_thread(bring, found, target, trust=trust)
         except (UnbrokenError, OSError) as e:
-            what = e.what if isinstance(e, UnbrokenError) else str(e)
+            what = e.message if isinstance(e, UnbrokenError) else str(e)
             raise RunStopped(
                 f"the run cannot start from {origin}: {what}", where=getattr(e, "where", None),
-                todo=getattr(e, "todo", None) or "Mend that, and give the same command again",
+                hint=getattr(e, "todo", None) or "Mend that, and give the same command again",
             ) from e  # fmt: skip
         key = parse_folder_name(name)
         await self._record(
@@ -123,7 +123,7 @@ class Placing:
         except RunStopped:
             raise
         except UnbrokenError as e:
-            raise RunStopped(e.what, where=e.where, todo=e.todo) from e
+            raise RunStopped(e.message, where=e.where, hint=e.hint) from e
         return number
 
     async def named(self, attempt: int, url: str) -> bool:
@@ -138,7 +138,7 @@ class Placing:
                 self.refusal = self.refusal or UnbrokenError(
                     f"ranks of one attempt name different folders for checkpoints: {self.of(attempt)} and {url}",
                     where=str(self._run_dir.path),
-                    todo="Give every Checkpointer of a training, on every rank, the same folder",
+                    hint="Give every Checkpointer of a training, on every rank, the same folder",
                 )
                 return False
             try:
@@ -265,13 +265,13 @@ class Placing:
             try:
                 return await asyncio.to_thread(lambda: ask(open_storage(url)))
             except (StorageError, OSError) as e:
-                why = e.what if isinstance(e, StorageError) else str(e)
+                why = e.message if isinstance(e, StorageError) else str(e)
                 if within_s is not None and tries * _RETRY_S >= within_s:
                     raise StorageError(f"the checkpoints cannot be listed: {why}", where=url) from e
                 if self._giving_up():
                     raise RunStopped(
                         f"the checkpoints cannot be reached: {why}", where=url,
-                        todo="Mend that and give the same command again",
+                        hint="Mend that and give the same command again",
                     ) from e  # fmt: skip
                 if tries % _SAY_EVERY == 0:
                     self._say(f"the checkpoints in {url} cannot be reached ({why}); waiting until they can")
@@ -281,4 +281,4 @@ class Placing:
 
 def told(refusal: UnbrokenError) -> dict[str, Any]:
     """A refusal as keepers pass it on."""
-    return {"message": refusal.what, "where": refusal.where, "hint": refusal.todo}
+    return {"message": refusal.message, "where": refusal.where, "hint": refusal.hint}

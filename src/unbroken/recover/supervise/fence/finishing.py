@@ -51,13 +51,13 @@ class Finishing:
             await self._recorder.record("status", status=kind, step=state.step, **why)
         except CannotRecord as e:
             self._view.say(
-                f"{e.what}: the next start will take this end for a lost supervisor, and lose nothing by it"
+                f"{e.message}: the next start will take this end for a lost supervisor, and lose nothing by it"
             )
         self._view.finished(kind, state.step, await self._name_newest(last))
         if unsaved:
             raise NotDurable(
                 unsaved, where=str(self._run_dir.path),
-                todo="Make room, and give the same command again: it goes on from the newest checkpoint",
+                hint="Make room, and give the same command again: it goes on from the newest checkpoint",
             )  # fmt: skip
         return kind
 
@@ -88,7 +88,7 @@ class Finishing:
         return RunDirLost(
             f"{why}, while the run went on; {saved}",
             where=f"step {step}" if step >= 0 else None,
-            todo="Move the folder back where it was moved, or start another run (`unbroken run --from CHECKPOINT` takes up "
+            hint="Move the folder back where it was moved, or start another run (`unbroken run --from CHECKPOINT` takes up "
             "one that was saved)",
         )  # fmt: skip
 

@@ -194,5 +194,5 @@ class Stopping:
             try:
                 farewell.answers[name] = task.result()
             except RunError as e:
-                farewell.answers[name] = {"closed": {"what": e.what}}
+                farewell.answers[name] = {"closed": {"what": e.message}}
         return farewell

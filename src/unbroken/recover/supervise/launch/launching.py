@@ -185,7 +185,7 @@ class Launching:
                 raise RunStopped(
                     f"no node is left to take the place of {old}",
                     where=str(self._run_dir.path),
-                    todo="Give the run more --spares, or wait until the node is repaired, and use the same command",
+                    hint="Give the run more --spares, or wait until the node is repaired, and use the same command",
                 )
         return tuple(slots)
 
@@ -231,5 +231,5 @@ class Launching:
                 "been before: it is started again under a new number"
             )
             return
-        await self._recorder.record("status", status="stopped", step=self._state.step, why=refusal.what)
-        raise RunStopped(refusal.what, where=refusal.where, todo=refusal.todo)
+        await self._recorder.record("status", status="stopped", step=self._state.step, why=refusal.message)
+        raise RunStopped(refusal.message, where=refusal.where, hint=refusal.hint)

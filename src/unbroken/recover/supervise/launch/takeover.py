@@ -27,7 +27,7 @@ async def take_over(run_dir: RunDir, run_id: str, address: tuple[str, int]) -> t
         raise RunInUse(
             "a live supervisor holds this run directory",
             where=f"{run_dir.path}, process {before.pid} on {before.host}",
-            todo=f"Watch it with `unbroken status {run_dir.path}`, or stop it first (kill -TERM {before.pid})",
+            hint=f"Watch it with `unbroken status {run_dir.path}`, or stop it first (kill -TERM {before.pid})",
         )
     number = (before.number if before else 0) + 1
     mine = claim(run_dir, number, run_id=run_id, address=address, sealed=sealable(run_dir, epochs))

@@ -33,5 +33,5 @@ class TermWatch:
             if self.is_over:
                 raise Superseded(
                     "another supervisor took over this run while this one did not run", where=str(self._run_dir.path),
-                    todo=f"Watch it with `unbroken status {self._run_dir.path}`",
+                    hint=f"Watch it with `unbroken status {self._run_dir.path}`",
                 )  # fmt: skip
