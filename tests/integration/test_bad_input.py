@@ -91,7 +91,7 @@ def test_a_folder_with_other_things_is_not_taken(tmp_path: Path) -> None:
 def test_epoch_file_of_a_newer_version(new_run: NewRun) -> None:
     run = new_run(steps=3, seconds=0.01).start()
     assert run.wait() == 0
-    path = run.run_dir.epoch(1)
+    path = run.run_dir.term(1)
     path.write_text(path.read_text().replace('"schema": 1', '"schema": 99'))
     run.start()
     assert run.wait() == 16

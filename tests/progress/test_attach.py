@@ -119,9 +119,9 @@ def test_a_lapsed_lease_ends_the_rank_and_a_renewed_one_does_not(page: PageReade
     run = unbroken.attach()
     run.step(0)  # no lease was ever set: nothing to lapse
     assert page.lapsed_at() is None
-    page.set_lease(time.monotonic() + 100, epoch=1)
+    page.set_lease(time.monotonic() + 100, term=1)
     run.step(1)
-    page.set_lease(time.monotonic() - 0.001, epoch=1)
+    page.set_lease(time.monotonic() - 0.001, term=1)
     with pytest.raises(LeaseLapsed, match=r"node node-001, rank 2, step 2") as e:
         run.step(2)
     assert e.value.exit_code == 15
@@ -129,7 +129,7 @@ def test_a_lapsed_lease_ends_the_rank_and_a_renewed_one_does_not(page: PageReade
     last = page.take()[-1]
     assert last.step == 2
     # The agent can tell why the rank ends, also when the lease is renewed before it has ended.
-    page.set_lease(time.monotonic() + 100, epoch=2)
+    page.set_lease(time.monotonic() + 100, term=2)
     assert page.lapsed_at() == last.time
     # A script that caught it and goes on is no longer ended by it.
     run.step(3)

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from unbroken.errors import ContractError
-from unbroken.progress import Epoch, RunDir, claim, newest_epoch, read_epochs
+from unbroken.progress import RunDir, Term, claim, newest_term, read_terms
 
 RACERS = 20
 
@@ -26,22 +26,22 @@ def run_dir(tmp_path: Path) -> RunDir:
     return made
 
 
-def claimed(run_dir: RunDir, number: int) -> Epoch | None:
+def claimed(run_dir: RunDir, number: int) -> Term | None:
     return claim(run_dir, number, run_id="r", address=("127.0.0.1", 4000 + number), sealed={})
 
 
 def test_claim_and_read(run_dir: RunDir) -> None:
-    assert read_epochs(run_dir) == [] and newest_epoch(run_dir) == 0
-    epoch = claim(run_dir, 1, run_id="r", address=("127.0.0.1", 5), sealed={"0": 3})
-    assert epoch is not None
-    assert read_epochs(run_dir) == [epoch]
-    assert (epoch.host, epoch.pid, epoch.address, epoch.sealed) == (
+    assert read_terms(run_dir) == [] and newest_term(run_dir) == 0
+    term = claim(run_dir, 1, run_id="r", address=("127.0.0.1", 5), sealed={"0": 3})
+    assert term is not None
+    assert read_terms(run_dir) == [term]
+    assert (term.host, term.pid, term.address, term.sealed) == (
         socket.gethostname(), os.getpid(), ("127.0.0.1", 5), {"0": 3},
     )  # fmt: skip
     assert claimed(run_dir, 1) is None
     assert claimed(run_dir, 2) is not None
-    assert [e.number for e in read_epochs(run_dir)] == [1, 2]
-    assert newest_epoch(run_dir) == 2
+    assert [e.number for e in read_terms(run_dir)] == [1, 2]
+    assert newest_term(run_dir) == 2
 
 
 def _race(path: str, barrier: object, results: object) -> None:
@@ -64,31 +64,31 @@ def test_twenty_processes_race_and_one_wins_each_number(run_dir: RunDir) -> None
     winners = {n: pid for pid, numbers in told.items() for n in numbers}
     assert sorted(n for numbers in told.values() for n in numbers) == [1, 2, 3, 4, 5]
     # What the winner was told is what the file says.
-    assert {e.number: e.pid for e in read_epochs(run_dir)} == winners
-    assert [p.name for p in run_dir.epochs.iterdir() if p.name.endswith(".aside")] == []
+    assert {e.number: e.pid for e in read_terms(run_dir)} == winners
+    assert [p.name for p in run_dir.terms.iterdir() if p.name.endswith(".aside")] == []
 
 
 def test_names_that_are_no_epochs_are_passed_over(run_dir: RunDir) -> None:
     claimed(run_dir, 3)
     for name in ("notes.txt", "1.json", "0000001.json.swp", ".000009.json.1.aside"):
-        (run_dir.epochs / name).write_text("x")
-    assert [e.number for e in read_epochs(run_dir)] == [3]
-    assert newest_epoch(run_dir) == 3
+        (run_dir.terms / name).write_text("x")
+    assert [e.number for e in read_terms(run_dir)] == [3]
+    assert newest_term(run_dir) == 3
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "3", "null", '{"schema": 1}', '{"schema": 1, "address": 4}'])
 def test_what_cannot_be_read_is_a_contract_error(run_dir: RunDir, text: str) -> None:
-    run_dir.epoch(1).write_text(text)
+    run_dir.term(1).write_text(text)
     with pytest.raises(ContractError, match="epoch 1"):
-        read_epochs(run_dir)
+        read_terms(run_dir)
 
 
 def test_a_newer_schema_names_the_way_out(run_dir: RunDir) -> None:
     claimed(run_dir, 1)
-    value = json.loads(run_dir.epoch(1).read_text())
-    run_dir.epoch(1).write_text(json.dumps(value | {"schema": 2}))
+    value = json.loads(run_dir.term(1).read_text())
+    run_dir.term(1).write_text(json.dumps(value | {"schema": 2}))
     with pytest.raises(ContractError, match="version of unbroken that wrote it"):
-        read_epochs(run_dir)
+        read_terms(run_dir)
 
 
 def test_gone_only_when_proven(run_dir: RunDir) -> None:
@@ -97,22 +97,22 @@ def test_gone_only_when_proven(run_dir: RunDir) -> None:
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     started = psutil.Process(child.pid).create_time()
 
-    def epoch(**change: object) -> Epoch:
+    def term(**change: object) -> Term:
         fields = {
             "number": 1, "run_id": "r", "host": socket.gethostname(), "pid": child.pid, "pid_started": started,
             "address": ("h", 1), "claimed": 0.0,
         }  # fmt: skip
-        return Epoch(**(fields | change))  # type: ignore[arg-type]
+        return Term(**(fields | change))  # type: ignore[arg-type]
 
-    assert not epoch().supervisor_is_gone()
-    assert epoch(pid_started=started - 100).supervisor_is_gone(), (
+    assert not term().supervisor_is_gone()
+    assert term(pid_started=started - 100).supervisor_is_gone(), (
         "the number belongs to another process by now"
     )
-    assert not epoch(host="far-away", pid=1, pid_started=0.0).supervisor_is_gone(), (
+    assert not term(host="far-away", pid=1, pid_started=0.0).supervisor_is_gone(), (
         "another host proves nothing"
     )
     child.kill()
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-    assert epoch().supervisor_is_gone(), "a zombie supervises nothing"
+    assert term().supervisor_is_gone(), "a zombie supervises nothing"
     child.wait()
-    assert epoch().supervisor_is_gone()
+    assert term().supervisor_is_gone()

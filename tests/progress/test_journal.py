@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unbroken.progress import JournalWriter, RunDir, claim, read_epochs, read_journal
+from unbroken.progress import JournalWriter, RunDir, claim, read_journal, read_terms
 from unbroken.progress import journal as module
 from unbroken.progress.journal import decode, encode, sealable
 
@@ -24,9 +24,9 @@ def run_dir(tmp_path: Path) -> RunDir:
     return made
 
 
-def reign(run_dir: RunDir) -> JournalWriter:
+def term(run_dir: RunDir) -> JournalWriter:
     """The next supervisor: claims its epoch, sealing what came before, and opens its journal."""
-    before = read_epochs(run_dir)
+    before = read_terms(run_dir)
     number = len(before) + 1
     assert claim(run_dir, number, run_id="r", address=("127.0.0.1", 1), sealed=sealable(run_dir, before))
     return JournalWriter(run_dir, number)
@@ -60,7 +60,7 @@ def test_any_flipped_bit_or_cut_is_seen(data: st.DataObject) -> None:
 
 
 def test_records_come_back_in_order(run_dir: RunDir) -> None:
-    writer = reign(run_dir)
+    writer = term(run_dir)
     for i in range(5):
         told = writer.append("step", number=i)
         assert told["n"] == i + 1 and told["epoch"] == 1
@@ -71,7 +71,7 @@ def test_records_come_back_in_order(run_dir: RunDir) -> None:
 
 
 def test_torn_last_line_is_left_out_and_not_counted_as_damage(run_dir: RunDir) -> None:
-    writer = reign(run_dir)
+    writer = term(run_dir)
     writer.append("a")
     writer.append("b")
     path = run_dir.journal(1)
@@ -84,7 +84,7 @@ def test_torn_last_line_is_left_out_and_not_counted_as_damage(run_dir: RunDir) -
 
 
 def test_flipped_bit_inside_is_counted_and_the_rest_read(run_dir: RunDir) -> None:
-    writer = reign(run_dir)
+    writer = term(run_dir)
     for kind in ("a", "b", "c"):
         writer.append(kind)
     path = run_dir.journal(1)
@@ -97,7 +97,7 @@ def test_flipped_bit_inside_is_counted_and_the_rest_read(run_dir: RunDir) -> Non
 
 
 def test_full_disk_leaves_no_half_line(run_dir: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
-    writer = reign(run_dir)
+    writer = term(run_dir)
     writer.append("a")
     real = os.write
     room = 30
@@ -123,7 +123,7 @@ def test_full_disk_leaves_no_half_line(run_dir: RunDir, monkeypatch: pytest.Monk
 
 
 def test_failed_fsync_is_not_believed(run_dir: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
-    writer = reign(run_dir)
+    writer = term(run_dir)
 
     def fails(fd: int) -> None:
         raise OSError(errno.EIO, "Input/output error")
@@ -136,12 +136,12 @@ def test_failed_fsync_is_not_believed(run_dir: RunDir, monkeypatch: pytest.Monke
 
 
 def test_what_a_predecessor_writes_after_the_seal_does_not_count(run_dir: RunDir) -> None:
-    first = reign(run_dir)
+    first = term(run_dir)
     first.append("counted")
-    second = reign(run_dir)
+    second = term(run_dir)
     first.append("too late")
     second.append("mine")
-    third = reign(run_dir)
+    third = term(run_dir)
     second.append("too late")
     first.append("much too late")
     third.append("now")
@@ -149,13 +149,13 @@ def test_what_a_predecessor_writes_after_the_seal_does_not_count(run_dir: RunDir
 
 
 def test_a_torn_end_is_sealed_out_even_if_it_is_completed_later(run_dir: RunDir) -> None:
-    first = reign(run_dir)
+    first = term(run_dir)
     first.append("counted")
     line = encode({"kind": "torn", "t": 0})
     path = run_dir.journal(1)
     with open(path, "ab") as f:
         f.write(line[:10])
-    second = reign(run_dir)
+    second = term(run_dir)
     with open(path, "ab") as f:
         f.write(line[10:])
     second.append("mine")
@@ -165,25 +165,23 @@ def test_a_torn_end_is_sealed_out_even_if_it_is_completed_later(run_dir: RunDir)
 
 
 def test_a_damaged_line_before_a_good_one_stays_inside_the_seal(run_dir: RunDir) -> None:
-    first = reign(run_dir)
+    first = term(run_dir)
     first.append("a")
     with open(run_dir.journal(1), "ab") as f:
         f.write(b"rubbish\n")
     first.append("b")
-    reign(run_dir)
+    term(run_dir)
     text = read_journal(run_dir)
     assert [r["kind"] for r in text.records] == ["a", "b"]
     assert text.damaged == 1
 
 
 def test_a_supervisor_that_died_before_its_first_record(run_dir: RunDir) -> None:
-    first = reign(run_dir)
+    first = term(run_dir)
     first.append("a")
     number = 2
-    assert claim(
-        run_dir, number, run_id="r", address=("h", 1), sealed=sealable(run_dir, read_epochs(run_dir))
-    )
-    third = reign(run_dir)
+    assert claim(run_dir, number, run_id="r", address=("h", 1), sealed=sealable(run_dir, read_terms(run_dir)))
+    third = term(run_dir)
     third.append("c")
     assert [r["kind"] for r in read_journal(run_dir).records] == ["a", "c"]
 

@@ -163,7 +163,7 @@ def test_every_path_lies_in_the_run_directory(tmp_path: Path, monkeypatch: pytes
     d = RunDir("relative")
     assert d.path == tmp_path / "relative"
     for path in (
-        d.spec, d.token, d.epoch(1), d.journal(1), d.attempt(1), d.rank_log(1, "node-000", 3), d.agent_log("n"),
+        d.spec, d.token, d.term(1), d.journal(1), d.attempt(1), d.rank_log(1, "node-000", 3), d.agent_log("n"),
         d.steps(1), d.checkpoints, d.incident(1), d.evidence(1), d.report,
     ):  # fmt: skip
         assert d.path in path.parents

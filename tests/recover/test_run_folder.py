@@ -16,7 +16,7 @@ from unbroken.recover.supervise.record.run_folder import RunFolderWatch
 def run_dir(tmp_path: Path) -> RunDir:
     made = RunDir(tmp_path / "run")
     made.create()
-    made.epoch(1).write_text("{}")
+    made.term(1).write_text("{}")
     return made
 
 
@@ -37,7 +37,7 @@ def test_deleted_moved_emptied_and_made_anew(run_dir: RunDir, tmp_path: Path) ->
     shutil.rmtree(run_dir.path)
     (tmp_path / "moved").rename(run_dir.path)
     assert not watch.look().lost, "moved back in time"
-    os.unlink(run_dir.epoch(1))
+    os.unlink(run_dir.term(1))
     assert "what lay in" in watch.look().lost
 
 

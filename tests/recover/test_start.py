@@ -142,6 +142,6 @@ def test_the_story_is_written_only_for_a_run_that_ended(tmp_path: Path) -> None:
     made.end()
     assert _story(made.run_dir) == made.run_dir.report
     assert made.run_dir.report.exists()
-    made.run_dir.epoch(1).write_text("{")
+    made.run_dir.term(1).write_text("{")
     assert _story(made.run_dir) is None, "what cannot be read is no reason to fail a run"
     assert _story(RunDir(tmp_path / "absent")) is None

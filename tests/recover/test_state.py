@@ -31,7 +31,7 @@ def test_nothing_yet() -> None:
 def test_a_run_on_its_way() -> None:
     s = fold(RUN, EPOCH, ATTEMPT)
     assert (s.status, s.attempt, s.attempt_open, s.slots) == ("running", 1, True, ("node-000", "node-001"))
-    assert s.started == 0.0 and s.epochs == 1 and s.restarts == 0
+    assert s.started == 0.0 and s.terms == 1 and s.restarts == 0
 
 
 def test_incident_and_recovery() -> None:

@@ -30,7 +30,7 @@ def made(tmp_path: Path) -> RunFolder:
 
 def supervised_by(folder: RunFolder, **change: object) -> None:
     """Makes the newest epoch that of another process."""
-    path = folder.run_dir.epoch(folder.epoch)
+    path = folder.run_dir.term(folder.term)
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
 
 
@@ -225,7 +225,7 @@ def test_no_run_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 def test_unreadable_parts(made: RunFolder) -> None:
     made.attempt()
     made.steps(10)
-    made.run_dir.epoch(1).write_text("{")
+    made.run_dir.term(1).write_text("{")
     made.run_dir.steps(1).write_bytes(
         b"\xff\xfe\n" * 10 + b'{"step": 7, "loss": "0x1p+1", "tokens": 1, "t": 5}\n{"st'
     )

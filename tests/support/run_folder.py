@@ -19,7 +19,7 @@ import time
 from dataclasses import dataclass, field
 from unittest import mock
 
-from unbroken.progress import JournalWriter, RunDir, RunSpec, claim, read_epochs, write_spec
+from unbroken.progress import JournalWriter, RunDir, RunSpec, claim, read_terms, write_spec
 from unbroken.progress.journal import sealable
 from unbroken.progress.records.incident import Incident
 from unbroken.progress.records.steps import Step, step_record
@@ -49,7 +49,7 @@ class RunFolder:
     step: int = -1
     number: int = 0
     incidents: int = 0
-    epoch: int = 0
+    term: int = 0
     slots: list[str] = field(default_factory=list)
     free: list[str] = field(default_factory=list)
 
@@ -75,16 +75,16 @@ class RunFolder:
 
     def supervisor(self) -> None:
         """A supervisor (this process) claims the next epoch."""
-        self.epoch += 1
-        before = read_epochs(self.run_dir)
+        self.term += 1
+        before = read_terms(self.run_dir)
         claim(
-            self.run_dir, self.epoch, run_id=self.spec.run_id, address=("127.0.0.1", 1),
+            self.run_dir, self.term, run_id=self.spec.run_id, address=("127.0.0.1", 1),
             sealed=sealable(self.run_dir, before),
         )  # fmt: skip
         if self._journal is not None:
             self._journal.close()
-        self._journal = JournalWriter(self.run_dir, self.epoch)
-        self.record("epoch", host="here", pid=1, takes_over=self.epoch - 1 or None)
+        self._journal = JournalWriter(self.run_dir, self.term)
+        self.record("epoch", host="here", pid=1, takes_over=self.term - 1 or None)
 
     def record(self, kind: str, **fields: object) -> None:
         """Journals one record at the simulated time."""

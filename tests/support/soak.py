@@ -156,7 +156,7 @@ def _one_run(
     command.start()
     run_dir = RunDir(folder / name)
     deadline = time.monotonic() + 30
-    while not run_dir.epoch(1).exists() and time.monotonic() < deadline:
+    while not run_dir.term(1).exists() and time.monotonic() < deadline:
         time.sleep(0.01)
     faults = Faults(run_dir)
     watch = Watch(faults, result.problems)

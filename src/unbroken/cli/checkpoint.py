@@ -453,7 +453,7 @@ def _newest_of(text: str) -> tuple[Storage, str, list[str]]:
 def _newest_attempt(to: str) -> int:
     """The newest attempt of the run that is to get a checkpoint, 0 where it is none. Raises UsageError where it cannot."""
     from ..checkpoint.catalogue.placement import still_going
-    from ..progress import RunDir, read_epochs, read_journal, read_spec
+    from ..progress import RunDir, read_journal, read_spec, read_terms
 
     run_dir = RunDir(to)
     if "://" in to or not run_dir.spec.exists():
@@ -465,8 +465,8 @@ def _newest_attempt(to: str) -> int:
             where=to,
             hint="Start a new one from the checkpoint: unbroken run --from CHECKPOINT --run-dir ANOTHER ...",
         )
-    epochs = read_epochs(run_dir)
-    if epochs and still_going(to, read_spec(run_dir.spec).run_id) and not epochs[-1].supervisor_is_gone():
+    terms = read_terms(run_dir)
+    if terms and still_going(to, read_spec(run_dir.spec).run_id) and not terms[-1].supervisor_is_gone():
         raise UsageError(
             "this run is going on",
             where=to,

@@ -47,7 +47,7 @@ def screen(s: Standing) -> str:
         if v.stopped:
             alive = "stopped by a signal: nobody supervises"
         lines.append(
-            ("supervisor", f"process {v.pid} on {v.host}, {alive} (the {_ordinal(v.epoch)} of this run)")
+            ("supervisor", f"process {v.pid} on {v.host}, {alive} (the {_ordinal(v.term)} of this run)")
         )
     if s.attempt:
         of = f", after {s.attempts - 1} restart{'s' * (s.attempts != 2)}" if s.attempts > 1 else ""

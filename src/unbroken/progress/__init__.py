@@ -11,7 +11,7 @@ PageReader, Progress    the agent's side
 """
 
 from .attach import Run, attach, holding_up
-from .epochs import Epoch, claim, newest_epoch, read_epochs
+from .epochs import Term, claim, newest_term, read_terms
 from .journal import JournalText, JournalWriter, read_journal
 from .page import PageReader, Phase, Progress, StepRecord
 from .places import newest_place, places
@@ -20,7 +20,6 @@ from .spec import Budgets, RunSpec, Timeouts, check_same, read_spec, write_spec
 
 __all__ = [
     "Budgets",
-    "Epoch",
     "JournalText",
     "JournalWriter",
     "PageReader",
@@ -30,16 +29,17 @@ __all__ = [
     "RunDir",
     "RunSpec",
     "StepRecord",
+    "Term",
     "Timeouts",
     "attach",
     "check_same",
     "claim",
     "holding_up",
-    "newest_epoch",
     "newest_place",
+    "newest_term",
     "places",
-    "read_epochs",
     "read_journal",
     "read_spec",
+    "read_terms",
     "write_spec",
 ]

@@ -21,7 +21,7 @@ _NAME = re.compile(r"(\d{6,})\.json")
 
 
 @dataclass(frozen=True)
-class Epoch:
+class Term:
     """One supervisor's reign. `address` is where its agents reach it; `sealed` maps each earlier epoch to the
     number of bytes of its journal that count."""
 
@@ -46,15 +46,15 @@ class Epoch:
             return True
 
 
-def read_epochs(run_dir: RunDir) -> list[Epoch]:
+def read_terms(run_dir: RunDir) -> list[Term]:
     """The epochs so far, oldest first. Raises ContractError on a file of a newer version."""
-    if not run_dir.epochs.is_dir():
+    if not run_dir.terms.is_dir():
         return []
     found = []
-    for path in run_dir.epochs.iterdir():
+    for path in run_dir.terms.iterdir():
         if m := _NAME.fullmatch(path.name):
             found.append((int(m[1]), path))
-    epochs = []
+    terms = []
     for number, path in sorted(found):
         try:
             value: dict[str, Any] = json.loads(path.read_bytes())
@@ -66,16 +66,16 @@ def read_epochs(run_dir: RunDir) -> list[Epoch]:
                     hint="Use the version of unbroken that wrote it, or a newer one",
                 )
             value["address"] = tuple(value["address"])
-            epochs.append(Epoch(**value))
+            terms.append(Term(**value))
         except (ValueError, KeyError, TypeError, AttributeError) as e:
             raise ContractError(f"epoch {number} cannot be read: {e}", where=str(path)) from e
-    return epochs
+    return terms
 
 
-def newest_epoch(run_dir: RunDir) -> int:
+def newest_term(run_dir: RunDir) -> int:
     """The highest epoch's number, 0 where there is none; reads names only."""
     try:
-        names = os.listdir(run_dir.epochs)
+        names = os.listdir(run_dir.terms)
     except FileNotFoundError:
         return 0
     return max((int(m[1]) for n in names if (m := _NAME.fullmatch(n))), default=0)
@@ -83,10 +83,10 @@ def newest_epoch(run_dir: RunDir) -> int:
 
 def claim(
     run_dir: RunDir, number: int, *, run_id: str, address: tuple[str, int], sealed: dict[str, int]
-) -> Epoch | None:
+) -> Term | None:
     """Claims epoch `number` and returns it, or None if somebody else was first."""
     me = psutil.Process()
-    epoch = Epoch(
+    term = Term(
         number=number,
         run_id=run_id,
         host=socket.gethostname(),
@@ -96,5 +96,5 @@ def claim(
         claimed=time.time(),
         sealed=sealed,
     )
-    data = json.dumps({"schema": SCHEMA, **asdict(epoch)}, indent=1).encode()
-    return epoch if atomic.create_exclusive(run_dir.epoch(number), data) else None
+    data = json.dumps({"schema": SCHEMA, **asdict(term)}, indent=1).encode()
+    return term if atomic.create_exclusive(run_dir.term(number), data) else None

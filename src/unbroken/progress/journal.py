@@ -18,7 +18,7 @@ from typing import Any
 import xxhash
 
 from ..atomic import fsync_folder
-from .epochs import Epoch, read_epochs
+from .epochs import Term, read_terms
 from .rundir import RunDir
 
 _PREFIX = len('{"sum":"0123456789abcdef",')
@@ -44,9 +44,9 @@ def decode(line: bytes) -> dict[str, Any] | None:
 class JournalWriter:
     """Appends to the journal of one epoch; each record is on disk when `append` returns."""
 
-    def __init__(self, run_dir: RunDir, epoch: int) -> None:
-        self.path = run_dir.journal(epoch)
-        self.epoch = epoch
+    def __init__(self, run_dir: RunDir, term: int) -> None:
+        self.path = run_dir.journal(term)
+        self.term = term
         self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         fsync_folder(self.path.parent)
         self._number = 0
@@ -57,7 +57,7 @@ class JournalWriter:
         Raises OSError when the disk is full: the caller must not act on what was not written.
         """
         self._number += 1
-        record = {"kind": kind, "t": round(time.time(), 6), "n": self._number, "epoch": self.epoch, **fields}
+        record = {"kind": kind, "t": round(time.time(), 6), "n": self._number, "epoch": self.term, **fields}
         data = encode(record)
         start = os.fstat(self._fd).st_size
         try:
@@ -90,11 +90,11 @@ def read_journal(run_dir: RunDir) -> JournalText:
     """
     records: list[dict[str, Any]] = []
     damaged = 0
-    epochs = read_epochs(run_dir)
-    for i, epoch in enumerate(epochs):
-        successor = epochs[i + 1] if i + 1 < len(epochs) else None
-        limit = successor.sealed.get(str(epoch.number)) if successor else None
-        for _, record in _lines(run_dir.journal(epoch.number), limit):
+    terms = read_terms(run_dir)
+    for i, term in enumerate(terms):
+        successor = terms[i + 1] if i + 1 < len(terms) else None
+        limit = successor.sealed.get(str(term.number)) if successor else None
+        for _, record in _lines(run_dir.journal(term.number), limit):
             if record is None:
                 damaged += 1
             else:
@@ -102,15 +102,15 @@ def read_journal(run_dir: RunDir) -> JournalText:
     return JournalText(records, damaged)
 
 
-def sealable(run_dir: RunDir, epochs: list[Epoch]) -> dict[str, int]:
+def sealable(run_dir: RunDir, terms: list[Term]) -> dict[str, int]:
     """The offset up to which each earlier epoch's journal counts: the end of its last line that checks."""
-    offsets = dict(epochs[-1].sealed) if epochs else {}
-    for epoch in epochs[-1:]:
+    offsets = dict(terms[-1].sealed) if terms else {}
+    for term in terms[-1:]:
         end = 0
-        for stop, record in _lines(run_dir.journal(epoch.number), None):
+        for stop, record in _lines(run_dir.journal(term.number), None):
             if record is not None:
                 end = stop
-        offsets[str(epoch.number)] = end
+        offsets[str(term.number)] = end
     return offsets
 
 

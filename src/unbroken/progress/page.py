@@ -154,10 +154,10 @@ class PageReader:
         last = self._record(count) if at and count else None
         return last.time if last is not None and last.time == at else None
 
-    def set_lease(self, until: float, epoch: int) -> None:
+    def set_lease(self, until: float, term: int) -> None:
         """Lets the trainer go on until `until` (CLOCK_MONOTONIC, seconds)."""
         struct.pack_into("<d", self._page, CONTROL_AT, until)
-        struct.pack_into("<Q", self._page, CONTROL_AT + 16, epoch)
+        struct.pack_into("<Q", self._page, CONTROL_AT + 16, term)
 
     def set_stop(self, step: int) -> None:
         """Asks the trainer to stop after completing `step`."""

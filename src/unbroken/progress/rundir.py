@@ -36,7 +36,7 @@ class RunDir:
         """Makes the folder and its sub-folders where they are missing. Raises OSError."""
         for folder in (
             self.path,
-            self.epochs,
+            self.terms,
             self.journals,
             self.attempts,
             self.checkpoints,
@@ -53,11 +53,11 @@ class RunDir:
         return self.path / "token"
 
     @property
-    def epochs(self) -> Path:
+    def terms(self) -> Path:
         return self.path / "epochs"
 
-    def epoch(self, number: int) -> Path:
-        return self.epochs / f"{number:06d}.json"
+    def term(self, number: int) -> Path:
+        return self.terms / f"{number:06d}.json"
 
     @property
     def journals(self) -> Path:

@@ -136,7 +136,7 @@ def check_places(run_dir: RunDir, scratch_root: Path) -> None:
     """Raises StorageError or DoesNotFit unless run directory, checkpoints and node memory can take what they must."""
     try:
         run_dir.create()
-        for folder in (run_dir.path, run_dir.epochs, run_dir.journals, run_dir.checkpoints):
+        for folder in (run_dir.path, run_dir.terms, run_dir.journals, run_dir.checkpoints):
             with tempfile.NamedTemporaryFile(dir=folder, prefix=".probe-") as probe:
                 probe.write(b"x" * 4096)
                 probe.flush()
@@ -257,7 +257,7 @@ def _strangers(run_dir: RunDir) -> list[str]:
     """What lies in the folder and is not what a call leaves that was killed before it had written run.toml."""
     ours = {
         p.name
-        for p in (run_dir.epochs, run_dir.journals, run_dir.attempts, run_dir.checkpoints, run_dir.incidents)
+        for p in (run_dir.terms, run_dir.journals, run_dir.attempts, run_dir.checkpoints, run_dir.incidents)
     }
 
     def harmless(path: Path) -> bool:

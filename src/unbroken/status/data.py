@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..progress import Epoch, RunDir, RunSpec
+from ..progress import RunDir, RunSpec, Term
 from ..units import Duration
 from .curve import Executions
 
@@ -146,7 +146,7 @@ class Report:
     incidents: tuple[IncidentStory, ...]
     checkpoints: tuple[CheckpointStory, ...]
     executions: Executions
-    epochs: tuple[Epoch, ...]
+    terms: tuple[Term, ...]
     nodes: tuple[str, ...]
     events: tuple[Record, ...]
     total_steps: int | None = None

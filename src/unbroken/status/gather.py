@@ -19,7 +19,7 @@ from ..checkpoint.catalogue.contents import listing
 from ..checkpoint.storage import quick_storage
 from ..cluster import LocalBackend
 from ..errors import UnbrokenError
-from ..progress import Epoch, RunDir, RunSpec, places, read_epochs, read_journal, read_spec
+from ..progress import RunDir, RunSpec, Term, places, read_journal, read_spec, read_terms
 from .curve import Executions, read_executions
 from .data import AttemptStory, CheckpointStory, IncidentStory, Record, Report, Span
 
@@ -36,7 +36,7 @@ def gather(run_dir: RunDir, *, now: float | None = None, with_steps: bool = True
         read_spec(run_dir.spec)  # raises the InputError that says so
     spec = _tolerant(problems, "run.toml", lambda: read_spec(run_dir.spec))
     moment = time.time() if now is None else now
-    epochs = _tolerant(problems, "the epochs", lambda: tuple(read_epochs(run_dir))) or ()
+    terms = _tolerant(problems, "the epochs", lambda: tuple(read_terms(run_dir))) or ()
     text = _tolerant(problems, "the journal", lambda: read_journal(run_dir))
     records = _sane(text.records if text else [])
     if text and text.damaged:
@@ -48,8 +48,8 @@ def gather(run_dir: RunDir, *, now: float | None = None, with_steps: bool = True
     if executions.damaged:
         problems.append(f"{executions.damaged} lines of steps.jsonl cannot be read and were left out")
     incidents = tuple(read_incident_stories(run_dir, problems))
-    status, why = status_of(records, epochs)
-    started, ended = _extent(records, executions, epochs, status, moment)
+    status, why = status_of(records, terms)
+    started, ended = _extent(records, executions, terms, status, moment)
     attempts = tuple(_attempts(records, executions, status, ended))
     incidents = tuple(_with_last_sign(incidents, attempts))
     seals = {r["attempt"]: tuple(r["checkpoints"]) for r in records if r["kind"] == "seal"}
@@ -64,7 +64,7 @@ def gather(run_dir: RunDir, *, now: float | None = None, with_steps: bool = True
         cwd=next((str(r.get("cwd", "")) for r in records if r["kind"] == "run"), ""),
         started=started, ended=ended, spans=tuple(_spans(records, attempts, incidents, status, ended)),
         attempts=attempts, incidents=incidents, checkpoints=checkpoints, executions=executions,
-        epochs=epochs, nodes=_nodes(spec, records), events=tuple(records), total_steps=_total(records),
+        terms=terms, nodes=_nodes(spec, records), events=tuple(records), total_steps=_total(records),
         problems=tuple(problems),
     )  # fmt: skip
 
@@ -82,7 +82,7 @@ def passed_over(records: Iterable[Record]) -> list[str]:
     return list(said.values())
 
 
-def status_of(records: Iterable[Record], epochs: Iterable[Epoch]) -> tuple[str, str]:
+def status_of(records: Iterable[Record], terms: Iterable[Term]) -> tuple[str, str]:
     """(status, why) as of the journal; a run whose supervisor is provably gone is abandoned."""
     status, why = "new", ""
     for r in records:
@@ -90,7 +90,7 @@ def status_of(records: Iterable[Record], epochs: Iterable[Epoch]) -> tuple[str, 
             status, why = "running", ""
         elif r["kind"] == "status":
             status, why = str(r["status"]), str(r.get("why", ""))
-    newest = list(epochs)[-1:]
+    newest = list(terms)[-1:]
     if status in ("new", "running") and newest and newest[0].supervisor_is_gone():
         return "abandoned", "its supervisor is gone"
     return status, why
@@ -158,12 +158,12 @@ def _sane(records: list[Record]) -> list[Record]:
 
 
 def _extent(
-    records: list[Record], executions: Executions, epochs: tuple[Epoch, ...], status: str, now: float
+    records: list[Record], executions: Executions, terms: tuple[Term, ...], status: str, now: float
 ) -> tuple[float, float]:
     """When the run started and when it ended; of a run that goes on, now; of an abandoned one, its last sign."""
     times = [float(r["t"]) for r in records]
     steps = executions.all.time
-    started = times[0] if times else epochs[0].claimed if epochs else now
+    started = times[0] if times else terms[0].claimed if terms else now
     if status in ("running", "new"):
         return started, max(now, started)
     last = times[-1] if times else started

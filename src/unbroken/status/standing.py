@@ -17,7 +17,7 @@ from ..checkpoint.client.links import Link
 from ..cluster import LocalBackend
 from ..cluster.holding.processes import marked, read_stat
 from ..errors import UnbrokenError
-from ..progress import Epoch, RunDir, RunSpec
+from ..progress import RunDir, RunSpec, Term
 from ..progress.records.steps import Step
 from .data import IncidentStory, Record, Report, same_command
 from .gather import gather
@@ -33,7 +33,7 @@ class SupervisorStanding:
 
     pid: int
     host: str
-    epoch: int
+    term: int
     since: float
     alive: bool | None
     stopped: bool = False
@@ -81,6 +81,10 @@ class Standing:
     def as_json(self) -> dict[str, Any]:
         """Plain JSON values; a loss that is no number becomes null."""
         value = asdict(self)
+        # Names in JSON are what scripts read; they do not follow renames.
+        value["todo"] = value.pop("hint")
+        if self.supervisor is not None:
+            value["supervisor"]["epoch"] = value["supervisor"].pop("term")
         if self.loss is None or not math.isfinite(self.loss):
             value["loss"] = None
         return value
@@ -92,12 +96,12 @@ def standing(run_dir: RunDir, *, now: float | None = None) -> Standing:
     Raises InputError where the folder is no run directory.
     """
     report = gather(run_dir, now=now, with_steps=False)
-    epoch = report.epochs[-1] if report.epochs else None
-    here = epoch is None or epoch.host == socket.gethostname()
+    term = report.terms[-1] if report.terms else None
+    here = term is None or term.host == socket.gethostname()
     counts = _processes(report.spec) if here else None
-    alive = None if epoch is None else (not epoch.supervisor_is_gone() if here else None)
+    alive = None if term is None else (not term.supervisor_is_gone() if here else None)
     status = report.status
-    if status == "running" and alive is None and epoch is not None:
+    if status == "running" and alive is None and term is not None:
         status = "unknown"
     last, step_s = newest_step(run_dir, run_dir.attempt_numbers())
     memory = _memory_step(report, counts) if counts else None
@@ -114,7 +118,7 @@ def standing(run_dir: RunDir, *, now: float | None = None) -> Standing:
         hint="",
         started=report.started,
         wall_s=report.wall_s,
-        supervisor=_supervisor(epoch, alive),
+        supervisor=_supervisor(term, alive),
         attempt=report.attempts[-1].number if report.attempts else 0,
         attempts=len(report.attempts),
         step=last.step if last is not None else max(known, default=-1),
@@ -162,11 +166,11 @@ def _tail(path: Path) -> list[Step]:
     return steps
 
 
-def _supervisor(epoch: Epoch | None, alive: bool | None) -> SupervisorStanding | None:
-    if epoch is None:
+def _supervisor(term: Term | None, alive: bool | None) -> SupervisorStanding | None:
+    if term is None:
         return None
     return SupervisorStanding(
-        epoch.pid, epoch.host, epoch.number, epoch.claimed, alive, bool(alive) and _is_stopped(epoch.pid)
+        term.pid, term.host, term.number, term.claimed, alive, bool(alive) and _is_stopped(term.pid)
     )
 
 

@@ -77,7 +77,7 @@ def report_json(report: Report, path: Path | None = None) -> dict[str, Any]:
         "incidents": [_incident(i) for i in report.incidents],
         "checkpoints": [asdict(c) for c in report.checkpoints],
         "nodes": list(report.nodes),
-        "epochs": len(report.epochs),
+        "epochs": len(report.terms),
         "problems": list(report.problems),
     }
 

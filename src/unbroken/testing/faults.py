@@ -20,7 +20,7 @@ from ..cluster import LocalBackend
 from ..cluster.holding.cgroups import Cgroups
 from ..cluster.holding.processes import Marked, end, marked, still_there
 from ..errors import ContractError, RunError
-from ..progress import PageReader, RunDir, read_epochs, read_spec
+from ..progress import PageReader, RunDir, read_spec, read_terms
 
 
 class Faults:
@@ -136,10 +136,10 @@ class Faults:
 
     def supervisor(self) -> int:
         """The process id of the supervisor of the newest epoch. Raises RunError if it is gone."""
-        epochs = read_epochs(self.run_dir)
-        if not epochs or epochs[-1].supervisor_is_gone():
+        terms = read_terms(self.run_dir)
+        if not terms or terms[-1].supervisor_is_gone():
             raise RunError("no supervisor runs")
-        return epochs[-1].pid
+        return terms[-1].pid
 
     def kill_supervisor(self) -> int:
         """kill -9 of the supervisor; returns its process id."""

@@ -56,7 +56,7 @@ class RunState:
     """How the processes of the newest attempt are held: cgroup, parent or marks; "" where it was not written down."""
     unproven: dict[str, Doubt] = field(default_factory=dict)
     """Nodes of which it is not proven that the processes of attempts before are gone."""
-    epochs: int = 0
+    terms: int = 0
     brought_offers: set[tuple[int, int]] = field(default_factory=set)
     """(attempt, step) of what came from elsewhere and is offered to the newest attempt."""
     accepted: set[tuple[int, int]] = field(default_factory=set)
@@ -86,7 +86,7 @@ class RunState:
         if kind == "run":
             self.started = r["t"]
         elif kind == "epoch":
-            self.epochs += 1
+            self.terms += 1
             if self.status in ("stopped", "interrupted"):
                 # Somebody looked at it and gave the command again: budgets start afresh.
                 self.history = []

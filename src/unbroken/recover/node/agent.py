@@ -27,7 +27,7 @@ from ...cluster.holding.choice import from_text
 from ...detect.stacks import collect_stacks
 from ...errors import RunError, UnsafeFile
 from ...private import private_folder
-from ...progress import RunDir, newest_epoch, read_epochs
+from ...progress import RunDir, newest_term, read_terms
 from ...progress.page import NO_STOP
 from ..wire import Link, Message, read_token
 from .keeper_process import KeeperProcess
@@ -67,7 +67,7 @@ class Agent:
         )  # fmt: skip
         self._leaving: asyncio.Task[Message] | None = None
         self.attempt = 0
-        self.epoch = 0
+        self.term = 0
         self.ranks: dict[int, RankProcess] = {}
         self._lapsed: dict[int, Message] = {}
         self.lease_until: float | None = None
@@ -107,13 +107,13 @@ class Agent:
 
     async def _serve_newest(self) -> bool:
         """Connects to the newest epoch's supervisor and serves it; True if it was there."""
-        number = newest_epoch(self.run_dir)
-        if number < self.epoch or number == 0:
+        number = newest_term(self.run_dir)
+        if number < self.term or number == 0:
             return False
-        epoch = read_epochs(self.run_dir)[-1]
+        term = read_terms(self.run_dir)[-1]
         try:
             token = read_token(self.run_dir)
-            link = await Link.connect(*epoch.address, self._on_message)
+            link = await Link.connect(*term.address, self._on_message)
         except (OSError, TimeoutError):
             return False
         except UnsafeFile as e:
@@ -121,22 +121,22 @@ class Agent:
             return False
         serving = asyncio.create_task(link.serve())
         try:
-            await link.introduce(token, epoch.address[1], timeout=10)
-            await link.call("hello", timeout=10, **self._hello(epoch.number))
+            await link.introduce(token, term.address[1], timeout=10)
+            await link.call("hello", timeout=10, **self._hello(term.number))
         except (RunError, TimeoutError) as e:
-            _log.warning("the supervisor of term %d did not take us: %s", epoch.number, e)
+            _log.warning("the supervisor of term %d did not take us: %s", term.number, e)
             link.close()
             await serving
             return False
-        self.epoch, self._link = epoch.number, link
+        self.term, self._link = term.number, link
         self._beats.clear()
-        _log.info("connected to the supervisor of term %d at %s", epoch.number, epoch.address)
+        _log.info("connected to the supervisor of term %d at %s", term.number, term.address)
         for message in self._unsent:
             link.tell(**message, sent=time.monotonic())
         self._unsent.clear()
         beats = asyncio.create_task(self._beat(link))
         quits = asyncio.create_task(self._quit.wait())
-        newer = asyncio.create_task(self._newer_than(epoch.number))
+        newer = asyncio.create_task(self._newer_than(term.number))
         await asyncio.wait({serving, quits, newer}, return_when=asyncio.FIRST_COMPLETED)
         for task in (beats, quits, newer):
             task.cancel()
@@ -145,26 +145,26 @@ class Agent:
         link.close()
         await serving
         self._link = None
-        _log.info("the link to the supervisor of term %d is closed", epoch.number)
+        _log.info("the link to the supervisor of term %d is closed", term.number)
         return True
 
-    async def _newer_than(self, epoch: int) -> None:
-        """Returns when the supervisor of `epoch` is silent and a higher one was claimed: it may be stopped, and its
+    async def _newer_than(self, term: int) -> None:
+        """Returns when the supervisor of `term` is silent and a higher one was claimed: it may be stopped, and its
         connection open for as long as it is."""
         while True:
             await asyncio.sleep(_NEWER_EVERY_S)
             # Each beat is answered at once: two that wait say that nobody answers.
-            if len(self._beats) > 1 and newest_epoch(self.run_dir) > epoch:
-                _log.warning("the supervisor of epoch %d does not answer, and has a successor", epoch)
+            if len(self._beats) > 1 and newest_term(self.run_dir) > term:
+                _log.warning("the supervisor of epoch %d does not answer, and has a successor", term)
                 return
 
-    def _hello(self, epoch: int) -> Message:
+    def _hello(self, term: int) -> Message:
         return {
             "run_id": self.run_id,
             "node": self.node,
             "pid": os.getpid(),
             "host": socket.gethostname(),
-            "epoch": epoch,
+            "epoch": term,
             "attempt": self.attempt,
             "ranks": {
                 str(r): d
@@ -201,7 +201,7 @@ class Agent:
         self._lease_s = message["seconds"]
         self.lease_until = sent + self._lease_s
         for process in self.ranks.values():
-            process.set_lease(self.lease_until, self.epoch)
+            process.set_lease(self.lease_until, self.term)
         self.keeper.lease(self.lease_until)
 
     async def _on_message(self, message: Message) -> Message | None:
@@ -237,13 +237,13 @@ class Agent:
 
     async def _save_and_end(self, message: Message) -> Message:
         """Ends ranks and keeper, after the keeper has saved what it holds; not if another supervisor comes meanwhile."""
-        epoch, closed = self.epoch, {}
+        term, closed = self.term, {}
         await self._stop(self.attempt, None, 0.0)
         if message.get("flush", True):
             what: Message = {k: message[k] for k in ("mark", "ranks") if message.get("mark") is not None}
             deadline_s, room_s = message.get("deadline_s", 60.0), message.get("room_s", 0.0)
             closed = await self.keeper.flush(deadline_s, room_s, **what)
-        if self.epoch != epoch:
+        if self.term != term:
             raise RunError("another supervisor took over meanwhile", where=f"node {self.node}")
         ended = await self.keeper.close()
         self._quit.set()
@@ -266,7 +266,7 @@ class Agent:
                 order, rank, local_rank, self.run_dir, self.node, pages, self.keeper.socket, self._owner
             )
             if self.lease_until is not None:
-                process.set_lease(self.lease_until, self.epoch)
+                process.set_lease(self.lease_until, self.term)
             self.ranks[rank] = process
         return {"seconds": time.monotonic() - started, "pids": {str(r): p.pid for r, p in self.ranks.items()}}
 

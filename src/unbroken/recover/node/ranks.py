@@ -228,8 +228,8 @@ class RankProcess:
             except ProcessLookupError:
                 return
 
-    def set_lease(self, until: float, epoch: int) -> None:
-        self._page.set_lease(until, epoch)
+    def set_lease(self, until: float, term: int) -> None:
+        self._page.set_lease(until, term)
 
     def stop_at(self, step: int) -> int:
         """Asks for a stop after `step`; returns the furthest step that the page shows after that."""

@@ -90,8 +90,8 @@ class Supervisor:
             self._fleet, inbox, token, self._listen, nproc=self._spec.nproc, world_size=self._spec.world_size
         )
         try:
-            epoch, before = await take_over(self._run_dir, self._spec.run_id, desk.address)
-            desk.term = epoch.number
+            claimed, before = await take_over(self._run_dir, self._spec.run_id, desk.address)
+            desk.term = claimed.number
             state = RunState.of(read_journal(self._run_dir).records, now=self._clock.wall())
             if state.status == "completed":
                 await self._fleet.sweep()
@@ -101,7 +101,7 @@ class Supervisor:
                 # Only now: a call that finds the run in use must not change its settings.
                 write_spec(self._run_dir, self._spec)
             recorder = Recorder(
-                self._run_dir, JournalWriter(self._run_dir, epoch.number), state, self._stop, self._view.say, self._clock,
+                self._run_dir, JournalWriter(self._run_dir, claimed.number), state, self._stop, self._view.say, self._clock,
                 float(self._spec.timeouts.stop),
             )  # fmt: skip
             try:
@@ -111,8 +111,8 @@ class Supervisor:
                         nproc=self._spec.nproc, spares=self._spec.spares, cwd=str(self._cwd),
                     )  # fmt: skip
                 takes_over = before.number if before else None
-                await recorder.record("epoch", host=epoch.host, pid=epoch.pid, takes_over=takes_over)
-                term = TermWatch(self._run_dir, epoch.number, self._clock)
+                await recorder.record("epoch", host=claimed.host, pid=claimed.pid, takes_over=takes_over)
+                term = TermWatch(self._run_dir, claimed.number, self._clock)
                 return await self._lead(self._assemble(recorder, term, inbox))
             finally:
                 recorder.close()

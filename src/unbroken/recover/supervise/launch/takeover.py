@@ -6,7 +6,7 @@ import asyncio
 import logging
 
 from ....errors import RunError, RunInUse
-from ....progress import Epoch, RunDir, claim, read_epochs
+from ....progress import RunDir, Term, claim, read_terms
 from ....progress.journal import sealable
 from ...wire import Link, Message, read_token
 
@@ -14,15 +14,15 @@ _log = logging.getLogger("unbroken.supervisor")
 _PROBE_S = 3.0
 
 
-async def take_over(run_dir: RunDir, run_id: str, address: tuple[str, int]) -> tuple[Epoch, Epoch | None]:
+async def take_over(run_dir: RunDir, run_id: str, address: tuple[str, int]) -> tuple[Term, Term | None]:
     """Claims the next epoch; returns it and its predecessor.
 
     A predecessor that is provably gone is succeeded at once. One that answers holds the run: RunInUse. One that
     neither is gone nor answers (stopped, or cut off) is succeeded too: agents obey the higher epoch, and what it
     writes into its journal from here on does not count.
     """
-    epochs = read_epochs(run_dir)
-    before = epochs[-1] if epochs else None
+    terms = read_terms(run_dir)
+    before = terms[-1] if terms else None
     if before is not None and not before.supervisor_is_gone() and await _answers(before, run_dir):
         raise RunInUse(
             "a live supervisor holds this run directory",
@@ -30,7 +30,7 @@ async def take_over(run_dir: RunDir, run_id: str, address: tuple[str, int]) -> t
             hint=f"Watch it with `unbroken status {run_dir.path}`, or stop it first (kill -TERM {before.pid})",
         )
     number = (before.number if before else 0) + 1
-    mine = claim(run_dir, number, run_id=run_id, address=address, sealed=sealable(run_dir, epochs))
+    mine = claim(run_dir, number, run_id=run_id, address=address, sealed=sealable(run_dir, terms))
     if mine is None:
         raise RunInUse(
             "another supervisor claimed this run directory at the same moment", where=str(run_dir.path)
@@ -38,19 +38,19 @@ async def take_over(run_dir: RunDir, run_id: str, address: tuple[str, int]) -> t
     return mine, before
 
 
-async def _answers(epoch: Epoch, run_dir: RunDir) -> bool:
+async def _answers(term: Term, run_dir: RunDir) -> bool:
     async def nothing(_: Message) -> None:
         return None
 
     try:
         token = read_token(run_dir)
-        link = await Link.connect(*epoch.address, nothing, timeout=_PROBE_S)
+        link = await Link.connect(*term.address, nothing, timeout=_PROBE_S)
     except (OSError, TimeoutError):
         return False
     serving = asyncio.create_task(link.serve())
     try:
-        answer = await link.introduce(token, epoch.address[1], timeout=_PROBE_S)
-        return answer.get("run_id") == epoch.run_id
+        answer = await link.introduce(token, term.address[1], timeout=_PROBE_S)
+        return answer.get("run_id") == term.run_id
     except (RunError, TimeoutError):
         return False
     finally:

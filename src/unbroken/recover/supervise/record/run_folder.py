@@ -23,8 +23,8 @@ class FolderState:
 class RunFolderWatch:
     """Remembers which folder it is, by its file system and number, and that this term's file lies in it."""
 
-    def __init__(self, run_dir: RunDir, epoch: int) -> None:
-        self._run_dir, self._epoch = run_dir, epoch
+    def __init__(self, run_dir: RunDir, term: int) -> None:
+        self._run_dir, self._term = run_dir, term
         self._id = self._identity()
 
     def _identity(self) -> tuple[int, int]:
@@ -37,7 +37,7 @@ class RunFolderWatch:
         try:
             if self._identity() != self._id:
                 return FolderState(lost=f"{path} is another folder now: the run's own was deleted or moved")
-            if not self._run_dir.epoch(self._epoch).exists():
+            if not self._run_dir.term(self._term).exists():
                 return FolderState(lost=f"what lay in {path} was deleted")
             free = os.statvfs(path)
         except FileNotFoundError:

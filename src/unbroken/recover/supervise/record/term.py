@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ....errors import RunInUse
-from ....progress import RunDir, newest_epoch
+from ....progress import RunDir, newest_term
 from .clock import Clock
 
 _EVERY_S = 1.0
@@ -23,7 +23,7 @@ class TermWatch:
     @property
     def is_over(self) -> bool:
         """Whether another supervisor has the run by now."""
-        return newest_epoch(self._run_dir) > self.number
+        return newest_term(self._run_dir) > self.number
 
     def check(self, *, at_once: bool = False) -> None:
         """Raises Superseded where another supervisor has the run by now; looks once a second, or `at_once`."""
