@@ -153,6 +153,6 @@ def test_a_fence_has_all_of_them_issued_at_once(
     pending, _ = under_way
     until(lambda: len(Slow.recorded) == 2)
     stager._pending.append(pending)
-    assert in_time(stager.fence)
+    assert in_time(stager.wait_for_copies)
     assert pending.issued.is_set() and len(Slow.recorded) >= 10
     stager._pending.clear()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unbroken.checkpoint.keeper.holdings import CLAIMED, FREE, SEALED, Buffer, Holdings, Mark, Snapshot
+from unbroken.checkpoint.keeper.holdings import CLAIMED, FINALIZED, FREE, Buffer, Holdings, Mark, Snapshot
 
 
 def holdings(ranks: int, count: int = 3) -> Holdings:
@@ -33,11 +33,11 @@ def test_once_a_snapshot_was_whole_on_all_ranks_there_is_always_one(events: list
         elif what == "seal" and rank in claimed:
             steps[rank] += 1
             mark = Mark(1, steps[rank])
-            if h.seal(claimed.pop(rank), Snapshot(mark, rank, world, 100, {})):
+            if h.finalize(claimed.pop(rank), Snapshot(mark, rank, world, 100, {})):
                 shared = mark
         elif what == "pin":
             for b in h.of_rank(rank):
-                b.pins += b.state == SEALED
+                b.pins += b.state == FINALIZED
         elif what == "unpin":
             for b in h.of_rank(rank):
                 b.pins = max(0, b.pins - 1)
@@ -53,7 +53,7 @@ def test_a_pinned_buffer_is_never_given_out() -> None:
     for step in (1, 2, 3):
         b = h.claim(0, 100)
         assert b is not None
-        h.seal(b, Snapshot(Mark(1, step), 0, 1, 100, {}))
+        h.finalize(b, Snapshot(Mark(1, step), 0, 1, 100, {}))
         b.pins += 1
     assert h.claim(0, 100) is None
     h.find(Mark(1, 1), 0).pins -= 1  # type: ignore[union-attr]
@@ -66,7 +66,7 @@ def test_a_new_attempt_keeps_what_a_restore_may_ask_for_and_frees_the_rest() -> 
     for i in range(4):
         h.buffers[i] = Buffer(i, i % 2, 100, -1)
         h.buffers[i].state = CLAIMED
-        h.seal(h.buffers[i], Snapshot(Mark(1, 5 + i // 2), i % 2, 2, 100, {}))
+        h.finalize(h.buffers[i], Snapshot(Mark(1, 5 + i // 2), i % 2, 2, 100, {}))
     h.begin(2, [0], [Mark(1, 6)])
     assert h.find(Mark(1, 6), 0) and h.find(Mark(1, 6), 1)
     assert h.find(Mark(1, 5), 0) is None

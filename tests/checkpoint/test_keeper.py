@@ -81,7 +81,7 @@ def test_an_older_attempt_is_refused(agent: FakeAgent) -> None:
     buffer = old.claim()
     agent.attempt(2)
     with pytest.raises((KeeperGone, KeeperRefused)):
-        old.seal(buffer or 0, 5, persist=True)
+        old.finalize(buffer or 0, 5, persist=True)
     with pytest.raises(KeeperRefused, match="attempt 1 is over"):
         FakeRank(agent, attempt=1)
     with pytest.raises(NotYet):

@@ -15,7 +15,7 @@ from unbroken.checkpoint.keeper import commit
 from unbroken.checkpoint.keeper.clients import Client, Settings, Wait
 from unbroken.checkpoint.keeper.commit import chunk_digests
 from unbroken.checkpoint.keeper.flushing import flush
-from unbroken.checkpoint.keeper.holdings import SEALED, Buffer, Mark, Snapshot
+from unbroken.checkpoint.keeper.holdings import FINALIZED, Buffer, Mark, Snapshot
 from unbroken.checkpoint.keeper.keeping import Keeper
 from unbroken.checkpoint.keeper.operations import OPERATIONS
 
@@ -26,7 +26,7 @@ def held(keeper: Keeper, number: int, step: int, size: int) -> Buffer:
     os.ftruncate(fd, size)
     b = Buffer(number, 0, size, fd, ready=True)
     keeper.holdings.buffers[number] = b
-    keeper.holdings.seal(b, Snapshot(Mark(1, step), 0, 1, size, {}))
+    keeper.holdings.finalize(b, Snapshot(Mark(1, step), 0, 1, size, {}))
     keeper.changed.notify_all()
     return b
 
@@ -73,7 +73,7 @@ def test_a_snapshot_that_stays_the_newest_is_summed_whole(keeper: Keeper) -> Non
     with keeper.changed:
         b = held(keeper, 1, step=5, size=2 * CHUNK_BYTES + 1)
     until(lambda: b.snapshot is not None and b.snapshot.checksums is not None)
-    assert b.state == SEALED and b.pins == 0 and b.snapshot is not None
+    assert b.state == FINALIZED and b.pins == 0 and b.snapshot is not None
     view = memoryview(bytes(2 * CHUNK_BYTES + 1))
     assert b.snapshot.checksums == chunk_digests(view)
     keeper.stop.set()

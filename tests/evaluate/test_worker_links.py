@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from unbroken.evaluate.contracts import PreparedTask, Report, Request
 from unbroken.evaluate.engines.wire import VERSION
 from unbroken.evaluate.plan import dispatch
-from unbroken.evaluate.result.journal import events, seal
+from unbroken.evaluate.result.journal import encode_line, events
 from unbroken.evaluate.run.workers import server as module
 from unbroken.evaluate.suite import received
 from unbroken.evaluate.suite.staged import write_samples
@@ -377,7 +377,7 @@ def test_bad_stored_lines_are_passed_over_and_said(
         {**good, "answers": [{**a, "outputs": None} for a in good["answers"]]},
         {**good, "version": ["x"]}, {**good, "block": 1 << 80},
     ]  # fmt: skip
-    stored.write_bytes(b"rubbish\n" + b"".join(seal(line) for line in [*bad, *whole[1:]]))
+    stored.write_bytes(b"rubbish\n" + b"".join(encode_line(line) for line in [*bad, *whole[1:]]))
     for path in (tmp_path / "out" / "scores").rglob("*.json"):
         path.unlink()
     report = evaluate(tmp_path, SUITE, workers=1)

@@ -145,7 +145,7 @@ def test_a_change_without_a_fence_is_noticed_and_the_snapshot_never_counts(
         w.add_(1)  # behind everyone's back
     with pytest.raises(Exception, match="without fence"):
         saved.host.result(60)
-    c.fence()
+    c.wait_for_copies()
     with torch.no_grad():
         w.add_(1)
     c.save(6, state).host.result(60)
@@ -167,13 +167,13 @@ def test_capture_without_a_fence_is_an_error_and_with_it_replays_are_safe(
     with pytest.raises(CheckpointError, match="captured in a CUDA graph"), torch.cuda.graph(graph):
         optimizer.step()
     torch.cuda.synchronize()
-    c.fence()
+    c.wait_for_copies()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         optimizer.step()
     start = float(w[0])
     saved = c.save(7, state)
-    c.fence()
+    c.wait_for_copies()
     graph.replay()
     graph.replay()
     saved.host.result(60)
@@ -270,7 +270,7 @@ def test_every_pattern_of_bits_comes_back_where_all_tensors_are_of_one_type(
     due = {n: t.view(torch.uint8).clone() for n, t in state.items()}
     c = prepared(tmp_path, state, device_copy=device_copy, fenced=True)
     saved = c.save(5, state)
-    c.fence()
+    c.wait_for_copies()
     saved.host.result(60)
     for t in state.values():
         t.view(torch.uint8).zero_()
@@ -328,7 +328,7 @@ def test_tensors_of_many_types_sizes_and_places_are_copied_on_the_device_as_they
     c = prepared(tmp_path, state, device_copy=True, fenced=True)
     for step in (5, 6):
         saved = c.save(step, state)
-        c.fence()
+        c.wait_for_copies()
         saved.host.result(60)
         assert stager(c).last.device_copy
     for t in state.values():

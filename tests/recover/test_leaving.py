@@ -40,24 +40,24 @@ def state(*records: dict[str, object]) -> RunState:
     return RunState.of([{"t": 1.0, **r} for r in records])
 
 
-SEALED = {"kind": "seal", "attempt": 1, "checkpoints": ["step-00000020.a0001"], "memory": [[1, 35]]}
+FINALIZED = {"kind": "seal", "attempt": 1, "checkpoints": ["step-00000020.a0001"], "memory": [[1, 35]]}
 
 
 def test_what_was_find_whole_is_taken_into_the_seal_once_it_is_durable() -> None:
     late = [found("step-00000035.a0001"), found("step-00000020.a0001")]
-    assert widen_seals(late, state(SEALED)) == {1: ("step-00000020.a0001", "step-00000035.a0001")}
-    assert widen_seals([found("step-00000035.a0001", committed=False)], state(SEALED)) == {}
+    assert widen_seals(late, state(FINALIZED)) == {1: ("step-00000020.a0001", "step-00000035.a0001")}
+    assert widen_seals([found("step-00000035.a0001", committed=False)], state(FINALIZED)) == {}
 
 
 def test_what_was_offered_to_a_later_attempt_counts_and_what_nobody_accepted_does_not() -> None:
-    seal = {**SEALED, "memory": []}
+    seal = {**FINALIZED, "memory": []}
     offered = {"kind": "attempt", "attempt": 2, "slots": ["a"], "candidates": [{"attempt": 1, "step": 30}]}
     late = [found("step-00000030.a0001"), found("step-00000035.a0001")]
     assert widen_seals(late, state(seal, offered)) == {1: ("step-00000020.a0001", "step-00000030.a0001")}
 
 
 def test_an_attempt_that_is_not_sealed_is_left_to_its_seal() -> None:
-    assert widen_seals([found("step-00000035.a0002")], state(SEALED)) == {}
+    assert widen_seals([found("step-00000035.a0002")], state(FINALIZED)) == {}
 
 
 def test_a_journal_of_before_has_no_memory_in_its_seals() -> None:

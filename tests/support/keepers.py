@@ -30,7 +30,7 @@ from unbroken.checkpoint.client.links import (
 from unbroken.checkpoint.format import layout as arena
 from unbroken.checkpoint.format.manifest import FileRecord, PartManifest, Sharding, data_name, tensor_part
 from unbroken.checkpoint.keeper.wire import Message
-from unbroken.journal.checksummed import unseal
+from unbroken.journal.checksummed import decode_checked
 
 
 def alive(pid: int) -> bool:
@@ -152,7 +152,7 @@ class FakeRank:
             "test", self.attempt, step, self.rank, self.world_size, {"data": tensor},
             FileRecord(data_name(self.rank), self.layout.file_bytes, ()), values={"step": step},
         )  # fmt: skip
-        body = dict(unseal(part.encoded, "unbroken.checkpoint.part", where="test").value)
+        body = dict(decode_checked(part.encoded, "unbroken.checkpoint.part", where="test").value)
         return {k: v for k, v in body.items() if k not in ("check", "kind", "schema", "file")}
 
     def claim(self, *, now: bool = False) -> int | None:
@@ -169,7 +169,7 @@ class FakeRank:
         self.maps[buffer][:start] = self.layout.header()
         self.maps[buffer][start : start + self.size] = bytes([fill]) * self.size
 
-    def seal(self, buffer: int, step: int, *, persist: bool = False, periodic: bool = False) -> None:
+    def finalize(self, buffer: int, step: int, *, persist: bool = False, periodic: bool = False) -> None:
         """Says that the buffer is whole; a `periodic` checkpoint may be left out for a newer one."""
         self.link.request(
             {
@@ -183,7 +183,7 @@ class FakeRank:
         buffer = self.claim()
         assert buffer is not None
         self.fill(buffer, fill)
-        self.seal(buffer, step, persist=persist, periodic=periodic)
+        self.finalize(buffer, step, persist=persist, periodic=periodic)
         return buffer
 
     def fetch(self, attempt: int, step: int) -> tuple[int, int] | None:

@@ -82,7 +82,7 @@ class Checkpointer:
     `wait_for_room` is how long the last save waits, when this is closed, for a storage that is full or refuses it
     (under `unbroken run` its option of that name counts).
     `memory` is what the keeper of a node may take (such as "64GiB"; default: 60 % of the machine). `position` gives
-    the data position at each save, unless `save` is told. `fenced=True` promises that `fence()` is called before
+    the data position at each save, unless `save` is told. `fenced=True` promises that `wait_for_copies()` is called before
     anything of the state is changed, not only before optimizer steps. On a GPU, `throttle` bounds its copies in bytes
     per second (such as "20GB"), and `device_copy` tells whether all is copied on the GPU first ("auto": where the
     time until the next optimizer step was measured to be too short for the bus by more than such a copy takes, and the
@@ -158,14 +158,16 @@ class Checkpointer:
         """
         return self._open().restorer.restore(state)
 
-    def fence(self) -> None:
+    def wait_for_copies(self) -> None:
         """To be called before the state is changed in any way, and before each replay of a captured graph.
 
         Optimizers of torch call it by themselves. It waits on the processor for no copy, at most for room in the driver's
         queue where more than about a thousand are left.
         """
         if self._parts is not None:
-            self._parts.buffers.device.stager.fence()
+            self._parts.buffers.device.stager.wait_for_copies()
+
+    fence = wait_for_copies  # its former name
 
     def wait(self, rung: str = "disk", timeout_s: float | None = None) -> None:
         """Waits until every save that climbs to this rung has reached it. Raises StorageError, TimeoutError."""

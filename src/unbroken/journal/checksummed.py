@@ -24,7 +24,7 @@ def digest(data: bytes | bytearray | memoryview) -> str:
     return xxhash.xxh3_64_hexdigest(data)
 
 
-def seal(kind: str, body: Mapping[str, Any]) -> bytes:
+def encode_checked(kind: str, body: Mapping[str, Any]) -> bytes:
     """The bytes of a sealed JSON file of this kind.
 
     Keys are sorted at the top only: deeper down their order is the user's (a dict comes back in its order).
@@ -35,7 +35,7 @@ def seal(kind: str, body: Mapping[str, Any]) -> bytes:
     return _HEAD + digest(tail).encode() + _TAIL + tail
 
 
-def unseal(data: bytes, kind: str, *, where: str) -> Fields:
+def decode_checked(data: bytes, kind: str, *, where: str) -> Fields:
     """The fields of a sealed file.
 
     Raises CheckpointCorrupt if a byte differs or another kind is found, CheckpointTooNew for a newer schema.

@@ -55,7 +55,7 @@ def _steps(t: Trainer, saving: Saving, wish: list[int]) -> bool:
     # Until the first step is complete this is the phase "starting", with its long deadline: step() ends it.
     while t.step < c.steps and not asked:
         asked = bool(wish) or run.should_stop(t.step + 1)
-        loss, norm, asked, batch = t.train_step(saving.fence, asked)
+        loss, norm, asked, batch = t.train_step(saving.wait_for_copies, asked)
         if writer:
             writer.step(t.step, loss, batch)
         run.step(t.step, loss=loss, tokens=tokens_per_step)

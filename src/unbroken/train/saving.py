@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class Saving(Protocol):
     """What the step loop asks of checkpoints."""
 
-    def fence(self) -> None:
+    def wait_for_copies(self) -> None:
         """Called before the weights change."""
 
     def due(self) -> bool:
@@ -33,7 +33,7 @@ class Saving(Protocol):
 class NoSaving:
     """A training that keeps nothing."""
 
-    def fence(self) -> None:
+    def wait_for_copies(self) -> None:
         """Nothing is being copied."""
 
     def due(self) -> bool:
@@ -53,9 +53,9 @@ class CheckpointSaving:
     def __init__(self, checkpoints: Checkpointer, trainer: Trainer, durable_step: int | None) -> None:
         self._checkpoints, self._trainer = checkpoints, trainer
         self._durable_step = durable_step
-        self.fence = checkpoints.fence  # type: ignore[method-assign]
+        self.wait_for_copies = checkpoints.wait_for_copies  # type: ignore[method-assign]
 
-    def fence(self) -> None:
+    def wait_for_copies(self) -> None:
         """Lets a snapshot that is still being copied finish."""
 
     def due(self) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from ...errors import UnbrokenError, UsageError
-from ...journal.checksummed import seal, unseal
+from ...journal.checksummed import decode_checked, encode_checked
 from ..storage.base import Storage
 from .contents import Found
 
@@ -38,7 +38,7 @@ def take_hold(storage: Storage, hold: Hold) -> None:
     if not _HOLDER.fullmatch(hold.holder):
         raise UsageError(f"'{hold.holder}' cannot hold checkpoints", hint="Use up to 100 letters, digits, '.', '_' or '-'")  # fmt: skip
     body = {"holder": hold.holder, "until": hold.until, "why": hold.why, "done": sorted(hold.done)}
-    storage.put(f"{FOLDER}/{hold.holder}.json", seal(_KIND, body))
+    storage.put(f"{FOLDER}/{hold.holder}.json", encode_checked(_KIND, body))
 
 
 def end_hold(storage: Storage, holder: str) -> None:
@@ -54,7 +54,7 @@ def holds(storage: Storage, *, now: float | None = None) -> list[Hold]:
         if not file.endswith(".json"):
             continue
         try:
-            f = unseal(storage.read(f"{FOLDER}/{file}"), _KIND, where=file)
+            f = decode_checked(storage.read(f"{FOLDER}/{file}"), _KIND, where=file)
             hold = Hold(f.text("holder"), f.number("until"), frozenset(f.texts("done")), f.text("why"))
         except (FileNotFoundError, UnbrokenError):
             continue

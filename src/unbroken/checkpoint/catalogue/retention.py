@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ...errors import NoCheckpoint, StorageError, UnbrokenError, UsageError
-from ...journal.checksummed import seal, unseal
+from ...journal.checksummed import decode_checked, encode_checked
 from ..format.manifest import COMMITTED
 from ..storage.base import Storage
 from .contents import Found, listing, verify_in
@@ -85,7 +85,7 @@ def take_lease(
     body = {"holder": holder, "until": lease.until, "why": why}
     if not storage.list(name):
         raise NoCheckpoint("there is no such checkpoint", where=f"{storage.url}/{name}")
-    storage.put(f"{name}/{_lease_name(holder)}", seal("unbroken.checkpoint.lease", body))
+    storage.put(f"{name}/{_lease_name(holder)}", encode_checked("unbroken.checkpoint.lease", body))
     # Looked at after the lease is there: `apply` looks for leases after the marker is gone. One of us sees the other.
     try:
         storage.size(f"{name}/{COMMITTED}")
@@ -110,7 +110,7 @@ def leases(storage: Storage, name: str, *, now: float | None = None) -> list[Lea
         if not (m := _LEASE.fullmatch(file)):
             continue
         try:
-            f = unseal(storage.read(f"{name}/{file}"), "unbroken.checkpoint.lease", where=file)
+            f = decode_checked(storage.read(f"{name}/{file}"), "unbroken.checkpoint.lease", where=file)
             lease = Lease(f.text("holder"), f.number("until"), f.text("why"))
         except FileNotFoundError:
             continue

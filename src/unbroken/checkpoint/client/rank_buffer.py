@@ -21,7 +21,7 @@ ENTER_BYTES = 16 << 20  # one to two milliseconds
 
 @dataclass(eq=False)
 class Slab:
-    """One buffer, mapped into this process. `sealed` is what a new keeper would have to know of its content."""
+    """One buffer, mapped into this process. `content` is what a new keeper would have to know of its content."""
 
     id: int
     bytes: int
@@ -29,9 +29,9 @@ class Slab:
     map: mmap.mmap
     ready: threading.Event = field(default_factory=threading.Event)
     pinned: bool = False
-    sealed: dict[str, Any] | None = None
+    content: dict[str, Any] | None = None
     confirmed: bool = False
-    """The keeper has said that it knows of `sealed`."""
+    """The keeper has said that it knows of `content`."""
     claimed: bool = False
     keeper: str = ""
     gone: bool = False

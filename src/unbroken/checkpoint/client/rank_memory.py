@@ -128,7 +128,7 @@ class RankMemory:
                 return
             slab.enter(self.guard)
 
-    def map_buffer(self, number: int, fd: int, size: int, sealed: dict[str, Any]) -> Slab:
+    def map_buffer(self, number: int, fd: int, size: int, content: dict[str, Any]) -> Slab:
         """The buffer that holds a fetched snapshot of this rank; from now on it is handed on to a new keeper too."""
         with self.guard:
             slab = self.slabs.get(number)
@@ -138,13 +138,13 @@ class RankMemory:
                 self.slabs[number] = slab
             else:
                 os.close(fd)
-            slab.sealed = sealed
+            slab.content = content
             return slab
 
     def claim(self, size: int, timeout_s: float) -> Slab | None:
         """A buffer to fill, or None if none came free in time.
 
-        One is asked for ahead, after each `seal`, so that as a rule nobody is asked anything here. Raises
+        One is asked for ahead, after each `finalize`, so that as a rule nobody is asked anything here. Raises
         KeeperGone if the keeper is gone or does not answer, KeeperRefused.
         """
         deadline = time.monotonic() + timeout_s
@@ -201,7 +201,7 @@ class RankMemory:
                 number = ahead.future.result()[0].get("buffer")
                 slab = None if number is None else self.slabs.get(int(number))
                 if slab is not None:
-                    slab.claimed, slab.sealed, ahead.slab = True, None, slab
+                    slab.claimed, slab.content, ahead.slab = True, None, slab
             if ahead.dropped and ahead.slab is not None:
                 slab, ahead.slab = ahead.slab, None
                 threading.Thread(target=self.release, args=(slab,), daemon=True).start()
@@ -273,31 +273,31 @@ class RankMemory:
         """Whether the keeper has not said a word since `MUTE_AFTER` questions."""
         return self.missed >= MUTE_AFTER
 
-    def seal(self, slab: Slab, step: int, attempt: int, sealed: dict[str, Any], seconds: float) -> None:
+    def finalize(self, slab: Slab, step: int, attempt: int, content: dict[str, Any], seconds: float) -> None:
         """Says that the buffer is whole now. With a dead keeper the next one will be told."""
         with self.guard:
             slab.claimed = False
-            slab.sealed, slab.confirmed = {"attempt": attempt, "step": step, **sealed}, False
+            slab.content, slab.confirmed = {"attempt": attempt, "step": step, **content}, False
             link, number = self.link, slab.id
         try:
-            future = link.post({"op": "seal", "buffer": number, "step": step, "seconds": seconds, **sealed})
+            future = link.post({"op": "seal", "buffer": number, "step": step, "seconds": seconds, **content})
         except KeeperGone:
             return
-        future.add_done_callback(lambda f: self._seal_answered(slab, step, f))
+        future.add_done_callback(lambda f: self._finalize_answered(slab, step, f))
         try:
             self._ask_ahead(slab.bytes, wait_s=0.0)
         except KeeperGone:
             return
 
-    def _seal_answered(self, slab: Slab, step: int, future: Any) -> None:
+    def _finalize_answered(self, slab: Slab, step: int, future: Any) -> None:
         if future.exception() is not None:
             return  # the keeper died: the next one gets it
         answer = future.result()[0]
         with self.guard:
-            if slab.sealed is not None and slab.sealed["step"] == step:
+            if slab.content is not None and slab.content["step"] == step:
                 slab.confirmed = bool(answer.get("ok"))
                 if not slab.confirmed:
-                    slab.sealed = None
+                    slab.content = None
         if not answer.get("ok"):
             self._publish(
                 {"event": "failed", "step": step, "attempt": None, "rank": -1, "why": str(answer.get("what"))}
@@ -307,8 +307,8 @@ class RankMemory:
         """Remembers of a sealed snapshot what a new keeper should know (complete, persist)."""
         with self.guard:
             for slab in self.slabs.values():
-                if slab.sealed and (slab.sealed["attempt"], slab.sealed["step"]) == (attempt, step):
-                    slab.sealed.update(what)
+                if slab.content and (slab.content["attempt"], slab.content["step"]) == (attempt, step):
+                    slab.content.update(what)
 
     def alive(self, within_s: float = RECONNECT_S) -> RankLink:
         """The link, once there is a keeper. Raises KeeperGone, or whatever the new keeper refused us with."""
@@ -406,9 +406,9 @@ class RankMemory:
         with self.guard:
             self._moving = True
             slabs = [s for s in self.slabs.values() if s.keeper != keeper]
-            told = [s.sealed for s in slabs]
-            entries = [{"id": s.id, "snapshot": s.sealed, "claimed": s.claimed} for s in slabs]
-            unsure = [s for s in self.slabs.values() if s.keeper == keeper and s.sealed and not s.confirmed]
+            told = [s.content for s in slabs]
+            entries = [{"id": s.id, "snapshot": s.content, "claimed": s.claimed} for s in slabs]
+            unsure = [s for s in self.slabs.values() if s.keeper == keeper and s.content and not s.confirmed]
             kept = [s for s in self.slabs.values() if s.keeper == keeper and s.claimed] + unsure
         try:
             # Not under the guard: the answers come on the thread that also delivers events.
@@ -430,19 +430,21 @@ class RankMemory:
                         slab.ready.set()
                 self.slabs.update({s.id: s for s in slabs})
                 self.link = link
-                sealed_since = [s for s, t in zip(slabs, told, strict=True) if s.sealed and s.sealed is not t]
+                content_since = [
+                    s for s, t in zip(slabs, told, strict=True) if s.content and s.content is not t
+                ]
                 let_go = [
                     s
                     for s, e in zip(slabs, entries, strict=True)
-                    if e["claimed"] and not s.claimed and not s.sealed
-                ] + [s for s in kept if not s.claimed and not s.sealed]
-                sealed_since += [s for s in kept if s.sealed]
+                    if e["claimed"] and not s.claimed and not s.content
+                ] + [s for s in kept if not s.claimed and not s.content]
+                content_since += [s for s in kept if s.content]
         finally:
             with self.back:
                 self._moving = False
                 self.back.notify_all()
-        for slab in sealed_since:  # while the buffers changed hands
-            link.post({"op": "seal", "buffer": slab.id, "seconds": 0.0, **(slab.sealed or {})})
+        for slab in content_since:  # while the buffers changed hands
+            link.post({"op": "seal", "buffer": slab.id, "seconds": 0.0, **(slab.content or {})})
         for slab in let_go:
             link.post({"op": "unclaim", "buffer": slab.id})
         logger.warning("a new keeper took over %d buffers of this rank", len(slabs))

@@ -40,7 +40,7 @@ _LOOK_S = 0.004
 
 
 class TornSnapshot(CheckpointError):
-    """A tensor was changed while it was being copied, without `fence()` before."""
+    """A tensor was changed while it was being copied, without `wait_for_copies()` before."""
 
 
 @dataclass(eq=False)
@@ -73,7 +73,7 @@ class Stager(Protocol):
     ) -> Copying:
         """Takes the tensors as they are now; `on_done` is called when the buffer is whole."""
 
-    def fence(self) -> None:
+    def wait_for_copies(self) -> None:
         """What is done to the tensors from now on is not in any copy that was begun before."""
 
     def drain(self) -> None:
@@ -109,11 +109,11 @@ class CpuStager:
         on_done(copying)
         return copying
 
-    def fence(self) -> None:
+    def wait_for_copies(self) -> None:
         """Nothing is ever under way."""
 
     def drain(self) -> None:
-        """As `fence`."""
+        """As `wait_for_copies`."""
 
     def close(self) -> None:
         """Lets go of the buffers."""
@@ -133,7 +133,7 @@ class _Pending:
     """Before the copy on the device, where there is one."""
     begin: torch.cuda.Event
     end: torch.cuda.Event
-    fenced: torch.cuda.Event | None = None
+    waited: torch.cuda.Event | None = None
     remaining: list[tuple[Target, torch.Tensor]] = field(default_factory=list)
     """What goes where; empty once all of it was given to the copy stream."""
     issued: threading.Event = field(default_factory=threading.Event)
@@ -164,12 +164,12 @@ class CudaStager:
         self._guard = threading.Lock()
         self._done: queue.SimpleQueue[_Pending | None] = queue.SimpleQueue()
         self._captured = False
-        self._fenced_by_hand = False
+        self._waited_by_hand = False
         self._on_device = DeviceCopy(device, device_copy)
         self._targets = Targets()
         # The hook must not keep this object, nor the object its process, alive.
         me = weakref.ref(self)
-        self._hook = register_optimizer_step_pre_hook(_fence_before_step(me))
+        self._hook = register_optimizer_step_pre_hook(_wait_before_step(me))
         self._watcher = threading.Thread(target=_watch, args=(self._done, me, device), daemon=True)
         self._watcher.start()
 
@@ -181,13 +181,13 @@ class CudaStager:
         protected: frozenset[str],
         on_done: Callable[[Copying], None],
     ) -> Copying:
-        if self._captured and not self._fenced_by_hand and self._pending:
+        if self._captured and not self._waited_by_hand and self._pending:
             raise CheckpointError(
                 "an optimizer step was captured in a CUDA graph, whose replays call no hook, and fence() was not called"
                 " since the last save",
                 hint="Call checkpoints.fence() before each graph.replay()",
             )
-        self._fenced_by_hand = False
+        self._waited_by_hand = False
         copying = Copying(on_done)
         current = torch.cuda.current_stream(self.device)
         gpu: list[tuple[Target, torch.Tensor]] = []
@@ -274,10 +274,10 @@ class CudaStager:
             pending.remaining = []
             pending.issued.set()
 
-    def fence(self, by_hand: bool = True) -> None:
-        self._fenced_by_hand = self._fenced_by_hand or by_hand
+    def wait_for_copies(self, by_hand: bool = True) -> None:
+        self._waited_by_hand = self._waited_by_hand or by_hand
         with self._guard:
-            open_ones = [p for p in self._pending if p.fenced is None]
+            open_ones = [p for p in self._pending if p.waited is None]
         if not open_ones:
             return
         if torch.cuda.is_current_stream_capturing():
@@ -299,23 +299,23 @@ class CudaStager:
             if not p.copying.device_copy:
                 p.hurry.set()
                 p.issued.wait()
-            fenced = torch.cuda.Event(enable_timing=True)
-            fenced.record(current)
-            p.fenced = fenced  # only now: the watcher may be measuring
+            waited = torch.cuda.Event(enable_timing=True)
+            waited.record(current)
+            p.waited = waited  # only now: the watcher may be measuring
             # `begin` comes after the copy on the device, where there is one: then nothing reads the live tensors any more.
             current.wait_event(p.begin if p.copying.device_copy else p.end)
 
     def before_step(self) -> None:
         """What the optimizer's hook calls."""
         if torch.cuda.is_current_stream_capturing():
-            if not self._fenced_by_hand:
+            if not self._waited_by_hand:
                 raise CheckpointError(
                     "an optimizer step is captured in a CUDA graph: replays of the graph call no hook, so a snapshot"
                     " could be torn",
                     hint="Call checkpoints.fence() before the capture and before each graph.replay()",
                 )
             self._captured = True
-        self.fence(by_hand=False)
+        self.wait_for_copies(by_hand=False)
 
     def drain(self) -> None:
         while True:
@@ -353,8 +353,8 @@ class CudaStager:
             return
         # Without a fence that has come to pass, the copy ended within the window.
         stall = 0.0
-        if p.fenced is not None and p.fenced.query():
-            stall = max(0.0, p.begin.elapsed_time(p.end) - p.begin.elapsed_time(p.fenced)) / 1e3
+        if p.waited is not None and p.waited.query():
+            stall = max(0.0, p.begin.elapsed_time(p.end) - p.begin.elapsed_time(p.waited)) / 1e3
         choice = self._on_device.choice
         choice.stalled(stall)
         if p.copying.device_copy:
@@ -381,9 +381,9 @@ def _watch(
         except RuntimeError as e:
             p.copying.error = p.copying.error or _failed(e)
         # A change that came before the copy ended and before any fence would have torn it.
-        if p.fenced is None and p.copying.error is None:
+        if p.waited is None and p.copying.error is None:
             for name, t, version in p.watched:
-                if t._version != version and p.fenced is None:
+                if t._version != version and p.waited is None:
                     p.copying.error = TornSnapshot(
                         f"'{name}' was changed while it was being copied, without fence() before",
                         hint="Call checkpoints.fence() before changing it",
@@ -395,7 +395,7 @@ def _watch(
         del stager
 
 
-def _fence_before_step(me: weakref.ref[CudaStager]) -> Callable[..., None]:
+def _wait_before_step(me: weakref.ref[CudaStager]) -> Callable[..., None]:
     def hook(optimizer: Any, args: Any, kwargs: Any) -> None:
         stager = me()
         if stager is not None:

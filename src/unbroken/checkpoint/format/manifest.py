@@ -16,7 +16,7 @@ from functools import cached_property
 from typing import Any
 
 from ...errors import CheckpointCorrupt
-from ...journal.checksummed import Fields, digest, seal, unseal
+from ...journal.checksummed import Fields, decode_checked, digest, encode_checked
 from .position import Position
 from .position import merged as merged_position
 from .shards import RunBuilder
@@ -124,7 +124,7 @@ class PartManifest:
     @cached_property
     def encoded(self) -> bytes:
         """The content of `part_name(rank)`; the same bytes after decoding and encoding again."""
-        return seal(
+        return encode_checked(
             "unbroken.checkpoint.part",
             {
                 "run_id": self.run_id,
@@ -150,7 +150,7 @@ class PartManifest:
         Who reads the parts of many ranks passes one `heads`: what all ranks say alike is then checked once.
         """
         heads = {} if heads is None else heads
-        f = unseal(data, "unbroken.checkpoint.part", where=where)
+        f = decode_checked(data, "unbroken.checkpoint.part", where=where)
         rank, world = f.natural("rank"), f.natural("world_size")
         if not rank < world <= MAX_WORLD:
             raise CheckpointCorrupt(f"rank {rank} of {world} cannot be", where=where)
@@ -205,7 +205,7 @@ class Manifest:
     @cached_property
     def encoded(self) -> bytes:
         """The content of `MANIFEST`; the same bytes after decoding and encoding again."""
-        return seal(
+        return encode_checked(
             "unbroken.checkpoint",
             {
                 "run_id": self.run_id,
@@ -225,7 +225,7 @@ class Manifest:
     @classmethod
     def decode(cls, data: bytes, *, where: str) -> Manifest:
         """Reads a manifest; raises CheckpointCorrupt (also if shards do not tile) or CheckpointTooNew."""
-        f = unseal(data, "unbroken.checkpoint", where=where)
+        f = decode_checked(data, "unbroken.checkpoint", where=where)
         world = f.natural("world_size")
         parts = tuple(_part_record(p, where) for p in f.items("parts"))
         if not 1 <= world <= MAX_WORLD or len(parts) != world:
@@ -334,7 +334,7 @@ class Committed:
     @property
     def encoded(self) -> bytes:
         """The content of `COMMITTED`."""
-        return seal(
+        return encode_checked(
             "unbroken.checkpoint.committed",
             {
                 "attempt": self.attempt,
@@ -348,7 +348,7 @@ class Committed:
     @classmethod
     def decode(cls, data: bytes, *, where: str) -> Committed:
         """Reads a marker; raises CheckpointCorrupt or CheckpointTooNew."""
-        f = unseal(data, "unbroken.checkpoint.committed", where=where)
+        f = decode_checked(data, "unbroken.checkpoint.committed", where=where)
         m = f.fields("manifest")
         return cls(
             f.natural("attempt"), f.natural("step"), m.natural("bytes"), m.text("check"), f.text("node"),

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from .clients import Wait
 from .commit import Abandoned, chunk_digests
-from .holdings import SEALED, Buffer, Snapshot
+from .holdings import FINALIZED, Buffer, Snapshot
 from .memory import NodeMemory
 from .writing import Writing
 
@@ -54,7 +54,7 @@ def _next(keeper: Home) -> tuple[Buffer, Snapshot] | None:
     for b in keeper.memory.holdings.buffers.values():
         s = b.snapshot
         if (
-            b.state != SEALED
+            b.state != FINALIZED
             or s is None
             or s.mark != keeper.memory.holdings.newest
             or s.checksums is not None

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from ...errors import CheckpointCorrupt, StorageError
-from ...journal.checksummed import digest, seal
+from ...journal.checksummed import digest, encode_checked
 from ..format.manifest import (
     CHUNK_BYTES,
     COMMITTED,
@@ -81,7 +81,7 @@ def write_part(
         raise CheckpointCorrupt("the snapshot changed in memory after it was taken", where=f"rank {rank}")
     record = FileRecord(data_name(rank), len(view), sums)
     gate()
-    part = seal("unbroken.checkpoint.part", {**snapshot.part, "file": record.as_json()})
+    part = encode_checked("unbroken.checkpoint.part", {**snapshot.part, "file": record.as_json()})
     storage.put(f"{folder}/{part_name(rank)}", part)
     return record
 

@@ -15,7 +15,7 @@ from ...errors import UnbrokenError
 from ..format.manifest import folder_name, part_name
 from .clients import Refused, log
 from .commit import failed_name
-from .holdings import SEALED, Buffer, Mark
+from .holdings import FINALIZED, Buffer, Mark
 from .keeping import Keeper
 from .wire import Message
 
@@ -185,6 +185,6 @@ def _shares(keeper: Keeper, mark: Mark, ranks: Collection[int] | None) -> list[B
     found: dict[int, Buffer] = {}
     for b in sorted(keeper.holdings.buffers.values(), key=lambda b: b.foreign):
         wanted = not b.foreign if ranks is None else b.rank in ranks
-        if wanted and b.state == SEALED and b.snapshot and b.snapshot.mark == mark:
+        if wanted and b.state == FINALIZED and b.snapshot and b.snapshot.mark == mark:
             found.setdefault(b.rank, b)
     return list(found.values())

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-FREE, CLAIMED, SEALED = "free", "claimed", "sealed"
+FREE, CLAIMED, FINALIZED = "free", "claimed", "finalized"
 
 
 class Mark(NamedTuple):
@@ -80,7 +80,7 @@ class Holdings:
         found = [
             b
             for b in self.buffers.values()
-            if b.rank == rank and b.state == SEALED and b.snapshot and b.snapshot.mark == mark
+            if b.rank == rank and b.state == FINALIZED and b.snapshot and b.snapshot.mark == mark
         ]
         return min(found, key=lambda b: b.foreign, default=None)
 
@@ -89,7 +89,7 @@ class Holdings:
         here = {
             b.rank: b.snapshot
             for b in self.buffers.values()
-            if b.state == SEALED and not b.foreign and b.snapshot and b.snapshot.mark == mark
+            if b.state == FINALIZED and not b.foreign and b.snapshot and b.snapshot.mark == mark
         }
         return bool(here) and all(set(here) == set(range(s.world_size)) for s in here.values())
 
@@ -122,13 +122,13 @@ class Holdings:
         b.state, b.snapshot = CLAIMED, None
         return b
 
-    def seal(self, b: Buffer, snapshot: Snapshot) -> bool:
+    def finalize(self, b: Buffer, snapshot: Snapshot) -> bool:
         """Takes the content of a claimed buffer as whole; says whether that completed the snapshot on all ranks."""
-        b.state, b.snapshot = SEALED, snapshot
+        b.state, b.snapshot = FINALIZED, snapshot
         here = [
             o
             for o in self.buffers.values()
-            if not o.foreign and o.state == SEALED and o.snapshot and o.snapshot.mark == snapshot.mark
+            if not o.foreign and o.state == FINALIZED and o.snapshot and o.snapshot.mark == snapshot.mark
         ]
         if {o.rank for o in here} == set(range(snapshot.world_size)):
             return self.complete(snapshot.mark)
@@ -185,5 +185,5 @@ class Holdings:
                 "peer": b.foreign,
             }
             for b in self.buffers.values()
-            if b.state == SEALED and b.snapshot
+            if b.state == FINALIZED and b.snapshot
         ]

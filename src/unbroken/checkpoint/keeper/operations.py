@@ -17,7 +17,7 @@ from ...units import Bytes
 from ..catalogue.placement import same_place
 from .clients import Client, NotYet, Refused, Wait
 from .commit import note_failure
-from .holdings import CLAIMED, FREE, SEALED, Mark, Snapshot
+from .holdings import CLAIMED, FINALIZED, FREE, Mark, Snapshot
 from .keeping import Answer, Keeper, Operation
 from .peers import Target
 from .wire import VERSION, Message
@@ -197,7 +197,7 @@ def seal(keeper: Keeper, client: Client, m: Message, fds: list[int]) -> Answer:
     if not 0 < size <= b.bytes:
         raise Refused(f"a file of {size} bytes is no content of a buffer of {b.bytes}")
     snapshot = Snapshot(mark, client.rank, int(m["world_size"]), size, dict(m["part"]))
-    finished = keeper.holdings.seal(b, snapshot)
+    finished = keeper.holdings.finalize(b, snapshot)
     keeper.emit(
         {
             "event": "host", "attempt": mark.attempt, "step": mark.step, "rank": client.rank,
@@ -223,7 +223,7 @@ def adopt(keeper: Keeper, client: Client, m: Message, fds: list[int]) -> Answer:
         ids[str(entry["id"])] = b.id
         if kept := entry.get("snapshot"):
             mark = Mark(int(kept["attempt"]), int(kept["step"]))
-            keeper.holdings.seal(
+            keeper.holdings.finalize(
                 b,
                 Snapshot(
                     mark,
@@ -247,7 +247,7 @@ def reclaim(keeper: Keeper, client: Client, m: Message, fds: list[int]) -> Answe
     taken = []
     for number in m["buffers"]:
         b = keeper.holdings.buffers.get(int(number))
-        if b is not None and b.rank == client.rank and not b.foreign and b.state != SEALED:
+        if b is not None and b.rank == client.rank and not b.foreign and b.state != FINALIZED:
             b.state, b.owner = CLAIMED, client
             taken.append(b.id)
     return {"buffers": taken}, []

@@ -19,7 +19,7 @@ from ...errors import CheckpointError, UnbrokenError
 from ...journal.checksummed import digest
 from ...link.bounds import HELLO_BYTES, HELLO_S, STRANGERS, Malformed, same_secret, whole
 from ..format.manifest import CHUNK_BYTES
-from .holdings import Buffer, Mark, Snapshot
+from .holdings import FINALIZED, Buffer, Mark, Snapshot
 from .memory import NodeMemory
 from .wire import MAX_MESSAGE_BYTES, Channel, Closed, Message
 
@@ -120,7 +120,7 @@ class Peers:
                 held = [
                     b
                     for b in self.home.memory.holdings.buffers.values()
-                    if not b.foreign and b.snapshot and b.snapshot.mark == mark and b.state == "sealed"
+                    if not b.foreign and b.snapshot and b.snapshot.mark == mark and b.state == FINALIZED
                 ]
                 for b in held:
                     b.pins += 1
@@ -281,7 +281,7 @@ class Peers:
                 raise PeerError("the bytes that came are not those that were sent")
             snapshot = Snapshot(mark, rank, world_size, size, part, tuple(sums))
             with self.home.changed:
-                b.state, b.snapshot = "sealed", snapshot
+                b.state, b.snapshot = FINALIZED, snapshot
                 if foreign:  # only what is whole on all ranks is sent
                     self.home.note_complete(mark)
                 self.home.changed.notify_all()

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from ...errors import CheckpointCorrupt, CheckpointError, NoCheckpoint, UnbrokenError
-from ...journal.checksummed import digest, seal
+from ...journal.checksummed import digest, encode_checked
 from ..catalogue import contents as catalogue
 from ..client.links import Candidate, RankLink
 from ..client.rank_buffer import Slab
@@ -218,11 +218,11 @@ def land_from_memory(memory: RankMemory, offer: Offer, rank: int, beside: Beside
             os.close(fd)
         data, slab = torch.frombuffer(keep, dtype=torch.uint8), None
     else:
-        sealed = {
+        content = {
             "attempt": offer.attempt, "step": offer.step, "file_bytes": size, "world_size": answer["world_size"],
             "part": answer["part"], "persist": False, "complete": True,
         }  # fmt: skip
-        slab = memory.map_buffer(int(answer["buffer"]), fd, int(answer["bytes"]), sealed)
+        slab = memory.map_buffer(int(answer["buffer"]), fd, int(answer["bytes"]), content)
         data = slab.tensor
     with beside(slab):
         if answer["checksums"] is not None:
@@ -247,7 +247,7 @@ def land_from_peer(
 def part_in_memory(body: Mapping[str, Any], rank: int, size: int) -> PartManifest:
     """A part as it is before its file is written: without checksums."""
     record = FileRecord(data_name(rank), size, ("0" * 16,) * -(-size // CHUNK_BYTES))
-    data = seal("unbroken.checkpoint.part", {**body, "file": record.as_json()})
+    data = encode_checked("unbroken.checkpoint.part", {**body, "file": record.as_json()})
     return PartManifest.decode(data, where=f"memory, rank {rank}")
 
 

@@ -128,7 +128,7 @@ class Saver:
             self.outcomes.fail(saved, copying.error.message)
             return
         saved.reach("staged")
-        memory.seal(buffer, saved.step, saved.attempt, content, time.monotonic() - saved.began)
+        memory.finalize(buffer, saved.step, saved.attempt, content, time.monotonic() - saved.began)
         saved.reach("host")
         if self.session.completion is not None:
             self.session.completion.on_host(saved.step)

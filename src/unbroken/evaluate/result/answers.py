@@ -21,7 +21,7 @@ from ...link.bounds import Malformed, whole
 from ..contracts import Answer, Conditions, Json, PreparedTask, digest
 from ..suite import received
 from ..suite.staged import encode_answer, read_hashes
-from .journal import open_append, read_lines, seal
+from .journal import encode_line, open_append, read_lines
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class AnswerStore:
         Raises OSError as the system gives it (a full disk).
         """
         task = prepared.task.name
-        line = seal({
+        line = encode_line({
             "block": block, "version": _asked(prepared), "conditions": _plain(conditions), "answers": list(answers),
         })  # fmt: skip
         fd, path, size = self._file(task)

@@ -17,13 +17,13 @@ from typing import Any
 from ..contracts import Json
 
 
-def seal(value: Json) -> bytes:
+def encode_line(value: Json) -> bytes:
     """A line with its checksum: 8 hex digits of CRC-32, a space, JSON, a newline."""
     text = json.dumps(value, separators=(",", ":")).encode()
     return b"%08x " % zlib.crc32(text) + text + b"\n"
 
 
-def unseal(line: bytes) -> Json:
+def decode_line(line: bytes) -> Json:
     """The value of a sealed line; None if it is torn or damaged."""
     if len(line) < 10 or not line.endswith(b"\n") or line[8:9] != b" ":
         return None
@@ -36,13 +36,13 @@ def unseal(line: bytes) -> Json:
         return None
 
 
-def read_sealed(path: Path) -> Iterator[tuple[int, int, Json]]:
+def read_checked(path: Path) -> Iterator[tuple[int, int, Json]]:
     """(offset, length, value) of every whole line; nothing for a file that is not there."""
     return ((at, length, value) for at, length, value in read_lines(path) if value is not None)
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, int, Json]]:
-    """As `read_sealed`, with None for a line that is torn or damaged."""
+    """As `read_checked`, with None for a line that is torn or damaged."""
     try:
         f = open(path, "rb")  # noqa: SIM115  closed by the with below
     except FileNotFoundError:
@@ -50,7 +50,7 @@ def read_lines(path: Path) -> Iterator[tuple[int, int, Json]]:
     with f:
         offset = 0
         for line in f:
-            yield offset, len(line), unseal(line)
+            yield offset, len(line), decode_line(line)
             offset += len(line)
 
 
@@ -72,7 +72,7 @@ class Journal:
 
     def write(self, event: str, **fields: Any) -> None:
         """Appends one event with its time."""
-        os.write(self._fd, seal({"event": event, "at": round(time.time(), 6), **fields}))
+        os.write(self._fd, encode_line({"event": event, "at": round(time.time(), 6), **fields}))
 
     def sync(self) -> None:
         """Makes it durable."""
@@ -86,4 +86,4 @@ class Journal:
 
 def events(path: Path) -> list[dict[str, Any]]:
     """All whole events, oldest first."""
-    return [v for _, _, v in read_sealed(path) if isinstance(v, dict) and isinstance(v.get("event"), str)]
+    return [v for _, _, v in read_checked(path) if isinstance(v, dict) and isinstance(v.get("event"), str)]

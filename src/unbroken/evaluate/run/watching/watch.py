@@ -41,7 +41,7 @@ from ....journal.codec import decode, encode
 from ....progress import RunDir, newest_place
 from ...contracts import ModelSpec, Report, Suite
 from ...result.folder import EvalDir, read_json
-from ...result.journal import open_append, read_sealed, seal
+from ...result.journal import encode_line, open_append, read_checked
 from ...result.results import Difference, compare
 from .curves import Point, curves_page, curves_text
 from .hold import Holding
@@ -278,7 +278,7 @@ def shortfall(points: Sequence[Point]) -> tuple[str, int]:
 def read_curve(out: Path) -> list[Point]:
     """The points so far, by step; the last line of each checkpoint counts."""
     found: dict[str, Point] = {}
-    for _, _, value in read_sealed(out / "curve.jsonl"):
+    for _, _, value in read_checked(out / "curve.jsonl"):
         p = decode(Point, value, where=str(out / "curve.jsonl"))
         found[p.name] = p
     return sorted(found.values(), key=lambda p: (p.step, p.attempt))
@@ -390,7 +390,7 @@ def _is_open(point: Point | None) -> bool:
 def _append(out: Path, point: Point) -> None:
     fd = open_append(out / "curve.jsonl")
     try:
-        os.write(fd, seal(encode(point)))
+        os.write(fd, encode_line(encode(point)))
         os.fsync(fd)
     finally:
         os.close(fd)
