@@ -111,7 +111,7 @@ def to_huggingface(
 ) -> Exported:
     """Writes the tensors under `prefix` as Hugging Face does: model.safetensors, or several with an index.
 
-    `prefix` is taken off the names; by default "model." if there is such a part. `dtype` ("bfloat16") converts
+    `prefix` is taken off the names; by default "model." if the state has such a part. `dtype` ("bfloat16") converts
     floating-point tensors. Of tied weights the first is stored, as transformers does. `beside` is a folder whose
     config and tokenizer files are copied. Raises UsageError for a prefix without tensors.
     """
@@ -233,7 +233,7 @@ def _all_of(s: Shard) -> Box:
 def _prefix(manifest: Manifest, wanted: str | None) -> str:
     tops = sorted({n.split(".")[0] for n in manifest.tensors})
     if wanted is None:
-        wanted = "model." if "model" in tops else ""
+        wanted = "model." if "model" in tops and not _is_bare(manifest) else ""
     if wanted and not wanted.endswith("."):
         wanted += "."
     if not any(n.startswith(wanted) for n in manifest.tensors):
@@ -243,6 +243,11 @@ def _prefix(manifest: Manifest, wanted: str | None) -> str:
             hint=f"There are: {', '.join(tops[:20])}",
         )
     return wanted
+
+
+def _is_bare(manifest: Manifest) -> bool:
+    """Whether it is a model's own state dict: there "model.layers..." is a name, and no part of a state."""
+    return isinstance(manifest.values, dict) and "model" not in manifest.values
 
 
 def _target_dtype(name: str | None) -> torch.dtype | None:
