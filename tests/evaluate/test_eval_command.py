@@ -117,12 +117,12 @@ def test_plan(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     "full",
     [
-        "progress.json",
+        pytest.param("progress.json", marks=pytest.mark.slow),
         "report.json",
-        "table.txt",
+        pytest.param("table.txt", marks=pytest.mark.slow),
         "evaluation.json",
-        "prepared.json",
-        "cluster.json",
+        pytest.param("prepared.json", marks=pytest.mark.slow),
+        pytest.param("cluster.json", marks=pytest.mark.slow),
         "eval-priors.json",
     ],
 )

@@ -411,6 +411,7 @@ def pool_score(job: ScoreJob, **limits: Any) -> ScoreDone:
         pool.close()
 
 
+@pytest.mark.slow
 @needs_sandbox
 def test_generated_code_is_scored_in_the_sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done = pool_score(code_job(tmp_path, monkeypatch, PROGRAMS))
@@ -513,8 +514,8 @@ def test_every_file_that_a_task_is_made_of_is_stamped(
     def mark() -> str:
         return prepare.fingerprint(task, suite, MODEL, None, folder.shared)
 
-    first, times = prepare_now(), iter(range(1, 100))
-    assert prepare.prepared_before(folder, task, mark()) == first
+    before, times = prepare_now(), iter(range(1, 100))
+    assert prepare.prepared_before(folder, task, mark()) == before
     for file, old, new, same_prompts in (
         (away / "rows.jsonl", '"1"', '"9"', True),
         (away / "rows.jsonl", "0 + 1", "9 + 9", False),
@@ -528,7 +529,6 @@ def test_every_file_that_a_task_is_made_of_is_stamped(
             True,
         ),
     ):
-        before = prepare_now()
         text = file.read_text()
         assert old in text
         file.write_text(text.replace(old, new))
@@ -538,6 +538,7 @@ def test_every_file_that_a_task_is_made_of_is_stamped(
         after = prepare_now()
         assert (after.prompt_hash == before.prompt_hash) == same_prompts, (file, old)
         assert (after.inputs, after.asks) != (before.inputs, "") and after.asks == before.asks
+        before = after
 
 
 @pytest.mark.parametrize("empty", ["no rows", "all filtered out"])

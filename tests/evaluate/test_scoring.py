@@ -20,20 +20,25 @@ from unbroken.errors import EvaluationError
 from unbroken.evaluate.contracts import (
     Answer,
     Conditions,
+    ModelSpec,
     PreparedTask,
     Score,
     ScoreDone,
     ScoreJob,
     Suite,
+    Task,
 )
 from unbroken.evaluate.harness.plain import PlainHarness
 from unbroken.evaluate.scoring import pool as pool_module
+from unbroken.evaluate.scoring import sandboxed
 from unbroken.evaluate.scoring.pool import ONE_THREAD, Pool, PoolLimits, open_pool
+from unbroken.evaluate.scoring.sandbox import sandbox_kind
 from unbroken.evaluate.scoring.worker import check_answers, score_job, serve
 from unbroken.evaluate.suite import staged
 from unbroken.evaluate.suite.registry import get_harness, in_parts
 from unbroken.journal import codec
 from unbroken.machine import usable_cpus
+from unbroken.testing.evaluation import HARNESS, FakeHarness
 
 FAKE = Conditions("fake 1", "cpu", "auto", 8)
 
@@ -414,3 +419,32 @@ def test_a_task_that_is_given_up_does_not_wait_for_its_other_parts(
     (done,) = wait(pool, 1, within=40)
     assert done.score is None
     assert "died on 1 samples" in done.error
+
+
+@pytest.mark.skipif(sandbox_kind().startswith("none"), reason="no sandbox works on this machine")
+def test_a_job_that_runs_programs_is_scored_in_the_sandbox(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pools: Callable[..., Pool]
+) -> None:
+    """With the fakes, which import nothing large; lm_eval's own code metrics are tried in test_lm_eval.py."""
+    monkeypatch.setattr(FakeHarness, "runs_code_itself", True, raising=False)
+    folder = tmp_path / "prepared"
+    folder.mkdir()
+    task = Task("t", HARNESS, metric="code")
+    prepared = FakeHarness().prepare(task, Suite("s", (task,)), ModelSpec("m", block=4), None, folder)
+    samples = [s for b in range(prepared.blocks) for s in staged.read_block(prepared, b)]
+    answers = [Answer(s.id, s.prompt_hash, (f"{s.id:x}",)) for s in samples]
+    (tmp_path / "answers.jsonl").write_text("".join(staged.encode_answer(a) + "\n" for a in answers))
+    prepared = replace(prepared, version="", prompt_hash="")  # the fakes' scores do not say them
+    job = ScoreJob(prepared, str(tmp_path / "answers.jsonl"), str(tmp_path / "score.json"), "c0ffee")
+    started: list[list[str]] = []
+    real = sandboxed.run
+    monkeypatch.setattr(
+        sandboxed, "run", lambda argv, *a, **k: (started.append(argv), real(argv, *a, **k))[1]
+    )
+    pool = pools(1)
+    pool.submit(job)
+    (done,) = wait(pool, 1)
+    assert done.score is not None, done.error
+    assert done.score.metrics[0].value == 0.5 and done.score.checkpoint == "c0ffee"
+    assert codec.decode(Score, json.loads(Path(job.result).read_text())) == done.score
+    assert len(started) == 1, "and nowhere else"

@@ -464,7 +464,7 @@ def test_workers_with_the_token(attacked: Evaluation, sent: list[bytes], works: 
     assert attacked.lives
 
 
-@fuzz(150)
+@fuzz(50)
 @given(data=st.data())
 def test_blocks(prepared: PreparedTask, data: st.DataObject) -> None:
     message = data.draw(mutated([answer(prepared, 0), answer(prepared, 2)]))
