@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from unbroken.diagnose import diagnose
-from unbroken.diagnose.read.decoration import PLAIN, Learner, learn, learn_from
+from unbroken.diagnose.read.clock import year_in
+from unbroken.diagnose.read.decoration import PLAIN, Bare, Fields, Learner, learn, learn_from
 from unbroken.diagnose.read.sources import blocks, expand
 
 TRACEBACK = [
@@ -161,3 +162,27 @@ def test_the_learner_of_many_files_gives_what_each_file_alone_gives() -> None:
         tag = f"trainer-{i % 7}  | " if i % 2 else ""
         block = "".join(f"{tag}{words[(n + i // 4) % 6]} {n} of {i}\n" for n in range(40)).encode()
         assert learner(block) == learn_from(block, 12)
+
+
+def test_fields_are_found_by_any_of_their_names_whatever_objects_came_before() -> None:
+    """Which names lead somewhere is known by an object's keys; another object has others."""
+    fields = Fields("message")
+    for name, rank in (("rank", 3), ("global_rank", 4)):
+        (bare,) = fields.strip(Bare(f'{{"message": "lost", "{name}": {rank}, "severity": "warn"}}'))
+        assert (bare.text, bare.rank, bare.level) == ("lost", rank, "WARNING")
+    nested = '{"message": "lost", "record": {"extra": {"rank": 5}, "exception": "ValueError: x"}, "error.message": "y"}'
+    bares = fields.strip(Bare(nested))
+    assert [(b.text, b.rank, b.part) for b in bares] == [("lost", 5, 0), ("y", 5, 1), ("ValueError: x", 5, 2)]
+
+
+@pytest.mark.parametrize(
+    ("text", "year"),
+    [
+        ("x 2026-03-20", 2026),
+        ("v12026-03-20 then 2025/01/02", 2025),
+        ("a_2026-03-20", None),
+        ("2026-13-20", None),
+    ],
+)
+def test_a_year_is_no_part_of_a_longer_word(text: str, year: int | None) -> None:
+    assert year_in(text) == year

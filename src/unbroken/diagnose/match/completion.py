@@ -177,6 +177,9 @@ def may_be_complete(tail: bytes, rules: RuleSet) -> bool:
     if rules.may_be_tail(tail):
         return True
     for m in _OF.finditer(tail):
+        at, last = m.start(), tail[m.end() - 1]
+        if last != tail[at - 1] and (at < 2 or last != tail[at - 2]):
+            continue  # equal numbers end alike
         done = _DONE.search(tail, max(0, m.start() - 24), m.start())
         if done is not None and int(done[1]) == int(m[1]):
             return True

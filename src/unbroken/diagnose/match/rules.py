@@ -303,6 +303,24 @@ def loose_set(patterns: Iterable[str]) -> SetMatch | None:
     return _re2_set(loose)
 
 
+Search = Callable[[bytes, int], Any]
+
+
+def loose_search(pattern: str) -> Search:
+    """A search for the first place, from a byte on, where a pattern may fit, loosened as in `loose_set`."""
+    import re2
+
+    options = re2.Options()
+    options.max_mem = 64 << 20
+    options.log_errors = False
+    for text in (loosen(pattern), pattern):
+        try:
+            return re2.compile(text.encode(), options).search  # type: ignore[no-any-return]
+        except re2.error:
+            continue
+    raise AssertionError("loose_set took it")
+
+
 def _re2_set(patterns: Iterable[str]) -> SetMatch:
     import re2
 

@@ -31,7 +31,7 @@ STEPS_AFTER = 6
 MOST_EVENTS = 20_000
 MOST_COMPLAINTS = 64
 SAME_KEPT = 40
-_LAST_LINES, _FEW_TRIES = 6, 3
+_LAST_LINES, _FEW_TRIES, _SOME_TRIES = 6, 3, 8
 
 _EXCEPTION = EXCEPTION
 _COMPLAINT = re.compile(r"\b(?:ERROR|FATAL|CRITICAL|PANIC)\b|^(?:[Ee]rror|[Ff]atal)\b")
@@ -53,7 +53,6 @@ _UTIL = re.compile(
 _PACE = re.compile(r"([\d.]+)s/it\]")
 _SUMMARY = re.compile(r"  (?:time|host|rank|exitcode|pid)\s+: ")
 _BEHIND_BAR = re.compile(r"(?:\[(?:rank|default)\d+\]:\s?)*Traceback \(most recent call last\)")
-_CLOCK = re.compile(rb"\d\d:\d\d:\d\d")
 _SEQ = re.compile(r"SeqNum=(\d+)")
 _LOADING = ("serialization.py", "load_checkpoint", "load_state", "from_pretrained")
 
@@ -149,13 +148,15 @@ class Scanner:
 
     def _sample(self, block: bytes, base: int) -> None:
         """Reads the first metric line of a block: the long-run course of step and loss costs nothing more."""
-        number = base
+        number, tries = base, _SOME_TRIES if self._shared.few_metrics else 4096
         if not progress_lines.may(block[:8192]):
             return
         for raw, _ in _lines(block, 0, min(len(block), 4096)):
             number += 1
-            if progress_lines.may(raw) and any(self._step(b, number) for b in self._bare(raw)):
-                break
+            if progress_lines.may(raw):
+                tries -= 1
+                if any(self._step(b, number) for b in self._bare(raw)) or not tries:
+                    break
 
     def _look_back(self, block: bytes, start: int, number: int) -> None:
         """Reads the metric lines just before an event that stands alone."""
@@ -418,7 +419,7 @@ class Scanner:
     def _time_before(self, block: bytes, offset: int) -> float | None:
         """The time of the nearest earlier line that has one."""
         before = block[max(0, offset - 4096) : offset]
-        for raw in reversed(before.split(b"\n")) if _CLOCK.search(before) else ():
+        for raw in reversed(before.split(b"\n")) if _has_clock(before) else ():
             if raw:
                 when = clock.find(raw[:200].decode("utf-8", "replace"), self.year)
                 if when is not None:
@@ -487,18 +488,20 @@ class Scanner:
         if progress_lines.may(tail):
             self._last_metrics(rows, first)
         self._completed(rows, first)
-        self._last_times(rows, first, bool(_CLOCK.search(tail)), b"/it]" in tail)
+        self._last_times(rows, first, _has_clock(tail), b"/it]" in tail)
 
     def _last_metrics(self, rows: list[bytes], first: int) -> None:
         """Reads the metric lines among the last rows: all of them, or the last few where many logs showed many."""
         known = {p.line for p in self.out.progress if p.line >= first}
-        wanted = [i for i in range(len(rows) - 1, -1, -1) if progress_lines.may(rows[i])]
         found: list[Progress] = []
+        backwards = range(len(rows) - 1, -1, -1)
         if self._shared.few_metrics:
             # The last step, and one from before: as much of a stretch of bad losses as of what lies before it.
-            for some in (wanted[:_FEW_TRIES], wanted[: -_FEW_TRIES - 1 : -1]):
+            for order in (backwards, range(len(rows))):
+                some = list(itertools.islice((i for i in order if progress_lines.may(rows[i])), _FEW_TRIES))
                 found += itertools.islice(self._metrics_of(rows, some, first, known), 1)
         else:
+            wanted = [i for i in backwards if progress_lines.may(rows[i])]
             self._shared.metrics += len(wanted)
             found += self._metrics_of(rows, wanted, first, known)
         if found:
@@ -556,6 +559,22 @@ def _introduction() -> Callable[[bytes], object]:
 
 
 _may_introduce = _introduction()
+
+
+def _clock() -> Callable[[bytes], bool]:
+    """Whether a time of day stands in some bytes."""
+    try:
+        import re2
+    except ImportError:
+        return lambda text: _CLOCK.search(text) is not None
+    options = re2.Options()
+    options.encoding = re2.Options.Encoding.LATIN1
+    search = re2.compile(_CLOCK.pattern, options).search
+    return lambda text: b":" in text and search(text) is not None
+
+
+_CLOCK = re.compile(rb"\d\d:\d\d:\d\d")
+_has_clock = _clock()
 
 
 def _lines(block: bytes, start: int, end: int) -> Iterator[tuple[bytes, int]]:

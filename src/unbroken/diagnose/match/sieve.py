@@ -19,7 +19,7 @@ from typing import Protocol
 from ...progress.records.verdict import Verdict
 from ..read.decoration import SAMPLE_LINES, Learner
 from .events import Counted
-from .rules import Rule, RuleSet, loose_set
+from .rules import Rule, RuleSet, Search, loose_search, loose_set
 from .triggers import TRIGGER
 
 _CHUNK, _PIECE = 64 << 10, 8 << 10
@@ -34,6 +34,7 @@ _HITS_JUDGED = 8
 _SAMPLED = 16  # of so many chunks, one is sampled
 _MOST_WRITERS = 50_000
 _TEMPLATES = 50_000
+_FIRST_TRIES = 4
 _MANY_LOGS, _FEW_LINES, _FREE_METRICS = 64, 12, 2000
 _TAIL, _LEAST_TAIL, _TAILS = 256 << 10, 8 << 10, 8 << 20
 
@@ -96,7 +97,9 @@ class Patterns:
 
     def __init__(self, rules: Sequence[Rule]) -> None:
         self.rules = tuple(rules)
-        self._match = loose_set([r.regex for r in rules] + list(_STRUCTURE))
+        self._regexes = [r.regex for r in rules] + list(_STRUCTURE)
+        self._match = loose_set(self._regexes)
+        self._each: dict[int, Search] = {}
 
     @property
     def usable(self) -> bool:
@@ -110,6 +113,14 @@ class Patterns:
         assert self._match is not None
         found = self._match(text)
         return tuple(sorted(found)) if found else ()
+
+    def find(self, one: int, text: bytes, pos: int) -> int:
+        """Where in `text`, from byte `pos` on, number `one` fits first; -1 where nowhere."""
+        search = self._each.get(one)
+        if search is None:
+            search = self._each[one] = loose_search(self._regexes[one])
+        m = search(text, pos)
+        return -1 if m is None else m.start()
 
     def name(self, ids: Ids) -> str | None:
         """The id of the rule that would decide, or None for structure."""
@@ -351,23 +362,23 @@ class Sieve:
 
     def _first_of_each(self, chunk: bytes, at: int, ids: Ids, starts: list[int]) -> None:
         """Has the first lines of a log read in which kinds stand that other logs have shown often enough."""
-        missing = {i for i in ids if not self._read[(i,)] and self._least((i,)) == 1}
-        if not missing:
-            return
-        for piece, begin in _pieces(chunk, 0, _PIECE) if missing else ():
-            here = missing.intersection(self._match(piece))
-            for row, offset in _pieces(piece, 0, 1) if here else ():
+        for i in ids:
+            if self._read[(i,)] or self._least((i,)) != 1:
+                continue
+            pos = 0
+            for _ in range(_FIRST_TRIES):  # what fits over the end of a line fits none of them
+                pos = self._match.find(i, chunk, pos)
+                if pos < 0:
+                    break
+                start, end = chunk.rfind(b"\n", 0, pos) + 1, chunk.find(b"\n", pos)
+                row = chunk[start : len(chunk) if end < 0 else end]
                 got = self._match(row)
-                if not here.isdisjoint(got):
-                    starts.append(at + begin + offset)
+                if i in got:
+                    starts.append(at + start)
                     self._note(got, _writers(row[:400]))
                     self._count_read(got)
-                    missing.difference_update(got)
-                    here.difference_update(got)
-                    if not here:
-                        break
-            if not missing:
-                return
+                    break
+                pos = start + len(row) + 1
 
     def _known_writers(self, chunk: bytes, at: int, ids: Ids, starts: list[int]) -> bool:
         """Whether enough lines that fit each of `ids` were read from each writer in `chunk`; those few that lacked

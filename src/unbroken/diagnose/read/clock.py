@@ -17,6 +17,7 @@ DMESG = r"(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) (?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep
 US = r"\d\d/\d\d/\d{4} \d\d:\d\d:\d\d"
 
 _CLOCK = re.compile(r"\d\d:\d\d:\d\d")
+_YEAR = re.compile(r"(20[1-9]\d)[-/](?:0\d|1[0-2])[-/][0-3]\d")
 # Each format with how far before the time of day it begins.
 _FORMATS = tuple(
     (re.compile(f), back) for f, back in ((ISO, 11), (GLOG, 6), (DMESG, 11), (SYSLOG, 7), (US, 11))
@@ -94,5 +95,8 @@ def _plain(year: int, month: int, day: int, clock: str) -> float:
 
 def year_in(text: str) -> int | None:
     """The first year that a full date in `text` names, if any."""
-    m = re.search(r"\b(20[1-9]\d)[-/](?:0\d|1[0-2])[-/][0-3]\d", text)
-    return int(m.group(1)) if m else None
+    for m in _YEAR.finditer(text):
+        before = text[m.start() - 1 : m.start()]
+        if not (before.isalnum() or before == "_"):
+            return int(m.group(1))
+    return None

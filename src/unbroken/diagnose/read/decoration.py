@@ -12,13 +12,14 @@ too. Rules see only what is left; a file without decoration costs nothing.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from .prefixes import clean, prefix_length
 
@@ -123,7 +124,8 @@ class Fields:
             return [bare]
         message = _field(value, self.message)
         texts = [(self.message, message)] if isinstance(message, str) else []
-        for name in _TROUBLE:
+        names = _names_of(tuple(value))
+        for name in names.trouble:
             other = _field(value, name) if name != self.message else None
             if isinstance(other, (list, dict)):
                 other = _said(other)
@@ -139,20 +141,33 @@ class Fields:
             and ("involvedObject" in value or "regarding" in value)
         ):
             texts[0] = (self.message, f"{reason}: {message}")  # an event of Kubernetes
-        rank, node, level = (_first(value, n) for n in (_RANK_FIELD, _NODE_FIELD, _LEVEL))
-        when = _first(value, _TIME)
-        known = replace(
-            bare,
-            rank=bare.rank if bare.rank is not None else _number(rank),
-            node=bare.node or (node if isinstance(node, str) else None),
-            level=_LEVELS.get(level.lower()) if isinstance(level, str) else bare.level,
-            time=when if isinstance(when, str) else bare.time,
-        )
-        out: list[Bare] = []
-        for name, text in texts:
-            for line in text.rstrip("\r\n").split("\n"):
-                out.append(replace(known, text=line.rstrip("\r"), field=name, part=len(out)))
-        return out
+        node, level, when = _first(value, names.node), _first(value, names.level), _first(value, names.time)
+        rank = bare.rank if bare.rank is not None else _number(_first(value, names.rank))
+        node = bare.node or (node if isinstance(node, str) else None)
+        level = _LEVELS.get(level.lower()) if isinstance(level, str) else bare.level
+        when = when if isinstance(when, str) else bare.time
+        lines = [(name, line) for name, text in texts for line in text.rstrip("\r\n").split("\n")]
+        return [
+            Bare(line.rstrip("\r"), bare.tag, rank, node, level, when, name, part)
+            for part, (name, line) in enumerate(lines)
+        ]
+
+
+class _Names(NamedTuple):
+    """The names of fields that an object may have, of all that are looked for."""
+
+    trouble: tuple[str, ...]
+    rank: tuple[str, ...]
+    node: tuple[str, ...]
+    level: tuple[str, ...]
+    time: tuple[str, ...]
+
+
+@functools.lru_cache(maxsize=1024)
+def _names_of(keys: tuple[str, ...]) -> _Names:
+    """The names that lead somewhere in an object with these keys; the same few in all lines of a log."""
+    every = (_TROUBLE, _RANK_FIELD, _NODE_FIELD, _LEVEL, _TIME)
+    return _Names(*(tuple(n for n in names if n in keys or n.split(".", 1)[0] in keys) for names in every))
 
 
 @dataclass(frozen=True)
