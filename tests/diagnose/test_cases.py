@@ -24,22 +24,31 @@ def benchmark() -> Any:
     return module
 
 
+@pytest.fixture(scope="module")
+def scored(benchmark: Any, shared_data: Path) -> dict[str, Any]:
+    """What the benchmark says of both corpora, read once."""
+    return {
+        name: benchmark.score(shared_data / name, benchmark.ours, False)
+        for name in ("failure_logs", "failure_logs_wild")
+    }
+
+
 PROMISE = {
     "reason": 0.95, "category": 0.98, "evidence": 0.95, "faulty": 0.90, "recoverable": 0.92, "cordon": 0.95,
     "no false alarm": 1.0, "no wrong stop": 1.0,
 }  # fmt: skip
 
 
-def test_the_public_cases(benchmark: Any, shared_data: Path) -> None:
-    result = benchmark.score(shared_data / "failure_logs", benchmark.ours, False)
+def test_the_public_cases(scored: dict[str, Any]) -> None:
+    result = scored["failure_logs"]
     figures = result["figures"]
     assert figures["reason"]["of"] >= 60
     assert not {k: figures[k] for k, least in PROMISE.items() if figures[k]["share"] < least}, result["wrong"]
 
 
-def test_the_wild_cases(benchmark: Any, shared_data: Path) -> None:
+def test_the_wild_cases(benchmark: Any, scored: dict[str, Any]) -> None:
     """Kinds of logs that the first corpus lacks: what must be found in them, and what must never be said."""
-    result = benchmark.score(shared_data / "failure_logs_wild", benchmark.ours, False)
+    result = scored["failure_logs_wild"]
     figures = {k: f["right"] for k, f in result["figures"].items()}
     assert figures["acceptable reason"] >= 52 and figures["evidence"] >= 50, result["wrong"]
     for never in ("no false alarm", "no wrong stop"):
@@ -47,11 +56,8 @@ def test_the_wild_cases(benchmark: Any, shared_data: Path) -> None:
     assert benchmark.calibration(result["answers"])["certain_and_wrong"] == 0, result["wrong"]
 
 
-def test_stated_confidence_holds_on_both(benchmark: Any, shared_data: Path) -> None:
-    answers = []
-    for name in ("failure_logs", "failure_logs_wild"):
-        answers += benchmark.score(shared_data / name, benchmark.ours, False)["answers"]
-    told = benchmark.calibration(answers)
+def test_stated_confidence_holds_on_both(benchmark: Any, scored: dict[str, Any]) -> None:
+    told = benchmark.calibration([a for result in scored.values() for a in result["answers"]])
     assert told["at_0.9"]["answers"] >= 60 and told["at_0.9"]["share"] >= 0.97
     assert all(row["share"] >= row["stated"] - 0.15 for row in told["bins"]), told["bins"]
 

@@ -71,6 +71,30 @@ def test_the_root_is_the_verdict_where_the_flood_means_nothing(tmp_path: Path) -
         assert v.root and v.root.line == at and v.root.text == root
 
 
+@pytest.mark.parametrize(
+    ("root", "reason"),
+    [(hostile.ROOTS[0], "CUDAError"), (hostile.ROOTS[1], "NodeFailure"), (hostile.ROOTS[3], None)],
+)
+def test_a_retried_failure_that_the_program_outlived_is_no_sure_root(
+    root: str, reason: str | None, tmp_path: Path
+) -> None:
+    """A thousand retries in tracebacks, and one failure of another kind among them: a card or node is the root, and
+    where either may be it, the verdict says so and is not sure."""
+    at = hostile.flood(tmp_path / "log", "rror", "tracebacks", 300_000, 3, root)
+    v = diagnose([tmp_path / "log"])
+    if reason is not None:
+        assert v.root and (v.root.line, v.reason) == (at, reason)
+    else:
+        assert v.confidence <= 0.6 and any("OSError" in n for n in v.notes)
+        assert v.root and v.root.line in (at, 5)
+
+
+def test_thirty_retries_may_be_the_cause(tmp_path: Path) -> None:
+    at = hostile.flood(tmp_path / "log", "rror", "tracebacks", 10_000, 3, hostile.ROOTS[3])
+    v = diagnose([tmp_path / "log"])
+    assert at and v.reason == "ConnectionError" and v.confidence >= 0.8
+
+
 def test_a_traceback_in_a_flood_is_put_together(tmp_path: Path) -> None:
     rows = [f"INFO worker rror in exporter, batch {i}\n" for i in range(40_000)]
     rows.insert(23_456, traceback("KeyError: 'lr_scheduler'", 4))

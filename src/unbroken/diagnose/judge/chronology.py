@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from ..match.events import Event, FileScan, Progress, Topology
 from ..match.rules import builtin_set
 from .event_location import foreign, order_key, placed
+from .retries import weigh_retries
 
 _LAUNCHERS = (
     "torch/distributed/run.py", "torch/distributed/launcher/", "bin/torchrun", "accelerate/commands/", "bin/accelerate",
@@ -74,6 +75,7 @@ def chronicle(scans: Sequence[FileScan], topology: Topology) -> Chronicle:
     if root is None:
         root, why = _wrapped(cascades), "only what carried it was logged"
     root, why = _loader(root, why, candidates)
+    root, why = weigh_retries(root, why, candidates, scans)
     hardware = _hardware_before(root, overcome)
     if hardware is not None:
         root, why = hardware, "the kernel reported the hardware some steps before the program saw it"
