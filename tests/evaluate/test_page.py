@@ -16,9 +16,10 @@ from tests.support.fake_reports import fake_report
 from unbroken.evaluate.contracts import Metric, Report, SampleNote, Score, Trial, WorkerSeen
 from unbroken.evaluate.result.page import render, write_page
 from unbroken.evaluate.result.page.gantt import busy_curve, rows_of
-from unbroken.evaluate.result.page.markup import duration, nice_step, number, percent
+from unbroken.evaluate.result.page.markup import duration, number, percent
 from unbroken.evaluate.result.results import summary
 from unbroken.journal.codec import encode
+from unbroken.page.charts.scales import time_step
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 EMPTY = Report("s", "m", "", 0.0, 0.0, (), {}, (), (), (), 0.0, 0.0, 0.0)
@@ -152,6 +153,11 @@ def test_every_trial_and_scoring_is_a_bar_of_its_worker() -> None:
     assert shown == sum(len(r.bars) for r in rows)
 
 
+def test_nodes_stand_in_the_order_of_their_numbers() -> None:
+    found = [r.node for r in rows_of(fake_report(nodes=12)) if not r.cpu]
+    assert list(dict.fromkeys(found)) == [f"node-{i}" for i in range(12)]
+
+
 def test_a_scoring_that_was_shared_out_is_a_bar_of_each_worker() -> None:
     report = fake_report(nodes=1)
     first = report.scorings[0]
@@ -256,7 +262,7 @@ def test_numbers_for_people() -> None:
         "0.0 s", "10.0 s", "59 s", "1 min 00 s", "3 min 20 s", "1 h 00 min", "2 h 05 min", "2 d 8 h",
     ]  # fmt: skip
     assert [percent(v) for v in (0.0, 0.5, 0.99999, 1.0)] == ["0.0 %", "50.0 %", "99.9 %", "100 %"]
-    assert [nice_step(s, 10) for s in (0.5, 9, 200, 5000, 90_000)] == [0.05, 1, 30, 600, 10_800]
+    assert [time_step(s, 10) for s in (0.5, 9, 200, 5000, 90_000)] == [0.05, 1, 30, 600, 10_800]
 
 
 @pytest.mark.slow

@@ -206,9 +206,9 @@
     const zoom = (a, b) => {
       from = Math.max(0, a); to = Math.min(whole, b);
       for (const bar of bars) {
-        const lo = Math.max(left - 2, x(Number(bar.dataset.a))), hi = Math.min(left + plot + 2, x(Number(bar.dataset.b)));
-        bar.setAttribute("x", lo.toFixed(2));
-        bar.setAttribute("width", Math.max(hi < lo ? 0 : bar.classList.contains("b") ? 0.7 : 0, hi - lo).toFixed(2));
+        const a = x(Number(bar.dataset.a)), b = x(Number(bar.dataset.b)), there = b >= left && a <= left + plot;
+        bar.setAttribute("x", clip(a).toFixed(2));
+        bar.setAttribute("width", (there ? Math.max(bar.classList.contains("b") ? 0.7 : 0, clip(b) - clip(a)) : 0).toFixed(2));
       }
       for (const t of labels) {
         const lo = clip(x(Number(t.dataset.a))), hi = clip(x(Number(t.dataset.b))), full = t.dataset.full, room = Math.floor((hi - lo - 8) / 6.4);

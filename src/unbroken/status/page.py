@@ -41,6 +41,11 @@ _HOW = {
     "node_lost": "node lost", "agent_lost": "agent lost", "supervisor_lost": "supervisor lost",
     "lease": "a lease lapsed", "cut off": "cut off", "running": "still running",
 }  # fmt: skip
+PHASE_KINDS = {
+    "detect": "unnoticed", "stop": "fault", "diagnose": "down", "schedule": "finishing", "start": "starting",
+    "restore_and_first_step": "restoring", "replay": "replayed",
+}  # fmt: skip
+"""The kind of stretch whose colour a phase of a recovery has."""
 STRETCH_TEXT = {
     "training": "training", "starting": "starting and restoring", "replayed": "doing steps again",
     "unnoticed": "not yet noticed", "fault": "the rank or node at fault", "down": "down",
@@ -76,9 +81,9 @@ def page(report: Report, *, base: str = "") -> str:
         timeline=timeline,
         kinds=[(k, t) for k, t in STRETCH_TEXT.items() if k in kinds],
         incidents=incidents,
-        phases=[(k, PHASE_TEXT[k]) for k in PHASES],
+        phases=[(PHASE_KINDS[k], PHASE_TEXT[k]) for k in PHASES],
         phase_shares=lambda i: [
-            (k, 100 * i.phases[k] / longest, f"{PHASE_TEXT[k]}: {seconds_text(i.phases[k])}")
+            (PHASE_KINDS[k], 100 * i.phases[k] / longest, f"{PHASE_TEXT[k]}: {seconds_text(i.phases[k])}")
             for k in PHASES
             if i.phases.get(k, 0.0) > 0
         ],

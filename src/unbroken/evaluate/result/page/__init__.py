@@ -2,25 +2,33 @@
 
     render(report) -> str          write_page(report, path)
 
-markup.py    escaping, numbers and durations for people
-summary.py   the tiles, and the makespan against its bound, its promise and the naive plan
-gantt.py     what every GPU and CPU worker did when, and the share of busy GPUs over time
-tables.py    scores, tasks without one, workers
-page.css, page.js   looks and behaviour; our own, no library
+evaluation.html   the page's template
+summary.py        tiles, tables and the makespan against its bound, as values
+gantt.py          what every GPU and CPU worker did when, and the share of busy GPUs over time
+markup.py         numbers and durations for people
 """
 
 from __future__ import annotations
 
-from importlib.resources import files
+from math import isfinite
 from pathlib import Path
 
 from .... import atomic
 from ....journal.codec import encode
-from ....page.terminal import script_json
-from ...contracts import Report
+from ....page import shell
+from ....page.charts.gantt import gantt as chart
+from ....page.charts.gantt import share_curve
+from ....page.charts.spark import interval
+from ....page.elements import Markup
+from ...contracts import Metric, Report
 from ..results import finite
-from . import gantt, summary, tables
-from .markup import esc, when
+from . import gantt, summary
+from .markup import duration, number, percent, when
+
+_KINDS = (
+    ("start", "starting"), ("fetch", "fetching the model"), ("load", "loading it"), ("infer", "inference"),
+    ("shared", "inference, tail given away"), ("lost", "lost or failed"), ("score", "scoring (CPU)"),
+)  # fmt: skip
 
 
 def write_page(report: Report, path: Path) -> None:
@@ -29,33 +37,46 @@ def write_page(report: Report, path: Path) -> None:
 
 
 def render(report: Report) -> str:
-    """The whole page. Every text that comes from outside is escaped."""
-    here = files(__package__)
-    data = script_json(finite(encode(report)))
-    sections = [
-        summary.tiles(report),
-        tables.errors(report),
-        tables.scores(report),
-        summary.makespan(report),
-        gantt.section(report),
-        tables.workers(report),
-        summary.explanation(),
-    ]
-    body = "\n".join(sections)
-    return "\n".join(
-        [
-            "<!doctype html>",
-            '<html lang="en"><head><meta charset="utf-8">',
-            '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            f"<title>{esc(report.suite)} · {esc(report.model)} · unbroken eval</title>",
-            f"<style>{here.joinpath('page.css').read_text()}</style></head><body><main>",
-            summary.header(report, body),
-            body,
-            f"<footer>Made by <code>unbroken eval</code>, {when(report.ended)}.</footer></main>",
-            '<div id="tip" role="status" hidden></div>',
-            f'<script type="application/json" id="report">{data}</script>',
-            f"<script>{here.joinpath('page.js').read_text()}</script>",
-            "</body></html>",
-            "",
-        ]
+    """The whole page. Raises MissingExtra without Jinja2."""
+    rows = gantt.rows_of(report) if report.makespan_s > 0 else []
+    span = max([report.makespan_s, *(b.end for r in rows for b in r.bars)])
+    drawn = {b.kind for r in rows for b in r.bars}
+    values = gantt.busy_curve(report)
+    average = f"{percent(report.busy_fraction)} on average"
+    busy = share_curve(values, report.makespan_s, span, "busy workers", average, "Share of GPUs inside inference over time") if values else Markup()  # fmt: skip
+    spent = dict.fromkeys((s.task for s in report.scores), 0.0)
+    for trial in report.trials:
+        if trial.task in spent:
+            spent[trial.task] += trial.busy_s
+    spans = summary.spans(report)
+    standard = summary.usual(report.scores)
+    places = {"all-scores": report.scores, "makespan": spans, "timeline": rows, "workers": report.workers}
+    return shell.render(
+        "evaluate/result/page/evaluation.html",
+        data=finite(encode(report)),
+        report=report,
+        places=[(k, k.removeprefix("all-").capitalize()) for k, shown in places.items() if shown],
+        tiles=summary.tiles(report),
+        spent=spent,
+        standard=standard,
+        spans=spans,
+        longest=max((s for _, s, _, _ in spans), default=1.0),
+        gantt=chart(rows, span, "Gantt chart: one line per worker, time from left to right") if rows else "",
+        busy=busy,
+        kinds=[(k, t) for k, t in _KINDS if k in drawn or (k == "lost" and "failed" in drawn)],
+        workers=summary.workers(report),
+        csv=summary.as_csv(report),
+        conditions=summary.conditions,
+        facts=lambda score: summary.facts(score, standard),
+        spark=_spark,
+        known=lambda value: value is not None and isfinite(value),
+        duration=duration,
+        number=number,
+        percent=percent,
+        repr=repr,
+        when=when,
     )
+
+
+def _spark(metric: Metric | None) -> Markup:
+    return interval(metric.value, metric.stderr) if metric is not None else Markup()

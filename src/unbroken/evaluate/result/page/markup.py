@@ -1,29 +1,10 @@
-"""Escaping, numbers and durations for people."""
+"""Numbers and durations for people."""
 
 from __future__ import annotations
 
 import math
+import re
 from datetime import UTC, datetime
-
-from ....page.terminal import escape
-
-
-def esc(value: object) -> str:
-    """Text for HTML, in elements and in quoted attributes."""
-    return escape(str(value))
-
-
-def attributes(**given: object) -> str:
-    """name="value" pairs; `_` in a name becomes `-`, a trailing one is dropped; None leaves it out."""
-    return " ".join(
-        f'{k.rstrip("_").replace("_", "-")}="{esc(v)}"' for k, v in given.items() if v is not None
-    )
-
-
-def tag(name: str, *inside: str, **given: object) -> str:
-    """An element around markup that is escaped already."""
-    more = attributes(**given)
-    return f"<{name}{' ' + more if more else ''}>{''.join(inside)}</{name}>"
 
 
 def duration(seconds: float) -> str:
@@ -72,12 +53,6 @@ def when(moment: float) -> str:
     return datetime.fromtimestamp(moment, UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
-def nice_step(span: float, most: int) -> float:
-    """A step of 1, 2, 5, 10, 15, 30 seconds, minutes, ... that cuts `span` seconds into at most `most` pieces."""
-    steps = [1, 2, 5, 10, 15, 30]
-    ladder = [0.01, 0.02, 0.05, 0.1, 0.2, 0.5] + [s * u for u in (1, 60) for s in steps]
-    ladder += [3600 * h for h in (1, 2, 3, 6, 12, 24, 48, 96, 240)]
-    for step in ladder:
-        if span / step <= most:
-            return step
-    return span / most
+def natural(name: str) -> tuple[tuple[str, int], ...]:
+    """A key that puts node-2 before node-10."""
+    return tuple((text, int(digits or 0)) for text, digits in re.findall(r"([^0-9]*)([0-9]*)", name))

@@ -1,26 +1,21 @@
-"""What one sees first: what was evaluated, whether it is whole, how long it took and against what."""
+"""What the page's tables and tiles say: what one sees first, scores as CSV, what each worker spent its time on."""
 
 from __future__ import annotations
 
-from ...contracts import Report
+import csv
+import io
+from collections.abc import Sequence
+from math import isfinite
+
+from ...contracts import Conditions, Report, Score, WorkerSeen
 from ..results import against_naive
-from .markup import duration, esc, percent, tag, when
+from .markup import duration, natural, percent
 
-PLACES = {"all-scores": "Scores", "makespan": "Makespan", "timeline": "Timeline", "workers": "Workers"}
-"""The sections that the header can lead to, by their id."""
-
-
-def header(report: Report, body: str) -> str:
-    """Suite, model, checkpoint and date, and links to those sections that `body` has."""
-    checkpoint = f' · checkpoint <code title="{esc(report.checkpoint)}">{esc(report.checkpoint[:12])}</code>'
-    return (
-        f"<header><p class=kicker>{esc(report.suite)}</p><h1>{esc(report.model)}</h1>"
-        f"<p class=sub>{when(report.started)}{checkpoint if report.checkpoint else ''}</p>"
-        f"<nav>{''.join(f'<a href=#{place}>{name}</a>' for place, name in PLACES.items() if f'id={place}>' in body)}</nav></header>"
-    )
+Tile = tuple[str, str, str, str]
+"""Figure, what it is, more about it, mood ('good', 'warn' or '')."""
 
 
-def tiles(report: Report) -> str:
+def tiles(report: Report) -> list[Tile]:
     """The figures that answer the first questions."""
     samples = sum(s.samples for s in report.scores)
     scored = sum(s.scored for s in report.scores)
@@ -28,13 +23,9 @@ def tiles(report: Report) -> str:
     gpus = sum(max(1, len(w.gpus)) for w in report.workers)
     nodes = len({w.node for w in report.workers})
     whole = not report.errors and scored == samples
-    what = (
-        f"{gpus} GPU{'s' * (gpus != 1)}"
-        if any(w.gpus for w in report.workers)
-        else f"{gpus} CPU worker{'s' * (gpus != 1)}"
-    )
-    boxes = [
-        _tile(
+    kind = "GPU" if any(w.gpus for w in report.workers) else "CPU worker"
+    out: list[Tile] = [
+        (
             f"{len(report.scores)} of {tasks}" if report.errors else str(tasks),
             "tasks scored" if tasks != 1 else "task scored",
             f"{scored:,} of {samples:,} samples have a verdict",
@@ -42,66 +33,38 @@ def tiles(report: Report) -> str:
         )
     ]
     if not report.trials:
-        boxes.append(_tile("0", "GPUs taken", "every answer was there already"))
-        return tag("section", *boxes, class_="tiles", aria_label="Summary")
-    boxes.append(
-        _tile(
-            duration(report.makespan_s),
-            "from start to last score",
-            f"on {what}, {nodes} node{'s' * (nodes != 1)}"
-            + (f"; {report.reused:,} answers were there before" if report.reused else ""),
-        )
-    )
+        return [*out, ("0", "GPUs taken", "every answer was there already", "")]
+    before = f"; {report.reused:,} answers were there before" if report.reused else ""
+    where = f"on {gpus} {kind}{'s' * (gpus != 1)}, {nodes} node{'s' * (nodes != 1)}{before}"
+    out.append((duration(report.makespan_s), "from start to last score", where, ""))
     if report.lower_bound_s > 0:
         ratio = report.makespan_s / report.lower_bound_s
-        boxes.append(
-            _tile(
+        bound = f"no plan can take less than {duration(report.lower_bound_s)}"
+        out.append(
+            (
                 f"{ratio:.2f} ×",
                 "the lower bound",
-                f"no plan can take less than {duration(report.lower_bound_s)}",
+                bound,
                 "good" if ratio <= 1.1 else "warn" if ratio > 1.5 else "",
             )
         )
     if (found := against_naive(report)) is not None:
         figure, how = found
-        boxes.append(
-            _tile(
-                figure,
-                f"{how} {'as' if how == 'as fast' else 'than'} one trial per dataset",
-                f"which takes {duration(report.naive_s)} with the same times",
-                "warn" if how == "slower" else "",
-            )
-        )
+        than = f"{how} {'as' if how == 'as fast' else 'than'} one trial per dataset"
+        takes = f"which takes {duration(report.naive_s)} with the same times"
+        out.append((figure, than, takes, "warn" if how == "slower" else ""))
     busy = report.busy_fraction
-    boxes.append(
-        _tile(
-            percent(busy),
-            "of worker time spent on inference",
-            "until the last trial ended",
-            "good" if busy >= 0.9 else "warn" if busy < 0.5 else "",
-        )
-    )
-    return tag("section", *boxes, class_="tiles", aria_label="Summary")
+    mood = "good" if busy >= 0.9 else "warn" if busy < 0.5 else ""
+    return [*out, (percent(busy), "of worker time spent on inference", "until the last trial ended", mood)]
 
 
-def _tile(figure: str, what: str, more: str, mood: str = "") -> str:
-    return (
-        f"<div class='tile {mood}'><div class=figure>{esc(figure)}</div>"
-        f"<div class=what>{esc(what)}</div><div class=more>{esc(more)}</div></div>"
-    )
-
-
-def makespan(report: Report) -> str:
-    """The makespan between its lower bound and the naive plan, as bars on one scale."""
+def spans(report: Report) -> list[tuple[str, float, str, str]]:
+    """(name, seconds, kind, why): the makespan between its lower bound and the naive plan; [] where it stands alone."""
+    missing = ", for what was still missing" if report.reused else ""
     rows = [
         ("Lower bound", report.lower_bound_s, "bound", "no plan on these workers can be shorter"),
         ("Promised", report.expected_s, "promise", "what the plan expected before the start"),
-        (
-            "This evaluation",
-            report.makespan_s,
-            "ours",
-            "from the start to the last score" + (", for what was still missing" if report.reused else ""),
-        ),
+        ("This evaluation", report.makespan_s, "ours", f"from the start to the last score{missing}"),
         (
             "One trial per dataset",
             report.naive_s,
@@ -110,26 +73,54 @@ def makespan(report: Report) -> str:
         ),
     ]
     rows = [r for r in rows if r[1] > 0]
-    if len(rows) < 2:
-        return ""
-    longest = max(r[1] for r in rows)
-    bars = "".join(
-        f"<div class=mrow><div class=mname>{esc(name)}</div>"
-        f'<div class=mtrack><div class="mbar {kind}" style="--share:{s / longest:.4f}"></div>'
-        f"<span class=mvalue>{esc(duration(s))}</span></div><div class=mwhy>{esc(why)}</div></div>"
-        for name, s, kind, why in rows
-    )
-    return f"<section id=makespan><h2>Makespan</h2><div class=mbars>{bars}</div></section>"
+    return rows if len(rows) > 1 else []
 
 
-def explanation() -> str:
-    """How the figures come about."""
-    return """<section class=notes><h2>How to read this page</h2><dl>
-<dt>Scores</dt><dd>are the harness's own, with its own standard errors. A sample without a verdict (the judge failed, the
-scorer crashed, the model gave no answer) is not counted as wrong: it is left out, and listed under its task.</dd>
-<dt>Lower bound</dt><dd>With the measured times, no plan on these workers can be shorter: the work shared out evenly,
-or the longest piece that cannot be cut, whichever is longer, after one load of the model per worker.</dd>
-<dt>One trial per dataset</dt><dd>The usual way, computed from the same measured times: each dataset is a job of its own
-that loads the model, runs the inference, and holds its GPU until its metrics are there.</dd>
-<dt>Busy</dt><dd>Share of the workers' time, from the start to the end of the last trial, inside inference calls.</dd>
-</dl></section>"""
+def usual(scores: Sequence[Score]) -> Conditions | None:
+    """The conditions of most tasks."""
+    counts: dict[Conditions, int] = {}
+    for s in scores:
+        for c in s.conditions:
+            counts[c] = counts.get(c, 0) + 1
+    return max(counts, key=lambda c: counts[c]) if counts else None
+
+
+def conditions(c: Conditions) -> str:
+    """How a task ran, in words."""
+    padding = f", padding {c.padding}" if c.padding else ""
+    return f"{c.engine} on {c.device}, {c.dtype}, batch size {c.batch_size}{padding}"
+
+
+def facts(score: Score, standard: Conditions | None) -> list[tuple[str, str]]:
+    """What unfolds below a task beside its metrics."""
+    ran = "; ".join(conditions(c) for c in score.conditions if c != standard)
+    return [
+        ("Coverage", percent(score.coverage)),
+        ("Version", score.version),
+        ("Prompts", score.prompt_hash),
+        ("Ran as", ran),
+    ]
+
+
+def as_csv(report: Report) -> str:
+    """Every metric of every group and task, one a line."""
+    out = io.StringIO()
+    rows = csv.writer(out, lineterminator="\n")
+    rows.writerow(("task", "metric", "value", "stderr", "scored", "samples"))
+    for s in (*report.groups, *report.scores):
+        for m in s.metrics:
+            stderr = m.stderr if m.stderr is not None and isfinite(m.stderr) else ""
+            rows.writerow((s.task, m.name, m.value if isfinite(m.value) else "", stderr, s.scored, s.samples))
+    return out.getvalue()
+
+
+def workers(report: Report) -> list[tuple[WorkerSeen, float, int, int]]:
+    """Each worker with its busy share, its trials, and how many of them were lost."""
+    end = max([t.ended for t in report.trials], default=report.ended)
+    out = []
+    for w in sorted(report.workers, key=lambda w: (natural(w.node), w.gpus, natural(w.name))):
+        own = [t for t in report.trials if t.worker == w.name]
+        there = max(1e-9, min(w.ended or end, end) - w.started)
+        lost = sum(1 for t in own if t.outcome in ("lost", "failed"))
+        out.append((w, min(1.0, sum(t.busy_s for t in own) / there), len(own), lost))
+    return out
