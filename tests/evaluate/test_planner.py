@@ -7,7 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from unbroken.evaluate.contracts import Suite, Task, TaskPrior
 from unbroken.evaluate.plan.planner import Costs, Plan, Work, arrange, cut, lower_bound, plan
+from unbroken.evaluate.plan.priors import PriorBook
+from unbroken.evaluate.run.forecast import forecast
 
 seconds = st.floats(0.01, 500, allow_nan=False)
 
@@ -162,3 +165,18 @@ def test_cut_keeps_order_and_evenness() -> None:
     shards = cut(Work("t", (1.0,) * 10, blocks=tuple(range(5, 15))), 3)
     assert [b for s in shards for b in s.blocks] == list(range(5, 15))
     assert [len(s.blocks) for s in shards] in ([3, 4, 3], [3, 3, 4], [4, 3, 3])
+
+
+@pytest.mark.parametrize(("metric", "harness", "tail_s"), [
+    ("match", "plain", 10.0), ("judge", "plain", 80.0), ("match", "lm_eval", 80.0),
+])  # fmt: skip
+def test_a_forecast_counts_with_all_workers_for_a_metric_that_will_be_shared_out(
+    metric: str, harness: str, tail_s: float
+) -> None:
+    task = Task("long", harness, metric=metric)
+    said = TaskPrior(samples=100, seconds=50.0, model_b=7.0, score_s=80.0)
+    found = forecast(
+        Suite("s", (task,), priors={"long": said}), PriorBook(), gpus=1, load_s=5.0, cpu_workers=8
+    )
+    assert found.plan.makespan_s == pytest.approx(5.0 + 50.0 + tail_s, rel=0.02)
+    assert found.plan.lower_bound_s <= found.plan.makespan_s

@@ -43,8 +43,8 @@ class Work:
     """CPU seconds of the metric, once the last block has landed."""
     gpus: int = 1
     score_parts: int = 1
-    """On so many CPU workers at once. Plans are made as for one: whether a metric will be shared out is known only when it
-    is scored, and a long one begins early either way. What was measured is judged by what was possible."""
+    """On so many CPU workers at once. A running evaluation plans as for one: whether a metric will be shared out is known
+    only when it is scored, and a long one begins early either way. A forecast, and what was measured, count with them."""
 
     @property
     def tail_s(self) -> float:

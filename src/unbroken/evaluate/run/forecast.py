@@ -12,6 +12,7 @@ from ..contracts import Json, Suite, Task
 from ..plan.planner import Costs, Plan, Work, arrange, plan
 from ..plan.priors import Expected, Features, PriorBook
 from ..result.results import columns
+from ..scoring.pool import count_parts
 from ..suite.registry import get_harness
 
 UNKNOWN_SAMPLES = 1000
@@ -98,11 +99,9 @@ def forecast(
         expected[t.name] = e
         full, last = divmod(samples, block)
         sizes = [block] * full + ([last] if last else [])
-        work.append(
-            Work(
-                t.name, tuple(e.seconds * n / samples for n in sizes), score_s=e.score_s, gpus=max(t.gpus, 1)
-            )
-        )
+        times = tuple(e.seconds * n / samples for n in sizes)
+        parts = count_parts(t, e.score_s, cpu_workers)
+        work.append(Work(t.name, times, score_s=e.score_s, gpus=max(t.gpus, 1), score_parts=parts))
         datasets.append(Dataset(t.name, e.seconds, 0.0, e.score_s, samples, False, block=block))
     if gpus % width:
         raise UsageError(f"{gpus} GPUs cannot be shared out to workers of {width}")

@@ -22,12 +22,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ... import atomic
+from ...errors import MissingExtra
 from ...journal import codec
 from ...machine import usable_cpus, usable_memory
-from ..contracts import Json, Score, ScoreDone, ScoreJob
+from ..contracts import Json, Score, ScoreDone, ScoreJob, Task
 from ..processes.imports import Imports, Process, end_piped, start_piped
 from ..result.folder import unwritable
-from ..suite.registry import get_harness
+from ..suite.registry import get_harness, in_parts
 from .watch import read_watch
 
 ONE_THREAD = dict.fromkeys(
@@ -335,9 +336,23 @@ class Pool:
         return _End(why="was stopped")
 
 
+def count_parts(task: Task, score_s: float, workers: int) -> int:
+    """By how many workers at once a metric of so many seconds is going to be scored."""
+    if score_s <= FIRST_S or task.metric == "judge":
+        return 1
+    try:
+        shared = not _runs_programs(task) and in_parts(get_harness(task.harness)) is not None
+    except MissingExtra:
+        return 1
+    return max(1, min(workers, int(score_s / PART_S))) if shared else 1
+
+
 def _sandboxed(job: ScoreJob) -> bool:
     """Whether the whole job is put into the sandbox: where the harness runs generated code in its own process."""
-    task = job.prepared.task
+    return _runs_programs(job.prepared.task)
+
+
+def _runs_programs(task: Task) -> bool:
     return task.metric == "code" and bool(getattr(get_harness(task.harness), "runs_code_itself", False))
 
 
