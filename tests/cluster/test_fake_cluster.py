@@ -163,7 +163,10 @@ def test_ranks_step_together_save_and_end() -> None:
         assert saved == {(step, rank) for step in (9, 19) for rank in range(6)}, "the last one ended too soon"
         assert {m["code"] for m in s.desk.of("exited")} == {0}
         inventory = (await s.desk.links[s.nodes[1]].call("keeper", request={"op": "inventory"}))["inventory"]
-        assert {(e["step"], e["rank"]) for e in inventory} == {(9, 2), (9, 3), (19, 2), (19, 3)}
+        held = {(e["step"], e["rank"]) for e in inventory}
+        assert held == {(s, r) for s in (9, 19) for r in range(4)}, (
+            "its own, and copies for the node before it"
+        )
 
     simulate(act, Script(steps=30, save_every=10))
 

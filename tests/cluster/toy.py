@@ -91,6 +91,9 @@ class ToyCluster:
             self._site.end(node, signal=9)
         return Fenced(True)
 
+    async def forget(self, node: str) -> None:
+        """Nothing is remembered here."""
+
     async def cordon(self, cordon: Cordon) -> None:
         await self._check_owner(cordon.node, cordon.owner)
         self._site.cordoned[cordon.node] = cordon

@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Coroutine, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -18,7 +17,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unbroken.cluster.base import Allocation
+from unbroken.cluster import LocalBackend
+from unbroken.cluster.contract import AgentCommand, Request
 from unbroken.detect import HangDetector
 from unbroken.errors import RunError, UnsafeFile
 from unbroken.link.bounds import HELLO_BYTES, STRANGERS, proof
@@ -33,6 +33,7 @@ from unbroken.recover.supervise.nodes.node import Node
 from unbroken.recover.supervise.record.clock import Clock
 from unbroken.recover.wire import Link, Message, read_token
 
+from ..cluster.toy import Site, ToyCluster
 from ..fuzzing import fuzz
 from ..hostile import NESTED, closed_within, lines, mutated, send
 
@@ -57,6 +58,7 @@ class Port:
         self.run_dir = RunDir(folder / "run")
         self.run_dir.create()
         self.taken: list[Message] = []
+        self.said: list[str] = []
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self._thread.start()
@@ -68,11 +70,13 @@ class Port:
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(30)
 
     async def _start(self) -> tuple[str, int]:
-        backend = SimpleNamespace(allocate=lambda nodes, spares: Allocation(("n0",), ()))
+        site = Site(1)
         fleet = Fleet(
-            self.run_dir, "r", backend, nodes=1, spares=0, lease_s=5.0, agent_arguments=(), clock=Clock(),  # type: ignore[arg-type]
-            changed=asyncio.Event(),
+            "r", ToyCluster("r", site=site), LocalBackend("r"), Request(1), lambda node: AgentCommand("agent"),
+            lease_s=5.0, say=self.said.append, clock=Clock(), changed=asyncio.Event(),
         )  # fmt: skip
+        await fleet.acquire()
+        fleet.nodes["n0"] = Node("n0")
         inbox = Inbox()
         inbox.open(self._take)
 

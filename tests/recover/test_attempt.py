@@ -130,6 +130,12 @@ def test_what_failed_after_a_lapsed_lease_followed_from_it(
     assert (stopped.rank if stopped else None) == first
 
 
+@pytest.mark.parametrize("end", [{"code": 0}, {"signal": 9}])
+def test_an_end_may_say_only_how_it_was(attempt: Attempt, end: dict[str, Any]) -> None:
+    attempt.note_exit(0, {**end, "time": 1.0, "ours": False})
+    assert attempt.ended == 1 and bool(attempt.failures()) == ("signal" in end)
+
+
 def test_a_full_disk_keeps_the_steps_for_later(attempt: Attempt) -> None:
     assert attempt.steps_file is not None
     place = attempt.steps_file

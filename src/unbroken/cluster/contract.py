@@ -167,6 +167,8 @@ class Fenced:
     proven: bool
     why: str = ""
     survivors: tuple[str, ...] = ()
+    found: str = ""
+    """What the node's agent was doing when it was ended, in words, where the cluster can see that."""
 
 
 @dataclass(frozen=True)
@@ -217,6 +219,10 @@ class Cluster(Protocol):
         """Ends all that the run has on a node, agent and keeper too, within `deadline_s` seconds. Never raises for a node
         that does not answer: that is unproven. A fence of a node where nothing is left is proven. What was ordered
         before a proven fence, and had not begun yet, never begins."""
+
+    async def forget(self, node: str) -> None:
+        """A person has made sure that nothing is left on a node of which that could not be proven: later fences of it need
+        not prove what was before. Does nothing where nothing is remembered."""
 
     async def cordon(self, cordon: Cordon) -> None:
         """Takes a node out of use. In place of a cordon of the same owner; raises RunError for another owner's, and where

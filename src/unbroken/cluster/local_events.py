@@ -47,6 +47,7 @@ _FIND_S = 30.0
 _TOGETHER_S = 0.2
 """Processes of a node that end within so much have ended together: then the node was lost, and not its agent alone."""
 _NODE = "node-{:03d}"
+_RECORD = "cluster.json"
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ class LocalCluster:
     def describe(self) -> str:
         owner, why_not_surer = self._chosen
         held = owner.describe()
-        return f"virtual nodes on this machine, held by {held}" + (
+        return f"virtual nodes on this machine; processes are held by {held}" + (
             f" ({why_not_surer})" if why_not_surer else ""
         )
 
@@ -141,13 +142,13 @@ class LocalCluster:
 
     def _launch(self, node: str, command: AgentCommand) -> _Agent:
         owner = self.owner
-        for other in self._others():
-            other.end_ranks(node)
         private_folder(self._root)  # in a place where others may make folders too
         argv = [
             sys.executable, "-m", command.module, *command.arguments,
             "--ownership", owner.as_text(), "--scratch", str(self._root / node),
         ]  # fmt: skip
+        for other in self._others():
+            argv += ["--held-before", other.as_text()]
         marks = {"UNBROKEN_RUN_ID": self.run_id, "UNBROKEN_NODE": node, "UNBROKEN_ROLE": "agent"}
         if not _importable():
             marks["PYTHONPATH"] = python_path()  # the ranks inherit it: they could not import us either
@@ -197,21 +198,28 @@ class LocalCluster:
         # The pidfd is readable a moment before a child can be waited for by another thread; this one waits itself.
         code = agent.process.wait() if agent.process is not None else None
         how = (None, None) if code is None else (code, None) if code >= 0 else (None, -code)
-        self._stream.publish(Exited(self._now(), agent.node, agent.launch, *how))
-        if code != 0 and agent.node not in self._fencing:
-            task = asyncio.get_running_loop().create_task(self._miss(agent.node))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+        exited = Exited(self._now(), agent.node, agent.launch, *how)
+        if code == 0 or agent.node in self._fencing:
+            self._stream.publish(exited)
+            return
+        task = asyncio.get_running_loop().create_task(self._miss(exited))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
-    async def _miss(self, node: str) -> None:
-        """Reports a node as lost whose keeper and ranks are gone too: its memory is. A virtual one returns at once."""
-        since = self._clock()
+    async def _miss(self, exited: Exited) -> None:
+        """Reports that an agent ended, and its node as lost where keeper and ranks are gone too: its memory is.
+
+        Both at once, so that nobody has to guess for how long the second is to be waited for. A virtual node returns
+        in the same moment.
+        """
+        node = exited.node
         await asyncio.sleep(_TOGETHER_S)
         left = await asyncio.to_thread(self.owner.left, node)
+        self._stream.publish(exited)
         if left or node in self._fencing or any(a.node == node for a in self._agents.values()):
             return
         proven = self.owner.kind is not Kind.MARKS
-        at = Moment(since, self._clock())
+        at = Moment(exited.at.earliest, self._clock())
         self._stream.publish(Lost(at, node, "its agent, its keeper and its ranks are gone", proven))
         self._stream.publish(Returned(self._now(), node))
 
@@ -261,16 +269,21 @@ class LocalCluster:
             del self._fencing[node]
 
     async def _fence(self, node: str, deadline_s: float) -> Fenced:
+        found = await asyncio.to_thread(describe_agent, self.run_id, node)
         ending = asyncio.ensure_future(asyncio.to_thread(self._end, node, max(0.0, deadline_s)))
         # A look at /proc can hang with a disk: whoever asked gets an answer all the same.
         done, _ = await asyncio.wait({ending}, timeout=max(0.0, deadline_s) + 1.0)
         if not done:
-            return Fenced(False, f"its processes were not ended within {deadline_s:g} s")
+            return Fenced(False, f"its processes were not ended within {deadline_s:g} s", found=found)
         ended = ending.result()
         why = ended.why
         if ended.survivors:
             why = f"processes {list(ended.survivors)} survive kill -9" + (f"; {why}" if why else "")
-        return Fenced(ended.gone, why, tuple(str(p) for p in ended.survivors))
+        return Fenced(ended.gone, why, tuple(str(p) for p in ended.survivors), found)
+
+    async def forget(self, node: str) -> None:
+        for owner in (*self._others(), self.owner):
+            await asyncio.to_thread(owner.forget, node)
 
     def _end(self, node: str, within: float) -> Ended:
         deadline = time.monotonic() + within
@@ -314,7 +327,7 @@ class LocalCluster:
 
     @property
     def _record(self) -> Path:
-        return self._root / "cluster.json"
+        return self._root / _RECORD
 
     def _read(self) -> dict[str, list]:
         try:
@@ -345,6 +358,27 @@ class LocalCluster:
         for task in self._tasks:
             task.cancel()
         self._stream.close()
+
+
+def forget_run(root: Path) -> None:
+    """Removes a run's volatile folder, and what is noted there of its nodes, where nothing of any node is left."""
+    with contextlib.suppress(OSError):
+        if [p.name for p in root.iterdir()] == [_RECORD]:
+            (root / _RECORD).unlink()
+        root.rmdir()
+
+
+def describe_agent(run_id: str, node: str) -> str:
+    """What a node's agent is doing, in words; "" where there is none."""
+    agent = next((p for p in marked(run_id, node=node) if p.role == "agent"), None)
+    if agent is None:
+        return ""
+    words = {
+        "T": "is stopped by a signal",
+        "t": "is held by a debugger",
+        "D": "waits for a device or a disk",
+    }
+    return f"its agent (process {agent.pid}) {words.get(agent.state, 'is there, but hardly runs')}"
 
 
 def _name(node: str, pid: int) -> str:
@@ -396,6 +430,6 @@ def _as_input(secret: bytes) -> Iterator[int]:
 
 @functools.cache
 def _importable() -> bool:
-    """Whether a bare interpreter finds this package: not where it came from sys.path alone."""
-    code = "import importlib.util, sys; sys.exit(importlib.util.find_spec('unbroken') is None)"
+    """Whether a bare interpreter finds this package and what it needs: not where they came from sys.path alone."""
+    code = "from importlib.util import find_spec\nimport sys\nsys.exit(any(find_spec(m) is None for m in ('unbroken', 'psutil')))"
     return subprocess.run([sys.executable, "-c", code], cwd="/", check=False).returncode == 0

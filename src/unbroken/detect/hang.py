@@ -97,6 +97,7 @@ class HangDetector:
         furthest = max((v.step for v in ranks.values() if v.step is not None), default=None)
         judged: list[tuple[int, Hang]] = []
         excused = False
+        limits = {phase: self.deadlines(phase) for phase in {v.phase for v in ranks.values()}}
         for rank, view in sorted(ranks.items()):
             sign = (view.count, view.phase)
             if view.finished or self._seen.get(rank) != sign:
@@ -106,7 +107,7 @@ class HangDetector:
                 self._idle[rank] = self._idle.get(rank, 0.0) + gap
             if view.finished:
                 continue
-            suspect, declare = self.deadlines(view.phase)
+            suspect, declare = limits[view.phase]
             idle = self._idle[rank]
             level = Level.DECLARED if idle > declare else Level.SUSPECT if idle > suspect else Level.OK
             # A rank that evaluates or saves within its deadline holds the others up rightfully.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,9 @@ def decode(line: bytes) -> dict[str, Any] | None:
 class JournalWriter:
     """Appends to the journal of one epoch; each record is on disk when `append` returns."""
 
-    def __init__(self, run_dir: RunDir, term: int) -> None:
+    def __init__(self, run_dir: RunDir, term: int, clock: Callable[[], float] = time.time) -> None:
+        """`clock` gives seconds since the Unix epoch."""
+        self._clock = clock
         self.path = run_dir.journal(term)
         self.term = term
         self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
@@ -57,7 +59,13 @@ class JournalWriter:
         Raises OSError when the disk is full: the caller must not act on what was not written.
         """
         self._number += 1
-        record = {"kind": kind, "t": round(time.time(), 6), "n": self._number, "epoch": self.term, **fields}
+        record = {
+            "kind": kind,
+            "t": round(self._clock(), 6),
+            "n": self._number,
+            "epoch": self.term,
+            **fields,
+        }
         data = encode(record)
         start = os.fstat(self._fd).st_size
         try:

@@ -21,14 +21,17 @@ from ..checkpoint.convert.origin import find_origin
 from ..checkpoint.format.manifest import COMMITTED, parse_folder_name
 from ..checkpoint.keeper.wire import check_socket
 from ..cluster import Kind, LocalBackend
+from ..cluster.local_events import LocalCluster
 from ..errors import DoesNotFit, InputError, RunDirMismatch, RunError, StorageError, UnbrokenError, UsageError
 from ..progress import Budgets, RunDir, RunSpec, Timeouts, check_same, read_journal, read_spec, write_spec
 from ..progress.records.state import RunState
 from ..status import write_report_safely
 from ..units import Bytes
+from .supervise.incident.diagnosing import Diagnosis
 from .supervise.screen.terminal_log import logged_to
 from .supervise.screen.view import Lines, View
 from .supervise.supervisor import Supervisor
+from .supervise.surroundings import Surroundings
 
 STOP_SIGNALS = (
     signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU,
@@ -288,13 +291,18 @@ def run_supervised(
         find_origin(wanted.origin, trust=wanted.trust_pickle)  # before anything is written
     spec = settle_spec(run_dir, wanted)
     _check_journal(run_dir, spec)
-    backend = LocalBackend(spec.run_id, None if spec.ownership == "auto" else Kind(spec.ownership))
-    check_places(run_dir, backend.scratch("x").parent.parent)
-    check_socket(backend.scratch(f"node-{spec.nodes + spec.spares - 1:03d}") / "keeper.sock", "TMPDIR")
+    host = LocalBackend(spec.run_id)
+    ownership = None if spec.ownership == "auto" else Kind(spec.ownership)
+    check_places(run_dir, host.scratch("x").parent.parent)
+    check_socket(host.scratch(f"node-{spec.nodes + spec.spares - 1:03d}") / "keeper.sock", "TMPDIR")
     shown = view or Lines()
 
     async def go() -> str:
-        supervisor = Supervisor(run_dir, spec, backend, shown, cwd=here)
+        surroundings = Surroundings(
+            LocalCluster(spec.run_id, ownership=ownership, log_of=run_dir.agent_log), host, Diagnosis(),
+            int(spec.host_memory) or host.keeper_memory(spec.nodes + spec.spares),
+        )  # fmt: skip
+        supervisor = Supervisor(run_dir, spec, surroundings, shown, cwd=here)
         loop = asyncio.get_running_loop()
         for sig in STOP_SIGNALS:
             # Under nohup a closed terminal is to be ignored, and stays ignored.

@@ -53,8 +53,15 @@ def tidy(record: str, mine: str) -> None:
         if not any(n.startswith("parent-") for n in os.listdir(folder)):
             for name in os.listdir(folder):
                 os.unlink(os.path.join(folder, name))
-            for place in (folder, os.path.dirname(folder), os.path.dirname(os.path.dirname(folder))):
-                os.rmdir(place)
+            above = os.path.dirname(folder)
+            root = os.path.dirname(above)
+            os.rmdir(folder)
+            os.rmdir(above)
+            if os.listdir(root) == [
+                "cluster.json"
+            ]:  # what is known of the run's nodes goes with the last of them
+                os.unlink(os.path.join(root, "cluster.json"))
+            os.rmdir(root)
     except OSError:
         pass  # cleared already, or still used
 

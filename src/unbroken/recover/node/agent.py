@@ -19,11 +19,13 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from ...cluster import Ended, Ownership
 from ...cluster.holding.choice import from_text
+from ...cluster.local_events import forget_run
 from ...detect.stacks import collect_stacks
 from ...errors import RunError, UnsafeFile
 from ...private import private_folder
@@ -55,9 +57,11 @@ class Agent:
         owner: Ownership,
         room_s: float = 600.0,
         elsewhere: str = "",
+        held_before: Sequence[Ownership] = (),
     ) -> None:
+        """`held_before` are other ways in which an earlier supervisor held processes of this node."""
         self.run_dir, self.run_id, self.node, self.scratch = run_dir, run_id, node, scratch
-        self._owner = owner
+        self._owner, self._held_before = owner, tuple(held_before)
         self._cleared = Ended()
         self.orphan_grace_s = orphan_grace_s
         self.room_s = room_s
@@ -79,7 +83,7 @@ class Agent:
 
     async def main(self) -> None:
         """Runs until told to quit, or until no supervisor came for the grace time."""
-        self._cleared = await asyncio.to_thread(self._end_ranks)
+        self._cleared = await asyncio.to_thread(self._end_what_was_before)
         await self.keeper.start()
         watches = (self._watch_ranks(), self._watch_lease(), self._take_censuses())
         tasks = [asyncio.create_task(w) for w in watches]
@@ -171,6 +175,7 @@ class Agent:
                 for r, d in (self._lapsed | {r: p.describe() for r, p in self.ranks.items()}).items()
             },
             "cleared": _as_message(self._cleared),
+            "held": self._owner.kind.value,
             "leased": self.lease_until is not None and time.monotonic() < self.lease_until,
         }
 
@@ -348,6 +353,12 @@ class Agent:
         self.ranks = {}
         return _as_message(left)
 
+    def _end_what_was_before(self) -> Ended:
+        ended = Ended()
+        for owner in self._held_before:
+            ended |= owner.end_ranks(self.node)
+        return ended | self._end_ranks()
+
     def _end_ranks(self) -> Ended:
         """Ends the ranks and all that they started; agent and keeper stay."""
         for process in self.ranks.values():
@@ -410,6 +421,9 @@ def main() -> None:
     parser.add_argument("--scratch", type=Path, required=True)
     parser.add_argument("--orphan-grace", type=float, default=120.0)
     parser.add_argument("--ownership", required=True, help="how the node's processes are held")
+    parser.add_argument(
+        "--held-before", action="append", default=[], help="how they may have been held before"
+    )
     parser.add_argument("--keeper-memory", type=int, required=True, help="bytes")
     parser.add_argument("--wait-for-room", type=float, default=600.0, help="seconds")
     parser.add_argument("--room-elsewhere", default="", help="where the last checkpoint goes after that")
@@ -434,12 +448,12 @@ def main() -> None:
         owner,
         args.wait_for_room,
         args.room_elsewhere,
+        [from_text(text, args.run_id, args.scratch.parent) for text in args.held_before],
     )
     asyncio.run(agent.main())
     shutil.rmtree(args.scratch, ignore_errors=True)
     owner.leave(args.node)
-    with contextlib.suppress(OSError):
-        args.scratch.parent.rmdir()
+    forget_run(args.scratch.parent)
 
 
 if __name__ == "__main__":

@@ -35,6 +35,7 @@ from .watch.watching import Watching
 class Parts:
     """What the loop calls, one after another."""
 
+    fleet: Fleet
     recorder: Recorder
     term: TermWatch
     place: Placing
@@ -96,8 +97,11 @@ def assemble(
         note_takeover=recovering.note_takeover,
     )  # fmt: skip
     watching = Watching(
-        run_dir, fleet, keepers, place, stopping, Following(spec.command, cwd, spec.timeouts.idle), recorder, background,
+        run_dir, fleet, keepers, place, stopping, Following(spec.command, cwd, spec.timeouts.idle),
+        float(spec.timeouts.suspect), recorder, background,
         term, stop, view, clock, changed,
     )  # fmt: skip
     finishing = Finishing(run_dir, stopping, accepting, place, recorder, view, elsewhere)
-    return Parts(recorder, term, place, launching, taking_over, watching, recovering, stopping, finishing)
+    return Parts(
+        fleet, recorder, term, place, launching, taking_over, watching, recovering, stopping, finishing
+    )

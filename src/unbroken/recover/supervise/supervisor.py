@@ -15,29 +15,28 @@ import logging
 from pathlib import Path
 
 from ...checkpoint.catalogue.placement import elsewhere_of
-from ...cluster import Backend
+from ...cluster.contract import AgentCommand, Request
 from ...errors import RunDirLost, RunStopped
-from ...link.listener import Listener
 from ...progress import JournalWriter, RunDir, RunSpec, read_journal, read_spec, write_spec
 from ...progress.records.state import RunState
 from ...units import Bytes
 from .attempt.outcome import AttemptOutcome, name_loss
-from .incident.diagnosing import Diagnosis
 from .launch.launching import StartFailed
 from .launch.takeover import take_over
-from .nodes.desk import Desk, Inbox, Listen, make_token
+from .nodes.desk import Desk, Inbox, make_token
 from .nodes.fleet import Fleet
 from .parts import Parts, assemble
 from .record.background import Background
-from .record.clock import Clock
 from .record.recorder import Recorder
 from .record.run_folder import EVERY_S, RunFolderWatch
 from .record.stop_request import StopRequest
 from .record.term import Superseded, TermWatch
 from .screen.view import View
+from .surroundings import Surroundings
 
 _log = logging.getLogger("unbroken.supervisor")
 _FAILED_STARTS_MAX = 10
+_SWEEP_S = 10.0
 _WAIT_MAX_S = 30.0
 _ORPHAN_LEAST_S = 60.0
 _ORPHAN_LEASES = 6
@@ -51,57 +50,47 @@ class Supervisor:
         self,
         run_dir: RunDir,
         spec: RunSpec,
-        backend: Backend,
+        surroundings: Surroundings,
         view: View,
         *,
         cwd: Path | None = None,
-        clock: Clock | None = None,
-        listen: Listen = lambda serve: Listener(serve, "127.0.0.1"),
     ) -> None:
         self._run_dir, self._spec, self._view = run_dir, spec, view
+        self._around, self._clock = surroundings, surroundings.clock
         self._cwd = cwd or Path.cwd()
-        self._clock, self._listen = clock or Clock(), listen
         self._changed = asyncio.Event()
         self._stop = StopRequest(self._clock, self._changed)
-        self._diagnosis = Diagnosis(hurry=self._stop.asked)
         self._background = Background()
         self._elsewhere = elsewhere_of(spec.room_elsewhere, spec.run_id)
-        lease_s = float(spec.timeouts.lease)
-        self._keeper_bytes = int(spec.host_memory) or backend.keeper_memory(spec.nodes + spec.spares)
-        arguments = {
-            "--orphan-grace": max(_ORPHAN_LEAST_S, _ORPHAN_LEASES * lease_s), "--keeper-memory": self._keeper_bytes,
-            "--wait-for-room": float(spec.timeouts.room), "--room-elsewhere": self._elsewhere,
-        }  # fmt: skip
-        self._fleet = Fleet(
-            run_dir, spec.run_id, backend, nodes=spec.nodes, spares=spec.spares, lease_s=lease_s,
-            agent_arguments=[str(word) for pair in arguments.items() for word in pair], clock=self._clock,
-            changed=self._changed,
-        )  # fmt: skip
 
     def request_stop(self) -> None:
         """Asks for a stop at a step boundary; the second time, at once. Safe to call from a signal handler."""
+        self._around.diagnosis.hurry.set()
         self._stop.ask()
 
     async def run(self) -> str:
         """Supervises until the run ends. Raises RunStopped, RunInUse, Superseded and other RunErrors."""
-        inbox = Inbox()
-        token = make_token(self._run_dir)
+        inbox, token = Inbox(), make_token(self._run_dir)
+        fleet = self._make_fleet(token)
         desk = Desk(
-            self._fleet, inbox, token, self._listen, nproc=self._spec.nproc, world_size=self._spec.world_size
+            fleet, inbox, token, self._around.listen, nproc=self._spec.nproc, world_size=self._spec.world_size
         )
         try:
-            claimed, before = await take_over(self._run_dir, self._spec.run_id, desk.address)
+            claimed, before = await take_over(
+                self._run_dir, self._spec.run_id, desk.address, self._around.connect
+            )
             desk.term = claimed.number
             state = RunState.of(read_journal(self._run_dir).records, now=self._clock.wall())
             if state.status == "completed":
-                await self._fleet.sweep()
+                await self._sweep(fleet)
                 self._view.say("this run is already completed")
                 return "completed"
             if read_spec(self._run_dir.spec) != self._spec:
                 # Only now: a call that finds the run in use must not change its settings.
                 write_spec(self._run_dir, self._spec)
+            journal = JournalWriter(self._run_dir, claimed.number, self._clock.wall)
             recorder = Recorder(
-                self._run_dir, JournalWriter(self._run_dir, claimed.number), state, self._stop, self._view.say, self._clock,
+                self._run_dir, journal, state, self._stop, self._view.say, self._clock,
                 float(self._spec.timeouts.stop),
             )  # fmt: skip
             try:
@@ -113,25 +102,55 @@ class Supervisor:
                 takes_over = before.number if before else None
                 await recorder.record("epoch", host=claimed.host, pid=claimed.pid, takes_over=takes_over)
                 term = TermWatch(self._run_dir, claimed.number, self._clock)
-                return await self._lead(self._assemble(recorder, term, inbox))
+                parts = assemble(
+                    self._run_dir, self._spec, self._cwd, fleet, inbox, recorder, term, self._stop, self._background,
+                    self._around.diagnosis, self._view, self._clock, self._changed, self._elsewhere,
+                )  # fmt: skip
+                return await self._lead(parts)
             finally:
                 recorder.close()
         finally:
             self._background.cancel()
             desk.close()
-            await self._diagnosis.close()
+            await self._around.cluster.close()
+            await self._around.diagnosis.close()
 
-    def _assemble(self, recorder: Recorder, term: TermWatch, inbox: Inbox) -> Parts:
-        return assemble(
-            self._run_dir, self._spec, self._cwd, self._fleet, inbox, recorder, term, self._stop, self._background,
-            self._diagnosis, self._view, self._clock, self._changed, self._elsewhere,
+    def _make_fleet(self, token: str) -> Fleet:
+        spec, timeouts = self._spec, self._spec.timeouts
+        elsewhere = self._elsewhere
+        if elsewhere and "://" not in elsewhere:
+            elsewhere = str(Path(elsewhere).absolute())
+        arguments = {
+            "--run-dir": self._run_dir.path.absolute(), "--run-id": spec.run_id,
+            "--orphan-grace": max(_ORPHAN_LEAST_S, _ORPHAN_LEASES * float(timeouts.lease)),
+            "--keeper-memory": self._around.keeper_bytes, "--wait-for-room": float(timeouts.room),
+            "--room-elsewhere": elsewhere,
+        }  # fmt: skip
+        words = tuple(str(word) for pair in arguments.items() for word in pair)
+
+        def command(node: str) -> AgentCommand:
+            return AgentCommand(
+                "unbroken.recover.node.agent", (*words, "--node", node), secret=token.encode()
+            )
+
+        return Fleet(
+            spec.run_id, self._around.cluster, self._around.host, Request(spec.nodes, spec.spares, spec.nproc), command,
+            lease_s=float(timeouts.lease), say=self._view.say, clock=self._clock, changed=self._changed,
         )  # fmt: skip
+
+    async def _sweep(self, fleet: Fleet) -> None:
+        """Ends whatever is left of a run that is completed."""
+        try:
+            await asyncio.wait_for(fleet.acquire(), _SWEEP_S)
+        except TimeoutError:
+            return
+        await fleet.give_back(fleet.nodes)
 
     # --- the flow of a run
 
     async def _lead(self, parts: Parts) -> str:
         """One term, from its first record on."""
-        self._background.start(self._diagnosis.warm_up())
+        self._background.start(self._around.diagnosis.warm_up())
         await parts.place.start_from(self._spec.origin, self._spec.trust_pickle)
         lost = _FolderLoss()
         self._background.start(self._watch_folder(parts, lost))
@@ -151,9 +170,12 @@ class Supervisor:
         """Attempt after attempt, until one ends the run."""
         self._view.say(
             f"{self._spec.nodes} nodes x {self._spec.nproc} ranks, {self._spec.spares} spares; snapshots may take up to "
-            f"{Bytes(self._keeper_bytes)} of memory on each node"
+            f"{Bytes(self._around.keeper_bytes)} of memory on each node"
         )
-        self._view.say(f"processes are held by {self._fleet.describe()}")
+        self._view.say(parts.fleet.describe())
+        self._background.start(parts.fleet.follow_events())
+        if not await self._acquire(parts):
+            return await parts.finishing.finish("interrupted")
         await parts.launching.bring_up()
         attempt, whole = await parts.taking_over.take_over()
         if attempt is not None and not whole:
@@ -184,6 +206,21 @@ class Supervisor:
                 await parts.recovering.recover(attempt, outcome)
             attempt = None
 
+    async def _acquire(self, parts: Parts) -> bool:
+        """Waits for the run's nodes; False where a stop was asked for meanwhile, which withdraws the request."""
+        acquiring = asyncio.create_task(parts.fleet.acquire())
+        asked = asyncio.create_task(self._stop.asked.wait())
+        try:
+            while not acquiring.done() and not asked.done():
+                await asyncio.wait({acquiring, asked}, timeout=1.0, return_when=asyncio.FIRST_COMPLETED)
+                parts.term.check()
+            if acquiring.done():
+                acquiring.result()
+            return acquiring.done()
+        finally:
+            acquiring.cancel()
+            asked.cancel()
+
     async def _note_failed_start(self, parts: Parts, failed: StartFailed, count: int) -> None:
         """Says that an attempt could not be launched, and waits before the next one; raises RunStopped after too many."""
         error, attempt = failed.error, failed.attempt
@@ -194,7 +231,7 @@ class Supervisor:
                 hint=error.hint or "See the agents' logs in the run directory",
             )  # fmt: skip
         if attempt is not None:
-            lost = await self._fleet.find_lost(attempt.nodes)
+            lost = parts.fleet.find_lost(attempt.nodes)
             kind = name_loss(lost) if lost else "start_failed"
             await parts.recovering.recover(attempt, AttemptOutcome(kind, nodes=lost, error=str(error)))
         await self._stop.pause(min(0.5 * 2**count, _WAIT_MAX_S) if count > 1 else 0.0)

@@ -44,6 +44,12 @@ class FakeNode:
     agent: VirtualAgent | None = None
     snapshots: dict[tuple[int, int], set[int]] = field(default_factory=dict)
 
+    def keep(self, attempt: int, step: int, ranks: list[int]) -> None:
+        """Its keeper holds these ranks' snapshot from now on, beside the two before."""
+        self.snapshots.setdefault((attempt, step), set()).update(ranks)
+        for old in sorted(self.snapshots)[:-_KEPT_SNAPSHOTS]:
+            del self.snapshots[old]
+
     def wipe(self) -> None:
         """Nothing that was in its memory is left, and no order that was on its way is carried out."""
         self.agent, self.snapshots = None, {}
@@ -63,6 +69,9 @@ class Surroundings(Protocol):
 
     def gang(self, attempt: int, world_size: int, first: int) -> Gang:
         """The ranks of an attempt."""
+
+    def peer_of(self, node: str) -> FakeNode | None:
+        """The node whose keeper takes copies of this one's snapshots."""
 
     def agent_ended(self, agent: VirtualAgent, code: int | None, signal: int | None) -> None:
         """Takes note that an agent's process has ended."""
@@ -387,9 +396,9 @@ class VirtualAgent:
     def _save(self, attempt: int, step: int, ranks: list[int]) -> None:
         if attempt != self.attempt or self._over:
             return
-        self.node.snapshots[attempt, step] = set(ranks)
-        for old in sorted(self.node.snapshots)[:-_KEPT_SNAPSHOTS]:
-            del self.node.snapshots[old]
+        self.node.keep(attempt, step, ranks)
+        if (peer := self._cluster.peer_of(self.node.name)) is not None:
+            peer.keep(attempt, step, ranks)
         for rank in ranks:
             self._tell(op="keeper", event="host", attempt=attempt, step=step, rank=rank, seconds=_SAVE_S)
 

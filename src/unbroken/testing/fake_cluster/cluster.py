@@ -181,6 +181,15 @@ class FakeCluster:
         if agent.node.state == "up":
             self.hardware.publish(Exited(self.now(), agent.node.name, agent.launch, code, signal))
 
+    def peer_of(self, node: str) -> FakeNode | None:
+        """The next node of the run that an agent runs on; None where there is no other."""
+        size = len(self.nodes)
+        for i in range(1, size):
+            name = f"node-{(self.number_of(node) + i) % size:05d}"
+            if name in self.hardware.given and self.nodes[name].agent is not None:
+                return self.nodes[name]
+        return None
+
     def gang(self, attempt: int, world_size: int, first: int) -> Gang:
         """The ranks of an attempt, made by whoever asks first."""
         gangs = self.hardware.gangs
@@ -225,6 +234,9 @@ class FakeCluster:
             self.agent_ended(known.agent, None, 9)
         known.wipe()
         return Fenced(True)
+
+    async def forget(self, node: str) -> None:
+        """Nothing is remembered here."""
 
     async def cordon(self, cordon: Cordon) -> None:
         held = self._cordoned().get(cordon.node)

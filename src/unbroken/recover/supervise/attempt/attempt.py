@@ -132,7 +132,7 @@ class Attempt:
         if state.exit is not None:
             return
         state.exit = RankExit(
-            rank=rank, node=state.node, code=message["code"], signal=message["signal"], time=message["time"],
+            rank=rank, node=state.node, code=message.get("code"), signal=message.get("signal"), time=message["time"],
             ours=message["ours"],
         )  # fmt: skip
         state.oom = message.get("oom")

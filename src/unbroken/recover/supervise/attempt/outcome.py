@@ -22,17 +22,16 @@ class NodeEnd(StrEnum):
 
 @dataclass(frozen=True)
 class AttemptOutcome:
-    """`kind`: completed, interrupted, failed, hung, lease, agent_lost or node_lost; supervisor_lost and start_failed where
+    """`kind`: completed, interrupted, preempted, failed, hung, lease, agent_lost or node_lost; supervisor_lost and start_failed where
     there was no watch; renumbered or refused where the attempt could not keep its checkpoints in its place.
 
-    `nodes` are those that were lost, `silent` what the agents of unreachable ones were doing, `processes` the ranks' stacks.
+    `nodes` are those that were lost, `processes` the ranks' stacks.
     """
 
     kind: str
     nodes: Mapping[str, NodeEnd] = field(default_factory=dict)
     hang: Hang | None = None
     processes: Mapping[int, ProcessLook] = field(default_factory=dict)
-    silent: Mapping[str, str] = field(default_factory=dict)
     error: str = ""
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
@@ -37,30 +38,46 @@ class Fencing:
         self._term, self._stop, self._say, self._clock = term, stop, say, clock
         self._unproven = proof.Unproven(dict(recorder.state.unproven))
 
-    async def end_attempt(self, attempt: Attempt, outcome: AttemptOutcome) -> None:
-        """Proves that no process of the attempt is left, or waits until what cannot be reached has stopped."""
+    async def end_attempt(self, attempt: Attempt, outcome: AttemptOutcome) -> dict[str, str]:
+        """Proves that no process of the attempt is left, or waits until what cannot be reached has stopped.
+
+        Returns what the agents of silent nodes were found to do, where the cluster can see that.
+        """
         self._term.check(at_once=True)
         reachable = [n for n in attempt.nodes if self._fleet.nodes[n].up and n not in outcome.nodes]
         answers = await self._fleet.ask_all(reachable, "stop", attempt=attempt.number, timeout=_STOP_S)
         for name, answer in answers.items():
             await self.take_proof(name, proof.of_message(answer))
-        for name in [n for n in attempt.nodes if n not in answers]:
-            end = outcome.nodes.get(name) or await self._fleet.read_end(name)
-            if end is NodeEnd.AGENT_LOST:
-                continue  # its next agent ends the ranks before it says hello
-            ended = await self._fleet.fence(name)
-            await self.take_proof(name, ended)
-            if (name not in outcome.nodes or end is NodeEnd.UNREACHABLE) and not ended.gone:
-                wait = max(0.0, self._fleet.lease_ends(name) - self._clock.monotonic())
-                self._say(f"{name} cannot be reached: waiting {wait:.0f} s until its lease has expired")
-                await self._stop.pause(wait)
+        silent = [n for n in attempt.nodes if n not in answers]
+        found = await asyncio.gather(*(self._end_node(n, outcome.nodes.get(n)) for n in silent))
+        return {n: words for n, words in zip(silent, found, strict=True) if words}
+
+    async def _end_node(self, name: str, end: NodeEnd | None) -> str:
+        """Fences a node that did not answer, by force or by its lease; what its agent was found to do, of a silent one."""
+        end = end or self._fleet.read_end(name)
+        if end is NodeEnd.AGENT_LOST:
+            return ""  # its next agent ends the ranks before it says hello
+        ended, found = await self._fleet.fence(name, self._find_lease_left(name))
+        await self.take_proof(name, ended)
+        if not ended.gone and (wait := self._find_lease_left(name)) > 0:
+            self._say(f"{name} cannot be reached: waiting {wait:.0f} s until its lease has expired")
+            await self._stop.pause(wait)
+        if end is not NodeEnd.UNREACHABLE:
+            return ""
+        how = (
+            "its processes were ended" if ended.gone else "what ran there has stopped by its lease, if it did"
+        )
+        return f"{found}; {how}" if found else how
+
+    def _find_lease_left(self, name: str) -> float:
+        return max(0.0, self._fleet.lease_ends(name) - self._clock.monotonic())
 
     async def check_cleared(self, slots: Sequence[str]) -> None:
         """Takes what the agents of these nodes said, when they came, of the ranks before."""
         state = self._recorder.state
         for name in dict.fromkeys(n for n in slots if n in state.slots) if state.attempt else ():
             node = self._fleet.nodes[name]
-            cleared = proof.of_message(node.hello.get("cleared", {})) | node.left
+            cleared = proof.of_message(node.hello.get("cleared", {}))
             if state.held == "marks" != self._fleet.held:
                 cleared |= Ended(proven=False, why=proof.MARKS_LEFT)
             if not cleared.gone:
@@ -107,12 +124,14 @@ class Fencing:
 
     # --- nodes out of use
 
-    async def lose(self, name: str, reason: str) -> None:
-        """Gives a node up, and ends what is left there."""
+    async def lose(self, name: str, reason: str, *, is_fenced: bool = False) -> None:
+        """Gives a node up, and ends what is left there, unless that was done."""
         self._term.check(at_once=True)  # its processes may be another supervisor's by now
         await self._recorder.record("lost", node=name, reason=reason)
         self._fleet.give_up(name)
-        ended = await self._fleet.fence(name)
+        if is_fenced:
+            return
+        ended, _ = await self._fleet.fence(name)
         if name in self._recorder.state.slots and not ended.gone:
             await self.take_proof(name, ended)
 
@@ -132,15 +151,20 @@ class Fencing:
         self._say(f"{name} is parked: {reason}")
 
     async def clear(self, names: Sequence[str]) -> None:
-        """Ends whatever is left on nodes that the run leaves, and writes down for the next start what is not proven."""
+        """Ends whatever is left on nodes that the run leaves, and returns them to the cluster; writes down for the next
+        start what is not proven."""
+        proven = []
         for name in names:
-            ended = await self._fleet.fence(name)
+            ended, _ = await self._fleet.fence(name)
             if ended.survivors:
                 self._say(f"processes {list(ended.survivors)} on {name} survive kill -9")
             elif not ended.proven:
                 self._say(f"{name}: it is not proven that nothing of the run is left: {ended.why}")
+            if ended.gone:
+                proven.append(name)
             state = self._recorder.state
             if not ended.gone and name in state.slots:
                 # For the same command given again: what it starts must not run beside this.
                 self._unproven.take(name, ended, state.attempt, self._fleet.held)
                 await self._recorder.record_soft("unproven", node=name, **asdict(self._unproven.nodes[name]))
+        await self._fleet.give_back(proven)

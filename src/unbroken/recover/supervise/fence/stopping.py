@@ -52,13 +52,20 @@ class Stopping:
         self._grace = spec.timeouts.stop
         self._extra_s = FLUSH_S if elsewhere else 0.0
 
+    @property
+    def needs_s(self) -> float:
+        """How long stopping at a step and saving may take."""
+        return self._grace_s + FLUSH_S + ANSWER_S
+
     # --- the ranks
 
-    async def stop_ranks(self, attempt: Attempt) -> None:
-        """Asks for a stop at a step that no rank has passed; kills what has not stopped in time."""
-        self._view.say(
-            "stopping: the ranks are asked to save and exit at the next step (run.should_stop); Ctrl-C again kills them"
-        )
+    async def stop_ranks(self, attempt: Attempt, why: str = "") -> None:
+        """Asks for a stop at a step that no rank has passed; kills what has not stopped in time.
+
+        `why` is said where nobody has asked for it.
+        """
+        asked = "the ranks are asked to save and exit at the next step (run.should_stop)"
+        self._view.say(f"{why}: {asked}" if why else f"stopping: {asked}; Ctrl-C again kills them")
         await self._wake_keepers(attempt.nodes)
         if not await self._agree_on_step(attempt):
             await self._send_sigterm(attempt)

@@ -101,7 +101,7 @@ def with_root(
 ) -> Verdict:
     """The verdict with what the supervisor itself saw as its root, where no line of a log is one.
 
-    `silent` says of nodes that were ended because they did not answer what their agent was doing.
+    `silent` says of nodes that did not answer what their agent was doing, and how they were fenced.
     """
     first = _first_end(facts, verdict)
     if verdict.root is not None and verdict.root.text:
@@ -125,7 +125,7 @@ def with_root(
     if facts.lost_nodes:
         text = f"nothing is left of {', '.join(facts.lost_nodes)}: agent, keeper and ranks are gone"
         if why := (silent or {}).get(facts.lost_nodes[0]):
-            text = f"{facts.lost_nodes[0]} did not answer: {why}; its processes were ended"
+            text = f"{facts.lost_nodes[0]} did not answer: {why}"
         return replace(verdict, root=Root(text=text, node=facts.lost_nodes[0]))
     if first is not None:
         text = f"{_how(first)}, without a word in its log"
@@ -168,6 +168,19 @@ def lapsed_verdict(end: RankExit) -> Verdict:
         mitigation="Restarted from the newest snapshots.",
         confidence=0.95,
         decided_by="lapsed-lease",
+    )
+
+
+def preempted_verdict(text: str, now: float) -> Verdict:
+    """The verdict when a node was announced to be taken away, and the ranks were stopped at a step for that."""
+    return Verdict(
+        outcome=Outcome.PREEMPTED,
+        root=Root(text=text, time=now),
+        recoverable=True,
+        action=Action.RESTART,
+        mitigation="Restarted on other nodes from the snapshot that was made for it.",
+        confidence=1.0,
+        decided_by="notice",
     )
 
 

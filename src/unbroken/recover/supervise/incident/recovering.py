@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -45,6 +45,7 @@ from .incidents import (
     lapsed_verdict,
     logs_of,
     named_in_run,
+    preempted_verdict,
     takeover_verdict,
     with_kill,
     with_root,
@@ -94,11 +95,11 @@ class Recovering:
         incident.phases["detect"] = max(0.0, detected - incident.last_sign)
         hang = self._describe_hang(attempt, outcome, incident.number)
         stop_began = self._clock.monotonic()
-        await self._fencing.end_attempt(attempt, outcome)
+        silent = await self._fencing.end_attempt(attempt, outcome)
         diagnose_began = self._clock.monotonic()
         incident.phases["stop"] = diagnose_began - stop_began
         facts = facts_of(attempt, outcome.lost_nodes, hang)
-        verdict = await self._find_verdict(attempt, outcome, facts)
+        verdict = await self._find_verdict(attempt, outcome, facts, silent)
         incident.verdict = verdict
         incident.phases["diagnose"] = self._clock.monotonic() - diagnose_began
         incident.step = max(attempt.step, self._recorder.state.step)
@@ -106,7 +107,7 @@ class Recovering:
         self._view.incident(incident, self._clock.monotonic() - began)
         self._open = incident
         for name in outcome.lost_nodes:
-            await self._fencing.lose(name, verdict.reason or outcome.kind)
+            await self._fencing.lose(name, verdict.reason or outcome.kind, is_fenced=True)
         if decision.action is Action.STOP:
             await self._end_run(incident, decision)
         for name in decision.exclude:
@@ -131,9 +132,8 @@ class Recovering:
                 seen, quiet = attempt.ended, self._clock.monotonic()
             elif self._clock.monotonic() - quiet > _SETTLE_QUIET_S:
                 break
-        if lost := await self._fleet.find_lost(attempt.nodes):
-            silent = self._fleet.describe_silent(lost)
-            return replace(outcome, kind=name_loss(lost), nodes=lost, silent=silent)
+        if lost := self._fleet.find_lost(attempt.nodes):
+            return replace(outcome, kind=name_loss(lost), nodes=lost)
         if attempt.stopped_by_us() is not None:
             return replace(outcome, kind="lease")
         return outcome
@@ -182,6 +182,8 @@ class Recovering:
         failures = attempt.failures()
         if outcome.kind == "failed" and failures:
             return failures[0].time
+        if outcome.kind == "preempted":
+            return self._clock.wall()
         now, clock = self._clock.wall(), self._clock.monotonic()
         heard = [now - (clock - self._fleet.nodes[n].heard) for n in outcome.nodes]
         if heard:
@@ -201,10 +203,12 @@ class Recovering:
             stacks=str(folder) if folder.is_dir() else None,
         )  # fmt: skip
 
-    async def _find_verdict(self, attempt: Attempt, outcome: AttemptOutcome, facts: Facts) -> Verdict:
+    async def _find_verdict(
+        self, attempt: Attempt, outcome: AttemptOutcome, facts: Facts, silent: Mapping[str, str]
+    ) -> Verdict:
         found = await self._read_verdict(attempt, outcome, facts)
         oom = {r: s.oom for r, s in attempt.ranks.items()}
-        verdict = with_root(with_kill(found, facts, oom), facts, outcome.processes, outcome.silent)
+        verdict = with_root(with_kill(found, facts, oom), facts, outcome.processes, silent)
         frames = {r: look.frames for r, look in outcome.processes.items()}
         places = {r: RankPlace(s.step, frames.get(r, ())) for r, s in attempt.ranks.items()}
         return blame_early_exit(verdict, facts, places, attempt.total)
@@ -218,6 +222,8 @@ class Recovering:
             verdict = agent_lost_verdict(attempt.slots[0], attempt.step)
             root = Root(text=f"the attempt could not be launched: {outcome.error}", time=now)
             return replace(verdict, root=root, mitigation="Tried again.", decided_by="launch")
+        if outcome.kind == "preempted":
+            return preempted_verdict(outcome.error, now)
         expired = attempt.stopped_by_us()
         if outcome.kind in ("supervisor_lost", "lease") and expired is not None:
             # What other ranks said and did after that, their own lease's end or a lost connection, followed from it.
@@ -281,7 +287,7 @@ class Recovering:
 
 def _is_training(verdict: Verdict, outcome: AttemptOutcome) -> bool:
     """Whether the training had a part in it."""
-    free = ("agent_lost", "supervisor_lost", "lease", "start_failed")
+    free = ("agent_lost", "supervisor_lost", "lease", "start_failed", "preempted")
     return outcome.kind not in free or bool(verdict.category)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ....checkpoint.catalogue.candidates import Candidate
@@ -37,6 +37,13 @@ class StartFailed(Exception):
     def __init__(self, error: RunError, attempt: Attempt | None) -> None:
         super().__init__(str(error))
         self.error, self.attempt = error, attempt
+
+
+def _keep_memory_of(candidates: list[Candidate], ranks: Mapping[int, int]) -> list[Candidate]:
+    """The candidates as one node's ranks need them: each looks for its own snapshot only, and a table of all ranks for every
+    node would be the square of them."""
+    keys = [str(r) for r in ranks]
+    return [{**c, "memory": {k: c["memory"][k] for k in keys if k in c["memory"]}} for c in candidates]
 
 
 class Launching:
@@ -107,6 +114,8 @@ class Launching:
         """Nodes, number, and what may be restored; None where a stop was asked for."""
         self._term.check(at_once=True)
         slots = await self._fill_slots()
+        if slots is None:
+            return None
         await self._fencing.check_cleared(slots)
         await self._accepting.seal_before()
         if self._stop:
@@ -127,7 +136,8 @@ class Launching:
         return {
             node: {
                 "op": "attempt", "attempt": attempt.number, "world_size": self._spec.world_size,
-                "ranks": {str(r): local for r, local in attempt.node_ranks(node).items()}, "candidates": candidates,
+                "ranks": {str(r): local for r, local in attempt.node_ranks(node).items()},
+                "candidates": _keep_memory_of(candidates, attempt.node_ranks(node)),
                 "place": self._place.message(attempt.number),
             }
             for node in attempt.nodes
@@ -142,7 +152,7 @@ class Launching:
                 ranks={slot * spec.nproc + i: i for i in range(spec.nproc)}, world_size=spec.world_size,
                 slot=slot, slots=len(slots), nproc=spec.nproc, master_addr=self._fleet.address(slots[0]),
                 master_port=port, restarts=self._state.restarts,
-                devices=self._fleet.devices(slot, spec.nproc, len(slots)),
+                devices=self._fleet.devices(slot, len(slots)),
             ).as_message()  # fmt: skip
 
         await asyncio.gather(
@@ -154,47 +164,76 @@ class Launching:
     async def bring_up(self) -> None:
         """Brings up the agents of all nodes that may be used; those that do not come are lost."""
         state = self._state
-        for name in state.lost & set(self._fleet.names):
+        self._fleet.remember(state.slots)
+        for name in state.lost & set(self._fleet.nodes):
             self._fleet.give_up(name)  # also what a supervisor before this one gave up
-        usable = [n for n in self._fleet.names if n not in state.lost and n not in state.cordoned]
-        for name in await self._fleet.bring_up(usable):
-            await self._fencing.lose(name, "its agent did not come up")
+        usable = [n for n in self._fleet.nodes if n not in state.lost and n not in state.cordoned]
+        gone = [n for n in usable if not self._fleet.nodes[n].usable]
+        missing = await self._fleet.bring_up([n for n in usable if n not in gone])
+        for name in [*gone, *missing]:
+            await self._fencing.lose(name, self._fleet.nodes[name].gone or "its agent did not come up")
 
-    async def _fill_slots(self) -> tuple[str, ...]:
-        """Keeps each living node in its slot and fills empty slots with spares; brings nodes back if it must."""
+    async def _fill_slots(self) -> tuple[str, ...] | None:
+        """Keeps each living node in its slot and fills empty slots with spares, then with nodes that are brought back or
+        newly given. None where a stop was asked for while the cluster had none. Raises RunStopped where it never will."""
         state = self._state
-        before = state.slots or self._fleet.allocation.nodes
+        before = state.slots or self._fleet.first_slots
         await self.bring_up()
-        usable = [
-            n for n in self._fleet.names
-            if n not in state.lost and n not in state.cordoned and self._fleet.nodes[n].up
-        ]  # fmt: skip
-        free = [n for n in usable if n not in before]
+        free = self._fleet.find_free(before, {*state.lost, *state.cordoned})
         slots: list[str] = []
         for old in before:
-            if old in usable:
+            if self._is_fit(old):
                 slots.append(old)
-            elif free:
-                slots.append(free.pop(0))
-                await self._recorder.record("replaced", slot=len(slots) - 1, old=old, new=slots[-1])
-                self._view.say(f"{slots[-1]} takes the place of {old}")
-            elif old not in state.cordoned and self._fleet.can_return(old):
-                await self._return(old)
-                slots.append(old)
-            else:
-                raise RunStopped(
-                    f"no node is left to take the place of {old}",
-                    where=str(self._run_dir.path),
-                    hint="Give the run more --spares, or wait until the node is repaired, and use the same command",
-                )
+                continue
+            new = free.pop(0) if free else await self._find_node(old)
+            if new is None:
+                return None
+            slots.append(new)
+            if new != old:
+                await self._recorder.record("replaced", slot=len(slots) - 1, old=old, new=new)
+                self._view.say(f"{new} takes the place of {old}")
         return tuple(slots)
 
-    async def _return(self, name: str) -> None:
-        """Starts a lost node again, empty."""
-        if not await self._fleet.return_node(name):
-            raise RunStopped(f"{name} did not come back and there is no spare", where=str(self._run_dir.path))
-        await self._recorder.record("returned", node=name)
-        self._view.say(f"no spare is left; {name} was started again, without its memory")
+    def _is_fit(self, name: str) -> bool:
+        """Whether the node can train."""
+        node, state = self._fleet.nodes[name], self._state
+        return node.up and node.preempted is None and name not in state.lost and name not in state.cordoned
+
+    async def _find_node(self, old: str) -> str | None:
+        """The same node, started again, or another one that the cluster gives; None where a stop was asked for meanwhile."""
+        if self._can_return(old) and await self._fleet.return_node(old):
+            await self._recorder.record("returned", node=old)
+            self._view.say(f"no spare is left; {old} was started again, without its memory")
+            return old
+        while (granted := await self._ask_for_node(old)) is not None:
+            if granted == "":
+                raise RunStopped(
+                    f"no node is left to take the place of {old}", where=str(self._run_dir.path),
+                    hint="Give the run more --spares, or wait until the node is repaired, and use the same command",
+                )  # fmt: skip
+            if not await self._fleet.bring_up([granted]):
+                return granted
+            await self._fencing.lose(granted, "its agent did not come up")
+        return None
+
+    async def _ask_for_node(self, old: str) -> str | None:
+        """A node in place of a lost one, however long that takes: "" where the cluster will never have one, None where a stop
+        was asked for, which withdraws the request."""
+        out = {*self._state.lost, *self._state.cordoned}
+        asking = asyncio.create_task(self._fleet.replace(old, out))
+        asked = asyncio.create_task(self._stop.asked.wait())
+        try:
+            while not asking.done() and not asked.done():
+                await asyncio.wait({asking, asked}, timeout=1.0, return_when=asyncio.FIRST_COMPLETED)
+                self._term.check()
+            return asking.result() or "" if asking.done() else None
+        finally:
+            asking.cancel()
+            asked.cancel()
+
+    def _can_return(self, name: str) -> bool:
+        node = self._fleet.nodes[name]
+        return node.usable and node.preempted is None and name not in self._state.cordoned
 
     # --- the place of its checkpoints
 

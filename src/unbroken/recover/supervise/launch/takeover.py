@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 
 from ....errors import RunError, RunInUse
 from ....progress import RunDir, Term, claim, read_terms
@@ -12,9 +13,12 @@ from ...wire import Link, Message, read_token
 
 _log = logging.getLogger("unbroken.supervisor")
 _PROBE_S = 3.0
+Connect = Callable[..., Awaitable[Link]]
 
 
-async def take_over(run_dir: RunDir, run_id: str, address: tuple[str, int]) -> tuple[Term, Term | None]:
+async def take_over(
+    run_dir: RunDir, run_id: str, address: tuple[str, int], connect: Connect = Link.connect
+) -> tuple[Term, Term | None]:
     """Claims the next epoch; returns it and its predecessor.
 
     A predecessor that is provably gone is succeeded at once. One that answers holds the run: RunInUse. One that
@@ -23,7 +27,7 @@ async def take_over(run_dir: RunDir, run_id: str, address: tuple[str, int]) -> t
     """
     terms = read_terms(run_dir)
     before = terms[-1] if terms else None
-    if before is not None and not before.supervisor_is_gone() and await _answers(before, run_dir):
+    if before is not None and not before.supervisor_is_gone() and await _answers(before, run_dir, connect):
         raise RunInUse(
             "a live supervisor holds this run directory",
             where=f"{run_dir.path}, process {before.pid} on {before.host}",
@@ -38,13 +42,13 @@ async def take_over(run_dir: RunDir, run_id: str, address: tuple[str, int]) -> t
     return mine, before
 
 
-async def _answers(term: Term, run_dir: RunDir) -> bool:
+async def _answers(term: Term, run_dir: RunDir, connect: Connect) -> bool:
     async def nothing(_: Message) -> None:
         return None
 
     try:
         token = read_token(run_dir)
-        link = await Link.connect(*term.address, nothing, timeout=_PROBE_S)
+        link = await connect(*term.address, nothing, timeout=_PROBE_S)
     except (OSError, TimeoutError):
         return False
     serving = asyncio.create_task(link.serve())

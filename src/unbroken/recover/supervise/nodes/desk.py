@@ -101,6 +101,8 @@ class Desk:
                 return {
                     "run_id": self._fleet.run_id, "host": socket.gethostname(), "epoch": self.term,
                 }  # fmt: skip
+            if op == "clock":
+                return self._fleet.read_clocks()
             try:
                 if op == "hello":
                     node = self._fleet.welcome(received.hello(message, self._world_size), link)

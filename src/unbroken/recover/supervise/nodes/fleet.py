@@ -1,19 +1,32 @@
-"""The nodes of a run: their agents are started, their leases granted, and those that are lost noticed."""
+"""The nodes of a run: their agents are started, their leases granted, and those that are lost noticed.
+
+Nothing is polled: the cluster reports what becomes of agents and nodes, the desk who comes and who is silent.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
-import subprocess
-import sys
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, Protocol
 
-from ....cluster import Backend, Ended, NodeState
-from ....errors import RunError
-from ....machine import python_path
-from ....progress import RunDir
+from ....cluster import Ended
+from ....cluster.contract import (
+    AgentCommand,
+    Cluster,
+    EndingAt,
+    Event,
+    Exited,
+    Lost,
+    NodeEvent,
+    Pending,
+    PreemptingAt,
+    Request,
+    Returned,
+    Started,
+    Unreachable,
+)
+from ....errors import DoesNotFit, RunError
 from ...wire import Link, Message
 from ..attempt.outcome import NodeEnd
 from ..record.clock import Clock
@@ -22,32 +35,97 @@ from .node import Node
 _log = logging.getLogger("unbroken.supervisor")
 _LEASE_MARGIN_S = 2.0
 _SILENT_LEAST_S = 2.0
+_WITH_ITS_AGENT_S = 0.3
+"""A node whose agent has ended is reported as lost within so much, if it is; else it is the agent alone."""
+_SCAN_S = 0.5
+_FENCE_S, _FENCE_LEAST_S = 10.0, 5.0
 _AT_ONCE = 256
-"""So many agents are asked at a time: answers of thousands at once would only wait in the loop."""
+"""So many agents are started or asked at a time: answers of thousands at once would only wait in the loop."""
+
+
+class Host(Protocol):
+    """What the ranks are given of their node."""
+
+    def address(self, node: str) -> str:
+        """Where the ranks of other nodes reach this one's."""
+
+    def devices(self, slot: int, nproc: int, slots: int) -> str | None:
+        """CUDA_VISIBLE_DEVICES of the ranks in a slot; None leaves it as it is."""
 
 
 class Fleet:
-    """What the supervisor knows of its nodes, and all that it does with the cluster."""
+    """What the supervisor knows of its nodes, and all that it does with the cluster. There are none before `acquire`."""
 
     def __init__(
         self,
-        run_dir: RunDir,
         run_id: str,
-        backend: Backend,
+        cluster: Cluster,
+        host: Host,
+        request: Request,
+        command: Callable[[str], AgentCommand],
         *,
-        nodes: int,
-        spares: int,
         lease_s: float,
-        agent_arguments: Sequence[str],
+        say: Callable[[str], None],
         clock: Clock,
         changed: asyncio.Event,
     ) -> None:
-        """`agent_arguments` go to every agent; `changed` is set when a node comes or goes."""
-        self._run_dir, self.run_id, self._backend = run_dir, run_id, backend
-        self.lease_s, self._arguments = lease_s, tuple(agent_arguments)
-        self._clock, self._changed = clock, changed
-        self.allocation = backend.allocate(nodes, spares)
-        self.nodes = {name: Node(name) for name in self.names}
+        """`command` starts the agent of a node; `changed` is set when a node comes or goes."""
+        self.run_id, self._cluster, self._host = run_id, cluster, host
+        self.request, self._command, self.lease_s = request, command, lease_s
+        self._say, self._clock, self._changed = say, clock, changed
+        self.nodes: dict[str, Node] = {}
+        self.ends: float | None = None
+        """When the allocation ends, on the monotonic clock."""
+        self.held = ""
+        """How agents hold processes: cgroup, parent or marks; "" before one has said."""
+        self.notices = 0
+        """How many nodes were announced to be taken away."""
+        self._moved = asyncio.Event()
+        self._disturbed = True
+        self._scan_at = 0.0
+        self._pending = ""
+
+    # --- what the cluster reports
+
+    async def follow_events(self) -> None:
+        """Takes each event of the cluster into account, until that is closed."""
+        async for event in self._cluster.events():
+            self._apply(event)
+            self._note_change()
+
+    def _note_change(self) -> None:
+        self._disturbed = True
+        self._moved.set()
+        self._changed.set()
+
+    def _apply(self, event: Event) -> None:
+        match event:
+            case Pending(why=why):
+                if why != self._pending:
+                    self._pending = why
+                    self._say(f"waiting for nodes: {why}")
+                return
+            case EndingAt(deadline=deadline):
+                self.ends = deadline
+                return
+            case NodeEvent(node=name):
+                node = self.nodes.setdefault(name, Node(name))
+            case _:
+                return
+        match event:
+            case Started(launch=launch):
+                node.launch, node.exited = launch, None
+            case Exited(launch=launch) if node.launch in (launch, None):
+                node.launch, node.exited = None, self._clock.monotonic()
+            case Lost(why=why):
+                node.launch, node.gone, node.usable = None, why, False
+            case Unreachable(why=why):
+                node.unreachable = why
+            case Returned():
+                node.usable, node.unreachable = True, ""
+            case PreemptingAt(deadline=deadline, why=why):
+                node.preempted, node.preempted_for = deadline, why
+                self.notices += 1
 
     # --- what the desk reports
 
@@ -62,8 +140,14 @@ class Fleet:
             node.link.close()
         node.link, node.hello, node.state = link, hello, "up"
         node.heard = node.granted = self._clock.monotonic()
-        self._changed.set()
+        node.exited, node.gone, node.unreachable = None, "", ""
+        self.held = str(hello.get("held", self.held))
+        self._note_change()
         return node
+
+    def read_clocks(self) -> Message:
+        """What the supervisor's clocks show, for an agent that measures how far its own are off."""
+        return {"monotonic": self._clock.monotonic(), "wall": self._clock.wall()}
 
     def note_sign(self, node: Node) -> None:
         """Something came from this node."""
@@ -78,7 +162,7 @@ class Fleet:
         """A link to a node ended."""
         if node.link is link:
             _log.info("the link to %s is closed", node.name)
-            self._changed.set()
+            self._note_change()
 
     def hang_up(self) -> None:
         """Closes the links to all agents, which go on."""
@@ -86,103 +170,127 @@ class Fleet:
             if node.link is not None:
                 node.link.close()
 
-    # --- starting agents
+    # --- nodes and their agents
 
     @property
-    def names(self) -> tuple[str, ...]:
-        """All nodes that the run may use: those that train first, then the spares."""
-        return (*self.allocation.nodes, *self.allocation.spares)
+    def first_slots(self) -> tuple[str, ...]:
+        """The nodes that train in the first attempt."""
+        return tuple(self.nodes)[: self.request.nodes]
 
     def up(self) -> list[str]:
         """The nodes whose agent answers."""
         return [n for n, node in self.nodes.items() if node.up]
 
-    async def bring_up(self, names: Collection[str], within_s: float = 30.0) -> list[str]:
-        """Starts agents where none is alive, waits for all; returns those that did not come."""
-        for name in names:
-            node = self.nodes[name]
-            if node.up:
-                continue
-            node.state = "starting"
-            if await asyncio.to_thread(self._backend.state, name) is not NodeState.ALIVE:
-                self._launch(name)
-        began = self._clock.monotonic()
-        relaunched: set[str] = set()
-        while self._clock.monotonic() < began + within_s:
-            missing = [n for n in names if not self.nodes[n].up]
-            if not missing:
-                return []
-            await asyncio.sleep(0.02)
-            # An agent that was alive a moment ago may have been on its way out.
-            if self._clock.monotonic() > began + 1.0:
-                for name in missing:
-                    state = await asyncio.to_thread(self._backend.state, name)
-                    if state is not NodeState.ALIVE and name not in relaunched:
-                        relaunched.add(name)
-                        self._launch(name)
-        return [n for n in names if not self.nodes[n].up]
+    async def acquire(self) -> None:
+        """Asks the cluster for the run's nodes, and waits until they are granted."""
+        allocation = await self._cluster.acquire(self.request)
+        self.ends = allocation.ends
+        given = {n: self.nodes.get(n) or Node(n) for n in allocation.everything}
+        self.nodes = given | {n: node for n, node in self.nodes.items() if n not in given}
 
-    def _launch(self, name: str) -> None:
-        argv = [
-            sys.executable, "-m", "unbroken.recover.node.agent",
-            "--run-dir", str(self._run_dir.path), "--run-id", self.run_id, "--node", name,
-            "--scratch", str(self._backend.scratch(name)), "--ownership", self._backend.ownership(), *self._arguments,
-        ]  # fmt: skip
-        env = {"UNBROKEN_RUN_ID": self.run_id, "UNBROKEN_NODE": name, "UNBROKEN_ROLE": "agent"}
-        if not _can_import():
-            env["PYTHONPATH"] = (
-                python_path()
-            )  # the ranks inherit it: without it they could not import us either
-        handle = self._backend.launch(name, argv, env, self._run_dir.agent_log(name))
-        self.nodes[name].left = handle.left
+    def remember(self, names: Iterable[str]) -> None:
+        """Nodes that the run had: those that the cluster does not give it any more are lost."""
+        for name in names:
+            if name not in self.nodes:
+                self.nodes[name] = Node(name, gone="the cluster gives it to the run no more", usable=False)
+
+    async def replace(self, lost: str, exclude: Iterable[str]) -> str | None:
+        """Asks for a node in place of a lost one, and waits until it is granted; None where there never will be one."""
+        request = Request(
+            1, ranks_per_node=self.request.ranks_per_node, exclude=frozenset(exclude), replaces=(lost,)
+        )
+        try:
+            name = (await self._cluster.acquire(request)).nodes[0]
+        except DoesNotFit:
+            return None
+        self.nodes.setdefault(name, Node(name))
+        return name
+
+    async def bring_up(self, names: Collection[str], within_s: float = 30.0) -> list[str]:
+        """Starts agents where none runs, waits for all to come; returns those that did not."""
+        deadline = self._clock.monotonic() + within_s
+        waiting = [n for n in names if not self.nodes[n].up]
+        for name in waiting:
+            self.nodes[name].state = "starting"
+        started: dict[str, int] = {}
+        while True:
+            self._moved.clear()
+            waiting = [n for n in waiting if not self.nodes[n].up]
+            left = deadline - self._clock.monotonic()
+            if not waiting or left <= 0:
+                return waiting
+            # One that ran a moment ago may have been on its way out: then another is started, once.
+            idle = [n for n in waiting if self.nodes[n].launch is None and started.get(n, 0) < 2]
+            started |= {n: started.get(n, 0) + 1 for n in idle}
+            await self._start_all(idle)
+            try:
+                await asyncio.wait_for(self._moved.wait(), left)
+            except TimeoutError:
+                continue
+
+    async def _start_all(self, names: Collection[str]) -> None:
+        turn = asyncio.Semaphore(_AT_ONCE)
+
+        async def start(name: str) -> None:
+            async with turn:
+                try:
+                    self.nodes[name].launch = await self._cluster.start(name, self._command(name))
+                except RunError as e:
+                    _log.warning("the agent of %s is not started: %s", name, e)
+
+        await asyncio.gather(*(start(n) for n in names))
 
     async def return_node(self, name: str) -> bool:
         """Starts a lost node again, empty; whether it came."""
-        self.nodes[name].state = "down"
+        node = self.nodes[name]
+        node.state, node.gone, node.exited = "down", "", None
         return not await self.bring_up([name])
 
     # --- who is lost
 
-    async def find_lost(self, names: Iterable[str]) -> dict[str, NodeEnd]:
-        """Those of these nodes whose agent is gone for good, with what is left of them."""
+    def find_lost(self, names: Iterable[str]) -> dict[str, NodeEnd]:
+        """Those of these nodes whose agent is gone for good, with what is left of them.
+
+        Cheap where nothing was heard of a node: silence is looked for twice a second.
+        """
+        now = self._clock.monotonic()
+        if not self._disturbed and now < self._scan_at:
+            return {}
+        self._scan_at = now + _SCAN_S
         lost: dict[str, NodeEnd] = {}
-        silent_after = max(_SILENT_LEAST_S, self.lease_s / 2)
-        for name in dict.fromkeys(names):
+        in_doubt = False
+        for name in names:
             node = self.nodes[name]
-            if node.up and self._clock.monotonic() - node.heard < silent_after:
+            if node.up and not node.unreachable and now - node.heard < self.lease_s:
                 continue
-            end = await asyncio.to_thread(self._check, name)
+            end = self._judge(node, now)
+            in_doubt |= end is None
             if end is not None:
                 lost[name] = end
+        self._disturbed = in_doubt or bool(lost)
         return lost
 
-    def _check(self, name: str) -> NodeEnd | None:
-        """None while the node's agent answers or may come back within its lease; else what the backend sees of it."""
-        node = self.nodes[name]
-        silent = self._clock.monotonic() - node.heard
-        late = silent >= self.lease_s + _LEASE_MARGIN_S
-        if node.up and not late:
-            return None
-        return self._read_state(name, late=late)
+    def _judge(self, node: Node, now: float) -> NodeEnd | None:
+        """What is left of a node that may be lost; None while it may still answer."""
+        if node.gone:
+            return NodeEnd.GONE
+        if node.exited is not None:
+            return NodeEnd.AGENT_LOST if now - node.exited > _WITH_ITS_AGENT_S else None
+        silent = now - node.heard
+        if silent >= self.lease_s + _LEASE_MARGIN_S or (node.unreachable and silent > _SILENT_LEAST_S):
+            return NodeEnd.UNREACHABLE
+        return None
 
-    def _read_state(self, name: str, *, late: bool = True) -> NodeEnd | None:
-        match self._backend.state(name):
-            case NodeState.ALIVE:
-                return NodeEnd.UNREACHABLE if late else None
-            case NodeState.AGENT_LOST:
-                return NodeEnd.AGENT_LOST
-            case NodeState.UNREACHABLE:
-                return NodeEnd.UNREACHABLE
-            case NodeState.GONE:
-                return NodeEnd.GONE
-
-    async def read_end(self, name: str) -> NodeEnd | None:
+    def read_end(self, name: str) -> NodeEnd | None:
         """What is left of a node that did not answer; None where all of it may still be there."""
-        return await asyncio.to_thread(self._read_state, name, late=False)
+        node = self.nodes[name]
+        return NodeEnd.GONE if node.gone else NodeEnd.AGENT_LOST if node.exited is not None else None
 
-    def describe_silent(self, lost: Mapping[str, NodeEnd]) -> dict[str, str]:
-        """What the agents do that are there but do not answer; to be asked before they are ended."""
-        return {n: self._backend.agent_state(n) for n, end in lost.items() if end is NodeEnd.UNREACHABLE}
+    def find_preempted(self, names: Iterable[str]) -> dict[str, float]:
+        """Those of these nodes that will be taken away, and when (monotonic)."""
+        if not self.notices:
+            return {}
+        return {n: at for n in names if (at := self.nodes[n].preempted) is not None}
 
     def lease_ends(self, name: str) -> float:
         """The monotonic time from which the node's processes have stopped by themselves."""
@@ -198,54 +306,59 @@ class Fleet:
     def find_free(self, slots: Collection[str], gone: Collection[str]) -> list[str]:
         """Nodes that could take another one's place now: none that trains, and none that is `gone` or out of use."""
         return [
-            n for n in self.names
-            if n not in slots and n not in gone and self.nodes[n].up
+            n for n, node in self.nodes.items()
+            if n not in slots and n not in gone and node.up and node.preempted is None
         ]  # fmt: skip
 
     # --- ending nodes
 
-    async def fence(self, name: str) -> Ended:
-        """Ends all that the run has on a node; whether that is proven."""
-        return await asyncio.to_thread(self._backend.clear, name)
+    async def fence(self, name: str, deadline_s: float = _FENCE_S) -> tuple[Ended, str]:
+        """Ends all that the run has on a node; whether that is proven, and what its agent was found to do before, if known."""
+        fenced = await self._cluster.fence(name, max(_FENCE_LEAST_S, deadline_s))
+        survivors = tuple(int(s) for s in fenced.survivors if s.isdigit())
+        node = self.nodes.get(name)
+        if node is not None and fenced.proven:
+            node.launch = None
+            # A node that answers a fence can take an agent again; one that is lost first has to return.
+            node.usable = node.usable or not node.gone
+            node.state = "lost" if node.state == "lost" else "down"
+        return Ended(
+            survivors, fenced.proven or bool(survivors), "" if survivors else fenced.why
+        ), fenced.found
 
     async def wait_until_gone(self, name: str, within_s: float) -> None:
-        """Waits until agent and keeper, which were told to leave, have left."""
+        """Waits until an agent that was told to leave has left."""
         deadline = self._clock.monotonic() + within_s
-        while self._clock.monotonic() < deadline:
-            if await asyncio.to_thread(self._backend.state, name) is NodeState.GONE:
-                return
-            await asyncio.sleep(0.02)
-
-    async def sweep(self) -> None:
-        """Ends whatever is left of the run, on every node."""
-        await asyncio.to_thread(self._backend.sweep)
+        node = self.nodes[name]
+        while node.launch is not None and (left := deadline - self._clock.monotonic()) > 0:
+            self._moved.clear()
+            try:
+                await asyncio.wait_for(self._moved.wait(), min(left, 0.1))
+            except TimeoutError:
+                continue
 
     async def forget(self, name: str) -> None:
         """A person has made sure that nothing is left on a node whose end could not be proven."""
-        await asyncio.to_thread(self._backend.forget, name)
+        await self._cluster.forget(name)
 
-    # --- what a node offers
-
-    def can_return(self, name: str) -> bool:
-        """Whether a lost node may be started again."""
-        return self._backend.can_return(name)
+    async def give_back(self, names: Collection[str]) -> None:
+        """Returns nodes to the cluster; one of which that cannot be proven stays the run's."""
+        try:
+            await self._cluster.give_back(names)
+        except RunError as e:
+            _log.warning("nodes are not given back: %s", e)
 
     def describe(self) -> str:
-        """How processes are held, in words. Raises RunError where that does not work."""
-        return self._backend.describe_ownership()
-
-    @property
-    def held(self) -> str:
-        """How processes are held now: cgroup, parent or marks."""
-        return self._backend.ownership().partition(":")[0]
+        """What the cluster is, and how it holds processes, in words. Raises RunError where nothing works."""
+        return self._cluster.describe()
 
     def address(self, name: str) -> str:
         """Where the ranks of other nodes reach this one's."""
-        return self._backend.address(name)
+        return self._host.address(name)
 
-    def devices(self, slot: int, nproc: int, slots: int) -> str | None:
+    def devices(self, slot: int, slots: int) -> str | None:
         """CUDA_VISIBLE_DEVICES of the ranks in a slot; None leaves it as it is."""
-        return self._backend.devices(slot, nproc, slots)
+        return self._host.devices(slot, self.request.ranks_per_node, slots)
 
     # --- asking agents
 
@@ -281,10 +394,3 @@ class Fleet:
     ) -> dict[str, Message]:
         """Asks many the same; those that fail are left out."""
         return await self.ask_each(dict.fromkeys(names, fields), op, timeout=timeout)
-
-
-@functools.cache
-def _can_import() -> bool:
-    """Whether a bare interpreter finds this package and what it needs: not where they came from sys.path alone."""
-    code = "from importlib.util import find_spec\nimport sys\nsys.exit(any(find_spec(m) is None for m in ('unbroken', 'psutil')))"
-    return subprocess.run([sys.executable, "-c", code], cwd="/", check=False).returncode == 0

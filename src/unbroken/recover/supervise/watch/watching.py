@@ -24,8 +24,8 @@ from ..screen.view import View
 
 _log = logging.getLogger("unbroken.supervisor")
 _TICK_S = 0.1
-_RANKS_A_SECOND = 20_000
-"""So many ranks are judged a second, as a hang may begin on any of them: few are looked at ten times, many once."""
+_POLLS = 20
+"""So often hangs are looked for within the time after which one is suspected, between once and ten times a second."""
 _SLOWEST_S = 1.0
 _LOOK_S = 30.0
 _Looking = asyncio.Task[Mapping[int, ProcessLook]]
@@ -42,6 +42,7 @@ class Watching:
         place: Placing,
         stopping: Stopping,
         following: Following,
+        suspect_s: float,
         recorder: Recorder,
         background: Background,
         term: TermWatch,
@@ -50,16 +51,20 @@ class Watching:
         clock: Clock,
         changed: asyncio.Event,
     ) -> None:
+        """`suspect_s`: after so long without a step a hang is suspected."""
         self._run_dir, self._fleet, self._keepers, self._place = run_dir, fleet, keepers, place
         self._stopping, self._following, self._recorder = stopping, following, recorder
+        self._suspect_s = suspect_s
         self._background, self._term, self._stop = background, term, stop
         self._view, self._clock, self._changed = view, clock, changed
 
     async def watch(self, attempt: Attempt) -> AttemptOutcome:
         """How the attempt ended. Raises Superseded."""
         stopping: asyncio.Task[None] | None = None
+        moving: asyncio.Task[None] | None = None
+        why = ""
         suspicion = _Suspicion()
-        judging = _Every(max(_TICK_S, min(_SLOWEST_S, len(attempt.ranks) / _RANKS_A_SECOND)))
+        judging = _Every(max(_TICK_S, min(_SLOWEST_S, self._suspect_s / _POLLS)))
         ticking = _Every(_TICK_S)
         while True:
             self._changed.clear()
@@ -70,8 +75,8 @@ class Watching:
                 self._view.progress(attempt, attempt.tracker)
             if attempt.all_finished:
                 return AttemptOutcome("completed")
-            if lost := await self._fleet.find_lost(attempt.nodes):
-                return AttemptOutcome(name_loss(lost), nodes=lost, silent=self._fleet.describe_silent(lost))
+            if lost := self._fleet.find_lost(attempt.nodes):
+                return AttemptOutcome(name_loss(lost), nodes=lost)
             if self._place.refusal is not None:
                 return AttemptOutcome("refused")
             if self._place.collided:
@@ -81,6 +86,11 @@ class Watching:
                 if attempt.all_ended or stopping.done():
                     await stopping
                     return AttemptOutcome("interrupted")
+            elif moving or (why := self._find_preemption(attempt)):
+                moving = moving or asyncio.create_task(self._stopping.stop_ranks(attempt, why))
+                if attempt.all_ended or moving.done():
+                    await moving
+                    return AttemptOutcome("preempted", error=why)
             elif kind := _judge_exits(attempt):
                 return AttemptOutcome(kind)
             if judging.is_due(now):
@@ -94,6 +104,20 @@ class Watching:
                 await asyncio.wait_for(self._changed.wait(), _TICK_S)
             except TimeoutError:
                 continue
+
+    def _find_preemption(self, attempt: Attempt) -> str:
+        """Which node is taken away, in words, where it is time to leave it: at once if there is another one for it, else as
+        late as saving allows."""
+        for name, deadline in self._fleet.find_preempted(attempt.nodes).items():
+            state = self._recorder.state
+            left = deadline - self._clock.monotonic()
+            if (
+                self._fleet.find_free(attempt.nodes, {*state.lost, *state.cordoned})
+                or left < self._stopping.needs_s
+            ):
+                why = self._fleet.nodes[name].preempted_for
+                return f"{name} is taken away in {left:.0f} s{f' ({why})' if why else ''}"
+        return ""
 
     def _poll_hang(self, attempt: Attempt) -> Hang:
         sources = {s.source for s in attempt.ranks.values()}

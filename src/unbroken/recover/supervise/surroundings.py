@@ -1,0 +1,43 @@
+"""All that a supervisor takes from outside its run directory: real ones for a run, simulated ones for tests."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from ...cluster.contract import Cluster
+from ...diagnose.judge.facts import Facts
+from ...link.listener import Listener
+from ...progress.records.verdict import Verdict
+from ..wire import Link
+from .nodes.desk import Listen
+from .nodes.fleet import Host
+from .record.clock import Clock
+
+
+class Diagnosing(Protocol):
+    """Finds verdicts; `incident.diagnosing.Diagnosis` does it in a process of its own."""
+
+    hurry: asyncio.Event
+    """Set when the run was asked to stop."""
+
+    async def warm_up(self) -> None: ...
+    async def __call__(self, logs: Sequence[Path], facts: Facts) -> Verdict: ...
+    async def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """`keeper_bytes` is how much memory each node's keeper may use; `connect` reaches an earlier supervisor, to ask
+    whether it is there."""
+
+    cluster: Cluster
+    host: Host
+    diagnosis: Diagnosing
+    keeper_bytes: int
+    clock: Clock = field(default_factory=Clock)
+    listen: Listen = lambda serve: Listener(serve, "127.0.0.1")
+    connect: Callable[..., Awaitable[Link]] = Link.connect

@@ -1,0 +1,155 @@
+"""The real supervisor over a fake cluster, in simulated time: whole runs of thousands of nodes in one process.
+
+The run directory is a real one, as small as it is: journal, terms and incidents are read back by a successor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from ...diagnose import diagnose
+from ...diagnose.judge.facts import Facts
+from ...progress import RunDir, RunSpec, Timeouts, read_journal, write_spec
+from ...progress.records.incident import read_incidents
+from ...progress.records.verdict import Verdict
+from ...recover.supervise.record.clock import Clock
+from ...recover.supervise.screen.view import Lines
+from ...recover.supervise.supervisor import Supervisor
+from ...recover.supervise.surroundings import Surroundings
+from ...recover.wire import Link
+from .clock import SimulatedLoop
+from .cluster import FakeCluster, Hardware
+from .faults import Faults
+from .training import Script
+
+
+class _Host:
+    """What ranks are given on virtual nodes, which open no sockets."""
+
+    def address(self, node: str) -> str:
+        return "10.0.0.1"
+
+    def devices(self, slot: int, nproc: int, slots: int) -> str | None:
+        return None
+
+
+class _Diagnosis:
+    """The real diagnosis, in this process: ranks write no logs here, so it has facts alone."""
+
+    def __init__(self, empty: Path) -> None:
+        empty.touch()
+        self._empty = empty
+        self.hurry = asyncio.Event()
+
+    async def warm_up(self) -> None:
+        """Nothing is to be started."""
+
+    async def __call__(self, logs: Sequence[Path], facts: Facts) -> Verdict:
+        return diagnose(logs or [self._empty], facts=facts)
+
+    async def close(self) -> None:
+        """Nothing was started."""
+
+
+class _Screen(Lines):
+    """Keeps the lines, with simulated time kept out of them."""
+
+    def __init__(self) -> None:
+        super().__init__(io.StringIO())
+        self.lines: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.lines += text.splitlines()
+
+
+class SimulatedRun:
+    """One run. `spares` are nodes of it that wait; `idle` are nodes that the cluster has beside them."""
+
+    def __init__(
+        self,
+        loop: SimulatedLoop,
+        folder: Path,
+        nodes: int,
+        *,
+        spares: int = 0,
+        idle: int = 0,
+        nproc: int = 8,
+        script: Script | None = None,
+        timeouts: Timeouts | None = None,
+    ) -> None:
+        self.loop = loop
+        self.hardware = Hardware(loop, nodes + spares + idle, gpus=nproc)
+        self.run_dir = RunDir(folder)
+        self.run_dir.create()
+        self.spec = RunSpec(
+            command=("train.py",), run_id="simulated", nodes=nodes, nproc=nproc, spares=spares, backend="fake",
+            timeouts=timeouts or Timeouts(),
+        )  # fmt: skip
+        write_spec(self.run_dir, self.spec, first=True)
+        self._script = script or Script()
+        self.screen = _Screen()
+        self._begin_term()
+
+    def _begin_term(self) -> None:
+        self.cluster = FakeCluster("simulated", self.hardware, script=self._script)
+        self.faults = Faults(self.cluster)
+        offset = self.cluster.wall_offset_s
+        clock = Clock(self.loop.time, lambda: self.loop.time() + offset)
+        surroundings = Surroundings(
+            self.cluster,
+            _Host(),
+            _Diagnosis(self.run_dir.path / "empty.log"),
+            1 << 40,
+            clock,
+            self.hardware.network.listen,
+            _reach_nobody,
+        )
+        self.supervisor = Supervisor(
+            self.run_dir, self.spec, surroundings, self.screen, cwd=self.run_dir.path
+        )
+        self.task = self.loop.create_task(self.supervisor.run())
+
+    def kill_supervisor(self) -> None:
+        """Ends the supervisor as kill -9 does: nothing of it runs any more, and every link breaks."""
+        self.faults.kill_supervisor()
+        self.task.add_done_callback(lambda t: t.cancelled() or t.exception())
+        coroutine: Any = self.task.get_coro()
+        coroutine.close()  # not cancelled, which it could answer by leaving its nodes in order
+        self.task.cancel()
+
+    def restart_supervisor(self) -> None:
+        """Gives the same command again."""
+        self._begin_term()
+
+    # --- what there is to see
+
+    def journal(self, kind: str) -> list[dict[str, Any]]:
+        """The records of one kind, of all terms."""
+        return [r for r in read_journal(self.run_dir).records if r["kind"] == kind]
+
+    def incidents(self) -> list[dict[str, Any]]:
+        """The files of incidents, oldest first."""
+        return read_incidents(self.run_dir)
+
+    def step(self) -> int:
+        """The newest step of the newest attempt, -1 before its first."""
+        gangs = self.hardware.gangs
+        return gangs[max(gangs)].step() if gangs else -1
+
+    async def until(self, condition: Callable[[], object], within_s: float = 3600.0) -> None:
+        """Waits in simulated time. Raises TimeoutError, or what the supervisor ended with."""
+        deadline = self.loop.time() + within_s
+        while not condition():
+            if self.task.done():
+                self.task.result()
+            if self.loop.time() > deadline:
+                raise TimeoutError("\n".join(["it did not come true", *self.screen.lines]))
+            await asyncio.sleep(0.5)
+
+
+async def _reach_nobody(*_: Any, **__: Any) -> Link:
+    raise ConnectionRefusedError("the supervisor before is gone")

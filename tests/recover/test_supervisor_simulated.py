@@ -1,0 +1,218 @@
+"""The supervisor's real loop on fake clusters of 8 and 64 nodes: every fault that a cluster can have, in simulated time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from unbroken.progress import Timeouts
+from unbroken.testing.fake_cluster import Script, SimulatedLoop, Traffic, run_simulated
+from unbroken.testing.fake_cluster.simulated_run import SimulatedRun
+
+Act = Callable[[SimulatedRun], Coroutine[Any, Any, None]]
+Simulate = Callable[..., None]
+SIZES = pytest.mark.parametrize("nodes", [8, 64])
+
+
+@pytest.fixture
+def simulate(tmp_path: Path) -> Simulate:
+    def go(act: Act, nodes: int, **options: Any) -> None:
+        async def main(loop: SimulatedLoop) -> None:
+            options.setdefault("script", Script(start_s=20, step_s=5, save_every=4))
+            options.setdefault("timeouts", Timeouts(suspect=30, hang=60, lease=15))  # type: ignore[arg-type]
+            run = SimulatedRun(loop, tmp_path / "run", nodes, nproc=2, **options)
+            await act(run)
+            if not run.task.done():
+                run.supervisor.request_stop()
+                await run.until(run.task.done, 600)
+            left = [n.name for n in run.hardware.nodes.values() if n.agent and n.state == "up"]
+            assert not left, "an agent was left"
+
+        run_simulated(main)
+
+    return go
+
+
+async def reach(run: SimulatedRun, attempt: int, step: int) -> None:
+    """Waits until the supervisor has heard of this step of this attempt."""
+    await run.until(lambda: run.journal("attempt") and run.journal("attempt")[-1]["attempt"] >= attempt)
+    await run.until(lambda: run.step() >= step)
+
+
+@SIZES
+def test_a_run_starts_trains_and_completes(simulate: Simulate, nodes: int) -> None:
+    async def act(run: SimulatedRun) -> None:
+        assert await run.task == "completed"
+        assert [r["how"] for r in run.journal("ended")] == ["completed"]
+        assert run.journal("first_step")[0]["seconds"] == pytest.approx(25, abs=1)
+        assert not run.incidents()
+
+    simulate(act, nodes, spares=1, script=Script(start_s=20, step_s=5, save_every=4, steps=30))
+
+
+@pytest.mark.parametrize(("nodes", "proven"), [(8, False), (64, True)])
+def test_a_lost_node_is_replaced_by_the_spare(simulate: Simulate, nodes: int, proven: bool) -> None:
+    async def act(run: SimulatedRun) -> None:
+        await reach(run, 1, 10)
+        lost = run.journal("attempt")[0]["slots"][3]
+        run.faults.lose(lost, noticed_after_s=40.0, proven=proven)
+        await reach(run, 2, 12)
+        await run.until(lambda: run.journal("resumed"))
+        (incident,) = run.incidents()
+        assert incident["kind"] == "node_lost" and incident["nodes"].keys() == {lost}
+        assert run.journal("replaced")[0]["old"] == lost
+        slots = run.journal("attempt")[1]["slots"]
+        assert lost not in slots and slots[3] == f"node-{nodes:05d}" and len(set(slots)) == nodes
+        assert bool(run.journal("unproven")) != proven
+        assert incident["steps_lost"] <= 8, "every other node still held its snapshots"
+
+    simulate(act, nodes, spares=1)
+
+
+@SIZES
+def test_a_hang_is_found_with_its_rank_and_restarted_in_place(simulate: Simulate, nodes: int) -> None:
+    async def act(run: SimulatedRun) -> None:
+        await reach(run, 1, 9)
+        run.faults.hang_rank("node-00005", 11)
+        began = run.loop.time()
+        await run.until(lambda: run.journal("resumed"))
+        (incident,) = run.incidents()
+        assert incident["kind"] == "hung" and incident["verdict"]["faulty"]["rank"] == 11
+        assert incident["detected"] - run.cluster.wall_offset_s - began < 75
+        slots = [r["slots"] for r in run.journal("attempt")]
+        assert slots[0] == slots[1]
+        stacks = run.run_dir.evidence(1)
+        assert len(list(stacks.iterdir())) == nodes * 2
+
+    simulate(act, nodes)
+
+
+@SIZES
+def test_a_node_that_will_be_taken_away_is_left_in_time(simulate: Simulate, nodes: int) -> None:
+    async def act(run: SimulatedRun) -> None:
+        await reach(run, 1, 9)
+        run.faults.preempt("node-00002", in_s=200.0)
+        noticed = run.loop.time()
+        await run.until(lambda: run.journal("resumed"))
+        assert run.loop.time() - noticed < 150, "there was a spare: nothing had to be waited for"
+        (incident,) = run.incidents()
+        assert incident["kind"] == "preempted" and incident["action"] == "restart"
+        assert incident["verdict"]["outcome"] == "preempted"
+        assert "node-00002" not in run.journal("attempt")[1]["slots"]
+        before = run.step()
+        await run.until(lambda: run.loop.time() > noticed + 330)
+        assert run.step() > before + 15 and len(run.incidents()) == 1, "its end disturbed nobody"
+
+    simulate(act, nodes, spares=1)
+
+
+def test_without_a_spare_the_run_waits_for_another_node(simulate: Simulate) -> None:
+    async def act(run: SimulatedRun) -> None:
+        await reach(run, 1, 9)
+        run.faults.hold("Priority")
+        run.faults.lose("node-00001", noticed_after_s=5.0, proven=True)
+        await run.until(lambda: any("waiting for nodes: Priority" in line for line in run.screen.lines))
+        held = run.loop.time()
+        await run.until(lambda: run.loop.time() > held + 1200)
+        assert len(run.journal("attempt")) == 1
+        run.faults.grant()
+        await run.until(lambda: run.journal("resumed"))
+        assert run.journal("attempt")[1]["slots"][1] == "node-00008"
+
+    simulate(act, 8, idle=1)
+
+
+def test_a_stop_withdraws_the_request_for_another_node(simulate: Simulate) -> None:
+    async def act(run: SimulatedRun) -> None:
+        await reach(run, 1, 9)
+        run.faults.hold("Priority")
+        run.faults.lose("node-00001", proven=True)
+        await run.until(lambda: any("waiting for nodes" in line for line in run.screen.lines))
+        run.supervisor.request_stop()
+        assert await run.task == "interrupted"
+
+    simulate(act, 8, idle=1)
+
+
+@SIZES
+def test_a_killed_supervisor_is_succeeded_and_no_rank_stops(simulate: Simulate, nodes: int) -> None:
+    async def act(run: SimulatedRun) -> None:
+        await reach(run, 1, 9)
+        run.kill_supervisor()
+        run.restart_supervisor()
+        await run.until(lambda: run.journal("adopted"))
+        await reach(run, 1, 20)
+        assert len(run.journal("attempt")) == 1 and len(run.journal("epoch")) == 2
+        (incident,) = run.incidents()
+        assert incident["kind"] == "supervisor_lost" and incident["steps_lost"] == 0
+
+    simulate(act, nodes, spares=1)
+
+
+def test_a_supervisor_that_comes_after_the_leases_starts_anew_from_the_snapshots(simulate: Simulate) -> None:
+    async def act(run: SimulatedRun) -> None:
+        await reach(run, 1, 9)
+        run.kill_supervisor()
+        killed = run.loop.time()
+        while run.loop.time() < killed + 40:
+            await asyncio.sleep(1.0)
+        run.restart_supervisor()
+        await run.until(lambda: run.journal("resumed"))
+        assert len(run.journal("attempt")) == 2
+        (incident,) = run.incidents()
+        assert incident["kind"] == "supervisor_lost" and incident["verdict"]["decided_by"] == "lapsed-lease"
+
+    simulate(act, 8)
+
+
+def test_a_killed_agent_costs_no_snapshot(simulate: Simulate) -> None:
+    async def act(run: SimulatedRun) -> None:
+        await reach(run, 1, 9)
+        run.faults.crash_agent("node-00003")
+        await run.until(lambda: run.journal("resumed"))
+        (incident,) = run.incidents()
+        assert incident["kind"] == "agent_lost" and incident["steps_lost"] <= 8
+        assert run.journal("attempt")[1]["slots"][3] == "node-00003"
+
+    simulate(act, 8)
+
+
+def test_a_node_that_cannot_be_reached_is_fenced_by_its_lease(simulate: Simulate) -> None:
+    async def act(run: SimulatedRun) -> None:
+        await reach(run, 1, 9)
+        run.faults.isolate("node-00004")
+        cut = run.loop.time()
+        await run.until(lambda: len(run.journal("attempt")) == 2)
+        started = run.loop.time() - cut
+        assert 15 <= started < 60, "not before its ranks have stopped by themselves"
+        (incident,) = run.incidents()
+        assert incident["nodes"] == {"node-00004": "unreachable"}
+        assert "node-00004" not in run.journal("attempt")[1]["slots"]
+
+    simulate(act, 8, spares=1)
+
+
+def test_what_a_lost_node_costs_grows_as_the_number_of_ranks(tmp_path: Path) -> None:
+    def count(nodes: int) -> tuple[Traffic, Traffic]:
+        async def main(loop: SimulatedLoop) -> tuple[Traffic, Traffic]:
+            script = Script(start_s=20, step_s=5, save_every=4)
+            timeouts = Timeouts(suspect=30, hang=60, lease=60)  # type: ignore[arg-type]
+            run = SimulatedRun(
+                loop, tmp_path / f"run-{nodes}", nodes, nproc=4, spares=1, script=script, timeouts=timeouts
+            )
+            await reach(run, 1, 5)
+            network = run.hardware.network
+            before = network.to_supervisor.copy(), network.to_nodes.copy()
+            run.faults.lose("node-00003", noticed_after_s=2.0, proven=True)
+            await run.until(lambda: run.journal("resumed"))
+            return network.to_supervisor.since(before[0]), network.to_nodes.since(before[1])
+
+        return run_simulated(main)
+
+    for few, many in zip(count(8), count(64), strict=True):
+        assert few.messages and many.messages / few.messages < 8 * 1.1
+        assert many.size / few.size < 8 * 1.25, f"{few.size} bytes at 8 nodes, {many.size} at 64"
