@@ -198,3 +198,20 @@ def test_values_keep_their_shape() -> None:
 def test_any_text_can_be_redacted(text: str) -> None:
     out = Redactor()(text)
     assert out.count("\n") == text.count("\n")
+
+
+def _wordings() -> list[dict[str, str]]:
+    table = credentials._table("wordings.toml")
+    return [*table["worded"], *table["shared"]]
+
+
+@pytest.mark.parametrize("entry", _wordings(), ids=lambda e: e["id"])
+def test_each_wording_takes_its_example_and_no_other_does(entry: dict[str, str]) -> None:
+    fitting = [
+        other["id"]
+        for other in _wordings()
+        if any(n in entry["example"].lower() for n in other.get("needs", [""]))
+        and re.search(other["regex"], entry["example"])
+    ]
+    assert fitting == [entry["id"]] and entry["source"].startswith("https://")
+    assert Redactor()(entry["example"]) != entry["example"]

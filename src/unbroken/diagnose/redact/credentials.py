@@ -8,15 +8,14 @@ and model names, device ids.
 from __future__ import annotations
 
 import functools
-import itertools
-import math
 import re
 import tomllib
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import resources
 from typing import Any
+
+from .values import holds, is_described, is_mixed, is_number, is_plain, looks_random
 
 
 @dataclass(frozen=True)
@@ -37,18 +36,47 @@ class Shape:
     regex: re.Pattern[str]
 
 
+@dataclass(frozen=True)
+class Worded:
+    """Credentials that the words around them give away: group `group` of `regex`, tried where the lower-case line has
+    one of `needs`."""
+
+    id: str
+    needs: tuple[str, ...]
+    regex: re.Pattern[str]
+    group: int
+
+
 @functools.cache
 def shapes() -> tuple[Shape, ...]:
     """The shapes of tokens.toml."""
-    table = tomllib.loads(resources.files(__package__).joinpath("tokens.toml").read_text("utf-8"))
     return tuple(
         Shape(
             t["id"],
             re.compile("|".join(map(re.escape, t["starts"]))),
             re.compile(rf"(?<![A-Za-z0-9])(?:{t['regex']})"),
         )
-        for t in table["token"]
+        for t in _table("tokens.toml")["token"]
     )
+
+
+@functools.cache
+def shared_shapes() -> tuple[re.Pattern[str], ...]:
+    """The shapes of wordings.toml that many programs share; the last group is the secret, or all of it."""
+    return tuple(re.compile(t["regex"]) for t in _table("wordings.toml")["shared"])
+
+
+@functools.cache
+def worded() -> tuple[Worded, ...]:
+    """The expressions of wordings.toml on what stands beside a secret."""
+    return tuple(
+        Worded(t["id"], tuple(t["needs"]), re.compile(t["regex"]), t["group"])
+        for t in _table("wordings.toml")["worded"]
+    )
+
+
+def _table(name: str) -> dict[str, list[dict[str, Any]]]:
+    return tomllib.loads(resources.files(__package__).joinpath(name).read_text("utf-8"))
 
 
 def find(text: str) -> Iterator[Found]:
@@ -72,20 +100,10 @@ def _shaped(text: str) -> Iterator[Found]:
         if shape.begin.search(text):
             for m in shape.regex.finditer(text):
                 yield Found(m.start(), m.end(), "token")
-    for pattern in _SHAPES:
+    for pattern in shared_shapes():
         for m in pattern.finditer(text):
             yield Found(m.start(m.lastindex or 0), m.end(m.lastindex or 0), "token")
 
-
-_SHAPES = (
-    # A key's body after its head, up to its foot or the line's end.
-    re.compile(r"-----BEGIN (?!CERTIFICATE|PUBLIC)[A-Z0-9 ]{0,30}-----(.{0,8000}?)(?:-----END|$)", re.S),
-    re.compile(r"\bssh-(?:rsa|ed25519|dss)\s+(AAAA[A-Za-z0-9+/]{20,}={0,2})"),
-    re.compile(r"(?i)\bPrivate-(?:Lines|MAC):\s*(\S+)"),
-    # Password hashes of /etc/shadow and htpasswd.
-    re.compile(r"(\$(?:1|2[abxy]|5|6|y|apr1|argon2id?)\$[^\s:'\"]{12,})"),
-    re.compile(r"(\{S?SHA(?:256|512)?\}[A-Za-z0-9+/=]{16,})"),
-)
 
 _USERINFO = re.compile(r"\b[a-zA-Z][a-zA-Z0-9+.\-]{1,20}://([^\s/:@'\"<>]{0,80}):([^\s'\"<>@]{1,200})@")
 _TOKEN_USER = re.compile(r"\b[a-zA-Z][a-zA-Z0-9+.\-]{1,20}://([^\s/:@'\"<>]{16,200})@")
@@ -105,16 +123,16 @@ def _addresses(text: str) -> Iterator[Found]:
     for m in _USERINFO.finditer(text):
         yield Found(m.start(2), m.end(2), "secret")
     for m in _TOKEN_USER.finditer(text):
-        if _looks_random(m.group(1), 0.3):
+        if looks_random(m.group(1), 0.3):
             yield Found(m.start(1), m.end(1), "token")
     for m in _HOOKS.finditer(text):
         yield Found(m.start(1), m.end(1), "secret")
     for m in _QUERY.finditer(text):
-        if not (m.group(1).lower() in ("st", "k", "p") and not _looks_random(m.group(2), 0.3)):
+        if not (m.group(1).lower() in ("st", "k", "p") and not looks_random(m.group(2), 0.3)):
             yield Found(m.start(2), m.end(2), "secret")
     for m in _URL_PIECE.finditer(text):
         for piece in re.finditer(r"[^/]{20,200}", m.group(1)):
-            if _looks_random(piece.group(0), 0.4):
+            if looks_random(piece.group(0), 0.4):
                 yield Found(m.start(1) + piece.start(), m.start(1) + piece.end(), "token")
 
 
@@ -123,46 +141,6 @@ _HEADER = re.compile(
     r"[\"']?\s{0,3}[:=]\s{0,4}"
 )
 _SCHEME = re.compile(r"(?i)(?:bearer|basic|digest|token|negotiate|ntlm|aws4-hmac-sha256|apikey|key|ssws)\s+")
-_LONE_SCHEME = re.compile(r"(?i)\b(?:bearer|basic|negotiate)\s+([A-Za-z0-9+/_\-.=~]{12,})")
-_CURL_USER = re.compile(
-    r"(?:\bcurl\b.{0,400}?\s|^\s*|\s)(?:-u|--user|--proxy-user|-U)[\s=]{0,3}['\"]?([^\s:'\"]{1,80}):([^\s'\"]{3,})"
-)
-_ATTACHED = re.compile(
-    r"\b(?:mysql\w*|mariadb\w*|sshpass|ldap\w+|mongo\w*|7z|zip|unzip|ipmitool|redis-cli|smbclient|ncftp\w*|lftp|twine|skopeo|helm|nuget|az login|oc login|vault|htpasswd|docker login|podman login|htpasswd)\b"
-    r".{0,300}?\s(?:-p|-P|-a|-w)\s?['\"]?([^\s'\"-][^\s'\"]{3,})"
-)
-_IDENTIFIED = re.compile(
-    r"(?i)\b(?:identified by|with password|password is|passphrase is|pw is)\s+['\"]?([^\s'\"]{4,})"
-)
-_QUOTED_AFTER = re.compile(
-    r"(?i)\b(?:password|passphrase|passwd|identified by)(?: is| was)?\s{1,3}(?P<q>['\"`])((?:(?!(?P=q)).){3,120})(?P=q)"
-)
-_PASSIN = re.compile(r"\B--?pass(?:in|out|phrase|wd)?[\s=]{1,3}['\"]?(?:pass|env|str):([^\s'\"]{3,})")
-_WRAPPED = re.compile(
-    r"\b\w{0,30}(?:Secret|Password|Credential)\w{0,20}\(\s?[bru]?['\"]([^'\"*]{4,400})['\"]"
-)
-_CODES = re.compile(
-    r"(?i)\b(?:2fa|mfa|otp|totp|sms|verification|security|backup|recovery|one[- ]time|login|device)[ _\-](?:pass)?codes?\b['\"]?\s{0,2}(?:is|are|:|=)\s{0,3}['\"]?((?=[^\n]{0,20}\d)[A-Za-z0-9]{3,10}(?:[\- ][A-Za-z0-9]{3,10}){0,40})"
-)
-_PIPED = re.compile(
-    r"(?:\becho(?: -n)?|\bprintf(?: %s)?|<<<)\s+['\"]?(?:[\w.\-]{1,40}:)?([^\s'\"|]{6,400})['\"]?(?=\s*\|.{0,200}(?:passw|token|login|chpasswd|secret|auth)|\s*$)"
-)
-_PAIRS = re.compile(
-    r"(?:\b(?:lftp|ncftp\w*|ftp)\b.{0,200}?\s-u\s?[\w.\-]{1,40},|\b(?:smbclient|rpcclient|net|mount\.cifs|winexe)\b.{0,200}?\s-U\s?[^\s%]{1,60}%)([^\s'\"]{3,})"
-)
-_PROMPTED = re.compile(
-    r"(?i)\b(?:password|passcode|pin|token) for [^\n]{1,160}?['\"\])\w]:\s+((?=\S*\d|\S*[^\w\s])\S{4,200})\s*$"
-)
-_PHRASE = re.compile(
-    r"(?i)\bpassphrase for [^\n]{1,160}?['\"\])\w]:\s+((?!.*(?:incorrect|invalid|wrong|empty|missing|required))\S.{4,200})$"
-)
-_SIGNED = re.compile(
-    r"(?:^|[\s,&?])(?:Signature|StringToSign|SigningKey)['\"]?\s?[:=]\s?['\"]?([0-9a-f]{64}|[A-Za-z0-9+/]{27,100}={1,2})"
-)
-_SEED_PHRASE = re.compile(
-    r"(?i)\b(?:mnemonic|(?:seed|recovery)[ _\-]?(?:phrase|words))\b['\"]?\W{1,5}((?:[a-z]{3,8}\s+){5,23}[a-z]{3,8})\b"
-)
-_SUBPROTOCOL = re.compile(r"bearer\.authorization\.k8s\.io\.(\S{8,})")
 _ITEM = re.compile(
     r"""\\{0,3}["'](?:name|key|Name|Key|id|header)\\{0,3}["']\s*:\s*\\{0,3}["']([\w.\-]{2,60})\\{0,3}["']\s*,\s*\\{0,3}["'](?:value|Value|default)\\{0,3}["']\s*:\s*\\{0,3}["']([^"'\\]{3,2000})"""
 )
@@ -170,38 +148,11 @@ _INSERT = re.compile(r"(?i)\(([\w\s,`\"\[\].]{3,1000})\)\s*VALUES\s*\(")
 _LITERAL = re.compile(
     r"""\s*(?:[NEBX]?'((?:[^'\\]|\\.|''){0,2000})'|"([^"]{0,2000})"|([^,()]{0,200}))\s*(?:,|\))"""
 )
-_LONE_PASSWORD = re.compile(
-    r"^\s*(?:password|passwd)\s+((?=\S*\d|\S*[A-Z]\S*[a-z]|\S*[a-z]\S*[A-Z]|\S*[^\w\s.,:;])\S{4,100})\s*$"
-)
-_XML = re.compile(
-    r"(?i)<([\w.:\-]{0,30}(?:passw(?:or)?d|secret|token|api_?key|accesskey|credential)[\w.:\-]{0,30})>([^<]{4,200})</"
-)
-_LOGIN = re.compile(r"(?i)\b(?:login|token|secret|apikey)\s+['\"]?([0-9a-f]{32,})\b")
-_ENV_SPACE = re.compile(
-    r"\b(?:ENV\s+[A-Z0-9_]*(?:PASS|KEY|SECRET|TOKEN)[A-Z0-9_]*|[A-Z0-9_]*(?:PASSWORD|PASSWD|SECRET|TOKEN|API_KEY|SECRET_KEY))\s+((?=[^\s\d]{0,60}\d|(?<=ENV)|\S{8})[^\s'\",;:=]{6,200})(?=\s*$|['\"])"
-)
-_CURL_COOKIE = re.compile(r"\bcurl\b.{0,400}?\s(?:-b|--cookie)[\s=]{1,3}['\"]?([^'\"\s]*=[^'\"]{3,400})")
-_NAMED_KEY = re.compile(
-    r"['\"](?:user_?name|email|client_id)['\"].{0,200}?['\"]key['\"]\s*:\s*['\"]([^'\"]{16,})"
-)
-_NETRC = re.compile(r"\b(?:machine|default|login|account)\b.{0,200}?\bpassword\s+(\S{3,})")
-_PGPASS = re.compile(r"(?:^|\s)[\w.\-*]{1,80}:(?:\d{2,5}|\*):[\w\-*]{1,60}:[\w\-]{1,60}:([^\s:]{4,})(?=\s|$)")
 _BARE_KEY = re.compile(
     r"(?i)\b((?:api|access|account|secret|private|license|licence|auth|signing|wandb|encryption|bot|deploy|refresh|recovery|service|one[- ]time|personal|install|webhook|admin|root)"
     r"[ _\-]?(?:key|token|secret|code|password|passcode)s?|token|secret|password|passwd|passcode|passphrase|otp|pin)"
     r"(?: provided| given| used| sent| value)?['\"]?\s{0,3}(?:is|was|=|:|->|\(|\[|for [\w.\-@]{1,40}:?|(?:from|for|of|at|on) [\w .\-@]{1,40}:)?\s{0,3}['\"]?((?=[^\s\d]{0,60}\d)[^\s'\",;&<()\[\]]{8,200})"
 )  # fmt: skip
-
-
-_WORDED: tuple[tuple[tuple[str, ...], re.Pattern[str], int], ...] = (
-    (("bearer", "basic", "negotiate"), _LONE_SCHEME, 1), ((" -u", "-user", " --user", "-u ", "-u="), _CURL_USER, 2), ((" -p", " -a", " -w"), _ATTACHED, 1),
-    (("identified by", "password", "is "), _IDENTIFIED, 1), (("</",), _XML, 2), (("password",), _NETRC, 1), ((":",), _PGPASS, 1),
-    (("login", "token", "secret", "apikey"), _LOGIN, 1), (("pass", "key", "secret", "token"), _ENV_SPACE, 1), (("curl",), _CURL_COOKIE, 1), (("key",), _NAMED_KEY, 1),
-    (("passw", "passphrase", "identified by"), _QUOTED_AFTER, 2), (("-pass",), _PASSIN, 1), (("(",), _WRAPPED, 1), (("code",), _CODES, 1), (("passw",), _LONE_PASSWORD, 1),
-    (("passw", "token", "login", "secret", "auth"), _PIPED, 1), (("ftp", "smbclient", "rpcclient", "net", "cifs", "winexe"), _PAIRS, 1), ((" for ",), _PROMPTED, 1),
-    (("passphrase for",), _PHRASE, 1), (("sign",), _SIGNED, 1), (("bearer.",), _SUBPROTOCOL, 1), (("mnemonic", "phrase", "words"), _SEED_PHRASE, 1),
-)  # fmt: skip
-"""Pieces of which one must stand in the lower-case text, the expression, the group that is secret."""
 
 
 def _headers(text: str) -> Iterator[Found]:
@@ -219,20 +170,24 @@ def _headers(text: str) -> Iterator[Found]:
         if end - start >= 3:
             yield Found(start, end, "secret")
     low = text.lower()
-    for needs, pattern, group in _WORDED:
-        if not any(n in low for n in needs):
+    for one in worded():
+        if not any(n in low for n in one.needs):
             continue
-        for m in pattern.finditer(text):
-            if not _plain(m.group(group)) and not re.fullmatch(r"[\s0-9a-fA-F:*]+", m.group(0)):
-                yield Found(m.start(group), m.end(group), "secret")
+        for m in one.regex.finditer(text):
+            if not is_plain(m.group(one.group)) and not re.fullmatch(r"[\s0-9a-fA-F:*]+", m.group(0)):
+                yield Found(m.start(one.group), m.end(one.group), "secret")
     if not any(n in low for n in ("key", "token", "secret", "pass", "code", "otp", "pin")):
         return
     for m in _BARE_KEY.finditer(text):
         word, value = m.group(1).lower(), m.group(2)
-        alone = len(word.split()) == 1 and not re.search(r"[_\-]", word) and not _looks_random(value, 0.3)
-        if alone and (word in ("token", "secret", "otp", "pin") or not _strange(value)):
+        alone = len(word.split()) == 1 and not re.search(r"[_\-]", word) and not looks_random(value, 0.3)
+        if alone and (word in ("token", "secret", "otp", "pin") or not is_mixed(value)):
             continue
-        if not _number(value) and not value.startswith(("/", "0x", "./", "$", "-")) and not _described(value):
+        if (
+            not is_number(value)
+            and not value.startswith(("/", "0x", "./", "$", "-"))
+            and not is_described(value)
+        ):
             yield Found(m.start(2), m.end(2), "secret")
 
 
@@ -273,9 +228,6 @@ _CELL = re.compile(r"\s{0,60}[|│┃║]\s{0,60}")
 _LISTED = re.compile(r"""\\{0,3}["'`]\s{0,2},\s{0,3}(?=\\{0,3}["'`])""")
 _ACCOUNT = re.compile(r"(?i)(?:user|login|account|uid|smtp|imap|ldap)\w{0,10}['\"]?\s?[:=]")
 _PROSE = re.compile(r"[a-z]{2,15}(?=\s+[a-z]|$|[.,;])")
-_NOTHING = re.compile(
-    r"(?i)(?:none|null|nil|true|false|yes|no|n/a|empty|unset|set|not|missing|invalid|expired|required|redacted|hidden|masked|str|int|bool|string|bytes|optional\S*|auto|default|\*+|x+|\.+|-+|<[^>]*>?|\$\{?\w*\}?|%\w*%|\{\{.*|\{\w*\}?|\[\w*\]?|\(\w*\)?)[.,;]?"
-)
 
 
 def _keyed(text: str) -> Iterator[Found]:
@@ -313,8 +265,8 @@ def _keyed(text: str) -> Iterator[Found]:
             piece = stop.group(0).strip() if stop else ""
             if (
                 re.fullmatch("[0-9a-f]{32,}", piece)
-                or _looks_random(piece, 0.25)
-                or (strong and _strange(piece))
+                or looks_random(piece, 0.25)
+                or (strong and is_mixed(piece))
             ):
                 yield Found(at, at + len(piece), "secret")
             continue
@@ -327,26 +279,24 @@ def _keyed(text: str) -> Iterator[Found]:
         if "phrase" in name.lower():
             end = max(end, _closing(text, start, ""))
         value = text[start:end]
-        if len(value) < (3 if strong else 6) or _plain(value):
+        if len(value) < (3 if strong else 6) or is_plain(value):
             continue
         if option and listed is None and sep is None and value.startswith("-"):
             continue
         quoted = text[start - 1] in "\"'`" if start else False
         if not strong:
-            if _number(value) or (
-                kind in ("weak", "issued", "short") and not _looks_random(value, 0.25) and not _strange(value)
+            if is_number(value) or (
+                kind in ("weak", "issued", "short") and not looks_random(value, 0.25) and not is_mixed(value)
             ):
                 continue
-            named = _described(value) or re.fullmatch(r"[A-Za-z]+\d{0,3}", value)
+            named = is_described(value) or re.fullmatch(r"[A-Za-z]+\d{0,3}", value)
             if kind == "short" and named and not (quoted or _ACCOUNT.search(text)):
                 continue
-            if kind == "issued" and not (
-                re.fullmatch("[0-9a-f]{32,64}", value) or _looks_random(value, 0.25)
-            ):
+            if kind == "issued" and not (re.fullmatch("[0-9a-f]{32,64}", value) or looks_random(value, 0.25)):
                 continue
             if not quoted and sep is not None and ":" in sep.group(0) and value.isalpha() and len(value) < 16:
                 continue
-            if value.startswith(("/", "./", "~/")) and not _looks_random(value, 0.4):
+            if value.startswith(("/", "./", "~/")) and not looks_random(value, 0.4):
                 continue
         elif re.fullmatch(r"(?i)(?:old)?pwd", name) and re.match(r"[/~.]", value):
             continue  # the working folder
@@ -358,7 +308,7 @@ def _keyed(text: str) -> Iterator[Found]:
             and value.isalpha()
         ) and text[end : end + 1] in (" ", ".", ","):
             continue
-        if strong and _number(value) and len(value) < 4:
+        if strong and is_number(value) and len(value) < 4:
             continue
         yield Found(start, end, "secret")
 
@@ -450,80 +400,16 @@ def _closing(text: str, start: int, quote: str) -> int:
     return min(ends) if ends else len(text)
 
 
-def holds(value: str) -> bool:
-    """Whether a value whose name says that it is secret can be one: no placeholder, no number, long enough."""
-    return len(value) >= 4 and not _plain(value) and not _number(value)
-
-
-def is_strange(value: str) -> bool:
-    """Whether a value that stands alone looks like a token: random, or long with letters and digits mixed."""
-    return _looks_random(value, 0.25) or (len(value) >= 12 and _strange(value) and not _described(value))
-
-
-def _plain(value: str) -> bool:
-    """Whether it stands for no secret: a placeholder, a type, a word like `none`."""
-    return _NOTHING.fullmatch(value) is not None
-
-
-def _number(value: str) -> bool:
-    return re.fullmatch(r"[+-]?[\d.,_]+(?:e[+-]?\d+)?[%a-zA-Z]{0,3}(?:/s|/\w{1,6})?", value) is not None
-
-
-def _strange(value: str) -> bool:
-    """Whether a value has letters, digits and no words that a log would say: `hunter22`, `S3cr3t!`."""
-    return re.search(r"[A-Za-z]", value) is not None and re.search(r"\d", value) is not None
-
-
-def _described(value: str) -> bool:
-    """Whether a value is a name, a number with a unit, a place in code or an address rather than a key."""
-    return re.search(r"[:/.][\w\-]+[:/.]|^\w+\.(?:py|json|txt|log|cc|cu|cpp)\b|^[A-Z]?[a-z]+_?[\d.]{1,4}$|^[a-z]+(?:[_\-][a-z]+)*(?:[_\-]\d+)?$", value) is not None  # fmt: skip
-
-
 _RUN = re.compile(r"(?<![\w/.+\-=%$@\\])[A-Za-z0-9_+/\-]{20,400}={0,2}(?![\w/+\-\\]|\.\w)")
 _AFTER_SIGN = re.compile(r"(?<==)[A-Za-z0-9_+/\-]{20,400}={0,2}(?![\w/+\-\\]|\.\w)")
-_UUID = re.compile(r"(?i)(?:[a-z]{2,5}-)?[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}(?:[\-_]\w+)?")
 
 
 def _random(text: str) -> Iterator[Found]:
     """Long pieces that no person and no program named: random letters and digits of both cases."""
     for pattern in (_RUN, _AFTER_SIGN):
         for m in pattern.finditer(text):
-            if _looks_random(m.group(0), 0.45):
+            if looks_random(m.group(0), 0.45):
                 yield Found(m.start(), m.end(), "secret")
-
-
-def _looks_random(value: str, least: float) -> bool:
-    """Whether a text is random rather than named; `least` is the share of changes between digits and cases.
-
-    Random letters and digits change their class at 62 % of their places, words at under 30 %. Hexadecimal is a hash.
-    """
-    if re.fullmatch(r"(?:0x)?[0-9a-fA-F]+(?:-[0-9]+)?|[\d\W_]+", value) or _UUID.fullmatch(value):
-        return False
-    if value.startswith(("_Z", "sha256", "GPU-", "MIG-")) or "+0x" in value:
-        return False
-    body = value.rstrip("=")
-    if re.fullmatch(r"[a-z2-7]{40,}", body):  # a hash in base32, as compilers name their caches
-        return False
-    runs = [r for r in re.findall(r"[A-Za-z0-9]+", body) if not re.fullmatch(r"[0-9a-f]{8,}|[0-9A-F]{8,}", r)]
-    letters = "".join(runs)
-    if len(letters) < 16:
-        return False
-    longest = max(map(len, runs))  # in pieces of a name only a long one can be a key
-    if longest < 12 and len(letters) / len(runs) < 8:
-        return False
-    classes = ["u" if c.isupper() else "l" if c.islower() else "d" for c in letters]
-    counts = Counter(classes)
-    changes = sum(a != b for a, b in itertools.pairwise(classes)) / (len(classes) - 1)
-    if counts["u"] >= 2 and counts["l"] >= 2 and (counts["d"] >= 2 or len(letters) >= 24):
-        return changes >= least and _bits(letters) >= 3.2
-    mixed = counts["d"] >= 4 and max(counts["u"], counts["l"]) >= 8
-    return mixed and longest >= 24 and changes >= max(0.3, least - 0.15) and _bits(letters) >= 3.6
-
-
-def _bits(text: str) -> float:
-    """Shannon entropy of the characters, in bits a character."""
-    n = len(text)
-    return -sum(c / n * math.log2(c / n) for c in Counter(text).values())
 
 
 @functools.cache

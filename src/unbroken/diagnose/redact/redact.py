@@ -14,9 +14,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ..read.prefixes import take_apart
-from .credentials import Found, detected, find, is_strange, shaped
+from .credentials import Found, detected, find, shaped
 from .decoded import base64_texts, views, visible
 from .sections import Carried, Columns, ProcessTables, SecretManifests
+from .values import is_strange
 
 LONGEST = 20_000
 """Characters of a line that are searched at once; a longer one is searched in pieces that overlap by `OVERLAP`."""

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 
-from .credentials import Found, holds, is_strange, key_kind
+from .credentials import Found, key_kind
+from .values import holds, is_strange
 
 _SECRET = re.compile(r"""^\W{0,4}kind["']?\s*:\s*["']?(Secret|SealedSecret)["']?\s*,?\s*$""")
 _DATA = re.compile(r"""^(\s*)["']?(data|stringData|literals|secretData)["']?\s*:\s*\{?\s*$""")
