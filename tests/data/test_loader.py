@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -374,14 +375,62 @@ def test_weights_are_those_asked_for() -> None:
     assert np.allclose(found / 20000, [0.1, 0.2, 0.7], atol=0.02)
 
 
+class Named(Dataset[str]):
+    """Asked for by name, and does not say how many it has."""
+
+    def __getitem__(self, name: str) -> str:
+        return name * 2
+
+
+class Names(Sampler[str]):
+    def __iter__(self) -> Iterator[str]:
+        yield from random.sample("abcdefg", 7)
+
+    def __len__(self) -> int:
+        return 7
+
+
+def test_samples_may_be_asked_for_by_name() -> None:
+    def make() -> Any:
+        return wrap(DataLoader(Named(), batch_size=2, sampler=Names(), collate_fn=list))
+
+    loader = make()
+    whole = list(loader)
+    assert sorted(i for b in whole for i in b) == [c * 2 for c in "abcdefg"]
+    loader = make()
+    next(iter(loader))
+    other = make()
+    other.load_state_dict(loader.state_dict())
+    assert list(other) == whole[1:]
+
+
+class Opened(Numbers):
+    offset = 0
+
+    def __getitem__(self, index: int) -> int:
+        return index + self.offset
+
+
+def open_it(worker: int) -> None:
+    info = torch.utils.data.get_worker_info()
+    assert info is not None
+    info.dataset.offset = 100  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+def test_workers_begin_as_torchs_do(context: str) -> None:
+    """What a worker_init_fn changes of its dataset is what the samples come from."""
+    more = {"num_workers": 1, "worker_init_fn": open_it, "multiprocessing_context": context}
+    assert given_out(wrap(DataLoader(Opened(4), batch_size=2, **more))) == [[100, 101], [102, 103]]
+
+
 def test_a_sampler_that_shares_by_itself_or_never_ends_is_refused() -> None:
     class Sharing(Odd):
         num_replicas = 4
 
     class Endless(Odd):
         def __iter__(self) -> Iterator[int]:
-            while True:
-                yield 0
+            return itertools.repeat(0)
 
     with pytest.raises(UsageError, match="num_replicas=1"):
         wrap(DataLoader(Numbers(8), sampler=Sharing(8)))

@@ -19,16 +19,16 @@ import os
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
 from torch.utils.data import DataLoader
 
 from ...errors import InputError, UnsaveableState, UsageError
-from ..ordering.orders import ListedBatches, Order, UnitOrder, fingerprint
+from ..ordering.orders import Listed, ListedBatches, Order, UnitOrder, fingerprint
 from ..ordering.permutation import key_of
-from ..ordering.samplers import Sampled
+from ..ordering.samplers import Sampled, size_of
 from ..position import Position, Ranges, normalize, subtract
 from .samples import Probe, Request, Samples
 from .shares import Share, Sharing
@@ -99,7 +99,9 @@ class Loader:
         self._on_batch = on_batch
         self._content = content
         """A name of the dataset's content; None until some of it was read."""
-        self._probe_wanted = content is None
+        self._size = size_of(loader.dataset)
+        numbered = self._size > 0 and not isinstance(self._order, Listed)
+        self._probe_wanted = content is None and numbered
         self._content_saved: str | None = None
         self._epoch = 0
         self._at = 0
@@ -125,7 +127,7 @@ class Loader:
         self._generator = torch.Generator()
         self._inner: Any = DataLoader(
             samples, batch_sampler=cast(Any, self._requests), collate_fn=_as_it_is, num_workers=loader.num_workers,
-            pin_memory=loader.pin_memory, timeout=loader.timeout, worker_init_fn=loader.worker_init_fn,
+            pin_memory=loader.pin_memory, timeout=loader.timeout, worker_init_fn=_Begin(loader.dataset, loader.worker_init_fn),
             multiprocessing_context=loader.multiprocessing_context, generator=self._generator,
             prefetch_factor=loader.prefetch_factor, persistent_workers=loader.persistent_workers,
         )  # fmt: skip
@@ -307,7 +309,7 @@ class Loader:
         """What the workers are asked for, ahead of the loop; noted in the order in which it comes back."""
         if self._probe_wanted:
             self._probe_wanted = False
-            probe = Probe(_spread(len(self._original.dataset)))
+            probe = Probe(_spread(self._size))
             pending.append(probe)
             yield probe
         for share in self._shared().epoch(self._epoch, self._at, self._skips):
@@ -339,7 +341,7 @@ class Loader:
         if self._content is None:
             self._content_saved = saved
         elif saved and self._content and saved != self._content:
-            where = _spread(len(self._original.dataset))
+            where = _spread(self._size)
             pairs = zip(where, saved.split("-"), self._content.split("-"), strict=False)
             wrong = next((i for i, a, b in pairs if a != b), None)
             raise InputError(
@@ -351,7 +353,7 @@ class Loader:
 
     def _identity(self) -> dict[str, Any]:
         return {
-            "order": self._order.describe(), "seed": self._seed, "dataset_size": len(self._original.dataset),
+            "order": self._order.describe(), "seed": self._seed, "dataset_size": self._size,
             "content": self._content if self._content is not None else (self._content_saved or ""),
         }  # fmt: skip
 
@@ -363,6 +365,21 @@ class _Requests:
 
     def __iter__(self) -> Iterator[Request | Probe]:
         return self.source
+
+
+class _Begin:
+    """What a worker does first: the user's function, which finds the user's dataset, as in torch's loader."""
+
+    def __init__(self, dataset: Any, then: Callable[[int], object] | None) -> None:
+        self._dataset, self._then = dataset, then
+
+    def __call__(self, worker: int) -> None:
+        from torch.utils.data._utils import worker as torchs
+
+        if torchs._worker_info is not None:
+            torchs._worker_info = replace(torchs._worker_info, dataset=self._dataset)
+        if self._then is not None:
+            self._then(worker)
 
 
 _SAME_DATA = "Resume with the same dataset, order and seed, or start a new run"

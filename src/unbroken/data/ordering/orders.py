@@ -161,7 +161,7 @@ class Listed:
         return self._size
 
     def _flat(self, listed: list[Any]) -> tuple[Numbers, list[int]]:
-        return np.asarray(listed, np.int64), []
+        return _as_array(listed), []
 
     def _epoch(self, seed: int, epoch: int) -> tuple[Numbers, list[int]]:
         found = self._known.get((seed, epoch))
@@ -187,7 +187,7 @@ class ListedBatches(Listed):
 
     def _flat(self, listed: list[Any]) -> tuple[Numbers, list[int]]:
         ends = np.cumsum([len(b) for b in listed], dtype=np.int64).tolist()
-        return np.asarray([i for b in listed for i in b], np.int64), ends
+        return _as_array([i for b in listed for i in b]), ends
 
     def unit_ends(self, seed: int, epoch: int, start: int, count: int) -> list[int]:
         ends = self._epoch(seed, epoch)[1]
@@ -341,6 +341,16 @@ def _packed_window(
         packs = [packs[k] for k in permute(len(packs), mix(key ^ mix(w)), np.arange(len(packs))).tolist()]
     ends = np.cumsum([len(p) for p in packs]).tolist()
     return np.asarray([i for p in packs for i in p], np.int64), ends
+
+
+def _as_array(items: list[Any]) -> Any:
+    """Of indices; of anything else that a dataset is asked for (names, pairs) an array of objects."""
+    if all(isinstance(i, int | np.integer) for i in items):
+        return np.asarray(items, np.int64)
+    found = np.empty(len(items), object)
+    for at, item in enumerate(items):
+        found[at] = item
+    return found
 
 
 @lru_cache(maxsize=8)

@@ -49,7 +49,15 @@ def sampled(loader: Any) -> Sampled:
         return Sampled(order, int(batches.batch_size), True, tail, seed, *place)
     _refuse_sharing(batches)
     name = type(batches).__qualname__
-    return Sampled(ListedBatches(_Listing(batches, len(dataset)), name), 1, True, "pad", None)
+    return Sampled(ListedBatches(_Listing(batches, size_of(dataset)), name), 1, True, "pad", None)
+
+
+def size_of(dataset: Any) -> int:
+    """How many samples it says it has; 0 where it does not say."""
+    try:
+        return len(dataset)
+    except TypeError:
+        return 0
 
 
 def _tail(drop_last: bool, sampler: Any) -> str:
@@ -82,7 +90,7 @@ def _order_of(sampler: Any, dataset: Any) -> tuple[Order, int | None, tuple[int 
             nowhere,
         )
     _refuse_sharing(sampler)
-    return Listed(_Listing(sampler, len(dataset)), type(sampler).__qualname__), None, nowhere
+    return Listed(_Listing(sampler, size_of(dataset)), type(sampler).__qualname__), None, nowhere
 
 
 def _whole(dataset: Any, shuffle: bool) -> Order:
@@ -112,7 +120,8 @@ class _Listing:
 
     def __init__(self, sampler: Any, samples: int) -> None:
         self._sampler = sampler
-        self._most = 100 * max(samples, 1)
+        self._most = 100 * samples or 10**7
+        """More than that is taken for a sampler that never ends."""
 
     def __call__(self, seed: int, epoch: int) -> Sequence[Any]:
         key = key_of(seed, epoch)
