@@ -28,6 +28,7 @@ from typing import Any
 
 from ..errors import NotDurable, UsageError
 from ..progress import holding_up
+from .capture.loaders import check_loaders
 from .capture.recapture import Capturer
 from .catalogue.placement import place_of
 from .client.buffers import CLAIM_TIMEOUT_S, Buffers
@@ -82,7 +83,8 @@ class Checkpointer:
     `wait_for_room` is how long the last save waits, when this is closed, for a storage that is full or refuses it
     (under `unbroken run` its option of that name counts).
     `memory` is what the keeper of a node may take (such as "64GiB"; default: 60 % of the machine). `position` gives
-    the data position at each save, unless `save` is told. `fenced=True` promises that `wait_for_copies()` is called before
+    the data position at each save, unless `save` is told; by default a loader of unbroken.data in the state does.
+    `fenced=True` promises that `wait_for_copies()` is called before
     anything of the state is changed, not only before optimizer steps. On a GPU, `throttle` bounds its copies in bytes
     per second (such as "20GB"), and `device_copy` tells whether all is copied on the GPU first ("auto": where the
     time until the next optimizer step was measured to be too short for the bus by more than such a copy takes, and the
@@ -124,6 +126,7 @@ class Checkpointer:
         self._parts: _Opened | None = None
         self._tries = 0
         self._closed = False
+        self._loaders_checked = False
         self._one_save = threading.RLock()
         """One save at a time: a buffer is asked for ahead, and two threads must not be given the same one."""
         atexit.register(self._at_exit)
@@ -148,6 +151,7 @@ class Checkpointer:
         A step is written once: saved again, it has the fate of the first.
         """
         with self._one_save:
+            self._check_loaders(state)
             return self._open().saver.save(step, state, position, persist)
 
     def restore(self, state: dict[str, Any]) -> Restored | None:
@@ -156,6 +160,7 @@ class Checkpointer:
         From the memory of this node's keeper if it is still there, else from disk. Raises NoCheckpoint if
         checkpoints are there and none is good, LayoutMismatch if the state has other names, shapes or types.
         """
+        self._check_loaders(state)
         return self._open().restorer.restore(state)
 
     def wait_for_copies(self) -> None:
@@ -281,6 +286,12 @@ class Checkpointer:
         return _Opened(
             session, buffers, schedule, outcomes, saver, Restorer(options.restore, session, buffers)
         )
+
+    def _check_loaders(self, state: Mapping[str, Any]) -> None:
+        """Refuses a loader without a position at the first call, before there is anything to lose."""
+        if not self._loaders_checked:
+            check_loaders(state)
+            self._loaders_checked = True
 
     def _at_exit(self) -> None:
         """A process that ends with a checkpoint pending waits for it, and its exit code says if it failed.

@@ -20,6 +20,7 @@ from ..version import __version__
 
 COMMANDS: dict[str, str] = {
     "run": "Run a training script under supervision: it survives failures and goes on",
+    "rehearse": "Kill a training on purpose and resume it: exact, or the first thing that differs",
     "status": "Show where a run stands",
     "report": "Write a run's report.html: loss, timeline, incidents",
     "demo": "Watch a real run get killed, hung and robbed of a node, and come back each time",

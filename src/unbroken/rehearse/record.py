@@ -294,8 +294,9 @@ def _hook_saves(r: Recorder, guard: Guard) -> None:
         began = time.perf_counter()
         result = keep(self, step, state, *args, **kwargs)
         took = time.perf_counter() - began
-        plan = getattr(self, "_plan", None)
-        size = int(getattr(plan, "buffer_bytes", 0)) * int(getattr(self, "_buffers", 1))
+        parts = getattr(self, "_parts", None)
+        plan = parts.buffers.plan if parts is not None else None
+        size = int(plan.buffer_bytes) * self.options.memory.buffers if plan is not None else 0
         r.writer.write("save", Save(r.number, took, "unbroken", size))
         # A rehearsal asks what a resume would do, not whether a snapshot was a moment too late for the kill.
         if r.plan.kill_at >= 0 and r.writer.attempt == 1 and r.number <= r.plan.kill_at:

@@ -13,6 +13,7 @@ from ...errors import DoesNotFit, UnbrokenError
 from ...progress import holding_up
 from ..capture.direct import Stamp, write_tensors
 from ..capture.generators import capture_rng
+from ..capture.loaders import position_in
 from ..capture.recapture import Capturer
 from ..capture.state import Captured
 from ..client.buffers import Buffers
@@ -56,7 +57,11 @@ class Saver:
         periodic = persist is None and not (every and step % every == 0)
         persist = self.schedule.persists(step) if persist is None else persist
         where = position_of(
-            position if position is not None else self._position() if self._position else None
+            position
+            if position is not None
+            else self._position()
+            if self._position
+            else position_in(state)
         )
         self.buffers.choose_device(state)
         captured = self._capturer.capture(state)

@@ -1,0 +1,67 @@
+"""`unbroken rehearse`: what a failure would do to a training, before one happens."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..errors import Exit, UsageError
+from ..units import Duration
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command(context_settings={"allow_interspersed_args": False})
+def rehearse(
+    command: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="After '--': script.py and its arguments, or '-m module'. {dir} is a folder for its output."
+        ),
+    ] = None,
+    steps: Annotated[int, typer.Option(min=4, help="Optimizer steps to compare.")] = 20,
+    nproc: Annotated[int, typer.Option(min=1, help="Ranks.")] = 1,
+    plain: Annotated[
+        bool,
+        typer.Option("--plain", help="Start the script again by itself instead of under `unbroken run`."),
+    ] = False,
+    keep: Annotated[Path | None, typer.Option(help="Keep all logs and traces in this new folder.")] = None,
+    limit: Annotated[str, typer.Option(help="A training of so many steps takes this long at most.")] = "10m",
+    json_out: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Trains undisturbed, then kills the training in the middle and resumes it, twice, and compares every step.
+
+    Says *exact*, or names the first rank, step and piece that differ: the order of the data, a generator, the
+    optimizer, the scheduler, a tensor by its name. The script needs no change. Nothing of the present folder is
+    written to: where the script is told a folder for its output, write {dir}. Exit codes: 0 exact, 24 not exact.
+    """
+    from ..rehearse.launch import Plain, Supervised
+    from ..rehearse.rehearsal import Rehearsal
+    from ..rehearse.report import lines
+
+    words = tuple(command or ())
+    if not words or not (words[0] == "-m" or words[0].endswith(".py")):
+        raise UsageError(
+            "there is no script after '--'", todo="Write it like: unbroken rehearse -- train.py --out {dir}"
+        )
+    if keep is not None and keep.exists():
+        raise UsageError("the folder is there already", where=str(keep), todo="Choose another --keep")
+    folder = keep.absolute() if keep is not None else Path(tempfile.mkdtemp(prefix="unbroken-rehearsal-"))
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        report = Rehearsal(
+            words, folder, steps=steps, nproc=nproc, launcher=Plain() if plain else Supervised(),
+            timeout_s=float(Duration(limit)), say=lambda text: print(f"rehearse: {text}", file=sys.stderr, flush=True),
+        ).run()  # fmt: skip
+    finally:
+        if keep is None:
+            shutil.rmtree(folder, ignore_errors=True)
+    print(json.dumps(report.as_json()) if json_out else "\n".join(lines(report)))
+    if not report.exact:
+        raise typer.Exit(Exit.REHEARSAL_NOT_EXACT)

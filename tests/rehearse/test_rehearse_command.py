@@ -1,0 +1,46 @@
+"""`unbroken rehearse` from a shell."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def rehearse(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "unbroken", "rehearse", *words], cwd=cwd, capture_output=True, text=True, timeout=280,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")}, check=False,
+    )  # fmt: skip
+
+
+def test_what_cannot_be_rehearsed_is_said(tmp_path: Path) -> None:
+    for words in ((), ("--", "ls")):
+        done = rehearse(*words, cwd=tmp_path)
+        assert done.returncode == 2 and "unbroken rehearse -- train.py" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.integration
+def test_the_examples_are_exact_on_two_ranks_and_with_data(tmp_path: Path) -> None:
+    for script, ranks in (("five_lines/after.py", 2), ("exact_data/after.py", 1)):
+        done = rehearse("--nproc", str(ranks), "--json", "--", script, cwd=ROOT / "examples")
+        assert done.returncode == 0, done.stdout + done.stderr
+        report = json.loads(done.stdout)
+        assert report["exact"] and len(report["kills"]) == 2 and report["saved_by"] == "unbroken"
+        assert report["snapshot_bytes"] > 0 and report["notes"] == []
+
+
+@pytest.mark.slow
+@pytest.mark.integration
+def test_a_plain_script_that_saves_nothing_begins_again(tmp_path: Path) -> None:
+    done = rehearse("--", "exact_data/before.py", cwd=ROOT / "examples")
+    assert done.returncode in (0, 24), done.stderr
+    assert "nothing was saved within 20 steps" in done.stdout
+    assert not [p for p in (ROOT / "examples").rglob("*") if p.name in ("runs", "checkpoints")]
