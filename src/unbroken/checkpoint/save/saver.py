@@ -57,11 +57,7 @@ class Saver:
         periodic = persist is None and not (every and step % every == 0)
         persist = self.schedule.persists(step) if persist is None else persist
         where = position_of(
-            position
-            if position is not None
-            else self._position()
-            if self._position
-            else position_in(state)
+            position if position is not None else self._position() if self._position else position_in(state)
         )
         self.buffers.choose_device(state)
         captured = self._capturer.capture(state)
