@@ -17,7 +17,7 @@ from typing import Any
 
 from ...errors import CheckpointCorrupt
 from ...journal.checksummed import Fields, decode_checked, digest, encode_checked
-from .position import Position
+from .position import Position, read_position
 from .position import merged as merged_position
 from .shards import RunBuilder
 from .tensors import (
@@ -164,7 +164,7 @@ class PartManifest:
             raise CheckpointCorrupt(f"alias '{wrong[0]}' does not fit the tensors"[:300], where=where)
         return cls(
             f.text("run_id"), f.natural("attempt"), f.natural("step"), rank, world, tensors, file,
-            Position.from_json(f.value.get("position"), where), aliases, f.value.get("values"),
+            read_position(f.value.get("position"), where), aliases, f.value.get("values"),
             f.value.get("rng"), f.text_map("versions"), f.number("time"), digest(data),
         )  # fmt: skip
 
@@ -234,7 +234,7 @@ class Manifest:
         tensors = {n: record_from_json(n, v, lengths, where) for n, v in f.table("tensors").items()}
         return cls(
             f.text("run_id"), f.natural("attempt"), f.natural("step"), world, tensors, f.text_map("aliases"),
-            parts, Position.from_json(f.value.get("position"), where), f.value.get("values"),
+            parts, read_position(f.value.get("position"), where), f.value.get("values"),
             f.text_map("versions"), f.number("time"),
         )  # fmt: skip
 

@@ -1,69 +1,22 @@
-"""Where a run stands in its data, in absolute sample numbers: independent of world size and of batch size."""
+"""The data position as a checkpoint holds it: read and checked, and merged over the ranks. No torch."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
+from ...data.position import Position, Ranges, normalize
 from ...errors import CheckpointCorrupt, CheckpointError, UsageError
 from ...journal.checksummed import Fields
 
-Ranges = tuple[tuple[int, int], ...]
+__all__ = ["Position", "Ranges", "merged", "position_of", "read_position"]
 
 
-def normalised(ranges: Iterable[tuple[int, int]]) -> Ranges:
-    """The same samples as sorted ranges [start, stop) that neither touch nor overlap; empty ones dropped."""
-    out: list[tuple[int, int]] = []
-    for start, stop in sorted(ranges):
-        if stop <= start:
-            continue
-        if out and start <= out[-1][1]:
-            out[-1] = (out[-1][0], max(out[-1][1], stop))
-        else:
-            out.append((start, stop))
-    return tuple(out)
-
-
-@dataclass(frozen=True)
-class Position:
-    """The samples of `epoch` consumed so far, and those never to be used (`skips`), as ranges [start, stop).
-
-    Sample numbers are those of the global order of the epoch. `fingerprint` names dataset and order (seed), so
-    that a resume with other data is noticed; empty where the trainer gives none.
-    """
-
-    epoch: int = 0
-    samples: Ranges = ()
-    skips: Ranges = ()
-    fingerprint: str = ""
-
-    def consumed(self) -> int:
-        """How many samples of this epoch were consumed."""
-        return sum(stop - start for start, stop in self.samples)
-
-    def advanced(self, start: int, stop: int) -> Position:
-        """This position after the samples [start, stop) too."""
-        return replace(self, samples=normalised([*self.samples, (start, stop)]))
-
-    def skipping(self, start: int, stop: int) -> Position:
-        """This position, never to use the samples [start, stop)."""
-        return replace(self, skips=normalised([*self.skips, (start, stop)]))
-
-    def as_json(self) -> dict[str, Any]:
-        """Its place in a part and in the manifest."""
-        return {
-            "epoch": self.epoch,
-            "samples": [list(r) for r in self.samples],
-            "skips": [list(r) for r in self.skips],
-            "fingerprint": self.fingerprint,
-        }
-
-    @classmethod
-    def from_json(cls, value: object, where: str) -> Position:
-        """Reads `as_json`; raises CheckpointCorrupt."""
-        f = Fields(value, where)
-        return cls(f.natural("epoch"), _ranges(f, "samples"), _ranges(f, "skips"), f.text("fingerprint"))
+def read_position(value: object, where: str) -> Position:
+    """Reads `Position.as_json`; raises CheckpointCorrupt."""
+    f = Fields(value, where)
+    return Position(f.natural("epoch"), _ranges(f, "samples"), _ranges(f, "skips"), f.text("fingerprint"))
 
 
 def merged(positions: Iterable[Position], *, where: str) -> Position:
@@ -79,8 +32,8 @@ def merged(positions: Iterable[Position], *, where: str) -> Position:
         raise CheckpointCorrupt("the ranks stand in different epochs or datasets", where=where)
     return replace(
         first,
-        samples=normalised(r for p in known for r in p.samples),
-        skips=normalised(r for p in known for r in p.skips),
+        samples=normalize(r for p in known for r in p.samples),
+        skips=normalize(r for p in known for r in p.skips),
     )
 
 
@@ -108,9 +61,7 @@ def position_of(value: Any) -> Position:
     if not isinstance(value, Mapping):
         value = getattr(value, "as_json", lambda: value)()
     try:
-        return Position.from_json(
-            {"epoch": 0, "samples": [], "skips": [], "fingerprint": "", **value}, "position"
-        )
+        return read_position({"epoch": 0, "samples": [], "skips": [], "fingerprint": "", **value}, "position")
     except (TypeError, CheckpointError) as e:
         raise UsageError(
             f"the data position cannot be saved: {e}",
