@@ -48,10 +48,10 @@ def rehearse(
     words = tuple(command or ())
     if not words or not (words[0] == "-m" or words[0].endswith(".py")):
         raise UsageError(
-            "there is no script after '--'", todo="Write it like: unbroken rehearse -- train.py --out {dir}"
+            "there is no script after '--'", hint="Write it like: unbroken rehearse -- train.py --out {dir}"
         )
     if keep is not None and keep.exists():
-        raise UsageError("the folder is there already", where=str(keep), todo="Choose another --keep")
+        raise UsageError("the folder is there already", where=str(keep), hint="Choose another --keep")
     folder = keep.absolute() if keep is not None else Path(tempfile.mkdtemp(prefix="unbroken-rehearsal-"))
     folder.mkdir(parents=True, exist_ok=True)
     try:

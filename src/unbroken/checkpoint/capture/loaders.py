@@ -44,7 +44,7 @@ def check_loaders(state: Any) -> None:
                 path,
                 f"a {type(value).__qualname__} does not know where the training stands in its data: a resume would begin "
                 "the epoch again",
-                todo=f"Write `{_WRAP}` after the loader is made, and put that into the state",
+                hint=f"Write `{_WRAP}` after the loader is made, and put that into the state",
             )
         if value.generator is None:
             value.generator = torch.Generator()
