@@ -87,9 +87,9 @@ def test_two_keepers_write_the_same_manifest() -> None:
 
 def test_a_part_that_another_writer_ordered_otherwise_still_matches() -> None:
     p = part(0, 1)
-    fields = sealed.unseal(p.encoded, "unbroken.checkpoint.part", where="x").value
+    fields = sealed.decode_checked(p.encoded, "unbroken.checkpoint.part", where="x").value
     body = {k: v for k, v in reversed(list(fields.items())) if k not in ("check", "kind", "schema")}
-    data = sealed.seal("unbroken.checkpoint.part", body)
+    data = sealed.encode_checked("unbroken.checkpoint.part", body)
     read = PartManifest.decode(data, where="x")
     merge([read]).check_part(read, data)
 
