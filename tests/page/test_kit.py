@@ -13,6 +13,7 @@ import pytest
 
 from unbroken.errors import MissingExtra
 from unbroken.page import shell
+from unbroken.page.charts.drawing import as_file
 from unbroken.page.charts.spec import Bars, LineChart, Series
 from unbroken.page.charts.svg import render as draw
 from unbroken.page.elements import Markup, element, short, width_of
@@ -137,3 +138,11 @@ def test_no_two_series_of_a_chart_look_alike(count: int) -> None:
     groups = tuple((f"g{i}", LIGHT["red"], (float(i),)) for i in range(min(count, 12)))
     assert len({g[1] for g in Bars("t", "v", ("a",), groups).groups}) == len(groups)
     ElementTree.fromstring(draw(chart))
+
+
+def test_a_drawing_as_a_file_has_a_namespace_and_light_colours_of_its_own() -> None:
+    chart = LineChart("t", "x", "y", (Series("a", ((0, 0), (1, 1)), LIGHT["blue"]),))
+    root = ElementTree.fromstring(as_file(draw(chart)))
+    assert root.tag == "{http://www.w3.org/2000/svg}svg" and root[0].get("fill") == "#fff"
+    assert LIGHT["blue"] in {e.get("stroke") for e in root.iter()}
+    assert "http" not in draw(chart)

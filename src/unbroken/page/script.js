@@ -114,7 +114,7 @@
       const svg = $("svg", button.parentElement).cloneNode(true);
       for (const h of all(".hair", svg)) h.remove();
       svg.removeAttribute("data-chart");
-      save(button.dataset.name + ".svg", "image/svg+xml", svg.outerHTML);
+      save(button.dataset.name + ".svg", "image/svg+xml", new XMLSerializer().serializeToString(svg));
     });
   }
   // What hovers over a drawing as a whole: the nearest of its points [x, y, text], or the span [from, to, text] at the pointer.

@@ -13,11 +13,17 @@ INK, SOFT, RULE, PAPER = LIGHT["ink"], LIGHT["soft"], LIGHT["rule"], LIGHT["pape
 
 
 def drawing(inside: Iterable[str], width: float, height: float, title: str, **more: object) -> Markup:
-    """An <svg> with a title for screen readers."""
+    """An <svg> with a title for screen readers. In a page it needs no namespace; `as_file` gives it one."""
     return element(
-        "svg", *inside, xmlns="http://www.w3.org/2000/svg", viewBox=f"0 0 {width:.0f} {height:.0f}",
+        "svg", *inside, viewBox=f"0 0 {width:.0f} {height:.0f}",
         width=f"{width:.0f}", height=f"{height:.0f}", role="img", aria_label=title, font_family=FONT, font_size=12, **more,
     )  # fmt: skip
+
+
+def as_file(svg: str) -> str:
+    """The drawing as a file of its own, on white."""
+    head, rest = svg.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1).split(">", 1)
+    return f'{head}><rect width="100%" height="100%" fill="#fff"/>{rest}'
 
 
 def text(x: float, y: float, said: str, *, anchor: str | None = None, fill: str = SOFT, size: float | None = None,

@@ -73,5 +73,5 @@ def points(values: Sequence[Point], low: float, high: float, title: str, x: str)
             out.append(line(at, ends[0], at, ends[1], BLUE, stroke_opacity="0.35"))
         look = {"cls": "fall"} if p.worse else {"fill": BLUE}
         said = element("title", f"{x} {p.x}: {p.value:.4f}")
-        out.append(element("circle", said, cx=at, cy=up.at(p.value), r=3, **look))
+        out.append(element("circle", said, cx=at, cy=up.at(p.value), r=2.5, **look))
     return drawing(out, width, height, title, cls="spark")

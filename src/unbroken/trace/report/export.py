@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ... import atomic
 from ...errors import TraceError
+from ...page.charts.drawing import as_file
 from ...page.charts.svg import render
 from .build import Report
 
@@ -56,12 +57,10 @@ def write_images(report: Report, folder: Path, *, png: bool) -> list[Path]:
 
 
 def strip_hover(svg: str) -> str:
-    """The drawing without the data that only the page needs, on white."""
+    """The drawing as a file, without the data that only the page needs."""
     import re
 
-    svg = re.sub(r' data-(chart|tip|series)="[^"]*"', "", svg)
-    head, rest = svg.split(">", 1)
-    return f'{head}><rect width="100%" height="100%" fill="#fff"/>{rest}'
+    return as_file(re.sub(r' data-(chart|series)="[^"]*"', "", svg))
 
 
 def to_png(program: str, svg: Path, png: Path) -> None:
