@@ -10,7 +10,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from ..page.terminal import escape
+from ..page.charts.spark import row_of
+from ..page.elements import Markup
+from ..page.shell import plural, render
 from ..progress.records.verdict import MACHINE_ONLY, Outcome, Verdict
 from ..version import __version__
 from .assist.incident_store_shape import Similar
@@ -111,48 +113,33 @@ def headline(v: Verdict) -> str:
 
 
 def page(d: Diagnosis, similar: tuple[Similar, ...] = ()) -> str:
-    """The report as one self-contained HTML page."""
-    v, e = d.verdict, escape
-    kind = (
-        "good"
-        if v.outcome is Outcome.COMPLETED
-        else "wait"
-        if not v.reason
-        else "stop"
-        if not v.recoverable
-        else "bad"
-    )
-    context = excerpt.of_root(v.root, d.sources.logs, 6, 8) if v.root else []
-    code = "".join(
-        f'<div class="row{" hit" if v.root and n == v.root.line else ""}"><span>{n}</span><code>{e(t[:600])}</code></div>'
-        for n, t in context or ([(v.root.line or 0, v.root.text)] if v.root else [])
-    )
+    """The report as one self-contained HTML page, without any script. Raises MissingExtra without Jinja2."""
+    v = d.verdict
+    root = [(v.root.line or 0, v.root.text)] if v.root else []
+    faulty = v.faulty
     facts = [
         ("Outcome", v.outcome.value), ("Reason", v.reason or "none"), ("Category", v.category.value if v.category else "none"),
-        ("Node", v.faulty.node if v.faulty else None), ("Rank", v.faulty.rank if v.faulty else None),
-        ("GPU", v.faulty.gpu if v.faulty else None), ("Restart can help", "yes" if v.recoverable else "no"),
+        ("Node", faulty.node if faulty else None), ("Rank", faulty.rank if faulty else None),
+        ("GPU", faulty.gpu if faulty else None), ("Restart can help", "yes" if v.recoverable else "no"),
         ("Action", _ACTIONS[v.action.value]), ("Cordon", ", ".join(v.cordon) or None),
         ("Confidence", f"{v.confidence:.0%}"), ("Decided by", v.decided_by),
     ]  # fmt: skip
-    table = "".join(f"<tr><th>{e(k)}</th><td>{e(str(x))}</td></tr>" for k, x in facts if x is not None)
-    rows = "".join(
-        f'<tr class="{e(ev.role)}"><td>{_clock(ev.time)}</td><td>{e(str(ev.rank if ev.rank is not None else ""))}</td><td>{e(ev.node or "")}</td>'
-        f"<td>{e(ev.reason or ev.rule.outcome or '')}</td><td>{e(ev.id)}</td><td><code>{e(ev.text.strip()[:220])}</code></td></tr>"
-        for ev in _story(d)
-    )
-    cascade = ", ".join(f"{e(c.reason)} &times;{c.count}" for c in v.cascade) or "nothing else"
-    before = "".join(
-        f"<li><b>{e(s.id)}</b> {e(s.reason or s.outcome)} ({s.score:.0%} alike) <code>{e(s.text[:160])}</code></li>"
-        for s in similar
-    )
-    notes = "".join(f"<li>{e(n)}</li>" for n in (*v.notes, *d.notes[:20]))
-    return _PAGE.format(
-        title=e(headline(v)), first="What came first" if v.reason else "What shows it", kind=kind, table=table, code=code or "<p class=dim>no line</p>", cascade=cascade, mitigation=e(v.mitigation or "Nothing to do."),
-        rows=rows or '<tr><td colspan="6" class="dim">no event</td></tr>', before=f"<h2>Seen before</h2><ul>{before}</ul>" if before else "",
-        notes=f"<h2>Notes</h2><ul>{notes}</ul>" if notes else "", chart=_chart(d), version=__version__,
-        logs=f"{len(d.scans):,} logs, {sum(s.ending.lines for s in d.scans):,} lines",
+    return render(
+        "diagnose/diagnosis.html",
+        v=v,
+        headline=headline(v),
+        mood="good" if v.outcome is Outcome.COMPLETED else "warn" if not v.reason else "bad",
+        facts=facts,
+        code=(excerpt.of_root(v.root, d.sources.logs, 6, 8) if v.root else []) or root,
+        chart=_chart(d),
+        story=_story(d),
+        similar=similar,
+        notes=(*v.notes, *d.notes[:20]),
+        read=f"{plural(len(d.scans), 'log')}, {plural(sum(s.ending.lines for s in d.scans), 'line')}",
+        version=__version__,
         made=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
-    )  # fmt: skip
+        clock=_clock,
+    )
 
 
 def bundle(d: Diagnosis, out: Path) -> list[str]:
@@ -222,53 +209,7 @@ def _clock(when: float | None) -> str:
     return datetime.datetime.fromtimestamp(when, datetime.UTC).strftime("%Y-%m-%d %H:%M:%S") if when else ""
 
 
-def _chart(d: Diagnosis) -> str:
-    """The loss near the end as a small SVG line, where the logs show one."""
+def _chart(d: Diagnosis) -> Markup:
+    """The loss near the end as a line, where the logs show one."""
     points = [p.loss for p in d.chronicle.progress if p.loss is not None and abs(p.loss) < 1e6][-600:]
-    if len(points) < 8:
-        return ""
-    low, high = min(points), max(points)
-    span = (high - low) or 1.0
-    path = " ".join(
-        f"{i * 640 / (len(points) - 1):.1f},{110 - (x - low) / span * 100:.1f}" for i, x in enumerate(points)
-    )
-    return (
-        f'<h2>Loss near the end</h2><svg viewBox="-4 0 700 122" role="img" aria-label="loss near the end"><polyline points="{path}" fill="none" '
-        f'stroke="currentColor" stroke-width="1.6"/><text x="646" y="14">{high:.3g}</text><text x="646" y="114">{low:.3g}</text></svg>'
-    )
-
-
-_PAGE = """<!doctype html>
-<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{title}</title>
-<style>
-:root {{ color-scheme: light dark; --ink: #1c2430; --paper: #fbfbf9; --dim: #6b7480; --line: #d9dde2; --bad: #b3402a; --stop: #8a2020; --good: #2b7a4b; --wait: #8a6d1d; --hit: #fde9e3; }}
-@media (prefers-color-scheme: dark) {{ :root {{ --ink: #e4e8ee; --paper: #14181e; --dim: #8d97a5; --line: #2b323c; --hit: #43231b; --bad: #f08a6f; --stop: #ff8b8b; --good: #6cc493; --wait: #dcbc5c; }} }}
-body {{ font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); max-width: 68rem; margin: 2rem auto; padding: 0 1.2rem; }}
-h1 {{ font-size: 1.5rem; line-height: 1.3; border-left: .4rem solid var(--{kind}); padding-left: .8rem; }}
-h2 {{ font-size: 1.05rem; margin-top: 2rem; }}
-code, .row {{ font: 12.5px/1.5 ui-monospace, Menlo, Consolas, monospace; }}
-table {{ border-collapse: collapse; width: 100%; }} th, td {{ text-align: left; vertical-align: top; padding: .25rem .8rem .25rem 0; border-bottom: 1px solid var(--line); }}
-table.facts {{ width: auto; }} table.facts th {{ color: var(--dim); font-weight: 500; }}
-.scroll {{ overflow-x: auto; border: 1px solid var(--line); border-radius: .4rem; padding: .4rem 0; }}
-.row {{ display: flex; white-space: pre; }} .row span {{ color: var(--dim); min-width: 5.5rem; text-align: right; padding-right: 1rem; user-select: none; }}
-.hit {{ background: var(--hit); font-weight: 600; }}
-.do {{ border: 1px solid var(--line); border-radius: .4rem; padding: .7rem 1rem; }}
-.dim, footer {{ color: var(--dim); }} footer {{ margin-top: 3rem; font-size: .85rem; }}
-.story td, .story th {{ white-space: nowrap; padding-left: .8rem; }} .story td:last-child {{ white-space: normal; overflow-wrap: anywhere; min-width: 22rem; }}
-tr.cascade td {{ color: var(--dim); }} svg {{ width: 100%; max-height: 9rem; color: var(--{kind}); }} svg text {{ fill: var(--dim); font-size: 11px; }}
-</style>
-<h1>{title}</h1>
-<table class="facts">{table}</table>
-<h2>{first}</h2>
-<div class="scroll">{code}</div>
-<p>It caused: {cascade}.</p>
-<h2>What to do</h2>
-<p class="do">{mitigation}</p>
-{chart}
-<h2>In order</h2>
-<div class="scroll"><table class="story"><tr><th>Time (UTC)</th><th>Rank</th><th>Node</th><th>Reason</th><th>Rule</th><th>Line</th></tr>{rows}</table></div>
-{before}{notes}
-<footer>Read {logs}. Made by unbroken {version}, {made}.</footer>
-</html>
-"""
+    return row_of(points, "loss near the end") if len(points) >= 8 else Markup()
