@@ -51,7 +51,11 @@ class Link:
         *,
         limit: int = READ_AHEAD,
         strict: bool = False,
+        take_news: Callable[[Message], bool] | None = None,
     ) -> None:
+        """`take_news` is given each message that wants no answer, in order and without a task of its own, which costs more
+        than most of them do; where it returns False the message goes the way of all others."""
+        self._take_news = take_news
         self._reader, self._writer, self._on_message = reader, writer, on_message
         self.limit, self.strict = limit, strict
         self._unread = bytearray()
@@ -132,6 +136,8 @@ class Link:
                     if waiting is not None and not waiting.done():
                         waiting.set_result(message)
                     continue
+                if "id" not in message and self._read_news(message):
+                    continue
                 if len(self._tasks) >= PENDING:
                     raise Malformed(f"{PENDING} messages of this link are being handled already")
                 task = asyncio.create_task(self._handle(message))
@@ -143,6 +149,18 @@ class Link:
             pass
         finally:
             self.close()
+
+    def _read_news(self, message: Message) -> bool:
+        """Whether the message was taken at once, well or badly: a defect in one must not end the link."""
+        if self._take_news is None:
+            return False
+        try:
+            return self._take_news(message)
+        except (UnbrokenError, Malformed) as e:
+            _log.warning("a message was passed over: %s", e)
+        except Exception:  # noqa: BLE001  a defect in one message must not end the link; it is logged
+            _log.exception("a message could not be handled: %s", message.get("op"))
+        return True
 
     async def _line(self) -> bytes:
         """The next line; empty when the other side is gone. Raises Malformed for one above the limit."""

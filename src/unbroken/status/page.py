@@ -25,7 +25,8 @@ STATUS_TEXT = {
 }  # fmt: skip
 KIND_TEXT = {
     "failed": "a rank ended with an error", "hung": "the steps stopped coming", "node_lost": "a node was lost",
-    "agent_lost": "a node's agent died", "supervisor_lost": "the supervisor died and the ranks ended with it",
+    "agent_lost": "a node's agent died", "preempted": "a node was taken away, as announced",
+    "supervisor_lost": "the supervisor died and the ranks ended with it",
     "lease": "a node lost its supervisor",
 }  # fmt: skip
 ACTION_TEXT = {
@@ -38,7 +39,8 @@ PHASE_TEXT = {
 }  # fmt: skip
 _HOW = {
     "completed": "completed", "interrupted": "stopped on request", "failed": "a rank failed", "hung": "hang",
-    "node_lost": "node lost", "agent_lost": "agent lost", "supervisor_lost": "supervisor lost",
+    "node_lost": "node lost", "agent_lost": "agent lost", "preempted": "node taken away",
+    "supervisor_lost": "supervisor lost",
     "lease": "a lease lapsed", "cut off": "cut off", "running": "still running",
 }  # fmt: skip
 PHASE_KINDS = {

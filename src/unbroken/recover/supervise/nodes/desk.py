@@ -114,14 +114,17 @@ class Desk:
                 raise RunError(f"the message makes no sense: {e}") from None
             if node is None:
                 raise RunError("say hello first")
-            self._fleet.note_sign(node)
-            if op == "beat":
-                link.tell(op="lease", number=message["number"], seconds=self._fleet.grant(node))
-                return None
-            self._inbox.put(node, message)
+            self._read(node, link, message)
             return None
 
-        link = Link(reader, writer, handle, limit=HELLO_BYTES, strict=True)
+        def take_news(message: Message) -> bool:
+            if node is None or link.strict or message.get("op") == "hello":
+                return False
+            received.check(message, self._world_size)
+            self._read(node, link, message)
+            return True
+
+        link = Link(reader, writer, handle, limit=HELLO_BYTES, strict=True, take_news=take_news)
         strange = asyncio.get_running_loop().call_later(HELLO_S, link.close)
         task = asyncio.current_task()
         if task is not None:
@@ -133,6 +136,14 @@ class Desk:
             strange.cancel()
         if node is not None:
             self._fleet.note_closed(node, link)
+
+    def _read(self, node: Node, link: Link, message: Message) -> None:
+        """Takes a message of a known agent, which was checked."""
+        self._fleet.note_sign(node)
+        if message.get("op") == "beat":
+            link.tell(op="lease", number=message["number"], seconds=self._fleet.grant(node))
+        else:
+            self._inbox.put(node, message)
 
     def close(self) -> None:
         """Listens no more, and ends all connections."""
