@@ -14,11 +14,12 @@ import pytest
 
 from tests.diagnose.logs import job, steps, traceback
 from unbroken.diagnose import diagnose, examine
-from unbroken.diagnose.match import sieve
+from unbroken.diagnose.match.kinds import Shared, patterns_of
 from unbroken.diagnose.match.partial import Limits
 from unbroken.diagnose.match.rules import RuleSet, builtin, builtin_set, loosen
-from unbroken.diagnose.match.sieve import Shared, Sieve, patterns_of
+from unbroken.diagnose.match.sieve import Sieve
 from unbroken.diagnose.match.triggers import WORDS
+from unbroken.diagnose.match.writers import has_plain
 
 REPO = Path(__file__).parents[2]
 re2 = pytest.importorskip("re2")
@@ -273,4 +274,4 @@ def test_a_line_without_the_words_of_warnings_is_found_among_all_that_have_one()
     for _ in range(5000):
         rows = ["".join(rng.choices(pieces, k=rng.randint(0, 9))) for _ in range(rng.randint(0, 4))]
         wanted = any(r and not any(w in r for w in ("INFO", "WARN", "DEBUG")) for r in rows)
-        assert sieve._has_plain("\n".join(rows).encode()) is wanted, rows
+        assert has_plain("\n".join(rows).encode()) is wanted, rows

@@ -15,10 +15,11 @@ from .judge.event_location import add_facts, from_paths
 from .judge.facts import Facts
 from .judge.known import with_flight
 from .match.events import FileScan, Topology
+from .match.kinds import Shared, patterns_of
 from .match.partial import Limits, scan_within, tell
 from .match.rules import RuleSet, builtin_set, load
 from .match.scan import Scanner
-from .match.sieve import Shared, patterns_of, with_counts
+from .match.sieve import with_counts
 from .match.topology import TopologyReader
 from .read import clock
 from .read.flight_recorder import Flight, analyse

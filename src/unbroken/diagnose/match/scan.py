@@ -8,9 +8,8 @@ whether training went on.
 
 from __future__ import annotations
 
-import itertools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -20,10 +19,13 @@ from ..read.prefixes import Line, clean, take_apart
 from ..read.quoted import FENCE, is_fenced, is_open_before, is_talk
 from ..read.sources import LONGEST_LINE, Source, blocks
 from ..read.tracebacks import EXCEPTION, HEADER, Tracebacks
-from .completion import LAST_OF_PLAN, TAIL_LINES, completion, may_be_complete, planned
+from .completion import planned
 from .events import Event, FileScan, Progress
+from .kinds import Shared, patterns_of
+from .log_end import LogEnd
+from .quick import has_clock, may_introduce
 from .rules import Rule, RuleSet, xids
-from .sieve import Shared, Sieve, patterns_of
+from .sieve import Sieve
 from .topology import TopologyReader
 
 WINDOW = 8192
@@ -31,7 +33,7 @@ STEPS_AFTER = 6
 MOST_EVENTS = 20_000
 MOST_COMPLAINTS = 64
 SAME_KEPT = 40
-_LAST_LINES, _FEW_TRIES, _SOME_TRIES = 6, 3, 8
+_SOME_TRIES = 8
 
 _EXCEPTION = EXCEPTION
 _COMPLAINT = re.compile(r"\b(?:ERROR|FATAL|CRITICAL|PANIC)\b|^(?:[Ee]rror|[Ff]atal)\b")
@@ -50,7 +52,6 @@ _UTIL = re.compile(
     r"(?:\bnode[=: ]|\bhost[=: ])?([A-Za-z][\w.\-]*\d[\w.\-]*)?\s*\bgpu[ =:#]?(\d{1,2})\b.{0,40}?util(?:ization)?[=: ]+(\d+)\s?%",
     re.I,
 )
-_PACE = re.compile(r"([\d.]+)s/it\]")
 _SUMMARY = re.compile(r"  (?:time|host|rank|exitcode|pid)\s+: ")
 _BEHIND_BAR = re.compile(r"(?:\[(?:rank|default)\d+\]:\s?)*Traceback \(most recent call last\)")
 _SEQ = re.compile(r"SeqNum=(\d+)")
@@ -97,7 +98,7 @@ class Scanner:
     def _meet(self, block: bytes) -> None:
         """Learns from a log's first lines whose it is: a job's (and on which host), or the machine's."""
         first = block[:16384].split(b"\n")[:60]
-        if not _may_introduce(b"\n".join(first)):
+        if not may_introduce(b"\n".join(first)):
             return
         rows = [b for raw in first for b in self._bare(raw) if b.text.strip()]
         machine = 0
@@ -109,7 +110,10 @@ class Scanner:
 
     def finish(self) -> FileScan:
         """What was found in all that was fed."""
-        self._finish(*self._last_blocks)
+        log_end = LogEnd(
+            self.out, self.source, self.ruleset, self._shared, self.year, self._planned, self._bare
+        )
+        log_end.read(*self._last_blocks, self._line)
         self.out.counted = self._sieve.counted()
         self._last_blocks = (b"", b"")
         return self.out
@@ -419,162 +423,12 @@ class Scanner:
     def _time_before(self, block: bytes, offset: int) -> float | None:
         """The time of the nearest earlier line that has one."""
         before = block[max(0, offset - 4096) : offset]
-        for raw in reversed(before.split(b"\n")) if _has_clock(before) else ():
+        for raw in reversed(before.split(b"\n")) if has_clock(before) else ():
             if raw:
                 when = clock.find(raw[:200].decode("utf-8", "replace"), self.year)
                 if when is not None:
                     return when
         return self._last_time
-
-    def _completed(self, rows: list[bytes], first: int) -> None:
-        """Adds the ending that a log's last lines show."""
-        found = None
-        if may_be_complete(b"\n".join(rows[-2 * TAIL_LINES :]), self.ruleset):
-            texts = self._last_texts(rows, first, TAIL_LINES)
-            steps = [p.step for p in self.out.progress[-50:] if p.step is not None]
-            found = completion(texts, self.ruleset, max(steps, default=None))
-        else:
-            texts = self._last_texts(rows, first, _LAST_LINES)
-        self.out.last_lines = [(n, t[:2000], clock.find(t, self.year)) for n, t in texts[-_LAST_LINES:]]
-        end = self.out.progress[-1] if self.out.progress else None
-        if (
-            found is None
-            and end is not None
-            and end.step is not None
-            and {end.step, end.step + 1} & self._planned
-        ):
-            found = (end.line, end.text, LAST_OF_PLAN)
-        if found is not None and not self.out.machine:
-            number, text, rule = found
-            when = clock.find(text, self.year)
-            self.out.events.append(
-                Event(
-                    self.out.index,
-                    number,
-                    text[:2000],
-                    rule,
-                    when,
-                    self.source.rank,
-                    self.source.node,
-                    weight=0.6,
-                )
-            )
-
-    def _last_texts(self, rows: list[bytes], first: int, most: int) -> list[tuple[int, str]]:
-        """At least `most` of the last texts that are not blank, with their lines, as far as twice as many rows go."""
-        texts: list[list[tuple[int, str]]] = []
-        count = 0
-        for i in range(len(rows) - 1, max(-1, len(rows) - 2 * TAIL_LINES - 1), -1):
-            texts.append([(first + i, b.text) for b in self._bare(rows[i]) if b.text.strip()])
-            count += len(texts[-1])
-            if count >= most:
-                break
-        return [t for some in reversed(texts) for t in some]
-
-    def _finish(self, previous: bytes, last: bytes) -> None:
-        end = self.out.ending
-        end.lines = end.last_line = self._line
-        most = self._shared.tail
-        tail = (previous[-(most - len(last)) :] + last) if len(last) < most else last[-most:]
-        if not tail:
-            return
-        end.cut_off = not tail.endswith(b"\n")
-        rows = tail.split(b"\n")
-        if not end.cut_off:
-            rows.pop()
-        if len(tail) >= most:
-            rows = rows[1:]
-        first = self._line - len(rows) + 1
-        if progress_lines.may(tail):
-            self._last_metrics(rows, first)
-        self._completed(rows, first)
-        self._last_times(rows, first, _has_clock(tail), b"/it]" in tail)
-
-    def _last_metrics(self, rows: list[bytes], first: int) -> None:
-        """Reads the metric lines among the last rows: all of them, or the last few where many logs showed many."""
-        known = {p.line for p in self.out.progress if p.line >= first}
-        found: list[Progress] = []
-        backwards = range(len(rows) - 1, -1, -1)
-        if self._shared.few_metrics:
-            # The last step, and one from before: as much of a stretch of bad losses as of what lies before it.
-            for order in (backwards, range(len(rows))):
-                some = list(itertools.islice((i for i in order if progress_lines.may(rows[i])), _FEW_TRIES))
-                found += itertools.islice(self._metrics_of(rows, some, first, known), 1)
-        else:
-            wanted = [i for i in backwards if progress_lines.may(rows[i])]
-            self._shared.metrics += len(wanted)
-            found += self._metrics_of(rows, wanted, first, known)
-        if found:
-            self.out.progress = sorted((*self.out.progress, *found), key=lambda p: p.line)
-
-    def _metrics_of(
-        self, rows: list[bytes], wanted: list[int], first: int, known: set[int]
-    ) -> Iterator[Progress]:
-        """The steps and losses of the `wanted` rows, where they are not known yet."""
-        for i in wanted:
-            for bare in self._bare(rows[i]) if first + i not in known else ():
-                got = progress_lines.read(bare.text)
-                if got:
-                    when = clock.find(bare.text, self.year) or clock.find(bare.time or "", self.year)
-                    yield Progress(self.out.index, first + i, *got, when, bare.text[:1000])
-                    known.add(first + i)
-                    break
-
-    def _last_times(self, rows: list[bytes], first: int, timed: bool, paced: bool) -> None:
-        """Reads the last line's text, the times of the last lines that have one, and the pace that a bar shows."""
-        end, farthest = self.out.ending, self._shared.stamp_rows
-        for i in range(len(rows) - 1, -1, -1):
-            said = next((b for b in reversed(self._bare(rows[i])) if b.text.strip()), None)
-            if said is None:
-                continue
-            text = said.text
-            if not end.last_text:
-                end.last_text, end.last_line = text[:2000], first + i
-            if not timed and not paced:
-                break
-            when = (clock.find(text, self.year) or clock.find(said.time or "", self.year)) if timed else None
-            if when is not None:
-                end.last_time = when if end.last_time is None else end.last_time
-                end.stamps.insert(0, (first + i, when))
-            if end.pace is None and "/it]" in text:
-                m = _PACE.search(text)
-                end.pace = float(m.group(1)) if m else None
-            if len(end.stamps) >= self._shared.stamps or (len(rows) - i > farthest and end.stamps):
-                break
-
-
-def _introduction() -> Callable[[bytes], object]:
-    """A quick look for what `_meet` could find: a superset of `_MACHINE`, of the prefixes of kernel logs and of
-    `topology._HOST`."""
-    pattern = (
-        rb"(?i)kernel|mcelog|systemd|dmesg|fabric ?manager|nvswitch|sxid|dcgm|nv-hostengine|\\u"
-        rb"|\[\s*\d+\.\d{6}\]|:(?:emerg|alert|crit|err|warn|notice|info|debug)\s*: |\[(?:mon|tue|wed|thu|fri|sat|sun) "
-        rb"|(?:host(?:name)?|node(?:name)?|machine|running on|launch(?:ing|ed)? on|started on)[:= ]+(?:is )?[a-z][a-z0-9.\-]*\d"
-    )
-    try:
-        import re2
-    except ImportError:
-        return re.compile(pattern).search
-    return re2.compile(pattern).search  # type: ignore[no-any-return]
-
-
-_may_introduce = _introduction()
-
-
-def _clock() -> Callable[[bytes], bool]:
-    """Whether a time of day stands in some bytes."""
-    try:
-        import re2
-    except ImportError:
-        return lambda text: _CLOCK.search(text) is not None
-    options = re2.Options()
-    options.encoding = re2.Options.Encoding.LATIN1
-    search = re2.compile(_CLOCK.pattern, options).search
-    return lambda text: b":" in text and search(text) is not None
-
-
-_CLOCK = re.compile(rb"\d\d:\d\d:\d\d")
-_has_clock = _clock()
 
 
 def _lines(block: bytes, start: int, end: int) -> Iterator[tuple[bytes, int]]:

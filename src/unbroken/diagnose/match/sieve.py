@@ -10,50 +10,28 @@ The last line of each kind in a block is read too, because it shows what was goi
 from __future__ import annotations
 
 import bisect
-import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from ...progress.records.verdict import Verdict
-from ..read.decoration import SAMPLE_LINES, Learner
 from .events import Counted
-from .rules import Rule, RuleSet, Search, loose_search, loose_set
+from .kinds import BYTES_PER_HIT, Ids, Sample, Shared
+from .rules import RuleSet
 from .triggers import TRIGGER
+from .writers import PLAIN, has_plain, is_low, named, writers_of
 
 _CHUNK, _PIECE = 64 << 10, 8 << 10
 _DELETE = b"0123456789.,:+-"
-_FREE_HITS, _BYTES_PER_HIT = 300, 16 << 10
 _READ_EACH = 48
 _COMMON = 1000
-_FREE_READS, _BYTES_PER_READ = 800, 32 << 10
-_FREE_WRITERS, _BYTES_PER_WRITER = 5000, 16 << 10
 _MANY_TEXTS = 150
 _HITS_JUDGED = 8
 _SAMPLED = 16  # of so many chunks, one is sampled
 _MOST_WRITERS = 50_000
 _TEMPLATES = 50_000
 _FIRST_TRIES = 4
-_MANY_LOGS, _FEW_LINES, _FREE_METRICS = 64, 12, 2000
-_TAIL, _LEAST_TAIL, _TAILS = 256 << 10, 8 << 10, 8 << 20
-
-# What a line may mean beside the rules: see `Scanner._matter` and `TopologyReader.see`.
-_STRUCTURE = (
-    r"Traceback \(most recent call last\)", r"Xid \(", r"\brank \d+ nranks \d+ cudaDev", r"Bootstrap ?: Using",
-    r"(?:nodelist|NODELIST|nodes|hosts|NodeList)[=:] ?[A-Za-z]", r"(?:gpus[_-]per[_-]node|nproc[_-]per[_-]node|GPUS_PER_NODE|ntasks-per-node)[= :]+\d",
-    r"\b(?:world[ _]size|WORLD_SIZE)['\"]?\s*[:=]\s*\d", r"\s(?:time|host|rank|exitcode|pid)\s+:\s", r"failed \(exitcode: -?\d+\)",
-    r"Root Cause \(first", r"Failures:", r"util(?:ization)?[=: ]+\d+\s?%", r"Exception Group", r"exc_info|\"exception\"|stack_trace",
-)  # fmt: skip
-_WRITER = (
-    (b"ank", re.compile(rb"ank[ =:_\[]{0,2}\d+")),
-    (b"node", re.compile(rb"node[-_ ]?\d+")),
-    (b"Xid (", re.compile(rb"Xid \(PCI:[^)]{0,20}\): \d+")),
-)
-_TASK = re.compile(rb"\s{0,5}\d{1,6}: ")
-_TASKS = re.compile(rb"\n {0,5}\d{1,6}: ")
-_PLAIN = b"!"
-_LOW = (b"INFO", b"WARN", b"DEBUG")
 
 
 class Hit(Protocol):
@@ -70,9 +48,6 @@ class _Hit:
         return self.at
 
 
-Ids = tuple[int, ...]
-
-
 @dataclass(frozen=True)
 class _Place:
     """A chunk (or a line) at byte `at` of its block in which something fits; with `keys`, the last line with `key`."""
@@ -81,108 +56,6 @@ class _Place:
     chunk: bytes
     keys: list[bytes] | None = None
     key: bytes = b""
-
-
-@dataclass
-class _Sample:
-    """What fits the lines of some chunks, to estimate others from."""
-
-    chunks: int = 0
-    lines: int = 0
-    fits: Counter[Ids] = field(default_factory=Counter)
-
-
-class Patterns:
-    """All rules and structures in one matcher that does not care where on a line they stand."""
-
-    def __init__(self, rules: Sequence[Rule]) -> None:
-        self.rules = tuple(rules)
-        self._regexes = [r.regex for r in rules] + list(_STRUCTURE)
-        self._match = loose_set(self._regexes)
-        self._each: dict[int, Search] = {}
-
-    @property
-    def usable(self) -> bool:
-        """Whether whole chunks can be tried at once (google-re2 is there)."""
-        return self._match is not None
-
-    def __call__(self, text: bytes) -> Ids:
-        """The numbers of what fits somewhere in `text`, in order; () where nothing does."""
-        if b"\\" in text:  # text within JSON
-            text = text.replace(b"\\n", b"\n").replace(b"\\t", b"\t").replace(b'\\"', b'"')
-        assert self._match is not None
-        found = self._match(text)
-        return tuple(sorted(found)) if found else ()
-
-    def find(self, one: int, text: bytes, pos: int) -> int:
-        """Where in `text`, from byte `pos` on, number `one` fits first; -1 where nowhere."""
-        search = self._each.get(one)
-        if search is None:
-            search = self._each[one] = loose_search(self._regexes[one])
-        m = search(text, pos)
-        return -1 if m is None else m.start()
-
-    def name(self, ids: Ids) -> str | None:
-        """The id of the rule that would decide, or None for structure."""
-        return self.rules[ids[0]].id if ids[0] < len(self.rules) else None
-
-
-def patterns_of(ruleset: RuleSet) -> Patterns:
-    """The patterns of a rule set, kept with it."""
-    known = getattr(ruleset, "_patterns", None)
-    if known is None:
-        # Rules on a log's last lines are tried there, on each line.
-        known = Patterns([r for r in ruleset.rules if r.where != "tail"])
-        ruleset._patterns = known  # type: ignore[attr-defined]
-    return known
-
-
-class Shared:
-    """What all logs of one diagnosis know together: how much was read, which kinds are seen everywhere, and how many
-    bytes at its end of each are read line by line (`tail`), what decorations they have, and how many times on its last
-    lines are read (`stamps`, within about `stamp_rows`), and in how many of its first bytes steps are planned (`plan`)."""
-
-    def __init__(self, patterns: Patterns, logs: int = 1) -> None:
-        self.patterns = patterns
-        self.tail = max(_LEAST_TAIL, min(_TAIL, _TAILS // max(1, logs)))
-        self.many = logs > _MANY_LOGS
-        self.stamps, self.stamp_rows = (8, 40) if self.many else (40, 400)
-        self.plan = (32 if self.many else 256) << 10
-        self.decoration = Learner(_FEW_LINES if self.many else SAMPLE_LINES)
-        self.metrics = 0
-        self.bytes = self.hits = self.reads = self.firsts = 0
-        self.known: dict[bytes, Ids] = {}
-        self.seen: Counter[Ids] = Counter()
-        self.told: Counter[Ids] = Counter()
-        self.texts: Counter[Ids] = Counter()
-        self.wide: set[int] = set()
-        self.writers: dict[Ids, dict[bytes, int]] = {}
-        self.samples: dict[Ids, _Sample] = {}
-
-    @property
-    def crowded(self) -> bool:
-        """Whether triggers are so frequent that not every line with one can be read."""
-        return self.patterns.usable and self.hits > _FREE_HITS + self.bytes // _BYTES_PER_HIT
-
-    @property
-    def very_crowded(self) -> bool:
-        """Whether this will be so for long."""
-        return self.hits > 2 * (_FREE_HITS + self.bytes // _BYTES_PER_HIT)
-
-    @property
-    def exhausted(self) -> bool:
-        """Whether as many lines were read as their bytes allow: kinds that are known are only counted then."""
-        return self.reads > _FREE_READS + self.bytes // _BYTES_PER_READ
-
-    @property
-    def few_metrics(self) -> bool:
-        """Whether so many metric lines were read at the ends of many logs that of each further log a few are enough."""
-        return self.many and self.metrics > _FREE_METRICS
-
-    @property
-    def more_writers(self) -> bool:
-        """Whether the first line of a kind from yet another rank or node may still be read."""
-        return self.firsts < _FREE_WRITERS + self.bytes // _BYTES_PER_WRITER
 
 
 class Sieve:
@@ -304,8 +177,8 @@ class Sieve:
                 found[key] = got
         if not set(ids).issubset(i for got in found.values() for i in got):
             return False
-        kinds = {(got, b"" if _is_low(key) else _PLAIN) for key, got in found.items()}
-        writers = _named(chunk)
+        kinds = {(got, b"" if is_low(key) else PLAIN) for key, got in found.items()}
+        writers = named(chunk)
         if not all(self._has_enough(k, {p + w for w in writers}, chunk, at, starts) for k, p in kinds):
             return False
         for key, got in found.items():
@@ -323,7 +196,7 @@ class Sieve:
         shared = self._shared
         sample = shared.samples.get(ids)
         if sample is None or sample.chunks % _SAMPLED == 0:
-            sample = sample or _Sample()
+            sample = sample or Sample()
             shared.samples[ids] = sample
             for piece, _ in _pieces(chunk, 0, _PIECE):
                 rows = piece.rstrip(b"\n").split(b"\n")
@@ -375,7 +248,7 @@ class Sieve:
                 got = self._match(row)
                 if i in got:
                     starts.append(at + start)
-                    self._note(got, _writers(row[:400]))
+                    self._note(got, writers_of(row[:400]))
                     self._count_read(got)
                     break
                 pos = start + len(row) + 1
@@ -385,16 +258,16 @@ class Sieve:
         one are put into `starts`, and with many the answer is no."""
         if all(not self._limit((i,)) for i in ids):
             return True
-        if not _has_plain(chunk):
+        if not has_plain(chunk):
             parts = [(chunk, ids, False)]
-        elif not _is_low(chunk):
+        elif not is_low(chunk):
             parts = [(chunk, ids, True)]
         else:
             rows = chunk.split(b"\n")
-            texts = [b"\n".join(r for r in rows if _is_low(r) is low) for low in (True, False)]
+            texts = [b"\n".join(r for r in rows if is_low(r) is low) for low in (True, False)]
             parts = [(text, self._match(text), text is texts[1]) for text in texts]
         for text, fitting, marked in parts:
-            writers = {_PLAIN + w for w in _named(text)} if marked else _named(text)
+            writers = {PLAIN + w for w in named(text)} if marked else named(text)
             if not all(self._has_enough((i,), writers, chunk, at, starts) for i in fitting):
                 return False
         return True
@@ -406,7 +279,7 @@ class Sieve:
             return True
         known = self._shared.writers.get(ids, {})
         new = writers - known.keys() if limit == 1 else {w for w in writers if known.get(w, 0) < limit}
-        if len(new) > 8 or (new and limit > 1) or not new.isdisjoint((b"", _PLAIN)):
+        if len(new) > 8 or (new and limit > 1) or not new.isdisjoint((b"", PLAIN)):
             return False
         for w in new:
             self._first_of(w, chunk, at, ids, starts)
@@ -414,12 +287,12 @@ class Sieve:
 
     def _first_of(self, writer: bytes, chunk: bytes, at: int, ids: Ids, starts: list[int]) -> None:
         """Has the first line of a writer that fits `ids` read, if the chunk holds one."""
-        word, pos = writer.removeprefix(_PLAIN), 0
+        word, pos = writer.removeprefix(PLAIN), 0
         while (pos := chunk.find(word, pos)) >= 0:
             start, end = chunk.rfind(b"\n", 0, pos) + 1, chunk.find(b"\n", pos)
             row = chunk[start : len(chunk) if end < 0 else end]
             pos = start + len(row)
-            if writer not in _writers(row):
+            if writer not in writers_of(row):
                 continue
             got = self._match(row)
             if not set(ids).isdisjoint(got):
@@ -451,7 +324,7 @@ class Sieve:
             worth = True
             if shared.texts[ids] > _MANY_TEXTS:
                 shared.wide.update(ids)
-        worth |= self._note(ids, _writers(row[:400]))
+        worth |= self._note(ids, writers_of(row[:400]))
         if worth:
             starts.append(offset)
             self._count_read(ids)
@@ -510,51 +383,7 @@ def _hits_after(block: bytes, at: int) -> int:
         pos = block.find(b"\n", hit.start()) + 1 or len(block)
     if count == _HITS_JUDGED:
         count = count * (len(block) - at) // max(1, pos - at)
-    return min(count, 4 * len(block) // _BYTES_PER_HIT)
-
-
-def _writers(row: bytes) -> set[bytes]:
-    """The ranks, nodes and error codes that a line names; those of a line that its logger does not rate below an
-    error are marked, because what a rank warned of before says nothing of what it fails with."""
-    return _named(row) if _is_low(row) else {_PLAIN + w for w in _named(row)}
-
-
-def _named(text: bytes) -> set[bytes]:
-    """The ranks, nodes and error codes that some lines name; one nameless writer where they name none."""
-    found = set[bytes]().union(*(pattern.findall(text) for word, pattern in _WRITER if word in text))
-    if _TASK.match(text):
-        found.update(w.strip() for w in _TASKS.findall(b"\n" + text))
-    return found or {b""}
-
-
-def _is_low(row: bytes) -> bool:
-    return any(w in row for w in _LOW)
-
-
-def _line_without(words: Sequence[bytes]) -> Callable[[bytes], object]:
-    """A search for a line, not blank, with none of `words` in it. The first letter of a word may stand nowhere else in
-    any of them: then such a line is text without first letters, with beginnings of words that do not go on."""
-    try:
-        import re2
-    except ImportError:
-        return lambda text: True
-    first = "".join(w[:1].decode() for w in words)
-    starts = []
-    for word in (w.decode() for w in words):
-        starts += [f"{word[:n]}(?:[^{first}{word[n]}\\n][^{first}\\n]*)?" for n in range(1, len(word))]
-    begun = f"(?:{'|'.join(starts)})"
-    text = f"(?:[^{first}\\n]+{begun}*|{begun}+)"
-    options = re2.Options()
-    options.encoding = re2.Options.Encoding.LATIN1
-    return re2.compile(f"(?m)^{text}$".encode(), options).search  # type: ignore[no-any-return]
-
-
-_LINE_WITHOUT_LOW = _line_without(_LOW)
-
-
-def _has_plain(chunk: bytes) -> bool:
-    """Whether a line, not blank, has none of the words with which loggers rate it below an error."""
-    return _LINE_WITHOUT_LOW(chunk) is not None
+    return min(count, 4 * len(block) // BYTES_PER_HIT)
 
 
 def with_counts(verdict: Verdict, counted: Iterable[Counted], ruleset: RuleSet) -> Verdict:
