@@ -118,7 +118,7 @@ def test_a_newer_version_is_no_damage(tmp_path: Path) -> None:
     name = save_small(tmp_path, 10)
     marker = json.loads((tmp_path / name / COMMITTED).read_bytes())
     body = {k: v for k, v in marker.items() if k not in ("check", "kind", "schema")}
-    data = sealed.seal("unbroken.checkpoint.committed", body).replace(b'"schema":1', b'"schema":7')
+    data = sealed.encode_checked("unbroken.checkpoint.committed", body).replace(b'"schema":1', b'"schema":7')
     tail = data[sealed._PREFIX :]
     (tmp_path / name / COMMITTED).write_bytes(b'{"check":"' + sealed.digest(tail).encode() + b'",' + tail)
     (found,) = catalogue.listing(PosixStorage(tmp_path))

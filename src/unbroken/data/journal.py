@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import UsageError
-from ..progress import attach
+from ..progress import RunDir, attach
 from ..progress.journal import decode, encode
 from .position import Ranges, normalize
 
@@ -50,7 +50,7 @@ class Journal:
                     "there is no run whose folder the journal of the data could be in",
                     hint="Name a folder: Journal('runs/data'), or start with `unbroken run`",
                 )
-            folder = run.run_dir / "data"
+            folder = RunDir(run.run_dir).data
         self._folder = Path(folder)
         self._attempt = self._number = run.attempt
         self._fd: int | None = None

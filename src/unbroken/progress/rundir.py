@@ -102,6 +102,11 @@ class RunDir:
         return self.path / "checkpoints"
 
     @property
+    def data(self) -> Path:
+        """What each step was given, where the training asks for that (unbroken.data.Journal)."""
+        return self.path / "data"
+
+    @property
     def incidents(self) -> Path:
         return self.path / "incidents"
 

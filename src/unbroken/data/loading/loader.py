@@ -19,11 +19,11 @@ import os
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, get_worker_info
 
 from ...errors import InputError, UnsaveableState, UsageError
 from ..ordering.orders import Listed, ListedBatches, Order, UnitOrder, fingerprint
@@ -374,10 +374,10 @@ class _Begin:
         self._dataset, self._then = dataset, then
 
     def __call__(self, worker: int) -> None:
-        from torch.utils.data._utils import worker as torchs
-
-        if torchs._worker_info is not None:
-            torchs._worker_info = replace(torchs._worker_info, dataset=self._dataset)
+        info = get_worker_info()
+        if info is not None:
+            # It refuses to be changed, in each version of torch in another way.
+            object.__setattr__(info, "dataset", self._dataset)
         if self._then is not None:
             self._then(worker)
 
