@@ -164,6 +164,25 @@ def test_a_plan_takes_the_size_of_a_task_that_was_evaluated_whole(
     assert "assumed" not in whole["source"] and whole["seconds"] < few["seconds"] / 10
 
 
+def test_a_plan_knows_how_many_rows_there_are_after_a_part_was_evaluated(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (place / "made").mkdir()
+    rows = "def rows():\n    return [{'i': i} for i in range(300)]\n"
+    (place / "made" / "infer.py").write_text(f"{rows}def prompt(row):\n    return str(row['i'])\n")
+    (place / "made" / "score.py").write_text("def score(row, output):\n    return 1\n")
+    (place / "m.toml").write_text('[suite]\nname = "m"\n[[task]]\nname = "made"\nharness = "plain"\n')
+    run = [a if a != "s.toml" else "m.toml" for a in RUN]
+    fake = "unbroken.testing.fake_models:FakeBackend"
+    run = [fake if i and run[i - 1] == "--backend" else a for i, a in enumerate(run)]
+    assert dispatch([*run, "-o", "part", "--limit", "0.1"]) == 0
+    capsys.readouterr()
+    assert dispatch(["eval", "plan", "m.toml", "--gpus", "1", "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert "assumed" not in plan["tasks"]["made"]["source"]
+    assert sum(s["blocks"] for p in plan["parcels"] for s in p["shards"]) == 10, "of 32 rows each"
+
+
 def test_a_plan_counts_the_rows_of_a_plain_task(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (place / "sums").mkdir()
     (place / "sums" / "infer.py").write_text("def prompt(row):\n    return 'x'\n")

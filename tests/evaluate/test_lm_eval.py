@@ -185,6 +185,7 @@ def test_few_shot_examples_are_those_of_the_whole_task(
 ) -> None:
     reference = alone(tasks, "tiny_choice", num_fewshot=shots, limit=9)
     harness, (prepared,) = prepare(suite, "tiny_choice", tmp_path, shots=shots, limit=9)
+    assert (prepared.samples, prepared.whole) == (9, 23), "a later plan knows how many there are"
     sent = [r.arguments[0] for s in staged.iter_samples(Path(prepared.folder)) for r in s.requests]
     logged = [a[0] for row in reference["samples"]["tiny_choice"] for a in row["arguments"]]
     assert prepared.samples == 9

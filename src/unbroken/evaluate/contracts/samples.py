@@ -73,6 +73,8 @@ class PreparedTask:
     """Hash of the documents behind the prompts, with what is held right; empty: not known."""
     inputs: str = ""
     """Hash of what the files hold that the preparation read (see reads.py); set by whoever calls `prepare`."""
+    whole: int = 0
+    """Samples of the task without its `limit`, for the plan of a later evaluation; 0: not known."""
 
     @property
     def blocks(self) -> int:

@@ -60,7 +60,7 @@ def save_estimates(run: Run) -> None:
         if mine:
             seconds = sum(b.seconds for b in mine)
             found.append(Observation(name, model_b, device, samples, seconds, features_of(p), score_s,
-                                     0 if p.task.limit else p.samples))  # fmt: skip
+                                     p.whole or (0 if p.task.limit else p.samples)))  # fmt: skip
     starts = [w.ready - w.started for w in observed.workers if w.ready > w.started > 0 and w.start_s]
     if starts:  # of our own engine: nobody knows since when a joiner has waited
         found.append(Observation(START, model_b, device, len(starts), sum(starts)))

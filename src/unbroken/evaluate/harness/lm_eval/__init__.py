@@ -196,6 +196,7 @@ class LmEvalHarness:
             combine={"group": options.in_group, "leaf": leaf.name, "include": list(options.include)},
             asks="requests",
             documents=documents_of(seen.sort_instances()),
+            whole=wrote.samples if task.limit is None else _count(seen.task.eval_docs),
         )
 
     def data_of(self, task: Task, suite: Suite) -> tuple[int, str]:
@@ -324,3 +325,8 @@ def _recording(chat: Chat) -> tuple[Chat, dict[str, Json]]:
         return as_chat(text)
 
     return rendered, kept
+
+
+def _count(documents: Any) -> int:
+    """How many there are; 0 where counting would mean to make them all."""
+    return len(documents) if hasattr(documents, "__len__") else 0

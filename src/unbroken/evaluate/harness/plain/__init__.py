@@ -82,8 +82,8 @@ class PlainHarness:
         with reads.part() as loaded:
             infer = source.load("infer")
         check_score(source)
-        rows = list(rows_of(task, suite, source, infer))
-        rows = rows[: task.limited(len(rows))]
+        every = list(rows_of(task, suite, source, infer))
+        rows = every[: task.limited(len(every))]
         if not rows:
             raise _no_rows(task, source)
         samples = list(samples_of(rows, infer, source, task, spec, model_files))
@@ -109,6 +109,7 @@ class PlainHarness:
             requests_per_sample=wrote.requests_per_sample,
             asks="requests" if hasattr(infer, "prompt") else _asks(source, loaded),
             documents=digest(rows),
+            whole=len(every),
         )
 
     def size(self, task: Task, suite: Suite) -> int | None:
