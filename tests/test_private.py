@@ -61,7 +61,7 @@ def test_keeper_pages_and_copies_lie_in_private_folders(
 
 
 def test_a_run_and_a_copy_in_shared_memory_are_private(tmp_path: Path, umask: int) -> None:
-    from unbroken.evaluate.model.cache import lease
+    from unbroken.evaluate.model.cache import take_reference
     from unbroken.evaluate.model.sources import FolderSource, hash_model
 
     os.umask(0o022)
@@ -71,7 +71,7 @@ def test_a_run_and_a_copy_in_shared_memory_are_private(tmp_path: Path, umask: in
     manifest = hash_model(source, tmp_path / "memo")
     os.umask(umask)
     root = Places(tmp_path / "shm", ()).roots()[0][0]
-    held = lease(source, manifest, Places(tmp_path / "shm", ()), watcher=False)
+    held = take_reference(source, manifest, Places(tmp_path / "shm", ()), watcher=False)
     assert mode(root) == 0o700
     held.release()
     backend = LocalBackend("x" * 12)

@@ -12,7 +12,7 @@
     │   ├── RunDirMismatch            12   the run directory belongs to another command line
     │   ├── RunInUse                  13   a live supervisor holds the run directory
     │   ├── DoesNotFit                14   more ranks, memory or disk than the machine has
-    │   ├── LeaseLapsed               15   this process lost its supervisor and must stop
+    │   ├── LeaseExpired              15   this process lost its supervisor and must stop
     │   ├── ContractError             16   a file or message from a newer version of unbroken
     │   └── RunDirLost                17   the run directory was deleted or moved while its run went on
     ├── CheckpointError               30   checkpoints
@@ -174,10 +174,13 @@ class DoesNotFit(RunError):
     exit_code = 14
 
 
-class LeaseLapsed(RunError):
+class LeaseExpired(RunError):
     """This process lost its supervisor for longer than its lease and must stop."""
 
     exit_code = 15
+
+
+LeaseLapsed = LeaseExpired  # its former name
 
 
 class ContractError(RunError):

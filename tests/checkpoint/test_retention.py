@@ -17,9 +17,9 @@ from unbroken.checkpoint.catalogue.retention import (
     Retention,
     apply,
     decide,
-    end_lease,
-    leases,
-    take_lease,
+    pin_checkpoint,
+    read_pins,
+    unpin_checkpoint,
 )
 from unbroken.checkpoint.format.manifest import COMMITTED, data_name, folder_name
 from unbroken.checkpoint.storage.posix import PosixStorage
@@ -121,19 +121,19 @@ def test_nothing_verifies_nothing_goes(tmp_path: Path) -> None:
 def test_a_lease_keeps(tmp_path: Path) -> None:
     names = [save_small(tmp_path, s) for s in (1, 2, 3)]
     storage = PosixStorage(tmp_path)
-    take_lease(storage, names[0], "eval-7", 3600, "evaluation of mmlu", now=NOW)
+    pin_checkpoint(storage, names[0], "eval-7", 3600, "evaluation of mmlu", now=NOW)
     outcome = apply(storage, Retention(1), verified=names, now=NOW)
     assert list(outcome.removed) == [names[1]]
     assert outcome.kept[names[0]] == "held by eval-7 (evaluation of mmlu)"
     assert catalogue.verify(tmp_path / names[0]).ok, "a lease file is no damage"
-    assert leases(storage, names[0], now=NOW + 4000) == []
-    end_lease(storage, names[0], "eval-7")
+    assert read_pins(storage, names[0], now=NOW + 4000) == []
+    unpin_checkpoint(storage, names[0], "eval-7")
     assert list(apply(storage, Retention(1), verified=names, now=NOW).removed) == [names[0]]
     with pytest.raises(NoCheckpoint):
-        take_lease(storage, names[0], "eval-7", 3600)
+        pin_checkpoint(storage, names[0], "eval-7", 3600)
     for wrong in ("", "a/b", "x" * 200):
         with pytest.raises(UsageError):
-            take_lease(storage, names[2], wrong, 1)
+            pin_checkpoint(storage, names[2], wrong, 1)
 
 
 def test_a_lease_that_cannot_be_read_still_keeps(tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ class Race(PosixStorage):
     def delete(self, name: str) -> None:
         if name.endswith(COMMITTED) and not self.taken:
             self.taken = True
-            take_lease(self, name.split("/")[0], "eval", 3600, now=NOW)
+            pin_checkpoint(self, name.split("/")[0], "eval", 3600, now=NOW)
         super().delete(name)
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from unbroken.errors import EvaluationError, ModelChanged, ModelDoesNotLoad, NoRoomForModel, RunInterrupted
 from unbroken.evaluate.model import cache, reaper, sources
-from unbroken.evaluate.model.cache import Lease, Places, copies, fetch_unknown, lease, sweep
+from unbroken.evaluate.model.cache import ModelReference, Places, copies, fetch_unknown, sweep, take_reference
 from unbroken.evaluate.model.sources import (
     CHUNK,
     FileInfo,
@@ -67,8 +67,8 @@ def test_one_fetch_however_many_lease_it(model: Path, places: Places, tmp_path: 
     source = Counting(model)
     manifest = hash_model(source, tmp_path / "memo")
     whole = source.read_bytes
-    first = lease(source, manifest, places, watcher=False)
-    second = lease(source, manifest, places, watcher=False)
+    first = take_reference(source, manifest, places, watcher=False)
+    second = take_reference(source, manifest, places, watcher=False)
     assert source.read_bytes == 2 * whole  # once for the hash, once for the copy
     assert first.path == second.path and first.in_memory and second.fetched_s == 0
     for name in ("model.safetensors", "config.json", "tokenizer.json", "empty.txt"):
@@ -82,7 +82,7 @@ def test_one_fetch_however_many_lease_it(model: Path, places: Places, tmp_path: 
 
 def test_an_unknown_model_is_read_once_for_hash_and_copy(model: Path, places: Places, tmp_path: Path) -> None:
     source = Counting(model)
-    kept: list[Lease | None] = []
+    kept: list[ModelReference | None] = []
 
     def reader(files: Sequence[FileInfo]) -> Manifest:
         manifest, first = fetch_unknown(source, files, places)
@@ -92,8 +92,10 @@ def test_an_unknown_model_is_read_once_for_hash_and_copy(model: Path, places: Pl
     manifest = hash_model(source, tmp_path / "memo", reader)
     once = source.read_bytes
     assert kept[0] is not None
-    assert cache.live_leases(kept[0].path.parent, manifest.hash) == 1, "nobody removes it before it is used"
-    held = lease(source, manifest, places, watcher=False)
+    assert cache.live_references(kept[0].path.parent, manifest.hash) == 1, (
+        "nobody removes it before it is used"
+    )
+    held = take_reference(source, manifest, places, watcher=False)
     kept[0].release()
     assert source.read_bytes == once == manifest.bytes
     assert hash_model(source, tmp_path / "memo").hash == manifest.hash
@@ -116,7 +118,7 @@ def test_changed_bytes_are_refused_and_leave_nothing(model: Path, places: Places
     data[CHUNK + 5] ^= 1
     (model / "model.safetensors").write_bytes(data)
     with pytest.raises(ModelChanged, match="in its chunk 1"):
-        lease(open_source(str(model)), manifest, places, watcher=False)
+        take_reference(open_source(str(model)), manifest, places, watcher=False)
     assert not list((tmp_path / "shm").rglob("*.safetensors"))
 
 
@@ -140,7 +142,7 @@ def test_disk_where_memory_is_too_small_and_a_clear_refusal(
             str(root), 64 * 2**20 if not mem else 2**20, "the cgroup's memory limit"
         ),
     )
-    held = lease(source, manifest, places, watcher=False)
+    held = take_reference(source, manifest, places, watcher=False)
     assert not held.in_memory and held.path.is_relative_to(tmp_path / "disk")
     held.release()
     monkeypatch.setattr(
@@ -153,9 +155,9 @@ def test_disk_where_memory_is_too_small_and_a_clear_refusal(
     with pytest.raises(
         NoRoomForModel, match=r"needs 32 MiB.*1 MiB free, limited by the cgroup's memory limit.*--shm-size"
     ):
-        lease(source, manifest, places, watcher=False)
+        take_reference(source, manifest, places, watcher=False)
     monkeypatch.setattr(cache, "room_in", real)
-    assert lease(source, manifest, places, watcher=False).in_memory
+    assert take_reference(source, manifest, places, watcher=False).in_memory
 
 
 def test_room_is_never_more_than_the_file_system_has(tmp_path: Path) -> None:
@@ -166,7 +168,7 @@ def test_room_is_never_more_than_the_file_system_has(tmp_path: Path) -> None:
 def hold(model: str, shm: str, ready: Any, watcher: bool, linger: float, delay: float) -> None:
     source = Counting(Path(model), delay)
     manifest = hash_model(FolderSource(Path(model)), Path(shm).parent / "memo")
-    lease(source, manifest, Places(Path(shm)), watcher=watcher, linger_s=linger)
+    take_reference(source, manifest, Places(Path(shm)), watcher=watcher, linger_s=linger)
     ready.set()
     time.sleep(60)
 
@@ -206,7 +208,7 @@ def test_a_fetch_that_was_killed_is_made_anew(
     process.join()
     assert not ready.is_set()
     source = open_source(str(model))
-    held = lease(source, hash_model(source, tmp_path / "memo"), places, watcher=False)
+    held = take_reference(source, hash_model(source, tmp_path / "memo"), places, watcher=False)
     assert held.fetched_s > 0
     assert (held.path / "model.safetensors").read_bytes() == (model / "model.safetensors").read_bytes()
     held.release()
@@ -253,7 +255,7 @@ def take(model: str, shm: str, linger: float, delay: float, known: bool) -> None
     source, places = Counting(Path(model), delay), Places(Path(shm))
     if known:
         manifest = hash_model(FolderSource(Path(model)), Path(shm).parent / "memo")
-        lease(source, manifest, places, linger_s=linger)
+        take_reference(source, manifest, places, linger_s=linger)
     else:
         fetch_unknown(source, source.files(), places, linger_s=linger)
 
@@ -348,7 +350,7 @@ def test_an_object_store(model: Path, places: Places, tmp_path: Path) -> None:
     source = StoreSource("memory://model", store)
     manifest = hash_model(source, tmp_path / "memo")
     assert manifest.hash == hash_model(open_source(str(model)), tmp_path / "memo").hash
-    held = lease(source, manifest, places, watcher=False)
+    held = take_reference(source, manifest, places, watcher=False)
     assert (held.path / "model.safetensors").read_bytes() == (model / "model.safetensors").read_bytes()
     held.release()
     small = small_files(source, tmp_path / "small")
@@ -367,7 +369,7 @@ def test_who_waits_for_another_fetch_can_be_stopped(model: Path, places: Places,
 
     def take() -> None:
         try:
-            lease(open_source(str(model)), manifest, places, watcher=False, halt=halt)
+            take_reference(open_source(str(model)), manifest, places, watcher=False, halt=halt)
         except RunInterrupted as e:
             found.append(e)
 
@@ -386,7 +388,7 @@ def test_a_watcher_leaves_no_file(
     model: Path, places: Places, tmp_path: Path, eventually: Callable[..., None]
 ) -> None:
     manifest = hash_model(open_source(str(model)), tmp_path / "memo")
-    held = lease(open_source(str(model)), manifest, places)
+    held = take_reference(open_source(str(model)), manifest, places)
     held.release()  # before or after the watcher is up
     eventually(lambda: not list(held.path.parent.iterdir()), within=20)
 

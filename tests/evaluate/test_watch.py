@@ -11,7 +11,7 @@ import pytest
 from tests.support.keepers import until
 from unbroken.checkpoint.catalogue.contents import Found
 from unbroken.checkpoint.catalogue.holds import holds
-from unbroken.checkpoint.catalogue.retention import Retention, apply, leases
+from unbroken.checkpoint.catalogue.retention import Retention, apply, read_pins
 from unbroken.checkpoint.storage import open_storage
 from unbroken.checkpoint.storage.base import Storage
 from unbroken.errors import (
@@ -32,7 +32,7 @@ from unbroken.evaluate.run.watching.hold import Holding
 from unbroken.evaluate.run.watching.watch import (
     Watch,
     checkpoints_of,
-    leased,
+    pin_newest,
     read_curve,
     refuse_unloadable,
     shortfall,
@@ -87,7 +87,7 @@ class Evaluator:
     def __call__(self, suite: Suite, spec: ModelSpec, folder: EvalDir) -> Report:
         name = Path(spec.source).name
         self.asked.append(name)
-        self.held.append([lease.holder for lease in leases(self.storage, name)])
+        self.held.append([lease.holder for lease in read_pins(self.storage, name)])
         if self.errors:
             raise self.errors.pop(0)
         if name in self.fail:
@@ -109,7 +109,7 @@ def test_each_checkpoint_once_in_order_leased_and_regressions_flagged(
     points = watch(ask(tmp_path, once=True), storage, evaluate, said.append)
     assert [p.step for p in points] == [10, 20, 30]
     assert evaluate.held == [["eval-s"]] * 3
-    assert all(leases(storage, n) == [] for n in storage.folders()) and holds(storage) == []
+    assert all(read_pins(storage, n) == [] for n in storage.folders()) and holds(storage) == []
     assert [p.worse for p in points] == [(), (), ("t",)]
     assert any("REGRESSION in t: acc 0.6000 -> 0.3000" in x for x in said)
     watch(ask(tmp_path, once=True), storage, evaluate, said.append)
@@ -134,7 +134,7 @@ def test_a_failure_is_tried_again_then_passed_over(tmp_path: Path, storage: Stor
     points = watch(ask(tmp_path, once=True), storage, evaluate, lambda _: None)
     assert [bool(p.failed) for p in points] == [False, True, False]
     assert evaluate.asked.count("step-00000020.a0001") == 2
-    assert leases(storage, "step-00000020.a0001") == []
+    assert read_pins(storage, "step-00000020.a0001") == []
     assert "no worker is left" in curves_text(points)
 
 
@@ -186,7 +186,7 @@ def test_ctrl_c_ends_it_and_is_no_failure_of_the_checkpoint(tmp_path: Path, stor
 def test_one_that_goes_before_it_is_leased_is_passed_over(
     tmp_path: Path, storage: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = module.take_lease
+    real = module.pin_checkpoint
 
     def gone(s: Storage, name: str, *rest: object, **more: object) -> object:
         if "20" in name[5:13]:
@@ -238,13 +238,13 @@ def test_newest_only_leaves_what_was_superseded(tmp_path: Path, storage: Storage
 
 def test_a_lease_is_renewed_while_it_is_held(storage: Storage) -> None:
     name = storage.folders()[0]
-    with leased(storage, name, "me", seconds=3.0):
-        first = leases(storage, name)[0].until
+    with pin_newest(storage, name, "me", seconds=3.0):
+        first = read_pins(storage, name)[0].until
         deadline = time.monotonic() + 10
-        while leases(storage, name)[0].until <= first and time.monotonic() < deadline:
+        while read_pins(storage, name)[0].until <= first and time.monotonic() < deadline:
             time.sleep(0.02)
-        assert leases(storage, name)[0].until > first
-    assert leases(storage, name) == []
+        assert read_pins(storage, name)[0].until > first
+    assert read_pins(storage, name) == []
 
 
 def test_where_checkpoints_lie(tmp_path: Path) -> None:

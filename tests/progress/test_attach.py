@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import unbroken
-from unbroken.errors import ContractError, LeaseLapsed, UsageError
+from unbroken.errors import ContractError, LeaseExpired, UsageError
 from unbroken.progress import PageReader, Phase, holding_up
 from unbroken.progress import page as layout
 from unbroken.progress.attach import detached
@@ -118,11 +118,11 @@ def test_phases(page: PageReader) -> None:
 def test_a_lapsed_lease_ends_the_rank_and_a_renewed_one_does_not(page: PageReader) -> None:
     run = unbroken.attach()
     run.step(0)  # no lease was ever set: nothing to lapse
-    assert page.lapsed_at() is None
+    assert page.expired_at() is None
     page.set_lease(time.monotonic() + 100, term=1)
     run.step(1)
     page.set_lease(time.monotonic() - 0.001, term=1)
-    with pytest.raises(LeaseLapsed, match=r"node node-001, rank 2, step 2") as e:
+    with pytest.raises(LeaseExpired, match=r"node node-001, rank 2, step 2") as e:
         run.step(2)
     assert e.value.exit_code == 15
     # The step was complete when the lease was found lapsed: it is on the page.
@@ -130,10 +130,10 @@ def test_a_lapsed_lease_ends_the_rank_and_a_renewed_one_does_not(page: PageReade
     assert last.step == 2
     # The agent can tell why the rank ends, also when the lease is renewed before it has ended.
     page.set_lease(time.monotonic() + 100, term=2)
-    assert page.lapsed_at() == last.time
+    assert page.expired_at() == last.time
     # A script that caught it and goes on is no longer ended by it.
     run.step(3)
-    assert page.lapsed_at() is None
+    assert page.expired_at() is None
 
 
 def test_stop_at_a_step_boundary(page: PageReader) -> None:

@@ -21,7 +21,7 @@ from unbroken.recover.decide.policy import (
     cause_of,
     decide,
     decide_agent_lost,
-    decide_lapsed,
+    decide_lease_expired,
     fingerprint,
 )
 from unbroken.recover.supervise.incident import recovering
@@ -311,15 +311,15 @@ def test_a_lease_that_lapses_again_and_again_waits_and_ends_unless_training_gets
     history: list[PastIncident] = []
     delays = []
     for _ in range(B.unknown):
-        found = decide_lapsed(45, history, B)
+        found = decide_lease_expired(45, history, B)
         assert found.action is Action.RESTART
         delays.append(found.delay_s)
         history.append(PastIncident("lease", "a lease", 45))
     assert delays == [0.0, 2.0, 4.0]
-    last = decide_lapsed(45, history, B)
+    last = decide_lease_expired(45, history, B)
     assert last.action is Action.STOP
     assert "--lease" in last.why
-    assert decide_lapsed(46, history, B).delay_s == 0.0
+    assert decide_lease_expired(46, history, B).delay_s == 0.0
 
 
 @pytest.mark.parametrize("cause", ["lease", "free"])

@@ -143,7 +143,7 @@ def test_a_rank_that_found_its_lease_lapsed_did_not_fail(
                 raise
     """)
     eventually(lambda: rank.attached)
-    lapsed = time.time()
+    expired = time.time()
     rank.set_lease(time.monotonic() - 1e-6, 1)
     # A supervisor that comes back before the rank is gone changes nothing.
     time.sleep(0.2)
@@ -152,7 +152,7 @@ def test_a_rank_that_found_its_lease_lapsed_did_not_fail(
     ending = rank.ending()
     assert ending["code"] != 0
     assert ending["ours"] is ours and rank.describe()["ours"] is ours
-    assert (ending["time"] < lapsed + 0.25) is ours, (
+    assert (ending["time"] < expired + 0.25) is ours, (
         "its time is that of the lapse, before what followed from it"
     )
 

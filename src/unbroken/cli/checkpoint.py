@@ -39,12 +39,12 @@ def main() -> None:
 def ls(folder: Folder, as_json: Json = False) -> None:
     """List what lies there: step, age, size, rung, ranks, leases, and why any does not count. Newest first."""
     from ..checkpoint.catalogue import contents as catalogue
-    from ..checkpoint.catalogue.retention import leases
+    from ..checkpoint.catalogue.retention import read_pins
 
     storage, name = _place(folder)
     found = [f for f in catalogue.listing(storage) if name in (None, f.name)]
     now = time.time()
-    held = {f.name: leases(storage, f.name, now=now) for f in found}
+    held = {f.name: read_pins(storage, f.name, now=now) for f in found}
     if as_json:
         rows = [
             {
@@ -300,18 +300,18 @@ def keep(
     as_json: Json = False,
 ) -> None:
     """Hold a lease on a checkpoint, so that retention leaves it alone (while it is evaluated, say)."""
-    from ..checkpoint.catalogue.retention import end_lease, take_lease
+    from ..checkpoint.catalogue.retention import pin_checkpoint, unpin_checkpoint
 
     storage, name = _newest(place)
     if release:
-        end_lease(storage, name, holder)
+        unpin_checkpoint(storage, name, holder)
         print(
             json.dumps({"name": name, "holder": holder, "until": None})
             if as_json
             else f"{name}: no longer held by {holder}"
         )
         return
-    lease = take_lease(storage, name, holder, Duration(lasting))
+    lease = pin_checkpoint(storage, name, holder, Duration(lasting))
     if as_json:
         print(json.dumps({"name": name, "holder": holder, "until": lease.until}))
     else:

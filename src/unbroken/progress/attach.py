@@ -9,7 +9,7 @@ from pathlib import Path
 from time import monotonic
 from typing import NoReturn
 
-from ..errors import LeaseLapsed, UsageError
+from ..errors import LeaseExpired, UsageError
 from . import page as _page
 from .page import Phase
 
@@ -41,7 +41,7 @@ class Run:
         view = memoryview(self._map)
         self._state = view[_page.STATE_AT : _page.STATE_AT + 16].cast("Q")
         self._since = view[_page.STATE_AT + 16 : _page.STATE_AT + 24].cast("d")
-        self._lapse = view[_page.STATE_AT + 24 : _page.STATE_AT + 32].cast("d")
+        self._expired_at = view[_page.STATE_AT + 24 : _page.STATE_AT + 32].cast("d")
         self._lease = view[_page.CONTROL_AT : _page.CONTROL_AT + 8].cast("d")
         self._stop = view[_page.CONTROL_AT + 8 : _page.CONTROL_AT + 16].cast("q")
         self._pid = view[24:32].cast("Q")
@@ -77,7 +77,7 @@ class Run:
         if self._phase is not Phase.TRAINING:
             self._enter(Phase.TRAINING)
         if 0.0 < self._lease[0] < now:
-            self._lapsed(step, now)
+            self._stop_expired(step, now)
 
     def should_stop(self, step: int) -> bool:
         """Whether to stop after `step`: the same answer on every rank, for a step that none has passed.
@@ -107,10 +107,10 @@ class Run:
             self._since[0] = monotonic()
             self._state[1] = int(phase)
 
-    def _lapsed(self, step: int, now: float) -> NoReturn:
+    def _stop_expired(self, step: int, now: float) -> NoReturn:
         # However the script ends now, its agent can tell that it is no failure of its own.
-        self._lapse[0] = now
-        raise LeaseLapsed(
+        self._expired_at[0] = now
+        raise LeaseExpired(
             "this rank has not heard from its supervisor for longer than its lease, and stops so that it can "
             "never run beside its successor",
             where=f"node {self.node}, rank {self.rank}, step {step}",

@@ -148,7 +148,7 @@ class PageReader:
                 return StepRecord(step, tokens, loss, time)
         return None
 
-    def lapsed_at(self) -> float | None:
+    def expired_at(self) -> float | None:
         """When the rank stopped because its lease had lapsed; None where it did not, or went on all the same."""
         count, _, _, at = STATE.unpack_from(self._page, STATE_AT)
         last = self._record(count) if at and count else None

@@ -24,7 +24,7 @@ GRACE_S = 900.0
 """An unfinished folder that was written to less long ago may still be under way."""
 SKEW_S = 60.0
 """By how much the clocks of two nodes may differ before a lease is misread."""
-_LEASE = re.compile(r"lease-([A-Za-z0-9._-]{1,100})\.json")
+_PIN = re.compile(r"lease-([A-Za-z0-9._-]{1,100})\.json")
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Retention:
 
 
 @dataclass(frozen=True)
-class Lease:
+class Pin:
     """Somebody (an evaluation, say) still reads this checkpoint; over at `until` (Unix seconds)."""
 
     holder: str
@@ -74,50 +74,50 @@ class Outcome:
     errors: Mapping[str, str] = field(default_factory=dict)
 
 
-def take_lease(
+def pin_checkpoint(
     storage: Storage, name: str, holder: str, seconds: float, why: str = "", *, now: float | None = None
-) -> Lease:
+) -> Pin:
     """Keeps checkpoint `name` from removal for `seconds`; again by the same holder: prolongs it.
 
     Raises NoCheckpoint if it is not there (any more), UsageError for a holder that cannot stand in a file name.
     """
-    lease = Lease(holder, (time.time() if now is None else now) + seconds, why)
-    body = {"holder": holder, "until": lease.until, "why": why}
+    taken = Pin(holder, (time.time() if now is None else now) + seconds, why)
+    body = {"holder": holder, "until": taken.until, "why": why}
     if not storage.list(name):
         raise NoCheckpoint("there is no such checkpoint", where=f"{storage.url}/{name}")
-    storage.put(f"{name}/{_lease_name(holder)}", encode_checked("unbroken.checkpoint.lease", body))
+    storage.put(f"{name}/{_pin_name(holder)}", encode_checked("unbroken.checkpoint.lease", body))
     # Looked at after the lease is there: `apply` looks for leases after the marker is gone. One of us sees the other.
     try:
         storage.size(f"{name}/{COMMITTED}")
     except FileNotFoundError:
-        storage.delete(f"{name}/{_lease_name(holder)}")
+        storage.delete(f"{name}/{_pin_name(holder)}")
         raise NoCheckpoint(
             "it is not committed, or was just removed", where=f"{storage.url}/{name}"
         ) from None
-    return lease
+    return taken
 
 
-def end_lease(storage: Storage, name: str, holder: str) -> None:
+def unpin_checkpoint(storage: Storage, name: str, holder: str) -> None:
     """Gives the lease back; no error if it is not there."""
-    storage.delete(f"{name}/{_lease_name(holder)}")
+    storage.delete(f"{name}/{_pin_name(holder)}")
 
 
-def leases(storage: Storage, name: str, *, now: float | None = None) -> list[Lease]:
+def read_pins(storage: Storage, name: str, *, now: float | None = None) -> list[Pin]:
     """The leases on a checkpoint that are not over. One that cannot be read counts: better kept than lost."""
     now = time.time() if now is None else now
     found = []
     for file in storage.list(name):
-        if not (m := _LEASE.fullmatch(file)):
+        if not (m := _PIN.fullmatch(file)):
             continue
         try:
             f = decode_checked(storage.read(f"{name}/{file}"), "unbroken.checkpoint.lease", where=file)
-            lease = Lease(f.text("holder"), f.number("until"), f.text("why"))
+            pin = Pin(f.text("holder"), f.number("until"), f.text("why"))
         except FileNotFoundError:
             continue
         except UnbrokenError:
-            lease = Lease(m[1], float("inf"), "its lease cannot be read")
-        if lease.until + SKEW_S > now:
-            found.append(lease)
+            pin = Pin(m[1], float("inf"), "its lease cannot be read")
+        if pin.until + SKEW_S > now:
+            found.append(pin)
     return found
 
 
@@ -205,8 +205,8 @@ def apply(
     sizes = {f.name: f.bytes for f in found}
     for name, why in sorted(decision.remove.items()):  # the oldest first: what is cut short loses the least
         try:
-            if not dry_run and (lease := _remove(storage, name, now)):
-                kept[name] = lease
+            if not dry_run and (pin := _remove(storage, name, now)):
+                kept[name] = pin
                 continue
             removed[name] = why
             freed += sizes[name]
@@ -222,7 +222,7 @@ def _remove(storage: Storage, name: str, now: float) -> str | None:
     except FileNotFoundError:
         marker = None
     storage.delete(f"{name}/{COMMITTED}")
-    if marker is not None and (taken := leases(storage, name, now=now)):
+    if marker is not None and (taken := read_pins(storage, name, now=now)):
         if not storage.create(f"{name}/{COMMITTED}", marker):
             raise StorageError("its marker could not be put back", where=f"{storage.url}/{name}")
         return _why_held(taken)
@@ -233,12 +233,12 @@ def _remove(storage: Storage, name: str, now: float) -> str | None:
 def _held(storage: Storage, found: Sequence[Found], now: float) -> dict[str, str]:
     held = held_by(found, holds(storage, now=now))
     for f in found:
-        if taken := leases(storage, f.name, now=now):
+        if taken := read_pins(storage, f.name, now=now):
             held[f.name] = _why_held(taken)
     return held
 
 
-def _why_held(taken: list[Lease]) -> str:
+def _why_held(taken: list[Pin]) -> str:
     first = max(taken, key=lambda lease: lease.until)
     return f"held by {first.holder}" + (f" ({first.why})" if first.why else "")
 
@@ -260,9 +260,9 @@ def _prove_one(
         errors[f.name] = str(result.problems[0])
 
 
-def _lease_name(holder: str) -> str:
+def _pin_name(holder: str) -> str:
     name = f"lease-{holder}.json"
-    if not _LEASE.fullmatch(name):
+    if not _PIN.fullmatch(name):
         raise UsageError(
             f"'{holder}' cannot hold a lease", hint="Use up to 100 letters, digits, '.', '_' or '-'"
         )

@@ -14,7 +14,7 @@ from ...errors import ModelChanged, ModelDoesNotLoad
 from ...journal.codec import decode
 from ...link.bounds import Message
 from ..contracts import Conditions, Model, ModelSpec
-from ..model.cache import Places, lease
+from ..model.cache import Places, take_reference
 from ..model.sources import FileInfo, Manifest, Source, hash_model, memo_folder, open_source
 from ..suite.registry import get_backend
 from .warming import get_ready
@@ -99,7 +99,7 @@ def load(
     if backend.needs_weights and given["cache"]:
         memory, disks = given["memory"], given["disks"]
         places = Places(Path(memory) if memory else None, tuple(Path(d) for d in disks))
-        reference = lease(
+        reference = take_reference(
             open_source(given["address"]), decode(Manifest, given["manifest"]), places, halt=halt
         )
         held.callback(reference.release)

@@ -71,7 +71,7 @@ def default_places() -> Places:
 
 
 @dataclass
-class Lease:
+class ModelReference:
     """The right to use a copy; `release` it, or die."""
 
     path: Path
@@ -89,11 +89,11 @@ class Lease:
         with _locked(self._root, self._hash):
             os.close(self._fd)
             self._fd = -1
-            if not live_leases(self._root, self._hash):
+            if not live_references(self._root, self._hash):
                 remove(self._root, self._hash)
 
 
-def lease(
+def take_reference(
     source: Source,
     manifest: Manifest,
     places: Places,
@@ -101,7 +101,7 @@ def lease(
     linger_s: float = LINGER_S,
     watcher: bool = True,
     halt: threading.Event | None = None,
-) -> Lease:
+) -> ModelReference:
     """A lease on this node's copy, which is fetched and checked first if it is not there.
 
     Raises NoRoomForModel if no place can take it, ModelChanged if the source's bytes differ from the manifest,
@@ -120,13 +120,13 @@ def lease(
             copy = root / manifest.hash
             there = (copy / ".complete").exists()
             if not there:
-                remove(root, manifest.hash, leases=False)
+                remove(root, manifest.hash, references=False)
                 room = room_in(root, in_memory)
                 if room.free < manifest.bytes:
                     refused.append(room)
                     continue
             began = time.monotonic()
-            fd = _new_lease(root, manifest.hash)
+            fd = _new_reference(root, manifest.hash)
             if not there:
                 try:
                     if watcher:  # before room is taken: a fetch may be killed too
@@ -143,7 +143,7 @@ def lease(
                     remove(root, manifest.hash)
                     raise
             took = 0.0 if there else time.monotonic() - began
-            return Lease(copy, took, in_memory, fd, root, manifest.hash)
+            return ModelReference(copy, took, in_memory, fd, root, manifest.hash)
     tried = "; ".join(f"{r.path}: {Bytes(r.free)} free, limited by {r.limited_by}" for r in refused)
     raise NoRoomForModel(f"the model needs {Bytes(manifest.bytes)}, and no place on this node can hold it", where=tried,
                          hint="Enlarge /dev/shm (docker --shm-size, an emptyDir with medium Memory) or give --cache-disk a folder")  # fmt: skip
@@ -155,10 +155,10 @@ def fetch_unknown(
     places: Places,
     halt: threading.Event | None = None,
     linger_s: float = LINGER_S,
-) -> tuple[Manifest, Lease | None]:
+) -> tuple[Manifest, ModelReference | None]:
     """Fetches a model whose hash nobody knows yet into the first place with room; returns its manifest and a lease.
 
-    The hash is computed from the bytes as they come, so that a node reads the source once and not twice; `lease` then
+    The hash is computed from the bytes as they come, so that a node reads the source once and not twice; `take_reference` then
     finds the copy, as long as this one is held. Without room anywhere the source is only read, and there is none.
     """
     for root, in_memory in places.roots():
@@ -169,23 +169,25 @@ def fetch_unknown(
                 continue
             incoming = f".incoming-{os.getpid()}-{secrets.token_hex(4)}"
             with _locked(root, incoming):
-                fetching = _new_lease(root, incoming)
+                fetching = _new_reference(root, incoming)
                 try:
                     start_watcher(root, incoming, linger_s)
                     manifest = fetch(source, files, root / incoming, halt=halt)
                     (root / incoming / ".complete").write_text(json.dumps({"bytes": manifest.bytes}))
                     with _locked(root, manifest.hash, halt=halt):
                         if not (root / manifest.hash / ".complete").exists():
-                            remove(root, manifest.hash, leases=False)
+                            remove(root, manifest.hash, references=False)
                             start_watcher(root, manifest.hash, linger_s)
                             os.rename(root / incoming, root / manifest.hash)
-                        fd = _new_lease(root, manifest.hash)
-                    return manifest, Lease(root / manifest.hash, 0.0, in_memory, fd, root, manifest.hash)
+                        fd = _new_reference(root, manifest.hash)
+                    return manifest, ModelReference(
+                        root / manifest.hash, 0.0, in_memory, fd, root, manifest.hash
+                    )
                 finally:
                     os.close(fetching)
                     remove(root, incoming)
         except (OSError, UnsafeFile):
-            continue  # full or forbidden: the next place, and in the end no copy, which `lease` reports with reasons
+            continue  # full or forbidden: the next place, and in the end no copy, which `take_reference` reports with reasons
     return fetch(source, files, None, halt=halt), None
 
 
@@ -226,7 +228,9 @@ def copies(root: Path) -> list[Copy]:
         files = [f for f in (root / name).glob("*") if f.is_file()]
         if files:
             found.append(
-                Copy(name, str(root / name), sum(f.stat().st_size for f in files), live_leases(root, name))
+                Copy(
+                    name, str(root / name), sum(f.stat().st_size for f in files), live_references(root, name)
+                )
             )
     return found
 
@@ -241,16 +245,16 @@ def sweep(root: Path, *, keep: str = "", force: bool = False) -> list[str]:
     for lock in sorted(root.glob("*.lock")):
         name = lock.name.removesuffix(".lock")
         guarded = not force and (root / name / ".complete").exists() and _guarded(root, name)
-        if name == keep or live_leases(root, name) or guarded:
+        if name == keep or live_references(root, name) or guarded:
             continue
         with contextlib.suppress(BlockingIOError), _locked(root, name, wait=False):
-            if not live_leases(root, name):
+            if not live_references(root, name):
                 remove(root, name)
                 gone.append(name)
     return gone
 
 
-def live_leases(root: Path, name: str) -> int:
+def live_references(root: Path, name: str) -> int:
     """How many processes use a copy; removes the files of those that died."""
     count = 0
     for path in (root / f"{name}.leases").glob("*"):
@@ -265,11 +269,11 @@ def live_leases(root: Path, name: str) -> int:
     return count
 
 
-def remove(root: Path, name: str, *, leases: bool = True) -> None:
+def remove(root: Path, name: str, *, references: bool = True) -> None:
     """Removes a copy; the caller holds its lock."""
     (root / name / ".complete").unlink(missing_ok=True)
     shutil.rmtree(root / name, ignore_errors=True)
-    if leases:
+    if references:
         shutil.rmtree(root / f"{name}.leases", ignore_errors=True)
         (root / f"{name}.watch").unlink(missing_ok=True)
         (root / f"{name}.lock").unlink(missing_ok=True)
@@ -320,10 +324,10 @@ def _lock(fd: int, wait: bool, halt: threading.Event | None) -> None:
             raise RunInterrupted("another process fetches the model, and is not waited for any longer")
 
 
-def _new_lease(root: Path, name: str) -> int:
+def _new_reference(root: Path, name: str) -> int:
     folder = root / f"{name}.leases"
     private_folder(folder)
-    # Locked before it has its name: `live_leases` never sees it unlocked.
+    # Locked before it has its name: `live_references` never sees it unlocked.
     aside = root / f".lease-{os.getpid()}-{secrets.token_hex(4)}"
     fd = os.open(aside, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     fcntl.flock(fd, fcntl.LOCK_EX)

@@ -17,7 +17,7 @@ from ...journal.codec import encode
 from ..contracts import Json, ModelSpec, digest
 from ..preparation import reads
 from ..suite.registry import get_backend
-from .cache import Lease, Places, fetch_unknown
+from .cache import ModelReference, Places, fetch_unknown
 from .sources import (
     PARALLEL,
     FileInfo,
@@ -48,7 +48,7 @@ class Located:
     manifest: Manifest | None = None
     cached: bool = False
     """Workers lease a copy on their node instead of reading the source."""
-    held: Lease | None = None
+    held: ModelReference | None = None
     """On the copy that was made for the hash; for the caller to release."""
     files: tuple[FileInfo, ...] = ()
     """As they were when they were hashed, where workers read them where they lie."""
@@ -121,7 +121,7 @@ def locate(
     folder = Path(source.address) if "://" not in source.address else None
     # An object store cannot be mapped, so it is copied whatever was asked.
     cached = folder is None or cache == "always" or (cache == "auto" and on_network(folder))
-    held: Lease | None = None
+    held: ModelReference | None = None
 
     def fetching(files: Sequence[FileInfo]) -> Manifest:
         nonlocal held

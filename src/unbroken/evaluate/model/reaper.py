@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-from .cache import _locked, live_leases, remove
+from .cache import _locked, live_references, remove
 
 EVERY_S = 0.5
 
@@ -36,13 +36,13 @@ def watch(root: Path, name: str, linger_s: float) -> None:
 def _until_gone(root: Path, name: str, linger_s: float) -> None:
     unused_since: float | None = None
     while (root / name).exists():
-        if live_leases(root, name):
+        if live_references(root, name):
             unused_since = None
         else:
             unused_since = unused_since or time.monotonic()
             if time.monotonic() - unused_since >= linger_s:
                 with _locked(root, name):
-                    if not live_leases(root, name):
+                    if not live_references(root, name):
                         remove(root, name)
                         return
         time.sleep(EVERY_S)

@@ -16,8 +16,8 @@ from ...progress.records.verdict import HANG, UNKNOWN, Action, Category, Outcome
 _BACKOFF_FIRST_S = 0.0
 _BACKOFF_S = 2.0
 _BACKOFF_MAX_S = 60.0
-FREE, LAPSED, AGENT = "free", "lease", "agent"
-OUTSIDE = ("free", "node_loss", "killed", AGENT, LAPSED)
+FREE, LEASE_EXPIRED, AGENT = "free", "lease", "agent"
+OUTSIDE = ("free", "node_loss", "killed", AGENT, LEASE_EXPIRED)
 """Causes from outside the training: they may strike twice at the same step, and are only counted."""
 DECIDED = frozenset({Action.RESTART, Action.RESTART_ELSEWHERE, Action.STOP})
 """What `decide` may decide: each is carried out by the supervisor. `none` is for a takeover, where nothing is to be done;
@@ -142,13 +142,13 @@ def _named(verdict: Verdict) -> str:
     return str(verdict.reason)
 
 
-def decide_lapsed(step: int, history: Sequence[PastIncident], budgets: Budgets) -> Decision:
+def decide_lease_expired(step: int, history: Sequence[PastIncident], budgets: Budgets) -> Decision:
     """Ranks were ended for a lease that expired under a supervisor that lives: its machine hardly lets it run.
 
     No failure of theirs, and free of charge as long as training gets on; without progress between it waits, and ends.
     """
     return _decide_counted(
-        LAPSED, step, history, budgets.unknown, "the lease of the ranks expired {n} times without progress between: the "
+        LEASE_EXPIRED, step, history, budgets.unknown, "the lease of the ranks expired {n} times without progress between: the "
         "supervisor hardly runs. Free its machine, or give a longer --lease",
     )  # fmt: skip
 

@@ -73,7 +73,7 @@ class Agent:
         self.attempt = 0
         self.term = 0
         self.ranks: dict[int, RankProcess] = {}
-        self._lapsed: dict[int, Message] = {}
+        self._expired: dict[int, Message] = {}
         self.lease_until: float | None = None
         self._lease_s = 15.0
         self._link: Link | None = None
@@ -172,7 +172,7 @@ class Agent:
             "attempt": self.attempt,
             "ranks": {
                 str(r): d
-                for r, d in (self._lapsed | {r: p.describe() for r, p in self.ranks.items()}).items()
+                for r, d in (self._expired | {r: p.describe() for r, p in self.ranks.items()}).items()
             },
             "cleared": _as_message(self._cleared),
             "held": self._owner.kind.value,
@@ -263,7 +263,7 @@ class Agent:
             )
         if self.ranks:
             raise RunError("ranks of an earlier attempt are still here", where=f"node {self.node}")
-        self.attempt, self._lapsed = order.attempt, {}
+        self.attempt, self._expired = order.attempt, {}
         pages = self.scratch / "pages"
         started = time.monotonic()
         for rank, local_rank in order.ranks.items():
@@ -304,19 +304,19 @@ class Agent:
     async def _watch_lease(self) -> None:
         while True:
             await asyncio.sleep(0.1)
-            running = any(p.running for p in self.ranks.values()) and not self._lapsed
+            running = any(p.running for p in self.ranks.values()) and not self._expired
             if running and self.lease_until is not None and time.monotonic() > self.lease_until:
-                self._lapse(self.lease_until)
+                self._expire(self.lease_until)
 
-    def _lapse(self, since: float) -> None:
+    def _expire(self, since: float) -> None:
         """Ends the ranks for the lease that lapsed; how each ended is told now or to whoever supervises next."""
         _log.error("the lease lapsed: ending the ranks of attempt %d", self.attempt)
         for process in self.ranks.values():
             if process.running:
-                process.lapse(since)
+                process.expire(since)
         left = self._end_ranks()
         for rank, process in self.ranks.items():
-            self._lapsed[rank] = process.describe()
+            self._expired[rank] = process.describe()
             if process.just_ended():
                 self._tell(op="exited", attempt=self.attempt, rank=rank, **process.ending())
         if not left.gone:

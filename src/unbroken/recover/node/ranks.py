@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 
 from ...cluster import Ownership
-from ...errors import LeaseLapsed
+from ...errors import LeaseExpired
 from ...journal.codec import decode, encode
 from ...progress import PageReader, Phase, RunDir, StepRecord
 from ...progress import page as pages_module
@@ -187,7 +187,7 @@ class RankProcess:
         self._told_end = True
         return True
 
-    def lapse(self, since: float) -> None:
+    def expire(self, since: float) -> None:
         """Notes that the rank ends for a lease that lapsed at `since` (CLOCK_MONOTONIC), which is then its time.
 
         That is our doing and no failure of the rank's, and what failed elsewhere later may have followed from it.
@@ -201,15 +201,15 @@ class RankProcess:
         if code is None:
             return {}
         # A rank may find its lease lapsed before its agent does, and end with whatever code its script has for that.
-        lapsed = self._page.lapsed_at()
+        expired = self._page.expired_at()
         if self._ended_at is None:
-            if lapsed is not None:
-                self.lapse(lapsed)
+            if expired is not None:
+                self.expire(expired)
             else:
                 self._ended_at = time.time()
                 self._oom = killed_for_memory(self.pid) if code == -signal.SIGKILL and not self.ours else None
-        if code == 0 and lapsed is not None:
-            code = LeaseLapsed.exit_code  # its script caught it: it is not done
+        if code == 0 and expired is not None:
+            code = LeaseExpired.exit_code  # its script caught it: it is not done
         return {
             "code": code if code >= 0 else None,
             "signal": -code if code < 0 else None,

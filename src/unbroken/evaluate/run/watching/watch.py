@@ -2,7 +2,7 @@
 
 OUT/curve.jsonl has one sealed line per checkpoint; OUT/curves.txt and OUT/curves.html are made from it. A checkpoint
 is leased before it is touched, so that retention leaves it; the lease is renewed while the evaluation runs and ends
-with it, or by itself `LEASE_S` after a crash. Those that wait for their turn are held (hold.py). Prompts and answers are shared by all checkpoints under OUT.
+with it, or by itself `PIN_S` after a crash. Those that wait for their turn are held (hold.py). Prompts and answers are shared by all checkpoints under OUT.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 
 from .... import atomic
 from ....checkpoint.catalogue.contents import Found, listing
-from ....checkpoint.catalogue.retention import end_lease, take_lease
+from ....checkpoint.catalogue.retention import pin_checkpoint, unpin_checkpoint
 from ....checkpoint.format.manifest import parse_folder_name
 from ....checkpoint.storage import open_storage
 from ....checkpoint.storage.base import Storage
@@ -46,7 +46,7 @@ from ...result.results import Difference, compare
 from .curves import Point, curves_page, curves_text
 from .hold import Holding
 
-LEASE_S = 3600.0
+PIN_S = 3600.0
 TRIES = 2
 """A checkpoint whose evaluation failed so often in one command is passed over, and said to be."""
 LASTING = (
@@ -95,7 +95,7 @@ class Watch:
     holder: str = field(default="")
 
     @property
-    def lease_name(self) -> str:
+    def pin_name(self) -> str:
         """Who holds the lease."""
         return self.holder or f"eval-{self.suite.name}"[:100]
 
@@ -208,7 +208,7 @@ def watch(
     What failed in an earlier command is tried again. Raises EvaluationInUse where another one watches into this folder.
     """
     with EvalDir(asked.out).lock():
-        holding = Holding(storage, asked.lease_name, lambda: listing(storage, quick=True), say,
+        holding = Holding(storage, asked.pin_name, lambda: listing(storage, quick=True), say,
                           most=1 if asked.newest_only else asked.hold, every_s=asked.poll_s)  # fmt: skip
         try:
             return _watch(asked, storage, evaluate, say, stop, holding)
@@ -285,9 +285,9 @@ def read_curve(out: Path) -> list[Point]:
 
 
 @contextlib.contextmanager
-def leased(storage: Storage, name: str, holder: str, seconds: float = LEASE_S) -> Iterator[None]:
+def pin_newest(storage: Storage, name: str, holder: str, seconds: float = PIN_S) -> Iterator[None]:
     """Holds a lease on a checkpoint, renewed in the background. Raises NoCheckpoint if it is gone."""
-    take_lease(storage, name, holder, seconds, "being evaluated")
+    pin_checkpoint(storage, name, holder, seconds, "being evaluated")
     ended = threading.Event()
 
     def renew() -> None:
@@ -295,7 +295,7 @@ def leased(storage: Storage, name: str, holder: str, seconds: float = LEASE_S) -
             with contextlib.suppress(
                 UnbrokenError, OSError
             ):  # the next try comes long before the lease is over
-                take_lease(storage, name, holder, seconds, "being evaluated")
+                pin_checkpoint(storage, name, holder, seconds, "being evaluated")
 
     thread = threading.Thread(target=renew, daemon=True)
     thread.start()
@@ -305,7 +305,7 @@ def leased(storage: Storage, name: str, holder: str, seconds: float = LEASE_S) -
         ended.set()
         thread.join()
         with contextlib.suppress(UnbrokenError, OSError):  # it ends by itself
-            end_lease(storage, name, holder)
+            unpin_checkpoint(storage, name, holder)
 
 
 def _one(
@@ -315,7 +315,7 @@ def _one(
     say(f"{found.name}: evaluating")
     point = Point(found.name, found.step, found.attempt, time.time(), tries=tries)
     try:
-        with leased(storage, found.name, asked.lease_name), _as_model(asked, storage, found.name) as source:
+        with pin_newest(storage, found.name, asked.pin_name), _as_model(asked, storage, found.name) as source:
             report = evaluate(
                 asked.suite,
                 replace(asked.spec, source=source, name=found.name),

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from ....errors import EvaluationError
 from ...engines import Slot
 from ...engines.live import Link
-from ...model.cache import Lease, lease
+from ...model.cache import ModelReference, take_reference
 from ...plan.dispatch import Dispatcher
 from ..state import Run
 
@@ -99,7 +99,7 @@ class Workers:
         if found.source is None or found.manifest is None:
             return
         halt = self.run.control.fetches_end
-        take = functools.partial(lease, found.source, found.manifest, settings.places, halt=halt)
+        take = functools.partial(take_reference, found.source, found.manifest, settings.places, halt=halt)
         taking = asyncio.get_running_loop().run_in_executor(None, take)
         stack.push_async_callback(_give_back, taking)
         await asyncio.shield(taking)
@@ -161,7 +161,7 @@ class Workers:
             self.run.control.abort(EvaluationError("no worker joined", where=str(root), hint=hint))
 
 
-async def _give_back(taking: asyncio.Future[Lease]) -> None:
+async def _give_back(taking: asyncio.Future[ModelReference]) -> None:
     """Releases what was taken; where it is being fetched still, as soon as that has stopped."""
     try:
         held = await taking

@@ -156,7 +156,7 @@ def agent_lost_verdict(node: str, step: int) -> Verdict:
     )
 
 
-def lapsed_verdict(end: RankExit) -> Verdict:
+def lease_expired_verdict(end: RankExit) -> Verdict:
     """The verdict when ranks were ended because their node heard from no supervisor: nothing that they did."""
     text = f"{end.node} did not hear from its supervisor for longer than its lease, and its ranks were ended"
     return Verdict(

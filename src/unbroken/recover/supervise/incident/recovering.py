@@ -19,12 +19,12 @@ from ....progress.records.verdict import Action, Root, Verdict
 from ...decide.policy import (
     AGENT,
     FREE,
-    LAPSED,
+    LEASE_EXPIRED,
     as_carried_out,
     cause_of,
     decide,
     decide_agent_lost,
-    decide_lapsed,
+    decide_lease_expired,
     fingerprint,
 )
 from ..attempt.attempt import Attempt
@@ -42,7 +42,7 @@ from .incidents import (
     agent_lost_verdict,
     facts_of,
     killed_from_outside,
-    lapsed_verdict,
+    lease_expired_verdict,
     logs_of,
     named_in_run,
     preempted_verdict,
@@ -227,7 +227,7 @@ class Recovering:
         expired = attempt.stopped_by_us()
         if outcome.kind in ("supervisor_lost", "lease") and expired is not None:
             # What other ranks said and did after that, their own lease's end or a lost connection, followed from it.
-            return lapsed_verdict(expired)
+            return lease_expired_verdict(expired)
         if outcome.kind == "supervisor_lost" and not attempt.failures():
             verdict = agent_lost_verdict(attempt.slots[0], attempt.step)
             text = "the supervisor was gone, and so are the ranks: nothing else is known of their end"
@@ -295,14 +295,14 @@ def _charge(verdict: Verdict, outcome: AttemptOutcome, killed: bool) -> str:
     """The budget of an incident: what is free must not use up that of failures nobody can explain."""
     if _is_training(verdict, outcome):
         return cause_of(verdict, killed=killed)
-    return {"lease": LAPSED, "agent_lost": AGENT}.get(outcome.kind, FREE)
+    return {"lease": LEASE_EXPIRED, "agent_lost": AGENT}.get(outcome.kind, FREE)
 
 
 def _decide_free(kind: str, step: int, recorder: Recorder, budgets: Budgets) -> Decision:
     """What is done about an incident in which the training had no part."""
     history = recorder.state.history
     if kind == "lease":
-        return decide_lapsed(step, history, budgets)
+        return decide_lease_expired(step, history, budgets)
     if kind == "agent_lost":
         return decide_agent_lost(step, history, budgets)
     return Decision(Action.RESTART, "free of charge: not the training's fault")
