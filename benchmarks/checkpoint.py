@@ -406,7 +406,7 @@ class Ours(Arm):
         clock = Clock(t)
         clock.start()
         while self.c._opened().buffers.device.pinning is not None:
-            took, ready = clock.step(lambda: all(s.pinned for s in self.c.memory.slabs.values()))
+            took, ready = clock.step(lambda: all(s.pinned for s in self.c.memory.buffers.values()))
             self.registering.append(took)
             if ready:
                 break
@@ -421,14 +421,14 @@ class Ours(Arm):
         saved = self.c.save(i + 1, self.t.state)
         self.here.append({"call_s": time.perf_counter() - began})
 
-        rung = saved.disk or saved.remote
+        level = saved.disk or saved.remote
         heard: list[float] = []
 
         def done() -> bool:
-            if rung is None:
+            if level is None:
                 return saved.host.done()
-            if rung.done() and not heard:  # it is asked again until every rank has it
-                heard.append(rung.result())
+            if level.done() and not heard:  # it is asked again until every rank has it
+                heard.append(level.result())
                 self.durable.append(heard[0])
                 self.stalls.append(
                     getattr(getattr(self.c._opened().buffers.device.stager, "last", None), "stall_s", 0.0)
@@ -750,13 +750,13 @@ def restores(t: Training, arm: Ours, options: dict[str, Any]) -> dict[str, Any]:
             "other values came back"
         )
         while c._opened().buffers.device.pinning is not None and not any(
-            s.pinned for s in c.memory.slabs.values()
+            s.pinned for s in c.memory.buffers.values()
         ):
             time.sleep(0.05)
         registering = 0.0
         if c._opened().buffers.device.pinning is not None:
             registering = c._opened().buffers.device.pinning.registered_s / max(
-                1, sum(s.pinned for s in c.memory.slabs.values())
+                1, sum(s.pinned for s in c.memory.buffers.values())
             )
         found[source] = {
             "seconds": took,
@@ -783,9 +783,9 @@ def vanish(c: Any) -> None:
     c.memory.link.disconnect()
     c._closed = True
     c._opened().buffers.device.stager.close()
-    for slab in c.memory.slabs.values():
-        slab.unmap()
-    c.memory.slabs.clear()
+    for buffer in c.memory.buffers.values():
+        buffer.unmap()
+    c.memory.buffers.clear()
     gc.collect()
 
 

@@ -27,7 +27,7 @@ def test_a_whole_one(tmp_path: Path) -> None:
     name = save_small(tmp_path, 12)
     (found,) = catalogue.listing(PosixStorage(tmp_path))
     assert (found.name, found.step, found.attempt, found.status) == (name, 12, 1, "committed")
-    assert (found.world_size, found.samples, found.files, found.rung) == (2, 12, 6, "disk")
+    assert (found.world_size, found.samples, found.files, found.level) == (2, 12, 6, "disk")
     assert found.bytes == sum(p.stat().st_size for p in (tmp_path / name).iterdir())
     result = catalogue.verify(tmp_path / name)
     assert result.ok

@@ -414,7 +414,7 @@ def test_a_keeper_that_is_stopped_is_replaced_and_what_it_had_not_written_is_iss
     monkeypatch.setattr("unbroken.checkpoint.client.rank_memory.MUTE_AFTER", 2)
     c = checkpointer(tmp_path)
     c.save(1, {"w": torch.zeros(10)})
-    until(lambda: c.memory._ahead is not None and c.memory._ahead.slab is not None)
+    until(lambda: c.memory._ahead is not None and c.memory._ahead.buffer is not None)
     os.kill(keeper_pid(own_keepers), signal.SIGSTOP)
     began = time.monotonic()
     saved = c.save(2, {"w": torch.ones(10)})
@@ -538,12 +538,12 @@ class NoGpu:
     def __init__(self) -> None:
         self.seen: list[int] = []
 
-    def begin(self, slabs: Any) -> None:
-        self.seen += [s.id for s in slabs]
+    def begin(self, buffers: Any) -> None:
+        self.seen += [s.id for s in buffers]
 
-    def ensure(self, slab: Any) -> None:
-        self.seen.append(slab.id)
-        slab.ready.wait(10)
+    def ensure(self, buffer: Any) -> None:
+        self.seen.append(buffer.id)
+        buffer.ready.wait(10)
 
     def wait(self) -> None:
         pass
@@ -570,7 +570,7 @@ def test_a_gpus_state_comes_through_a_registered_buffer(
     assert bool((state["w"] == 5).all())
     for step in range(3, 9):  # no buffer was lost to the reading
         assert again.save(step, state).skipped is None
-    assert len(again.memory.slabs) == 3
+    assert len(again.memory.buffers) == 3
     again.close()
 
 
@@ -578,7 +578,7 @@ def test_memory_that_cannot_be_registered_makes_saves_slow_and_ends_no_training(
     own_keepers: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Refusing(NoGpu):
-        def ensure(self, slab: Any) -> None:
+        def ensure(self, buffer: Any) -> None:
             raise CheckpointError("CUDA cannot register 64 MiB of host memory (error 2): copies will be slow")
 
     c = checkpointer(tmp_path)

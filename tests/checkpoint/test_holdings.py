@@ -5,7 +5,15 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unbroken.checkpoint.keeper.holdings import CLAIMED, FINALIZED, FREE, Buffer, Holdings, Mark, Snapshot
+from unbroken.checkpoint.keeper.holdings import (
+    CLAIMED,
+    FINALIZED,
+    FREE,
+    Buffer,
+    Holdings,
+    Snapshot,
+    SnapshotId,
+)
 
 
 def holdings(ranks: int, count: int = 3) -> Holdings:
@@ -26,15 +34,15 @@ def test_once_a_snapshot_was_whole_on_all_ranks_there_is_always_one(events: list
     world, h = 3, holdings(3)
     claimed: dict[int, Buffer] = {}
     steps = dict.fromkeys(range(world), 0)
-    shared: Mark | None = None
+    shared: SnapshotId | None = None
     for rank, what in events:
         if what == "claim" and rank not in claimed and (b := h.claim(rank, 100)):
             claimed[rank] = b
         elif what == "seal" and rank in claimed:
             steps[rank] += 1
-            mark = Mark(1, steps[rank])
-            if h.finalize(claimed.pop(rank), Snapshot(mark, rank, world, 100, {})):
-                shared = mark
+            snapshot_id = SnapshotId(1, steps[rank])
+            if h.finalize(claimed.pop(rank), Snapshot(snapshot_id, rank, world, 100, {})):
+                shared = snapshot_id
         elif what == "pin":
             for b in h.of_rank(rank):
                 b.pins += b.state == FINALIZED
@@ -53,10 +61,10 @@ def test_a_pinned_buffer_is_never_given_out() -> None:
     for step in (1, 2, 3):
         b = h.claim(0, 100)
         assert b is not None
-        h.finalize(b, Snapshot(Mark(1, step), 0, 1, 100, {}))
+        h.finalize(b, Snapshot(SnapshotId(1, step), 0, 1, 100, {}))
         b.pins += 1
     assert h.claim(0, 100) is None
-    h.find(Mark(1, 1), 0).pins -= 1  # type: ignore[union-attr]
+    h.find(SnapshotId(1, 1), 0).pins -= 1  # type: ignore[union-attr]
     assert h.claim(0, 100) is not None
 
 
@@ -66,8 +74,8 @@ def test_a_new_attempt_keeps_what_a_restore_may_ask_for_and_frees_the_rest() -> 
     for i in range(4):
         h.buffers[i] = Buffer(i, i % 2, 100, -1)
         h.buffers[i].state = CLAIMED
-        h.finalize(h.buffers[i], Snapshot(Mark(1, 5 + i // 2), i % 2, 2, 100, {}))
-    h.begin(2, [0], [Mark(1, 6)])
-    assert h.find(Mark(1, 6), 0) and h.find(Mark(1, 6), 1)
-    assert h.find(Mark(1, 5), 0) is None
+        h.finalize(h.buffers[i], Snapshot(SnapshotId(1, 5 + i // 2), i % 2, 2, 100, {}))
+    h.begin(2, [0], [SnapshotId(1, 6)])
+    assert h.find(SnapshotId(1, 6), 0) and h.find(SnapshotId(1, 6), 1)
+    assert h.find(SnapshotId(1, 5), 0) is None
     assert freed == [1]  # rank 1 lives elsewhere now; its buffer with step 6 may still be asked for

@@ -38,7 +38,7 @@ def test_there_and_back(tmp_path: Path, s3: FakeS3) -> None:
     assert (done.committed, done.skipped, done.sent) == (True, 0, 3 * (4096 + 6_000_008))
     assert catalogue.verify_in(bucket, name).ok
     assert [f.status for f in catalogue.listing(bucket)] == ["committed"]
-    assert catalogue.listing(bucket)[0].rung == "remote"
+    assert catalogue.listing(bucket)[0].level == "remote"
     assert mirror(bucket, name, back).committed
     for file in (tmp_path / "a" / name).iterdir():
         assert (tmp_path / "b" / name / file.name).read_bytes() == file.read_bytes()

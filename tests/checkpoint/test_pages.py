@@ -10,7 +10,7 @@ import torch
 
 from tests.support.keepers import until
 from unbroken import Checkpointer
-from unbroken.checkpoint.client.rank_buffer import Slab
+from unbroken.checkpoint.client.rank_buffer import RankBuffer
 
 SIZE = 24 << 20
 
@@ -31,8 +31,8 @@ def test_the_first_save_finds_its_pages(own_keepers: Path, tmp_path: Path) -> No
     before = entered()
     c = Checkpointer(tmp_path / "c", snapshot_every=1, persist_every=1000, memory="256MiB")
     c.restore(state)
-    until(lambda: all(s.entered for s in c.memory.slabs.values()))
-    buffers = len(c.memory.slabs)
+    until(lambda: all(s.entered for s in c.memory.buffers.values()))
+    buffers = len(c.memory.buffers)
     assert buffers >= 2
     until(lambda: entered() - before >= buffers * SIZE)
     c.save(1, state)
@@ -46,12 +46,12 @@ def test_pages_that_the_keeper_could_not_have_are_not_taken_behind_its_back(
     c.save(1, {"w": torch.zeros(8)})
     fd = os.memfd_create("unfilled")
     os.ftruncate(fd, SIZE)
-    slab = Slab(99, SIZE, fd, mmap.mmap(fd, SIZE))
-    c.memory.slabs[99] = slab
+    buffer = RankBuffer(99, SIZE, fd, mmap.mmap(fd, SIZE))
+    c.memory.buffers[99] = buffer
     before = entered()
     c.memory._event({"event": "ready", "buffer": 99, "why": "cannot be had"})
-    c.memory._enter([slab])
-    assert slab.unfilled
+    c.memory._enter([buffer])
+    assert buffer.unfilled
     assert entered() == before
     c.close()
 

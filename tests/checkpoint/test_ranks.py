@@ -260,7 +260,7 @@ def test_a_mute_keeper_of_a_supervisor_is_ended_and_its_successor_gets_everythin
     r.open([agent], attempt=1)
     r.save(1)
     old = agent.pid
-    until(lambda: all(c.memory._ahead and c.memory._ahead.slab for c in r.all))
+    until(lambda: all(c.memory._ahead and c.memory._ahead.buffer for c in r.all))
     os.kill(old, signal.SIGSTOP)
     saves = r.save(2)  # claimed ahead, so nobody waits for the keeper
     until(lambda: not alive(old), 30)

@@ -296,7 +296,7 @@ def test_without_links_one_still_wins(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_addresses(tmp_path: Path) -> None:
     assert open_storage(f"file://{tmp_path}").url == str(tmp_path)
-    assert open_storage(tmp_path).rung == "disk"
+    assert open_storage(tmp_path).level == "disk"
     assert open_storage("s3://bucket/prefix/").url == "s3://bucket/prefix"
     for wrong in ("gs://x", "s3://", "http://x"):
         with pytest.raises(UsageError):

@@ -15,7 +15,7 @@ from unbroken.checkpoint.keeper import commit
 from unbroken.checkpoint.keeper.clients import Client, Settings, Wait
 from unbroken.checkpoint.keeper.commit import chunk_digests
 from unbroken.checkpoint.keeper.flushing import flush
-from unbroken.checkpoint.keeper.holdings import FINALIZED, Buffer, Mark, Snapshot
+from unbroken.checkpoint.keeper.holdings import FINALIZED, Buffer, Snapshot, SnapshotId
 from unbroken.checkpoint.keeper.keeping import Keeper
 from unbroken.checkpoint.keeper.operations import OPERATIONS
 
@@ -26,7 +26,7 @@ def held(keeper: Keeper, number: int, step: int, size: int) -> Buffer:
     os.ftruncate(fd, size)
     b = Buffer(number, 0, size, fd, ready=True)
     keeper.holdings.buffers[number] = b
-    keeper.holdings.finalize(b, Snapshot(Mark(1, step), 0, 1, size, {}))
+    keeper.holdings.finalize(b, Snapshot(SnapshotId(1, step), 0, 1, size, {}))
     keeper.changed.notify_all()
     return b
 

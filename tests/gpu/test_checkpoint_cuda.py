@@ -68,8 +68,8 @@ def prepared(tmp_path: Path, state: dict[str, Any], **options: Any) -> Checkpoin
     c.save(2, state).host.result(60)
     c.save(3, state).host.result(60)
     assert pinning(c) is not None
-    for slab in list(c.memory.slabs.values()):
-        pinning(c).ensure(slab)
+    for buffer in list(c.memory.buffers.values()):
+        pinning(c).ensure(buffer)
     return c
 
 

@@ -34,7 +34,7 @@ from .catalogue.placement import place_of
 from .client.buffers import CLAIM_TIMEOUT_S, Buffers
 from .client.rank_memory import RankMemory
 from .client.session import Session, open_session
-from .levels import RUNGS, Saved
+from .levels import LEVELS, Saved
 from .options import (
     CopyOptions,
     IntervalOptions,
@@ -174,14 +174,16 @@ class Checkpointer:
 
     fence = wait_for_copies  # its former name
 
-    def wait(self, rung: str = "disk", timeout_s: float | None = None) -> None:
+    def wait(self, level: str = "disk", timeout_s: float | None = None) -> None:
         """Waits until every save that climbs to this rung has reached it. Raises StorageError, TimeoutError."""
-        if rung not in RUNGS:
-            raise UsageError(f"there is no rung '{rung}'", hint=f"Rungs are: {', '.join(RUNGS)}")
+        if level not in LEVELS:
+            raise UsageError(f"there is no rung '{level}'", hint=f"Rungs are: {', '.join(LEVELS)}")
         if self._parts is None:
             return
         with holding_up():
-            self._parts.outcomes.wait(self._parts.session.storage.rung if rung == "disk" else rung, timeout_s)
+            self._parts.outcomes.wait(
+                self._parts.session.storage.level if level == "disk" else level, timeout_s
+            )
 
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
         """Waits for everything that is to become durable, then lets go.

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from ..errors import StorageError, UsageError
 
-RUNGS = ("staged", "host", "peer", "disk", "remote")
+LEVELS = ("staged", "host", "peer", "disk", "remote")
 
 
 @dataclass(eq=False)
@@ -38,44 +38,46 @@ class Saved:
     remote: Future[float] | None = None
 
     @classmethod
-    def climbing(cls, step: int, attempt: int, rungs: Iterable[str]) -> Saved:
+    def with_levels(cls, step: int, attempt: int, levels: Iterable[str]) -> Saved:
         """A save with a future for each of these rungs."""
         saved = cls(step, attempt)
-        for name in rungs:
+        for name in levels:
             setattr(saved, name, Future())
         return saved
 
-    def rungs(self) -> dict[str, Future[float]]:
+    def levels(self) -> dict[str, Future[float]]:
         """The futures that there are, lowest rung first."""
-        found = {name: getattr(self, name) for name in RUNGS}
+        found = {name: getattr(self, name) for name in LEVELS}
         return {name: f for name, f in found.items() if f is not None}
 
-    def reach(self, rung: str) -> None:
+    rungs = levels  # its former name
+
+    def reach(self, level: str) -> None:
         """Resolves this rung's future, if there is one and it is open."""
-        future = self.rungs().get(rung)
+        future = self.levels().get(level)
         if future is not None and not future.done():
             future.set_result(time.monotonic() - self.began)
 
-    def fail(self, why: str, *, rungs: Iterable[str] = RUNGS) -> None:
+    def fail(self, why: str, *, levels: Iterable[str] = LEVELS) -> None:
         """Fails these rungs' futures, those that are open."""
-        for name, future in self.rungs().items():
-            if name in rungs and not future.done():
+        for name, future in self.levels().items():
+            if name in levels and not future.done():
                 future.set_exception(StorageError(f"step {self.step} did not reach {name}: {why}"))
 
-    def wait(self, rung: str = "disk", timeout_s: float | None = None) -> float:
+    def wait(self, level: str = "disk", timeout_s: float | None = None) -> float:
         """Waits until this rung is reached; seconds since the call.
 
         Raises StorageError if it failed, UsageError if it was not asked for, TimeoutError.
         """
-        future = self.rungs().get(rung)
-        if rung not in RUNGS or future is None:
-            have = ", ".join(self.rungs()) or f"none, it was skipped: {self.skipped}"
+        future = self.levels().get(level)
+        if level not in LEVELS or future is None:
+            have = ", ".join(self.levels()) or f"none, it was skipped: {self.skipped}"
             raise UsageError(
-                f"the save of step {self.step} does not climb to '{rung}'", hint=f"It has: {have}"
+                f"the save of step {self.step} does not climb to '{level}'", hint=f"It has: {have}"
             )
         return future.result(timeout_s)
 
     @property
     def done(self) -> bool:
         """Whether nothing is left to happen."""
-        return all(f.done() for f in self.rungs().values())
+        return all(f.done() for f in self.levels().values())

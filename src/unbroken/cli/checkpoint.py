@@ -50,7 +50,7 @@ def ls(folder: Folder, as_json: Json = False) -> None:
             {
                 "name": f.name, "step": f.step, "attempt": f.attempt, "status": f.status, "why": f.why,
                 "time": f.time, "age_s": round(max(0.0, now - f.time), 3), "bytes": f.bytes, "files": f.files,
-                "rung": f.rung, "world_size": f.world_size, "samples": f.samples,
+                "rung": f.level, "world_size": f.world_size, "samples": f.samples,
                 "leases": [{"holder": x.holder, "until": x.until, "why": x.why} for x in held[f.name]],
             }
             for f in found
@@ -66,8 +66,8 @@ def ls(folder: Folder, as_json: Json = False) -> None:
         if held[f.name]:
             state += f", held by {', '.join(x.holder for x in held[f.name])}"
         age = str(Duration(max(1, round(now - f.time)))) if f.time else "?"
-        rung = f.rung if f.committed else "-"
-        table.append([f.name, age, str(Bytes(f.bytes)), str(f.world_size or "?"), rung, state])
+        level = f.level if f.committed else "-"
+        table.append([f.name, age, str(Bytes(f.bytes)), str(f.world_size or "?"), level, state])
     print(_columns(table))
     whole = sum(f.committed for f in found)
     print(f"{whole} of {len(found)} committed, {Bytes(sum(f.bytes for f in found))} in {storage.url}")

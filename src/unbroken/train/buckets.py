@@ -18,7 +18,7 @@ from torch import Tensor, nn
 ALIGN = 16
 """Elements: each tensor starts on a 64-byte line, so that kernels take the same path in every process."""
 SCALARS = 2
-"""Values that ride along with the last bucket: the loss and the wish to stop."""
+"""Values that ride along with the last bucket: the loss and the request to stop."""
 
 
 @dataclass

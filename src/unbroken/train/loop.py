@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 def train(config: TrainConfig) -> int:
     """Runs a training to its end, or to a stop on request; returns the exit code."""
     run = attach(total_steps=config.run.steps)
-    with run.phase("starting"), _stop_signals() as wish:
+    with run.phase("starting"), _stop_signals() as stop_flag:
         tokens = open_tokens(config.data.data, Path(config.data.cache) if config.data.cache else None)
         world = start_world(config.run)
         trainer = build(config, world, run, tokens)
@@ -36,12 +36,12 @@ def train(config: TrainConfig) -> int:
             _say(_banner(trainer))
             if resumed:
                 _say(resumed)
-        stopped = _steps(trainer, saving, wish)
+        stopped = _steps(trainer, saving, stop_flag)
         stop_world(world)
     return Exit.RANK_STOPPED_ON_REQUEST if stopped else Exit.OK
 
 
-def _steps(t: Trainer, saving: Saving, wish: list[int]) -> bool:
+def _steps(t: Trainer, saving: Saving, stop_flag: list[int]) -> bool:
     """Trains until the last step; True if it ended before on request."""
     c, run, world = t.config.run, t.run, t.world
     writer = (
@@ -54,7 +54,7 @@ def _steps(t: Trainer, saving: Saving, wish: list[int]) -> bool:
     before = time.perf_counter()
     # Until the first step is complete this is the phase "starting", with its long deadline: step() ends it.
     while t.step < c.steps and not asked:
-        asked = bool(wish) or run.should_stop(t.step + 1)
+        asked = bool(stop_flag) or run.should_stop(t.step + 1)
         loss, norm, asked, batch = t.train_step(saving.wait_for_copies, asked)
         if writer:
             writer.step(t.step, loss, batch)

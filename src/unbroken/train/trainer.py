@@ -84,7 +84,7 @@ class Trainer:
         b.reduce(w.size)
         norm = b.clip(c.optim.clip)
         # Read before the optimizer overwrites the weights: a snapshot may still be copying them.
-        mean, wish = b.scalars.tolist()
+        mean, stop_flag = b.scalars.tolist()
         fence()
         b.adamw(
             self.step + 1,
@@ -94,7 +94,7 @@ class Trainer:
             c.optim.weight_decay,
         )
         self.step += 1
-        return mean, norm, wish > 0, batch.tobytes()
+        return mean, norm, stop_flag > 0, batch.tobytes()
 
     @torch.no_grad()
     def evaluate(self) -> float:

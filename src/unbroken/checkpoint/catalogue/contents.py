@@ -76,7 +76,7 @@ class Found:
     time: float
     bytes: int
     files: int
-    rung: str
+    level: str
     why: str = ""
     world_size: int = 0
     samples: int = 0
@@ -264,7 +264,7 @@ def _look(storage: Storage, name: str, quick: bool) -> Found:
     entries = storage.files(name)
     written = max((e.modified for e in entries), default=0.0)
     size = sum(e.bytes for e in entries)
-    common = {"files": len(entries), "rung": storage.rung}
+    common = {"files": len(entries), "level": storage.level}
 
     def found(status: str, why: str) -> Found:
         return Found(name, step, attempt, status, written, size, why=why, **common)  # type: ignore[arg-type]

@@ -21,7 +21,7 @@ from ..options import CopyOptions
 from .links import KeeperGone
 from .pinning import Pinning
 from .plan import Plan, plan_for, whole_pages
-from .rank_buffer import Slab
+from .rank_buffer import RankBuffer
 from .session import Session
 
 logger = logging.getLogger("unbroken.checkpoint")
@@ -92,7 +92,7 @@ class Buffers:
         except UnbrokenError as e:
             logger.warning("buffers for snapshots were not made ahead: %s", e)
 
-    def claim(self, step: int, plan: Plan) -> Slab | None:
+    def claim(self, step: int, plan: Plan) -> RankBuffer | None:
         """A buffer for the save of this step, registered where that is needed; None if all are in use.
 
         Where the system does not let memory be registered the copy is slow, and that is logged once.
@@ -109,7 +109,7 @@ class Buffers:
                     self._slow = True
         return buffer
 
-    def _claim(self, step: int, plan: Plan) -> Slab | None:
+    def _claim(self, step: int, plan: Plan) -> RankBuffer | None:
         if self._when_busy == "wait":
             return self._wait_for_one(plan)
         buffer = self.memory.claim(plan.buffer_bytes, 0.02)
@@ -120,14 +120,14 @@ class Buffers:
             return None
         return buffer or self._wait_for_one(plan)
 
-    def _wait_for_one(self, plan: Plan) -> Slab | None:
+    def _wait_for_one(self, plan: Plan) -> RankBuffer | None:
         with contextlib.suppress(KeeperGone):  # its successor may need a while
             if buffer := self.memory.claim(plan.buffer_bytes, SHORT_WAIT_S):
                 return buffer
         with holding_up():
             return self.memory.claim(plan.buffer_bytes, CLAIM_TIMEOUT_S)
 
-    def to_read_into(self, size: int) -> Slab | None:
+    def to_read_into(self, size: int) -> RankBuffer | None:
         """A buffer to read a checkpoint of `size` bytes into, so that a GPU gets it from registered memory."""
         if self.device.pinning is None:
             return None
@@ -141,7 +141,7 @@ class Buffers:
             return None
 
     @contextlib.contextmanager
-    def registering(self, buffer: Slab | None) -> Iterator[None]:
+    def registering(self, buffer: RankBuffer | None) -> Iterator[None]:
         """Registers the buffer while its bytes are read or verified."""
         if buffer is None or self.device.pinning is None:
             yield

@@ -35,7 +35,7 @@ ORPHAN_GRACE_S = 60.0
 Connect = Callable[[Callable[[Message], None], Callable[[], None]], RankLink]
 
 
-def supervised_keeper(p: Place, wishes: Mapping[str, Any]) -> Connect:
+def supervised_keeper(p: Place, options: Mapping[str, Any]) -> Connect:
     """Connects to the keeper that the agent started; waits a little for one that is being respawned."""
 
     def connect(listener: Callable[[Message], None], ended: Callable[[], None]) -> RankLink:
@@ -44,7 +44,7 @@ def supervised_keeper(p: Place, wishes: Mapping[str, Any]) -> Connect:
             try:
                 return RankLink(
                     p.keeper or "", rank=p.rank, attempt=p.attempt or 0, world_size=p.world_size,
-                    local_rank=p.local_rank, listener=listener, ended=ended, wishes=wishes,
+                    local_rank=p.local_rank, listener=listener, ended=ended, options=options,
                 )  # fmt: skip
             except (KeeperGone, NotYet):
                 if time.monotonic() > deadline:
@@ -95,7 +95,7 @@ class OwnKeeper:
                     raise
                 time.sleep(0.02)
 
-    def connector(self, attempt: int, wishes: Mapping[str, Any]) -> Connect:
+    def connector(self, attempt: int, options: Mapping[str, Any]) -> Connect:
         """Connects this rank, starting a new keeper if the old one is gone."""
         p = self.place
 
@@ -103,7 +103,7 @@ class OwnKeeper:
             return self._patiently(
                 lambda: RankLink(
                     self.socket, rank=p.rank, attempt=attempt, world_size=p.world_size,
-                    local_rank=p.local_rank, listener=listener, ended=ended, wishes=wishes,
+                    local_rank=p.local_rank, listener=listener, ended=ended, options=options,
                 )
             )  # fmt: skip
 

@@ -312,13 +312,13 @@ class RankLink(Link):
         local_rank: int,
         listener: Callable[[Message], None] = lambda event: None,
         ended: Callable[[], None] = lambda: None,
-        wishes: Mapping[str, Any] | None = None,
+        options: Mapping[str, Any] | None = None,
         timeout_s: float = ANSWER_TIMEOUT_S,
     ) -> None:
         self._listener, self._ended = listener, ended
         hello = {
             "role": "rank", "rank": rank, "attempt": attempt, "world_size": world_size, "local_rank": local_rank,
-            "pid": os.getpid(), "wishes": dict(wishes or {}),
+            "pid": os.getpid(), "wishes": dict(options or {}),
         }  # fmt: skip
         super().__init__(socket_path, hello, timeout_s=timeout_s)
 

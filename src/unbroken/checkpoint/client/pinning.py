@@ -16,7 +16,7 @@ import torch
 from ...errors import CheckpointError
 from ..device.beside import beside_captures
 from ..device.host_memory import PIECE_BYTES, populate
-from .rank_buffer import Slab
+from .rank_buffer import RankBuffer
 
 logger = logging.getLogger("unbroken.checkpoint")
 
@@ -32,49 +32,49 @@ class Pinning:
         self.bytes = 0
         self._one = threading.Lock()
 
-    def begin(self, slabs: Iterable[Slab]) -> None:
+    def begin(self, buffers: Iterable[RankBuffer]) -> None:
         """Registers these in the background."""
-        waiting = [s for s in slabs if not s.pinned]
+        waiting = [s for s in buffers if not s.pinned]
         if waiting:
             threading.Thread(target=self._all, args=(waiting,), name="unbroken-pinning", daemon=True).start()
 
-    def ensure(self, slab: Slab) -> None:
+    def ensure(self, buffer: RankBuffer) -> None:
         """Registers this buffer now unless it is. Raises CheckpointError if the system refuses."""
-        if slab.pinned:
+        if buffer.pinned:
             return
-        slab.ready.wait(READY_S)
+        buffer.ready.wait(READY_S)
         with self._one, torch.cuda.device(self.device):
-            if not slab.pinned:
-                self._register(slab, pause_s=0.0)
+            if not buffer.pinned:
+                self._register(buffer, pause_s=0.0)
 
     def wait(self) -> None:
         """Waits until the GPU has taken everything that was copied to it."""
         torch.cuda.synchronize(self.device)
 
-    def _all(self, slabs: list[Slab]) -> None:
+    def _all(self, buffers: list[RankBuffer]) -> None:
         beside_captures()
         torch.cuda.set_device(self.device)
-        for slab in slabs:
-            slab.ready.wait(READY_S)
+        for buffer in buffers:
+            buffer.ready.wait(READY_S)
             try:
                 with self._one:
-                    if not slab.pinned:
-                        self._register(slab, pause_s=0.002)
+                    if not buffer.pinned:
+                        self._register(buffer, pause_s=0.002)
             except CheckpointError as e:
                 logger.warning("%s", e)
                 return
 
-    def _register(self, slab: Slab, *, pause_s: float) -> None:
+    def _register(self, buffer: RankBuffer, *, pause_s: float) -> None:
         """Registers one buffer; between pieces the trainer may launch, and the buffer may go."""
         cuda = torch.cuda.cudart()
-        if slab.gone:
+        if buffer.gone:
             return
-        slab.unpin = lambda: self._retire(slab)
-        address, done = slab.tensor.data_ptr(), 0
-        while done < slab.bytes and not slab.gone:
-            size = min(PIECE_BYTES, slab.bytes - done)
+        buffer.unpin = lambda: self._retire(buffer)
+        address, done = buffer.tensor.data_ptr(), 0
+        while done < buffer.bytes and not buffer.gone:
+            size = min(PIECE_BYTES, buffer.bytes - done)
             began = time.monotonic()
-            if not slab.unfilled:
+            if not buffer.unfilled:
                 populate(address + done, size)
             code = int(cuda.cudaHostRegister(address + done, size, 0))
             self.registered_s += time.monotonic() - began
@@ -88,17 +88,17 @@ class Pinning:
             self.bytes += size
             if pause_s:
                 time.sleep(pause_s)
-        if slab.gone:
+        if buffer.gone:
             self._unregister(address, done)
         else:
-            slab.pinned = True
+            buffer.pinned = True
 
-    def _retire(self, slab: Slab) -> None:
+    def _retire(self, buffer: RankBuffer) -> None:
         """Before the memory is unmapped: waits for a registration under way, and takes it back."""
         with self._one:
-            if slab.pinned:
-                slab.pinned = False
-                self._unregister(slab.tensor.data_ptr(), slab.bytes)
+            if buffer.pinned:
+                buffer.pinned = False
+                self._unregister(buffer.tensor.data_ptr(), buffer.bytes)
 
     def _unregister(self, address: int, size: int) -> None:
         for start in range(0, size, PIECE_BYTES):

@@ -20,7 +20,7 @@ ENTER_BYTES = 16 << 20  # one to two milliseconds
 
 
 @dataclass(eq=False)
-class Slab:
+class RankBuffer:
     """One buffer, mapped into this process. `content` is what a new keeper would have to know of its content."""
 
     id: int

@@ -19,7 +19,7 @@ from typing import Any
 from ...errors import UnbrokenError
 from ..keeper.wire import Message
 from .links import KeeperGone, KeeperRefused, RankLink
-from .rank_buffer import Slab
+from .rank_buffer import RankBuffer
 
 logger = logging.getLogger("unbroken.checkpoint")
 
@@ -37,7 +37,7 @@ class _Ahead:
     size: int
     link: RankLink
     future: Future[tuple[Message, list[int]]]
-    slab: Slab | None = None
+    buffer: RankBuffer | None = None
     dropped: bool = False
 
 
@@ -56,7 +56,7 @@ class RankMemory:
         self._early: list[Message] = []
         self._subscribing = threading.Lock()
         self.count = count
-        self.slabs: dict[int, Slab] = {}
+        self.buffers: dict[int, RankBuffer] = {}
         self.guard = threading.RLock()
         self.back = threading.Condition(self.guard)
         self.closing = False
@@ -95,53 +95,53 @@ class RankMemory:
                 return
         listener(event)
 
-    def provide(self, size: int, count: int | None = None) -> list[Slab]:
+    def provide(self, size: int, count: int | None = None) -> list[RankBuffer]:
         """Sees to it that there are buffers of `size` bytes, `count` of them if told. Raises DoesNotFit if the budget has no room for one."""
         self._drop_ahead()
         answer, fds = self.alive().request({"op": "arena", "bytes": size, "count": count or self.count})
         with self.guard:
             told = {int(b["id"]): (b, fd) for b, fd in zip(answer["buffers"], fds, strict=True)}
             for number, (b, fd) in told.items():
-                if number in self.slabs:
+                if number in self.buffers:
                     os.close(fd)
                     continue
-                slab = Slab(
+                buffer = RankBuffer(
                     number, int(b["bytes"]), fd, mmap.mmap(fd, int(b["bytes"])), keeper=self.keeper_id
                 )
                 if b["ready"] or number in self._filled:
-                    slab.unfilled = not b["ready"] and not self._filled[number]
-                    slab.ready.set()
-                self.slabs[number] = slab
-            for number in [n for n, s in self.slabs.items() if n not in told and not s.claimed]:
-                self.slabs.pop(number).unmap()
-            return list(self.slabs.values())
+                    buffer.unfilled = not b["ready"] and not self._filled[number]
+                    buffer.ready.set()
+                self.buffers[number] = buffer
+            for number in [n for n, s in self.buffers.items() if n not in told and not s.claimed]:
+                self.buffers.pop(number).unmap()
+            return list(self.buffers.values())
 
-    def enter(self, slabs: list[Slab]) -> None:
+    def enter(self, buffers: list[RankBuffer]) -> None:
         """Enters the pages of these buffers into this process's page table, in a thread, so that no save has to."""
-        if waiting := [s for s in slabs if not s.entered]:
+        if waiting := [s for s in buffers if not s.entered]:
             threading.Thread(target=self._enter, args=(waiting,), name="unbroken-pages", daemon=True).start()
 
-    def _enter(self, slabs: list[Slab]) -> None:
-        for slab in slabs:
-            slab.entered = True
-            if not slab.ready.wait(FILLED_S):
+    def _enter(self, buffers: list[RankBuffer]) -> None:
+        for buffer in buffers:
+            buffer.entered = True
+            if not buffer.ready.wait(FILLED_S):
                 return
-            slab.enter(self.guard)
+            buffer.enter(self.guard)
 
-    def map_buffer(self, number: int, fd: int, size: int, content: dict[str, Any]) -> Slab:
+    def map_buffer(self, number: int, fd: int, size: int, content: dict[str, Any]) -> RankBuffer:
         """The buffer that holds a fetched snapshot of this rank; from now on it is handed on to a new keeper too."""
         with self.guard:
-            slab = self.slabs.get(number)
-            if slab is None:
-                slab = Slab(number, size, fd, mmap.mmap(fd, size), keeper=self.keeper_id)
-                slab.ready.set()
-                self.slabs[number] = slab
+            buffer = self.buffers.get(number)
+            if buffer is None:
+                buffer = RankBuffer(number, size, fd, mmap.mmap(fd, size), keeper=self.keeper_id)
+                buffer.ready.set()
+                self.buffers[number] = buffer
             else:
                 os.close(fd)
-            slab.content = content
-            return slab
+            buffer.content = content
+            return buffer
 
-    def claim(self, size: int, timeout_s: float) -> Slab | None:
+    def claim(self, size: int, timeout_s: float) -> RankBuffer | None:
         """A buffer to fill, or None if none came free in time.
 
         One is asked for ahead, after each `finalize`, so that as a rule nobody is asked anything here. Raises
@@ -166,16 +166,16 @@ class RankMemory:
                 raise KeeperRefused(
                     str(answer.get("what")), where=answer.get("where"), hint=answer.get("todo")
                 )
-            slab = self._bind(ahead)
-            if slab is None and self._moving and time.monotonic() < deadline:
+            buffer = self._bind(ahead)
+            if buffer is None and self._moving and time.monotonic() < deadline:
                 time.sleep(0.002)
                 continue
             self._forget(ahead)
-            if slab is None or slab.bytes < size:
-                if slab is not None:
-                    self.release(slab)
+            if buffer is None or buffer.bytes < size:
+                if buffer is not None:
+                    self.release(buffer)
                 continue
-            return slab
+            return buffer
 
     def _ask_ahead(self, size: int, wait_s: float) -> _Ahead:
         with self._asking:  # a copy that ends and a save that begins may both ask
@@ -189,7 +189,7 @@ class RankMemory:
         ahead.future.add_done_callback(lambda _: self._bind(ahead))
         return ahead
 
-    def _bind(self, ahead: _Ahead) -> Slab | None:
+    def _bind(self, ahead: _Ahead) -> RankBuffer | None:
         """The buffer that was answered, from now on claimed whatever keeper owns it.
 
         None if there is none, or if the keeper died before anybody here looked at its answer: then the buffer was
@@ -197,15 +197,15 @@ class RankMemory:
         """
         with self.guard:
             valid = not self._moving and ahead.link is self.link and ahead.future.done()
-            if ahead.slab is None and valid and ahead.future.exception() is None:
+            if ahead.buffer is None and valid and ahead.future.exception() is None:
                 number = ahead.future.result()[0].get("buffer")
-                slab = None if number is None else self.slabs.get(int(number))
-                if slab is not None:
-                    slab.claimed, slab.content, ahead.slab = True, None, slab
-            if ahead.dropped and ahead.slab is not None:
-                slab, ahead.slab = ahead.slab, None
-                threading.Thread(target=self.release, args=(slab,), daemon=True).start()
-            return ahead.slab
+                buffer = None if number is None else self.buffers.get(int(number))
+                if buffer is not None:
+                    buffer.claimed, buffer.content, ahead.buffer = True, None, buffer
+            if ahead.dropped and ahead.buffer is not None:
+                buffer, ahead.buffer = ahead.buffer, None
+                threading.Thread(target=self.release, args=(buffer,), daemon=True).start()
+            return ahead.buffer
 
     def _forget(self, ahead: _Ahead) -> None:
         if self._ahead is ahead:
@@ -230,16 +230,16 @@ class RankMemory:
 
     def _unclaim(self, number: int) -> None:
         with self.guard:
-            if number in self.slabs:
-                self.slabs[number].claimed = False
+            if number in self.buffers:
+                self.buffers[number].claimed = False
         try:
             self.link.post({"op": "unclaim", "buffer": number})
         except KeeperGone:
             return
 
-    def release(self, slab: Slab) -> None:
+    def release(self, buffer: RankBuffer) -> None:
         """Gives a claimed buffer back unfilled."""
-        self._unclaim(slab.id)
+        self._unclaim(buffer.id)
 
     def _watch(self) -> None:
         """Asks the keeper again and again whether it lives; one that stays mute is ended, so that another takes over.
@@ -273,31 +273,33 @@ class RankMemory:
         """Whether the keeper has not said a word since `MUTE_AFTER` questions."""
         return self.missed >= MUTE_AFTER
 
-    def finalize(self, slab: Slab, step: int, attempt: int, content: dict[str, Any], seconds: float) -> None:
+    def finalize(
+        self, buffer: RankBuffer, step: int, attempt: int, content: dict[str, Any], seconds: float
+    ) -> None:
         """Says that the buffer is whole now. With a dead keeper the next one will be told."""
         with self.guard:
-            slab.claimed = False
-            slab.content, slab.confirmed = {"attempt": attempt, "step": step, **content}, False
-            link, number = self.link, slab.id
+            buffer.claimed = False
+            buffer.content, buffer.confirmed = {"attempt": attempt, "step": step, **content}, False
+            link, number = self.link, buffer.id
         try:
             future = link.post({"op": "seal", "buffer": number, "step": step, "seconds": seconds, **content})
         except KeeperGone:
             return
-        future.add_done_callback(lambda f: self._finalize_answered(slab, step, f))
+        future.add_done_callback(lambda f: self._finalize_answered(buffer, step, f))
         try:
-            self._ask_ahead(slab.bytes, wait_s=0.0)
+            self._ask_ahead(buffer.bytes, wait_s=0.0)
         except KeeperGone:
             return
 
-    def _finalize_answered(self, slab: Slab, step: int, future: Any) -> None:
+    def _finalize_answered(self, buffer: RankBuffer, step: int, future: Any) -> None:
         if future.exception() is not None:
             return  # the keeper died: the next one gets it
         answer = future.result()[0]
         with self.guard:
-            if slab.content is not None and slab.content["step"] == step:
-                slab.confirmed = bool(answer.get("ok"))
-                if not slab.confirmed:
-                    slab.content = None
+            if buffer.content is not None and buffer.content["step"] == step:
+                buffer.confirmed = bool(answer.get("ok"))
+                if not buffer.confirmed:
+                    buffer.content = None
         if not answer.get("ok"):
             self._publish(
                 {"event": "failed", "step": step, "attempt": None, "rank": -1, "why": str(answer.get("what"))}
@@ -306,9 +308,9 @@ class RankMemory:
     def note(self, attempt: int, step: int, **what: Any) -> None:
         """Remembers of a sealed snapshot what a new keeper should know (complete, persist)."""
         with self.guard:
-            for slab in self.slabs.values():
-                if slab.content and (slab.content["attempt"], slab.content["step"]) == (attempt, step):
-                    slab.content.update(what)
+            for buffer in self.buffers.values():
+                if buffer.content and (buffer.content["attempt"], buffer.content["step"]) == (attempt, step):
+                    buffer.content.update(what)
 
     def alive(self, within_s: float = RECONNECT_S) -> RankLink:
         """The link, once there is a keeper. Raises KeeperGone, or whatever the new keeper refused us with."""
@@ -333,9 +335,9 @@ class RankMemory:
             pass
         self.link.disconnect()
         with self.guard:
-            for slab in self.slabs.values():
-                slab.unmap()
-            self.slabs.clear()
+            for buffer in self.buffers.values():
+                buffer.unmap()
+            self.buffers.clear()
 
     def abandon(self) -> None:
         """Goes without a goodbye: for the keeper this rank has died."""
@@ -348,9 +350,9 @@ class RankMemory:
                 # It may come before the answer that names the buffer was looked at.
                 number, unfilled = int(event["buffer"]), bool(event.get("why"))
                 self._filled[number] = not unfilled
-                if (slab := self.slabs.get(number)) is not None:
-                    slab.unfilled = unfilled
-                    slab.ready.set()
+                if (buffer := self.buffers.get(number)) is not None:
+                    buffer.unfilled = unfilled
+                    buffer.ready.set()
         elif event.get("event") == "complete":
             self.note(event["attempt"], event["step"], complete=True)
         elif event.get("event") in ("durable", "failed"):
@@ -405,37 +407,39 @@ class RankMemory:
         keeper = str(link.info["keeper"])
         with self.guard:
             self._moving = True
-            slabs = [s for s in self.slabs.values() if s.keeper != keeper]
-            told = [s.content for s in slabs]
-            entries = [{"id": s.id, "snapshot": s.content, "claimed": s.claimed} for s in slabs]
-            unsure = [s for s in self.slabs.values() if s.keeper == keeper and s.content and not s.confirmed]
-            kept = [s for s in self.slabs.values() if s.keeper == keeper and s.claimed] + unsure
+            buffers = [s for s in self.buffers.values() if s.keeper != keeper]
+            told = [s.content for s in buffers]
+            entries = [{"id": s.id, "snapshot": s.content, "claimed": s.claimed} for s in buffers]
+            unsure = [
+                s for s in self.buffers.values() if s.keeper == keeper and s.content and not s.confirmed
+            ]
+            kept = [s for s in self.buffers.values() if s.keeper == keeper and s.claimed] + unsure
         try:
             # Not under the guard: the answers come on the thread that also delivers events.
             answer: Message = {"ids": {}}
-            if slabs:
-                answer, _ = link.request({"op": "adopt", "buffers": entries}, [s.fd for s in slabs])
+            if buffers:
+                answer, _ = link.request({"op": "adopt", "buffers": entries}, [s.fd for s in buffers])
             if kept:
                 got, _ = link.request({"op": "reclaim", "buffers": [s.id for s in kept]})
                 kept = [s for s in kept if s.id in got["buffers"]]  # the others it knows as sealed
             with self.back:
-                for slab in slabs:
-                    self.slabs.pop(slab.id, None)
-                for slab, entry in zip(slabs, entries, strict=True):
-                    slab.id, slab.keeper = int(answer["ids"][str(entry["id"])]), keeper
+                for buffer in buffers:
+                    self.buffers.pop(buffer.id, None)
+                for buffer, entry in zip(buffers, entries, strict=True):
+                    buffer.id, buffer.keeper = int(answer["ids"][str(entry["id"])]), keeper
                     if (
-                        not slab.ready.is_set()
+                        not buffer.ready.is_set()
                     ):  # the old keeper died over it, the new one does not begin again
-                        slab.unfilled = True
-                        slab.ready.set()
-                self.slabs.update({s.id: s for s in slabs})
+                        buffer.unfilled = True
+                        buffer.ready.set()
+                self.buffers.update({s.id: s for s in buffers})
                 self.link = link
                 content_since = [
-                    s for s, t in zip(slabs, told, strict=True) if s.content and s.content is not t
+                    s for s, t in zip(buffers, told, strict=True) if s.content and s.content is not t
                 ]
                 let_go = [
                     s
-                    for s, e in zip(slabs, entries, strict=True)
+                    for s, e in zip(buffers, entries, strict=True)
                     if e["claimed"] and not s.claimed and not s.content
                 ] + [s for s in kept if not s.claimed and not s.content]
                 content_since += [s for s in kept if s.content]
@@ -443,8 +447,8 @@ class RankMemory:
             with self.back:
                 self._moving = False
                 self.back.notify_all()
-        for slab in content_since:  # while the buffers changed hands
-            link.post({"op": "seal", "buffer": slab.id, "seconds": 0.0, **(slab.content or {})})
-        for slab in let_go:
-            link.post({"op": "unclaim", "buffer": slab.id})
-        logger.warning("a new keeper took over %d buffers of this rank", len(slabs))
+        for buffer in content_since:  # while the buffers changed hands
+            link.post({"op": "seal", "buffer": buffer.id, "seconds": 0.0, **(buffer.content or {})})
+        for buffer in let_go:
+            link.post({"op": "unclaim", "buffer": buffer.id})
+        logger.warning("a new keeper took over %d buffers of this rank", len(buffers))

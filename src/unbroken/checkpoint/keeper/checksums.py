@@ -56,7 +56,7 @@ def _next(keeper: Home) -> tuple[Buffer, Snapshot] | None:
         if (
             b.state != FINALIZED
             or s is None
-            or s.mark != keeper.memory.holdings.newest
+            or s.snapshot_id != keeper.memory.holdings.newest
             or s.checksums is not None
         ):
             continue
@@ -68,7 +68,7 @@ def _next(keeper: Home) -> tuple[Buffer, Snapshot] | None:
 def _unless_wanted(keeper: Home, b: Buffer, snapshot: Snapshot) -> None:
     """Raises Abandoned once a newer snapshot is complete and the rank waits for a buffer: sums may take seconds."""
     with keeper.changed:
-        if keeper.memory.holdings.newest != snapshot.mark and any(
+        if keeper.memory.holdings.newest != snapshot.snapshot_id and any(
             w.client.rank == b.rank for w in keeper.waits
         ):
             raise Abandoned

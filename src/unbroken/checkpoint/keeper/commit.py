@@ -29,7 +29,7 @@ from ..format.manifest import (
 )
 from ..format.tensors import Heads
 from ..storage.base import Storage
-from .holdings import Mark, Snapshot
+from .holdings import Snapshot, SnapshotId
 
 Gate = Callable[[], None]
 """Called before anything is written; waits while the lease has lapsed, raises Abandoned when it is over."""
@@ -72,7 +72,7 @@ def write_part(
     The checksums are taken by another thread meanwhile. Raises StorageError as the storage does, Abandoned from
     the gate, CheckpointCorrupt if the snapshot in memory is no more what it was when it was sealed.
     """
-    folder, rank = folder_name(snapshot.mark.step, snapshot.mark.attempt), snapshot.rank
+    folder, rank = folder_name(snapshot.snapshot_id.step, snapshot.snapshot_id.attempt), snapshot.rank
     gate()
     summing = pool.submit(chunk_digests, view)
     storage.write(f"{folder}/{data_name(rank)}", gated(view, gate), len(view))
@@ -93,7 +93,7 @@ def chunk_digests(view: memoryview, gate: Gate = lambda: None) -> tuple[str, ...
 
 def note_failure(storage: Storage, snapshot: Snapshot, why: str, *, hopeless: bool = True) -> None:
     """Leaves a note for the other nodes; the storage that failed may well refuse this too."""
-    folder = folder_name(snapshot.mark.step, snapshot.mark.attempt)
+    folder = folder_name(snapshot.snapshot_id.step, snapshot.snapshot_id.attempt)
     try:
         note = json.dumps({"why": why[:500], "hopeless": hopeless}).encode()
         storage.put(f"{folder}/{failed_name(snapshot.rank)}", note)
@@ -110,12 +110,12 @@ class Look:
     mine: bool = False
 
 
-def commit(storage: Storage, mark: Mark, world_size: int, node: str, gate: Gate) -> Look:
+def commit(storage: Storage, snapshot_id: SnapshotId, world_size: int, node: str, gate: Gate) -> Look:
     """Commits the checkpoint if all of it is there.
 
     Raises RankFailed if a rank's keeper gave up, CheckpointCorrupt if the parts do not fit each other, StorageError.
     """
-    folder = folder_name(mark.step, mark.attempt)
+    folder = folder_name(snapshot_id.step, snapshot_id.attempt)
     names = {entry.name for entry in storage.files(folder)}
     if COMMITTED in names:
         return Look()

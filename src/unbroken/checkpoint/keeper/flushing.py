@@ -15,7 +15,7 @@ from ...errors import UnbrokenError
 from ..format.manifest import folder_name, part_name
 from .clients import Refused, log
 from .commit import failed_name
-from .holdings import FINALIZED, Buffer, Mark
+from .holdings import FINALIZED, Buffer, SnapshotId
 from .keeping import Keeper
 from .wire import Message
 
@@ -28,7 +28,7 @@ def flush(
     keeper: Keeper,
     deadline_s: float,
     *,
-    mark: Mark | None = None,
+    snapshot_id: SnapshotId | None = None,
     ranks: Collection[int] | None = None,
     room_s: float = 0.0,
 ) -> Message:
@@ -42,28 +42,28 @@ def flush(
     """
     node = keeper.settings.node
     with keeper.changed:
-        mark = mark or _newest(keeper)
-        mine = [] if mark is None else _shares(keeper, mark, ranks)
-        if mark is None or not mine:
+        snapshot_id = snapshot_id or _newest(keeper)
+        mine = [] if snapshot_id is None else _shares(keeper, snapshot_id, ranks)
+        if snapshot_id is None or not mine:
             return {"step": None}  # a spare, or a node whose ranks are elsewhere now: others write it
-        if not keeper.writing.may_finish(mark, keeper.holdings.wanted):
-            raise Refused(f"attempt {mark.attempt} is sealed", where=node)
+        if not keeper.writing.may_finish(snapshot_id, keeper.holdings.wanted):
+            raise Refused(f"attempt {snapshot_id.attempt} is sealed", where=node)
         for b in mine:
             b.pins += 1
-        keeper.writing.insisted.add(mark)
-        keeper.writing.take_up(mark)
+        keeper.writing.insisted.add(snapshot_id)
+        keeper.writing.take_up(snapshot_id)
         keeper.hurried = False
-    answer: Message = {"step": mark.step, "attempt": mark.attempt}
+    answer: Message = {"step": snapshot_id.step, "attempt": snapshot_id.attempt}
     try:
         try:
-            _insist(keeper, mark, mine, deadline_s, room_s)
+            _insist(keeper, snapshot_id, mine, deadline_s, room_s)
         except Refused as e:
-            _go_elsewhere(keeper, mark, mine, deadline_s, e)
+            _go_elsewhere(keeper, snapshot_id, mine, deadline_s, e)
     finally:
         with keeper.changed:
-            if mark in keeper.writing.moved:  # now, or when somebody else asked for it
-                answer["elsewhere"] = keeper.writing.moved[mark]
-            keeper.writing.insisted.discard(mark)
+            if snapshot_id in keeper.writing.moved:  # now, or when somebody else asked for it
+                answer["elsewhere"] = keeper.writing.moved[snapshot_id]
+            keeper.writing.insisted.discard(snapshot_id)
             for b in mine:
                 b.pins -= 1
             keeper.changed.notify_all()
@@ -71,55 +71,63 @@ def flush(
 
 
 def _go_elsewhere(
-    keeper: Keeper, mark: Mark, mine: list[Buffer], deadline_s: float, refused: Refused
+    keeper: Keeper, snapshot_id: SnapshotId, mine: list[Buffer], deadline_s: float, refused: Refused
 ) -> None:
     """Writes the snapshot where it was said that the last one may go. Raises Refused: both reasons, or the first."""
     place, writing = keeper.settings.elsewhere, keeper.writing
     with keeper.changed:
-        gone = mark in writing.hopeless or keeper.stop.is_set()
+        gone = snapshot_id in writing.hopeless or keeper.stop.is_set()
         lapsed = writing.lease_until is not None and writing.lease_until < time.monotonic()
-        if not place or gone or lapsed or writing.place_of(mark) == place or not writing.move(mark, place):
+        if (
+            not place
+            or gone
+            or lapsed
+            or writing.place_of(snapshot_id) == place
+            or not writing.move(snapshot_id, place)
+        ):
             raise refused
         keeper.hurried = False
     log(f"{refused.message}; it is written to {place}")
     try:
-        _insist(keeper, mark, mine, deadline_s, 0.0)
+        _insist(keeper, snapshot_id, mine, deadline_s, 0.0)
     except Refused as e:
         raise Refused(f"{refused.message}; and not in {place} either: {e.message}", where=e.where) from e
 
 
-def _insist(keeper: Keeper, mark: Mark, mine: list[Buffer], deadline_s: float, room_s: float) -> None:
+def _insist(
+    keeper: Keeper, snapshot_id: SnapshotId, mine: list[Buffer], deadline_s: float, room_s: float
+) -> None:
     """Tries until the checkpoint is durable. Raises Refused."""
     node, writing = keeper.settings.node, keeper.writing
     began = time.monotonic()
     deadline, room_until, pause, told = began + deadline_s, began + room_s, PAUSE_S, ""
     while True:
-        _again(keeper, mark, mine)
+        _again(keeper, snapshot_id, mine)
         with keeper.changed:
-            while mark not in keeper.holdings.durable and mark not in writing.failed:
-                left = max(deadline, _gets_on_until(keeper, mark, room_until, told)) - time.monotonic()
+            while snapshot_id not in keeper.holdings.durable and snapshot_id not in writing.failed:
+                left = max(deadline, _gets_on_until(keeper, snapshot_id, room_until, told)) - time.monotonic()
                 if left <= 0 or keeper.hurried:
                     raise Refused(
-                        f"step {mark.step} could not be made durable within {time.monotonic() - began:.1f} s"
+                        f"step {snapshot_id.step} could not be made durable within {time.monotonic() - began:.1f} s"
                         + (f": {told}" if told else ""),
                         where=node,
                     )
                 keeper.changed.wait(min(left, 0.5))
-            if mark in keeper.holdings.durable:
+            if snapshot_id in keeper.holdings.durable:
                 return
-            why = writing.failed[mark]
-            if mark in writing.hopeless:
-                raise Refused(f"step {mark.step} could not be made durable: {why}", where=node)
+            why = writing.failed[snapshot_id]
+            if snapshot_id in writing.hopeless:
+                raise Refused(f"step {snapshot_id.step} could not be made durable: {why}", where=node)
             left = room_until - time.monotonic()
             if left <= 0 or keeper.hurried or keeper.stop.is_set():
                 tried = f" (tried for {time.monotonic() - began:.0f} s)" if told else ""
-                raise Refused(f"step {mark.step} could not be made durable: {why}{tried}", where=node)
+                raise Refused(f"step {snapshot_id.step} could not be made durable: {why}{tried}", where=node)
             if why != told:
                 told = why
-                log(f"step {mark.step} waits for the storage, for up to {left:.0f} s: {why}")
+                log(f"step {snapshot_id.step} waits for the storage, for up to {left:.0f} s: {why}")
                 keeper.emit(
                     {
-                        "event": "waiting", "attempt": mark.attempt, "step": mark.step, "why": why,
+                        "event": "waiting", "attempt": snapshot_id.attempt, "step": snapshot_id.step, "why": why,
                         "seconds": round(left, 1),
                     }
                 )  # fmt: skip
@@ -129,31 +137,31 @@ def _insist(keeper: Keeper, mark: Mark, mine: list[Buffer], deadline_s: float, r
         pause = min(1.5 * pause, PAUSE_MAX_S)
 
 
-def _gets_on_until(keeper: Keeper, mark: Mark, room_until: float, told: str) -> float:
+def _gets_on_until(keeper: Keeper, snapshot_id: SnapshotId, room_until: float, told: str) -> float:
     """Until when there is hope beyond the time for writing: a slow storage that takes one chunk after the other, and
     other nodes that may be slow or wait themselves, are no reason to give up; `changed` is held."""
     lease = keeper.writing.lease_until
     if lease is not None and lease < time.monotonic():
         return 0.0  # nothing may be written, and nobody renews it
-    if told or mark in keeper.writing.watches:
+    if told or snapshot_id in keeper.writing.watches:
         return room_until
-    moved = max((j.moved for j in keeper.writing.jobs if j.snapshot.mark == mark), default=0.0)
+    moved = max((j.moved for j in keeper.writing.jobs if j.snapshot.snapshot_id == snapshot_id), default=0.0)
     return min(moved + STALL_S, room_until)
 
 
-def _again(keeper: Keeper, mark: Mark, mine: list[Buffer]) -> None:
+def _again(keeper: Keeper, snapshot_id: SnapshotId, mine: list[Buffer]) -> None:
     """Writes the shares of this node that the storage has not got, and watches for the others'."""
-    writing, folder = keeper.writing, folder_name(mark.step, mark.attempt)
+    writing, folder = keeper.writing, folder_name(snapshot_id.step, snapshot_id.attempt)
     with keeper.changed:
-        if mark in writing.failed and mark not in writing.hopeless:
-            del writing.failed[mark]
-            keeper.holdings.released.discard(mark)
-        elif mark in writing.failed or mark in keeper.holdings.durable:
+        if snapshot_id in writing.failed and snapshot_id not in writing.hopeless:
+            del writing.failed[snapshot_id]
+            keeper.holdings.released.discard(snapshot_id)
+        elif snapshot_id in writing.failed or snapshot_id in keeper.holdings.durable:
             return
-        busy = {j.snapshot.rank for j in writing.jobs if j.snapshot.mark == mark}
+        busy = {j.snapshot.rank for j in writing.jobs if j.snapshot.snapshot_id == snapshot_id}
     there: set[str] = set()
     try:
-        storage = writing.storage(mark)
+        storage = writing.storage(snapshot_id)
         there = set(storage.list(folder))
         for b in mine:
             if failed_name(b.rank) in there:
@@ -165,11 +173,11 @@ def _again(keeper: Keeper, mark: Mark, mine: list[Buffer]) -> None:
         for b in mine:
             if b.rank not in busy and part_name(b.rank) not in there:
                 writing.submit(b)
-        if not any(j.snapshot.mark == mark for j in writing.jobs):
-            writing.expect(mark, size)
+        if not any(j.snapshot.snapshot_id == snapshot_id for j in writing.jobs):
+            writing.expect(snapshot_id, size)
 
 
-def _newest(keeper: Keeper) -> Mark | None:
+def _newest(keeper: Keeper) -> SnapshotId | None:
     """The newest snapshot that is whole on all ranks, here, and may still be written; else the newest; `changed` is held."""
     holdings = keeper.holdings
     allowed = [
@@ -180,11 +188,11 @@ def _newest(keeper: Keeper) -> Mark | None:
     return max(allowed, default=holdings.newest)
 
 
-def _shares(keeper: Keeper, mark: Mark, ranks: Collection[int] | None) -> list[Buffer]:
+def _shares(keeper: Keeper, snapshot_id: SnapshotId, ranks: Collection[int] | None) -> list[Buffer]:
     """One buffer for each rank whose share of this snapshot this node is to write; `changed` is held."""
     found: dict[int, Buffer] = {}
     for b in sorted(keeper.holdings.buffers.values(), key=lambda b: b.foreign):
         wanted = not b.foreign if ranks is None else b.rank in ranks
-        if wanted and b.state == FINALIZED and b.snapshot and b.snapshot.mark == mark:
+        if wanted and b.state == FINALIZED and b.snapshot and b.snapshot.snapshot_id == snapshot_id:
             found.setdefault(b.rank, b)
     return list(found.values())

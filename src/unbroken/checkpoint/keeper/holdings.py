@@ -13,21 +13,21 @@ from typing import Any, NamedTuple
 FREE, CLAIMED, FINALIZED = "free", "claimed", "finalized"
 
 
-class Mark(NamedTuple):
+class SnapshotId(NamedTuple):
     """Which snapshot. Ordered by attempt first: what a later attempt saved supersedes what it started from."""
 
     attempt: int
     step: int
 
 
-_NONE = Mark(0, 0)
+_NONE = SnapshotId(0, 0)
 
 
 @dataclass(frozen=True)
 class Snapshot:
     """One rank's sealed snapshot. `part` is its part of the manifest but for the file's record."""
 
-    mark: Mark
+    snapshot_id: SnapshotId
     rank: int
     world_size: int
     file_bytes: int
@@ -59,14 +59,14 @@ class Holdings:
     budget: int
     free_memory: Callable[[Buffer], None]
     buffers: dict[int, Buffer] = field(default_factory=dict)
-    newest: Mark | None = None
+    newest: SnapshotId | None = None
     """The newest snapshot that is complete on all ranks of the run."""
-    completed: set[Mark] = field(default_factory=set)
-    wanted: frozenset[Mark] = frozenset()
+    completed: set[SnapshotId] = field(default_factory=set)
+    wanted: frozenset[SnapshotId] = frozenset()
     """Snapshots of earlier attempts that a restore may still ask for."""
     attempt: int = 0
-    durable: set[Mark] = field(default_factory=set)
-    released: set[Mark] = field(default_factory=set)
+    durable: set[SnapshotId] = field(default_factory=set)
+    released: set[SnapshotId] = field(default_factory=set)
     """Durable, or given up: nobody writes these any more."""
 
     def used(self) -> int:
@@ -75,21 +75,24 @@ class Holdings:
     def of_rank(self, rank: int) -> list[Buffer]:
         return [b for b in self.buffers.values() if b.rank == rank and not b.foreign]
 
-    def find(self, mark: Mark, rank: int) -> Buffer | None:
+    def find(self, snapshot_id: SnapshotId, rank: int) -> Buffer | None:
         """The buffer that holds this rank's snapshot, its own node's copy first."""
         found = [
             b
             for b in self.buffers.values()
-            if b.rank == rank and b.state == FINALIZED and b.snapshot and b.snapshot.mark == mark
+            if b.rank == rank
+            and b.state == FINALIZED
+            and b.snapshot
+            and b.snapshot.snapshot_id == snapshot_id
         ]
         return min(found, key=lambda b: b.foreign, default=None)
 
-    def all_here(self, mark: Mark) -> bool:
+    def all_here(self, snapshot_id: SnapshotId) -> bool:
         """Whether this node's own ranks are all there are, and each has this snapshot here."""
         here = {
             b.rank: b.snapshot
             for b in self.buffers.values()
-            if b.state == FINALIZED and not b.foreign and b.snapshot and b.snapshot.mark == mark
+            if b.state == FINALIZED and not b.foreign and b.snapshot and b.snapshot.snapshot_id == snapshot_id
         }
         return bool(here) and all(set(here) == set(range(s.world_size)) for s in here.values())
 
@@ -99,17 +102,25 @@ class Holdings:
             return False
         if b.state == FREE or b.snapshot is None:
             return True
-        mark = b.snapshot.mark
+        snapshot_id = b.snapshot.snapshot_id
         if b.foreign:  # another node's copies have a rule of their own (Keeper.room_for)
-            return mark.attempt < self.attempt and mark not in self.wanted and mark != self.newest
-        if mark.attempt < self.attempt and mark not in self.wanted and mark != self.newest:
+            return (
+                snapshot_id.attempt < self.attempt
+                and snapshot_id not in self.wanted
+                and snapshot_id != self.newest
+            )
+        if (
+            snapshot_id.attempt < self.attempt
+            and snapshot_id not in self.wanted
+            and snapshot_id != self.newest
+        ):
             return True
-        if self.newest is not None and mark < self.newest:
+        if self.newest is not None and snapshot_id < self.newest:
             # The rank's own share of the newer one must be here, unless the rank lives elsewhere now.
-            return self.find(self.newest, b.rank) is not None or mark.attempt < self.newest.attempt
+            return self.find(self.newest, b.rank) is not None or snapshot_id.attempt < self.newest.attempt
         # With a single buffer there is nothing newer to wait for: the disk has it.
         alone = len([o for o in self.of_rank(b.rank) if o.bytes >= b.bytes]) < 2
-        return alone and not b.foreign and mark in self.released
+        return alone and not b.foreign and snapshot_id in self.released
 
     def claim(self, rank: int, size: int) -> Buffer | None:
         """Takes a buffer of at least `size` bytes to be filled, a free one first, then the oldest that may go."""
@@ -117,7 +128,8 @@ class Holdings:
         if not usable:
             return None
         b = min(
-            usable, key=lambda b: (b.state != FREE, not b.ready, b.snapshot.mark if b.snapshot else _NONE)
+            usable,
+            key=lambda b: (b.state != FREE, not b.ready, b.snapshot.snapshot_id if b.snapshot else _NONE),
         )
         b.state, b.snapshot = CLAIMED, None
         return b
@@ -128,22 +140,25 @@ class Holdings:
         here = [
             o
             for o in self.buffers.values()
-            if not o.foreign and o.state == FINALIZED and o.snapshot and o.snapshot.mark == snapshot.mark
+            if not o.foreign
+            and o.state == FINALIZED
+            and o.snapshot
+            and o.snapshot.snapshot_id == snapshot.snapshot_id
         ]
         if {o.rank for o in here} == set(range(snapshot.world_size)):
-            return self.complete(snapshot.mark)
+            return self.complete(snapshot.snapshot_id)
         return False
 
-    def complete(self, mark: Mark) -> bool:
+    def complete(self, snapshot_id: SnapshotId) -> bool:
         """Notes that every rank has this snapshot; True if that is news."""
-        if mark in self.completed:
+        if snapshot_id in self.completed:
             return False
-        self.completed.add(mark)
-        if self.newest is None or mark > self.newest:
-            self.newest = mark
+        self.completed.add(snapshot_id)
+        if self.newest is None or snapshot_id > self.newest:
+            self.newest = snapshot_id
         return True
 
-    def begin(self, attempt: int, ranks: Iterable[int], wanted: Iterable[Mark]) -> None:
+    def begin(self, attempt: int, ranks: Iterable[int], wanted: Iterable[SnapshotId]) -> None:
         """Starts an attempt: what no restore can ask for any more is freed, ranks that moved away lose theirs."""
         self.attempt = attempt
         self.wanted = frozenset(wanted)
@@ -153,7 +168,7 @@ class Holdings:
         for b in list(self.buffers.values()):
             if b.state == CLAIMED:
                 b.state = FREE
-            if b.snapshot and b.snapshot.mark not in self.wanted and not b.pins:
+            if b.snapshot and b.snapshot.snapshot_id not in self.wanted and not b.pins:
                 b.state, b.snapshot = FREE, None
             if b.state == FREE and not b.pins and (b.rank not in local or b.foreign):
                 self.drop(b)
@@ -175,13 +190,13 @@ class Holdings:
         the list), `everywhere` if it is known of all ranks."""
         return [
             {
-                "attempt": b.snapshot.mark.attempt,
-                "step": b.snapshot.mark.step,
+                "attempt": b.snapshot.snapshot_id.attempt,
+                "step": b.snapshot.snapshot_id.step,
                 "rank": b.rank,
                 "world_size": b.snapshot.world_size,
                 "bytes": b.snapshot.file_bytes,
                 "complete": True,
-                "everywhere": b.snapshot.mark in self.completed,
+                "everywhere": b.snapshot.snapshot_id in self.completed,
                 "peer": b.foreign,
             }
             for b in self.buffers.values()

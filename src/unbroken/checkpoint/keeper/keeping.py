@@ -26,7 +26,7 @@ from ..storage import open_storage
 from ..storage.base import Storage
 from .checksums import take_checksums
 from .clients import Client, Refused, Settings, Wait, check, log, refusal, reply, tell
-from .holdings import CLAIMED, FREE, Buffer, Holdings, Mark
+from .holdings import CLAIMED, FREE, Buffer, Holdings, SnapshotId
 from .memory import NodeMemory
 from .peers import Peers
 from .uploading import Uploading
@@ -288,14 +288,14 @@ class Keeper:
 
     def insist(self, client: Client, m: Message) -> Message:
         """A rank that ends and whose save the storage refused: tries on for the time that is set for it."""
-        mark = Mark(client.attempt, int(m["step"]))
+        snapshot_id = SnapshotId(client.attempt, int(m["step"]))
         room_s = self.settings.room_s
-        return self.flush(max(room_s, 30.0), mark=mark, room_s=room_s)
+        return self.flush(max(room_s, 30.0), snapshot_id=snapshot_id, room_s=room_s)
 
     def pull(self, client: Client, m: Message) -> Message:
         """Fetches this rank's snapshot from a peer into memory here."""
-        mark = Mark(int(m["attempt"]), int(m["step"]))
-        b = self.peers.pull(str(m["address"]), mark, client.rank)
+        snapshot_id = SnapshotId(int(m["attempt"]), int(m["step"]))
+        b = self.peers.pull(str(m["address"]), snapshot_id, client.rank)
         with self.changed:
             if b.id not in client.held:
                 client.held.add(b.id)
@@ -304,14 +304,14 @@ class Keeper:
 
     # --- helpers, with `changed` held
 
-    def take_wishes(self, wishes: Message) -> None:
+    def take_options(self, options: Message) -> None:
         """What a Checkpointer asks of its keeper, beyond the command line."""
-        if "keep" in wishes:
+        if "keep" in options:
             self.keep = Retention(
-                int(wishes["keep"]), int(wishes.get("keep_every", 0)), self.keep.spare_below
+                int(options["keep"]), int(options.get("keep_every", 0)), self.keep.spare_below
             )
-        self.peer_wanted = bool(wishes.get("peer", self.peer_wanted))
-        if (url := wishes.get("remote")) and (self.uploading is None or self.uploading.url != url):
+        self.peer_wanted = bool(options.get("peer", self.peer_wanted))
+        if (url := options.get("remote")) and (self.uploading is None or self.uploading.url != url):
             self.uploading = Uploading(
                 str(url), self.writing.storage, self.changed, self.emit, self.writing.gate, log
             )
@@ -349,11 +349,11 @@ class Keeper:
             if client.role == "rank" and client.attempt < attempt:
                 with contextlib.suppress(OSError):
                     client.channel.sock.shutdown(socket.SHUT_RDWR)
-        everything = {b.snapshot.mark for b in self.holdings.buffers.values() if b.snapshot}
+        everything = {b.snapshot.snapshot_id for b in self.holdings.buffers.values() if b.snapshot}
         wanted = (
             everything
             if candidates is None
-            else {Mark(int(c["attempt"]), int(c["step"])) for c in candidates}
+            else {SnapshotId(int(c["attempt"]), int(c["step"])) for c in candidates}
         )
         self.holdings.begin(
             attempt, ranks if candidates is not None else everything_ranks(self.holdings), wanted
@@ -366,11 +366,11 @@ class Keeper:
         """How many checkpoints wait to be copied to the object store."""
         return len(self.uploading.waiting) if self.uploading else 0
 
-    def note_complete(self, mark: Mark) -> None:
+    def note_complete(self, snapshot_id: SnapshotId) -> None:
         """Every rank of the run has this snapshot in memory."""
-        if self.holdings.complete(mark):
-            self.peers.complete(mark)
-            self.emit({"event": "complete", "attempt": mark.attempt, "step": mark.step})
+        if self.holdings.complete(snapshot_id):
+            self.peers.complete(snapshot_id)
+            self.emit({"event": "complete", "attempt": snapshot_id.attempt, "step": snapshot_id.step})
 
     def own(self, client: Client, m: Message, state: str) -> Buffer:
         b = self.holdings.buffers.get(int(m["buffer"]))
@@ -409,11 +409,11 @@ class Keeper:
 
     # --- on other threads
 
-    def _after_commit(self, storage: Storage, mark: Mark, mine: bool) -> None:
+    def _after_commit(self, storage: Storage, snapshot_id: SnapshotId, mine: bool) -> None:
         """On the committer's thread, after a checkpoint is durable: upload this node's share, remove older ones."""
         with self.changed:
             if self.uploading is not None:
-                self.uploading.submit(mark, tuple(sorted(self.local)))
+                self.uploading.submit(snapshot_id, tuple(sorted(self.local)))
             protect = self.uploading.names() if self.uploading else {}
             # An older one that is begun just now may be a folder with nothing in it.
             protect |= {
@@ -421,7 +421,7 @@ class Keeper:
             }
             # All that this keeper saw become durable: a newer one may be there before an older one, and must not be
             # read again as a whole to prove it.
-            verified = [folder_name(m.step, m.attempt) for m in {mark, *self.holdings.durable}]
+            verified = [folder_name(m.step, m.attempt) for m in {snapshot_id, *self.holdings.durable}]
         if mine:
             outcome = retention.apply(storage, self.keep, verified=verified, protect=protect)
             for name, why in outcome.errors.items():
@@ -438,7 +438,7 @@ def _how(m: Message) -> dict[str, Any]:
     how: dict[str, Any] = {"room_s": float(m.get("room_s", 0.0))}
     if m.get("mark") is not None:
         attempt, step = m["mark"]
-        how |= {"mark": Mark(int(attempt), int(step)), "ranks": {int(r) for r in m.get("ranks", [])}}
+        how |= {"snapshot_id": SnapshotId(int(attempt), int(step)), "ranks": {int(r) for r in m.get("ranks", [])}}
     return how
 
 

@@ -80,13 +80,13 @@ class NodeMemory:
                 b.state = CLAIMED
             return b
         theirs = [b for b in self.holdings.buffers.values() if b.foreign and b.rank == rank]
-        newest = max((b.snapshot.mark for b in theirs if b.snapshot), default=None)
+        newest = max((b.snapshot.snapshot_id for b in theirs if b.snapshot), default=None)
         for b in theirs:
             if (
                 b.bytes >= size
                 and not b.pins
                 and b.state != CLAIMED
-                and (b.snapshot is None or b.snapshot.mark != newest)
+                and (b.snapshot is None or b.snapshot.snapshot_id != newest)
             ):
                 b.state, b.snapshot = CLAIMED, None
                 return b

@@ -17,7 +17,7 @@ from ...units import Bytes
 from ..catalogue.placement import same_place
 from .clients import Client, NotYet, Refused, Wait
 from .commit import note_failure
-from .holdings import CLAIMED, FINALIZED, FREE, Mark, Snapshot
+from .holdings import CLAIMED, FINALIZED, FREE, Snapshot, SnapshotId
 from .keeping import Answer, Keeper, Operation
 from .peers import Target
 from .wire import VERSION, Message
@@ -44,7 +44,7 @@ def hello(keeper: Keeper, client: Client, m: Message, fds: list[int]) -> Answer:
             keeper.begin(attempt, int(m["world_size"]), {rank: int(m.get("local_rank", 0))}, None)
         keeper.local.setdefault(rank, int(m.get("local_rank", 0)))
         client.rank, client.attempt = rank, attempt
-        keeper.take_wishes(dict(m.get("wishes") or {}))
+        keeper.take_options(dict(m.get("wishes") or {}))
     elif role == "agent":
         keeper.agent_known = True
     elif role != "visitor":
@@ -62,8 +62,8 @@ def ping(keeper: Keeper, client: Client, m: Message, fds: list[int]) -> Answer:
     now = time.monotonic()
     writers = [
         {
-            "attempt": j.snapshot.mark.attempt,
-            "step": j.snapshot.mark.step,
+            "attempt": j.snapshot.snapshot_id.attempt,
+            "step": j.snapshot.snapshot_id.step,
             "rank": j.snapshot.rank,
             "idle_s": round(now - j.moved, 2) if j.running else 0.0,
         }
@@ -118,7 +118,7 @@ def place(keeper: Keeper, client: Client, m: Message, fds: list[int]) -> Answer:
 
 def complete(keeper: Keeper, client: Client, m: Message, fds: list[int]) -> Answer:
     """Every rank of the run has this snapshot in memory."""
-    keeper.note_complete(Mark(int(m["attempt"]), int(m["step"])))
+    keeper.note_complete(SnapshotId(int(m["attempt"]), int(m["step"])))
     return {}, []
 
 
@@ -126,7 +126,7 @@ def whole(keeper: Keeper, client: Client, m: Message, fds: list[int]) -> Answer:
     """The ranks of this attempt found out among themselves that all of them have this snapshot in memory."""
     if client.role != "rank" or client.attempt != keeper.attempt:
         raise Refused(f"attempt {client.attempt} is over", where=f"rank {client.rank}")
-    keeper.note_complete(Mark(client.attempt, int(m["step"])))
+    keeper.note_complete(SnapshotId(client.attempt, int(m["step"])))
     return {}, []
 
 
@@ -192,21 +192,21 @@ def unclaim(keeper: Keeper, client: Client, m: Message, fds: list[int]) -> Answe
 def seal(keeper: Keeper, client: Client, m: Message, fds: list[int]) -> Answer:
     """The claimed buffer holds a whole snapshot now."""
     b = keeper.own(client, m, CLAIMED)
-    mark = Mark(client.attempt, int(m["step"]))
+    snapshot_id = SnapshotId(client.attempt, int(m["step"]))
     size = int(m["file_bytes"])
     if not 0 < size <= b.bytes:
         raise Refused(f"a file of {size} bytes is no content of a buffer of {b.bytes}")
-    snapshot = Snapshot(mark, client.rank, int(m["world_size"]), size, dict(m["part"]))
+    snapshot = Snapshot(snapshot_id, client.rank, int(m["world_size"]), size, dict(m["part"]))
     finished = keeper.holdings.finalize(b, snapshot)
     keeper.emit(
         {
-            "event": "host", "attempt": mark.attempt, "step": mark.step, "rank": client.rank,
+            "event": "host", "attempt": snapshot_id.attempt, "step": snapshot_id.step, "rank": client.rank,
             "seconds": float(m.get("seconds", 0.0)),
         }
     )  # fmt: skip
     if finished:
-        keeper.peers.complete(mark)
-        keeper.emit({"event": "complete", "attempt": mark.attempt, "step": mark.step})
+        keeper.peers.complete(snapshot_id)
+        keeper.emit({"event": "complete", "attempt": snapshot_id.attempt, "step": snapshot_id.step})
     if m.get("persist"):
         keeper.writing.submit(b, periodic=bool(m.get("periodic")))
     return {}, []
@@ -222,11 +222,11 @@ def adopt(keeper: Keeper, client: Client, m: Message, fds: list[int]) -> Answer:
         b = keeper.memory.take_over(client.rank, fds.pop(0))
         ids[str(entry["id"])] = b.id
         if kept := entry.get("snapshot"):
-            mark = Mark(int(kept["attempt"]), int(kept["step"]))
+            snapshot_id = SnapshotId(int(kept["attempt"]), int(kept["step"]))
             keeper.holdings.finalize(
                 b,
                 Snapshot(
-                    mark,
+                    snapshot_id,
                     client.rank,
                     int(kept["world_size"]),
                     int(kept["file_bytes"]),
@@ -234,7 +234,7 @@ def adopt(keeper: Keeper, client: Client, m: Message, fds: list[int]) -> Answer:
                 ),
             )
             if kept.get("complete"):
-                keeper.holdings.complete(mark)
+                keeper.holdings.complete(snapshot_id)
             if kept.get("persist"):
                 keeper.writing.submit(b, periodic=bool(kept.get("periodic")))
         elif entry.get("claimed"):
@@ -260,7 +260,7 @@ def candidates(keeper: Keeper, client: Client, m: Message, fds: list[int]) -> An
 
 def fetch(keeper: Keeper, client: Client, m: Message, fds: list[int]) -> Answer:
     """A rank's snapshot out of memory, pinned until `release`; `found` is false if it is not here."""
-    b = keeper.holdings.find(Mark(int(m["attempt"]), int(m["step"])), int(m["rank"]))
+    b = keeper.holdings.find(SnapshotId(int(m["attempt"]), int(m["step"])), int(m["rank"]))
     if b is None or b.snapshot is None:
         return {"found": False}, []
     if b.id not in client.held:
@@ -283,7 +283,9 @@ def release(keeper: Keeper, client: Client, m: Message, fds: list[int]) -> Answe
         chosen = m["restored"]
         keeper.restored = True
         keeper.holdings.wanted = (
-            frozenset() if chosen is None else frozenset({Mark(int(chosen["attempt"]), int(chosen["step"]))})
+            frozenset()
+            if chosen is None
+            else frozenset({SnapshotId(int(chosen["attempt"]), int(chosen["step"]))})
         )
         if client.rank == 0:  # what is chosen, and what is passed over, is the same on every rank
             skipped = [[str(name), str(why)[:300]] for name, why in m.get("skipped") or ()][:20]
@@ -298,21 +300,21 @@ def release(keeper: Keeper, client: Client, m: Message, fds: list[int]) -> Answe
 
 def give_up(keeper: Keeper, client: Client, m: Message, fds: list[int]) -> Answer:
     """This rank will never have this snapshot: the others need not wait for it."""
-    mark = Mark(client.attempt, int(m["step"]))
-    keeper.writing.give_up(mark, client.rank, str(m["why"])[:500])
-    snapshot = Snapshot(mark, client.rank, int(m["world_size"]), 0, {})
+    snapshot_id = SnapshotId(client.attempt, int(m["step"]))
+    keeper.writing.give_up(snapshot_id, client.rank, str(m["why"])[:500])
+    snapshot = Snapshot(snapshot_id, client.rank, int(m["world_size"]), 0, {})
     threading.Thread(
-        target=note_failure, args=(keeper.writing.storage(mark), snapshot, str(m["why"])), daemon=True
+        target=note_failure, args=(keeper.writing.storage(snapshot_id), snapshot, str(m["why"])), daemon=True
     ).start()
     return {}, []
 
 
 def wrote(keeper: Keeper, client: Client, m: Message, fds: list[int]) -> Answer:
     """The rank wrote its own share (no buffer fits into the budget): watch for the others and commit."""
-    mark = Mark(client.attempt, int(m["step"]))
-    if mark.attempt <= keeper.writing.closed:
-        raise Refused(f"attempt {mark.attempt} is sealed")
-    keeper.writing.watch(mark, int(m["world_size"]), client.rank)
+    snapshot_id = SnapshotId(client.attempt, int(m["step"]))
+    if snapshot_id.attempt <= keeper.writing.closed:
+        raise Refused(f"attempt {snapshot_id.attempt} is sealed")
+    keeper.writing.watch(snapshot_id, int(m["world_size"]), client.rank)
     return {}, []
 
 

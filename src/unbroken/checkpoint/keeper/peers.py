@@ -19,7 +19,7 @@ from ...errors import CheckpointError, UnbrokenError
 from ...journal.checksummed import digest
 from ...link.bounds import HELLO_BYTES, HELLO_S, STRANGERS, Malformed, same_secret, whole
 from ..format.manifest import CHUNK_BYTES
-from .holdings import FINALIZED, Buffer, Mark, Snapshot
+from .holdings import FINALIZED, Buffer, Snapshot, SnapshotId
 from .memory import NodeMemory
 from .wire import MAX_MESSAGE_BYTES, Channel, Closed, Message
 
@@ -38,7 +38,7 @@ class Home(Protocol):
     memory: NodeMemory
     attempt: int
 
-    def note_complete(self, mark: Mark) -> None:
+    def note_complete(self, snapshot_id: SnapshotId) -> None:
         """All ranks have this snapshot; `changed` is held."""
 
     def emit(self, event: Message) -> None: ...
@@ -60,8 +60,8 @@ class Peers:
         self.token = ""
         self.target: Target | None = None
         self.address = ""
-        self._due: Mark | None = None
-        self._sent: Mark | None = None
+        self._due: SnapshotId | None = None
+        self._sent: SnapshotId | None = None
         self._started = False
         self._strangers: dict[socket.socket, float] = {}
         self._strangers_guard = threading.Lock()
@@ -81,12 +81,12 @@ class Peers:
             self._started = True
             threading.Thread(target=self._send_loop, daemon=True).start()
 
-    def complete(self, mark: Mark) -> None:
+    def complete(self, snapshot_id: SnapshotId) -> None:
         """This snapshot is whole on all ranks; with `home.changed` held."""
-        if self.target is not None and (self._due is None or mark > self._due):
-            self._due = mark
+        if self.target is not None and (self._due is None or snapshot_id > self._due):
+            self._due = snapshot_id
 
-    def pull(self, address: str, mark: Mark, rank: int) -> Buffer:
+    def pull(self, address: str, snapshot_id: SnapshotId, rank: int) -> Buffer:
         """Fetches a rank's snapshot from another keeper into a buffer of this one. Raises PeerError."""
         try:
             channel = self._connect(address)
@@ -95,15 +95,17 @@ class Peers:
                 channel.send(
                     {
                         "op": "get",
-                        "attempt": mark.attempt,
-                        "step": mark.step,
+                        "attempt": snapshot_id.attempt,
+                        "step": snapshot_id.step,
                         "rank": rank,
                     }
                 )
                 answer, _ = channel.receive()
                 if not answer.get("found"):
-                    raise PeerError(f"the peer has no copy of rank {rank} at step {mark.step}", where=address)
-                return self._take(channel, answer, mark, rank, foreign=False)
+                    raise PeerError(
+                        f"the peer has no copy of rank {rank} at step {snapshot_id.step}", where=address
+                    )
+                return self._take(channel, answer, snapshot_id, rank, foreign=False)
             finally:
                 channel.close()
         except (OSError, Closed) as e:
@@ -116,15 +118,18 @@ class Peers:
             with self.home.changed:
                 while self._due is None or self._due == self._sent or self.target is None:
                     self.home.changed.wait()
-                mark, target = self._due, self.target
+                snapshot_id, target = self._due, self.target
                 held = [
                     b
                     for b in self.home.memory.holdings.buffers.values()
-                    if not b.foreign and b.snapshot and b.snapshot.mark == mark and b.state == FINALIZED
+                    if not b.foreign
+                    and b.snapshot
+                    and b.snapshot.snapshot_id == snapshot_id
+                    and b.state == FINALIZED
                 ]
                 for b in held:
                     b.pins += 1
-                self._sent = mark
+                self._sent = snapshot_id
             for b in held:
                 why = ""
                 try:
@@ -132,15 +137,15 @@ class Peers:
                     self._send(target, b.snapshot, self.home.memory.view(b, b.snapshot.file_bytes))
                 except (PeerError, OSError, Closed) as e:
                     why = str(e)
-                    self.log(f"step {mark.step} was not copied to {target.node}: {e}")
+                    self.log(f"step {snapshot_id.step} was not copied to {target.node}: {e}")
                 with self.home.changed:
                     b.pins -= 1
                     if not why:
                         self.home.emit(
                             {
                                 "event": "peer",
-                                "attempt": mark.attempt,
-                                "step": mark.step,
+                                "attempt": snapshot_id.attempt,
+                                "step": snapshot_id.step,
                                 "rank": b.rank,
                                 "node": target.node,
                             }
@@ -153,7 +158,7 @@ class Peers:
             channel.send({"token": self.token})
             channel.send(
                 {
-                    "op": "put", "attempt": s.mark.attempt, "step": s.mark.step, "rank": s.rank,
+                    "op": "put", "attempt": s.snapshot_id.attempt, "step": s.snapshot_id.step, "rank": s.rank,
                     "world_size": s.world_size, "file_bytes": s.file_bytes, "part": dict(s.part),
                 }
             )  # fmt: skip
@@ -215,13 +220,15 @@ class Peers:
             channel.limit = MAX_MESSAGE_BYTES
             m, fds = channel.receive()
             del fds  # TCP carries none
-            mark = Mark(whole(m.get("attempt"), "attempt", 0, _MOST), whole(m.get("step"), "step", -1, _MOST))
+            snapshot_id = SnapshotId(
+                whole(m.get("attempt"), "attempt", 0, _MOST), whole(m.get("step"), "step", -1, _MOST)
+            )
             rank = whole(m.get("rank"), "rank", 0, 1 << 24)
             if m.get("op") == "put":
-                self._take(channel, m, mark, rank, foreign=True)
+                self._take(channel, m, snapshot_id, rank, foreign=True)
                 channel.send({"ok": True})
             elif m.get("op") == "get":
-                self._give(channel, mark, rank)
+                self._give(channel, snapshot_id, rank)
         except UnbrokenError as e:
             with suppress(Closed):
                 channel.send({"ok": False, "what": e.message})
@@ -231,9 +238,9 @@ class Peers:
         finally:
             channel.close()
 
-    def _give(self, channel: Channel, mark: Mark, rank: int) -> None:
+    def _give(self, channel: Channel, snapshot_id: SnapshotId, rank: int) -> None:
         with self.home.changed:
-            b = self.home.memory.holdings.find(mark, rank)
+            b = self.home.memory.holdings.find(snapshot_id, rank)
             s = b.snapshot if b else None
             if b is None or s is None:
                 channel.send({"found": False})
@@ -249,7 +256,9 @@ class Peers:
                 b.pins -= 1
                 self.home.changed.notify_all()
 
-    def _take(self, channel: Channel, m: Message, mark: Mark, rank: int, *, foreign: bool) -> Buffer:
+    def _take(
+        self, channel: Channel, m: Message, snapshot_id: SnapshotId, rank: int, *, foreign: bool
+    ) -> Buffer:
         """Receives into a buffer, which is sealed only if every byte is right."""
         size = whole(m.get("file_bytes"), "file_bytes", 1, _MOST)
         world_size = whole(m.get("world_size"), "world_size", rank + 1, 1 << 24)
@@ -257,8 +266,8 @@ class Peers:
         if not isinstance(part, dict):
             raise Malformed("'part' is no table")
         with self.home.changed:
-            if foreign and mark.attempt < self.home.attempt:
-                raise PeerError(f"attempt {mark.attempt} is over")
+            if foreign and snapshot_id.attempt < self.home.attempt:
+                raise PeerError(f"attempt {snapshot_id.attempt} is over")
             b = self.home.memory.room_for(rank, size, foreign)
         if b is None:
             raise PeerError("there is no room for another node's snapshot in the budget")
@@ -279,11 +288,11 @@ class Peers:
             told, _ = channel.receive()
             if told.get("checksums") != sums:
                 raise PeerError("the bytes that came are not those that were sent")
-            snapshot = Snapshot(mark, rank, world_size, size, part, tuple(sums))
+            snapshot = Snapshot(snapshot_id, rank, world_size, size, part, tuple(sums))
             with self.home.changed:
                 b.state, b.snapshot = FINALIZED, snapshot
                 if foreign:  # only what is whole on all ranks is sent
-                    self.home.note_complete(mark)
+                    self.home.note_complete(snapshot_id)
                 self.home.changed.notify_all()
             kept = True
             return b

@@ -12,7 +12,7 @@ from ..catalogue.mirror import mirror
 from ..format.manifest import folder_name
 from ..storage import open_storage
 from ..storage.base import Storage
-from .holdings import Mark
+from .holdings import SnapshotId
 from .wire import Message
 
 TRIES = 6
@@ -24,19 +24,19 @@ class Uploading:
     """Mirrors committed checkpoints to `url`, one after the other. `gate` raises where writing is forbidden."""
 
     url: str
-    source: Callable[[Mark], Storage]
+    source: Callable[[SnapshotId], Storage]
     changed: threading.Condition
     emit: Callable[[Message], None]
-    gate: Callable[[Mark], None]
+    gate: Callable[[SnapshotId], None]
     log: Callable[[str], None]
-    waiting: list[tuple[Mark, tuple[int, ...], float]] = field(default_factory=list)
+    waiting: list[tuple[SnapshotId, tuple[int, ...], float]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         threading.Thread(target=self._loop, daemon=True).start()
 
-    def submit(self, mark: Mark, ranks: tuple[int, ...]) -> None:
+    def submit(self, snapshot_id: SnapshotId, ranks: tuple[int, ...]) -> None:
         """Queues this node's share of a checkpoint; with `changed` held."""
-        self.waiting.append((mark, ranks, time.monotonic()))
+        self.waiting.append((snapshot_id, ranks, time.monotonic()))
         self.changed.notify_all()
 
     def names(self) -> dict[str, str]:
@@ -48,28 +48,30 @@ class Uploading:
             with self.changed:
                 while not self.waiting:
                     self.changed.wait()
-                mark, ranks, since = self.waiting[0]
-            why = self._upload(mark, ranks)
+                snapshot_id, ranks, since = self.waiting[0]
+            why = self._upload(snapshot_id, ranks)
             with self.changed:
                 self.waiting.pop(0)
-                event: Message = {"attempt": mark.attempt, "step": mark.step}
+                event: Message = {"attempt": snapshot_id.attempt, "step": snapshot_id.step}
                 if why is None:
                     self.emit({"event": "remote", **event, "seconds": round(time.monotonic() - since, 4)})
                 else:
-                    self.log(f"step {mark.step} did not reach {self.url}: {why}")
+                    self.log(f"step {snapshot_id.step} did not reach {self.url}: {why}")
                     self.emit({"event": "remote_failed", **event, "rank": min(ranks, default=-1), "why": why})
                 self.changed.notify_all()
 
-    def _upload(self, mark: Mark, ranks: tuple[int, ...]) -> str | None:
-        name, pause, why = folder_name(mark.step, mark.attempt), 0.5, ""
+    def _upload(self, snapshot_id: SnapshotId, ranks: tuple[int, ...]) -> str | None:
+        name, pause, why = folder_name(snapshot_id.step, snapshot_id.attempt), 0.5, ""
         for attempt in range(TRIES):
             try:
                 target = open_storage(self.url)
-                done = mirror(self.source(mark), name, target, ranks=ranks, gate=lambda: self.gate(mark))
+                done = mirror(
+                    self.source(snapshot_id), name, target, ranks=ranks, gate=lambda: self.gate(snapshot_id)
+                )
                 deadline = time.monotonic() + COMMIT_TIMEOUT_S
                 while not done.committed and time.monotonic() < deadline:
                     time.sleep(0.5)
-                    done = mirror(self.source(mark), name, target, ranks=())
+                    done = mirror(self.source(snapshot_id), name, target, ranks=())
                 return None if done.committed else "other nodes did not send their share"
             except (UnbrokenError, OSError) as e:
                 why = str(e)

@@ -19,7 +19,7 @@ from ...errors import StorageError, UnbrokenError
 from ..format.manifest import folder_name
 from ..storage.base import Storage
 from .commit import Abandoned, Look, RankFailed, commit, note_failure, write_part
-from .holdings import Buffer, Holdings, Mark, Snapshot
+from .holdings import Buffer, Holdings, Snapshot, SnapshotId
 
 COMMIT_TIMEOUT_S = 600.0
 COMMITS_PENDING_MAX = 3
@@ -45,7 +45,7 @@ class Job:
 class Watch:
     """A checkpoint whose local parts are written, waiting for those of other nodes."""
 
-    mark: Mark
+    snapshot_id: SnapshotId
     world_size: int
     since: float
     written: float = field(default_factory=time.monotonic)
@@ -71,7 +71,7 @@ class Writing:
         *,
         node: str,
         writers: int,
-        after_commit: Callable[[Storage, Mark, bool], None] = lambda storage, mark, mine: None,
+        after_commit: Callable[[Storage, SnapshotId, bool], None] = lambda storage, snapshot_id, mine: None,
         freed: Callable[[], None] = lambda: None,
     ) -> None:
         self.open_storage = open_storage
@@ -87,21 +87,21 @@ class Writing:
         self.after_commit = after_commit
         self.freed = freed
         self.jobs: list[Job] = []
-        self.watches: dict[Mark, Watch] = {}
-        self.failed: dict[Mark, str] = {}
-        self.hopeless: set[Mark] = set()
+        self.watches: dict[SnapshotId, Watch] = {}
+        self.failed: dict[SnapshotId, str] = {}
+        self.hopeless: set[SnapshotId] = set()
         """Of the failed ones: no storage is to blame, so trying again cannot help."""
-        self.insisted: set[Mark] = set()
+        self.insisted: set[SnapshotId] = set()
         """Somebody tries these again and again (flushing.py): a refusal of the storage is not the end of them."""
         self.closed = 0
         """Attempts up to this number write nothing more, but for `whole_at_seal` where somebody insists."""
-        self.whole_at_seal: set[Mark] = set()
+        self.whole_at_seal: set[SnapshotId] = set()
         self.lease_until: float | None = None
         self.ended = False
         self.pool = ThreadPoolExecutor(writers, thread_name_prefix="checksum")
-        self.moved: dict[Mark, str] = {}
+        self.moved: dict[SnapshotId, str] = {}
         """Checkpoints that go elsewhere, because their own place refused them to the end."""
-        self.superseded: set[Mark] = set()
+        self.superseded: set[SnapshotId] = set()
         """Never begun here, because a newer one was whole before the storage had taken those before it."""
         self._storages: dict[str, Storage] = {}
         self._threads = [threading.Thread(target=self._write_loop, daemon=True) for _ in range(writers)]
@@ -117,14 +117,18 @@ class Writing:
         A `periodic` one may be left out again where a newer one comes before it is begun.
         """
         snapshot = buffer.snapshot
-        if snapshot is None or snapshot.mark in self.failed or snapshot.mark in self.holdings.released:
-            return False
-        mark, rank = snapshot.mark, snapshot.rank
-        if (mark.attempt <= self.closed and mark not in self.insisted) or any(
-            j.snapshot.mark == mark and j.snapshot.rank == rank for j in self.jobs
+        if (
+            snapshot is None
+            or snapshot.snapshot_id in self.failed
+            or snapshot.snapshot_id in self.holdings.released
         ):
             return False
-        watch = self.watches.get(mark)
+        snapshot_id, rank = snapshot.snapshot_id, snapshot.rank
+        if (snapshot_id.attempt <= self.closed and snapshot_id not in self.insisted) or any(
+            j.snapshot.snapshot_id == snapshot_id and j.snapshot.rank == rank for j in self.jobs
+        ):
+            return False
+        watch = self.watches.get(snapshot_id)
         if watch is not None and rank in watch.shares:
             return False  # written: a second part could come after the manifest that vouches for the first
         buffer.pins += 1
@@ -139,82 +143,103 @@ class Writing:
         Only where all ranks are here: another node may have begun what this one has not, and a checkpoint that each
         node leaves out in its own way would never be whole. There the ranks wait for their buffers instead.
         """
-        waiting = {j.snapshot.mark for j in self.jobs if j.snapshot.mark in self.holdings.completed}
+        waiting = {
+            j.snapshot.snapshot_id for j in self.jobs if j.snapshot.snapshot_id in self.holdings.completed
+        }
         newest = max(waiting, default=None)
         if newest is None or not self.holdings.all_here(newest):
             return
-        for mark in sorted({j.snapshot.mark for j in self.jobs}):
-            jobs = [j for j in self.jobs if j.snapshot.mark == mark]
-            begun = mark in self.watches or any(j.running for j in jobs)
-            if mark.attempt != newest.attempt or mark >= newest or begun or mark in self.insisted:
+        for snapshot_id in sorted({j.snapshot.snapshot_id for j in self.jobs}):
+            jobs = [j for j in self.jobs if j.snapshot.snapshot_id == snapshot_id]
+            begun = snapshot_id in self.watches or any(j.running for j in jobs)
+            if (
+                snapshot_id.attempt != newest.attempt
+                or snapshot_id >= newest
+                or begun
+                or snapshot_id in self.insisted
+            ):
                 continue
             if all(j.periodic for j in jobs):
-                self.superseded.add(mark)
-                self.holdings.released.add(mark)
+                self.superseded.add(snapshot_id)
+                self.holdings.released.add(snapshot_id)
                 for job in jobs:
                     self._finish(job)
                 self.emit(
-                    {"event": "superseded", "attempt": mark.attempt, "step": mark.step, "by": newest.step}
+                    {
+                        "event": "superseded",
+                        "attempt": snapshot_id.attempt,
+                        "step": snapshot_id.step,
+                        "by": newest.step,
+                    }
                 )
 
-    def take_up(self, mark: Mark) -> None:
+    def take_up(self, snapshot_id: SnapshotId) -> None:
         """Lets this one be written after all, though a newer one had superseded it."""
-        if mark in self.superseded:
-            self.superseded.discard(mark)
-            self.holdings.released.discard(mark)
+        if snapshot_id in self.superseded:
+            self.superseded.discard(snapshot_id)
+            self.holdings.released.discard(snapshot_id)
 
     def _next(self) -> Job | None:
         """What is written next: what somebody insists on, then what is begun, then the oldest where there is room."""
         idle = [j for j in self.jobs if not j.running]
-        begun = {j.snapshot.mark for j in self.jobs if j.running}
+        begun = {j.snapshot.snapshot_id for j in self.jobs if j.running}
         committing = any(
             len(w.shares) >= w.world_size for w in self.watches.values()
         )  # nobody else is waited for
         full = bool(begun) or committing or len(self.watches) >= COMMITS_PENDING_MAX
-        for job in sorted(idle, key=lambda j: j.snapshot.mark not in self.insisted):
-            mark = job.snapshot.mark
-            if mark in self.insisted or mark in begun or mark in self.watches or not full:
+        for job in sorted(idle, key=lambda j: j.snapshot.snapshot_id not in self.insisted):
+            snapshot_id = job.snapshot.snapshot_id
+            if (
+                snapshot_id in self.insisted
+                or snapshot_id in begun
+                or snapshot_id in self.watches
+                or not full
+            ):
                 return job
         return None
 
-    def watch(self, mark: Mark, world_size: int, rank: int) -> None:
+    def watch(self, snapshot_id: SnapshotId, world_size: int, rank: int) -> None:
         """A rank wrote its share by itself: wait for the rest."""
-        self.watches.setdefault(mark, Watch(mark, world_size, time.monotonic())).next_look = 0.0
-        self.emit({"event": "written", "attempt": mark.attempt, "step": mark.step, "rank": rank})
+        self.watches.setdefault(snapshot_id, Watch(snapshot_id, world_size, time.monotonic())).next_look = 0.0
+        self.emit(
+            {"event": "written", "attempt": snapshot_id.attempt, "step": snapshot_id.step, "rank": rank}
+        )
         self.changed.notify_all()
 
-    def expect(self, mark: Mark, world_size: int) -> None:
+    def expect(self, snapshot_id: SnapshotId, world_size: int) -> None:
         """Looks (again) whether all shares of this checkpoint are there."""
-        self.watches.setdefault(mark, Watch(mark, world_size, time.monotonic())).next_look = 0.0
+        self.watches.setdefault(snapshot_id, Watch(snapshot_id, world_size, time.monotonic())).next_look = 0.0
         self.changed.notify_all()
 
-    def may_finish(self, mark: Mark, offered: Collection[Mark]) -> bool:
+    def may_finish(self, snapshot_id: SnapshotId, offered: Collection[SnapshotId]) -> bool:
         """Whether this snapshot may still be made durable: its attempt is open, or it was whole when that was sealed,
         or the supervisor offered it to a later attempt."""
-        return mark.attempt > self.closed or mark in self.whole_at_seal or mark in offered
+        return (
+            snapshot_id.attempt > self.closed or snapshot_id in self.whole_at_seal or snapshot_id in offered
+        )
 
-    def busy_with(self, attempt: int) -> list[Mark]:
+    def busy_with(self, attempt: int) -> list[SnapshotId]:
         """The checkpoints of attempts up to this one that are being written or waited for."""
-        marks = {j.snapshot.mark for j in self.jobs} | set(self.watches)
+        marks = {j.snapshot.snapshot_id for j in self.jobs} | set(self.watches)
         return sorted(m for m in marks if m.attempt <= attempt)
 
-    def give_up(self, mark: Mark, rank: int, why: str, *, hopeless: bool = True) -> None:
+    def give_up(self, snapshot_id: SnapshotId, rank: int, why: str, *, hopeless: bool = True) -> None:
         """Marks a checkpoint as failed and tells everyone; where somebody insists, only a hopeless one."""
-        if hopeless and mark not in self.holdings.durable:
-            self.hopeless.add(mark)
-        if mark in self.failed or mark in self.holdings.durable:
+        if hopeless and snapshot_id not in self.holdings.durable:
+            self.hopeless.add(snapshot_id)
+        if snapshot_id in self.failed or snapshot_id in self.holdings.durable:
             return
-        self.failed[mark] = why
-        self.holdings.released.add(mark)
-        self.watches.pop(mark, None)
-        for job in [j for j in self.jobs if j.snapshot.mark == mark and not j.running]:
+        self.failed[snapshot_id] = why
+        self.holdings.released.add(snapshot_id)
+        self.watches.pop(snapshot_id, None)
+        for job in [j for j in self.jobs if j.snapshot.snapshot_id == snapshot_id and not j.running]:
             self._finish(job)
-        if hopeless or mark not in self.insisted:
+        if hopeless or snapshot_id not in self.insisted:
             self.emit(
                 {
                     "event": "failed",
-                    "attempt": mark.attempt,
-                    "step": mark.step,
+                    "attempt": snapshot_id.attempt,
+                    "step": snapshot_id.step,
                     "rank": rank,
                     "why": why,
                     "refused": not hopeless,
@@ -230,20 +255,20 @@ class Writing:
             self.freed()
             self.changed.notify_all()
 
-    def _forbidden(self, mark: Mark) -> str | None:
+    def _forbidden(self, snapshot_id: SnapshotId) -> str | None:
         if self.ended:
             return "the keeper ends"
-        if mark.attempt <= self.closed and mark not in self.insisted:
+        if snapshot_id.attempt <= self.closed and snapshot_id not in self.insisted:
             return "the attempt is sealed"
-        return self.failed.get(mark)
+        return self.failed.get(snapshot_id)
 
     # The rest runs in threads of its own.
 
-    def gate(self, mark: Mark, job: Job | None = None) -> None:
+    def gate(self, snapshot_id: SnapshotId, job: Job | None = None) -> None:
         """Returns when writing for this checkpoint is allowed; raises Abandoned when it never will be again."""
         with self.changed:
             while True:
-                if why := self._forbidden(mark):
+                if why := self._forbidden(snapshot_id):
                     raise Abandoned(why)
                 if self.lease_until is None or time.monotonic() < self.lease_until:
                     break
@@ -251,32 +276,32 @@ class Writing:
             if job is not None:
                 job.moved = time.monotonic()
 
-    def storage(self, mark: Mark | None = None) -> Storage:
+    def storage(self, snapshot_id: SnapshotId | None = None) -> Storage:
         """The storage that this checkpoint belongs to (default: the present one), opened at the first use."""
-        place = self.place_of(mark)
+        place = self.place_of(snapshot_id)
         if place not in self._storages:
             self._storages[place] = self.open_storage(place)
         return self._storages[place]
 
-    def place_of(self, mark: Mark | None) -> str:
+    def place_of(self, snapshot_id: SnapshotId | None) -> str:
         """Where this checkpoint goes."""
-        if mark is None:
+        if snapshot_id is None:
             return self.place
-        return self.moved.get(mark) or self.places.get(mark.attempt, self.place)
+        return self.moved.get(snapshot_id) or self.places.get(snapshot_id.attempt, self.place)
 
-    def move(self, mark: Mark, place: str) -> bool:
+    def move(self, snapshot_id: SnapshotId, place: str) -> bool:
         """Lets this checkpoint be written elsewhere, from its beginning; False where a write to its place still hangs."""
-        if any(j.snapshot.mark == mark and j.running for j in self.jobs):
+        if any(j.snapshot.snapshot_id == snapshot_id and j.running for j in self.jobs):
             return False
-        for job in [j for j in self.jobs if j.snapshot.mark == mark]:
+        for job in [j for j in self.jobs if j.snapshot.snapshot_id == snapshot_id]:
             self._finish(job)
-        self.watches.pop(mark, None)
-        self.failed.pop(mark, None)
-        self.holdings.released.discard(mark)
-        self.moved[mark] = place
+        self.watches.pop(snapshot_id, None)
+        self.failed.pop(snapshot_id, None)
+        self.holdings.released.discard(snapshot_id)
+        self.moved[snapshot_id] = place
         return True
 
-    def settle(self, attempt: int, deadline_s: float, gone: Collection[int] = ()) -> list[Mark]:
+    def settle(self, attempt: int, deadline_s: float, gone: Collection[int] = ()) -> list[SnapshotId]:
         """Finishes or abandons this attempt's writes and closes it; what could not be stopped (empty: none).
 
         `gone` are the ranks whose node is lost: what they have not written by now, nobody will.
@@ -289,29 +314,29 @@ class Writing:
             self.changed.notify_all()
             # What is not known complete on all ranks can never commit: its missing ranks are gone.
             for watch in list(self.watches.values()):
-                if watch.mark.attempt <= attempt and watch.mark not in self.holdings.completed:
+                if watch.snapshot_id.attempt <= attempt and watch.snapshot_id not in self.holdings.completed:
                     self.give_up(
-                        watch.mark,
+                        watch.snapshot_id,
                         min(watch.missing, default=0),
                         "the attempt ended before every rank had it",
                     )
             for job in list(self.jobs):
-                mark = job.snapshot.mark
-                if mark.attempt <= attempt and mark not in self.holdings.completed:
-                    self.give_up(mark, job.snapshot.rank, "the attempt ended before every rank had it")
+                snapshot_id = job.snapshot.snapshot_id
+                if snapshot_id.attempt <= attempt and snapshot_id not in self.holdings.completed:
+                    self.give_up(snapshot_id, job.snapshot.rank, "the attempt ended before every rank had it")
             while self.busy_with(attempt) and time.monotonic() < deadline:
                 for watch in list(self.watches.values()):
                     never = sorted(set(watch.missing) & set(gone)) if watch.looked > began else []
-                    if watch.mark.attempt <= attempt and never:
+                    if watch.snapshot_id.attempt <= attempt and never:
                         self.give_up(
-                            watch.mark, never[0], "its node was lost before it had written its share"
+                            watch.snapshot_id, never[0], "its node was lost before it had written its share"
                         )
                 self.changed.wait(min(0.2, max(0.0, deadline - time.monotonic())))
             if attempt > self.closed:
                 self.closed = attempt
                 self.whole_at_seal |= {m for m in self.holdings.completed if m.attempt <= attempt}
-            for mark in self.busy_with(attempt):
-                self.give_up(mark, 0, "the attempt was sealed before it was durable", hopeless=False)
+            for snapshot_id in self.busy_with(attempt):
+                self.give_up(snapshot_id, 0, "the attempt was sealed before it was durable", hopeless=False)
             grace = time.monotonic() + 5.0
             while self.busy_with(attempt) and time.monotonic() < grace:
                 self.changed.wait(0.1)
@@ -335,13 +360,15 @@ class Writing:
             self._write(job)
 
     def _write(self, job: Job) -> None:
-        snapshot, mark = job.snapshot, job.snapshot.mark
+        snapshot, snapshot_id = job.snapshot, job.snapshot.snapshot_id
         why, hopeless = None, False
         began = time.monotonic()
         try:
-            self.gate(mark, job)
+            self.gate(snapshot_id, job)
             view = self.view(job.buffer, snapshot.file_bytes)
-            record = write_part(self.storage(mark), snapshot, view, lambda: self.gate(mark, job), self.pool)
+            record = write_part(
+                self.storage(snapshot_id), snapshot, view, lambda: self.gate(snapshot_id, job), self.pool
+            )
             with self.changed:
                 if job.buffer.snapshot is snapshot:
                     job.buffer.snapshot = replace(snapshot, checksums=record.checksums)
@@ -350,22 +377,24 @@ class Writing:
         except Exception as e:  # noqa: BLE001 - whatever it is fails this save, and must not end the writer
             why = str(e) if isinstance(e, UnbrokenError) else repr(e)
             hopeless = not isinstance(e, StorageError | OSError)
-            if (storage := self._storages.get(self.place_of(mark))) is not None:
+            if (storage := self._storages.get(self.place_of(snapshot_id))) is not None:
                 note_failure(storage, snapshot, why, hopeless=hopeless)
         with self.changed:
             self._finish(job)
             if why is not None:
-                self.give_up(mark, snapshot.rank, why, hopeless=hopeless)
+                self.give_up(snapshot_id, snapshot.rank, why, hopeless=hopeless)
                 return
             now = time.monotonic()
             self.emit(
                 {
-                    "event": "written", "attempt": mark.attempt, "step": mark.step, "rank": snapshot.rank,
+                    "event": "written", "attempt": snapshot_id.attempt, "step": snapshot_id.step, "rank": snapshot.rank,
                     "seconds": round(now - began, 4), "bytes": snapshot.file_bytes,
                 }
             )  # fmt: skip
-            if mark not in self.failed:
-                watch = self.watches.setdefault(mark, Watch(mark, snapshot.world_size, job.since))
+            if snapshot_id not in self.failed:
+                watch = self.watches.setdefault(
+                    snapshot_id, Watch(snapshot_id, snapshot.world_size, job.since)
+                )
                 watch.next_look = 0.0
                 watch.shares.add(snapshot.rank)
             self.changed.notify_all()
@@ -385,12 +414,18 @@ class Writing:
                 self._look(watch)
 
     def _look(self, watch: Watch) -> None:
-        mark = watch.mark
+        snapshot_id = watch.snapshot_id
         why, rank, look, hopeless = None, 0, Look((0,)), False
         began = time.monotonic()
         try:
-            self.gate(mark)
-            look = commit(self.storage(mark), mark, watch.world_size, self.node, lambda: self.gate(mark))
+            self.gate(snapshot_id)
+            look = commit(
+                self.storage(snapshot_id),
+                snapshot_id,
+                watch.world_size,
+                self.node,
+                lambda: self.gate(snapshot_id),
+            )
         except Abandoned as e:
             why = str(e)
         except RankFailed as e:
@@ -405,25 +440,25 @@ class Writing:
         with self.changed:
             watch.missing, watch.looked = missing, began
             if why is not None:
-                self.give_up(mark, rank, why, hopeless=hopeless)
+                self.give_up(snapshot_id, rank, why, hopeless=hopeless)
             elif missing:
                 watch.pause = min(watch.pause * 1.5, 1.0)
                 watch.next_look = time.monotonic() + watch.pause
             else:
-                self.watches.pop(mark, None)
-                self.holdings.durable.add(mark)
-                self.holdings.released.add(mark)
+                self.watches.pop(snapshot_id, None)
+                self.holdings.durable.add(snapshot_id)
+                self.holdings.released.add(snapshot_id)
                 self.freed()
                 self.emit(
                     {
-                        "event": "durable", "attempt": mark.attempt, "step": mark.step,
-                        "path": folder_name(mark.step, mark.attempt),
+                        "event": "durable", "attempt": snapshot_id.attempt, "step": snapshot_id.step,
+                        "path": folder_name(snapshot_id.step, snapshot_id.attempt),
                         "seconds": round(time.monotonic() - watch.since, 4),
                     }
                 )  # fmt: skip
                 self.changed.notify_all()
         if why is None and not look.missing:
-            self.after_commit(self.storage(mark), mark, look.mine)
+            self.after_commit(self.storage(snapshot_id), snapshot_id, look.mine)
 
 
 def be_nice() -> None:

@@ -144,7 +144,7 @@ class Restorer:
             self._storage_of(candidate), candidate.name, state, strict=self.options.strict
         )
         _warn_of_rest(candidate.name, taken)
-        return self.session.storage.rung, manifest.position, True
+        return self.session.storage.level, manifest.position, True
 
     def _apply(self, candidate: Offer, loaded: Landed, state: dict[str, Any]) -> None:
         """Puts this rank's share into the live state. Raises LayoutMismatch; ShardedOtherwise before anything is changed."""
@@ -161,8 +161,8 @@ class Restorer:
         restore_rng(notes.get("generators") or {})
         if self.buffers.device.pinning is not None:
             self.buffers.device.pinning.wait()
-        if loaded.slab is not None and loaded.slab.claimed:
-            self.session.memory.release(loaded.slab)
+        if loaded.buffer is not None and loaded.buffer.claimed:
+            self.session.memory.release(loaded.buffer)
 
 
 def _warn_of_rest(name: str, taken: Taken) -> None:

@@ -21,7 +21,7 @@ from ...errors import CheckpointCorrupt, CheckpointError, NoCheckpoint, Unbroken
 from ...journal.checksummed import digest, encode_checked
 from ..catalogue import contents as catalogue
 from ..client.links import Candidate, RankLink
-from ..client.rank_buffer import Slab
+from ..client.rank_buffer import RankBuffer
 from ..client.rank_memory import RankMemory
 from ..device.targets import typed_view
 from ..format.manifest import (
@@ -34,14 +34,14 @@ from ..format.manifest import (
     folder_name,
 )
 from ..format.position import Position
-from ..keeper.holdings import Mark
+from ..keeper.holdings import SnapshotId
 from ..ranks.agreement import VOTE_TIMEOUT_S, Agreement, vote
 from ..storage.base import Storage
 from .apply import Stored
 
 logger = logging.getLogger("unbroken.checkpoint")
 
-Beside = Callable[[Slab | None], AbstractContextManager[object]]
+Beside = Callable[[RankBuffer | None], AbstractContextManager[object]]
 """What to do with a landing buffer while its bytes arrive."""
 
 
@@ -72,7 +72,7 @@ class Landed:
     part: PartManifest
     data: torch.Tensor
     source: str
-    slab: Slab | None = None
+    buffer: RankBuffer | None = None
     keep: Any = None
 
     def tensors(self) -> dict[str, Stored]:
@@ -110,8 +110,8 @@ class Offer:
     """It was not written by this run, and is in no keeper's memory whatever its numbers."""
 
     @property
-    def mark(self) -> Mark:
-        return Mark(self.attempt, self.step)
+    def snapshot_id(self) -> SnapshotId:
+        return SnapshotId(self.attempt, self.step)
 
 
 def offers_of_supervisor(candidates: Iterable[Mapping[str, Any]]) -> list[Offer]:
@@ -133,32 +133,40 @@ def offers_without_supervisor(
     mine = link.request({"op": "inventory"})[0]["inventory"]
     agreement.publish(f"inventory/{agreement.rank}", {"node": node, "holds": mine})
     if agreement.rank == 0:
-        holders: dict[Mark, dict[int, str]] = {}
-        worlds: dict[Mark, int] = {}
+        holders: dict[SnapshotId, dict[int, str]] = {}
+        worlds: dict[SnapshotId, int] = {}
         for r in range(agreement.world_size):
             theirs = agreement.read(f"inventory/{r}", timeout_s=VOTE_TIMEOUT_S)
             for h in theirs["holds"]:
-                mark = Mark(h["attempt"], h["step"])
-                holders.setdefault(mark, {}).setdefault(h["rank"], theirs["node"])
-                worlds[mark] = h["world_size"]
-        offers: dict[Mark, Offer] = {}
+                snapshot_id = SnapshotId(h["attempt"], h["step"])
+                holders.setdefault(snapshot_id, {}).setdefault(h["rank"], theirs["node"])
+                worlds[snapshot_id] = h["world_size"]
+        offers: dict[SnapshotId, Offer] = {}
         damaged = []
         for f in catalogue.listing(storage):
             if f.committed:
-                mark = Mark(f.attempt, f.step)
-                offers[mark] = Offer(f.attempt, f.step, f.name, True, f.world_size, holders.get(mark, {}))
+                snapshot_id = SnapshotId(f.attempt, f.step)
+                offers[snapshot_id] = Offer(
+                    f.attempt, f.step, f.name, True, f.world_size, holders.get(snapshot_id, {})
+                )
             elif f.status != "incomplete":
                 damaged.append(f)
-        for mark, held in holders.items():
+        for snapshot_id, held in holders.items():
             if (
-                mark not in offers
+                snapshot_id not in offers
                 and set(held) == set(range(agreement.world_size))
-                and worlds[mark] == len(held)
+                and worlds[snapshot_id] == len(held)
             ):
-                offers[mark] = Offer(*mark, folder_name(mark.step, mark.attempt), False, worlds[mark], held)
+                offers[snapshot_id] = Offer(
+                    *snapshot_id,
+                    folder_name(snapshot_id.step, snapshot_id.attempt),
+                    False,
+                    worlds[snapshot_id],
+                    held,
+                )
         ordered = [offers[m] for m in sorted(offers, reverse=True)]
         for f in damaged:
-            if not ordered or Mark(f.attempt, f.step) > ordered[0].mark:
+            if not ordered or SnapshotId(f.attempt, f.step) > ordered[0].snapshot_id:
                 logger.warning("passing over %s: %s", f.name, f.why)
         agreement.publish(
             "offers",
@@ -216,18 +224,18 @@ def land_from_memory(memory: RankMemory, offer: Offer, rank: int, beside: Beside
             keep = mmap.mmap(fd, int(answer["bytes"]))
         finally:
             os.close(fd)
-        data, slab = torch.frombuffer(keep, dtype=torch.uint8), None
+        data, buffer = torch.frombuffer(keep, dtype=torch.uint8), None
     else:
         content = {
             "attempt": offer.attempt, "step": offer.step, "file_bytes": size, "world_size": answer["world_size"],
             "part": answer["part"], "persist": False, "complete": True,
         }  # fmt: skip
-        slab = memory.map_buffer(int(answer["buffer"]), fd, int(answer["bytes"]), content)
-        data = slab.tensor
-    with beside(slab):
+        buffer = memory.map_buffer(int(answer["buffer"]), fd, int(answer["bytes"]), content)
+        data = buffer.tensor
+    with beside(buffer):
         if answer["checksums"] is not None:
             check_chunks(as_bytes(data)[:size], tuple(answer["checksums"]), where=f"memory, rank {rank}")
-    return Landed(part, data[:size], "peer" if answer["peer"] else "memory", slab, keep)
+    return Landed(part, data[:size], "peer" if answer["peer"] else "memory", buffer, keep)
 
 
 def land_from_peer(
@@ -272,8 +280,8 @@ def land_from_disk(
     name: str,
     rank: int,
     *,
-    lodge: Callable[[int], Slab | None] = lambda size: None,
-    beside: Beside = lambda slab: nullcontext(),
+    lodge: Callable[[int], RankBuffer | None] = lambda size: None,
+    beside: Beside = lambda buffer: nullcontext(),
     verify: bool = True,
     workers: int = 4,
 ) -> Landed:
@@ -293,8 +301,8 @@ def land_from_disk(
     if size != part.file.bytes:
         raise CheckpointCorrupt(f"it has {size} bytes, {part.file.bytes} were committed", where=path)
     catalogue.check_against_header(part, catalogue.read_header(storage, path, size), where=path)
-    slab = lodge(size)
-    landed = Landed(part, slab.tensor[:size] if slab else _whole_pages(size), storage.rung, slab)
+    buffer = lodge(size)
+    landed = Landed(part, buffer.tensor[:size] if buffer else _whole_pages(size), storage.level, buffer)
     whole = as_bytes(landed.data)
 
     def fetch(i: int) -> bool:
@@ -303,7 +311,7 @@ def land_from_disk(
         storage.read_into(path, start, view, once=True)
         return not verify or digest(view) == part.file.checksums[i]
 
-    with beside(slab), ThreadPoolExecutor(workers) as pool:
+    with beside(buffer), ThreadPoolExecutor(workers) as pool:
         bad = [i for i, ok in enumerate(pool.map(fetch, range(len(part.file.checksums)))) if not ok]
     if bad:
         raise CheckpointCorrupt(

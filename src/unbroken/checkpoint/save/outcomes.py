@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from ...errors import UnbrokenError
 from ..client.session import Session
-from ..keeper.holdings import Mark
+from ..keeper.holdings import SnapshotId
 from ..keeper.wire import Message
 from ..levels import Saved
 
@@ -29,7 +29,7 @@ class Failure:
     """A save that nothing newer has made up for."""
 
     step: int
-    rung: str
+    level: str
     why: str
 
 
@@ -46,11 +46,11 @@ class Outcomes:
         self._remote, self._on_durable = remote, on_durable
         self._superseded_logged = 0
         self._guard = threading.RLock()
-        self._saves: dict[Mark, list[Saved]] = {}
+        self._saves: dict[SnapshotId, list[Saved]] = {}
         """A step that is saved again has several; what happens to its snapshot happens to all of them."""
-        self._keeper_of: dict[Mark, str] = {}
+        self._keeper_of: dict[SnapshotId, str] = {}
         """Which keeper was given each of them: what it had written and not committed when it died, nobody speaks of again."""
-        self._recent_events: dict[Mark, list[Message]] = {}
+        self._recent_events: dict[SnapshotId, list[Message]] = {}
         """How recent steps ended: another rank may be ahead with one, and fail, before this rank saves it."""
         self._failures: list[Failure] = []
         self._refused = False
@@ -61,7 +61,7 @@ class Outcomes:
         with self._guard:
             for m in [m for m, saves in self._saves.items() if _done(saves)][:-REMEMBERED]:
                 del self._saves[m]
-            snapshot_id = Mark(saved.attempt, saved.step)
+            snapshot_id = SnapshotId(saved.attempt, saved.step)
             self._saves.setdefault(snapshot_id, []).append(saved)
             self._keeper_of.setdefault(snapshot_id, self.session.memory.keeper_id)
             for m in [m for m in self._keeper_of if m not in self._saves]:
@@ -92,18 +92,18 @@ class Outcomes:
                 }
             )  # fmt: skip
 
-    def wait(self, rung: str, timeout_s: float | None) -> None:
+    def wait(self, level: str, timeout_s: float | None) -> None:
         """Waits until every save that is to reach this level has reached it. Raises StorageError, TimeoutError."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         for saved in self._all():
-            if rung in saved.rungs():
-                saved.wait(rung, None if deadline is None else max(0.0, deadline - time.monotonic()))
+            if level in saved.levels():
+                saved.wait(level, None if deadline is None else max(0.0, deadline - time.monotonic()))
 
     def settle(self, timeout_s: float) -> list[str]:
         """Waits for all that is to become durable, and once more for the last one; what did not arrive, in words."""
         deadline, late = time.monotonic() + timeout_s, []
         for saved in [s for s in self._all() if not s.done]:
-            for name, future in saved.rungs().items():
+            for name, future in saved.levels().items():
                 try:
                     future.result(max(0.0, deadline - time.monotonic()))
                 except TimeoutError:
@@ -118,7 +118,7 @@ class Outcomes:
     def _insist(self) -> None:
         """Lets the keeper try on where the storage refused a save: the last one makes up for all before it, and this is the end."""
         with self._guard:
-            waits = any(f.rung == "disk" for f in self._failures) and self._refused
+            waits = any(f.level == "disk" for f in self._failures) and self._refused
         if not waits or self.last is None:
             return
         step = self.last.step
@@ -135,10 +135,10 @@ class Outcomes:
         with self._guard:
             return list(itertools.chain(*self._saves.values()))
 
-    def _made_up_for(self, rung: str, step: int) -> None:
+    def _made_up_for(self, level: str, step: int) -> None:
         """Failures of steps before this one do not count any more."""
         with self._guard:
-            self._failures = [f for f in self._failures if f.rung != rung or f.step >= step]
+            self._failures = [f for f in self._failures if f.level != level or f.step >= step]
 
     # --- what the keeper reports
 
@@ -148,7 +148,7 @@ class Outcomes:
         if step is None:
             return
         attempt = self.session.attempt
-        snapshot_id = Mark(event["attempt"] if event.get("attempt") is not None else attempt, step)
+        snapshot_id = SnapshotId(event["attempt"] if event.get("attempt") is not None else attempt, step)
         if kind == "complete" and snapshot_id.attempt == attempt and self.session.completion is not None:
             self.session.completion.known(step)
         with self._guard:
@@ -179,7 +179,7 @@ class Outcomes:
         """Lets what the keeper reports of a step happen to the saves of it."""
         kind, step = event.get("event"), saves[-1].step
         if kind == "durable":
-            _reach(saves, self.session.storage.rung)
+            _reach(saves, self.session.storage.level)
         elif kind == "peer" and event.get("rank") == self.session.place.rank:
             _reach(saves, "peer")
         elif kind == "remote":
@@ -201,13 +201,13 @@ class Outcomes:
                 self._refused |= bool(event.get("refused"))
             self._note_failure(saves, why, f"step {step}: {why}", ("disk", "remote"))
 
-    def _note_failure(self, saves: list[Saved], why: str, described: str, rungs: tuple[str, ...]) -> None:
+    def _note_failure(self, saves: list[Saved], why: str, described: str, levels: tuple[str, ...]) -> None:
         with self._guard:
-            self._failures.append(Failure(saves[-1].step, rungs[0], described))
+            self._failures.append(Failure(saves[-1].step, levels[0], described))
         for saved in saves:
-            saved.fail(why, rungs=rungs)
+            saved.fail(why, levels=levels)
 
-    def _orphans_before(self, snapshot_id: Mark) -> list[list[Saved]]:
+    def _orphans_before(self, snapshot_id: SnapshotId) -> list[list[Saved]]:
         """Older saves that are open, of a keeper that is gone: this one, which is durable, makes up for them."""
         with self._guard:
             now = self.session.memory.keeper_id
@@ -222,7 +222,7 @@ class Outcomes:
         step = saves[-1].step
         self.session.memory.note(saves[-1].attempt, step, persist=False)
         for saved in saves:
-            saved.fail(f"superseded by step {by}: {why}", rungs=("disk", "remote"))
+            saved.fail(f"superseded by step {by}: {why}", levels=("disk", "remote"))
         self.superseded += 1
         if self.superseded >= 2 * self._superseded_logged:
             self._superseded_logged = self.superseded
@@ -233,6 +233,6 @@ def _done(saves: Iterable[Saved]) -> bool:
     return all(s.done for s in saves)
 
 
-def _reach(saves: Iterable[Saved], rung: str) -> None:
+def _reach(saves: Iterable[Saved], level: str) -> None:
     for saved in saves:
-        saved.reach(rung)
+        saved.reach(level)

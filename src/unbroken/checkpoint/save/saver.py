@@ -19,7 +19,7 @@ from ..capture.state import Captured
 from ..client.buffers import Buffers
 from ..client.links import KeeperGone
 from ..client.plan import Plan
-from ..client.rank_buffer import Slab
+from ..client.rank_buffer import RankBuffer
 from ..client.session import Session
 from ..device.staging import Copying
 from ..format.position import Position, position_of
@@ -61,7 +61,7 @@ class Saver:
         )
         self.buffers.choose_device(state)
         captured = self._capturer.capture(state)
-        saved = Saved.climbing(step, self.session.attempt, self._levels(persist))
+        saved = Saved.with_levels(step, self.session.attempt, self._levels(persist))
         try:
             plan = self.buffers.plan_of(captured)
             buffer = self.buffers.claim(step, plan)
@@ -85,7 +85,7 @@ class Saver:
     def _levels(self, persist: bool) -> list[str]:
         levels = ["staged", "host", *(["peer"] if self.session.has_peers else [])]
         if persist:
-            levels += [self.session.storage.rung, *(["remote"] if self.options.keeper.remote else [])]
+            levels += [self.session.storage.level, *(["remote"] if self.options.keeper.remote else [])]
         return levels
 
     def _content(
@@ -102,7 +102,7 @@ class Saver:
         }  # fmt: skip
 
     def _copy(
-        self, saved: Saved, captured: Captured, plan: Plan, buffer: Slab, content: dict[str, Any]
+        self, saved: Saved, captured: Captured, plan: Plan, buffer: RankBuffer, content: dict[str, Any]
     ) -> bool:
         """Begins the copy; False if it cannot be made for want of memory, which is no reason to end a training."""
 
@@ -121,7 +121,7 @@ class Saver:
             return False
         return True
 
-    def _copied(self, copying: Copying, buffer: Slab, saved: Saved, content: dict[str, Any]) -> None:
+    def _copied(self, copying: Copying, buffer: RankBuffer, saved: Saved, content: dict[str, Any]) -> None:
         """The copy has ended: the buffer is whole, or will never be."""
         memory = self.session.memory
         if copying.error is not None:
@@ -156,7 +156,7 @@ class Saver:
             self.outcomes.fail(saved, str(e))
             return saved
         saved.reach("staged")
-        saved.fail("the keeper has no room for a snapshot", rungs=("host", "peer"))
+        saved.fail("the keeper has no room for a snapshot", levels=("host", "peer"))
         return saved
 
 

@@ -48,7 +48,7 @@ def storage_errors(where: Path) -> Iterator[None]:
 class PosixStorage:
     """Storage in one folder, which is made when the first file is written."""
 
-    rung = "disk"
+    level = "disk"
 
     def __init__(self, root: Path, *, direct: bool = True) -> None:
         self.root = root

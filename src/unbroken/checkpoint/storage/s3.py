@@ -38,7 +38,7 @@ _HINT = {
 class S3Storage:
     """Storage under a prefix of a bucket. `store` is any obstore store whose root is that prefix."""
 
-    rung = "remote"
+    level = "remote"
 
     def __init__(
         self, store: Any, url: str, *, part_bytes: int = _PART, concurrency: int = 8, endpoint: str = ""
