@@ -205,14 +205,14 @@ class Campaign:
         """One attempt, one strike, all checks. Raises AssertionError."""
         self.attempt += 1
         self._mend()
-        offered = self._candidates()
+        candidates = self._candidates()
         for i, agent in enumerate(self.agents):
             here = {i * self.local + j: j for j in range(self.local)}
-            agent.attempt(self.attempt, ranks=here, world_size=self.world, candidates=offered)
+            agent.attempt(self.attempt, ranks=here, world_size=self.world, candidates=candidates)
         ranks = [self._start(r) for r in range(self.world)]
         try:
             until(lambda: all(self._said(self.attempt, r) for r in range(self.world)), 120)
-            self._check_agreement(offered)
+            self._check_agreement(candidates)
             self._live(self.random.uniform(0.0, 0.8), ranks)
             self._strike(ranks)
             self._live(self.random.uniform(0.0, 0.3), ranks)
@@ -351,7 +351,7 @@ class Campaign:
             return []
         return [json.loads(x) for x in lines if x.endswith("}")]
 
-    def _check_agreement(self, offered: list[Candidate]) -> None:
+    def _check_agreement(self, candidates: list[Candidate]) -> None:
         heard = [self._said(self.attempt, r)[0] for r in range(self.world)]
         assert all(h["right"] for h in heard), f"attempt {self.attempt}: wrong bytes were restored: {heard}"
         chosen = {(h["attempt"], h["restored"]) for h in heard}
@@ -359,7 +359,7 @@ class Campaign:
         (mark,) = chosen
         sound = [
             (c.attempt, c.step)
-            for c in offered
+            for c in candidates
             if len(c.memory) == self.world or (c.on_disk and c.name not in self.damaged)
         ]
         # A damaged one may still do: where the share of each rank is in memory or in a file that is not damaged.

@@ -69,7 +69,7 @@ def samples_of(out: Path, tasks: Sequence[str] = ()) -> Iterator[Shown]:
 
 
 def _of_task(folder: EvalDir, key: str, name: str, score: Score) -> Iterator[Shown]:
-    answers_file = folder.landed(key, name)
+    answers_file = folder.exact_answers(key, name)
     if not answers_file.exists():
         return
     prepared = decode(PreparedTask, read_json(folder.prepared(name))["prepared"])

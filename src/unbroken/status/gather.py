@@ -212,10 +212,10 @@ def _attempts(records: list[Record], executions: Executions, status: str, ended:
 
 
 def _origin(record: Record) -> str:
-    offered = record.get("candidates") or []
-    if not offered:
+    candidates = record.get("candidates") or []
+    if not candidates:
         return "the beginning"
-    best = offered[0]
+    best = candidates[0]
     memory, ranks = len(best.get("memory") or {}), best.get("name")
     source = "disk" if not memory else "memory" if ranks is None else "memory or disk"
     return f"step {best.get('step')}, {source}"

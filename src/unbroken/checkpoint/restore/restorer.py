@@ -22,16 +22,16 @@ from ..storage import open_storage
 from ..storage.base import Storage
 from .apply import Applier, ShardedOtherwise, Taken
 from .selection import (
-    Landed,
-    Offer,
+    Loaded,
+    RestoreCandidate,
     Restored,
+    candidates_of_supervisor,
+    candidates_without_supervisor,
     choose,
-    land_from_disk,
-    land_from_memory,
-    land_from_peer,
+    load_from_disk,
+    load_from_memory,
+    load_from_peer,
     nothing_good,
-    offers_of_supervisor,
-    offers_without_supervisor,
 )
 
 logger = logging.getLogger("unbroken.checkpoint")
@@ -82,15 +82,15 @@ class Restorer:
             logger.info("restored step %d from %s in %.2f s", candidate.step, source, restored.seconds)
         return restored
 
-    def _candidates(self, link: RankLink) -> tuple[list[Offer], list[tuple[str, str]]]:
+    def _candidates(self, link: RankLink) -> tuple[list[RestoreCandidate], list[tuple[str, str]]]:
         """What may be restored from, newest first, and what was passed over with the reason."""
         answer, _ = link.request({"op": "candidates"})
         if answer["supervised"]:
-            return offers_of_supervisor(answer["candidates"]), []
+            return candidates_of_supervisor(answer["candidates"]), []
         s = self.session
-        return offers_without_supervisor(s.agreement, link, s.storage, s.place.node)
+        return candidates_without_supervisor(s.agreement, link, s.storage, s.place.node)
 
-    def _obtain(self, candidate: Offer) -> Landed | Manifest:
+    def _obtain(self, candidate: RestoreCandidate) -> Loaded | Manifest:
         """This rank's share of a candidate, verified; of a checkpoint of another world size its manifest."""
         p = self.session.place
         loaded = self._from_memory(candidate)
@@ -105,32 +105,32 @@ class Restorer:
             from .relayout import verify_share
 
             return verify_share(storage, candidate.name, p.rank, p.world_size)
-        return land_from_disk(
-            storage, candidate.name, p.rank, lodge=self.buffers.to_read_into, beside=self.buffers.registering,
+        return load_from_disk(
+            storage, candidate.name, p.rank, buffer_for=self.buffers.to_read_into, beside=self.buffers.registering,
             verify=self.options.verify,
         )  # fmt: skip
 
-    def _from_memory(self, candidate: Offer) -> Landed | None:
+    def _from_memory(self, candidate: RestoreCandidate) -> Loaded | None:
         """This rank's share out of the memory of this node, or else of another one; None if it is in neither."""
         memory, rank = self.session.memory, self.session.place.rank
         beside = self.buffers.registering
-        if not candidate.brought and (loaded := land_from_memory(memory, candidate, rank, beside)):
+        if not candidate.brought and (loaded := load_from_memory(memory, candidate, rank, beside)):
             return loaded
         if address := self.session.addresses.get(candidate.memory.get(rank, "")):
-            return land_from_peer(memory, candidate, rank, beside, address)
+            return load_from_peer(memory, candidate, rank, beside, address)
         return None
 
-    def _storage_of(self, candidate: Offer) -> Storage:
+    def _storage_of(self, candidate: RestoreCandidate) -> Storage:
         """The way to where this candidate lies on disk."""
         if not candidate.place or same_place(candidate.place, self.session.directory):
             return self.session.storage
         return open_storage(candidate.place)
 
     def _load(
-        self, candidate: Offer, got: Landed | Manifest, state: dict[str, Any]
+        self, candidate: RestoreCandidate, got: Loaded | Manifest, state: dict[str, Any]
     ) -> tuple[str, Position, bool]:
         """Puts it into the live state; where it came from, the data position, whether it lies on other shards there."""
-        if isinstance(got, Landed):
+        if isinstance(got, Loaded):
             try:
                 self._apply(candidate, got, state)
                 return got.source, got.part.position, False
@@ -146,7 +146,7 @@ class Restorer:
         _warn_of_rest(candidate.name, taken)
         return self.session.storage.level, manifest.position, True
 
-    def _apply(self, candidate: Offer, loaded: Landed, state: dict[str, Any]) -> None:
+    def _apply(self, candidate: RestoreCandidate, loaded: Loaded, state: dict[str, Any]) -> None:
         """Puts this rank's share into the live state. Raises LayoutMismatch; ShardedOtherwise before anything is changed."""
         notes = loaded.part.rng or {}
         base = loaded.data.data_ptr()

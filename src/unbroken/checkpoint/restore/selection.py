@@ -66,7 +66,7 @@ class Restored:
 
 
 @dataclass(eq=False)
-class Landed:
+class Loaded:
     """One rank's share, verified, in memory that lasts as long as this does."""
 
     part: PartManifest
@@ -95,7 +95,7 @@ def sharding_from(t: TensorPart) -> Sharding:
 
 
 @dataclass(frozen=True)
-class Offer:
+class RestoreCandidate:
     """A candidate with the ranks whose share is in some keeper's memory."""
 
     attempt: int
@@ -114,18 +114,20 @@ class Offer:
         return SnapshotId(self.attempt, self.step)
 
 
-def offers_of_supervisor(candidates: Iterable[Mapping[str, Any]]) -> list[Offer]:
+def candidates_of_supervisor(candidates: Iterable[Mapping[str, Any]]) -> list[RestoreCandidate]:
     """The supervisor's candidates, in its order."""
     found = [Candidate.from_json(c) for c in candidates]
     return [
-        Offer(c.attempt, c.step, c.name, c.on_disk, memory=c.memory, place=c.place, brought=c.brought)
+        RestoreCandidate(
+            c.attempt, c.step, c.name, c.on_disk, memory=c.memory, place=c.place, brought=c.brought
+        )
         for c in found
     ]
 
 
-def offers_without_supervisor(
+def candidates_without_supervisor(
     agreement: Agreement, link: RankLink, storage: Storage, node: str
-) -> tuple[list[Offer], list[tuple[str, str]]]:
+) -> tuple[list[RestoreCandidate], list[tuple[str, str]]]:
     """What rank 0 makes of its listing of the folder and of every keeper's inventory; the same on all ranks.
 
     Also the folders that were passed over, with the reason.
@@ -141,30 +143,30 @@ def offers_without_supervisor(
                 snapshot_id = SnapshotId(h["attempt"], h["step"])
                 holders.setdefault(snapshot_id, {}).setdefault(h["rank"], theirs["node"])
                 worlds[snapshot_id] = h["world_size"]
-        offers: dict[SnapshotId, Offer] = {}
+        candidates: dict[SnapshotId, RestoreCandidate] = {}
         damaged = []
         for f in catalogue.listing(storage):
             if f.committed:
                 snapshot_id = SnapshotId(f.attempt, f.step)
-                offers[snapshot_id] = Offer(
+                candidates[snapshot_id] = RestoreCandidate(
                     f.attempt, f.step, f.name, True, f.world_size, holders.get(snapshot_id, {})
                 )
             elif f.status != "incomplete":
                 damaged.append(f)
         for snapshot_id, held in holders.items():
             if (
-                snapshot_id not in offers
+                snapshot_id not in candidates
                 and set(held) == set(range(agreement.world_size))
                 and worlds[snapshot_id] == len(held)
             ):
-                offers[snapshot_id] = Offer(
+                candidates[snapshot_id] = RestoreCandidate(
                     *snapshot_id,
                     folder_name(snapshot_id.step, snapshot_id.attempt),
                     False,
                     worlds[snapshot_id],
                     held,
                 )
-        ordered = [offers[m] for m in sorted(offers, reverse=True)]
+        ordered = [candidates[m] for m in sorted(candidates, reverse=True)]
         for f in damaged:
             if not ordered or SnapshotId(f.attempt, f.step) > ordered[0].snapshot_id:
                 logger.warning("passing over %s: %s", f.name, f.why)
@@ -179,40 +181,50 @@ def offers_without_supervisor(
             },
         )
     told = agreement.read("offers", timeout_s=VOTE_TIMEOUT_S)
-    offers_told = [Offer(a, s, n, d, w, dict(map(tuple, m))) for a, s, n, d, w, m in told["offers"]]
-    return offers_told, [(n, why) for n, why in told["skipped"]]
+    agreed_candidates = [
+        RestoreCandidate(a, s, n, d, w, dict(map(tuple, m))) for a, s, n, d, w, m in told["offers"]
+    ]
+    return agreed_candidates, [(n, why) for n, why in told["skipped"]]
 
 
 def choose(
-    agreement: Agreement, offers: list[Offer], obtain: Any, skipped: list[tuple[str, str]], round_name: str
-) -> tuple[Offer, Any] | None:
+    agreement: Agreement,
+    candidates: list[RestoreCandidate],
+    obtain: Any,
+    skipped: list[tuple[str, str]],
+    round_name: str,
+) -> tuple[RestoreCandidate, Any] | None:
     """The first offer that `obtain(offer)` gives on every rank, and what it gave here. `skipped` gets the others."""
-    for i, offer in enumerate(offers):
+    for i, candidate in enumerate(candidates):
         key = f"{round_name}/{i}"
         got, why = None, ""
         try:
-            got = obtain(offer)
+            got = obtain(candidate)
         except (UnbrokenError, OSError) as e:
             why = e.message if isinstance(e, UnbrokenError) else str(e)
-            logger.warning("%s does not verify on rank %d: %s", offer.name, agreement.rank, e)
+            logger.warning("%s does not verify on rank %d: %s", candidate.name, agreement.rank, e)
         reasons = vote(agreement, key, why)
         if not reasons:
-            return offer, got
+            return candidate, got
         del got
-        skipped.append((offer.name, reasons[0]))
+        skipped.append((candidate.name, reasons[0]))
         if agreement.rank == 0:
-            logger.warning("passing over %s: %s", offer.name, reasons[0])
+            logger.warning("passing over %s: %s", candidate.name, reasons[0])
     return None
 
 
-def land_from_memory(memory: RankMemory, offer: Offer, rank: int, beside: Beside) -> Landed | None:
+def load_from_memory(
+    memory: RankMemory, candidate: RestoreCandidate, rank: int, beside: Beside
+) -> Loaded | None:
     """This rank's share out of the keeper's memory, None if it is not there.
 
     `beside` is called with the buffer and runs while the bytes are verified. Raises CheckpointCorrupt if they are
     not those that were sealed.
     """
     link = memory.alive()
-    answer, fds = link.request({"op": "fetch", "attempt": offer.attempt, "step": offer.step, "rank": rank})
+    answer, fds = link.request(
+        {"op": "fetch", "attempt": candidate.attempt, "step": candidate.step, "rank": rank}
+    )
     if not answer["found"]:
         return None
     (fd,) = fds
@@ -227,7 +239,7 @@ def land_from_memory(memory: RankMemory, offer: Offer, rank: int, beside: Beside
         data, buffer = torch.frombuffer(keep, dtype=torch.uint8), None
     else:
         content = {
-            "attempt": offer.attempt, "step": offer.step, "file_bytes": size, "world_size": answer["world_size"],
+            "attempt": candidate.attempt, "step": candidate.step, "file_bytes": size, "world_size": answer["world_size"],
             "part": answer["part"], "persist": False, "complete": True,
         }  # fmt: skip
         buffer = memory.map_buffer(int(answer["buffer"]), fd, int(answer["bytes"]), content)
@@ -235,21 +247,21 @@ def land_from_memory(memory: RankMemory, offer: Offer, rank: int, beside: Beside
     with beside(buffer):
         if answer["checksums"] is not None:
             check_chunks(as_bytes(data)[:size], tuple(answer["checksums"]), where=f"memory, rank {rank}")
-    return Landed(part, data[:size], "peer" if answer["peer"] else "memory", buffer, keep)
+    return Loaded(part, data[:size], "peer" if answer["peer"] else "memory", buffer, keep)
 
 
-def land_from_peer(
-    memory: RankMemory, offer: Offer, rank: int, beside: Beside, address: str
-) -> Landed | None:
-    """As `land_from_memory`, after the keeper has fetched the snapshot from another node's. Raises KeeperRefused."""
+def load_from_peer(
+    memory: RankMemory, candidate: RestoreCandidate, rank: int, beside: Beside, address: str
+) -> Loaded | None:
+    """As `load_from_memory`, after the keeper has fetched the snapshot from another node's. Raises KeeperRefused."""
     memory.alive().request(
-        {"op": "pull", "attempt": offer.attempt, "step": offer.step, "address": address},
+        {"op": "pull", "attempt": candidate.attempt, "step": candidate.step, "address": address},
         timeout_s=VOTE_TIMEOUT_S,
     )
-    landed = land_from_memory(memory, offer, rank, beside)
-    if landed is not None:
-        landed.source = "peer"
-    return landed
+    loaded = load_from_memory(memory, candidate, rank, beside)
+    if loaded is not None:
+        loaded.source = "peer"
+    return loaded
 
 
 def part_in_memory(body: Mapping[str, Any], rank: int, size: int) -> PartManifest:
@@ -275,19 +287,19 @@ def check_chunks(view: memoryview, sums: tuple[str, ...], *, where: str, workers
         )
 
 
-def land_from_disk(
+def load_from_disk(
     storage: Storage,
     name: str,
     rank: int,
     *,
-    lodge: Callable[[int], RankBuffer | None] = lambda size: None,
+    buffer_for: Callable[[int], RankBuffer | None] = lambda size: None,
     beside: Beside = lambda buffer: nullcontext(),
     verify: bool = True,
     workers: int = 4,
-) -> Landed:
+) -> Loaded:
     """This rank's share of a committed checkpoint, each chunk verified as it arrives.
 
-    `lodge` may give a buffer for it. Raises CheckpointCorrupt, NoCheckpoint, StorageError.
+    `buffer_for` may give a buffer for it. Raises CheckpointCorrupt, NoCheckpoint, StorageError.
     """
     manifest = catalogue.read_committed(storage, name)
     if rank >= manifest.world_size:
@@ -301,9 +313,9 @@ def land_from_disk(
     if size != part.file.bytes:
         raise CheckpointCorrupt(f"it has {size} bytes, {part.file.bytes} were committed", where=path)
     catalogue.check_against_header(part, catalogue.read_header(storage, path, size), where=path)
-    buffer = lodge(size)
-    landed = Landed(part, buffer.tensor[:size] if buffer else _whole_pages(size), storage.level, buffer)
-    whole = as_bytes(landed.data)
+    buffer = buffer_for(size)
+    loaded = Loaded(part, buffer.tensor[:size] if buffer else _whole_pages(size), storage.level, buffer)
+    whole = as_bytes(loaded.data)
 
     def fetch(i: int) -> bool:
         start = i * part.file.chunk_bytes
@@ -317,7 +329,7 @@ def land_from_disk(
         raise CheckpointCorrupt(
             f"bytes {bad[0] * part.file.chunk_bytes} and on differ from their checksum", where=path
         )
-    return landed
+    return loaded
 
 
 def _whole_pages(size: int) -> torch.Tensor:

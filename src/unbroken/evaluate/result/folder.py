@@ -98,7 +98,7 @@ class EvalDir:
         """What the model with this key said."""
         return self.shared / "answers" / key
 
-    def landed(self, key: str, task: str) -> Path:
+    def exact_answers(self, key: str, task: str) -> Path:
         """The exact set of a task's answers."""
         return self.shared / "landed" / key / f"{task}.jsonl"
 

@@ -37,7 +37,7 @@ from .settings import Abort, Settings
 from .state import EventLog, Observed, Run, TaskTable
 from .tasks.checks import Checked, check_tasks, stand_by
 from .tasks.intake import Intake
-from .tasks.landing import Landing
+from .tasks.landing import ScoringQueue
 
 
 class Coordinator:
@@ -138,7 +138,7 @@ class Coordinator:
             with contextlib.closing(AnswerStore(job.folder.answers(key), incarnation)) as store:
                 pool = functools.partial(self.launchers.open_scoring, settings.cpu_workers)
                 with contextlib.closing(
-                    Landing(job.folder, key, located.checkpoint, store, pool, self.control.wake)
+                    ScoringQueue(job.folder, key, located.checkpoint, store, pool, self.control.wake)
                 ) as scoring:
                     loop = Loop(run, checked, store, scoring, self.links, standing_by)
                     await loop.evaluate(intake, self._display)

@@ -20,7 +20,7 @@ from .settings import Abort
 from .state import Run
 from .tasks.checks import Checked
 from .tasks.intake import Intake
-from .tasks.landing import Landing
+from .tasks.landing import ScoringQueue
 from .tasks.tasks import Tasks
 from .workers.feeding import Feeder
 from .workers.server import listening
@@ -35,7 +35,7 @@ class Loop:
     """Runs one evaluation to its last score."""
 
     def __init__(
-        self, run: Run, checked: Checked, store: AnswerStore, scoring: Landing, links: dict[str, Link],
+        self, run: Run, checked: Checked, store: AnswerStore, scoring: ScoringQueue, links: dict[str, Link],
         standing_by: asyncio.Task[None],
     ) -> None:  # fmt: skip
         settings = run.settings

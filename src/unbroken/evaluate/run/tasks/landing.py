@@ -14,7 +14,7 @@ from ...result.answers import AnswerStore
 from ...result.folder import EvalDir, read_json
 
 
-class Landing:
+class ScoringQueue:
     """Tasks between their last answer and their score. Used on the event loop's thread; files are written in others."""
 
     def __init__(
@@ -32,9 +32,9 @@ class Landing:
         self._pool: ScoringPool | None = None
         self._writing: set[asyncio.Task[None]] = set()
 
-    def land(self, prepared: PreparedTask, given_up: dict[int, str]) -> None:
+    def submit(self, prepared: PreparedTask, given_up: dict[int, str]) -> None:
         """Starts it, and returns at once. `given_up`: blocks without answers, and why."""
-        job = asyncio.get_running_loop().create_task(self._land(prepared, given_up))
+        job = asyncio.get_running_loop().create_task(self._submit(prepared, given_up))
         self._writing.add(job)
         job.add_done_callback(self._writing.discard)
 
@@ -58,7 +58,7 @@ class Landing:
         if self._pool is not None:
             self._pool.close()
 
-    async def _land(self, prepared: PreparedTask, given_up: dict[int, str]) -> None:
+    async def _submit(self, prepared: PreparedTask, given_up: dict[int, str]) -> None:
         try:
             job = await asyncio.get_running_loop().run_in_executor(None, self._write, prepared, given_up)
         except (UnbrokenError, OSError) as e:
@@ -85,7 +85,7 @@ class Landing:
     def _write(self, prepared: PreparedTask, given_up: dict[int, str]) -> ScoreJob | Score:
         """Writes the exact set; an earlier command's score of the same answers is returned as it is. In a thread."""
         task = prepared.task.name
-        answers = self.folder.landed(self.key, task)
+        answers = self.folder.exact_answers(self.key, task)
         conditions = self.store.merge(prepared, given_up, answers)
         self.store.sync()
         result = self.folder.score(self.key, task)

@@ -13,7 +13,7 @@ from ...result.answers import AnswerStore
 from ..control import as_user_error
 from ..state import Run
 from .intake import Intake
-from .landing import Landing
+from .landing import ScoringQueue
 
 _log = logging.getLogger(__name__)
 
@@ -22,7 +22,7 @@ class Tasks:
     """Moves each task on: what is prepared is planned, what is answered is scored. Used on the event loop's thread."""
 
     def __init__(
-        self, run: Run, dispatcher: Dispatcher, store: AnswerStore, scoring: Landing, book: PriorBook, waiting: int
+        self, run: Run, dispatcher: Dispatcher, store: AnswerStore, scoring: ScoringQueue, book: PriorBook, waiting: int
     ) -> None:  # fmt: skip
         """`waiting`: so many tasks have still to be prepared; `prepare` counts them down."""
         self.run = run
@@ -92,7 +92,7 @@ class Tasks:
         """Hands a task to scoring: its last block is here."""
         self.run.table.states[task] = "landed"
         given_up = {b: why for (t, b), why in self.dispatcher.given_up.items() if t == task}
-        self.scoring.land(self.run.table.prepared[task], given_up)
+        self.scoring.submit(self.run.table.prepared[task], given_up)
 
     def score_if_complete(self, task: str) -> None:
         """Hands a task to scoring if no block of it is open any more, and that has not been done."""
