@@ -176,7 +176,7 @@ def test_refusals(saved: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def adopted(tmp_path: Path, source: Path, **more: Any) -> tuple[PosixStorage, str]:
     storage = PosixStorage(tmp_path / "adopted")
-    name = adopt.adopt(source, storage, **more).name
+    name = adopt.import_checkpoint(source, storage, **more).name
     assert catalogue.verify(tmp_path / "adopted" / name).ok
     return storage, name
 
@@ -311,7 +311,7 @@ def test_dropping(tmp_path: Path) -> None:
     export.to_torch(storage, name, tmp_path / "y.pt")
     assert same(torch.load(tmp_path / "y.pt", weights_only=True), {"model": {"b.w": tied}})
     with pytest.raises(UsageError, match="nothing is called 'ste'"):
-        adopt.adopt(tmp_path / "x.pt", storage, step=9, drop=["ste"])
+        adopt.import_checkpoint(tmp_path / "x.pt", storage, step=9, drop=["ste"])
 
 
 class Evil:
@@ -361,13 +361,13 @@ def test_what_is_no_checkpoint(saved: Any, tmp_path: Path) -> None:
         (tmp_path / "ours" / name, InputError),
     ]:
         with pytest.raises(error):
-            adopt.adopt(source, PosixStorage(tmp_path / "adopted"), step=1)
+            adopt.import_checkpoint(source, PosixStorage(tmp_path / "adopted"), step=1)
     torch.save({"w": torch.ones(1)}, tmp_path / "w.pt")
     with pytest.raises(UsageError, match="--step"):
-        adopt.adopt(tmp_path / "w.pt", PosixStorage(tmp_path / "adopted"))
+        adopt.import_checkpoint(tmp_path / "w.pt", PosixStorage(tmp_path / "adopted"))
     adopted(tmp_path, tmp_path / "w.pt", step=1)
     with pytest.raises(UsageError, match="there already"):
-        adopt.adopt(tmp_path / "w.pt", PosixStorage(tmp_path / "adopted"), step=1)
+        adopt.import_checkpoint(tmp_path / "w.pt", PosixStorage(tmp_path / "adopted"), step=1)
     with pytest.raises(UsageError, match="two tensors"):
         torch.save({"a": torch.ones(1), "b": torch.ones(1)}, tmp_path / "ab.pt")
-        adopt.adopt(tmp_path / "ab.pt", storage, step=2, rename=[("a", "b")])
+        adopt.import_checkpoint(tmp_path / "ab.pt", storage, step=2, rename=[("a", "b")])

@@ -48,7 +48,7 @@ def test_a_llama_there_and_back(tmp_path: Path, tie: bool, shard: int) -> None:
 
     loaded.save_pretrained(tmp_path / "theirs", max_shard_size=shard)
     new = PosixStorage(tmp_path / "adopted")
-    again = adopt.adopt(tmp_path / "theirs", new, step=0).name
+    again = adopt.import_checkpoint(tmp_path / "theirs", new, step=0).name
     fresh = transformers.LlamaForCausalLM(config)
     target = {"model": {n: t for n, t in fresh.state_dict().items() if not (tie and n == "lm_head.weight")}}
     reshard.load(new, again, target)

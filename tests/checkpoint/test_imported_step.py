@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from unbroken.checkpoint.convert.imports import adopt
+from unbroken.checkpoint.convert.imports import import_checkpoint
 from unbroken.checkpoint.restore.relayout import load_elsewhere
 from unbroken.checkpoint.storage.posix import PosixStorage
 from unbroken.errors import LayoutMismatch
@@ -17,7 +17,7 @@ from unbroken.errors import LayoutMismatch
 def restored(folder: Path, live: dict[str, Any], **state: Any) -> dict[str, Any]:
     torch.save(state, folder / "their.pt")
     storage = PosixStorage(folder / "checkpoints")
-    load_elsewhere(storage, adopt(folder / "their.pt", storage).name, live)
+    load_elsewhere(storage, import_checkpoint(folder / "their.pt", storage).name, live)
     return live
 
 

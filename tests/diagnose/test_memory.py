@@ -94,15 +94,15 @@ def test_a_candidate_needs_confirmation_and_may_break_nothing(tmp_path: Path, me
     incident = memory.record(d, [e.text for e in d.chronicle.candidates])
     memory.propose(rule(r"phase inversion on lane"), "test")
     with pytest.raises(UsageError, match="would break"):
-        memory.adopt("model-x")
+        memory.accept("model-x")
     memory.correct(incident, "NVLinkError")
     assert memory.trial(rule(r"phase inversion on lane")) == (1, [])
-    memory.adopt("model-x")
-    assert [r.id for r in memory.adopted()] == ["model-x"]
+    memory.accept("model-x")
+    assert [r.id for r in memory.accepted_rules()] == ["model-x"]
     with pytest.raises(UsageError, match="no candidate"):
-        memory.adopt("model-y")
+        memory.accept("model-y")
     memory.reject("model-x")
-    assert memory.adopted() == []
+    assert memory.accepted_rules() == []
     memory.propose(rule("again"), "test")
     assert memory.rules()[0].state == "rejected", "what a person rejected is not proposed again"
 
@@ -110,7 +110,7 @@ def test_a_candidate_needs_confirmation_and_may_break_nothing(tmp_path: Path, me
 def test_a_candidate_that_no_incident_confirms_is_not_adopted(memory: Memory) -> None:
     memory.propose(rule("never seen anywhere"), "test")
     with pytest.raises(UsageError, match="no stored incident confirms"):
-        memory.adopt("model-x")
+        memory.accept("model-x")
 
 
 def test_filters_are_kept_per_task(memory: Memory) -> None:

@@ -203,12 +203,12 @@ def import_(
     if name:
         raise UsageError("--to names a checkpoint", hint="Name the folder that gets the new one")
     from ..checkpoint.catalogue.placement import number_for_import
-    from ..checkpoint.convert.imports import adopt, open_foreign
+    from ..checkpoint.convert.imports import import_checkpoint, open_external
 
     newest = _newest_attempt(to)
-    open_foreign(source, trust=trust_pickle)  # before a number is taken for it
+    open_external(source, trust=trust_pickle)  # before a number is taken for it
     number = number_for_import(storage, above=newest)
-    manifest = adopt(
+    manifest = import_checkpoint(
         source, storage, step=step, rename=pairs, drop=drop or [], trust=trust_pickle, attempt=number
     )
     if as_json:

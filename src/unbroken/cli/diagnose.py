@@ -174,7 +174,7 @@ def _diagnose(
 
         memory = _memory(store) if record else Memory(store, read_only=True)
         try:
-            ruleset = with_candidates(ruleset, memory.adopted())
+            ruleset = with_candidates(ruleset, memory.accepted_rules())
         except DiagnoseError as e:
             warnings.append(str(e))
             memory = None
@@ -410,12 +410,13 @@ def rules_list(
         typer.echo(f"{r.id:<28} {r.role:<9} {r.reason or r.outcome or ''}")
 
 
-@rules_app.command("adopt")
-def rules_adopt(rule: str, store: Store = None) -> None:
+@rules_app.command("accept")
+@rules_app.command("adopt", hidden=True)
+def rules_accept(rule: str, store: Store = None) -> None:
     """Adopt a candidate that stored incidents confirm and that breaks none."""
     from ..diagnose.assist.incident_store import Memory
 
-    adopted = Memory(store).adopt(rule)
+    adopted = Memory(store).accept(rule)
     typer.echo(f"{adopted.id} is adopted: it finds {adopted.reason}.")
 
 

@@ -37,7 +37,7 @@ WEIGHTS_ID = "imported-weights"
 
 
 @dataclass(frozen=True)
-class Foreign:
+class ExternalCheckpoint:
     """A checkpoint of somebody else's: its tensors by name, its other values as a tree with holes, and a reader.
 
     `read(name)` gives the tensor on the CPU. `values` is a skeleton as of `values.flatten`.
@@ -51,7 +51,7 @@ class Foreign:
     step: int | None = None
 
 
-def adopt(
+def import_checkpoint(
     source: Path,
     storage: Storage,
     *,
@@ -67,20 +67,20 @@ def adopt(
     first that fits counts. `drop` [prefix] leaves out what the run's own state does not have. `trust` allows pickled objects of any kind. Raises InputError for what is no
     checkpoint, UsageError if the step is not known, UnsaveableState, StorageError.
     """
-    foreign = open_foreign(source, trust=trust)
-    known = step if step is not None else foreign.step
+    external = open_external(source, trust=trust)
+    known = step if step is not None else external.step
     if known is None:
         raise UsageError(
             "the checkpoint does not say which step it is of", where=str(source), hint="Give it with --step N"
         )
     if known < 0:
         raise UsageError(f"step {known} cannot be", hint="Give it with --step N")
-    foreign = _without(foreign, drop)
-    new = {n: _renamed(n, rename) for n in [*foreign.tensors, *foreign.aliases]}
+    external = _without(external, drop)
+    new = {n: _renamed(n, rename) for n in [*external.tensors, *external.aliases]}
     if doubled := [n for n, times in Counter(new.values()).items() if times > 1]:
         raise UsageError(f"two tensors would be called '{doubled[0]}'", hint="Mend the renaming")
-    old = {new[n]: n for n in foreign.tensors}
-    stamp = Stamp(WEIGHTS_ID if foreign.kind == "huggingface" else RUN_ID, attempt, known)
+    old = {new[n]: n for n in external.tensors}
+    stamp = Stamp(WEIGHTS_ID if external.kind == "huggingface" else RUN_ID, attempt, known)
     if COMMITTED in storage.list(stamp.folder):
         raise UsageError(
             f"{stamp.folder} is there already",
@@ -89,16 +89,16 @@ def adopt(
         )
     part = write_pieces(
         storage,
-        {new[n]: (dtype, Sharding.whole(shape)) for n, (dtype, shape) in foreign.tensors.items()},
-        lambda name: foreign.read(old[name]),
-        _renamed_tree(foreign.values, rename, new),
+        {new[n]: (dtype, Sharding.whole(shape)) for n, (dtype, shape) in external.tensors.items()},
+        lambda name: external.read(old[name]),
+        _renamed_tree(external.values, rename, new),
         stamp,
-        aliases={new[a]: new[n] for a, n in foreign.aliases.items()},
+        aliases={new[a]: new[n] for a, n in external.aliases.items()},
     )
     return commit(storage, [part])
 
 
-def open_foreign(source: Path, *, trust: bool = False) -> Foreign:
+def open_external(source: Path, *, trust: bool = False) -> ExternalCheckpoint:
     """The checkpoint at `source`, whatever kind it is. Raises InputError if it is none that is known."""
     if source.is_dir():
         if (source / COMMITTED).exists():
@@ -127,7 +127,7 @@ def open_foreign(source: Path, *, trust: bool = False) -> Foreign:
 # DCP ------------------------------------------------------------------------------------------------------------
 
 
-def _dcp(source: Path, trust: bool) -> Foreign:
+def _dcp(source: Path, trust: bool) -> ExternalCheckpoint:
     from torch.distributed.checkpoint._nested_dict import unflatten_state_dict
     from torch.distributed.checkpoint.filesystem import FileSystemReader
     from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, TensorStorageMetadata
@@ -162,7 +162,7 @@ def _dcp(source: Path, trust: bool) -> Foreign:
         return full
 
     shapes = {n: (str(t.dtype).removeprefix("torch."), tuple(t.shape)) for n, t in tensors.items()}
-    return Foreign("dcp", shapes, {}, skeleton, read, _step_in(state))
+    return ExternalCheckpoint("dcp", shapes, {}, skeleton, read, _step_in(state))
 
 
 def _with_numbered_parameters(state: Any) -> Any:
@@ -260,7 +260,7 @@ def _dcp_load(state: dict[str, Any], reader: Any, source: Path, planner: Any = N
 # safetensors ----------------------------------------------------------------------------------------------------
 
 
-def _huggingface(source: Path) -> Foreign:
+def _huggingface(source: Path) -> ExternalCheckpoint:
     index = source / "model.safetensors.index.json"
     if not index.exists():
         return _safetensors(sorted(source.glob("*.safetensors")), source)
@@ -273,13 +273,13 @@ def _huggingface(source: Path) -> Foreign:
         raise InputError(f"its index names a file outside of the folder: {outside[0]}", where=str(index))
     if missing := [f for f in files if not (source / f).is_file()]:
         raise InputError(f"its index names {missing[0]}, which is not there", where=str(index))
-    foreign = _safetensors([source / f for f in files], source)
-    if lacking := sorted({f"model.{n}" for n in weight_map} - set(foreign.tensors)):
+    external = _safetensors([source / f for f in files], source)
+    if lacking := sorted({f"model.{n}" for n in weight_map} - set(external.tensors)):
         raise InputError(f"its index names {lacking[0]}, which no file holds", where=str(index))
-    return foreign
+    return external
 
 
-def _safetensors(files: list[Path], source: Path) -> Foreign:
+def _safetensors(files: list[Path], source: Path) -> ExternalCheckpoint:
     """Under "model.", as a training state names it."""
     where: dict[str, tuple[Path, arena.Slot, int]] = {}
     for file in files:
@@ -301,13 +301,13 @@ def _safetensors(files: list[Path], source: Path) -> Foreign:
 
     shapes = {n: (TO_TORCH[s.dtype], s.shape) for n, (_, s, _) in where.items()}
     holes = {n.removeprefix("model."): {"$": "tensor", "name": n} for n in shapes}
-    return Foreign("huggingface", shapes, {}, {"model": holes}, read)
+    return ExternalCheckpoint("huggingface", shapes, {}, {"model": holes}, read)
 
 
 # one file of torch.save -----------------------------------------------------------------------------------------
 
 
-def _torch_file(source: Path, trust: bool) -> Foreign:
+def _torch_file(source: Path, trust: bool) -> ExternalCheckpoint:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -329,7 +329,7 @@ def _torch_file(source: Path, trust: bool) -> Foreign:
 
     own, aliases = tied(found)
     shapes = {n: (str(t.dtype).removeprefix("torch."), tuple(t.shape)) for n, t in own.items()}
-    return Foreign("torch", shapes, aliases, skeleton, own.__getitem__, _step_in(state))
+    return ExternalCheckpoint("torch", shapes, aliases, skeleton, own.__getitem__, _step_in(state))
 
 
 # names ----------------------------------------------------------------------------------------------------------
@@ -348,9 +348,9 @@ def _step_in(state: Any) -> int | None:
     return _step_in(state.get("train_state"))
 
 
-def _without(foreign: Foreign, drop: Sequence[str]) -> Foreign:
+def _without(external: ExternalCheckpoint, drop: Sequence[str]) -> ExternalCheckpoint:
     """The same without what lies under these prefixes; raises UsageError for one that nothing lies under."""
-    values = foreign.values
+    values = external.values
     for prefix in (p.rstrip(".") for p in drop):
 
         def stays(name: str, prefix: str = prefix) -> bool:
@@ -362,16 +362,16 @@ def _without(foreign: Foreign, drop: Sequence[str]) -> Foreign:
         values = _rebuilt([(path, leaf) for path, leaf in paths if stays(".".join(path))])
     kept = tensor_names(values)
     # An alias whose tensor went becomes that tensor.
-    aliases = {a: n for a, n in foreign.aliases.items() if a in kept and n in kept}
-    orphans = {a: n for a, n in foreign.aliases.items() if a in kept and n not in kept}
-    tensors = {n: t for n, t in foreign.tensors.items() if n in kept}
-    tensors |= {a: foreign.tensors[n] for a, n in orphans.items()}
+    aliases = {a: n for a, n in external.aliases.items() if a in kept and n in kept}
+    orphans = {a: n for a, n in external.aliases.items() if a in kept and n not in kept}
+    tensors = {n: t for n, t in external.tensors.items() if n in kept}
+    tensors |= {a: external.tensors[n] for a, n in orphans.items()}
     return replace(
-        foreign,
+        external,
         tensors=tensors,
         aliases=aliases,
         values=values,
-        read=lambda name: foreign.read(orphans.get(name, name)),
+        read=lambda name: external.read(orphans.get(name, name)),
     )
 
 

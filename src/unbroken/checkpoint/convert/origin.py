@@ -50,9 +50,9 @@ def find_origin(text: str, *, trust: bool = False) -> Origin:
     for folder in (path, path / "checkpoints"):
         if folder.is_dir() and any(parse_folder_name(p.name) for p in folder.iterdir()):
             return _newest(open_storage(folder), {})
-    from .imports import open_foreign  # needs torch
+    from .imports import open_external  # needs torch
 
-    step = open_foreign(path, trust=trust).step
+    step = open_external(path, trust=trust).step
     return Origin(str(path), "", 0 if step is None else step)
 
 
@@ -64,11 +64,11 @@ def bring(origin: Origin, target: Storage, *, trust: bool = False) -> str:
             raise CheckpointError("the checkpoint could not be copied whole", where=origin.text)
         return origin.name
     from ..capture.direct import Stamp
-    from .imports import adopt
+    from .imports import import_checkpoint
 
     name = Stamp("", 0, origin.step).folder
     if COMMITTED not in target.list(name):
-        adopt(Path(origin.place), target, step=origin.step, trust=trust)
+        import_checkpoint(Path(origin.place), target, step=origin.step, trust=trust)
     return name
 
 

@@ -122,7 +122,7 @@ class _Flattener:
             return {"$": type(v).__name__, "v": base64.b64encode(v).decode()}
         if kind is slice:
             return {"$": "slice", "v": [self.encode(x, path, depth + 1) for x in (v.start, v.stop, v.step)]}
-        return self._container(v, path, depth) or self._foreign(v, path)
+        return self._container(v, path, depth) or self._of_another_library(v, path)
 
     def _container(self, v: Any, path: tuple[str, ...], depth: int) -> Any:
         def inner(values: Any) -> list[Any]:
@@ -153,7 +153,7 @@ class _Flattener:
             return tagged
         return None
 
-    def _foreign(self, v: Any, path: tuple[str, ...]) -> Any:
+    def _of_another_library(self, v: Any, path: tuple[str, ...]) -> Any:
         kind = type(v)
         if isinstance(v, PurePath) and kind in _PATHS.values():
             tag = {"$": "path", "v": self._text(str(v), path)}

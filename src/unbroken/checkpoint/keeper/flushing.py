@@ -191,8 +191,8 @@ def _newest(keeper: Keeper) -> SnapshotId | None:
 def _shares(keeper: Keeper, snapshot_id: SnapshotId, ranks: Collection[int] | None) -> list[Buffer]:
     """One buffer for each rank whose share of this snapshot this node is to write; `changed` is held."""
     found: dict[int, Buffer] = {}
-    for b in sorted(keeper.holdings.buffers.values(), key=lambda b: b.foreign):
-        wanted = not b.foreign if ranks is None else b.rank in ranks
+    for b in sorted(keeper.holdings.buffers.values(), key=lambda b: b.replica):
+        wanted = not b.replica if ranks is None else b.rank in ranks
         if wanted and b.state == FINALIZED and b.snapshot and b.snapshot.snapshot_id == snapshot_id:
             found.setdefault(b.rank, b)
     return list(found.values())

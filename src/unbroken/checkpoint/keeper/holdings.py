@@ -47,7 +47,7 @@ class Buffer:
     snapshot: Snapshot | None = None
     pins: int = 0
     ready: bool = False
-    foreign: bool = False
+    replica: bool = False
     owner: object = None
     """Who claimed it."""
 
@@ -73,7 +73,7 @@ class Holdings:
         return sum(b.bytes for b in self.buffers.values())
 
     def of_rank(self, rank: int) -> list[Buffer]:
-        return [b for b in self.buffers.values() if b.rank == rank and not b.foreign]
+        return [b for b in self.buffers.values() if b.rank == rank and not b.replica]
 
     def find(self, snapshot_id: SnapshotId, rank: int) -> Buffer | None:
         """The buffer that holds this rank's snapshot, its own node's copy first."""
@@ -85,14 +85,14 @@ class Holdings:
             and b.snapshot
             and b.snapshot.snapshot_id == snapshot_id
         ]
-        return min(found, key=lambda b: b.foreign, default=None)
+        return min(found, key=lambda b: b.replica, default=None)
 
     def all_here(self, snapshot_id: SnapshotId) -> bool:
         """Whether this node's own ranks are all there are, and each has this snapshot here."""
         here = {
             b.rank: b.snapshot
             for b in self.buffers.values()
-            if b.state == FINALIZED and not b.foreign and b.snapshot and b.snapshot.snapshot_id == snapshot_id
+            if b.state == FINALIZED and not b.replica and b.snapshot and b.snapshot.snapshot_id == snapshot_id
         }
         return bool(here) and all(set(here) == set(range(s.world_size)) for s in here.values())
 
@@ -103,7 +103,7 @@ class Holdings:
         if b.state == FREE or b.snapshot is None:
             return True
         snapshot_id = b.snapshot.snapshot_id
-        if b.foreign:  # another node's copies have a rule of their own (Keeper.room_for)
+        if b.replica:  # another node's copies have a rule of their own (Keeper.room_for)
             return (
                 snapshot_id.attempt < self.attempt
                 and snapshot_id not in self.wanted
@@ -120,7 +120,7 @@ class Holdings:
             return self.find(self.newest, b.rank) is not None or snapshot_id.attempt < self.newest.attempt
         # With a single buffer there is nothing newer to wait for: the disk has it.
         alone = len([o for o in self.of_rank(b.rank) if o.bytes >= b.bytes]) < 2
-        return alone and not b.foreign and snapshot_id in self.released
+        return alone and not b.replica and snapshot_id in self.released
 
     def claim(self, rank: int, size: int) -> Buffer | None:
         """Takes a buffer of at least `size` bytes to be filled, a free one first, then the oldest that may go."""
@@ -140,7 +140,7 @@ class Holdings:
         here = [
             o
             for o in self.buffers.values()
-            if not o.foreign
+            if not o.replica
             and o.state == FINALIZED
             and o.snapshot
             and o.snapshot.snapshot_id == snapshot.snapshot_id
@@ -170,14 +170,14 @@ class Holdings:
                 b.state = FREE
             if b.snapshot and b.snapshot.snapshot_id not in self.wanted and not b.pins:
                 b.state, b.snapshot = FREE, None
-            if b.state == FREE and not b.pins and (b.rank not in local or b.foreign):
+            if b.state == FREE and not b.pins and (b.rank not in local or b.replica):
                 self.drop(b)
 
     def shrink(self, rank: int, keep_bytes: int) -> None:
         """Frees this rank's buffers of another size and the peers' copies that are needed no more."""
         for b in list(self.buffers.values()):
-            other_size = b.rank == rank and not b.foreign and b.bytes != keep_bytes
-            if (other_size or (b.foreign and b.rank == rank)) and self.may_reuse(b):
+            other_size = b.rank == rank and not b.replica and b.bytes != keep_bytes
+            if (other_size or (b.replica and b.rank == rank)) and self.may_reuse(b):
                 self.drop(b)
 
     def drop(self, b: Buffer) -> None:
@@ -197,7 +197,7 @@ class Holdings:
                 "bytes": b.snapshot.file_bytes,
                 "complete": True,
                 "everywhere": b.snapshot.snapshot_id in self.completed,
-                "peer": b.foreign,
+                "peer": b.replica,
             }
             for b in self.buffers.values()
             if b.state == FINALIZED and b.snapshot

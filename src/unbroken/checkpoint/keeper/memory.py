@@ -71,15 +71,15 @@ class NodeMemory:
         self.holdings.buffers[b.id] = b
         return b
 
-    def room_for(self, rank: int, size: int, foreign: bool) -> Buffer | None:
+    def room_for(self, rank: int, size: int, replica: bool) -> Buffer | None:
         """A buffer to receive a snapshot into, claimed: one that is needed no more, else a new one in the budget."""
-        if not foreign:
+        if not replica:
             b = self.holdings.claim(rank, size)
             if b is None and self.holdings.used() + size <= self.settings.budget:
                 b = self.create(rank, size)
                 b.state = CLAIMED
             return b
-        theirs = [b for b in self.holdings.buffers.values() if b.foreign and b.rank == rank]
+        theirs = [b for b in self.holdings.buffers.values() if b.replica and b.rank == rank]
         newest = max((b.snapshot.snapshot_id for b in theirs if b.snapshot), default=None)
         for b in theirs:
             if (
@@ -95,7 +95,7 @@ class NodeMemory:
         if len(theirs) >= 2 or self.holdings.used() + size > self.settings.budget:
             return None
         b = self.create(rank, size)
-        b.foreign, b.state = True, CLAIMED
+        b.replica, b.state = True, CLAIMED
         return b
 
     def view(self, b: Buffer, size: int) -> memoryview:

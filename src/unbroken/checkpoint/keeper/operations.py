@@ -247,7 +247,7 @@ def reclaim(keeper: Keeper, client: Client, m: Message, fds: list[int]) -> Answe
     taken = []
     for number in m["buffers"]:
         b = keeper.holdings.buffers.get(int(number))
-        if b is not None and b.rank == client.rank and not b.foreign and b.state != FINALIZED:
+        if b is not None and b.rank == client.rank and not b.replica and b.state != FINALIZED:
             b.state, b.owner = CLAIMED, client
             taken.append(b.id)
     return {"buffers": taken}, []
@@ -269,7 +269,7 @@ def fetch(keeper: Keeper, client: Client, m: Message, fds: list[int]) -> Answer:
     s = b.snapshot
     return {
         "found": True, "buffer": b.id, "file_bytes": s.file_bytes, "part": s.part, "bytes": b.bytes,
-        "world_size": s.world_size, "checksums": s.checksums, "peer": b.foreign,
+        "world_size": s.world_size, "checksums": s.checksums, "peer": b.replica,
     }, [b.fd]  # fmt: skip
 
 

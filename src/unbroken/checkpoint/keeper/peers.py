@@ -105,7 +105,7 @@ class Peers:
                     raise PeerError(
                         f"the peer has no copy of rank {rank} at step {snapshot_id.step}", where=address
                     )
-                return self._take(channel, answer, snapshot_id, rank, foreign=False)
+                return self._take(channel, answer, snapshot_id, rank, replica=False)
             finally:
                 channel.close()
         except (OSError, Closed) as e:
@@ -122,7 +122,7 @@ class Peers:
                 held = [
                     b
                     for b in self.home.memory.holdings.buffers.values()
-                    if not b.foreign
+                    if not b.replica
                     and b.snapshot
                     and b.snapshot.snapshot_id == snapshot_id
                     and b.state == FINALIZED
@@ -225,7 +225,7 @@ class Peers:
             )
             rank = whole(m.get("rank"), "rank", 0, 1 << 24)
             if m.get("op") == "put":
-                self._take(channel, m, snapshot_id, rank, foreign=True)
+                self._take(channel, m, snapshot_id, rank, replica=True)
                 channel.send({"ok": True})
             elif m.get("op") == "get":
                 self._give(channel, snapshot_id, rank)
@@ -257,7 +257,7 @@ class Peers:
                 self.home.changed.notify_all()
 
     def _take(
-        self, channel: Channel, m: Message, snapshot_id: SnapshotId, rank: int, *, foreign: bool
+        self, channel: Channel, m: Message, snapshot_id: SnapshotId, rank: int, *, replica: bool
     ) -> Buffer:
         """Receives into a buffer, which is sealed only if every byte is right."""
         size = whole(m.get("file_bytes"), "file_bytes", 1, _MOST)
@@ -266,14 +266,14 @@ class Peers:
         if not isinstance(part, dict):
             raise Malformed("'part' is no table")
         with self.home.changed:
-            if foreign and snapshot_id.attempt < self.home.attempt:
+            if replica and snapshot_id.attempt < self.home.attempt:
                 raise PeerError(f"attempt {snapshot_id.attempt} is over")
-            b = self.home.memory.room_for(rank, size, foreign)
+            b = self.home.memory.room_for(rank, size, replica)
         if b is None:
             raise PeerError("there is no room for another node's snapshot in the budget")
         kept = False
         try:
-            if foreign:
+            if replica:
                 channel.send({"ok": True})
             view, sums = self.home.memory.view(b, size), []
             for at in range(0, size, CHUNK_BYTES):
@@ -291,7 +291,7 @@ class Peers:
             snapshot = Snapshot(snapshot_id, rank, world_size, size, part, tuple(sums))
             with self.home.changed:
                 b.state, b.snapshot = FINALIZED, snapshot
-                if foreign:  # only what is whole on all ranks is sent
+                if replica:  # only what is whole on all ranks is sent
                     self.home.note_complete(snapshot_id)
                 self.home.changed.notify_all()
             kept = True

@@ -226,7 +226,7 @@ class Memory:
             ).fetchall()
         return [CandidateRule(Rule(**json.loads(r[0])), r[1], r[2], r[3]) for r in rows]
 
-    def adopted(self) -> list[Rule]:
+    def accepted_rules(self) -> list[Rule]:
         """The rules that were adopted."""
         return [c.rule for c in self.rules("adopted")]
 
@@ -245,7 +245,7 @@ class Memory:
                 breaks.append(incident)
         return confirms, breaks
 
-    def adopt(self, rule_id: str) -> Rule:
+    def accept(self, rule_id: str) -> Rule:
         """Adopts a candidate that at least one stored incident confirms and that breaks none; else raises."""
         found = next((c for c in self.rules() if c.rule.id == rule_id), None)
         if found is None:

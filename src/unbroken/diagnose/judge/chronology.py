@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from ..match.events import Event, FileScan, Progress, Topology
 from ..match.rules import builtin_set
-from .event_location import foreign, order_key, placed
+from .event_location import of_another_job, order_key, placed
 from .retries import weigh_retries
 
 _LAUNCHERS = (
@@ -46,7 +46,7 @@ class Chronicle:
 def chronicle(scans: Sequence[FileScan], topology: Topology) -> Chronicle:
     """Puts all events in order and picks the root."""
     events = [placed(e, topology) for e in _one_clock([e for s in scans for e in s.events], scans)]
-    events = [e for e in events if not foreign(e, topology)]
+    events = [e for e in events if not of_another_job(e, topology)]
     events.sort(key=lambda e: order_key(e, scans))
     progress = merged_progress(scans)
     recoveries = [e for e in events if e.role == "recovery"]

@@ -84,7 +84,7 @@ def short(node: str | None, topology: Topology) -> str | None:
     return node
 
 
-def foreign(event: Event, topology: Topology) -> bool:
+def of_another_job(event: Event, topology: Topology) -> bool:
     """Whether a kernel or node event belongs to a host that is not of this job."""
     machine = event.xid is not None or event.rule.scope == "node"
     return bool(

@@ -172,9 +172,9 @@ def check_answers(prepared: PreparedTask, answers: list[Answer], *, where: str) 
             counts[a.sample] = counts.get(a.sample, 0) + 1
         missing = [i for i in range(prepared.samples) if i not in counts]
         twice = sorted(i for i, n in counts.items() if n > 1)
-        foreign = sorted(i for i in counts if not 0 <= i < prepared.samples)
+        unknown = sorted(i for i in counts if not 0 <= i < prepared.samples)
         said = [f"{what} {ids[:5]}" for what, ids in
-                (("missing", missing), ("more than once", twice), ("unknown", foreign)) if ids]  # fmt: skip
+                (("missing", missing), ("more than once", twice), ("unknown", unknown)) if ids]  # fmt: skip
         raise EvaluationError(
             f"the answers of '{prepared.task.name}' are not each of its {prepared.samples} samples once: "
             + ("; ".join(said) or "out of order"),

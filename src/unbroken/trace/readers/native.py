@@ -29,7 +29,7 @@ class ParquetReader:
         table = own_table(head)
         source = f"read_parquet({literal(str(head.path))})"
         if table is None:
-            read_foreign(store, head, options, source)
+            read_external(store, head, options, source)
         elif table is JOBS:
             read_jobs(store, head, options, source)
         else:
@@ -166,7 +166,7 @@ def clean(store: Store, head: Head, source: str) -> bool:
     return not left
 
 
-def read_foreign(store: Store, head: Head, options: Options, source: str) -> None:
+def read_external(store: Store, head: Head, options: Options, source: str) -> None:
     """Any other Parquet table of jobs, by mapping or by usual names."""
     as_head = Head(head.path, "", head.parquet)
     mapping = {**guess(head.parquet), **checked_mapping(options.mapping, as_head)}
