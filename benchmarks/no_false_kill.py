@@ -65,8 +65,8 @@ def main() -> int:
     args = parser.parse_args()
     folder = args.dir or Path(tempfile.mkdtemp(prefix="unbroken-nfk-"))
     folder.mkdir(parents=True, exist_ok=True)
-    ledger = folder / "starts.jsonl"
-    rows = [json.loads(line) for line in ledger.read_text().splitlines()] if ledger.exists() else []
+    tracker = folder / "starts.jsonl"
+    rows = [json.loads(line) for line in tracker.read_text().splitlines()] if tracker.exists() else []
     busy = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(os.cpu_count() or 2)]
     began = time.monotonic()
     try:
@@ -74,7 +74,7 @@ def main() -> int:
             steps = args.long_steps if not rows else args.steps
             row = one(folder / f"run-{len(rows):04d}", steps, args.nodes)
             rows.append(row)
-            with open(ledger, "a") as f:
+            with open(tracker, "a") as f:
                 f.write(json.dumps(row) + "\n")
             if len(rows) % 10 == 0:
                 print(f"{len(rows)} starts, {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)

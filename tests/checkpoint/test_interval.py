@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from unbroken.checkpoint.interval import GPU_MTBF_S, Bounds, Meter, daly, mtbf
+from unbroken.checkpoint.interval import GPU_MTBF_S, Bounds, IntervalController, daly, mtbf
 
 
 @pytest.mark.parametrize(("cost", "mean"), [(0.01, 1e4), (1.0, 1e5), (30.0, 3600.0)])
@@ -31,13 +31,13 @@ def test_failures_of_the_run_itself_are_learnt() -> None:
 
 
 def test_decisions_are_bounded_and_explained() -> None:
-    meter = Meter(8, bounds=Bounds(1.0, 100.0), began=time.time())
-    assert meter.decide() is None
+    controller = IntervalController(8, bounds=Bounds(1.0, 100.0), began=time.time())
+    assert controller.decide() is None
     for step in range(1, 6):
-        meter.step(step, 0.5 * step)
-    meter.saved(0.02)
-    meter.durable(10.0)
-    found = meter.decide()
+        controller.step(step, 0.5 * step)
+    controller.saved(0.02)
+    controller.durable(10.0)
+    found = controller.decide()
     assert found is not None
     assert 2 <= found.snapshot <= 200 and found.persist % found.snapshot == 0 and found.persist >= 25
     assert "0.5s" in found.why or "500ms" in found.why

@@ -96,7 +96,7 @@ OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. G
 ])  # fmt: skip
 def test_who_filled_the_card(text: str, own: tuple[int, ...], expect: tuple[int, bool] | None) -> None:
     found = neighbour(text, own)
-    assert (found and (found.pid, found.ours)) == expect
+    assert (found and (found.pid, found.same_job)) == expect
 
 
 def test_a_rank_that_left_in_peace_is_named_and_no_restart_is_promised(tmp_path: Path) -> None:

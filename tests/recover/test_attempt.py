@@ -25,9 +25,9 @@ def attempt(tmp_path: Path) -> Attempt:
     return Attempt.make(3, ("node-000", "node-002"), 2, HangDetector(Timeouts()), 10, run_dir)
 
 
-def end(code: int | None, at: float, ours: bool) -> dict[str, Any]:
+def end(code: int | None, at: float, killed_by_agent: bool) -> dict[str, Any]:
     """An agent's report of a rank's end: by this code, else by SIGKILL."""
-    return {"code": code, "signal": 9 if code is None else None, "time": at, "ours": ours}
+    return {"code": code, "signal": 9 if code is None else None, "time": at, "ours": killed_by_agent}
 
 
 def news(
@@ -100,13 +100,13 @@ def test_with_pages_rank_zero_leads_whoever_comes_first(attempt: Attempt) -> Non
 
 
 def test_failures_in_the_order_of_their_time(attempt: Attempt) -> None:
-    for rank, code, at, ours in (
+    for rank, code, at, killed_by_agent in (
         (0, 1, 7.0, False),
         (1, 0, 6.0, False),
         (2, None, 5.0, False),
         (3, None, 4.0, True),
     ):
-        attempt.note_exit(rank, end(code, at, ours))
+        attempt.note_exit(rank, end(code, at, killed_by_agent))
     assert [e.rank for e in attempt.failures()] == [2, 0]
     assert [e.rank for e in attempt.exits()] == [3, 2, 1, 0]
     assert attempt.all_ended and not attempt.all_finished
@@ -124,8 +124,8 @@ def test_failures_in_the_order_of_their_time(attempt: Attempt) -> None:
 def test_what_failed_after_a_lapsed_lease_followed_from_it(
     attempt: Attempt, ends: list[tuple[int, int | None, float, bool]], first: int | None
 ) -> None:
-    for rank, code, at, ours in ends:
-        attempt.note_exit(rank, end(code, at, ours))
+    for rank, code, at, killed_by_agent in ends:
+        attempt.note_exit(rank, end(code, at, killed_by_agent))
     stopped = attempt.stopped_by_us()
     assert (stopped.rank if stopped else None) == first
 

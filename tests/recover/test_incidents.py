@@ -26,8 +26,17 @@ UNKNOWN = Verdict(Outcome.FAILED, reason="Unknown")
 BLAMES_1 = Verdict(Outcome.FAILED, reason="Unknown", faulty=Faulty("node-001", 1), decided_by="exit-code")
 
 
-def ended(rank: int, *, code: int | None = None, sig: int | None = None, ours: bool = False) -> RankExit:
-    return RankExit(rank=rank, node=f"node-{rank:03d}", code=code, signal=sig, time=5.0 + rank, ours=ours)
+def ended(
+    rank: int, *, code: int | None = None, sig: int | None = None, killed_by_agent: bool = False
+) -> RankExit:
+    return RankExit(
+        rank=rank,
+        node=f"node-{rank:03d}",
+        code=code,
+        signal=sig,
+        time=5.0 + rank,
+        killed_by_agent=killed_by_agent,
+    )
 
 
 def facts(*exits: RankExit, lost: tuple[str, ...] = (), hang: HangFact | None = None) -> Facts:
@@ -64,7 +73,7 @@ def test_round_trip(tmp_path: Path) -> None:
         ((ended(0, sig=11),), UNKNOWN, False),
         ((ended(0, code=1), ended(1, sig=9)), UNKNOWN, False),
         ((ended(0, code=1), ended(1, sig=9)), BLAMES_1, True),
-        ((ended(0, sig=9, ours=True),), UNKNOWN, False),
+        ((ended(0, sig=9, killed_by_agent=True),), UNKNOWN, False),
         ((ended(0, code=0), ended(1, sig=9)), UNKNOWN, True),
         ((), UNKNOWN, False),
     ],
@@ -74,7 +83,7 @@ def test_killed_from_outside(exits: tuple[RankExit, ...], verdict: Verdict, kill
 
 
 def test_root_from_what_was_seen() -> None:
-    v = with_root(UNKNOWN, facts(ended(1, sig=9), ended(0, sig=9, ours=True)), {})
+    v = with_root(UNKNOWN, facts(ended(1, sig=9), ended(0, sig=9, killed_by_agent=True)), {})
     assert v.root is not None
     assert (v.root.rank, v.root.node) == (1, "node-001")
     assert v.root.text == "rank 1 on node-001 ended by SIGKILL, without a word in its log"

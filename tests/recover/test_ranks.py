@@ -123,11 +123,11 @@ def test_page_is_followed_and_the_end_told_once(start: Started, eventually: Call
 
 
 @pytest.mark.parametrize(
-    ("after", "ours"),
+    ("after", "killed_by_agent"),
     [("", True), ("sys.exit(3)", True), ("sys.exit(0)", True), ("run.step(2); sys.exit(4)", False)],
 )
 def test_a_rank_that_found_its_lease_lapsed_did_not_fail(
-    start: Started, eventually: Callable[..., None], after: str, ours: bool
+    start: Started, eventually: Callable[..., None], after: str, killed_by_agent: bool
 ) -> None:
     """Whatever the script makes of the exception; one that goes on ended by itself. None of them is done."""
     rank = start(f"""
@@ -151,8 +151,8 @@ def test_a_rank_that_found_its_lease_lapsed_did_not_fail(
     eventually(lambda: not rank.running)
     ending = rank.ending()
     assert ending["code"] != 0
-    assert ending["ours"] is ours and rank.describe()["ours"] is ours
-    assert (ending["time"] < expired + 0.25) is ours, (
+    assert ending["ours"] is killed_by_agent and rank.describe()["ours"] is killed_by_agent
+    assert (ending["time"] < expired + 0.25) is killed_by_agent, (
         "its time is that of the lapse, before what followed from it"
     )
 
@@ -200,7 +200,7 @@ def test_a_silent_script_shows_signs_of_life_by_its_processor_time(
 
 def test_killed_by_a_signal(start: Started, eventually: Callable[..., None]) -> None:
     rank = start("import time; time.sleep(300)")
-    rank.ours = True
+    rank.killed_by_agent = True
     rank.send(signal.SIGKILL)
     eventually(rank.just_ended)
     assert {k: rank.ending()[k] for k in ("code", "signal", "ours")} == {

@@ -15,7 +15,7 @@ from unbroken.progress.records.incident import Incident
 from unbroken.progress.records.steps import Step
 from unbroken.recover.supervise.attempt.attempt import Attempt
 from unbroken.recover.supervise.attempt.farewell import Farewell, Last
-from unbroken.recover.supervise.attempt.ledger import Ledger
+from unbroken.recover.supervise.attempt.ledger import SnapshotTracker
 from unbroken.recover.supervise.incident.incidents import agent_lost_verdict
 from unbroken.recover.supervise.screen.terminal_log import ToView, logged_to
 from unbroken.recover.supervise.screen.view import Lines
@@ -59,10 +59,10 @@ def test_attempt(best: dict[str, object] | None, says: str) -> None:
 def test_steps_are_told_now_and_then(attempt: Attempt) -> None:
     out = io.StringIO()
     lines = Lines(out, every_s=3600)
-    ledger = Ledger(1, 1)
-    ledger.on_host(45, 0)
-    ledger.on_durable(40)
-    lines.progress(attempt, ledger)
+    tracker = SnapshotTracker(1, 1)
+    tracker.on_host(45, 0)
+    tracker.on_durable(40)
+    lines.progress(attempt, tracker)
     for step in range(3):
         lines.steps(attempt, [Step(step, float("nan") if step else 2.5, 1000, 0.0)])
     assert plain(out.getvalue()) == [
@@ -72,7 +72,7 @@ def test_steps_are_told_now_and_then(attempt: Attempt) -> None:
 
 def test_no_bar_without_a_terminal(attempt: Attempt) -> None:
     out = io.StringIO()
-    Lines(out).progress(attempt, Ledger(1, 1))
+    Lines(out).progress(attempt, SnapshotTracker(1, 1))
     assert out.getvalue() == ""
 
 
@@ -82,7 +82,7 @@ def test_bar_stays_below_the_lines_and_goes_at_the_end(
     monkeypatch.setenv("COLUMNS", "60")
     out = Terminal()
     lines = Lines(out)
-    lines.progress(attempt, Ledger(1, 1))
+    lines.progress(attempt, SnapshotTracker(1, 1))
     assert out.shown()[-1].startswith(f"[{'#' * 15}{'.' * 15}] step 49/100")
     assert len(out.shown()[-1]) < 60, "a line that wraps could not be cleared"
     lines.say("hello")
@@ -143,7 +143,7 @@ def test_a_terminal_that_went_away(attempt: Attempt) -> None:
 
     lines = Lines(Gone())
     lines.say("x")
-    lines.progress(attempt, Ledger(1, 1))
+    lines.progress(attempt, SnapshotTracker(1, 1))
     lines.finished("completed", attempt.step, [])
     closed = io.StringIO()
     lines = Lines(closed)
@@ -155,13 +155,13 @@ def test_what_an_attempt_lost_is_not_called_saved_any_more(attempt: Attempt) -> 
     """The step in memory went with its keeper; the attempt after it starts from the disk."""
     out = io.StringIO()
     lines = Lines(out, every_s=0)
-    ledger = Ledger(1, 1)
-    ledger.on_host(45, 0)
-    ledger.on_durable(40)
-    lines.progress(attempt, ledger)
+    tracker = SnapshotTracker(1, 1)
+    tracker.on_host(45, 0)
+    tracker.on_durable(40)
+    lines.progress(attempt, tracker)
     lines.attempt(2, 1, ["node-000"], {"step": 40, "memory": {}}, 40)
     attempt.number = 2
-    lines.progress(attempt, Ledger(2, 1))
+    lines.progress(attempt, SnapshotTracker(2, 1))
     lines.steps(attempt, [Step(41, 2.5, 1000, 0.0)])
     assert plain(out.getvalue())[-1].endswith("saved: 40 on disk")
     lines.attempt(3, 1, ["node-000"], None)

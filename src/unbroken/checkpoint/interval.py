@@ -52,7 +52,7 @@ class Intervals:
 
 
 @dataclass
-class Meter:
+class IntervalController:
     """Measures one rank's steps and saves. `began` is the time of the run's first attempt (Unix seconds)."""
 
     gpus: int

@@ -52,7 +52,7 @@ def peer_addresses(agreement: Agreement, nodes: list[str]) -> dict[str, str]:
     return {n: str(agreement.read(f"ring/{n}", timeout_s=TIMEOUT_S)) for n in nodes}
 
 
-class Board:
+class CompletionTracker:
     """Learns from the ranks themselves which snapshots are whole on several nodes, and tells this node's keeper.
 
     Without a supervisor nobody else does. With one it is the second way: a supervisor that is gone, stopped or cut off

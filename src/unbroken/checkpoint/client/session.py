@@ -14,7 +14,7 @@ from ..ranks.environment import Place
 from ..storage import open_storage
 from ..storage.base import Storage
 from .discovery import Connect, end_process, own_attempt, own_keeper, settle_place, supervised_keeper
-from .nodes import PATIENCE_S, Board, gather_nodes, join_ring, peer_addresses
+from .nodes import PATIENCE_S, CompletionTracker, gather_nodes, join_ring, peer_addresses
 from .rank_memory import RankMemory
 
 logger = logging.getLogger("unbroken.checkpoint")
@@ -32,7 +32,7 @@ class Session:
     memory: RankMemory
     addresses: Mapping[str, str] = field(default_factory=dict)
     """Of every node's keeper, where snapshots are copied to other nodes."""
-    completion: Board | None = None
+    completion: CompletionTracker | None = None
     """With several nodes."""
 
     @property
@@ -70,7 +70,7 @@ def open_session(options: Options, place: Place, directory: str, name: str) -> S
         addresses = _ring(ranks, place, memory, nodes) if options.keeper.peer else {}
         completion = None
         if len(nodes) > 1:
-            completion = Board(
+            completion = CompletionTracker(
                 ranks, memory, asks=place.local_rank == 0 or not place.supervised,
                 patience_s=PATIENCE_S if place.supervised else 0.0,
             )  # fmt: skip

@@ -8,7 +8,7 @@ from dataclasses import asdict
 
 from ..catalogue.placement import CLAIMS
 from ..client.session import Session
-from ..interval import Meter
+from ..interval import IntervalController
 from ..levels import Saved
 from ..options import IntervalOptions
 
@@ -29,12 +29,12 @@ class Schedule:
     def __init__(self, intervals: IntervalOptions, session: Session) -> None:
         self.intervals = intervals
         self.session = session
-        self.controller: Meter | None = None
+        self.controller: IntervalController | None = None
         self._next_snapshot = self._next_persist = FIRST_STEPS
         self._last_why = ""
         if intervals.automatic:
             began = min((e.modified for e in session.storage.files(CLAIMS)), default=time.time())
-            self.controller = Meter(session.place.world_size, session.attempt - 1, began)
+            self.controller = IntervalController(session.place.world_size, session.attempt - 1, began)
 
     def due(self, step: int) -> bool:
         """Whether this step is to be saved; called at every step, on every rank."""

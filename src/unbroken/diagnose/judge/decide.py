@@ -125,7 +125,7 @@ def failed(root: Event, chron: Chronicle, scans: Sequence[FileScan], topology: T
         reason == "OutOfMemoryError"
         and (other := neighbour(root.text, _pids(root, topology, chron))) is not None
     ):
-        if other.ours:
+        if other.same_job:
             mitigation = "Several ranks of this job share one card: give each its own (local rank, CUDA_VISIBLE_DEVICES)."
         else:
             recoverable, action = True, "restart_elsewhere"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class RankExit:
     """One process that ended. `code` is its exit code, or None with `signal` set; `time` in seconds since
-    the epoch, on the clock of the supervisor's host as far as it could be related; `ours` says that we sent
+    the epoch, on the clock of the supervisor's host as far as it could be related; `killed_by_agent` says that we sent
     the signal ourselves (tear-down), so that it explains nothing."""
 
     rank: int
@@ -20,7 +20,7 @@ class RankExit:
     code: int | None
     signal: int | None
     time: float
-    ours: bool = False
+    killed_by_agent: bool = False
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,9 @@ def from_facts(
         return _oom_killed(chron, scans, topology, facts)
     if own is not None and own.role == "root":
         return _with_exits(failed(own, chron, scans, topology), own, facts, topology)
-    died = sorted((e for e in facts.exits if not e.ours and (e.signal or e.code)), key=lambda e: e.time)
+    died = sorted(
+        (e for e in facts.exits if not e.killed_by_agent and (e.signal or e.code)), key=lambda e: e.time
+    )
     first = next((e for e in died if e.signal), None) or next(iter(died), None)
     if facts.hang is not None and not (first and first.signal):
         return _hung(facts, topology)
@@ -74,8 +76,8 @@ def _own_failure(chron: Chronicle, facts: Facts) -> Event | None:
     root = chron.root
     if root is None or root.rank is None:
         return root
-    ours = {e.rank for e in facts.exits if e.ours}
-    signalled = [e for e in facts.exits if not e.ours and e.signal]
+    ours = {e.rank for e in facts.exits if e.killed_by_agent}
+    signalled = [e for e in facts.exits if not e.killed_by_agent and e.signal]
     if (
         signalled
         and root.rank in ours

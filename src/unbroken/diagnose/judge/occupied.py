@@ -17,12 +17,12 @@ _UNITS = {"K": 2**-20, "M": 2**-10, "G": 1.0}
 
 @dataclass(frozen=True)
 class Neighbour:
-    """A process that is not the one that failed, on its card. `gib` is what it holds; `ours` says that it is
+    """A process that is not the one that failed, on its card. `gib` is what it holds; `same_job` says that it is
     another rank of the same job, which a restart would put there again."""
 
     pid: int | None
     gib: float
-    ours: bool = False
+    same_job: bool = False
 
 
 def neighbour(text: str, own: Collection[int] = ()) -> Neighbour | None:
@@ -42,7 +42,7 @@ def neighbour(text: str, own: Collection[int] = ()) -> Neighbour | None:
         pid, size = max(listed, key=lambda p: p[1])
         alike = this is not None and 0.75 <= size / this <= 1.33 if this else False
         if alike and any(0 < abs(pid - p) <= _SIBLINGS for p in own):
-            return Neighbour(pid, size, ours=True)  # started with this one, and as large: another rank
+            return Neighbour(pid, size, same_job=True)  # started with this one, and as large: another rank
         total = sum(p[1] for p in listed)
         if total > max(this or 0.0, 0.25 * (capacity or 0.0)):
             return Neighbour(pid, size, pid in own)

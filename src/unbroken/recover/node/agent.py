@@ -336,14 +336,14 @@ class Agent:
             return _as_message(await asyncio.to_thread(self._end_ranks))
         if sig is not None:
             for process in self.ranks.values():
-                process.ours = True
+                process.killed_by_agent = True
                 process.send(sig)
             deadline = time.monotonic() + grace_s
             while time.monotonic() < deadline and any(p.running for p in self.ranks.values()):
                 await asyncio.sleep(0.02)
         for process in self.ranks.values():
             if process.running:
-                process.ours = True
+                process.killed_by_agent = True
         left = await asyncio.to_thread(self._end_ranks)
         for rank, process in self.ranks.items():
             process.look(time.monotonic())

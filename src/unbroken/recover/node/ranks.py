@@ -86,7 +86,7 @@ class LaunchOrder:
 
 
 class RankProcess:
-    """A launched rank. `ours` says that we ended it ourselves, so that its end explains nothing."""
+    """A launched rank. `killed_by_agent` says that we ended it ourselves, so that its end explains nothing."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class RankProcess:
     ) -> None:
         self._process, self.rank, self.attempt, self._page, self._log_path = process, rank, attempt, page, log
         self.pid = process.pid
-        self.ours = False
+        self.killed_by_agent = False
         self._told_end = False
         self._ended_at: float | None = None
         self._sign: tuple[int, int] | None = None
@@ -176,7 +176,7 @@ class RankProcess:
         """The state for a successor of the supervisor."""
         code = self._process.poll()
         return {
-            "pid": self.pid, "running": code is None, "attached": self.attached, "ours": self.ours,
+            "pid": self.pid, "running": code is None, "attached": self.attached, "ours": self.killed_by_agent,
             **({} if code is None else self.ending()),
         }  # fmt: skip
 
@@ -192,7 +192,7 @@ class RankProcess:
 
         That is our doing and no failure of the rank's, and what failed elsewhere later may have followed from it.
         """
-        self.ours = True
+        self.killed_by_agent = True
         self._ended_at = time.time() - (time.monotonic() - since)
 
     def ending(self) -> Message:
@@ -207,14 +207,18 @@ class RankProcess:
                 self.expire(expired)
             else:
                 self._ended_at = time.time()
-                self._oom = killed_for_memory(self.pid) if code == -signal.SIGKILL and not self.ours else None
+                self._oom = (
+                    killed_for_memory(self.pid)
+                    if code == -signal.SIGKILL and not self.killed_by_agent
+                    else None
+                )
         if code == 0 and expired is not None:
             code = LeaseExpired.exit_code  # its script caught it: it is not done
         return {
             "code": code if code >= 0 else None,
             "signal": -code if code < 0 else None,
             "time": self._ended_at,
-            "ours": self.ours,
+            "ours": self.killed_by_agent,
             "oom": self._oom,
         }
 

@@ -17,7 +17,7 @@ from ....progress import Phase, RunDir
 from ....progress.records.steps import Step, step_record
 from ...wire import Message
 from ..record.clock import Clock
-from .ledger import Ledger
+from .ledger import SnapshotTracker
 
 _UNKEPT_MAX = 100_000
 
@@ -52,7 +52,7 @@ class Attempt:
     detector: HangDetector
     started: float
     clock: Clock
-    tracker: Ledger
+    tracker: SnapshotTracker
     floor: int = -1
     ranks: dict[int, RankState] = field(default_factory=dict)
     first_step: Step | None = None
@@ -86,7 +86,7 @@ class Attempt:
         clock: Clock | None = None,
     ) -> Attempt:
         clock = clock or Clock()
-        tracker = Ledger(number, len(slots) * nproc)
+        tracker = SnapshotTracker(number, len(slots) * nproc)
         attempt = cls(number, slots, nproc, detector, clock.wall(), clock, tracker, floor)
         for slot, node in enumerate(slots):
             for local in range(nproc):
@@ -124,7 +124,7 @@ class Attempt:
     @property
     def has_failed(self) -> bool:
         """Whether a rank ended by itself with an error."""
-        return any(not e.ours for e in self._bad)
+        return any(not e.killed_by_agent for e in self._bad)
 
     def note_exit(self, rank: int, message: Message) -> None:
         """Takes an agent's report of a rank's end; of several of the same rank the first one counts."""
@@ -133,29 +133,29 @@ class Attempt:
             return
         state.exit = RankExit(
             rank=rank, node=state.node, code=message.get("code"), signal=message.get("signal"), time=message["time"],
-            ours=message["ours"],
+            killed_by_agent=message["ours"],
         )  # fmt: skip
         state.oom = message.get("oom")
         self.ended += 1
         self._finished += state.finished
-        if state.exit.ours or state.exit.code != 0:
+        if state.exit.killed_by_agent or state.exit.code != 0:
             self._bad.append(state.exit)
 
     def failures(self) -> list[RankExit]:
         """Ranks that ended by themselves with an error, earliest first."""
-        return sorted((e for e in self._bad if not e.ours), key=lambda e: e.time)
+        return sorted((e for e in self._bad if not e.killed_by_agent), key=lambda e: e.time)
 
     @property
     def done_but_for_saving(self) -> bool:
         """Whether all that failed is that the last checkpoint was not saved when the ranks had done their steps."""
-        failed = [e for e in self._bad if not e.ours]
+        failed = [e for e in self._bad if not e.killed_by_agent]
         steps_done = self.total is None or self.step >= self.total
         return bool(failed) and steps_done and all(e.code == NotDurable.exit_code for e in failed)
 
     def stopped_by_us(self) -> RankExit | None:
         """The first rank whose end was our doing (its lease had lapsed, say), where none had failed before it."""
         first = min(self._bad, key=lambda e: e.time, default=None)
-        return first if first is not None and first.ours else None
+        return first if first is not None and first.killed_by_agent else None
 
     def exits(self) -> tuple[RankExit, ...]:
         return tuple(sorted((s.exit for s in self.ranks.values() if s.exit), key=lambda e: e.time))

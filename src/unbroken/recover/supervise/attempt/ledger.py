@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass
-class Ledger:
+class SnapshotTracker:
     """Counts one attempt's reports. `host_step` and `durable_step` are the newest complete ones, -1 for none."""
 
     attempt: int

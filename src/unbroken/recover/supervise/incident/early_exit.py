@@ -78,10 +78,10 @@ def blame_early_exit(
 
 def _early(facts: Facts, places: Mapping[int, RankPlace], total: int | None) -> RankExit | None:
     """The first rank that ended with code 0, where no other had failed before and not all have ended well."""
-    done = sorted((e for e in facts.exits if e.code == 0 and not e.ours), key=lambda e: e.time)
+    done = sorted((e for e in facts.exits if e.code == 0 and not e.killed_by_agent), key=lambda e: e.time)
     if not done or len(done) == max(len(places), len(facts.nodes)):
         return None
-    failed = min((e.time for e in facts.exits if e.code != 0 and not e.ours), default=None)
+    failed = min((e.time for e in facts.exits if e.code != 0 and not e.killed_by_agent), default=None)
     first = done[0]
     if failed is not None and first.time > failed + _SEEN_TOGETHER_S:
         return None
@@ -94,7 +94,7 @@ def _hung(verdict: Verdict) -> bool:
 
 def _by_others(verdict: Verdict, facts: Facts) -> bool:
     """Whether the failure is of those that a rank's leaving causes: lost connections, collectives that time out."""
-    bad = [e for e in facts.exits if e.code != 0 and not e.ours]
+    bad = [e for e in facts.exits if e.code != 0 and not e.killed_by_agent]
     # NCCL's watchdog and a terminated store abort; other signals have a story of their own.
     if any(e.signal not in (None, 6) for e in bad):
         return False

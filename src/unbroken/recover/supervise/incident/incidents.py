@@ -61,7 +61,7 @@ def _first_end(facts: Facts, verdict: Verdict) -> RankExit | None:
 
     Agents see ends at moments of their own: an error that a kill caused elsewhere may carry the earlier time.
     """
-    bad = [e for e in facts.exits if not e.ours and e.code != 0]
+    bad = [e for e in facts.exits if not e.killed_by_agent and e.code != 0]
     blamed = verdict.faulty.rank if verdict.faulty is not None else None
     return next((e for e in bad if e.rank == blamed), None) or next(iter(bad), None)
 

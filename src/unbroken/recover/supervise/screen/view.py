@@ -17,7 +17,7 @@ from ....progress.records.steps import Step, is_number
 from ....units import Duration
 from ..attempt.attempt import Attempt
 from ..attempt.farewell import Farewell, Last
-from ..attempt.ledger import Ledger
+from ..attempt.ledger import SnapshotTracker
 from .headline import headline
 
 _LINE_EVERY_S = 2.0
@@ -32,7 +32,7 @@ class View(Protocol):
     ) -> None: ...
     def restored(self, event: Mapping[str, Any]) -> None: ...
     def steps(self, attempt: Attempt, steps: Sequence[Step]) -> None: ...
-    def progress(self, attempt: Attempt, ledger: Ledger) -> None: ...
+    def progress(self, attempt: Attempt, tracker: SnapshotTracker) -> None: ...
     def suspect(self, hang: Hang) -> None: ...
     def incident(self, incident: Incident, seconds: float) -> None: ...
     def resumed(self, incident: Incident) -> None: ...
@@ -121,10 +121,10 @@ class Lines:
             parts.append("saved: " + ", ".join(saved))
         return "  ".join(parts)
 
-    def progress(self, attempt: Attempt, ledger: Ledger) -> None:
-        if ledger.attempt == attempt.number:
-            self._host = max(ledger.host_step, -1) if ledger.host_step >= 0 else self._host
-            self._durable = ledger.durable_step if ledger.durable_step >= 0 else self._durable
+    def progress(self, attempt: Attempt, tracker: SnapshotTracker) -> None:
+        if tracker.attempt == attempt.number:
+            self._host = max(tracker.host_step, -1) if tracker.host_step >= 0 else self._host
+            self._durable = tracker.durable_step if tracker.durable_step >= 0 else self._durable
         if self._tty and attempt.last is not None:
             done = attempt.last.step
             if attempt.total:
