@@ -20,7 +20,7 @@ from unbroken.checkpoint.catalogue import contents as catalogue
 from unbroken.checkpoint.format.manifest import COMMITTED, MANIFEST, data_name, part_name
 from unbroken.checkpoint.storage.posix import PosixStorage
 from unbroken.errors import CheckpointCorrupt, CheckpointError, NoCheckpoint
-from unbroken.journal import checksummed as sealed
+from unbroken.journal import checksummed
 
 
 def test_a_whole_one(tmp_path: Path) -> None:
@@ -118,9 +118,13 @@ def test_a_newer_version_is_no_damage(tmp_path: Path) -> None:
     name = save_small(tmp_path, 10)
     marker = json.loads((tmp_path / name / COMMITTED).read_bytes())
     body = {k: v for k, v in marker.items() if k not in ("check", "kind", "schema")}
-    data = sealed.encode_checked("unbroken.checkpoint.committed", body).replace(b'"schema":1', b'"schema":7')
-    tail = data[sealed._PREFIX :]
-    (tmp_path / name / COMMITTED).write_bytes(b'{"check":"' + sealed.digest(tail).encode() + b'",' + tail)
+    data = checksummed.encode_checked("unbroken.checkpoint.committed", body).replace(
+        b'"schema":1', b'"schema":7'
+    )
+    tail = data[checksummed._PREFIX :]
+    (tmp_path / name / COMMITTED).write_bytes(
+        b'{"check":"' + checksummed.digest(tail).encode() + b'",' + tail
+    )
     (found,) = catalogue.listing(PosixStorage(tmp_path))
     assert (found.status, "schema 7" in found.why) == ("too_new", True)
 

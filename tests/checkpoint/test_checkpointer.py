@@ -638,7 +638,7 @@ if sys.argv[2] == "block":
     c.save(4, state)
 if sys.argv[2] == "crash":
     import os, signal, time
-    while c.memory._ahead is None or c.memory._ahead.slab is None:
+    while c.memory._ahead is None or c.memory._ahead.buffer is None:
         time.sleep(0.01)
     os.kill(int(c.memory.link.info["pid"]), signal.SIGSTOP)  # nothing becomes durable now
     c.save(4, state)

@@ -30,7 +30,7 @@ from unbroken.checkpoint.format.position import Position, merged, read_position
 from unbroken.checkpoint.format.shards import Run, RunBuilder, Shard, gap_in, gap_in_runs
 from unbroken.data.position import normalize
 from unbroken.errors import CheckpointCorrupt, CheckpointTooNew
-from unbroken.journal import checksummed as sealed
+from unbroken.journal import checksummed
 
 
 def part(
@@ -87,9 +87,9 @@ def test_two_keepers_write_the_same_manifest() -> None:
 
 def test_a_part_that_another_writer_ordered_otherwise_still_matches() -> None:
     p = part(0, 1)
-    fields = sealed.decode_checked(p.encoded, "unbroken.checkpoint.part", where="x").value
+    fields = checksummed.decode_checked(p.encoded, "unbroken.checkpoint.part", where="x").value
     body = {k: v for k, v in reversed(list(fields.items())) if k not in ("check", "kind", "schema")}
-    data = sealed.encode_checked("unbroken.checkpoint.part", body)
+    data = checksummed.encode_checked("unbroken.checkpoint.part", body)
     read = PartManifest.decode(data, where="x")
     merge([read]).check_part(read, data)
 
@@ -160,8 +160,8 @@ def test_newer_versions_say_so() -> None:
         (merge([part(0, 1)]).encoded, Manifest.decode),
         (Committed.of(merge([part(0, 1)])).encoded, Committed.decode),
     ]:
-        body = encoded[sealed._PREFIX :].replace(b'"schema":1', b'"schema":2')
-        newer = b'{"check":"' + sealed.digest(body).encode() + b'",' + body
+        body = encoded[checksummed._PREFIX :].replace(b'"schema":1', b'"schema":2')
+        newer = b'{"check":"' + checksummed.digest(body).encode() + b'",' + body
         with pytest.raises(CheckpointTooNew, match="schema 2"):
             decode(newer, where="x")
 
@@ -235,7 +235,7 @@ def test_a_forged_body_with_a_right_checksum_raises_our_errors_only(data: Any) -
         tail = json.dumps(body, separators=(",", ":"))[1:].encode()
     except UnicodeEncodeError:
         return
-    forged = b'{"check":"' + sealed.digest(tail).encode() + b'",' + tail
+    forged = b'{"check":"' + checksummed.digest(tail).encode() + b'",' + tail
     try:
         found = type(which).decode(forged, where="x")
     except (CheckpointCorrupt, CheckpointTooNew):
@@ -262,7 +262,7 @@ def test_names_of_folders() -> None:
 
 def test_checksums_must_fit_the_length() -> None:
     record = FileRecord("rank-00000.safetensors", CHUNK_BYTES + 1, ("0" * 16, "1" * 16))
-    fields = sealed.Fields({"file": record.as_json()}, "x").fields("file")
+    fields = checksummed.Fields({"file": record.as_json()}, "x").fields("file")
     assert FileRecord.from_json(fields) == record
     for change in (
         {"checksums": "0" * 16},
@@ -271,7 +271,7 @@ def test_checksums_must_fit_the_length() -> None:
         {"chunk_bytes": 0},
     ):
         with pytest.raises(CheckpointCorrupt):
-            FileRecord.from_json(sealed.Fields({"file": record.as_json() | change}, "x").fields("file"))
+            FileRecord.from_json(checksummed.Fields({"file": record.as_json() | change}, "x").fields("file"))
 
 
 ranges = st.lists(

@@ -15,9 +15,7 @@ from __future__ import annotations
 import json
 import math
 import random
-import time
 from dataclasses import dataclass, field
-from unittest import mock
 
 from unbroken.progress import JournalWriter, RunDir, RunSpec, claim, read_terms, write_spec
 from unbroken.progress.journal import sealable
@@ -83,15 +81,14 @@ class RunFolder:
         )  # fmt: skip
         if self._journal is not None:
             self._journal.close()
-        self._journal = JournalWriter(self.run_dir, self.term)
+        self._journal = JournalWriter(self.run_dir, self.term, lambda: self.now)
         self.record("epoch", host="here", pid=1, takes_over=self.term - 1 or None)
 
     def record(self, kind: str, **fields: object) -> None:
         """Journals one record at the simulated time."""
         if self._journal is None:
             raise RuntimeError("there is no supervisor")
-        with mock.patch.object(time, "time", return_value=self.now):
-            self._journal.append(kind, **fields)
+        self._journal.append(kind, **fields)
 
     def attempt(self) -> None:
         """Launches the next attempt."""

@@ -438,7 +438,10 @@ def _how(m: Message) -> dict[str, Any]:
     how: dict[str, Any] = {"room_s": float(m.get("room_s", 0.0))}
     if m.get("mark") is not None:
         attempt, step = m["mark"]
-        how |= {"snapshot_id": SnapshotId(int(attempt), int(step)), "ranks": {int(r) for r in m.get("ranks", [])}}
+        how |= {
+            "snapshot_id": SnapshotId(int(attempt), int(step)),
+            "ranks": {int(r) for r in m.get("ranks", [])},
+        }
     return how
 
 
