@@ -193,7 +193,7 @@ def test_one_that_goes_before_it_is_leased_is_passed_over(
             raise NoCheckpoint("it was just removed", where=name)
         return real(s, name, *rest, **more)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(module, "take_lease", gone)
+    monkeypatch.setattr(module, "pin_checkpoint", gone)
     evaluate = Evaluator(storage, {10: 0.5, 30: 0.7})
     points = watch(ask(tmp_path, once=True), storage, evaluate, lambda _: None)
     assert [(p.step, bool(p.failed)) for p in points] == [(10, False), (20, True), (30, False)]
