@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -53,9 +54,11 @@ def test_what_others_put_there_is_refused(tmp_path: Path) -> None:
 def test_keeper_pages_and_copies_lie_in_private_folders(
     tmp_path: Path, umask: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("UNBROKEN_SCRATCH", str(tmp_path))
-    keeper = scratch("/checkpoints", "node")
-    assert mode(keeper) == mode(keeper.parent) == 0o700
+    # A Unix socket's path is short, and a test's folder is not.
+    with tempfile.TemporaryDirectory(prefix="ub-") as short:
+        monkeypatch.setenv("UNBROKEN_SCRATCH", short)
+        keeper = scratch("/checkpoints", "node")
+        assert mode(keeper) == mode(keeper.parent) == 0o700
     page.create(tmp_path / "pages" / "rank-0", rank=0, attempt=1)
     assert mode(tmp_path / "pages") == 0o700
 

@@ -89,11 +89,11 @@ def test_time_is_kept_and_other_threads_go_on(tmp_path: Path) -> None:
     beside = threading.Thread(target=beat)
     beside.start()
     start = time.monotonic()
-    v = diagnose([tmp_path], limits=Limits(seconds=1.0))
+    v = diagnose([tmp_path], limits=Limits(seconds=0.2))
     took = time.monotonic() - start
     ended.set()
     beside.join()
-    assert took < 4.0, "a second, and a loaded machine"
+    assert took < 4.0, "a fifth of a second, and a loaded machine"
     assert v.unread and v.outcome in (Outcome.UNKNOWN, Outcome.FAILED)
     assert sorted(gaps)[-3] < 1.0
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from unbroken.checkpoint.catalogue.holds import holds
-from unbroken.checkpoint.catalogue.retention import leases
+from unbroken.checkpoint.catalogue.retention import read_pins
 from unbroken.checkpoint.storage import open_storage
 from unbroken.checkpoint.storage.base import Storage
 from unbroken.errors import RunInterrupted
@@ -55,7 +55,7 @@ def test_an_imported_checkpoint_is_watched_like_one_of_the_run(tmp_path: Path, k
     torch = pytest.importorskip("torch")
     from safetensors.torch import load_file
 
-    from unbroken.checkpoint.convert.imports import adopt
+    from unbroken.checkpoint.convert.imports import import_checkpoint
 
     names = ("model.embed_tokens.weight", "model.layers.0.mlp.up_proj.weight", "lm_head.weight")
     state = {n: torch.arange(6.0).reshape(2, 3) + i for i, n in enumerate(names)}
@@ -63,7 +63,7 @@ def test_an_imported_checkpoint_is_watched_like_one_of_the_run(tmp_path: Path, k
     like.mkdir()
     (like / "config.json").write_text("{}")
     storage = open_storage(tmp_path / "run" / "checkpoints")
-    adopt(saved(kind, tmp_path / "theirs", state), storage, step=7)
+    import_checkpoint(saved(kind, tmp_path / "theirs", state), storage, step=7)
     seen: list[dict[str, Any]] = []
 
     def look_at(suite: Suite, spec: ModelSpec, folder: EvalDir) -> Report:
@@ -116,7 +116,7 @@ def test_a_watch_that_is_stopped_goes_on_with_a_run_that_was_stopped_and_started
     with pytest.raises(RunInterrupted):
         run()
     assert [p.name for p in read_curve(tmp_path / "out")] == first[:1]
-    assert holds(storage) == [] and all(leases(storage, n) == [] for n in first), (
+    assert holds(storage) == [] and all(read_pins(storage, n) == [] for n in first), (
         "nothing is kept from removal"
     )
     # The run was stopped at 20 and goes on from there: it saves 30 again, as another attempt, and 40.

@@ -172,6 +172,8 @@ def test_what_is_compiled_ahead_comes_in_the_order_of_its_import(
     order = tmp_path / "order.txt"
     order.write_text("# words\nkeyword sympy sympy.now nosuch.inner\nsympy.old sympy.gone\n")
     monkeypatch.setattr(bytecode, "ORDER", order)
+    for name in [m for m in sys.modules if m.partition(".")[0] == "sympy"]:
+        monkeypatch.delitem(sys.modules, name)  # an earlier test may have imported the real one
     monkeypatch.syspath_prepend(str(tmp_path))
     bytecode._origin.cache_clear()
     found = list(bytecode.files())
