@@ -74,3 +74,17 @@ def test_a_demo_that_is_stopped_leaves_no_run_going(
     assert demo.returncode == 11, err
     assert "stopped on request" in err and "Traceback" not in err
     assert Faults(run_dir).left_over() == []
+
+
+def test_the_bug_of_the_demo_is_where_the_trainer_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its script is text, in which no tool that renames or moves sees a name."""
+    from unbroken.testing.story import BUG
+    from unbroken.train import __main__ as trainer_command
+    from unbroken.train import trainer
+
+    monkeypatch.setattr(trainer, "learning_rate", trainer.learning_rate)
+    monkeypatch.setattr(trainer_command, "main", lambda: 0)
+    with pytest.raises(SystemExit):
+        exec(compile(BUG, "bug.py", "exec"), {})
+    with pytest.raises(KeyError, match="warm_up_steps"):
+        trainer.learning_rate(None, 12, 100)  # type: ignore[arg-type]

@@ -233,11 +233,11 @@ BUG = '''"""The same training with a bug in it: a key that is not there, met at 
 
 import sys
 
-from unbroken.train import loop
+from unbroken.train import trainer
 from unbroken.train.__main__ import main
 
 schedule = {"warmup_steps": 20}
-right_learning_rate = loop.learning_rate
+right_learning_rate = trainer.learning_rate
 
 
 def learning_rate(config, step, steps):
@@ -246,7 +246,7 @@ def learning_rate(config, step, steps):
     return right_learning_rate(config, step, steps)
 
 
-loop.learning_rate = learning_rate
+trainer.learning_rate = learning_rate
 sys.exit(main())
 '''
 
