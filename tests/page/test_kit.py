@@ -7,10 +7,14 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
+from tests.support.run_folder import RunFolder
+from unbroken.cli.main import dispatch
 from unbroken.errors import MissingExtra
 from unbroken.page import shell
 from unbroken.page.charts.drawing import as_file
@@ -18,6 +22,8 @@ from unbroken.page.charts.spec import Bars, LineChart, Series
 from unbroken.page.charts.svg import render as draw
 from unbroken.page.elements import Markup, element, short, width_of
 from unbroken.page.palette import DASHES, LIGHT, OTHERS, SERIES, distinct, series, variables
+from unbroken.progress import RunDir
+from unbroken.status import write_report_safely
 
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'&\u202e\x1b[31m"
 
@@ -58,13 +64,42 @@ def test_a_page_is_one_file_and_its_data_cannot_close_the_script() -> None:
     assert 'id="data"' not in bare
 
 
-def test_a_page_without_jinja_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def no_jinja(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setitem(sys.modules, "jinja2", None)
     shell._environment.cache_clear()
-    with pytest.raises(MissingExtra, match="Jinja2"):
-        shell.render("page/shell.html")
+    yield
     monkeypatch.undo()
     assert shell.render("page/shell.html")
+
+
+@pytest.mark.usefixtures("no_jinja")
+def test_a_page_without_jinja_says_what_to_install() -> None:
+    for make in (shell.require, lambda: shell.render("page/shell.html")):
+        with pytest.raises(MissingExtra, match="Jinja2"):
+            make()
+
+
+@pytest.mark.usefixtures("no_jinja")
+def test_what_was_done_does_not_end_because_its_page_cannot_be_drawn(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert not shell.write_beside(tmp_path / "page.html", lambda: shell.render("page/shell.html"))
+    assert write_report_safely(RunFolder(RunDir(tmp_path / "run")).run_dir) is None
+    assert list(tmp_path.rglob("*.html")) == []
+    said = [r for r in caplog.records if "Jinja2" in r.getMessage()]
+    assert len(said) == 2 and not any(r.exc_info for r in said), "one line, no traceback"
+
+
+@pytest.mark.usefixtures("no_jinja")
+@pytest.mark.parametrize("command", [["trace", "report"], ["diagnose", "--html", "out.html"]])
+def test_where_the_page_is_what_was_asked_for_its_lack_is_said_before_the_work(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "jobs.csv").write_text("this is no table\n")
+    assert dispatch([*command, "jobs.csv"]) == 4
+    assert "Jinja2" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -105,6 +105,10 @@ def paths_(
     if follow:
         _follow(paths, rules or [], as_json)
         return
+    if html is not None:
+        from ..page.shell import require
+
+        require()
     now = time.time() if live else None
     d, similar, incident = _diagnose(paths, rules or [], store, no_memory, now, record=not dry_run)
     config = None

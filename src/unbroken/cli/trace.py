@@ -230,10 +230,12 @@ def report(
 ) -> None:
     """Write the report: every figure and table that the files allow, in one HTML file."""
     from .. import atomic
+    from ..page.shell import require
     from ..trace.inference import rules_from, shipped_rules
     from ..trace.output.destination import file_for, folder_for, writing
     from ..trace.report import build_report, page, write_images
 
+    require()
     options = options_of(fmt, maps, fields, timezone, cluster)
     settings = settings_of(pue, carbon, checkpoint_interval, restart, stall, top, retype)
     rules = (*rules_from(types), *shipped_rules()) if types else None

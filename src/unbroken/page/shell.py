@@ -9,10 +9,14 @@ its control and direction characters before it is escaped.
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .. import atomic
 from ..errors import MissingExtra
 from .elements import Markup
 from .palette import variables
@@ -21,6 +25,7 @@ from .terminal import script_json, visible
 if TYPE_CHECKING:
     from jinja2 import Environment
 
+_log = logging.getLogger("unbroken.page")
 MISSING = "–"
 """What is shown of a value that is not known."""
 
@@ -32,6 +37,26 @@ def render(template: str, *, data: Any = None, **values: Any) -> str:
     """
     held = None if data is None else Markup(script_json(data, allow_nan=False))
     return _environment().get_template(template).render(data=held, **values)
+
+
+def require() -> None:
+    """Raises MissingExtra where no page can be made: called before the work that a page is all there is of."""
+    _environment()
+
+
+def write_beside(path: Path, make: Callable[[], str]) -> bool:
+    """Writes a page that stands beside results; without Jinja2 there is none, which is logged and returned as False.
+
+    Raises OSError. What has been trained or scored does not end because its page cannot be drawn.
+    """
+    try:
+        text = make()
+    except MissingExtra as e:
+        _log.warning("%s is not written: %s. %s", path.name, e.message, e.hint)
+        return False
+    # A path may hold bytes that are no text, and a page shows it.
+    atomic.write_bytes(path, text.encode(errors="replace"))
+    return True
 
 
 @cache

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import atomic
-from ..errors import StorageError
+from ..errors import MissingExtra, StorageError
 from ..progress import RunDir
 from .data import IncidentStory, Report, same_command
 from .gather import gather
@@ -44,6 +44,9 @@ def write_report_safely(run_dir: RunDir) -> Path | None:
     """As `write_report`, but a report that fails never fails the run: it is logged, and None comes back."""
     try:
         return write_report(run_dir)
+    except MissingExtra as e:
+        _log.warning("there is no page of this run: %s. %s", e.message, e.hint)
+        return None
     except Exception:  # noqa: BLE001  a run must not end by its report, whatever is wrong with it
         _log.exception("the report could not be written")
         return None

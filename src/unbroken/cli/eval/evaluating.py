@@ -83,6 +83,7 @@ def write_results(report: Report, folder: EvalDir) -> None:
     from ...evaluate.result.page import render
     from ...evaluate.result.results import finite, table
     from ...evaluate.show import as_lm_eval, recipes_of
+    from ...page.shell import write_beside
 
     report = folder.last_report() or report  # it keeps the times of the run that took any
     try:
@@ -90,6 +91,6 @@ def write_results(report: Report, folder: EvalDir) -> None:
         atomic.write_json(
             folder.lm_eval, finite(as_lm_eval(report, read_json(folder.asked), recipes_of(folder, report)))
         )
-        atomic.write_text(folder.page, render(report))
+        write_beside(folder.page, lambda: render(report))
     except OSError as e:
         raise unwritable(e, folder.root) from e

@@ -38,6 +38,7 @@ from ....errors import (
     UsageError,
 )
 from ....journal.codec import decode, encode
+from ....page.shell import write_beside
 from ....progress import RunDir, newest_place
 from ...contracts import ModelSpec, Report, Suite
 from ...result.folder import EvalDir, read_json
@@ -405,4 +406,4 @@ def _pause(seconds: float, stop: Callable[[], bool]) -> None:
 def _draw(asked: Watch) -> None:
     points = read_curve(asked.out)
     atomic.write_text(asked.out / "curves.txt", curves_text(points))
-    atomic.write_text(asked.out / "curves.html", curves_page(asked.suite.name, points))
+    write_beside(asked.out / "curves.html", lambda: curves_page(asked.suite.name, points))
