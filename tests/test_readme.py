@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from importlib import metadata
 from pathlib import Path
 
@@ -109,4 +110,5 @@ def test_what_is_too_heavy_is_named_with_a_command_of_this_checkout() -> None:
     assert "make install-eval" in README
     elsewhere = install_command("trace", prefix="/usr")
     assert "duckdb" in elsewhere and "unbroken[" not in elsewhere
-    assert requirements("trace") == ["duckdb>=1.3", "pyarrow>=18"]
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert requirements("trace") == declared["trace"]
