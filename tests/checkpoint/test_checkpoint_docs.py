@@ -9,8 +9,11 @@ from pathlib import Path
 import pytest
 import typer.main
 
+from unbroken.checkpoint import Checkpointer, Saved
 from unbroken.checkpoint.catalogue.contents import Found
+from unbroken.checkpoint.levels import LEVELS
 from unbroken.cli.checkpoint import app
+from unbroken.errors import UsageError
 
 REPO = Path(__file__).resolve().parents[2]
 PAGE = (REPO / "docs" / "checkpoint-storage.md").read_text()
@@ -49,3 +52,20 @@ def test_the_example(capsys: pytest.CaptureFixture[str]) -> None:
     assert "loaded on one rank: True lr 0.01" in out
     assert "sample 38400" in out
     assert "exported: model.safetensors" in out
+
+
+def test_a_durability_level_is_called_so_wherever_a_user_reads_of_it(tmp_path: Path) -> None:
+    page = (REPO / "docs" / "checkpoint.md").read_text()
+    for level in LEVELS:
+        assert f"| `{level}` |" in page
+    helps = [str(p.help) for p in typer.main.get_command(app).commands.values()]  # type: ignore[attr-defined]
+    messages = []
+    for wait in (Checkpointer(tmp_path).wait, Saved.with_levels(3, 1, ["host"]).wait):
+        with pytest.raises(UsageError) as e:
+            wait("cloud")
+        messages.append(str(e.value))
+    assert "durability level 'cloud'" in messages[0] and "staged, host, peer, disk, remote" in messages[0]
+    docs = [p.read_text() for p in [REPO / "README.md", *(REPO / "docs").rglob("*.md")]]
+    doc = [str(f.__doc__) for f in (Checkpointer.save, Checkpointer.wait, Saved, Saved.wait)]
+    for text in [*helps, *messages, *docs, *doc]:
+        assert not re.search(r"\b(rungs?|climbs?)\b", text, re.IGNORECASE), text[:200]

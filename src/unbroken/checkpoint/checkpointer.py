@@ -143,12 +143,12 @@ class Checkpointer:
     def save(
         self, step: int, state: Mapping[str, Any], *, position: Any = None, persist: bool | None = None
     ) -> Saved:
-        """Takes the state as it is at this call; the result has a future for each rung that it climbs.
+        """Takes the state as it is at this call; the result has a future for each durability level that it is to reach.
 
         `persist` tells whether it also goes to disk (default: every `persist_every` steps). Raises UnsaveableState,
         naming the key, for what cannot be saved exactly; trouble of keeper and disk never raises here: it fails
         the futures, is logged, and training goes on. May be called from any thread; saves come one after the other.
-        A step is written once: saved again, it has the fate of the first.
+        A step is written once: what becomes of the first save of it becomes of a second one too.
         """
         with self._one_save:
             self._check_loaders(state)
@@ -175,9 +175,11 @@ class Checkpointer:
     fence = wait_for_copies  # its former name
 
     def wait(self, level: str = "disk", timeout_s: float | None = None) -> None:
-        """Waits until every save that climbs to this rung has reached it. Raises StorageError, TimeoutError."""
+        """Waits until every save that is to reach this durability level has reached it. Raises StorageError, TimeoutError."""
         if level not in LEVELS:
-            raise UsageError(f"there is no rung '{level}'", hint=f"Rungs are: {', '.join(LEVELS)}")
+            raise UsageError(
+                f"there is no durability level '{level}'", hint=f"The levels are: {', '.join(LEVELS)}"
+            )
         if self._parts is None:
             return
         with holding_up():

@@ -37,7 +37,7 @@ def main() -> None:
 @app.command("list", hidden=True)
 @app.command()
 def ls(folder: Folder, as_json: Json = False) -> None:
-    """List what lies there: step, age, size, rung, ranks, leases, and why any does not count. Newest first."""
+    """List what lies there: step, age, size, durability level, ranks, pins, and why any does not count. Newest first."""
     from ..checkpoint.catalogue import contents as catalogue
     from ..checkpoint.catalogue.retention import read_pins
 
@@ -60,7 +60,7 @@ def ls(folder: Folder, as_json: Json = False) -> None:
     if not found:
         print(f"No checkpoint lies in {storage.url}.")
         return
-    table = [["CHECKPOINT", "AGE", "SIZE", "RANKS", "RUNG", "STATE"]]
+    table = [["CHECKPOINT", "AGE", "SIZE", "RANKS", "LEVEL", "STATE"]]
     for f in found:
         state = f.status.replace("_", " ") + (f": {f.why}" if f.why else "")
         if held[f.name]:
@@ -192,7 +192,7 @@ def import_(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Adopt somebody else's checkpoint as a starting point: a run on that folder goes on from it."""
+    """Import somebody else's checkpoint as a starting point: a run on that folder goes on from it."""
     pairs = []
     for text in rename or []:
         old, sign, new = text.partition("=")

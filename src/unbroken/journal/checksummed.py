@@ -25,7 +25,7 @@ def digest(data: bytes | bytearray | memoryview) -> str:
 
 
 def encode_checked(kind: str, body: Mapping[str, Any]) -> bytes:
-    """The bytes of a sealed JSON file of this kind.
+    """The bytes of a checksummed JSON file of this kind.
 
     Keys are sorted at the top only: deeper down their order is the user's (a dict comes back in its order).
     """
@@ -36,7 +36,7 @@ def encode_checked(kind: str, body: Mapping[str, Any]) -> bytes:
 
 
 def decode_checked(data: bytes, kind: str, *, where: str) -> Fields:
-    """The fields of a sealed file.
+    """The fields of a checksummed file.
 
     Raises CheckpointCorrupt if a byte differs or another kind is found, CheckpointTooNew for a newer schema.
     """

@@ -68,7 +68,7 @@ class Run:
 
         `loss` is a float (a tensor on a GPU would have to be waited for: pass `.item()` of an older step);
         `tokens` counts this step's tokens on all ranks together. Takes about a microsecond, more with cold caches. Raises
-        LeaseLapsed when this node lost its supervisor for longer than its lease: let it end the process.
+        LeaseExpired when this node lost its supervisor for longer than its lease: let it end the process.
         """
         now = _now()
         n = self._count = self._count + 1

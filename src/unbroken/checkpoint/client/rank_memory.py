@@ -1,6 +1,6 @@
-"""The keeper's buffers as a rank sees them: mapped, claimed, filled, sealed; handed on when the keeper dies.
+"""The keeper's buffers as a rank sees them: mapped, claimed, filled, finalized; handed on when the keeper dies.
 
-A rank keeps the descriptors of its buffers, so a new keeper gets the very same memory back, with what was sealed in
+A rank keeps the descriptors of its buffers, so a new keeper gets the very same memory back, with what was finalized in
 it and what was still to be written. No torch here.
 """
 
@@ -306,7 +306,7 @@ class RankMemory:
             )
 
     def note(self, attempt: int, step: int, **what: Any) -> None:
-        """Remembers of a sealed snapshot what a new keeper should know (complete, persist)."""
+        """Remembers of a finalized snapshot what a new keeper should know (complete, persist)."""
         with self.guard:
             for buffer in self.buffers.values():
                 if buffer.content and (buffer.content["attempt"], buffer.content["step"]) == (attempt, step):
@@ -421,7 +421,7 @@ class RankMemory:
                 answer, _ = link.request({"op": "adopt", "buffers": entries}, [s.fd for s in buffers])
             if kept:
                 got, _ = link.request({"op": "reclaim", "buffers": [s.id for s in kept]})
-                kept = [s for s in kept if s.id in got["buffers"]]  # the others it knows as sealed
+                kept = [s for s in kept if s.id in got["buffers"]]  # the others it knows as finalized
             with self.back:
                 for buffer in buffers:
                     self.buffers.pop(buffer.id, None)

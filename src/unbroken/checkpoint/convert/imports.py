@@ -78,7 +78,7 @@ def import_checkpoint(
     external = _without(external, drop)
     new = {n: _renamed(n, rename) for n in [*external.tensors, *external.aliases]}
     if doubled := [n for n, times in Counter(new.values()).items() if times > 1]:
-        raise UsageError(f"two tensors would be called '{doubled[0]}'", hint="Mend the renaming")
+        raise UsageError(f"two tensors would be called '{doubled[0]}'", hint="Correct the renaming")
     old = {new[n]: n for n in external.tensors}
     stamp = Stamp(WEIGHTS_ID if external.kind == "huggingface" else RUN_ID, attempt, known)
     if COMMITTED in storage.list(stamp.folder):
@@ -358,7 +358,7 @@ def _without(external: ExternalCheckpoint, drop: Sequence[str]) -> ExternalCheck
 
         paths = list(_leaves(values, ())) if isinstance(values, dict) else []
         if all(stays(".".join(path)) for path, _ in paths):
-            raise UsageError(f"nothing is called '{prefix}'", hint="Mend --drop")
+            raise UsageError(f"nothing is called '{prefix}'", hint="Correct --drop")
         values = _rebuilt([(path, leaf) for path, leaf in paths if stays(".".join(path))])
     kept = tensor_names(values)
     # An alias whose tensor went becomes that tensor.
@@ -383,7 +383,9 @@ def _rebuilt(leaves: Iterable[tuple[tuple[str, ...], Any]]) -> dict[str, Any]:
         for key in above:
             inner = at.setdefault(key, {})
             if not isinstance(inner, dict):
-                raise UsageError(f"'{key}' would be a value and a folder of values", hint="Mend the renaming")
+                raise UsageError(
+                    f"'{key}' would be a value and a folder of values", hint="Correct the renaming"
+                )
             at = inner
         at[last] = leaf
     return tree

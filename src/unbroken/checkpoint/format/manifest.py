@@ -3,7 +3,7 @@
     COMMITTED ──checksum──> manifest.json ──checksum──> rank-00000.json ──checksums──> rank-00000.safetensors
 
 So one small file, created exclusively and last, vouches for every byte, and nothing torn, flipped or mixed from
-two saves ever passes. All of them are sealed JSON (journal/checksummed.py). What differs from rank to rank (RNG, chunk
+two saves ever passes. All of them are checksummed JSON (journal/checksummed.py). What differs from rank to rank (RNG, chunk
 checksums, values) stays in the parts, so that the manifest stays small at thousands of ranks. No torch here.
 """
 

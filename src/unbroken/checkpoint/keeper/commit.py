@@ -1,4 +1,4 @@
-"""From a sealed snapshot in memory to a committed checkpoint: one rank's file, its part, and the marker.
+"""From a finalized snapshot in memory to a committed checkpoint: one rank's file, its part, and the marker.
 
 Each keeper writes its own ranks' files. Whichever keeper first sees every part merges the manifest and creates
 the marker; no keeper waits for another's answer, and no collective is involved. A rank that cannot be written
@@ -32,7 +32,7 @@ from ..storage.base import Storage
 from .holdings import Snapshot, SnapshotId
 
 Gate = Callable[[], None]
-"""Called before anything is written; waits while the lease has lapsed, raises Abandoned when it is over."""
+"""Called before anything is written; waits while the lease has expired, raises Abandoned when it is over."""
 
 
 class Abandoned(Exception):
@@ -70,7 +70,7 @@ def write_part(
     """Makes one rank's file and part durable; the record of the file.
 
     The checksums are taken by another thread meanwhile. Raises StorageError as the storage does, Abandoned from
-    the gate, CheckpointCorrupt if the snapshot in memory is no more what it was when it was sealed.
+    the gate, CheckpointCorrupt if the snapshot in memory is no more what it was when it was finalized.
     """
     folder, rank = folder_name(snapshot.snapshot_id.step, snapshot.snapshot_id.attempt), snapshot.rank
     gate()

@@ -77,11 +77,11 @@ def _go_elsewhere(
     place, writing = keeper.settings.elsewhere, keeper.writing
     with keeper.changed:
         gone = snapshot_id in writing.hopeless or keeper.stop.is_set()
-        lapsed = writing.lease_until is not None and writing.lease_until < time.monotonic()
+        expired = writing.lease_until is not None and writing.lease_until < time.monotonic()
         if (
             not place
             or gone
-            or lapsed
+            or expired
             or writing.place_of(snapshot_id) == place
             or not writing.move(snapshot_id, place)
         ):

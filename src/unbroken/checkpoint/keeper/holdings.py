@@ -25,7 +25,7 @@ _NONE = SnapshotId(0, 0)
 
 @dataclass(frozen=True)
 class Snapshot:
-    """One rank's sealed snapshot. `part` is its part of the manifest but for the file's record."""
+    """One rank's finalized snapshot. `part` is its part of the manifest but for the file's record."""
 
     snapshot_id: SnapshotId
     rank: int

@@ -243,7 +243,7 @@ def adopt(keeper: Keeper, client: Client, m: Message, fds: list[int]) -> Answer:
 
 
 def reclaim(keeper: Keeper, client: Client, m: Message, fds: list[int]) -> Answer:
-    """The rank's connection broke while it was filling these buffers; those that are not sealed are its again."""
+    """The rank's connection broke while it was filling these buffers; those that are not finalized are its again."""
     taken = []
     for number in m["buffers"]:
         b = keeper.holdings.buffers.get(int(number))

@@ -259,7 +259,7 @@ class Peers:
     def _take(
         self, channel: Channel, m: Message, snapshot_id: SnapshotId, rank: int, *, replica: bool
     ) -> Buffer:
-        """Receives into a buffer, which is sealed only if every byte is right."""
+        """Receives into a buffer, which is finalized only if every byte is right."""
         size = whole(m.get("file_bytes"), "file_bytes", 1, _MOST)
         world_size = whole(m.get("world_size"), "world_size", rank + 1, 1 << 24)
         part = m.get("part")

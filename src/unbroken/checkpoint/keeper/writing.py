@@ -1,8 +1,8 @@
-"""The keeper's writers: sealed snapshots go in, durable checkpoints come out, each step of it announced.
+"""The keeper's writers: finalized snapshots go in, durable checkpoints come out, each step of it announced.
 
 Two kinds of threads: writers, one rank's file at a time, and a committer that watches the folders for the parts
 of other nodes. All of them ask the gate before every chunk, so an attempt that is closed, or a keeper whose lease
-has lapsed, writes nothing more.
+has expired, writes nothing more.
 """
 
 from __future__ import annotations

@@ -219,7 +219,7 @@ def load_from_memory(
     """This rank's share out of the keeper's memory, None if it is not there.
 
     `beside` is called with the buffer and runs while the bytes are verified. Raises CheckpointCorrupt if they are
-    not those that were sealed.
+    not those that were finalized.
     """
     link = memory.alive()
     answer, fds = link.request(

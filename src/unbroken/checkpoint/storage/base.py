@@ -25,7 +25,7 @@ class Storage(Protocol):
     """A place for checkpoints. What a call wrote is durable when it returns. Safe to use from several threads."""
 
     url: str
-    level: str  # the rung of the ladder that a checkpoint reaches here: "disk" or "remote"
+    level: str  # the durability level that a checkpoint reaches here: "disk" or "remote"
 
     def check(self) -> None:
         """Raises StorageError unless files can be written, read back, created exclusively and removed here."""

@@ -290,7 +290,7 @@ def _link(aside: Path, path: Path) -> bool | None:
 
 
 def _create_in_place(path: Path, data: bytes) -> bool:
-    """Exclusive, but not all at once: a reader may see a part, and a kill may leave one. Markers are sealed, so
+    """Exclusive, but not all at once: a reader may see a part, and a kill may leave one. Markers have a checksum, so
     that is no checkpoint rather than a wrong one."""
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
