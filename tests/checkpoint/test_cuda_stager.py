@@ -13,7 +13,7 @@ import torch
 
 from tests.support.keepers import until
 from unbroken.checkpoint.device import staging
-from unbroken.checkpoint.device.staging import Copying, CudaStager, _Pending
+from unbroken.checkpoint.device.staging import Copying, CudaStager, TornSnapshot, _Pending
 from unbroken.checkpoint.device.targets import Targets
 from unbroken.checkpoint.format.layout import plan, spec
 
@@ -156,3 +156,29 @@ def test_a_fence_has_all_of_them_issued_at_once(
     assert in_time(stager.wait_for_copies)
     assert pending.issued.is_set() and len(Slow.recorded) >= 10
     stager._pending.clear()
+
+
+def changed_while_copied(stager: CudaStager, *, waited: bool = False) -> _Pending:
+    live = torch.ones(8)
+    done: list[Copying] = []
+    pending = _Pending(Copying(done.append), [], [("w", live, live._version)], Event(), Event(), Event())  # type: ignore[arg-type]
+    pending.issued.set()
+    stager._pending.append(pending)
+    if waited:
+        stager.wait_for_copies()
+    live.add_(1)
+    return pending
+
+
+def test_a_tensor_that_was_changed_before_the_fence_is_found_by_it(stager: CudaStager) -> None:
+    pending = changed_while_copied(stager)
+    stager.wait_for_copies()
+    assert isinstance(pending.copying.error, TornSnapshot) and "'w' was changed" in str(pending.copying.error)
+
+
+@pytest.mark.parametrize("waited", [False, True])
+def test_the_watcher_finds_a_change_unless_a_fence_was_before_it(stager: CudaStager, waited: bool) -> None:
+    pending = changed_while_copied(stager, waited=waited)
+    stager._done.put(pending)
+    until(lambda: stager.last is pending.copying)
+    assert isinstance(pending.copying.error, TornSnapshot) is not waited

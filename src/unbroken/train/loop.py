@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
 
 from ..errors import Exit
 from ..progress import attach
@@ -19,9 +18,6 @@ from .tokens import open_tokens
 from .trainer import Trainer, build
 from .witness import WitnessWriter, digest, witness_path
 from .world import start_world, stop_world
-
-if TYPE_CHECKING:
-    pass
 
 
 def train(config: TrainConfig) -> int:

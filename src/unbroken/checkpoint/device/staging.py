@@ -139,6 +139,16 @@ class _Pending:
     issued: threading.Event = field(default_factory=threading.Event)
     hurry: threading.Event = field(default_factory=threading.Event)
 
+    def torn(self) -> TornSnapshot | None:
+        """What is wrong where a live tensor was changed since the call."""
+        for name, t, version in self.watched:
+            if t._version != version:
+                return TornSnapshot(
+                    f"'{name}' was changed while it was being copied, without fence() before",
+                    hint="Call checkpoints.fence() before changing it",
+                )
+        return None
+
 
 class CudaStager:
     """Copies GPU tensors on a stream of its own. One per process and device.
@@ -289,13 +299,7 @@ class CudaStager:
             )
         current = torch.cuda.current_stream(self.device)
         for p in open_ones:
-            for name, t, version in p.watched:
-                if t._version != version:
-                    p.copying.error = TornSnapshot(
-                        f"'{name}' was changed while it was being copied, without fence() before",
-                        hint="Call checkpoints.fence() before changing it",
-                    )
-                    break
+            p.copying.error = p.torn() or p.copying.error
             if not p.copying.device_copy:
                 p.hurry.set()
                 p.issued.wait()
@@ -382,13 +386,11 @@ def _watch(
             p.copying.error = p.copying.error or _failed(e)
         # A change that came before the copy ended and before any fence would have torn it.
         if p.waited is None and p.copying.error is None:
-            for name, t, version in p.watched:
-                if t._version != version and p.waited is None:
-                    p.copying.error = TornSnapshot(
-                        f"'{name}' was changed while it was being copied, without fence() before",
-                        hint="Call checkpoints.fence() before changing it",
-                    )
-                    break
+            torn = p.torn()
+            if (
+                torn is not None and p.waited is None
+            ):  # still: after a fence the training may change what it likes
+                p.copying.error = torn
         stager = me()
         if stager is not None:
             stager.finished(p)
