@@ -142,6 +142,55 @@ def test_without_a_state_exactness_is_refused_at_the_start() -> None:
         wrap(Numbers())
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_state_of_the_last_short_step_of_an_epoch_resumes(workers: int) -> None:
+    def make() -> Any:
+        return wrap(torchdata.StatefulDataLoader(Stream(15), batch_size=3, num_workers=workers), accumulate=4)
+
+    whole = make()
+    expected = [listed(whole), listed(whole)]
+    loader, states = make(), []
+    for _ in loader:
+        if loader.step_ends:
+            states.append(loader.state_dict())
+    assert [s["step"] for s in states] == [1, 2] and [s["epoch"] for s in states] == [0, 0]
+    for state, given in zip(states, (4, len(expected[0])), strict=True):
+        other = make()
+        other.load_state_dict(state)
+        assert other.state_dict() == state
+        assert listed(other) == expected[0][given:], "what is left of the epoch, though it be nothing"
+        assert (other.epoch, other.step) == (1, 2) and listed(other) == expected[1]
+    without = {k: v for k, v in states[0].items() if k != "ended"}  # as it was saved before
+    other = make()
+    other.load_state_dict(without)
+    assert listed(other) == expected[0][4:]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_second_loop_goes_on_where_the_first_one_stopped(workers: int) -> None:
+    def make() -> Any:
+        return wrap(torchdata.StatefulDataLoader(Stream(), batch_size=3, num_workers=workers), accumulate=2)
+
+    expected = listed(make())
+    loader = make()
+    first = iter(loader)
+    given = [next(first).tolist(), next(first).tolist(), next(first).tolist()]
+    second = iter(loader)
+    given.append(next(second).tolist())
+    with pytest.raises(UsageError, match="two iterations"):
+        next(first)
+    assert [*given, *(b.tolist() for b in second)] == expected and (loader.epoch, loader.step) == (1, 4)
+
+
+def test_what_an_iterable_dataset_cannot_have_is_refused_and_its_name_is_compared() -> None:
+    with pytest.raises(UsageError, match="on_batch"):
+        wrap(torchdata.StatefulDataLoader(Stream(), batch_size=3), on_batch=print)
+    state = wrap(torchdata.StatefulDataLoader(Stream(), batch_size=3), content="web-v1").state_dict()
+    wrap(torchdata.StatefulDataLoader(Stream(), batch_size=3), content="web-v1").load_state_dict(state)
+    with pytest.raises(InputError, match="web-v1"):
+        wrap(torchdata.StatefulDataLoader(Stream(), batch_size=3), content="web-v2").load_state_dict(state)
+
+
 def test_accumulation_counts_steps_here_too() -> None:
     loader = wrap(torchdata.StatefulDataLoader(Stream(15), batch_size=3), accumulate=2)
     ends = []
@@ -150,6 +199,6 @@ def test_accumulation_counts_steps_here_too() -> None:
         if not ends[-1]:
             with pytest.raises(UnsaveableState):
                 loader.state_dict()
-    assert ends == [False, True, False, True, False] and loader.step == 3
+    assert ends == [False, True, False, True, True] and loader.step == 3, "what is left is a step too"
     assert [e for e in loader.epochs(2) if listed(loader)] == [1]
     random.seed(0)

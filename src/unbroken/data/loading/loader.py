@@ -15,8 +15,6 @@ Workers, prefetching and pinned memory are torch's: inside is a DataLoader whose
 from __future__ import annotations
 
 import logging
-import os
-import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -25,18 +23,17 @@ from typing import Any, cast
 import torch
 from torch.utils.data import DataLoader, get_worker_info
 
-from ...errors import InputError, UnsaveableState, UsageError
+from ...errors import InputError, UsageError
 from ..ordering.orders import Listed, ListedBatches, Order, UnitOrder, fingerprint
-from ..ordering.permutation import key_of
 from ..ordering.samplers import Sampled, size_of
 from ..position import Position, Ranges, normalize, subtract
+from .counting import SCHEMA, CountingLoader
 from .samples import Probe, Request, Samples
 from .shares import Share, Sharing
 from .steps import OptimizerSteps
 
 logger = logging.getLogger("unbroken.data")
 
-SCHEMA = 1
 PROBED = 4
 """So many samples of the dataset are read at the first iteration, for the fingerprint."""
 
@@ -64,7 +61,7 @@ class BatchRecord:
         }  # fmt: skip
 
 
-class Loader:
+class Loader(CountingLoader):
     """A loader that knows where the training stands in its data, at any world size, batch size and number of workers.
 
     Iterate over it as over torch's; each iteration goes on to the end of the epoch from where the last one stopped.
@@ -85,16 +82,11 @@ class Loader:
         on_batch: Callable[[BatchRecord], object] | None = None,
         content: str | None = None,
     ) -> None:
-        if accumulate < 1:
-            raise UsageError(f"accumulate must be a whole number from 1 up, not {accumulate!r}")
+        super().__init__(loader, seed=seed, accumulate=accumulate, rank=rank, world_size=world_size)
         if (order is not None and order.size < 1) or (order is None and sampled.order.size < 1):
             raise UsageError("there is no sample to train on", hint="Give a dataset that is not empty")
-        self._original = loader
         self._sampled = sampled
         self._order = order or sampled.order
-        self._seed = seed
-        self._accumulate = accumulate
-        self._given = (rank, world_size)
         self._sharing: Sharing | None = None
         self._on_batch = on_batch
         self._content = content
@@ -103,19 +95,13 @@ class Loader:
         numbered = self._size > 0 and not isinstance(self._order, Listed)
         self._probe_wanted = content is None and numbered
         self._content_saved: str | None = None
-        self._epoch = 0
         self._at = 0
         """The absolute number after everything consumed."""
         self._run_from = 0
         self._before: Ranges = ()
         """Consumed is this, and everything in [_run_from, _at) but the skips."""
         self._skips: Ranges = ()
-        self._step = 0
-        self._in_step = 0
-        """Batches of the present step that the loop was given, if the step is not complete with them."""
         self._stale = False
-        self._turn = 0
-        """Which iteration is the newest: there is one position, so only one can go on."""
         self._steps = OptimizerSteps()
         self._requests = _Requests()
         units = isinstance(self._order, UnitOrder)
@@ -124,7 +110,6 @@ class Loader:
             loader.dataset, loader.collate_fn, seed, batched=sampled.batched or units, shape=shape,
             digests=on_batch is not None,
         )  # fmt: skip
-        self._generator = torch.Generator()
         self._inner: Any = DataLoader(
             samples, batch_sampler=cast(Any, self._requests), collate_fn=_as_it_is, num_workers=loader.num_workers,
             pin_memory=loader.pin_memory, timeout=loader.timeout, worker_init_fn=_Begin(loader.dataset, loader.worker_init_fn),
@@ -135,8 +120,7 @@ class Loader:
     # --- what a training calls
 
     def __iter__(self) -> Iterator[Any]:
-        self._turn += 1
-        turn = self._turn
+        turn = self._new_turn()
         while True:
             self._stale = False
             epoch = self._epoch
@@ -148,31 +132,6 @@ class Loader:
     def __len__(self) -> int:
         """Batches of the whole epoch on this rank."""
         return self._shared().batches(self._epoch, self._skips)
-
-    @property
-    def epoch(self) -> int:
-        """The epoch that the training is in, from 0; it changes when an iteration has come to its end."""
-        return self._epoch
-
-    @property
-    def step(self) -> int:
-        """Steps that are complete with the batch that the loop holds, over all epochs and attempts."""
-        return self._step
-
-    @property
-    def step_ends(self) -> bool:
-        """Whether the batch that the loop holds is the last of its step: with `accumulate`, when to call the optimizer."""
-        return self._in_step == 0
-
-    def epochs(self, total: int) -> Iterator[int]:
-        """The epochs from the present one to the last of `total`: the outer loop of a training."""
-        while self._epoch < total:
-            before = (self._epoch, self._at)
-            yield self._epoch
-            if (self._epoch, self._at) == before:
-                raise UsageError(
-                    "the loop over the epochs took no batch", hint="Iterate over this loader inside the loop"
-                )
 
     def set_epoch(self, epoch: int) -> None:
         """Nothing where the training is in that epoch already; a later one is begun. Raises UsageError for an earlier one."""
@@ -201,12 +160,7 @@ class Loader:
 
     def state_dict(self) -> dict[str, Any]:
         """The same on every rank. Raises UnsaveableState in the middle of a step."""
-        if self._in_step:
-            raise UnsaveableState(
-                "loader",
-                f"the loop holds batch {self._in_step} of the {self._accumulate} of a step: their gradients are in no checkpoint",
-                hint="Save after the optimizer's step: `if loader.step_ends and checkpoints.due(loader.step)`",
-            )
+        self._refuse_inside_step()
         if self._steps.is_open():
             logger.warning(
                 "the state was saved %d batches after the last optimizer step: what was accumulated since is in no "
@@ -220,16 +174,7 @@ class Loader:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on from there. Raises InputError if it is the state of other data, and says which."""
-        if not isinstance(state, dict) or "identity" not in state or "position" not in state:
-            raise InputError(
-                "this is no state of unbroken.data's loader",
-                hint="It was saved from another loader: start a new run, or leave the loader out of the state",
-            )
-        if state.get("schema") != SCHEMA:
-            raise InputError(
-                f"the loader's state has schema {state.get('schema')}, this version reads {SCHEMA}",
-                hint="Use the version of unbroken that wrote it",
-            )
+        self._check_state(state, "unbroken.data's loader", "identity", "position")
         saved, mine = state["identity"], self._identity()
         different = [k for k in mine if k != "content" and saved.get(k) != mine[k]]
         if different:
@@ -243,18 +188,13 @@ class Loader:
         self._stale = True
         self._steps = OptimizerSteps()
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return getattr(self._original, name)
-
     # --- how it works
 
     def _shared(self) -> Sharing:
         """How the order is shared out, known from the first use on: by then torch.distributed has been set up."""
         if self._sharing is None:
-            rank, world_size = _place(self._given, self._sampled)
             s = self._sampled
+            rank, world_size = self._place(s.rank, s.world_size)
             self._sharing = Sharing(self._order, self._seed, s.batch, s.tail, rank, world_size)
         return self._sharing
 
@@ -271,24 +211,16 @@ class Loader:
         """The rest of the epoch, or until the position is changed from outside."""
         pending: deque[Share | Probe] = deque()
         self._requests.source = self._ask(pending)
-        # The base seed of the workers is drawn from this generator, not from the training's.
-        self._generator.manual_seed(key_of(self._seed, self._epoch) & (1 << 63) - 1)
+        self._seed_iterator()
         steps, record = self._steps, self._on_batch
         for data in self._fetched():
-            if turn != self._turn:
-                raise UsageError(
-                    "two iterations over one loader at once: it has one position",
-                    hint="Wrap a second DataLoader for the second loop",
-                )
+            self._check_turn(turn)
             share = pending.popleft()
             if type(share) is Probe:
                 self._learn(share, data)
                 continue
-            self._in_step += 1
             before, self._at = self._at, share.stop  # type: ignore[union-attr]
-            if self._in_step == self._accumulate or share.last:  # type: ignore[union-attr]
-                self._in_step = 0
-                self._step += 1
+            self._count_batch(share.last)  # type: ignore[union-attr]
             steps.taken()
             if record is not None:
                 data, digest = data
@@ -401,19 +333,3 @@ def _difference(key: str, saved: dict[str, Any], mine: dict[str, Any]) -> str:
         inner = next(k for k in {**a, **b} if a.get(k) != b.get(k))
         key, a, b = f"{key}'s {inner}", a.get(inner), b.get(inner)
     return f"the checkpoint was made with other data: its {key.replace('_', ' ')} is {a!r}, this loader's is {b!r}"
-
-
-def _place(given: tuple[int | None, int | None], sampled: Sampled) -> tuple[int, int]:
-    """(rank, world size) of the data-parallel group."""
-    rank, size = given
-    if rank is None and size is None and sampled.world_size is not None:
-        rank, size = sampled.rank, sampled.world_size
-    dist = sys.modules.get("torch.distributed")
-    up = dist is not None and dist.is_available() and dist.is_initialized()
-    if size is None:
-        size = dist.get_world_size() if up and dist else int(os.environ.get("WORLD_SIZE", "1"))
-    if rank is None:
-        rank = dist.get_rank() if up and dist else int(os.environ.get("RANK", "0"))
-    if not 0 <= rank < size:
-        raise UsageError(f"rank {rank} of {size}", hint="Give wrap() both rank and world_size")
-    return rank, size

@@ -45,9 +45,15 @@ def wrap(
             raise UsageError(
                 "an iterable dataset has its own order", hint="Leave out order=, or use a map-style dataset"
             )
+        if on_batch is not None:
+            raise UsageError(
+                "on_batch of an iterable dataset: its samples have no numbers that a journal could hold",
+                hint="Leave out on_batch=, or use a map-style dataset",
+            )
         return StatefulLoader(
-            _with_state(loader), seed=seed or 0, accumulate=accumulate, rank=rank, world_size=world_size
-        )
+            _with_state(loader), seed=seed or 0, accumulate=accumulate, rank=rank, world_size=world_size,
+            content=content,
+        )  # fmt: skip
     found = sampled(loader)
     if seed is None:
         seed = found.seed or 0
