@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
+import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -13,9 +15,11 @@ from typing import Any
 import pytest
 
 from unbroken.errors import RunError, UsageError
+from unbroken.rehearse import launch
 from unbroken.rehearse.compare import compare
 from unbroken.rehearse.guard import Guard, WouldOverwrite
 from unbroken.rehearse.launch import Ended, Plain, Trial
+from unbroken.rehearse.plan import Plan
 from unbroken.rehearse.rehearsal import Rehearsal, Report, kill_points
 from unbroken.rehearse.report import lines
 from unbroken.rehearse.trace import Batch, Save, Step, Writer, read_traces
@@ -223,3 +227,49 @@ def test_the_guard_lets_only_the_rehearsal_be_written(tmp_path: Path) -> None:
     with pytest.raises(WouldOverwrite, match=r"\{dir\}"):
         guard.check(tmp_path / "other" / "x")
     assert len(said) == 1
+
+
+@pytest.mark.parametrize("how", ["rename", "replace", "link", "symlink", "move"])
+def test_a_file_that_is_put_in_place_from_elsewhere_is_refused_too(tmp_path: Path, how: str) -> None:
+    mine, real = tmp_path / "source" / "r-1", tmp_path / "source"
+    mine.mkdir(parents=True)
+    (real / "last.pt").write_text("real")
+    (mine / "last.pt").symlink_to(real / "last.pt")
+    (real / "r-10").mkdir()
+    code = f"""
+import os, shutil, sys
+from unbroken.rehearse.guard import Guard, WouldOverwrite
+Guard({str(real)!r}, {str(mine)!r}, print).install()
+how = shutil.move if {how!r} == "move" else getattr(os, {how!r})
+os.chdir({str(mine)!r})
+for place in ({str(real / "last.pt")!r}, {str(real / "r-10" / "new.pt")!r}):
+    open("new", "w").write("new")
+    try:
+        how(os.path.abspath("new"), place)
+        sys.exit("it was let")
+    except WouldOverwrite:
+        pass
+if {how!r} == "replace":
+    os.replace("new", "last.pt")  # the link is the rehearsal's own
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60, stdout=subprocess.DEVNULL)
+    assert (real / "last.pt").read_text() == "real" and not list((real / "r-10").iterdir())
+    assert (mine / "last.pt").read_text() == ("new" if how == "replace" else "real")
+
+
+def test_a_rehearsal_in_a_rank_of_a_run_has_nothing_of_that_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("KEEPER", "ATTEMPT", "PAGE", "OUTPUT", "NODE", "RUN_DIR", "RUN_ID"):
+        monkeypatch.setenv(f"UNBROKEN_{name}", "of the run outside")
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    (tmp_path / "t.py").write_text("import os; open(os.environ['OUT'], 'w').write(repr(dict(os.environ)))")
+    (tmp_path / "probe.py").write_text("import runpy, sys; runpy.run_path(sys.argv[2])")
+    monkeypatch.setattr(launch, "PROBE", tmp_path / "probe.py")
+    trial = Trial(tmp_path / "trial", ("t.py",), tmp_path, Plan("", 4), env={"OUT": str(tmp_path / "found")})
+    ended = Plain().run(trial)
+    assert ended.ok, ended.output
+    env = ast.literal_eval((tmp_path / "found").read_text())
+    assert [k for k, v in env.items() if v == "of the run outside"] == ["UNBROKEN_RUN_ID"]
+    assert "TORCHELASTIC_USE_AGENT_STORE" not in env
+    assert env["UNBROKEN_RUN_DIR"] == str(tmp_path / "trial" / "run")

@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from unbroken.cli.rehearse import rehearse as rehearse_command
+from unbroken.errors import UsageError
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -24,6 +27,16 @@ def test_what_cannot_be_rehearsed_is_said(tmp_path: Path) -> None:
     for words in ((), ("--", "ls")):
         done = rehearse(*words, cwd=tmp_path)
         assert done.returncode == 2 and "unbroken rehearse -- train.py" in done.stderr
+
+
+@pytest.mark.parametrize("launcher", ["unbroken", "torch.distributed.run"])
+def test_what_starts_the_training_elsewhere_is_refused_at_once(
+    launcher: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match="other processes") as e:
+        rehearse_command(["-m", launcher, "run", "--", "train.py"])
+    assert "--nproc 2 -- train.py" in str(e.value) and not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow

@@ -14,6 +14,10 @@ import typer
 from ..errors import Exit, UsageError
 from ..units import Duration
 
+LAUNCHERS = (
+    "unbroken", "torch.distributed.run", "torch.distributed.launch", "torchrun", "accelerate", "accelerate.commands.launch",
+    "deepspeed", "deepspeed.launcher.runner",
+)  # fmt: skip
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
@@ -49,6 +53,11 @@ def rehearse(
     if not words or not (words[0] == "-m" or words[0].endswith(".py")):
         raise UsageError(
             "there is no script after '--'", hint="Write it like: unbroken rehearse -- train.py --out {dir}"
+        )
+    if words[0] == "-m" and "".join(words[1:2]) in LAUNCHERS:
+        raise UsageError(
+            f"{words[1]} starts the training in other processes, which a rehearsal would neither see nor kill",
+            hint="Write the script alone, and how many ranks: unbroken rehearse --nproc 2 -- train.py --out {dir}",
         )
     if keep is not None and keep.exists():
         raise UsageError("the folder is there already", where=str(keep), hint="Choose another --keep")

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_TRUNC
 _CHANGING = ("os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.truncate", "shutil.rmtree", "shutil.move")
+_NAMING = ("os.rename", "os.link", "os.symlink", "shutil.move")
+"""Their second argument is a name that is made, or that is another file's from then on."""
 
 
 class WouldOverwrite(RuntimeError):
@@ -25,7 +28,8 @@ class Guard:
         self._protected = os.path.realpath(protected) if protected else ""
         self._allowed = os.path.realpath(allowed) if allowed else ""
         self._say = say
-        self._busy = False
+        self._busy: set[int] = set()
+        """Threads that are inside of a check: what it does itself is not looked at."""
 
     def install(self) -> None:
         """For the life of the process, and of those that it forks."""
@@ -35,12 +39,23 @@ class Guard:
     def check(self, path: Any) -> None:
         """Raises WouldOverwrite for a path that is not to be written."""
         try:
-            real = os.path.realpath(os.fspath(path))
+            real = os.fsdecode(os.path.realpath(os.fspath(path)))
         except (TypeError, ValueError):
             return
-        if not self._protected or (self._allowed and real.startswith(self._allowed)):
+        self._check_real(real)
+
+    def _check_name(self, path: Any) -> None:
+        """As `check`, for a name that may be a link's: it is replaced itself, not what it points to."""
+        try:
+            folder, name = os.path.split(os.fsdecode(path))
+        except TypeError:
             return
-        if real.startswith(self._protected + os.sep) and "__pycache__" not in real:
+        self._check_real(os.path.join(os.path.realpath(folder), name))
+
+    def _check_real(self, real: str) -> None:
+        if not self._protected or (self._allowed and _is_below(real, self._allowed)):
+            return
+        if _is_below(real, self._protected) and "__pycache__" not in real:
             why = (
                 f"the script writes to {real}, which is not the rehearsal's: write {{dir}} in its arguments where it is "
                 "told its folder for output, such as `-- train.py --out {dir}`"
@@ -56,16 +71,25 @@ class Guard:
             writes = (
                 any(c in mode for c in "wax+") if isinstance(mode, str) else bool((flags or 0) & _WRITING)
             )
-        elif event in _CHANGING:
-            path, writes = args[0], True
+        elif event in _CHANGING or event in _NAMING:
+            path, writes = args[0], event in _CHANGING
         else:
             return
-        if writes and not self._busy:
-            self._busy = True
-            try:
+        thread = threading.get_ident()
+        if thread in self._busy:
+            return
+        self._busy.add(thread)
+        try:
+            if writes:
                 self.check(path)
-            finally:
-                self._busy = False
+            if event in _NAMING:
+                self._check_name(args[1])
+        finally:
+            self._busy.discard(thread)
+
+
+def _is_below(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder.rstrip(os.sep) + os.sep)
 
 
 def fix_entropy() -> None:

@@ -92,7 +92,7 @@ class Supervised:
             )  # fmt: skip
             try:
                 code = process.wait(trial.timeout_s)
-            except BaseException as e:
+            except BaseException as e:  # an interrupt too: no training is left behind
                 process.send_signal(signal.SIGTERM)  # it ends its ranks itself
                 try:
                     process.wait(90)
@@ -137,7 +137,7 @@ class Plain:
             for rank in range(trial.nproc):
                 with open(trial.folder / f"rank-{rank}.{attempt + 1}.log", "wb") as log:
                     env = {
-                        **os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(trial.nproc),
+                        **_outside_of_a_run(os.environ), "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(trial.nproc),
                         "LOCAL_WORLD_SIZE": str(trial.nproc), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
                         "UNBROKEN_RUN_DIR": str(trial.folder / "run"), **trial.env,
                     }  # fmt: skip
@@ -156,6 +156,19 @@ class Plain:
                     p.kill()
                     p.wait()
         return [c if c is not None else 1 for c in codes]
+
+
+_OF_A_RUN = ("UNBROKEN_KEEPER", "UNBROKEN_ATTEMPT", "UNBROKEN_PAGE", "UNBROKEN_OUTPUT", "UNBROKEN_NODE")
+_OF_TORCHRUN = ("TORCHELASTIC_", "GROUP_", "ROLE_")
+
+
+def _outside_of_a_run(env: Mapping[str, str]) -> dict[str, str]:
+    """The environment without what a run of ours, or torchrun, says of a rank of it.
+
+    A rehearsal that was started by a rank would save into that run's keeper and its folder for output, report its steps
+    on the rank's page, and meet at torchrun's store. The run's id stays: by that mark its end finds us too.
+    """
+    return {k: v for k, v in env.items() if k not in _OF_A_RUN and not k.startswith(_OF_TORCHRUN)}
 
 
 def _free_port() -> int:
