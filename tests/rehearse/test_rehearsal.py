@@ -273,3 +273,19 @@ def test_a_rehearsal_in_a_rank_of_a_run_has_nothing_of_that_run(
     assert [k for k, v in env.items() if v == "of the run outside"] == ["UNBROKEN_RUN_ID"]
     assert "TORCHELASTIC_USE_AGENT_STORE" not in env
     assert env["UNBROKEN_RUN_DIR"] == str(tmp_path / "trial" / "run")
+
+
+def test_a_checkpoint_beside_real_ones_is_refused_wherever_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path / "tmp"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    guard = Guard(str(tmp_path / "source"), str(tmp_path / "mine"), print)
+    for free in ("mine", "tmp", "cache"):
+        guard.check_save(tmp_path / free / "last.pt")
+    guard.check(
+        tmp_path / "data" / "log.txt"
+    )  # what is no checkpoint is looked at in the present folder only
+    for real in ("data", "source", "mine-2"):
+        with pytest.raises(WouldOverwrite, match=r"last.pt.*\{dir\}"):
+            guard.check_save(tmp_path / real / "last.pt")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -44,6 +45,16 @@ class Guard:
             return
         self._check_real(real)
 
+    def check_save(self, path: Any) -> None:
+        """As `check`, for a checkpoint: it may lie nowhere but in the rehearsal's folder, a cache or a folder for temporary
+        files. Beside those of the real training, wherever they are, it would be taken for one of them."""
+        self.check(path)
+        real = os.path.realpath(os.fspath(path))
+        cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+        free = [f for f in (self._allowed, tempfile.gettempdir(), cache) if f]
+        if self._protected and not any(_is_below(real, os.path.realpath(f)) for f in free):
+            self._refuse(real)
+
     def _check_name(self, path: Any) -> None:
         """As `check`, for a name that may be a link's: it is replaced itself, not what it points to."""
         try:
@@ -56,12 +67,15 @@ class Guard:
         if not self._protected or (self._allowed and _is_below(real, self._allowed)):
             return
         if _is_below(real, self._protected) and "__pycache__" not in real:
-            why = (
-                f"the script writes to {real}, which is not the rehearsal's: write {{dir}} in its arguments where it is "
-                "told its folder for output, such as `-- train.py --out {dir}`"
-            )
-            self._say(why)
-            raise WouldOverwrite(why)
+            self._refuse(real)
+
+    def _refuse(self, real: str) -> None:
+        why = (
+            f"the script writes to {real}, which is not the rehearsal's: write {{dir}} in its arguments where it is "
+            "told its folder for output, such as `-- train.py --out {dir}`"
+        )
+        self._say(why)
+        raise WouldOverwrite(why)
 
     def _audit(self, event: str, args: tuple[Any, ...]) -> None:
         if event == "open":

@@ -254,7 +254,7 @@ def _hook_saves(r: Recorder, guard: Guard) -> None:
 
     def saved(obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(f, str | os.PathLike):
-            guard.check(f)
+            guard.check_save(f)
         began = time.perf_counter()
         result = save(obj, f, *args, **kwargs)
         if isinstance(f, str | os.PathLike):
@@ -270,7 +270,7 @@ def _hook_saves(r: Recorder, guard: Guard) -> None:
         write = st.save_file
 
         def written(tensors: Any, filename: Any, *args: Any, **kwargs: Any) -> Any:
-            guard.check(filename)
+            guard.check_save(filename)
             began = time.perf_counter()
             result = write(tensors, filename, *args, **kwargs)
             r.writer.write(
