@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from unbroken.detect import Hang, HangDetector, Level
+from unbroken.diagnose.observed.interruptions import agent_lost_verdict
 from unbroken.progress import Phase, RunDir, Timeouts
 from unbroken.progress.records.incident import Incident
 from unbroken.progress.records.steps import Step
 from unbroken.recover.supervise.attempt.attempt import Attempt
 from unbroken.recover.supervise.attempt.farewell import Farewell, Last
 from unbroken.recover.supervise.attempt.ledger import SnapshotTracker
-from unbroken.recover.supervise.incident.incidents import agent_lost_verdict
 from unbroken.recover.supervise.screen.terminal_log import ToView, logged_to
 from unbroken.recover.supervise.screen.view import Lines
 

@@ -16,7 +16,7 @@ from .curve import Executions
 
 Record = dict[str, Any]
 PHASES = ("detect", "stop", "diagnose", "schedule", "start", "restore_and_first_step", "replay")
-"""The phases of one recovery, in order (see `recover.supervise.incident.incidents.Incident`)."""
+"""The phases of one recovery, in order (see `progress.records.incident.Incident`)."""
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -57,3 +57,18 @@ def logs_of_run(paths: Sequence[Path | str]) -> tuple[list[Path | str], RunEnd |
     if outcome is None or not logs:
         return logs or list(paths), None
     return logs, RunEnd(outcome, int(status.get("step", -1)), str(run.journals))
+
+
+def named_in_run(verdict: Verdict, logs: Sequence[Path], run_dir: RunDir) -> Verdict:
+    """The verdict with each quoted file named from the run directory on, so that it can be opened."""
+    places = {p.name: p for p in logs}
+
+    def named(root: Root) -> Root:
+        path = places.get(Path(root.file).name) if root.file else None
+        return root if path is None else replace(root, file=str(path.relative_to(run_dir.path)))
+
+    return replace(
+        verdict,
+        root=named(verdict.root) if verdict.root else None,
+        evidence=tuple(named(e) for e in verdict.evidence),
+    )

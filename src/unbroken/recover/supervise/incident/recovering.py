@@ -10,6 +10,16 @@ from pathlib import Path
 from ....detect import late_ranks
 from ....detect.stacks import place as name_stacks
 from ....diagnose.judge.facts import Facts, HangFact
+from ....diagnose.observed.early_exit import RankPlace, blame_early_exit
+from ....diagnose.observed.interruptions import (
+    agent_lost_verdict,
+    lease_expired_verdict,
+    preempted_verdict,
+    takeover_verdict,
+)
+from ....diagnose.observed.kills import killed_from_outside, with_kill
+from ....diagnose.observed.root import with_root
+from ....diagnose.read.run_folder import named_in_run
 from ....errors import RunStopped
 from ....progress import Budgets, RunDir, RunSpec
 from ....progress.records.decision import Decision
@@ -37,19 +47,7 @@ from ..record.clock import Clock
 from ..record.recorder import Recorder
 from ..record.stop_request import StopRequest
 from ..screen.view import View
-from .early_exit import RankPlace, blame_early_exit
-from .incidents import (
-    agent_lost_verdict,
-    facts_of,
-    killed_from_outside,
-    lease_expired_verdict,
-    logs_of,
-    named_in_run,
-    preempted_verdict,
-    takeover_verdict,
-    with_kill,
-    with_root,
-)
+from .facts import facts_of, logs_of
 
 _SETTLE_S = 0.5
 _SETTLE_QUIET_S = 0.15

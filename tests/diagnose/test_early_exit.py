@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from unbroken.diagnose.judge.facts import Facts, HangFact, RankExit
+from unbroken.diagnose.observed.early_exit import RankPlace, blame_early_exit
 from unbroken.progress.records.verdict import REASONS, Action, Faulty, Outcome, Root, Verdict
 from unbroken.recover.decide.policy import fingerprint
-from unbroken.recover.supervise.incident.early_exit import RankPlace, blame_early_exit
 
 NODES = ((0, "node-000"), (1, "node-001"))
 

@@ -10,9 +10,9 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ....detect.stacks import in_collective
-from ....diagnose.judge.facts import Facts, RankExit
-from ....progress.records.verdict import HANG, UNKNOWN, Action, Cascade, Faulty, Outcome, Root, Verdict
+from ...detect.stacks import in_collective
+from ...progress.records.verdict import HANG, UNKNOWN, Action, Cascade, Faulty, Outcome, Root, Verdict
+from ..judge.facts import Facts, RankExit
 
 _SEEN_TOGETHER_S = 1.0
 """Two ends within this much may be seen in either order: agents look twenty times a second, on clocks of their own."""

@@ -11,16 +11,13 @@ import pytest
 
 from unbroken.detect import ProcessLook
 from unbroken.diagnose.judge.facts import Facts, HangFact, RankExit
+from unbroken.diagnose.observed.interruptions import agent_lost_verdict
+from unbroken.diagnose.observed.kills import killed_from_outside, signal_name
+from unbroken.diagnose.observed.root import with_root
+from unbroken.diagnose.read.run_folder import named_in_run
 from unbroken.progress import RunDir
 from unbroken.progress.records.incident import Incident, read_incidents
 from unbroken.progress.records.verdict import Faulty, Outcome, Root, Verdict
-from unbroken.recover.supervise.incident.incidents import (
-    agent_lost_verdict,
-    killed_from_outside,
-    named_in_run,
-    signal_name,
-    with_root,
-)
 
 UNKNOWN = Verdict(Outcome.FAILED, reason="Unknown")
 BLAMES_1 = Verdict(Outcome.FAILED, reason="Unknown", faulty=Faulty("node-001", 1), decided_by="exit-code")

@@ -1,0 +1,1 @@
+"""Verdicts from what a supervisor saw itself: how processes ended, which nodes were lost, who left early."""

@@ -1,0 +1,63 @@
+"""Processes that were ended from outside: by a signal that the supervisor did not send and no log explains."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping
+from dataclasses import replace
+
+from ...progress.records.verdict import UNKNOWN, Verdict
+from ..judge.facts import Facts, RankExit
+
+
+def killed_from_outside(facts: Facts, verdict: Verdict) -> bool:
+    """Whether what ended first was ended by a SIGKILL or SIGTERM that we did not send and the logs do not explain."""
+    first = first_end(facts, verdict)
+    unexplained = verdict.reason in (None, UNKNOWN)
+    return first is not None and unexplained and first.signal in (signal.SIGKILL, signal.SIGTERM)
+
+
+def first_end(facts: Facts, verdict: Verdict) -> RankExit | None:
+    """The exit that the verdict blames, else the earliest that was an error and not our doing.
+
+    Agents see ends at moments of their own: an error that a kill caused elsewhere may carry the earlier time.
+    """
+    bad = [e for e in facts.exits if not e.killed_by_agent and e.code != 0]
+    blamed = verdict.faulty.rank if verdict.faulty is not None else None
+    return next((e for e in bad if e.rank == blamed), None) or next(iter(bad), None)
+
+
+def describe_end(end: RankExit) -> str:
+    """How a rank ended, in words."""
+    how = signal_name(end.signal) if end.signal else f"exit code {end.code}"
+    return f"rank {end.rank} on {end.node} ended by {how}"
+
+
+def with_kill(verdict: Verdict, facts: Facts, oom: Mapping[int, bool | None]) -> Verdict:
+    """The verdict of a kill that nothing explains, with what is known of it: the signal, and what the kernel's log says.
+
+    `oom` tells of each rank whether the kernel killed it for memory; None where its log cannot be read.
+    """
+    first = first_end(facts, verdict)
+    if first is None or first.signal != signal.SIGKILL or not killed_from_outside(facts, verdict):
+        return verdict
+    if oom.get(first.rank) is None:
+        kernel, sure = "the kernel's log cannot be read: it may have been killed for memory", 0.6
+    else:
+        kernel, sure = "no out-of-memory kill in the kernel's log", 0.9
+    return replace(
+        verdict,
+        mitigation=f"Somebody or something killed it: {kernel}. Look at who may signal processes there (a scheduler, a "
+        "container's memory limit, a person).",
+        confidence=max(verdict.confidence, sure),
+        decided_by="signal",
+        notes=(*(n for n in verdict.notes if "without a word" not in n), f"killed by signal 9; {kernel}"),
+    )
+
+
+def signal_name(number: int) -> str:
+    """SIGKILL for 9; 'signal 40' for one of the real-time signals, which have no name of their own."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
