@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unbroken.evaluate.contracts import PreparedTask, Report, Request
+from unbroken.evaluate.contracts import PreparedTask, Report, Request, Suite, TaskPrior
 from unbroken.evaluate.engines.wire import VERSION
 from unbroken.evaluate.plan import dispatch
 from unbroken.evaluate.result.journal import encode_line, events
@@ -36,9 +36,9 @@ SUITE = fake_suite(fake_task("a", samples=24), fake_task("b", samples=9))
 class Evaluation:
     """A coordinator that waits for workers, in a thread of this process."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, suite: Suite = SUITE) -> None:
         self.folder = folder
-        self.coordinator = coordinator(folder, SUITE, workers=0, wait_for_workers_s=600.0)
+        self.coordinator = coordinator(folder, suite, workers=0, wait_for_workers_s=600.0)
         self.found: list[Report] = []
         self.failed: list[BaseException] = []
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -288,6 +288,60 @@ def test_only_what_is_known_is_stored_and_reasons_can_be_shown(prepared: Prepare
     found = received.block(message, HELD, {"a": prepared})
     assert found.problems == ("no?[2J answer",)
     assert set(found.answers[0]) == {"sample", "hash", "outputs", "problem"}
+
+
+def until_asked(sock: socket.socket, op: str) -> dict[str, Any]:
+    """The next message of this kind."""
+    while (m := receive_frame(sock))["op"] != op:
+        pass
+    return m
+
+
+@pytest.fixture
+def lone_task(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Evaluation]:
+    """One task of so many blocks, and so many seconds as the suite states them."""
+    blocks, seconds = request.param
+    task = fake_task("a", samples=8 * blocks)
+    found = Evaluation(
+        tmp_path, Suite("s", (task,), priors={"a": TaskPrior(samples=8 * blocks, seconds=seconds)})
+    )
+    yield found
+    found.stop()
+
+
+@pytest.mark.parametrize("lone_task", [(2, 1000.0)], indirect=True)
+def test_what_is_given_up_for_an_idle_worker_is_not_given_back(lone_task: Evaluation) -> None:
+    """It would be asked for again at once, and so on, thousands of times a second, until the block in flight is answered."""
+    victim, m = lone_task.work()
+    held = [*m["blocks"]]
+    while len(held) < 2:
+        held += until_asked(victim, "work")["blocks"]
+    with victim, lone_task.join() as thief:
+        send(thief, frame({"op": "ready", "fetch_s": 0.0, "load_s": 0.1}))
+        asked = until_asked(victim, "yield")["blocks"]
+        assert asked == [["a", held[1]]]
+        send(victim, frame({"op": "yielded", "blocks": asked}))
+        assert until_asked(thief, "work")["blocks"] == [held[1]]
+    steals = [e for e in events(lone_task.coordinator.job.folder.journal) if e["event"] == "steal"]
+    assert len(steals) == 1
+    assert not lone_task.finish().errors
+
+
+@pytest.mark.parametrize("lone_task", [(6, 0.01)], indirect=True)
+def test_an_idle_worker_gets_a_share_once_blocks_take_longer_than_expected(lone_task: Evaluation) -> None:
+    """By the suite's own figure a block takes less than handing it over: nothing is shared until one was answered."""
+    busy, m = lone_task.work()
+    with busy, lone_task.join() as idle:
+        send(idle, frame({"op": "ready", "fetch_s": 0.0, "load_s": 0.1}))
+        while sum(bool(x.ready) for x in lone_task.coordinator.links.values()) < 2:
+            time.sleep(0.01)
+        time.sleep(0.3)  # what the block takes
+        prepared = lone_task.coordinator.table.prepared["a"]
+        message = answer(prepared, m["blocks"][0], m["visit"], started=time.time() - 0.3)
+        send(busy, frame(message))
+        asked = until_asked(busy, "yield")["blocks"]
+        send(busy, frame({"op": "yielded", "blocks": asked}))
+        assert [["a", b] for b in until_asked(idle, "work")["blocks"]] == asked
 
 
 @pytest.mark.parametrize("wrong", [{"block": 99}, {"task": "nobody"}, {"answers": []}])

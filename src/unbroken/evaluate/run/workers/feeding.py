@@ -158,6 +158,7 @@ class Feeder:
         if not m.problems:
             self.dispatcher.answered(link.name, block, ended - started)
         self._feed(link)
+        self._feed_idle(m.task)
         self.tasks.score_if_complete(m.task)
         if self.tasks.answered:
             self.run.control.wake()
@@ -188,8 +189,12 @@ class Feeder:
     # ---- what it gets
 
     def feed_all(self) -> None:
-        """Gives blocks to every worker whose queue is short."""
-        for link in self.links.values():
+        """Gives blocks to every worker whose queue is short; those that have nothing come first.
+
+        What a worker gave up for an idle one would else come back to it, to be asked for again at once, and so on.
+        """
+        busy = self.dispatcher.workers
+        for link in sorted(self.links.values(), key=lambda x: x.name in busy and bool(busy[x.name].queue)):
             if link.ready and not link.leaving:
                 self._feed(link)
         self.run.control.wake()
@@ -207,6 +212,15 @@ class Feeder:
                 self._send_shard(link, shard.task, shard.blocks, shard.expected_s)
         if not busy.queue:
             self._steal_for(link)
+
+    def _feed_idle(self, task: str) -> None:
+        """A block of this task has shown what it takes: what was not worth sharing before may be by now."""
+        workers, gpus = self.dispatcher.workers, self.dispatcher.work[task].gpus
+        for link in self.links.values():
+            idle = link.ready and link.name in workers and not workers[link.name].queue
+            if idle and not link.leaving and link.width >= gpus:
+                self._feed(link)
+                return
 
     def _steal_for(self, link: Link) -> None:
         """A worker with nothing to do gets the tail of another one's shard."""
