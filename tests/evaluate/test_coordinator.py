@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import gc
 import os
@@ -30,9 +31,10 @@ from unbroken.errors import (
     UnknownTask,
     UsageError,
 )
-from unbroken.evaluate.contracts import ModelSpec, Report, Suite, TaskPrior
+from unbroken.evaluate.contracts import ModelSpec, PreparedTask, Report, Suite, Task, TaskPrior
 from unbroken.evaluate.model import locate
 from unbroken.evaluate.model.sources import PARALLEL, FolderSource
+from unbroken.evaluate.preparation.prepare import Preparers
 from unbroken.evaluate.result.answers import AnswerStore
 from unbroken.evaluate.result.folder import EvalDir
 from unbroken.evaluate.result.journal import events
@@ -147,8 +149,18 @@ def test_what_is_missing_is_said_without_waiting_long_for_the_others(
         fake_task("c", check_s=3600),
     )
     seen: list[str] = []
-    c = coordinator(tmp_path, suite, prepare_workers=3, watcher=lambda p: seen.append(p.phase))
     began = time.monotonic()
+    ask = Preparers.ask
+
+    async def ask_in_turn(self: Preparers, op: str, suite: Suite, **fields: Any) -> Any:
+        """`a` is looked at when it was shown that `b` has been: how fast either is says nothing here."""
+        if op == "check" and fields["task"]["name"] == "a":
+            while "looking at the data: 1 of 4 tasks" not in seen and time.monotonic() - began < 25:
+                await asyncio.sleep(0.01)
+        return await ask(self, op, suite, **fields)
+
+    monkeypatch.setattr(Preparers, "ask", ask_in_turn)
+    c = coordinator(tmp_path, suite, prepare_workers=3, watcher=lambda p: seen.append(p.phase))
     with pytest.raises(DatasetMissing, match="'a' is not on this machine; 2 not looked at"):
         c.run()
     assert time.monotonic() - began < 30
@@ -600,19 +612,34 @@ def test_answers_of_one_model_are_never_given_to_another(tmp_path: Path) -> None
     assert len([b for t in two.trials for b in t.blocks]) == 5
 
 
-def test_work_is_stolen_at_the_tail(tmp_path: Path) -> None:
-    """The prior of one task is wrong by a lot: whoever has it would be last by far."""
+def test_work_is_stolen_at_the_tail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The prior of one task is wrong by a lot: whoever has it would be last by far.
+
+    Nothing is prepared before both workers are ready: one that starts seconds after the other finds little to steal.
+    """
     tasks = [
         fake_task("slow", samples=64, seconds=0.08),
         *(fake_task(f"t{i}", samples=64, seconds=0.0005) for i in range(4)),
     ]
     priors = {t.name: TaskPrior(samples=64, seconds=0.5) for t in tasks}
-    report = coordinator(tmp_path, Suite("fakes", tuple(tasks), priors=priors), workers=2).run()
+    c = coordinator(tmp_path, Suite("fakes", tuple(tasks), priors=priors), workers=2)
+    prepare = intake.Intake.prepare
+
+    async def prepare_for_both(self: intake.Intake, task: Task) -> PreparedTask:
+        async with asyncio.timeout(60):
+            while sum(bool(link.ready) for link in c.links.values()) < 2:
+                await asyncio.sleep(0.01)
+        return await prepare(self, task)
+
+    monkeypatch.setattr(intake.Intake, "prepare", prepare_for_both)
+    report = c.run()
     shares = [
         sum(len(t.blocks) for t in report.trials if t.worker == w and t.task == "slow") for w in ("w0", "w1")
     ]
     assert sum(shares) == 8
     assert min(shares) >= 2, shares
+    steals = [e for e in events(EvalDir(tmp_path / "out").journal) if e["event"] == "steal"]
+    assert 1 <= len(steals) <= 8, "each one moves a block at least"
 
 
 def test_workers_join_and_leave_while_it_runs(tmp_path: Path, eventually: Callable[..., None]) -> None:
