@@ -13,7 +13,7 @@ from ...errors import UsageError
 
 if TYPE_CHECKING:
     from ...evaluate.contracts import ModelSpec, Suite, Task
-
+    from .options import Evaluating
 
 AUTO_BATCH = 128
 """The most that --batch-size auto tries on a GPU; without one, 8."""
@@ -94,24 +94,28 @@ def _pairs(texts: Sequence[str], what: str) -> dict[str, Any]:
     return found
 
 
-def spec_of(model: str, backend: str, dtype: str, batch: str, block: int | None, length: int | None, chat: bool, tokenizer: str, name: str,
-          options: list[str], width: int) -> ModelSpec:  # fmt: skip
+def suite_asked(place: str, asked: Evaluating) -> Suite:
+    """`suite_of` a command that evaluates."""
+    return suite_of(place, asked.tasks, asked.limit, asked.shots, asked.gen)
+
+
+def spec_of(model: str, name: str, asked: Evaluating) -> ModelSpec:
     """The model of a command line, and how it is run. Raises UsageError."""
     from ...evaluate.contracts import ModelSpec
     from ...evaluate.engines.local import count_gpus
 
-    auto = batch == "auto"
+    auto, width = asked.batch_size == "auto", asked.gpus_per_worker
     try:
-        size = (AUTO_BATCH if count_gpus() else 8) if auto else int(batch)
+        size = (AUTO_BATCH if count_gpus() else 8) if auto else int(asked.batch_size)
     except ValueError:
-        raise UsageError(f"--batch-size {batch}", hint="Give a number, or auto") from None
-    block = max(32, size) if block is None else block
+        raise UsageError(f"--batch-size {asked.batch_size}", hint="Give a number, or auto") from None
+    block = max(32, size) if asked.block is None else asked.block
     for value, what in ((size, "--batch-size"), (block, "--block"), (width, "--gpus-per-worker")):
         if value < 1:
             raise UsageError(f"{what} must be at least 1")
     if auto:
         size = min(size, block)
-    found = _pairs(options, "--option")
     return ModelSpec(
-        model, backend, name, dtype, size, auto, block, length, chat, tokenizer, width, found
+        model, asked.backend, name, asked.dtype, size, auto, block, asked.max_length, asked.chat_template, asked.tokenizer,
+        width, _pairs(asked.option, "--option"),
     )  # fmt: skip

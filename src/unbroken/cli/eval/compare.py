@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from ...errors import ContractError, InputError, UsageError
-from .options import (
-    JSON,
-)
+from . import options
 
 if TYPE_CHECKING:
     from ...evaluate.contracts import Report
@@ -24,7 +22,7 @@ def compare(
     metric: list[str] = typer.Option(
         [], "--metric", help="Only this metric (again for more): fewer comparisons, less correction"
     ),
-    as_json: bool = JSON,
+    as_json: bool = options.JSON,
 ) -> None:
     """Say which metrics of which tasks differ between two evaluations by more than chance."""
     from ...evaluate.result.results import compare as compare_scores

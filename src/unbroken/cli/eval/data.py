@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import typer
 
 from ...errors import InputError
+from . import options
 from .asked import suite_of
-from .options import (
-    JSON,
-)
-
-if TYPE_CHECKING:
-    pass
 
 
 def tasks(
     harness: str = typer.Argument("lm_eval", help="lm_eval, plain, or package.module:Class"),
     find: str = typer.Option("", "--find", help="Only names that contain this"),
     folder: Path = typer.Option(Path(), "--folder", help="Where local tasks lie"),
-    as_json: bool = JSON,
+    as_json: bool = options.JSON,
 ) -> None:
     """List the tasks that a harness knows."""
     from ...errors import UnknownTask
@@ -47,7 +41,7 @@ def stage(
         ..., "--into", help="Folder for the data, on a file system that the nodes share"
     ),
     check: bool = typer.Option(False, "--check", help="Only say what is there; fetch nothing"),
-    as_json: bool = JSON,
+    as_json: bool = options.JSON,
 ) -> None:
     """Fetch a suite's data for machines without a network, and prove that they are found offline."""
     from ...errors import DatasetMissing
@@ -75,7 +69,8 @@ def stage(
 
 
 def cache(
-    clear: bool = typer.Option(False, "--clear", help="Remove copies that nobody uses"), as_json: bool = JSON
+    clear: bool = typer.Option(False, "--clear", help="Remove copies that nobody uses"),
+    as_json: bool = options.JSON,
 ) -> None:
     """Show the copies of models in this node's shared memory."""
     from ...evaluate.model.cache import copies, default_places, sweep

@@ -6,17 +6,11 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import typer
 
 from ...errors import InputError, UsageError
-from .options import (
-    JSON,
-)
-
-if TYPE_CHECKING:
-    pass
+from . import options
 
 
 def join(
@@ -40,7 +34,7 @@ def join(
     os._exit(code)  # threads of libraries must not hold the GPU
 
 
-def status(out: Path = typer.Argument(help="The evaluation's folder"), as_json: bool = JSON) -> None:
+def status(out: Path = typer.Argument(help="The evaluation's folder"), as_json: bool = options.JSON) -> None:
     """Show where an evaluation stands, and whether it runs now."""
     from ...evaluate.result.folder import EvalDir
     from ...evaluate.run.screen import as_json as in_json

@@ -8,28 +8,18 @@ import math
 import typer
 
 from ...errors import UsageError
+from . import options
 from .asked import suite_of
-from .options import (
-    JSON,
-    LIMIT,
-    PRIORS,
-    SUITE,
-    TASKS,
-    WIDTH,
-)
-from .workers import (
-    device_name,
-    estimates_file,
-)
+from .workers import device_name, estimates_file
 
 
 def plan(
-    suite: str = SUITE, gpus: int = typer.Option(1, "--gpus", "-n", help="GPUs"), gpus_per_worker: int = WIDTH,
+    suite: str = options.SUITE, gpus: int = typer.Option(1, "--gpus", "-n", help="GPUs"), gpus_per_worker: int = options.WIDTH,
     model_b: float = typer.Option(7.0, "--model-b", help="Billions of parameters"),
     device: str = typer.Option("", "--device", help="Hardware, as in the learnt run times; default: this machine's"),
     load_s: float | None = typer.Option(None, "--load-seconds", help="From a worker's start to its first block; default: as learnt from earlier runs"),
-    cpu_workers: int = typer.Option(16, "--cpu-workers"), block: int = typer.Option(32, "--block"), priors: str | None = PRIORS,
-    tasks: str = TASKS, limit: float | None = LIMIT, as_json: bool = JSON,
+    cpu_workers: int = typer.Option(16, "--cpu-workers"), block: int = typer.Option(32, "--block"), priors: str | None = options.PRIORS,
+    tasks: str = options.TASKS, limit: float | None = options.LIMIT, as_json: bool = options.JSON,
 ) -> None:  # fmt: skip
     """Show how a suite would be split, how long it should take, and how long at the very least. Takes no GPU."""
     from ...evaluate.plan.priors import PriorBook, load_book

@@ -10,85 +10,43 @@ from typing import TYPE_CHECKING
 import typer
 
 from ...errors import EvaluationIncomplete
-from .asked import spec_of, suite_of
+from . import options
+from .asked import spec_of, suite_asked
 from .evaluating import run_evaluation, write_results
-from .options import (
-    ADDRESS,
-    BACKEND,
-    BATCH,
-    BLOCK,
-    CACHE,
-    CACHE_DISK,
-    CHAT,
-    CPUS,
-    DTYPE,
-    ENGINE,
-    GEN,
-    GPUS,
-    JSON,
-    KEEP,
-    LENGTH,
-    LIMIT,
-    MODEL,
-    NAME,
-    OPTION,
-    OUT,
-    PRIORS,
-    QUIET,
-    SHOTS,
-    SUITE,
-    TASKS,
-    TOKENIZER,
-    WIDTH,
-    WORKERS,
-)
-from .workers import (
-    engine_of,
-    settings_of,
-    slots_of,
-    worker_imports,
-)
+from .workers import engine_of, settings_of, slots_of, worker_imports
 
 if TYPE_CHECKING:
     from ...evaluate.contracts import Report
     from ...evaluate.result.folder import EvalDir
 
 
+@options.evaluates
 def run(
-    suite: str = SUITE, model: str = MODEL, out: Path = OUT, gpus: int | None = GPUS, workers: int | None = WORKERS,
-    gpus_per_worker: int = WIDTH, backend: str = BACKEND, dtype: str = DTYPE, batch_size: str = BATCH, block: int | None = BLOCK,
-    max_length: int | None = LENGTH, chat_template: bool = CHAT, tokenizer: str = TOKENIZER, name: str = NAME,
-    option: list[str] = OPTION, engine: str = ENGINE, ray_address: str = ADDRESS, cpu_workers: int | None = CPUS,
-    cache: str = CACHE, cache_disk: list[Path] = CACHE_DISK, priors: str | None = PRIORS, keep_going: bool = KEEP,
-    tasks: str = TASKS, limit: float | None = LIMIT, shots: int | None = SHOTS, gen: list[str] = GEN, quiet: bool = QUIET,
-    as_json: bool = JSON,
-) -> None:  # fmt: skip
+    suite: str = options.SUITE,
+    model: str = typer.Option(
+        ..., "--model", "-m", help="A Hugging Face folder, s3://bucket/prefix, or an endpoint's URL"
+    ),
+    out: Path = typer.Option(
+        ..., "--out", "-o", help="Folder of the evaluation; the same command there goes on"
+    ),
+    name: str = typer.Option("", "--name", help="The model's name for people, and at an endpoint"),
+    quiet: bool = typer.Option(False, "--quiet", "-q", help="No progress"),
+    as_json: bool = options.JSON,
+    *,
+    asked: options.Evaluating,
+) -> None:
     """Evaluate a model on a suite; run the same command again to go on after anything."""
     from ...evaluate.processes.bytecode import kept_bytecode
     from ...evaluate.result.folder import EvalDir
 
     kept_bytecode()  # where there is none it is compiled from here on, beside all that follows
-    spec = spec_of(
-        model,
-        backend,
-        dtype,
-        batch_size,
-        block,
-        max_length,
-        chat_template,
-        tokenizer,
-        name,
-        option,
-        gpus_per_worker,
-    )
-    slots = slots_of(engine, gpus, workers, gpus_per_worker, spec)
-    settings = settings_of(slots, cpu_workers, cache, cache_disk, priors, keep_going)
+    spec = spec_of(model, name, asked)
+    slots = slots_of(asked, spec)
+    settings = settings_of(slots, asked)
     folder = EvalDir(out)
-    with worker_imports(engine, slots if len(slots) > 1 else (), spec, folder) as imports:
-        started = engine_of(engine, ray_address, folder, slots, imports)
-        report = run_evaluation(
-            suite_of(suite, tasks, limit, shots, gen), spec, folder, started, settings, quiet or as_json
-        )
+    with worker_imports(asked.engine, slots if len(slots) > 1 else (), spec, folder) as imports:
+        started = engine_of(asked, folder, slots, imports)
+        report = run_evaluation(suite_asked(suite, asked), spec, folder, started, settings, quiet or as_json)
     _show(report, folder, as_json)
 
 

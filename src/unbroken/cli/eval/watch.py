@@ -11,46 +11,17 @@ from typing import TYPE_CHECKING
 import typer
 
 from ...errors import UsageError
-from .asked import spec_of, suite_of
+from . import options
+from .asked import spec_of, suite_asked
 from .evaluating import run_evaluation, write_results
-from .options import (
-    ADDRESS,
-    BACKEND,
-    BATCH,
-    BLOCK,
-    CACHE,
-    CACHE_DISK,
-    CHAT,
-    CPUS,
-    DTYPE,
-    ENGINE,
-    GEN,
-    GPUS,
-    JSON,
-    KEEP,
-    LENGTH,
-    LIMIT,
-    OPTION,
-    PRIORS,
-    SHOTS,
-    TASKS,
-    TOKENIZER,
-    WIDTH,
-    WORKERS,
-)
-from .workers import (
-    engine_of,
-    harness_imports,
-    settings_of,
-    slots_of,
-    worker_imports,
-)
+from .workers import engine_of, harness_imports, settings_of, slots_of, worker_imports
 
 if TYPE_CHECKING:
     from ...evaluate.contracts import ModelSpec, Report, Suite
     from ...evaluate.result.folder import EvalDir
 
 
+@options.evaluates
 def watch(
     run_dir: str = typer.Argument(metavar="RUN", help="A run directory, or a folder or bucket of checkpoints"),
     suite: str = typer.Option(..., "--suite", "-s", help="As for `run`"),
@@ -62,12 +33,7 @@ def watch(
     newest_only: bool = typer.Option(False, "--newest-only", help="Pass over checkpoints that were superseded meanwhile"),
     hold: int = typer.Option(0, "--hold", min=0, help="Keep only so many checkpoints from removal until their turn comes, the newest; 0: all, while there is room"),
     poll: float = typer.Option(10.0, "--poll", help="Seconds between looks"),
-    gpus: int | None = GPUS, workers: int | None = WORKERS, gpus_per_worker: int = WIDTH, backend: str = BACKEND,
-    dtype: str = DTYPE, batch_size: str = BATCH, block: int | None = BLOCK, max_length: int | None = LENGTH,
-    chat_template: bool = CHAT, tokenizer: str = TOKENIZER, option: list[str] = OPTION, engine: str = ENGINE,
-    ray_address: str = ADDRESS, cpu_workers: int | None = CPUS, cache: str = CACHE, cache_disk: list[Path] = CACHE_DISK,
-    priors: str | None = PRIORS, keep_going: bool = KEEP, tasks: str = TASKS, limit: float | None = LIMIT,
-    shots: int | None = SHOTS, gen: list[str] = GEN, as_json: bool = JSON,
+    as_json: bool = options.JSON, *, asked: options.Evaluating,
 ) -> None:  # fmt: skip
     """Evaluate every committed checkpoint of a run as it appears: curves over steps, regressions flagged."""
     from ...evaluate.processes.bytecode import kept_bytecode
@@ -85,29 +51,17 @@ def watch(
     from ...journal.codec import encode
 
     kept_bytecode()
-    asked = suite_of(suite, tasks, limit, shots, gen)
+    whole = suite_asked(suite, asked)
     if out is None:
         if "://" in run_dir:
             raise UsageError("a bucket of checkpoints needs --out", where=run_dir)
-        out = Path(run_dir) / "evaluations" / asked.name
-    spec = spec_of(
-        "checkpoint",
-        backend,
-        dtype,
-        batch_size,
-        block,
-        max_length,
-        chat_template,
-        tokenizer,
-        "",
-        option,
-        gpus_per_worker,
-    )
-    slots = slots_of(engine, gpus, workers, gpus_per_worker, spec)
-    settings = settings_of(slots, cpu_workers, cache, cache_disk, priors, keep_going)
+        out = Path(run_dir) / "evaluations" / whole.name
+    spec = spec_of("checkpoint", "", asked)
+    slots = slots_of(asked, spec)
+    settings = settings_of(slots, asked)
 
     def evaluate(s: Suite, m: ModelSpec, folder: EvalDir) -> Report:
-        started = engine_of(engine, ray_address, folder, slots, imports)
+        started = engine_of(asked, folder, slots, imports)
         report = run_evaluation(s, m, folder, started, settings, True, harnesses)
         write_results(report, folder)
         return report
@@ -115,7 +69,7 @@ def watch(
     def say(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
-    watched = Watch(asked, spec, out, like, prefix, poll, once, last_step, newest_only, hold)
+    watched = Watch(whole, spec, out, like, prefix, poll, once, last_step, newest_only, hold)
     refuse_unlike(watched)
     EvalDir(out).refuse_file()
     storage = checkpoints_of(run_dir) if once else wait_for_checkpoints(run_dir, say)
@@ -125,8 +79,8 @@ def watch(
         say(f"no checkpoint is in {storage.url.removeprefix('file://')} yet; waiting for the first")
     began = time.time()
     with (  # made once, for all checkpoints
-        worker_imports(engine, slots, spec, EvalDir(out)) as imports,
-        harness_imports(asked, EvalDir(out)) as harnesses,
+        worker_imports(asked.engine, slots, spec, EvalDir(out)) as imports,
+        harness_imports(whole, EvalDir(out)) as harnesses,
     ):
         points = watch_run(watched, storage, evaluate, say)
     if not points:

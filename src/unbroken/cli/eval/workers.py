@@ -16,16 +16,16 @@ if TYPE_CHECKING:
     from ...evaluate.processes.imports import Imports
     from ...evaluate.result.folder import EvalDir
     from ...evaluate.run.settings import Settings
+    from .options import Evaluating
 
 
-def slots_of(
-    engine: str, gpus: int | None, workers: int | None, width: int, spec: ModelSpec
-) -> tuple[Slot, ...]:
+def slots_of(asked: Evaluating, spec: ModelSpec) -> tuple[Slot, ...]:
     """The workers that the engine is to start; none for `--engine none`. Raises UsageError."""
     from ...evaluate.engines import Slot
     from ...evaluate.engines.local import count_gpus
     from ...evaluate.suite.registry import get_backend
 
+    engine, gpus, workers, width = asked.engine, asked.gpus, asked.workers, asked.gpus_per_worker
     if engine not in ("local", "ray", "none"):
         raise UsageError(f"there is no engine '{engine}'", hint="Choose local, ray or none")
     if engine == "none":
@@ -52,32 +52,30 @@ def slots_of(
     return tuple(Slot(f"w{i}") for i in range(max(1, workers or 1)))
 
 
-def settings_of(
-    slots: tuple[Slot, ...], cpus: int | None, cache: str, disks: list[Path], priors: str | None, keep: bool
-) -> Settings:
+def settings_of(slots: tuple[Slot, ...], asked: Evaluating) -> Settings:
     """How the evaluation is run: its workers, its places, its runtime estimates. Raises UsageError."""
     from ...evaluate.model.cache import Places, default_places
     from ...evaluate.run.settings import Settings
 
-    if cache not in ("auto", "always", "never"):
-        raise UsageError(f"--cache {cache}", hint="Choose auto, always or never")
+    if asked.cache not in ("auto", "always", "never"):
+        raise UsageError(f"--cache {asked.cache}", hint="Choose auto, always or never")
     here = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    free = max(1, here - len(slots)) if cpus is None else max(1, cpus)
+    free = max(1, here - len(slots)) if asked.cpu_workers is None else max(1, asked.cpu_workers)
     places = default_places()
-    if disks:
-        places = Places(places.memory, tuple(disks))
-    return Settings(slots=slots, cpu_workers=free, prepare_workers=min(free, 8), cache=cache, places=places,
-                    priors=estimates_file(priors), device=device_name(), keep_going=keep)  # fmt: skip
+    if asked.cache_disk:
+        places = Places(places.memory, tuple(asked.cache_disk))
+    return Settings(slots=slots, cpu_workers=free, prepare_workers=min(free, 8), cache=asked.cache, places=places,
+                    priors=estimates_file(asked.priors), device=device_name(), keep_going=asked.keep_going)  # fmt: skip
 
 
 def engine_of(
-    name: str, address: str, folder: EvalDir, slots: tuple[Slot, ...], imports: Imports | None = None
+    asked: Evaluating, folder: EvalDir, slots: tuple[Slot, ...], imports: Imports | None = None
 ) -> Engine:
     """What starts the workers."""
-    if name == "ray":
+    if asked.engine == "ray":
         from ...evaluate.engines.ray import RayEngine
 
-        return RayEngine(address)
+        return RayEngine(asked.ray_address)
     from ...evaluate.engines.local import LocalEngine
 
     return LocalEngine(folder.root / "logs", threads=_threads(slots), imports=imports)
