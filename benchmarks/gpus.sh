@@ -8,7 +8,7 @@
 #                                       run it again with the same OUT where a time limit cut it: what is done is kept
 #   benchmarks/gpus.sh fsdp2 OUT        all GPUs: 7 B parameters under FSDP2                             (6 minutes on two)
 #   benchmarks/gpus.sh limits OUT       all GPUs: what bare copies of the 7 B state cost the steps beside them (not run yet)
-#   benchmarks/gpus.sh evaluation OUT   all GPUs: `unbroken eval` and one trial per dataset              (8 minutes on two;
+#   benchmarks/gpus.sh evaluation OUT   all GPUs: `unbroken eval` and one job per dataset              (8 minutes on two;
 #                                       ARMS=ours for ours alone, 4 minutes)
 #   benchmarks/gpus.sh start OUT        all GPUs: a worker's start without bytecode, with ours, and forked          (1 minute)
 #   benchmarks/gpus.sh torn OUT         one GPU: the torn state of DCP's stager, and ours                (1 minute)

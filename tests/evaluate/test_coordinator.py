@@ -40,7 +40,7 @@ from unbroken.evaluate.result.folder import EvalDir
 from unbroken.evaluate.result.journal import events
 from unbroken.evaluate.result.results import summary
 from unbroken.evaluate.run import coordinator as module
-from unbroken.evaluate.run.tasks import checks, intake
+from unbroken.evaluate.run.tasks import checks, preparation
 from unbroken.testing.evaluation import BACKEND, fake_model
 
 from .evaluating import coordinator, evaluate, fake_suite, fake_task, numbers
@@ -141,7 +141,7 @@ def test_what_is_wrong_is_said_before_a_worker_starts(tmp_path: Path) -> None:
 def test_what_is_missing_is_said_without_waiting_long_for_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(intake, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(preparation, "PATIENCE_S", 0.2)
     suite = fake_suite(
         fake_task("a", missing=True),
         fake_task("b"),
@@ -623,15 +623,15 @@ def test_work_is_stolen_at_the_tail(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     ]
     priors = {t.name: TaskPrior(samples=64, seconds=0.5) for t in tasks}
     c = coordinator(tmp_path, Suite("fakes", tuple(tasks), priors=priors), workers=2)
-    prepare = intake.Intake.prepare
+    prepare = preparation.Preparation.prepare
 
-    async def prepare_for_both(self: intake.Intake, task: Task) -> PreparedTask:
+    async def prepare_for_both(self: preparation.Preparation, task: Task) -> PreparedTask:
         async with asyncio.timeout(60):
             while sum(bool(link.ready) for link in c.links.values()) < 2:
                 await asyncio.sleep(0.01)
         return await prepare(self, task)
 
-    monkeypatch.setattr(intake.Intake, "prepare", prepare_for_both)
+    monkeypatch.setattr(preparation.Preparation, "prepare", prepare_for_both)
     report = c.run()
     shares = [
         sum(len(t.blocks) for t in report.trials if t.worker == w and t.task == "slow") for w in ("w0", "w1")

@@ -35,9 +35,9 @@ def test_every_block_lands_exactly_once_whatever_workers_do(seed: int) -> None:
         name = r.choice(list(held))
         queue = held[name]
         if not queue:
-            parcel = d.next_parcel(name)
-            if parcel is not None:
-                queue += [(s.task, b) for s in parcel.shards for b in s.blocks]
+            bundle = d.next_bundle(name)
+            if bundle is not None:
+                queue += [(s.task, b) for s in bundle.shards for b in s.blocks]
             elif (steal := d.steal_for(name)) is not None:
                 assert steal.victim != name
                 given_up = [b for b in steal.blocks if b in held[steal.victim][1:]]
@@ -69,7 +69,7 @@ def test_a_block_is_given_up_after_so_many_failures_and_not_before() -> None:
     d = Dispatcher([Work("t", (1.0, 1.0))], (1,))
     d.join("w")
     for i in range(TRIES):
-        assert d.next_parcel("w") is not None
+        assert d.next_bundle("w") is not None
         lost = d.failed("w", ("t", 0), "bad")
         assert bool(lost) == (i == TRIES - 1)
         d.leave("w", blame=False)
@@ -83,10 +83,10 @@ def test_a_block_that_one_worker_fails_at_is_tried_by_the_others_first() -> None
     d.join("bad")
     d.join("good")
     for _ in range(2 * TRIES):
-        if d.next_parcel("bad") is not None:
+        if d.next_bundle("bad") is not None:
             assert d.failed("bad", ("t", 0), "its disk is gone") == []
     assert not d.given_up and d.steal_for("bad") is None
-    assert d.next_parcel("good") is not None and d.answered("good", ("t", 0), 1.0)
+    assert d.next_bundle("good") is not None and d.answered("good", ("t", 0), 1.0)
     assert d.finished
 
 
@@ -96,7 +96,7 @@ def test_a_wide_block_is_not_left_to_workers_that_are_too_narrow_for_it() -> Non
     d.join("narrow", 1)
     lost = []
     for _ in range(TRIES):
-        assert d.next_parcel("wide") is not None
+        assert d.next_bundle("wide") is not None
         lost += d.failed("wide", ("t", 0), "bad")
     assert lost == [("t", 0)]
 
@@ -104,7 +104,7 @@ def test_a_wide_block_is_not_left_to_workers_that_are_too_narrow_for_it() -> Non
 def test_a_thief_takes_about_half_of_what_the_richest_has_not_begun() -> None:
     d = Dispatcher([Work("t", (1.0,) * 20)], (1,), Costs(0, 0.01))
     d.join("rich")
-    while d.next_parcel("rich") is not None:
+    while d.next_bundle("rich") is not None:
         pass
     d.join("poor")
     steal = d.steal_for("poor")
@@ -113,15 +113,15 @@ def test_a_thief_takes_about_half_of_what_the_richest_has_not_begun() -> None:
     assert ("t", 0) not in steal.blocks
     assert d.steal_for("poor") is None  # asked already
     d.yielded("rich", steal.blocks)
-    parcel = d.next_parcel("poor")
-    assert parcel is not None
-    assert [("t", b) for b in parcel.shards[0].blocks] == list(steal.blocks)
+    bundle = d.next_bundle("poor")
+    assert bundle is not None
+    assert [("t", b) for b in bundle.shards[0].blocks] == list(steal.blocks)
 
 
 def test_nothing_is_stolen_where_nothing_is_gained() -> None:
     d = Dispatcher([Work("t", (1.0,) * 2)], (1,), Costs(0, 5.0))
     d.join("rich")
-    assert d.next_parcel("rich") is not None
+    assert d.next_bundle("rich") is not None
     d.join("poor")
     assert d.steal_for("poor") is None
     assert Dispatcher([Work("t", (1.0,))], (1,), stealing=False).stealing is False
@@ -130,9 +130,9 @@ def test_nothing_is_stolen_where_nothing_is_gained() -> None:
 def test_a_wide_task_waits_for_a_wide_worker() -> None:
     d = Dispatcher([Work("wide", (1.0,), gpus=2)], (1,))
     d.join("narrow", 1)
-    assert d.next_parcel("narrow") is None
+    assert d.next_bundle("narrow") is None
     d.join("wide", 2)
-    assert d.next_parcel("wide") is not None
+    assert d.next_bundle("wide") is not None
 
 
 def test_many_more_workers_than_planned_for_cut_the_rest_anew() -> None:
@@ -151,15 +151,15 @@ def test_what_waits_is_planned_anew_when_the_run_times_prove_wrong() -> None:
     d = Dispatcher(work, (1, 1), Costs(0, 0.005))
     before = d.plan
     d.join("w")
-    first, seen = d.next_parcel("w"), set[str]()
-    waiting = list(before.parcels[1:])
+    first, seen = d.next_bundle("w"), set[str]()
+    waiting = list(before.bundles[1:])
     assert first is not None
     while waiting == list(reversed(d._pending)):  # planned when it is needed, not in between
         seen.add(first.shards[0].task)
         while d.workers["w"].queue:
             block = d.workers["w"].queue[0]
             d.answered("w", block, true[block[0]] / 200)
-        first = d.next_parcel("w")
+        first = d.next_bundle("w")
         assert first is not None
         waiting.pop(0)
     unseen = next(s for p in d._pending for s in p.shards if s.task not in seen)
@@ -180,7 +180,7 @@ def test_planning_anew_waits_for_answers_where_there_is_much_to_plan(monkeypatch
     answers = 0
     while not d.finished:
         for i in range(4):
-            if not d.workers[f"w{i}"].queue and d.next_parcel(f"w{i}") is None:
+            if not d.workers[f"w{i}"].queue and d.next_bundle(f"w{i}") is None:
                 continue
             task, _ = d.workers[f"w{i}"].queue[0]
             d.answered(f"w{i}", d.workers[f"w{i}"].queue[0], 0.1 * 40 ** (int(task[1:]) / 20))
@@ -195,6 +195,6 @@ def test_run_times_that_are_right_change_no_plan(monkeypatch: pytest.MonkeyPatch
     d.join("w")
     while not d.finished:
         if not d.workers["w"].queue:
-            assert d.next_parcel("w") is not None
+            assert d.next_bundle("w") is not None
         block = d.workers["w"].queue[0]
         d.answered("w", block, 1.1)

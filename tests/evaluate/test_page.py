@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.fake_reports import fake_report
-from unbroken.evaluate.contracts import Metric, Report, SampleNote, Score, Trial, WorkerSeen
+from unbroken.evaluate.contracts import Assignment, Metric, Report, SampleNote, Score, WorkerSeen
 from unbroken.evaluate.result.page import render, write_page
 from unbroken.evaluate.result.page.gantt import busy_curve, rows_of
 from unbroken.evaluate.result.page.markup import duration, number, percent
@@ -173,7 +173,7 @@ def test_a_scoring_that_was_shared_out_is_a_bar_of_each_worker() -> None:
 
 
 def test_workers_that_never_said_hello_are_not_hidden() -> None:
-    trial = Trial("arc", "ghost", (0,), 1.0, 2.0, 1.0)
+    trial = Assignment("arc", "ghost", (0,), 1.0, 2.0, 1.0)
     report = replace(EMPTY, trials=(trial,), ended=3.0)
     assert [r.name for r in rows_of(report)] == ["ghost"]
     assert "ghost" in render(report)
@@ -181,7 +181,7 @@ def test_workers_that_never_said_hello_are_not_hidden() -> None:
 
 def test_the_busy_curve_is_the_share_of_workers_inside_inference() -> None:
     workers = (WorkerSeen("a", "n", (0,), 0.0), WorkerSeen("b", "n", (1,), 0.0))
-    trials = (Trial("t", "a", (0,), 0.0, 10.0, 10.0), Trial("t", "b", (1,), 0.0, 5.0, 2.5))
+    trials = (Assignment("t", "a", (0,), 0.0, 10.0, 10.0), Assignment("t", "b", (1,), 0.0, 5.0, 2.5))
     report = replace(EMPTY, started=0.0, ended=10.0, workers=workers, trials=trials)
     assert busy_curve(report, 4) == pytest.approx([0.75, 0.75, 0.5, 0.5])
     assert sum(busy_curve(report, 40)) / 40 == pytest.approx((10 + 2.5) / 20)
@@ -216,7 +216,7 @@ def test_hostile_names_stay_text() -> None:
     )  # fmt: skip
     report = Report(
         evil, evil, evil, 0.0, 10.0, (score,), {evil: evil},
-        (Trial(evil, evil, (0,), 1.0, 9.0, 8.0, "lost", evil),), (),
+        (Assignment(evil, evil, (0,), 1.0, 9.0, 8.0, "lost", evil),), (),
         (WorkerSeen(evil, evil, (0,), 0.0, 0.5, 0.5, 1.0, 9.0, evil),), 5.0, 20.0, 0.5, groups=(score,),
         licences={evil: evil},
     )  # fmt: skip

@@ -38,7 +38,7 @@ def works(draw: st.DrawFn) -> list[Work]:
 
 
 def blocks_of(p: Plan) -> list[tuple[str, int]]:
-    return [(s.task, b) for parcel in p.parcels for s in parcel.shards for b in s.blocks]
+    return [(s.task, b) for bundle in p.bundles for s in bundle.shards for b in s.blocks]
 
 
 @settings(max_examples=60, deadline=None)
@@ -112,16 +112,16 @@ def test_the_bound_is_below_the_true_optimum() -> None:
 def test_a_large_dataset_is_split_and_small_ones_are_merged() -> None:
     work = [Work("large", (1.0,) * 400)] + [Work(f"small{i}", (0.1,)) for i in range(40)]
     p = plan(work, (1,) * 8, Costs(10.0, 0.01))
-    large = [q for q in p.parcels if q.shards[0].task == "large"]
+    large = [q for q in p.bundles if q.shards[0].task == "large"]
     assert len(large) >= 8
-    assert len([q for q in p.parcels if q.shards[0].task != "large"]) <= 20  # two or more of them at once
+    assert len([q for q in p.bundles if q.shards[0].task != "large"]) <= 20  # two or more of them at once
     assert p.makespan_s < 1.05 * p.lower_bound_s
 
 
 def test_a_long_metric_starts_early() -> None:
     work = [Work(f"t{i}", (10.0,) * 4) for i in range(8)] + [Work("code", (5.0,), score_s=100.0)]
     p = plan(work, (1, 1), Costs(0.0, 0.01))
-    first = min(x.start for x in p.placements if any(s.task == "code" for s in x.parcel.shards))
+    first = min(x.start for x in p.placements if any(s.task == "code" for s in x.bundle.shards))
     assert first == 0.0
     assert p.makespan_s < 1.05 * p.lower_bound_s
 
@@ -129,7 +129,7 @@ def test_a_long_metric_starts_early() -> None:
 def test_a_metric_that_is_shared_out_does_not_push_ahead() -> None:
     work = [Work("code", (5.0,), score_s=100.0, score_parts=20), Work("judged", (5.0,), score_s=30.0)]
     p = plan(work, (1,), Costs(0.0, 0.01, cpu_workers=20))
-    assert [s.task for x in p.placements for s in x.parcel.shards] == ["judged", "code"]
+    assert [s.task for x in p.placements for s in x.bundle.shards] == ["judged", "code"]
     assert p.makespan_s == pytest.approx(35.0, abs=0.1)  # the shared one takes five seconds, beside the other
 
 
@@ -137,13 +137,13 @@ def test_switching_costs_limit_how_finely_a_task_is_cut() -> None:
     work = [Work("t", (1.0,) * 100)]
     fine, coarse = plan(work, (1,) * 4, Costs(0, 0.001)), plan(work, (1,) * 4, Costs(0, 1.0))
     assert fine.shards > coarse.shards
-    assert all(q.expected_s >= 10 for q in coarse.parcels)
+    assert all(q.expected_s >= 10 for q in coarse.bundles)
 
 
 def test_wide_tasks_go_to_wide_workers_only() -> None:
     work = [Work("wide", (10.0,) * 4, gpus=4), Work("narrow", (10.0,) * 8)]
     p = plan(work, (4, 1, 1, 1, 1), Costs())
-    assert {x.worker for x in p.placements if x.parcel.gpus == 4} == {0}
+    assert {x.worker for x in p.placements if x.bundle.gpus == 4} == {0}
     assert arrange(8, work) in ((4, 1, 1, 1, 1), (4, 4))
     with pytest.raises(ValueError, match="needs 4 GPUs"):
         plan(work, (1, 1))

@@ -6,13 +6,13 @@ import heapq
 import random
 
 from unbroken.evaluate.contracts import (
+    Assignment,
     Conditions,
     Metric,
     Report,
     SampleNote,
     Score,
     ScoreDone,
-    Trial,
     WorkerSeen,
 )
 
@@ -53,7 +53,7 @@ def fake_report(
                 WorkerSeen(name, f"node-{node}", (gpu,), began, fetch, load, ready, start_s=starting)
             )
             heapq.heappush(fleet, (ready, name))
-    trials: list[Trial] = []
+    trials: list[Assignment] = []
     finished: dict[str, float] = {}
     for k, (seconds, name, block) in enumerate(shards):
         at, worker = heapq.heappop(fleet)
@@ -64,7 +64,7 @@ def fake_report(
             shards.append((seconds, name, block))
         elif trouble and k % 23 == 11:
             outcome = "shared"
-        trials.append(Trial(name, worker, (block,), at, at + took, took * 0.97, outcome, why, seconds))
+        trials.append(Assignment(name, worker, (block,), at, at + took, took * 0.97, outcome, why, seconds))
         finished[name] = max(finished.get(name, 0.0), at + took)
         heapq.heappush(fleet, (at + took + 0.03, worker))
     end = max(t.ended for t in trials)

@@ -29,14 +29,17 @@ seconds, durations seconds, sizes bytes. Nothing here imports torch or a harness
 from __future__ import annotations
 
 from .asked import ModelSpec, Suite, Task, TaskPrior
-from .assigned import Conditions, Shard, Trial, WorkerSeen
+from .assigned import Assignment, Conditions, Shard, WorkerSeen
 from .json_values import Json, digest
 from .protocols import Backend, Harness, Model, ScoresInParts, ScoringPool
 from .samples import Answer, PreparedTask, Request, Sample, prompt_hash
 from .scored import Metric, Report, SampleNote, Score, ScoreDone, ScoreJob
 
+Trial = Assignment  # its former name
+
 __all__ = [
     "Answer",
+    "Assignment",
     "Backend",
     "Conditions",
     "Harness",
@@ -58,7 +61,6 @@ __all__ = [
     "Suite",
     "Task",
     "TaskPrior",
-    "Trial",
     "WorkerSeen",
     "digest",
     "prompt_hash",

@@ -17,8 +17,8 @@ class Shard:
 
 
 @dataclass(frozen=True)
-class Trial:
-    """One worker's visit to one shard: a bar of the Gantt chart."""
+class Assignment:
+    """What one worker did of one shard: a bar of the Gantt chart."""
 
     task: str
     worker: str
@@ -36,7 +36,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class WorkerSeen:
-    """One worker from its start to its end, with what it spent before its first trial."""
+    """One worker from its start to its end, with what it spent before its first assignment."""
 
     name: str
     node: str

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from .assigned import Conditions, Trial, WorkerSeen
+from .assigned import Assignment, Conditions, WorkerSeen
 from .samples import PreparedTask
 
 
@@ -134,15 +134,15 @@ class Report:
     scores: tuple[Score, ...]
     errors: Mapping[str, str]
     """Task name to what went wrong with it."""
-    trials: tuple[Trial, ...]
+    trials: tuple[Assignment, ...]
     scorings: tuple[ScoreDone, ...]
     workers: tuple[WorkerSeen, ...]
     lower_bound_s: float
     """No plan on these workers can be shorter, given the measured times."""
     naive_s: float
-    """The same measured times, one trial per dataset, the model loaded each time, metrics inside the GPU job."""
+    """The same measured times, one job per dataset, the model loaded each time, metrics inside the GPU job."""
     busy_fraction: float
-    """Share of worker time from `started` to the last trial's end spent inside `Harness.run`."""
+    """Share of worker time from `started` to the last assignment's end spent inside `Harness.run`."""
     expected_s: float = 0.0
     """What the plan promised before the start."""
     groups: tuple[Score, ...] = ()

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 class Item:
     """One block of the queue."""
 
-    visit: int
+    assignment: int
     task: str
     block: int
 

@@ -1,4 +1,4 @@
-"""What the coordinator knows of a worker that is connected, and the bars that its visits leave on the chart."""
+"""What the coordinator knows of a worker that is connected, and the bars that its assignments leave on the chart."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ...link.bounds import Message
-from ..contracts import Trial, WorkerSeen
+from ..contracts import Assignment, WorkerSeen
 from .wire import pack
 
 
 @dataclass
-class Visit:
-    """A parcel's shard while a worker is at it."""
+class OpenAssignment:
+    """One shard of a bundle while a worker is at it."""
 
     task: str
     number: int
@@ -47,7 +47,7 @@ class Link:
     ready: float = 0.0
     uncompiled: int = 0
     told: set[str] = field(default_factory=set)
-    visits: dict[int, Visit] = field(default_factory=dict)
+    assignments: dict[int, OpenAssignment] = field(default_factory=dict)
     answered: int = 0
     at: tuple[str, int] = ("", -1)
     since: float = 0.0
@@ -80,40 +80,40 @@ class Link:
 
     def note_block(
         self, number: int, block: int, started: float, ended: float, prefetched: bool
-    ) -> Visit | None:
-        """Adds a block to its visit; returns the visit that it ended by beginning another one."""
+    ) -> OpenAssignment | None:
+        """Adds a block to its assignment; returns the assignment that it ended by beginning another one."""
         self.answered += 1
-        visit = self.visits.get(number)
-        if visit is None:
+        assignment = self.assignments.get(number)
+        if assignment is None:
             return None
         before = None
-        if not visit.blocks:
-            visit.started = started
-            before = next((v for n, v in self.visits.items() if n < number and v.blocks), None)
+        if not assignment.blocks:
+            assignment.started = started
+            before = next((a for n, a in self.assignments.items() if n < number and a.blocks), None)
             if self.last_end and prefetched:
                 self.gaps.append(max(0.0, started - self.last_end))
-        visit.blocks.append(block)
-        visit.ended = ended
-        visit.busy_s += ended - started
+        assignment.blocks.append(block)
+        assignment.ended = ended
+        assignment.busy_s += ended - started
         self.last_end = ended
         return before
 
-    def close_visit(self, number: int, outcome: str, why: str = "") -> Trial | None:
-        """Ends a visit; None if no block was answered in it."""
-        visit = self.visits.pop(number, None)
-        if visit is None or (not visit.blocks and outcome == "done"):
+    def close_assignment(self, number: int, outcome: str, why: str = "") -> Assignment | None:
+        """Ends an assignment; None if no block was answered in it."""
+        assignment = self.assignments.pop(number, None)
+        if assignment is None or (not assignment.blocks and outcome == "done"):
             return None
         now = time.time()
-        return Trial(
-            visit.task,
+        return Assignment(
+            assignment.task,
             self.name,
-            tuple(visit.blocks),
-            visit.started or now,
-            visit.ended or now,
-            visit.busy_s,
-            "shared" if outcome == "done" and visit.shared else outcome,
+            tuple(assignment.blocks),
+            assignment.started or now,
+            assignment.ended or now,
+            assignment.busy_s,
+            "shared" if outcome == "done" and assignment.shared else outcome,
             why,
-            visit.expected_s,
+            assignment.expected_s,
         )
 
 

@@ -1,22 +1,24 @@
 """Messages between coordinator and workers: 4 bytes of length, big-endian, then a JSON object with a key `op`.
 
 Worker to coordinator
-    hello    token, name, node, gpus, pid, now, sees        the first one
-    ready    fetch_s, load_s, cached                        the model is loaded
+    hello    version, token, name, node, gpus, pid, now, sees  the first one
+    ready    fetch_s, load_s, cached, conditions, uncompiled   the model is loaded
     block    task, block, visit, started, ended, answers, conditions
-    failed   task, block, visit, kind, why                  this block raised; the worker goes on
+    failed   task, block, visit, kind, why, started, ended  this block raised; the worker goes on
     yielded  blocks                                         what it gives up of what it was asked for
     beat     task, block, since                             every `beat_s`, from a thread
     unfit    kind, what, where, todo                        the model does not load; the worker ends
     bye      why
 
 Coordinator to worker
-    welcome  spec, model, places, beat_s                    load it
-    task     prepared, lines (none where files are seen)    before its first block
-    work     visit, task, blocks                            append to the queue
+    welcome  suite, spec, model, beat_s                     load it
+    refused  why                                            another version, or a name that is taken
+    task     prepared                                       before its first block
+    work     visit, task, blocks, lines                     append to the queue; lines: the samples, where files are not seen
     yield    blocks                                         give up those that have not begun
-    lines    task, block, lines                             answer to `want`
     stop     why                                            end after the block in flight
+
+`visit` is the number of the assignment that a block belongs to.
 """
 
 from __future__ import annotations

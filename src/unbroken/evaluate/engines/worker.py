@@ -176,9 +176,9 @@ class Worker:
         """Answers what is in the queue until it is stopped; an exit code. Raises ModelChanged."""
         number = -1
         while (item := self.queue.take()) is not None:
-            if item.visit != number:
+            if item.assignment != number:
                 loaded.model.restore()  # a batch that was halved for one shard is not halved for the next
-                number = item.visit
+                number = item.assignment
             if not self._answer(loaded, item):
                 return EvaluationError.exit_code
         return 0
@@ -199,7 +199,7 @@ class Worker:
         finally:
             self._now = None
         try:
-            self._send("block", task=item.task, block=item.block, visit=item.visit, started=started, ended=time.time(),
+            self._send("block", task=item.task, block=item.block, visit=item.assignment, started=started, ended=time.time(),
                        answers=[json.loads(encode_answer(a)) for a in answers], conditions=encode(loaded.model.conditions))  # fmt: skip
         except TooLarge as e:
             self._failed(
@@ -210,7 +210,7 @@ class Worker:
         return True
 
     def _failed(self, item: Item, started: float, kind: str, why: str) -> None:
-        self._send("failed", task=item.task, block=item.block, visit=item.visit, kind=kind, why=why, started=started,
+        self._send("failed", task=item.task, block=item.block, visit=item.assignment, kind=kind, why=why, started=started,
                    ended=time.time())  # fmt: skip
 
 

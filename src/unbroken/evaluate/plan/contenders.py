@@ -1,4 +1,4 @@
-"""The policies that ours is measured against, in simulated time: one trial per dataset, the published one, OpenCompass'.
+"""The policies that ours is measured against, in simulated time: one job per dataset, the published one, OpenCompass'.
 
 Published: "Characterization of Large Language Model Development in the Datacenter" (NSDI'24), section 6.2. OpenCompass:
 its SizePartitioner (a task is a bundle of about `max_size` rows, a generated row counting `gen_coef` times) and
@@ -20,7 +20,7 @@ class Published:
     """Which of the three published techniques are on."""
 
     shared_weights: bool = True
-    """A precursor job per node loads the model into shared memory; trials read it over PCIe."""
+    """A precursor job per node loads the model into shared memory; jobs read it over PCIe."""
     metrics_apart: bool = True
     """The GPU is released after inference; metrics are CPU jobs."""
     priors: bool = True
@@ -28,7 +28,7 @@ class Published:
 
 
 @dataclass(frozen=True)
-class Visit:
+class GpuJob:
     """One GPU job: a process that loads the model and goes through pieces of datasets."""
 
     pieces: tuple[tuple[Dataset, float], ...]
@@ -41,7 +41,7 @@ class Visit:
 
 
 def baseline(datasets: Sequence[Dataset], weights: Weights, cluster: Cluster) -> Outcome:
-    """One trial per dataset in the suite's order, the model from remote storage each time, metrics in the GPU job."""
+    """One job per dataset in the suite's order, the model from remote storage each time, metrics in the GPU job."""
     return published(datasets, weights, cluster, Published(False, False, False))
 
 
@@ -54,7 +54,7 @@ def published(
     if techniques.priors:
         queue = deque(_sorted(_merge_and_split(datasets, workers)))
     else:
-        queue = deque(Visit(((d, 1.0),)) for d in datasets)
+        queue = deque(GpuJob(((d, 1.0),)) for d in datasets)
     return _simulate(queue, weights, cluster, techniques)
 
 
@@ -65,10 +65,10 @@ def opencompass(
     """OpenCompass with `rule` 'size' or 'workers' at its default settings."""
     width = min(weights.gpus(), cluster.gpus)
     workers = cluster.nodes * (cluster.gpus // width)
-    visits = (
+    jobs = (
         _by_size(datasets, max_size, gen_coef) if rule == "size" else _by_workers(datasets, workers, min_size)
     )
-    found = _simulate(deque(visits), weights, cluster, Published(False, True, False), metrics=False)
+    found = _simulate(deque(jobs), weights, cluster, Published(False, True, False), metrics=False)
     clock = Clock()
     pool = CpuPool(clock, cluster.cpus * cluster.nodes)
     for d in datasets:
@@ -76,72 +76,72 @@ def opencompass(
     return replace(found, makespan_s=found.gpu_end_s + pool.end)
 
 
-def _merge_and_split(datasets: Sequence[Dataset], workers: int) -> list[Visit]:
+def _merge_and_split(datasets: Sequence[Dataset], workers: int) -> list[GpuJob]:
     """Pieces of at most an even share of the work; what is below a quarter of that is merged up to a half."""
     total = sum(d.believed_s or d.infer_s for d in datasets)
     share = total / workers
-    visits: list[Visit] = []
+    jobs: list[GpuJob] = []
     small: list[tuple[Dataset, float]] = []
     held = 0.0
     for d in sorted(datasets, key=lambda d: (d.believed_s or d.infer_s, d.name)):
         seconds = d.believed_s or d.infer_s
         if seconds < share / 4 and d.metric_s < 30:
             if held + seconds > share / 2 and small:
-                visits.append(Visit(tuple(small)))
+                jobs.append(GpuJob(tuple(small)))
                 small, held = [], 0.0
             small.append((d, 1.0))
             held += seconds
             continue
         parts = max(1, min(round(seconds / (share / 2)), d.blocks))
-        visits += [Visit(((d, 1.0 / parts),)) for _ in range(parts)]
+        jobs += [GpuJob(((d, 1.0 / parts),)) for _ in range(parts)]
     if small:
-        visits.append(Visit(tuple(small)))
-    return visits
+        jobs.append(GpuJob(tuple(small)))
+    return jobs
 
 
-def _sorted(visits: Sequence[Visit]) -> list[Visit]:
+def _sorted(jobs: Sequence[GpuJob]) -> list[GpuJob]:
     """Long metrics first, then the longest. A GPU that is free takes the next one in turn."""
     return sorted(
-        visits,
+        jobs,
         key=lambda v: (-max(d.metric_s for d, _ in v.pieces) // 30, -v.believed_s, v.pieces[0][0].name),
     )
 
 
-def _by_size(datasets: Sequence[Dataset], max_size: int, gen_coef: int) -> list[Visit]:
+def _by_size(datasets: Sequence[Dataset], max_size: int, gen_coef: int) -> list[GpuJob]:
     def cost(d: Dataset) -> int:
         return d.rows * (gen_coef if d.generates else d.choices)
 
-    visits: list[Visit] = []
+    jobs: list[GpuJob] = []
     bundle: list[tuple[Dataset, float]] = []
     held = 0
     for d in sorted(datasets, key=lambda d: (-cost(d), d.name)):
         if cost(d) > max_size:
             step = max(max_size // (gen_coef if d.generates else d.choices), 1)
             for start in range(0, d.rows, step):
-                visits.append(Visit(((d, min(step, d.rows - start) / d.rows),)))
+                jobs.append(GpuJob(((d, min(step, d.rows - start) / d.rows),)))
             continue
         if held + cost(d) > max_size and bundle:
-            visits.append(Visit(tuple(bundle)))
+            jobs.append(GpuJob(tuple(bundle)))
             bundle, held = [], 0
         bundle.append((d, 1.0))
         held += cost(d)
-    return visits + ([Visit(tuple(bundle))] if bundle else [])
+    return jobs + ([GpuJob(tuple(bundle))] if bundle else [])
 
 
-def _by_workers(datasets: Sequence[Dataset], workers: int, min_size: int) -> list[Visit]:
+def _by_workers(datasets: Sequence[Dataset], workers: int, min_size: int) -> list[GpuJob]:
     """Every dataset in `workers` parts; part i of all datasets makes task i."""
     tasks: list[list[tuple[Dataset, float]]] = [[] for _ in range(workers)]
     for d in datasets:
         step = max(-(-d.rows // workers), min_size)
         for i, start in enumerate(range(0, d.rows, step)):
             tasks[i].append((d, min(step, d.rows - start) / d.rows))
-    return [Visit(tuple(t)) for t in tasks if t]
+    return [GpuJob(tuple(t)) for t in tasks if t]
 
 
 def _simulate(
-    queue: deque[Visit], weights: Weights, cluster: Cluster, how: Published, *, metrics: bool = True
+    queue: deque[GpuJob], weights: Weights, cluster: Cluster, how: Published, *, metrics: bool = True
 ) -> Outcome:  # fmt: skip
-    """Runs the visits; every GPU takes the next one from the common queue."""
+    """Runs the jobs; every GPU takes the next one from the common queue."""
     width = min(weights.gpus(), cluster.gpus)
     per_node = cluster.gpus // width
     clock = Clock()
@@ -155,13 +155,13 @@ def _simulate(
 
     def gpu(index: int) -> Process:
         while queue:
-            visit = queue.popleft()
+            job = queue.popleft()
             found.loads += 1
             yield Wait(seconds=weights.start_s)
             if not how.shared_weights:
                 yield Wait(link=links[index // per_node], size=weights.bytes)
             yield Wait(seconds=weights.bytes / width / cluster.pcie)
-            for d, share in visit.pieces:
+            for d, share in job.pieces:
                 # Every process tokenises and builds the prompts of its own part, but reads the whole dataset.
                 yield Wait(seconds=d.preprocess_s * (0.5 + 0.5 * share))
                 yield Wait(seconds=d.infer_s * share)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from ..contracts import Shard
-from .planner import SIMULATED_PARCELS, Costs, Parcel, Plan, Work, plan
+from .planner import SIMULATED_BUNDLES, Bundle, Costs, Plan, Work, plan
 from .priors import Correction
 
 TRIES = 3
@@ -66,8 +66,8 @@ class Dispatcher:
         self._open: dict[str, set[int]] = {}
         self._failures: dict[Block, list[str]] = {}
         """Who failed at it, each time."""
-        self._urgent: list[Parcel] = []
-        self._pending: list[Parcel] = []  # the next one is popped from the end
+        self._urgent: list[Bundle] = []
+        self._pending: list[Bundle] = []  # the next one is popped from the end
         self._planned_for = len(workers)
         self._answers = 0
         """Since what waits was planned."""
@@ -75,7 +75,7 @@ class Dispatcher:
         self._planned_with: dict[str, float] = {}
         """The correction of each task in the plan."""
         self.plan: Plan = plan((), workers, costs)
-        self.add(work, budget=SIMULATED_PARCELS)
+        self.add(work, budget=SIMULATED_BUNDLES)
 
     # ---- what happens
 
@@ -147,22 +147,22 @@ class Dispatcher:
 
     # ---- what to do
 
-    def next_parcel(self, name: str) -> Parcel | None:
-        """The most urgent parcel that this worker can take; it is the worker's from now on."""
-        # Workers wait while it is planned, the longer the more waits: each parcel has to be worth an answer.
+    def next_bundle(self, name: str) -> Bundle | None:
+        """The most urgent bundle that this worker can take; it is the worker's from now on."""
+        # Workers wait while it is planned, the longer the more waits: each bundle has to be worth an answer.
         if self._outdated and self._answers >= len(self._pending):
             self.replan()
         busy = self.workers[name]
         for waiting in (self._urgent, self._pending):
             for i in range(len(waiting) - 1, -1, -1):
                 if waiting[i].gpus <= busy.gpus and not self._barred(name, waiting[i]):
-                    parcel = self._still_open(waiting.pop(i))
-                    if parcel is None:
-                        return self.next_parcel(name)
-                    taken = [(s.task, b) for s in parcel.shards for b in s.blocks]
+                    bundle = self._still_open(waiting.pop(i))
+                    if bundle is None:
+                        return self.next_bundle(name)
+                    taken = [(s.task, b) for s in bundle.shards for b in s.blocks]
                     busy.queue += taken
                     busy.ahead += math.fsum(self._seconds[t][b] for t, b in taken)
-                    return parcel
+                    return bundle
         return None
 
     def steal_for(self, name: str) -> Steal | None:
@@ -192,7 +192,7 @@ class Dispatcher:
 
     @property
     def waiting(self) -> bool:
-        """Whether some parcel has no worker."""
+        """Whether some bundle has no worker."""
         return bool(self._urgent or self._pending)
 
     def expected(self, blocks: Iterable[Block]) -> float:
@@ -249,10 +249,10 @@ class Dispatcher:
         tried, gpus = self._failures.get(block, ()), self.work[block[0]].gpus
         return any(w.gpus >= gpus and w.name not in tried for w in self.workers.values())
 
-    def _barred(self, name: str, parcel: Parcel) -> bool:
+    def _barred(self, name: str, bundle: Bundle) -> bool:
         if not self._failures:
             return False
-        return any(self._for_others(name, (s.task, b)) for s in parcel.shards for b in s.blocks)
+        return any(self._for_others(name, (s.task, b)) for s in bundle.shards for b in s.blocks)
 
     def _note_failure(self, name: str, block: Block, why: str) -> list[Block]:
         tried = self._failures.setdefault(block, [])
@@ -273,17 +273,17 @@ class Dispatcher:
             else:
                 shards.append(Shard(task, (number,), s, g))
         for shard in reversed(shards):
-            self._urgent.append(Parcel((shard,), shard.expected_s + self.costs.switch_s))
+            self._urgent.append(Bundle((shard,), shard.expected_s + self.costs.switch_s))
 
-    def _still_open(self, parcel: Parcel) -> Parcel | None:
+    def _still_open(self, bundle: Bundle) -> Bundle | None:
         shards = []
-        for s in parcel.shards:
+        for s in bundle.shards:
             blocks = tuple(b for b in s.blocks if self.is_open((s.task, b)))
             if blocks:
                 shards.append(
                     s if len(blocks) == len(s.blocks) else Shard(s.task, blocks, s.expected_s, s.gpus)
                 )
-        return Parcel(tuple(shards), parcel.expected_s, parcel.urgency) if shards else None
+        return Bundle(tuple(shards), bundle.expected_s, bundle.urgency) if shards else None
 
     def _maybe_replan(self) -> None:
         """Cuts what waits anew for the workers that are there, if there are many more than planned for."""
@@ -329,7 +329,7 @@ class Dispatcher:
         found = plan(work, workers, costs, budget=budget)
         if not started:
             self.plan = found
-        self._pending = list(reversed(found.parcels))
+        self._pending = list(reversed(found.bundles))
         self._planned_for = len(workers)
         self._answers, self._outdated = 0, False
         self._planned_with = {t: self.correction.factor(t) for t in self.work}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ..contracts import PreparedTask, Report, Score, ScoreDone, Trial, WorkerSeen
+from ..contracts import Assignment, PreparedTask, Report, Score, ScoreDone, WorkerSeen
 from .contenders import baseline
 from .planner import Costs, Work, lower_bound
 from .simulated import Cluster, Dataset, Weights
@@ -30,7 +30,7 @@ class Measured:
     checkpoint: str
     started: float
     """When the first worker was started."""
-    trials: Sequence[Trial]
+    assignments: Sequence[Assignment]
     blocks: Sequence[BlockTime]
     scorings: Sequence[ScoreDone]
     workers: Sequence[WorkerSeen]
@@ -48,10 +48,10 @@ def report(
     errors: Mapping[str, str],
 ) -> Report:
     """Puts the numbers together; pure."""
-    ends = [t.ended for t in seen.trials]
+    ends = [t.ended for t in seen.assignments]
     last_gpu = max(ends, default=seen.started)
     ended = max([last_gpu, *(s.ended for s in seen.scorings)])
-    busy = sum(t.busy_s for t in seen.trials)
+    busy = sum(t.busy_s for t in seen.assignments)
     span = sum(max(0.0, min(w.ended or last_gpu, last_gpu) - w.started) for w in seen.workers)
     return Report(
         suite=seen.suite,
@@ -61,7 +61,7 @@ def report(
         ended=ended,
         scores=tuple(scores),
         errors=dict(errors),
-        trials=tuple(seen.trials),
+        trials=tuple(seen.assignments),
         scorings=tuple(seen.scorings),
         workers=tuple(seen.workers),
         lower_bound_s=bound(seen),
@@ -75,7 +75,7 @@ def report(
 
 
 def with_times_of(found: Report, before: Report | None) -> Report:
-    """The report with the times, trials and workers of the one before it, where this run asked the model nothing.
+    """The report with the times, assignments and workers of the one before it, where this run asked the model nothing.
 
     The same command shows a finished evaluation again; its page then still says how the scores came about.
     """
@@ -117,7 +117,7 @@ def bound(seen: Measured) -> float:
 
 
 def naive(seen: Measured, prepared: Mapping[str, PreparedTask]) -> float:
-    """The makespan of the naive plan: one trial per dataset, a new process and load each, prompts and metric inside."""
+    """The makespan of the naive plan: one job per dataset, a new process and load each, prompts and metric inside."""
     infer: dict[str, float] = {}
     for b in seen.blocks:
         infer[b.task] = infer.get(b.task, 0.0) + b.seconds

@@ -1,7 +1,7 @@
-"""Turns expected run times into an ordered list of parcels, and says how long they will take at the very least.
+"""Turns expected run times into an ordered list of bundles, and says how long they will take at the very least.
 
-Pure functions over data: the same input gives the same plan on every machine. A *parcel* is what a worker is handed
-at once: one shard of a large task, or several whole small tasks. Parcels wait in one queue, the most urgent first;
+Pure functions over data: the same input gives the same plan on every machine. A *bundle* is what a worker is handed
+at once: one shard of a large task, or several whole small tasks. Bundles wait in one queue, the most urgent first;
 a worker that falls idle takes the next one (dispatch.py). How finely to cut, and in which order, is decided by
 simulating the candidates and keeping the best:
 
@@ -22,12 +22,12 @@ from typing import NamedTuple
 from ..contracts import Shard
 
 MAX_OVERHEAD = 0.05
-"""Share of a parcel's time that may go into switching to it."""
+"""Share of a bundle's time that may go into switching to it."""
 _FRACTIONS = (16, 32, 64)
-"""Of a worker's share of the work, the longest parcel. Coarser ones would do if run times were known: what was handed out by
+"""Of a worker's share of the work, the longest bundle. Coarser ones would do if run times were known: what was handed out by
 times that prove wrong keeps a worker from what has become urgent."""
-SIMULATED_PARCELS = 24_000
-"""At most so many parcels are simulated for all candidates together: 10,000 shards stay far below a second."""
+SIMULATED_BUNDLES = 24_000
+"""At most so many bundles are simulated for all candidates together: 10,000 shards stay far below a second."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Costs:
     cpu_workers: int = 1
 
 
-class Parcel(NamedTuple):
+class Bundle(NamedTuple):
     """What a worker is handed at once."""
 
     shards: tuple[Shard, ...]
@@ -89,19 +89,19 @@ class Parcel(NamedTuple):
 
 
 class Placement(NamedTuple):
-    """Where and when the plan expects a parcel."""
+    """Where and when the plan expects a bundle."""
 
     worker: int
     start: float
     end: float
-    parcel: Parcel
+    bundle: Bundle
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Parcels, most urgent first, and what is expected of them."""
+    """Bundles, most urgent first, and what is expected of them."""
 
-    parcels: tuple[Parcel, ...]
+    bundles: tuple[Bundle, ...]
     makespan_s: float
     """Until the last score."""
     gpu_end_s: float
@@ -112,14 +112,14 @@ class Plan:
 
     @property
     def shards(self) -> int:
-        """Number of shards in all parcels."""
-        return sum(len(p.shards) for p in self.parcels)
+        """Number of shards in all bundles."""
+        return sum(len(p.shards) for p in self.bundles)
 
 
 def plan(
-    work: Iterable[Work], workers: Sequence[int], costs: Costs = Costs(), *, budget: int = SIMULATED_PARCELS
+    work: Iterable[Work], workers: Sequence[int], costs: Costs = Costs(), *, budget: int = SIMULATED_BUNDLES
 ) -> Plan:
-    """The best plan found for workers with so many GPUs each; `budget` parcels are simulated for it at most.
+    """The best plan found for workers with so many GPUs each; `budget` bundles are simulated for it at most.
 
     Raises ValueError if a task needs more GPUs than any worker has, or there is no worker.
     """
@@ -145,7 +145,7 @@ def plan(
                 break
             simulated += len(cut)
             ordered = order(cut, by_name, rule)
-            found = rehearse(ordered, tasks, workers, costs, bound, f"{rule}, parcels up to {size:.3g} s")
+            found = rehearse(ordered, tasks, workers, costs, bound, f"{rule}, bundles up to {size:.3g} s")
             if best is None or found.makespan_s < best.makespan_s - 1e-9:
                 best = found
         if best is not None and best.makespan_s <= bound * 1.002:
@@ -155,7 +155,7 @@ def plan(
 
 
 def _sizes(tasks: Sequence[Work], workers: Sequence[int], costs: Costs, bound: float) -> list[float]:
-    """Longest parcels to try, in seconds, coarse to fine."""
+    """Longest bundles to try, in seconds, coarse to fine."""
     floor = costs.switch_s / MAX_OVERHEAD
     span = max(bound - costs.load_s, 1e-9)
     share = math.fsum(w.seconds for w in tasks) / len(workers)
@@ -163,13 +163,13 @@ def _sizes(tasks: Sequence[Work], workers: Sequence[int], costs: Costs, bound: f
     return sorted(found, reverse=True)
 
 
-def cut_and_merge(tasks: Sequence[Work], size: float, costs: Costs) -> list[Parcel]:
-    """Cuts what is longer than `size` into even shards of whole blocks; joins what is much shorter into parcels.
+def cut_and_merge(tasks: Sequence[Work], size: float, costs: Costs) -> list[Bundle]:
+    """Cuts what is longer than `size` into even shards of whole blocks; joins what is much shorter into bundles.
 
-    Only whole tasks without a long metric are joined, and only up to a quarter of `size`, so that a parcel never
+    Only whole tasks without a long metric are joined, and only up to a quarter of `size`, so that a bundle never
     holds back a score or makes the tail coarser.
     """
-    parcels: list[Parcel] = []
+    bundles: list[Bundle] = []
     small: dict[int, list[Shard]] = {}
     held: dict[int, float] = {}
     for w in tasks:
@@ -178,14 +178,14 @@ def cut_and_merge(tasks: Sequence[Work], size: float, costs: Costs) -> list[Parc
             shard = Shard(w.task, w.numbers, w.seconds, w.gpus)
             cost = w.seconds + costs.switch_s
             if held.get(w.gpus, 0.0) + cost > size / 4 and small.get(w.gpus):
-                parcels.append(_parcel(small.pop(w.gpus), costs))
+                bundles.append(_bundle(small.pop(w.gpus), costs))
                 held[w.gpus] = 0.0
             small.setdefault(w.gpus, []).append(shard)
             held[w.gpus] = held.get(w.gpus, 0.0) + cost
             continue
-        parcels += [_parcel([s], costs) for s in cut(w, pieces)]
-    parcels += [_parcel(shards, costs) for shards in small.values()]
-    return parcels
+        bundles += [_bundle([s], costs) for s in cut(w, pieces)]
+    bundles += [_bundle(shards, costs) for shards in small.values()]
+    return bundles
 
 
 def cut(work: Work, pieces: int) -> list[Shard]:
@@ -211,17 +211,17 @@ def cut(work: Work, pieces: int) -> list[Shard]:
     return shards
 
 
-def _parcel(shards: Sequence[Shard], costs: Costs) -> Parcel:
-    return Parcel(tuple(shards), math.fsum(s.expected_s for s in shards) + costs.switch_s * len(shards))
+def _bundle(shards: Sequence[Shard], costs: Costs) -> Bundle:
+    return Bundle(tuple(shards), math.fsum(s.expected_s for s in shards) + costs.switch_s * len(shards))
 
 
 RULES = ("long metrics first", "longest first", "longest with metric first")
 
 
-def order(parcels: Sequence[Parcel], work: Mapping[str, Work], rule: str) -> list[Parcel]:
-    """Parcels with their urgency set, most urgent first; wide ones first, since fewer workers can take them."""
+def order(bundles: Sequence[Bundle], work: Mapping[str, Work], rule: str) -> list[Bundle]:
+    """Bundles with their urgency set, most urgent first; wide ones first, since fewer workers can take them."""
     made = []
-    for p in parcels:
+    for p in bundles:
         first = work[p.shards[0].task]
         tail, whole = first.tail_s, first.seconds
         for s in p.shards[1:]:
@@ -232,27 +232,27 @@ def order(parcels: Sequence[Parcel], work: Mapping[str, Work], rule: str) -> lis
             key = (-float(p.gpus), -p.expected_s, -tail, 0.0)
         else:
             key = (-float(p.gpus), -(whole + tail), -tail, -p.expected_s)
-        made.append(Parcel(p.shards, p.expected_s, key))
+        made.append(Bundle(p.shards, p.expected_s, key))
     made.sort(key=lambda p: (p.urgency, p.shards[0].task, p.shards[0].blocks[:1]))
     return made
 
 
 def rehearse(
-    parcels: Sequence[Parcel],
+    bundles: Sequence[Bundle],
     work: Sequence[Work],
     workers: Sequence[int],
     costs: Costs,
     bound: float,
     rule: str,
 ) -> Plan:
-    """What happens if every parcel takes as long as expected: list scheduling, then the metrics on the CPU workers."""
+    """What happens if every bundle takes as long as expected: list scheduling, then the metrics on the CPU workers."""
     free = {
         g: [(costs.load_s, i) for i, have in enumerate(workers) if have == g] for g in sorted(set(workers))
     }
     landed: dict[str, float] = {}
     placements = []
     widths = list(free)
-    for p in parcels:
+    for p in bundles:
         g = widths[0]
         if len(widths) > 1:
             need = p.gpus
@@ -273,7 +273,7 @@ def rehearse(
             end = max(heapq.heappop(cpus), at) + seconds
             heapq.heappush(cpus, end)
             last = max(last, end)
-    return Plan(tuple(parcels), last, gpu_end, bound, rule, tuple(placements))
+    return Plan(tuple(bundles), last, gpu_end, bound, rule, tuple(placements))
 
 
 def lower_bound(work: Sequence[Work], workers: Sequence[int], costs: Costs = Costs()) -> float:

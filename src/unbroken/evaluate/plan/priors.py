@@ -82,7 +82,7 @@ class Measured:
     """Samples of the whole task, though an evaluation may have asked fewer; 0: not known."""
 
     def add(self, samples: int, seconds: float) -> Measured:
-        """With one more trial, weighed by its number of samples (Welford's update; Chan et al. 1983)."""
+        """With one more observation, weighed by its number of samples (Welford's update; Chan et al. 1983)."""
         if samples <= 0 or seconds <= 0:
             return self
         x, weight = math.log(seconds / samples), float(samples)
@@ -104,7 +104,7 @@ class Measured:
 
     @property
     def spread(self) -> float:
-        """Geometric standard deviation between trials, with a floor and one pseudo-trial of a factor 1.3."""
+        """Geometric standard deviation between observations, with a floor and one pseudo-observation of a factor 1.3."""
         variance = self.m2 / self.samples if self.samples else 0.0
         prior = math.log(1.3) ** 2
         return math.exp(math.sqrt((variance * self.count + prior) / (self.count + 1)))
@@ -295,7 +295,7 @@ class Correction:
     """Learns, while a run goes, how far the priors are off: one factor for all tasks, one for each.
 
     The common factor carries the device and the model; a task's own one carries its lengths. Both are means of log
-    ratios, shrunk towards 1 by one pseudo-observation, so that a single odd trial moves little.
+    ratios, shrunk towards 1 by one pseudo-observation, so that a single odd block moves little.
     """
 
     def __init__(self) -> None:

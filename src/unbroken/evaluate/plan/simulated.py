@@ -1,12 +1,12 @@
 """Evaluation in simulated time: the real dispatcher and planner, and the published policies, on a cluster that is arithmetic.
 
 A cluster has nodes with GPUs, one storage link per node that concurrent loads share evenly, a PCIe link per GPU and
-CPU workers. What a policy pays is counted the same way for every arm:
+CPU workers. What a policy pays is counted the same way for every contender:
 
     start-up of a process (imports, device context), fetch over the node's link, load over PCIe,
     preprocessing, inference, metric
 
-The arms are in contenders.py; this file is the clock, the link and our own arm.
+The other contenders are in contenders.py; this file is the clock, the link and our own.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from .dispatch import Block, Dispatcher
-from .planner import SIMULATED_PARCELS, Costs, Work, lower_bound
+from .planner import SIMULATED_BUNDLES, Costs, Work, lower_bound
 
 _LEFTOVER = 1024.0
 """Bytes below which a transfer is over: what floating point leaves of 10^11 bytes must not be waited for."""
@@ -83,7 +83,7 @@ class Dataset:
 
 @dataclass
 class Outcome:
-    """What one arm took."""
+    """What one contender took."""
 
     makespan_s: float
     gpu_end_s: float
@@ -211,7 +211,7 @@ class Techniques:
 
     shared_weights: bool = True
     """One fetch per node into shared memory, one load per worker that then drains the queue; else a new process and a
-    fetch from remote storage for every parcel."""
+    fetch from remote storage for every bundle."""
     scoring_apart: bool = True
     """Prompts are built, and metrics computed, on CPUs; else inside the GPU job."""
     planning: bool = True
@@ -220,7 +220,7 @@ class Techniques:
 
 @dataclass
 class _Run:
-    """State shared by our arm's processes."""
+    """State shared by our processes."""
 
     clock: Clock
     cluster: Cluster
@@ -282,7 +282,7 @@ def ours(
     named = {d.name: d for d in datasets}
     run = _Run(clock, cluster, dispatcher, named, weights, cpus, switch_s, techniques, links, pcie_s)
     if staged or not techniques.scoring_apart:
-        dispatcher.add([_work(d, true=False) for d in datasets], budget=SIMULATED_PARCELS)
+        dispatcher.add([_work(d, true=False) for d in datasets], budget=SIMULATED_BUNDLES)
     else:
         _prepare(run, datasets)
 
@@ -349,8 +349,8 @@ def _worker(run: _Run, name: str) -> Process:
 
 def _drain(run: _Run, name: str) -> Process:
     while True:
-        parcel = run.dispatcher.next_parcel(name)
-        if parcel is None:
+        bundle = run.dispatcher.next_bundle(name)
+        if bundle is None:
             steal = run.dispatcher.steal_for(name)
             if steal is not None:
                 run.steals += 1
@@ -364,17 +364,17 @@ def _drain(run: _Run, name: str) -> Process:
             run.gpu_end = max(run.gpu_end, run.clock.now)
             run.dispatcher.leave(name, blame=False)
             return
-        run.given[name] = [(s.task, b) for s in parcel.shards for b in s.blocks]
+        run.given[name] = [(s.task, b) for s in bundle.shards for b in s.blocks]
         if not run.techniques.shared_weights:
             run.loads += 1
             yield Wait(seconds=run.weights.start_s)
             yield Wait(link=run.links[int(name[1:].partition("g")[0])], size=run.weights.bytes)
             yield Wait(seconds=run.load_s)
-        yield from _visit(run, name)
+        yield from _answer_bundle(run, name)
 
 
-def _visit(run: _Run, name: str) -> Process:
-    """A parcel, block by block; others may take from its end meanwhile."""
+def _answer_bundle(run: _Run, name: str) -> Process:
+    """A bundle, block by block; others may take from its end meanwhile."""
     apart = run.techniques.scoring_apart
     previous = None
     while run.given[name]:

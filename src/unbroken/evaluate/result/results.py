@@ -202,13 +202,13 @@ def summary(report: Report) -> str:
         text += f"; {report.makespan_s / bound:.2f} times the lower bound of {Duration(bound)}"
     if (found := against_naive(report)) is not None:
         text += (
-            f"; one trial per dataset would have taken {Duration(report.naive_s)}: this was {' '.join(found)}"
+            f"; one job per dataset would have taken {Duration(report.naive_s)}: this was {' '.join(found)}"
         )
     return text + "."
 
 
 def against_naive(report: Report) -> tuple[str, str] | None:
-    """How much faster, or slower, than one trial per dataset, as ('1.70 x', 'faster than that'); None where that is unknown."""
+    """How much faster, or slower, than one job per dataset, as ('1.70 x', 'faster than that'); None where that is unknown."""
     if report.naive_s <= 0 or report.makespan_s <= 0:
         return None
     ratio = report.naive_s / report.makespan_s

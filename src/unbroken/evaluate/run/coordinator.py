@@ -36,8 +36,8 @@ from .loop import TICK_S, Loop
 from .settings import Abort, Settings
 from .state import EventLog, Observed, Run, TaskTable
 from .tasks.checks import Checked, check_tasks, stand_by
-from .tasks.intake import Intake
-from .tasks.landing import ScoringQueue
+from .tasks.preparation import Preparation
+from .tasks.scoring_queue import ScoringQueue
 
 
 class Coordinator:
@@ -82,19 +82,21 @@ class Coordinator:
         job, settings, loop = self.job, self.settings, asyncio.get_running_loop()
         incarnation = 1 + sum(1 for e in events(job.folder.journal) if e["event"] == "begin")
         preparers = Preparers(settings.prepare_workers, job.folder.log("prepare"), self.launchers.imports)
-        intake = Intake(
+        preparation = Preparation(
             job.suite, job.spec, job.folder, preparers, self.table.errors, keep_going=settings.keep_going
         )
         data_there = asyncio.Event()
         standing_by = asyncio.create_task(stand_by(job, self.launchers, settings, data_there))
-        checking = asyncio.create_task(check_tasks(job, intake, data_there))
+        checking = asyncio.create_task(check_tasks(job, preparation, data_there))
         finding = loop.run_in_executor(None, self._locate)
         try:
             await self._unless_ended(
                 {checking, finding},
-                lambda: progress.of_checks(intake, data_there.is_set(), self.table.errors),
+                lambda: progress.of_checks(preparation, data_there.is_set(), self.table.errors),
             )
-            return await self._evaluate(incarnation, checking.result(), finding.result(), intake, standing_by)
+            return await self._evaluate(
+                incarnation, checking.result(), finding.result(), preparation, standing_by
+            )
         finally:
             self.control.fetches_end.set()
             checking.cancel()
@@ -119,7 +121,7 @@ class Coordinator:
                 one.result()
 
     async def _evaluate(
-        self, incarnation: int, checked: Checked, located: Located, intake: Intake, standing_by: asyncio.Task[None]
+        self, incarnation: int, checked: Checked, located: Located, preparation: Preparation, standing_by: asyncio.Task[None]
     ) -> Report:  # fmt: skip
         """From the first worker to the report."""
         job, settings, table = self.job, self.settings, self.table
@@ -141,10 +143,10 @@ class Coordinator:
                     ScoringQueue(job.folder, key, located.checkpoint, store, pool, self.control.wake)
                 ) as scoring:
                     loop = Loop(run, checked, store, scoring, self.links, standing_by)
-                    await loop.evaluate(intake, self._display)
+                    await loop.evaluate(preparation, self._display)
             prepared = [table.prepared[t] for t in table.states if t in table.prepared]
-            groups = await intake.combine(prepared, scoring.scores)
-            found = write_report(run, scoring.scores, groups, intake.seconds, loop.expected_s)
+            groups = await preparation.combine(prepared, scoring.scores)
+            found = write_report(run, scoring.scores, groups, preparation.seconds, loop.expected_s)
             save_estimates(run)
             self._display.show(loop.progress, now=True)
             note_end(run, found)

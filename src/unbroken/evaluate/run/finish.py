@@ -26,7 +26,7 @@ def write_report(
             )
     started = observed.started or min((s.started for s in observed.scorings), default=time.time())
     order = {t: i for i, t in enumerate(table.states)}  # as the suite has them
-    seen = Measured(suite.name, run.job.spec.title, run.located.checkpoint, started, observed.trials, observed.blocks,
+    seen = Measured(suite.name, run.job.spec.title, run.located.checkpoint, started, observed.assignments, observed.blocks,
                     observed.scorings, observed.workers, prepare_s, run.settings.cpu_workers, expected_s, observed.reused)  # fmt: skip
     ordered = sorted(scores.values(), key=lambda s: order.get(s.task, len(order)))
     found = report(seen, table.prepared, ordered, groups, table.errors)

@@ -28,7 +28,7 @@ class Forecast:
     expected: dict[str, Expected]
     plan: Plan
     naive_s: float
-    """One trial per dataset, the model loaded each time, metrics inside."""
+    """One job per dataset, the model loaded each time, metrics inside."""
     unchecked: Mapping[str, str] = field(default_factory=dict)
     """Tasks that their harness could not be asked about, and why."""
 
@@ -40,7 +40,7 @@ class Forecast:
             "tasks": {t: {"seconds": e.seconds, "spread": e.spread, "score_s": e.score_s, "source": e.source} for t, e in self.expected.items()},
             "parcels": [
                 {"worker": p.worker, "start_s": p.start, "end_s": p.end,
-                 "shards": [{"task": s.task, "blocks": len(s.blocks), "first_block": s.blocks[0]} for s in p.parcel.shards]}
+                 "shards": [{"task": s.task, "blocks": len(s.blocks), "first_block": s.blocks[0]} for s in p.bundle.shards]}
                 for p in self.plan.placements
             ],
         }  # fmt: skip
@@ -122,7 +122,7 @@ def forecast_text(f: Forecast) -> str:
     """For people."""
     rows = [("task", "expected", "spread", "metric", "shards", "from")]
     shards: dict[str, int] = {}
-    for p in f.plan.parcels:
+    for p in f.plan.bundles:
         for s in p.shards:
             shards[s.task] = shards.get(s.task, 0) + 1
     for t, e in sorted(f.expected.items(), key=lambda kv: -kv[1].seconds):
@@ -134,13 +134,13 @@ def forecast_text(f: Forecast) -> str:
     lines = columns(rows)
     lines += [
         "",
-        f"{_many(len(f.workers), 'worker')}, {_many(made.shards, 'shard')} in {_many(len(made.parcels), 'parcel')} ({made.rule}); "
+        f"{_many(len(f.workers), 'worker')}, {_many(made.shards, 'shard')} in {_many(len(made.bundles), 'bundle')} ({made.rule}); "
         "x/1.6: two times in three, the time lies between 1/1.6 and 1.6 times the expected one",
         f"expected makespan {Duration(made.makespan_s)}, GPUs released after {Duration(made.gpu_end_s)}",
         f"lower bound {Duration(made.lower_bound_s)}: the plan is {made.makespan_s / made.lower_bound_s:.3f} times it"
         if made.lower_bound_s
         else "",
-        f"one trial per dataset: {Duration(f.naive_s)}, {f.naive_s / made.makespan_s:.2f} times as long"
+        f"one job per dataset: {Duration(f.naive_s)}, {f.naive_s / made.makespan_s:.2f} times as long"
         if made.makespan_s
         else "",
         *(f"not looked up: {task}: {why}" for task, why in f.unchecked.items()),

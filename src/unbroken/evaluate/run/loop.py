@@ -11,7 +11,7 @@ from ...errors import EvaluationError
 from ..contracts import Task
 from ..engines.live import Link, Progress
 from ..plan.dispatch import Dispatcher
-from ..plan.planner import SIMULATED_PARCELS, Costs
+from ..plan.planner import SIMULATED_BUNDLES, Costs
 from ..plan.priors import PriorBook, load_book
 from ..result.answers import AnswerStore
 from .control import as_user_error
@@ -19,8 +19,8 @@ from .progress import Display, View
 from .settings import Abort
 from .state import Run
 from .tasks.checks import Checked
-from .tasks.intake import Intake
-from .tasks.landing import ScoringQueue
+from .tasks.preparation import Preparation
+from .tasks.scoring_queue import ScoringQueue
 from .tasks.tasks import Tasks
 from .workers.feeding import Feeder
 from .workers.server import listening
@@ -65,9 +65,9 @@ class Loop:
         """Where it stands."""
         return self.view.progress(staffed=self.workers.staffed, prepared=self.tasks.waiting == 0)
 
-    async def evaluate(self, intake: Intake, display: Display) -> None:
+    async def evaluate(self, preparation: Preparation, display: Display) -> None:
         """Returns when every task is scored or has failed. Raises Abort."""
-        self.tasks.add(list(self.checked.prepared.values()), budget=SIMULATED_PARCELS)
+        self.tasks.add(list(self.checked.prepared.values()), budget=SIMULATED_BUNDLES)
         needed = not self.tasks.answered
         self._check_widths(self.checked.tasks)
         async with contextlib.AsyncExitStack() as stack:
@@ -75,7 +75,7 @@ class Loop:
             if needed:
                 await stack.enter_async_context(listening(self.run, self.feeder))
                 order = sorted(self.waiting, key=lambda t: -self.tasks.guess_s(t))
-                doing = [asyncio.create_task(self._prepare(t, intake)) for t in order]
+                doing = [asyncio.create_task(self._prepare(t, preparation)) for t in order]
                 doing.append(asyncio.create_task(self.workers.begin(stack)))
                 for d in doing:
                     d.add_done_callback(self._abort_if_failed)
@@ -99,8 +99,8 @@ class Loop:
                 raise Abort(EvaluationError(f"task '{t.name}' needs a worker with {t.gpus} GPUs, the widest has {widest}",
                                             where=self.run.job.suite.name, hint=f"Give --gpus-per-worker {t.gpus}"))  # fmt: skip
 
-    async def _prepare(self, task: Task, intake: Intake) -> None:
-        await self.tasks.prepare(task, intake)
+    async def _prepare(self, task: Task, preparation: Preparation) -> None:
+        await self.tasks.prepare(task, preparation)
         self.feeder.feed_all()
 
     def _abort_if_failed(self, done: asyncio.Task[None]) -> None:

@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from ..contracts import Score, Trial
+from ..contracts import Assignment, Score
 from ..engines.live import Link, Progress, Watcher
 from ..plan.dispatch import Dispatcher
 from .state import Run, TaskTable
-from .tasks.intake import Intake
+from .tasks.preparation import Preparation
 
 EVERY_S = 0.25
 
@@ -30,13 +30,13 @@ class Display:
             self._watcher(progress())
 
 
-def of_checks(intake: Intake, data_there: bool, errors: dict[str, str]) -> Progress:
+def of_checks(preparation: Preparation, data_there: bool, errors: dict[str, str]) -> Progress:
     """Before the model is there."""
     phase = "looking up the tasks"
     if data_there:
         phase = "fetching the model"
-    elif intake.to_look:
-        phase = f"looking at the data: {intake.looked} of {intake.to_look} tasks"
+    elif preparation.to_look:
+        phase = f"looking at the data: {preparation.looked} of {preparation.to_look} tasks"
     return Progress(phase, time.time(), 0.0, {}, {}, 0.0, 0.0, dict(errors))
 
 
@@ -85,11 +85,11 @@ class View:
             )
             found[link.name] = {
                 "node": link.node, "gpus": list(link.gpus), "state": state, "task": queue[0][0] if queue else "",
-                "busy": round(_busy_s(link, observed.trials) / span, 3),
+                "busy": round(_busy_s(link, observed.assignments) / span, 3),
             }  # fmt: skip
         return found
 
 
-def _busy_s(link: Link, trials: Iterable[Trial]) -> float:
-    ended = sum(t.busy_s for t in trials if t.worker == link.name)
-    return ended + sum(v.busy_s for v in link.visits.values())
+def _busy_s(link: Link, assignments: Iterable[Assignment]) -> float:
+    ended = sum(t.busy_s for t in assignments if t.worker == link.name)
+    return ended + sum(a.busy_s for a in link.assignments.values())

@@ -100,7 +100,7 @@ def read_progress(file: Path) -> Progress:
         text(p)  # tasks and workers are plain tables: whether they hold what is shown, showing them says
     except (InputError, UsageError, LookupError, TypeError, ValueError, ArithmeticError) as e:
         raise ContractError("the file does not say where the evaluation stands", where=str(file),
-                            hint="The same `unbroken eval run` writes it anew") from e  # fmt: skip
+                            hint="The same `unbroken eval run` writes it again") from e  # fmt: skip
     return p
 
 

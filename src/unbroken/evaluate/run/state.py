@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..contracts import PreparedTask, ScoreDone, Trial, WorkerSeen
+from ..contracts import Assignment, PreparedTask, ScoreDone, WorkerSeen
 from ..model.locate import Located
 from ..plan.outcome import BlockTime
 from ..plan.priors import Expected
@@ -46,7 +46,7 @@ class Observed:
     """When the first worker was started, or joined; 0: none yet."""
     gpu_end: float = 0.0
     """When the last answer was here; 0: some are missing."""
-    trials: list[Trial] = field(default_factory=list)
+    assignments: list[Assignment] = field(default_factory=list)
     blocks: list[BlockTime] = field(default_factory=list)
     scorings: list[ScoreDone] = field(default_factory=list)
     workers: list[WorkerSeen] = field(default_factory=list)

@@ -54,7 +54,7 @@ class Block:
 
     task: str
     number: int
-    visit: int
+    assignment: int
     started: float
     ended: float
     answers: tuple[Json, ...]

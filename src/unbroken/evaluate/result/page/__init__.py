@@ -45,9 +45,9 @@ def render(report: Report) -> str:
     average = f"{percent(report.busy_fraction)} on average"
     busy = share_curve(values, report.makespan_s, span, "busy workers", average, "Share of GPUs inside inference over time") if values else Markup()  # fmt: skip
     spent = dict.fromkeys((s.task for s in report.scores), 0.0)
-    for trial in report.trials:
-        if trial.task in spent:
-            spent[trial.task] += trial.busy_s
+    for one in report.trials:
+        if one.task in spent:
+            spent[one.task] += one.busy_s
     spans = summary.spans(report)
     standard = summary.usual(report.scores)
     places = {"all-scores": report.scores, "makespan": spans, "timeline": rows, "workers": report.workers}

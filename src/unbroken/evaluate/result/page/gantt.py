@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ....page.charts import gantt
 from ....page.charts.gantt import Bar
-from ...contracts import Report, ScoreDone, Trial, WorkerSeen
+from ...contracts import Assignment, Report, ScoreDone, WorkerSeen
 from .markup import duration, natural, percent
 
 
@@ -26,18 +26,18 @@ class Row(gantt.Row):
 def rows_of(report: Report) -> list[Row]:
     """GPU workers by node, then CPU workers; bars in order of time."""
     t0 = report.started
-    trials: dict[str, list[Trial]] = {}
-    for trial in report.trials:
-        trials.setdefault(trial.worker, []).append(trial)
+    assignments: dict[str, list[Assignment]] = {}
+    for one in report.trials:
+        assignments.setdefault(one.worker, []).append(one)
     rows = []
     last = max([report.ended, *(t.ended for t in report.trials)])
     for w in sorted(report.workers, key=lambda w: (natural(w.node), w.gpus, natural(w.name))):
         bars = list(_starting(w, t0))
-        for t in sorted(trials.pop(w.name, []), key=lambda t: t.started):
-            bars.append(_trial(t, t0))
+        for t in sorted(assignments.pop(w.name, []), key=lambda t: t.started):
+            bars.append(_bar(t, t0))
         rows.append(Row(_name(w), tuple(bars), node=w.node, life=(w.started - t0, (w.ended or last) - t0)))
-    for name in sorted(trials):  # a worker that never said hello, yet has trials: never hidden
-        rows.append(Row(name, tuple(_trial(t, t0) for t in trials[name]), life=(0.0, last - t0)))
+    for name in sorted(assignments):  # a worker that never said hello, yet has some: never hidden
+        rows.append(Row(name, tuple(_bar(t, t0) for t in assignments[name]), life=(0.0, last - t0)))
     cpus = sorted({worker for s in report.scorings for worker, _, _ in s.bars}, key=natural)
     for cpu in cpus:
         bars = [
@@ -84,7 +84,7 @@ def _starting(w: WorkerSeen, t0: float) -> Sequence[Bar]:
     return out
 
 
-def _trial(t: Trial, t0: float) -> Bar:
+def _bar(t: Assignment, t0: float) -> Bar:
     kind = {"done": "infer", "shared": "shared"}.get(t.outcome, t.outcome)
     took = t.ended - t.started
     share = f", {percent(t.busy_s / took)} inside inference" if took > 0 else ""
@@ -99,7 +99,7 @@ def _trial(t: Trial, t0: float) -> Bar:
 
 
 def busy_curve(report: Report, points: int = 240) -> list[float]:
-    """Share of GPU workers inside a trial, in `points` equal slices from start to end."""
+    """Share of GPU workers inside an assignment, in `points` equal slices from start to end."""
     span = report.makespan_s
     if span <= 0 or not report.workers:
         return []

@@ -50,12 +50,15 @@ def tiles(report: Report) -> list[Tile]:
         )
     if (found := against_naive(report)) is not None:
         figure, how = found
-        than = f"{how} {'as' if how == 'as fast' else 'than'} one trial per dataset"
+        than = f"{how} {'as' if how == 'as fast' else 'than'} one job per dataset"
         takes = f"which takes {duration(report.naive_s)} with the same times"
         out.append((figure, than, takes, "warn" if how == "slower" else ""))
     busy = report.busy_fraction
     mood = "good" if busy >= 0.9 else "warn" if busy < 0.5 else ""
-    return [*out, (percent(busy), "of worker time spent on inference", "until the last trial ended", mood)]
+    return [
+        *out,
+        (percent(busy), "of worker time spent on inference", "until the last assignment ended", mood),
+    ]
 
 
 def spans(report: Report) -> list[tuple[str, float, str, str]]:
@@ -66,7 +69,7 @@ def spans(report: Report) -> list[tuple[str, float, str, str]]:
         ("Promised", report.expected_s, "promise", "what the plan expected before the start"),
         ("This evaluation", report.makespan_s, "ours", f"from the start to the last score{missing}"),
         (
-            "One trial per dataset",
+            "One job per dataset",
             report.naive_s,
             "naive",
             "model loaded each time, metrics inside the GPU job",
@@ -115,7 +118,7 @@ def as_csv(report: Report) -> str:
 
 
 def workers(report: Report) -> list[tuple[WorkerSeen, float, int, int]]:
-    """Each worker with its busy share, its trials, and how many of them were lost."""
+    """Each worker with its busy share, its assignments, and how many of them were lost."""
     end = max([t.ended for t in report.trials], default=report.ended)
     out = []
     for w in sorted(report.workers, key=lambda w: (natural(w.node), w.gpus, natural(w.name))):

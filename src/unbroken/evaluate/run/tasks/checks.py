@@ -12,7 +12,7 @@ from ...contracts import PreparedTask, Task
 from ...model.locate import model_files
 from ..job import Job, Launchers
 from ..settings import Settings
-from .intake import Intake
+from .preparation import Preparation
 
 STAND_BY_S = 0.3
 """If data and model are not there by then, workers are started to import what they will need."""
@@ -31,13 +31,13 @@ class Checked:
     """What the sandbox of generated code lacks on this machine, where a task needs it."""
 
 
-async def check_tasks(job: Job, intake: Intake, data_there: asyncio.Event) -> Checked:
+async def check_tasks(job: Job, preparation: Preparation, data_there: asyncio.Event) -> Checked:
     """The tasks; what is missing is reported while the model is on its way. Sets `data_there`. Raises Abort, UsageError."""
     job.folder.compare(job.question())
-    tasks = await intake.expand()
+    tasks = await preparation.expand()
     loop = asyncio.get_running_loop()
     files = await loop.run_in_executor(None, functools.partial(model_files, job.spec, job.folder.model_files))
-    prepared = await intake.check(tasks, files)
+    prepared = await preparation.check(tasks, files)
     data_there.set()
     weaknesses: list[str] = []
     if any(t.metric == "code" for t in tasks):

@@ -12,8 +12,8 @@ from ...plan.priors import Expected, Features, PriorBook, features_of
 from ...result.answers import AnswerStore
 from ..control import as_user_error
 from ..state import Run
-from .intake import Intake
-from .landing import ScoringQueue
+from .preparation import Preparation
+from .scoring_queue import ScoringQueue
 
 _log = logging.getLogger(__name__)
 
@@ -37,10 +37,10 @@ class Tasks:
         """Whether every block of every task is answered or given up."""
         return self.waiting == 0 and self.dispatcher.finished
 
-    async def prepare(self, task: Task, intake: Intake) -> None:
+    async def prepare(self, task: Task, preparation: Preparation) -> None:
         """Prepares a task and plans it; one that fails ends the run, unless it is to go on without."""
         try:
-            self.add([await intake.prepare(task)])
+            self.add([await preparation.prepare(task)])
         except Exception as found:  # noqa: BLE001  whatever it is, the others must not wait for this task
             e = as_user_error(found, f"task {task.name}")
             self.run.table.fail(task.name, str(e))

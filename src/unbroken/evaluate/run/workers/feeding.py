@@ -11,7 +11,7 @@ from ....errors import ModelChanged
 from ....journal.codec import encode
 from ....link.bounds import Malformed, Message
 from ...contracts import PreparedTask
-from ...engines.live import Link, Visit
+from ...engines.live import Link, OpenAssignment
 from ...engines.wire import VERSION, pack
 from ...plan.dispatch import Dispatcher
 from ...plan.outcome import BlockTime
@@ -72,9 +72,9 @@ class Feeder:
         polite = bool(link.leaving)
         self.run.observed.gaps += link.gaps
         lost = self.dispatcher.leave(link.name, blame=blame and not polite)
-        for number, visit in list(link.visits.items()):
-            outcome = "done" if polite and visit.blocks else "lost"
-            self._close_visit(link, number, outcome, link.leaving or why)
+        for number, assignment in list(link.assignments.items()):
+            outcome = "done" if polite and assignment.blocks else "lost"
+            self._close_assignment(link, number, outcome, link.leaving or why)
         self.run.observed.workers.append(link.seen(link.leaving or why, time.time()))
         self.run.log.note("gone", worker=link.name, why=link.leaving or why, given_up=[list(b) for b in lost])
         for task in {t for t, _ in lost}:
@@ -138,9 +138,9 @@ class Feeder:
         prepared, block = self.run.table.prepared[m.task], (m.task, m.number)
         started, ended = link.believable(m.started, m.ended)
         self.workers.has_answered(link.name)
-        before = link.note_block(m.visit, m.number, started, ended, prefetched=True)
+        before = link.note_block(m.assignment, m.number, started, ended, prefetched=True)
         if before is not None:
-            self._close_visit(link, before.number)
+            self._close_assignment(link, before.number)
         was_open = self.dispatcher.is_open(block)
         if m.problems:
             why = f"{len(m.problems)} samples without an answer: {m.problems[0]}"
@@ -170,8 +170,8 @@ class Feeder:
         self.feed_all()
 
     def _yielded(self, link: Link, given: Sequence[tuple[str, int]]) -> None:
-        for v in link.visits.values():
-            v.shared = v.shared or any(t == v.task for t, _ in given)
+        for a in link.assignments.values():
+            a.shared = a.shared or any(t == a.task for t, _ in given)
         self.dispatcher.yielded(link.name, given)
         self.feed_all()
 
@@ -200,15 +200,15 @@ class Feeder:
         self.run.control.wake()
 
     def _feed(self, link: Link) -> None:
-        """Keeps a worker's queue from running dry: the next parcel is sent while its last block is answered."""
+        """Keeps a worker's queue from running dry: the next bundle is sent while its last block is answered."""
         busy = self.dispatcher.workers.get(link.name)
         if busy is None:
             return
         while len(busy.queue) <= 1 and not link.leaving:
-            parcel = self.dispatcher.next_parcel(link.name)
-            if parcel is None:
+            bundle = self.dispatcher.next_bundle(link.name)
+            if bundle is None:
                 break
-            for shard in parcel.shards:
+            for shard in bundle.shards:
                 self._send_shard(link, shard.task, shard.blocks, shard.expected_s)
         if not busy.queue:
             self._steal_for(link)
@@ -224,8 +224,8 @@ class Feeder:
 
     def _steal_for(self, link: Link) -> None:
         """A worker with nothing to do gets the tail of another one's shard."""
-        for number in list(link.visits):
-            self._close_visit(link, number)
+        for number in list(link.assignments):
+            self._close_assignment(link, number)
         steal = self.dispatcher.steal_for(link.name)
         if steal is not None:
             self.run.log.note("steal", thief=link.name, victim=steal.victim, blocks=len(steal.blocks))
@@ -237,17 +237,17 @@ class Feeder:
             link.told.add(task)
             link.send("task", prepared=encode(replace(prepared, weights=())))
         self._assignments += 1
-        link.visits[self._assignments] = Visit(task, self._assignments, expected_s)
+        link.assignments[self._assignments] = OpenAssignment(task, self._assignments, expected_s)
         lines = None if link.sees else {b: _raw_lines(prepared, b) for b in blocks}
         link.send("work", visit=self._assignments, task=task, blocks=list(blocks), lines=lines)
 
-    def _close_visit(self, link: Link, number: int, outcome: str = "done", why: str = "") -> None:
-        trial = link.close_visit(number, outcome, why)
-        if trial is None:
+    def _close_assignment(self, link: Link, number: int, outcome: str = "done", why: str = "") -> None:
+        ended = link.close_assignment(number, outcome, why)
+        if ended is None:
             return
-        self.run.observed.trials.append(trial)
-        self.run.log.note("trial", task=trial.task, worker=trial.worker, blocks=list(trial.blocks), started=trial.started,
-                          ended=trial.ended, busy_s=trial.busy_s, outcome=trial.outcome, expected_s=trial.expected_s)  # fmt: skip
+        self.run.observed.assignments.append(ended)
+        self.run.log.note("trial", task=ended.task, worker=ended.worker, blocks=list(ended.blocks), started=ended.started,
+                          ended=ended.ended, busy_s=ended.busy_s, outcome=ended.outcome, expected_s=ended.expected_s)  # fmt: skip
 
 
 def _raw_lines(prepared: PreparedTask, block: int) -> list[str]:

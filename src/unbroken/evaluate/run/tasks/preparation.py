@@ -21,7 +21,7 @@ PATIENCE_S = 10.0
 """How long others are waited for once a task cannot run: without a network each of them may take half a minute."""
 
 
-class Intake:
+class Preparation:
     """The tasks of one evaluation on their way in. What cannot run is in `errors`, or ends it all."""
 
     def __init__(
