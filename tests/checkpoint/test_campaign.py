@@ -13,7 +13,7 @@ from tests.support.fault_injection import Campaign
 @pytest.mark.parametrize(
     ("rounds", "megabytes"),
     [
-        (4, 0.16),
+        (2, 0.16),
         pytest.param(60, 0.16, marks=[pytest.mark.slow, pytest.mark.timeout(900)]),
         pytest.param(15, 40.0, marks=[pytest.mark.slow, pytest.mark.timeout(900)]),  # several chunks a file
     ],

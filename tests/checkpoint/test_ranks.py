@@ -189,7 +189,8 @@ def test_whether_a_restored_checkpoint_is_durable_is_the_same_on_all_ranks(
     r.open()
     got, _ = r.restore()
     assert [(g.step, g.source, g.durable) for g in got] == [(2, "memory", True), (2, "disk", True)]
-    r.save(3)
+    for saved in r.save(3):
+        saved.wait("host", 15)
     r.vanish()
     r.open()
     got, _ = r.restore()

@@ -42,7 +42,7 @@ def test_a_killed_training_goes_on_from_memory(stage: Stage) -> None:
     stage.until_durable(20)
 
 
-@combinations(thin=(("own", "run"),))
+@combinations()
 def test_a_stopped_training_goes_on_from_its_last_checkpoint(stage: Stage) -> None:
     stage.start().until_durable(10)
     code = stage.stop()

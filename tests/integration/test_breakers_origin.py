@@ -25,7 +25,7 @@ def imported(stage: Stage, to: str, step: int) -> subprocess.CompletedProcess[st
     )  # fmt: skip
 
 
-@combinations(places=("own", "run"), thin=(("run", "run"),))
+@combinations(places=("own", "run"))
 def test_a_training_goes_on_from_an_import_into_a_fresh_folder(stage: Stage) -> None:
     to = "run" if stage.place == "run" else "checkpoints"
     done = imported(stage, to, 300)

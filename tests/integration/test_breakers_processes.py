@@ -355,7 +355,7 @@ def test_a_rank_that_leaves_early_under_torchrun_loses_nothing(stage: Stage) -> 
     stage.goes_on(32)
 
 
-@combinations(thin=(("own", "alone"),))
+@combinations()
 def test_a_killed_keeper_loses_nothing(stage: Stage) -> None:
     stage.steps = 2000
     stage.start().until_durable(10)

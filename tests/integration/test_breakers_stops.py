@@ -100,7 +100,7 @@ def test_a_stop_while_an_attempt_starts_loses_nothing(stage: Stage) -> None:
     assert stage.restored()[starts][0] >= 24, stage.story()
 
 
-@combinations(places=("own", "run"), thin=())
+@combinations(places=("own", "run"))
 def test_a_stopped_keeper_at_the_end_loses_nothing(stage: Stage) -> None:
     stage.start().until_durable(10)
     found = stage.faults.processes("keeper")[0].pid if stage.launcher == "run" else keeper_pid(stage.scratch)
@@ -139,7 +139,7 @@ def test_a_stop_as_a_script_changes_its_folder_writes_the_snapshot_where_it_belo
     )
 
 
-@combinations(places=("own", "run", "store"), launchers=("run",), thin=(("run", "run"),))
+@combinations(places=("own", "run", "store"), launchers=("run",))
 @pytest.mark.parametrize("end", ["stop", "completion"])
 def test_after_the_wait_for_room_the_last_checkpoint_goes_elsewhere(stage: Stage, end: str) -> None:
     """Where it was named; the next command finds it there, and goes on from it."""
@@ -166,7 +166,7 @@ def test_after_the_wait_for_room_the_last_checkpoint_goes_elsewhere(stage: Stage
             stage.goes_on(max(stage.durable()))
 
 
-@combinations(places=("own", "run", "store"), launchers=("run",), thin=(("run", "run"),))
+@combinations(places=("own", "run", "store"), launchers=("run",))
 def test_a_completion_without_its_last_checkpoint_does_not_read_completed(stage: Stage) -> None:
     stage.options, stage.steps = ["--wait-for-room", "2s"], 40
     with small_place(stage) as (refuse, allow):

@@ -39,7 +39,7 @@ torch.distributed.destroy_process_group()
 @pytest.mark.parametrize(
     "fault",
     [
-        "supervisor stopped",
+        pytest.param("supervisor stopped", marks=pytest.mark.slow),
         pytest.param("supervisor killed", marks=pytest.mark.slow),
         pytest.param("agent stopped", marks=pytest.mark.slow),
     ],

@@ -39,7 +39,9 @@ def same(a: Training, b: Training) -> None:
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize(("ranks", "more"), [(1, ["--dropout", "0.1"]), (3, [])])
+@pytest.mark.parametrize(
+    ("ranks", "more"), [(1, ["--dropout", "0.1"]), pytest.param(3, [], marks=pytest.mark.slow)]
+)
 def test_killed_at_a_random_step(
     tmp_path: Path, nursery: Nursery, text: list[str], ranks: int, more: list[str]
 ) -> None:

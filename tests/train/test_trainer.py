@@ -136,6 +136,7 @@ def test_mistakes(tokens: Tokens, monkeypatch: pytest.MonkeyPatch) -> None:
             start_world(parse(["--backend", "nccl"]).run)
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_as_a_file_and_without_the_compiler(tokens: Tokens, tmp_path: Path) -> None:
     """The file works from anywhere, and a whole training imports neither torch's compiler nor sympy."""
