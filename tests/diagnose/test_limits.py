@@ -60,7 +60,7 @@ def test_every_file_gets_its_share(tmp_path: Path, limits: Limits) -> None:
     if limits.bytes:
         assert d.verdict.reason == "CUDAError" and d.verdict.root and d.verdict.root.file == "rank-5.log"
     assert sum(s.unread for s in d.scans) == d.verdict.unread > 0
-    assert sum(s.unread + s.ending.bytes for s in d.scans) == sum(
+    assert sum(s.unread + s.log_end.bytes for s in d.scans) == sum(
         f.stat().st_size for f in tmp_path.iterdir()
     )
 
@@ -107,7 +107,7 @@ def test_a_log_that_vanishes_or_shrinks_is_no_accident(tmp_path: Path) -> None:
     sources = expand([path])
     path.write_text("short now\n")
     d = examine_sources(sources, builtin_set(), limits=Limits(bytes=200_000))
-    assert d.scans[0].ending.bytes <= 20
+    assert d.scans[0].log_end.bytes <= 20
     path.unlink()
     assert examine_sources(sources, builtin_set(), limits=Limits(bytes=200_000)).notes
 

@@ -19,7 +19,7 @@ from .wild_more import MORE
 from .wild_sixth import SIXTH
 from .wild_third import THIRD
 
-_ENDINGS = {
+_LOG_ENDS = {
     "Success": Outcome.COMPLETED, "Cancelled": Outcome.CANCELLED, "TimeLimit": Outcome.TIME_LIMIT, "Preempted": Outcome.PREEMPTED,
 }  # fmt: skip
 
@@ -36,13 +36,13 @@ def write(case: Wild, folder: Path) -> Path:
 def faults(case: Wild, v: Verdict) -> list[str]:
     """What is wrong with a verdict on a case."""
     right = v.reason in case.reasons or any(
-        v.reason is None and v.outcome is _ENDINGS[r] for r in case.reasons if r in _ENDINGS
+        v.reason is None and v.outcome is _LOG_ENDS[r] for r in case.reasons if r in _LOG_ENDS
     )
     right |= "Unknown-none" in case.reasons and v.reason is None
     out = [] if right else ["reason"]
     if not right and v.confidence >= 0.8:
         out.append("certain and wrong")
-    if v.reason is not None and set(case.reasons) & set(_ENDINGS):
+    if v.reason is not None and set(case.reasons) & set(_LOG_ENDS):
         out.append("false alarm")
     if case.evidence != "." and not (v.root and re.search(case.evidence, v.root.text)):
         out.append("line")

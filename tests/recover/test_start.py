@@ -12,7 +12,7 @@ from tests.support.run_folder import RunFolder
 from unbroken.cli.run import _default_name
 from unbroken.errors import DoesNotFit, InputError, RunDirMismatch, UsageError
 from unbroken.progress import Budgets, RunDir, Timeouts, read_spec, write_spec
-from unbroken.recover.start import _story, check_command, make_spec, run_supervised, settle_spec
+from unbroken.recover.start import _write_report, check_command, make_spec, run_supervised, settle_spec
 from unbroken.units import Bytes, Duration
 
 
@@ -138,10 +138,10 @@ def test_the_story_is_written_only_for_a_run_that_ended(tmp_path: Path) -> None:
     made = RunFolder(RunDir(tmp_path / "run"))
     made.attempt()
     made.steps(3)
-    assert _story(made.run_dir) is None and not made.run_dir.report.exists()
+    assert _write_report(made.run_dir) is None and not made.run_dir.report.exists()
     made.end()
-    assert _story(made.run_dir) == made.run_dir.report
+    assert _write_report(made.run_dir) == made.run_dir.report
     assert made.run_dir.report.exists()
     made.run_dir.term(1).write_text("{")
-    assert _story(made.run_dir) is None, "what cannot be read is no reason to fail a run"
-    assert _story(RunDir(tmp_path / "absent")) is None
+    assert _write_report(made.run_dir) is None, "what cannot be read is no reason to fail a run"
+    assert _write_report(RunDir(tmp_path / "absent")) is None

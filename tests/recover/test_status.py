@@ -20,7 +20,7 @@ from unbroken.cli.main import dispatch
 from unbroken.cli.status import screen
 from unbroken.errors import InputError
 from unbroken.progress import RunDir
-from unbroken.status import gather, standing
+from unbroken.status import gather, read_status
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def supervised_by(folder: RunFolder, **change: object) -> None:
 def test_running(made: RunFolder) -> None:
     made.attempt()
     made.steps(120)
-    s = standing(made.run_dir, now=made.now + 0.25)
+    s = read_status(made.run_dir, now=made.now + 0.25)
     assert (s.status, s.attempt, s.step) == ("running", 1, 119)
     assert s.supervisor is not None and s.supervisor.alive and s.supervisor.pid == os.getpid()
     assert s.step_s == pytest.approx(0.5, rel=0.1)
@@ -50,7 +50,7 @@ def test_running(made: RunFolder) -> None:
 def test_what_a_run_was_started_from_has_a_line_of_its_own(made: RunFolder) -> None:
     made.attempt()
     made.record("origin", origin="/data/old run", step=1200, checkpoint="step-00001200.a0000")
-    s = standing(made.run_dir)
+    s = read_status(made.run_dir)
     assert s.as_json()["started_from"] == "/data/old run, step 1200"
     assert "from        /data/old run, step 1200" in screen(s)
 
@@ -62,10 +62,10 @@ def test_a_stopped_supervisor_is_not_called_alive(made: RunFolder) -> None:
     try:
         started = psutil.Process(sleeper.pid).create_time()
         supervised_by(made, pid=sleeper.pid, pid_started=started)
-        assert ", alive (" in screen(standing(made.run_dir))
+        assert ", alive (" in screen(read_status(made.run_dir))
         os.kill(sleeper.pid, signal.SIGSTOP)
         os.waitid(os.P_PID, sleeper.pid, os.WSTOPPED | os.WNOWAIT)
-        s = standing(made.run_dir)
+        s = read_status(made.run_dir)
     finally:
         sleeper.kill()
         sleeper.wait()
@@ -85,7 +85,7 @@ def test_a_checkpoint_that_was_passed_over_is_in_status_and_report(made: RunFold
         of=1,
         skipped=[["step-00000060.a0001", "it differs from its checksum"]],
     )
-    text = " ".join(screen(standing(made.run_dir)).split())
+    text = " ".join(screen(read_status(made.run_dir)).split())
     assert (
         "step-00000060.a0001 was passed over when attempt 1 started, which restored step 40: it differs"
         in text
@@ -103,7 +103,7 @@ def test_incidents_and_a_lost_node(made: RunFolder) -> None:
     made.steps(10)
     made.steps(5)
     made.incident("hung", rank=0)
-    s = standing(made.run_dir)
+    s = read_status(made.run_dir)
     assert [n.doing for n in s.nodes] == ["starting, ranks 0–1", "lost: NodeFailure", "starting, ranks 2–3"]
     text = screen(s)
     assert "incidents   6, the last 5:" in text
@@ -122,7 +122,7 @@ def test_ended(made: RunFolder, end: str, status: str, hint: str) -> None:
     made.attempt()
     made.steps(10)
     made.end(end)
-    s = standing(made.run_dir)
+    s = read_status(made.run_dir)
     assert s.status == status
     assert hint in s.hint and bool(hint) == bool(s.hint)
     assert s.wall_s == pytest.approx(made.now - made.began)
@@ -132,7 +132,7 @@ def test_stopped_names_the_reason_and_the_command(made: RunFolder) -> None:
     made.attempt()
     made.steps(10)
     made.incident("bug", rank=1)
-    text = screen(standing(made.run_dir))
+    text = screen(read_status(made.run_dir))
     assert "stopped: KeyError: a restart cannot help" in text
     assert f"unbroken run --run-dir {made.run_dir.path}" in " ".join(text.split())
 
@@ -143,7 +143,7 @@ def test_supervisor_killed(made: RunFolder) -> None:
     victim = subprocess.Popen([sys.executable, "-c", "pass"])
     victim.wait()
     supervised_by(made, pid=victim.pid)
-    s = standing(made.run_dir)
+    s = read_status(made.run_dir)
     assert s.status == "abandoned"
     assert s.supervisor is not None and s.supervisor.alive is False
     assert "Give the same command again: it takes over or restarts. In /home/user: unbroken run" in s.hint
@@ -161,8 +161,8 @@ def test_ranks_without_a_supervisor(made: RunFolder, eventually: Callable[..., N
     }
     rank = subprocess.Popen(["sleep", "60"], env=env)
     try:
-        eventually(lambda: standing(made.run_dir).nodes[0].processes == {"rank": 1})
-        s = standing(made.run_dir)
+        eventually(lambda: read_status(made.run_dir).nodes[0].processes == {"rank": 1})
+        s = read_status(made.run_dir)
         assert s.nodes[0].doing == "still runs ranks 0–1, without a supervisor"
         assert s.nodes[1].doing == "had ranks 2–3"
         assert s.hint.startswith("1 of its processes still run: ranks end when their lease expires")
@@ -175,7 +175,7 @@ def test_supervisor_on_another_host(made: RunFolder) -> None:
     made.attempt()
     made.steps(10)
     supervised_by(made, host="far-away")
-    s = standing(made.run_dir)
+    s = read_status(made.run_dir)
     assert s.status == "unknown"
     assert "far-away" in s.hint
     assert all(n.processes is None for n in s.nodes)
@@ -189,10 +189,10 @@ def test_processes_of_the_run_are_counted(made: RunFolder, eventually: Callable[
         [sys.executable, "-c", "input()"], env={**env, "UNBROKEN_ROLE": "rank"}, stdin=subprocess.PIPE
     )
     try:
-        eventually(lambda: standing(made.run_dir).nodes[1].processes == {"rank": 1})
-        assert "[1 rank]" in screen(standing(made.run_dir))
-        assert standing(made.run_dir).nodes[0].processes == {}
-        assert "no process of the run is left on it" in screen(standing(made.run_dir))
+        eventually(lambda: read_status(made.run_dir).nodes[1].processes == {"rank": 1})
+        assert "[1 rank]" in screen(read_status(made.run_dir))
+        assert read_status(made.run_dir).nodes[0].processes == {}
+        assert "no process of the run is left on it" in screen(read_status(made.run_dir))
     finally:
         rank.kill()
         rank.wait()
@@ -203,14 +203,14 @@ def test_only_the_folder_is_there(made: RunFolder, tmp_path: Path) -> None:
     bare = RunDir(tmp_path / "bare")
     bare.path.mkdir()
     bare.spec.write_text(made.run_dir.spec.read_text())
-    s = standing(bare)
+    s = read_status(bare)
     assert (s.status, s.step, s.supervisor) == ("new", -1, None)
     assert "Start it" in screen(s) and "none yet" in screen(s)
 
 
 def test_no_run_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(InputError):
-        standing(RunDir(tmp_path))
+        read_status(RunDir(tmp_path))
     assert dispatch(["status", str(tmp_path), "--json"]) == 3
     out = capsys.readouterr()
     assert json.loads(out.out)["error"]["kind"] == "InputError"
@@ -229,18 +229,18 @@ def test_unreadable_parts(made: RunFolder) -> None:
     made.run_dir.steps(1).write_bytes(
         b"\xff\xfe\n" * 10 + b'{"step": 7, "loss": "0x1p+1", "tokens": 1, "t": 5}\n{"st'
     )
-    s = standing(made.run_dir)
+    s = read_status(made.run_dir)
     assert s.step == 7 and s.loss == 2.0
     assert any("epoch 1 cannot be read" in p for p in s.problems)
     made.run_dir.spec.write_text("command = 3")
-    assert "damaged" in screen(standing(made.run_dir))
+    assert "damaged" in screen(read_status(made.run_dir))
 
 
 def test_many_nodes_stay_on_one_screen(tmp_path: Path) -> None:
     made = RunFolder(RunDir(tmp_path / "run"), nodes=200, nproc=1, spares=10)
     made.attempt()
     made.steps(2)
-    text = screen(standing(made.run_dir))
+    text = screen(read_status(made.run_dir))
     assert "200 training: node-000, node-001, node-002 and 197 more" in text
     assert len(text.splitlines()) < 25
 
@@ -277,7 +277,7 @@ def test_while_it_is_being_written(made: RunFolder) -> None:
         deadline = time.monotonic() + 20
         looks = 0
         while time.monotonic() < deadline and (looks < 5 or seen < 100):
-            s = standing(made.run_dir)
+            s = read_status(made.run_dir)
             assert s.problems == ()
             assert s.step >= seen
             seen = s.step

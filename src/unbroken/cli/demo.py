@@ -16,7 +16,7 @@ from ..errors import RunError, RunInterrupted, StorageError, UsageError
 from ..units import Duration
 
 if TYPE_CHECKING:
-    from ..testing.story import Story
+    from ..testing.story import Scenario
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 _MARK = ".unbroken-demo"
@@ -64,7 +64,7 @@ def demo(
         if signal.getsignal(sig) is signal.SIG_DFL:
             signal.signal(sig, signal.default_int_handler)
     try:
-        story = tell(folder.absolute(), seed=seed, shape=shape, say=say, limit_s=limit_s)
+        scenario = tell(folder.absolute(), seed=seed, shape=shape, say=say, limit_s=limit_s)
     except KeyboardInterrupt:
         raise RunInterrupted(
             "the demo was stopped on request, and its runs with it",
@@ -72,14 +72,14 @@ def demo(
             hint="The same command starts it anew",
         ) from None
     report = write_report(RunDir(folder / "run"))
-    story.report = str(report)
-    (folder / "story.json").write_text(json.dumps(story.as_json(), indent=1) + "\n")
+    scenario.report = str(report)
+    (folder / "story.json").write_text(json.dumps(scenario.as_json(), indent=1) + "\n")
     say("")
-    _table(story, out)
+    _table(scenario, out)
     if json_out:
-        print(json.dumps(story.as_json()))
-    if not story.held:
-        raise RunError(f"the story did not hold: {'; '.join(story.problems)}", where=str(folder))
+        print(json.dumps(scenario.as_json()))
+    if not scenario.held:
+        raise RunError(f"the story did not hold: {'; '.join(scenario.problems)}", where=str(folder))
 
 
 def _words(text: str) -> tuple[str, ...]:
@@ -109,7 +109,7 @@ def _empty(folder: Path) -> None:
         ) from e
 
 
-def _table(story: Story, out: object) -> None:
+def _table(scenario: Scenario, out: object) -> None:
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
@@ -121,7 +121,7 @@ def _table(story: Story, out: object) -> None:
     table.add_column("what")
     for column in ("at step", "detected after", "verdict", "action", "resumed after", "steps lost"):
         table.add_column(column, no_wrap=True)
-    for t in story.incidents:
+    for t in scenario.incidents:
         v = t.verdict
         verdict = v.get("reason") or v.get("outcome") or "?"
         if v.get("confidence"):
@@ -131,7 +131,7 @@ def _table(story: Story, out: object) -> None:
             t.action, "-" if t.resumed_s is None else str(Duration(round(t.resumed_s, 2))),
             "-" if t.steps_lost is None else str(t.steps_lost),
         )  # fmt: skip
-    bug = story.script_bug
+    bug = scenario.script_bug
     if bug:
         table.add_row(
             "a bug in the script", "12", "-", bug["verdict"].get("reason") or "?", bug["verdict"].get("action", "?"),
@@ -142,16 +142,16 @@ def _table(story: Story, out: object) -> None:
         "Measured from outside: both times run from the moment of the fault. The report's begin with the last sign of progress "
         "and with the detection.\n"
     )
-    same = "bit-identical" if story.identical else "NOT identical"
+    same = "bit-identical" if scenario.identical else "NOT identical"
     console.print(
-        f"final loss {_loss(story.final_loss)}, the reference's {_loss(story.reference_loss)}: {same} "
+        f"final loss {_loss(scenario.final_loss)}, the reference's {_loss(scenario.reference_loss)}: {same} "
         f"(every step's loss, every batch, parameters and optimizer state on every rank)"
     )
     console.print(
-        f"{story.attempts} attempts, cold start {Duration(round(story.cold_start_s, 2))}, "
-        f"ETTR {story.ettr:.0%} (a fault every few seconds), {Duration(round(story.seconds))} in all"
+        f"{scenario.attempts} attempts, cold start {Duration(round(scenario.cold_start_s, 2))}, "
+        f"ETTR {scenario.ettr:.0%} (a fault every few seconds), {Duration(round(scenario.seconds))} in all"
     )
-    console.print(f"report: {story.report}", soft_wrap=True)
+    console.print(f"report: {scenario.report}", soft_wrap=True)
 
 
 def _loss(text: str) -> str:

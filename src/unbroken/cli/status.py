@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from ..status.standing import NodeStanding, Standing
+    from ..status.standing import NodeStatus, RunStatus
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 _INCIDENTS = 5
@@ -27,13 +27,13 @@ def status(
     Only reads, and works at any moment. Exit codes: 0 told, 3 the folder is no run directory.
     """
     from ..progress import RunDir
-    from ..status import standing
+    from ..status import read_status
 
-    told = standing(RunDir(run_dir))
+    told = read_status(RunDir(run_dir))
     print(json.dumps(told.as_json()) if json_out else screen(told))
 
 
-def screen(s: Standing) -> str:
+def screen(s: RunStatus) -> str:
     """The screen as text, at most about 30 lines."""
     from ..status.data import seconds_text
     from ..status.page import STATUS_TEXT, clock, node_list, when_text
@@ -96,7 +96,7 @@ def screen(s: Standing) -> str:
     return "\n".join(text)
 
 
-def _node_lines(nodes: tuple[NodeStanding, ...], names: object) -> list[str]:
+def _node_lines(nodes: tuple[NodeStatus, ...], names: object) -> list[str]:
     if not nodes:
         return []
     if len(nodes) > _NODES:
@@ -110,7 +110,7 @@ def _node_lines(nodes: tuple[NodeStanding, ...], names: object) -> list[str]:
     return [f"{'nodes' if i == 0 else '':<11} {row}" for i, row in enumerate(rows)]
 
 
-def _here(n: NodeStanding) -> str:
+def _here(n: NodeStatus) -> str:
     if n.processes is None:
         return ""
     if not n.processes:

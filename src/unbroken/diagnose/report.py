@@ -88,7 +88,7 @@ def text(
             f"        {s.id}  {s.reason or s.outcome} ({s.score:.0%} alike): {s.text.strip()[:110]}"
             for s in similar
         ]
-    read = f"{len(d.scans)} log{'s' if len(d.scans) != 1 else ''}, {sum(s.ending.lines for s in d.scans):,} lines"
+    read = f"{len(d.scans)} log{'s' if len(d.scans) != 1 else ''}, {sum(s.log_end.lines for s in d.scans):,} lines"
     lines += ["", style(f"Read {read}.{f' Incident {incident}.' if incident else ''}", "dim")]
     lines += [style(f"Note: {n}", "dim") for n in d.notes[:8]]
     if len(d.notes) > 8:
@@ -132,10 +132,10 @@ def page(d: Diagnosis, similar: tuple[Similar, ...] = ()) -> str:
         facts=facts,
         code=(excerpt.of_root(v.root, d.sources.logs, 6, 8) if v.root else []) or root,
         chart=_chart(d),
-        story=_story(d),
+        story=_events_to_show(d),
         similar=similar,
         notes=(*v.notes, *d.notes[:20]),
-        read=f"{plural(len(d.scans), 'log')}, {plural(sum(s.ending.lines for s in d.scans), 'line')}",
+        read=f"{plural(len(d.scans), 'log')}, {plural(sum(s.log_end.lines for s in d.scans), 'line')}",
         version=__version__,
         made=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
         clock=_clock,
@@ -179,7 +179,7 @@ def bundle(d: Diagnosis, out: Path) -> list[str]:
     return members
 
 
-def _story(d: Diagnosis) -> list:
+def _events_to_show(d: Diagnosis) -> list:
     """The events that a reader needs, in order: each kind once per rank, root first seen, then what followed."""
     seen: set[tuple[str, int | None]] = set()
     out = []

@@ -314,12 +314,12 @@ def run_supervised(
         with logged_to(shown):
             return asyncio.run(go())
     finally:
-        report = _story(run_dir)
+        report = _write_report(run_dir)
         if report is not None:
             shown.say(f"the report: {report}")
 
 
-def _story(run_dir: RunDir) -> Path | None:
+def _write_report(run_dir: RunDir) -> Path | None:
     """Writes the report of a run that has ended, in whatever way, and never raises.
 
     Where the run is another supervisor's by now, its journal says that it runs, and its report is that one's.

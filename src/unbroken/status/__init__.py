@@ -7,7 +7,15 @@ standing, Standing        one screen about a run, also one that is being written
 
 from .data import Report
 from .gather import gather
-from .standing import Standing, standing
+from .standing import RunStatus, read_status
 from .write import report_json, write_report, write_report_safely
 
-__all__ = ["Report", "Standing", "gather", "report_json", "standing", "write_report", "write_report_safely"]
+__all__ = [
+    "Report",
+    "RunStatus",
+    "gather",
+    "read_status",
+    "report_json",
+    "write_report",
+    "write_report_safely",
+]

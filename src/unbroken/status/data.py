@@ -35,7 +35,7 @@ class Span:
 
 
 @dataclass(frozen=True)
-class AttemptStory:
+class AttemptRecord:
     """One attempt. Times are seconds since the epoch; steps are -1 where there is none; `origin` says what it was
     to restore ('the beginning', 'step 40, memory')."""
 
@@ -55,7 +55,7 @@ class AttemptStory:
 
 
 @dataclass(frozen=True)
-class IncidentStory:
+class IncidentRecord:
     """One incident, in the words of incidents/NNNN.json; `at` is the last sign of life before it, in seconds since
     the epoch, `verdict` the verdict's JSON form."""
 
@@ -114,7 +114,7 @@ class IncidentStory:
 
 
 @dataclass(frozen=True)
-class CheckpointStory:
+class CheckpointRecord:
     """One folder of the checkpoints. `counts`: it is committed and, if its attempt was sealed, accepted by the
     seal. `time` is seconds since the epoch."""
 
@@ -142,9 +142,9 @@ class Report:
     started: float
     ended: float
     spans: tuple[Span, ...]
-    attempts: tuple[AttemptStory, ...]
-    incidents: tuple[IncidentStory, ...]
-    checkpoints: tuple[CheckpointStory, ...]
+    attempts: tuple[AttemptRecord, ...]
+    incidents: tuple[IncidentRecord, ...]
+    checkpoints: tuple[CheckpointRecord, ...]
     executions: Executions
     terms: tuple[Term, ...]
     nodes: tuple[str, ...]

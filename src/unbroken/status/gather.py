@@ -21,7 +21,7 @@ from ..cluster import LocalBackend
 from ..errors import UnbrokenError
 from ..progress import RunDir, RunSpec, Term, places, read_journal, read_spec, read_terms
 from .curve import Executions, read_executions
-from .data import AttemptStory, CheckpointStory, IncidentStory, Record, Report, Span
+from .data import AttemptRecord, CheckpointRecord, IncidentRecord, Record, Report, Span
 
 T = TypeVar("T")
 
@@ -47,14 +47,14 @@ def gather(run_dir: RunDir, *, now: float | None = None, with_steps: bool = True
     ) or read_executions([])
     if executions.damaged:
         problems.append(f"{executions.damaged} lines of steps.jsonl cannot be read and were left out")
-    incidents = tuple(read_incident_stories(run_dir, problems))
+    incidents = tuple(read_incidents(run_dir, problems))
     status, why = status_of(records, terms)
     started, ended = _extent(records, executions, terms, status, moment)
     attempts = tuple(_attempts(records, executions, status, ended))
     incidents = tuple(_with_last_sign(incidents, attempts))
     seals = {r["attempt"]: tuple(r["checkpoints"]) for r in records if r["kind"] == "seal"}
     problems += passed_over(records)
-    lying: list[CheckpointStory] = []
+    lying: list[CheckpointRecord] = []
     for place in places(run_dir, records):
         read = partial(_checkpoints, place, str(run_dir.checkpoints), seals, records)
         lying += _tolerant(problems, f"the checkpoints in {place}", read) or ()
@@ -96,7 +96,7 @@ def status_of(records: Iterable[Record], terms: Iterable[Term]) -> tuple[str, st
     return status, why
 
 
-def read_incident_stories(run_dir: RunDir, problems: list[str]) -> list[IncidentStory]:
+def read_incidents(run_dir: RunDir, problems: list[str]) -> list[IncidentRecord]:
     """The incidents, oldest first; a file that cannot be read is left out and named in `problems`."""
     found = []
     for path in sorted(run_dir.incidents.glob("[0-9]*.json")):
@@ -107,12 +107,12 @@ def read_incident_stories(run_dir: RunDir, problems: list[str]) -> list[Incident
     return found
 
 
-def _incident(value: Record, run_dir: RunDir) -> IncidentStory:
+def _incident(value: Record, run_dir: RunDir) -> IncidentRecord:
     verdict = value.get("verdict") or {}
     if not isinstance(verdict, dict):
         raise TypeError("its verdict is no object")
     number = int(value["incident"] if "incident" in value else value["number"])
-    return IncidentStory(
+    return IncidentRecord(
         number=number,
         attempt=int(value["attempt"]),
         kind=str(value["kind"]),
@@ -132,8 +132,8 @@ def _incident(value: Record, run_dir: RunDir) -> IncidentStory:
 
 
 def _with_last_sign(
-    incidents: Iterable[IncidentStory], attempts: Iterable[AttemptStory]
-) -> list[IncidentStory]:
+    incidents: Iterable[IncidentRecord], attempts: Iterable[AttemptRecord]
+) -> list[IncidentRecord]:
     """A supervisor that follows a dead one cannot know when its predecessor's ranks last stepped; the steps do."""
     last = {a.number: a.last_step_at for a in attempts if a.last_step_at is not None}
     return [
@@ -172,7 +172,9 @@ def _extent(
     return started, max(last, started)
 
 
-def _attempts(records: list[Record], executions: Executions, status: str, ended: float) -> list[AttemptStory]:
+def _attempts(
+    records: list[Record], executions: Executions, status: str, ended: float
+) -> list[AttemptRecord]:
     ends = {r["attempt"]: r for r in records if r["kind"] == "ended"}
     starts = [r for r in records if r["kind"] == "attempt"]
     every, counts = executions.all, executions.counts
@@ -191,7 +193,7 @@ def _attempts(records: list[Record], executions: Executions, status: str, ended:
         else:
             how, stopped = "running", None
         stories.append(
-            AttemptStory(
+            AttemptRecord(
                 number=number,
                 slots=tuple(str(s) for s in r["slots"]),
                 launched=float(r["t"]),
@@ -223,8 +225,8 @@ def _origin(record: Record) -> str:
 
 def _spans(
     records: list[Record],
-    attempts: tuple[AttemptStory, ...],
-    incidents: tuple[IncidentStory, ...],
+    attempts: tuple[AttemptRecord, ...],
+    incidents: tuple[IncidentRecord, ...],
     status: str,
     ended: float,
 ) -> list[Span]:
@@ -282,7 +284,7 @@ def _pauses(records: list[Record]) -> list[tuple[float, float]]:
 
 def _checkpoints(
     place: str, own: str, seals: dict[int, tuple[str, ...]], records: list[Record]
-) -> tuple[CheckpointStory, ...]:
+) -> tuple[CheckpointRecord, ...]:
     brought = {
         n
         for r in records
@@ -290,7 +292,7 @@ def _checkpoints(
         for n in r["checkpoints"]
     }
     return tuple(
-        CheckpointStory(
+        CheckpointRecord(
             f.name, f.step, f.attempt, f.status, f.bytes, f.time,
             f.committed and (f.name in brought or f.name in seals.get(f.attempt, (f.name,))), f.why,
         )

@@ -11,7 +11,7 @@ from ..page.shell import plural, render
 from ..units import Bytes
 from ..version import __version__
 from .curve import thin
-from .data import PHASES, AttemptStory, IncidentStory, Report, same_command, seconds_text
+from .data import PHASES, AttemptRecord, IncidentRecord, Report, same_command, seconds_text
 from .figures import curve_figure, timeline_figure
 
 _MAX_INCIDENTS = 200
@@ -150,26 +150,26 @@ def time_split(report: Report) -> list[tuple[str, str, float]]:
     return [*parts, ("finishing", "the rest: setting up, saving, ending", rest)]
 
 
-def what_text(i: IncidentStory) -> str:
+def what_text(i: IncidentRecord) -> str:
     """What happened, in words."""
     if not i.ended_attempt:
         return "the supervisor died; the ranks went on and its successor took over"
     return KIND_TEXT.get(i.kind, i.kind)
 
 
-def when_text(i: IncidentStory) -> str:
+def when_text(i: IncidentRecord) -> str:
     """After which step it happened."""
     return f"after step {i.step:,}" if i.step >= 0 else "before the first step"
 
 
-def _places(i: IncidentStory) -> list[str]:
+def _places(i: IncidentRecord) -> list[str]:
     """Where an incident began: rank, node, GPU."""
     gpu = (i.verdict.get("faulty") or {}).get("gpu")
     found = [f"rank {i.rank}"] if i.rank is not None else []
     return found + ([i.node] if i.node else []) + ([f"GPU {gpu}"] if gpu is not None else [])
 
 
-def _not_resumed(i: IncidentStory, report: Report) -> str:
+def _not_resumed(i: IncidentRecord, report: Report) -> str:
     if i.action == "stop":
         return "–"
     later = next((o for o in report.incidents if o.number > i.number), None)
@@ -184,7 +184,7 @@ def _in_run(file: str, report: Report) -> str:
     return inside if not inside.startswith("/") and (report.run_dir.path / inside).is_file() else ""
 
 
-def _details(i: IncidentStory) -> list[tuple[str, str]]:
+def _details(i: IncidentRecord) -> list[tuple[str, str]]:
     v = i.verdict
     phases = ", ".join(f"{PHASE_TEXT[k]} {seconds_text(i.phases[k])}" for k in PHASES if k in i.phases)
     return [
@@ -202,7 +202,7 @@ def _details(i: IncidentStory) -> list[tuple[str, str]]:
     ]
 
 
-def _origin(a: AttemptStory) -> str:
+def _origin(a: AttemptRecord) -> str:
     if a.first_step < 0 or a.origin != "the beginning":
         return a.origin
     return "the beginning" if a.first_step <= 1 else "what the script saved itself"

@@ -19,7 +19,7 @@ from ..cluster.holding.processes import marked, read_stat
 from ..errors import UnbrokenError
 from ..progress import RunDir, RunSpec, Term
 from ..progress.records.steps import Step
-from .data import IncidentStory, Record, Report, same_command
+from .data import IncidentRecord, Record, Report, same_command
 from .gather import gather
 
 _TAIL = 64 * 2**10
@@ -27,7 +27,7 @@ _KEEPER_S = 1.0
 
 
 @dataclass(frozen=True)
-class SupervisorStanding:
+class SupervisorStatus:
     """The newest supervisor. `alive` is None where it cannot be known from this host; `stopped`: its process is there
     and does not run (SIGSTOP, Ctrl-Z), so nobody supervises."""
 
@@ -40,7 +40,7 @@ class SupervisorStanding:
 
 
 @dataclass(frozen=True)
-class NodeStanding:
+class NodeStatus:
     """One node: what it does, in words, and how many of the run's processes of each role run on it (None where
     that cannot be known from this host)."""
 
@@ -50,7 +50,7 @@ class NodeStanding:
 
 
 @dataclass(frozen=True)
-class Standing:
+class RunStatus:
     """A run at `now`. `memory_step` and `disk_step` are the newest steps from which it could go on (None for
     none), `hint` what to do next. `status`: as in `Report`, or unknown: its supervisor is on another host."""
 
@@ -62,7 +62,7 @@ class Standing:
     hint: str
     started: float
     wall_s: float
-    supervisor: SupervisorStanding | None
+    supervisor: SupervisorStatus | None
     attempt: int
     attempts: int
     step: int
@@ -74,8 +74,8 @@ class Standing:
     disk_name: str | None
     started_from: str
     """What the run was given with --from, with the step of that; "" where it was given nothing."""
-    incidents: tuple[IncidentStory, ...]
-    nodes: tuple[NodeStanding, ...]
+    incidents: tuple[IncidentRecord, ...]
+    nodes: tuple[NodeStatus, ...]
     problems: tuple[str, ...]
 
     def as_json(self) -> dict[str, Any]:
@@ -90,7 +90,7 @@ class Standing:
         return value
 
 
-def standing(run_dir: RunDir, *, now: float | None = None) -> Standing:
+def read_status(run_dir: RunDir, *, now: float | None = None) -> RunStatus:
     """Where a run stands. Reads only; never waits longer than a second for each keeper on this machine.
 
     Raises InputError where the folder is no run directory.
@@ -109,7 +109,7 @@ def standing(run_dir: RunDir, *, now: float | None = None) -> Standing:
     known = [
         int(r["step"]) for r in report.events if r["kind"] in ("ended", "incident", "status") and "step" in r
     ]
-    told = Standing(
+    told = RunStatus(
         run_dir=str(run_dir.path),
         run_id=report.spec.run_id if report.spec else None,
         now=report.now,
@@ -166,10 +166,10 @@ def _tail(path: Path) -> list[Step]:
     return steps
 
 
-def _supervisor(term: Term | None, alive: bool | None) -> SupervisorStanding | None:
+def _supervisor(term: Term | None, alive: bool | None) -> SupervisorStatus | None:
     if term is None:
         return None
-    return SupervisorStanding(
+    return SupervisorStatus(
         term.pid, term.host, term.number, term.claimed, alive, bool(alive) and _is_stopped(term.pid)
     )
 
@@ -222,7 +222,7 @@ def _inventory(path: Path) -> list[Record]:
         link.disconnect()
 
 
-def _nodes(report: Report, counts: Mapping[str, Counter[str]] | None) -> list[NodeStanding]:
+def _nodes(report: Report, counts: Mapping[str, Counter[str]] | None) -> list[NodeStatus]:
     """What each node does, from the journal."""
     out: dict[str, str] = {}
     for e in report.events:
@@ -247,7 +247,7 @@ def _nodes(report: Report, counts: Mapping[str, Counter[str]] | None) -> list[No
         here = None if counts is None else dict(counts.get(name, {}))
         if doing is not None and doing.startswith("had ") and here and here.get("rank"):
             doing = f"still runs {doing.removeprefix('had ')}, without a supervisor"
-        found.append(NodeStanding(name, doing or ("spare" if last else "not used yet"), here))
+        found.append(NodeStatus(name, doing or ("spare" if last else "not used yet"), here))
     return found
 
 
@@ -269,7 +269,7 @@ def _waits(report: Report) -> dict[str, Any] | None:
     return None
 
 
-def _hint(s: Standing, report: Report) -> str:
+def _hint(s: RunStatus, report: Report) -> str:
     """The next action, as an imperative sentence; '' where there is none."""
     command = same_command(report)
     at = f"In {report.cwd}: " if report.cwd else ""

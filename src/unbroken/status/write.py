@@ -12,7 +12,7 @@ from typing import Any
 from .. import atomic
 from ..errors import MissingExtra, StorageError
 from ..progress import RunDir
-from .data import IncidentStory, Report, same_command
+from .data import IncidentRecord, Report, same_command
 from .gather import gather
 from .page import page, time_split
 
@@ -85,7 +85,7 @@ def report_json(report: Report, path: Path | None = None) -> dict[str, Any]:
     }
 
 
-def _incident(i: IncidentStory) -> dict[str, Any]:
+def _incident(i: IncidentRecord) -> dict[str, Any]:
     return {
         **asdict(i),
         "detected_s": round(i.detected_s, 3),

@@ -47,7 +47,7 @@ class Planned:
 
 
 @dataclass
-class Told:
+class InjectedFault:
     """One fault as it went. Times are seconds; `injected` is seconds since the epoch. `resumed_s` runs from the
     injection to the completion of the first step above the highest completed before it, `replay_s` is the part
     of it that repeats steps."""
@@ -65,7 +65,7 @@ class Told:
 
 
 @dataclass
-class Story:
+class Scenario:
     """All of it; `problems` lists whatever did not hold."""
 
     seed: int
@@ -74,7 +74,7 @@ class Story:
     final_loss: str = ""
     identical: bool = False
     difference: str | None = None
-    incidents: list[Told] = field(default_factory=list)
+    incidents: list[InjectedFault] = field(default_factory=list)
     attempts: int = 0
     ettr: float = 0.0
     cold_start_s: float = 0.0
@@ -260,13 +260,13 @@ def tell(
     say: Callable[[str], None],
     bug: bool = True,
     limit_s: float = 280.0,
-) -> Story:
+) -> Scenario:
     """Runs the whole story in `folder` (which must be empty or absent) and returns what was seen.
 
     Nothing is left running, whatever happens. Raises RunError when a run does not even end.
     """
     shape = shape or Shape()
-    story = Story(seed, shape.steps)
+    scenario = Scenario(seed, shape.steps)
     began = time.monotonic()
     folder.mkdir(parents=True, exist_ok=True)
     commands: list[Command] = []
@@ -301,10 +301,10 @@ def tell(
         )
         faulted.start()
         for fault in planned:
-            story.incidents.append(_inject(folder / "run", faulted, fault, say, left()))
-        _expect(story, faulted.wait(left()) == 0, "the run with faults did not complete")
-        _compare(story, folder, shape)
-        _measure(story, RunDir(folder / "run"))
+            scenario.incidents.append(_inject(folder / "run", faulted, fault, say, left()))
+        _expect(scenario, faulted.wait(left()) == 0, "the run with faults did not complete")
+        _compare(scenario, folder, shape)
+        _measure(scenario, RunDir(folder / "run"))
 
         if bug:
             say("")
@@ -315,25 +315,25 @@ def tell(
                 "bug", shape.options(0), shape.buggy(script, folder / "witness" / "bug-{rank}.jsonl")
             )
             buggy.start()
-            _judge_bug(story, RunDir(folder / "bug"), buggy.wait(left()))
+            _judge_bug(scenario, RunDir(folder / "bug"), buggy.wait(left()))
     finally:
         for c in commands:
             c.end()
         for name in ("reference", "run", "bug"):
             if (folder / name / "run.toml").exists():
-                _expect_nothing_left(story, RunDir(folder / name))
-    story.seconds = time.monotonic() - began
-    return story
+                _expect_nothing_left(scenario, RunDir(folder / name))
+    scenario.seconds = time.monotonic() - began
+    return scenario
 
 
-def _expect(story: Story, held: bool, problem: str) -> None:
+def _expect(scenario: Scenario, held: bool, problem: str) -> None:
     if not held:
-        story.problems.append(problem)
+        scenario.problems.append(problem)
 
 
 def _inject(
     run_dir: Path, command: Command, fault: Planned, say: Callable[[str], None], within: float
-) -> Told:
+) -> InjectedFault:
     _wait(lambda: (run_dir / "run.toml").exists() or not command.running, within, "the run did not start")
     if not command.running:
         raise RunError("the run ended before the first fault", where=str(run_dir))
@@ -344,7 +344,7 @@ def _inject(
     rank = sorted(ranks)[int(fault.target * len(ranks))]
     node = nodes[int(fault.target * len(nodes))]
     # From before the blow: a node's end takes a while on a busy machine, and its loss may be noticed meanwhile.
-    told = Told(fault.kind, step, time.time(), what=WHAT[fault.kind])
+    injected_fault = InjectedFault(fault.kind, step, time.time(), what=WHAT[fault.kind])
     if fault.kind == "kill_rank":
         say(f"  >>> kill -9 of rank {rank} at step {step}")
         faults.kill_rank(rank)
@@ -361,13 +361,13 @@ def _inject(
         command.start()
     if fault.kind == "kill_supervisor":
         # The ranks need not stop: the run is whole again once somebody supervises it.
-        _wait(lambda: _supervised_since(run_dir, told.injected), within, "nobody took the run over")
-        told.resumed_s = time.time() - told.injected
-        told.steps_lost = 0 if faults.step()[0] == attempt else None
-        return told
+        _wait(lambda: _supervised_since(run_dir, injected_fault.injected), within, "nobody took the run over")
+        injected_fault.resumed_s = time.time() - injected_fault.injected
+        injected_fault.steps_lost = 0 if faults.step()[0] == attempt else None
+        return injected_fault
     _wait(lambda: _past(faults, attempt, step) or not command.running, within, "the run did not come back")
-    told.resumed_s = time.time() - told.injected
-    return told
+    injected_fault.resumed_s = time.time() - injected_fault.injected
+    return injected_fault
 
 
 def _past(faults: Faults, attempt: int, step: int) -> bool:
@@ -389,64 +389,68 @@ def _wait(condition: Callable[[], bool], within: float, problem: str) -> None:
         time.sleep(0.005)
 
 
-def _compare(story: Story, folder: Path, shape: Shape) -> None:
+def _compare(scenario: Scenario, folder: Path, shape: Shape) -> None:
     """Every rank's losses, batches and final state, bit for bit."""
-    story.identical = True
+    scenario.identical = True
     for rank in range(shape.world_size):
         a = read_witness(folder / "witness" / f"reference-{rank}.jsonl")
         b = read_witness(folder / "witness" / f"run-{rank}.jsonl")
         whole = len(a.losses) == shape.steps and a.parameters is not None
         if not whole or not a.same_as(b):
-            story.identical = False
-            story.difference = f"rank {rank}: {a.difference(b) or 'the reference is not whole'}"
-            story.problems.append(f"the run differs from the reference: {story.difference}")
+            scenario.identical = False
+            scenario.difference = f"rank {rank}: {a.difference(b) or 'the reference is not whole'}"
+            scenario.problems.append(f"the run differs from the reference: {scenario.difference}")
             break
-        story.reference_loss, story.final_loss = a.losses[shape.steps], b.losses[shape.steps]
+        scenario.reference_loss, scenario.final_loss = a.losses[shape.steps], b.losses[shape.steps]
 
 
-def _measure(story: Story, run_dir: RunDir) -> None:
+def _measure(scenario: Scenario, run_dir: RunDir) -> None:
     """Takes detection, verdicts and lost steps from what the run left."""
     journal = read_journal(run_dir).records
-    story.attempts = max(r["attempt"] for r in journal if r["kind"] == "attempt")
-    story.cold_start_s = statistics.median(r["seconds"] for r in journal if r["kind"] == "first_step")
-    story.ettr = gather(run_dir).ettr or 0.0
+    scenario.attempts = max(r["attempt"] for r in journal if r["kind"] == "attempt")
+    scenario.cold_start_s = statistics.median(r["seconds"] for r in journal if r["kind"] == "first_step")
+    scenario.ettr = gather(run_dir).ettr or 0.0
     incidents = read_incidents(run_dir)
-    for told in story.incidents:
-        found = next((i for i in incidents if i["detected"] >= told.injected), None)
+    for injected_fault in scenario.incidents:
+        found = next((i for i in incidents if i["detected"] >= injected_fault.injected), None)
         if found is None:
-            story.problems.append(f"{told.kind} at step {told.at_step} left no incident")
+            scenario.problems.append(
+                f"{injected_fault.kind} at step {injected_fault.at_step} left no incident"
+            )
             continue
         incidents.remove(found)
-        told.detected_s = max(0.0, found["detected"] - told.injected)
-        told.verdict, told.action = found["verdict"], found["action"]
+        injected_fault.detected_s = max(0.0, found["detected"] - injected_fault.injected)
+        injected_fault.verdict, injected_fault.action = found["verdict"], found["action"]
         if found["steps_lost"] is not None:
-            told.steps_lost = found["steps_lost"]
-        told.replay_s = found["phases"].get("replay", 0.0)
+            injected_fault.steps_lost = found["steps_lost"]
+        injected_fault.replay_s = found["phases"].get("replay", 0.0)
     for extra in incidents:
-        story.problems.append(f"incident {extra['number']} was not injected: {extra['kind']}")
+        scenario.problems.append(f"incident {extra['number']} was not injected: {extra['kind']}")
 
 
-def _judge_bug(story: Story, run_dir: RunDir, code: int) -> None:
+def _judge_bug(scenario: Scenario, run_dir: RunDir, code: int) -> None:
     journal = read_journal(run_dir).records
     attempts = max((r["attempt"] for r in journal if r["kind"] == "attempt"), default=0)
     found = read_incidents(run_dir)
     verdict = found[-1]["verdict"] if found else {}
     stopped = code == 10 and attempts == 1
-    story.script_bug = {"stopped": stopped, "attempts": attempts, "exit_code": code, "verdict": verdict}
-    _expect(story, stopped, f"the script bug did not stop the run at once (exit {code}, {attempts} attempts)")
+    scenario.script_bug = {"stopped": stopped, "attempts": attempts, "exit_code": code, "verdict": verdict}
     _expect(
-        story,
+        scenario, stopped, f"the script bug did not stop the run at once (exit {code}, {attempts} attempts)"
+    )
+    _expect(
+        scenario,
         verdict.get("reason") == "KeyError" and verdict.get("action") == "stop",
         f"the script bug was taken for {verdict.get('reason')}",
     )
 
 
-def _expect_nothing_left(story: Story, run_dir: RunDir) -> None:
+def _expect_nothing_left(scenario: Scenario, run_dir: RunDir) -> None:
     """Says what a run left behind, and removes it: a story that failed must not go on in the background."""
     faults = Faults(run_dir)
     left = faults.left_over()
     if left:
-        story.problems.append(f"{run_dir.path.name} left things behind: {', '.join(left[:5])}")
+        scenario.problems.append(f"{run_dir.path.name} left things behind: {', '.join(left[:5])}")
         faults.end_everything()
 
 

@@ -119,7 +119,7 @@ def failed(root: Event, chron: Chronicle, scans: Sequence[FileScan], topology: T
     if root.xid is not None and _own_fault(root, root.xid, chron):
         recoverable, action, mitigation = False, "stop", root.xid.own_mitigation
     notes = (chron.why,) if chron.why and root is chron.root else ()
-    if all(s.machine for s in scans if s.ending.bytes) and not chron.progress:
+    if all(s.machine for s in scans if s.log_end.bytes) and not chron.progress:
         notes = (*notes, MACHINE_ONLY)
     if (
         reason == "OutOfMemoryError"
@@ -236,10 +236,10 @@ def _by_ending(
 ) -> Verdict | None:
     outcome = Outcome(ending.rule.outcome or "unknown")
     if outcome in (Outcome.TIME_LIMIT, Outcome.CANCELLED):
-        stop = ending.time or max((s.ending.last_time or 0.0 for s in scans), default=0.0)
+        stop = ending.time or max((s.log_end.last_time or 0.0 for s in scans), default=0.0)
         at = trained.last.file if trained.last else ending.file
-        before = ending.line if at == ending.file else scans[at].ending.lines + 1
-        idle = silent_for(trained, scans[at].ending, before, stop)
+        before = ending.line if at == ending.file else scans[at].log_end.lines + 1
+        idle = silent_for(trained, scans[at].log_end, before, stop)
         if trained.spike is not None:
             return _loss_spike(trained, None, scans, chron, topology)
         if outcome is Outcome.CANCELLED and _BAD_LOSS.search(ending.text):
@@ -319,8 +319,8 @@ def _nothing_known(
     chron: Chronicle, scans: Sequence[FileScan], topology: Topology, trained: Course, now: float | None
 ) -> Verdict:
     base = defaults()[UNKNOWN]
-    last = max(scans, key=lambda s: (s.ending.last_time or 0.0, s.ending.bytes), default=None)
-    when = max((s.ending.last_time or 0.0 for s in scans), default=0.0)
+    last = max(scans, key=lambda s: (s.log_end.last_time or 0.0, s.log_end.bytes), default=None)
+    when = max((s.log_end.last_time or 0.0 for s in scans), default=0.0)
     if now is not None and when and now - when < max(300.0, 8 * (trained.interval or 30.0)):
         return Verdict(
             Outcome.RUNNING,
@@ -331,12 +331,12 @@ def _nothing_known(
         )
     if now is not None and trained.last is not None and not chron.cascades:
         idle = silent_for(
-            trained, scans[trained.last.file].ending, scans[trained.last.file].ending.lines + 1, now
+            trained, scans[trained.last.file].log_end, scans[trained.last.file].log_end.lines + 1, now
         )
         if idle is not None:
             verdict = _hang(None, idle, chron, scans, topology)
             return replace(verdict, root=verdict.root or line_of(trained.last, scans))
-    if last is None or not any(s.ending.bytes for s in scans):
+    if last is None or not any(s.log_end.bytes for s in scans):
         return Verdict(
             Outcome.UNKNOWN,
             None,
@@ -348,17 +348,19 @@ def _nothing_known(
             decided_by="empty-log",
             notes=("the logs are empty",),
         )
-    if all(s.machine or not s.ending.bytes for s in scans) and not chron.progress and not chron.cascades:
+    if all(s.machine or not s.log_end.bytes for s in scans) and not chron.progress and not chron.cascades:
         return _machine(scans, last)
     by_code = from_report(chron, scans, topology)
     if by_code is not None:
         return by_code
-    if last.ending.cut_off or trained.last is not None:
+    if last.log_end.cut_off or trained.last is not None:
         with_steps = [s for s in scans if s.progress]
         last = (
-            max(with_steps, key=lambda s: (s.ending.last_time or 0.0, s.ending.bytes)) if with_steps else last
+            max(with_steps, key=lambda s: (s.log_end.last_time or 0.0, s.log_end.bytes))
+            if with_steps
+            else last
         )
-    root = Root(last.name, last.ending.last_line, last.ending.last_text, time=last.ending.last_time)
+    root = Root(last.name, last.log_end.last_line, last.log_end.last_text, time=last.log_end.last_time)
     complaint = _complaint(scans)
     if complaint is not None:
         return Verdict(
@@ -367,11 +369,11 @@ def _nothing_known(
         )  # fmt: skip
     why = (
         "the log breaks off in the middle of a line, without any error"
-        if last.ending.cut_off
+        if last.log_end.cut_off
         else "it ends, and nothing says how: no error, no last step, no word of the scheduler's"
     )
     return Verdict(
-        Outcome.FAILED if last.ending.cut_off or chron.cascades else Outcome.UNKNOWN, None, UNKNOWN, root, recoverable=True,
+        Outcome.FAILED if last.log_end.cut_off or chron.cascades else Outcome.UNKNOWN, None, UNKNOWN, root, recoverable=True,
         action=Action.RESTART, mitigation=base.mitigation, confidence=0.5, decided_by="end-of-log", notes=(why,),
     )  # fmt: skip
 
@@ -389,7 +391,7 @@ def _complaint(scans: Sequence[FileScan]) -> Root | None:
 def _machine(scans: Sequence[FileScan], last: FileScan) -> Verdict:
     """Logs of a machine and of no job: no job failed in them. What no rule knows is shown, and not judged."""
     complaint = _complaint(scans)
-    root = Root(last.name, last.ending.last_line, last.ending.last_text, time=last.ending.last_time)
+    root = Root(last.name, last.log_end.last_line, last.log_end.last_text, time=last.log_end.last_time)
     return Verdict(
         Outcome.COMPLETED, root=complaint or root, action=Action.NONE, confidence=0.5 if complaint else 0.8, decided_by="no-fault",
         mitigation="For the job's own end read the job's own log.",

@@ -98,5 +98,5 @@ def order_key(event: Event, scans: Sequence[FileScan]) -> tuple[float, int, int]
         return (0.0, 0, event.line)
     when = event.time
     if when is None:
-        when = scans[event.file].ending.last_time or 0.0
+        when = scans[event.file].log_end.last_time or 0.0
     return (when, event.file, event.line)

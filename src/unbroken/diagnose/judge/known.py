@@ -138,14 +138,14 @@ def _with_exits(verdict: Verdict, root: Event | None, facts: Facts, topology: To
 def _last_words(exit_: RankExit, scans: Sequence[FileScan]) -> Root | None:
     """The last line of the log of the rank that ended."""
     for s in scans:
-        if s.ending.last_text and (f"rank-{exit_.rank}." in s.name or f"rank{exit_.rank}." in s.name):
+        if s.log_end.last_text and (f"rank-{exit_.rank}." in s.name or f"rank{exit_.rank}." in s.name):
             return Root(
                 s.name,
-                s.ending.last_line,
-                s.ending.last_text,
+                s.log_end.last_line,
+                s.log_end.last_text,
                 exit_.rank,
                 exit_.node,
-                s.ending.last_time,
+                s.log_end.last_time,
             )
     return None
 

@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..match.events import Ending, Event, Progress
+from ..match.events import Event, LogEnd, Progress
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def course(progress: Sequence[Progress]) -> Course:
     return Course(statistics.median(gaps[-500:]) if gaps else None, progress[-1], spike, base, len(progress))
 
 
-def silent_for(course: Course, ending: Ending, line: int, until: float | None) -> float | None:
+def silent_for(course: Course, ending: LogEnd, line: int, until: float | None) -> float | None:
     """Seconds between the last metric line and `until` (the time of line `line` of that log), where that is far
     more than the usual interval. Metric lines without a time are dated from their neighbours and the pace."""
     if course.last is None or until is None:

@@ -149,7 +149,7 @@ class Progress:
 
 
 @dataclass
-class Ending:
+class LogEnd:
     """How one log ended: its last lines, whether the very last one was cut off, how large it was. `stamps` are the
     (line, time) of its last lines that carry a time; `pace` the seconds per step that a progress bar showed."""
 
@@ -186,7 +186,7 @@ class FileScan:
     rank: int | None = None
     events: list[Event] = field(default_factory=list)
     progress: list[Progress] = field(default_factory=list)
-    ending: Ending = field(default_factory=Ending)
+    log_end: LogEnd = field(default_factory=LogEnd)
     idle_gpus: list[tuple[str | None, int, float, int, str]] = field(default_factory=list)
     busy_gpus: int = 0
     notes: list[str] = field(default_factory=list)

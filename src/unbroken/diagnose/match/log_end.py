@@ -32,7 +32,7 @@ class LogEnd:
 
     def read(self, previous: bytes, last: bytes, lines: int) -> None:
         """Reads the tail of the last two blocks of a log of so many lines."""
-        end = self._out.ending
+        end = self._out.log_end
         end.lines = end.last_line = lines
         most = self._shared.tail
         tail = (previous[-(most - len(last)) :] + last) if len(last) < most else last[-most:]
@@ -127,7 +127,7 @@ class LogEnd:
 
     def _last_times(self, rows: list[bytes], first: int, timed: bool, paced: bool) -> None:
         """Reads the last line's text, the times of the last lines that have one, and the pace that a bar shows."""
-        end, farthest = self._out.ending, self._shared.stamp_rows
+        end, farthest = self._out.log_end, self._shared.stamp_rows
         for i in range(len(rows) - 1, -1, -1):
             said = next((b for b in reversed(self._bare(rows[i])) if b.text.strip()), None)
             if said is None:

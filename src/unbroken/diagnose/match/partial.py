@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from ...errors import InputError, MissingExtra
 from ...progress.records.verdict import Root, Verdict
 from ..read.sources import LONGEST_LINE, Source, blocks, opened, seekable
-from .events import Ending, FileScan
+from .events import FileScan, LogEnd
 from .scan import Scanner
 
 _PIECE = 1 << 20
@@ -101,7 +101,7 @@ def tell(verdict: Verdict, scans: Sequence[FileScan], ran_out: str, limits: Limi
     unread = sum(s.unread for s in scans)
     if not unread:
         return verdict
-    read = sum(s.ending.bytes for s in scans)
+    read = sum(s.log_end.bytes for s in scans)
     exact = {s.name: s.exact for s in scans if s.exact is not None}
     bound = f"{limits.seconds:g} s" if ran_out == "seconds" else f"{_size(limits.bytes or 0)}"
     logs = sum(1 for s in scans if s.unread)
@@ -311,9 +311,9 @@ def _joined(log: _Log) -> FileScan:
         out.busy_gpus += scan.busy_gpus
         out.counted += scan.counted
         out.notes += [n for n in scan.notes if n not in out.notes]
-        end = scan.ending
-        out.ending = Ending(**(end.__dict__ | {"last_line": end.last_line + lines, "stamps": [(n + lines, t) for n, t in end.stamps]}))  # fmt: skip
+        end = scan.log_end
+        out.log_end = LogEnd(**(end.__dict__ | {"last_line": end.last_line + lines, "stamps": [(n + lines, t) for n, t in end.stamps]}))  # fmt: skip
         lines += end.lines
         count += end.bytes
-    out.ending.lines, out.ending.bytes = lines, count
+    out.log_end.lines, out.log_end.bytes = lines, count
     return out

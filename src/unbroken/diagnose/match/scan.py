@@ -122,7 +122,7 @@ class Scanner:
         """Scans one block; `window` bytes at its start still belong to the last event's surroundings."""
         # `base` lines lie before byte `counted`; a block that goes on within a line is still on that line.
         base, counted = self._line - self._midline, 0
-        self.out.ending.bytes += len(block)
+        self.out.log_end.bytes += len(block)
         self._fenced = FENCE in block
         self._sample(block, base)
         pos, end = 0, window
