@@ -22,10 +22,10 @@ class Watch:
     def __init__(
         self, ranks: int = 4, *, told: bool = True, phase: Phase = Phase.TRAINING, tick: float = 0.5
     ) -> None:
-        self.detector = HangDetector(TIMES, told=told)
+        self.detector = HangDetector(TIMES, steps_known=told)
         self.now, self.tick = 1000.0, tick
         self.views = {r: RankView(1, phase, 0) for r in range(ranks)}
-        self.detector.look(self.now, self.views)
+        self.detector.poll(self.now, self.views)
 
     def set(self, *ranks: int, phase: Phase = Phase.TRAINING, finished: bool = False) -> None:
         for r in ranks:
@@ -43,7 +43,7 @@ class Watch:
         end = self.now + seconds
         while self.now < end - 1e-9:
             self.now = min(end, self.now + self.tick)
-            told = self.detector.look(self.now, self.views)
+            told = self.detector.poll(self.now, self.views)
             worst = max(worst, told, key=lambda h: h.level)
         return worst
 
@@ -168,7 +168,7 @@ def test_the_watchers_own_pause_counts_for_nothing(pause: float) -> None:
     w = Watch()
     w.passes(3)
     w.now += pause
-    assert w.detector.look(w.now, w.views).level is Level.OK
+    assert w.detector.poll(w.now, w.views).level is Level.OK
     w.step()
     assert w.passes(5).level is Level.OK
     # It still finds a hang afterwards, after the time it watched itself.
@@ -178,11 +178,11 @@ def test_the_watchers_own_pause_counts_for_nothing(pause: float) -> None:
 def test_a_clock_that_stands_or_goes_back_adds_nothing() -> None:
     w = Watch()
     for now in (1000.0, 900.0, 1000.0, 1000.0, 950.0):
-        assert w.detector.look(now, w.views).level is Level.OK
+        assert w.detector.poll(now, w.views).level is Level.OK
 
 
 def test_no_ranks() -> None:
-    assert HangDetector(TIMES).look(0.0, {}).level is Level.OK
+    assert HangDetector(TIMES).poll(0.0, {}).level is Level.OK
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.floats(0.01, 4.9)), min_size=1, max_size=80))

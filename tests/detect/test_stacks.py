@@ -10,12 +10,12 @@ from collections.abc import Callable
 
 import pytest
 
-from unbroken.detect import ProcessLook, collect_stacks, late_ranks
+from unbroken.detect import ProcessInfo, collect_stacks, late_ranks
 from unbroken.detect.stacks import _main_frames, place
 
 
-def look(state: str = "S", *frames: str) -> ProcessLook:
-    return ProcessLook(1, state, "", frames, "")
+def look(state: str = "S", *frames: str) -> ProcessInfo:
+    return ProcessInfo(1, state, "", frames, "")
 
 
 WAITS = "wait (distributed_c10d.py:100)"
@@ -50,7 +50,7 @@ WAITS = "wait (distributed_c10d.py:100)"
         ({0: look("S", "a (x:1)"), 1: look("S", "b (x:1)"), 2: look("S", "c (x:1)")}, (), ()),
     ],
 )
-def test_late_ranks(looks: dict[int, ProcessLook], behind: tuple[int, ...], late: tuple[int, ...]) -> None:
+def test_late_ranks(looks: dict[int, ProcessInfo], behind: tuple[int, ...], late: tuple[int, ...]) -> None:
     assert late_ranks(looks, behind) == late
 
 

@@ -44,7 +44,7 @@ def _found(path: Path, line: int | None, name: str | None = None) -> bool:
         e.line == line
         and e.text.find("RuntimeError: CUDA") >= 0
         and (name is None or d.scans[e.file].name == name)
-        for e in (*d.chronicle.candidates, *d.chronicle.overcome, *d.chronicle.cascades)
+        for e in (*d.timeline.candidates, *d.timeline.overcome, *d.timeline.cascades)
     )
 
 

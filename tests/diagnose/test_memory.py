@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from unbroken.diagnose import Verdict, examine
-from unbroken.diagnose.assist.incident_store import Memory, overlap, recall
+from unbroken.diagnose.assist.incident_store import IncidentStore, overlap, recall
 from unbroken.diagnose.assist.model import HttpModel, ModelConfig
 from unbroken.diagnose.compress import FilterRule
 from unbroken.diagnose.match.rules import Rule, builtin_set
@@ -32,17 +32,17 @@ def strange(folder: Path, lane: int) -> Path:
 
 
 @pytest.fixture
-def memory(tmp_path: Path) -> Memory:
-    return Memory(tmp_path / "store" / "incidents.sqlite")
+def memory(tmp_path: Path) -> IncidentStore:
+    return IncidentStore(tmp_path / "store" / "incidents.sqlite")
 
 
-def test_the_same_logs_are_one_incident(tmp_path: Path, memory: Memory) -> None:
+def test_the_same_logs_are_one_incident(tmp_path: Path, memory: IncidentStore) -> None:
     d = examine([strange(tmp_path / "a", 1)])
     assert memory.record(d) == memory.record(d)
     assert len(memory.incidents()) == 1
 
 
-def test_a_correction_teaches_the_next_one(tmp_path: Path, memory: Memory) -> None:
+def test_a_correction_teaches_the_next_one(tmp_path: Path, memory: IncidentStore) -> None:
     first = examine([strange(tmp_path / "a", 1)])
     assert first.verdict.reason == "RuntimeError" and first.verdict.confidence <= 0.5
     incident = memory.record(first)
@@ -57,13 +57,15 @@ def test_a_correction_teaches_the_next_one(tmp_path: Path, memory: Memory) -> No
     assert memory.incidents()[0].reason == "NVLinkError", "diagnosing again does not undo a correction"
 
 
-def test_unconfirmed_incidents_decide_nothing(tmp_path: Path, memory: Memory) -> None:
+def test_unconfirmed_incidents_decide_nothing(tmp_path: Path, memory: IncidentStore) -> None:
     memory.record(examine([strange(tmp_path / "a", 1)]))
     second = examine([strange(tmp_path / "b", 2)])
     assert recall(second, memory.similar(second)) == second.verdict
 
 
-def test_sure_rules_are_not_overruled_by_something_vaguely_alike(tmp_path: Path, memory: Memory) -> None:
+def test_sure_rules_are_not_overruled_by_something_vaguely_alike(
+    tmp_path: Path, memory: IncidentStore
+) -> None:
     key = examine([job(tmp_path / "a", steps(9) + traceback("KeyError: 'optimizer'"))])
     incident = memory.record(key)
     memory.correct(incident, "ModelLoadingError")
@@ -71,7 +73,7 @@ def test_sure_rules_are_not_overruled_by_something_vaguely_alike(tmp_path: Path,
     assert recall(other, memory.similar(other)).reason == "KeyError"
 
 
-def test_unknown_ids_and_reasons_are_said(memory: Memory) -> None:
+def test_unknown_ids_and_reasons_are_said(memory: IncidentStore) -> None:
     with pytest.raises(UsageError, match="no incident"):
         memory.correct("i0", "ECCError")
     with pytest.raises(UsageError, match=r"ECCError"):
@@ -89,14 +91,14 @@ def rule(regex: str, reason: str = "NVLinkError") -> Rule:
     )
 
 
-def test_a_candidate_needs_confirmation_and_may_break_nothing(tmp_path: Path, memory: Memory) -> None:
+def test_a_candidate_needs_confirmation_and_may_break_nothing(tmp_path: Path, memory: IncidentStore) -> None:
     d = examine([strange(tmp_path / "a", 1)])
-    incident = memory.record(d, [e.text for e in d.chronicle.candidates])
+    incident = memory.record(d, [e.text for e in d.timeline.candidates])
     memory.propose(rule(r"phase inversion on lane"), "test")
     with pytest.raises(UsageError, match="would break"):
         memory.accept("model-x")
     memory.correct(incident, "NVLinkError")
-    assert memory.trial(rule(r"phase inversion on lane")) == (1, [])
+    assert memory.try_rule(rule(r"phase inversion on lane")) == (1, [])
     memory.accept("model-x")
     assert [r.id for r in memory.accepted_rules()] == ["model-x"]
     with pytest.raises(UsageError, match="no candidate"):
@@ -107,13 +109,13 @@ def test_a_candidate_needs_confirmation_and_may_break_nothing(tmp_path: Path, me
     assert memory.rules()[0].state == "rejected", "what a person rejected is not proposed again"
 
 
-def test_a_candidate_that_no_incident_confirms_is_not_adopted(memory: Memory) -> None:
+def test_a_candidate_that_no_incident_confirms_is_not_adopted(memory: IncidentStore) -> None:
     memory.propose(rule("never seen anywhere"), "test")
     with pytest.raises(UsageError, match="no stored incident confirms"):
         memory.accept("model-x")
 
 
-def test_filters_are_kept_per_task(memory: Memory) -> None:
+def test_filters_are_kept_per_task(memory: IncidentStore) -> None:
     memory.keep_filters("7b", [FilterRule("metric-step", "metric", "^step", "step 1")])
     assert [f.name for f in memory.filters("7b")] == ["metric-step"]
     assert memory.filters("70b") == []
@@ -122,14 +124,14 @@ def test_filters_are_kept_per_task(memory: Memory) -> None:
 def test_a_broken_store_is_an_error_with_advice(tmp_path: Path) -> None:
     (tmp_path / "x.sqlite").write_bytes(b"this is no database, whatever its name says" * 50)
     with pytest.raises(DiagnoseError, match="--no-memory"):
-        Memory(tmp_path / "x.sqlite").incidents()
+        IncidentStore(tmp_path / "x.sqlite").incidents()
     with pytest.raises(DiagnoseError):
-        Memory(Path("/proc/nowhere/x.sqlite")).incidents()
+        IncidentStore(Path("/proc/nowhere/x.sqlite")).incidents()
 
 
 def test_vectors_find_what_shares_no_words(tmp_path: Path) -> None:
     with FakeModel([""]) as url:
-        memory = Memory(tmp_path / "v.sqlite", HttpModel(ModelConfig(url, embedding="e")).embed)
+        memory = IncidentStore(tmp_path / "v.sqlite", HttpModel(ModelConfig(url, embedding="e")).embed)
         incident = memory.record(examine([strange(tmp_path / "a", 1)]))
         found = memory.similar(examine([strange(tmp_path / "b", 2)]))
     assert found and found[0].id == incident
@@ -161,10 +163,10 @@ def everything(path: Path) -> bytes:
 def test_the_store_is_its_owners_and_holds_no_secret(tmp_path: Path) -> None:
     old = os.umask(0)
     try:
-        memory = Memory(tmp_path / "deep" / "m.sqlite")
+        memory = IncidentStore(tmp_path / "deep" / "m.sqlite")
         d = examine([leaky(tmp_path / "a")])
         assert SECRET in (d.verdict.root.text if d.verdict.root else "")
-        memory.record(d, [e.text for e in d.chronicle.candidates] + [f"--token {SECRET}"])
+        memory.record(d, [e.text for e in d.timeline.candidates] + [f"--token {SECRET}"])
         memory.propose(replace(rule("never"), example=f"token={SECRET}"), f"proposed for {SECRET}")
         memory.keep_filters(
             "t", [FilterRule("a", "metric", f"^{SECRET}", "x"), FilterRule("b", "metric", "^step", SECRET)]
@@ -182,7 +184,7 @@ def test_the_store_is_its_owners_and_holds_no_secret(tmp_path: Path) -> None:
 
 
 def test_a_store_of_before_is_redacted_and_closed_when_it_is_opened(tmp_path: Path) -> None:
-    memory = Memory(tmp_path / "m.sqlite")
+    memory = IncidentStore(tmp_path / "m.sqlite")
     incident = memory.record(examine([leaky(tmp_path / "a")]))
     with sqlite3.connect(memory.path) as db:
         db.execute("pragma user_version = 0")
@@ -202,7 +204,7 @@ def test_a_store_of_before_is_redacted_and_closed_when_it_is_opened(tmp_path: Pa
 
 def test_what_is_sent_to_an_embedding_service_is_redacted(tmp_path: Path) -> None:
     sent: list[str] = []
-    memory = Memory(tmp_path / "m.sqlite", lambda texts: (sent.extend(texts), [[1.0]] * len(texts))[1])
+    memory = IncidentStore(tmp_path / "m.sqlite", lambda texts: (sent.extend(texts), [[1.0]] * len(texts))[1])
     d = examine([leaky(tmp_path / "a")])
     memory.record(d)
     memory.similar(d)
@@ -210,13 +212,13 @@ def test_what_is_sent_to_an_embedding_service_is_redacted(tmp_path: Path) -> Non
 
 
 def test_a_read_only_store_writes_nothing(tmp_path: Path) -> None:
-    absent = Memory(tmp_path / "none" / "m.sqlite", read_only=True)
+    absent = IncidentStore(tmp_path / "none" / "m.sqlite", read_only=True)
     assert absent.incidents() == [] and absent.rules() == []
     assert not (tmp_path / "none").exists()
-    memory = Memory(tmp_path / "m.sqlite")
+    memory = IncidentStore(tmp_path / "m.sqlite")
     memory.record(examine([strange(tmp_path / "a", 1)]))
     before = memory.path.read_bytes()
-    again = Memory(memory.path, read_only=True)
+    again = IncidentStore(memory.path, read_only=True)
     assert again.similar(examine([strange(tmp_path / "b", 2)]))
     with pytest.raises(DiagnoseError):
         again.record(examine([strange(tmp_path / "c", 3)]))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from unbroken.detect import ProcessLook
+from unbroken.detect import ProcessInfo
 from unbroken.diagnose.judge.facts import Facts, HangFact, RankExit
 from unbroken.diagnose.observed.interruptions import agent_lost_verdict
 from unbroken.diagnose.observed.kills import killed_from_outside, signal_name
@@ -87,7 +87,7 @@ def test_root_from_what_was_seen() -> None:
     assert "exit code 3" in str(with_root(UNKNOWN, facts(ended(0, code=3)), {}).root)
     assert "nothing is left of node-001" in str(with_root(UNKNOWN, facts(lost=("node-001",)), {}).root)
     hang = HangFact(step=7, phase="training", idle_s=61.0, late=(1,), stacks=None)
-    looks = {1: ProcessLook(9, "T", "", (), "process 9: stopped by a signal (state T)\nmore\n")}
+    looks = {1: ProcessInfo(9, "T", "", (), "process 9: stopped by a signal (state T)\nmore\n")}
     text = str(with_root(UNKNOWN, facts(hang=hang), looks).root)
     assert (
         "no step for 61 s after step 7; rank 1 on node-001: process 9: stopped by a signal" in text

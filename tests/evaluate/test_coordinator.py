@@ -317,7 +317,7 @@ def test_who_joins_may_be_faster_than_the_fetch_here(
         (model / f"note-{i}.txt").write_text("x")
     evaluate(tmp_path, fake_suite(fake_task("first")), out="before")  # whose hash is known from now on
     c = coordinator(tmp_path, fake_suite(fake_task("a"), fake_task("b")), cache="always")
-    told = locate.Located.told
+    told = locate.Located.for_worker
     monkeypatch.setattr(
         locate.Located, "told", lambda *a: {**told(*a), "memory": str(tmp_path / "there"), "disks": []}
     )

@@ -424,12 +424,12 @@ def test_a_full_disk_lets_go_the_oldest_and_what_vanished_is_said(
     usage = lambda free: lambda _: type("Usage", (), {"free": free})()  # noqa: E731
     monkeypatch.setattr("unbroken.evaluate.run.watching.hold.shutil.disk_usage", usage(3))
     holding = Holding(run_of_twenty, "me", look, said.append)
-    holding.look()
+    holding.poll()
     lost = holding.lost()
     assert [f.step for f, _ in lost] == [1, 2] and "nearly full" in lost[0][1]
     monkeypatch.setattr("unbroken.evaluate.run.watching.hold.shutil.disk_usage", usage(1000))
-    holding.look()
+    holding.poll()
     run_of_twenty.delete_folder("step-00000003.a0001")
-    holding.look()
+    holding.poll()
     assert [(f.step, why) for f, why in holding.lost()] == [(3, "removed before it was evaluated")]
     assert holding.end() == [] and not said

@@ -9,17 +9,17 @@ from tests.support.checkpoints import save_small
 from tests.support.run_folder import RunFolder
 from unbroken.progress import RunDir, newest_place, read_journal
 from unbroken.progress.records.state import RunState
-from unbroken.recover.supervise.accept.placing import Placing
+from unbroken.recover.supervise.accept.placing import CheckpointPlace
 from unbroken.status.gather import gather
 
 
 def test_the_journal_names_no_place_for_the_runs_own_folder(tmp_path: Path) -> None:
     made = RunFolder(RunDir(tmp_path / "here"), nodes=1, nproc=1, spares=0)
     state = RunState()
-    placing = Placing.__new__(Placing)
-    placing._run_dir, placing._state = made.run_dir, lambda: state
-    assert placing.written(str(made.run_dir.checkpoints)) == ""
-    assert placing.written(str(tmp_path / "elsewhere")) == str(tmp_path / "elsewhere")
+    place = CheckpointPlace.__new__(CheckpointPlace)
+    place._run_dir, place._state = made.run_dir, lambda: state
+    assert place.written(str(made.run_dir.checkpoints)) == ""
+    assert place.written(str(tmp_path / "elsewhere")) == str(tmp_path / "elsewhere")
 
 
 def test_what_was_accepted_is_found_where_the_run_is_now(tmp_path: Path) -> None:
@@ -36,6 +36,6 @@ def test_what_was_accepted_is_found_where_the_run_is_now(tmp_path: Path) -> None
     assert newest_place(there) == str(there.checkpoints)
     assert [c.name for c in gather(there).checkpoints] == [name]
     state = RunState.of(read_journal(there).records)
-    placing = Placing.__new__(Placing)
-    placing._run_dir, placing._state = there, lambda: state
-    assert [b.place for b in placing.brought()] == [str(there.checkpoints)]
+    place = CheckpointPlace.__new__(CheckpointPlace)
+    place._run_dir, place._state = there, lambda: state
+    assert [b.place for b in place.brought()] == [str(there.checkpoints)]

@@ -108,10 +108,10 @@ def test_page_is_followed_and_the_end_told_once(start: Started, eventually: Call
         sys.exit(7)
     """)
     eventually(lambda: not rank.running)
-    news = rank.look(1.0)
+    news = rank.sample(1.0)
     assert news is not None and news["source"] == "page" and news["total"] == 9
     assert [(s, t, float.fromhex(x)) for s, t, x, _ in news["steps"]] == [(s, 3, s / 8) for s in range(5)]
-    assert rank.look(2.0) is None, "no news, no message"
+    assert rank.sample(2.0) is None, "no news, no message"
     assert rank.attached and rank.just_ended() and not rank.just_ended()
     assert {k: rank.ending()[k] for k in ("code", "signal", "ours")} == {
         "code": 7,
@@ -171,7 +171,7 @@ def test_log_is_followed_where_the_page_is_not_used(start: Started, eventually: 
     seen: set[str] = set()
 
     def look() -> bool:
-        news = rank.look(time.monotonic())
+        news = rank.sample(time.monotonic())
         if news:
             seen.add(news["source"])
             got.update({s: float.fromhex(x) for s, _, x, _ in news["steps"]})
@@ -189,7 +189,7 @@ def test_a_silent_script_shows_signs_of_life_by_its_processor_time(
     counts: list[int] = []
 
     def busy() -> bool:
-        news = rank.look(time.monotonic())
+        news = rank.sample(time.monotonic())
         if news:
             assert news["source"] == "idle" and news["steps"] == []
             counts.append(news["count"])
@@ -237,12 +237,12 @@ def test_lease_and_stop_reach_the_script(start: Started, eventually: Callable[..
             time.sleep(0.002)
     """)
     rank.set_lease(time.monotonic() + 100, 1)
-    eventually(lambda: (rank.look(time.monotonic()) or {}).get("phase") == Phase.TRAINING)
+    eventually(lambda: (rank.sample(time.monotonic()) or {}).get("phase") == Phase.TRAINING)
     target = rank.stop_at(10**9) + 50
     assert rank.stop_at(target) < target
     eventually(lambda: not rank.running)
     assert rank.ending()["code"] == 75
-    news = rank.look(time.monotonic())
+    news = rank.sample(time.monotonic())
     assert news is not None and news["steps"][-1][0] == target
 
 

@@ -22,23 +22,23 @@ def run_dir(tmp_path: Path) -> RunDir:
 
 def test_a_folder_that_is_there_is_well(run_dir: RunDir, tmp_path: Path) -> None:
     watch = RunFolderWatch(run_dir, 1)
-    assert watch.look() == watch.look() and not watch.look().lost and not watch.look().trouble
+    assert watch.poll() == watch.poll() and not watch.poll().lost and not watch.poll().trouble
     run_dir.path.rename(tmp_path / "moved")
     run_dir.path.symlink_to(tmp_path / "moved")
-    assert not watch.look().lost, "moved with a link in its place it is the same folder"
+    assert not watch.poll().lost, "moved with a link in its place it is the same folder"
 
 
 def test_deleted_moved_emptied_and_made_anew(run_dir: RunDir, tmp_path: Path) -> None:
     watch = RunFolderWatch(run_dir, 1)
     run_dir.path.rename(tmp_path / "moved")
-    assert "was deleted or moved" in watch.look().lost
+    assert "was deleted or moved" in watch.poll().lost
     run_dir.create()
-    assert "is another folder now" in watch.look().lost
+    assert "is another folder now" in watch.poll().lost
     shutil.rmtree(run_dir.path)
     (tmp_path / "moved").rename(run_dir.path)
-    assert not watch.look().lost, "moved back in time"
+    assert not watch.poll().lost, "moved back in time"
     os.unlink(run_dir.term(1))
-    assert "what lay in" in watch.look().lost
+    assert "what lay in" in watch.poll().lost
 
 
 def test_one_that_is_full_or_read_only_is_in_trouble_and_not_lost(
@@ -55,4 +55,4 @@ def test_one_that_is_full_or_read_only_is_in_trouble_and_not_lost(
 
     for kind, words in ((Full, "is full"), (ReadOnly, "is read-only")):
         monkeypatch.setattr(os, "statvfs", lambda path, kind=kind: kind)
-        assert words in watch.look().trouble and not watch.look().lost
+        assert words in watch.poll().trouble and not watch.poll().lost

@@ -17,7 +17,7 @@ from ..errors import DiagnoseError, Exit, InputError, UsageError
 
 if TYPE_CHECKING:
     from ..diagnose import Diagnosis, Verdict
-    from ..diagnose.assist.incident_store import Memory
+    from ..diagnose.assist.incident_store import IncidentStore
     from ..diagnose.assist.incident_store_shape import Similar
     from ..diagnose.assist.model import ModelConfig
 
@@ -171,12 +171,12 @@ def _diagnose(
     from ..diagnose.match.rules import builtin_set, load
 
     ruleset = builtin_set().with_rules(load(rules)) if rules else builtin_set()
-    memory: Memory | None = None
+    memory: IncidentStore | None = None
     warnings: list[str] = []
     if not no_memory:
-        from ..diagnose.assist.incident_store import Memory, incident_id, recall, with_candidates
+        from ..diagnose.assist.incident_store import IncidentStore, incident_id, recall, with_candidates
 
-        memory = _memory(store) if record else Memory(store, read_only=True)
+        memory = _memory(store) if record else IncidentStore(store, read_only=True)
         try:
             ruleset = with_candidates(ruleset, memory.accepted_rules())
         except DiagnoseError as e:
@@ -197,7 +197,7 @@ def _diagnose(
 
 def _evidence(d: Diagnosis) -> list[str]:
     """The lines that are stored with an incident: its events, or the compressed log where no rule took any."""
-    lines = [e.text for e in d.chronicle.candidates[:200]] + [x.text for x in d.verdict.evidence]
+    lines = [e.text for e in d.timeline.candidates[:200]] + [x.text for x in d.verdict.evidence]
     if d.verdict.reason == "Unknown" or d.verdict.confidence < 0.5:
         from ..diagnose.compress import evidence_lines
 
@@ -205,12 +205,12 @@ def _evidence(d: Diagnosis) -> list[str]:
     return lines
 
 
-def _memory(store: Path | None) -> Memory:
-    from ..diagnose.assist.incident_store import Memory
+def _memory(store: Path | None) -> IncidentStore:
+    from ..diagnose.assist.incident_store import IncidentStore
     from ..diagnose.assist.model import HttpModel, configured
 
     config = configured()
-    return Memory(store, HttpModel(config).embed if config is not None and config.embedding else None)
+    return IncidentStore(store, HttpModel(config).embed if config is not None and config.embedding else None)
 
 
 def _ask(d: Diagnosis, similar: list[Similar], config: ModelConfig, store: Path | None) -> Diagnosis:
@@ -232,9 +232,9 @@ def _ask(d: Diagnosis, similar: list[Similar], config: ModelConfig, store: Path 
     notes = list(asked.notes)
     if asked.rule is not None:
         try:
-            from ..diagnose.assist.incident_store import Memory
+            from ..diagnose.assist.incident_store import IncidentStore
 
-            Memory(store).propose(
+            IncidentStore(store).propose(
                 asked.rule,
                 f"proposed for {asked.verdict.root.text.strip()[:80] if asked.verdict.root else 'an incident'}",
             )
@@ -351,9 +351,9 @@ def correct(
     store: Store = None,
 ) -> None:
     """Say what an incident really was; the next one like it is told so."""
-    from ..diagnose.assist.incident_store import Memory
+    from ..diagnose.assist.incident_store import IncidentStore
 
-    Memory(store).correct(incident, reason, note)
+    IncidentStore(store).correct(incident, reason, note)
     typer.echo(f"{incident} is {reason} now.")
 
 
@@ -362,9 +362,9 @@ def incidents(
     store: Store = None, as_json: Json = False, most: Annotated[int, typer.Option("--most", min=1)] = 30
 ) -> None:
     """List past incidents, newest first."""
-    from ..diagnose.assist.incident_store import Memory
+    from ..diagnose.assist.incident_store import IncidentStore
 
-    rows = Memory(store).incidents(most)
+    rows = IncidentStore(store).incidents(most)
     if as_json:
         typer.echo(json.dumps({"incidents": [r.__dict__ for r in rows]}))
         return
@@ -382,11 +382,11 @@ def rules_list(
     everything: Annotated[bool, typer.Option("--all", help="Also those that ship.")] = False, store: Store = None, as_json: Json = False,
 ) -> None:  # fmt: skip
     """List candidate rules and what stored incidents say of them."""
-    from ..diagnose.assist.incident_store import Memory
+    from ..diagnose.assist.incident_store import IncidentStore
     from ..diagnose.match.rules import builtin
 
-    memory = Memory(store)
-    found = [(c, memory.trial(c.rule)) for c in memory.rules()]
+    memory = IncidentStore(store)
+    found = [(c, memory.try_rule(c.rule)) for c in memory.rules()]
     if as_json:
         rows = [
             {
@@ -418,18 +418,18 @@ def rules_list(
 @rules_app.command("adopt", hidden=True)
 def rules_accept(rule: str, store: Store = None) -> None:
     """Adopt a candidate that stored incidents confirm and that breaks none."""
-    from ..diagnose.assist.incident_store import Memory
+    from ..diagnose.assist.incident_store import IncidentStore
 
-    adopted = Memory(store).accept(rule)
+    adopted = IncidentStore(store).accept(rule)
     typer.echo(f"{adopted.id} is adopted: it finds {adopted.reason}.")
 
 
 @rules_app.command("reject")
 def rules_reject(rule: str, store: Store = None) -> None:
     """Reject a candidate for good."""
-    from ..diagnose.assist.incident_store import Memory
+    from ..diagnose.assist.incident_store import IncidentStore
 
-    Memory(store).reject(rule)
+    IncidentStore(store).reject(rule)
     typer.echo(f"{rule} is rejected.")
 
 

@@ -59,7 +59,7 @@ def compress(
     ] = False,
 ) -> None:
     """Write PATH without its chatter and say what was dropped, by which rule."""
-    from ..diagnose.assist.incident_store import Memory
+    from ..diagnose.assist.incident_store import IncidentStore
     from ..diagnose.compress import compress as run
     from ..diagnose.compress import expand_or_fail
 
@@ -78,7 +78,7 @@ def compress(
     if follow:
         _follow(sources.logs, numbers)
         return
-    memory = Memory(store) if task else None
+    memory = IncidentStore(store) if task else None
     rules = memory.filters(task) if memory and task else []
     notes: list[str] = list(sources.notes)
     if model_url:

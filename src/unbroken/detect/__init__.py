@@ -7,13 +7,13 @@ collect_stacks          what a process is doing, without disturbing it
 
 from .hang import Hang, HangDetector, Level, RankView
 from .logstep import StepPattern
-from .stacks import ProcessLook, collect_stacks, late_ranks
+from .stacks import ProcessInfo, collect_stacks, late_ranks
 
 __all__ = [
     "Hang",
     "HangDetector",
     "Level",
-    "ProcessLook",
+    "ProcessInfo",
     "RankView",
     "StepPattern",
     "collect_stacks",

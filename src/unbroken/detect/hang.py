@@ -58,14 +58,14 @@ _NOTHING = Hang(Level.OK, 0.0, 0.0, 0.0, Phase.STARTING)
 class HangDetector:
     """Watches one attempt; made anew for each, so that nothing of an earlier incarnation can leak in."""
 
-    def __init__(self, timeouts: Timeouts, *, told: bool = True) -> None:
-        """`told` is False for a script whose steps are not known: then only idleness counts, for long."""
+    def __init__(self, timeouts: Timeouts, *, steps_known: bool = True) -> None:
+        """`steps_known` is False for a script whose steps are not known: then only idleness counts, for long."""
         self._timeouts = timeouts
-        self.told = told
+        self.steps_known = steps_known
         self._idle: dict[int, float] = {}
         self._seen: dict[int, tuple[int, Phase]] = {}
         self._durations: deque[float] = deque(maxlen=_SLOWEST_OF)
-        self._last_look: float | None = None
+        self._last_poll: float | None = None
 
     def step_took(self, seconds: float) -> None:
         """Tells the duration of a completed training step (the first of an attempt is not one)."""
@@ -74,7 +74,7 @@ class HangDetector:
     def deadlines(self, phase: Phase) -> tuple[float, float]:
         """(suspect, declare) in seconds for a phase."""
         t = self._timeouts
-        if not self.told:
+        if not self.steps_known:
             return t.idle, t.idle
         learned = _FACTOR * max(self._durations, default=0.0)
         if phase in (Phase.STARTING, Phase.COMPILING):
@@ -90,10 +90,10 @@ class HangDetector:
             return suspect, max(float(t.hang), learned, suspect)
         return limit / 2, limit
 
-    def look(self, now: float, ranks: Mapping[int, RankView]) -> Hang:
+    def poll(self, now: float, ranks: Mapping[int, RankView]) -> Hang:
         """Judges the ranks at `now` (seconds on one monotonic clock)."""
-        gap = 0.0 if self._last_look is None else max(0.0, min(now - self._last_look, _WATCHED_GAP))
-        self._last_look = now
+        gap = 0.0 if self._last_poll is None else max(0.0, min(now - self._last_poll, _WATCHED_GAP))
+        self._last_poll = now
         furthest = max((v.step for v in ranks.values() if v.step is not None), default=None)
         judged: list[tuple[int, Hang]] = []
         excused = False

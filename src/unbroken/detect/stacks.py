@@ -21,7 +21,7 @@ _STATES = {
 
 
 @dataclass(frozen=True)
-class ProcessLook:
+class ProcessInfo:
     """`state` is the kernel's letter; `wchan` where it waits in the kernel; `frames` the innermost Python
     frames of its main thread, innermost first ('function (file:line)'); `text` everything collected."""
 
@@ -37,7 +37,7 @@ class ProcessLook:
         return self.state in "TtDZX?"
 
 
-def collect_stacks(pid: int, *, timeout: float = 10.0) -> ProcessLook:
+def collect_stacks(pid: int, *, timeout: float = 10.0) -> ProcessInfo:
     """Looks at one process. Never attaches to it in a way that stops it; takes at most `timeout` seconds."""
     state, wchan = "?", ""
     try:
@@ -69,7 +69,7 @@ def collect_stacks(pid: int, *, timeout: float = 10.0) -> ProcessLook:
             frames = _main_frames(out.stdout)
         except (OSError, subprocess.TimeoutExpired) as e:
             lines.append(f"py-spy did not answer: {e}")
-    return ProcessLook(pid, state, wchan, frames, "\n".join(lines) + "\n")
+    return ProcessInfo(pid, state, wchan, frames, "\n".join(lines) + "\n")
 
 
 _COLLECTIVES = re.compile(
@@ -88,36 +88,37 @@ def in_collective(frames: Sequence[str]) -> bool:
     return any(_COLLECTIVES.search(f) for f in frames[:_LOOKED_AT])
 
 
-def place(looks: Mapping[int, ProcessLook]) -> str:
+def place(processes: Mapping[int, ProcessInfo]) -> str:
     """Where the ranks stand, in a form that compares equal when they hang in the same place again; "" if unknown.
 
     A process that a signal has stopped stands nowhere of its own.
     """
-    if not looks or any(look.cannot_run or not look.frames for look in looks.values()):
+    if not processes or any(process.cannot_run or not process.frames for process in processes.values()):
         return ""
     each = [
-        f"{r}:" + "<".join(f.split(" (")[0] for f in look.frames[:3]) for r, look in sorted(looks.items())
+        f"{r}:" + "<".join(f.split(" (")[0] for f in process.frames[:3])
+        for r, process in sorted(processes.items())
     ]
     return " ".join(each)[:1000]
 
 
-def late_ranks(looks: Mapping[int, ProcessLook], behind: tuple[int, ...] = ()) -> tuple[int, ...]:
+def late_ranks(processes: Mapping[int, ProcessInfo], behind: tuple[int, ...] = ()) -> tuple[int, ...]:
     """The ranks that hold the others up, as far as their looks tell; empty where they do not.
 
     First those that the kernel keeps from running, then those that are in no collective while all others wait in
     one (of two ranks too), then those whose step lags, then the few whose innermost frame differs from that of the
     majority.
     """
-    stuck = tuple(r for r, look in sorted(looks.items()) if look.cannot_run)
+    stuck = tuple(r for r, process in sorted(processes.items()) if process.cannot_run)
     if stuck:
         return stuck
-    seen = {r: in_collective(look.frames) for r, look in sorted(looks.items()) if look.frames}
+    seen = {r: in_collective(process.frames) for r, process in sorted(processes.items()) if process.frames}
     away = tuple(r for r, waits in seen.items() if not waits)
-    if len(seen) == len(looks) and 0 < len(away) < len(seen):
+    if len(seen) == len(processes) and 0 < len(away) < len(seen):
         return away
     if behind:
         return behind
-    tops = {r: look.frames[0].split(" (")[0] for r, look in looks.items() if look.frames}
+    tops = {r: process.frames[0].split(" (")[0] for r, process in processes.items() if process.frames}
     if len(tops) < 2:
         return ()
     (common, n), *_ = Counter(tops.values()).most_common(1)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..progress.records.verdict import Verdict
-from .judge.chronology import Chronicle, chronicle
+from .judge.chronology import Timeline, build_timeline
 from .judge.decide import decide
 from .judge.event_location import add_facts, from_paths
 from .judge.facts import Facts
@@ -33,7 +33,7 @@ class Diagnosis:
 
     verdict: Verdict
     scans: tuple[FileScan, ...]
-    chronicle: Chronicle
+    timeline: Timeline
     topology: Topology
     sources: Sources
     notes: tuple[str, ...]
@@ -107,7 +107,7 @@ def examine_sources(
     else:
         scans, ran_out = scan_within(sources.logs, scanner, limits, since)
     reader.settle()
-    chron = chronicle(scans, reader.topology)
+    chron = build_timeline(scans, reader.topology)
     flight = analyse([s.path for s in sources.dumps if s.path]) if sources.dumps else None
     verdict = decide(chron, scans, reader.topology, facts, now)
     if flight is not None:

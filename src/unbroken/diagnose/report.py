@@ -184,7 +184,7 @@ def _events_to_show(d: Diagnosis) -> list:
     seen: set[tuple[str, int | None]] = set()
     out = []
     everything = sorted(
-        (*d.chronicle.candidates, *d.chronicle.cascades, *d.chronicle.endings, *d.chronicle.context),
+        (*d.timeline.candidates, *d.timeline.cascades, *d.timeline.endings, *d.timeline.context),
         key=lambda x: (x.time or 0.0, x.file, x.line),
     )
     for ev in everything:
@@ -211,5 +211,5 @@ def _clock(when: float | None) -> str:
 
 def _chart(d: Diagnosis) -> Markup:
     """The loss near the end as a line, where the logs show one."""
-    points = [p.loss for p in d.chronicle.progress if p.loss is not None and abs(p.loss) < 1e6][-600:]
+    points = [p.loss for p in d.timeline.progress if p.loss is not None and abs(p.loss) < 1e6][-600:]
     return row_of(points, "loss near the end") if len(points) >= 8 else Markup()

@@ -147,12 +147,12 @@ def own_attempt(own: OwnKeeper, agreement: Agreement, storage: Storage) -> int:
             )
             raise
         agreement.publish("attempt", {"number": number})
-    told = agreement.read("attempt", timeout_s=120.0)
-    if "error" in told:
-        what, where, hint = told["error"]
-        kind = UsageError if told.get("usage") else StorageError if told["storage"] else KeeperGone
+    answer = agreement.read("attempt", timeout_s=120.0)
+    if "error" in answer:
+        what, where, hint = answer["error"]
+        kind = UsageError if answer.get("usage") else StorageError if answer["storage"] else KeeperGone
         raise kind(what, where=where, hint=hint)
-    return int(told["number"])
+    return int(answer["number"])
 
 
 def settle_place(memory: RankMemory, wanted: str) -> None:

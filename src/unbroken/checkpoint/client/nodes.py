@@ -29,8 +29,8 @@ PATIENCE_S = 1.0
 def gather_nodes(agreement: Agreement, p: Place, memory: RankMemory) -> list[str]:
     """The nodes of the run in the order of their first ranks."""
     agreement.publish(f"node/{p.rank}", memory.link.info["node"])
-    told = [agreement.read(f"node/{r}", timeout_s=TIMEOUT_S) for r in range(p.world_size)]
-    return list(dict.fromkeys(told))
+    names = [agreement.read(f"node/{r}", timeout_s=TIMEOUT_S) for r in range(p.world_size)]
+    return list(dict.fromkeys(names))
 
 
 def join_ring(agreement: Agreement, p: Place, memory: RankMemory, nodes: list[str]) -> None:

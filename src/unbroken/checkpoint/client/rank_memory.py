@@ -100,8 +100,8 @@ class RankMemory:
         self._drop_ahead()
         answer, fds = self.alive().request({"op": "arena", "bytes": size, "count": count or self.count})
         with self.guard:
-            told = {int(b["id"]): (b, fd) for b, fd in zip(answer["buffers"], fds, strict=True)}
-            for number, (b, fd) in told.items():
+            given = {int(b["id"]): (b, fd) for b, fd in zip(answer["buffers"], fds, strict=True)}
+            for number, (b, fd) in given.items():
                 if number in self.buffers:
                     os.close(fd)
                     continue
@@ -112,7 +112,7 @@ class RankMemory:
                     buffer.unfilled = not b["ready"] and not self._filled[number]
                     buffer.ready.set()
                 self.buffers[number] = buffer
-            for number in [n for n, s in self.buffers.items() if n not in told and not s.claimed]:
+            for number in [n for n, s in self.buffers.items() if n not in given and not s.claimed]:
                 self.buffers.pop(number).unmap()
             return list(self.buffers.values())
 
@@ -408,7 +408,7 @@ class RankMemory:
         with self.guard:
             self._moving = True
             buffers = [s for s in self.buffers.values() if s.keeper != keeper]
-            told = [s.content for s in buffers]
+            handed = [s.content for s in buffers]
             entries = [{"id": s.id, "snapshot": s.content, "claimed": s.claimed} for s in buffers]
             unsure = [
                 s for s in self.buffers.values() if s.keeper == keeper and s.content and not s.confirmed
@@ -435,7 +435,7 @@ class RankMemory:
                 self.buffers.update({s.id: s for s in buffers})
                 self.link = link
                 content_since = [
-                    s for s, t in zip(buffers, told, strict=True) if s.content and s.content is not t
+                    s for s, t in zip(buffers, handed, strict=True) if s.content and s.content is not t
                 ]
                 let_go = [
                     s

@@ -102,7 +102,7 @@ def note_failure(storage: Storage, snapshot: Snapshot, why: str, *, hopeless: bo
 
 
 @dataclass(frozen=True)
-class Look:
+class CommitState:
     """What one look at a checkpoint's folder gave: the ranks that are `missing` (none: it is committed), and
     whether it was this look that committed it."""
 
@@ -110,7 +110,7 @@ class Look:
     mine: bool = False
 
 
-def commit(storage: Storage, snapshot_id: SnapshotId, world_size: int, node: str, gate: Gate) -> Look:
+def commit(storage: Storage, snapshot_id: SnapshotId, world_size: int, node: str, gate: Gate) -> CommitState:
     """Commits the checkpoint if all of it is there.
 
     Raises RankFailed if a rank's keeper gave up, CheckpointCorrupt if the parts do not fit each other, StorageError.
@@ -118,7 +118,7 @@ def commit(storage: Storage, snapshot_id: SnapshotId, world_size: int, node: str
     folder = folder_name(snapshot_id.step, snapshot_id.attempt)
     names = {entry.name for entry in storage.files(folder)}
     if COMMITTED in names:
-        return Look()
+        return CommitState()
     for name in sorted(names):
         if name.endswith(".failed") and name.startswith("rank-"):
             try:
@@ -127,7 +127,7 @@ def commit(storage: Storage, snapshot_id: SnapshotId, world_size: int, node: str
                 continue  # that rank tries again
             raise RankFailed(int(name[5:-7]), *_why(note))
     if missing := tuple(r for r in range(world_size) if part_name(r) not in names):
-        return Look(missing)
+        return CommitState(missing)
     heads: Heads = {}
     parts = (
         PartManifest.decode(storage.read(f"{folder}/{part_name(r)}"), where=part_name(r), heads=heads)
@@ -138,7 +138,7 @@ def commit(storage: Storage, snapshot_id: SnapshotId, world_size: int, node: str
     storage.put(f"{folder}/{MANIFEST}", manifest.encoded)
     gate()
     marker = Committed.of(manifest, node=node, time=time.time()).encoded
-    return Look(mine=storage.create(f"{folder}/{COMMITTED}", marker))
+    return CommitState(mine=storage.create(f"{folder}/{COMMITTED}", marker))
 
 
 def _why(data: bytes) -> tuple[str, bool]:

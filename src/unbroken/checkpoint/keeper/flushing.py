@@ -100,16 +100,19 @@ def _insist(
     """Tries until the checkpoint is durable. Raises Refused."""
     node, writing = keeper.settings.node, keeper.writing
     began = time.monotonic()
-    deadline, room_until, pause, told = began + deadline_s, began + room_s, PAUSE_S, ""
+    deadline, room_until, pause, reported = began + deadline_s, began + room_s, PAUSE_S, ""
     while True:
         _again(keeper, snapshot_id, mine)
         with keeper.changed:
             while snapshot_id not in keeper.holdings.durable and snapshot_id not in writing.failed:
-                left = max(deadline, _gets_on_until(keeper, snapshot_id, room_until, told)) - time.monotonic()
+                left = (
+                    max(deadline, _gets_on_until(keeper, snapshot_id, room_until, reported))
+                    - time.monotonic()
+                )
                 if left <= 0 or keeper.hurried:
                     raise Refused(
                         f"step {snapshot_id.step} could not be made durable within {time.monotonic() - began:.1f} s"
-                        + (f": {told}" if told else ""),
+                        + (f": {reported}" if reported else ""),
                         where=node,
                     )
                 keeper.changed.wait(min(left, 0.5))
@@ -120,10 +123,10 @@ def _insist(
                 raise Refused(f"step {snapshot_id.step} could not be made durable: {why}", where=node)
             left = room_until - time.monotonic()
             if left <= 0 or keeper.hurried or keeper.stop.is_set():
-                tried = f" (tried for {time.monotonic() - began:.0f} s)" if told else ""
+                tried = f" (tried for {time.monotonic() - began:.0f} s)" if reported else ""
                 raise Refused(f"step {snapshot_id.step} could not be made durable: {why}{tried}", where=node)
-            if why != told:
-                told = why
+            if why != reported:
+                reported = why
                 log(f"step {snapshot_id.step} waits for the storage, for up to {left:.0f} s: {why}")
                 keeper.emit(
                     {
@@ -137,13 +140,13 @@ def _insist(
         pause = min(1.5 * pause, PAUSE_MAX_S)
 
 
-def _gets_on_until(keeper: Keeper, snapshot_id: SnapshotId, room_until: float, told: str) -> float:
+def _gets_on_until(keeper: Keeper, snapshot_id: SnapshotId, room_until: float, reported: str) -> float:
     """Until when there is hope beyond the time for writing: a slow storage that takes one chunk after the other, and
     other nodes that may be slow or wait themselves, are no reason to give up; `changed` is held."""
     lease = keeper.writing.lease_until
     if lease is not None and lease < time.monotonic():
         return 0.0  # nothing may be written, and nobody renews it
-    if told or snapshot_id in keeper.writing.watches:
+    if reported or snapshot_id in keeper.writing.watches:
         return room_until
     moved = max((j.moved for j in keeper.writing.jobs if j.snapshot.snapshot_id == snapshot_id), default=0.0)
     return min(moved + STALL_S, room_until)

@@ -18,7 +18,7 @@ from typing import Any
 from ...errors import StorageError, UnbrokenError
 from ..format.manifest import folder_name
 from ..storage.base import Storage
-from .commit import Abandoned, Look, RankFailed, commit, note_failure, write_part
+from .commit import Abandoned, CommitState, RankFailed, commit, note_failure, write_part
 from .holdings import Buffer, Holdings, Snapshot, SnapshotId
 
 COMMIT_TIMEOUT_S = 600.0
@@ -49,8 +49,8 @@ class Watch:
     world_size: int
     since: float
     written: float = field(default_factory=time.monotonic)
-    next_look: float = 0.0
-    looked: float = 0.0
+    next_poll: float = 0.0
+    polled: float = 0.0
     """When the last look began that told `missing`."""
     pause: float = 0.01
     missing: tuple[int, ...] = ()
@@ -200,7 +200,7 @@ class Writing:
 
     def watch(self, snapshot_id: SnapshotId, world_size: int, rank: int) -> None:
         """A rank wrote its share by itself: wait for the rest."""
-        self.watches.setdefault(snapshot_id, Watch(snapshot_id, world_size, time.monotonic())).next_look = 0.0
+        self.watches.setdefault(snapshot_id, Watch(snapshot_id, world_size, time.monotonic())).next_poll = 0.0
         self.emit(
             {"event": "written", "attempt": snapshot_id.attempt, "step": snapshot_id.step, "rank": rank}
         )
@@ -208,7 +208,7 @@ class Writing:
 
     def expect(self, snapshot_id: SnapshotId, world_size: int) -> None:
         """Looks (again) whether all shares of this checkpoint are there."""
-        self.watches.setdefault(snapshot_id, Watch(snapshot_id, world_size, time.monotonic())).next_look = 0.0
+        self.watches.setdefault(snapshot_id, Watch(snapshot_id, world_size, time.monotonic())).next_poll = 0.0
         self.changed.notify_all()
 
     def may_finish(self, snapshot_id: SnapshotId, offered: Collection[SnapshotId]) -> bool:
@@ -310,7 +310,7 @@ class Writing:
         deadline = began + deadline_s
         with self.changed:
             for watch in self.watches.values():
-                watch.next_look = 0.0
+                watch.next_poll = 0.0
             self.changed.notify_all()
             # What is not known complete on all ranks can never commit: its missing ranks are gone.
             for watch in list(self.watches.values()):
@@ -326,7 +326,7 @@ class Writing:
                     self.give_up(snapshot_id, job.snapshot.rank, "the attempt ended before every rank had it")
             while self.busy_with(attempt) and time.monotonic() < deadline:
                 for watch in list(self.watches.values()):
-                    never = sorted(set(watch.missing) & set(gone)) if watch.looked > began else []
+                    never = sorted(set(watch.missing) & set(gone)) if watch.polled > began else []
                     if watch.snapshot_id.attempt <= attempt and never:
                         self.give_up(
                             watch.snapshot_id, never[0], "its node was lost before it had written its share"
@@ -395,7 +395,7 @@ class Writing:
                 watch = self.watches.setdefault(
                     snapshot_id, Watch(snapshot_id, snapshot.world_size, job.since)
                 )
-                watch.next_look = 0.0
+                watch.next_poll = 0.0
                 watch.shares.add(snapshot.rank)
             self.changed.notify_all()
 
@@ -403,19 +403,19 @@ class Writing:
         while True:
             with self.changed:
                 now = time.monotonic()
-                due = [w for w in self.watches.values() if w.next_look <= now]
+                due = [w for w in self.watches.values() if w.next_poll <= now]
                 if self.ended:
                     return
                 if not due:
-                    soonest = min((w.next_look for w in self.watches.values()), default=now + 3600)
+                    soonest = min((w.next_poll for w in self.watches.values()), default=now + 3600)
                     self.changed.wait(max(0.001, soonest - now))
                     continue
             for watch in due:
-                self._look(watch)
+                self._poll(watch)
 
-    def _look(self, watch: Watch) -> None:
+    def _poll(self, watch: Watch) -> None:
         snapshot_id = watch.snapshot_id
-        why, rank, look, hopeless = None, 0, Look((0,)), False
+        why, rank, look, hopeless = None, 0, CommitState((0,)), False
         began = time.monotonic()
         try:
             self.gate(snapshot_id)
@@ -438,12 +438,12 @@ class Writing:
         if why is None and missing and late > COMMIT_TIMEOUT_S:
             why, rank = f"ranks {missing[:8]} did not write their share within {late:.0f} s", missing[0]
         with self.changed:
-            watch.missing, watch.looked = missing, began
+            watch.missing, watch.polled = missing, began
             if why is not None:
                 self.give_up(snapshot_id, rank, why, hopeless=hopeless)
             elif missing:
                 watch.pause = min(watch.pause * 1.5, 1.0)
-                watch.next_look = time.monotonic() + watch.pause
+                watch.next_poll = time.monotonic() + watch.pause
             else:
                 self.watches.pop(snapshot_id, None)
                 self.holdings.durable.add(snapshot_id)

@@ -180,11 +180,11 @@ def candidates_without_supervisor(
                 "skipped": [(f.name, f.why) for f in damaged],
             },
         )
-    told = agreement.read("offers", timeout_s=VOTE_TIMEOUT_S)
+    agreed = agreement.read("offers", timeout_s=VOTE_TIMEOUT_S)
     agreed_candidates = [
-        RestoreCandidate(a, s, n, d, w, dict(map(tuple, m))) for a, s, n, d, w, m in told["offers"]
+        RestoreCandidate(a, s, n, d, w, dict(map(tuple, m))) for a, s, n, d, w, m in agreed["offers"]
     ]
-    return agreed_candidates, [(n, why) for n, why in told["skipped"]]
+    return agreed_candidates, [(n, why) for n, why in agreed["skipped"]]
 
 
 def choose(

@@ -68,7 +68,7 @@ def default_path() -> Path:
     return Path(state) / "unbroken" / "incidents.sqlite"
 
 
-class Memory:
+class IncidentStore:
     """The store of incidents, candidate rules and filter rules."""
 
     def __init__(
@@ -230,7 +230,7 @@ class Memory:
         """The rules that were adopted."""
         return [c.rule for c in self.rules("adopted")]
 
-    def trial(self, rule: Rule) -> tuple[int, list[str]]:
+    def try_rule(self, rule: Rule) -> tuple[int, list[str]]:
         """(incidents that a rule confirms, incidents that it would break) among those stored."""
         compiled = compile_safe(rule.regex, f"rule '{rule.id}'")
         confirms, breaks = 0, []
@@ -252,7 +252,7 @@ class Memory:
             raise UsageError(
                 f"there is no candidate rule '{rule_id}'", hint="`unbroken diagnose rules list` lists them"
             )
-        confirms, breaks = self.trial(found.rule)
+        confirms, breaks = self.try_rule(found.rule)
         if breaks:
             raise UsageError(
                 f"rule '{rule_id}' would break {len(breaks)} stored incidents: {', '.join(breaks[:5])}",
@@ -349,7 +349,7 @@ def signature(d: Diagnosis) -> str:
     """What an incident is recognised by: its root's words without secrets, numbers, paths and hosts, and what it caused."""
     v = d.verdict
     parts = [v.root.text if v.root else ""]
-    parts += [e.text for e in d.chronicle.candidates[:6]]
+    parts += [e.text for e in d.timeline.candidates[:6]]
     parts += [c.reason for c in v.cascade[:4]]
     text = re.sub(r"<[a-z\-]+>", " ", " ".join(Redactor().lines(parts)))
     text = re.sub(r"<[a-z\-]+-\d+>|0x[0-9a-fA-F]+|(?:/[\w.\-]+){2,}|\b[\w\-]*\d[\w\-]*\b", " ", text)

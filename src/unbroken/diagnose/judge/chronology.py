@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from ..match.events import Event, FileScan, Progress, Topology
 from ..match.rules import builtin_set
-from .event_location import of_another_job, order_key, placed
+from .event_location import locate, of_another_job, order_key
 from .retries import weigh_retries
 
 _LAUNCHERS = (
@@ -30,7 +30,7 @@ _REJOINED = re.compile(r"(?i)re-?joined|training goes on|in-job restart")
 
 
 @dataclass(frozen=True)
-class Chronicle:
+class Timeline:
     """The events of a job in order: what may have caused its end, what was overcome, how it ended."""
 
     candidates: tuple[Event, ...]
@@ -43,9 +43,9 @@ class Chronicle:
     why: str = ""
 
 
-def chronicle(scans: Sequence[FileScan], topology: Topology) -> Chronicle:
+def build_timeline(scans: Sequence[FileScan], topology: Topology) -> Timeline:
     """Puts all events in order and picks the root."""
-    events = [placed(e, topology) for e in _one_clock([e for s in scans for e in s.events], scans)]
+    events = [locate(e, topology) for e in _one_clock([e for s in scans for e in s.events], scans)]
     events = [e for e in events if not of_another_job(e, topology)]
     events.sort(key=lambda e: order_key(e, scans))
     progress = merged_progress(scans)
@@ -83,7 +83,7 @@ def chronicle(scans: Sequence[FileScan], topology: Topology) -> Chronicle:
     if flaps:
         root, why = flaps[0], f"the link failed {len(flaps)} times before it took the job down"
         candidates = sorted({*flaps, *candidates}, key=lambda e: order_key(e, scans))
-    return Chronicle(
+    return Timeline(
         tuple(candidates),
         tuple(overcome),
         tuple(endings),

@@ -21,7 +21,7 @@ from ...progress.records.verdict import (
 from ..match.completion import OF_EPOCH
 from ..match.events import Event, FileScan, Progress, Topology
 from ..match.rules import Xid, defaults
-from .chronology import Chronicle
+from .chronology import Timeline
 from .exits import from_report
 from .facts import Facts
 from .fault_location import lagging_rank, place_of
@@ -29,18 +29,18 @@ from .known import from_facts
 from .leavers import leaver
 from .occupied import neighbour
 from .roots import cascade_of, line_of, root_of
-from .training_curve import Course, course, silent_for, worst_stretch
+from .training_curve import TrainingCurve, read_curve, silent_for, worst_stretch
 
 
 def decide(
-    chron: Chronicle,
+    chron: Timeline,
     scans: Sequence[FileScan],
     topology: Topology,
     facts: Facts | None,
     now: float | None = None,
 ) -> Verdict:
     """The verdict. `now` (seconds since the epoch) lets a log that is still being written count as running."""
-    trained = course(chron.progress)
+    trained = read_curve(chron.progress)
     if facts is not None:
         known = from_facts(chron, scans, topology, facts, trained, failed)
         if known is not None:
@@ -92,7 +92,7 @@ def _first_word(endings: Sequence[Event]) -> Event | None:
     return endings[at]
 
 
-def _step_cancelled(chron: Chronicle) -> Event | None:
+def _step_cancelled(chron: Timeline) -> Event | None:
     """Slurm's word that a step was cancelled, or a signal that the program obeyed, where no task had ended by itself:
     then somebody cancelled it."""
     ended = [e for e in chron.cascades if e.rule.id not in _ASKED and not _PEACEFUL.search(e.text)]
@@ -104,7 +104,7 @@ def _step_cancelled(chron: Chronicle) -> Event | None:
     )
 
 
-def failed(root: Event, chron: Chronicle, scans: Sequence[FileScan], topology: Topology) -> Verdict:
+def failed(root: Event, chron: Timeline, scans: Sequence[FileScan], topology: Topology) -> Verdict:
     """The verdict of a root event."""
     reason = root.reason or UNKNOWN
     base = defaults()[reason]
@@ -182,14 +182,14 @@ def failed(root: Event, chron: Chronicle, scans: Sequence[FileScan], topology: T
     )
 
 
-def _pids(root: Event, topology: Topology, chron: Chronicle) -> set[int]:
+def _pids(root: Event, topology: Topology, chron: Timeline) -> set[int]:
     """The processes of the job, as far as launchers and prefixes name them."""
     pids = {p.pid for p in topology.places.values() if p.pid} | {x[4] for x in topology.reported if x[4]}
     pids |= {int(m.group(1)) for e in chron.cascades if (m := _SIGNALLED.search(e.text))}
     return {p for p in (*pids, root.pid) if p is not None}
 
 
-def _own_fault(root: Event, xid: Xid, chron: Chronicle) -> bool:
+def _own_fault(root: Event, xid: Xid, chron: Timeline) -> bool:
     """Whether the program itself is at fault, by a traceback of the rank that the XID names."""
     if not xid.own_fault or root.rank is None:
         return False
@@ -199,7 +199,7 @@ def _own_fault(root: Event, xid: Xid, chron: Chronicle) -> bool:
     )
 
 
-def _evidence(root: Event, chron: Chronicle) -> list[Event]:
+def _evidence(root: Event, chron: Timeline) -> list[Event]:
     out: list[Event] = []
     seen = {(root.rule.id, root.reason)}
     for e in (*chron.context, *chron.candidates, *chron.endings):
@@ -232,7 +232,7 @@ def _tear_down(root: Event, ending: Event, scans: Sequence[FileScan]) -> bool:
 
 
 def _by_ending(
-    ending: Event, chron: Chronicle, scans: Sequence[FileScan], topology: Topology, trained: Course
+    ending: Event, chron: Timeline, scans: Sequence[FileScan], topology: Topology, trained: TrainingCurve
 ) -> Verdict | None:
     outcome = Outcome(ending.rule.outcome or "unknown")
     if outcome in (Outcome.TIME_LIMIT, Outcome.CANCELLED):
@@ -261,7 +261,7 @@ def _by_ending(
     return _ended(outcome, ending, scans, chron, "the scheduler says so")
 
 
-def _ended(outcome: Outcome, ending: Event, scans: Sequence[FileScan], chron: Chronicle, why: str) -> Verdict:
+def _ended(outcome: Outcome, ending: Event, scans: Sequence[FileScan], chron: Timeline, why: str) -> Verdict:
     notes = [why]
     if chron.overcome:
         notes.append(f"{len(chron.overcome)} errors before it were overcome")
@@ -274,7 +274,7 @@ def _ended(outcome: Outcome, ending: Event, scans: Sequence[FileScan], chron: Ch
 
 
 def _hang(
-    ending: Event | None, idle: float, chron: Chronicle, scans: Sequence[FileScan], topology: Topology
+    ending: Event | None, idle: float, chron: Timeline, scans: Sequence[FileScan], topology: Topology
 ) -> Verdict:
     faulty: Faulty | None = None
     cordon: tuple[str, ...] = ()
@@ -302,7 +302,7 @@ def _hang(
 
 
 def _loss_spike(
-    trained: Course, said: Event | None, scans: Sequence[FileScan], chron: Chronicle, topology: Topology
+    trained: TrainingCurve, said: Event | None, scans: Sequence[FileScan], chron: Timeline, topology: Topology
 ) -> Verdict:
     base = defaults()[LOSS_SPIKE]
     assert trained.spike is not None
@@ -316,7 +316,7 @@ def _loss_spike(
 
 
 def _nothing_known(
-    chron: Chronicle, scans: Sequence[FileScan], topology: Topology, trained: Course, now: float | None
+    chron: Timeline, scans: Sequence[FileScan], topology: Topology, trained: TrainingCurve, now: float | None
 ) -> Verdict:
     base = defaults()[UNKNOWN]
     last = max(scans, key=lambda s: (s.log_end.last_time or 0.0, s.log_end.bytes), default=None)

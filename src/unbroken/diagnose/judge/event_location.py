@@ -40,7 +40,7 @@ def from_paths(topology: Topology, ranks: Sequence[tuple[int | None, str | None]
             topology.nodes.append(node)
 
 
-def placed(event: Event, topology: Topology) -> Event:
+def locate(event: Event, topology: Topology) -> Event:
     """The event with rank, node and GPU as far as they can be known."""
     rank, node, gpu = event.rank, event.node, event.gpu
     node = short(node, topology)

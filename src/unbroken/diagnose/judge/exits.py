@@ -10,7 +10,7 @@ from dataclasses import replace
 from ...progress.records.verdict import UNKNOWN, Action, Faulty, Outcome, Verdict
 from ..match.events import FileScan, Topology
 from ..match.rules import defaults
-from .chronology import Chronicle
+from .chronology import Timeline
 from .fault_location import reported
 from .roots import root_of
 
@@ -25,7 +25,7 @@ _WORDS = {
 }  # fmt: skip
 
 
-def from_report(chron: Chronicle, scans: Sequence[FileScan], topology: Topology) -> Verdict | None:
+def from_report(chron: Timeline, scans: Sequence[FileScan], topology: Topology) -> Verdict | None:
     """A verdict from exit codes that launchers report, where no other line says more."""
     for e in chron.cascades:
         m = _EXITED.search(e.text)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from ...progress.records.verdict import Faulty
 from ..match.events import Event, FileScan, Topology
-from .chronology import Chronicle, same_kind
+from .chronology import Timeline, same_kind
 
 _PEER_ADDRESS = re.compile(r"\bpeer ([\d.]+|<ip-\d+>|[A-Za-z][\w.\-]*)<\d+>")
 _NOT_THERE = re.compile(
@@ -17,7 +17,7 @@ _NOT_THERE = re.compile(
 _PEER = re.compile(r"(?:remote peer|peer) ([A-Za-z][\w.\-]*\d[\w\-]*)<")
 
 
-def place_of(root: Event, chron: Chronicle, topology: Topology, scans: Sequence[FileScan]) -> Faulty | None:
+def place_of(root: Event, chron: Timeline, topology: Topology, scans: Sequence[FileScan]) -> Faulty | None:
     """The place of a root; where its own lines name no node, that of the kernel's only report of the same reason."""
     found = _own_place(root, chron, topology, scans)
     if found is not None and found.node is not None:
@@ -41,7 +41,7 @@ def place_of(root: Event, chron: Chronicle, topology: Topology, scans: Sequence[
     )
 
 
-def _own_place(root: Event, chron: Chronicle, topology: Topology, scans: Sequence[FileScan]) -> Faulty | None:
+def _own_place(root: Event, chron: Timeline, topology: Topology, scans: Sequence[FileScan]) -> Faulty | None:
     reason = root.reason
     if reason == "NodeFailure" and root.xid is None and root.rule.scope != "gpu":
         return Faulty(node=root.node) if root.node else None
@@ -109,7 +109,7 @@ def reported(
     return (topology.rank_at(node, gpu) if gpu is not None else None), node, gpu
 
 
-def _missing_rank(chron: Chronicle, topology: Topology, scans: Sequence[FileScan]) -> int | None:
+def _missing_rank(chron: Timeline, topology: Topology, scans: Sequence[FileScan]) -> int | None:
     """The one rank that did not report the time-out, or whose collective lags behind the others'."""
     reports = [
         e
@@ -155,7 +155,7 @@ def lagging_rank(scans: Sequence[FileScan]) -> int | None:
     return behind[0] if len(behind) == 1 and others[0] > low else None
 
 
-def _common_peer(chron: Chronicle, topology: Topology) -> str | None:
+def _common_peer(chron: Timeline, topology: Topology) -> str | None:
     """The one node that is an end of every link that failed, where several links did."""
     links: set[frozenset[str]] = set()
     for e in chron.candidates:

@@ -9,21 +9,21 @@ from ...progress.records.verdict import HANG, UNKNOWN, Action, Category, Faulty,
 from ..match.events import Event, FileScan, Topology
 from ..match.rules import defaults
 from ..read.flight_recorder import Flight
-from .chronology import Chronicle
+from .chronology import Timeline
 from .exits import by_exit_code
 from .facts import Facts, RankExit
 from .roots import all_cascade, root_of
-from .training_curve import Course
+from .training_curve import TrainingCurve
 
-Failed = Callable[[Event, Chronicle, Sequence[FileScan], Topology], Verdict]
+Failed = Callable[[Event, Timeline, Sequence[FileScan], Topology], Verdict]
 
 
 def from_facts(
-    chron: Chronicle,
+    chron: Timeline,
     scans: Sequence[FileScan],
     topology: Topology,
     facts: Facts,
-    trained: Course,
+    trained: TrainingCurve,
     failed: Failed,
 ) -> Verdict | None:
     """What the supervisor saw itself, where that is stronger than any log."""
@@ -71,7 +71,7 @@ def from_facts(
     return None
 
 
-def _own_failure(chron: Chronicle, facts: Facts) -> Event | None:
+def _own_failure(chron: Timeline, facts: Facts) -> Event | None:
     """The root by the logs, unless it belongs to a rank that we ended ourselves and a rank died before."""
     root = chron.root
     if root is None or root.rank is None:
@@ -88,7 +88,7 @@ def _own_failure(chron: Chronicle, facts: Facts) -> Event | None:
     return root
 
 
-def _lost_node(chron: Chronicle, scans: Sequence[FileScan], facts: Facts) -> Verdict:
+def _lost_node(chron: Timeline, scans: Sequence[FileScan], facts: Facts) -> Verdict:
     base, node = defaults()["NodeFailure"], facts.lost_nodes[0]
     said = next((e for e in chron.candidates if e.node == node or e.reason == "NodeFailure"), None)
     return Verdict(
@@ -99,7 +99,7 @@ def _lost_node(chron: Chronicle, scans: Sequence[FileScan], facts: Facts) -> Ver
     )  # fmt: skip
 
 
-def _oom_killed(chron: Chronicle, scans: Sequence[FileScan], topology: Topology, facts: Facts) -> Verdict:
+def _oom_killed(chron: Timeline, scans: Sequence[FileScan], topology: Topology, facts: Facts) -> Verdict:
     rank = facts.oom_kills[0]
     node = next((e.node for e in facts.exits if e.rank == rank), topology.node_of(rank))
     said = next((e for e in chron.candidates if e.reason in ("OutOfMemoryError", "DataloaderKilled")), None)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from ...progress.records.verdict import Cascade, Root
 from ..match.events import Event, FileScan, Progress
-from .chronology import Chronicle
+from .chronology import Timeline
 
 
 def root_of(event: Event, scans: Sequence[FileScan]) -> Root:
@@ -18,7 +18,7 @@ def line_of(p: Progress, scans: Sequence[FileScan]) -> Root:
     return Root(scans[p.file].name, p.line, p.text, time=p.time)
 
 
-def cascade_of(root: Event, chron: Chronicle) -> tuple[Cascade, ...]:
+def cascade_of(root: Event, chron: Timeline) -> tuple[Cascade, ...]:
     counts: Counter[str] = Counter()
     for e in (*chron.candidates, *chron.cascades):
         if e is not root and e.reason and e.reason != root.reason:
@@ -26,6 +26,6 @@ def cascade_of(root: Event, chron: Chronicle) -> tuple[Cascade, ...]:
     return tuple(Cascade(reason, n) for reason, n in counts.most_common(8))
 
 
-def all_cascade(chron: Chronicle) -> tuple[Cascade, ...]:
+def all_cascade(chron: Timeline) -> tuple[Cascade, ...]:
     counts = Counter(e.reason for e in (*chron.candidates, *chron.cascades) if e.reason)
     return tuple(Cascade(r, n) for r, n in counts.most_common(8))

@@ -12,7 +12,7 @@ from ..match.events import Event, LogEnd, Progress
 
 
 @dataclass(frozen=True)
-class Course:
+class TrainingCurve:
     """`interval` is the usual time between metric lines in seconds; `last` the last one; `spike` the first metric
     line of a bad stretch that lasts to the end of training, with `base` the loss before it."""
 
@@ -23,10 +23,10 @@ class Course:
     steps: int = 0
 
 
-def course(progress: Sequence[Progress]) -> Course:
+def read_curve(progress: Sequence[Progress]) -> TrainingCurve:
     """Reads the course out of all progress lines in order."""
     if not progress:
-        return Course()
+        return TrainingCurve()
     gaps = [
         b.time - a.time
         for a, b in itertools.pairwise(progress)
@@ -40,22 +40,24 @@ def course(progress: Sequence[Progress]) -> Course:
     spike, base = _spike(points)
     if spike is None:
         spike, base = _drift(points)
-    return Course(statistics.median(gaps[-500:]) if gaps else None, progress[-1], spike, base, len(progress))
+    return TrainingCurve(
+        statistics.median(gaps[-500:]) if gaps else None, progress[-1], spike, base, len(progress)
+    )
 
 
-def silent_for(course: Course, ending: LogEnd, line: int, until: float | None) -> float | None:
+def silent_for(curve: TrainingCurve, ending: LogEnd, line: int, until: float | None) -> float | None:
     """Seconds between the last metric line and `until` (the time of line `line` of that log), where that is far
     more than the usual interval. Metric lines without a time are dated from their neighbours and the pace."""
-    if course.last is None or until is None:
+    if curve.last is None or until is None:
         return None
-    usual = course.interval or ending.pace or 60.0
-    last = course.last.time
+    usual = curve.interval or ending.pace or 60.0
+    last = curve.last.time
     if last is None:
         stamps = [(n, t) for n, t in ending.stamps if n < line]
         if not stamps:
             return None
         number, last = stamps[-1]
-        last += min(max(0, course.last.line - number), 10_000) * (ending.pace or 5.0)
+        last += min(max(0, curve.last.line - number), 10_000) * (ending.pace or 5.0)
     gap = until - last
     return gap if gap > max(600.0, 8 * usual) else None
 

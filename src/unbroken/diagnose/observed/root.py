@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ...detect import ProcessLook
+from ...detect import ProcessInfo
 from ...progress.records.verdict import Root, Verdict
 from ..judge.facts import Facts
 from .kills import describe_end, first_end
@@ -14,7 +14,7 @@ from .kills import describe_end, first_end
 def with_root(
     verdict: Verdict,
     facts: Facts,
-    looks: Mapping[int, ProcessLook],
+    processes: Mapping[int, ProcessInfo],
     silent: Mapping[str, str] | None = None,
 ) -> Verdict:
     """The verdict with what the supervisor itself saw as its root, where no line of a log is one.
@@ -33,10 +33,10 @@ def with_root(
         late = facts.hang.late[0] if facts.hang.late else None
         at = f"after step {facts.hang.step}" if facts.hang.step >= 0 else "before the first step"
         text = f"no step for {facts.hang.idle_s:.0f} s {at}"
-        if late is not None and late in looks:
-            text += f"; rank {late} on {nodes.get(late)}: {looks[late].text.splitlines()[0]}"
-            if looks[late].frames:
-                text += f", in {looks[late].frames[0]}"
+        if late is not None and late in processes:
+            text += f"; rank {late} on {nodes.get(late)}: {processes[late].text.splitlines()[0]}"
+            if processes[late].frames:
+                text += f", in {processes[late].frames[0]}"
         return replace(
             verdict, root=Root(text=text, rank=late, node=nodes.get(late) if late is not None else None)
         )

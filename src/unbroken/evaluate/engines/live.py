@@ -46,7 +46,7 @@ class Link:
     load_s: float = 0.0
     ready: float = 0.0
     uncompiled: int = 0
-    told: set[str] = field(default_factory=set)
+    sent: set[str] = field(default_factory=set)
     assignments: dict[int, OpenAssignment] = field(default_factory=dict)
     answered: int = 0
     at: tuple[str, int] = ("", -1)

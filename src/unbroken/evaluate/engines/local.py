@@ -28,22 +28,22 @@ class LocalEngine:
         self.threads = threads
         """CPU threads per worker; None: as the libraries choose (GPU workers)."""
         self.processes: dict[str, Process] = {}
-        self.standing: dict[Slot, Process] = {}
+        self.warm: dict[Slot, Process] = {}
 
     def stand_by(self, slots: Sequence[Slot], cluster: Path, backend: str) -> None:
         """Starts processes that import, and wait for a word on their standard input; without one they end with us."""
         for slot in slots:
-            self.standing[slot] = self._spawn(slot, cluster, ["--stand-by", backend])
+            self.warm[slot] = self._spawn(slot, cluster, ["--stand-by", backend])
 
     def take_devices(self) -> None:
         """A word to each of them; one that has died is replaced when it is started."""
-        for process in self.standing.values():
+        for process in self.warm.values():
             with contextlib.suppress(OSError):
                 _tell(process, b"device\n")
 
     def start(self, slot: Slot, cluster: Path) -> None:
         """Starts a worker; its GPUs, as the worker sees them, are counted from 0."""
-        process = self.standing.pop(slot, None)
+        process = self.warm.pop(slot, None)
         if process is None or not _let_go(process):
             process = self._spawn(slot, cluster, [])
         self.processes[slot.name] = process
@@ -91,11 +91,11 @@ class LocalEngine:
 
     def close(self, within_s: float = 10.0) -> None:
         """Waits, then SIGKILL."""
-        for p in self.standing.values():
+        for p in self.warm.values():
             _kill(p)
             p.wait()
             _close_input(p)
-        self.standing.clear()
+        self.warm.clear()
         deadline = time.monotonic() + within_s
         for p in self.processes.values():
             try:

@@ -64,7 +64,7 @@ class Located:
             return 0.0
         return sum(s for n, s, _ in self.manifest.files if n.endswith((".safetensors", ".bin"))) / 2e9
 
-    def told(self, places: Places) -> Json:
+    def for_worker(self, places: Places) -> Json:
         """What a worker is told of it."""
         if self.source is None or self.manifest is None:
             return {"cache": False, "address": "", "manifest": None, "memory": None, "disks": []}

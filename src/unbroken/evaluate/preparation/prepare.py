@@ -113,10 +113,10 @@ class Preparers:
         process: Process | None = getattr(self._local, "process", None)
         if process is None or process.poll() is not None:
             process = self._local.process = self._start()
-        line = _told(process, job)
+        line = _answer_of(process, job)
         if not line and isinstance(process, Forked) and not process.pid:
             process = self._local.process = self._start()  # the fork server died before it was there
-            line = _told(process, job)
+            line = _answer_of(process, job)
         if not line.endswith(b"\n"):
             what = job.get("task", {}).get("name", job["op"])
             raise EvaluationError(f"the process that prepares '{what}' died", where=str(self._log),
@@ -148,7 +148,7 @@ class Preparers:
             end_piped(p)
 
 
-def _told(process: Process, job: Message) -> bytes:
+def _answer_of(process: Process, job: Message) -> bytes:
     """What the process answers to a job; empty if it died."""
     assert process.stdin is not None and process.stdout is not None  # both are pipes
     try:

@@ -162,7 +162,7 @@ class Recorder:
 
     def reads(self, *, blind: bool = True) -> dict[str, Stamp]:
         """All of it, with what is found only now: see the module. `blind`: with BLIND where that holds."""
-        for path in [*self._mapped(), *self._modules(), *self._told()]:
+        for path in [*self._mapped(), *self._modules(), *self._reported()]:
             self.note(path)
         for path, before in _at_import.items():  # an earlier task of this process may have imported it
             if self._place(path) is not None:
@@ -208,7 +208,7 @@ class Recorder:
                 os.write(fd, os.fsencode(path) + b"\0")
                 os.close(fd)
 
-    def _told(self) -> list[str]:
+    def _reported(self) -> list[str]:
         try:
             said = self._spool.read_bytes() if self._spool is not None else b""
         except OSError:

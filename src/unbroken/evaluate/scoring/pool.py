@@ -99,7 +99,7 @@ class _Task:
     """Samples that took the scorer down, and how."""
     bars: list[tuple[str, float, float]] = field(default_factory=list)
     error: str = ""
-    told: bool = False
+    reported: bool = False
     guard: threading.Lock = field(default_factory=threading.Lock)
 
 
@@ -233,9 +233,9 @@ class Pool:
         ended = time.time()
         shutil.rmtree(task.parts, ignore_errors=True)
         with task.guard:
-            if task.told:
+            if task.reported:
                 return
-            task.told, task.error = True, error
+            task.reported, task.error = True, error
             bars = sorted([*task.bars, (name, started, ended)], key=lambda bar: bar[1])
         if not self._closing.is_set():
             first = bars[0]

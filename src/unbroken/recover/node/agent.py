@@ -283,7 +283,7 @@ class Agent:
             now = time.monotonic()
             for rank, process in self.ranks.items():
                 ended = process.just_ended()
-                fresh = process.look(now, final=ended)
+                fresh = process.sample(now, final=ended)
                 if fresh is not None:
                     news[str(rank)] = fresh
                 if ended:
@@ -346,7 +346,7 @@ class Agent:
                 process.killed_by_agent = True
         left = await asyncio.to_thread(self._end_ranks)
         for rank, process in self.ranks.items():
-            process.look(time.monotonic())
+            process.sample(time.monotonic())
             if process.just_ended():
                 self._tell(op="exited", attempt=self.attempt, rank=rank, **process.ending())
             process.close()

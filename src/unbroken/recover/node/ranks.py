@@ -241,7 +241,7 @@ class RankProcess:
         last = self._page.read().last
         return last.step if last is not None else -1
 
-    def look(self, now: float, *, final: bool = False) -> Message | None:
+    def sample(self, now: float, *, final: bool = False) -> Message | None:
         """News since the last look (steps, phase, signs of life), or None. `now` is CLOCK_MONOTONIC.
 
         `final` says that the rank is gone: then the end of its log is read, whatever lies before.

@@ -9,7 +9,7 @@ from pathlib import Path
 from ...detect import HangDetector
 from ...progress import RunDir, RunSpec
 from .accept.accepting import Accepting
-from .accept.placing import Placing
+from .accept.placing import CheckpointPlace
 from .attempt.attempt import Attempt
 from .attempt.following import Following
 from .fence.fencing import Fencing
@@ -38,7 +38,7 @@ class Parts:
     fleet: Fleet
     recorder: Recorder
     term: TermWatch
-    place: Placing
+    place: CheckpointPlace
     launching: Launching
     taking_over: TakingOver
     watching: Watching
@@ -74,7 +74,7 @@ def assemble(
         changed.set()
 
     keepers = Keepers(fleet, background)
-    place = Placing(
+    place = CheckpointPlace(
         run_dir, spec.run_id, lambda: recorder.state, recorder.record, view.say, lambda: bool(stop)
     )
     accepting = Accepting(spec, fleet, keepers, recorder, place, view.say, elsewhere)

@@ -246,7 +246,7 @@ class Supervisor:
         watch, shown = RunFolderWatch(self._run_dir, parts.term.number), ""
         while True:
             await asyncio.sleep(EVERY_S)
-            now = await asyncio.to_thread(watch.look)
+            now = await asyncio.to_thread(watch.poll)
             if now.lost and not parts.term.is_over:
                 loss.why = now.lost
                 self._view.say(

@@ -38,7 +38,7 @@ class Holding:
         most: int = 0,
         every_s: float = LOOK_S,
     ) -> None:
-        """`look`: the listing, newest first. `most`: so many wait at most, the newest; 0: all."""
+        """`poll`: the listing, newest first. `most`: so many wait at most, the newest; 0: all."""
         self._storage, self._holder, self._look, self._say = storage, holder, look, say
         self._most, self._every_s = most, min(every_s, LOOK_S)
         self._done: set[str] = set()
@@ -53,7 +53,7 @@ class Holding:
     def start(self, done: Sequence[str]) -> None:
         """Takes the hold. `done`: had before."""
         self._done.update(done)
-        self.look()
+        self.poll()
         self._thread.start()
 
     def done(self, name: str) -> None:
@@ -77,7 +77,7 @@ class Holding:
             end_hold(self._storage, self._holder)
         return sorted(self._waiting)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Notes what is there and what is gone, and renews the hold where it says another thing by now."""
         try:
             there = self._look()
@@ -126,4 +126,4 @@ class Holding:
 
     def _run(self) -> None:
         while not self._ended.wait(self._every_s):
-            self.look()
+            self.poll()

@@ -225,7 +225,7 @@ def _watch(
     points = {p.name: replace(p, tries=0) if p.code else p for p in read_curve(asked.out)}
     holding.start([n for n, p in points.items() if not _is_open(p)])
     while True:
-        holding.look()
+        holding.poll()
         for lost, why in holding.lost():
             if lost.name not in points and not asked.newest_only:
                 say(f"{lost.name}: not evaluated: {why}")

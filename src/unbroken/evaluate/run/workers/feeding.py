@@ -61,7 +61,7 @@ class Feeder:
         self.run.log.note("join", worker=link.name, node=link.node, gpus=list(hello.gpus), pid=link.pid)
         settings = self.run.settings
         link.send("welcome", suite=self.run.job.suite.name, spec=encode(self.run.job.spec),
-                  model=self.run.located.told(settings.places), beat_s=settings.beat_s)  # fmt: skip
+                  model=self.run.located.for_worker(settings.places), beat_s=settings.beat_s)  # fmt: skip
         return link
 
     def gone(self, link: Link, why: str, *, blame: bool = True) -> None:
@@ -233,8 +233,8 @@ class Feeder:
 
     def _send_shard(self, link: Link, task: str, blocks: Sequence[int], expected_s: float) -> None:
         prepared = self.run.table.prepared[task]
-        if task not in link.told:
-            link.told.add(task)
+        if task not in link.sent:
+            link.sent.add(task)
             link.send("task", prepared=encode(replace(prepared, weights=())))
         self._assignments += 1
         link.assignments[self._assignments] = OpenAssignment(task, self._assignments, expected_s)

@@ -19,7 +19,7 @@ from ..attempt.farewell import Last
 from ..nodes.fleet import Fleet
 from ..nodes.keepers import Inventories, Keepers
 from ..record.recorder import Recorder
-from .placing import Placing
+from .placing import CheckpointPlace
 
 _INVENTORY_S = 5.0
 _LAST_S = 60.0
@@ -34,7 +34,7 @@ class Accepting:
         fleet: Fleet,
         keepers: Keepers,
         recorder: Recorder,
-        place: Placing,
+        place: CheckpointPlace,
         say: Callable[[str], None],
         elsewhere: str,
     ) -> None:

@@ -35,7 +35,7 @@ _SAY_EVERY = 15
 T = TypeVar("T")
 
 
-class Placing:
+class CheckpointPlace:
     """Where the attempts of one run keep their checkpoints. `refusal` is set where a place may not be used, `collided`
     where the number of the running attempt is taken in the place that its ranks name."""
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from ....detect import Hang, ProcessLook
+from ....detect import Hang, ProcessInfo
 
 
 class NodeEnd(StrEnum):
@@ -31,7 +31,7 @@ class AttemptOutcome:
     kind: str
     nodes: Mapping[str, NodeEnd] = field(default_factory=dict)
     hang: Hang | None = None
-    processes: Mapping[int, ProcessLook] = field(default_factory=dict)
+    processes: Mapping[int, ProcessInfo] = field(default_factory=dict)
     error: str = ""
 
     @property

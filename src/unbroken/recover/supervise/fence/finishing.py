@@ -6,7 +6,7 @@ from ....checkpoint.format.manifest import folder_name
 from ....errors import NotDurable, RunDirLost
 from ....progress import RunDir
 from ..accept.accepting import Accepting
-from ..accept.placing import Placing
+from ..accept.placing import CheckpointPlace
 from ..attempt.farewell import Farewell, Last
 from ..record.recorder import CannotRecord, Recorder
 from ..screen.view import View
@@ -21,7 +21,7 @@ class Finishing:
         run_dir: RunDir,
         stopping: Stopping,
         accepting: Accepting,
-        place: Placing,
+        place: CheckpointPlace,
         recorder: Recorder,
         view: View,
         elsewhere: str,

@@ -13,7 +13,7 @@ from ....progress.records.state import RunState
 from ...node.ranks import LaunchOrder
 from ...wire import Message
 from ..accept.accepting import Accepting
-from ..accept.placing import Placing, told
+from ..accept.placing import CheckpointPlace, told
 from ..attempt.attempt import Attempt
 from ..attempt.outcome import AttemptOutcome
 from ..fence.fencing import Fencing
@@ -56,7 +56,7 @@ class Launching:
         cwd: str,
         fleet: Fleet,
         keepers: Keepers,
-        place: Placing,
+        place: CheckpointPlace,
         accepting: Accepting,
         fencing: Fencing,
         recorder: Recorder,

@@ -31,7 +31,7 @@ class RunFolderWatch:
         found = os.stat(self._run_dir.path)
         return found.st_dev, found.st_ino
 
-    def look(self) -> FolderState:
+    def poll(self) -> FolderState:
         """What the folder is now; may block on a file system that hangs, so call it from a thread."""
         path = self._run_dir.path
         try:

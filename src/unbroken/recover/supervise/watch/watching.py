@@ -6,9 +6,9 @@ import asyncio
 import logging
 from collections.abc import Mapping
 
-from ....detect import Hang, Level, ProcessLook
+from ....detect import Hang, Level, ProcessInfo
 from ....progress import RunDir
-from ..accept.placing import Placing
+from ..accept.placing import CheckpointPlace
 from ..attempt.attempt import Attempt
 from ..attempt.following import Following, ends_normally
 from ..attempt.outcome import AttemptOutcome, name_loss
@@ -28,7 +28,7 @@ _POLLS = 20
 """So often hangs are looked for within the time after which one is suspected, between once and ten times a second."""
 _SLOWEST_S = 1.0
 _LOOK_S = 30.0
-_Looking = asyncio.Task[Mapping[int, ProcessLook]]
+_Looking = asyncio.Task[Mapping[int, ProcessInfo]]
 
 
 class Watching:
@@ -39,7 +39,7 @@ class Watching:
         run_dir: RunDir,
         fleet: Fleet,
         keepers: Keepers,
-        place: Placing,
+        place: CheckpointPlace,
         stopping: Stopping,
         following: Following,
         suspect_s: float,
@@ -123,8 +123,8 @@ class Watching:
         sources = {s.source for s in attempt.ranks.values()}
         heard = attempt.steps_known or any(s.source == "page" and s.count for s in attempt.ranks.values())
         # Nothing was heard yet: the deadlines of the first step hold.
-        attempt.detector.told = heard or sources == {"page"}
-        return attempt.detector.look(self._clock.monotonic(), attempt.views())
+        attempt.detector.steps_known = heard or sources == {"page"}
+        return attempt.detector.poll(self._clock.monotonic(), attempt.views())
 
     async def _suspect(self, attempt: Attempt, hang: Hang, suspicion: _Suspicion) -> _Looking | None:
         """Collects stacks where a hang is suspected, and says where it was none. Returns them where it is suspected now."""
@@ -144,24 +144,24 @@ class Watching:
             self._view.say("it goes on: no hang")
         return None
 
-    async def _collect_stacks(self, attempt: Attempt) -> Mapping[int, ProcessLook]:
+    async def _collect_stacks(self, attempt: Attempt) -> Mapping[int, ProcessInfo]:
         """Stacks of all ranks, from all nodes at once; written to the incident's evidence folder."""
         alive = {
             n: {"ranks": [r for r in attempt.node_ranks(n) if attempt.ranks[r].exit is None]}
             for n in attempt.nodes
             if self._fleet.nodes[n].up
         }
-        found: dict[int, ProcessLook] = {}
+        found: dict[int, ProcessInfo] = {}
         answers = await self._fleet.ask_each(alive, "look", timeout=_LOOK_S)
         for answer in answers.values():
             for rank, k in answer["looks"].items():
-                found[int(rank)] = ProcessLook(
+                found[int(rank)] = ProcessInfo(
                     k["pid"], k["state"], k["wchan"], tuple(k["frames"]), k["text"]
                 )
         await asyncio.to_thread(self._write_stacks, found)
         return found
 
-    def _write_stacks(self, found: Mapping[int, ProcessLook]) -> None:
+    def _write_stacks(self, found: Mapping[int, ProcessInfo]) -> None:
         folder = self._run_dir.evidence(self._recorder.state.incident + 1)
         for rank, look in found.items():
             try:
