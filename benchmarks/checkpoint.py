@@ -170,7 +170,7 @@ class Save:
     on_host: Callable[[], bool] | None = None
 
 
-class Arm:
+class Contender:
     """A way to save. `begin` returns after the call as a user would have it."""
 
     name = ""
@@ -192,7 +192,7 @@ class Arm:
         return {}
 
 
-class TorchSave(Arm):
+class TorchSave(Contender):
     name, saves = "torch.save", 2
 
     def begin(self, i: int) -> Save:
@@ -212,7 +212,7 @@ def dcp_state(t: Training) -> dict[str, Any]:
     return {"model": model, "optim": optimizer}
 
 
-class DcpSave(Arm):
+class DcpSave(Contender):
     name, saves = "dcp.save", 2
 
     def begin(self, i: int) -> Save:
@@ -235,7 +235,7 @@ def of_response(r: Any) -> Save:
     return Save(done, staging.result if staging is not None else None)
 
 
-class DcpAsync(Arm):
+class DcpAsync(Contender):
     name, saves = "dcp.async_save, default", 2
 
     def begin(self, i: int) -> Save:
@@ -244,7 +244,7 @@ class DcpAsync(Arm):
         return of_response(dcp.async_save(dcp_state(self.t), checkpoint_id=str(self.folder / str(i))))
 
 
-class DcpOverlapped(Arm):
+class DcpOverlapped(Contender):
     """Pinned, shared memory, staged beside the training. torch 2.11's stager closes itself after its first save
     (pytorch#183413), so it is kept from that, or the arm would not work at all."""
 
@@ -301,7 +301,7 @@ class DcpProcess(DcpOverlapped):
     name, saves, process = "dcp overlapped, process", 5, True
 
 
-class TorchCheckpointing(Arm):
+class TorchCheckpointing(Contender):
     name, saves = "torch_checkpointing", 5
 
     def open(self, t: Training, folder: Path) -> None:
@@ -330,7 +330,7 @@ class TorchCheckpointing(Arm):
         return Save(done, locked)
 
 
-class Nvrx(Arm):
+class Nvrx(Contender):
     """NVIDIA's resiliency extension (nvidia-resiliency-ext): `torch.save` in a process, as its documentation has it."""
 
     name, saves = "NVRx TorchAsyncCheckpoint", 5
@@ -355,7 +355,7 @@ class Nvrx(Arm):
         self.c.finalize_async_save(blocking=True, terminate=True)
 
 
-class Dlrover(Arm):
+class Dlrover(Contender):
     """DLRover's flash checkpoint without its agent: shared memory, and a saver process that ends with this one."""
 
     name, saves = "DLRover flash checkpoint", 5
@@ -388,7 +388,7 @@ class Dlrover(Arm):
             saver.join(10)
 
 
-class Ours(Arm):
+class Ours(Contender):
     name, saves = "unbroken", 11
 
     def __init__(self, persist_every: int = 1, **options: Any) -> None:
@@ -465,7 +465,7 @@ class Ours(Arm):
         gc.collect()
 
 
-ARMS: dict[str, type[Arm]] = {
+CONTENDERS: dict[str, type[Contender]] = {
     "torch_save": TorchSave, "dcp": DcpSave, "dcp_async": DcpAsync, "dcp_thread": DcpThread, "dcp_process": DcpProcess,
     "torch_checkpointing": TorchCheckpointing, "nvrx": Nvrx, "dlrover": Dlrover,
 }  # fmt: skip
@@ -533,7 +533,7 @@ class Collector:
 
 
 def measure(
-    arm: Arm,
+    contender: Contender,
     t: Training,
     folder: Path,
     saves: int,
@@ -549,7 +549,7 @@ def measure(
         folder.mkdir(parents=True)
     together(True)
     raw = [raw_write_now(folder.parent, t.bytes())]
-    arm.open(t, folder)
+    contender.open(t, folder)
     clock, collector = Clock(t), Collector()
     for _ in range(3):
         clock.step()
@@ -560,7 +560,7 @@ def measure(
             clock.step()
         began = clock.start()
         collected = collector.seconds
-        save = arm.begin(i)
+        save = contender.begin(i)
         call = time.perf_counter() - began
         t.before_update = (lambda s=save: s.staged()) if save.staged else None  # type: ignore[misc]
         at_once = save.done()
@@ -580,7 +580,7 @@ def measure(
             host, host_steps = whole, len(steps)
         rows.append(
             {
-                "call_s": call, "steps": len(steps), "persisted": persists(arm, i), "durable_s": call if at_once else whole,
+                "call_s": call, "steps": len(steps), "persisted": persists(contender, i), "durable_s": call if at_once else whole,
                 "quiet_step_s": quiet, "excess_s": whole - len(steps) * quiet, "excess_of_means_s": whole - len(steps) * mean,
                 "excess_to_host_s": host - host_steps * quiet, "in_flight_ratio": st.median(steps[1:] or [steps[0] - call]) / quiet,
                 "first_step_s": steps[0] - call, "within_limit": everywhere,
@@ -589,20 +589,28 @@ def measure(
             }
         )  # fmt: skip
         say(
-            f"  {arm.name} {i}: "
+            f"  {contender.name} {i}: "
             + ", ".join(f"{k} {v:.4g}" for k, v in rows[-1].items() if not isinstance(v, list))
         )
         before = after
-        arm.after_save()
-        told({"arm": arm.name, "unfinished": True, "saves": rows, "raw_write": raw, **arm.figures()})
+        contender.after_save()
+        told(
+            {
+                "arm": contender.name,
+                "unfinished": True,
+                "saves": rows,
+                "raw_write": raw,
+                **contender.figures(),
+            }
+        )
         for old in sorted(folder.glob("*"), key=lambda p: p.stat().st_mtime)[:-2]:
-            if not isinstance(arm, Ours) and RANK == 0:
+            if not isinstance(contender, Ours) and RANK == 0:
                 shutil.rmtree(old, ignore_errors=True) if old.is_dir() else old.unlink()
     collector.close()
     raw.append(raw_write_now(folder.parent, t.bytes()))
-    result = {"arm": arm.name, "saves": rows, "raw_write": raw, **arm.figures()}
+    result = {"arm": contender.name, "saves": rows, "raw_write": raw, **contender.figures()}
     if close:
-        arm.close()
+        contender.close()
         together(True)
         if RANK == 0:
             shutil.rmtree(folder, ignore_errors=True)
@@ -618,9 +626,9 @@ def of_all_ranks(mine: Any) -> list[Any]:
     return every
 
 
-def persists(arm: Arm, i: int) -> bool:
+def persists(contender: Contender, i: int) -> bool:
     """Whether an arm's i-th save goes to disk."""
-    return (i + 1) % getattr(arm, "persist_every", 1) == 0
+    return (i + 1) % getattr(contender, "persist_every", 1) == 0
 
 
 def probes(device: torch.device, folder: Path, size: int) -> dict[str, float]:
@@ -716,20 +724,20 @@ def drop_cache(*paths: Path) -> None:
         os.close(fd)
 
 
-def restores(t: Training, arm: Ours, options: dict[str, Any]) -> dict[str, Any]:
+def restores(t: Training, contender: Ours, options: dict[str, Any]) -> dict[str, Any]:
     """Seconds to bring the state back from memory and from disk, the process being up, against the sum of the floors.
 
-    `arm` has saved; its trainer is gone without a word, and its successor has a context, a model and an optimizer.
+    `contender` has saved; its trainer is gone without a word, and its successor has a context, a model and an optimizer.
     """
     from unbroken import Checkpointer
 
-    folder = arm.folder
-    pid = int(arm.c.memory.link.info["pid"])
-    arm.c.save(10**6, t.state, persist=True).disk.result(600)
+    folder = contender.folder
+    pid = int(contender.c.memory.link.info["pid"])
+    contender.c.save(10**6, t.state, persist=True).disk.result(600)
     t.wait()
     due = [x.detach().clone() for x in tensors_of(t)]
     time.sleep(3)  # the keeper takes the checksums
-    vanish(arm.c)
+    vanish(contender.c)
     found: dict[str, Any] = {}
     for source in ("memory", "disk"):
         if source == "disk":
@@ -813,7 +821,7 @@ def main() -> None:
         "--device", choices=["cuda", "cpu"], default="cuda" if torch.cuda.is_available() else "cpu"
     )
     p.add_argument("--model", choices=list(MODELS))
-    p.add_argument("--arms", default=",".join(ARMS), help="peers; every block has ours too")
+    p.add_argument("--arms", default=",".join(CONTENDERS), help="peers; every block has ours too")
     p.add_argument("--saves", type=int, help="saves of each arm (default: each arm's own)")
     p.add_argument("--ours", type=int, default=11, help="saves of ours, the first apart")
     p.add_argument("--ours-per-block", type=int, default=2, help="saves of ours beside each peer")
@@ -831,8 +839,8 @@ def main() -> None:
     )  # fmt: skip
     p.add_argument("--out", type=Path, help="JSON; finished blocks in it are not run again")
     a = p.parse_args()
-    if unknown := [n for n in a.arms.split(",") if n and n not in ARMS]:
-        p.error(f"there is no arm {', '.join(unknown)}: {', '.join(ARMS)}")
+    if unknown := [n for n in a.contenders.split(",") if n and n not in CONTENDERS]:
+        p.error(f"there is no arm {', '.join(unknown)}: {', '.join(CONTENDERS)}")
     a.no_restore = a.no_restore or WORLD > 1  # a rank cannot end the keeper that the others still use
     device = torch.device(a.device, int(os.environ.get("LOCAL_RANK", 0)) if a.device == "cuda" else None)
     for k, v in {
@@ -874,19 +882,19 @@ def main() -> None:
             a.out.parent.mkdir(parents=True, exist_ok=True)
             a.out.write_text(json.dumps(result, indent=1))
 
-    def block(name: str, arm: Arm, saves: int) -> None:
+    def block(name: str, contender: Contender, saves: int) -> None:
         if finished(name):
             return
         say(f"block {name}")
         try:
             result["blocks"][name] = measure(
-                arm, t, a.folder / "c", saves, a.window, a.limit, told=lambda so_far: keep(name, so_far)
+                contender, t, a.folder / "c", saves, a.window, a.limit, told=lambda so_far: keep(name, so_far)
             )
         except Exception as e:  # noqa: BLE001 - a peer that fails is a result
             traceback.print_exc()
-            result["blocks"][name] = {"arm": arm.name, "failed": repr(e)[:500]}
+            result["blocks"][name] = {"arm": contender.name, "failed": repr(e)[:500]}
             with suppress(Exception):
-                arm.close()
+                contender.close()
         keep()
 
     if not finished("unbroken"):
@@ -907,8 +915,8 @@ def main() -> None:
         if not a.no_restore:
             result["restore"] = restores(t, ours, options)
             keep()
-    for name in [n for n in a.arms.split(",") if n]:
-        block(name, ARMS[name](), a.saves or ARMS[name].saves)
+    for name in [n for n in a.contenders.split(",") if n]:
+        block(name, CONTENDERS[name](), a.saves or CONTENDERS[name].saves)
         if a.ours_per_block:
             block(f"unbroken beside {name}", Ours(**options), a.ours_per_block + 1)
     say(table(result))

@@ -155,7 +155,7 @@ def _simple(reason: str, file: str, n: int, text: str) -> Verdict:
     )
 
 
-ARMS: dict[str, Callable[[Path], Verdict]] = {
+CONTENDERS: dict[str, Callable[[Path], Verdict]] = {
     "unbroken": ours,
     "last exception": last_exception,
     "earliest rule": earliest_rule,
@@ -209,7 +209,7 @@ def calibration(answers: list[tuple[float, bool]]) -> dict[str, Any]:
 
 
 def score(
-    folder: Path, arm: Callable[[Path], Verdict], show: bool, only: set[str] | None = None
+    folder: Path, contender: Callable[[Path], Verdict], show: bool, only: set[str] | None = None
 ) -> dict[str, Any]:
     """All figures of one tool on one folder."""
     right: dict[str, list[int]] = {}
@@ -222,7 +222,7 @@ def score(
             continue
         label = json.loads((case / "case.json").read_text())
         start = time.process_time()
-        verdict = arm(case)
+        verdict = contender(case)
         spent += time.process_time() - start
         size += label.get("bytes", 0)
         lines += label.get("lines", 0)
@@ -252,9 +252,9 @@ def score(
 def keep_speeds(result: dict[str, Any], former: dict[str, Any]) -> None:
     """Replaces speeds by those of an earlier result, and says where they are from; arms that it lacks have none."""
     result["speeds_of"] = former.get("speeds_of", former["machine"])
-    for name, arm in result["arms"].items():
+    for name, contender in result["arms"].items():
         earlier = former["arms"].get(name, {})
-        arm |= {"mb_per_s": earlier.get("mb_per_s"), "lines_per_s": earlier.get("lines_per_s")}
+        contender |= {"mb_per_s": earlier.get("mb_per_s"), "lines_per_s": earlier.get("lines_per_s")}
     if "speed" in former:
         result["speed"] = former["speed"]
 
@@ -375,18 +375,18 @@ def machine() -> dict[str, Any]:
     }
 
 
-def show_figures(folder: str, arms: dict[str, Any]) -> None:
+def show_figures(folder: str, contenders: dict[str, Any]) -> None:
     """Prints one folder's table."""
-    print(f"{folder:<18}" + "".join(f"{n:>20}" for n in arms))
-    for k in arms["unbroken"]["figures"]:
-        cells = [r["figures"].get(k) for r in arms.values()]
+    print(f"{folder:<18}" + "".join(f"{n:>20}" for n in contenders))
+    for k in contenders["unbroken"]["figures"]:
+        cells = [r["figures"].get(k) for r in contenders.values()]
         print(
             f"{k:<18}"
             + "".join(
                 f"{c['right']}/{c['of']} = {c['share']:.1%}".rjust(20) if c else " " * 20 for c in cells
             )
         )
-    print(f"{'MB per CPU s':<18}" + "".join(f"{r['mb_per_s'] or '':>20}" for r in arms.values()))
+    print(f"{'MB per CPU s':<18}" + "".join(f"{r['mb_per_s'] or '':>20}" for r in contenders.values()))
 
 
 def main() -> None:
@@ -431,21 +431,21 @@ def main() -> None:
             "arms": {},
             "more": {},
         }
-        contenders = ARMS | ({"unbroken, on redacted logs": redacted} if args.redacted else {})
+        contenders = CONTENDERS | ({"unbroken, on redacted logs": redacted} if args.redacted else {})
         answers: list[tuple[float, bool]] = []
         for folder in folders:
-            arms: dict[str, Any] = {}
-            for name, arm in contenders.items():
+            contenders: dict[str, Any] = {}
+            for name, contender in contenders.items():
                 if args.ours_only and name != "unbroken":
                     continue
-                arms[name] = score(folder, arm, args.show and name == "unbroken", only)
-                told = arms[name].pop("answers")
-                arms[name]["calibration"] = calibration(told)
+                contenders[name] = score(folder, contender, args.show and name == "unbroken", only)
+                told = contenders[name].pop("answers")
+                contenders[name]["calibration"] = calibration(told)
                 answers += told if name == "unbroken" else []
             if folder is folders[0]:
-                result["arms"] = arms
+                result["arms"] = contenders
             else:
-                result["more"][folder.name] = {"arms": arms}
+                result["more"][folder.name] = {"arms": contenders}
         result["calibration"] = calibration(answers)
         if args.speed:
             result["speed"] = speed(args.speed, args.drain3, Path(scratch))

@@ -67,9 +67,9 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args()
     if given.real:
-        from evaluation_real import real_arms
+        from evaluation_real import real_contenders
 
-        found = real_arms(given)
+        found = real_contenders(given)
         name = (
             f"evaluation-real-{found['workers']}-{found['device'].replace(' ', '_').replace('/', '_')}.json"
         )

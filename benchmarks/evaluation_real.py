@@ -57,7 +57,7 @@ def score(row, output):
 """
 
 
-def real_arms(given: argparse.Namespace) -> dict[str, Any]:
+def real_contenders(given: argparse.Namespace) -> dict[str, Any]:
     """Runs the arms one after the other on the same tasks; returns their times and the checks."""
     from unbroken.evaluate.engines.local import count_gpus
 
@@ -67,7 +67,7 @@ def real_arms(given: argparse.Namespace) -> dict[str, Any]:
     name = given.model or ("medium" if on_gpu else "tiny")
     count = given.datasets or 6
     seconds = given.seconds or (
-        budgeted(given.budget, given.arms.split(","), workers, count) if on_gpu else 15.0
+        budgeted(given.budget, given.contenders.split(","), workers, count) if on_gpu else 15.0
     )
     print(
         f"{workers} {'GPUs' if on_gpu else 'CPU workers'}, {count} datasets, {seconds:.0f} s of inference per worker and arm",
@@ -96,10 +96,10 @@ def real_arms(given: argparse.Namespace) -> dict[str, Any]:
             "rows": {t.name: count_rows(t) for t in suite.tasks}, "arms": [],
         }  # fmt: skip
         scores: dict[str, dict[str, Any]] = {}
-        for arm in given.arms.split(","):
-            run = run_ours if arm == "ours" else run_trials
-            print(f"{arm} ...", flush=True)
-            row, scores[arm] = run(arm, work / arm, suite, spec, workers, on_gpu, rate)
+        for contender in given.contenders.split(","):
+            run = run_ours if contender == "ours" else run_trials
+            print(f"{contender} ...", flush=True)
+            row, scores[contender] = run(contender, work / contender, suite, spec, workers, on_gpu, rate)
             found["arms"].append(row)
             so_far(given.out).parent.mkdir(parents=True, exist_ok=True)
             so_far(given.out).write_text(json.dumps(found, indent=1))
@@ -119,10 +119,10 @@ def so_far(out: Path) -> Path:
     return out / "evaluation-real-so-far.json"
 
 
-def budgeted(budget_s: float, arms: Sequence[str], workers: int, count: int) -> float:
+def budgeted(budget_s: float, contenders: Sequence[str], workers: int, count: int) -> float:
     """Seconds of inference per worker so that all arms fit: 40 s for model and rates, 12 s to start ours, 14 s a trial."""
-    fixed = 40.0 + sum(12.0 if a == "ours" else 14.0 * -(-count // workers) for a in arms)
-    return max(30.0, (budget_s - fixed) / len(arms))
+    fixed = 40.0 + sum(12.0 if a == "ours" else 14.0 * -(-count // workers) for a in contenders)
+    return max(30.0, (budget_s - fixed) / len(contenders))
 
 
 def count_rows(task: Task) -> int:
@@ -130,10 +130,10 @@ def count_rows(task: Task) -> int:
     return (Path(task.target) / "data.jsonl").read_bytes().count(b"\n")
 
 
-def checks(arms: Sequence[dict[str, Any]], scores: dict[str, dict[str, Any]]) -> dict[str, bool]:
+def checks(contenders: Sequence[dict[str, Any]], scores: dict[str, dict[str, Any]]) -> dict[str, bool]:
     """What must hold."""
     found: dict[str, bool] = {}
-    mine = next((a for a in arms if a["arm"] == "ours"), None)
+    mine = next((a for a in contenders if a["arm"] == "ours"), None)
     if mine is not None:
         found[
             "workers busy with inference >= 90 % of the time until the last is free, fetch and start included"
@@ -142,7 +142,7 @@ def checks(arms: Sequence[dict[str, Any]], scores: dict[str, dict[str, Any]]) ->
             mine["over bound"] <= 1.10
         )
         found["idle gap between shards below 50 ms"] = mine["gap_max_s"] < 0.05
-        for a in arms:
+        for a in contenders:
             if a is not mine:
                 found[f"shorter than {a['arm']}"] = mine["makespan_s"] < a["makespan_s"]
     if len(scores) > 1:
@@ -293,7 +293,7 @@ class LinkedSource:
 
 
 def run_ours(
-    arm: str, out: Path, suite: Suite, spec: ModelSpec, workers: int, on_gpu: bool, rate: float
+    contender: str, out: Path, suite: Suite, spec: ModelSpec, workers: int, on_gpu: bool, rate: float
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """`unbroken eval`: the model comes over the link once, into shared memory, by its own cache; the time for that counts."""
     from unbroken.evaluate.engines import Slot
@@ -346,7 +346,7 @@ def run_ours(
     logs = [line for log in sorted((out / "logs").glob("w*.log")) for line in log.read_text().splitlines()]
     print("  " + "; ".join(line.removeprefix("unbroken eval worker: ") for line in logs if " took " in line))
     row = {
-        "arm": arm, "makespan_s": makespan, "gpu_end_s": gpu_end - began, "fetch_s": fetched,
+        "arm": contender, "makespan_s": makespan, "gpu_end_s": gpu_end - began, "fetch_s": fetched,
         "load_s": load, "of which imports and device left at its start": max((w.start_s for w in report.workers), default=0.0),
         "lower_bound_s": work, "over bound": makespan / work, "over bound with fetch and load": makespan / (fetched + load + work),
         "busy until free": busy / workers / (gpu_end - began), "busy of makespan": busy / workers / makespan, "in memory": roomy, "loads": len(report.workers),
@@ -365,11 +365,11 @@ def gaps_of(report: Any) -> list[float]:
 
 
 def run_trials(
-    arm: str, out: Path, suite: Suite, spec: ModelSpec, workers: int, on_gpu: bool, rate: float
+    contender: str, out: Path, suite: Suite, spec: ModelSpec, workers: int, on_gpu: bool, rate: float
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """One process per trial, the model over the link and loaded in each; `workers` at a time, in the suite's order."""
     out.mkdir(parents=True)
-    queue = split(arm, suite, workers)
+    queue = split(contender, suite, workers)
     began = time.time()
     running: dict[int, subprocess.Popen[bytes]] = {}
     for i, pieces in enumerate(queue):
@@ -378,7 +378,7 @@ def run_trials(
             time.sleep(0.02)
         place = next(w for w in range(workers) if w not in running)
         job = {"suite": encode(suite), "spec": encode(spec), "pieces": pieces, "rate": rate, "link": str(out.parent / "link"),
-               "metrics": arm == "baseline", "out": str(out), "index": i}  # fmt: skip
+               "metrics": contender == "baseline", "out": str(out), "index": i}  # fmt: skip
         log = open(out / f"trial-{i}.log", "wb")  # noqa: SIM115  given to the child
         running[place] = subprocess.Popen([sys.executable, str(Path(__file__)), "trial", json.dumps(job), "0" if on_gpu else ""],
                                           env=environment([place] if on_gpu else []), stdout=log, stderr=log)  # fmt: skip
@@ -386,17 +386,17 @@ def run_trials(
         _reap(running)
         time.sleep(0.02)
     gpu_end = time.time()
-    if arm != "baseline":
+    if contender != "baseline":
         score_apart(out, suite, spec, max(1, (os.cpu_count() or 2) - 1))
     ended = time.time()
     trials = [json.loads(p.read_text()) for p in out.glob("trial-*.json")]
     if len(trials) != len(queue):
         raise SystemExit(
-            f"{arm}: {len(queue) - len(trials)} trials failed; the last log: {max(out.glob('trial-*.log')).read_text()[-1500:]}"
+            f"{contender}: {len(queue) - len(trials)} trials failed; the last log: {max(out.glob('trial-*.log')).read_text()[-1500:]}"
         )
     busy = sum(t["infer_s"] for t in trials)
     row = {
-        "arm": arm,
+        "arm": contender,
         "makespan_s": ended - began,
         "gpu_end_s": gpu_end - began,
         "busy until free": busy / workers / (gpu_end - began),
@@ -408,12 +408,12 @@ def run_trials(
     return row, {p.stem.removeprefix("score-"): json.loads(p.read_text()) for p in out.glob("score-*.json")}
 
 
-def split(arm: str, suite: Suite, workers: int) -> list[list[tuple[str, int, int]]]:
+def split(contender: str, suite: Suite, workers: int) -> list[list[tuple[str, int, int]]]:
     """Trials as lists of (task, first block, last block + 1); blocks are resolved when the task is prepared."""
     names = [t.name for t in suite.tasks]
-    if arm == "baseline":
+    if contender == "baseline":
         return [[(n, 0, -1)] for n in names]
-    if arm == "opencompass-workers":
+    if contender == "opencompass-workers":
         return [[(n, -i - 1, -workers) for n in names] for i in range(workers)]
     rows = {t.name: count_rows(t) for t in suite.tasks}
     tokens = {r.name: r.tokens for r in ROWS}

@@ -104,9 +104,9 @@ def main() -> None:
     p.add_argument("--out", type=Path)
     a = p.parse_args()
     result = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "values": {}}
-    for arm in (dcp, ours):
-        result["values"][arm.__name__] = arm()
-        print(arm.__name__, result["values"][arm.__name__], flush=True)
+    for contender in (dcp, ours):
+        result["values"][contender.__name__] = contender()
+        print(contender.__name__, result["values"][contender.__name__], flush=True)
     if a.out:
         a.out.write_text(json.dumps(result, indent=1))
     sys.stdout.flush()

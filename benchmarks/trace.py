@@ -133,17 +133,17 @@ def main() -> int:
     p.add_argument("--python", default=sys.executable, help="the interpreter that has pandas")
     p.add_argument("-o", "--out", type=Path, default=REPO / "benchmarks" / "results" / "trace.json")
     args = p.parse_args()
-    arms: dict[str, Any] = {}
+    contenders: dict[str, Any] = {}
     checks: dict[str, bool] = {}
     with tempfile.TemporaryDirectory(prefix="trace-bench-", dir=args.dir) as name:
         folder = Path(name)
         for text in args.jobs.split(","):
             size = count(text)
-            arms |= jobs_arms(size, folder, args, checks)
+            contenders |= jobs_contenders(size, folder, args, checks)
             for f in folder.glob("*"):
                 shutil.rmtree(f) if f.is_dir() else f.unlink()
         if Bytes(args.wide):
-            arms |= wide_arm(Bytes(args.wide), folder, checks)
+            contenders |= wide_contender(Bytes(args.wide), folder, checks)
     result = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": said("git", "rev-parse", "--short", "HEAD"),
@@ -154,7 +154,7 @@ def main() -> int:
             "load_before": LOAD,
             "load_after": round(os.getloadavg()[0], 2),
         },
-        "arms": arms,
+        "arms": contenders,
         "checks": checks,
     }
     args.out.parent.mkdir(parents=True, exist_ok=True)
@@ -166,7 +166,9 @@ def main() -> int:
 LOAD = round(os.getloadavg()[0], 2)
 
 
-def jobs_arms(size: int, folder: Path, args: argparse.Namespace, checks: dict[str, bool]) -> dict[str, Any]:
+def jobs_contenders(
+    size: int, folder: Path, args: argparse.Namespace, checks: dict[str, bool]
+) -> dict[str, Any]:
     """Our report and pandas on one synthetic trace."""
     label = short(size)
     trace = folder / "trace"
@@ -214,7 +216,7 @@ def jobs_arms(size: int, folder: Path, args: argparse.Namespace, checks: dict[st
     return out
 
 
-def wide_arm(size: int, folder: Path, checks: dict[str, bool]) -> dict[str, Any]:
+def wide_contender(size: int, folder: Path, checks: dict[str, bool]) -> dict[str, Any]:
     """Our report on a wide utilisation CSV."""
     from utilisation import write  # benchmarks/utilisation.py, the same table
 
@@ -222,21 +224,21 @@ def wide_arm(size: int, folder: Path, checks: dict[str, bool]) -> dict[str, Any]
     path.parent.mkdir()
     print(f"writing a wide table of {Bytes(size)} ...", file=sys.stderr)
     write(path, size)
-    arm = run(
+    contender = run(
         [sys.executable, "-m", "unbroken", "trace", "report", str(path), "-o", str(folder / "report.html")]
     )
-    arm["mb_per_s"] = round(path.stat().st_size / 1e6 / arm["seconds"], 1)
-    arm["mb_per_cpu_s"] = round(path.stat().st_size / 1e6 / arm["cpu_s"], 1)
-    checks["wide CSV: at least 200 MB/s"] = arm["mb_per_s"] >= 200
-    checks["wide CSV: within 2 GiB"] = arm["rss_all_mib"] <= 2048
-    return {f"wide CSV of {Bytes(size)}: unbroken trace report": arm}
+    contender["mb_per_s"] = round(path.stat().st_size / 1e6 / contender["seconds"], 1)
+    contender["mb_per_cpu_s"] = round(path.stat().st_size / 1e6 / contender["cpu_s"], 1)
+    checks["wide CSV: at least 200 MB/s"] = contender["mb_per_s"] >= 200
+    checks["wide CSV: within 2 GiB"] = contender["rss_all_mib"] <= 2048
+    return {f"wide CSV of {Bytes(size)}: unbroken trace report": contender}
 
 
 def best(command: list[str], runs: int, env: dict[str, str] | None = None) -> dict[str, Any]:
     """The fastest of some runs."""
-    arms = [run(command, env) for _ in range(runs)]
-    good = [a for a in arms if "error" not in a]
-    return min(good, key=lambda a: a["seconds"]) if good else arms[0]
+    contenders = [run(command, env) for _ in range(runs)]
+    good = [a for a in contenders if "error" not in a]
+    return min(good, key=lambda a: a["seconds"]) if good else contenders[0]
 
 
 def run(command: list[str], env: dict[str, str] | None = None) -> dict[str, Any]:
@@ -260,17 +262,19 @@ def run(command: list[str], env: dict[str, str] | None = None) -> dict[str, Any]
         out.seek(0)
         err.seek(0)
         printed, errors = out.read().strip().splitlines(), err.read().strip().splitlines()
-    arm: dict[str, Any] = {
+    contender: dict[str, Any] = {
         "seconds": round(took, 2),
         "cpu_s": round(used.ru_utime + used.ru_stime, 2),
         "rss_mib": round(used.ru_maxrss / 1024),
         "rss_all_mib": round(max(max(sums) / 2**20, used.ru_maxrss / 1024)),
     }
     if child.returncode:
-        return {"error": (errors or ["killed"])[-1][:300], **arm}
+        return {"error": (errors or ["killed"])[-1][:300], **contender}
     if printed:
-        arm["last_line"] = re.sub(r"/\S*/", "", printed[-1])[:300]  # not where this machine keeps its files
-    return arm
+        contender["last_line"] = re.sub(r"/\S*/", "", printed[-1])[
+            :300
+        ]  # not where this machine keeps its files
+    return contender
 
 
 def watch(pid: int, ended: threading.Event, sums: list[int]) -> None:

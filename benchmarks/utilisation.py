@@ -66,17 +66,17 @@ def main() -> int:
     p.add_argument("--dir", type=Path, help="where the tables are written [default: the temporary folder]")
     p.add_argument("-o", "--out", type=Path, default=REPO / "benchmarks" / "results" / "utilisation.json")
     args = p.parse_args()
-    arms: dict[str, Any] = {}
+    contenders: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(dir=args.dir) as folder:
         large, small = Path(folder) / "SM_ACTIVE.csv", Path(folder) / "SM_ACTIVE-small.csv"
         write(large, Bytes(args.size))
         write(small, min(Bytes(args.size), Bytes(args.pandas_size)))
         for threads in (1, 2):
-            arms[f"unbroken, {threads} processes"] = measure(OURS, large, threads)
-        arms["unbroken, small table"] = measure(OURS, small, 2)
-        arms["duckdb, small table"] = measure(DUCKDB, small)
-        arms["pandas, small table"] = measure(PANDAS, small)
-    best = arms["unbroken, 2 processes"]
+            contenders[f"unbroken, {threads} processes"] = measure(OURS, large, threads)
+        contenders["unbroken, small table"] = measure(OURS, small, 2)
+        contenders["duckdb, small table"] = measure(DUCKDB, small)
+        contenders["pandas, small table"] = measure(PANDAS, small)
+    best = contenders["unbroken, 2 processes"]
     result = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": subprocess.run(
@@ -84,16 +84,16 @@ def main() -> int:
         ).stdout.strip(),
         "machine": {"cores": os.cpu_count(), "python": platform.python_version(), "load": os.getloadavg()[0]},
         "size": args.size,
-        "arms": arms,
+        "arms": contenders,
         "checks": {
             "at least 200 MB/s": best["mb_per_s"] >= 200,
             "within 2 GiB": best["rss_mib"] <= 2048,
-            "quantiles as pandas": "error" in arms["pandas, small table"]
+            "quantiles as pandas": "error" in contenders["pandas, small table"]
             or all(
                 abs(a - b) < 0.01
                 for a, b in zip(
-                    arms["unbroken, small table"]["quantiles"],
-                    arms["pandas, small table"]["quantiles"],
+                    contenders["unbroken, small table"]["quantiles"],
+                    contenders["pandas, small table"]["quantiles"],
                     strict=True,
                 )
             ),
@@ -137,14 +137,14 @@ def measure(body: str, path: Path, threads: int = 2) -> dict[str, Any]:
     p = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
     if p.returncode != 0:
         return {"error": (p.stderr.strip().splitlines() or ["killed"])[-1]}
-    arm: dict[str, Any] = json.loads(p.stdout.splitlines()[-1])
+    contender: dict[str, Any] = json.loads(p.stdout.splitlines()[-1])
     size = path.stat().st_size / 1e6
-    arm = {k: round(v, 3) if isinstance(v, float) else v for k, v in arm.items()}
+    contender = {k: round(v, 3) if isinstance(v, float) else v for k, v in contender.items()}
     return {
         "mb": round(size),
-        "mb_per_s": round(size / arm["seconds"], 1),
-        "mb_per_cpu_s": round(size / arm["cpu_s"], 1),
-        **arm,
+        "mb_per_s": round(size / contender["seconds"], 1),
+        "mb_per_cpu_s": round(size / contender["cpu_s"], 1),
+        **contender,
     }
 
 

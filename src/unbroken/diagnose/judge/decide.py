@@ -1,4 +1,4 @@
-"""From the chronicle of a job, and what the supervisor knows, to the verdict."""
+"""From the timeline of a job, and what the supervisor knows, to the verdict."""
 
 from __future__ import annotations
 
