@@ -24,7 +24,7 @@ from typing import Any
 REPO = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(REPO / "src"), str(REPO)]
 
-from tests.support.fork_server import Nursery, Training  # noqa: E402
+from tests.support.fork_server import ForkServer, Training  # noqa: E402
 
 STEPS = 60
 BASE = [
@@ -59,35 +59,41 @@ def main() -> int:
         print("no GPU here: only the arms on the processor would run; see pytest tests/train")
         return 1
     one = {"CUDA_VISIBLE_DEVICES": "0"}
-    arms: dict[str, tuple[int, list[str], dict[str, str]]] = {
+    contenders: dict[str, tuple[int, list[str], dict[str, str]]] = {
         "1 rank, float32": (1, [], one),
         "1 rank, bfloat16, dropout": (1, ["--dtype", "bfloat16", "--dropout", "0.1"], one),
         "2 ranks, gloo, one GPU": (2, [], one),
     }
     for n in (2, 4):
         if len(names) >= n:
-            arms[f"{n} ranks, NCCL, overlapped"] = (n, ["--dtype", "bfloat16", "--overlap"], {})
-    nursery = Nursery()
+            contenders[f"{n} ranks, NCCL, overlapped"] = (n, ["--dtype", "bfloat16", "--overlap"], {})
+    fork_server = ForkServer()
     with tempfile.TemporaryDirectory() as folder:
-        for name, (ranks, more, env) in arms.items():
-            result["arms"][name] = arm(nursery, Path(folder) / name.replace(" ", "-"), ranks, more, env)
+        for name, (ranks, more, env) in contenders.items():
+            result["arms"][name] = contender(
+                fork_server, Path(folder) / name.replace(" ", "-"), ranks, more, env
+            )
             print(name, json.dumps(result["arms"][name]), flush=True)
-        result["100m_tokens_per_s"] = speed(nursery, Path(folder) / "speed", one)
-    nursery.close()
+        result["100m_tokens_per_s"] = speed(fork_server, Path(folder) / "speed", one)
+    fork_server.close()
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps(result, indent=1))
     return 0 if all(a["identical"] for a in result["arms"].values()) else 1
 
 
-def arm(nursery: Nursery, folder: Path, ranks: int, more: list[str], env: dict[str, str]) -> dict[str, Any]:
+def contender(
+    fork_server: ForkServer, folder: Path, ranks: int, more: list[str], env: dict[str, str]
+) -> dict[str, Any]:
     """One layout, undisturbed and killed: whether all is equal, and how long it took."""
     folder.mkdir()
     began = time.monotonic()
-    undisturbed = Training(nursery, folder / "a", ranks, [*BASE, *more], env)
+    undisturbed = Training(fork_server, folder / "a", ranks, [*BASE, *more], env)
     undisturbed.start()
     undisturbed.finish()
-    killed = Training(nursery, folder / "b", ranks, [*BASE, *more, "--checkpoints", str(folder / "c")], env)
+    killed = Training(
+        fork_server, folder / "b", ranks, [*BASE, *more, "--checkpoints", str(folder / "c")], env
+    )
     at = random.Random(ranks).randint(20, 45)
     killed.start()
     killed.wait_for_step(at)
@@ -98,21 +104,24 @@ def arm(nursery: Nursery, folder: Path, ranks: int, more: list[str], env: dict[s
     killed.codes()
     killed.start()
     killed.finish()
-    differences = [a.difference(b) for a, b in zip(undisturbed.witnesses(), killed.witnesses(), strict=True)]
+    differences = [
+        a.difference(b)
+        for a, b in zip(undisturbed.all_step_digests(), killed.all_step_digests(), strict=True)
+    ]
     banner = [x for x in killed.log(0).read_text().splitlines() if x.startswith(("training ", "resumed "))]
     return {
         "identical": not any(differences),
         "differences": [d for d in differences if d],
         "killed_after": at,
-        "executions": [w.executions for w in killed.witnesses()],
+        "executions": [w.executions for w in killed.all_step_digests()],
         "said": banner,
         "seconds": round(time.monotonic() - began, 1),
     }
 
 
-def speed(nursery: Nursery, folder: Path, env: dict[str, str]) -> float:
+def speed(fork_server: ForkServer, folder: Path, env: dict[str, str]) -> float:
     """Tokens a second of the 100m preset on one GPU, median of the last steps."""
-    t = Training(nursery, folder, 1, ["--preset", "100m", "--steps", "15"], env)
+    t = Training(fork_server, folder, 1, ["--preset", "100m", "--steps", "15"], env)
     t.start()
     t.finish()
     rates = [

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.fault_injection import Campaign
+from tests.support.fault_injection import FaultInjection
 
 
 @pytest.mark.integration
@@ -21,10 +21,10 @@ from tests.support.fault_injection import Campaign
 def test_nothing_torn_passes_nothing_announced_is_lost_all_ranks_agree(
     tmp_path: Path, rounds: int, megabytes: float
 ) -> None:
-    campaign = Campaign(tmp_path, seed=rounds, megabytes=megabytes)
+    fault_injection = FaultInjection(tmp_path, seed=rounds, megabytes=megabytes)
     try:
         for _ in range(rounds):
-            campaign.round()
+            fault_injection.round()
     finally:
-        campaign.close()
-    assert sum(campaign.strikes.values()) >= rounds
+        fault_injection.close()
+    assert sum(fault_injection.strikes.values()) >= rounds

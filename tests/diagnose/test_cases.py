@@ -83,8 +83,8 @@ def test_generated_cases_of_every_kind(benchmark: Any, tmp_path: Path) -> None:
 def test_baselines_do_worse_and_alarm_falsely(benchmark: Any, tmp_path: Path) -> None:
     generate(tmp_path, len(KINDS), 11)
     shares = {
-        n: benchmark.score(tmp_path, arm, False)["figures"]["reason"]["share"]
-        for n, arm in benchmark.ARMS.items()
+        n: benchmark.score(tmp_path, contender, False)["figures"]["reason"]["share"]
+        for n, contender in benchmark.CONTENDERS.items()
     }
     assert all(0.1 < s < shares["unbroken"] - 0.1 for n, s in shares.items() if n != "unbroken"), shares
 

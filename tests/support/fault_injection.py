@@ -162,7 +162,7 @@ def memory_of(megabytes: float, local: int) -> int:
 
 
 @dataclass
-class Campaign:
+class FaultInjection:
     """`nodes` nodes with `local` ranks each; everything lies under `folder`."""
 
     folder: Path
@@ -204,7 +204,7 @@ class Campaign:
     def round(self) -> None:
         """One attempt, one strike, all checks. Raises AssertionError."""
         self.attempt += 1
-        self._mend()
+        self._repair()
         candidates = self._candidates()
         for i, agent in enumerate(self.agents):
             here = {i * self.local + j: j for j in range(self.local)}
@@ -317,7 +317,7 @@ class Campaign:
     def _pause(self, seconds: float) -> None:
         time.sleep(seconds)
 
-    def _mend(self) -> None:
+    def _repair(self) -> None:
         """Keepers that died are started again, without their memory."""
         for agent in self.agents:
             if not alive(agent.pid):
@@ -422,21 +422,22 @@ def main() -> int:
     p.add_argument("--out", type=Path, help="JSON with the counts")
     a = p.parse_args()
     folder = a.folder or Path(tempfile.mkdtemp(prefix="unbroken-campaign-"))
-    campaign = Campaign(folder, a.seed, a.nodes, a.local, a.megabytes)
+    fault_injection = FaultInjection(folder, a.seed, a.nodes, a.local, a.megabytes)
     began = time.monotonic()
     try:
         for i in range(a.rounds):
-            campaign.round()
+            fault_injection.round()
             if (i + 1) % 10 == 0 or i + 1 == a.rounds:
                 print(
-                    f"{i + 1} rounds, {time.monotonic() - began:.0f} s: {dict(campaign.strikes)}", flush=True
+                    f"{i + 1} rounds, {time.monotonic() - began:.0f} s: {dict(fault_injection.strikes)}",
+                    flush=True,
                 )
     finally:
-        campaign.close()
+        fault_injection.close()
         if a.folder is None:
             shutil.rmtree(folder, ignore_errors=True)
     result = {
-        "rounds": a.rounds, "seed": a.seed, "megabytes": a.megabytes, "strikes": dict(campaign.strikes), "seconds": round(time.monotonic() - began, 1),
+        "rounds": a.rounds, "seed": a.seed, "megabytes": a.megabytes, "strikes": dict(fault_injection.strikes), "seconds": round(time.monotonic() - began, 1),
         "held": True,
     }  # fmt: skip
     if a.out:

@@ -1,6 +1,6 @@
 """Ranks of the reference trainer that start in milliseconds, for tests that kill many of them.
 
-`Nursery` is a process that imports torch once and forks a rank whenever it is asked; `Training` is one training of
+`ForkServer` is a process that imports torch once and forks a rank whenever it is asked; `Training` is one training of
 several ranks, started, killed and started again. The protocol is a JSON object a line: {"argv", "env", "log"} is
 answered by {"pid"}, {"wait": pid} by {"code"}, the exit code or minus the signal.
 """
@@ -19,10 +19,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from unbroken.train.witness import Witness, read_witness
+from unbroken.train.witness import StepDigest, read_step_digests
 
 
-class Nursery:
+class ForkServer:
     """The process that forks ranks."""
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class Nursery:
         return int(self._ask({"wait": pid})["code"])
 
     def close(self) -> None:
-        """Ends the nursery and every rank that still runs."""
+        """Ends the fork server and every rank that still runs."""
         assert self._p.stdin is not None
         self._p.stdin.close()
         self._p.wait(20)
@@ -61,7 +61,7 @@ class Nursery:
     def _answer(self) -> dict[str, Any]:
         assert self._p.stdout is not None
         line = self._p.stdout.readline()
-        assert line, "the nursery died"
+        assert line, "the fork server died"
         answer: dict[str, Any] = json.loads(line)
         return answer
 
@@ -70,7 +70,7 @@ class Nursery:
 class Training:
     """One training of several ranks in a folder, started as often as its test likes."""
 
-    nursery: Nursery
+    fork_server: ForkServer
     folder: Path
     ranks: int
     argv: list[str]
@@ -94,7 +94,7 @@ class Training:
                 "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
                 **self.env,
             }  # fmt: skip
-            self.pids.append(self.nursery.start(argv, env, self.log(r)))
+            self.pids.append(self.fork_server.start(argv, env, self.log(r)))
 
     def log(self, rank: int) -> Path:
         """Where a rank of the newest start prints."""
@@ -104,7 +104,7 @@ class Training:
         """Waits until a rank has completed a step; AssertionError when that does not come."""
         deadline = time.monotonic() + within
         while time.monotonic() < deadline:
-            if step in self.witness(rank).losses:
+            if step in self.step_digests(rank).losses:
                 return
             time.sleep(0.01)
         raise AssertionError(f"step {step} was not reached:\n{self.said()}")
@@ -115,7 +115,7 @@ class Training:
 
     def codes(self) -> list[int]:
         """Waits for all ranks; returns their exit codes, or minus the signals."""
-        return [self.nursery.wait(p) for p in self.pids]
+        return [self.fork_server.wait(p) for p in self.pids]
 
     def finish(self) -> None:
         """Waits for all ranks; AssertionError with what they printed unless each ended well."""
@@ -126,18 +126,18 @@ class Training:
         """What all ranks of all starts printed."""
         return "\n".join(f"-- {p.name}\n{p.read_text()}" for p in sorted(self.folder.glob("rank-*.log")))
 
-    def witness(self, rank: int) -> Witness:
+    def step_digests(self, rank: int) -> StepDigest:
         """What a rank's trace says so far."""
         path = self.folder / f"w-{rank}.jsonl"
-        return read_witness(path) if path.exists() else Witness()
+        return read_step_digests(path) if path.exists() else StepDigest()
 
-    def witnesses(self) -> list[Witness]:
+    def all_step_digests(self) -> list[StepDigest]:
         """What every rank's trace says."""
-        return [self.witness(r) for r in range(self.ranks)]
+        return [self.step_digests(r) for r in range(self.ranks)]
 
 
 def serve() -> None:
-    """The nursery's own side: reads orders until its input ends."""
+    """The fork server's own side: reads orders until its input ends."""
     from unbroken.train.world import pin_environment
 
     pin_environment()

@@ -27,7 +27,7 @@ from unbroken.errors import RunError, UnbrokenError
 from unbroken.progress import RunDir, read_journal
 from unbroken.testing.faults import Faults
 from unbroken.testing.story import Command, Shape
-from unbroken.train.witness import read_witness
+from unbroken.train.witness import read_step_digests
 
 TARGETS = ("rank", "agent", "keeper", "supervisor")
 
@@ -242,8 +242,8 @@ def _judge(folder: Path, name: str, run_dir: RunDir, faults: Faults, shape: Shap
     if left:
         problems.append(f"{name} left behind: {left[:3]}")
     for rank in range(shape.world_size):
-        a = read_witness(folder / "w" / f"ref-{rank}.jsonl")
-        b = read_witness(folder / "w" / f"{name}-{rank}.jsonl")
+        a = read_step_digests(folder / "w" / f"ref-{rank}.jsonl")
+        b = read_step_digests(folder / "w" / f"{name}-{rank}.jsonl")
         if not a.same_as(b):
             problems.append(f"{name}, rank {rank}: {a.difference(b)}")
             break

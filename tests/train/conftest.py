@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.fork_server import Nursery
+from tests.support.fork_server import ForkServer
 
 
 @pytest.fixture(scope="session")
-def nursery() -> Iterator[Nursery]:
+def fork_server() -> Iterator[ForkServer]:
     """The process that forks ranks."""
-    n = Nursery()
+    n = ForkServer()
     yield n
     n.close()

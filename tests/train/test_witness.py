@@ -1,4 +1,4 @@
-"""The witness of a run: the last execution of a step counts, and every difference is found."""
+"""The step digests of a run: the last execution of a step counts, and every difference is found."""
 
 from __future__ import annotations
 
@@ -8,39 +8,39 @@ import pytest
 import torch
 
 from unbroken.errors import InputError
-from unbroken.train.witness import WitnessWriter, digest, read_witness, witness_path
+from unbroken.train.witness import StepDigestWriter, digest, read_step_digests, step_digest_path
 
 
 def test_the_last_execution_counts_and_a_torn_line_is_survived(tmp_path: Path) -> None:
     path = tmp_path / "sub" / "w.jsonl"
-    w = WitnessWriter(path, rank=0, attempt=1)
+    w = StepDigestWriter(path, rank=0, attempt=1)
     w.step(1, 2.5, b"a")
     w.step(2, 9.0, b"b")
     w.close()
     with open(path, "ab") as f:
         f.write(b'{"attempt": 1, "rank": 0, "st')
-    w = WitnessWriter(path, rank=0, attempt=2)
+    w = StepDigestWriter(path, rank=0, attempt=2)
     w.step(2, 2.0, b"b")
     w.final(2, "p", "o")
     w.close()
-    seen = read_witness(path)
+    seen = read_step_digests(path)
     assert seen.losses == {1: (2.5).hex(), 2: (2.0).hex()}
     assert (seen.executions, seen.attempts, seen.torn, seen.parameters) == (3, {1, 2}, 1, "p")
 
 
 def test_every_difference_is_found(tmp_path: Path) -> None:
-    def witness(
+    def step_digests(
         name: str, loss: float = 2.0, batch: bytes = b"b", parameters: str = "p", steps: int = 2
     ) -> Path:
-        w = WitnessWriter(tmp_path / name, 0, 1)
+        w = StepDigestWriter(tmp_path / name, 0, 1)
         for s in range(1, steps + 1):
             w.step(s, loss, batch)
         w.final(steps, parameters, "o")
         w.close()
         return tmp_path / name
 
-    one = read_witness(witness("a"))
-    assert one.same_as(read_witness(witness("b"))) and one.difference(one) is None
+    one = read_step_digests(step_digests("a"))
+    assert one.same_as(read_step_digests(step_digests("b"))) and one.difference(one) is None
     for i, (other, word) in enumerate(
         [
             ({"loss": 2.0000000000000004}, "losses"),
@@ -49,18 +49,18 @@ def test_every_difference_is_found(tmp_path: Path) -> None:
             ({"steps": 3}, "step 3"),
         ]
     ):
-        w = read_witness(witness(f"x{i}", **other))  # type: ignore[arg-type]
+        w = read_step_digests(step_digests(f"x{i}", **other))  # type: ignore[arg-type]
         assert not one.same_as(w) and word in (one.difference(w) or "")
 
 
 def test_names(tmp_path: Path) -> None:
-    assert witness_path("d/w-{rank}.jsonl", 3, 4) == Path("d/w-3.jsonl")
-    assert witness_path("d/w.jsonl", 3, 4) == Path("d/w.3.jsonl")
-    assert witness_path("d/w.jsonl", 0, 1) == Path("d/w.jsonl")
+    assert step_digest_path("d/w-{rank}.jsonl", 3, 4) == Path("d/w-3.jsonl")
+    assert step_digest_path("d/w.jsonl", 3, 4) == Path("d/w.3.jsonl")
+    assert step_digest_path("d/w.jsonl", 0, 1) == Path("d/w.jsonl")
     with pytest.raises(InputError):
-        read_witness(tmp_path / "absent")
+        read_step_digests(tmp_path / "absent")
     with pytest.raises(InputError):
-        WitnessWriter(tmp_path, 0, 0)
+        StepDigestWriter(tmp_path, 0, 0)
 
 
 def test_the_digest_sees_names_types_shapes_and_bits() -> None:
@@ -82,7 +82,7 @@ def test_a_full_disk_ends_the_trace_and_not_the_training(
     def full(*_: object) -> int:
         raise OSError(28, "No space left on device")
 
-    w = WitnessWriter(tmp_path / "w.jsonl", 0, 1)
+    w = StepDigestWriter(tmp_path / "w.jsonl", 0, 1)
     w.step(1, 2.0, b"a")
     with monkeypatch.context() as m:
         m.setattr("os.write", full)
@@ -90,5 +90,5 @@ def test_a_full_disk_ends_the_trace_and_not_the_training(
         w.step(3, 2.0, b"a")
     w.step(4, 2.0, b"a")
     w.close()
-    assert set(read_witness(tmp_path / "w.jsonl").losses) == {1}
+    assert set(read_step_digests(tmp_path / "w.jsonl").losses) == {1}
     assert capsys.readouterr().err.count("No space left") == 1

@@ -49,7 +49,7 @@ class Folder:
         self._texts = texts
         self.settings = {} if settings is None else settings
         self.folded = 0
-        self._stretch: list[tuple[int, bytes]] = []  # its first line only
+        self._window: list[tuple[int, bytes]] = []  # its first line only
         self._last: deque[tuple[int, bytes]] = deque(maxlen=LAST)
         self._size = 0
         self._same = 0
@@ -128,8 +128,8 @@ class Folder:
 
     def _put(self, number: int, raw: bytes) -> None:
         self._size += 1
-        if not self._stretch:
-            self._stretch.append((number, raw))
+        if not self._window:
+            self._window.append((number, raw))
         self._last.append((number, raw))
         m = _SETTING.match(raw[:300].decode("utf-8", "replace"))
         if m and not raw.lstrip().startswith(b"+"):
@@ -146,7 +146,7 @@ class Folder:
         """The fold of the stretch that ends here; its lines from number `keep_from` on stay."""
         if not self._size:
             return
-        first, head = self._stretch[0]
+        first, head = self._window[0]
         keep = [x for x in self._last if x[0] >= keep_from]
         count = self._size - len(keep)
         if 0 < count < _FEWEST:
@@ -155,7 +155,7 @@ class Folder:
             self.folded += count
             yield first, self._say(first, head, count), True
         yield from ((n, raw, False) for n, raw in keep if n != first or count <= 0)
-        self._stretch.clear()
+        self._window.clear()
         self._last.clear()
         self._size = self._same = self._repeats = 0
         self._repeated = b""

@@ -22,7 +22,7 @@ VERSION = 1
 
 METADATA_KEY = "unbroken.trace.schema"
 
-SET_ASIDE = "set_aside.csv"
+REJECTED_FILE = "set_aside.csv"
 """What `convert` writes beside the tables: rows that no table holds. Passed over where the folder is read."""
 
 

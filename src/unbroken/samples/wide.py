@@ -122,7 +122,7 @@ class Counts:
         order = np.argsort(values, kind="stable")
         return values[order], counts[order]
 
-    def _add_stretch(self, fd: int, start: int, stop: int, width: int) -> None:
+    def _add_window(self, fd: int, start: int, stop: int, width: int) -> None:
         for at, length in pieces(fd, start, stop):
             self._add(count_piece(fd, at, length, width))
 
@@ -179,14 +179,14 @@ def count(path: Path, *, processes: int = 2) -> Counts:
             counts = Counts(tuple(n.strip().strip('"') for n in names[1:]))
             counts.sums, counts.valid = zeros(len(names) - 1, float), zeros(len(names) - 1)
             several = min(processes, MOST_PROCESSES) if size >= SEVERAL_FROM else 1
-            bounds = [len(head), *_stretches(f.fileno(), len(head), size, several), size]
+            bounds = [len(head), *_windows(f.fileno(), len(head), size, several), size]
             with _Helpers(path, len(names), list(pairwise(bounds))[1:]) as helpers:
-                counts._add_stretch(f.fileno(), bounds[0], bounds[1], len(names))
-                for stretch, found in helpers.results():
+                counts._add_window(f.fileno(), bounds[0], bounds[1], len(names))
+                for window, found in helpers.results():
                     if found is not None:
                         counts._merge(found)
                     else:  # a helper was killed, or could not be started: its work is done here
-                        counts._add_stretch(f.fileno(), *stretch, len(names))
+                        counts._add_window(f.fileno(), *window, len(names))
     except (OSError, UnicodeDecodeError) as e:
         raise InputError(f"the table cannot be read: {e}", where=str(path)) from e
     if counts.rows == 0:
@@ -200,14 +200,14 @@ class _Helpers:
     They are plain commands, and no pool of multiprocessing's, because that would import the caller's script again.
     """
 
-    def __init__(self, path: Path, width: int, stretches: list[tuple[int, int]]) -> None:
+    def __init__(self, path: Path, width: int, windows: list[tuple[int, int]]) -> None:
         places = [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")]
         env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, places))}
         # -P: what lies in the folder that the user stands in is none of ours.
         python = [sys.executable, "-P", "-m", __name__, str(path.absolute())]
-        self._stretches = stretches
+        self._windows = windows
         self._processes: list[subprocess.Popen[bytes] | None] = []
-        for start, stop in stretches:
+        for start, stop in windows:
             command = [*python, str(start), str(stop), str(width)]
             try:
                 process = subprocess.Popen(
@@ -219,13 +219,13 @@ class _Helpers:
 
     def results(self) -> Iterator[tuple[tuple[int, int], Counts | None]]:
         """Each stretch and what was counted there; None where the helper failed."""
-        for stretch, process in zip(self._stretches, self._processes, strict=True):
+        for window, process in zip(self._windows, self._processes, strict=True):
             found = None
             if process is not None:
                 told = process.communicate()[0]
                 if process.returncode == 0:
                     found = pickle.loads(told)  # written by our own child
-            yield stretch, found
+            yield window, found
 
     def __enter__(self) -> _Helpers:
         return self
@@ -237,7 +237,7 @@ class _Helpers:
                 process.communicate()
 
 
-def _stretches(fd: int, start: int, size: int, several: int) -> list[int]:
+def _windows(fd: int, start: int, size: int, several: int) -> list[int]:
     """Line starts that cut the rest of the file into about equal parts."""
     found = []
     for i in range(1, several):
@@ -258,7 +258,7 @@ def _help(path: str, start: str, stop: str, width: str) -> None:
     counts = Counts(())
     counts.sums, counts.valid = zeros(int(width) - 1, float), zeros(int(width) - 1)
     with open(path, "rb") as f:
-        counts._add_stretch(f.fileno(), int(start), int(stop), int(width))
+        counts._add_window(f.fileno(), int(start), int(stop), int(width))
     counts._flush()
     sys.stdout.buffer.write(pickle.dumps(counts, protocol=5))
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..page.charts.curve import curve
 from ..page.charts.drawing import drawing
-from ..page.charts.lanes import Stretch, lanes
+from ..page.charts.lanes import Window, lanes
 from ..page.charts.marks import BADGE_H, LEFT, RIGHT, WIDTH, Mark, badge_rows
 from ..page.charts.scales import Axis
 from ..page.elements import Markup
@@ -100,7 +100,7 @@ def timeline_figure(report: Report) -> Figure:
     placed = badge_rows(marks)
     base = [(s.kind, x.at(clock(s.start)), x.at(clock(s.end))) for s in report.spans if s.kind != "paused"]
     kinds = {k for k, _, _ in base}
-    rows: list[tuple[float, list[Stretch]]] = []
+    rows: list[tuple[float, list[Window]]] = []
     labels = []
     at_y = 12.0 + BADGE_H * len(placed)
     for node in nodes:

@@ -24,7 +24,7 @@ from ..errors import RunError
 from ..progress import RunDir, read_journal
 from ..progress.records.incident import read_incidents
 from ..status import gather
-from ..train.witness import read_witness
+from ..train.witness import read_step_digests
 from .faults import Faults
 
 KINDS = ("kill_rank", "stop_rank", "kill_node", "kill_supervisor")
@@ -219,14 +219,14 @@ class Shape:
             "--hang-after", self.hang_after,
         ]  # fmt: skip
 
-    def script(self, witness: Path) -> list[str]:
-        return ["-m", "unbroken.train", *self._arguments(witness)]
+    def script(self, step_digests: Path) -> list[str]:
+        return ["-m", "unbroken.train", *self._arguments(step_digests)]
 
-    def _arguments(self, witness: Path) -> list[str]:
-        return ["--steps", str(self.steps), "--log-every", "10", "--trace", str(witness), *self.train]
+    def _arguments(self, step_digests: Path) -> list[str]:
+        return ["--steps", str(self.steps), "--log-every", "10", "--trace", str(step_digests), *self.train]
 
-    def buggy(self, script: Path, witness: Path) -> list[str]:
-        return [str(script), *self._arguments(witness)]
+    def buggy(self, script: Path, step_digests: Path) -> list[str]:
+        return [str(script), *self._arguments(step_digests)]
 
 
 BUG = '''"""The same training with a bug in it: a key that is not there, met at step 12 by every rank."""
@@ -393,8 +393,8 @@ def _compare(scenario: Scenario, folder: Path, shape: Shape) -> None:
     """Every rank's losses, batches and final state, bit for bit."""
     scenario.identical = True
     for rank in range(shape.world_size):
-        a = read_witness(folder / "witness" / f"reference-{rank}.jsonl")
-        b = read_witness(folder / "witness" / f"run-{rank}.jsonl")
+        a = read_step_digests(folder / "witness" / f"reference-{rank}.jsonl")
+        b = read_step_digests(folder / "witness" / f"run-{rank}.jsonl")
         whole = len(a.losses) == shape.steps and a.parameters is not None
         if not whole or not a.same_as(b):
             scenario.identical = False

@@ -16,7 +16,7 @@ from .config import TrainConfig
 from .saving import Saving, open_saving
 from .tokens import open_tokens
 from .trainer import Trainer, build
-from .witness import WitnessWriter, digest, witness_path
+from .witness import StepDigestWriter, digest, step_digest_path
 from .world import start_world, stop_world
 
 
@@ -41,7 +41,7 @@ def _steps(t: Trainer, saving: Saving, stop_flag: list[int]) -> bool:
     """Trains until the last step; True if it ended before on request."""
     c, run, world = t.config.run, t.run, t.world
     writer = (
-        WitnessWriter(witness_path(c.trace, world.rank, world.size), world.rank, run.attempt)
+        StepDigestWriter(step_digest_path(c.trace, world.rank, world.size), world.rank, run.attempt)
         if c.trace
         else None
     )

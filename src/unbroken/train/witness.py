@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def witness_path(pattern: str, rank: int, world_size: int) -> Path:
+def step_digest_path(pattern: str, rank: int, world_size: int) -> Path:
     """The file of a rank: `{rank}` replaced, or `.N` put before the suffix where there are several ranks."""
     if "{rank}" in pattern:
         return Path(pattern.replace("{rank}", str(rank)))
@@ -30,7 +30,7 @@ def witness_path(pattern: str, rank: int, world_size: int) -> Path:
     return path if world_size == 1 else path.with_name(f"{path.stem}.{rank}{path.suffix}")
 
 
-class WitnessWriter:
+class StepDigestWriter:
     """Appends to a rank's file; every line is one write, so a kill tears at most the last."""
 
     def __init__(self, path: Path, rank: int, attempt: int) -> None:
@@ -76,7 +76,7 @@ class WitnessWriter:
 
 
 @dataclass
-class Witness:
+class StepDigest:
     """What one rank's file says, each step by its last execution."""
 
     losses: dict[int, str] = field(default_factory=dict)
@@ -89,7 +89,7 @@ class Witness:
     torn: int = 0
     """Lines that could not be read: at most one for each kill."""
 
-    def same_as(self, other: Witness) -> bool:
+    def same_as(self, other: StepDigest) -> bool:
         """Whether losses, batches and final state are equal bit for bit."""
         return (self.losses, self.batches, self.parameters, self.optimizer) == (
             other.losses,
@@ -98,7 +98,7 @@ class Witness:
             other.optimizer,
         )
 
-    def difference(self, other: Witness) -> str | None:
+    def difference(self, other: StepDigest) -> str | None:
         """The first thing that differs, in words; None if nothing does."""
         for name in ("batches", "losses"):
             a, b = getattr(self, name), getattr(other, name)
@@ -111,9 +111,9 @@ class Witness:
         return None
 
 
-def read_witness(path: Path) -> Witness:
+def read_step_digests(path: Path) -> StepDigest:
     """Reads a rank's file. Raises InputError where it is absent."""
-    w = Witness()
+    w = StepDigest()
     try:
         lines = path.read_bytes().splitlines()
     except OSError as e:

@@ -29,7 +29,7 @@ from .known import from_facts
 from .leavers import leaver
 from .occupied import neighbour
 from .roots import cascade_of, line_of, root_of
-from .training_curve import TrainingCurve, read_curve, silent_for, worst_stretch
+from .training_curve import TrainingCurve, read_curve, silent_for, worst_window
 
 
 def decide(
@@ -61,7 +61,7 @@ def decide(
     if trained.spike is not None and (root is None or root.reason == LOSS_SPIKE):
         return _loss_spike(trained, root, scans, chron, topology)
     if root is not None and root.rule.id == "loss-spike-said":
-        bad = worst_stretch(chron.progress, root)
+        bad = worst_window(chron.progress, root)
         if bad is not None:
             return _loss_spike(replace(trained, spike=bad), root, scans, chron, topology)
     if root is not None:
@@ -243,7 +243,7 @@ def _by_ending(
         if trained.spike is not None:
             return _loss_spike(trained, None, scans, chron, topology)
         if outcome is Outcome.CANCELLED and _BAD_LOSS.search(ending.text):
-            bad = worst_stretch(chron.progress, ending)
+            bad = worst_window(chron.progress, ending)
             if bad is not None:
                 return _loss_spike(replace(trained, spike=bad), ending, scans, chron, topology)
         if idle is not None and not ending.rule.id.startswith("interrupted"):

@@ -78,11 +78,11 @@ def _spike(points: Sequence[Progress]) -> tuple[Progress | None, float | None]:
     tail = len(points)
     while tail > 0 and (_nan(points[tail - 1]) or (points[tail - 1].loss or 0.0) > limit):
         tail -= 1
-    stretch = points[tail:]
-    lost = all(_nan(p) for p in stretch)  # however long: no training recovers from that
-    if len(stretch) < 2 or (len(stretch) > max(0.5 * len(points), 3) and not lost):
+    streak = points[tail:]
+    lost = all(_nan(p) for p in streak)  # however long: no training recovers from that
+    if len(streak) < 2 or (len(streak) > max(0.5 * len(points), 3) and not lost):
         return None, base
-    return stretch[0], base
+    return streak[0], base
 
 
 def _drift(points: Sequence[Progress]) -> tuple[Progress | None, float | None]:
@@ -113,7 +113,7 @@ def _drift(points: Sequence[Progress]) -> tuple[Progress | None, float | None]:
     return first, level[low]
 
 
-def worst_stretch(progress: Sequence[Progress], said: Event) -> Progress | None:
+def worst_window(progress: Sequence[Progress], said: Event) -> Progress | None:
     """The metric line that shows what a guard or an operator complained of: the first of the last stretch of
     non-finite ones, else the first of the last stretch far above the usual loss."""
     points = [p for p in progress if p.loss is not None and (p.file != said.file or p.line < said.line)][

@@ -15,13 +15,13 @@ KINDS = (
 )  # fmt: skip
 """Kinds of stretches; later ones are drawn above earlier ones."""
 
-Stretch = tuple[str, float, float]
+Window = tuple[str, float, float]
 """(kind, from x, to x)."""
 
 
 def lanes(
-    base: Sequence[Stretch],
-    rows: Sequence[tuple[float, Sequence[Stretch]]],
+    base: Sequence[Window],
+    rows: Sequence[tuple[float, Sequence[Window]]],
     marks: Sequence[Row],
     pauses: Sequence[tuple[float, str]],
     *,
@@ -34,9 +34,9 @@ def lanes(
     (x, title). The base is drawn once and used in every lane, which keeps the page small."""
     top, foot = 4.0 + BADGE_H * len(marks), height - 40
     out = bottom_axis(x, [(t, time_text(t)) for t in duration_ticks(x.high, 8)], foot, "time", height)
-    out.append(element("defs", element("g", *_stretches(base, 0.0), id="lane")))
+    out.append(element("defs", element("g", *_windows(base, 0.0), id="lane")))
     for at_y, own in rows:
-        out += [element("use", href="#lane", y=at_y), *_stretches(own, at_y)]
+        out += [element("use", href="#lane", y=at_y), *_windows(own, at_y)]
     out += [text(LEFT - 8, at, said, anchor="end", fill=INK, size=11) for said, at in labels]
     out += [
         element("g", element("title", title), line(at, top, at, foot), cls="pause") for at, title in pauses
@@ -44,7 +44,7 @@ def lanes(
     return [*out, *badges(marks, top)]
 
 
-def _stretches(spans: Sequence[Stretch], y: float) -> list[Markup]:
+def _windows(spans: Sequence[Window], y: float) -> list[Markup]:
     """One path for each kind; what is shorter than a pixel is drawn a pixel wide, or not at all where the same
     kind is there already."""
     shapes: dict[str, list[str]] = {}

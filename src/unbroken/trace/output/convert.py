@@ -12,7 +12,7 @@ from typing import Any
 
 from ...errors import InputError
 from ...private import read_secret
-from ...samples.schema import METADATA_KEY, SET_ASIDE, TABLES, VERSION
+from ...samples.schema import METADATA_KEY, REJECTED_FILE, TABLES, VERSION
 from ..store import Store, literal, name
 from .disclosure import KEPT, PSEUDONYMS, REMOVED, expression
 
@@ -29,11 +29,11 @@ def write_tables(store: Store, folder: Path, *, csv: bool = False) -> dict[str, 
             file = f"{table}.csv" if csv else f"{table}.parquet"
             write_one(store, f"SELECT * FROM {table}", folder / file, table, csv)
             rows[file] = int(store.one(f"SELECT count(*) FROM {table}")[0])
-    aside = folder / SET_ASIDE
+    aside = folder / REJECTED_FILE
     aside.unlink(missing_ok=True)
     if store.rejected_count():
         copy(store, f"COPY rejected TO {literal(str(aside))} (HEADER)")
-        rows[SET_ASIDE] = store.rejected_count()
+        rows[REJECTED_FILE] = store.rejected_count()
     return rows
 
 

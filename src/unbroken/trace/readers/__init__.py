@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ...errors import InputError, TraceError, UsageError
-from ...samples.schema import SET_ASIDE
+from ...samples.schema import REJECTED_FILE
 from ...samples.tables import Note
 from ...units import Bytes
 from ..store import Store
@@ -99,7 +99,7 @@ def files_of(paths: Sequence[Path]) -> list[Path]:
     for p in paths:
         if p.is_dir():
             inside = sorted(f for f in p.rglob("*") if f.is_file() and f.name.lower().endswith(SUFFIXES))
-            inside = [f for f in inside if not f.name.startswith(COMPANIONS) and f.name != SET_ASIDE]
+            inside = [f for f in inside if not f.name.startswith(COMPANIONS) and f.name != REJECTED_FILE]
             if not inside:
                 raise InputError(
                     "no trace in the folder", where=str(p), hint="Give files, or a folder that has some"
@@ -152,7 +152,7 @@ def load_into(store: Store, paths: Sequence[Path], options: Options) -> list[tup
         read.append((path, reader.name))
     if refused and not read:
         raise refused[0]
-    set_duplicates_aside(store)
+    reject_duplicates(store)
     return read
 
 
@@ -170,7 +170,7 @@ def load(paths: Sequence[Path], options: Options | None = None, *, memory: Bytes
     return store
 
 
-def set_duplicates_aside(store: Store) -> None:
+def reject_duplicates(store: Store) -> None:
     """Keeps one of each set of equal rows; rows that share an id but differ stay and are counted."""
     if not store.has("jobs"):
         return

@@ -151,8 +151,8 @@ def read_jobs(store: Store, head: Head, options: Options, source: str) -> None:
 
 def clean(store: Store, head: Head, source: str) -> bool:
     """Whether the file can be used as it is: nothing was set aside or mended, and nothing is left to be computed."""
-    mended = ("set aside", "repaired", "missing", "assumption")
-    if any(n.source == head.path.name and n.kind in mended for n in store.notes):
+    fixed = ("set aside", "repaired", "missing", "assumption")
+    if any(n.source == head.path.name and n.kind in fixed for n in store.notes):
         return False
     states = ", ".join(literal(s) for s in STATES)
     left = store.one(

@@ -108,7 +108,7 @@ class SlurmReader:
         raw = store.fresh("sacct")
         job_id = table.find("JobIDRaw", "JobID") or ""
         store.con.execute(f"CREATE TABLE {raw} AS SELECT * FROM {table.source}")
-        mend_names(store, table, raw, head)
+        fix_names(store, table, raw, head)
         # the second header of concatenated exports
         store.con.execute(f"DELETE FROM {raw} WHERE lower({job_id}) IN ('jobid', 'jobidraw')")
         steps = int(store.one(f"SELECT count(*) FROM {raw} WHERE contains({job_id}, '.')")[0])
@@ -134,25 +134,25 @@ FREE_TEXT = ("jobname", "submitline", "comment", "admincomment", "systemcomment"
 """Fields in which people may write a `|`."""
 
 
-def mend_names(store: Store, table: Delimited, raw: str, head: Head) -> None:
+def fix_names(store: Store, table: Delimited, raw: str, head: Head) -> None:
     """Joins the pieces of free text that contains the delimiter back together, where the rest then fits."""
     exists = store.one(f"SELECT count(*) FROM duckdb_tables() WHERE table_name = {literal(table.rejects)}")[0]
     if not exists or head.delimiter != "|":
         return
-    mended, lines = [], []
+    fixed, lines = [], []
     for line, whole in store.query(
         f"SELECT line, any_value(csv_line) FROM {table.rejects} WHERE error_type = 'TOO MANY COLUMNS' GROUP BY line"
     ):
         row = joined(str(whole).rstrip("\r\n").split("|"), table.columns)
         if row:
-            mended.append([p or None for p in row])
+            fixed.append([p or None for p in row])
             lines.append(line)
-    if mended:
+    if fixed:
         marks = ", ".join("?" * len(table.columns))
-        store.con.executemany(f"INSERT INTO {raw} VALUES ({marks})", mended)
+        store.con.executemany(f"INSERT INTO {raw} VALUES ({marks})", fixed)
         store.con.execute(f"DELETE FROM {table.rejects} WHERE line IN ({', '.join(map(str, lines))})")
         store.note(
-            Note("repaired", "text that contains '|': joined again", len(mended), source=head.path.name)
+            Note("repaired", "text that contains '|': joined again", len(fixed), source=head.path.name)
         )
 
 

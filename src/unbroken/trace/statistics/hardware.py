@@ -28,7 +28,7 @@ def results(store: Store, settings: Settings) -> Iterator[Result]:
     )
     yield quantiles(store)
     yield curve(store)
-    yield polarisation(store, settings)
+    yield bimodality(store, settings)
     yield modules(store)
     yield energy(store, settings)
     yield over_time(store)
@@ -62,7 +62,7 @@ def curve(store: Store) -> Result:
     )
 
 
-def polarisation(store: Store, settings: Settings) -> Result:
+def bimodality(store: Store, settings: Settings) -> Result:
     """Shares of readings that are idle and full: how far utilisation is all or nothing."""
     return store.result(
         "polarisation",
