@@ -1,0 +1,100 @@
+"""What the commands of `unbroken trace` are asked alike, and what becomes of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ...errors import UsageError, unreadable
+from ...units import Duration
+
+if TYPE_CHECKING:
+    from ...trace.readers import Options
+    from ...trace.settings import Settings
+
+Files = Annotated[
+    list[Path], typer.Argument(help="Trace files or folders: CSV, JSON, sacct -P, Parquet; .gz and .zst too.")
+]
+Format = Annotated[
+    str | None, typer.Option("--format", help="Format instead of detection (see `unbroken trace formats`).")
+]
+Map = Annotated[list[str] | None, typer.Option("--map", help="Columns of any table: submit=timestamp,gpus=num_gpus (may repeat), or a TOML file.")]  # fmt: skip
+Fields = Annotated[
+    str | None, typer.Option("--fields", help="Column names of a file without a header, separated by commas.")
+]
+Zone = Annotated[str, typer.Option("--timezone", help="Zone of times that carry none, e.g. Europe/Berlin.")]
+Cluster = Annotated[str | None, typer.Option("--cluster", help="Name of the cluster.")]
+Memory = Annotated[
+    str | None, typer.Option("--memory", help="Memory to use, e.g. 4GiB (default: half of the machine's).")
+]
+Threads = Annotated[int | None, typer.Option("--threads", min=1, help="Threads to use (default: all).")]
+Scratch = Annotated[
+    Path | None, typer.Option("--scratch", help="Folder for temporary files (default: the system's).")
+]
+Types = Annotated[Path | None, typer.Option("--types", help="TOML with your own rules for workload types.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+
+
+def options_of(
+    fmt: str | None, maps: list[str] | None, fields: str | None, zone: str, cluster: str | None
+) -> Options:
+    """The reader's options from the command line; raises UsageError."""
+    from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+    from ...trace.readers import Options
+
+    try:
+        ZoneInfo(zone)
+    except (ZoneInfoNotFoundError, ValueError) as e:
+        raise UsageError(
+            f"there is no time zone '{zone}'", hint="Give an IANA name such as Asia/Shanghai or UTC"
+        ) from e
+    names = tuple(f.strip() for f in fields.split(",")) if fields else ()
+    return Options(fmt, zone, cluster, mapping_of(maps or []), names)
+
+
+def mapping_of(maps: list[str]) -> dict[str, str]:
+    """key -> column from `a=b,c=d` texts and TOML files; raises UsageError."""
+    import tomllib
+
+    out: dict[str, str] = {}
+    for text in maps:
+        if text.endswith(".toml"):
+            try:
+                data = tomllib.loads(Path(text).read_text("utf-8"))
+            except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as e:
+                raise UsageError(
+                    f"the mapping file cannot be read: {unreadable(e)}",
+                    where=text,
+                    hint='Write lines: submit = "column"',
+                ) from e
+            data = data.get("map", data)
+            out |= {str(k): str(v) for k, v in data.items()}
+            continue
+        for pair in text.split(","):
+            key, equals, column = pair.partition("=")
+            if not equals or not key.strip() or not column.strip():
+                raise UsageError(
+                    f"--map '{pair}' is no pair", hint="Write --map submit=timestamp,gpus=num_gpus"
+                )
+            out[key.strip()] = column.strip()
+    return out
+
+
+def settings_of(
+    pue: float, carbon: float, interval: str, restart: str, stall: str, top: int, retype: bool
+) -> Settings:
+    """The declared numbers."""
+    from ...trace.settings import Settings
+
+    return Settings(
+        pue=pue,
+        carbon_kg_per_kwh=carbon,
+        checkpoint_interval_s=float(Duration(interval)),
+        restart_s=float(Duration(restart)),
+        stall_s=float(Duration(stall)),
+        top_users=top,
+        retype=retype,
+    )
