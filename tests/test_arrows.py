@@ -19,6 +19,7 @@ PAGE = REPO / "docs" / "architecture.md"
 MOST_FILES = 13
 """A folder with more files than a dozen and its `__init__` has folders of its own, or is named here with the reason."""
 FLAT = {"cli": "one file a command", "": "the house"}
+MOST_LINES = 500
 
 
 def _block(heading: str) -> list[str]:
@@ -185,6 +186,11 @@ def test_a_folder_is_readable_at_a_glance() -> None:
         if len(files) > MOST_FILES and package not in FLAT:
             crowded[package] = len(files)
     assert crowded == {}
+
+
+def test_a_file_is_read_in_one_go() -> None:
+    lengths = {name: len(path.read_text().splitlines()) for name, path in modules().items()}
+    assert {name: n for name, n in lengths.items() if n > MOST_LINES} == {}
 
 
 def test_a_circle_would_be_found() -> None:
