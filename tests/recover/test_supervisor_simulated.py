@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,34 +11,9 @@ from unbroken.progress import Timeouts
 from unbroken.testing.fake_cluster import Script, SimulatedLoop, Traffic, run_simulated
 from unbroken.testing.fake_cluster.simulated_run import SimulatedRun
 
-Act = Callable[[SimulatedRun], Coroutine[Any, Any, None]]
-Simulate = Callable[..., None]
+from .simulating import Simulate, reach
+
 SIZES = pytest.mark.parametrize("nodes", [8, 64])
-
-
-@pytest.fixture
-def simulate(tmp_path: Path) -> Simulate:
-    def go(act: Act, nodes: int, **options: Any) -> None:
-        async def main(loop: SimulatedLoop) -> None:
-            options.setdefault("script", Script(start_s=20, step_s=5, save_every=4))
-            options.setdefault("timeouts", Timeouts(suspect=30, hang=60, lease=15))  # type: ignore[arg-type]
-            run = SimulatedRun(loop, tmp_path / "run", nodes, nproc=2, **options)
-            await act(run)
-            if not run.task.done():
-                run.supervisor.request_stop()
-                await run.until(run.task.done, 600)
-            left = [n.name for n in run.hardware.nodes.values() if n.agent and n.state == "up"]
-            assert not left, "an agent was left"
-
-        run_simulated(main)
-
-    return go
-
-
-async def reach(run: SimulatedRun, attempt: int, step: int) -> None:
-    """Waits until the supervisor has heard of this step of this attempt."""
-    await run.until(lambda: run.journal("attempt") and run.journal("attempt")[-1]["attempt"] >= attempt)
-    await run.until(lambda: run.step() >= step)
 
 
 @SIZES
