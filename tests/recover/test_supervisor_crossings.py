@@ -38,6 +38,7 @@ def test_a_node_that_the_cluster_reports_lost_is_left_although_its_link_stands(s
     simulate(act, 8, spares=1, timeouts=LEASE)
 
 
+@pytest.mark.slow
 def test_a_spare_that_is_silent_takes_no_place(simulate: Simulate) -> None:
     async def act(run: SimulatedRun) -> None:
         await reach(run, 1, 9)
@@ -51,6 +52,7 @@ def test_a_spare_that_is_silent_takes_no_place(simulate: Simulate) -> None:
     simulate(act, 8, spares=2)
 
 
+@pytest.mark.slow
 def test_a_spare_that_was_taken_away_and_came_back_takes_a_place(simulate: Simulate) -> None:
     async def act(run: SimulatedRun) -> None:
         await reach(run, 1, 9)
@@ -68,6 +70,7 @@ def test_a_spare_that_was_taken_away_and_came_back_takes_a_place(simulate: Simul
 # --- a supervisor that takes over
 
 
+@pytest.mark.slow
 def test_a_takeover_does_not_wait_for_spares_that_the_cluster_has_not(simulate: Simulate) -> None:
     async def act(run: SimulatedRun) -> None:
         await reach(run, 1, 9)
@@ -84,6 +87,7 @@ def test_a_takeover_does_not_wait_for_spares_that_the_cluster_has_not(simulate: 
     simulate(act, 8, spares=1)
 
 
+@pytest.mark.slow
 def test_a_successor_waits_for_leases_that_it_did_not_grant(simulate: Simulate) -> None:
     async def act(run: SimulatedRun) -> None:
         await reach(run, 1, 9)
@@ -92,7 +96,9 @@ def test_a_successor_waits_for_leases_that_it_did_not_grant(simulate: Simulate) 
         run.kill_supervisor()
         run.restart_supervisor()
         await run.until(lambda: len(run.journal("attempt")) == 2)
-        assert run.loop.time() - cut >= 100, "its ranks may run for as long as their lease, which the one before granted"
+        assert run.loop.time() - cut >= 100, (
+            "its ranks may run for as long as their lease, which the one before granted"
+        )
         assert not run.hardware.nodes["node-00004"].agent.ranks or not [
             r for r, s in run.hardware.nodes["node-00004"].agent.ranks.items() if s == "running"
         ]
@@ -100,8 +106,11 @@ def test_a_successor_waits_for_leases_that_it_did_not_grant(simulate: Simulate) 
     simulate(act, 8, spares=1, timeouts=Timeouts(suspect=30, hang=60, lease=100))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("after", [20.0, 45.0, 70.0])
-def test_a_supervisor_that_dies_while_it_fences_is_succeeded_by_one_that_fences(simulate: Simulate, after: float) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize("after", [20.0, 45.0, 55.0])
+def test_a_supervisor_that_dies_while_it_fences_is_succeeded_by_one_that_fences(
+    simulate: Simulate, after: float
+) -> None:
     async def act(run: SimulatedRun) -> None:
         await reach(run, 1, 9)
         run.faults.isolate("node-00004")
@@ -123,6 +132,7 @@ def test_a_supervisor_that_dies_while_it_fences_is_succeeded_by_one_that_fences(
 # --- a stop while something else goes on
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after", [0.0, 0.5, 3.0, 6.0])
 def test_a_stop_while_a_node_is_left_ends_the_run_once(simulate: Simulate, after: float) -> None:
     async def act(run: SimulatedRun) -> None:
@@ -140,6 +150,7 @@ def test_a_stop_while_a_node_is_left_ends_the_run_once(simulate: Simulate, after
     simulate(act, 8, spares=1)
 
 
+@pytest.mark.slow
 def test_a_node_lost_while_another_is_left_disturbs_the_next_attempt_no_more(simulate: Simulate) -> None:
     async def act(run: SimulatedRun) -> None:
         await reach(run, 1, 9)
@@ -153,11 +164,12 @@ def test_a_node_lost_while_another_is_left_disturbs_the_next_attempt_no_more(sim
     simulate(act, 8, spares=2)
 
 
+@pytest.mark.slow
 def test_a_stop_while_a_lease_is_waited_for_ends_the_run(simulate: Simulate) -> None:
     async def act(run: SimulatedRun) -> None:
         await reach(run, 1, 9)
         run.faults.isolate("node-00004", noticed_after_s=1.0)
-        await run.until(lambda: count(run, "until its lease has expired"))
+        await run.until(lambda: count(run, "its lease has expired"))
         asked = run.loop.time()
         run.supervisor.request_stop()
         assert await run.task == "interrupted"
@@ -168,11 +180,12 @@ def test_a_stop_while_a_lease_is_waited_for_ends_the_run(simulate: Simulate) -> 
     simulate(act, 8, spares=1, timeouts=LEASE)
 
 
+@pytest.mark.slow
 def test_a_run_folder_that_is_lost_while_a_node_is_fenced_ends_the_run(simulate: Simulate) -> None:
     async def act(run: SimulatedRun) -> None:
         await reach(run, 1, 9)
         run.faults.isolate("node-00004", noticed_after_s=1.0)
-        await run.until(lambda: count(run, "until its lease has expired"))
+        await run.until(lambda: count(run, "its lease has expired"))
         run.run_dir.path.rename(run.run_dir.path.with_name("elsewhere"))
         lost = run.loop.time()
         with pytest.raises(RunDirLost):

@@ -38,6 +38,9 @@ _log = logging.getLogger("unbroken.supervisor")
 _FAILED_STARTS_MAX = 10
 _SWEEP_S = 10.0
 _WAIT_MAX_S = 30.0
+_ALLOCATION_EVERY_S = 1.0
+_GRANTED_BEFORE_S = 5.0
+"""What a run has been given before is granted again within so much; what it lacks may take for hours."""
 _ORPHAN_LEAST_S = 60.0
 _ORPHAN_LEASES = 6
 """Agents without a supervisor wait for so many leases for another one."""
@@ -154,6 +157,7 @@ class Supervisor:
         await parts.place.start_from(self._spec.origin, self._spec.trust_pickle)
         lost = _FolderLoss()
         self._background.start(self._watch_folder(parts, lost))
+        self._background.start(self._watch_allocation(parts))
         try:
             ended = await self._supervise(parts)
             if lost.why:
@@ -207,19 +211,29 @@ class Supervisor:
             attempt = None
 
     async def _acquire(self, parts: Parts) -> bool:
-        """Waits for the run's nodes; False where a stop was asked for meanwhile, which withdraws the request."""
+        """Waits for the run's nodes; False where a stop was asked for meanwhile, which withdraws the request.
+
+        Where ranks may run on the nodes that the run had, nobody waits for spares beside them.
+        """
+        state = parts.recorder.state
         acquiring = asyncio.create_task(parts.fleet.acquire())
         asked = asyncio.create_task(self._stop.asked.wait())
+        patience, goes_on = self._clock.monotonic() + _GRANTED_BEFORE_S, False
         try:
-            while not acquiring.done() and not asked.done():
+            while True:
                 await asyncio.wait({acquiring, asked}, timeout=1.0, return_when=asyncio.FIRST_COMPLETED)
+                if acquiring.done() or asked.done():
+                    return acquiring.done() and acquiring.result() is None
                 parts.term.check()
-            if acquiring.done():
-                acquiring.result()
-            return acquiring.done()
+                if self._clock.monotonic() >= patience and parts.fleet.runs_on(state.slots):
+                    parts.fleet.remember(state.slots, given=True)
+                    self._background.start(_finish(acquiring))
+                    goes_on = True
+                    return True
         finally:
-            acquiring.cancel()
             asked.cancel()
+            if not goes_on:
+                acquiring.cancel()
 
     async def _note_failed_start(self, parts: Parts, failed: StartFailed, count: int) -> None:
         """Says that an attempt could not be launched, and waits before the next one; raises RunStopped after too many."""
@@ -235,6 +249,17 @@ class Supervisor:
             kind = name_loss(lost) if lost else "start_failed"
             await parts.recovering.recover(attempt, AttemptOutcome(kind, nodes=lost, error=str(error)))
         await self._stop.pause(min(0.5 * 2**count, _WAIT_MAX_S) if count > 1 else 0.0)
+
+    async def _watch_allocation(self, parts: Parts) -> None:
+        """Asks for a stop while there is just time enough to save before the cluster takes all nodes away."""
+        while True:
+            if (ends := parts.fleet.ends) is not None:
+                left = ends - self._clock.monotonic()
+                if left <= parts.stopping.needs_s:
+                    self._view.say(f"the allocation ends in {left:.0f} s: the run saves and stops")
+                    self.request_stop()
+                    return
+            await asyncio.sleep(_ALLOCATION_EVERY_S)
 
     # --- the run directory
 
@@ -262,6 +287,10 @@ class Supervisor:
                     if shown
                     else "it can be written again"
                 )
+
+
+async def _finish(work: asyncio.Task[None]) -> None:
+    await work
 
 
 class _FolderLoss:

@@ -102,7 +102,7 @@ class SimulatedRun:
         surroundings = Surroundings(
             self.cluster,
             _Host(),
-            _Diagnosis(self.run_dir.path / "empty.log"),
+            _Diagnosis(self.run_dir.path.with_name("empty.log")),
             1 << 40,
             clock,
             self.hardware.network.listen,

@@ -19,6 +19,9 @@ from . import proof
 
 _CORDON_S = 86400
 _STOP_S = 30.0
+_SAID_AFTER_S = 2.0
+_AFTER_STOP_S = 10.0
+"""A fence that is under way when a stop is asked for has so long."""
 
 
 class Fencing:
@@ -57,10 +60,9 @@ class Fencing:
         end = end or self._fleet.read_end(name)
         if end is NodeEnd.AGENT_LOST:
             return ""  # its next agent ends the ranks before it says hello
-        ended, found = await self._fleet.fence(name, self._find_lease_left(name))
+        ended, found = await self._fence_silent(name)
         await self.take_proof(name, ended)
         if not ended.gone and (wait := self._find_lease_left(name)) > 0:
-            self._say(f"{name} cannot be reached: waiting {wait:.0f} s until its lease has expired")
             await self._stop.pause(wait)
         if end is not NodeEnd.UNREACHABLE:
             return ""
@@ -68,6 +70,22 @@ class Fencing:
             "its processes were ended" if ended.gone else "what ran there has stopped by its lease, if it did"
         )
         return f"{found}; {how}" if found else how
+
+    async def _fence_silent(self, name: str) -> tuple[Ended, str]:
+        """Fences a node that may go on until its lease has expired, which is waited for no longer once a stop is asked for."""
+        left = self._find_lease_left(name)
+        fencing = asyncio.create_task(self._fleet.fence(name, left))
+        done, _ = await asyncio.wait({fencing}, timeout=_SAID_AFTER_S)
+        if not done and left > _SAID_AFTER_S:
+            self._say(
+                f"{name} cannot be reached: waiting up to {left:.0f} s until it is fenced, or until its lease has expired"
+            )
+            await self._stop.wait_for(fencing)
+            await asyncio.wait({fencing}, timeout=_AFTER_STOP_S)
+        if not fencing.done():
+            fencing.cancel()
+            return Ended(proven=False, why=f"{name} was not fenced before the run was asked to stop"), ""
+        return fencing.result()
 
     def _find_lease_left(self, name: str) -> float:
         return max(0.0, self._fleet.lease_ends(name) - self._clock.monotonic())

@@ -73,6 +73,7 @@ class Fleet:
         self.run_id, self._cluster, self._host = run_id, cluster, host
         self.request, self._command, self.lease_s = request, command, lease_s
         self._say, self._clock, self._changed = say, clock, changed
+        self._began = clock.monotonic()
         self.nodes: dict[str, Node] = {}
         self.ends: float | None = None
         """When the allocation ends, on the monotonic clock."""
@@ -119,10 +120,13 @@ class Fleet:
                 node.launch, node.exited = None, self._clock.monotonic()
             case Lost(why=why):
                 node.launch, node.gone, node.usable = None, why, False
+                if node.link is not None:
+                    node.link.close()  # it may stand open for ever; where the node lives, it says hello again
             case Unreachable(why=why):
                 node.unreachable = why
             case Returned():
                 node.usable, node.unreachable = True, ""
+                node.preempted, node.preempted_for = None, ""
             case PreemptingAt(deadline=deadline, why=why):
                 node.preempted, node.preempted_for = deadline, why
                 self.notices += 1
@@ -178,21 +182,33 @@ class Fleet:
         return tuple(self.nodes)[: self.request.nodes]
 
     def up(self) -> list[str]:
-        """The nodes whose agent answers."""
-        return [n for n, node in self.nodes.items() if node.up]
+        """The nodes whose agent answers: one that is silent is not asked, since all would wait for it."""
+        return [n for n, node in self.nodes.items() if self._answers(node)]
+
+    def _answers(self, node: Node) -> bool:
+        silent = self._clock.monotonic() - node.heard
+        return node.up and not node.unreachable and silent < self.lease_s
 
     async def acquire(self) -> None:
         """Asks the cluster for the run's nodes, and waits until they are granted."""
         allocation = await self._cluster.acquire(self.request)
-        self.ends = allocation.ends
+        self.ends = allocation.ends if allocation.ends is not None else self.ends
         given = {n: self.nodes.get(n) or Node(n) for n in allocation.everything}
+        for node in given.values():
+            node.usable = node.usable or not node.gone
         self.nodes = given | {n: node for n, node in self.nodes.items() if n not in given}
+        self._note_change()
 
-    def remember(self, names: Iterable[str]) -> None:
-        """Nodes that the run had: those that the cluster does not give it any more are lost."""
+    def remember(self, names: Iterable[str], *, given: bool = False) -> None:
+        """Nodes that the run had: those that the cluster does not give it any more are lost, unless they are `given`."""
         for name in names:
             if name not in self.nodes:
-                self.nodes[name] = Node(name, gone="the cluster gives it to the run no more", usable=False)
+                gone = "" if given else "the cluster gives it to the run no more"
+                self.nodes[name] = Node(name, gone=gone, usable=given)
+
+    def runs_on(self, names: Collection[str]) -> bool:
+        """Whether the cluster says that agents run on any of these."""
+        return any(n in self.nodes and self.nodes[n].launch is not None for n in names)
 
     async def replace(self, lost: str, exclude: Iterable[str]) -> str | None:
         """Asks for a node in place of a lost one, and waits until it is granted; None where there never will be one."""
@@ -261,7 +277,7 @@ class Fleet:
         in_doubt = False
         for name in names:
             node = self.nodes[name]
-            if node.up and not node.unreachable and now - node.heard < self.lease_s:
+            if self._answers(node):
                 continue
             end = self._judge(node, now)
             in_doubt |= end is None
@@ -294,7 +310,8 @@ class Fleet:
 
     def lease_ends(self, name: str) -> float:
         """The monotonic time from which the node's processes have stopped by themselves."""
-        return self.nodes[name].granted + self.lease_s + _LEASE_MARGIN_S
+        # A supervisor before this one may have granted one up to its end, which was before this one began.
+        return max(self.nodes[name].granted, self._began) + self.lease_s + _LEASE_MARGIN_S
 
     def give_up(self, name: str) -> None:
         """Marks a node as lost: its agent is refused from now on."""
@@ -307,7 +324,7 @@ class Fleet:
         """Nodes that could take another one's place now: none that trains, and none that is `gone` or out of use."""
         return [
             n for n, node in self.nodes.items()
-            if n not in slots and n not in gone and node.up and node.preempted is None
+            if n not in slots and n not in gone and self._answers(node) and node.preempted is None
         ]  # fmt: skip
 
     # --- ending nodes

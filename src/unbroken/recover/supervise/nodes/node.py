@@ -39,4 +39,7 @@ class Node:
 
     @property
     def up(self) -> bool:
-        return self.state == "up" and self.link is not None and not self.link.closed.is_set()
+        """Whether its agent has a link that stands, heard from or not, and nobody says that the node is gone."""
+        return (
+            self.state == "up" and not self.gone and self.link is not None and not self.link.closed.is_set()
+        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from .clock import Clock
 
@@ -27,6 +28,14 @@ class StopRequest:
             self.first = self._clock.monotonic()
         self.asked.set()
         self._changed.set()
+
+    async def wait_for(self, work: asyncio.Future[Any]) -> None:
+        """Waits until the work is done, or a stop is asked for; the work goes on then."""
+        asked = asyncio.create_task(self.asked.wait())
+        try:
+            await asyncio.wait({work, asked}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            asked.cancel()
 
     async def pause(self, seconds: float) -> None:
         """Waits so long, or until a stop is asked for."""

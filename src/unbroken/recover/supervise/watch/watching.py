@@ -60,9 +60,13 @@ class Watching:
 
     async def watch(self, attempt: Attempt) -> AttemptOutcome:
         """How the attempt ended. Raises Superseded."""
-        stopping: asyncio.Task[None] | None = None
-        moving: asyncio.Task[None] | None = None
-        why = ""
+        leaving = _Leaving()
+        try:
+            return await self._watch(attempt, leaving)
+        finally:
+            leaving.cancel()  # the ranks of an attempt that is over are asked for nothing
+
+    async def _watch(self, attempt: Attempt, leaving: _Leaving) -> AttemptOutcome:
         suspicion = _Suspicion()
         judging = _Every(max(_TICK_S, min(_SLOWEST_S, self._suspect_s / _POLLS)))
         ticking = _Every(_TICK_S)
@@ -81,16 +85,17 @@ class Watching:
                 return AttemptOutcome("refused")
             if self._place.collided:
                 return AttemptOutcome("renumbered")
-            if self._stop:
-                stopping = stopping or asyncio.create_task(self._stopping.stop_ranks(attempt))
-                if attempt.all_ended or stopping.done():
-                    await stopping
-                    return AttemptOutcome("interrupted")
-            elif moving or (why := self._find_preemption(attempt)):
-                moving = moving or asyncio.create_task(self._stopping.stop_ranks(attempt, why))
-                if attempt.all_ended or moving.done():
-                    await moving
-                    return AttemptOutcome("preempted", error=why)
+            if not self._stop and not leaving.why:
+                leaving.why = self._find_preemption(attempt)
+            if self._stop or leaving.why:
+                leaving.task = leaving.task or asyncio.create_task(
+                    self._stopping.stop_ranks(attempt, leaving.why)
+                )
+                if attempt.all_ended or leaving.task.done():
+                    await leaving.task
+                    if self._stop:
+                        return AttemptOutcome("interrupted")
+                    return AttemptOutcome("preempted", error=leaving.why)
             elif kind := _judge_exits(attempt):
                 return AttemptOutcome(kind)
             if judging.is_due(now):
@@ -176,6 +181,18 @@ class _Suspicion:
 
     def __init__(self) -> None:
         self.looking: _Looking | None = None
+
+
+class _Leaving:
+    """The ranks are asked to save and exit, once for whatever reasons there are; `why` where nobody asked for it."""
+
+    def __init__(self) -> None:
+        self.why = ""
+        self.task: asyncio.Task[None] | None = None
+
+    def cancel(self) -> None:
+        if self.task is not None:
+            self.task.cancel()
 
 
 class _Every:
