@@ -12,8 +12,8 @@ import pytest
 from unbroken.checkpoint.storage.s3 import S3Storage
 from unbroken.diagnose.assist.model import HttpModel, ModelConfig
 from unbroken.errors import DiagnoseError, InputError, UnbrokenError
-from unbroken.evaluate.model.endpoint import Endpoint, EndpointRefused
 from unbroken.evaluate.model.sources import open_source
+from unbroken.link.openai import Endpoint, EndpointRefused
 from unbroken.link.web import points_elsewhere
 from unbroken.telemetry.readers import prometheus
 

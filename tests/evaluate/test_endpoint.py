@@ -12,9 +12,9 @@ from unbroken.errors import EvaluationError, ModelDoesNotLoad, UnknownKey, Usage
 from unbroken.evaluate.contracts import ModelSpec, Request, Suite, Task
 from unbroken.evaluate.harness.openai import OpenAIBackend, OpenAIModel, OpenAIOptions
 from unbroken.evaluate.harness.plain import PlainHarness
-from unbroken.evaluate.model.endpoint import Endpoint, EndpointRefused
 from unbroken.evaluate.scoring.judge import Judge, Rate, Unscored, read_choice, read_grade
 from unbroken.evaluate.suite import staged
+from unbroken.link.openai import Endpoint, EndpointRefused
 from unbroken.testing.fake_endpoint import FakeEndpoint, Misbehaviour, broken, garbage, overloaded
 from unbroken.testing.fake_models import respond
 
@@ -34,7 +34,7 @@ def model(
     spec = ModelSpec(server.url, backend="openai", batch_size=calls, chat_template=chat, options=options)
     loaded = OpenAIBackend().load(spec, None, ())
     pauses: list[float] = []
-    loaded._sleep = pauses.append
+    loaded.retry.sleep = pauses.append
     return loaded, pauses
 
 

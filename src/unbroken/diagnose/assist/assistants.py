@@ -24,7 +24,7 @@ from ..match.rules import Rule, RuleSet, compile_safe, defaults
 from ..read.prefixes import take_apart
 from ..redact.redact import LONGEST, Redactor
 from .incident_store_shape import Similar
-from .model import ChatModel
+from .model import ChatModel, ModelUnreachable
 
 _REASONS = (*REASONS, HANG, LOSS_SPIKE, UNKNOWN)
 _EVENTS = ("root", "either", "cascade", "ending", "context")
@@ -116,7 +116,7 @@ def ask_failure(
             answer = model(messages, temperature=0.0 if samples == 1 else 0.7)
         except DiagnoseError as e:
             notes.append(f"model answer {i + 1} of {samples}: {e.message}")
-            if "cannot be reached" in e.message or "did not answer within" in e.message:
+            if isinstance(e, ModelUnreachable):
                 break
             continue
         checked = _check_failure(answer, where)

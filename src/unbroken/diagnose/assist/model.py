@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
 import tomllib
-import urllib.error
-import urllib.request
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from ...errors import DiagnoseError, UnknownKey, UsageError, unreadable
-from ...link.web import open_url, redirected
+from ...link.openai import Endpoint, EndpointRefused, Retry
 
-MOST_ANSWER = 1 << 20
+LONGEST_ANSWER = 1 << 20
+T = TypeVar("T")
 
 
 class ChatModel(Protocol):
@@ -26,9 +24,10 @@ class ChatModel(Protocol):
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """How to reach the model. `url` ends where `/chat/completions` is added (as in http://host:8000/v1); `key_env`
-    names the variable that holds the key; `samples` answers of at most `max_tokens` are asked for and voted on; `budget_chars` bounds what
-    is sent; `embedding` names a model for /embeddings, if incidents are to be found by meaning."""
+    """How to reach the model. `url` ends where `/chat/completions` is added (as in http://host:8000/v1, which is also
+    what is meant where it has no path); `key_env` names the variable that holds the key; `samples` answers of at most
+    `max_tokens` are asked for and voted on, each up to `attempts` times while the server is busy; `budget_chars` bounds
+    what is sent; `embedding` names a model for /embeddings, if incidents are to be found by meaning."""
 
     url: str
     name: str = "default"
@@ -37,6 +36,7 @@ class ModelConfig:
     timeout_s: float = 60.0
     max_tokens: int = 1500
     budget_chars: int = 24_000
+    attempts: int = 3
     embedding: str = ""
 
     def __post_init__(self) -> None:
@@ -44,9 +44,14 @@ class ModelConfig:
             raise UsageError(
                 f"the model's address '{self.url}' is no http address", hint="Give it as http://host:port/v1"
             )
-        if not 1 <= self.samples <= 15 or self.timeout_s <= 0 or self.budget_chars < 2000:
+        if not (
+            1 <= self.samples <= 15
+            and 1 <= self.attempts <= 15
+            and self.timeout_s > 0
+            and self.budget_chars >= 2000
+        ):
             raise UsageError(
-                "samples must lie in 1 to 15, timeout_s above 0, budget_chars at 2000 or more",
+                "samples and attempts must lie in 1 to 15, timeout_s above 0, budget_chars at 2000 or more",
                 where="[model]",
             )
 
@@ -76,79 +81,43 @@ def configured(url: str | None = None, name: str | None = None) -> ModelConfig |
     return ModelConfig(**table)
 
 
+class ModelUnreachable(DiagnoseError):
+    """Nobody answers at the model's address, or not in time: asking again is of no use now."""
+
+
 class HttpModel:
     """The model at an address. Raises DiagnoseError where it does not answer in time or answers nonsense."""
 
     def __init__(self, config: ModelConfig) -> None:
         self.config = config
+        # Whoever waits for a diagnosis waits for a busy server, not for one that is gone.
+        self.retry = Retry(config.attempts, unreachable=False, longest_s=config.timeout_s)
 
     def __call__(self, messages: Sequence[dict[str, str]], *, temperature: float = 0.7) -> str:
-        answer = self._post("/chat/completions", {
-            "model": self.config.name, "messages": list(messages), "temperature": temperature, "max_tokens": self.config.max_tokens, "stream": False,
-        })  # fmt: skip
-        try:
-            content = answer["choices"][0]["message"]["content"]
-        except (KeyError, IndexError, TypeError):
-            raise DiagnoseError("the model's answer has no choices", where=self.config.url) from None
-        if not isinstance(content, str):
-            raise DiagnoseError("the model's answer is no text", where=self.config.url)
-        return content
+        return self._ask(
+            self.config.name,
+            lambda e: e.chat(
+                messages, temperature=temperature, max_tokens=self.config.max_tokens, stream=False
+            ),
+        )
 
     def embed(self, texts: Sequence[str]) -> list[list[float]]:
         """Vectors of the texts from the embedding model."""
-        answer = self._post("/embeddings", {"model": self.config.embedding, "input": list(texts)})
-        try:
-            return [[float(x) for x in row["embedding"]] for row in answer["data"]]
-        except (KeyError, TypeError, ValueError):
-            raise DiagnoseError(
-                "the embedding service's answer has no vectors", where=self.config.url
-            ) from None
+        return self._ask(self.config.embedding, lambda e: e.embed(texts))
 
-    def _post(self, path: str, body: dict[str, Any]) -> Any:
-        headers = {"Content-Type": "application/json"}
-        key = os.environ.get(self.config.key_env)
-        if key:
-            headers["Authorization"] = f"Bearer {key}"
-        request = urllib.request.Request(
-            self.config.url.rstrip("/") + path, json.dumps(body).encode(), headers
+    def _ask(self, model: str, ask: Callable[[Endpoint], T]) -> T:
+        config = self.config
+        endpoint = Endpoint(
+            config.url, model, timeout_s=config.timeout_s, key_env=config.key_env, longest=LONGEST_ANSWER
         )
-        hint = "Check the address and that the server is up; the verdict by rules stands without it"
         try:
-            with open_url(request, self.config.timeout_s) as reply:
-                data = reply.read(MOST_ANSWER + 1)
-        except urllib.error.HTTPError as e:
-            elsewhere = redirected(e)
-            if elsewhere is not None:
-                raise DiagnoseError(
-                    f"the model's server redirects to {elsewhere}, and neither the key nor the log is sent on",
-                    where=self.config.url,
-                    hint="If that is the right server, give its address",
-                ) from None
-            raise DiagnoseError(
-                f"the model's server answered {e.code} {e.reason}", where=self.config.url, hint=hint
+            return self.retry(lambda attempt: ask(endpoint))
+        except EndpointRefused as e:
+            kind = ModelUnreachable if e.unreachable else DiagnoseError
+            raise kind(
+                f"the model gave no answer: {e}",
+                where=config.url,
+                hint="Check the address and that the server is up; the verdict by rules stands without it",
             ) from None
-        except (urllib.error.URLError, OSError, ValueError) as e:
-            why = getattr(e, "reason", e)
-            if isinstance(why, TimeoutError):
-                raise DiagnoseError(
-                    f"the model did not answer within {self.config.timeout_s:g} s",
-                    where=self.config.url,
-                    hint=hint,
-                ) from None
-            raise DiagnoseError(
-                f"the model cannot be reached: {why}", where=self.config.url, hint=hint
-            ) from None
-        except Exception as e:
-            if type(e).__module__ != "http.client":
-                raise
-            raise DiagnoseError(
-                f"the model's server broke off: {type(e).__name__}", where=self.config.url, hint=hint
-            ) from None
-        if len(data) > MOST_ANSWER:
-            raise DiagnoseError("the model's answer is larger than 1 MB", where=self.config.url)
-        try:
-            return json.loads(data)
-        except (ValueError, RecursionError):
-            raise DiagnoseError(
-                "the model's server did not answer with JSON", where=self.config.url, hint=hint
-            ) from None
+        finally:
+            endpoint.close()

@@ -4,15 +4,12 @@ Without a chat template, prompts go to /completions: texts are continued, and lo
 `logprobs`, where the server gives them. With `chat_template = true` messages go to /chat/completions, which gives no
 log-probabilities: tasks that need them are refused before anything is sent.
 
-A request that fails is tried again here, with growing pauses that obey `Retry-After`; one that fails for good becomes
-an answer with a problem: counted as unanswered, never as wrong, and asked again by the next run.
+A request that fails is tried again (`link.openai.Retry`); one that fails for good becomes an answer with a problem:
+counted as unanswered, never as wrong, and asked again by the next run.
 """
 
 from __future__ import annotations
 
-import os
-import random
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -20,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import ModelDoesNotLoad, UnknownKey
+from ...link.openai import Endpoint, EndpointRefused, Retry
 from ..contracts import Conditions, Json, ModelSpec, Request, digest
-from ..model.endpoint import Endpoint, EndpointRefused
 from .asking import PROBLEM
 from .requests import generation_settings, rolling_windows
 
@@ -108,17 +105,11 @@ def _about(endpoint: Endpoint, spec: ModelSpec) -> dict[str, Json]:
 class OpenAIModel:
     """A client with retries, `batch_size` calls at once."""
 
-    def __init__(
-        self,
-        spec: ModelSpec,
-        options: OpenAIOptions,
-        endpoint: Endpoint,
-        sleep: Callable[[float], None] = time.sleep,
-    ) -> None:
-        self._spec, self._options, self._endpoint, self._sleep = spec, options, endpoint, sleep
+    def __init__(self, spec: ModelSpec, options: OpenAIOptions, endpoint: Endpoint) -> None:
+        self._spec, self._options, self._endpoint = spec, options, endpoint
+        self.retry = Retry(options.attempts)
         self._calls = spec.batch_size
         self._pool = ThreadPoolExecutor(self._calls, thread_name_prefix="endpoint")
-        self._random = random.Random(os.getpid())
 
     def respond(self, requests: Sequence[Request]) -> list[Json]:
         """One output per request, in order; {"problem": why} where the endpoint gave none."""
@@ -159,20 +150,10 @@ class OpenAIModel:
         }.get(request.kind)
         if ask is None:
             return {PROBLEM: f"an endpoint cannot answer a '{request.kind}' request"}
-        why = ""
-        for attempt in range(self._options.attempts):
-            try:
-                return ask(request.arguments, repeat)
-            except EndpointRefused as e:
-                why = f"{e} (attempt {attempt + 1} of {self._options.attempts})"
-                if not e.again:
-                    break
-                pause = min(60.0, 0.5 * 2**attempt) * (0.5 + self._random.random())
-                if e.retry_after is not None:
-                    pause = min(300.0, max(pause, e.retry_after))
-                if attempt + 1 < self._options.attempts:
-                    self._sleep(pause)
-        return {PROBLEM: why}
+        try:
+            return self.retry(lambda attempt: ask(request.arguments, repeat))
+        except EndpointRefused as e:
+            return {PROBLEM: str(e)}
 
     def _generate(self, arguments: Sequence[Json], repeat: int) -> Json:
         prompt, given = arguments

@@ -12,7 +12,6 @@ no verdict in the end is `Unscored`, with the reason, and counted apart.
 
 from __future__ import annotations
 
-import random
 import re
 import threading
 import time
@@ -20,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..model.endpoint import Endpoint, EndpointRefused
+from ...link.openai import Endpoint, EndpointRefused, Retry
 
 
 class Unscored(Exception):
@@ -64,10 +63,9 @@ class Judge:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._endpoint = Endpoint(url, model, timeout_s=timeout_s, key_env=key_env)
-        self._attempts, self._max_tokens, self._system = attempts, max_tokens, system
+        self._max_tokens, self._system = max_tokens, system
         self._rate = Rate(per_minute, sleep=sleep)
-        self._sleep = sleep
-        self._random = random.Random(0)
+        self._retry = Retry(attempts, sleep)
 
     def ask(self, prompt: str, *, read: Callable[[str], Any]) -> Any:
         """`read` applied to the judge's reply, tried again while the call fails or `read` raises ValueError.
@@ -76,31 +74,24 @@ class Judge:
         """
         messages = [{"role": "system", "content": self._system}] if self._system else []
         messages.append({"role": "user", "content": prompt})
-        why = ""
-        for attempt in range(self._attempts):
+
+        def once(attempt: int) -> Any:
             self._rate.wait()
-            pause = min(60.0, 0.5 * 2**attempt) * (0.5 + self._random.random())
+            # Later attempts are sampled: a greedy judge would give the same unreadable reply again.
+            temperature = 0.0 if attempt == 0 else 0.7
+            reply = self._endpoint.chat(
+                messages, max_tokens=self._max_tokens, temperature=temperature, seed=attempt
+            )
             try:
-                # Later attempts are sampled: a greedy judge would give the same unreadable reply again.
-                reply = self._endpoint.chat(
-                    messages,
-                    max_tokens=self._max_tokens,
-                    temperature=0.0 if attempt == 0 else 0.7,
-                    seed=attempt,
-                )
                 return read(reply)
-            except EndpointRefused as e:
-                why = str(e)
-                if not e.again:
-                    break
-                if e.retry_after is not None:
-                    pause = min(300.0, max(pause, e.retry_after))
             except ValueError as e:
                 why = f"the judge's reply could not be read: {e}"
-                pause = 0.0
-            if attempt + 1 < self._attempts:
-                self._sleep(pause)
-        raise Unscored(f"{why} (attempt {attempt + 1} of {self._attempts})")
+                raise EndpointRefused(why, again=True, retry_after=0.0) from e
+
+        try:
+            return self._retry(once)
+        except EndpointRefused as e:
+            raise Unscored(str(e)) from e
 
     def verdict(self, prompt: str, choices: Mapping[str, float]) -> float:
         """The value of the choice that the reply names, by `read_choice`. Raises Unscored."""
