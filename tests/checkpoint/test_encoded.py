@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unbroken.checkpoint.keeper.wire import Encoded, encode
+from unbroken.link.framing import Encoded, encode
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=8),

@@ -54,7 +54,7 @@ class Desk:
             nonlocal node
             match m["op"]:
                 case "prove":
-                    return {"proof": proof(TOKEN, "supervisor", m["nonce"], str(self.door.address[1]))}
+                    return {"proof": proof(TOKEN, "supervisor", m["nonce"], self.door.address.name)}
                 case "token":
                     if not same_secret(m["token"], TOKEN):
                         raise RunError("wrong token")

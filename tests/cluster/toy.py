@@ -7,6 +7,7 @@ import itertools
 import time
 from collections.abc import AsyncIterator, Collection, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from unbroken.cluster.clocks import Moment
 from unbroken.cluster.contract import (
@@ -58,6 +59,10 @@ class ToyCluster:
         self.run_id, self._site = run_id, site
         self._stream = EventStream(lambda: [Started(now(), n, a.launch) for n, a in site.agents.items()])
         site.streams.append(self._stream)
+
+    @property
+    def socket_folder(self) -> Path | None:
+        return None
 
     def describe(self) -> str:
         return "a toy"

@@ -89,15 +89,21 @@ def test_a_copy_of_the_model_elsewhere_will_do_and_another_model_in_its_place_wi
 @pytest.mark.parametrize(
     "text",
     [
-        "[]", "5", "null", '"x"', '{"host": 5}', '{"host": "h", "port": 1}', "{", "\udcff",
-        '{"host": 5, "port": 1, "token": "t", "shared": "s"}', '{"host": "h", "port": 1, "token": 1, "shared": 2}',
-        '{"host": "127.0.0.1", "port": 99999, "token": "t", "shared": "s"}',
+        "[]", "5", "null", '"x"', '{"address": 5}', '{"address": "tls:h:1"}', "{", "\udcff",
+        '{"address": 5, "token": "t", "shared": "s", "identity": ""}',
+        '{"address": "tls:h:1", "token": 1, "shared": 2, "identity": ""}',
+        '{"address": "tls:127.0.0.1:99999", "token": "t", "shared": "s", "identity": ""}',
+        '{"address": "tls:127.0.0.1:1", "token": "t", "shared": "s", "identity": "a key"}',
+        '{"address": "tls:127.0.0.1:1", "token": "t", "shared": "s", "identity": ""}',
+        '{"host": "127.0.0.1", "port": 1, "token": "t", "shared": "s"}',
     ],
 )  # fmt: skip
 def test_a_file_that_names_no_coordinator_is_waited_for_and_then_said(tmp_path: Path, text: str) -> None:
     (tmp_path / "cluster.json").write_text(text, errors="surrogateescape")
+    (tmp_path / "cluster.json").chmod(0o600)
     with pytest.raises(
-        EvaluationError, match=r"no coordinator answers: (the file|Expecting|'utf-8').*cluster\.json"
+        EvaluationError,
+        match=r"no coordinator answers: (the file|Expecting|'utf-8'|no address|.*certificate).*cluster\.json",
     ):
         connect(tmp_path / "cluster.json", within_s=0.15)
 

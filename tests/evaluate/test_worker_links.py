@@ -24,7 +24,9 @@ from unbroken.evaluate.result.journal import encode_line, events
 from unbroken.evaluate.run.workers import server as module
 from unbroken.evaluate.suite import received
 from unbroken.evaluate.suite.staged import write_samples
+from unbroken.link.address import Address
 from unbroken.link.bounds import HELLO_BYTES, STRANGERS, Malformed
+from unbroken.link.tls import Identity
 
 from ..fuzzing import fuzz
 from ..hostile import NESTED, bodies, closed_within, framed, frames, mutated, receive_frame, send
@@ -50,7 +52,9 @@ class Evaluation:
             time.sleep(0.01)
         self.cluster = cluster
         where = json.loads(cluster.read_text())
-        self.address, self.token = (where["host"], where["port"]), where["token"]
+        found = Address.parse(where["address"])
+        self.address, self.token = (found.host, found.port), where["token"]
+        self._identity = Identity.from_pem(where["identity"], str(cluster))
         self._names = 0
 
     def _run(self) -> None:
@@ -63,8 +67,12 @@ class Evaluation:
     def lives(self) -> bool:
         return self._thread.is_alive() and self.coordinator.control.problem is None
 
-    def connect(self) -> socket.socket:
+    def raw(self) -> socket.socket:
+        """A connection that has not shaken hands."""
         return socket.create_connection(("127.0.0.1", self.address[1]), timeout=10)
+
+    def connect(self) -> socket.socket:
+        return self._identity.context(server=False).wrap_socket(self.raw())
 
     def hello(self, **more: Any) -> dict[str, Any]:
         self._names += 1
@@ -186,7 +194,7 @@ def test_a_stranger_may_send_a_few_kib_and_no_more(running: Evaluation) -> None:
 def test_who_says_nothing_is_cut_off_and_keeps_nobody_out(
     running: Evaluation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    silent = [running.connect() for _ in range(3 * STRANGERS)]
+    silent = [running.raw() for _ in range(3 * STRANGERS)]
     began = time.monotonic()
     with running.join():
         assert time.monotonic() - began < 8

@@ -44,11 +44,11 @@ class RunUnderTest:
         self.process: subprocess.Popen[str] | None = None
         self.output = ""
 
-    def start(self, **env: str) -> RunUnderTest:
+    def start(self, *, program: str = "", **env: str) -> RunUnderTest:
+        """`program` is a file that does what `unbroken` does, in other surroundings."""
         argv = [
             sys.executable,
-            "-m",
-            "unbroken",
+            *([program] if program else ["-m", "unbroken"]),
             "run",
             "--run-dir",
             str(self.run_dir.path),

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import signal
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -86,7 +88,7 @@ def test_what_cannot_be_read_is_a_contract_error(run_dir: RunDir, text: str) -> 
 def test_a_newer_schema_names_the_way_out(run_dir: RunDir) -> None:
     claimed(run_dir, 1)
     value = json.loads(run_dir.term(1).read_text())
-    run_dir.term(1).write_text(json.dumps(value | {"schema": 2}))
+    run_dir.term(1).write_text(json.dumps(value | {"schema": 3}))
     with pytest.raises(ContractError, match="version of unbroken that wrote it"):
         read_terms(run_dir)
 
@@ -116,3 +118,29 @@ def test_gone_only_when_proven(run_dir: RunDir) -> None:
     assert term().supervisor_is_gone(), "a zombie supervises nothing"
     child.wait()
     assert term().supervisor_is_gone()
+
+
+def test_an_address_is_one_text_now_and_what_was_written_before_is_still_read(run_dir: RunDir) -> None:
+    claimed(run_dir, 1)
+    assert json.loads(run_dir.term(1).read_text())["schema"] == 1, "as an earlier version wrote it"
+    assert claim(run_dir, 2, run_id="r", address="unix:/dev/shm/x.sock", sealed={}) is not None
+    assert json.loads(run_dir.term(2).read_text())["schema"] == 2
+    assert [t.address for t in read_terms(run_dir)] == [("127.0.0.1", 4001), "unix:/dev/shm/x.sock"]
+
+
+def test_whether_an_earlier_versions_supervisor_runs_is_seen_without_asking_it(run_dir: RunDir) -> None:
+    term = claimed(run_dir, 1)
+    assert term is not None and term.supervisor_runs_here()
+    child = subprocess.Popen(["sleep", "60"])
+    try:
+        other = replace(term, pid=child.pid, pid_started=psutil.Process(child.pid).create_time())
+        assert other.supervisor_runs_here()
+        child.send_signal(signal.SIGSTOP)
+        while psutil.Process(child.pid).status() != psutil.STATUS_STOPPED:
+            pass
+        assert not other.supervisor_runs_here() and not other.supervisor_is_gone()
+    finally:
+        child.kill()
+        child.wait()
+    assert not other.supervisor_runs_here()
+    assert not replace(term, host="elsewhere").supervisor_runs_here()

@@ -6,9 +6,10 @@ import asyncio
 import json
 import logging
 import socket
+import struct
 import threading
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +22,17 @@ from unbroken.cluster import LocalBackend
 from unbroken.cluster.contract import AgentCommand, Request
 from unbroken.detect import HangDetector
 from unbroken.errors import RunError, UnsafeFile
+from unbroken.link.address import Address
 from unbroken.link.bounds import HELLO_BYTES, STRANGERS, proof
-from unbroken.link.listener import Listener
+from unbroken.link.framing import pack
+from unbroken.link.listener import Listener, open_link
+from unbroken.link.tls import Identity
 from unbroken.progress import RunDir
 from unbroken.progress.spec import Timeouts
 from unbroken.recover.supervise.attempt.attempt import Attempt
 from unbroken.recover.supervise.nodes import desk as module
-from unbroken.recover.supervise.nodes.desk import MESSAGE_BYTES, RANK_BYTES, Desk, Inbox, Serve, make_token
+from unbroken.recover.supervise.nodes.desk import MESSAGE_BYTES, RANK_BYTES, Desk, Inbox, make_token
+from unbroken.recover.supervise.nodes.door import Serve
 from unbroken.recover.supervise.nodes.fleet import Fleet
 from unbroken.recover.supervise.nodes.node import Node
 from unbroken.recover.supervise.record.clock import Clock
@@ -35,7 +40,7 @@ from unbroken.recover.wire import Link, Message, read_token
 
 from ..cluster.toy import Site, ToyCluster
 from ..fuzzing import fuzz
-from ..hostile import NESTED, closed_within, lines, mutated, send
+from ..hostile import NESTED, closed_within, framed, frames, lines, mutated, receive_frame, send
 
 HELLO = {
     "op": "hello", "id": 2, "run_id": "r", "node": "n0", "pid": 1, "host": "h", "epoch": 1, "attempt": 1,
@@ -54,7 +59,8 @@ SAID = [
 class Port:
     """A desk in a thread of its own, with a sink that does with messages what the supervisor does."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, identity: Identity | None = None) -> None:
+        self._socket, self.identity = folder / "s.sock", identity
         self.run_dir = RunDir(folder / "run")
         self.run_dir.create()
         self.taken: list[Message] = []
@@ -69,7 +75,7 @@ class Port:
     def do(self, work: Coroutine[Any, Any, Any]) -> Any:
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(30)
 
-    async def _start(self) -> tuple[str, int]:
+    async def _start(self) -> Address:
         site = Site(1)
         fleet = Fleet(
             "r", ToyCluster("r", site=site), LocalBackend("r"), Request(1), lambda node: AgentCommand("agent"),
@@ -81,7 +87,8 @@ class Port:
         inbox.open(self._take)
 
         def listen(serve: Serve) -> Listener:
-            self.door = Listener(serve, "127.0.0.1")
+            at = self._socket if self.identity is None else "127.0.0.1"
+            self.door = Listener(serve, at, identity=self.identity)
             return self.door
 
         self.desk = Desk(fleet, inbox, make_token(self.run_dir), listen, nproc=2, world_size=2)
@@ -97,14 +104,28 @@ class Port:
         elif message.get("op") == "exited":
             self.attempt.note_exit(message["rank"], message)
 
-    def connect(self) -> socket.socket:
-        return socket.create_connection(self.address, timeout=10)
+    def raw(self) -> socket.socket:
+        """A connection that has not shaken hands."""
+        if self.identity is not None:
+            return socket.create_connection((self.address.host, self.address.port), timeout=10)
+        sock = socket.socket(socket.AF_UNIX)
+        sock.settimeout(10)
+        sock.connect(self.address.host)
+        return sock
 
-    def join(self) -> socket.socket:
-        """A connection that has shown the token."""
-        sock = self.connect()
-        send(sock, line({"op": "token", "id": 1, "token": self.token}))
-        assert json.loads(sock.makefile("rb").readline())["ok"]
+    def connect(self) -> socket.socket:
+        sock = self.raw()
+        return sock if self.identity is None else self.identity.context(server=False).wrap_socket(sock)
+
+    def join(self, form: Callable[[Any], bytes] | None = None) -> socket.socket:
+        """A connection that has shown the token; in lines, as agents of an earlier version send them, or in frames."""
+        sock, form = self.connect(), form or line
+        shown = form({"op": "token", "id": 1, "token": self.token})
+        send(sock, shown)
+        if shown.startswith(b"{"):
+            assert json.loads(sock.makefile("rb").readline())["ok"]
+        else:
+            assert receive_frame(sock)["ok"]
         return sock
 
     def agent(self) -> None:
@@ -114,9 +135,9 @@ class Port:
             async def nothing(_: Message) -> None:
                 return None
 
-            link = await Link.connect(*self.address, nothing)
+            link = await Link.connect(self.address, nothing, self.identity)
             serving = asyncio.create_task(link.serve())
-            await link.introduce(self.token, self.address[1], timeout=10)
+            await link.introduce(self.token, self.address, timeout=10)
             await link.call("hello", **{k: v for k, v in HELLO.items() if k not in ("op", "id")})
             before = len(self.taken)
             link.tell(**SAID[2])
@@ -137,9 +158,9 @@ def line(message: Any) -> bytes:
     return json.dumps(message).encode() + b"\n"
 
 
-@pytest.fixture
-def port(tmp_path: Path) -> Iterator[Port]:
-    found = Port(tmp_path)
+@pytest.fixture(params=["unix", "tls"])
+def port(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Port]:
+    found = Port(tmp_path, Identity.make("r") if request.param == "tls" else None)
     yield found
     found.end()
 
@@ -173,7 +194,7 @@ def test_a_stranger_who_shows_no_token_is_cut_off(port: Port, said: bytes) -> No
 def test_a_stranger_who_says_nothing_is_cut_off_and_keeps_no_agent_out(
     port: Port, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    silent = [port.connect() for _ in range(2 * STRANGERS)]
+    silent = [port.raw() for _ in range(2 * STRANGERS)]
     port.agent()
     assert port.door.strangers <= STRANGERS
     for sock in silent:
@@ -233,30 +254,34 @@ def test_what_an_agent_cannot_mean_is_passed_over(
     assert not [r for r in caplog.records if r.levelno >= logging.ERROR]
 
 
-def test_who_took_a_dead_supervisors_port_does_not_get_the_token(port: Port) -> None:
+def test_who_took_a_dead_supervisors_port_does_not_get_the_token(port: Port, tmp_path: Path) -> None:
     heard: list[bytes] = []
 
     async def meet() -> None:
         async def thief(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             # It may ask the living supervisor for a proof, which holds for that one's port only.
-            asked = json.loads(await reader.readline())
-            theirs, ours = await asyncio.open_connection(*port.address)
+            (size,) = struct.unpack(">I", await reader.readexactly(4))
+            asked = json.loads(await reader.readexactly(size))
+            theirs, ours = await open_link(port.address, port.identity, 10)
             ours.write(line({"op": "prove", "id": 1, "nonce": asked["nonce"]}))
             told = json.loads(await theirs.readline())
             ours.close()
-            writer.write(line({"answer": asked["id"], "ok": True, "proof": told["proof"]}))
+            writer.write(pack({"answer": asked["id"], "ok": True, "proof": told["proof"]}))
             heard.append(await reader.read())
             writer.close()
 
         async def nothing(_: Message) -> None:
             return None
 
-        server = await asyncio.start_server(thief, "127.0.0.1", 0)
-        at = server.sockets[0].getsockname()[:2]
-        link = await Link.connect(*at, nothing)
+        # One who has the run's certificate too.
+        server = Listener(
+            thief, tmp_path / "thief.sock" if port.identity is None else "127.0.0.1", identity=port.identity
+        )
+        at = server.address
+        link = await Link.connect(at, nothing, port.identity)
         serving = asyncio.create_task(link.serve())
         with pytest.raises(RunError, match="not this run's supervisor"):
-            await link.introduce(port.token, at[1], timeout=10)
+            await link.introduce(port.token, at, timeout=10)
         await serving
         while not heard:
             await asyncio.sleep(0.01)
@@ -286,8 +311,11 @@ def test_a_token_file_that_others_may_read_is_refused(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------- fuzzers
 
 
+said = st.one_of(lines, frames, mutated(SAID).flatmap(lambda m: st.sampled_from([line(m), framed(line(m))])))
+
+
 @fuzz(60)
-@given(sent=st.lists(st.one_of(lines, mutated(SAID).map(line)), min_size=1, max_size=3))
+@given(sent=st.lists(said, min_size=1, max_size=3))
 def test_strangers(attacked: Port, sent: list[bytes]) -> None:
     taken = len(attacked.taken)
     with attacked.connect() as sock:
@@ -297,19 +325,20 @@ def test_strangers(attacked: Port, sent: list[bytes]) -> None:
 
 
 @fuzz(60)
-@given(sent=st.lists(st.one_of(lines, mutated(SAID).map(line)), min_size=1, max_size=4))
-def test_agents(attacked: Port, sent: list[bytes]) -> None:
+@given(sent=st.lists(said, min_size=1, max_size=4), earlier=st.booleans())
+def test_agents(attacked: Port, sent: list[bytes], earlier: bool) -> None:
+    form = line if earlier else lambda m: framed(line(m))
     errors: list[logging.LogRecord] = []
     watch = logging.Handler(logging.ERROR)
     watch.emit = errors.append  # type: ignore[method-assign]
     logging.getLogger("unbroken").addHandler(watch)
     try:
-        with attacked.join() as sock:
-            send(sock, line(HELLO))
+        with attacked.join(form) as sock:
+            send(sock, form(HELLO))
             for data in sent:
                 if not send(sock, data):
                     break
-            send(sock, b"\n" + line({"op": "beat", "number": 7, "id": 77}))
+            send(sock, (b"\n" if earlier else b"") + form({"op": "beat", "number": 7, "id": 77}))
             sock.settimeout(0.05)
             deadline = time.monotonic() + 10
             heard = b""

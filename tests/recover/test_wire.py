@@ -1,15 +1,17 @@
-"""Supervisor and agent over TCP: answers find their question, and a broken peer harms nobody else."""
+"""Supervisor and agent over their link: answers find their question, and a broken peer harms nobody else."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import tempfile
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 
 from unbroken.errors import InputError, RunError
+from unbroken.link.address import Address
 from unbroken.recover.wire import Link, LinkClosed, Message
 
 Handler = Callable[[Message], Awaitable[Message | None]]
@@ -32,9 +34,10 @@ class Pair:
             self.served.append(link)
             await link.serve()
 
-        self._server = await asyncio.start_server(accept, "127.0.0.1", 0)
-        self.address = self._server.sockets[0].getsockname()[:2]
-        self.link = await Link.connect(*self.address, self._client)
+        self._folder = tempfile.TemporaryDirectory()
+        self.path = f"{self._folder.name}/s"
+        self._server = await asyncio.start_unix_server(accept, self.path)
+        self.link = await Link.connect(Address("unix", self.path), self._client)
         self._task = asyncio.create_task(self.link.serve())
         return self.link
 
@@ -44,6 +47,7 @@ class Pair:
         self._server.close()
         for s in self.served:
             s.close()
+        self._folder.cleanup()
 
 
 def run(main: Callable[[], Awaitable[None]]) -> None:
@@ -169,7 +173,7 @@ def test_rubbish_is_dropped_and_the_next_message_heard(line: bytes) -> None:
     async def main() -> None:
         pair = Pair(handler)
         async with pair as link:
-            reader, writer = await asyncio.open_connection(*pair.address)
+            reader, writer = await asyncio.open_unix_connection(pair.path)
             writer.write(line if line.endswith(b"\n") else line + b"\n")
             writer.write(json.dumps({"op": "fine", "id": 9}).encode() + b"\n")
             told: dict[str, Any] = json.loads(await reader.readline())
@@ -187,7 +191,7 @@ def test_a_line_without_end_closes_only_its_own_link() -> None:
     async def main() -> None:
         pair = Pair(handler)
         async with pair as link:
-            reader, writer = await asyncio.open_connection(*pair.address)
+            reader, writer = await asyncio.open_unix_connection(pair.path)
             writer.write(b"x" * 200_000)  # the server of this test reads lines of up to 64 KiB
             try:
                 assert await reader.read() == b""
@@ -202,6 +206,6 @@ def test_a_line_without_end_closes_only_its_own_link() -> None:
 def test_nobody_there() -> None:
     async def main() -> None:
         with pytest.raises(OSError):
-            await Link.connect("127.0.0.1", 1, nothing)
+            await Link.connect(Address("unix", "/nobody/listens/here"), nothing)
 
     run(main)

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Collection, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
 
 from .clocks import Moment
@@ -194,6 +195,11 @@ class Cluster(Protocol):
 
     Methods raise RunError with what the cluster said; none waits without end but `acquire`, which is cancelled.
     """
+
+    @property
+    def socket_folder(self) -> Path | None:
+        """Where all nodes are this machine: a folder of this user's alone for the supervisor's Unix socket. None where they
+        may be others: then agents come over TLS, with the run's certificate, which is handed to them with `secret`."""
 
     def describe(self) -> str:
         """How processes are started and held here, in words for the terminal. Raises RunError where nothing works."""

@@ -13,6 +13,7 @@ import functools
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -92,6 +93,10 @@ class LocalCluster:
     def owner(self) -> Ownership:
         """How the processes of this run are held. Raises RunError where the wanted way does not work."""
         return self._chosen[0]
+
+    @property
+    def socket_folder(self) -> Path | None:
+        return self._root
 
     def describe(self) -> str:
         owner, why_not_surer = self._chosen
@@ -361,11 +366,27 @@ class LocalCluster:
 
 
 def forget_run(root: Path) -> None:
-    """Removes a run's volatile folder, and what is noted there of its nodes, where nothing of any node is left."""
+    """Removes a run's volatile folder, and what is noted there of its nodes, where nothing of any node is left, and no
+    supervisor listens."""
     with contextlib.suppress(OSError):
+        for path in root.glob("*.sock"):
+            if not _is_listening(path):
+                path.unlink(missing_ok=True)
         if [p.name for p in root.iterdir()] == [_RECORD]:
             (root / _RECORD).unlink()
         root.rmdir()
+
+
+def _is_listening(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as s:
+        s.setblocking(False)
+        try:
+            s.connect(str(path))
+        except BlockingIOError:
+            return True  # its queue is full
+        except OSError:
+            return False
+    return True
 
 
 def describe_agent(run_id: str, node: str) -> str:

@@ -16,21 +16,22 @@ from .. import atomic
 from ..errors import ContractError
 from .rundir import RunDir
 
-SCHEMA = 1
+SCHEMA = 2
+"""2: `address` is one text, such as unix:/path or tls:host:port; 1: the host and port of a plain connection."""
 _NAME = re.compile(r"(\d{6,})\.json")
 
 
 @dataclass(frozen=True)
 class Term:
-    """One supervisor's reign. `address` is where its agents reach it; `sealed` maps each earlier epoch to the
-    number of bytes of its journal that count."""
+    """One supervisor's term. `address` is where its agents reach it (a host and a port, of an earlier version); `sealed`
+    maps each earlier term to the number of bytes of its journal that count."""
 
     number: int
     run_id: str
     host: str
     pid: int
     pid_started: float
-    address: tuple[str, int]
+    address: str | tuple[str, int]
     claimed: float
     sealed: dict[str, int] = field(default_factory=dict)
 
@@ -44,6 +45,15 @@ class Term:
             return not same or process.status() == psutil.STATUS_ZOMBIE
         except psutil.NoSuchProcess:
             return True
+
+    def supervisor_runs_here(self) -> bool:
+        """Whether its process is on this host, and neither ended nor stopped by a signal."""
+        if self.host != socket.gethostname() or self.supervisor_is_gone():
+            return False
+        try:
+            return bool(psutil.Process(self.pid).status() != psutil.STATUS_STOPPED)
+        except psutil.NoSuchProcess:
+            return False
 
 
 def read_terms(run_dir: RunDir) -> list[Term]:
@@ -65,7 +75,9 @@ def read_terms(run_dir: RunDir) -> list[Term]:
                     where=str(path),
                     hint="Use the version of unbroken that wrote it, or a newer one",
                 )
-            value["address"] = tuple(value["address"])
+            if not isinstance(value["address"], str):
+                host, port = value["address"]
+                value["address"] = (host, port)
             terms.append(Term(**value))
         except (ValueError, KeyError, TypeError, AttributeError) as e:
             raise ContractError(f"epoch {number} cannot be read: {e}", where=str(path)) from e
@@ -82,7 +94,7 @@ def newest_term(run_dir: RunDir) -> int:
 
 
 def claim(
-    run_dir: RunDir, number: int, *, run_id: str, address: tuple[str, int], sealed: dict[str, int]
+    run_dir: RunDir, number: int, *, run_id: str, address: str | tuple[str, int], sealed: dict[str, int]
 ) -> Term | None:
     """Claims epoch `number` and returns it, or None if somebody else was first."""
     me = psutil.Process()
@@ -96,5 +108,6 @@ def claim(
         claimed=time.time(),
         sealed=sealed,
     )
-    data = json.dumps({"schema": SCHEMA, **asdict(term)}, indent=1).encode()
+    schema = SCHEMA if isinstance(address, str) else 1
+    data = json.dumps({"schema": schema, **asdict(term)}, indent=1).encode()
     return term if atomic.create_exclusive(run_dir.term(number), data) else None

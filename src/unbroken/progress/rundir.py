@@ -13,6 +13,7 @@ class RunDir:
 
     run.toml                             what was asked
     token                                the secret that supervisor and agents share (mode 0600)
+    identity.pem                         off one machine: the run's certificate and its key (mode 0600)
     epochs/000001.json                   who supervised, from when, and what it counts of its predecessor
     journal/000001.jsonl                 append-only events of that epoch: the truth
     attempts/0001/node-000/rank-0.log    what a rank printed
@@ -51,6 +52,10 @@ class RunDir:
     @property
     def token(self) -> Path:
         return self.path / "token"
+
+    @property
+    def identity(self) -> Path:
+        return self.path / "identity.pem"
 
     @property
     def terms(self) -> Path:

@@ -21,7 +21,7 @@ from ..checkpoint.convert.origin import find_origin
 from ..checkpoint.format.manifest import COMMITTED, parse_folder_name
 from ..checkpoint.keeper.wire import check_socket
 from ..cluster import Kind, LocalBackend
-from ..cluster.local_events import LocalCluster
+from ..cluster.local_events import LocalCluster, forget_run
 from ..errors import DoesNotFit, InputError, RunDirMismatch, RunError, StorageError, UnbrokenError, UsageError
 from ..progress import Budgets, RunDir, RunSpec, Timeouts, check_same, read_journal, read_spec, write_spec
 from ..progress.records.state import RunState
@@ -314,6 +314,8 @@ def run_supervised(
         with logged_to(shown):
             return asyncio.run(go())
     finally:
+        # Agents that ended before it have left this to the supervisor, whose socket lay there.
+        forget_run(host.scratch("x").parent)
         report = _write_report(run_dir)
         if report is not None:
             shown.say(f"the report: {report}")

@@ -13,7 +13,7 @@ import time
 from contextlib import suppress
 
 from ...errors import UnbrokenError
-from ..keeper.peers import own_address
+from ...link.address import own_address
 from ..ranks.agreement import Agreement
 from ..ranks.environment import Place
 from .rank_memory import RankMemory

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
+from ...link.framing import Encoded
 from ...version import __version__
 from ..capture.state import Captured
 from ..format import layout as arena
 from ..format.manifest import FileRecord, PartManifest, data_name, tensor_part
-from ..keeper.wire import Encoded
 from ..ranks.environment import Place
 
 CHANGING = ("check", "kind", "schema", "file", "step", "attempt", "position", "values", "rng", "time")

@@ -13,12 +13,12 @@ from __future__ import annotations
 import argparse
 import os
 import signal
-import socket
 import sys
 import threading
 import time
 from pathlib import Path
 
+from ...link.address import listen_unix
 from ...private import private_folder
 from ...units import Bytes, Duration
 from ..device.host_memory import give_large_pieces_back
@@ -60,11 +60,7 @@ def main(argv: list[str] | None = None) -> int:
     for sig in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(sig, signal.SIG_IGN)
     private_folder(settings.socket.parent)
-    settings.socket.unlink(missing_ok=True)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    listener.bind(str(settings.socket))
-    listener.listen(64)
-    os.chmod(settings.socket, 0o600)
+    listener = listen_unix(settings.socket)
     keeper = Keeper(settings, OPERATIONS, flush)
 
     def on_term(*_: object) -> None:

@@ -7,6 +7,7 @@ import os
 import socket
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -54,6 +55,8 @@ class Client:
     """One connection."""
 
     channel: Channel
+    known: Callable[[], None] = lambda: None
+    """Called when it has said who it is."""
     role: str = ""
     rank: int = -1
     attempt: int = 0

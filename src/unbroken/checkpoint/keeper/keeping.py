@@ -18,7 +18,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ...errors import UnbrokenError
-from ...link.bounds import HELLO_BYTES, HELLO_S, STRANGERS
+from ...link.accepting import Acceptor, Connection
+from ...link.bounds import HELLO_BYTES
 from ..catalogue import retention
 from ..catalogue.retention import Retention
 from ..format.manifest import folder_name
@@ -89,24 +90,8 @@ class Keeper:
 
     def serve(self, listener: socket.socket) -> None:
         """Accepts connections until `stop` is set; ends by itself when nobody has been here for the grace time."""
-        listener.settimeout(0.2)
-        while not self.stop.is_set():
-            self._end_strangers()
-            try:
-                sock, _ = listener.accept()
-            except TimeoutError:
-                self._tick()
-                continue
-            except OSError as e:  # no descriptors left, or a connection that ended while it waited
-                log(f"a connection could not be accepted: {e.strerror}")
-                self.stop.wait(0.1)
-                continue
-            # A process that is stopped reads nothing; it must not stop the keeper with it.
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", 2, 0))
-            client = Client(Channel(sock, limit=HELLO_BYTES))
-            with self.changed:
-                self.clients.append(client)
-            threading.Thread(target=self._converse, args=(client,), daemon=True).start()
+        acceptor = Acceptor(listener, self._converse, log, tick=self._tick, stop=self.stop)
+        acceptor.run()
 
     def _tick(self) -> None:
         with self.changed:
@@ -115,17 +100,12 @@ class Keeper:
             log("nobody has been here for a while: flush what is allowed, free all, end")
             self.finish(flush=True, deadline_s=self.settings.term_grace_s, room_s=self.settings.room_s)
 
-    def _end_strangers(self) -> None:
-        """Cuts off those that do not say who they are, and the oldest of them where they are too many."""
+    def _converse(self, sock: Connection, known: Callable[[], None]) -> None:
+        # A process that is stopped reads nothing; it must not stop the keeper with it.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", 2, 0))
+        client = Client(Channel(sock, limit=HELLO_BYTES), known)
         with self.changed:
-            strangers = [c for c in self.clients if not c.role]
-        now = time.monotonic()
-        for i, client in enumerate(strangers):
-            if now - client.since > HELLO_S or len(strangers) - i >= STRANGERS:
-                with contextlib.suppress(OSError):
-                    client.channel.sock.shutdown(socket.SHUT_RDWR)
-
-    def _converse(self, client: Client) -> None:
+            self.clients.append(client)
         try:
             while True:
                 message, fds = client.channel.receive()
@@ -173,6 +153,7 @@ class Keeper:
             return
         if op == "hello":
             client.channel.limit = MAX_MESSAGE_BYTES
+            client.known()
         if answer is not None:
             reply(client, number, {"ok": True, **answer[0]}, answer[1])
 

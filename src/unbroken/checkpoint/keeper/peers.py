@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import socket
 import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,7 +16,8 @@ from typing import Protocol
 
 from ...errors import CheckpointError, UnbrokenError
 from ...journal.checksummed import digest
-from ...link.bounds import HELLO_BYTES, HELLO_S, STRANGERS, Malformed, same_secret, whole
+from ...link.accepting import Acceptor, Connection
+from ...link.bounds import HELLO_BYTES, Malformed, same_secret, whole
 from ..format.manifest import CHUNK_BYTES
 from .holdings import FINALIZED, Buffer, Snapshot, SnapshotId
 from .memory import NodeMemory
@@ -63,15 +63,13 @@ class Peers:
         self._due: SnapshotId | None = None
         self._sent: SnapshotId | None = None
         self._started = False
-        self._strangers: dict[socket.socket, float] = {}
-        self._strangers_guard = threading.Lock()
 
     def listen(self, host: str) -> str:
         """Accepts transfers from now on; "host:port"."""
         if not self.address:
             listener = socket.create_server((host, 0), backlog=16)
             self.address = f"{host}:{listener.getsockname()[1]}"
-            threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
+            Acceptor(listener, self._serve, self.log).start()
         return self.address
 
     def send_to(self, token: str, target: Target | None) -> None:
@@ -176,50 +174,22 @@ class Peers:
         sums = []
         for at in range(0, len(view), CHUNK_BYTES):
             chunk = view[at : at + CHUNK_BYTES]
-            channel.sock.sendall(chunk)
+            channel.send_bytes(chunk)
             sums.append(digest(chunk))
         channel.send({"checksums": sums})
 
     # --- receiving
 
-    def _accept(self, listener: socket.socket) -> None:
-        while True:
-            try:
-                sock, _ = listener.accept()
-            except OSError as e:  # no descriptors left, or a connection that ended while it waited
-                self.log(f"a peer's connection could not be accepted: {e.strerror}")
-                time.sleep(0.1)
-                continue
-            with self._strangers_guard:
-                self._strangers[sock] = time.monotonic()
-                # Whoever belongs here shows the secret in milliseconds: the oldest stranger is none of ours.
-                excess = list(self._strangers)[:-STRANGERS]
-            for old in excess:
-                _shut(old)
-            threading.Thread(target=self._serve, args=(sock,), daemon=True).start()
-
-    def _admit(self, channel: Channel) -> bool:
-        """Whether the other side shows the run's secret, in one small message and within `HELLO_S` in all."""
-        late = threading.Timer(HELLO_S, _shut, (channel.sock,))
-        late.daemon = True
-        late.start()
+    def _serve(self, connection: Connection, known: Callable[[], None]) -> None:
+        channel = Channel(connection, limit=HELLO_BYTES)
         try:
-            m, _ = channel.receive()
-            return same_secret(m.get("token"), self.token)
-        finally:
-            late.cancel()
-            with self._strangers_guard:
-                self._strangers.pop(channel.sock, None)
-
-    def _serve(self, sock: socket.socket) -> None:
-        channel = Channel(sock, limit=HELLO_BYTES)
-        try:
-            sock.settimeout(TIMEOUT_S)
-            if not self._admit(channel):
+            connection.settimeout(TIMEOUT_S)
+            if not same_secret(channel.receive()[0].get("token"), self.token):
                 return
+            known()
             channel.limit = MAX_MESSAGE_BYTES
             m, fds = channel.receive()
-            del fds  # TCP carries none
+            del fds  # between machines there are none
             snapshot_id = SnapshotId(
                 whole(m.get("attempt"), "attempt", 0, _MOST), whole(m.get("step"), "step", -1, _MOST)
             )
@@ -278,12 +248,7 @@ class Peers:
             view, sums = self.home.memory.view(b, size), []
             for at in range(0, size, CHUNK_BYTES):
                 chunk = view[at : at + CHUNK_BYTES]
-                got = 0
-                while got < len(chunk):
-                    n = channel.sock.recv_into(chunk[got:])
-                    if n == 0:
-                        raise Closed("the peer closed in the middle")
-                    got += n
+                channel.receive_bytes(chunk)
                 sums.append(digest(chunk))
             told, _ = channel.receive()
             if told.get("checksums") != sums:
@@ -307,19 +272,3 @@ class Peers:
         sock = socket.create_connection((host, int(port)), timeout=TIMEOUT_S)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return Channel(sock)
-
-
-def _shut(sock: socket.socket) -> None:
-    """Ends a connection under the thread that reads from it."""
-    with suppress(OSError):
-        sock.shutdown(socket.SHUT_RDWR)
-
-
-def own_address(towards: str) -> str:
-    """This machine's address as another one sees it that can be reached at `towards`."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
-        try:
-            s.connect((towards, 9))
-            return str(s.getsockname()[0])
-        except OSError:
-            return "127.0.0.1"

@@ -57,6 +57,9 @@ def tidy(record: str, mine: str) -> None:
             root = os.path.dirname(above)
             os.rmdir(folder)
             os.rmdir(above)
+            for name in os.listdir(root):
+                if name.endswith(".sock") and not is_listening(os.path.join(root, name)):
+                    os.unlink(os.path.join(root, name))
             if os.listdir(root) == [
                 "cluster.json"
             ]:  # what is known of the run's nodes goes with the last of them
@@ -64,6 +67,21 @@ def tidy(record: str, mine: str) -> None:
             os.rmdir(root)
     except OSError:
         pass  # cleared already, or still used
+
+
+def is_listening(path: str) -> bool:
+    """Whether somebody accepts connections on this Unix socket."""
+    import socket  # not before: it would be memory of every node for as long as it lives
+
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as s:
+        s.setblocking(False)
+        try:
+            s.connect(path)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+    return True
 
 
 if __name__ == "__main__":

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-import socket
 import time
 from pathlib import Path
 from typing import Any
 
-from ...errors import EvaluationError
+from ...errors import EvaluationError, RunError
+from ...link.address import Address
+from ...link.address import connect as link_connect
 from ...link.bounds import Message
+from ...link.tls import Identity
 from ...private import read_secret
 from .wire import Channel
 
@@ -23,12 +25,9 @@ def connect(cluster: Path | Message, *, within_s: float = 60.0) -> tuple[Channel
     while True:
         try:
             where = cluster if isinstance(cluster, dict) else _read_address(cluster)
-            sock = socket.create_connection((where["host"], where["port"]), timeout=10)
-            sock.settimeout(None)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            return Channel(sock), where
-        except (OSError, ValueError) as e:
+            identity = Identity.from_pem(pem, "cluster.json") if (pem := where.get("identity")) else None
+            return Channel(link_connect(Address.parse(where["address"]), identity, within_s=10)), where
+        except (OSError, ValueError, RunError) as e:
             if time.monotonic() > deadline:
                 raise EvaluationError(f"no coordinator answers: {e}", where=str(cluster),
                                       hint="Start `unbroken eval run` first, and check that its address can be reached from here") from e  # fmt: skip
@@ -43,9 +42,8 @@ def _read_address(cluster: Path) -> Message:
 
 def _address(found: Any) -> Message:
     """What a cluster.json says, once it says all of it. Raises ValueError."""
-    kinds = {"host": str, "port": int, "token": str, "shared": str}
+    kinds = {"address": str, "token": str, "shared": str, "identity": str}
     if not isinstance(found, dict) or any(type(found.get(k)) is not kind for k, kind in kinds.items()):
         raise ValueError(f"the file does not say {', '.join(kinds)}")
-    if not 0 < found["port"] < 1 << 16:
-        raise ValueError(f"the file says port {found['port']}")
+    Address.parse(found["address"])
     return found

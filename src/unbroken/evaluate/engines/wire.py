@@ -24,13 +24,15 @@ Coordinator to worker
 from __future__ import annotations
 
 import asyncio
-import json
-import socket
-import struct
-import threading
 from typing import Any
 
-from ...link.bounds import Malformed, Message, decode
+from ...link import channel as links
+from ...link import framing
+from ...link.accepting import Connection
+from ...link.bounds import READ_AHEAD, Malformed, Message
+from ...link.framing import TooLarge, Unpacker
+
+__all__ = ["BODY_S", "FROM_WORKER", "TO_WORKER", "VERSION", "Channel", "Receiver", "TooLarge", "pack"]
 
 VERSION = 1
 FROM_WORKER = 64 << 20
@@ -41,81 +43,70 @@ BODY_S = 120.0
 """So long a message may take from its length to its last byte."""
 
 
-class TooLarge(ValueError):
-    """A message above the limit; it was not sent."""
-
-
 def pack(message: Message, limit: int = TO_WORKER) -> bytes:
     """Bytes on the wire. Raises TooLarge."""
-    body = json.dumps(message, separators=(",", ":")).encode()
-    if len(body) > limit:
-        raise TooLarge(f"a message of {len(body):,} bytes is above the limit of {limit:,}")
-    return struct.pack(">I", len(body)) + body
+    return framing.pack(message, limit)
 
 
 class Channel:
     """The worker's end: blocking, one reader thread, any number of writers."""
 
-    def __init__(self, sock: socket.socket) -> None:
-        self._sock = sock
-        self._lock = threading.Lock()
+    def __init__(self, sock: Connection) -> None:
+        self._channel = links.Channel(sock, limit=TO_WORKER, most=FROM_WORKER, values=TO_WORKER)
 
     def send(self, op: str, **fields: Any) -> None:
         """Sends one message. Raises OSError when the coordinator is gone, TooLarge for what it would not take."""
-        data = pack({"op": op, **fields}, FROM_WORKER)
-        with self._lock:
-            self._sock.sendall(data)
+        self._channel.send({"op": op, **fields})
 
     def receive(self) -> Message | None:
         """The next message; None when the coordinator has closed, or is none."""
-        head = self._exactly(4)
-        if head is None:
-            return None
-        (size,) = struct.unpack(">I", head)
-        body = self._exactly(size) if size <= TO_WORKER else None
         try:
-            return None if body is None else _checked(decode(body, values=TO_WORKER))
-        except Malformed:
+            return _checked(self._channel.receive()[0])
+        except (links.Closed, Malformed):
             return None
-
-    def _exactly(self, size: int) -> bytes | None:
-        parts = []
-        while size:
-            try:
-                part = self._sock.recv(min(size, 1 << 20))
-            except OSError:
-                return None
-            if not part:
-                return None
-            parts.append(part)
-            size -= len(part)
-        return b"".join(parts)
 
     def close(self) -> None:
         """Closes both directions."""
+        self._channel.close()
+
+
+class Receiver:
+    """The coordinator's end: what one worker sends. `limit` bounds a message; raise it once the worker is known."""
+
+    def __init__(self, reader: asyncio.StreamReader, limit: int = FROM_WORKER) -> None:
+        self._reader, self._unpacker = reader, Unpacker(limit)
+
+    def admit(self) -> None:
+        """It has shown the token: from now on it may send blocks."""
+        self._unpacker.limit = FROM_WORKER
+
+    async def receive(self, within_s: float = BODY_S) -> Message | None:
+        """The next message; None when the worker is gone, also in the middle of a message.
+
+        `within_s` counts from the message's first bytes: between two a worker may be silent (its beats are watched
+        elsewhere). Raises Malformed for what is no message, or larger than the limit.
+        """
         try:
-            self._sock.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass
-        self._sock.close()
+            if (body := self._unpacker.next()) is None and not self._unpacker.partial:
+                if not await self._read():
+                    return None
+                body = self._unpacker.next()
+            if body is None:
+                body = await asyncio.wait_for(self._rest(), within_s)
+        except (OSError, TimeoutError):
+            return None
+        return None if body is None else _checked(self._unpacker.decode(body))
 
+    async def _rest(self) -> bytes | None:
+        while (body := self._unpacker.next()) is None:
+            if not await self._read():
+                return None
+        return body
 
-async def receive(
-    reader: asyncio.StreamReader, limit: int = FROM_WORKER, within_s: float = BODY_S
-) -> Message | None:
-    """The next message on the coordinator's side; None when the worker is gone, also in the middle of a message.
-
-    `within_s` counts from the message's first bytes: between two a worker may be silent (its beats are watched
-    elsewhere). Raises Malformed for what is no message, or larger than `limit`.
-    """
-    try:
-        (size,) = struct.unpack(">I", await reader.readexactly(4))
-        if size > limit:
-            raise Malformed(f"a message of {size:,} bytes, above the limit of {limit:,}")
-        body = await asyncio.wait_for(reader.readexactly(size), within_s)
-    except (asyncio.IncompleteReadError, ConnectionError, TimeoutError):
-        return None
-    return _checked(decode(body))
+    async def _read(self) -> bool:
+        piece = await self._reader.read(READ_AHEAD)
+        self._unpacker.feed(piece)
+        return bool(piece)
 
 
 def _checked(message: Message) -> Message:

@@ -28,6 +28,9 @@ from ...cluster.holding.choice import from_text
 from ...cluster.local_events import forget_run
 from ...detect.stacks import collect_stacks
 from ...errors import RunError, UnsafeFile
+from ...link.address import Address
+from ...link.bounds import Malformed
+from ...link.secret import Secret, take_from_input
 from ...private import private_folder
 from ...progress import RunDir, newest_term, read_terms
 from ...progress.page import NO_STOP
@@ -58,8 +61,11 @@ class Agent:
         room_s: float = 600.0,
         elsewhere: str = "",
         held_before: Sequence[Ownership] = (),
+        secret: Secret | None = None,
     ) -> None:
-        """`held_before` are other ways in which an earlier supervisor held processes of this node."""
+        """`held_before` are other ways in which an earlier supervisor held processes of this node. `secret` is what it was
+        handed; None where it is to read the run's token itself."""
+        self._secret = secret
         self.run_dir, self.run_id, self.node, self.scratch = run_dir, run_id, node, scratch
         self._owner, self._held_before = owner, tuple(held_before)
         self._cleared = Ended()
@@ -116,16 +122,17 @@ class Agent:
             return False
         term = read_terms(self.run_dir)[-1]
         try:
-            token = read_token(self.run_dir)
-            link = await Link.connect(*term.address, self._on_message)
-        except (OSError, TimeoutError):
+            address = Address.parse(term.address)
+            secret = self._secret or Secret(read_token(self.run_dir))
+            link = await Link.connect(address, self._on_message, secret.identity)
+        except (OSError, TimeoutError, Malformed):
             return False
         except UnsafeFile as e:
             _log.error("%s", e)
             return False
         serving = asyncio.create_task(link.serve())
         try:
-            await link.introduce(token, term.address[1], timeout=10)
+            await link.introduce(secret.token, address, timeout=10)
             await link.call("hello", timeout=10, **self._hello(term.number))
         except (RunError, TimeoutError) as e:
             _log.warning("the supervisor of term %d did not take us: %s", term.number, e)
@@ -449,6 +456,7 @@ def main() -> None:
         args.wait_for_room,
         args.room_elsewhere,
         [from_text(text, args.run_id, args.scratch.parent) for text in args.held_before],
+        take_from_input(),
     )
     asyncio.run(agent.main())
     shutil.rmtree(args.scratch, ignore_errors=True)

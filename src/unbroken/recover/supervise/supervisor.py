@@ -17,6 +17,9 @@ from pathlib import Path
 from ...checkpoint.catalogue.placement import elsewhere_of
 from ...cluster.contract import AgentCommand, Request
 from ...errors import RunDirLost, RunStopped
+from ...link.address import own_address
+from ...link.secret import Secret
+from ...link.tls import make_identity
 from ...progress import JournalWriter, RunDir, RunSpec, read_journal, read_spec, write_spec
 from ...progress.records.state import RunState
 from ...units import Bytes
@@ -24,6 +27,7 @@ from .attempt.outcome import AttemptOutcome, name_loss
 from .launch.launching import StartFailed
 from .launch.takeover import take_over
 from .nodes.desk import Desk, Inbox, make_token
+from .nodes.door import Listen, local_door, wide_door
 from .nodes.fleet import Fleet
 from .parts import Parts, assemble
 from .record.background import Background
@@ -73,14 +77,15 @@ class Supervisor:
 
     async def run(self) -> str:
         """Supervises until the run ends. Raises RunStopped, RunInUse, Superseded and other RunErrors."""
-        inbox, token = Inbox(), make_token(self._run_dir)
-        fleet = self._make_fleet(token)
+        inbox, secret = Inbox(), self._make_secret()
+        fleet = self._make_fleet(secret)
         desk = Desk(
-            fleet, inbox, token, self._around.listen, nproc=self._spec.nproc, world_size=self._spec.world_size
-        )
+            fleet, inbox, secret.token, self._choose_door(secret), nproc=self._spec.nproc,
+            world_size=self._spec.world_size,
+        )  # fmt: skip
         try:
             claimed, before = await take_over(
-                self._run_dir, self._spec.run_id, desk.address, self._around.connect
+                self._run_dir, self._spec.run_id, desk.address, secret, self._around.connect
             )
             desk.term = claimed.number
             state = RunState.of(read_journal(self._run_dir).records, now=self._clock.wall())
@@ -118,7 +123,23 @@ class Supervisor:
             await self._around.cluster.close()
             await self._around.diagnosis.close()
 
-    def _make_fleet(self, token: str) -> Fleet:
+    def _make_secret(self) -> Secret:
+        """What this run's processes know. Raises UnsafeFile, RunError, OSError."""
+        token = make_token(self._run_dir)
+        if self._around.listen is not None or self._around.cluster.socket_folder is not None:
+            return Secret(token)
+        return Secret(token, make_identity(self._run_dir.identity, self._spec.run_id))
+
+    def _choose_door(self, secret: Secret) -> Listen:
+        """Where agents come in: what the tests give, a Unix socket on one machine, else TLS."""
+        if self._around.listen is not None:
+            return self._around.listen
+        if (folder := self._around.cluster.socket_folder) is not None:
+            return local_door(folder)
+        assert secret.identity is not None
+        return wide_door(secret.identity, self._around.advertised or own_address())
+
+    def _make_fleet(self, secret: Secret) -> Fleet:
         spec, timeouts = self._spec, self._spec.timeouts
         elsewhere = self._elsewhere
         if elsewhere and "://" not in elsewhere:
@@ -133,7 +154,7 @@ class Supervisor:
 
         def command(node: str) -> AgentCommand:
             return AgentCommand(
-                "unbroken.recover.node.agent", (*words, "--node", node), secret=token.encode()
+                "unbroken.recover.node.agent", (*words, "--node", node), secret=secret.as_bytes()
             )
 
         return Fleet(

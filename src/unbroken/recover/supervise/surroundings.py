@@ -10,10 +10,9 @@ from typing import Protocol
 
 from ...cluster.contract import Cluster
 from ...diagnose.judge.facts import Facts
-from ...link.listener import Listener
 from ...progress.records.verdict import Verdict
 from ..wire import Link
-from .nodes.desk import Listen
+from .nodes.door import Listen
 from .nodes.fleet import Host
 from .record.clock import Clock
 
@@ -32,12 +31,14 @@ class Diagnosing(Protocol):
 @dataclass(frozen=True)
 class Surroundings:
     """`keeper_bytes` is how much memory each node's keeper may use; `connect` reaches an earlier supervisor, to ask
-    whether it is there."""
+    whether it is there. `listen` is where agents come in, None for what the cluster asks for. `advertised` is this
+    machine's address as agents on others reach it; "" for the one that its routes name."""
 
     cluster: Cluster
     host: Host
     diagnosis: Diagnosing
     keeper_bytes: int
     clock: Clock = field(default_factory=Clock)
-    listen: Listen = lambda serve: Listener(serve, "127.0.0.1")
+    listen: Listen | None = None
     connect: Callable[..., Awaitable[Link]] = Link.connect
+    advertised: str = ""

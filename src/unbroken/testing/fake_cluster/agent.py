@@ -16,6 +16,7 @@ from ...cluster.contract import AgentCommand
 from ...cluster.hello import Address, Gpu, Hello
 from ...errors import Exit
 from ...link.bounds import Message, proof, same_secret
+from ...link.secret import Secret
 from ...progress.page import Phase
 from ...version import __version__
 from .network import Connection, Network
@@ -82,7 +83,8 @@ class VirtualAgent:
 
     def __init__(self, cluster: Surroundings, node: FakeNode, launch: str, command: AgentCommand) -> None:
         self._cluster, self.node, self.launch, self.command = cluster, node, launch, command
-        self._token = command.secret.decode(errors="replace").strip()
+        secret = Secret.from_bytes(command.secret)
+        self._token = secret.token if secret is not None else ""
         self._loop, self._network = cluster.loop, cluster.network
         self.attempt = 0
         self.term = 0
@@ -135,7 +137,7 @@ class VirtualAgent:
             self._introductions += 1
             nonce = f"{self.launch}/{self._introductions}"  # no chance in here: the same run gives the same messages
             answer = await self._ask("prove", nonce=nonce)
-            expected = proof(self._token, "supervisor", nonce, str(door.address[1]))
+            expected = proof(self._token, "supervisor", nonce, door.address.name)
             if not same_secret(answer.get("proof"), expected):
                 raise ValueError("whoever listens there is not this run's supervisor")
             await self._ask("token", token=self._token)

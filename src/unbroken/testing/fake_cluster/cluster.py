@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping
+from pathlib import Path
 
 from ...cluster.clocks import Moment
 from ...cluster.contract import (
@@ -78,6 +79,11 @@ class FakeCluster:
     @property
     def nodes(self) -> Mapping[str, FakeNode]:
         return self.hardware.nodes
+
+    @property
+    def socket_folder(self) -> Path | None:
+        """Its nodes are virtual, and come over a network of its own."""
+        return None
 
     def describe(self) -> str:
         return f"{len(self.nodes)} virtual nodes in simulated time"

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
+from ...link.address import Address
 from ...link.bounds import READ_AHEAD
 
 Serve = Callable[[asyncio.StreamReader, Any], Awaitable[None]]
@@ -169,7 +170,7 @@ class Door:
 
     def __init__(self, network: Network, serve: Serve, port: int) -> None:
         self._network, self._serve = network, serve
-        self.address = ("supervisor", port)
+        self.address = Address("tls", "supervisor", port)
         self.strangers = 0
         self._tasks: set[asyncio.Task[None]] = set()
 

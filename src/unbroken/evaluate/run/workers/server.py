@@ -5,17 +5,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import secrets
-import socket
+import tempfile
 import time
 from collections.abc import AsyncIterator
+from hashlib import sha256
+from pathlib import Path
 
 from ....errors import EvaluationError, UnbrokenError
+from ....link.address import check_socket, own_address
 from ....link.bounds import HELLO_BYTES, HELLO_S, Malformed
 from ....link.listener import Listener
-from ....private import write_secret
+from ....link.tls import Identity
+from ....private import private_folder, write_secret
 from ...engines.live import Link
-from ...engines.wire import receive
+from ...engines.wire import Receiver
 from ...suite import received
 from ..state import Run
 from .feeding import Feeder
@@ -23,28 +28,34 @@ from .feeding import Feeder
 
 @contextlib.asynccontextmanager
 async def listening(run: Run, feeder: Feeder) -> AsyncIterator[None]:
-    """Workers can join as long as this is open; cluster.json tells them where and with which token. Raises OSError."""
+    """Workers can join as long as this is open; cluster.json tells them where and with what to show. Raises OSError,
+    RunError where workers of other machines need a certificate and none can be made."""
     token = secrets.token_hex(16)
     wide = run.launchers.engine.remote or not run.settings.slots
+    identity = Identity.make("evaluation") if wide else None
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await _serve(run, feeder, token, listener, reader, writer)
 
-    listener = Listener(serve, "0.0.0.0" if wide else "127.0.0.1")
-    host = (run.settings.advertise or _address()) if wide else "127.0.0.1"
     folder = run.job.folder
+    if identity is None:
+        listener = Listener(serve, _socket_of(folder.cluster))
+    else:
+        name = run.settings.advertise or own_address()
+        listener = Listener(serve, "0.0.0.0", identity=identity, name=name)
     where = {
-        "host": host,
-        "port": listener.address[1],
-        "token": token,
-        "shared": str(folder.shared.resolve()),
-    }
+        "schema": 2, "address": str(listener.address), "token": token, "shared": str(folder.shared.resolve()),
+        "identity": identity.pem if identity else "",
+    }  # fmt: skip
     write_secret(folder.cluster, json.dumps(where).encode())
     try:
         yield
     finally:
         folder.cluster.unlink(missing_ok=True)
         listener.close()
+        if identity is None:
+            with contextlib.suppress(OSError):
+                Path(listener.address.host).parent.rmdir()
         for link in list(feeder.links.values()):
             link.writer.close()
 
@@ -53,17 +64,17 @@ async def _serve(
     run: Run, feeder: Feeder, token: str, listener: Listener, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
 ) -> None:  # fmt: skip
     """One connection, from its first byte to its end."""
-    sock = writer.get_extra_info("socket")
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     link: Link | None = None
     why, blame = "the connection ended", True
     try:
-        hello = await asyncio.wait_for(receive(reader, HELLO_BYTES), HELLO_S)
+        receiver = Receiver(reader, HELLO_BYTES)
+        hello = await asyncio.wait_for(receiver.receive(), HELLO_S)
         if hello is None or not received.admits(hello, token):
             return
         listener.known(writer)
+        receiver.admit()
         link = feeder.welcome(hello, writer)
-        while link is not None and (message := await receive(reader)) is not None:
+        while link is not None and (message := await receiver.receive()) is not None:
             link.heard = time.monotonic()
             feeder.receive(link, message)
             await writer.drain()
@@ -83,9 +94,12 @@ async def _serve(
         run.control.wake()
 
 
-def _address() -> str:
-    """This machine's address, as others reach it."""
-    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
-        s.connect(("192.0.2.1", 9))  # no packet is sent: only the route is looked up
-        return str(s.getsockname()[0])
-    return socket.gethostname()
+def _socket_of(cluster: Path) -> Path:
+    """The Unix socket for an evaluation on this machine alone: the same for each of its coordinators, so that one that was
+    killed leaves nothing that the next does not replace."""
+    shm = Path("/dev/shm")
+    root = shm if os.access(shm, os.W_OK) else Path(tempfile.gettempdir())
+    name = sha256(f"{os.geteuid()}|{cluster.resolve()}".encode()).hexdigest()[:16]
+    path = private_folder(root / f"unbroken-eval-{name}") / "coordinator.sock"
+    check_socket(path, "TMPDIR", "the coordinator's socket")
+    return path

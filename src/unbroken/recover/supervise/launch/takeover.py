@@ -7,9 +7,12 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from ....errors import RunError, RunInUse
+from ....link.address import Address
+from ....link.bounds import Malformed
+from ....link.secret import Secret
 from ....progress import RunDir, Term, claim, read_terms
 from ....progress.journal import sealable
-from ...wire import Link, Message, read_token
+from ...wire import Link, Message
 
 _log = logging.getLogger("unbroken.supervisor")
 _PROBE_S = 3.0
@@ -17,7 +20,7 @@ Connect = Callable[..., Awaitable[Link]]
 
 
 async def take_over(
-    run_dir: RunDir, run_id: str, address: tuple[str, int], connect: Connect = Link.connect
+    run_dir: RunDir, run_id: str, address: Address, secret: Secret, connect: Connect = Link.connect
 ) -> tuple[Term, Term | None]:
     """Claims the next epoch; returns it and its predecessor.
 
@@ -27,14 +30,14 @@ async def take_over(
     """
     terms = read_terms(run_dir)
     before = terms[-1] if terms else None
-    if before is not None and not before.supervisor_is_gone() and await _answers(before, run_dir, connect):
+    if before is not None and not before.supervisor_is_gone() and await _answers(before, secret, connect):
         raise RunInUse(
             "a live supervisor holds this run directory",
             where=f"{run_dir.path}, process {before.pid} on {before.host}",
             hint=f"Watch it with `unbroken status {run_dir.path}`, or stop it first (kill -TERM {before.pid})",
         )
     number = (before.number if before else 0) + 1
-    mine = claim(run_dir, number, run_id=run_id, address=address, sealed=sealable(run_dir, terms))
+    mine = claim(run_dir, number, run_id=run_id, address=str(address), sealed=sealable(run_dir, terms))
     if mine is None:
         raise RunInUse(
             "another supervisor claimed this run directory at the same moment", where=str(run_dir.path)
@@ -42,18 +45,21 @@ async def take_over(
     return mine, before
 
 
-async def _answers(term: Term, run_dir: RunDir, connect: Connect) -> bool:
+async def _answers(term: Term, secret: Secret, connect: Connect) -> bool:
     async def nothing(_: Message) -> None:
         return None
 
+    if not isinstance(term.address, str):
+        # It is of an earlier version, whose links were plain: nobody is asked over one. It ran on one machine.
+        return term.supervisor_runs_here()
     try:
-        token = read_token(run_dir)
-        link = await connect(*term.address, nothing, timeout=_PROBE_S)
-    except (OSError, TimeoutError):
+        address = Address.parse(term.address)
+        link = await connect(address, nothing, secret.identity, timeout=_PROBE_S)
+    except (OSError, TimeoutError, Malformed):
         return False
     serving = asyncio.create_task(link.serve())
     try:
-        answer = await link.introduce(token, term.address[1], timeout=_PROBE_S)
+        answer = await link.introduce(secret.token, address, timeout=_PROBE_S)
         return answer.get("run_id") == term.run_id
     except (RunError, TimeoutError):
         return False

@@ -6,15 +6,17 @@ import asyncio
 import logging
 import secrets
 import socket
-from collections.abc import Awaitable, Callable
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 from .... import atomic
 from ....errors import RunError
+from ....link.address import Address
 from ....link.bounds import HELLO_BYTES, HELLO_S, Malformed, proof, same_secret, text
 from ....progress import RunDir
 from ...wire import Link, Message, read_token
 from . import received
+from .door import Listen
 from .fleet import Fleet
 from .node import Node
 
@@ -22,19 +24,6 @@ _log = logging.getLogger("unbroken.supervisor")
 MESSAGE_BYTES = 1 << 20
 RANK_BYTES = 1 << 20
 """An agent's line may have MESSAGE_BYTES and RANK_BYTES for each of its ranks: the longest one holds all their stacks."""
-
-
-class Door(Protocol):
-    """What listens: `listener.Listener`, or a fake cluster's network."""
-
-    address: tuple[str, int]
-
-    def known(self, writer: asyncio.StreamWriter) -> None: ...
-    def close(self) -> None: ...
-
-
-Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
-Listen = Callable[[Serve], Door]
 
 
 class Inbox:
@@ -76,12 +65,12 @@ class Desk:
         self._door = listen(self._serve)
 
     @property
-    def address(self) -> tuple[str, int]:
+    def address(self) -> Address:
         return self._door.address
 
     def _prove(self, nonce: str) -> str:
         """Shows an agent that it speaks with this run's supervisor, and not with who took a dead one's port."""
-        return proof(self._token, "supervisor", nonce, str(self.address[1]))
+        return proof(self._token, "supervisor", nonce, self.address.name)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         node: Node | None = None
