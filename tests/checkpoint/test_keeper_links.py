@@ -18,7 +18,9 @@ from hypothesis import strategies as st
 
 from tests.support.keepers import FakeAgent, FakeRank, alive
 from unbroken.checkpoint.keeper.wire import VERSION
+from unbroken.link.address import Address
 from unbroken.link.bounds import HELLO_BYTES, STRANGERS
+from unbroken.link.tls import Identity
 
 from ..fuzzing import fuzz
 from ..hostile import NESTED, closed_within, framed, frames, mutated, receive_frame, send
@@ -36,10 +38,12 @@ class Attacked:
         self.ranks = [FakeRank(self.agent, rank=r, world_size=2) for r in range(2)]
         for r in self.ranks:
             r.save(5, fill=3 + r.rank)
-        address = self.ranks[0].link.request({"op": "peer_listen", "host": "127.0.0.1"})[0]["address"]
+        self.identity = Identity.make("keepers")
+        link = self.ranks[0].link
+        asked = {"op": "peer_listen", "host": "127.0.0.1", "identity": self.identity.pem}
+        self.peers = Address.parse(link.request(asked)[0]["address"])
+        self.here = Address.parse(link.request({"op": "peer_listen"})[0]["address"])
         self.ranks[0].link.request({"op": "peer_target", "token": TOKEN, "node": "", "address": ""})
-        host, _, port = address.rpartition(":")
-        self.peers = (host, int(port))
         self.rss = psutil.Process(self.agent.pid).memory_info().rss
 
     def connect(self) -> socket.socket:
@@ -49,7 +53,22 @@ class Attacked:
         return sock
 
     def peer(self) -> socket.socket:
-        return socket.create_connection(self.peers, timeout=10)
+        """From another machine."""
+        return self.identity.context(server=False).wrap_socket(self.raw_peer())
+
+    def raw_peer(self) -> socket.socket:
+        """One that has not shaken hands."""
+        return socket.create_connection((self.peers.host, self.peers.port), timeout=10)
+
+    def neighbour(self) -> socket.socket:
+        """From this machine."""
+        sock = socket.socket(socket.AF_UNIX)
+        sock.settimeout(10)
+        sock.connect(self.here.host)
+        return sock
+
+    def open(self, where: str) -> socket.socket:
+        return {"socket": self.connect, "peers": self.peer, "here": self.neighbour}[where]()
 
     def join(self, role: str) -> socket.socket:
         """A connection that has said hello; a rank is one that has no snapshot."""
@@ -74,9 +93,10 @@ class Attacked:
         self.ranks[0].link.request({"op": "release"})
         assert "Traceback" not in self.agent.log.read_text()
         assert psutil.Process(self.agent.pid).memory_info().rss - self.rss < GROWTH
-        with self.peer() as sock:
-            send(sock, frame({"token": TOKEN}) + frame({"op": "get", "attempt": 1, "step": 5, "rank": 1}))
-            assert receive_frame(sock)["found"]
+        for where in ("peers", "here"):
+            with self.open(where) as sock:
+                send(sock, frame({"token": TOKEN}) + frame({"op": "get", "attempt": 1, "step": 5, "rank": 1}))
+                assert receive_frame(sock)["found"]
 
     def end(self) -> None:
         for r in self.ranks:
@@ -101,26 +121,26 @@ def attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Attacked]:
 
 
 @pytest.mark.parametrize("body", [NESTED, b"[]", b"\xff", b'{"op":' + NESTED])
-@pytest.mark.parametrize("where", ["socket", "peers"])
+@pytest.mark.parametrize("where", ["socket", "peers", "here"])
 def test_one_frame_of_a_stranger_ends_its_link_only(attacked: Attacked, where: str, body: bytes) -> None:
-    with attacked.connect() if where == "socket" else attacked.peer() as sock:
+    with attacked.open(where) as sock:
         send(sock, framed(body))
         assert closed_within(sock, 5)
     attacked.lives()
 
 
-@pytest.mark.parametrize("where", ["socket", "peers"])
+@pytest.mark.parametrize("where", ["socket", "peers", "here"])
 def test_a_stranger_may_send_a_few_kib_and_no_more(attacked: Attacked, where: str) -> None:
     for length in (HELLO_BYTES + 1, (256 << 20) - 1, (1 << 32) - 1):
-        with attacked.connect() if where == "socket" else attacked.peer() as sock:
+        with attacked.open(where) as sock:
             send(sock, framed(b"", length))
             assert closed_within(sock, 5)
     attacked.lives()
 
 
-@pytest.mark.parametrize("where", ["socket", "peers"])
+@pytest.mark.parametrize("where", ["socket", "peers", "here"])
 def test_too_many_strangers_push_out_the_oldest(attacked: Attacked, where: str) -> None:
-    open_one = attacked.connect if where == "socket" else attacked.peer
+    open_one = {"socket": attacked.connect, "peers": attacked.raw_peer, "here": attacked.neighbour}[where]
     silent = []
     for _ in range(STRANGERS + 8):
         silent.append(open_one())
@@ -132,9 +152,9 @@ def test_too_many_strangers_push_out_the_oldest(attacked: Attacked, where: str) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("where", ["socket", "peers"])
+@pytest.mark.parametrize("where", ["socket", "peers", "here"])
 def test_who_says_nothing_is_cut_off(attacked: Attacked, where: str) -> None:
-    with attacked.connect() if where == "socket" else attacked.peer() as sock:
+    with attacked.open(where) as sock:
         send(sock, b"\0")
         assert closed_within(sock, 15)
     attacked.lives()
@@ -261,10 +281,12 @@ def test_those_who_said_hello(attacked: Attacked, role: str, data: st.DataObject
 
 @fuzz(80)
 @given(
-    sent=st.lists(st.one_of(frames, mutated(PEER).map(frame)), min_size=1, max_size=3), knows=st.booleans()
+    sent=st.lists(st.one_of(frames, mutated(PEER).map(frame)), min_size=1, max_size=3),
+    knows=st.booleans(),
+    where=st.sampled_from(["peers", "here"]),
 )
-def test_peers(attacked: Attacked, sent: list[bytes], knows: bool) -> None:
-    with attacked.peer() as sock:
+def test_peers(attacked: Attacked, sent: list[bytes], knows: bool, where: str) -> None:
+    with attacked.open(where) as sock:
         if knows:
             send(sock, frame({"token": TOKEN}))
         for piece in sent:

@@ -160,13 +160,25 @@ def test_two_nodes_without_a_supervisor_commit_and_free_their_buffers(ranks: Cal
     until(lambda: [f.step for f in catalogue.listing(storage) if f.committed] == [8, 6, 4])  # keep=3
 
 
+def on_machines(monkeypatch: pytest.MonkeyPatch, machine_of: Callable[[str], str]) -> None:
+    """As if each node were on that machine."""
+    gather = session.gather_nodes
+    monkeypatch.setattr(session, "gather_nodes", lambda *a: {n: machine_of(n) for n in gather(*a)})
+
+
+@pytest.mark.parametrize("apart", [False, True])
 def test_losing_a_node_loses_nothing_that_its_peer_holds(
-    ranks: Callable[..., Ranks], own_keepers: Path
+    ranks: Callable[..., Ranks], own_keepers: Path, monkeypatch: pytest.MonkeyPatch, apart: bool
 ) -> None:
+    """On one machine over Unix sockets, on several over TLS."""
+    if apart:
+        on_machines(monkeypatch, lambda node: f"the machine of {node}")
     r = ranks(4, nodes=2)
     r.open(peer=True, persist_every=100)
     for saved in r.save(7):
         saved.wait("peer", 15)
+    kind = "tls:" if apart else "unix:"
+    assert all(a.startswith(kind) for c in r.all for a in c._open().session.addresses.values())
     r.vanish()
     kill_keepers(own_keepers, node=1)
     r.open(peer=True, persist_every=100)
@@ -174,6 +186,23 @@ def test_losing_a_node_loses_nothing_that_its_peer_holds(
     assert [getattr(g, "step", g) for g in got] == [7] * 4
     assert values == [7, 107, 207, 307]
     assert [g.source for g in got] == ["memory", "memory", "peer", "peer"]
+
+
+@pytest.mark.parametrize("missing", ["a keeper's version", "openssl"])
+def test_where_keepers_cannot_reach_each_other_safely_every_rank_is_told(
+    ranks: Callable[..., Ranks], own_keepers: Path, monkeypatch: pytest.MonkeyPatch, missing: str
+) -> None:
+    """No copy goes over a plain connection."""
+    r = ranks(4, nodes=2)
+    if missing == "openssl":
+        on_machines(monkeypatch, lambda node: f"the machine of {node}")
+        monkeypatch.setenv("PATH", "/nowhere")
+    else:
+        on_machines(monkeypatch, lambda node: "" if node == "node-001" else "this one")
+    r.open(peer=True)
+    errors = r.save(1)
+    assert all(isinstance(e, CheckpointError) for e in errors), errors
+    assert all(("openssl" if missing == "openssl" else "earlier version") in str(e) for e in errors), errors
 
 
 def test_whether_a_restored_checkpoint_is_durable_is_the_same_on_all_ranks(

@@ -23,6 +23,7 @@ from pathlib import Path
 
 from .. import atomic
 from ..errors import RunError
+from ..link.secret import as_input
 from ..machine import python_path
 from ..private import private_folder
 from .clocks import Moment
@@ -159,7 +160,7 @@ class LocalCluster:
             marks["PYTHONPATH"] = python_path()  # the ranks inherit it: they could not import us either
         start = owner.start_agent(node, argv)
         try:
-            with self._output(node) as out, _as_input(command.secret) as secret:
+            with self._output(node) as out, as_input(command.secret) as secret:
                 process = subprocess.Popen(
                     start.argv,
                     env={**os.environ, **command.environment, **marks, **start.env},
@@ -431,22 +432,6 @@ def _wait_for_agent(parent: subprocess.Popen[bytes]) -> int | None:
         time.sleep(0.002)
     parent.kill()
     raise OSError(errno.ETIMEDOUT, f"it did not come up within {_FIND_S:g} s")
-
-
-@contextlib.contextmanager
-def _as_input(secret: bytes) -> Iterator[int]:
-    """A descriptor to read these bytes from, which have no name anywhere; nothing to read where there are none."""
-    if not secret:
-        yield subprocess.DEVNULL
-        return
-    fd = os.memfd_create("secret", os.MFD_CLOEXEC)
-    try:
-        with os.fdopen(os.dup(fd), "wb") as f:
-            f.write(secret)
-        os.lseek(fd, 0, os.SEEK_SET)
-        yield fd
-    finally:
-        os.close(fd)
 
 
 @functools.cache

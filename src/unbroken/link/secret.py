@@ -5,8 +5,11 @@ It comes to an agent on its standard input, and stays in memory there.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import subprocess
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from ..errors import RunError
@@ -56,3 +59,19 @@ def take_from_input() -> Secret | None:
     os.dup2(null, 0)
     os.close(null)
     return Secret.from_bytes(data)
+
+
+@contextlib.contextmanager
+def as_input(secret: bytes) -> Iterator[int]:
+    """A descriptor to read these bytes from, which have no name anywhere; nothing to read where there are none."""
+    if not secret:
+        yield subprocess.DEVNULL
+        return
+    fd = os.memfd_create("secret", os.MFD_CLOEXEC)
+    try:
+        with os.fdopen(os.dup(fd), "wb") as f:
+            f.write(secret)
+        os.lseek(fd, 0, os.SEEK_SET)
+        yield fd
+    finally:
+        os.close(fd)

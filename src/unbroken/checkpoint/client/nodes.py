@@ -10,10 +10,13 @@ import os
 import secrets
 import threading
 import time
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 
-from ...errors import UnbrokenError
+from ...errors import CheckpointError, RunError, UnbrokenError
 from ...link.address import own_address
+from ...link.bounds import Message
+from ...link.tls import Identity
 from ..ranks.agreement import Agreement
 from ..ranks.environment import Place
 from .rank_memory import RankMemory
@@ -26,28 +29,59 @@ PATIENCE_S = 1.0
 """A supervisor answers in milliseconds; one that is slower is not waited for."""
 
 
-def gather_nodes(agreement: Agreement, p: Place, memory: RankMemory) -> list[str]:
-    """The nodes of the run in the order of their first ranks."""
-    agreement.publish(f"node/{p.rank}", memory.link.info["node"])
-    names = [agreement.read(f"node/{r}", timeout_s=TIMEOUT_S) for r in range(p.world_size)]
-    return list(dict.fromkeys(names))
+def gather_nodes(agreement: Agreement, p: Place, memory: RankMemory) -> dict[str, str]:
+    """{node: machine} of the run, in the order of their first ranks. Nodes of one machine reach each other's sockets."""
+    info = memory.link.info
+    agreement.publish(f"node/{p.rank}", [info["node"], info.get("machine", "")])
+    found = [agreement.read(f"node/{r}", timeout_s=TIMEOUT_S) for r in range(p.world_size)]
+    return {str(node): str(machine) for node, machine in found}
 
 
-def join_ring(agreement: Agreement, p: Place, memory: RankMemory, nodes: list[str]) -> None:
-    """The first rank of each node makes its keeper listen, and tells it who comes next: never the node itself."""
-    me = str(memory.link.info["node"])
+def join_ring(agreement: Agreement, p: Place, memory: RankMemory, machines: Mapping[str, str]) -> None:
+    """The first rank of each node makes its keeper listen, and tells it who comes next: never the node itself.
+
+    Raises CheckpointError, on every rank, where the keepers cannot reach each other as they must.
+    """
+    me, nodes = str(memory.link.info["node"]), list(machines)
     token = agreement.decide("ring/token", secrets.token_hex(32))
+    asked: Message = {"op": "peer_listen"}
+    if "" in machines.values():
+        raise CheckpointError(
+            "a keeper of an earlier version takes no copies of this one's snapshots",
+            hint="Let the run save and stop, and start it again",
+        )
+    if len(set(machines.values())) > 1:
+        asked["host"] = own_address(os.environ.get("MASTER_ADDR", "127.0.0.1"))
+        asked["identity"] = _agree_on_identity(agreement, memory)
     if p.local_rank != 0:
         return
-    host = own_address(os.environ.get("MASTER_ADDR", "127.0.0.1"))
-    mine = memory.alive().request({"op": "peer_listen", "host": host})[0]["address"]
+    mine = memory.alive().request(asked)[0]["address"]
     agreement.publish(f"ring/{me}", mine)
     following = nodes[(nodes.index(me) + 1) % len(nodes)]
     theirs = agreement.read(f"ring/{following}", timeout_s=TIMEOUT_S)
     memory.alive().request({"op": "peer_target", "token": token, "node": following, "address": theirs})
 
 
-def peer_addresses(agreement: Agreement, nodes: list[str]) -> dict[str, str]:
+def _agree_on_identity(agreement: Agreement, memory: RankMemory) -> str:
+    """The certificate and key of the keepers' links, as rank 0 makes them; "" where their agents have given them the run's.
+
+    They travel as all that ranks tell each other does: through the process group's store. Raises CheckpointError.
+    """
+    if agreement.rank == 0:
+        made, why = "", ""
+        try:
+            if not memory.link.info.get("identified"):
+                made = Identity.make("keepers").pem
+        except RunError as e:
+            why = str(e)
+        agreement.publish("ring/identity", [made, why])
+    made, why = agreement.read("ring/identity", timeout_s=TIMEOUT_S)
+    if why:
+        raise CheckpointError(f"no copies on other nodes (peer=True): {why}")
+    return str(made)
+
+
+def peer_addresses(agreement: Agreement, nodes: Iterable[str]) -> dict[str, str]:
     """{node: address} of the keepers of these nodes, which all listen for peers."""
     return {n: str(agreement.read(f"ring/{n}", timeout_s=TIMEOUT_S)) for n in nodes}
 

@@ -66,7 +66,7 @@ def open_session(options: Options, place: Place, directory: str, name: str) -> S
     try:
         if place.supervised:
             settle_place(memory, directory)
-        nodes = gather_nodes(ranks, place, memory) if place.world_size > 1 else [place.node]
+        nodes = gather_nodes(ranks, place, memory) if place.world_size > 1 else {place.node: ""}
         addresses = _ring(ranks, place, memory, nodes) if options.keeper.peer else {}
         completion = None
         if len(nodes) > 1:
@@ -109,7 +109,7 @@ def _agree_on_place(ranks: Agreement, directory: str) -> None:
         )
 
 
-def _ring(ranks: Agreement, place: Place, memory: RankMemory, nodes: list[str]) -> dict[str, str]:
+def _ring(ranks: Agreement, place: Place, memory: RankMemory, nodes: Mapping[str, str]) -> dict[str, str]:
     """Tells this node's keeper which node holds its copies; the addresses of all, none with a single node."""
     if len(nodes) < 2:
         logger.warning("peer=True, but all ranks are on one node: nothing is copied to another")

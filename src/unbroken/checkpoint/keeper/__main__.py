@@ -19,6 +19,7 @@ import time
 from pathlib import Path
 
 from ...link.address import listen_unix
+from ...link.secret import take_from_input
 from ...private import private_folder
 from ...units import Bytes, Duration
 from ..device.host_memory import give_large_pieces_back
@@ -45,11 +46,15 @@ def parse(argv: list[str]) -> Settings:
     p.add_argument("--term-grace", type=Duration, default=Duration(TERM_GRACE_S))
     p.add_argument("--wait-for-room", type=Duration, default=Duration(ROOM_S))
     p.add_argument("--room-elsewhere", default="", help="folder or address for the last snapshot after that")
+    p.add_argument(
+        "--secret-on-input", action="store_true", help="the run's certificate comes on standard input"
+    )
     a = p.parse_args(argv)
+    secret = take_from_input() if a.secret_on_input else None
     return Settings(
         a.socket, a.node, a.run_id, a.checkpoints, int(a.budget), a.keep, a.keep_every, float(a.orphan_grace),
         None if a.lease is None else float(a.lease), a.writers, float(a.term_grace),
-        float(a.wait_for_room), a.room_elsewhere,
+        float(a.wait_for_room), a.room_elsewhere, None if secret is None else secret.identity,
     )  # fmt: skip
 
 
@@ -75,6 +80,7 @@ def main(argv: list[str] | None = None) -> int:
         time.sleep(0.05)  # the last answers leave
     finally:
         settings.socket.unlink(missing_ok=True)
+        keeper.peers.leave()
     return keeper.exit_code
 
 

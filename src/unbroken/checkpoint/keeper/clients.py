@@ -13,6 +13,7 @@ from pathlib import Path
 
 from ...errors import CheckpointError, UnbrokenError
 from ...link.bounds import Malformed
+from ...link.tls import Identity
 from .wire import Channel, Closed, Message
 
 ORPHAN_GRACE_S = 60.0
@@ -48,6 +49,8 @@ class Settings:
     """How long the last snapshot waits for a storage that refuses, where nobody says how long."""
     elsewhere: str = ""
     """Where the last snapshot is written if the storage refuses it even then; "" for nowhere."""
+    identity: Identity | None = field(default=None, repr=False)
+    """The run's certificate, for peers on other machines, where an agent gave it."""
 
 
 @dataclass(eq=False)

@@ -13,13 +13,15 @@ import time
 
 from ...errors import DoesNotFit
 from ...link import bounds
+from ...link.address import Address
+from ...link.tls import Identity
 from ...units import Bytes
 from ..catalogue.placement import same_place
 from .clients import Client, NotYet, Refused, Wait
 from .commit import note_failure
 from .holdings import CLAIMED, FINALIZED, FREE, Snapshot, SnapshotId
 from .keeping import Answer, Keeper, Operation
-from .peers import Target
+from .peers import Target, machine_of
 from .wire import VERSION, Message
 
 WAITS = 64
@@ -54,6 +56,7 @@ def hello(keeper: Keeper, client: Client, m: Message, fds: list[int]) -> Answer:
         "keeper": keeper.id, "pid": os.getpid(), "node": keeper.settings.node, "attempt": keeper.attempt,
         "budget": keeper.settings.budget, "checkpoints": keeper.settings.checkpoints, "agent": keeper.agent_known,
         "run_id": keeper.settings.run_id, "room_s": keeper.settings.room_s,
+        "machine": machine_of(keeper.settings.socket), "identified": keeper.settings.identity is not None,
     }, []  # fmt: skip
 
 
@@ -319,16 +322,22 @@ def wrote(keeper: Keeper, client: Client, m: Message, fds: list[int]) -> Answer:
 
 
 def peer_listen(keeper: Keeper, client: Client, m: Message, fds: list[int]) -> Answer:
-    """Where this keeper takes other nodes' snapshots."""
+    """Where this keeper takes other nodes' snapshots: on a Unix socket, or with TLS where a host is named."""
+    host, pem = m.get("host"), str(m.get("identity") or "")
     try:
-        return {"address": keeper.peers.listen(str(m["host"]))}, []
+        if host is None:
+            return {"address": str(keeper.peers.listen_here(keeper.settings.socket))}, []
+        identity = Identity.from_pem(pem, "peer_listen") if pem else keeper.settings.identity
+        if identity is None:
+            raise Refused("keepers of several machines need a certificate, and there is none")
+        return {"address": str(keeper.peers.listen(str(host), identity))}, []
     except OSError as e:
-        raise Refused(f"the keeper cannot listen on {m['host']}: {e.strerror}") from e
+        raise Refused(f"the keeper cannot listen for its peers: {e.strerror or e}") from e
 
 
 def peer_target(keeper: Keeper, client: Client, m: Message, fds: list[int]) -> Answer:
     """Who holds this node's copies."""
-    target = Target(str(m["node"]), str(m["address"])) if m.get("address") else None
+    target = Target(str(m["node"]), Address.parse(m["address"])) if m.get("address") else None
     keeper.peers.send_to(str(m["token"]), target)
     return {}, []
 

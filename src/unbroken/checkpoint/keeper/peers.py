@@ -1,23 +1,28 @@
 """Copies of snapshots in the memory of another node: losing a node then loses no step beyond the last copied one.
 
 Each keeper sends what is complete on all ranks to the next node of a ring, and holds what the one before it sends.
-One TCP connection a transfer: the run's secret, then a JSON header, the bytes, and their checksums at the end, which
-the receiver takes by itself and compares. Only the newest is sent; what a slow network misses is skipped.
+One connection a transfer, on one machine over a Unix socket, else over TLS: the run's secret, then a JSON header, the
+bytes, and their checksums at the end, which the receiver takes by itself and compares. Only the newest is sent; what a
+slow network misses is skipped.
 """
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from ...errors import CheckpointError, UnbrokenError
 from ...journal.checksummed import digest
 from ...link.accepting import Acceptor, Connection
+from ...link.address import Address, connect, listen_unix
 from ...link.bounds import HELLO_BYTES, Malformed, same_secret, whole
+from ...link.tls import Identity
 from ..format.manifest import CHUNK_BYTES
 from .holdings import FINALIZED, Buffer, Snapshot, SnapshotId
 from .memory import NodeMemory
@@ -49,7 +54,7 @@ class Target:
     """The node that holds our copies."""
 
     node: str
-    address: str
+    address: Address
 
 
 class Peers:
@@ -59,18 +64,39 @@ class Peers:
         self.home, self.log = home, log
         self.token = ""
         self.target: Target | None = None
-        self.address = ""
+        self._identity: Identity | None = None
+        self._here: Address | None = None
+        self._wide: tuple[Address, Identity, Acceptor, socket.socket] | None = None
         self._due: SnapshotId | None = None
         self._sent: SnapshotId | None = None
         self._started = False
 
-    def listen(self, host: str) -> str:
-        """Accepts transfers from now on; "host:port"."""
-        if not self.address:
+    def listen_here(self, beside: Path) -> Address:
+        """Accepts transfers from this machine from now on, on a Unix socket beside the keeper's own. Raises OSError."""
+        if self._here is None:
+            path = beside.with_name(f"{beside.stem}.peers")
+            Acceptor(listen_unix(path), self._serve, self.log).start()
+            self._here = Address.unix(path)
+        return self._here
+
+    def listen(self, host: str, identity: Identity) -> Address:
+        """Accepts transfers of those who have this certificate from now on, in place of another one's. Raises OSError."""
+        if self._wide is not None and self._wide[1] != identity:
+            self._wide[2].close()
+            self._wide[3].close()
+            self._wide = None
+        if self._wide is None:
             listener = socket.create_server((host, 0), backlog=16)
-            self.address = f"{host}:{listener.getsockname()[1]}"
-            Acceptor(listener, self._serve, self.log).start()
-        return self.address
+            acceptor = Acceptor(listener, self._serve, self.log, identity=identity)
+            acceptor.start()
+            self._wide = Address("tls", host, listener.getsockname()[1]), identity, acceptor, listener
+        self._identity = identity
+        return self._wide[0]
+
+    def leave(self) -> None:
+        """Leaves no socket behind."""
+        if self._here is not None:
+            Path(self._here.host).unlink(missing_ok=True)
 
     def send_to(self, token: str, target: Target | None) -> None:
         """Whom to send to, with `home.changed` held."""
@@ -87,7 +113,7 @@ class Peers:
     def pull(self, address: str, snapshot_id: SnapshotId, rank: int) -> Buffer:
         """Fetches a rank's snapshot from another keeper into a buffer of this one. Raises PeerError."""
         try:
-            channel = self._connect(address)
+            channel = self._connect(Address.parse(address))
             try:
                 channel.send({"token": self.token})
                 channel.send(
@@ -106,7 +132,7 @@ class Peers:
                 return self._take(channel, answer, snapshot_id, rank, replica=False)
             finally:
                 channel.close()
-        except (OSError, Closed) as e:
+        except (OSError, Closed, Malformed) as e:
             raise PeerError(f"the peer does not answer: {e}", where=address) from e
 
     # --- sending
@@ -267,8 +293,14 @@ class Peers:
                     b.state, b.snapshot = "free", None
                     self.home.changed.notify_all()
 
-    def _connect(self, address: str) -> Channel:
-        host, _, port = address.rpartition(":")
-        sock = socket.create_connection((host, int(port)), timeout=TIMEOUT_S)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return Channel(sock)
+    def _connect(self, address: Address) -> Channel:
+        connection = connect(address, self._identity, within_s=TIMEOUT_S)
+        connection.settimeout(TIMEOUT_S)
+        return Channel(connection)
+
+
+def machine_of(socket_path: Path) -> str:
+    """Says, compared with another keeper's, whether both see the same sockets: the same kernel, and the same file system of
+    the same mount where theirs lie."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot}/{os.stat(socket_path.parent).st_dev}"

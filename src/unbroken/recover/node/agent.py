@@ -73,7 +73,7 @@ class Agent:
         self.room_s = room_s
         self.keeper = KeeperProcess(
             run_dir, run_id, node, scratch, keeper_bytes, self._on_keeper, room_s=room_s,
-            elsewhere=elsewhere,
+            elsewhere=elsewhere, secret=secret,
         )  # fmt: skip
         self._leaving: asyncio.Task[Message] | None = None
         self.attempt = 0

@@ -17,6 +17,7 @@ from typing import Any
 
 from ...cluster.holding.processes import marked, read_stat
 from ...errors import RunError
+from ...link.secret import Secret, as_input
 from ...progress import RunDir
 from ..wire import Message
 
@@ -82,7 +83,10 @@ class KeeperProcess:
         *,
         room_s: float = 600.0,
         elsewhere: str = "",
+        secret: Secret | None = None,
     ) -> None:
+        """With a `secret` that holds a certificate the keeper reaches those of other machines by it."""
+        self._secret = secret if secret is not None and secret.identity is not None else None
         self._run_dir, self._run_id, self._node = run_dir, run_id, node
         self._on_event = on_event
         self._budget, self._room_s, self._elsewhere = budget_bytes, room_s, elsewhere
@@ -113,16 +117,18 @@ class KeeperProcess:
         await asyncio.to_thread(self._end_leftover)
         self.socket.unlink(missing_ok=True)
         log = self._run_dir.agent_log(self._node).with_suffix(".keeper.log")
-        with open(log, "ab") as out:
+        given = b"" if self._secret is None else self._secret.as_bytes()
+        with open(log, "ab") as out, as_input(given) as secret:
             self._process = subprocess.Popen(
                 [
                     sys.executable, "-m", "unbroken.checkpoint.keeper",
                     "--socket", str(self.socket), "--node", self._node, "--run-id", self._run_id,
                     "--checkpoints", str(self._run_dir.checkpoints), "--budget", str(self._budget),
                     "--wait-for-room", str(self._room_s), "--room-elsewhere", self._elsewhere,
+                    *(["--secret-on-input"] if given else []),
                 ],
                 env={**os.environ, "UNBROKEN_ROLE": "keeper"},
-                stdin=subprocess.DEVNULL,
+                stdin=secret,
                 stdout=out,
                 stderr=out,
                 start_new_session=True,
