@@ -9,8 +9,8 @@ of as many undisturbed steps, of the windows right before and right after it. It
 the call, every wait and the slow-down. Each step is waited for on the training's own stream, as reading a loss does.
 Peers that torch does not bring are left out, with the reason, where they are not installed: torch_checkpointing,
 nvidia-resiliency-ext, dlrover (with grpcio, deprecated).
-Long because every peer is an arm of its own here, so that all meet the same training in the same run.
-Every block (an arm) begins and ends with an undisturbed window of its own; the first save of an arm is told apart.
+Long because every peer is a contender of its own here, so that all meet the same training in the same run.
+Every block (a contender) begins and ends with an undisturbed window of its own; the first save of a contender is told apart.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ class Training:
 
 @dataclass
 class Save:
-    """One save of an arm: `staged()` is called before the next update, `done()` tells whether it is durable."""
+    """One save of a contender: `staged()` is called before the next update, `done()` tells whether it is durable."""
 
     done: Callable[[], bool]
     staged: Callable[[], object] | None = None
@@ -246,7 +246,7 @@ class DcpAsync(Contender):
 
 class DcpOverlapped(Contender):
     """Pinned, shared memory, staged beside the training. torch 2.11's stager closes itself after its first save
-    (pytorch#183413), so it is kept from that, or the arm would not work at all."""
+    (pytorch#183413), so it is kept from that, or the contender would not work at all."""
 
     process = False
 
@@ -363,7 +363,7 @@ class Dlrover(Contender):
     def open(self, t: Training, folder: Path) -> None:
         super().open(t, folder)
         if WORLD > 1:
-            raise ValueError("this arm is for one process: each rank would save all of it")
+            raise ValueError("this contender is for one process: each rank would save all of it")
         os.environ.setdefault("LOCAL_WORLD_SIZE", "1")
         from dlrover.trainer.torch.flash_checkpoint.ddp import DdpCheckpointer, StorageType
 
@@ -543,7 +543,7 @@ def measure(
     told: Callable[[dict[str, Any]], None],
     close: bool = True,
 ) -> dict[str, Any]:
-    """All saves of one arm, each between two undisturbed windows. What there is so far is `told` after each."""
+    """All saves of one contender, each between two undisturbed windows. What there is so far is `told` after each."""
     if RANK == 0:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
@@ -627,7 +627,7 @@ def of_all_ranks(mine: Any) -> list[Any]:
 
 
 def persists(contender: Contender, i: int) -> bool:
-    """Whether an arm's i-th save goes to disk."""
+    """Whether a contender's i-th save goes to disk."""
     return (i + 1) % getattr(contender, "persist_every", 1) == 0
 
 
@@ -822,7 +822,7 @@ def main() -> None:
     )
     p.add_argument("--model", choices=list(MODELS))
     p.add_argument("--arms", default=",".join(CONTENDERS), help="peers; every block has ours too")
-    p.add_argument("--saves", type=int, help="saves of each arm (default: each arm's own)")
+    p.add_argument("--saves", type=int, help="saves of each contender (default: each contender's own)")
     p.add_argument("--ours", type=int, default=11, help="saves of ours, the first apart")
     p.add_argument("--ours-per-block", type=int, default=2, help="saves of ours beside each peer")
     p.add_argument("--window", type=int, default=8, help="undisturbed steps before and after each save")
@@ -830,17 +830,17 @@ def main() -> None:
     p.add_argument("--no-restore", action="store_true", help="always so with several ranks")
     p.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "unbroken-benchmark")
     p.add_argument("--memory", default=None, help="the keeper's budget")
-    p.add_argument("--buffers", type=int, help="of our arm, for each rank")
-    p.add_argument("--keep", type=int, default=2, help="checkpoints of our arm that stay on disk")
+    p.add_argument("--buffers", type=int, help="of our contender, for each rank")
+    p.add_argument("--keep", type=int, default=2, help="checkpoints of our contender that stay on disk")
     p.add_argument(
         "--persist-every", type=int, default=1,
-        help="only each such save of our arm goes to disk, the others to the host's memory: for states that a disk would"
+        help="only each such save of our contender goes to disk, the others to the host's memory: for states that a disk would"
         " only be measured with",
     )  # fmt: skip
     p.add_argument("--out", type=Path, help="JSON; finished blocks in it are not run again")
     a = p.parse_args()
     if unknown := [n for n in a.contenders.split(",") if n and n not in CONTENDERS]:
-        p.error(f"there is no arm {', '.join(unknown)}: {', '.join(CONTENDERS)}")
+        p.error(f"there is no contender {', '.join(unknown)}: {', '.join(CONTENDERS)}")
     a.no_restore = a.no_restore or WORLD > 1  # a rank cannot end the keeper that the others still use
     device = torch.device(a.device, int(os.environ.get("LOCAL_RANK", 0)) if a.device == "cuda" else None)
     for k, v in {

@@ -83,7 +83,7 @@ def raw_read(path: Path, into: mmap.mmap) -> None:
 
 
 def disk(root: Path, size: int, rounds: int) -> dict[str, list[float]]:
-    """Seconds of each arm, round by round."""
+    """Seconds of each contender, round by round."""
     storage, memory = PosixStorage(root), mmap.mmap(-1, size)
     block = os.urandom(1 << 24)
     for at in range(0, size, len(block)):
@@ -182,7 +182,7 @@ def upload(root: Path, size: int, rounds: int) -> dict[str, list[float]]:
 
 
 def main() -> None:
-    """Runs every arm and prints, and keeps, what it took."""
+    """Runs every contender and prints, and keeps, what it took."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

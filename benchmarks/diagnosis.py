@@ -13,7 +13,7 @@ folders; `certain_and_wrong` counts those at 0.8 and above that are not.
 Figures: reason strict and by acceptable reasons, category, evidence (the root line fits the label's expression),
 exact line, faulty node and rank where the label has one, recoverable, cordon, false alarms, wrong stops (a stop where
 a restart helps), bytes and lines per CPU second. Times are process times of one core. On a busy machine
-`--keep-speeds RESULT.json` judges anew and keeps the speeds of that earlier result, marked with the machine and the
+`--keep-speeds RESULT.json` judges again and keeps the speeds of that earlier result, marked with the machine and the
 commit that they are from.
 
 The baselines name no node, never cordon and never say that a job had no failure, so that `faulty` and `no false alarm`
@@ -250,7 +250,7 @@ def score(
 
 
 def keep_speeds(result: dict[str, Any], former: dict[str, Any]) -> None:
-    """Replaces speeds by those of an earlier result, and says where they are from; arms that it lacks have none."""
+    """Replaces speeds by those of an earlier result, and says where they are from; contenders that it lacks have none."""
     result["speeds_of"] = former.get("speeds_of", former["machine"])
     for name, contender in result["arms"].items():
         earlier = former["arms"].get(name, {})

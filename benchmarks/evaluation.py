@@ -1,7 +1,7 @@
 """`unbroken eval` against what it replaces, in simulated time and with a real model on this machine's GPUs or CPUs.
 
     python benchmarks/evaluation.py                      # simulated time: seconds to minutes on one core
-    python benchmarks/evaluation.py --real               # real arms on all GPUs of this machine: under 5 minutes on two
+    python benchmarks/evaluation.py --real               # real contenders on all GPUs of this machine: under 5 minutes on two
     python benchmarks/evaluation.py --real --gpus 1 --arms ours --seconds 200
     python benchmarks/evaluation.py --real --workers 2   # CPU workers, a tiny model
 

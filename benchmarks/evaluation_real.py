@@ -1,13 +1,13 @@
-"""The arms with real processes: a real transformers model, tasks generated here, the same harness code in every arm.
+"""The contenders with real processes: a real transformers model, tasks generated here, the same harness code in every contender.
 
 The model is a Llama of random weights (nobody needs its answers to be right; their cost is that of any Llama of its
 size), with a byte tokenizer, both made here: no network. The tasks are some of the 63 datasets in miniature: requests
 per row, characters, tokens and metric time as in the table of evaluation_suite.py, rows as many as make the whole take
 `--seconds` of inference per worker on this device (measured first). A metric waits for its time and computes nothing, in
-every arm: on a machine whose CPU workers also infer, real metrics would take from them. The suite says of each task what a
+every contender: on a machine whose CPU workers also infer, real metrics would take from them. The suite says of each task what a
 suite file would: lengths, and the time of its metric; how long inference takes is found out as it goes. Remote storage is a
 file copy held to `--link` Gb/s, shared by all who copy at the time; the default makes one copy as long as 14 GB at 25 Gb/s.
-Every arm sees the same link, the same files, and builds prompts, infers and scores with the same functions; they are all
+Every contender sees the same link, the same files, and builds prompts, infers and scores with the same functions; they are all
 here, which makes this file long, so that this can be seen.
 """
 
@@ -58,7 +58,7 @@ def score(row, output):
 
 
 def real_contenders(given: argparse.Namespace) -> dict[str, Any]:
-    """Runs the arms one after the other on the same tasks; returns their times and the checks."""
+    """Runs the contenders one after the other on the same tasks; returns their times and the checks."""
     from unbroken.evaluate.engines.local import count_gpus
 
     gpus = count_gpus() if given.gpus is None else given.gpus
@@ -115,12 +115,12 @@ def real_contenders(given: argparse.Namespace) -> dict[str, Any]:
 
 
 def so_far(out: Path) -> Path:
-    """Where the arms that have run are kept, should a time limit cut the rest off."""
+    """Where the contenders that have run are kept, should a time limit cut the rest off."""
     return out / "evaluation-real-so-far.json"
 
 
 def budgeted(budget_s: float, contenders: Sequence[str], workers: int, count: int) -> float:
-    """Seconds of inference per worker so that all arms fit: 40 s for model and rates, 12 s to start ours, 14 s a trial."""
+    """Seconds of inference per worker so that all contenders fit: 40 s for model and rates, 12 s to start ours, 14 s a trial."""
     fixed = 40.0 + sum(12.0 if a == "ours" else 14.0 * -(-count // workers) for a in contenders)
     return max(30.0, (budget_s - fixed) / len(contenders))
 
@@ -147,7 +147,7 @@ def checks(contenders: Sequence[dict[str, Any]], scores: dict[str, dict[str, Any
                 found[f"shorter than {a['arm']}"] = mine["makespan_s"] < a["makespan_s"]
     if len(scores) > 1:
         first = next(iter(scores.values()))
-        found["the same scores in every arm"] = all(s == first for s in scores.values())
+        found["the same scores in every contender"] = all(s == first for s in scores.values())
     return found
 
 
@@ -263,7 +263,7 @@ def copy_over_link(source: Path, target: Path, rate: float, lock: Path) -> None:
                     time.sleep(max(0.0, len(data) / rate - (time.monotonic() - began)))
 
 
-# ------------------------------------------------------------------------------------------------- the arms
+# ------------------------------------------------------------------------------------------------- the contenders
 
 
 class LinkedSource:

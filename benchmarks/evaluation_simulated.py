@@ -1,4 +1,4 @@
-"""The arms in simulated time: first the published gains with the published policy, then ours on the same run times.
+"""The contenders in simulated time: first the published gains with the published policy, then ours on the same run times.
 
 Everything that is assumed is printed with the result. Two constants are free and were set once, so that the published
 policy gives the published gains: how a process' 29 s of start-up and preprocessing divide into what every process
@@ -136,7 +136,7 @@ def ablation() -> dict[str, list[dict[str, Any]]]:
 
 
 def sweep(nodes: Sequence[int] = (1, 2, 4, 8, 16, 32, 64)) -> list[dict[str, Any]]:
-    """1 to 64 nodes, 1 B to 70 B: makespans of all arms and the bound."""
+    """1 to 64 nodes, 1 B to 70 B: makespans of all contenders and the bound."""
     rows = []
     for b in SIZES:
         for n in nodes:

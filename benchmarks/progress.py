@@ -55,7 +55,7 @@ def batch(call: Callable[[int], object] | None) -> float:
 
 
 def measure(calls: dict[str, Callable[[int], object]], batches: int) -> dict[str, dict[str, float]]:
-    """name -> median, fastest and slowest batch; the arms take turns, so that a busy spell hits all of them."""
+    """name -> median, fastest and slowest batch; the contenders take turns, so that a busy spell hits all of them."""
     took: dict[str, list[float]] = {name: [] for name in calls}
     loops = []
     for _ in range(batches):

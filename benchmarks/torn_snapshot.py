@@ -2,7 +2,7 @@
 
     python benchmarks/torn_snapshot.py [--out FILE]      # needs a GPU
 
-Each arm saves parameters that are 0 before the queued update, 1 at the call, 2 after the next one. Anything but 1 in
+Each contender saves parameters that are 0 before the queued update, 1 at the call, 2 after the next one. Anything but 1 in
 the snapshot is torn state. torch's own stager copies on a stream that waits for nothing; ours waits for an event of
 the training stream, and the next update waits for the copy.
 """

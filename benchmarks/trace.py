@@ -6,7 +6,7 @@ The traces are synthetic (`unbroken trace synth`, seed 0). Ours: the whole comma
 with all figures. pandas: one process that reads the same file and computes the same tables (no report), twice:
 *straightforward* takes distribution functions as the notebook of the study's release does, a selection of the rows for
 each point of the axis (1,025 of them for the number of GPUs), and *tuned* sorts once and searches. pandas is left out
-where its memory would not fit the machine. All arms run equally often. Beside the seconds on the clock stand those of
+where its memory would not fit the machine. All contenders run equally often. Beside the seconds on the clock stand those of
 the processor: ours uses two cores, pandas one. Memory is told twice, of the largest process and of all together; the
 bounds are for all together. Exits 1 where a bound is missed: 1 M jobs within 5 s and 10x the
 straightforward pandas, 100 M jobs within 4 GiB, a wide CSV at 200 MB/s within 2 GiB.
@@ -127,7 +127,7 @@ def main() -> int:
     p.add_argument("--wide", default="0", help="size of a wide utilisation CSV, e.g. 10GB (0: none)")
     p.add_argument("--memory", default="3GiB", help="what DuckDB may hold")
     p.add_argument(
-        "--repeat", type=int, default=3, help="runs of every arm up to 2 M jobs; the fastest counts"
+        "--repeat", type=int, default=3, help="runs of every contender up to 2 M jobs; the fastest counts"
     )
     p.add_argument("--dir", type=Path, help="where the traces are written [default: the temporary folder]")
     p.add_argument("--python", default=sys.executable, help="the interpreter that has pandas")

@@ -131,7 +131,7 @@ def write(path: Path, size: int) -> None:
 
 
 def measure(body: str, path: Path, threads: int = 2) -> dict[str, Any]:
-    """One arm in a process of its own; {"error": ...} if it cannot run."""
+    """One contender in a process of its own; {"error": ...} if it cannot run."""
     code = MEASURE.format(body=body.format(path=str(path), shares=SHARES, threads=threads))
     env = {**os.environ, "PYTHONPATH": str(REPO / "src")}
     p = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)

@@ -70,15 +70,15 @@ def test_codes_are_distinct_apart_from_families() -> None:
 
 
 def test_one_paragraph() -> None:
-    e = UnbrokenError("it broke.", where="rank 3", hint="Mend it.")
-    assert str(e) == "it broke (rank 3). Mend it."
+    e = UnbrokenError("it broke.", where="rank 3", hint="Fix it.")
+    assert str(e) == "it broke (rank 3). Fix it."
     assert str(UnbrokenError("it broke")) == "it broke."
     assert json.loads(json.dumps(e.as_json())) == {
         "error": {
             "kind": "UnbrokenError",
             "what": "it broke.",
             "where": "rank 3",
-            "todo": "Mend it.",
+            "todo": "Fix it.",
             "exit_code": 1,
         }
     }

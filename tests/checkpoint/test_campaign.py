@@ -1,4 +1,4 @@
-"""The fault campaign, short; the long one is `python -m tests.support.fault_injection --rounds 500`."""
+"""The fault-injection test, short; the long one is `python -m tests.support.fault_injection --rounds 500`."""
 
 from __future__ import annotations
 

@@ -172,7 +172,7 @@ MISTAKES: list[tuple[list[str], int, str]] = [
     (["import", "file", "--to", "new", "--rename", "x"], 2, "--rename module=model"),
     (["prune", "run", "--keep-last", "0"], 2, "Keep at least the last"),
     (["prune", "run/checkpoints/step-00000300.a0001"], 2, "Name the folder"),
-    (["keep", "run", "--holder", "a b"], 2, "cannot hold a lease"),
+    (["keep", "run", "--holder", "a b"], 2, "cannot hold a pin"),
     (["keep", "run", "--holder", "a", "--for", "soon"], 2, "not a duration"),
     (["ls", "gs://x"], 2, "no address"),
     (["size"], 2, "give a number of parameters"),

@@ -455,7 +455,9 @@ def test_a_torn_save_is_told_at_the_end_although_a_later_one_is_in_memory(
     c = checkpointer(tmp_path)
     saved = c.save(3, {"w": torch.zeros(3)})
     saved.host.result(20)
-    c._open().outcomes.fail(saved, "'w' was changed while it was being copied, without fence() before")
+    c._open().outcomes.fail(
+        saved, "'w' was changed while it was being copied, without wait_for_copies() before"
+    )
     c.save(5, {"w": torch.zeros(3)}).host.result(20)
     with pytest.raises(NotDurable, match="step 3"):
         c.close()

@@ -104,7 +104,7 @@ def test_errors_become_a_paragraph_and_their_code(
 
 
 def test_the_envelope_with_json(command: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
-    error = RunStopped("it failed", where="step 3", hint="Mend it")
+    error = RunStopped("it failed", where="step 3", hint="Fix it")
     command.does = raising(error)
     assert cli.dispatch(["fake", "--json"]) == 10
     out = capsys.readouterr()
@@ -113,7 +113,7 @@ def test_the_envelope_with_json(command: SimpleNamespace, capsys: pytest.Capture
             "kind": "RunStopped",
             "what": "it failed",
             "where": "step 3",
-            "todo": "Mend it",
+            "todo": "Fix it",
             "exit_code": 10,
         }
     }

@@ -40,7 +40,7 @@ def log(tmp_path: Path) -> Path:
     folder = tmp_path / f"{EVIL.replace('/', '')}\nforged: all is well"
     folder.mkdir()
     lines = [f"step: {i} loss: 2.{i}" for i in range(40)]
-    evil = EVIL.replace("\r", "")  # a carriage return begins the line anew, and the rest is what counts
+    evil = EVIL.replace("\r", "")  # a carriage return begins the line again, and the rest is what counts
     lines += [f"[rank0]: {EVIL}", "[rank0]: Traceback (most recent call last):", '[rank0]:   File "x.py", line 3, in f',
               f"[rank0]: RuntimeError: {evil} went wrong"]  # fmt: skip
     (folder / "log.txt").write_text("\n".join(lines) + "\n")

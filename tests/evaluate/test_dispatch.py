@@ -191,7 +191,7 @@ def test_planning_anew_waits_for_answers_where_there_is_much_to_plan(monkeypatch
 
 def test_run_times_that_are_right_change_no_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     d = Dispatcher([Work("a", (1.0,) * 50), Work("b", (1.0,) * 50)], (1,), Costs(0, 0.01))
-    monkeypatch.setattr(d, "replan", lambda: pytest.fail("planned anew"))
+    monkeypatch.setattr(d, "replan", lambda: pytest.fail("planned again"))
     d.join("w")
     while not d.finished:
         if not d.workers["w"].queue:

@@ -211,7 +211,7 @@ def test_connections_are_kept_and_a_closed_one_is_no_failure(server: FakeEndpoin
     assert endpoint.complete("amber birch", max_tokens=4)
     server.misbehave(Misbehaviour(1, drop=True))
     assert endpoint.complete("amber birch", max_tokens=4), (
-        "the server closed a kept connection: once more, anew"
+        "the server closed a kept connection: once more, on a new one"
     )
     endpoint.close()
     server.misbehave(Misbehaviour(1, drop=True))

@@ -105,7 +105,7 @@ def test_sampling_draws_the_same_for_the_same_prompts(folder: Path) -> None:
     first = ours.respond(asked)
     ours.respond(generations())
     assert ours.respond(asked) == first
-    assert len(set(map(str, ours.respond(asked * 4)))) > 4, "repeats of a question are drawn anew"
+    assert len(set(map(str, ours.respond(asked * 4)))) > 4, "repeats of a question are drawn again"
 
 
 def test_conditions_and_halving(folder: Path) -> None:

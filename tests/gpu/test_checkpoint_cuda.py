@@ -143,7 +143,7 @@ def test_a_change_without_a_fence_is_noticed_and_the_snapshot_never_counts(
     saved = c.save(5, state)
     with torch.no_grad():
         w.add_(1)  # behind everyone's back
-    with pytest.raises(Exception, match="without fence"):
+    with pytest.raises(Exception, match="without wait_for_copies"):
         saved.host.result(60)
     c.wait_for_copies()
     with torch.no_grad():

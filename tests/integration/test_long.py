@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow]
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("seed", [1, 2, 3, 4, 5])
 def test_story_holds(seed: int, tmp_path: Path) -> None:
-    """Bit-identical losses, batches and state on every rank; each fault noticed, named and mended in time."""
+    """Bit-identical losses, batches and state on every rank; each fault noticed, named and fixed in time."""
     out = subprocess.run(
         [sys.executable, "-m", "unbroken", "demo", "--dir", str(tmp_path / "demo"), "--seed", str(seed), "--json"],
         capture_output=True, text=True, timeout=380, check=False, cwd=tmp_path,

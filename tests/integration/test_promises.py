@@ -58,7 +58,7 @@ def read_until(run: RunUnderTest, words: str, within: float = 30) -> float:
     return time.monotonic() - began
 
 
-@pytest.mark.parametrize("how", ["deleted", pytest.param("moved and made anew", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("how", ["deleted", pytest.param("moved and made again", marks=pytest.mark.slow)])
 def test_a_run_directory_that_goes_is_noticed_and_what_is_in_memory_is_saved(
     new_run: NewRun, how: str
 ) -> None:

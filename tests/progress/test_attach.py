@@ -117,7 +117,7 @@ def test_phases(page: PageReader) -> None:
 
 def test_a_lapsed_lease_ends_the_rank_and_a_renewed_one_does_not(page: PageReader) -> None:
     run = unbroken.attach()
-    run.step(0)  # no lease was ever set: nothing to lapse
+    run.step(0)  # no lease was ever set: nothing to expire
     assert page.expired_at() is None
     page.set_lease(time.monotonic() + 100, term=1)
     run.step(1)
@@ -125,7 +125,7 @@ def test_a_lapsed_lease_ends_the_rank_and_a_renewed_one_does_not(page: PageReade
     with pytest.raises(LeaseExpired, match=r"node node-001, rank 2, step 2") as e:
         run.step(2)
     assert e.value.exit_code == 15
-    # The step was complete when the lease was found lapsed: it is on the page.
+    # The step was complete when the lease was found expired: it is on the page.
     last = page.take()[-1]
     assert last.step == 2
     # The agent can tell why the rank ends, also when the lease is renewed before it has ended.

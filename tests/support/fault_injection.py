@@ -1,4 +1,4 @@
-"""The fault campaign: a training of several ranks whose processes, keepers, nodes and files are struck at random.
+"""The fault-injection test: a training of several ranks whose processes, keepers, nodes and files are struck at random.
 
     python -m tests.support.fault_injection --rounds 500 --seed 1
 
@@ -379,7 +379,7 @@ class FaultInjection:
                 good.add((f.attempt, f.step))
         lost = {m for m in self.announced if folder_name(m[1], m[0]) not in self.damaged} - good
         assert not lost, f"announced as durable and not there: {lost}"
-        # Old ones go, so that a long campaign does not read everything every time.
+        # Old ones go, so that a fault-injection test does not read everything every time.
         for attempt, step in sorted(good)[:-6]:
             self.storage.delete_folder(folder_name(step, attempt))
             self.announced.discard((attempt, step))

@@ -144,7 +144,7 @@ class RunFolder:
             Verdict(
                 outcome, category, reason, Root(str(log), 1, text, named, node, at), faulty=Faulty(node, named),
                 recoverable=not stop, action=Action.STOP if stop else Action.RESTART, confidence=0.95,
-                mitigation="Mend the script." if stop else "Restart.", decided_by="test-rule",
+                mitigation="Fix the script." if stop else "Restart.", decided_by="test-rule",
             ),
             action="stop" if stop else "restart", why="a restart cannot help" if stop else "restart 1 of 10",
             nodes={node: "gone"} if kind == "node_lost" else {},

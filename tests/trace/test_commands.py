@@ -65,7 +65,7 @@ def test_any_table_through_a_mapping(
     assert code == 0
     assert json.loads(out)["set_aside"]["rows"] == 5
     code, _, err = run(capsys, "stats", str(fixtures / "any_table.csv"), "--map", pairs, "--only", "summary")
-    assert "set aside in all: 5 rows" in err
+    assert "rejected in all: 5 rows" in err
     mapping = tmp_path / "map.toml"
     mapping.write_text(
         "[map]\n" + "\n".join(f'{p.split("=")[0]} = "{p.split("=")[1]}"' for p in pairs.split(","))
@@ -266,7 +266,7 @@ def test_every_command_says_what_it_set_aside(
     }[command]
     code, _, err = run(capsys, *args)
     assert code == 0
-    assert "set aside in" in err
+    assert "rejected in" in err
     assert "1 rows" in err
     if command != "compare":
         assert json.loads(run(capsys, *args, "--json")[1])["set_aside"] == 1

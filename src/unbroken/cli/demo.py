@@ -69,7 +69,7 @@ def demo(
         raise RunInterrupted(
             "the demo was stopped on request, and its runs with it",
             where=str(folder),
-            hint="The same command starts it anew",
+            hint="The same command starts it again",
         ) from None
     report = write_report(RunDir(folder / "run"))
     scenario.report = str(report)

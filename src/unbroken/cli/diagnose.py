@@ -417,11 +417,11 @@ def rules_list(
 @rules_app.command("accept")
 @rules_app.command("adopt", hidden=True)
 def rules_accept(rule: str, store: Store = None) -> None:
-    """Adopt a candidate that stored incidents confirm and that breaks none."""
+    """Accept a candidate that stored incidents confirm and that breaks none."""
     from ..diagnose.assist.incident_store import IncidentStore
 
     adopted = IncidentStore(store).accept(rule)
-    typer.echo(f"{adopted.id} is adopted: it finds {adopted.reason}.")
+    typer.echo(f"{adopted.id} is accepted: it finds {adopted.reason}.")
 
 
 @rules_app.command("reject")

@@ -1,4 +1,4 @@
-"""`unbroken report`: the story of a run as one self-contained page."""
+"""`unbroken report`: the record of a run as one self-contained page."""
 
 from __future__ import annotations
 

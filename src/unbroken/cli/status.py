@@ -92,7 +92,7 @@ def screen(s: RunStatus) -> str:
     if s.hint:
         text += ["", *textwrap.wrap(s.hint, 110, break_long_words=False, break_on_hyphens=False)]
     elif s.status in ("running", "completed"):
-        text += ["", f"`unbroken report {s.run_dir}` writes the whole story."]
+        text += ["", f"`unbroken report {s.run_dir}` writes the whole record."]
     return "\n".join(text)
 
 

@@ -183,21 +183,22 @@ def join(
     spans: Annotated[
         Path | None,
         typer.Option(
-            help="CSV or Parquet: label, part, node, gpu, start_utc, end_utc (trials, phases, plans)."
+            help="CSV or Parquet: label, part, node, gpu, start_utc, end_utc (assignments, phases, plans)."
         ),
     ] = None,
     run: Annotated[
         list[Path] | None, typer.Option(help="Run directory: its attempts, starts and training apart.")
     ] = None,
     evaluation: Annotated[
-        list[Path] | None, typer.Option("--eval", help="Folder of `unbroken eval`: its trials and loading.")
+        list[Path] | None,
+        typer.Option("--eval", help="Folder of `unbroken eval`: its assignments and loading."),
     ] = None,
     metric: Annotated[list[str] | None, typer.Option(help="Only this metric; may be given again.")] = None,
     by: Annotated[str, typer.Option(help="label, part, or label,part.")] = "label,part",
     memory: Annotated[str, typer.Option(help="Memory that the join may take.")] = "1GiB",
     as_json: Json = False,
 ) -> None:
-    """Say what each job, phase of a trial or pretraining plan did with its GPUs."""
+    """Say what each job, phase of an assignment or pretraining plan did with its GPUs."""
     from ..telemetry import join as j
 
     keys = by.split(",")

@@ -56,7 +56,7 @@ _NOTHING = Hang(Level.OK, 0.0, 0.0, 0.0, Phase.STARTING)
 
 
 class HangDetector:
-    """Watches one attempt; made anew for each, so that nothing of an earlier incarnation can leak in."""
+    """Watches one attempt; a new one for each, so that nothing of an earlier incarnation can leak in."""
 
     def __init__(self, timeouts: Timeouts, *, steps_known: bool = True) -> None:
         """`steps_known` is False for a script whose steps are not known: then only idleness counts, for long."""

@@ -2,7 +2,7 @@
 
 Start-up fills logs with lines that come once each: shell traces, modules, arguments, packages, model printouts. None
 repeats, so no template drops them. Here everything that is neither an event, nor near one, nor a warning, nor the
-log's end is folded: a stretch keeps its first line and a count. Where a later launch prints the same settings again,
+log's end is folded: a window keeps its first line and a count. Where a later launch prints the same settings again,
 the fold says which differ. Memory is bounded whatever the log's length.
 """
 
@@ -143,7 +143,7 @@ class Folder:
                 self.settings[name] = value
 
     def _unfold(self, keep_from: int) -> Iterator[tuple[int, bytes, bool]]:
-        """The fold of the stretch that ends here; its lines from number `keep_from` on stay."""
+        """The fold of the window that ends here; its lines from number `keep_from` on stay."""
         if not self._size:
             return
         first, head = self._window[0]

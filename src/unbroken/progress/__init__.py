@@ -1,4 +1,4 @@
-"""What a trainer says and an agent reads, and the run directory with its epochs and journal.
+"""What a trainer says and an agent reads, and the run directory with its terms and journal.
 
 RunDir                  every path of a run
 RunSpec                 what was asked (run.toml)

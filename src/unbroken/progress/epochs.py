@@ -1,4 +1,4 @@
-"""Epochs: who supervises a run. A supervisor claims the next number by creating its file exclusively."""
+"""Terms: who supervises a run. A supervisor claims the next number by creating its file exclusively."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Term:
 
 
 def read_terms(run_dir: RunDir) -> list[Term]:
-    """The epochs so far, oldest first. Raises ContractError on a file of a newer version."""
+    """The terms so far, oldest first. Raises ContractError on a file of a newer version."""
     if not run_dir.terms.is_dir():
         return []
     found = []
@@ -71,7 +71,7 @@ def read_terms(run_dir: RunDir) -> list[Term]:
             schema = value.pop("schema")
             if schema > SCHEMA:
                 raise ContractError(
-                    f"the epoch file has schema {schema}, this version knows {SCHEMA}",
+                    f"the term's file has schema {schema}, this version knows {SCHEMA}",
                     where=str(path),
                     hint="Use the version of unbroken that wrote it, or a newer one",
                 )
@@ -85,7 +85,7 @@ def read_terms(run_dir: RunDir) -> list[Term]:
 
 
 def newest_term(run_dir: RunDir) -> int:
-    """The highest epoch's number, 0 where there is none; reads names only."""
+    """The highest term's number, 0 where there is none; reads names only."""
     try:
         names = os.listdir(run_dir.terms)
     except FileNotFoundError:

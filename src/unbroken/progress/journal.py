@@ -1,4 +1,4 @@
-"""The journal: one append-only file per epoch, one checked JSON record a line. It is the truth about a run.
+"""The journal: one append-only file per term, one checked JSON record a line. It is the truth about a run.
 
 A line is `{"sum":"<16 hex digits>",` followed by the rest of the record's JSON; the sum is xxh3_64 of
 `{` plus that rest. A line that does not check is never believed: at the end of a file it is a torn write,
@@ -42,7 +42,7 @@ def decode(line: bytes) -> dict[str, Any] | None:
 
 
 class JournalWriter:
-    """Appends to the journal of one epoch; each record is on disk when `append` returns."""
+    """Appends to the journal of one term; each record is on disk when `append` returns."""
 
     def __init__(self, run_dir: RunDir, term: int, clock: Callable[[], float] = time.time) -> None:
         """`clock` gives seconds since the Unix epoch."""
@@ -92,9 +92,9 @@ class JournalText:
 
 
 def read_journal(run_dir: RunDir) -> JournalText:
-    """Every record that counts, over all epochs.
+    """Every record that counts, over all terms.
 
-    What an epoch wrote counts up to the offset that its successor sealed; the newest epoch counts whole.
+    What a term wrote counts up to the offset that its successor sealed; the newest term counts whole.
     """
     records: list[dict[str, Any]] = []
     damaged = 0
@@ -111,7 +111,7 @@ def read_journal(run_dir: RunDir) -> JournalText:
 
 
 def sealable(run_dir: RunDir, terms: list[Term]) -> dict[str, int]:
-    """The offset up to which each earlier epoch's journal counts: the end of its last line that checks."""
+    """The offset up to which each earlier term's journal counts: the end of its last line that checks."""
     offsets = dict(terms[-1].sealed) if terms else {}
     for term in terms[-1:]:
         end = 0

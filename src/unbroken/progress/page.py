@@ -8,7 +8,7 @@ Layout, little-endian, frozen (a change raises VERSION):
 
     0    header   8s magic, u32 version, u32 rank, u64 attempt, u64 pid, i64 total steps (-1 unknown)
     64   state    u64 count of ring records, u64 phase, f64 time of the phase's start,
-                  f64 time of the step at which the rank found its lease lapsed (0 never)
+                  f64 time of the step at which the rank found its lease expired (0 never)
     128  control  f64 lease until, i64 stop at step (-1 none), u64 epoch           written by the agent
     4096 ring     512 records: u64 n, i64 step, i64 tokens, f64 loss, f64 time, u64 n
 
@@ -149,7 +149,7 @@ class PageReader:
         return None
 
     def expired_at(self) -> float | None:
-        """When the rank stopped because its lease had lapsed; None where it did not, or went on all the same."""
+        """When the rank stopped because its lease had expired; None where it did not, or went on all the same."""
         count, _, _, at = STATE.unpack_from(self._page, STATE_AT)
         last = self._record(count) if at and count else None
         return last.time if last is not None and last.time == at else None

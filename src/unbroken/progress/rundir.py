@@ -15,7 +15,7 @@ class RunDir:
     token                                the secret that supervisor and agents share (mode 0600)
     identity.pem                         off one machine: the run's certificate and its key (mode 0600)
     epochs/000001.json                   who supervised, from when, and what it counts of its predecessor
-    journal/000001.jsonl                 append-only events of that epoch: the truth
+    journal/000001.jsonl                 append-only events of that term: the truth
     attempts/0001/node-000/rank-0.log    what a rank printed
     attempts/0001/node-000/agent.log     what the node's agent did
     attempts/0001/output/                what the script itself saves in this attempt (UNBROKEN_OUTPUT)

@@ -172,7 +172,7 @@ def read_spec(path: Path) -> RunSpec:
     except UnknownKey:
         raise
     except UsageError as e:  # every check says what is wrong; here is where
-        raise UsageError(e.message, where=e.where or str(path), hint=e.hint or "Mend the file") from None
+        raise UsageError(e.message, where=e.where or str(path), hint=e.hint or "Fix the file") from None
 
 
 def _spec_of(value: dict[str, Any], where: str) -> RunSpec:

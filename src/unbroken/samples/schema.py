@@ -200,7 +200,7 @@ METRICS: Mapping[str, str] = {
     "ecc_corrected_total": "corrected memory errors since the driver was loaded (monotonic)",
     "ecc_uncorrected_total": "uncorrected memory errors since the driver was loaded (monotonic)",
     "remapped_rows_total": "rows remapped for errors (monotonic)",
-    "nvlink_recoveries_total": "NVLinks trained anew since the driver was loaded (monotonic)",
+    "nvlink_recoveries_total": "NVLinks trained again since the driver was loaded (monotonic)",
     "nvlink_replays_total": "packets that NVLinks sent again, repaired by the link (monotonic)",
     "nvlink_crc_errors_total": "packets with a wrong checksum on NVLinks, repaired by the link (monotonic)",
     "xid": "an XID event; the value is its number, one row an event",

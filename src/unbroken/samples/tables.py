@@ -1,4 +1,4 @@
-"""What travels through the folder: tables of results, and notes on what was assumed or set aside."""
+"""What travels through the folder: tables of results, and notes on what was assumed or rejected."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NoteKind = Literal["assumption", "set aside", "repaired", "missing", "difference
 
 @dataclass(frozen=True)
 class Note:
-    """One sentence about the data: what was assumed, repaired, set aside or is missing.
+    """One sentence about the data: what was assumed, repaired, rejected or is missing.
 
     `count` is the number of rows it is about (0: the whole file), `of` how many there were, `examples` up to
     three of them as text.
@@ -87,7 +87,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Rejected:
-    """A row that was set aside: the file, the reason and the row's own text."""
+    """A row that was rejected: the file, the reason and the row's own text."""
 
     source: str
     reason: str

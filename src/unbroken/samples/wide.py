@@ -127,7 +127,7 @@ class Counts:
             self._add(count_piece(fd, at, length, width))
 
     def _merge(self, later: Counts) -> None:
-        """Adds the counts of a stretch that follows."""
+        """Adds the counts of a window that follows."""
         self._flush()
         for name in ("rows", "missing", "ragged", "unreadable"):
             setattr(self, name, getattr(self, name) + getattr(later, name))
@@ -166,7 +166,7 @@ def count(path: Path, *, processes: int = 2) -> Counts:
     """Counts a wide table: a header, then rows of a time and a number for each column.
 
     A large table is counted by `processes` at once (`MOST_PROCESSES` at most), this one and helpers that each take a
-    stretch of the file: the steps are too short for threads, which would wait for the interpreter's lock. Takes less
+    window of the file: the steps are too short for threads, which would wait for the interpreter's lock. Takes less
     than 150 MB in each, whatever the size. Raises InputError for another table.
     """
     try:
@@ -195,7 +195,7 @@ def count(path: Path, *, processes: int = 2) -> Counts:
 
 
 class _Helpers:
-    """A process of its own for each stretch (from, to); all are gone when the block is left.
+    """A process of its own for each window (from, to); all are gone when the block is left.
 
     They are plain commands, and no pool of multiprocessing's, because that would import the caller's script again.
     """
@@ -218,7 +218,7 @@ class _Helpers:
             self._processes.append(process)
 
     def results(self) -> Iterator[tuple[tuple[int, int], Counts | None]]:
-        """Each stretch and what was counted there; None where the helper failed."""
+        """Each window and what was counted there; None where the helper failed."""
         for window, process in zip(self._windows, self._processes, strict=True):
             found = None
             if process is not None:
@@ -254,7 +254,7 @@ def _windows(fd: int, start: int, size: int, several: int) -> list[int]:
 
 
 def _help(path: str, start: str, stop: str, width: str) -> None:
-    """What a helper does: counts a stretch and writes it, pickled, to its standard output."""
+    """What a helper does: counts a window and writes it, pickled, to its standard output."""
     counts = Counts(())
     counts.sums, counts.valid = zeros(int(width) - 1, float), zeros(int(width) - 1)
     with open(path, "rb") as f:

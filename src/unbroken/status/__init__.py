@@ -1,8 +1,8 @@
-"""Where a run stands, and the story of a run: `unbroken status` and `unbroken report`.
+"""Where a run stands, and the record of a run: `unbroken status` and `unbroken report`.
 
 gather, Report            everything that a report shows, as data
 write_report              writes report.html
-standing, Standing        one screen about a run, also one that is being written
+read_status, RunStatus    one screen about a run, also one that is being written
 """
 
 from .data import Report

@@ -149,7 +149,7 @@ def _row(r: dict[str, object]) -> tuple[int, float, int, float]:
 
 def thin(steps: Steps, points: int) -> Steps:
     """At most about `points` of the steps, with the first and last of the whole and the lowest and highest loss of
-    each stretch; executions without a loss are left out."""
+    each window; executions without a loss are left out."""
     have = steps.only(~np.isnan(steps.loss))
     if len(have) <= points:
         return have

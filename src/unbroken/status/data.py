@@ -1,4 +1,4 @@
-"""What a report shows, as frozen data: the run, its attempts, incidents, checkpoints and stretches of time."""
+"""What a report shows, as frozen data: the run, its attempts, incidents, checkpoints and windows of time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PHASES = ("detect", "stop", "diagnose", "schedule", "start", "restore_and_first_
 
 @dataclass(frozen=True)
 class Span:
-    """A stretch of time of one attempt, in seconds since the epoch. `kind`: setup (before the first attempt, whose
+    """A window of time of one attempt, in seconds since the epoch. `kind`: setup (before the first attempt, whose
     number is then 0), starting, replayed, training, unnoticed (from the last sign of life until something was noticed), down, finishing, paused."""
 
     kind: str
@@ -56,8 +56,8 @@ class AttemptRecord:
 
 @dataclass(frozen=True)
 class IncidentRecord:
-    """One incident, in the words of incidents/NNNN.json; `at` is the last sign of life before it, in seconds since
-    the epoch, `verdict` the verdict's JSON form."""
+    """One incident, in the words of incidents/NNNN.json; `at` is the last sign of life before it, in seconds
+    since the epoch, `verdict` the verdict's JSON form."""
 
     number: int
     attempt: int

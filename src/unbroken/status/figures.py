@@ -27,7 +27,7 @@ _GAP_FACTOR = 10
 
 @dataclass(frozen=True)
 class Figure:
-    """A drawing ('' where there is nothing to draw), what hovering says, the kinds of stretches in it, a note."""
+    """A drawing ('' where there is nothing to draw), what hovering says, the kinds of windows in it, a note."""
 
     svg: Markup
     data: dict[str, object] = field(default_factory=dict)
@@ -64,7 +64,7 @@ def curve_figure(report: Report, steps: Steps) -> Figure:
     }
     svg = drawing(drawn, WIDTH, 320.0, "Loss by step")
     note = (
-        f"The line is broken in {len(gaps)} place{'s' * (len(gaps) != 1)}, where steps were completed and not heard of."
+        f"The line is broken in {len(gaps)} place{'s' * (len(gaps) != 1)}, where steps were completed and not reported."
         if gaps
         else ""
     )

@@ -36,7 +36,7 @@ def gather(run_dir: RunDir, *, now: float | None = None, with_steps: bool = True
         read_spec(run_dir.spec)  # raises the InputError that says so
     spec = _tolerant(problems, "run.toml", lambda: read_spec(run_dir.spec))
     moment = time.time() if now is None else now
-    terms = _tolerant(problems, "the epochs", lambda: tuple(read_terms(run_dir))) or ()
+    terms = _tolerant(problems, "the terms", lambda: tuple(read_terms(run_dir))) or ()
     text = _tolerant(problems, "the journal", lambda: read_journal(run_dir))
     records = _sane(text.records if text else [])
     if text and text.damaged:
@@ -230,7 +230,7 @@ def _spans(
     status: str,
     ended: float,
 ) -> list[Span]:
-    """The run's time from its first attempt on, cut into stretches; they do not overlap."""
+    """The run's time from its first attempt on, cut into windows; they do not overlap."""
     pauses = _pauses(records)
     detected = {i.attempt: i for i in incidents if i.ended_attempt}
     spans: list[Span] = []

@@ -41,13 +41,13 @@ _HOW = {
     "completed": "completed", "interrupted": "stopped on request", "failed": "a rank failed", "hung": "hang",
     "node_lost": "node lost", "agent_lost": "agent lost", "preempted": "node taken away",
     "supervisor_lost": "supervisor lost",
-    "lease": "a lease lapsed", "cut off": "cut off", "running": "still running",
+    "lease": "a lease expired", "cut off": "cut off", "running": "still running",
 }  # fmt: skip
 PHASE_KINDS = {
     "detect": "unnoticed", "stop": "fault", "diagnose": "down", "schedule": "finishing", "start": "starting",
     "restore_and_first_step": "restoring", "replay": "replayed",
 }  # fmt: skip
-"""The kind of stretch whose colour a phase of a recovery has."""
+"""The kind of window whose colour a phase of a recovery has."""
 STRETCH_TEXT = {
     "training": "training", "starting": "starting and restoring", "replayed": "doing steps again",
     "unnoticed": "not yet noticed", "fault": "the rank or node at fault", "down": "down",

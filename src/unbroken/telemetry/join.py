@@ -1,4 +1,4 @@
-"""Readings over spans of time: what a job, a phase of an evaluation trial or a pretraining plan did with its GPUs.
+"""Readings over spans of time: what a job, a phase of an evaluation assignment or a pretraining plan did with its GPUs.
 
 A *span* is (label, part, node, gpu, start, end): a job on each of its nodes, a trial's loading or generating on one
 GPU, a plan's run. Readings fall into the spans of their node (and GPU, where the span names one) that hold their

@@ -1,4 +1,4 @@
-"""Spans of time from what runs and evaluations leave: attempts of a training, phases of evaluation trials.
+"""Spans of time from what runs and evaluations leave: attempts of a training, phases of evaluation assignments.
 
 A span says that something had a node, or one GPU of it, from a start to an end (exclusive), in seconds since 1970.
 """
@@ -60,9 +60,9 @@ def spans_of_run(records: Iterable[Mapping[str, Any]], label: str) -> tuple[list
 
 
 def spans_of_evaluation(events: Iterable[Mapping[str, Any]]) -> list[Span]:
-    """The trials of an evaluation on each GPU of their worker, and the loading before them, from its journal.
+    """The assignments of an evaluation on each GPU of their worker, and the loading before them, from its journal.
 
-    A trial has its task for a label and the part `trial`; loading has the label `model` and the parts `fetch` (from
+    An assignment has its task for a label and the part `trial`; loading has the label `model` and the parts `fetch` (from
     storage to the node) and `load` (onto the GPU). Workers without a GPU have spans on their whole node.
     """
     places: dict[str, tuple[str, list[int | None]]] = {}

@@ -69,7 +69,7 @@ class FakeBackend:
         """A fake model after `load_s`. Raises ModelDoesNotLoad if told to."""
         why = spec.options.get("broken")
         if why:
-            raise ModelDoesNotLoad(f"the model does not load: {why}", where=spec.source, hint="Mend the fake")
+            raise ModelDoesNotLoad(f"the model does not load: {why}", where=spec.source, hint="Fix the fake")
         time.sleep(float(spec.options.get("load_s", 0.0)))
         return FakeModel(spec)
 

@@ -59,7 +59,7 @@ def name(text: str) -> str:
 
 
 class Store:
-    """One trace: tables `jobs`, `nodes`, `samples`, `incidents`, what was set aside, and notes."""
+    """One trace: tables `jobs`, `nodes`, `samples`, `incidents`, what was rejected, and notes."""
 
     def __init__(
         self,
@@ -196,12 +196,12 @@ class Store:
             )
 
     def rejected(self, limit: int = 1000) -> list[Rejected]:
-        """The first rows that were set aside."""
+        """The first rows that were rejected."""
         rows = self.query(f"SELECT source, reason, text FROM rejected ORDER BY source, reason LIMIT {limit}")
         return [Rejected(*r) for r in rows]
 
     def rejected_count(self) -> int:
-        """How many rows were set aside."""
+        """How many rows were rejected."""
         return int(self.one("SELECT count(*) FROM rejected")[0])
 
 

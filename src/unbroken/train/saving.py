@@ -102,7 +102,7 @@ def open_saving(config: RunConfig, run: Run, trainer: Trainer) -> tuple[Saving, 
     )
     state = trainer.state()
     restored = checkpoints.restore(state)
-    # Not by the source, which differs from rank to rank: all save the last step anew, or none does.
+    # Not by the source, which differs from rank to rank: all save the last step again, or none does.
     durable = restored.step if restored and restored.durable else None
     saving = CheckpointSaving(checkpoints, trainer, durable)
     if restored is None:

@@ -1,10 +1,10 @@
-"""Capturing the same state again and again: what has not changed since the last save is recognised, not described anew.
+"""Capturing the same state again and again: what has not changed since the last save is recognised, not described again.
 
 While a save looks at thousands of tensors, the GPU may have nothing to do. Nearly always it finds what it found
 before: the same modules with the same parameters, the same optimizer with the same entries, each at the same place in
 memory. To see that takes a fraction of the time. Values that are no tensors (learning rates, counters) are always read
-anew, every object's `state_dict` is called once a save at most, and at the least difference everything is described
-anew. Objects are known by their ids alone: nothing is kept alive, and an id that another object has got since does no
+again, every object's `state_dict` is called once a save at most, and at the least difference everything is described
+again. Objects are known by their ids alone: nothing is kept alive, and an id that another object has got since does no
 harm, since all that is told of a tensor is compared too. Needs torch.
 """
 
@@ -347,7 +347,7 @@ def _held_by(m: torch.nn.Module) -> tuple[dict[str, Any], dict[str, Any], dict[s
 
 
 class _Optimizer:
-    """An optimizer whose state is tensors by parameter; its groups are read anew each time."""
+    """An optimizer whose state is tensors by parameter; its groups are read again each time."""
 
     def __init__(
         self, o: torch.optim.Optimizer, expanded: Any, tree: Any, path: tuple[str, ...], tensors: list[Any]
@@ -407,7 +407,7 @@ class _Optimizer:
 
 
 class _Other:
-    """Anything else: looked at anew each time; its tensors must be the same."""
+    """Anything else: looked at again each time; its tensors must be the same."""
 
     def __init__(self, expanded: Any, path: tuple[str, ...], tensors: list[Any]) -> None:
         self.path = path

@@ -1,4 +1,4 @@
-"""Which checkpoints stay: the last few, every n-th, those that somebody holds a lease on or a hold over (holds.py), and
+"""Which checkpoints stay: the last few, every n-th, those that somebody holds a pin on or a hold over (holds.py), and
 always one that verifies.
 
 `decide` is a pure function of what lies in the folder; `apply` carries it out and never raises: what could not be
@@ -23,7 +23,7 @@ from .holds import held_by, holds
 GRACE_S = 900.0
 """An unfinished folder that was written to less long ago may still be under way."""
 SKEW_S = 60.0
-"""By how much the clocks of two nodes may differ before a lease is misread."""
+"""By how much the clocks of two nodes may differ before a pin is misread."""
 _PIN = re.compile(r"lease-([A-Za-z0-9._-]{1,100})\.json")
 
 
@@ -86,7 +86,7 @@ def pin_checkpoint(
     if not storage.list(name):
         raise NoCheckpoint("there is no such checkpoint", where=f"{storage.url}/{name}")
     storage.put(f"{name}/{_pin_name(holder)}", encode_checked("unbroken.checkpoint.lease", body))
-    # Looked at after the lease is there: `apply` looks for leases after the marker is gone. One of us sees the other.
+    # Looked at after the pin is there: `apply` looks for pins after the marker is gone. One of us sees the other.
     try:
         storage.size(f"{name}/{COMMITTED}")
     except FileNotFoundError:
@@ -98,12 +98,12 @@ def pin_checkpoint(
 
 
 def unpin_checkpoint(storage: Storage, name: str, holder: str) -> None:
-    """Gives the lease back; no error if it is not there."""
+    """Gives the pin back; no error if it is not there."""
     storage.delete(f"{name}/{_pin_name(holder)}")
 
 
 def read_pins(storage: Storage, name: str, *, now: float | None = None) -> list[Pin]:
-    """The leases on a checkpoint that are not over. One that cannot be read counts: better kept than lost."""
+    """The pins on a checkpoint that are not over. One that cannot be read counts: better kept than lost."""
     now = time.time() if now is None else now
     found = []
     for file in storage.list(name):
@@ -115,7 +115,7 @@ def read_pins(storage: Storage, name: str, *, now: float | None = None) -> list[
         except FileNotFoundError:
             continue
         except UnbrokenError:
-            pin = Pin(m[1], float("inf"), "its lease cannot be read")
+            pin = Pin(m[1], float("inf"), "its pin cannot be read")
         if pin.until + SKEW_S > now:
             found.append(pin)
     return found
@@ -132,7 +132,7 @@ def decide(
 ) -> Decision:
     """What stays and what goes.
 
-    `found` as from `catalogue.listing`, in any order. `held` {name: why} are never removed (leases). `good` were
+    `found` as from `catalogue.listing`, in any order. `held` {name: why} are never removed (pins). `good` were
     verified; `bad` are committed but do not verify. Nothing goes before a newer checkpoint is known to verify, and
     an unfinished folder only if something newer was committed and nobody wrote to it for `GRACE_S`.
     """
@@ -216,7 +216,7 @@ def apply(
 
 
 def _remove(storage: Storage, name: str, now: float) -> str | None:
-    """Removes a checkpoint; or, if a lease was taken meanwhile, puts its marker back and says who holds it."""
+    """Removes a checkpoint; or, if a pin was taken meanwhile, puts its marker back and says who holds it."""
     try:
         marker = storage.read(f"{name}/{COMMITTED}")
     except FileNotFoundError:
@@ -264,6 +264,6 @@ def _pin_name(holder: str) -> str:
     name = f"lease-{holder}.json"
     if not _PIN.fullmatch(name):
         raise UsageError(
-            f"'{holder}' cannot hold a lease", hint="Use up to 100 letters, digits, '.', '_' or '-'"
+            f"'{holder}' cannot hold a pin", hint="Use up to 100 letters, digits, '.', '_' or '-'"
         )
     return name

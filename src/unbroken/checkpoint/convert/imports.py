@@ -1,4 +1,4 @@
-"""Other people's checkpoints as a starting point: DCP folders, Hugging Face safetensors, one torch file. Needs torch.
+"""Checkpoints of other tools as a starting point: DCP folders, Hugging Face safetensors, one torch file. Needs torch.
 
 What comes out is a committed checkpoint of ours on one rank, which `restore()` takes and reshards. Tensors are read
 one at a time. Nothing that is pickled is executed unless `trust` says so.

@@ -128,7 +128,7 @@ class _Pending:
     sources: list[torch.Tensor]
     """Kept alive until they are copied."""
     watched: list[tuple[str, torch.Tensor, int]]
-    """Live tensors and their versions at the call: a change before the fence means a torn snapshot."""
+    """Live tensors and their versions at the call: a change before the wait for the copies means a torn snapshot."""
     called: torch.cuda.Event
     """Before the copy on the device, where there is one."""
     begin: torch.cuda.Event
@@ -144,8 +144,8 @@ class _Pending:
         for name, t, version in self.watched:
             if t._version != version:
                 return TornSnapshot(
-                    f"'{name}' was changed while it was being copied, without fence() before",
-                    hint="Call checkpoints.fence() before changing it",
+                    f"'{name}' was changed while it was being copied, without wait_for_copies() before",
+                    hint="Call checkpoints.wait_for_copies() before changing it",
                 )
         return None
 
@@ -193,9 +193,9 @@ class CudaStager:
     ) -> Copying:
         if self._captured and not self._waited_by_hand and self._pending:
             raise CheckpointError(
-                "an optimizer step was captured in a CUDA graph, whose replays call no hook, and fence() was not called"
+                "an optimizer step was captured in a CUDA graph, whose replays call no hook, and wait_for_copies() was not called"
                 " since the last save",
-                hint="Call checkpoints.fence() before each graph.replay()",
+                hint="Call checkpoints.wait_for_copies() before each graph.replay()",
             )
         self._waited_by_hand = False
         copying = Copying(on_done)
@@ -236,7 +236,7 @@ class CudaStager:
                 self._pending.append(pending)
         try:
             # Handing hundreds of copies to the driver takes milliseconds in which this thread could start the next step.
-            # Until a fence they are handed over a few at a time.
+            # Until a wait for the copies they are handed over a few at a time.
             threading.Thread(target=self._issue_beside, args=(pending,), daemon=True).start()
         except RuntimeError:  # no more threads, or the interpreter is ending
             pending.hurry.set()
@@ -294,7 +294,7 @@ class CudaStager:
             self._captured = True
             raise CheckpointError(
                 "an optimizer step is being captured in a CUDA graph while a snapshot is being copied",
-                hint="Call checkpoints.fence() and torch.cuda.synchronize() before the capture, and checkpoints.fence()"
+                hint="Call checkpoints.wait_for_copies() and torch.cuda.synchronize() before the capture, and checkpoints.wait_for_copies()"
                 " before each replay",
             )
         current = torch.cuda.current_stream(self.device)
@@ -316,7 +316,7 @@ class CudaStager:
                 raise CheckpointError(
                     "an optimizer step is captured in a CUDA graph: replays of the graph call no hook, so a snapshot"
                     " could be torn",
-                    hint="Call checkpoints.fence() before the capture and before each graph.replay()",
+                    hint="Call checkpoints.wait_for_copies() before the capture and before each graph.replay()",
                 )
             self._captured = True
         self.wait_for_copies(by_hand=False)
@@ -355,7 +355,7 @@ class CudaStager:
         """What this copy tells about the next one."""
         if p.copying.error is not None:
             return
-        # Without a fence that has come to pass, the copy ended within the window.
+        # Without a wait for the copies that has come to pass, the copy ended within the window.
         stall = 0.0
         if p.waited is not None and p.waited.query():
             stall = max(0.0, p.begin.elapsed_time(p.end) - p.begin.elapsed_time(p.waited)) / 1e3
@@ -384,12 +384,12 @@ def _watch(
             p.end.synchronize()
         except RuntimeError as e:
             p.copying.error = p.copying.error or _failed(e)
-        # A change that came before the copy ended and before any fence would have torn it.
+        # A change that came before the copy ended and before any wait for the copies would have torn it.
         if p.waited is None and p.copying.error is None:
             torn = p.torn()
             if (
                 torn is not None and p.waited is None
-            ):  # still: after a fence the training may change what it likes
+            ):  # still: after a wait for the copies the training may change what it likes
                 p.copying.error = torn
         stager = me()
         if stager is not None:

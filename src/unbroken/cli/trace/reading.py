@@ -53,7 +53,7 @@ def with_rows(store: Store, files: list[Path]) -> Store:
         raise InputError("there are no rows, only headers", where=where, hint="Export the trace again")
     print_notes(notes, count)
     raise InputError(
-        f"no row can be used: all {count:,} are set aside",
+        f"no row can be used: all {count:,} are rejected",
         where=where,
         hint="`unbroken trace convert FILES -o DIR` writes each with its reason to set_aside.csv",
     )
@@ -84,6 +84,6 @@ def references_of(compare: str | None, options: Options) -> list[Reference]:
         found = compute(store)
         count = store.rejected_count()
     if count:
-        print(f"set aside in {compare}, with which the report compares: {count:,} rows", file=sys.stderr)
+        print(f"rejected in {compare}, with which the report compares: {count:,} rows", file=sys.stderr)
     label = found.get("summary").rows[0][0] if found.get("summary") else path.stem
     return [Reference(str(label), found)]

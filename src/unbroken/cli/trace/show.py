@@ -7,14 +7,16 @@ from typing import Any
 
 
 def print_notes(notes: Any, rejected: int) -> None:
-    """What was assumed, repaired and set aside, on standard error."""
+    """What was assumed, repaired and rejected, on standard error."""
     for n in notes:
         if n.kind != "info":
             count = f"{n.count:,}" + (f" of {n.of:,}" if n.of else "") + " rows: " if n.count else ""
             where = f" [{n.source}]" if n.source else ""
-            print(f"{n.kind}: {count}{n.text}{where}", file=sys.stderr)
+            print(
+                f"{'rejected' if n.kind == 'set aside' else n.kind}: {count}{n.text}{where}", file=sys.stderr
+            )
     if rejected:
-        print(f"set aside in all: {rejected:,} rows", file=sys.stderr)
+        print(f"rejected in all: {rejected:,} rows", file=sys.stderr)
 
 
 def print_result(result: Any, *, full: bool) -> None:

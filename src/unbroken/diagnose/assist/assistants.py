@@ -1,4 +1,4 @@
-"""Two agents that a language model may drive: one proposes filter rules, one names a root cause.
+"""Two assistants that a language model may drive: one proposes filter rules, one names a root cause.
 
 What a model says counts only as far as it can be checked: a filter rule must compile, run in linear time and drop
 no event; a root cause must be one of the enumerated reasons, quote a line that exists, and win a vote. Actions,

@@ -51,7 +51,7 @@ class Embedder(Protocol):
 
 @dataclass(frozen=True)
 class CandidateRule:
-    """A rule that was proposed but not adopted. `state`: candidate, adopted, rejected."""
+    """A rule that was proposed but not accepted. `state`: candidate, adopted, rejected."""
 
     rule: Rule
     state: str
@@ -227,7 +227,7 @@ class IncidentStore:
         return [CandidateRule(Rule(**json.loads(r[0])), r[1], r[2], r[3]) for r in rows]
 
     def accepted_rules(self) -> list[Rule]:
-        """The rules that were adopted."""
+        """The rules that were accepted."""
         return [c.rule for c in self.rules("adopted")]
 
     def try_rule(self, rule: Rule) -> tuple[int, list[str]]:
@@ -246,7 +246,7 @@ class IncidentStore:
         return confirms, breaks
 
     def accept(self, rule_id: str) -> Rule:
-        """Adopts a candidate that at least one stored incident confirms and that breaks none; else raises."""
+        """Accepts a candidate that at least one stored incident confirms and that breaks none; else raises."""
         found = next((c for c in self.rules() if c.rule.id == rule_id), None)
         if found is None:
             raise UsageError(
@@ -372,7 +372,7 @@ def _cosine(a: Sequence[float], b: Sequence[float]) -> float:
 
 
 def recall(d: Diagnosis, similar: Sequence[Similar]) -> Verdict:
-    """The verdict after memory was asked: unchanged where rules decided, unless a person corrected the very same."""
+    """The verdict after the incident store was asked: unchanged where rules decided, unless a person corrected the very same."""
     v = d.verdict
     if v.outcome not in (Outcome.FAILED, Outcome.HUNG, Outcome.LOSS_SPIKE, Outcome.UNKNOWN):
         return v
@@ -394,7 +394,7 @@ def recall(d: Diagnosis, similar: Sequence[Similar]) -> Verdict:
 
 
 def with_candidates(ruleset: RuleSet, rules: Sequence[Rule]) -> RuleSet:
-    """The set with adopted rules, weaker than those that ship."""
+    """The set with accepted rules, weaker than those that ship."""
     return (
         ruleset.with_rules([candidate(r) for r in rules if ruleset.get(r.id) is None]) if rules else ruleset
     )

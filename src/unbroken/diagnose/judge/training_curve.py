@@ -1,4 +1,4 @@
-"""The course of training: how fast it stepped, when it fell silent, whether its loss went wrong at the end."""
+"""The training curve: how fast it stepped, when it fell silent, whether its loss went wrong at the end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..match.events import Event, LogEnd, Progress
 @dataclass(frozen=True)
 class TrainingCurve:
     """`interval` is the usual time between metric lines in seconds; `last` the last one; `spike` the first metric
-    line of a bad stretch that lasts to the end of training, with `base` the loss before it."""
+    line of a bad window that lasts to the end of training, with `base` the loss before it."""
 
     interval: float | None = None
     last: Progress | None = None
@@ -24,7 +24,7 @@ class TrainingCurve:
 
 
 def read_curve(progress: Sequence[Progress]) -> TrainingCurve:
-    """Reads the course out of all progress lines in order."""
+    """Reads the training curve from all progress lines in order."""
     if not progress:
         return TrainingCurve()
     gaps = [
@@ -63,7 +63,7 @@ def silent_for(curve: TrainingCurve, ending: LogEnd, line: int, until: float | N
 
 
 def _spike(points: Sequence[Progress]) -> tuple[Progress | None, float | None]:
-    """The first point of a bad stretch (NaN, or far above the loss before) that lasts to the end."""
+    """The first point of a bad window (NaN, or far above the loss before) that lasts to the end."""
     if len(points) < 8:
         bad = [p for p in points if _nan(p)]
         return (bad[0], None) if len(bad) >= 2 and _nan(points[-1]) else (None, None)
@@ -114,8 +114,8 @@ def _drift(points: Sequence[Progress]) -> tuple[Progress | None, float | None]:
 
 
 def worst_window(progress: Sequence[Progress], said: Event) -> Progress | None:
-    """The metric line that shows what a guard or an operator complained of: the first of the last stretch of
-    non-finite ones, else the first of the last stretch far above the usual loss."""
+    """The metric line that shows what a guard or an operator complained of: the first of the last window of
+    non-finite ones, else the first of the last window far above the usual loss."""
     points = [p for p in progress if p.loss is not None and (p.file != said.file or p.line < said.line)][
         -2000:
     ]

@@ -151,7 +151,7 @@ class Scanner:
         return max(0, end - len(block))
 
     def _sample(self, block: bytes, base: int) -> None:
-        """Reads the first metric line of a block: the long-run course of step and loss costs nothing more."""
+        """Reads the first metric line of a block: the long-run curve of step and loss costs nothing more."""
         number, tries = base, _SOME_TRIES if self._shared.few_metrics else 4096
         if not progress_lines.may(block[:8192]):
             return

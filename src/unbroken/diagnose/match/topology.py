@@ -45,7 +45,7 @@ class TopologyReader:
             m = _NCCL_INIT.search(line.body)
             if m and line.node:
                 rank, size, dev = int(m.group(1)), int(m.group(2)), int(m.group(4) or m.group(3))
-                if size >= (t.world or 0):  # sub-communicators number their ranks anew
+                if size >= (t.world or 0):  # sub-communicators number their ranks again
                     t.world = size
                     place = t.place(rank)
                     place.node, place.gpu, place.pid, place.bus = line.node, dev, line.pid, m.group(5)

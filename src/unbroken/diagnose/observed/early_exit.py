@@ -95,7 +95,7 @@ def _hung(verdict: Verdict) -> bool:
 def _by_others(verdict: Verdict, facts: Facts) -> bool:
     """Whether the failure is of those that a rank's leaving causes: lost connections, collectives that time out."""
     bad = [e for e in facts.exits if e.code != 0 and not e.killed_by_agent]
-    # NCCL's watchdog and a terminated store abort; other signals have a story of their own.
+    # NCCL's watchdog and a terminated store abort; other signals have causes of their own.
     if any(e.signal not in (None, 6) for e in bad):
         return False
     if verdict.reason not in (*_BY_OTHERS, "RuntimeError"):

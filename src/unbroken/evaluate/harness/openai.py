@@ -85,7 +85,7 @@ def _about(endpoint: Endpoint, spec: ModelSpec) -> dict[str, Json]:
     try:
         served = endpoint.models()
     except EndpointRefused as e:
-        hint = "Start the server, or mend the address"
+        hint = "Start the server, or fix the address"
         if e.status in (401, 403):
             hint = "Put the key into the environment variable that options.key_env names (OPENAI_API_KEY)"
         raise ModelDoesNotLoad(f"the endpoint does not answer: {e}", where=spec.source, hint=hint) from e

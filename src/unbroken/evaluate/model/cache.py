@@ -1,16 +1,16 @@
 """One copy of a model per node, in shared memory, for as long as somebody uses it.
 
 ROOT/HASH/ holds the files; ROOT/HASH.lock is held while the copy is made or removed; ROOT/HASH.leases/ has one file
-per user, locked (flock) for as long as its process lives, so that a lease ends with its holder however that dies. The
+per user, locked (flock) for as long as its process lives, so that a reference ends with its holder however that dies. The
 first user fetches, the others wait for it and then map the same pages. A copy is whole if its .complete marker is
-there; what is not whole is made anew.
+there; what is not whole is made again.
 
-The copy goes when the last lease goes. After a crash of everything that used it, or was fetching it, a small watcher
-process (reaper.py) finds no live lease, waits `linger` seconds for the same command to come again, and removes it; if
+The copy goes when the last reference goes. After a crash of everything that used it, or was fetching it, a small watcher
+process (reaper.py) finds no live reference, waits `linger` seconds for the same command to come again, and removes it; if
 the watcher was killed too, the next evaluation on the node sweeps.
 
 A model whose hash is not known yet is fetched as a copy with a name of its own, ROOT/.incoming-..., with a lock, a
-lease and a watcher like any other, and gets its hash as name when it is whole.
+reference and a watcher like any other, and gets its hash as name when it is whole.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def take_reference(
     watcher: bool = True,
     halt: threading.Event | None = None,
 ) -> ModelReference:
-    """A lease on this node's copy, which is fetched and checked first if it is not there.
+    """A reference to this node's copy, which is fetched and checked first if it is not there.
 
     Raises NoRoomForModel if no place can take it, ModelChanged if the source's bytes differ from the manifest,
     RunInterrupted once `halt` is set while it fetches.
@@ -156,7 +156,7 @@ def fetch_unknown(
     halt: threading.Event | None = None,
     linger_s: float = LINGER_S,
 ) -> tuple[Manifest, ModelReference | None]:
-    """Fetches a model whose hash nobody knows yet into the first place with room; returns its manifest and a lease.
+    """Fetches a model whose hash nobody knows yet into the first place with room; returns its manifest and a reference.
 
     The hash is computed from the bytes as they come, so that a node reads the source once and not twice; `take_reference` then
     finds the copy, as long as this one is held. Without room anywhere the source is only read, and there is none.
@@ -236,7 +236,7 @@ def copies(root: Path) -> list[Copy]:
 
 
 def sweep(root: Path, *, keep: str = "", force: bool = False) -> list[str]:
-    """Removes copies that no live process leases and no watcher guards; returns their hashes.
+    """Removes copies that no live process refers to and no watcher guards; returns their hashes.
 
     A watcher guards a whole copy for the same command (`force`: not even that); what a killed fetch left is of no use
     to anybody, and takes room.

@@ -47,7 +47,7 @@ class Located:
     """None: an endpoint."""
     manifest: Manifest | None = None
     cached: bool = False
-    """Workers lease a copy on their node instead of reading the source."""
+    """Workers refer to a copy on their node instead of reading the source."""
     held: ModelReference | None = None
     """On the copy that was made for the hash; for the caller to release."""
     files: tuple[FileInfo, ...] = ()
@@ -148,7 +148,7 @@ def parameters_of(source: Source, manifest: Manifest, memo: Path) -> int | None:
         if known is None or isinstance(known, int):
             return known
     except (OSError, ValueError, KeyError, TypeError):
-        pass  # not there, or not ours: it is counted anew
+        pass  # not there, or not ours: it is counted again
     try:
         found = count_parameters(source, manifest)
     except (EvaluationError, OSError):

@@ -17,7 +17,7 @@ EVERY_S = 0.5
 
 
 def watch(root: Path, name: str, linger_s: float) -> None:
-    """Returns when the copy is gone: removed by its last user, or here, `linger_s` after the last lease died."""
+    """Returns when the copy is gone: removed by its last user, or here, `linger_s` after the last reference died."""
     fd = os.open(root / f"{name}.watch", os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -271,7 +271,7 @@ def hash_model(
         value = json.loads(path.read_text())
         return make_manifest([(n, s, tuple(c)) for n, s, c in value["files"]])
     except (OSError, ValueError, KeyError, TypeError):
-        pass  # not there, or not ours: it is made anew
+        pass  # not there, or not ours: it is made again
     manifest = reader(files) if reader else fetch(source, files, None, halt=halt)
     memo.mkdir(parents=True, exist_ok=True)
     atomic.write_json(

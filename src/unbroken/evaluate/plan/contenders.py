@@ -1,4 +1,4 @@
-"""The policies that ours is measured against, in simulated time: one job per dataset, the published one, OpenCompass'.
+"""The policies that our planner is measured against, in simulated time: one job per dataset, the published one, OpenCompass'.
 
 Published: "Characterization of Large Language Model Development in the Datacenter" (NSDI'24), section 6.2. OpenCompass:
 its SizePartitioner (a task is a bundle of about `max_size` rows, a generated row counting `gen_coef` times) and

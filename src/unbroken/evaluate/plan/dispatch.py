@@ -19,7 +19,7 @@ TRIES = 3
 """A block that failed so often, or whose worker died so often while it ran, is given up."""
 REPLAN_BUDGET = 3000
 RECUT_RATIO = 1.25
-"""The rest is planned anew when the number of workers, or the priors, moved by more than this."""
+"""The rest is planned again when the number of workers, or the priors, moved by more than this."""
 
 _LOOKED_AT = 4
 """Victims that a thief looks at closely."""
@@ -80,7 +80,7 @@ class Dispatcher:
     # ---- what happens
 
     def add(self, work: Iterable[Work], *, budget: int = REPLAN_BUDGET) -> None:
-        """More tasks are ready to run; what waits is planned anew together with them."""
+        """More tasks are ready to run; what waits is planned again together with them."""
         fresh = [w for w in work if w.block_s]
         for w in fresh:
             self.work[w.task] = w
@@ -286,7 +286,7 @@ class Dispatcher:
         return Bundle(tuple(shards), bundle.expected_s, bundle.urgency) if shards else None
 
     def _maybe_replan(self) -> None:
-        """Cuts what waits anew for the workers that are there, if there are many more than planned for."""
+        """Cuts again what waits, for the workers that are there, if there are many more than planned for."""
         n = len(self.workers)
         if n > max(self._planned_for, 1) * RECUT_RATIO and self._pending:
             self.replan()
@@ -303,7 +303,7 @@ class Dispatcher:
         )
 
     def replan(self) -> None:
-        """Plans what waits anew, with what was learnt, for the workers that are there."""
+        """Plans again what waits, with what was learnt, for the workers that are there."""
         self._plan_waiting((), REPLAN_BUDGET)
 
     def _plan_waiting(self, fresh: Sequence[Work], budget: int) -> None:

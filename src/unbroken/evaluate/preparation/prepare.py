@@ -77,7 +77,7 @@ def prepared_before(
         value = read_json(path)
         found = decode(PreparedTask, value["prepared"], where=str(path))
     except (UnbrokenError, KeyError):
-        return None  # damaged: it is prepared anew
+        return None  # damaged: it is prepared again
     stamps = value.get("reads")
     same = value.get("fingerprint") == mark and found.folder == str(folder.task(task.name).absolute())
     return found if same and isinstance(stamps, dict) and reads.unchanged(stamps, seen) else None
@@ -230,7 +230,7 @@ def _prepare(
     harness: Harness, task: Task, suite: Suite, spec: ModelSpec, files: Path | None, folder: Path
 ) -> Json:
     """The prepared task, and the stamps of what was read for it."""
-    # The tokenizer's files are in the fingerprint by what they hold: each checkpoint of a run brings them anew.
+    # The tokenizer's files are in the fingerprint by what they hold: each checkpoint of a run brings its own.
     own = [str(folder), *([str(files)] if files is not None else [])]
     with (
         tempfile.TemporaryDirectory(prefix="unbroken-reads-") as aside,

@@ -107,7 +107,7 @@ class EvalDir:
         return self.root / "scores" / key / f"{task}.json"
 
     def claim(self, asked: Json) -> None:
-        """Creates the folder for this question, or goes on with it; one that no model ever answered may be put anew.
+        """Creates the folder for this question, or goes on with it; one that no model ever answered may be put again.
 
         Raises UsageError if the folder holds another one.
         """
@@ -156,7 +156,7 @@ class EvalDir:
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         except OSError as e:
             raise EvaluationError(f"the evaluation's folder cannot be written: {e.strerror or e}", where=str(self.root),
-                                  hint="Give another --out, or mend its rights") from e  # fmt: skip
+                                  hint="Give another --out, or fix its rights") from e  # fmt: skip
 
     @contextmanager
     def lock(self) -> Iterator[None]:

@@ -273,7 +273,7 @@ def _value(v: float, form: str = ".4f") -> str:
 
 
 def uncompiled(report: Report) -> list[str]:
-    """A line where workers compiled what they imported anew, which container images are often built to do: seconds of each start."""
+    """A line where workers compiled again what they imported, which container images are often built to do: seconds of each start."""
     slow = {w.node: w for w in report.workers if w.uncompiled >= MANY}
     if not slow:
         return []

@@ -222,7 +222,7 @@ def _place(labels: dict[str, str]) -> tuple[str | None, int | None, str | None]:
 
 
 def _events(points: Iterable[tuple[float, float]]) -> Iterator[tuple[float, float]]:
-    """DCGM shows a GPU's last XID until the driver is loaded anew: an event is where the shown number changes."""
+    """DCGM shows a GPU's last XID until the driver is loaded again: an event is where the shown number changes."""
     shown = 0.0
     for t, v in points:
         if v not in (0.0, shown):

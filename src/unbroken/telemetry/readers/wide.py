@@ -123,7 +123,7 @@ def read(source: Source, out: Path) -> list[Note]:
 
 
 def _events(rows: str) -> str:
-    """DCGM shows a GPU's last XID until the driver is loaded anew: an event is where the shown number changes."""
+    """DCGM shows a GPU's last XID until the driver is loaded again: an event is where the shown number changes."""
     before = "lag(v) OVER (PARTITION BY node, gpu, device ORDER BY t)"
     return f"SELECT * FROM ({rows}) QUALIFY v <> 0 AND v IS DISTINCT FROM {before}"
 

@@ -82,7 +82,7 @@ class HostSampler:
             key = (metric, device)
             before = self._before.get(key)
             self._before[key] = counter
-            # A smaller counter: the driver was loaded anew, and the difference says nothing.
+            # A smaller counter: the driver was loaded again, and the difference says nothing.
             if before is not None and elapsed > 0 and counter >= before:
                 out.append(Reading(None, device, metric, (counter - before) / elapsed))
         return out

@@ -1,7 +1,7 @@
-"""NVLink's counters of a GPU: how often its links were trained anew, sent again, or saw a wrong checksum.
+"""NVLink's counters of a GPU: how often its links were trained again, sent again, or saw a wrong checksum.
 
 The three are kept apart because they do not mean the same. A recovery is a link that lost its partner and was trained
-anew: rare on a sound machine. A replay is a packet sent again, and a CRC error is one received with a wrong checksum:
+again: rare on a sound machine. A replay is a packet sent again, and a CRC error is one received with a wrong checksum:
 the link repairs both by itself, and at 100 Gbit/s a lane some are expected (they rise with the traffic on healthy
 pairs); their rate says something, their number does not. Fields that carry throughput or ECC corrections are not read.
 

@@ -61,7 +61,7 @@ class Faults:
         self._network.cut(name, to_supervisor=to_supervisor, to_node=to_node)
 
     def return_node(self, name: str) -> None:
-        """A lost node is back, booted anew and empty; one that could not be reached is back as it is."""
+        """A lost node is back, booted again and empty; one that could not be reached is back as it is."""
         node = self._node(name)
         if node.state == "lost":
             node.boot += 1
@@ -73,7 +73,7 @@ class Faults:
         self._hardware.change()
 
     def heal(self, name: str) -> None:
-        """Mends the link to the supervisor."""
+        """Repairs the link to the supervisor."""
         self._network.heal(name)
 
     def preempt(self, name: str, in_s: float, why: str = "a job of higher rank") -> None:

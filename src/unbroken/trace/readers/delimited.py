@@ -1,4 +1,4 @@
-"""Delimited text as a DuckDB source: every column as text, malformed lines set aside; SQL for values in it."""
+"""Delimited text as a DuckDB source: every column as text, malformed lines rejected; SQL for values in it."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ class ParquetReader:
         return 100 if head.parquet else 0
 
     def read(self, store: Store, head: Head, options: Options) -> None:
-        """Adds a view of the file; jobs are checked once, and copied only where something has to be mended."""
+        """Adds a view of the file; jobs are checked once, and copied only where something has to be fixed."""
         table = own_table(head)
         source = f"read_parquet({literal(str(head.path))})"
         if table is None:
@@ -50,7 +50,7 @@ class SamplesTextReader:
         return 96 if {"time_utc", "metric", "value"} <= head.lower else 0
 
     def read(self, store: Store, head: Head, options: Options) -> None:
-        """Adds the rows; a torn last line is set aside."""
+        """Adds the rows; a torn last line is rejected."""
         text = delimited(store, head, head.columns, header=True)
         part = store.fresh("samples_part")
         columns = []
@@ -150,7 +150,7 @@ def read_jobs(store: Store, head: Head, options: Options, source: str) -> None:
 
 
 def clean(store: Store, head: Head, source: str) -> bool:
-    """Whether the file can be used as it is: nothing was set aside or mended, and nothing is left to be computed."""
+    """Whether the file can be used as it is: nothing was rejected or fixed, and nothing is left to be computed."""
     fixed = ("set aside", "repaired", "missing", "assumption")
     if any(n.source == head.path.name and n.kind in fixed for n in store.notes):
         return False

@@ -86,7 +86,7 @@ class SlurmReader:
         return min(40 + 8 * len(mine), 98) if head.delimiter == "|" else min(20 + 4 * len(mine), 60)
 
     def read(self, store: Store, head: Head, options: Options) -> None:
-        """Adds one row a job; steps are counted and left out, broken lines are mended or set aside."""
+        """Adds one row a job; steps are counted and left out, broken lines are fixed or rejected."""
         columns = list(head.columns)
         if columns and columns[-1] == "":  # sacct -p ends every line with the delimiter
             columns[-1] = "_trailing"

@@ -56,8 +56,8 @@ class Draft:
 
     `columns`: schema column -> expression of the schema's type. `state_word`: the state as text.
     `queue_s`, `duration_s`: as the file gives them. `checks`: (reason, predicate) that set a row aside;
-    `reads`: (reason, text, column): set aside where the text is there but the column (or _queue, _duration) is NULL.
-    `text`: the row's own text for what is set aside. `zone_missing`: predicate, true where a time has no zone
+    `reads`: (reason, text, column): rejected where the text is there but the column (or _queue, _duration) is NULL.
+    `text`: the row's own text for what is rejected. `zone_missing`: predicate, true where a time has no zone
     in a file where others have one. `given_end_minus_submit`: the file's duration is known to be that.
     """
 
@@ -192,7 +192,7 @@ def stage(store: Store, draft: Draft, source: str, zone: str = "UTC") -> str:
 
 def account(store: Store, table: str, source: str, zone: str, *, with_text: str) -> None:
     """Moves rejected rows aside and turns flags into notes. `table` is a staged table or a query in brackets;
-    `with_text` the same with the rows' own text, which is read only where there is a row to set aside."""
+    `with_text` the same with the rows' own text, which is read only where there is a row to reject."""
     bits = ", ".join(
         f"sum((_flags >> {f[0].bit_length() - 1}) & 1) FILTER (_reject IS NULL)" for f in FLAGS.values()
     )

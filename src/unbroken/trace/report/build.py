@@ -21,7 +21,7 @@ from ..store import Store
 
 @dataclass(frozen=True)
 class Report:
-    """Everything that a report shows. `files`: (name, format). `rejected`: the first rows that were set aside."""
+    """Everything that a report shows. `files`: (name, format). `rejected`: the first rows that were rejected."""
 
     title: str
     files: tuple[tuple[str, str], ...]

@@ -55,7 +55,7 @@ def one_leaf(folders: Sequence[str], leaf: str, seen: Captured, guard: Guard | N
             if leaf not in loaded["tasks"]:
                 raise EvaluationError(
                     f"the harness has no task '{leaf}' in {', '.join(sorted(loaded['tasks']))}",
-                    hint="Its group has changed since the suite was expanded; start the evaluation anew",
+                    hint="Its group has changed since the suite was expanded; start the evaluation again",
                 )
             task = seen.task = loaded["tasks"][leaf]
             if guard is not None:

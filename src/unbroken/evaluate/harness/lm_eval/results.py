@@ -36,7 +36,7 @@ def task_version(task: Any) -> str:
 
 
 def documents_of(samples: Sequence[Sequence[Any]]) -> str:
-    """A hash of the documents behind the prompts: of two with the same prompts, one may have had its answers mended."""
+    """A hash of the documents behind the prompts: of two with the same prompts, one may have had its answers fixed."""
     return digest([_json_of(instances[0].doc) for instances in samples if instances])
 
 
@@ -189,7 +189,7 @@ def why_not_prepared(error: Exception, task: Task, seen: Captured) -> UnbrokenEr
         return DatasetMissing(
             f"the data of task '{task.name}' are not on this machine: {text}",
             where=f"looked for by lm_eval in {cache}",
-            hint="Stage them where there is a network with `unbroken eval stage`, or mend the paths in the task",
+            hint="Stage them where there is a network with `unbroken eval stage`, or fix the paths in the task",
         )
     if isinstance(error, (KeyError, ValueError, TypeError, AssertionError)) or seen.task is None:
         return InputError(

@@ -59,7 +59,7 @@ class TaskIndex:
                 raise EvaluationError(
                     "the folder with the local tasks is not there",
                     where=str(folder),
-                    hint="Mend `include` in the task's options; relative paths start at the suite's folder",
+                    hint="Fix `include` in the task's options; relative paths start at the suite's folder",
                 )
         self._local = _scan(self.include, defaults=False) if self.include else {}
         self._builtin: dict[str, Entry] | None = None
@@ -208,7 +208,7 @@ def _builtin() -> dict[str, Entry]:
         if kept.get("stamp") == stamp:
             return {n: Entry(n, k, p, c, tuple(m), f) for n, (k, p, c, m, f) in kept["entries"].items()}
     except (OSError, ValueError, KeyError, TypeError):
-        pass  # absent, torn or of another version: made anew below
+        pass  # absent, torn or of another version: made again below
     entries = _scan((), defaults=True)
     rows = {n: [*list(asdict(e).values())[1:]] for n, e in entries.items()}
     try:

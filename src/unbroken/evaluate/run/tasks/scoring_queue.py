@@ -79,7 +79,7 @@ class ScoringQueue:
             self.scores[score.task] = score.led_by(headline)
         except KeyError as e:
             self.failed[score.task] = (
-                f"its headline '{headline}' is none of its metrics: {e.args[0]}. The answers are kept; mend the suite"
+                f"its headline '{headline}' is none of its metrics: {e.args[0]}. The answers are kept; fix the suite"
             )
 
     def _write(self, prepared: PreparedTask, given_up: dict[int, str]) -> ScoreJob | Score:

@@ -26,7 +26,7 @@ class Point:
     failed: str = ""
     """The first error of it; what a second try met is only said."""
     tries: int = 1
-    """In the command that wrote this: another one tries a checkpoint that failed anew."""
+    """In the command that wrote this: another one tries again a checkpoint that failed."""
     code: int = 0
     """Exit code of the error; 0 where it was only removed too early."""
     worse: tuple[str, ...] = ()

@@ -1,7 +1,7 @@
 """Every committed checkpoint of a run, evaluated as it appears: lease, export, evaluate, compare, release.
 
 OUT/curve.jsonl has one sealed line per checkpoint; OUT/curves.txt and OUT/curves.html are made from it. A checkpoint
-is leased before it is touched, so that retention leaves it; the lease is renewed while the evaluation runs and ends
+is pinned before it is touched, so that retention leaves it; the pin is renewed while the evaluation runs and ends
 with it, or by itself `PIN_S` after a crash. Those that wait for their turn are held (hold.py). Prompts and answers are shared by all checkpoints under OUT.
 """
 
@@ -64,7 +64,7 @@ LASTING = (
 """What another try a moment later would meet again."""
 WAIT_S = 0.2
 """Between looks for the folder: a checkpoint takes longer to be written, and is held before it can be superseded."""
-GONE = "removed before it could be leased"
+GONE = "removed before it could be pinned"
 OURS = ("evaluations", "watchers")
 """What a folder of checkpoints may hold before the first of them."""
 
@@ -97,7 +97,7 @@ class Watch:
 
     @property
     def pin_name(self) -> str:
-        """Who holds the lease."""
+        """Who holds the pin."""
         return self.holder or f"eval-{self.suite.name}"[:100]
 
 
@@ -287,7 +287,7 @@ def read_curve(out: Path) -> list[Point]:
 
 @contextlib.contextmanager
 def pin_newest(storage: Storage, name: str, holder: str, seconds: float = PIN_S) -> Iterator[None]:
-    """Holds a lease on a checkpoint, renewed in the background. Raises NoCheckpoint if it is gone."""
+    """Holds a pin on a checkpoint, renewed in the background. Raises NoCheckpoint if it is gone."""
     pin_checkpoint(storage, name, holder, seconds, "being evaluated")
     ended = threading.Event()
 
@@ -295,7 +295,7 @@ def pin_newest(storage: Storage, name: str, holder: str, seconds: float = PIN_S)
         while not ended.wait(seconds / 3):
             with contextlib.suppress(
                 UnbrokenError, OSError
-            ):  # the next try comes long before the lease is over
+            ):  # the next try comes long before the pin is over
                 pin_checkpoint(storage, name, holder, seconds, "being evaluated")
 
     thread = threading.Thread(target=renew, daemon=True)
