@@ -20,10 +20,11 @@ from hypothesis import strategies as st
 from unbroken.evaluate.contracts import PreparedTask, Report, Request, Suite, TaskPrior
 from unbroken.evaluate.engines.wire import VERSION
 from unbroken.evaluate.plan import dispatch
-from unbroken.evaluate.result.journal import encode_line, events
+from unbroken.evaluate.result.journal import events
 from unbroken.evaluate.run.workers import server as module
 from unbroken.evaluate.suite import received
 from unbroken.evaluate.suite.staged import write_samples
+from unbroken.journal import lines
 from unbroken.link.address import Address
 from unbroken.link.bounds import HELLO_BYTES, STRANGERS, Malformed
 from unbroken.link.tls import Identity
@@ -430,16 +431,16 @@ def test_bad_stored_lines_are_passed_over_and_said(
 ) -> None:
     assert numbers(evaluate(tmp_path, SUITE, workers=1)) == right
     (stored,) = (tmp_path / "out" / "answers").glob("*/a/*.jsonl")
-    whole = [json.loads(line[9:]) for line in stored.read_bytes().splitlines()]
+    whole = list(lines.records(stored))
     good = whole[0]
     bad: list[Any] = [
-        None, [], "text", 5, {}, {"block": 0}, {**good, "block": "0"}, {**good, "answers": None}, {**good, "answers": [5]},
+        {"block": None}, {"block": 0}, {**good, "block": "0"}, {**good, "answers": None}, {**good, "answers": [5]},
         {**good, "conditions": {"engine": 5}}, {k: v for k, v in good.items() if k != "conditions"},
         {**good, "answers": [{**a, "outputs": []} for a in good["answers"]]},
         {**good, "answers": [{**a, "outputs": None} for a in good["answers"]]},
         {**good, "version": ["x"]}, {**good, "block": 1 << 80},
     ]  # fmt: skip
-    stored.write_bytes(b"rubbish\n" + b"".join(encode_line(line) for line in [*bad, *whole[1:]]))
+    stored.write_bytes(b"rubbish\n[]\n" + b"".join(lines.encode(line) for line in [*bad, *whole[1:]]))
     for path in (tmp_path / "out" / "scores").rglob("*.json"):
         path.unlink()
     report = evaluate(tmp_path, SUITE, workers=1)

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from unbroken.journal.lines import decode, encode
 from unbroken.progress import JournalWriter, RunDir, claim, read_journal, read_terms
-from unbroken.progress import journal as module
-from unbroken.progress.journal import decode, encode, sealable
+from unbroken.progress.journal import sealable
 
 
 @pytest.fixture
@@ -110,7 +110,7 @@ def test_full_disk_leaves_no_half_line(run_dir: RunDir, monkeypatch: pytest.Monk
         room -= n
         return n
 
-    monkeypatch.setattr(module.os, "write", full)
+    monkeypatch.setattr(os, "write", full)
     for _ in range(2):
         with pytest.raises(OSError) as e:
             writer.append("b")
@@ -128,7 +128,7 @@ def test_failed_fsync_is_not_believed(run_dir: RunDir, monkeypatch: pytest.Monke
     def fails(fd: int) -> None:
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr(module.os, "fsync", fails)
+    monkeypatch.setattr(os, "fsync", fails)
     with pytest.raises(OSError):
         writer.append("a")
     monkeypatch.undo()

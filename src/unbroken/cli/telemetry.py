@@ -294,14 +294,14 @@ def _join_run(con: Any, folder: Path) -> None:
 
 
 def _join_evaluation(con: Any, folder: Path) -> None:
-    from ..evaluate.result.journal import read_checked
+    from ..journal import lines
     from ..telemetry.join import add_spans
     from ..telemetry.spans import spans_of_evaluation
 
     path = folder / "journal.jsonl"
     if not path.is_file():
         raise InputError("this is no folder of an evaluation: it has no journal.jsonl", where=str(folder))
-    add_spans(con, spans_of_evaluation(value for _, _, value in read_checked(path)), socket.gethostname())
+    add_spans(con, spans_of_evaluation(lines.records(path)), socket.gethostname())
 
 
 def _show_converted(done: list[Converted], as_json: bool) -> None:

@@ -6,15 +6,13 @@ read(folder)[12].digest == read(other_folder)[12].digest                  # step
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import UsageError
+from ..journal import lines
 from ..progress import RunDir, attach
-from ..progress.journal import decode, encode
 from .position import Ranges, normalize
 
 if TYPE_CHECKING:
@@ -35,6 +33,20 @@ class GlobalBatch:
     """Every rank has said what it was given."""
 
 
+@dataclass(frozen=True)
+class _Line:
+    """A BatchRecord as it stands in a journal, and the attempt that wrote it."""
+
+    attempt: int
+    step: int
+    epoch: int
+    samples: tuple[tuple[int, int], ...]
+    rank: int
+    world_size: int
+    digest: str
+    """16 hex digits."""
+
+
 class Journal:
     """Appends a line for each batch to a file of this rank: call it with BatchRecords.
 
@@ -53,50 +65,44 @@ class Journal:
             folder = RunDir(run.run_dir).data
         self._folder = Path(folder)
         self._attempt = self._number = run.attempt
-        self._fd: int | None = None
+        self._file: lines.Appender | None = None
 
     def __call__(self, record: BatchRecord) -> None:
         """Writes one line."""
-        if self._fd is None:
-            self._fd = self._open(record.rank)
-        os.write(self._fd, encode({"attempt": self._number, **record.as_json()}))
+        if self._file is None:
+            self._file = self._open(record.rank)
+        self._file.append({"attempt": self._number, **record.as_json()})
 
-    def _open(self, rank: int) -> int:
+    def _open(self, rank: int) -> lines.Appender:
         self._folder.mkdir(parents=True, exist_ok=True)
         number = self._attempt
         while True:  # outside of a run the attempts are counted by the files
             path = self._folder / f"attempt-{number:04d}-rank-{rank:05d}.jsonl"
             try:
-                fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o644)
+                file = lines.Appender(path, new=True)
             except FileExistsError:
                 number += 1
                 continue
             self._number = number
-            return fd
+            return file
 
 
 def read(folder: str | Path) -> dict[int, GlobalBatch]:
     """Of each step what it was given at last: a step that was made again after a failure counts as made again."""
     newest: dict[int, int] = {}
-    lines: dict[int, list[dict[str, object]]] = {}
+    given: dict[int, list[_Line]] = {}
     for path in sorted(Path(folder).glob("attempt-*-rank-*.jsonl")):
-        for line in path.read_bytes().splitlines(keepends=True):
-            record = decode(line)
-            if record is None:
-                continue  # a torn last line
-            step, attempt = int(record["step"]), int(record["attempt"])
-            if attempt > newest.get(step, -1):
-                newest[step], lines[step] = attempt, []
-            if attempt == newest[step]:
-                lines[step].append(record)
-    return {step: _together(step, records) for step, records in sorted(lines.items())}
+        for line in lines.read_as(path, _Line):
+            if line.attempt > newest.get(line.step, -1):
+                newest[line.step], given[line.step] = line.attempt, []
+            if line.attempt == newest[line.step]:
+                given[line.step].append(line)
+    return {step: _together(step, found) for step, found in sorted(given.items())}
 
 
-def _together(step: int, records: Iterable[dict[str, object]]) -> GlobalBatch:
-    found = list(records)
-    ranks = {r["rank"] for r in found}
-    samples = normalize(r for f in found for r in f["samples"])  # type: ignore[attr-defined]
-    digest = sum(int(str(f["digest"]), 16) for f in found) % 2**64
+def _together(step: int, found: list[_Line]) -> GlobalBatch:
+    samples = normalize(r for f in found for r in f.samples)
+    digest = sum(int(f.digest, 16) for f in found) % 2**64
     return GlobalBatch(
-        step, int(str(found[0]["epoch"])), samples, digest, len(ranks) == found[0]["world_size"]
+        step, found[0].epoch, samples, digest, len({f.rank for f in found}) == found[0].world_size
     )

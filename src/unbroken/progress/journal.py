@@ -1,44 +1,20 @@
 """The journal: one append-only file per term, one checked JSON record a line. It is the truth about a run.
 
-A line is `{"sum":"<16 hex digits>",` followed by the rest of the record's JSON; the sum is xxh3_64 of
-`{` plus that rest. A line that does not check is never believed: at the end of a file it is a torn write,
-elsewhere it is counted and shown.
+How a line proves itself whole: `journal/lines.py`. One that does not check is never believed: at the end of a file it is
+a torn write, elsewhere it is counted and shown.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-import xxhash
-
 from ..atomic import fsync_folder
+from ..journal import lines
 from .epochs import Term, read_terms
 from .rundir import RunDir
-
-_PREFIX = len('{"sum":"0123456789abcdef",')
-
-
-def encode(record: dict[str, Any]) -> bytes:
-    """One journal line, with its checksum and newline."""
-    body = json.dumps(record, separators=(",", ":"), sort_keys=True)
-    return f'{{"sum":"{xxhash.xxh3_64_hexdigest(body.encode())}",{body[1:]}\n'.encode()
-
-
-def decode(line: bytes) -> dict[str, Any] | None:
-    """The record of one line, or None where it does not check."""
-    if not line.endswith(b"\n") or line[:8] != b'{"sum":"' or line[24:_PREFIX] != b'",':
-        return None
-    body = b"{" + line[_PREFIX:-1]
-    if xxhash.xxh3_64_hexdigest(body).encode() != line[8:24]:
-        return None
-    record: dict[str, Any] = json.loads(body)
-    return record
 
 
 class JournalWriter:
@@ -49,7 +25,7 @@ class JournalWriter:
         self._clock = clock
         self.path = run_dir.journal(term)
         self.term = term
-        self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self._file = lines.Appender(self.path)
         fsync_folder(self.path.parent)
         self._number = 0
 
@@ -66,21 +42,11 @@ class JournalWriter:
             "epoch": self.term,
             **fields,
         }
-        data = encode(record)
-        start = os.fstat(self._fd).st_size
-        try:
-            written = os.write(self._fd, data)
-            if written != len(data):
-                raise OSError(28, "No space left on device", str(self.path))
-            os.fsync(self._fd)
-        except OSError:
-            # A half-written line would spoil the next one: cut it off again.
-            os.ftruncate(self._fd, start)
-            raise
+        self._file.append(record, durable=True)
         return record
 
     def close(self) -> None:
-        os.close(self._fd)
+        self._file.close()
 
 
 @dataclass(frozen=True)
@@ -102,11 +68,11 @@ def read_journal(run_dir: RunDir) -> JournalText:
     for i, term in enumerate(terms):
         successor = terms[i + 1] if i + 1 < len(terms) else None
         limit = successor.sealed.get(str(term.number)) if successor else None
-        for _, record in _lines(run_dir.journal(term.number), limit):
-            if record is None:
+        for line in _whole_lines(run_dir, term.number, limit):
+            if line.record is None:
                 damaged += 1
             else:
-                records.append(record)
+                records.append(line.record)
     return JournalText(records, damaged)
 
 
@@ -115,24 +81,13 @@ def sealable(run_dir: RunDir, terms: list[Term]) -> dict[str, int]:
     offsets = dict(terms[-1].sealed) if terms else {}
     for term in terms[-1:]:
         end = 0
-        for stop, record in _lines(run_dir.journal(term.number), None):
-            if record is not None:
-                end = stop
+        for line in _whole_lines(run_dir, term.number):
+            if line.record is not None:
+                end = line.end
         offsets[str(term.number)] = end
     return offsets
 
 
-def _lines(path: Path, limit: int | None) -> Iterator[tuple[int, dict[str, Any] | None]]:
-    """(end offset, record or None) of each line up to `limit`; a torn last line is left out."""
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError:
-        return
-    if limit is not None:
-        data = data[:limit]
-    end = 0
-    for line in data.splitlines(keepends=True):
-        end += len(line)
-        if not line.endswith(b"\n"):
-            return
-        yield end, decode(line)
+def _whole_lines(run_dir: RunDir, number: int, limit: int | None = None) -> Iterator[lines.Line]:
+    """The lines of one term up to `limit`; a torn last one is left out."""
+    return (line for line in lines.read(run_dir.journal(number), limit) if not line.torn)

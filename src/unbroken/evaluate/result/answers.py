@@ -1,6 +1,6 @@
 """What a model said, block by block, on disk: the memory that makes the same command go on.
 
-answers/KEY/TASK/0001.jsonl: one sealed line per block, appended by the coordinator that counted itself 0001. KEY is
+answers/KEY/TASK/0001.jsonl: one checksummed line per block (journal/lines.py), appended by the coordinator that counted itself 0001. KEY is
 the model's (weights, dtype, engine: ModelSpec.key); within it an answer is reused only if its sample's prompt hash is
 the one of the prompt that would be sent now, and what else it depends on (`PreparedTask.asks`) matches. Nothing in it depends on the number of
 workers. Readers take the first whole line of each block: a block that was answered twice counts once.
@@ -8,20 +8,19 @@ workers. Readers take the first whole line of each block: a block that was answe
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ... import atomic
 from ...errors import EvaluationError, UnbrokenError
+from ...journal import lines
 from ...journal.codec import decode
 from ...link.bounds import Malformed, whole
 from ..contracts import Answer, Conditions, Json, PreparedTask, digest
 from ..suite import received
 from ..suite.staged import encode_answer, read_hashes
-from .journal import encode_line, open_append, read_lines
 
 
 @dataclass(frozen=True)
@@ -42,8 +41,8 @@ class AnswerStore:
         self.folder = folder
         self.incarnation = incarnation
         self._places: dict[str, dict[int, Place]] = {}
-        self._files: dict[str, tuple[int, Path, int]] = {}  # descriptor, path, size
-        self._dirty: set[int] = set()
+        self._files: dict[str, lines.Appender] = {}
+        self._dirty: set[lines.Appender] = set()
         self._passed_over: dict[str, list[tuple[str, str]]] = {}
 
     def scan(self, prepared: PreparedTask) -> set[int]:
@@ -53,14 +52,14 @@ class AnswerStore:
         found = self._places.setdefault(task, {})
         bad = self._passed_over[task] = []
         for path in sorted(self._folder(task).glob("*.jsonl")):
-            for offset, length, line in read_lines(path):
+            for line in lines.read(path):
                 try:
-                    usable = _usable(line, prepared, hashes)
+                    usable = _usable(line.record, prepared, hashes)
                 except Malformed as e:
-                    bad.append((f"{path}, byte {offset}", str(e)))
+                    bad.append((f"{path}, byte {line.offset}", str(e)))
                     continue
                 if usable is not None and usable[0] not in found:
-                    found[usable[0]] = Place(path, offset, length, usable[1])
+                    found[usable[0]] = Place(path, line.offset, line.length, usable[1])
         return set(found)
 
     def passed_over(self, task: str) -> list[tuple[str, str]]:
@@ -82,19 +81,14 @@ class AnswerStore:
         Raises OSError as the system gives it (a full disk).
         """
         task = prepared.task.name
-        line = encode_line({
+        file = self._file(task)
+        offset, length = file.append({
             "block": block, "version": _asked(prepared), "conditions": _plain(conditions), "answers": list(answers),
         })  # fmt: skip
-        fd, path, size = self._file(task)
-        written = os.write(fd, line)
-        if written != len(line):
-            os.ftruncate(fd, size)
-            raise OSError(28, "No space left on device", str(path))
-        self._files[task] = (fd, path, size + len(line))
-        self._dirty.add(fd)
+        self._dirty.add(file)
         if keep and block not in self._places.setdefault(task, {}):
             bad = sum(1 for a in answers if a.get("problem"))
-            self._places[task][block] = Place(path, size, len(line), conditions, bad)
+            self._places[task][block] = Place(file.path, offset, length, conditions, bad)
 
     def merge(
         self, prepared: PreparedTask, given_up: Mapping[int, str], target: Path
@@ -107,7 +101,7 @@ class AnswerStore:
         hashes = read_hashes(Path(prepared.folder))
         places = self._places.get(task, {})
         conditions: dict[Conditions, None] = {}
-        lines: list[str] = []
+        exact: list[str] = []
         said: list[Json]
         ids: list[int] = []
         for number in range(prepared.blocks):
@@ -125,7 +119,7 @@ class AnswerStore:
                 said = self._read(place)
             for a in said:
                 ids.append(a["sample"])
-                lines.append(
+                exact.append(
                     encode_answer(Answer(a["sample"], a["hash"], tuple(a["outputs"]), a.get("problem", "")))
                 )
                 if a["hash"] != hashes[a["sample"]]:
@@ -137,43 +131,46 @@ class AnswerStore:
             raise EvaluationError(f"task '{task}' has {len(ids)} answers to {prepared.samples} samples", where=str(self.folder),
                                   hint="Run the same command; if it says so again, report it")  # fmt: skip
         target.parent.mkdir(parents=True, exist_ok=True)
-        atomic.write_text(target, "".join(line + "\n" for line in lines))
+        atomic.write_text(target, "".join(line + "\n" for line in exact))
         return tuple(conditions)
 
     def sync(self) -> None:
         """Makes what was appended durable."""
         dirty, self._dirty = self._dirty, set()
-        for fd in dirty:
-            os.fsync(fd)
+        for file in dirty:
+            file.sync()
 
     def close(self) -> None:
         """Syncs and closes."""
         self.sync()
-        for fd, _, _ in self._files.values():
-            os.close(fd)
+        for file in self._files.values():
+            file.close()
         self._files.clear()
 
     def _folder(self, task: str) -> Path:
         return self.folder / task
 
-    def _file(self, task: str) -> tuple[int, Path, int]:
+    def _file(self, task: str) -> lines.Appender:
         if task not in self._files:
-            path = self._folder(task) / f"{self.incarnation:04d}.jsonl"
-            fd = open_append(path)
-            self._files[task] = (fd, path, os.fstat(fd).st_size)
+            folder = self._folder(task)
+            folder.mkdir(parents=True, exist_ok=True)
+            self._files[task] = lines.Appender(folder / f"{self.incarnation:04d}.jsonl")
         return self._files[task]
 
     def _read(self, place: Place) -> list[Json]:
-        with open(place.path, "rb") as f:
-            f.seek(place.offset)
-            line = f.read(place.length)
-        return list(json.loads(line[9:])["answers"])
+        record = lines.record_at(place.path, place.offset, place.length)
+        if record is None:
+            raise EvaluationError("answers were changed on disk while the evaluation ran", where=str(place.path),
+                                  hint="Run the same command: what does not check is asked again")  # fmt: skip
+        return list(record["answers"])
 
 
-def _usable(line: Json, prepared: PreparedTask, hashes: Sequence[str]) -> tuple[int, Conditions] | None:
+def _usable(
+    line: Mapping[str, Any] | None, prepared: PreparedTask, hashes: Sequence[str]
+) -> tuple[int, Conditions] | None:
     """(block, conditions) of a line; None where it answers other prompts, or not all of them. Raises Malformed."""
-    if not isinstance(line, dict):
-        raise Malformed("the line is torn or damaged" if line is None else "the line is no object")
+    if line is None:
+        raise Malformed("the line is torn or damaged")
     block = whole(line.get("block"), "block", 0, 1 << 48)
     if line.get("version") not in _accepted(prepared) or block >= prepared.blocks:
         return None

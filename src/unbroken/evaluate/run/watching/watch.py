@@ -1,6 +1,6 @@
 """Every committed checkpoint of a run, evaluated as it appears: lease, export, evaluate, compare, release.
 
-OUT/curve.jsonl has one sealed line per checkpoint; OUT/curves.txt and OUT/curves.html are made from it. A checkpoint
+OUT/curve.jsonl has one checksummed line per checkpoint; OUT/curves.txt and OUT/curves.html are made from it. A checkpoint
 is pinned before it is touched, so that retention leaves it; the pin is renewed while the evaluation runs and ends
 with it, or by itself `PIN_S` after a crash. Those that wait for their turn are held (hold.py). Prompts and answers are shared by all checkpoints under OUT.
 """
@@ -8,7 +8,6 @@ with it, or by itself `PIN_S` after a crash. Those that wait for their turn are 
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import threading
 import time
@@ -37,12 +36,12 @@ from ....errors import (
     UnknownTask,
     UsageError,
 )
+from ....journal import lines
 from ....journal.codec import decode, encode
 from ....page.shell import write_beside
 from ....progress import RunDir, newest_place
 from ...contracts import ModelSpec, Report, Suite
 from ...result.folder import EvalDir, read_json
-from ...result.journal import encode_line, open_append, read_checked
 from ...result.results import Difference, compare
 from .curves import Point, curves_page, curves_text
 from .hold import Holding
@@ -279,8 +278,7 @@ def shortfall(points: Sequence[Point]) -> tuple[str, int]:
 def read_curve(out: Path) -> list[Point]:
     """The points so far, by step; the last line of each checkpoint counts."""
     found: dict[str, Point] = {}
-    for _, _, value in read_checked(out / "curve.jsonl"):
-        p = decode(Point, value, where=str(out / "curve.jsonl"))
+    for p in lines.read_as(out / "curve.jsonl", Point):
         found[p.name] = p
     return sorted(found.values(), key=lambda p: (p.step, p.attempt))
 
@@ -389,12 +387,11 @@ def _is_open(point: Point | None) -> bool:
 
 
 def _append(out: Path, point: Point) -> None:
-    fd = open_append(out / "curve.jsonl")
+    file = lines.Appender(out / "curve.jsonl")
     try:
-        os.write(fd, encode_line(encode(point)))
-        os.fsync(fd)
+        file.append(encode(point), durable=True)
     finally:
-        os.close(fd)
+        file.close()
 
 
 def _pause(seconds: float, stop: Callable[[], bool]) -> None:
