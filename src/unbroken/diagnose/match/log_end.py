@@ -19,7 +19,7 @@ _LAST_LINES, _FEW_TRIES = 6, 3
 _PACE = re.compile(r"([\d.]+)s/it\]")
 
 
-class LogEnd:
+class TailReader:
     """Reads the end of one log into its scan `out`; `bare` takes a raw line apart, `planned` are the steps that its
     first lines plan for."""
 

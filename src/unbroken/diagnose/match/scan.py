@@ -22,7 +22,7 @@ from ..read.tracebacks import EXCEPTION, HEADER, Tracebacks
 from .completion import planned
 from .events import Event, FileScan, Progress
 from .kinds import Shared, patterns_of
-from .log_end import LogEnd
+from .log_end import TailReader
 from .quick import has_clock, may_introduce
 from .rules import Rule, RuleSet, xids
 from .sieve import Sieve
@@ -110,7 +110,7 @@ class Scanner:
 
     def finish(self) -> FileScan:
         """What was found in all that was fed."""
-        log_end = LogEnd(
+        log_end = TailReader(
             self.out, self.source, self.ruleset, self._shared, self.year, self._planned, self._bare
         )
         log_end.read(*self._last_blocks, self._line)
