@@ -337,7 +337,7 @@ def test_who_failed_first_is_told_by_offsets_where_clocks_lie() -> None:
         ends = [(n, m) for _, n, m in s.desk.news if m["op"] == "exited"]
         assert min(ends, key=lambda e: e[1]["time"])[1]["rank"] == 2, "a lie"
         by_wall = {m["rank"]: s.desk.hellos[n].wall_clock.translate(m["time"]) for n, m in ends}
-        by_boot = {m["rank"]: s.desk.hellos[n].clock.translate(m["at"]) for n, m in ends}
+        by_boot = {m["rank"]: s.desk.hellos[n].clock.translate(m["at"][0]) for n, m in ends}
         assert find_first(by_wall).certain == find_first(by_boot).certain == 0
 
     simulate(act)

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from unbroken.diagnose.judge.facts import Facts, HangFact, RankExit
-from unbroken.diagnose.observed.early_exit import RankPlace, blame_early_exit
+from unbroken.diagnose.judge.facts import Facts, HangFact, RankExit, RankPlace
+from unbroken.diagnose.observed.early_exit import blame_early_exit
 from unbroken.progress.records.verdict import REASONS, Action, Faulty, Outcome, Root, Verdict
 from unbroken.recover.decide.policy import fingerprint
 
@@ -50,7 +50,7 @@ WAITING = (
 def test_the_others_lost_connections_are_blamed_on_the_rank_that_left(
     verdict: Verdict, bad: RankExit
 ) -> None:
-    v = blame_early_exit(verdict, Facts(exits=(end(1), bad), nodes=NODES), AT_59)
+    v = blame_early_exit(verdict, Facts(exits=(end(1), bad), nodes=NODES, places=AT_59))
     assert v.root is not None and v.faulty == Faulty("node-001", 1)
     assert v.root.text == "rank 1 ended with exit code 0 while others went on after step 59"
     assert (v.decided_by, v.outcome, v.action, v.recoverable) == (
@@ -63,12 +63,10 @@ def test_the_others_lost_connections_are_blamed_on_the_rank_that_left(
 
 
 def test_it_compares_equal_when_it_happens_again() -> None:
-    facts = Facts(exits=(end(1), end(0, 1, at=100.2)), nodes=NODES)
-    again = Facts(exits=(end(1, at=300.0), end(0, None, sig=6, at=301.0)), nodes=NODES)
+    facts = Facts(exits=(end(1), end(0, 1, at=100.2)), nodes=NODES, places=AT_59)
+    again = Facts(exits=(end(1, at=300.0), end(0, None, sig=6, at=301.0)), nodes=NODES, places=AT_59)
     other = failed("NCCLTimeoutError", "Watchdog caught collective operation timeout")
-    assert fingerprint(blame_early_exit(PEER, facts, AT_59)) == fingerprint(
-        blame_early_exit(other, again, AT_59)
-    )
+    assert fingerprint(blame_early_exit(PEER, facts)) == fingerprint(blame_early_exit(other, again))
 
 
 @pytest.mark.parametrize(
@@ -86,12 +84,12 @@ def test_it_compares_equal_when_it_happens_again() -> None:
     ids=["own bug", "own memory", "killed", "own exit code", "left after the failure", "none left", "all well", "ended by us"],
 )  # fmt: skip
 def test_a_failure_of_another_kind_stays(verdict: Verdict, exits: tuple[RankExit, ...]) -> None:
-    assert blame_early_exit(verdict, Facts(exits=exits, nodes=NODES), AT_59) is verdict
+    assert blame_early_exit(verdict, Facts(exits=exits, nodes=NODES, places=AT_59)) is verdict
 
 
 def test_a_lost_node_stays_lost() -> None:
-    facts = Facts(exits=(end(1), end(0, 1, at=101.0)), nodes=NODES, lost_nodes=("node-000",))
-    assert blame_early_exit(PEER, facts, AT_59) is PEER
+    facts = Facts(exits=(end(1), end(0, 1, at=101.0)), nodes=NODES, lost_nodes=("node-000",), places=AT_59)
+    assert blame_early_exit(PEER, facts) is PEER
 
 
 @pytest.mark.parametrize(
@@ -114,12 +112,14 @@ def test_a_lost_node_stays_lost() -> None:
 def test_a_hang_is_blamed_on_it_where_others_wait_for_it(
     places: dict[int, RankPlace], total: int | None, blamed: bool
 ) -> None:
-    facts = Facts(exits=(end(1),), nodes=NODES, hang=HangFact(59, "training", 60.0))
-    v = blame_early_exit(HUNG, facts, places, total)
+    facts = Facts(
+        exits=(end(1),), nodes=NODES, hang=HangFact(59, "training", 60.0), places=places, total=total
+    )
+    v = blame_early_exit(HUNG, facts)
     assert (v is not HUNG) == blamed
 
 
 def test_before_the_first_step() -> None:
-    facts = Facts(exits=(end(1), end(0, 1, at=100.2)), nodes=NODES)
-    v = blame_early_exit(PEER, facts, {0: RankPlace(), 1: RankPlace()})
+    places = {0: RankPlace(), 1: RankPlace()}
+    v = blame_early_exit(PEER, Facts(exits=(end(1), end(0, 1, at=100.2)), nodes=NODES, places=places))
     assert v.root is not None and v.root.text.endswith("while others went on before its first step")

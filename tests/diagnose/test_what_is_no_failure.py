@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from unbroken.diagnose import Action, Outcome, diagnose
-from unbroken.diagnose.judge.known import with_flight
 from unbroken.diagnose.judge.occupied import neighbour
 from unbroken.diagnose.match.completion import is_full
 from unbroken.diagnose.match.events import Topology
 from unbroken.diagnose.match.rules import builtin
+from unbroken.diagnose.observed.known import with_flight
 from unbroken.diagnose.read.flight_recorder import Flight
 from unbroken.diagnose.read.quoted import is_fenced, is_open_before, is_talk
 from unbroken.progress.records.verdict import HANG, Verdict

@@ -66,10 +66,12 @@ def test_checkpoints_of_a_run_verify(golden: Path, name: str, capsys: pytest.Cap
 
 def test_incidents_of_a_run(golden: Path) -> None:
     from unbroken.progress import RunDir
-    from unbroken.progress.records.incident import read_incidents
+    from unbroken.progress.records.incident import Incident, read_incidents
 
     for name, want in expected(golden, "runs").items():
-        assert [i["kind"] for i in read_incidents(RunDir(golden / "runs" / name))] == want["incidents"]
+        found = read_incidents(RunDir(golden / "runs" / name))
+        assert [i["kind"] for i in found] == want["incidents"]
+        assert [Incident.from_json(i).as_json() for i in found] == found
 
 
 def test_a_killed_run_goes_on(golden: Path) -> None:

@@ -9,21 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from unbroken.diagnose import Facts, HangFact, RankExit
 from unbroken.diagnose.report import _ACTIONS
 from unbroken.progress import Budgets
 from unbroken.progress.records.decision import Decision, PastIncident
-from unbroken.progress.records.verdict import REASONS, Action, Category, Outcome, Root, Verdict
+from unbroken.progress.records.verdict import KILLED, REASONS, Action, Category, Outcome, Root, Verdict
 from unbroken.recover.decide import policy
-from unbroken.recover.decide.policy import (
-    AGENT,
-    DECIDED,
-    as_carried_out,
-    cause_of,
-    decide,
-    decide_agent_lost,
-    decide_lease_expired,
-    fingerprint,
-)
+from unbroken.recover.decide.policy import AGENT, DECIDED, cause_of, decide, decide_failed_start, fingerprint
 from unbroken.recover.supervise.incident import recovering
 from unbroken.status.page import ACTION_TEXT
 
@@ -46,6 +38,16 @@ UNKNOWN = verdict("Unknown")
 BUG = verdict("KeyError", recoverable=False, action=Action.STOP, mitigation="Mend the script.")
 
 
+def at(step: int, *, reached: bool = True, where: str = "", **others: object) -> Facts:
+    """The facts of an incident at `step`; `reached`: its own attempt came there. `where` the ranks of a hang stood."""
+    hang = HangFact(step, "training", 60.0, where=where) if where else None
+    own = step if reached and step >= 0 else None
+    return Facts(step=own, run_step=step, hang=hang, **others)  # type: ignore[arg-type]
+
+
+LEASE = RankExit(0, "node-000", None, 9, 1.0, True)
+
+
 class Run:
     """Follows decisions as the supervisor does: each incident is charged after it was decided."""
 
@@ -54,8 +56,9 @@ class Run:
         self.history: list[PastIncident] = []
 
     def meets(self, v: Verdict, step: int, *, killed: bool = False) -> Decision:
-        d = decide(v, step, self.history, self.budgets, killed=killed)
-        self.history.append(PastIncident(cause_of(v, killed=killed), fingerprint(v), step))
+        v = replace(v, decided_by=KILLED) if killed else v
+        d = decide(v, at(step), self.history, self.budgets, 0)
+        self.history.append(d.charged)
         return d
 
 
@@ -70,11 +73,13 @@ class Run:
     ],
 )  # fmt: skip
 def test_which_budget_is_charged(v: Verdict, killed: bool, cause: str) -> None:
-    assert cause_of(v, killed=killed) == cause
+    assert cause_of(replace(v, decided_by=KILLED) if killed else v) == cause
 
 
 def test_every_budget_is_charged_by_something() -> None:
-    causes = {cause_of(verdict(r)) for r in (*REASONS, "Hang", "Unknown")} | {cause_of(UNKNOWN, killed=True)}
+    causes = {cause_of(verdict(r)) for r in (*REASONS, "Hang", "Unknown")} | {
+        cause_of(replace(UNKNOWN, decided_by=KILLED))
+    }
     assert {f.name for f in fields(Budgets)} <= causes
 
 
@@ -114,6 +119,15 @@ def test_numbers_addresses_and_times_do_not_make_another_root() -> None:
     assert run.meets(verdict("OutOfMemoryError", "in optimizer"), 50).action is Action.RESTART
 
 
+def test_two_exit_codes_are_two_failures() -> None:
+    run = Run()
+    for code in (3, 13):
+        text = f"rank 1 on node-001 ended by exit code {code}, without a word in its log"
+        assert run.meets(verdict("Unknown", text), 50).action is Action.RESTART
+    again = run.meets(verdict("Unknown", text.replace("rank 1", "rank 2")), 50)
+    assert again.action is Action.STOP and "the same failure" in again.why
+
+
 def test_the_same_root_later_is_progress() -> None:
     run = Run()
     for step in range(0, 1000, 10):
@@ -150,27 +164,29 @@ def test_the_same_failure_twice_at_the_same_step_stops_whatever_its_cause(reason
 def test_infrastructure_that_is_away_before_the_first_step_of_an_attempt_is_waited_for() -> None:
     net = verdict("NCCLRemoteError", "connect() timed out")
     past = [PastIncident("failure", fingerprint(net), 60, reached=False)]
-    assert decide(net, 60, past, B, reached=False).action is Action.RESTART
-    assert decide(net, 60, past * 2, B, reached=False).delay_s == 4, "with longer and longer waits"
-    assert decide(net, 60, [replace(past[0], reached=True)], B).action is Action.STOP
+    assert decide(net, at(60, reached=False), past, B, 0).action is Action.RESTART
+    assert decide(net, at(60, reached=False), past * 2, B, 0).delay_s == 4, "with longer and longer waits"
+    assert decide(net, at(60), [replace(past[0], reached=True)], B, 0).action is Action.STOP
 
 
 def test_two_nodes_that_are_convicted_one_after_the_other_are_two_failures() -> None:
     run = Run()
-    assert run.meets(verdict("ECCError", cordon=("node-003",)), 60).action is Action.RESTART_ELSEWHERE
-    assert run.meets(verdict("ECCError", cordon=("node-004",)), 60).action is Action.RESTART_ELSEWHERE
+    assert run.meets(verdict("ECCError", cordon=("node-003",)), 60).action is Action.RESTART
+    assert run.meets(verdict("ECCError", cordon=("node-004",)), 60).action is Action.RESTART
     assert run.meets(verdict("ECCError", cordon=("node-004",)), 60).action is Action.STOP
 
 
 def test_a_hang_in_the_same_place_stops_and_one_in_another_place_is_counted() -> None:
     past = [PastIncident("hang", fingerprint(HANG, "0:all_reduce 1:read"), 60)]
-    assert decide(HANG, 60, past, B, stacks="0:all_reduce 1:read").action is Action.STOP
-    assert decide(HANG, 60, past, B, stacks="0:all_reduce 1:write").action is Action.RESTART
-    assert decide(HANG, 61, past, B, stacks="0:all_reduce 1:read").action is Action.RESTART, (
+    assert decide(HANG, at(60, where="0:all_reduce 1:read"), past, B, 0).action is Action.STOP
+    assert decide(HANG, at(60, where="0:all_reduce 1:write"), past, B, 0).action is Action.RESTART
+    assert decide(HANG, at(61, where="0:all_reduce 1:read"), past, B, 0).action is Action.RESTART, (
         "that is progress"
     )
     unseen = [PastIncident("hang", fingerprint(HANG), 60)]
-    assert decide(HANG, 60, unseen, B).action is Action.RESTART, "nobody knows whether it is the same one"
+    assert decide(HANG, at(60), unseen, B, 0).action is Action.RESTART, (
+        "nobody knows whether it is the same one"
+    )
 
 
 def test_the_failure_is_named_by_its_root_where_it_has_no_reason() -> None:
@@ -183,11 +199,12 @@ def test_the_failure_is_named_by_its_root_where_it_has_no_reason() -> None:
 def test_agents_that_are_lost_again_and_again_wait_and_end_unless_training_gets_on() -> None:
     history: list[PastIncident] = []
     delays = []
-    while (d := decide_agent_lost(7, history, B)).action is Action.RESTART:
+    while (d := decide(UNKNOWN, at(7, agents_lost=("node-000",)), history, B, 0)).action is Action.RESTART:
         delays.append(d.delay_s)
-        history.append(PastIncident(AGENT, "x", 7))
+        assert d.charged.cause == AGENT
+        history.append(d.charged)
     assert delays == [0, 2, 4] and "agents were lost 4 times" in d.why
-    assert decide_agent_lost(8, history, B).action is Action.RESTART
+    assert decide(UNKNOWN, at(8, agents_lost=("node-000",)), history, B, 0).action is Action.RESTART
 
 
 def test_progress_refills() -> None:
@@ -199,7 +216,7 @@ def test_progress_refills() -> None:
 
 
 def test_a_budget_of_nothing_stops_at_the_first() -> None:
-    assert decide(HANG, 5, [], Budgets(hang=0)).action is Action.STOP
+    assert decide(HANG, at(5), [], Budgets(hang=0), 0).action is Action.STOP
 
 
 @pytest.mark.parametrize("outcome", [Outcome.COMPLETED, Outcome.CANCELLED])
@@ -232,16 +249,47 @@ def test_nothing_is_decided_that_nobody_carries_out() -> None:
         assert f"Action.{action.name}" in text + Path(policy.__file__).read_text()
     assert set(Action) - DECIDED == {Action.NONE, Action.ROLLBACK_SKIP}
     for v in _all_verdicts():
-        for killed in (False, True):
-            for history in ([], [PastIncident(cause_of(v, killed=killed), fingerprint(v), 5)]):
-                d = decide(v, 5, history, B, killed=killed)
+        for history in ([], [PastIncident(cause_of(v), fingerprint(v), 5)]):
+            for spares in (0, 1):
+                d = decide(v, at(5), history, B, spares)
                 assert d.action in DECIDED, v
-                for spares in (0, 1):
-                    done = as_carried_out(d, spares)
-                    assert done.action in DECIDED
-                    assert done.action is not Action.RESTART_ELSEWHERE or (spares and done.exclude)
+                assert d.action is not Action.RESTART_ELSEWHERE or (spares and d.exclude)
                 if v.action is Action.ROLLBACK_SKIP and d.action is not Action.STOP:
                     assert "not built yet" in d.why
+
+
+def test_a_takeover_costs_nothing() -> None:
+    d = decide(UNKNOWN, at(5, taken_over=True), [], B, 0)
+    assert (d.action, d.charged.cause, d.charged.fingerprint) == (Action.NONE, "free", "takeover")
+
+
+@pytest.mark.parametrize(
+    "what", [{"supervisor_lost": True}, {"launch_error": "no port"}, {"preempted": "node-001 is taken away"}]
+)
+def test_what_the_training_has_no_part_in_is_free_and_at_once(what: dict[str, object]) -> None:
+    d = decide(UNKNOWN, at(5, **what), [PastIncident("free", "x", 5)] * 9, B, 0)
+    assert (d.action, d.delay_s, d.charged.cause) == (Action.RESTART, 0.0, "free")
+    bug = decide(BUG, at(5, supervisor_lost=True), [], B, 0)
+    assert (bug.action, bug.charged.cause) == (Action.STOP, "script"), "the logs say more than that"
+
+
+def test_nodes_are_left_out_as_far_as_there_are_others_and_lost_ones_first() -> None:
+    both = verdict("NodeFailure", cordon=("node-001", "node-002"))
+    lost = at(5, lost_nodes=("node-001",))
+    assert decide(both, lost, [], B, 2).exclude == ("node-001", "node-002")
+    d = decide(both, lost, [], B, 1)
+    assert (d.action, d.exclude) == (Action.RESTART_ELSEWHERE, ("node-001",))
+    assert "node-002 stays in use: no spare is left" in d.why
+    d = decide(both, lost, [], B, 0)
+    assert (d.action, d.exclude) == (Action.RESTART, ("node-001",))
+    assert "no spare is left for node-001" in d.why and "node-001 stays in use" not in d.why
+
+
+def test_attempts_that_cannot_be_started_are_tried_again_later_and_later_and_not_for_ever() -> None:
+    waits = [decide_failed_start(n, "no port") for n in range(1, 12)]
+    assert [w for w, _ in waits[:4]] == [0.0, 2.0, 4.0, 8.0] and max(w for w, _ in waits) == 30.0
+    assert [bool(why) for _, why in waits] == [False] * 10 + [True]
+    assert waits[-1][1] == "11 attempts in a row could not be started: no port"
 
 
 def test_every_action_has_words_that_say_what_was_done() -> None:
@@ -265,12 +313,10 @@ def test_waits_grow_without_progress_and_are_bounded() -> None:
 
 
 def test_convicted_nodes_are_left_out() -> None:
-    d = decide(verdict("ECCError", cordon=("node-003",)), 5, [], B)
+    d = decide(verdict("ECCError", cordon=("node-003",)), at(5), [], B, 1)
     assert (d.action, d.exclude) == (Action.RESTART_ELSEWHERE, ("node-003",))
-    assert (
-        decide(verdict("ECCError", action=Action.RESTART_ELSEWHERE), 5, [], B).action
-        is Action.RESTART_ELSEWHERE
-    )
+    named = decide(verdict("ECCError", action=Action.RESTART_ELSEWHERE), at(5), [], B, 1)
+    assert named.action is Action.RESTART, "no node is named that could be left out"
 
 
 verdicts = st.sampled_from(
@@ -311,18 +357,18 @@ def test_a_lease_that_lapses_again_and_again_waits_and_ends_unless_training_gets
     history: list[PastIncident] = []
     delays = []
     for _ in range(B.unknown):
-        found = decide_lease_expired(45, history, B)
+        found = decide(UNKNOWN, at(45, lease_expired=LEASE), history, B, 0)
         assert found.action is Action.RESTART
         delays.append(found.delay_s)
-        history.append(PastIncident("lease", "a lease", 45))
+        history.append(found.charged)
     assert delays == [0.0, 2.0, 4.0]
-    last = decide_lease_expired(45, history, B)
+    last = decide(UNKNOWN, at(45, lease_expired=LEASE), history, B, 0)
     assert last.action is Action.STOP
     assert "--lease" in last.why
-    assert decide_lease_expired(46, history, B).delay_s == 0.0
+    assert decide(UNKNOWN, at(46, lease_expired=LEASE), history, B, 0).delay_s == 0.0
 
 
 @pytest.mark.parametrize("cause", ["lease", "free"])
 def test_what_was_free_does_not_use_up_the_budget_of_failures_that_nobody_can_explain(cause: str) -> None:
     history = [PastIncident(cause, "other", 45)] * 10
-    assert decide(UNKNOWN, 45, history, B).action is Action.RESTART
+    assert decide(UNKNOWN, at(45), history, B, 0).action is Action.RESTART

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from unbroken.detect import Hang, HangDetector, Level
-from unbroken.diagnose.observed.interruptions import agent_lost_verdict
+from unbroken.diagnose import Facts
+from unbroken.diagnose.observed.interruptions import judge_interruption
 from unbroken.progress import Phase, RunDir, Timeouts
 from unbroken.progress.records.incident import Incident
 from unbroken.progress.records.steps import Step
@@ -19,6 +20,8 @@ from unbroken.recover.supervise.attempt.farewell import Farewell, Last
 from unbroken.recover.supervise.attempt.ledger import SnapshotTracker
 from unbroken.recover.supervise.screen.terminal_log import ToView, logged_to
 from unbroken.recover.supervise.screen.view import Lines
+
+LOST = judge_interruption(Facts(agents_lost=("node-000",)))
 
 
 class Terminal(io.StringIO):
@@ -96,9 +99,7 @@ def test_bar_stays_below_the_lines_and_goes_at_the_end(
 def test_incidents(attempt: Attempt) -> None:
     out = io.StringIO()
     lines = Lines(out)
-    incident = Incident(
-        2, 1, "agent_lost", 40, 1.0, 2.0, agent_lost_verdict("node-000", 40), action="restart", why="free"
-    )
+    incident = Incident(2, 1, "agent_lost", 40, 1.0, 2.0, LOST, action="restart", why="free")
     lines.incident(incident, 0.5)
     incident.resumed, incident.steps_lost = 7.5, 3
     lines.resumed(incident)
@@ -126,9 +127,7 @@ def test_a_last_snapshot_that_is_not_on_disk_is_said() -> None:
 def test_an_incident_before_the_first_step_names_no_step(attempt: Attempt) -> None:
     out = io.StringIO()
     lines = Lines(out)
-    incident = Incident(
-        1, 1, "failed", -1, 1.0, 2.0, agent_lost_verdict("node-000", -1), action="restart", why="free"
-    )
+    incident = Incident(1, 1, "failed", -1, 1.0, 2.0, LOST, action="restart", why="free")
     lines.incident(incident, 0.5)
     incident.resumed, incident.steps_lost = 7.5, 0
     lines.resumed(incident)
@@ -187,7 +186,7 @@ def test_a_damaged_checkpoint_that_is_passed_over_is_said(attempt: Attempt) -> N
 def test_every_line_has_its_time(attempt: Attempt, tmp_path: Path) -> None:
     out = io.StringIO()
     lines = Lines(out)
-    verdict = agent_lost_verdict("node-000", 40)
+    verdict = LOST
     incident = Incident(2, 1, "agent_lost", 40, 1.0, 2.0, verdict, action="restart", why="one\ntwo")
     lines.say("first\nsecond")
     lines.incident(incident, 0.5)

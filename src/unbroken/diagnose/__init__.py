@@ -9,8 +9,8 @@ Works offline, without torch and without a language model.
 from __future__ import annotations
 
 from ..progress.records.verdict import REASONS, Action, Cascade, Category, Faulty, Outcome, Root, Verdict
-from .engine import Diagnosis, diagnose, examine
-from .judge.facts import Facts, HangFact, RankExit
+from .engine import Diagnosis, diagnose, examine, judge_unread
+from .judge.facts import Facts, HangFact, RankExit, RankPlace
 from .match.partial import Limits
 
 __all__ = [
@@ -25,8 +25,10 @@ __all__ = [
     "Limits",
     "Outcome",
     "RankExit",
+    "RankPlace",
     "Root",
     "Verdict",
     "diagnose",
     "examine",
+    "judge_unread",
 ]

@@ -13,7 +13,6 @@ from .judge.chronology import Timeline, build_timeline
 from .judge.decide import decide
 from .judge.event_location import add_facts, from_paths
 from .judge.facts import Facts
-from .judge.known import with_flight
 from .match.events import FileScan, Topology
 from .match.kinds import Shared, patterns_of
 from .match.partial import Limits, scan_within, tell
@@ -21,9 +20,13 @@ from .match.rules import RuleSet, builtin_set, load
 from .match.scan import Scanner
 from .match.sieve import with_counts
 from .match.topology import TopologyReader
+from .observed.interruptions import judge_interruption, unread
+from .observed.judgement import add_observations
+from .observed.known import from_facts, with_flight
+from .observed.one_clock import put_on_one_clock
 from .read import clock
 from .read.flight_recorder import Flight, analyse
-from .read.run_folder import logs_of_run
+from .read.run_folder import logs_of_run, name_from
 from .read.sources import Source, Sources, expand, head
 
 
@@ -47,15 +50,32 @@ def diagnose(
     rules: Sequence[Path | str] = (),
     now: float | None = None,
     limits: Limits | None = None,
+    folder: Path | None = None,
 ) -> Verdict:
     """The verdict on the job whose logs lie in `paths` (files, folders, globs, '-').
 
-    `facts` is what a supervisor knows beside the logs; `rules` are folders of your own signatures; with `now` a
+    `facts` is what a supervisor knows beside the logs: with them there may be no log at all, and where they say all that
+    can be known none is read. With `folder` quoted files are named from there on. `rules` are folders of your own signatures; with `now` a
     log that is still being written counts as running. `limits` bound time and bytes: then the head and the tail of
     each log are read first, and the verdict says what was left out (`unread`, and a note). It may be called from a
     thread: no single step holds the interpreter for long. Raises InputError where nothing can be read.
     """
-    return examine(paths, facts=facts, rules=rules, now=now, limits=limits).verdict
+    interruption = judge_interruption(facts) if facts is not None else None
+    if interruption is not None:
+        return interruption
+    found = examine(paths, facts=facts, rules=rules, now=now, limits=limits)
+    return name_from(found.verdict, found.sources.logs, folder) if folder is not None else found.verdict
+
+
+def judge_unread(facts: Facts, why: str) -> Verdict:
+    """The verdict by facts alone, where the logs could not be read; `why` is among its notes."""
+    interruption = judge_interruption(facts)
+    if interruption is not None:
+        return interruption
+    if facts.lost_nodes or facts.hang is not None:
+        found = examine_sources(Sources(()), builtin_set(), facts=facts).verdict
+        return replace(found, notes=(why, *found.notes))
+    return add_observations(unread(why), facts)
 
 
 def examine(
@@ -82,7 +102,8 @@ def examine_paths(
     """The diagnosis of `paths` with these rules; of a run directory its last attempt, and its journal's word."""
     since = time.monotonic()
     paths, end = logs_of_run(paths)
-    found = examine_sources(expand(paths), ruleset, facts=facts, now=now, limits=limits, since=since)
+    sources = expand(paths) if paths or facts is None else Sources(())
+    found = examine_sources(sources, ruleset, facts=facts, now=now, limits=limits, since=since)
     return found if end is None else replace(found, verdict=end.verdict())
 
 
@@ -107,12 +128,17 @@ def examine_sources(
     else:
         scans, ran_out = scan_within(sources.logs, scanner, limits, since)
     reader.settle()
+    if facts is not None:
+        put_on_one_clock(scans, sources.logs, facts)
     chron = build_timeline(scans, reader.topology)
     flight = analyse([s.path for s in sources.dumps if s.path]) if sources.dumps else None
-    verdict = decide(chron, scans, reader.topology, facts, now)
+    known = from_facts(chron, scans, reader.topology, facts) if facts is not None else None
+    verdict = known or decide(chron, scans, reader.topology, now)
     if flight is not None:
         verdict = with_flight(verdict, flight, reader.topology)
     verdict = with_counts(verdict, [s.counted for s in scans], ruleset)
+    if facts is not None:
+        verdict = judge_interruption(facts) or add_observations(verdict, facts)
     if limits is not None:
         verdict = tell(verdict, scans, ran_out, limits)
     notes = tuple(sources.notes) + tuple(n for s in scans for n in s.notes) + (flight.notes if flight else ())

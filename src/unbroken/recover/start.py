@@ -299,7 +299,7 @@ def run_supervised(
 
     async def go() -> str:
         surroundings = Surroundings(
-            LocalCluster(spec.run_id, ownership=ownership, log_of=run_dir.agent_log), host, Diagnosis(),
+            LocalCluster(spec.run_id, ownership=ownership, log_of=run_dir.agent_log), host, Diagnosis(folder=run_dir.path),
             int(spec.host_memory) or host.keeper_memory(spec.nodes + spec.spares),
         )  # fmt: skip
         supervisor = Supervisor(run_dir, spec, surroundings, shown, cwd=here)

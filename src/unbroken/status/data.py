@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import shlex
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from ..progress import RunDir, RunSpec, Term
+from ..progress.records.incident import Incident
 from ..units import Duration
 from .curve import Executions
 
@@ -54,63 +55,19 @@ class AttemptRecord:
     lost: int = 0
 
 
-@dataclass(frozen=True)
-class IncidentRecord:
-    """One incident, in the words of incidents/NNNN.json; `at` is the last sign of life before it, in seconds
-    since the epoch, `verdict` the verdict's JSON form."""
+def describe_incident(i: Incident, run_dir: RunDir) -> Record:
+    """An incident in the JSON of `unbroken status` and `unbroken report`: names that scripts read do not follow renames."""
+    return {
+        "number": i.number, "attempt": i.attempt, "kind": i.kind, "at": i.last_sign, "detected": i.detected, "step": i.step,
+        "verdict": i.verdict.as_json() if i.verdict is not None else {}, "action": i.action, "why": i.why, "nodes": i.nodes,
+        "phases": i.phases, "resumed": i.resumed, "steps_lost": i.steps_lost, "next_attempt": i.next_attempt,
+        "evidence": has_stacks(i, run_dir),
+    }  # fmt: skip
 
-    number: int
-    attempt: int
-    kind: str
-    at: float
-    detected: float
-    step: int
-    verdict: Record = field(default_factory=dict)
-    action: str = ""
-    why: str = ""
-    nodes: dict[str, str] = field(default_factory=dict)
-    phases: dict[str, float] = field(default_factory=dict)
-    resumed: float | None = None
-    steps_lost: int | None = None
-    next_attempt: int | None = None
-    evidence: bool = False
 
-    @property
-    def ended_attempt(self) -> bool:
-        """Whether the incident ended its attempt; a supervisor that is succeeded in time ends none."""
-        return self.next_attempt != self.attempt
-
-    @property
-    def reason(self) -> str:
-        """The verdict's reason; where nothing failed, the outcome."""
-        if not self.ended_attempt:
-            return "SupervisorLost"
-        return str(self.verdict.get("reason") or self.verdict.get("outcome") or self.kind)
-
-    @property
-    def detected_s(self) -> float:
-        """Seconds from the last sign of life until the incident was noticed."""
-        return max(0.0, self.phases.get("detect", 0.0), self.detected - self.at)
-
-    @property
-    def resumed_s(self) -> float | None:
-        """Seconds from noticing until the first step above the highest one before; None where that never came."""
-        return None if self.resumed is None else max(0.0, self.resumed - self.detected)
-
-    @property
-    def node(self) -> str | None:
-        """The node at fault, as far as it is known."""
-        faulty = self.verdict.get("faulty") or {}
-        root = self.verdict.get("root") or {}
-        return faulty.get("node") or root.get("node") or next(iter(self.nodes), None)
-
-    @property
-    def rank(self) -> int | None:
-        """The rank at fault, as far as it is known."""
-        for part in (self.verdict.get("faulty"), self.verdict.get("root")):
-            if part and part.get("rank") is not None:
-                return int(part["rank"])
-        return None
+def has_stacks(i: Incident, run_dir: RunDir) -> bool:
+    """Whether stacks were collected for an incident."""
+    return run_dir.evidence(i.number).is_dir()
 
 
 @dataclass(frozen=True)
@@ -143,7 +100,7 @@ class Report:
     ended: float
     spans: tuple[Span, ...]
     attempts: tuple[AttemptRecord, ...]
-    incidents: tuple[IncidentRecord, ...]
+    incidents: tuple[Incident, ...]
     checkpoints: tuple[CheckpointRecord, ...]
     executions: Executions
     terms: tuple[Term, ...]

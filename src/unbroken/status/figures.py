@@ -13,9 +13,10 @@ from ..page.charts.lanes import Window, lanes
 from ..page.charts.marks import BADGE_H, LEFT, RIGHT, WIDTH, Mark, badge_rows
 from ..page.charts.scales import Axis
 from ..page.elements import Markup
+from ..progress.records.incident import Incident
 from ..units import Duration
 from .curve import Steps
-from .data import AttemptRecord, IncidentRecord, Report, Span, seconds_text
+from .data import AttemptRecord, Report, Span, seconds_text
 
 _MAX_NODES = 24
 _MAX_STRIPS = 64
@@ -90,7 +91,7 @@ def timeline_figure(report: Report) -> Figure:
     strips = nproc if nproc * len(nodes) <= _MAX_STRIPS else 1
     marks = [
         Mark(
-            x.at(clock(i.at if i.step >= 0 else i.detected)),
+            x.at(clock(i.last_sign if i.step >= 0 else i.detected)),
             str(i.number),
             incident_title(i),
             f"incident-{i.number}",
@@ -143,7 +144,7 @@ def timeline_figure(report: Report) -> Figure:
     return Figure(svg, {"spans": spans_data}, frozenset(kinds), note)
 
 
-def incident_title(i: IncidentRecord) -> str:
+def incident_title(i: Incident) -> str:
     """One line about an incident, for hovering."""
     where = ", ".join(([f"rank {i.rank}"] if i.rank is not None else []) + ([i.node] if i.node else []))
     return f"{i.number}: {i.reason}{f' ({where})' if where else ''}, last step {i.step}"
@@ -193,7 +194,7 @@ def _own(report: Report, node: str, local: int | None) -> list[tuple[str, float,
     return found
 
 
-def _is_at_fault(i: IncidentRecord, a: AttemptRecord, node: str, local: int | None, report: Report) -> bool:
+def _is_at_fault(i: Incident, a: AttemptRecord, node: str, local: int | None, report: Report) -> bool:
     """Whether the incident's rank (or, without one, its node) is this place."""
     nproc = report.spec.nproc if report.spec else 1
     if i.rank is not None and 0 <= i.rank // nproc < len(a.slots):

@@ -18,10 +18,11 @@ import numpy as np
 from ..checkpoint.catalogue.contents import listing
 from ..checkpoint.storage import quick_storage
 from ..cluster import LocalBackend
-from ..errors import UnbrokenError
+from ..errors import ContractError, UnbrokenError
 from ..progress import RunDir, RunSpec, Term, places, read_journal, read_spec, read_terms
+from ..progress.records.incident import Incident
 from .curve import Executions, read_executions
-from .data import AttemptRecord, CheckpointRecord, IncidentRecord, Record, Report, Span
+from .data import AttemptRecord, CheckpointRecord, Record, Report, Span
 
 T = TypeVar("T")
 
@@ -47,7 +48,7 @@ def gather(run_dir: RunDir, *, now: float | None = None, with_steps: bool = True
     ) or read_executions([])
     if executions.damaged:
         problems.append(f"{executions.damaged} lines of steps.jsonl cannot be read and were left out")
-    incidents = tuple(read_incidents(run_dir, problems))
+    incidents = tuple(_read_incidents(run_dir, problems))
     status, why = status_of(records, terms)
     started, ended = _extent(records, executions, terms, status, moment)
     attempts = tuple(_attempts(records, executions, status, ended))
@@ -96,48 +97,22 @@ def status_of(records: Iterable[Record], terms: Iterable[Term]) -> tuple[str, st
     return status, why
 
 
-def read_incidents(run_dir: RunDir, problems: list[str]) -> list[IncidentRecord]:
+def _read_incidents(run_dir: RunDir, problems: list[str]) -> list[Incident]:
     """The incidents, oldest first; a file that cannot be read is left out and named in `problems`."""
     found = []
     for path in sorted(run_dir.incidents.glob("[0-9]*.json")):
         try:
-            found.append(_incident(json.loads(path.read_bytes()), run_dir))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
+            found.append(Incident.from_json(json.loads(path.read_bytes())))
+        except (OSError, ValueError, ContractError) as e:
             problems.append(f"{path.relative_to(run_dir.path)} cannot be read: {e}")
     return found
 
 
-def _incident(value: Record, run_dir: RunDir) -> IncidentRecord:
-    verdict = value.get("verdict") or {}
-    if not isinstance(verdict, dict):
-        raise TypeError("its verdict is no object")
-    number = int(value["incident"] if "incident" in value else value["number"])
-    return IncidentRecord(
-        number=number,
-        attempt=int(value["attempt"]),
-        kind=str(value["kind"]),
-        at=float(value["last_sign"]),
-        detected=float(value["detected"]),
-        step=int(value["step"]),
-        verdict=verdict,
-        action=str(value.get("action", "")),
-        why=str(value.get("why", "")),
-        nodes=dict(value.get("nodes") or {}),
-        phases={str(k): float(v) for k, v in (value.get("phases") or {}).items()},
-        resumed=value.get("resumed"),
-        steps_lost=value.get("steps_lost"),
-        next_attempt=value.get("next_attempt"),
-        evidence=run_dir.evidence(number).is_dir(),
-    )
-
-
-def _with_last_sign(
-    incidents: Iterable[IncidentRecord], attempts: Iterable[AttemptRecord]
-) -> list[IncidentRecord]:
+def _with_last_sign(incidents: Iterable[Incident], attempts: Iterable[AttemptRecord]) -> list[Incident]:
     """A supervisor that follows a dead one cannot know when its predecessor's ranks last stepped; the steps do."""
     last = {a.number: a.last_step_at for a in attempts if a.last_step_at is not None}
     return [
-        replace(i, at=min(i.at, last.get(i.attempt, i.at)))
+        replace(i, last_sign=min(i.last_sign, last.get(i.attempt, i.last_sign)))
         if i.kind == "supervisor_lost" and i.ended_attempt
         else i
         for i in incidents
@@ -226,7 +201,7 @@ def _origin(record: Record) -> str:
 def _spans(
     records: list[Record],
     attempts: tuple[AttemptRecord, ...],
-    incidents: tuple[IncidentRecord, ...],
+    incidents: tuple[Incident, ...],
     status: str,
     ended: float,
 ) -> list[Span]:

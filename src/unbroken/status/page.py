@@ -8,10 +8,12 @@ from collections.abc import Iterable
 from urllib.parse import quote
 
 from ..page.shell import plural, render
+from ..progress.records.incident import Incident
+from ..progress.records.verdict import Root
 from ..units import Bytes
 from ..version import __version__
 from .curve import thin
-from .data import PHASES, AttemptRecord, IncidentRecord, Report, same_command, seconds_text
+from .data import PHASES, AttemptRecord, Report, has_stacks, same_command, seconds_text
 from .figures import curve_figure, timeline_figure
 
 _MAX_INCIDENTS = 200
@@ -102,6 +104,7 @@ def page(report: Report, *, base: str = "") -> str:
         since=lambda when: since_text(report, when),
         resumed=lambda i: seconds_text(i.resumed_s) if i.resumed_s is not None else _not_resumed(i, report),
         details=_details,
+        has_stacks=lambda i: has_stacks(i, report.run_dir),
         in_run=lambda file: _in_run(file, report),
         origin_of=_origin,
         node_list=node_list,
@@ -150,26 +153,26 @@ def time_split(report: Report) -> list[tuple[str, str, float]]:
     return [*parts, ("finishing", "the rest: setting up, saving, ending", rest)]
 
 
-def what_text(i: IncidentRecord) -> str:
+def what_text(i: Incident) -> str:
     """What happened, in words."""
     if not i.ended_attempt:
         return "the supervisor died; the ranks went on and its successor took over"
     return KIND_TEXT.get(i.kind, i.kind)
 
 
-def when_text(i: IncidentRecord) -> str:
+def when_text(i: Incident) -> str:
     """After which step it happened."""
     return f"after step {i.step:,}" if i.step >= 0 else "before the first step"
 
 
-def _places(i: IncidentRecord) -> list[str]:
+def _places(i: Incident) -> list[str]:
     """Where an incident began: rank, node, GPU."""
-    gpu = (i.verdict.get("faulty") or {}).get("gpu")
+    gpu = i.verdict.faulty.gpu if i.verdict is not None and i.verdict.faulty is not None else None
     found = [f"rank {i.rank}"] if i.rank is not None else []
     return found + ([i.node] if i.node else []) + ([f"GPU {gpu}"] if gpu is not None else [])
 
 
-def _not_resumed(i: IncidentRecord, report: Report) -> str:
+def _not_resumed(i: Incident, report: Report) -> str:
     if i.action == "stop":
         return "–"
     later = next((o for o in report.incidents if o.number > i.number), None)
@@ -184,22 +187,26 @@ def _in_run(file: str, report: Report) -> str:
     return inside if not inside.startswith("/") and (report.run_dir.path / inside).is_file() else ""
 
 
-def _details(i: IncidentRecord) -> list[tuple[str, str]]:
+def _details(i: Incident) -> list[tuple[str, str]]:
     v = i.verdict
     phases = ", ".join(f"{PHASE_TEXT[k]} {seconds_text(i.phases[k])}" for k in PHASES if k in i.phases)
-    return [
-        ("category", str(v.get("category") or "")),
-        ("decided by", str(v.get("decided_by") or "")),
-        ("advice", str(v.get("mitigation") or "")),
+    of_verdict = [] if v is None else [
+        ("category", v.category or ""),
+        ("decided by", v.decided_by),
+        ("advice", v.mitigation),
         ("why this action", i.why),
-        (
-            "what it caused",
-            ", ".join(f"{c.get('count')} × {c.get('reason')}" for c in (v.get("cascade") or [])[:8]),
-        ),
-        *(("note", str(note)) for note in (v.get("notes") or [])[:6]),
-        ("next attempt", str(i.next_attempt or "")),
-        ("phases", phases or "–"),
-    ]
+        ("what it caused", ", ".join(f"{c.count} × {c.reason}" for c in v.cascade[:8])),
+        *(("seen too", _quote(e)) for e in v.evidence[:8]),
+        *(("note", note) for note in v.notes[:6]),
+    ]  # fmt: skip
+    return [*of_verdict, ("next attempt", str(i.next_attempt or "")), ("phases", phases or "–")]
+
+
+def _quote(root: Root) -> str:
+    """A quoted line with where it stands."""
+    at = root.file or (f"rank {root.rank}" if root.rank is not None else "")
+    line = f", line {root.line}" if root.file and root.line else ""
+    return f"{at}{line}: {root.text.strip()[:300]}" if at else root.text.strip()[:300]
 
 
 def _origin(a: AttemptRecord) -> str:

@@ -18,8 +18,9 @@ from ..cluster import LocalBackend
 from ..cluster.holding.processes import marked, read_stat
 from ..errors import UnbrokenError
 from ..progress import RunDir, RunSpec, Term
+from ..progress.records.incident import Incident
 from ..progress.records.steps import Step
-from .data import IncidentRecord, Record, Report, same_command
+from .data import Record, Report, describe_incident, same_command
 from .gather import gather
 
 _TAIL = 64 * 2**10
@@ -74,7 +75,7 @@ class RunStatus:
     disk_name: str | None
     started_from: str
     """What the run was given with --from, with the step of that; "" where it was given nothing."""
-    incidents: tuple[IncidentRecord, ...]
+    incidents: tuple[Incident, ...]
     nodes: tuple[NodeStatus, ...]
     problems: tuple[str, ...]
 
@@ -83,6 +84,7 @@ class RunStatus:
         value = asdict(self)
         # Names in JSON are what scripts read; they do not follow renames.
         value["todo"] = value.pop("hint")
+        value["incidents"] = [describe_incident(i, RunDir(Path(self.run_dir))) for i in self.incidents]
         if self.supervisor is not None:
             value["supervisor"]["epoch"] = value["supervisor"].pop("term")
         if self.loss is None or not math.isfinite(self.loss):

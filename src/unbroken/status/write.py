@@ -12,7 +12,8 @@ from typing import Any
 from .. import atomic
 from ..errors import MissingExtra, StorageError
 from ..progress import RunDir
-from .data import IncidentRecord, Report, same_command
+from ..progress.records.incident import Incident
+from .data import Report, describe_incident, same_command
 from .gather import gather
 from .page import page, time_split
 
@@ -77,7 +78,7 @@ def report_json(report: Report, path: Path | None = None) -> dict[str, Any]:
         "steps_executed": len(report.executions.all),
         "steps_lost": int((~report.executions.counts).sum()),
         "attempts": [asdict(a) for a in report.attempts],
-        "incidents": [_incident(i) for i in report.incidents],
+        "incidents": [_incident(i, report) for i in report.incidents],
         "checkpoints": [asdict(c) for c in report.checkpoints],
         "nodes": list(report.nodes),
         "epochs": len(report.terms),
@@ -85,9 +86,9 @@ def report_json(report: Report, path: Path | None = None) -> dict[str, Any]:
     }
 
 
-def _incident(i: IncidentRecord) -> dict[str, Any]:
+def _incident(i: Incident, report: Report) -> dict[str, Any]:
     return {
-        **asdict(i),
+        **describe_incident(i, report.run_dir),
         "detected_s": round(i.detected_s, 3),
         "resumed_s": None if i.resumed_s is None else round(i.resumed_s, 3),
         "node": i.node,

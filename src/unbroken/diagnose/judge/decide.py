@@ -1,4 +1,4 @@
-"""From the timeline of a job, and what the supervisor knows, to the verdict."""
+"""From the timeline of a job to the verdict that its logs lead to."""
 
 from __future__ import annotations
 
@@ -23,9 +23,7 @@ from ..match.events import Event, FileScan, Progress, Topology
 from ..match.rules import Xid, defaults
 from .chronology import Timeline
 from .exits import from_report
-from .facts import Facts
 from .fault_location import lagging_rank, place_of
-from .known import from_facts
 from .leavers import leaver
 from .occupied import neighbour
 from .roots import cascade_of, line_of, root_of
@@ -36,15 +34,10 @@ def decide(
     chron: Timeline,
     scans: Sequence[FileScan],
     topology: Topology,
-    facts: Facts | None,
     now: float | None = None,
 ) -> Verdict:
-    """The verdict. `now` (seconds since the epoch) lets a log that is still being written count as running."""
+    """The verdict by the logs alone. `now` (seconds since the epoch) lets a log that is still being written count as running."""
     trained = read_curve(chron.progress)
-    if facts is not None:
-        known = from_facts(chron, scans, topology, facts, trained, failed)
-        if known is not None:
-            return known
     said = [e for e in chron.endings if e.rule.where != "tail"]
     ending = _first_word(said)
     completed = next((e for e in reversed(said) if e.rule.outcome == "completed"), None)

@@ -2,47 +2,70 @@
 
 from __future__ import annotations
 
-import time
+from dataclasses import replace
 
 from ...progress.records.verdict import UNKNOWN, Action, Outcome, Root, Verdict
-from ..judge.facts import RankExit
+from ..judge.facts import Facts, RankExit
 
 
-def agent_lost_verdict(node: str, step: int) -> Verdict:
-    """The verdict for an agent that died on a node whose keeper is still there: nothing a log can tell."""
-    text = f"the agent of {node} ended; its keeper and the snapshots in memory are still there"
+def judge_interruption(facts: Facts) -> Verdict | None:
+    """The verdict on what ended an attempt without the training's part; None where the logs are to be read."""
+    if facts.taken_over:
+        return _taken_over(facts)
+    if facts.agents_lost:
+        return _agents_lost(facts)
+    if facts.launch_error:
+        return _failed(
+            Root(text=f"the attempt could not be launched: {facts.launch_error}", time=facts.noticed),
+            "Tried again.", 0.9, "launch",
+        )  # fmt: skip
+    if facts.preempted:
+        return _preempted(facts)
+    if facts.lease_expired is not None:
+        # What other ranks said and did after that, their own lease's end or a lost connection, followed from it.
+        return _lease_expired(facts.lease_expired)
+    if facts.supervisor_lost and not facts.failures():
+        text = "the supervisor was gone, and so are the ranks: nothing else is known of their end"
+        return _failed(Root(text=text, time=facts.noticed), "Restarted from the newest snapshots.", 0.9, "lost-supervisor")  # fmt: skip
+    return None
+
+
+def unread(why: str) -> Verdict:
+    """The verdict where the logs could not be read."""
+    advice = "Read the ranks' logs, or run `unbroken diagnose` on the run directory."
+    return replace(_failed(None, advice, 0.0, "no-diagnosis"), notes=(why,))
+
+
+def _failed(root: Root | None, mitigation: str, confidence: float, decided_by: str) -> Verdict:
     return Verdict(
-        outcome=Outcome.FAILED,
-        reason="Unknown",
-        root=Root(text=text, node=node, time=time.time()),
-        recoverable=True,
-        action=Action.RESTART,
-        mitigation="Restarted on the same node from the snapshots in memory.",
-        confidence=0.9,
-        decided_by="lost-agent",
-    )
+        Outcome.FAILED, reason=UNKNOWN, root=root, recoverable=True, action=Action.RESTART, mitigation=mitigation,
+        confidence=confidence, decided_by=decided_by,
+    )  # fmt: skip
 
 
-def lease_expired_verdict(end: RankExit) -> Verdict:
-    """The verdict when ranks were ended because their node heard from no supervisor: nothing that they did."""
+def _agents_lost(facts: Facts) -> Verdict:
+    """Agents died on nodes whose keepers are still there: nothing a log can tell."""
+    first, *others = facts.agents_lost
+    one = f"the agent of {first} ended; its keeper and the snapshots in memory are still there"
+    many = f"the agents of {', '.join(facts.agents_lost)} ended; their keepers and the snapshots in memory are still there"
+    return _failed(
+        Root(text=many if others else one, node=None if others else first, time=facts.noticed),
+        f"Restarted on the same node{'s' if others else ''} from the snapshots in memory.", 0.9, "lost-agent",
+    )  # fmt: skip
+
+
+def _lease_expired(end: RankExit) -> Verdict:
+    """Ranks were ended because their node heard from no supervisor: nothing that they did."""
     text = f"{end.node} did not hear from its supervisor for longer than its lease, and its ranks were ended"
-    return Verdict(
-        outcome=Outcome.FAILED,
-        reason=UNKNOWN,
-        root=Root(text=text, node=end.node, time=end.time),
-        recoverable=True,
-        action=Action.RESTART,
-        mitigation="Restarted from the newest snapshots.",
-        confidence=0.95,
-        decided_by="lapsed-lease",
-    )
+    root = Root(text=text, node=end.node, time=end.time)
+    return _failed(root, "Restarted from the newest snapshots.", 0.95, "lapsed-lease")
 
 
-def preempted_verdict(text: str, now: float) -> Verdict:
-    """The verdict when a node was announced to be taken away, and the ranks were stopped at a step for that."""
+def _preempted(facts: Facts) -> Verdict:
+    """A node was announced to be taken away, and the ranks were stopped at a step for that."""
     return Verdict(
         outcome=Outcome.PREEMPTED,
-        root=Root(text=text, time=now),
+        root=Root(text=facts.preempted, time=facts.noticed),
         recoverable=True,
         action=Action.RESTART,
         mitigation="Restarted on other nodes from the snapshot that was made for it.",
@@ -51,14 +74,12 @@ def preempted_verdict(text: str, now: float) -> Verdict:
     )
 
 
-def takeover_verdict() -> Verdict:
-    """The verdict when a supervisor was lost and its successor found every rank still running."""
+def _taken_over(facts: Facts) -> Verdict:
+    """A supervisor was lost and its successor found every rank still running."""
+    text = "the supervisor was gone; every rank was still running when its successor came"
     return Verdict(
         outcome=Outcome.RUNNING,
-        root=Root(
-            text="the supervisor was gone; every rank was still running when its successor came",
-            time=time.time(),
-        ),
+        root=Root(text=text, time=facts.noticed),
         recoverable=True,
         action=Action.NONE,
         mitigation="Nothing to do: the successor took the ranks over.",

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping
 from dataclasses import replace
 
-from ...progress.records.verdict import UNKNOWN, Verdict
-from ..judge.facts import Facts, RankExit
+from ...progress.records.verdict import KILLED, UNKNOWN, Verdict
+from ..judge.facts import Facts, RankExit, first_of
+
+_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM)
 
 
 def killed_from_outside(facts: Facts, verdict: Verdict) -> bool:
     """Whether what ended first was ended by a SIGKILL or SIGTERM that we did not send and the logs do not explain."""
     first = first_end(facts, verdict)
     unexplained = verdict.reason in (None, UNKNOWN)
-    return first is not None and unexplained and first.signal in (signal.SIGKILL, signal.SIGTERM)
+    return first is not None and unexplained and first.died_of in _FROM_OUTSIDE
 
 
 def first_end(facts: Facts, verdict: Verdict) -> RankExit | None:
@@ -22,7 +23,7 @@ def first_end(facts: Facts, verdict: Verdict) -> RankExit | None:
 
     Agents see ends at moments of their own: an error that a kill caused elsewhere may carry the earlier time.
     """
-    bad = [e for e in facts.exits if not e.killed_by_agent and e.code != 0]
+    bad = facts.failures()
     blamed = verdict.faulty.rank if verdict.faulty is not None else None
     return next((e for e in bad if e.rank == blamed), None) or next(iter(bad), None)
 
@@ -30,28 +31,34 @@ def first_end(facts: Facts, verdict: Verdict) -> RankExit | None:
 def describe_end(end: RankExit) -> str:
     """How a rank ended, in words."""
     how = signal_name(end.signal) if end.signal else f"exit code {end.code}"
+    if not end.signal and end.died_of:
+        how += f" (128 + {signal_name(end.died_of)})"
     return f"rank {end.rank} on {end.node} ended by {how}"
 
 
-def with_kill(verdict: Verdict, facts: Facts, oom: Mapping[int, bool | None]) -> Verdict:
-    """The verdict of a kill that nothing explains, with what is known of it: the signal, and what the kernel's log says.
-
-    `oom` tells of each rank whether the kernel killed it for memory; None where its log cannot be read.
-    """
+def with_kill(verdict: Verdict, facts: Facts) -> Verdict:
+    """The verdict of a kill that nothing explains, with what is known of it: the signal, and what the kernel's log says."""
     first = first_end(facts, verdict)
-    if first is None or first.signal != signal.SIGKILL or not killed_from_outside(facts, verdict):
+    if first is None or not killed_from_outside(facts, verdict):
         return verdict
-    if oom.get(first.rank) is None:
-        kernel, sure = "the kernel's log cannot be read: it may have been killed for memory", 0.6
+    if first.died_of != signal.SIGKILL:
+        kernel, sure = "no part of unbroken sent it", 0.9
+    elif first.oom is None:
+        kernel, sure = "the kernel's log cannot be read: it may have been killed for memory", 0.5
     else:
         kernel, sure = "no out-of-memory kill in the kernel's log", 0.9
+    if verdict.faulty is None or verdict.faulty.rank is None:
+        sure = min(sure, 1 / len(first_of(facts.failures())))
     return replace(
         verdict,
         mitigation=f"Somebody or something killed it: {kernel}. Look at who may signal processes there (a scheduler, a "
         "container's memory limit, a person).",
-        confidence=max(verdict.confidence, sure),
-        decided_by="signal",
-        notes=(*(n for n in verdict.notes if "without a word" not in n), f"killed by signal 9; {kernel}"),
+        confidence=round(max(verdict.confidence, sure), 3),
+        decided_by=KILLED,
+        notes=(
+            *(n for n in verdict.notes if "without a word" not in n),
+            f"killed by signal {first.died_of}; {kernel}",
+        ),
     )
 
 

@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
-from ...detect import ProcessInfo
-from ...progress.records.verdict import Root, Verdict
+from ...progress.records.verdict import KILLED, Root, Verdict
 from ..judge.facts import Facts
 from .kills import describe_end, first_end
 
 
-def with_root(
-    verdict: Verdict,
-    facts: Facts,
-    processes: Mapping[int, ProcessInfo],
-    silent: Mapping[str, str] | None = None,
-) -> Verdict:
-    """The verdict with what the supervisor itself saw as its root, where no line of a log is one.
-
-    `silent` says of nodes that did not answer what their agent was doing, and how they were fenced.
-    """
+def with_root(verdict: Verdict, facts: Facts) -> Verdict:
+    """The verdict with what the supervisor itself saw as its root, where no line of a log is one."""
     first = first_end(facts, verdict)
     if verdict.root is not None and verdict.root.text:
-        if first is None or verdict.decided_by not in ("exit-code", "signal"):
+        if first is None or verdict.root.rank is None or verdict.decided_by not in ("exit-code", KILLED):
             return verdict
         # The last line of a rank that was killed tells how far it was, not what happened to it.
         text = f"{describe_end(first)}; the last line of its log: {verdict.root.text.strip()}"
@@ -33,16 +23,17 @@ def with_root(
         late = facts.hang.late[0] if facts.hang.late else None
         at = f"after step {facts.hang.step}" if facts.hang.step >= 0 else "before the first step"
         text = f"no step for {facts.hang.idle_s:.0f} s {at}"
-        if late is not None and late in processes:
-            text += f"; rank {late} on {nodes.get(late)}: {processes[late].text.splitlines()[0]}"
-            if processes[late].frames:
-                text += f", in {processes[late].frames[0]}"
+        place = facts.places.get(late) if late is not None else None
+        if place is not None and place.doing:
+            text += f"; rank {late} on {nodes.get(late) if late is not None else None}: {place.doing}"
+            if place.frames:
+                text += f", in {place.frames[0]}"
         return replace(
             verdict, root=Root(text=text, rank=late, node=nodes.get(late) if late is not None else None)
         )
     if facts.lost_nodes:
         text = f"nothing is left of {', '.join(facts.lost_nodes)}: agent, keeper and ranks are gone"
-        if why := (silent or {}).get(facts.lost_nodes[0]):
+        if why := facts.silent.get(facts.lost_nodes[0]):
             text = f"{facts.lost_nodes[0]} did not answer: {why}"
         return replace(verdict, root=Root(text=text, node=facts.lost_nodes[0]))
     if first is not None:

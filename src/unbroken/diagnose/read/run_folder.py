@@ -10,6 +10,7 @@ from typing import Any
 from ...errors import UnbrokenError
 from ...progress import RunDir, read_journal
 from ...progress.records.verdict import Action, Outcome, Root, Verdict
+from .sources import Source
 
 
 @dataclass(frozen=True)
@@ -59,16 +60,19 @@ def logs_of_run(paths: Sequence[Path | str]) -> tuple[list[Path | str], RunEnd |
     return logs, RunEnd(outcome, int(status.get("step", -1)), str(run.journals))
 
 
-def named_in_run(verdict: Verdict, logs: Sequence[Path], run_dir: RunDir) -> Verdict:
-    """The verdict with each quoted file named from the run directory on, so that it can be opened."""
-    places = {p.name: p for p in logs}
+def name_from(verdict: Verdict, logs: Sequence[Source], folder: Path) -> Verdict:
+    """The verdict with each quoted file that lies in `folder` named from there on, so that it can be opened."""
+    lies = {s.name: s.path for s in logs if s.path is not None}
 
-    def named(root: Root) -> Root:
-        path = places.get(Path(root.file).name) if root.file else None
-        return root if path is None else replace(root, file=str(path.relative_to(run_dir.path)))
+    def name(root: Root) -> Root:
+        path = lies.get(root.file) if root.file else None
+        inside = path is not None and path.is_relative_to(folder)
+        return (
+            replace(root, file=path.relative_to(folder).as_posix()) if path is not None and inside else root
+        )
 
     return replace(
         verdict,
-        root=named(verdict.root) if verdict.root else None,
-        evidence=tuple(named(e) for e in verdict.evidence),
+        root=name(verdict.root) if verdict.root else None,
+        evidence=tuple(name(e) for e in verdict.evidence),
     )

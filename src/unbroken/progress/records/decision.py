@@ -20,9 +20,11 @@ class PastIncident:
 
 @dataclass(frozen=True)
 class Decision:
-    """What to do. `exclude` are nodes not to use again; `delay_s` is how long to wait before the restart."""
+    """What to do. `exclude` are nodes not to use again; `delay_s` is how long to wait before the restart. `charged` is what
+    the incident counts as from now on: its budget is `charged.cause`."""
 
     action: Action
     why: str
+    charged: PastIncident
     exclude: tuple[str, ...] = ()
     delay_s: float = 0.0

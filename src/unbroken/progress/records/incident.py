@@ -1,4 +1,4 @@
-"""One interruption: what happened, its verdict, what was done, what it cost."""
+"""One interruption: what happened, its verdict, what was done, what it cost. From the decision to a page it is this type."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ... import atomic
+from ...errors import ContractError
 from .. import RunDir
+from .decision import Decision
 from .verdict import Verdict
 
 SCHEMA = 1
@@ -34,11 +36,80 @@ class Incident:
     steps_lost: int | None = None
     next_attempt: int | None = None
 
+    def decide(self, verdict: Verdict, decision: Decision) -> None:
+        """Takes in what it was and what is done about it."""
+        self.verdict, self.step = verdict, decision.charged.step
+        self.action, self.why = decision.action.value, decision.why
+
+    @property
+    def ended_attempt(self) -> bool:
+        """Whether it ended its attempt; a supervisor that is succeeded in time ends none."""
+        return self.next_attempt != self.attempt
+
+    @property
+    def reason(self) -> str:
+        """The verdict's reason; where nothing failed, the outcome."""
+        if not self.ended_attempt:
+            return "SupervisorLost"
+        v = self.verdict
+        return self.kind if v is None else str(v.reason or v.outcome)
+
+    @property
+    def detected_s(self) -> float:
+        """Seconds from the last sign of life until it was noticed."""
+        return max(0.0, self.phases.get("detect", 0.0), self.detected - self.last_sign)
+
+    @property
+    def resumed_s(self) -> float | None:
+        """Seconds from noticing until the first step above the highest one before; None where that never came."""
+        return None if self.resumed is None else max(0.0, self.resumed - self.detected)
+
+    @property
+    def node(self) -> str | None:
+        """The node at fault, as far as it is known."""
+        v = self.verdict
+        named = (v.faulty.node if v and v.faulty else None, v.root.node if v and v.root else None)
+        return named[0] or named[1] or next(iter(self.nodes), None)
+
+    @property
+    def rank(self) -> int | None:
+        """The rank at fault, as far as it is known."""
+        v = self.verdict
+        for part in (v.faulty, v.root) if v is not None else ():
+            if part is not None and part.rank is not None:
+                return part.rank
+        return None
+
     def as_json(self) -> dict[str, Any]:
         value = asdict(self)
         value["verdict"] = self.verdict.as_json() if self.verdict else None
         value["phases"] = {k: round(v, 3) for k, v in self.phases.items()}
         return {"schema": SCHEMA, **value}
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Incident:
+        """Reads the JSON form, also of older and newer versions. Raises ContractError on a wrong shape."""
+        try:
+            verdict = value.get("verdict")
+            return cls(
+                number=int(value["incident"] if "incident" in value else value["number"]),
+                attempt=int(value["attempt"]),
+                kind=str(value["kind"]),
+                step=int(value["step"]),
+                last_sign=float(value["last_sign"]),
+                detected=float(value["detected"]),
+                verdict=Verdict.from_json(verdict) if verdict else None,
+                action=str(value.get("action", "")),
+                why=str(value.get("why", "")),
+                nodes=dict(value.get("nodes") or {}),
+                phases={str(k): float(v) for k, v in (value.get("phases") or {}).items()},
+                resumed=value.get("resumed"),
+                resumed_step=value.get("resumed_step"),
+                steps_lost=value.get("steps_lost"),
+                next_attempt=value.get("next_attempt"),
+            )
+        except (ValueError, KeyError, TypeError, AttributeError) as e:
+            raise ContractError(f"not an incident: {e}") from e
 
     def write(self, run_dir: RunDir) -> None:
         """Writes incidents/NNNN.json, whole."""

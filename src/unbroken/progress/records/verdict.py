@@ -74,6 +74,9 @@ MACHINE_ONLY = "only logs of the machine were read, and no job's"
 
 HANG, LOSS_SPIKE, UNKNOWN = "Hang", "LossSpike", "Unknown"
 
+KILLED = "signal"
+"""`decided_by` of a verdict that a process was ended from outside, by a signal that nothing in the logs explains."""
+
 
 @dataclass(frozen=True)
 class Root:
@@ -107,7 +110,7 @@ class Cascade:
 @dataclass(frozen=True)
 class Verdict:
     """What a diagnosis concludes. `confidence` lies in [0, 1]; `decided_by` is a rule id, 'retrieval',
-    'model', or the detector that saw it ('exit-code', 'hang-detector', 'lost-node'). `unread` is how many bytes of
+    'model', or what was seen ('exit-code', 'signal', 'early-exit', 'hang-detector', 'lost-node', 'lost-agent'). `unread` is how many bytes of
     the logs a limit left out (0: everything was read); a note then says what they are."""
 
     outcome: Outcome

@@ -1,4 +1,4 @@
-"""Verdict to action: what the supervisor does about an incident, from the verdict and the run's history alone.
+"""Verdict to action: every rule of what happens after an incident, from verdict, facts and the run's history alone.
 
 Pure: no clock, no disk, no process. The simulator runs the same code.
 """
@@ -7,30 +7,46 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 
+from ...diagnose.judge.facts import Facts
 from ...progress import Budgets
 from ...progress.records.decision import Decision, PastIncident
-from ...progress.records.verdict import HANG, UNKNOWN, Action, Category, Outcome, Verdict
+from ...progress.records.verdict import HANG, KILLED, UNKNOWN, Action, Category, Outcome, Verdict
 
 _BACKOFF_FIRST_S = 0.0
 _BACKOFF_S = 2.0
 _BACKOFF_MAX_S = 60.0
+_FAILED_STARTS = 10
+_START_MAX_S = 30.0
 FREE, LEASE_EXPIRED, AGENT = "free", "lease", "agent"
 OUTSIDE = ("free", "node_loss", "killed", AGENT, LEASE_EXPIRED)
 """Causes from outside the training: they may strike twice at the same step, and are only counted."""
 DECIDED = frozenset({Action.RESTART, Action.RESTART_ELSEWHERE, Action.STOP})
 """What `decide` may decide: each is carried out by the supervisor. `none` is for a takeover, where nothing is to be done;
 `rollback_skip` is a diagnosis's advice, which nobody carries out yet: such a run is restarted, and that is said."""
+_FREE = "free of charge: not the training's fault"
+_WHY_COUNTED = {
+    LEASE_EXPIRED: "the lease of the ranks expired {n} times without progress between: the supervisor hardly runs. Free its "
+    "machine, or give a longer --lease",
+    AGENT: "agents were lost {n} times without progress between. See what ends them: the kernel's log (out of memory?), and "
+    "the agents' logs in the run directory",
+}
 
 
-def cause_of(verdict: Verdict, *, killed: bool = False) -> str:
-    """Which budget an incident is charged to: hang, node_loss, failure, framework, script, killed, unknown or free.
+def cause_of(verdict: Verdict, facts: Facts | None = None) -> str:
+    """Which budget an incident is charged to: hang, node_loss, failure, framework, script, killed, unknown, agent, lease or free.
 
-    `killed` says that the first process to end was ended by a signal from outside that nothing in the logs explains.
+    What the training had no part in must not use up the budget of failures that nobody can explain.
     """
+    if facts is not None and not verdict.category:
+        if facts.agents_lost:
+            return AGENT
+        if facts.lease_expired is not None:
+            return LEASE_EXPIRED
+        if facts.supervisor_lost or facts.launch_error or facts.preempted or facts.taken_over:
+            return FREE
     if verdict.outcome in (Outcome.PREEMPTED, Outcome.TIME_LIMIT):
-        return "free"
+        return FREE
     if verdict.outcome is Outcome.HUNG or verdict.reason == HANG:
         return "hang"
     if verdict.reason == "NodeFailure":
@@ -41,74 +57,109 @@ def cause_of(verdict: Verdict, *, killed: bool = False) -> str:
         return "framework"
     if verdict.category is Category.SCRIPT:
         return "script"
-    return "killed" if killed else "unknown"
+    return "killed" if verdict.decided_by == KILLED else "unknown"
+
+
+_VARIES = re.compile(r"exit code \d+|0x[0-9a-fA-F]+|\d+")
 
 
 def fingerprint(verdict: Verdict, stacks: str = "") -> str:
-    """A root that compares equal when the same failure happens again: numbers, addresses and times removed.
+    """A root that compares equal when the same failure happens again: numbers, addresses and times removed; an exit
+    code stays.
 
     `stacks` says where the ranks of a hang stood; a node that a verdict is sure enough of to cordon belongs to the root.
     """
     text = verdict.root.text if verdict.root else ""
-    text = re.sub(r"0x[0-9a-fA-F]+|\d+", "#", text)
+    text = _VARIES.sub(lambda m: m[0] if m[0].startswith("exit code") else "#", text)
     place = "".join(f"@{n}" for n in verdict.cordon)
     return f"{verdict.outcome}/{verdict.reason}/{text.strip()[:300]}{place}{f'/{stacks}' if stacks else ''}"
 
 
 def decide(
-    verdict: Verdict, step: int, history: Sequence[PastIncident], budgets: Budgets, *, killed: bool = False,
-    reached: bool = True, stacks: str = "",
-) -> Decision:  # fmt: skip
-    """The action for an incident at `step` (the highest completed one, -1 for none), oldest history first.
+    verdict: Verdict, facts: Facts, history: Sequence[PastIncident], budgets: Budgets, spares: int
+) -> Decision:
+    """The action after an incident; `history` has the oldest first, `spares` is how many nodes could take another's place.
 
     A verdict that a restart cannot help stops the run. So does the same failure twice at the same step without
     progress between, whatever its cause, with these exceptions, which are only counted against their budget:
 
     - what comes from outside (`OUTSIDE`: a kill, a lost node or agent): it need not repeat;
-    - a hang of which the stacks are not known (`stacks` empty): it need not be the same one;
-    - a failure of the infrastructure before the first step of an attempt (`reached` False): a network or a
-      storage may be away for minutes.
+    - a hang of which the stacks are not known: it need not be the same one;
+    - a failure of the infrastructure before the first step of an attempt: a network or a storage may be away for
+      minutes.
 
     Budgets count only incidents since the last progress.
     """
-    cause = cause_of(verdict, killed=killed)
-    if verdict.action is Action.STOP or (cause == "script" and not verdict.recoverable):
-        return Decision(Action.STOP, f"{verdict.reason}: a restart cannot help. {verdict.mitigation}".strip())
+    step = facts.run_step if facts.step is None else max(facts.run_step, facts.step)
+    cause, stacks = cause_of(verdict, facts), facts.hang.where if facts.hang is not None else ""
+    mark = "takeover" if facts.taken_over else fingerprint(verdict, stacks)
+    charged = PastIncident(cause, mark, step, facts.step is not None)
+    if facts.taken_over:
+        return Decision(Action.NONE, "a successor took over; no rank was touched", charged)
     stalled = [p for p in history if p.step >= step]
-    ours = [p for p in stalled if p.cause == cause]
-    if _repeats(cause, fingerprint(verdict, stacks), stalled, reached, stacks):
-        where = f"at step {step}" if step >= 0 else "before the first step"
-        return Decision(
-            Action.STOP, f"the same failure came twice {where} without progress between: {_named(verdict)}"
-        )
-    budget = {
-        "free": None, "hang": budgets.hang, "node_loss": budgets.node_loss, "failure": budgets.failure, "killed": budgets.killed,
-        "framework": budgets.framework, "script": 1, "unknown": budgets.unknown,
-    }[cause]  # fmt: skip
-    if budget is not None and len(ours) >= budget:
-        return Decision(
-            Action.STOP,
-            f"{len(ours) + 1} incidents of kind {cause} without progress between; the budget is {budget}",
-        )
+    if why := _why_to_stop(verdict, charged, stalled, budgets, stacks):
+        return Decision(Action.STOP, why, charged)
     # The first restart is at once; without progress between, each further one waits longer, so that one bad
     # node cannot eat every retry in a minute.
+    planned = facts.supervisor_lost or facts.launch_error or facts.preempted
+    if cause == FREE and planned:
+        return Decision(Action.RESTART, _FREE, charged)
     delay = _delay(len(stalled))
-    action = (
-        Action.RESTART_ELSEWHERE
-        if verdict.cordon or verdict.action is Action.RESTART_ELSEWHERE
-        else Action.RESTART
-    )
-    why = f"{cause}: {_budget_text(budget, len(ours) + 1)}{_not_as_advised(verdict)}"
-    return Decision(action, why, verdict.cordon, delay)
+    if cause in (AGENT, LEASE_EXPIRED):
+        return Decision(Action.RESTART, _FREE, charged, (), delay)
+    used = sum(p.cause == cause for p in stalled) + 1
+    why = f"{cause}: {_budget_text(_budget_of(cause, budgets), used)}{_not_as_advised(verdict)}"
+    return _leave_out(verdict, facts, spares, Decision(Action.RESTART, why, charged, (), delay))
 
 
-def as_carried_out(decision: Decision, replaceable: int) -> Decision:
-    """The decision as it will be done with so many spares: without one the node stays in use, and that is no
-    restart elsewhere."""
-    if decision.action is not Action.RESTART_ELSEWHERE or (decision.exclude and replaceable):
-        return decision
-    what = f"; {', '.join(decision.exclude)} stays in use: no spare is left" if decision.exclude else ""
-    return replace(decision, action=Action.RESTART, why=f"{decision.why}{what}")
+def decide_failed_start(count: int, error: str) -> tuple[float, str]:
+    """After so many attempts in a row that could not be launched: (seconds to wait, ""), or why the run stops."""
+    if count > _FAILED_STARTS:
+        return 0.0, f"{count} attempts in a row could not be started: {error}"
+    return (min(0.5 * 2**count, _START_MAX_S) if count > 1 else 0.0), ""
+
+
+def _why_to_stop(
+    verdict: Verdict, now: PastIncident, stalled: Sequence[PastIncident], budgets: Budgets, stacks: str
+) -> str:
+    """Why the run stops; "" where it goes on."""
+    budget = _budget_of(now.cause, budgets)
+    before = sum(p.cause == now.cause for p in stalled)
+    if now.cause in _WHY_COUNTED:
+        return _WHY_COUNTED[now.cause].format(n=before + 1) if budget is not None and before >= budget else ""
+    if verdict.action is Action.STOP or (now.cause == "script" and not verdict.recoverable):
+        return f"{verdict.reason}: a restart cannot help. {verdict.mitigation}".strip()
+    if _repeats(now, stalled, stacks):
+        where = f"at step {now.step}" if now.step >= 0 else "before the first step"
+        return f"the same failure came twice {where} without progress between: {_named(verdict)}"
+    if budget is not None and before >= budget:
+        return f"{before + 1} incidents of kind {now.cause} without progress between; the budget is {budget}"
+    return ""
+
+
+def _budget_of(cause: str, budgets: Budgets) -> int | None:
+    """How many restarts a cause may cost without progress between; None where they are free."""
+    return {
+        FREE: None, "hang": budgets.hang, "node_loss": budgets.node_loss, "failure": budgets.failure, "killed": budgets.killed,
+        "framework": budgets.framework, "script": 1, "unknown": budgets.unknown, AGENT: budgets.killed,
+        LEASE_EXPIRED: budgets.unknown,
+    }[cause]  # fmt: skip
+
+
+def _leave_out(verdict: Verdict, facts: Facts, spares: int, decision: Decision) -> Decision:
+    """The decision with the nodes that are not used again, as far as there are others in their place: lost ones go first."""
+    lost = [n for n in verdict.cordon if n in facts.lost_nodes]
+    suspects = [n for n in verdict.cordon if n not in facts.lost_nodes]
+    left = max(0, spares - len(facts.lost_nodes))
+    out, kept = suspects[:left], suspects[left:]
+    why = decision.why
+    if kept:
+        why += f"; {', '.join(kept)} stays in use: no spare is left"
+    if facts.lost_nodes and not spares:
+        why += f"; no spare is left for {', '.join(facts.lost_nodes)}"
+    elsewhere = bool(out or (lost and spares))
+    action = Action.RESTART_ELSEWHERE if elsewhere else Action.RESTART
+    return Decision(action, why, decision.charged, (*lost, *out), decision.delay_s)
 
 
 def _not_as_advised(verdict: Verdict) -> str:
@@ -125,13 +176,13 @@ def _not_as_advised(verdict: Verdict) -> str:
     return ""
 
 
-def _repeats(cause: str, mark: str, stalled: Sequence[PastIncident], reached: bool, stacks: str) -> bool:
+def _repeats(now: PastIncident, stalled: Sequence[PastIncident], stacks: str) -> bool:
     """Whether this failure came before without progress since, and is of a kind that cannot repeat by chance."""
-    if cause in OUTSIDE or (cause == "hang" and not stacks):
+    if now.cause in OUTSIDE or (now.cause == "hang" and not stacks):
         return False
-    same = [p for p in stalled if p.fingerprint == mark]
-    if cause == "failure":
-        return reached and any(p.reached for p in same)
+    same = [p for p in stalled if p.fingerprint == now.fingerprint]
+    if now.cause == "failure":
+        return now.reached and any(p.reached for p in same)
     return bool(same)
 
 
@@ -140,35 +191,6 @@ def _named(verdict: Verdict) -> str:
     if verdict.reason in (None, UNKNOWN) and verdict.root is not None and verdict.root.text:
         return verdict.root.text.strip()[:200]
     return str(verdict.reason)
-
-
-def decide_lease_expired(step: int, history: Sequence[PastIncident], budgets: Budgets) -> Decision:
-    """Ranks were ended for a lease that expired under a supervisor that lives: its machine hardly lets it run.
-
-    No failure of theirs, and free of charge as long as training gets on; without progress between it waits, and ends.
-    """
-    return _decide_counted(
-        LEASE_EXPIRED, step, history, budgets.unknown, "the lease of the ranks expired {n} times without progress between: the "
-        "supervisor hardly runs. Free its machine, or give a longer --lease",
-    )  # fmt: skip
-
-
-def decide_agent_lost(step: int, history: Sequence[PastIncident], budgets: Budgets) -> Decision:
-    """An agent died whose node is well: free of charge while training gets on, else counted as a kill would be."""
-    return _decide_counted(
-        AGENT, step, history, budgets.killed, "agents were lost {n} times without progress between. See what ends them: "
-        "the kernel's log (out of memory?), and the agents' logs in the run directory",
-    )  # fmt: skip
-
-
-def _decide_counted(
-    cause: str, step: int, history: Sequence[PastIncident], budget: int, why: str
-) -> Decision:
-    stalled = [p for p in history if p.step >= step]
-    before = sum(p.cause == cause for p in stalled)
-    if before >= budget:
-        return Decision(Action.STOP, why.format(n=before + 1))
-    return Decision(Action.RESTART, "free of charge: not the training's fault", (), _delay(len(stalled)))
 
 
 def _delay(n: int) -> float:

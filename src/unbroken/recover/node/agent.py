@@ -35,6 +35,7 @@ from ...private import private_folder
 from ...progress import RunDir, newest_term, read_terms
 from ...progress.page import NO_STOP
 from ..wire import Link, Message, read_token
+from .clocks import NodeClocks
 from .keeper_process import KeeperProcess
 from .ranks import LaunchOrder, RankProcess
 
@@ -83,7 +84,10 @@ class Agent:
         self.lease_until: float | None = None
         self._lease_s = 15.0
         self._link: Link | None = None
-        self._beats: dict[int, float] = {}
+        self._clocks = NodeClocks()
+        """How far this node's clocks are from the supervisor's."""
+        self._beats: dict[int, tuple[float, float]] = {}
+        """Each beat that waits for its answer -> when it was sent, on the monotonic clock and by the time of day."""
         self._quit = asyncio.Event()
         self._unsent: list[Message] = []
 
@@ -133,13 +137,15 @@ class Agent:
         serving = asyncio.create_task(link.serve())
         try:
             await link.introduce(secret.token, address, timeout=10)
-            await link.call("hello", timeout=10, **self._hello(term.number))
+            clocks = NodeClocks()
+            await clocks.ask(link)
+            await link.call("hello", timeout=10, **self._hello(term.number), **clocks.as_message())
         except (RunError, TimeoutError) as e:
             _log.warning("the supervisor of term %d did not take us: %s", term.number, e)
             link.close()
             await serving
             return False
-        self.term, self._link = term.number, link
+        self.term, self._link, self._clocks = term.number, link, clocks
         self._beats.clear()
         _log.info("connected to the supervisor of term %d at %s", term.number, term.address)
         for message in self._unsent:
@@ -195,11 +201,17 @@ class Agent:
             self._unsent.append(message)
             del self._unsent[:-_UNSENT_MAX]
 
+    def _tell_end(self, rank: int, process: RankProcess) -> None:
+        """Reports a rank's end, with what the clocks are by now where that was not said yet."""
+        if self._link is not None and (clocks := self._clocks.news()):
+            self._tell(op="clocks", **clocks)
+        self._tell(op="exited", attempt=self.attempt, rank=rank, **process.ending())
+
     async def _beat(self, link: Link) -> None:
         number = 0
         while not link.closed.is_set():
             number += 1
-            self._beats[number] = time.monotonic()
+            self._beats[number] = (time.monotonic(), time.time())
             link.tell(op="beat", number=number, keeper=self.keeper.alive)
             await asyncio.sleep(max(0.2, self._lease_s / 8))
 
@@ -209,9 +221,10 @@ class Agent:
             return
         for old in [n for n in self._beats if n < message["number"]]:
             del self._beats[old]
+        self._clocks.take(sent, message)
         # From the moment the beat was sent: the supervisor counts from its answer, which is later.
         self._lease_s = message["seconds"]
-        self.lease_until = sent + self._lease_s
+        self.lease_until = sent[0] + self._lease_s
         for process in self.ranks.values():
             process.set_lease(self.lease_until, self.term)
         self.keeper.lease(self.lease_until)
@@ -297,7 +310,7 @@ class Agent:
                     # Its last steps first: what comes after its end is no longer heard.
                     self._tell(op="progress", attempt=self.attempt, ranks=news)
                     news = {}
-                    self._tell(op="exited", attempt=self.attempt, rank=rank, **process.ending())
+                    self._tell_end(rank, process)
             if news or now - sent > _RESEND_S:
                 sent = now
                 self._tell(op="progress", attempt=self.attempt, ranks=news)
@@ -325,7 +338,7 @@ class Agent:
         for rank, process in self.ranks.items():
             self._expired[rank] = process.describe()
             if process.just_ended():
-                self._tell(op="exited", attempt=self.attempt, rank=rank, **process.ending())
+                self._tell_end(rank, process)
         if not left.gone:
             _log.error("processes %s survived kill -9; %s", left.survivors, left.why)
             return  # whoever supervises next asks for a stop and is told of them
@@ -355,7 +368,7 @@ class Agent:
         for rank, process in self.ranks.items():
             process.sample(time.monotonic())
             if process.just_ended():
-                self._tell(op="exited", attempt=self.attempt, rank=rank, **process.ending())
+                self._tell_end(rank, process)
             process.close()
         self.ranks = {}
         return _as_message(left)

@@ -102,6 +102,9 @@ class RankProcess:
         self.killed_by_agent = False
         self._told_end = False
         self._ended_at: float | None = None
+        self._ended_between: tuple[float, float] | None = None
+        self._ran_at = time.monotonic()
+        """When it was last seen to run: it ended after that."""
         self._sign: tuple[int, int] | None = None
         self._log = LogFollower(log, enabled=follow_log)
         self._oom: bool | None = None
@@ -165,7 +168,17 @@ class RankProcess:
 
     @property
     def running(self) -> bool:
-        return self._process.poll() is None
+        return self._poll() is None
+
+    def _poll(self) -> int | None:
+        """Its exit code, None while it runs."""
+        now = time.monotonic()
+        code = self._process.poll()
+        if code is None:
+            self._ran_at = now
+        elif self._ended_between is None:
+            self._ended_between = (self._ran_at, time.monotonic())
+        return code
 
     @property
     def attached(self) -> bool:
@@ -174,7 +187,7 @@ class RankProcess:
 
     def describe(self) -> Message:
         """The state for a successor of the supervisor."""
-        code = self._process.poll()
+        code = self._poll()
         return {
             "pid": self.pid, "running": code is None, "attached": self.attached, "ours": self.killed_by_agent,
             **({} if code is None else self.ending()),
@@ -182,7 +195,7 @@ class RankProcess:
 
     def just_ended(self) -> bool:
         """True once, when the process has ended."""
-        if self._told_end or self._process.poll() is None:
+        if self._told_end or self._poll() is None:
             return False
         self._told_end = True
         return True
@@ -193,11 +206,12 @@ class RankProcess:
         That is our doing and no failure of the rank's, and what failed elsewhere later may have followed from it.
         """
         self.killed_by_agent = True
-        self._ended_at = time.time() - (time.monotonic() - since)
+        self._ended_at, self._ended_between = time.time() - (time.monotonic() - since), (since, since)
 
     def ending(self) -> Message:
-        """How it ended. `time` is seconds since the epoch."""
-        code = self._process.poll()
+        """How it ended. `time` is seconds since the epoch, by this node's clock; `at` the earliest and the latest that it may
+        have been, on CLOCK_MONOTONIC."""
+        code = self._poll()
         if code is None:
             return {}
         # A rank may find its lease lapsed before its agent does, and end with whatever code its script has for that.
@@ -218,6 +232,7 @@ class RankProcess:
             "code": code if code >= 0 else None,
             "signal": -code if code < 0 else None,
             "time": self._ended_at,
+            "at": list(self._ended_between) if self._ended_between is not None else None,
             "ours": self.killed_by_agent,
             "oom": self._oom,
         }

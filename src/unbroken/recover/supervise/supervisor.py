@@ -23,6 +23,7 @@ from ...link.tls import make_identity
 from ...progress import JournalWriter, RunDir, RunSpec, read_journal, read_spec, write_spec
 from ...progress.records.state import RunState
 from ...units import Bytes
+from ..decide.policy import decide_failed_start
 from .attempt.outcome import AttemptOutcome, name_loss
 from .launch.launching import StartFailed
 from .launch.takeover import take_over
@@ -39,9 +40,7 @@ from .screen.view import View
 from .surroundings import Surroundings
 
 _log = logging.getLogger("unbroken.supervisor")
-_FAILED_STARTS_MAX = 10
 _SWEEP_S = 10.0
-_WAIT_MAX_S = 30.0
 _ALLOCATION_EVERY_S = 1.0
 _GRANTED_BEFORE_S = 5.0
 """What a run has been given before is granted again within so much; what it lacks may take for hours."""
@@ -260,16 +259,15 @@ class Supervisor:
         """Says that an attempt could not be launched, and waits before the next one; raises RunStopped after too many."""
         error, attempt = failed.error, failed.attempt
         self._view.say(f"attempt {parts.recorder.state.attempt} could not be started: {error}")
-        if count > _FAILED_STARTS_MAX:
-            raise RunStopped(
-                f"{count} attempts in a row could not be started: {error.message}", where=error.where,
-                hint=error.hint or "See the agents' logs in the run directory",
-            )  # fmt: skip
+        delay_s, why = decide_failed_start(count, error.message)
+        if why:
+            hint = error.hint or "See the agents' logs in the run directory"
+            raise RunStopped(why, where=error.where, hint=hint)
         if attempt is not None:
             lost = parts.fleet.find_lost(attempt.nodes)
             kind = name_loss(lost) if lost else "start_failed"
             await parts.recovering.recover(attempt, AttemptOutcome(kind, nodes=lost, error=str(error)))
-        await self._stop.pause(min(0.5 * 2**count, _WAIT_MAX_S) if count > 1 else 0.0)
+        await self._stop.pause(delay_s)
 
     async def _watch_allocation(self, parts: Parts) -> None:
         """Asks for a stop while there is just time enough to save before the cluster takes all nodes away."""

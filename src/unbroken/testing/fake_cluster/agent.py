@@ -374,7 +374,7 @@ class VirtualAgent:
         if code != 0:
             self._stand()
         ending = {"code": code, "signal": signal, "time": self.wall(), "ours": ours, "oom": None}
-        self._endings[rank] = {**ending, "at": self.monotonic()}
+        self._endings[rank] = {**ending, "at": [self.monotonic(), self.monotonic()]}
         self._tell(op="exited", attempt=self.attempt, rank=rank, **self._endings[rank])
 
     def _end_ranks(self, code: int | None, signal: int | None, *, ours: bool, only: str = "") -> None:

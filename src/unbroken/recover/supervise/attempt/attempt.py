@@ -5,11 +5,13 @@ from __future__ import annotations
 import errno
 import functools
 import json
+import math
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ....cluster.clocks import Moment
 from ....detect import HangDetector, RankView
 from ....diagnose.judge.facts import RankExit
 from ....errors import NotDurable
@@ -34,8 +36,6 @@ class RankState:
     step: int = -1
     source: str = "page"
     exit: RankExit | None = None
-    oom: bool | None = None
-    """Of a rank that was killed: whether the kernel's log says that memory ran out; None where it cannot be read."""
 
     @property
     def finished(self) -> bool:
@@ -126,24 +126,39 @@ class Attempt:
         """Whether a rank ended by itself with an error."""
         return any(not e.killed_by_agent for e in self._bad)
 
-    def note_exit(self, rank: int, message: Message) -> None:
-        """Takes an agent's report of a rank's end; of several of the same rank the first one counts."""
+    def note_exit(self, rank: int, message: Message, moment: Moment | None = None) -> None:
+        """Takes an agent's report of a rank's end; of several of the same rank the first one counts. `moment` is when it
+        ended, on the supervisor's monotonic clock, where the agent tells it."""
         state = self.ranks[rank]
         if state.exit is not None:
             return
+        when, earliest, latest = self._date(message["time"], moment)
         state.exit = RankExit(
-            rank=rank, node=state.node, code=message.get("code"), signal=message.get("signal"), time=message["time"],
-            killed_by_agent=message["ours"],
+            rank=rank, node=state.node, code=message.get("code"), signal=message.get("signal"), time=when,
+            killed_by_agent=message["ours"], earliest=earliest, latest=latest, oom=message.get("oom"),
         )  # fmt: skip
-        state.oom = message.get("oom")
         self.ended += 1
         self._finished += state.finished
         if state.exit.killed_by_agent or state.exit.code != 0:
             self._bad.append(state.exit)
 
+    def _date(self, told: float, moment: Moment | None) -> tuple[float, float | None, float | None]:
+        """(about when, not before, not after) in seconds since the epoch, by the supervisor's clock: `told` is by the node's.
+
+        It ended after it was launched, and before it was heard of: that much is known where the node's clock is not.
+        """
+        if moment is None:
+            return told, None, None
+        now = self.clock.wall()
+        epoch = now - self.clock.monotonic()
+        latest = min(moment.latest + epoch, now)
+        earliest = min(max(moment.earliest + epoch, self.started), latest)
+        known = not math.isinf(moment.latest)
+        return (latest if known else min(max(told, earliest), latest)), earliest, latest
+
     def failures(self) -> list[RankExit]:
         """Ranks that ended by themselves with an error, earliest first."""
-        return sorted((e for e in self._bad if not e.killed_by_agent), key=lambda e: e.time)
+        return sorted((e for e in self._bad if e.failed), key=lambda e: e.time)
 
     @property
     def done_but_for_saving(self) -> bool:
@@ -153,9 +168,12 @@ class Attempt:
         return bool(failed) and steps_done and all(e.code == NotDurable.exit_code for e in failed)
 
     def stopped_by_us(self) -> RankExit | None:
-        """The first rank whose end was our doing (its lease had lapsed, say), where none had failed before it."""
-        first = min(self._bad, key=lambda e: e.time, default=None)
-        return first if first is not None and first.killed_by_agent else None
+        """The first rank whose end was our doing (its lease had lapsed, say), where none had failed before it for certain:
+        what fails at the same moment follows from it."""
+        first = min((e for e in self._bad if e.killed_by_agent), key=lambda e: e.time, default=None)
+        if first is None or any(e.moment.is_before(first.moment) for e in self._bad if e.failed):
+            return None
+        return first
 
     def exits(self) -> tuple[RankExit, ...]:
         return tuple(sorted((s.exit for s in self.ranks.values() if s.exit), key=lambda e: e.time))

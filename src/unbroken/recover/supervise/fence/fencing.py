@@ -154,11 +154,7 @@ class Fencing:
             await self.take_proof(name, ended)
 
     async def cordon(self, name: str, reason: str | None, confidence: float) -> None:
-        """Takes a node out of use for a day, unless there is none to take its place."""
-        state = self._recorder.state
-        if not self._fleet.find_free(state.slots, state.cordoned):
-            self._say(f"{name} should be cordoned ({reason}), but no spare is left: it stays in use")
-            return
+        """Takes a node out of use for a day."""
         await self._recorder.record("cordon", node=name, reason=reason, owner="unbroken", expires_s=_CORDON_S)
         self._say(f"{name} is cordoned for a day: {reason} (confidence {confidence:.0%})")
 

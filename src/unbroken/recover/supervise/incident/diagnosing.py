@@ -18,10 +18,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ....diagnose.judge.facts import Facts
+from ....diagnose import Facts, judge_unread
+from ....diagnose.observed.interruptions import judge_interruption
 from ....errors import UnbrokenError
 from ....journal.codec import decode, encode
-from ....progress.records.verdict import UNKNOWN, Action, Outcome, Verdict
+from ....progress.records.verdict import Verdict
 
 _log = logging.getLogger("unbroken.supervisor")
 WITHIN_S = 10.0
@@ -29,7 +30,7 @@ WITHIN_S = 10.0
 BYTES = 256 << 20
 """Bytes of logs that one diagnosis reads, over all ranks."""
 PATIENCE_S = 10.0
-"""Beyond `WITHIN_S`, for a machine that hardly runs; then it is ended, and the verdict is Unknown."""
+"""Beyond `WITHIN_S`, for a machine that hardly runs; then it is ended, and the verdict is that of the facts alone."""
 AFTER_STOP_S = 1.0
 """What a diagnosis still gets once the run was asked to stop."""
 _LINE_MAX = 64 << 20
@@ -39,10 +40,13 @@ class Diagnosis:
     """Diagnoses one attempt at a time. `hurry` is set when the run was asked to stop."""
 
     def __init__(
-        self, *, within_s: float = WITHIN_S, limit_bytes: int = BYTES, hurry: asyncio.Event | None = None
-    ) -> None:
+        self, *, within_s: float = WITHIN_S, limit_bytes: int = BYTES, hurry: asyncio.Event | None = None,
+        folder: Path | None = None,
+    ) -> None:  # fmt: skip
+        """Quoted files are named from `folder` on."""
         self.within_s, self.limit_bytes = within_s, limit_bytes
         self.hurry = hurry or asyncio.Event()
+        self._folder = folder
         self._process: asyncio.subprocess.Process | None = None
 
     async def warm_up(self) -> None:
@@ -54,7 +58,10 @@ class Diagnosis:
             )  # fmt: skip
 
     async def __call__(self, logs: Sequence[Path], facts: Facts) -> Verdict:
-        """The verdict; Unknown, with the reason in its notes, where the bounds were reached or the process failed."""
+        """The verdict; that of the facts alone, with the reason in its notes, where the bounds were reached or the process
+        failed."""
+        if (interruption := judge_interruption(facts)) is not None:
+            return interruption  # no log has to be read for it
         began = time.monotonic()
         asking = asyncio.ensure_future(self._ask(logs, facts))
         hurrying = asyncio.ensure_future(self.hurry.wait())
@@ -67,10 +74,10 @@ class Diagnosis:
                 return asking.result()
             took = time.monotonic() - began
             why = "the run was asked to stop meanwhile" if self.hurry.is_set() else "it took too long"
-            return _unknown(f"the diagnosis was given up after {took:.0f} s: {why}")
+            return judge_unread(facts, f"the diagnosis was given up after {took:.0f} s: {why}")
         except (OSError, ValueError, UnbrokenError, asyncio.LimitOverrunError) as e:
             _log.warning("the diagnosis failed: %s", e)
-            return _unknown(f"the diagnosis failed: {e}")
+            return judge_unread(facts, f"the diagnosis failed: {e}")
         finally:
             hurrying.cancel()
             if not asking.done() or asking.cancelled() or asking.exception() is not None:
@@ -85,6 +92,7 @@ class Diagnosis:
         assert process is not None and process.stdin is not None and process.stdout is not None
         request = {
             "logs": [str(p) for p in logs], "facts": encode(facts), "seconds": self.within_s, "bytes": self.limit_bytes,
+            "folder": str(self._folder) if self._folder else None,
         }  # fmt: skip
         process.stdin.write(json.dumps(request).encode(errors="surrogateescape") + b"\n")
         await process.stdin.drain()
@@ -105,26 +113,16 @@ class Diagnosis:
             await process.wait()
 
 
-def _unknown(why: str) -> Verdict:
-    return Verdict(
-        outcome=Outcome.FAILED,
-        reason=UNKNOWN,
-        recoverable=True,
-        action=Action.RESTART,
-        mitigation="Read the ranks' logs, or run `unbroken diagnose` on the run directory.",
-        confidence=0.0,
-        decided_by="no-diagnosis",
-        notes=(why,),
-    )
-
-
 def answer(request: dict[str, Any]) -> dict[str, Any]:
     """One request's answer: the verdict, or in words why there is none."""
     from ....diagnose import Limits, diagnose
 
     try:
         limits = Limits(seconds=request["seconds"], bytes=request["bytes"])
-        verdict = diagnose(request["logs"], facts=decode(Facts, request["facts"]), limits=limits)
+        folder = Path(request["folder"]) if request.get("folder") else None
+        verdict = diagnose(
+            request["logs"], facts=decode(Facts, request["facts"]), limits=limits, folder=folder
+        )
         return {"verdict": verdict.as_json()}
     except UnbrokenError as e:
         return {"error": str(e)}

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping
 from pathlib import Path
 
-from ....diagnose.judge.facts import Facts, HangFact
+from ....cluster.clocks import ClockOffset
+from ....detect import late_ranks
+from ....detect.stacks import place as name_stacks
+from ....diagnose import Facts, HangFact, RankPlace
 from ....progress import RunDir
 from ..attempt.attempt import Attempt
+from ..attempt.outcome import AttemptOutcome, NodeEnd
 
 
 def logs_of(run_dir: RunDir, attempt: Attempt) -> list[Path]:
@@ -16,14 +21,56 @@ def logs_of(run_dir: RunDir, attempt: Attempt) -> list[Path]:
     return [p for p in paths if p.exists()]
 
 
-def facts_of(attempt: Attempt, lost_nodes: Sequence[str], hang: HangFact | None) -> Facts:
-    """What the supervisor knows of an attempt's end, beside its logs."""
+def describe_hang(attempt: Attempt, outcome: AttemptOutcome, evidence: Path) -> HangFact | None:
+    """The hang that ended an attempt, if it was one; `evidence` is where its stacks lie, if any were collected."""
+    if outcome.hang is None:
+        return None
+    return HangFact(
+        step=attempt.step, phase=outcome.hang.phase.name.lower(), idle_s=round(outcome.hang.idle_s, 2),
+        late=late_ranks(outcome.processes, outcome.hang.behind), stacks=str(evidence) if evidence.is_dir() else None,
+        where=name_stacks(outcome.processes),
+    )  # fmt: skip
+
+
+def collect_facts(
+    attempt: Attempt,
+    outcome: AttemptOutcome,
+    silent: Mapping[str, str],
+    hang: HangFact | None,
+    *,
+    run_step: int,
+    noticed: float,
+    wall_clocks: Mapping[str, ClockOffset],
+) -> Facts:
+    """All that is known of an attempt's end, once its processes are gone. `run_step` is the highest step before it, -1 for
+    none; `noticed` is in seconds since the epoch; `wall_clocks` are the nodes' clocks as far as they are known."""
+    kind = outcome.kind
+    ranks = sorted(attempt.ranks.items())
+    agents = [n for n, end in outcome.nodes.items() if end is NodeEnd.AGENT_LOST]
     return Facts(
         exits=attempt.exits(),
-        lost_nodes=tuple(lost_nodes),
+        lost_nodes=tuple(outcome.lost_nodes),
         hang=hang,
-        nodes=tuple((r, s.node) for r, s in sorted(attempt.ranks.items())),
-        oom_kills=tuple(r for r, s in sorted(attempt.ranks.items()) if s.oom),
+        nodes=tuple((r, s.node) for r, s in ranks),
+        oom_kills=tuple(r for r, s in ranks if s.exit is not None and s.exit.oom),
         completed=attempt.all_finished,
         step=attempt.step if attempt.step >= 0 else None,
+        run_step=run_step,
+        total=attempt.total,
+        silent=silent,
+        agents_lost=tuple(agents) if kind == "agent_lost" else (),
+        lease_expired=attempt.stopped_by_us() if kind in ("lease", "supervisor_lost") else None,
+        launch_error=outcome.error if kind == "start_failed" else "",
+        preempted=outcome.error if kind == "preempted" else "",
+        supervisor_lost=kind == "supervisor_lost",
+        places={
+            r: RankPlace(
+                s.step,
+                look.frames if (look := outcome.processes.get(r)) is not None else (),
+                next(iter(look.text.splitlines()), "") if look is not None else "",
+            )
+            for r, s in ranks
+        },
+        noticed=noticed,
+        wall_clocks={n: c for n, c in wall_clocks.items() if not math.isinf(c.uncertainty_s)},
     )

@@ -3,40 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ....detect import late_ranks
-from ....detect.stacks import place as name_stacks
-from ....diagnose.judge.facts import Facts, HangFact
-from ....diagnose.observed.early_exit import RankPlace, blame_early_exit
-from ....diagnose.observed.interruptions import (
-    agent_lost_verdict,
-    lease_expired_verdict,
-    preempted_verdict,
-    takeover_verdict,
-)
-from ....diagnose.observed.kills import killed_from_outside, with_kill
-from ....diagnose.observed.root import with_root
-from ....diagnose.read.run_folder import named_in_run
+from ....diagnose import Facts
+from ....diagnose.observed.interruptions import judge_interruption
 from ....errors import RunStopped
-from ....progress import Budgets, RunDir, RunSpec
+from ....progress import RunDir, RunSpec
 from ....progress.records.decision import Decision
 from ....progress.records.incident import Incident
 from ....progress.records.steps import read_steps
-from ....progress.records.verdict import Action, Root, Verdict
-from ...decide.policy import (
-    AGENT,
-    FREE,
-    LEASE_EXPIRED,
-    as_carried_out,
-    cause_of,
-    decide,
-    decide_agent_lost,
-    decide_lease_expired,
-    fingerprint,
-)
+from ....progress.records.verdict import Action, Verdict
+from ...decide.policy import decide
 from ..attempt.attempt import Attempt
 from ..attempt.outcome import AttemptOutcome, name_loss
 from ..fence.fencing import Fencing
@@ -47,7 +26,7 @@ from ..record.clock import Clock
 from ..record.recorder import Recorder
 from ..record.stop_request import StopRequest
 from ..screen.view import View
-from .facts import facts_of, logs_of
+from .facts import collect_facts, describe_hang, logs_of
 
 _SETTLE_S = 0.5
 _SETTLE_QUIET_S = 0.15
@@ -91,17 +70,23 @@ class Recovering:
             nodes={n: end.value for n, end in outcome.nodes.items()},
         )  # fmt: skip
         incident.phases["detect"] = max(0.0, detected - incident.last_sign)
-        hang = self._describe_hang(attempt, outcome, incident.number)
+        hang = describe_hang(attempt, outcome, self._run_dir.evidence(incident.number))
         stop_began = self._clock.monotonic()
         silent = await self._fencing.end_attempt(attempt, outcome)
         diagnose_began = self._clock.monotonic()
         incident.phases["stop"] = diagnose_began - stop_began
-        facts = facts_of(attempt, outcome.lost_nodes, hang)
-        verdict = await self._find_verdict(attempt, outcome, facts, silent)
-        incident.verdict = verdict
+        facts = collect_facts(
+            attempt,
+            outcome,
+            silent,
+            hang,
+            run_step=self._recorder.state.step,
+            noticed=self._clock.wall(),
+            wall_clocks={n: self._fleet.nodes[n].wall_clock for n in attempt.nodes},
+        )
+        verdict = await self._diagnose(logs_of(self._run_dir, attempt), facts)
         incident.phases["diagnose"] = self._clock.monotonic() - diagnose_began
-        incident.step = max(attempt.step, self._recorder.state.step)
-        decision = await self._decide(attempt, outcome, facts, verdict, incident)
+        decision = await self._decide(incident, verdict, facts)
         self._view.incident(incident, self._clock.monotonic() - began)
         self._open = incident
         for name in outcome.lost_nodes:
@@ -136,29 +121,22 @@ class Recovering:
             return replace(outcome, kind="lease")
         return outcome
 
-    async def _decide(
-        self, attempt: Attempt, outcome: AttemptOutcome, facts: Facts, verdict: Verdict, incident: Incident
-    ) -> Decision:
+    async def _decide(self, incident: Incident, verdict: Verdict, facts: Facts) -> Decision:
         """Decides, and writes it down before anything is done."""
-        killed = killed_from_outside(facts, verdict)
-        stacks, reached = name_stacks(outcome.processes), attempt.step >= 0
-        history, step = self._recorder.state.history, incident.step
-        if not _is_training(verdict, outcome):
-            decision = _decide_free(outcome.kind, step, self._recorder, self._budgets)
-        else:
-            decision = decide(
-                verdict, step, history, self._budgets, killed=killed, reached=reached, stacks=stacks
-            )
         state = self._recorder.state
-        free = self._fleet.find_free(state.slots, {*outcome.nodes, *state.cordoned})
-        decision = as_carried_out(decision, len(free))
-        incident.action, incident.why = decision.action.value, decision.why
+        free = self._fleet.find_free(state.slots, {*incident.nodes, *state.cordoned})
+        decision = decide(verdict, facts, state.history, self._budgets, len(free))
+        charged = decision.charged
+        incident.decide(verdict, decision)
         self._recorder.write_incident(incident)
-        await self._recorder.record("ended", attempt=attempt.number, how=outcome.kind, step=step)
+        if not facts.taken_over:
+            await self._recorder.record(
+                "ended", attempt=incident.attempt, how=incident.kind, step=incident.step
+            )
         await self._recorder.record(
-            "incident", incident=incident.number, attempt=attempt.number, what=outcome.kind, step=step,
-            cause=_charge(verdict, outcome, killed), fingerprint=fingerprint(verdict, stacks), reason=verdict.reason,
-            outcome=verdict.outcome.value, action=incident.action, why=decision.why, reached=reached,
+            "incident", incident=incident.number, attempt=incident.attempt, what=incident.kind, step=incident.step,
+            cause=charged.cause, fingerprint=charged.fingerprint, reason=verdict.reason, outcome=verdict.outcome.value,
+            action=incident.action, why=decision.why, reached=charged.reached,
         )  # fmt: skip
         return decision
 
@@ -190,48 +168,6 @@ class Recovering:
             return attempt.last.time
         kept = read_steps(self._run_dir.steps(attempt.number))
         return kept[-1].time if kept else attempt.started
-
-    def _describe_hang(self, attempt: Attempt, outcome: AttemptOutcome, incident: int) -> HangFact | None:
-        if outcome.hang is None:
-            return None
-        late = late_ranks(outcome.processes, outcome.hang.behind)
-        folder = self._run_dir.evidence(incident)
-        return HangFact(
-            step=attempt.step, phase=outcome.hang.phase.name.lower(), idle_s=round(outcome.hang.idle_s, 2), late=late,
-            stacks=str(folder) if folder.is_dir() else None,
-        )  # fmt: skip
-
-    async def _find_verdict(
-        self, attempt: Attempt, outcome: AttemptOutcome, facts: Facts, silent: Mapping[str, str]
-    ) -> Verdict:
-        found = await self._read_verdict(attempt, outcome, facts)
-        oom = {r: s.oom for r, s in attempt.ranks.items()}
-        verdict = with_root(with_kill(found, facts, oom), facts, outcome.processes, silent)
-        frames = {r: look.frames for r, look in outcome.processes.items()}
-        places = {r: RankPlace(s.step, frames.get(r, ())) for r, s in attempt.ranks.items()}
-        return blame_early_exit(verdict, facts, places, attempt.total)
-
-    async def _read_verdict(self, attempt: Attempt, outcome: AttemptOutcome, facts: Facts) -> Verdict:
-        """From what the supervisor did or saw itself, where that is all; else from the logs."""
-        now = self._clock.wall()
-        if outcome.kind == "agent_lost":
-            return agent_lost_verdict(next(iter(outcome.nodes)), attempt.step)
-        if outcome.kind == "start_failed":
-            verdict = agent_lost_verdict(attempt.slots[0], attempt.step)
-            root = Root(text=f"the attempt could not be launched: {outcome.error}", time=now)
-            return replace(verdict, root=root, mitigation="Tried again.", decided_by="launch")
-        if outcome.kind == "preempted":
-            return preempted_verdict(outcome.error, now)
-        expired = attempt.stopped_by_us()
-        if outcome.kind in ("supervisor_lost", "lease") and expired is not None:
-            # What other ranks said and did after that, their own lease's end or a lost connection, followed from it.
-            return lease_expired_verdict(expired)
-        if outcome.kind == "supervisor_lost" and not attempt.failures():
-            verdict = agent_lost_verdict(attempt.slots[0], attempt.step)
-            text = "the supervisor was gone, and so are the ranks: nothing else is known of their end"
-            return replace(verdict, root=Root(text=text, time=now), decided_by="lost-supervisor")
-        logs = logs_of(self._run_dir, attempt)
-        return named_in_run(await self._diagnose(logs, facts), logs, self._run_dir)
 
     # --- until it is over
 
@@ -268,39 +204,14 @@ class Recovering:
     async def note_takeover(self, attempt: Attempt) -> None:
         """An incident that cost no step: the supervisor was gone and the ranks never stopped."""
         now, step = self._clock.wall(), self._recorder.state.step
+        facts = Facts(taken_over=True, run_step=step, noticed=now)
+        verdict = judge_interruption(facts)
+        assert verdict is not None
         incident = Incident(
             number=self._recorder.state.incident + 1, attempt=attempt.number, kind="supervisor_lost", step=step,
-            last_sign=now, detected=now, verdict=takeover_verdict(), action=Action.NONE.value,
-            why="a successor took over; no rank was touched", resumed=now, steps_lost=0, next_attempt=attempt.number,
+            last_sign=now, detected=now, resumed=now, steps_lost=0, next_attempt=attempt.number,
         )  # fmt: skip
-        self._recorder.write_incident(incident)
-        await self._recorder.record(
-            "incident", incident=incident.number, attempt=attempt.number, what=incident.kind, step=step,
-            cause=FREE, fingerprint="takeover", reason=None, outcome="running", action="none", why=incident.why,
-        )  # fmt: skip
+        await self._decide(incident, verdict, facts)
         await self._recorder.record(
             "resumed", incident=incident.number, attempt=attempt.number, step=step, steps_lost=0, seconds=0.0
         )
-
-
-def _is_training(verdict: Verdict, outcome: AttemptOutcome) -> bool:
-    """Whether the training had a part in it."""
-    free = ("agent_lost", "supervisor_lost", "lease", "start_failed", "preempted")
-    return outcome.kind not in free or bool(verdict.category)
-
-
-def _charge(verdict: Verdict, outcome: AttemptOutcome, killed: bool) -> str:
-    """The budget of an incident: what is free must not use up that of failures nobody can explain."""
-    if _is_training(verdict, outcome):
-        return cause_of(verdict, killed=killed)
-    return {"lease": LEASE_EXPIRED, "agent_lost": AGENT}.get(outcome.kind, FREE)
-
-
-def _decide_free(kind: str, step: int, recorder: Recorder, budgets: Budgets) -> Decision:
-    """What is done about an incident in which the training had no part."""
-    history = recorder.state.history
-    if kind == "lease":
-        return decide_lease_expired(step, history, budgets)
-    if kind == "agent_lost":
-        return decide_agent_lost(step, history, budgets)
-    return Decision(Action.RESTART, "free of charge: not the training's fault")

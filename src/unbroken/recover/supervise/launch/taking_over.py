@@ -53,7 +53,8 @@ class TakingOver:
         for rank, described in ranks.items():
             attempt.ranks[rank].pid = described["pid"]
             if not described["running"]:
-                attempt.note_exit(rank, described)
+                node = self._fleet.nodes[attempt.ranks[rank].node]
+                attempt.note_exit(rank, described, node.translate(described.get("at")))
         self._follow(attempt)
         if not whole:
             self._say(f"attempt {attempt.number} did not survive its supervisor")

@@ -130,7 +130,10 @@ class Desk:
         """Takes a message of a known agent, which was checked."""
         self._fleet.note_sign(node)
         if message.get("op") == "beat":
-            link.tell(op="lease", number=message["number"], seconds=self._fleet.grant(node))
+            seconds, clocks = self._fleet.grant(node), self._fleet.read_clocks()
+            link.tell(op="lease", number=message["number"], seconds=seconds, **clocks)
+        elif message.get("op") == "clocks":
+            node.take_clocks(message)
         else:
             self._inbox.put(node, message)
 

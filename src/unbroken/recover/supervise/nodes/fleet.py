@@ -143,6 +143,7 @@ class Fleet:
         if node.link is not None and node.link is not link:
             node.link.close()
         node.link, node.hello, node.state = link, hello, "up"
+        node.take_clocks(hello)
         node.heard = node.granted = self._clock.monotonic()
         node.exited, node.gone, node.unreachable = None, "", ""
         self.held = str(hello.get("held", self.held))

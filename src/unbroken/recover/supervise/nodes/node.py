@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from ....cluster.clocks import ClockOffset, Moment
 from ....link.bounds import Message
 from ...wire import Link
+from .received import clock_of
 
 
 @dataclass
@@ -36,6 +39,10 @@ class Node:
     preempted: float | None = None
     """When it will be taken away, on the monotonic clock."""
     preempted_for: str = ""
+    clock: ClockOffset = field(default_factory=ClockOffset)
+    """How far its monotonic clock is from the supervisor's."""
+    wall_clock: ClockOffset = field(default_factory=ClockOffset)
+    """How far its time of day, which logs carry, is from the supervisor's."""
 
     @property
     def up(self) -> bool:
@@ -43,3 +50,15 @@ class Node:
         return (
             self.state == "up" and not self.gone and self.link is not None and not self.link.closed.is_set()
         )
+
+    def take_clocks(self, message: Message) -> None:
+        """Takes what its agent says of its clocks, which was checked."""
+        self.clock = clock_of(message.get("clock"))
+        self.wall_clock = clock_of(message.get("wall_clock"))
+
+    def translate(self, at: Sequence[float] | None) -> Moment | None:
+        """When something was that its agent saw between two times of its own, on the supervisor's monotonic clock; None
+        where the agent tells no times."""
+        if at is None:
+            return None
+        return Moment(self.clock.translate(at[0]).earliest, self.clock.translate(at[1]).latest)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ....cluster.clocks import ClockOffset
 from ....link.bounds import Malformed, Message, number, text, whole
 from ....progress.page import Phase
 
@@ -39,6 +40,9 @@ def check(m: Message, world_size: int) -> Message:
         whole(m.get("attempt"), "attempt", 0, _MOST)
         whole(m.get("rank"), "rank", 0, world_size - 1)
         _ending(m)
+    elif op == "clocks":
+        for key in ("clock", "wall_clock"):
+            clock_of(m.get(key))
     elif op == "keeper":
         text(m.get("event"), "event", most=64)
         # A restore that found nothing has no step, and what went wrong on no rank in particular has rank -1.
@@ -55,6 +59,8 @@ def hello(m: Message, world_size: int) -> Message:
     text(m.get("node"), "node", empty=False)
     text(m.get("host", ""), "host")
     whole(m.get("attempt"), "attempt", 0, _MOST)
+    for key in ("clock", "wall_clock"):
+        clock_of(m.get(key))
     for rank, described in _table(m.get("ranks"), "ranks").items():
         _rank(rank, world_size)
         d = _table(described, "rank")
@@ -64,6 +70,18 @@ def hello(m: Message, world_size: int) -> Message:
         if not d["running"]:
             _ending(d)
     return m
+
+
+def clock_of(value: Any) -> ClockOffset:
+    """How far a clock of the node's is off, as it says; not known where it says nothing. Raises Malformed."""
+    if value is None:
+        return ClockOffset()
+    table = _table(value, "clock")
+    return ClockOffset(
+        number(table.get("offset_s"), "offset_s", -_LATEST, _LATEST),
+        number(table.get("uncertainty_s"), "uncertainty_s", 0.0, _LATEST),
+        number(table.get("measured"), "measured", -_LATEST, _LATEST),
+    )
 
 
 def _news(news: Message) -> None:
@@ -95,6 +113,12 @@ def _ending(m: Message) -> None:
     if m.get("code") is None and m.get("signal") is None:
         raise Malformed("an end with neither a code nor a signal")
     number(m.get("time"), "time", 0.0, _LATEST)
+    if m.get("at") is not None:
+        at = m["at"]
+        if not isinstance(at, list) or len(at) != 2:
+            raise Malformed("'at' is no list of two")
+        if number(at[0], "at", -_LATEST, _LATEST) > number(at[1], "at", -_LATEST, _LATEST):
+            raise Malformed("'at' ends before it begins")
     if type(m.get("ours")) is not bool:
         raise Malformed("'ours' is neither true nor false")
 

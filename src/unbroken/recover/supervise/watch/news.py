@@ -62,7 +62,7 @@ class News:
                 self._on_step(attempt)
                 self._changed.set()
         elif op == "exited" and message["attempt"] == attempt.number:
-            attempt.note_exit(message["rank"], message)
+            attempt.note_exit(message["rank"], message, node.translate(message.get("at")))
             self._changed.set()
 
     def _note_first_step(self, attempt: Attempt) -> None:

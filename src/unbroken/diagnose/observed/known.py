@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from ...progress.records.verdict import HANG, UNKNOWN, Action, Category, Faulty, Outcome, Root, Verdict
+from ..judge.chronology import Timeline
+from ..judge.decide import failed
+from ..judge.exits import by_exit_code
+from ..judge.facts import Facts, RankExit
+from ..judge.roots import all_cascade, root_of
+from ..judge.training_curve import read_curve
 from ..match.events import Event, FileScan, Topology
 from ..match.rules import defaults
 from ..read.flight_recorder import Flight
-from .chronology import Timeline
-from .exits import by_exit_code
-from .facts import Facts, RankExit
-from .roots import all_cascade, root_of
-from .training_curve import TrainingCurve
-
-Failed = Callable[[Event, Timeline, Sequence[FileScan], Topology], Verdict]
+from .first_failure import find_first_ends, uncertain, weigh_rivals
 
 
 def from_facts(
-    chron: Timeline,
-    scans: Sequence[FileScan],
-    topology: Topology,
-    facts: Facts,
-    trained: TrainingCurve,
-    failed: Failed,
+    chron: Timeline, scans: Sequence[FileScan], topology: Topology, facts: Facts
 ) -> Verdict | None:
     """What the supervisor saw itself, where that is stronger than any log."""
     if facts.stopped_by_user:
@@ -48,27 +43,32 @@ def from_facts(
     ):
         return _oom_killed(chron, scans, topology, facts)
     if own is not None and own.role == "root":
-        return _with_exits(failed(own, chron, scans, topology), own, facts, topology)
-    died = sorted(
-        (e for e in facts.exits if not e.killed_by_agent and (e.signal or e.code)), key=lambda e: e.time
-    )
-    first = next((e for e in died if e.signal), None) or next(iter(died), None)
-    if facts.hang is not None and not (first and first.signal):
+        return _with_exits(weigh_rivals(own, chron, scans, topology, facts), topology)
+    first = find_first_ends(chron, facts)
+    signalled = bool(first) and first[0].died_of is not None
+    if facts.hang is not None and not signalled:
         return _hung(facts, topology)
-    if first is not None and first.signal:
-        verdict = _with_exits(by_exit_code(-first.signal, first.rank, first.node), None, facts, topology)
+    if signalled:
+        verdict = _of_exits(first, scans, facts, topology)
         return replace(
-            verdict,
-            root=_last_words(first, scans),
-            evidence=tuple(root_of(e, scans) for e in chron.candidates[:4]),
-            cascade=all_cascade(chron),
-        )
+            verdict, evidence=(*verdict.evidence, *(root_of(e, scans) for e in chron.candidates[:4])), cascade=all_cascade(chron)
+        )  # fmt: skip
     if own is not None:
-        return _with_exits(failed(own, chron, scans, topology), own, facts, topology)
-    if first is not None and first.code and chron.root is None and not trained.spike:
-        verdict = by_exit_code(first.code, first.rank, first.node)
-        return replace(verdict, root=_last_words(first, scans))
+        return _with_exits(failed(own, chron, scans, topology), topology)
+    if first and chron.root is None and read_curve(chron.progress).spike is None:
+        return _of_exits(first, scans, facts, topology)
     return None
+
+
+def _of_exits(
+    first: Sequence[RankExit], scans: Sequence[FileScan], facts: Facts, topology: Topology
+) -> Verdict:
+    """What the ends that may have been the first say by themselves."""
+    verdicts = [by_exit_code(-e.died_of if e.died_of else e.code or 0, e.rank, e.node) for e in first]
+    words = [_last_words(e, scans) for e in first]
+    if len(first) == 1:
+        return _with_exits(replace(verdicts[0], root=words[0]), topology)
+    return uncertain(verdicts, first, [w for w in words if w is not None])
 
 
 def _own_failure(chron: Timeline, facts: Facts) -> Event | None:
@@ -77,7 +77,7 @@ def _own_failure(chron: Timeline, facts: Facts) -> Event | None:
     if root is None or root.rank is None:
         return root
     ours = {e.rank for e in facts.exits if e.killed_by_agent}
-    signalled = [e for e in facts.exits if not e.killed_by_agent and e.signal]
+    signalled = [e for e in facts.failures() if e.died_of]
     if (
         signalled
         and root.rank in ours
@@ -128,7 +128,7 @@ def _hung(facts: Facts, topology: Topology) -> Verdict:
     )  # fmt: skip
 
 
-def _with_exits(verdict: Verdict, root: Event | None, facts: Facts, topology: Topology) -> Verdict:
+def _with_exits(verdict: Verdict, topology: Topology) -> Verdict:
     """The verdict with what the exits add: a place where the log names none."""
     if verdict.faulty is None or verdict.faulty.node is not None or verdict.faulty.rank is None:
         return verdict
