@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ...errors import InputError, UnsaveableState, UsageError
+from ..arguments import whole_number
 from ..ordering.permutation import key_of
 
 SCHEMA = 1
@@ -24,12 +25,13 @@ class CountingLoader:
     def __init__(
         self, loader: Any, *, seed: int, accumulate: int, rank: int | None, world_size: int | None
     ) -> None:
-        if accumulate < 1:
-            raise UsageError(f"accumulate must be a whole number from 1 up, not {accumulate!r}")
         self._original = loader
-        self._seed = seed
-        self._accumulate = accumulate
-        self._given = (rank, world_size)
+        self._seed = whole_number("seed", seed)
+        self._accumulate = whole_number("accumulate", accumulate, 1)
+        self._given = (
+            None if rank is None else whole_number("rank", rank, 0),
+            None if world_size is None else whole_number("world_size", world_size, 1),
+        )
         self._epoch = 0
         self._step = 0
         self._in_step = 0
@@ -55,6 +57,7 @@ class CountingLoader:
 
     def epochs(self, total: int) -> Iterator[int]:
         """The epochs from the present one to the last of `total`: the outer loop of a training."""
+        total = whole_number("the number of epochs", total, 0)
         while self._epoch < total:
             before = (self._epoch, self._step, self._in_step)
             yield self._epoch
@@ -100,17 +103,23 @@ class CountingLoader:
                 hint="Save after the optimizer's step: `if loader.step_ends and checkpoints.due(loader.step)`",
             )
 
-    def _check_state(self, state: Any, kind: str, *keys: str) -> None:
-        """Raises InputError for what is no state of such a loader, or of another version."""
-        if not isinstance(state, dict) or any(k not in state for k in keys):
+    def _check_state(self, state: Any, kind: str, numbers: tuple[str, ...], keys: tuple[str, ...]) -> None:
+        """Raises InputError for what is no state of such a loader, or of another version. `numbers` count from 0."""
+        if isinstance(state, dict) and isinstance(state.get("schema"), int) and state["schema"] != SCHEMA:
+            raise InputError(
+                f"the loader's state has schema {state['schema']}, this version reads {SCHEMA}",
+                hint="Use the version of unbroken that wrote it",
+            )
+        if (
+            not isinstance(state, dict)
+            or state.get("schema") != SCHEMA
+            or not isinstance(state.get("identity"), dict)
+            or any(k not in state for k in keys)
+            or any(type(state.get(n)) is not int or state[n] < 0 for n in numbers)
+        ):
             raise InputError(
                 f"this is no state of {kind}",
                 hint="It was saved from another loader: start a new run, or leave the loader out of the state",
-            )
-        if state.get("schema") != SCHEMA:
-            raise InputError(
-                f"the loader's state has schema {state.get('schema')}, this version reads {SCHEMA}",
-                hint="Use the version of unbroken that wrote it",
             )
 
     def _place(self, rank: int | None = None, world_size: int | None = None) -> tuple[int, int]:
@@ -127,3 +136,22 @@ class CountingLoader:
         if not 0 <= rank < size:
             raise UsageError(f"rank {rank} of {size}", hint="Give wrap() both rank and world_size")
         return rank, size
+
+
+def _fixed(name: str) -> property:
+    """What the given loader says: as in torch's, to change it later would change nothing, in silence."""
+
+    def read(self: CountingLoader) -> Any:
+        return getattr(self._original, name)
+
+    def refuse(self: CountingLoader, value: Any) -> None:
+        raise UsageError(
+            f"the loader's {name} cannot be changed after wrap()",
+            hint=f"Build the DataLoader with another {name}, and wrap that",
+        )
+
+    return property(read, refuse, doc=f"The given loader's {name}.")
+
+
+for _name in ("dataset", "batch_size", "sampler", "batch_sampler", "drop_last", "collate_fn", "num_workers"):
+    setattr(CountingLoader, _name, _fixed(_name))

@@ -24,6 +24,7 @@ import torch
 from torch.utils.data import DataLoader, get_worker_info
 
 from ...errors import InputError, UsageError
+from ..arguments import whole_number
 from ..ordering.orders import Listed, ListedBatches, Order, UnitOrder, fingerprint
 from ..ordering.samplers import Sampled, size_of
 from ..position import Position, Ranges, normalize, subtract
@@ -83,6 +84,7 @@ class Loader(CountingLoader):
         content: str | None = None,
     ) -> None:
         super().__init__(loader, seed=seed, accumulate=accumulate, rank=rank, world_size=world_size)
+        seed = self._seed
         if (order is not None and order.size < 1) or (order is None and sampled.order.size < 1):
             raise UsageError("there is no sample to train on", hint="Give a dataset that is not empty")
         self._sampled = sampled
@@ -127,6 +129,12 @@ class Loader(CountingLoader):
             yield from self._batches(turn)
             if not self._stale:
                 break
+        if self._at == epoch * self._order.size and not self._skips:
+            s = self._shared()
+            logger.warning(
+                "epoch %d has no batch: its %d samples are less than %d for each of %d ranks, and drop_last drops what is less. "
+                "Leave out drop_last, or make the batch smaller", epoch, self._order.size, s.batch, s.world_size,
+            )  # fmt: skip
         self._begin_epoch(epoch + 1)
 
     def __len__(self) -> int:
@@ -135,6 +143,7 @@ class Loader(CountingLoader):
 
     def set_epoch(self, epoch: int) -> None:
         """Nothing where the training is in that epoch already; a later one is begun. Raises UsageError for an earlier one."""
+        epoch = whole_number("the epoch", epoch)
         if epoch < self._epoch:
             raise UsageError(
                 f"set_epoch({epoch}), but the training is in epoch {self._epoch}: its data would come twice",
@@ -149,6 +158,7 @@ class Loader(CountingLoader):
 
         What was consumed stays consumed. Takes effect with the next batch, on every rank: call it on all.
         """
+        start, stop = whole_number("start", start), whole_number("stop", stop)
         (new,) = normalize([(start, stop)]) or ((0, 0),)
         self._before, self._run_from = self._consumed(), self._at
         self._skips = normalize([*self._skips, new])
@@ -174,13 +184,19 @@ class Loader(CountingLoader):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on from there. Raises InputError if it is the state of other data, and says which."""
-        self._check_state(state, "unbroken.data's loader", "identity", "position")
+        self._check_state(state, "unbroken.data's loader", ("step", "at"), ("position",))
         saved, mine = state["identity"], self._identity()
         different = [k for k in mine if k != "content" and saved.get(k) != mine[k]]
         if different:
             raise InputError(_difference(different[0], saved, mine), hint=_SAME_DATA)
         self._check_content(saved.get("content") or "")
         position = Position.from_json(state["position"])
+        begin = position.epoch * self._order.size
+        if not begin <= state["at"] <= begin + self._order.size:
+            raise InputError(
+                f"the loader's state is no position: sample {state['at']} does not lie in epoch {position.epoch}",
+                hint="Resume from another checkpoint",
+            )
         self._epoch, self._step, self._in_step = position.epoch, int(state["step"]), 0
         self._at = self._run_from = int(state["at"])
         self._before = position.samples

@@ -96,7 +96,12 @@ class StatefulLoader(CountingLoader):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on from there. Raises InputError for another number of ranks or workers, or other data."""
-        self._check_state(state, "an iterable dataset's loader", "loader", "workers")
+        self._check_state(
+            state,
+            "an iterable dataset's loader",
+            ("step", "epoch", "samples"),
+            ("loader", "workers", "world_size"),
+        )
         mine = {
             "identity": self._identity(), "world_size": self._place()[1], "workers": self._original.num_workers,
         }  # fmt: skip

@@ -8,8 +8,8 @@ from typing import Any
 from torch.utils.data import DataLoader, IterableDataset
 
 from ...errors import UsageError
-from ..ordering.orders import Order
-from ..ordering.samplers import sampled
+from ..ordering.orders import LengthGrouped, Order, Packed
+from ..ordering.samplers import sampled, size_of
 from .loader import BatchRecord, Loader
 from .stateful import StatefulLoader
 
@@ -40,6 +40,15 @@ def wrap(
             f"a {type(loader).__qualname__} is not a loader of torch or torchdata",
             hint="Write wrap(DataLoader(dataset, batch_size=..., shuffle=True))",
         )
+    if content is not None and (not isinstance(content, str) or not content):
+        raise UsageError(
+            f"content must be a text that names the dataset, not {content!r}",
+            hint='Write content="my-data-v3"',
+        )
+    if on_batch is not None and not callable(on_batch):
+        raise UsageError(
+            f"on_batch must be a function of a BatchRecord, not {on_batch!r}", hint="Write on_batch=Journal()"
+        )
     if isinstance(loader.dataset, IterableDataset):
         if order is not None:
             raise UsageError(
@@ -54,6 +63,8 @@ def wrap(
             _with_state(loader), seed=seed or 0, accumulate=accumulate, rank=rank, world_size=world_size,
             content=content,
         )  # fmt: skip
+    if order is not None:
+        _check_order(order, size_of(loader.dataset))
     found = sampled(loader)
     if seed is None:
         seed = found.seed or 0
@@ -61,6 +72,20 @@ def wrap(
         loader, found, seed=seed, order=order, accumulate=accumulate, rank=rank, world_size=world_size,
         on_batch=on_batch, content=content,
     )  # fmt: skip
+
+
+def _check_order(order: Any, samples: int) -> None:
+    """Raises UsageError for what is no order, and for one that was made for another dataset."""
+    if not isinstance(order, Order):
+        raise UsageError(
+            f"order must say size, indices and describe, which a {type(order).__qualname__} does not",
+            hint="Use LengthGrouped, Packed, or a class of your own with these three",
+        )
+    if isinstance(order, LengthGrouped | Packed) and samples and order.size != samples:
+        raise UsageError(
+            f"the order has the lengths of {order.size} samples, and the dataset has {samples} samples",
+            hint="Give the length of each sample of this dataset, in their order",
+        )
 
 
 def _with_state(loader: Any) -> Any:

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import UsageError
+from ..arguments import whole_number
 from .permutation import Numbers, key_of, mix, permute
 
 BLOCK = 4096
@@ -28,20 +29,25 @@ class Mixture:
     def __init__(
         self, datasets: Sequence[Any], weights: Sequence[float], *, samples: int | None = None
     ) -> None:
-        if not datasets or len(datasets) != len(weights):
+        self.datasets, weights = list(datasets or ()), list(weights or ())
+        if not self.datasets or len(self.datasets) != len(weights):
             raise UsageError(
-                f"{len(datasets)} datasets and {len(weights)} weights", hint="Give each dataset a weight"
+                f"{len(self.datasets)} datasets and {len(weights)} weights", hint="Give each dataset a weight"
             )
-        if any(not w > 0 or w == float("inf") for w in weights):
+        if any(not isinstance(w, int | float | np.number) or not 0 < w < float("inf") for w in weights):
             raise UsageError(
                 f"the weights {list(weights)} are not all above 0", hint="Leave out what has no weight"
             )
-        self.datasets = list(datasets)
-        self.sizes = [len(d) for d in datasets]
+        if without := next((d for d in self.datasets if not hasattr(d, "__len__")), None):
+            raise UsageError(
+                f"a {type(without).__qualname__} does not say how many samples it has",
+                hint="Give it a __len__",
+            )
+        self.sizes = [len(d) for d in self.datasets]
         if not all(self.sizes):
             raise UsageError(f"dataset {self.sizes.index(0)} of the mixture is empty", hint="Leave it out")
         self.starts = np.cumsum([0, *self.sizes]).tolist()
-        self.samples = samples or self.starts[-1]
+        self.samples: int = self.starts[-1] if samples is None else whole_number("samples", samples, 1)
         self.shares = apportion([float(w) for w in weights])
 
     def __len__(self) -> int:
@@ -49,6 +55,9 @@ class Mixture:
         return int(self.starts[-1])
 
     def __getitem__(self, index: int) -> Any:
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"sample {index} of {len(self)}")
+        index %= len(self)
         which = bisect.bisect_right(self.starts, index) - 1
         return self.datasets[which][index - self.starts[which]]
 

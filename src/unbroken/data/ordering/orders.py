@@ -18,6 +18,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from ...errors import UsageError
+from ..arguments import whole_number
 from .permutation import Numbers, key_of, mix, mix_all, permute
 
 
@@ -205,6 +206,9 @@ class LengthGrouped:
     group: int
     groups: int = 50
 
+    def __post_init__(self) -> None:
+        whole_number("group", self.group, 1), whole_number("groups", self.groups, 1), _lengths(self.lengths)
+
     @property
     def size(self) -> int:
         return len(self.lengths)
@@ -240,6 +244,9 @@ class Packed:
     budget: int
     window: int = 1024
     shuffle: bool = True
+
+    def __post_init__(self) -> None:
+        whole_number("budget", self.budget, 1), whole_number("window", self.window, 1), _lengths(self.lengths)
 
     @property
     def size(self) -> int:
@@ -295,7 +302,13 @@ def _lengths(values: Sequence[int] | NDArray[Any]) -> NDArray[np.int64]:
     for known, array in _held:
         if known is values:
             return array
-    array = np.asarray(values, np.int64)
+    given = np.asarray(values)
+    if given.ndim != 1 or (given.size and (given.dtype.kind not in "iu" or int(given.min()) < 0)):
+        raise UsageError(
+            "lengths must be one whole number from 0 up for each sample",
+            hint="Give a list or an array of them",
+        )
+    array = given.astype(np.int64)
     _held.append((values, array))
     del _held[:-8]
     return array
