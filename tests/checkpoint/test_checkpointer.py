@@ -675,3 +675,22 @@ def test_the_exit_code_says_whether_all_is_durable(
         )
     if how == "block":
         assert "step 4" in done.stderr
+
+
+def test_a_checkpointer_whose_attempt_is_over_is_told_once_and_looks_for_no_other_keeper(
+    own_keepers: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = checkpointer(tmp_path)
+    first.save(1, training()).host.result(30)
+    second = checkpointer(tmp_path)
+    second.save(2, training()).host.result(30)
+
+    def refusals() -> int:
+        return sum("refuses this process" in r.getMessage() for r in caplog.records)
+
+    until(refusals)
+    until(lambda: not any(t.name == "unbroken-reconnect" for t in threading.enumerate()) or refusals() > 3)
+    assert refusals() == 1
+    with pytest.raises(CheckpointError, match="attempt 1 is over"):
+        first.save(3, training()).host.result(30)
+    second.close(), first.close()

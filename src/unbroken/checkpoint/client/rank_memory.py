@@ -145,8 +145,10 @@ class RankMemory:
         """A buffer to fill, or None if none came free in time.
 
         One is asked for ahead, after each `finalize`, so that as a rule nobody is asked anything here. Raises
-        KeeperGone if the keeper is gone or does not answer, KeeperRefused.
+        KeeperGone if the keeper is gone or does not answer, KeeperRefused (this attempt is over, say).
         """
+        if self.lost is not None:
+            raise self.lost
         deadline = time.monotonic() + timeout_s
         while True:
             ahead = self._ask_ahead(size, wait_s=max(0.0, deadline - time.monotonic()))
@@ -361,15 +363,16 @@ class RankMemory:
 
     def _ended(self) -> None:
         with self.guard:
-            if self.closing or not self._opened:
+            if self.closing or not self._opened or self.lost is not None:
                 return
-        logger.warning("the connection to the keeper broke; looking for its successor")
         threading.Thread(target=self._reconnect, name="unbroken-reconnect", daemon=True).start()
 
     def _reconnect(self) -> None:
         # A connection may break again while the buffers change hands: one thread after the other.
+        # One that a keeper refused ends too: after that nobody is looked for, or it would go on for ever.
         with self._reconnecting:
-            if self.link.closed.is_set():
+            if self.link.closed.is_set() and self.lost is None:
+                logger.warning("the connection to the keeper broke; looking for its successor")
                 self._find_successor()
 
     def _find_successor(self) -> None:
@@ -378,10 +381,8 @@ class RankMemory:
             try:
                 link = self._connect(self._event, self._ended)
             except KeeperRefused as e:
-                with self.back:
-                    self.lost = e
-                    self.back.notify_all()
                 logger.error("the keeper refuses this process: %s", e)
+                self._give_up(e)
                 return
             except (UnbrokenError, OSError):
                 time.sleep(pause)
@@ -394,10 +395,17 @@ class RankMemory:
             except (UnbrokenError, OSError) as e:
                 if not self.closing:
                     logger.error("the new keeper did not take the snapshots over: %s", e)
-                    with self.back:
-                        self.lost = KeeperGone(f"the new keeper did not take the snapshots over: {e}")
-                        self.back.notify_all()
+                    self._give_up(KeeperGone(f"the new keeper did not take the snapshots over: {e}"))
             return
+        if not self.closing:
+            self._give_up(KeeperGone(f"the keeper is gone, and no other came within {RECONNECT_S:.0f} s"))
+
+    def _give_up(self, why: UnbrokenError) -> None:
+        """No keeper will speak to this process again: who waits for one, or for what one would report, need not."""
+        with self.back:
+            self.lost = why
+            self.back.notify_all()
+        self._publish({"event": "lost", "why": str(why)})
 
     def _hand_over(self, link: RankLink) -> None:
         """Gives a new keeper the buffers; the same one (a connection that broke) has them still.

@@ -145,6 +145,10 @@ class Outcomes:
     def event(self, event: Message) -> None:
         """Takes one event of the keeper; called from the thread that reads them."""
         kind, step = event.get("event"), event.get("step")
+        if kind == "lost":
+            for saved in [s for s in self._all() if not s.done]:
+                why = str(event["why"])
+                self._note_failure([saved], why, f"step {saved.step}: {why}", tuple(saved.levels()))
         if step is None:
             return
         attempt = self.session.attempt
