@@ -6,7 +6,7 @@ first user fetches, the others wait for it and then map the same pages. A copy i
 there; what is not whole is made again.
 
 The copy goes when the last reference goes. After a crash of everything that used it, or was fetching it, a small watcher
-process (reaper.py) finds no live reference, waits `linger` seconds for the same command to come again, and removes it; if
+process (reaper.py) finds no live reference, waits `linger_s` seconds for the same command to come again, and removes it; if
 the watcher was killed too, the next evaluation on the node sweeps.
 
 A model whose hash is not known yet is fetched as a copy with a name of its own, ROOT/.incoming-..., with a lock, a

@@ -58,7 +58,7 @@ class Draft:
     `queue_s`, `duration_s`: as the file gives them. `checks`: (reason, predicate) that set a row aside;
     `reads`: (reason, text, column): rejected where the text is there but the column (or _queue, _duration) is NULL.
     `text`: the row's own text for what is rejected. `zone_missing`: predicate, true where a time has no zone
-    in a file where others have one. `given_end_minus_submit`: the file's duration is known to be that.
+    in a file where others have one.
     """
 
     source: str
