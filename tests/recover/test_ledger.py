@@ -10,18 +10,18 @@ from unbroken.recover.supervise.attempt.ledger import SnapshotTracker
 
 def test_complete_on_every_rank() -> None:
     tracker = SnapshotTracker(1, 3)
-    assert [tracker.on_host(5, r) for r in (0, 1, 1, 0)] == [False] * 4
+    assert [tracker.on_host(5, [r]) for r in (0, 1, 1, 0)] == [False] * 4
     assert tracker.host_step == -1
-    assert tracker.on_host(5, 2) and tracker.host_step == 5
-    assert not tracker.on_host(5, 2), "told once"
+    assert tracker.on_host(5, [2]) and tracker.host_step == 5
+    assert not tracker.on_host(5, [2]), "told once"
 
 
 def test_a_rank_that_is_ahead_does_not_make_a_step_complete() -> None:
     tracker = SnapshotTracker(1, 2)
-    tracker.on_host(5, 0)
-    tracker.on_host(10, 0)
-    assert tracker.on_host(10, 1) and tracker.host_step == 10
-    assert not tracker.on_host(5, 1), "an older step is of no use any more"
+    tracker.on_host(5, [0])
+    tracker.on_host(10, [0])
+    assert tracker.on_host(10, [1]) and tracker.host_step == 10
+    assert not tracker.on_host(5, [1]), "an older step is of no use any more"
     assert tracker.host_step == 10
 
 
@@ -38,5 +38,5 @@ def test_host_step_is_the_newest_step_that_all_have_told(world: int, events: lis
         if rank >= world:
             continue
         told.setdefault(step, set()).add(rank)
-        tracker.on_host(step, rank)
+        tracker.on_host(step, [rank])
         assert tracker.host_step == max((s for s, r in told.items() if len(r) == world), default=-1)

@@ -63,7 +63,7 @@ def test_steps_are_told_now_and_then(attempt: Attempt) -> None:
     out = io.StringIO()
     lines = Lines(out, every_s=3600)
     tracker = SnapshotTracker(1, 1)
-    tracker.on_host(45, 0)
+    tracker.on_host(45, [0])
     tracker.on_durable(40)
     lines.progress(attempt, tracker)
     for step in range(3):
@@ -155,7 +155,7 @@ def test_what_an_attempt_lost_is_not_called_saved_any_more(attempt: Attempt) -> 
     out = io.StringIO()
     lines = Lines(out, every_s=0)
     tracker = SnapshotTracker(1, 1)
-    tracker.on_host(45, 0)
+    tracker.on_host(45, [0])
     tracker.on_durable(40)
     lines.progress(attempt, tracker)
     lines.attempt(2, 1, ["node-000"], {"step": 40, "memory": {}}, 40)

@@ -193,8 +193,9 @@ def _origin(record: Record) -> str:
     if not candidates:
         return "the beginning"
     best = candidates[0]
-    memory, ranks = len(best.get("memory") or {}), best.get("name")
-    source = "disk" if not memory else "memory" if ranks is None else "memory or disk"
+    # Journals of earlier versions hold a table of who holds which rank, later ones how many ranks are in memory.
+    memory = best["in_memory"] if "in_memory" in best else len(best.get("memory") or {})
+    source = "disk" if not memory else "memory" if best.get("name") is None else "memory or disk"
     return f"step {best.get('step')}, {source}"
 
 

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from ...link.runs import pack
+
 FREE, CLAIMED, FINALIZED = "free", "claimed", "finalized"
 
 
@@ -202,3 +204,12 @@ class Holdings:
             for b in self.buffers.values()
             if b.state == FINALIZED and b.snapshot
         ]
+
+    def inventory_in_runs(self) -> list[list[Any]]:
+        """The same as rows `[attempt, step, world_size, everywhere, peer, bytes, runs of ranks]`: one for all ranks of a
+        snapshot, with their bytes together."""
+        rows: dict[tuple[Any, ...], list[tuple[int, int]]] = {}
+        for h in self.inventory():
+            key = (h["attempt"], h["step"], h["world_size"], h["everywhere"], h["peer"])
+            rows.setdefault(key, []).append((h["rank"], h["bytes"]))
+        return [[*key, sum(size for _, size in held), pack(r for r, _ in held)] for key, held in rows.items()]

@@ -20,6 +20,7 @@ from typing import Any
 from ...errors import UnbrokenError
 from ...link.accepting import Acceptor, Connection
 from ...link.bounds import HELLO_BYTES
+from ...link.runs import unpack
 from ..catalogue import retention
 from ..catalogue.retention import Retention
 from ..format.manifest import folder_name
@@ -162,7 +163,7 @@ class Keeper:
         try:
             deadline = float(message.get("deadline_s", 30.0))
             if op == "settle":
-                gone = [int(r) for r in message.get("gone", [])]
+                gone = unpack(message.get("gone", []), "gone", _MOST_RANKS)
                 stuck = self.writing.settle(int(message["attempt"]), deadline, gone)
                 if stuck:
                     raise Refused(
@@ -427,6 +428,7 @@ def _how(m: Message) -> dict[str, Any]:
 
 
 _SLOW = ("settle", "flush", "close", "pull", "insist")
+_MOST_RANKS = 1 << 22
 _SLOW_AT_ONCE = 8
 """Of one connection."""
 _OF_VISITOR = ("hello", "ping", "inventory", "candidates", "bye")

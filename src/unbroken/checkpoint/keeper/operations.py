@@ -16,13 +16,14 @@ from ...link import bounds
 from ...link.address import Address
 from ...link.tls import Identity
 from ...units import Bytes
+from ..catalogue import announcement
 from ..catalogue.placement import same_place
 from .clients import Client, NotYet, Refused, Wait
 from .commit import note_failure
 from .holdings import CLAIMED, FINALIZED, FREE, Snapshot, SnapshotId
 from .keeping import Answer, Keeper, Operation
 from .peers import Target, machine_of
-from .wire import VERSION, Message
+from .wire import PROTOCOL, VERSION, Message
 
 WAITS = 64
 """Buffers that one rank may wait for at a time."""
@@ -56,7 +57,7 @@ def hello(keeper: Keeper, client: Client, m: Message, fds: list[int]) -> Answer:
         "keeper": keeper.id, "pid": os.getpid(), "node": keeper.settings.node, "attempt": keeper.attempt,
         "budget": keeper.settings.budget, "checkpoints": keeper.settings.checkpoints, "agent": keeper.agent_known,
         "run_id": keeper.settings.run_id, "room_s": keeper.settings.room_s,
-        "machine": machine_of(keeper.settings.socket), "identified": keeper.settings.identity is not None,
+        "machine": machine_of(keeper.settings.socket), "identified": keeper.settings.identity is not None, "protocol": PROTOCOL,
     }, []  # fmt: skip
 
 
@@ -76,7 +77,9 @@ def ping(keeper: Keeper, client: Client, m: Message, fds: list[int]) -> Answer:
 
 
 def inventory(keeper: Keeper, client: Client, m: Message, fds: list[int]) -> Answer:
-    """What is in memory."""
+    """What is in memory; where `runs` is asked for, ranks of the same snapshot as one row."""
+    if m.get("runs"):
+        return {"runs": keeper.holdings.inventory_in_runs(), "attempt": keeper.attempt}, []
     return {"inventory": keeper.holdings.inventory(), "attempt": keeper.attempt}, []
 
 
@@ -85,12 +88,12 @@ def attempt(keeper: Keeper, client: Client, m: Message, fds: list[int]) -> Answe
     attempt = int(m["attempt"])
     if attempt < keeper.attempt or attempt <= keeper.writing.closed:
         raise Refused(f"attempt {attempt} is over; attempt {keeper.attempt} is the newest here")
-    ranks = {int(r): int(local) for r, local in dict(m["ranks"]).items()}
+    ranks, candidates = announcement.unpack(m)
     if attempt > keeper.attempt:
-        keeper.begin(attempt, int(m["world_size"]), ranks, list(m["candidates"]))
+        keeper.begin(attempt, int(m["world_size"]), ranks, candidates)
     else:
         keeper.world_size, keeper.local = int(m["world_size"]), ranks
-        keeper.note_candidates(list(m["candidates"]))
+        keeper.note_candidates(candidates)
     if m.get("place"):
         keeper.take_place(dict(m["place"]))
     return {}, []
@@ -258,7 +261,13 @@ def reclaim(keeper: Keeper, client: Client, m: Message, fds: list[int]) -> Answe
 
 def candidates(keeper: Keeper, client: Client, m: Message, fds: list[int]) -> Answer:
     """What the supervisor allows to restore from, newest first; `supervised` tells whether there is one."""
-    return {"candidates": keeper.candidates, "supervised": keeper.agent_known}, []
+    found = keeper.candidates
+    if client.role == "rank":  # each looks for its own snapshot only
+        mine = str(client.rank)
+        found = [
+            {**c, "memory": {r: n for r, n in (c.get("memory") or {}).items() if r == mine}} for c in found
+        ]
+    return {"candidates": found, "supervised": keeper.agent_known}, []
 
 
 def fetch(keeper: Keeper, client: Client, m: Message, fds: list[int]) -> Answer:

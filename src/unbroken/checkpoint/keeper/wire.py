@@ -10,6 +10,7 @@ from ...link.framing import Encoded
 
 __all__ = [
     "MAX_MESSAGE_BYTES",
+    "PROTOCOL",
     "VERSION",
     "Channel",
     "Closed",
@@ -20,6 +21,8 @@ __all__ = [
 ]
 
 VERSION = 1
+PROTOCOL = 2
+"""What is understood within that version: 2 takes ranks as runs, candidates as rows, and gives inventories as rows."""
 
 
 def connect(path: str, timeout_s: float) -> Channel:

@@ -23,13 +23,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ...checkpoint.keeper.wire import PROTOCOL
 from ...cluster import Ended, Ownership
 from ...cluster.holding.choice import from_text
 from ...cluster.local_events import forget_run
-from ...detect.stacks import collect_stacks
+from ...detect.stacks import ProcessInfo, collect_stacks
 from ...errors import RunError, UnsafeFile
 from ...link.address import Address
 from ...link.bounds import Malformed
+from ...link.runs import unpack
 from ...link.secret import Secret, take_from_input
 from ...private import private_folder
 from ...progress import RunDir, newest_term, read_terms
@@ -38,10 +40,13 @@ from ..wire import Link, Message, read_token
 from .clocks import NodeClocks
 from .keeper_process import KeeperProcess
 from .ranks import LaunchOrder, RankProcess
+from .reporting import HostReport, ProgressReport, group_looks
 
 _log = logging.getLogger("unbroken.agent")
 _POLL_S = 0.05
-_RESEND_S = 0.25
+_REPORT_S = 0.2
+"""Progress is told so often at most."""
+_MOST_RANKS = 1 << 20
 _UNSENT_MAX = 20_000
 _CENSUS_EVERY_S = 1.0
 _NEWER_EVERY_S = 0.5
@@ -90,6 +95,10 @@ class Agent:
         """Each beat that waits for its answer -> when it was sent, on the monotonic clock and by the time of day."""
         self._quit = asyncio.Event()
         self._unsent: list[Message] = []
+        self._progress = ProgressReport()
+        self._hosts = HostReport(lambda event: self._tell(op="keeper", **event))
+        self._looks: dict[int, ProcessInfo] = {}
+        """As they were when they were last asked for."""
 
     async def main(self) -> None:
         """Runs until told to quit, or until no supervisor came for the grace time."""
@@ -189,6 +198,7 @@ class Agent:
             },
             "cleared": _as_message(self._cleared),
             "held": self._owner.kind.value,
+            "protocol": min(PROTOCOL, self.keeper.protocol),
             "leased": self.lease_until is not None and time.monotonic() < self.lease_until,
         }
 
@@ -197,7 +207,7 @@ class Agent:
     def _tell(self, **message: Any) -> None:
         if self._link is not None and not self._link.closed.is_set():
             self._link.tell(**message, sent=time.monotonic())
-        elif message.get("op") in ("exited", "keeper") or message.get("ranks"):
+        elif message.get("op") in ("exited", "keeper", "progress"):
             self._unsent.append(message)
             del self._unsent[:-_UNSENT_MAX]
 
@@ -245,7 +255,10 @@ class Agent:
         if op == "stop_at":
             return self._stop_at(message["step"])
         if op == "look":
-            return await self._look(message["ranks"])
+            return await self._look(unpack(message["ranks"], "ranks", _MOST_RANKS))
+        if op == "stacks":
+            asked = unpack(message["ranks"], "ranks", _MOST_RANKS)
+            return {"texts": {str(r): self._looks[r].text for r in asked if r in self._looks}}
         if op == "keeper":
             return await self.keeper.call(message["request"], timeout=message.get("timeout", 60.0))
         if op == "wake":
@@ -284,6 +297,7 @@ class Agent:
         if self.ranks:
             raise RunError("ranks of an earlier attempt are still here", where=f"node {self.node}")
         self.attempt, self._expired = order.attempt, {}
+        self._progress, self._looks = ProgressReport(), {}
         pages = self.scratch / "pages"
         started = time.monotonic()
         for rank, local_rank in order.ranks.items():
@@ -296,25 +310,28 @@ class Agent:
         return {"seconds": time.monotonic() - started, "pids": {str(r): p.pid for r, p in self.ranks.items()}}
 
     async def _watch_ranks(self) -> None:
-        """Tells the supervisor of steps, phases and exits, twenty times a second where there is news."""
+        """Tells the supervisor of exits at once, and of steps and phases where there is news of them."""
         sent = 0.0
         while True:
-            news = {}
             now = time.monotonic()
             for rank, process in self.ranks.items():
                 ended = process.just_ended()
                 fresh = process.sample(now, final=ended)
                 if fresh is not None:
-                    news[str(rank)] = fresh
+                    self._progress.add(rank, fresh, self.ranks)
                 if ended:
-                    # Its last steps first: what comes after its end is no longer heard.
-                    self._tell(op="progress", attempt=self.attempt, ranks=news)
-                    news = {}
+                    self._report_progress()  # its last steps first: what comes after its end is no longer heard
                     self._tell_end(rank, process)
-            if news or now - sent > _RESEND_S:
+            if now - sent > _REPORT_S and self._report_progress():
                 sent = now
-                self._tell(op="progress", attempt=self.attempt, ranks=news)
             await asyncio.sleep(_POLL_S)
+
+    def _report_progress(self) -> bool:
+        """Whether there was any."""
+        news = self._progress.take()
+        if news is not None:
+            self._tell(op="progress", attempt=self.attempt, **news)
+        return news is not None
 
     async def _take_censuses(self) -> None:
         while True:
@@ -395,23 +412,16 @@ class Agent:
         return {"furthest": furthest, "told": told}
 
     async def _look(self, ranks: list[int]) -> Message:
-        """Collects state and stacks of ranks, all at once."""
+        """Collects state and stacks of ranks, all at once; answers where each stands."""
         asked = [(r, self.ranks[r]) for r in ranks if r in self.ranks]
         looks = await asyncio.gather(*(asyncio.to_thread(collect_stacks, p.pid) for _, p in asked))
-        return {
-            "looks": {
-                str(r): {
-                    "pid": k.pid,
-                    "state": k.state,
-                    "wchan": k.wchan,
-                    "frames": list(k.frames),
-                    "text": k.text,
-                }
-                for (r, _), k in zip(asked, looks, strict=True)
-            }
-        }
+        self._looks = {r: k for (r, _), k in zip(asked, looks, strict=True)}
+        return group_looks(self._looks)
 
     async def _on_keeper(self, event: Message) -> None:
+        if event.get("event") == "host":
+            self._hosts.add(event, len(self.ranks))
+            return
         self._tell(op="keeper", **event)
 
 

@@ -35,6 +35,7 @@ class _Channel:
         self._lock = asyncio.Lock()
         self.pid: int | None = None
         """The keeper's process, as it says."""
+        self.protocol = 1
 
     @classmethod
     async def connect(cls, path: Path) -> _Channel:
@@ -46,7 +47,7 @@ class _Channel:
         except BaseException:
             channel.close()
             raise
-        channel.pid = answer.get("pid")
+        channel.pid, channel.protocol = answer.get("pid"), int(answer.get("protocol", 1))
         return channel
 
     async def ask(self, request: Message) -> Message:
@@ -100,6 +101,8 @@ class KeeperProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self.alive = False
         self.pid: int | None = None
+        self.protocol = 1
+        """What it understands; see `checkpoint.keeper.wire.PROTOCOL`."""
 
     async def start(self) -> None:
         """Adopts the keeper that is there, or starts one. Raises RunError when it does not come up."""
@@ -108,7 +111,7 @@ class KeeperProcess:
             _log.info("took over the keeper on %s", self.socket)
         except (OSError, TimeoutError, asyncio.IncompleteReadError):
             channel = await self._spawn()
-        self.alive, self.pid = True, channel.pid
+        self.alive, self.pid, self.protocol = True, channel.pid, channel.protocol
         self._events_task = asyncio.create_task(self._follow(channel))
         if self._lease_task is None:
             self._lease_task = asyncio.create_task(self._renew())

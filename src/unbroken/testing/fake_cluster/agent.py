@@ -11,13 +11,18 @@ import json
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from ...checkpoint.catalogue import announcement
+from ...checkpoint.keeper.wire import PROTOCOL
 from ...cluster.clocks import ClockOffset, Exchange, measure
 from ...cluster.contract import AgentCommand
 from ...cluster.hello import Address, Gpu, Hello
+from ...detect import ProcessInfo
 from ...errors import Exit
 from ...link.bounds import Message, proof, same_secret
+from ...link.runs import pack, unpack
 from ...link.secret import Secret
 from ...progress.page import Phase
+from ...recover.node.reporting import group_looks
 from ...version import __version__
 from .network import Connection, Network
 from .training import Gang
@@ -167,7 +172,7 @@ class VirtualAgent:
         leased = self.lease_until is not None and self._loop.time() < self.lease_until
         return facts.as_message() | {
             "pid": 1, "epoch": self.term, "attempt": self.attempt, "ranks": ranks, "leased": leased,
-            "cleared": _GONE,
+            "cleared": _GONE, "protocol": PROTOCOL,
         }  # fmt: skip
 
     def _describe(self, rank: int) -> Message:
@@ -289,7 +294,11 @@ class VirtualAgent:
                 self._stop_after = m["step"]
                 return {"furthest": self._gang.step() if self._gang else -1, "told": bool(self.ranks)}
             case "look":
-                return {"looks": {str(r): self._look(r) for r in m["ranks"] if r in self.ranks}}
+                asked = unpack(m["ranks"], "ranks", 1 << 20)
+                return group_looks({r: self._look(r) for r in asked if r in self.ranks})
+            case "stacks":
+                asked = unpack(m["ranks"], "ranks", 1 << 20)
+                return {"texts": {str(r): self._look(r).text for r in asked if r in self.ranks}}
             case "keeper":
                 return self._keeper(m["request"])
             case "port":
@@ -313,10 +322,8 @@ class VirtualAgent:
         best = self._candidates[0]["step"] if self._candidates else -1
         self._told_step = best
         self._gang = self._cluster.gang(self.attempt, m["world_size"], best + 1)
-        self._tell(op="progress", attempt=self.attempt, ranks={
-            str(r): {"count": 0, "phase": int(Phase.STARTING), "source": "page", "total": self._gang.script.steps, "steps": []}
-            for r in self.ranks
-        })  # fmt: skip
+        row = [pack(self.ranks), 0, int(Phase.STARTING), "page", self._gang.script.steps, -1]
+        self._tell(op="progress", attempt=self.attempt, groups=[row], steps={})
         attempt = self.attempt
 
         def when_begun() -> None:
@@ -339,11 +346,8 @@ class VirtualAgent:
             at = self.monotonic()
             new = [[s, 0, (1.0).hex(), at] for s in range(self._told_step + 1, step + 1)]
             self._told_step = step
-            news = {
-                "count": step + 1, "phase": int(Phase.TRAINING), "source": "page", "total": gang.script.steps,
-                "steps": new,
-            }  # fmt: skip
-            self._tell(op="progress", attempt=attempt, ranks={str(r): news for r in living})
+            row = [pack(living), step + 1, int(Phase.TRAINING), "page", gang.script.steps, step]
+            self._tell(op="progress", attempt=attempt, groups=[row], steps={str(min(self.ranks)): new})
             if gang.script.save_every and (step + 1) % gang.script.save_every == 0:
                 self._loop.call_later(_SAVE_S, self._save, attempt, step, living)
         if gang.finished:
@@ -382,16 +386,10 @@ class VirtualAgent:
             if not only or state == only:
                 self.end_rank(rank, code, signal, ours=ours)
 
-    def _look(self, rank: int) -> Message:
+    def _look(self, rank: int) -> ProcessInfo:
         stands = self.ranks[rank] == "hung"
         frames = ["loop_forever (train.py:1)"] if stands else ["all_reduce (torch/distributed.py:1)"]
-        return {
-            "pid": rank + 2,
-            "state": "R" if stands else "S",
-            "wchan": "",
-            "frames": frames,
-            "text": frames[0],
-        }
+        return ProcessInfo(rank + 2, "R" if stands else "S", "", tuple(frames), frames[0])
 
     # --- the keeper
 
@@ -401,17 +399,17 @@ class VirtualAgent:
         self.node.keep(attempt, step, ranks)
         if (peer := self._cluster.peer_of(self.node.name)) is not None:
             peer.keep(attempt, step, ranks)
-        for rank in ranks:
-            self._tell(op="keeper", event="host", attempt=attempt, step=step, rank=rank, seconds=_SAVE_S)
+        self._tell(op="keeper", event="host", attempt=attempt, step=step, ranks=pack(ranks), seconds=_SAVE_S)
 
     def _keeper(self, request: Message) -> Message:
         match request["op"]:
             case "attempt":
-                self._candidates = request["candidates"]
+                self._candidates = announcement.unpack(request)[1]
             case "inventory":
-                return {"inventory": [
-                    {"attempt": a, "step": s, "rank": r, "bytes": 1 << 30, "complete": True}
-                    for (a, s), ranks in sorted(self.node.snapshots.items()) for r in sorted(ranks)
+                world = self._gang.world_size if self._gang is not None else 0
+                return {"runs": [
+                    [a, s, world, False, False, len(ranks) << 30, pack(ranks)]
+                    for (a, s), ranks in sorted(self.node.snapshots.items())
                 ]}  # fmt: skip
         return {}
 

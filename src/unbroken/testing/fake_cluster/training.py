@@ -29,7 +29,7 @@ class Gang:
         self, loop: asyncio.AbstractEventLoop, script: Script, attempt: int, world_size: int, first: int
     ) -> None:
         self._loop, self.script, self.attempt = loop, script, attempt
-        self._missing, self.first = world_size, first
+        self._missing, self.world_size, self.first = world_size, world_size, first
         self._began: float | None = None
         self._stood: float | None = None
         self._members: list[tuple[Callable[[], None], Callable[[], None]]] = []

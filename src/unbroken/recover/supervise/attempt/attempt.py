@@ -10,11 +10,13 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from ....cluster.clocks import Moment
 from ....detect import HangDetector, RankView
 from ....diagnose.judge.facts import RankExit
 from ....errors import NotDurable
+from ....link.runs import unpack
 from ....progress import Phase, RunDir
 from ....progress.records.steps import Step, step_record
 from ...wire import Message
@@ -192,24 +194,41 @@ class Attempt:
     def take(self, sent: float, ranks: Message) -> list[Step]:
         """Takes an agent's news; returns the leading rank's new steps. `sent` is the node's monotonic clock when
         the message left, which relates its times to ours without trusting its wall clock."""
+        for key, news in ranks.items():
+            last = news["steps"][-1][0] if news["steps"] else -1
+            source = news.get("source", "page")
+            self._note(int(key), news["count"], Phase(news["phase"]), source, news.get("total"), last)
+        return self._take_steps(sent, {key: news["steps"] for key, news in ranks.items() if news["steps"]})
+
+    def take_groups(self, sent: float, groups: list[list[Any]], steps: Message) -> list[Step]:
+        """The same, of ranks in groups: `[runs, count, phase, source, total, newest step]` each, and the steps of the rank
+        that leads on its node."""
+        for runs, count, phase, source, total, step in groups:
+            how = Phase(phase)
+            for rank in unpack(runs, "ranks", len(self.ranks)):
+                self._note(rank, count, how, source, total, step)
+        return self._take_steps(sent, steps)
+
+    def _note(self, rank: int, count: int, phase: Phase, source: str, total: int | None, step: int) -> None:
+        state = self.ranks.get(rank)
+        if state is None:
+            return
+        state.count, state.phase, state.source = count, phase, source
+        if total:
+            self.total = total
+        if self.attached_at is None and source == "page":
+            self.attached_at = self.clock.wall()
+        if step > state.step:
+            state.step = step
+            self.step = max(self.step, step)
+
+    def _take_steps(self, sent: float, ranks: Message) -> list[Step]:
         now = self.clock.wall()
         offset = now - sent
         told: dict[int, list[tuple[Step, float]]] = {}
-        for key, news in ranks.items():
-            state = self.ranks.get(int(key))
-            if state is None:
-                continue
-            state.count, state.phase = news["count"], Phase(news["phase"])
-            state.source = news.get("source", "page")
-            if news.get("total"):
-                self.total = news["total"]
-            if self.attached_at is None and state.source == "page":
-                self.attached_at = now
-            steps = [(Step(s, float.fromhex(x), t, at + offset), at) for s, t, x, at in news["steps"]]
-            if steps:
-                state.step = max(state.step, steps[-1][0].step)
-                self.step = max(self.step, state.step)
-                told[state.rank] = steps
+        for key, steps in ranks.items():
+            if steps and (rank := int(key)) in self.ranks:
+                told[rank] = [(Step(s, float.fromhex(x), t, at + offset), at) for s, t, x, at in steps]
         leader = self._leading(told)
         fresh = told.get(leader, [])
         for step, at in fresh:

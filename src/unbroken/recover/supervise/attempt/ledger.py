@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 
@@ -18,10 +19,10 @@ class SnapshotTracker:
     """Never written: a newer one was whole before the storage had taken those before it."""
     _host: dict[int, set[int]] = field(default_factory=dict)
 
-    def on_host(self, step: int, rank: int) -> bool:
-        """Notes that a rank's snapshot is whole in its keeper; True when that completes the step."""
+    def on_host(self, step: int, whole: Iterable[int]) -> bool:
+        """Notes that the snapshots of these ranks are whole in their keeper; True when that completes the step."""
         ranks = self._host.setdefault(step, set())
-        ranks.add(rank)
+        ranks.update(whole)
         if len(ranks) < self.world_size or step <= self.host_step:
             return False
         self.host_step = step

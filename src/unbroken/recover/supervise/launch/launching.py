@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
+from ....checkpoint.catalogue.announcement import pack
 from ....checkpoint.catalogue.candidates import Candidate
 from ....errors import RunError, RunInUse, RunStopped
 from ....progress import RunDir, RunSpec
@@ -39,11 +40,10 @@ class StartFailed(Exception):
         self.error, self.attempt = error, attempt
 
 
-def _keep_memory_of(candidates: list[Candidate], ranks: Mapping[int, int]) -> list[Candidate]:
-    """The candidates as one node's ranks need them: each looks for its own snapshot only, and a table of all ranks for every
-    node would be the square of them."""
-    keys = [str(r) for r in ranks]
-    return [{**c, "memory": {k: c["memory"][k] for k in keys if k in c["memory"]}} for c in candidates]
+def _note_for_journal(candidate: Candidate) -> Candidate:
+    """A candidate without the table of who holds which rank: `in_memory` is of how many ranks it is in memory."""
+    rest = {k: v for k, v in candidate.items() if k != "memory"}
+    return {**rest, "in_memory": len(candidate["memory"])}
 
 
 class Launching:
@@ -92,7 +92,8 @@ class Launching:
             slots, number, candidates = prepared
             port = (await self._fleet.ask(slots[0], "port", address=self._fleet.address(slots[0])))["port"]
             await self._recorder.record(
-                "attempt", attempt=number, slots=list(slots), candidates=candidates[:_CANDIDATES_RECORDED],
+                "attempt", attempt=number, slots=list(slots),
+                candidates=[_note_for_journal(c) for c in candidates[:_CANDIDATES_RECORDED]],
                 place=self._place.written(self._place.current()), held=self._fleet.held,
             )  # fmt: skip
             attempt = self._make_attempt(number, slots)
@@ -130,15 +131,14 @@ class Launching:
     async def _announce(self, attempt: Attempt, candidates: list[Candidate]) -> None:
         """Tells every keeper of the attempt. Raises RunError where one does not answer."""
         requests = self._make_announcements(attempt, candidates)
-        await asyncio.gather(*(self._fleet.ask(n, "keeper", request=r) for n, r in requests.items()))
+        asked = {n: self._keepers.phrase(n, r) for n, r in requests.items()}
+        await asyncio.gather(*(self._fleet.ask(n, "keeper", request=r) for n, r in asked.items()))
 
     def _make_announcements(self, attempt: Attempt, candidates: list[Candidate]) -> dict[str, Message]:
         return {
             node: {
                 "op": "attempt", "attempt": attempt.number, "world_size": self._spec.world_size,
-                "ranks": {str(r): local for r, local in attempt.node_ranks(node).items()},
-                "candidates": _keep_memory_of(candidates, attempt.node_ranks(node)),
-                "place": self._place.message(attempt.number),
+                "place": self._place.message(attempt.number), **pack(attempt.node_ranks(node), candidates),
             }
             for node in attempt.nodes
         }  # fmt: skip

@@ -294,7 +294,9 @@ class Fleet:
         if node.exited is not None:
             return NodeEnd.AGENT_LOST if now - node.exited > _WITH_ITS_AGENT_S else None
         silent = now - node.heard
-        if silent >= self.lease_s + _LEASE_MARGIN_S or (node.unreachable and silent > _SILENT_LEAST_S):
+        # Beats come eight times in a lease: two that are missing are more than a busy moment.
+        least = max(_SILENT_LEAST_S, self.lease_s / 4)
+        if silent >= self.lease_s + _LEASE_MARGIN_S or (node.unreachable and silent > least):
             return NodeEnd.UNREACHABLE
         return None
 

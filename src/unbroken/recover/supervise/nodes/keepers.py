@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from ....checkpoint.catalogue.announcement import as_before
+from ....checkpoint.keeper.wire import PROTOCOL
+from ....link.bounds import Malformed
+from ....link.runs import pack, unpack
 from ...wire import Message
 from ..attempt.attempt import Attempt
 from ..record.background import Background
 from .fleet import Fleet
 
+_log = logging.getLogger("unbroken.supervisor")
+_MOST_RANKS = 1 << 20
 _INVENTORY_S = 20.0
 _SETTLE_S = 10.0
 _WAKE_S = 5.0
@@ -25,18 +32,34 @@ class Keepers:
 
     async def list_snapshots(self, names: Iterable[str], timeout: float = _INVENTORY_S) -> Inventories:
         """What each of these holds; those that do not answer are left out."""
-        answers = await self._fleet.ask_all(names, "keeper", request={"op": "inventory"}, timeout=timeout)
-        return {n: a.get("inventory", []) for n, a in answers.items()}
+        request = {"op": "inventory", "runs": True}
+        answers = await self._fleet.ask_all(names, "keeper", request=request, timeout=timeout)
+        return {n: _read_inventory(a) for n, a in answers.items()}
 
     async def announce(self, requests: Mapping[str, Message]) -> None:
         """Tells each keeper of an attempt, as far as it answers."""
-        asked = {n: {"request": r} for n, r in requests.items()}
+        asked = {n: {"request": self.phrase(n, r)} for n, r in requests.items()}
         await self._fleet.ask_each(asked, "keeper", timeout=_INVENTORY_S)
+
+    def phrase(self, name: str, announcement: Message) -> Message:
+        """The announcement as that node's keeper reads it, which may be of an earlier version."""
+        lean = self._fleet.nodes[name].hello.get("protocol", 1) >= PROTOCOL
+        return announcement if lean else as_before(announcement)
 
     async def settle(self, attempt: int, gone: list[int]) -> None:
         """Lets all finish or abandon what they write for an attempt; `gone` are ranks whose node is lost."""
-        request = {"op": "settle", "attempt": attempt, "deadline_s": _SETTLE_S, "gone": gone}
-        await self._fleet.ask_all(self._fleet.up(), "keeper", request=request, timeout=_SETTLE_S + 10)
+        request = {"op": "settle", "attempt": attempt, "deadline_s": _SETTLE_S}
+        names, lean, whole = self._fleet.up(), pack(gone), gone
+        asked = {
+            n: {
+                "request": {
+                    **request,
+                    "gone": lean if self._fleet.nodes[n].hello.get("protocol", 1) >= PROTOCOL else whole,
+                }
+            }
+            for n in names
+        }
+        await self._fleet.ask_each(asked, "keeper", timeout=_SETTLE_S + 10)
 
     def tell_complete(self, attempt: int, step: int) -> None:
         """Tells all, without waiting, that every rank has this snapshot: older buffers may be used again."""
@@ -49,7 +72,7 @@ class Keepers:
         inventories = await self.list_snapshots(attempt.nodes)
         entries = [e for held in inventories.values() for e in held if e["attempt"] == attempt.number]
         for e in sorted(entries, key=lambda e: e["step"]):
-            if attempt.tracker.on_host(e["step"], e["rank"]):
+            if attempt.tracker.on_host(e["step"], [e["rank"]]):
                 done = e["step"]
         if done >= 0:
             self.tell_complete(attempt.number, done)
@@ -58,3 +81,21 @@ class Keepers:
         """Continues keepers that somebody stopped; {node: process} of those."""
         answers = await self._fleet.ask_all(names, "wake", timeout=_WAKE_S)
         return {n: int(a["woken"]) for n, a in answers.items() if a.get("woken")}
+
+
+def _read_inventory(answer: Message) -> list[dict[str, Any]]:
+    """An entry for each rank and snapshot, of a keeper of any version; none where the answer makes no sense."""
+    if "runs" not in answer:
+        return list(answer.get("inventory", []))
+    try:
+        return [
+            {
+                "attempt": int(attempt), "step": int(step), "rank": rank, "world_size": int(world_size), "complete": True,
+                "everywhere": bool(everywhere), "peer": bool(peer),
+            }
+            for attempt, step, world_size, everywhere, peer, _, runs in answer["runs"]
+            for rank in unpack(runs, "ranks", _MOST_RANKS)
+        ]  # fmt: skip
+    except (Malformed, TypeError, ValueError) as e:
+        _log.warning("an inventory was passed over: %s", e)
+        return []

@@ -10,13 +10,14 @@ from typing import Any
 
 from ....cluster.clocks import ClockOffset
 from ....link.bounds import Malformed, Message, number, text, whole
+from ....link.runs import unpack
 from ....progress.page import Phase
 
 _MOST = (1 << 63) - 1
 _LATEST = 1e12
 _PHASES = {int(p) for p in Phase}
 _KEEPER_NEEDS = {
-    "host": ("attempt", "step", "rank"), "durable": ("attempt", "step"), "failed": ("attempt", "step"),
+    "host": ("attempt", "step"), "durable": ("attempt", "step"), "failed": ("attempt", "step"),
     "waiting": ("attempt", "step"), "restored": ("attempt",), "superseded": ("attempt", "step", "by"), "place": ("attempt",),
 }  # fmt: skip
 """What the supervisor reads of each event of a keeper; the rest may be missing or null."""
@@ -33,9 +34,12 @@ def check(m: Message, world_size: int) -> Message:
     elif op == "progress":
         whole(m.get("attempt"), "attempt", 0, _MOST)
         number(m.get("sent"), "sent", 0.0, _LATEST)
-        for rank, news in _table(m.get("ranks"), "ranks").items():
-            _rank(rank, world_size)
-            _news(_table(news, "news"))
+        if "groups" in m:
+            _groups(m, world_size)
+        else:
+            for rank, news in _table(m.get("ranks"), "ranks").items():
+                _rank(rank, world_size)
+                _news(_table(news, "news"))
     elif op == "exited":
         whole(m.get("attempt"), "attempt", 0, _MOST)
         whole(m.get("rank"), "rank", 0, world_size - 1)
@@ -51,6 +55,8 @@ def check(m: Message, world_size: int) -> Message:
         ):  # fmt: skip
             if m.get(key) is not None or key in _KEEPER_NEEDS.get(m["event"], ()):
                 whole(m.get(key), key, least, most)
+        if m["event"] == "host":
+            _host(m, world_size)
     return m
 
 
@@ -61,6 +67,7 @@ def hello(m: Message, world_size: int) -> Message:
     whole(m.get("attempt"), "attempt", 0, _MOST)
     for key in ("clock", "wall_clock"):
         clock_of(m.get(key))
+    whole(m.get("protocol", 1), "protocol", 1, _MOST)
     for rank, described in _table(m.get("ranks"), "ranks").items():
         _rank(rank, world_size)
         d = _table(described, "rank")
@@ -84,14 +91,47 @@ def clock_of(value: Any) -> ClockOffset:
     )
 
 
+def _host(m: Message, world_size: int) -> None:
+    """Of one rank, or of several."""
+    if "ranks" not in m:
+        whole(m.get("rank"), "rank", 0, world_size - 1)
+        return
+    if any(r >= world_size for r in unpack(m["ranks"], "ranks", world_size)):
+        raise Malformed(f"'ranks' names a rank that there is not: there are {world_size}")
+
+
+def _groups(m: Message, world_size: int) -> None:
+    """Progress of ranks, those with the same news as one row `[runs, count, phase, source, total, step]`; the steps
+    themselves of one rank of the node."""
+    if not isinstance(m["groups"], list):
+        raise Malformed("'groups' is no list")
+    for row in m["groups"]:
+        if not isinstance(row, list) or len(row) != 6:
+            raise Malformed("a group is no list of six")
+        if any(r >= world_size for r in unpack(row[0], "ranks", world_size)):
+            raise Malformed(f"a group names a rank that there is not: there are {world_size}")
+        _how_far(*row[1:5])
+        whole(row[5], "step", -_MOST, _MOST)
+    for rank, steps in _table(m.get("steps"), "steps").items():
+        _rank(rank, world_size)
+        _steps(steps)
+
+
 def _news(news: Message) -> None:
-    whole(news.get("count"), "count", 0, _MOST)
-    if whole(news.get("phase"), "phase", 0, 255) not in _PHASES:
-        raise Malformed(f"there is no phase {news['phase']}")
-    text(news.get("source", "page"), "source", most=16)
-    if news.get("total") is not None:
-        whole(news["total"], "total", 0, _MOST)
-    steps = news.get("steps")
+    _how_far(news.get("count"), news.get("phase"), news.get("source", "page"), news.get("total"))
+    _steps(news.get("steps"))
+
+
+def _how_far(count: Any, phase: Any, source: Any, total: Any) -> None:
+    whole(count, "count", 0, _MOST)
+    if whole(phase, "phase", 0, 255) not in _PHASES:
+        raise Malformed(f"there is no phase {phase}")
+    text(source, "source", most=16)
+    if total is not None:
+        whole(total, "total", 0, _MOST)
+
+
+def _steps(steps: Any) -> None:
     if not isinstance(steps, list):
         raise Malformed("'steps' is no list")
     for step in steps:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+from ....link.runs import unpack
 from ....units import Duration
 from ...wire import Message
 from ..attempt.attempt import Attempt
@@ -55,7 +56,10 @@ class News:
         if op == "keeper":
             self._read_keeper(attempt, node, message)
         elif op == "progress" and message["attempt"] == attempt.number:
-            steps = attempt.take(message["sent"], message["ranks"])
+            if "groups" in message:
+                steps = attempt.take_groups(message["sent"], message["groups"], message["steps"])
+            else:
+                steps = attempt.take(message["sent"], message["ranks"])
             if steps:
                 self._view.steps(attempt, steps)
                 self._note_first_step(attempt)
@@ -103,7 +107,8 @@ class News:
             case "place":
                 self._on_place(attempt, str(event["place"]))
             case "host":
-                if attempt.tracker.on_host(event["step"], event["rank"]):
+                ranks = event["ranks"] if "ranks" in event else [event["rank"]]
+                if attempt.tracker.on_host(event["step"], unpack(ranks, "ranks", len(attempt.ranks))):
                     self._keepers.tell_complete(number, event["step"])
             case "durable":
                 if attempt.tracker.on_durable(event["step"]):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Mapping
+from dataclasses import replace
 
 from ....detect import Hang, Level, ProcessInfo
+from ....link.runs import pack
 from ....progress import RunDir
 from ..accept.placing import CheckpointPlace
 from ..attempt.attempt import Attempt
@@ -21,8 +22,8 @@ from ..record.recorder import Recorder
 from ..record.stop_request import StopRequest
 from ..record.term import TermWatch
 from ..screen.view import View
+from . import stacks
 
-_log = logging.getLogger("unbroken.supervisor")
 _TICK_S = 0.1
 _POLLS = 20
 """So often hangs are looked for within the time after which one is suspected, between once and ten times a second."""
@@ -150,30 +151,29 @@ class Watching:
         return None
 
     async def _collect_stacks(self, attempt: Attempt) -> Mapping[int, ProcessInfo]:
-        """Stacks of all ranks, from all nodes at once; written to the incident's evidence folder."""
-        alive = {
-            n: {"ranks": [r for r in attempt.node_ranks(n) if attempt.ranks[r].exit is None]}
+        """Where all ranks stand, from all nodes at once; their stacks are written to the incident's evidence folder, of many
+        ranks those of a few in each place."""
+        answering = set(self._fleet.up())
+        ranks = {
+            n: [r for r in attempt.node_ranks(n) if attempt.ranks[r].exit is None]
             for n in attempt.nodes
-            if self._fleet.nodes[n].up
+            if n in answering
         }
+        # Of an earlier version's agents: plain numbers, and all that they collected comes at once.
+        lean = {n: self._fleet.nodes[n].hello.get("protocol", 1) > 1 for n in ranks}
+        asked = {n: {"ranks": pack(r) if lean[n] else r} for n, r in ranks.items()}
+        answers = await self._fleet.ask_each(asked, "look", timeout=_LOOK_S)
         found: dict[int, ProcessInfo] = {}
-        answers = await self._fleet.ask_each(alive, "look", timeout=_LOOK_S)
-        for answer in answers.values():
-            for rank, k in answer["looks"].items():
-                found[int(rank)] = ProcessInfo(
-                    k["pid"], k["state"], k["wchan"], tuple(k["frames"]), k["text"]
-                )
-        await asyncio.to_thread(self._write_stacks, found)
-        return found
-
-    def _write_stacks(self, found: Mapping[int, ProcessInfo]) -> None:
+        for n, answer in answers.items():
+            found |= stacks.read_processes(answer, ranks[n])
+        chosen = stacks.choose(found)
+        wanted = {n: {"ranks": pack(mine)} for n in answers if lean[n] and (mine := chosen & {*ranks[n]})}
+        for answer in (await self._fleet.ask_each(wanted, "stacks", timeout=_LOOK_S)).values():
+            for rank, text in answer.get("texts", {}).items():
+                found[int(rank)] = replace(found[int(rank)], text=str(text))
         folder = self._run_dir.evidence(self._recorder.state.incident + 1)
-        for rank, look in found.items():
-            try:
-                folder.mkdir(parents=True, exist_ok=True)
-                (folder / f"stacks-rank-{rank}.txt").write_text(look.text)
-            except OSError as e:
-                _log.warning("stacks of rank %s could not be written: %s", rank, e)
+        await asyncio.to_thread(stacks.write, found, folder)
+        return found
 
 
 class _Suspicion:

@@ -1,0 +1,86 @@
+"""What an agent has to report of its ranks, gathered until it is sent: one message for all of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection
+from typing import Any
+
+from ...link.runs import pack
+from ..wire import Message
+
+_TOGETHER_S = 0.05
+"""Ranks of a node save at the same moment, as far as anybody can tell who is not there."""
+
+
+class ProgressReport:
+    """How far the ranks of an attempt are. Steps one by one are told of the rank that leads here; of the others, the newest."""
+
+    def __init__(self) -> None:
+        self._news: dict[int, Message] = {}
+        self._steps: dict[int, int] = {}
+        self._lead: int | None = None
+        self._lead_steps: list[Any] = []
+
+    def add(self, rank: int, news: Message, ranks: Collection[int]) -> None:
+        """Takes what a rank's page or log said since the last time (`RankProcess.look`); `ranks` are all of the node."""
+        self._news[rank] = news
+        steps = news["steps"]
+        if not steps:
+            return
+        self._steps[rank] = max(self._steps.get(rank, -1), steps[-1][0])
+        if news["source"] == "page":
+            self._lead = min(ranks)
+        elif self._lead is None:
+            self._lead = rank  # of those that only print their steps, some print none
+        if rank == self._lead:
+            self._lead_steps += steps
+
+    def take(self) -> Message | None:
+        """The fields of a `progress` message, and starts afresh; None where there is no news."""
+        if not self._news:
+            return None
+        groups: dict[tuple[Any, ...], list[int]] = {}
+        for rank, n in self._news.items():
+            key = (n["count"], n["phase"], n["source"], n["total"], self._steps.get(rank, -1))
+            groups.setdefault(key, []).append(rank)
+        steps = {str(self._lead): self._lead_steps} if self._lead_steps else {}
+        self._news, self._lead_steps = {}, []
+        return {"groups": [[pack(ranks), *key] for key, ranks in groups.items()], "steps": steps}
+
+
+class HostReport:
+    """Which ranks have a snapshot in their keeper: told once for the node, when all have it or a moment has passed."""
+
+    def __init__(self, send: Callable[[Message], None]) -> None:
+        self._send = send
+        self._events: dict[tuple[int, int], list[Message]] = {}
+
+    def add(self, event: Message, ranks: int) -> None:
+        """Takes a keeper's event `host`; `ranks` is how many the node has."""
+        key = (event["attempt"], event["step"])
+        events = self._events.setdefault(key, [])
+        events.append(event)
+        if len(events) >= ranks:
+            self._flush(key)
+        elif len(events) == 1:
+            asyncio.get_running_loop().call_later(_TOGETHER_S, self._flush, key)
+
+    def _flush(self, key: tuple[int, int]) -> None:
+        events = self._events.pop(key, [])
+        if events:
+            seconds = max(float(e.get("seconds") or 0.0) for e in events)
+            ranks = pack(e["rank"] for e in events)
+            self._send(
+                {"event": "host", "attempt": key[0], "step": key[1], "ranks": ranks, "seconds": seconds}
+            )
+
+
+def group_looks(looks: dict[int, Any]) -> Message:
+    """The answer to `look`: ranks that stand in the same place as one row `[runs, state, wchan, frames]`, process ids in the
+    order of the ranks. What was collected beside that (`text`) is asked for of few."""
+    groups: dict[tuple[Any, ...], list[int]] = {}
+    for rank, look in sorted(looks.items()):
+        groups.setdefault((look.state, look.wchan, tuple(look.frames)), []).append(rank)
+    rows = [[pack(ranks), state, wchan, list(frames)] for (state, wchan, frames), ranks in groups.items()]
+    return {"groups": rows, "pids": [look.pid for _, look in sorted(looks.items())]}
