@@ -345,7 +345,7 @@ def test_agents(attacked: Port, sent: list[bytes], earlier: bool) -> None:
             while b'"answer":77' not in heard and time.monotonic() < deadline:
                 try:
                     piece = sock.recv(1 << 16)
-                except TimeoutError:
+                except (TimeoutError, ConnectionError):  # it may close with what it was sent unread
                     break
                 if not piece:
                     break
