@@ -102,6 +102,22 @@ def test_a_rank_that_lost_its_peer_is_no_candidate_however_the_times_overlap(tmp
     assert v.faulty is not None and v.faulty.rank == 1 and v.confidence == 0.9
 
 
+@pytest.mark.parametrize("code", [1, 3, 255])
+def test_a_rank_that_ends_without_a_word_is_the_root_where_the_others_lost_it(
+    tmp_path: Path, code: int
+) -> None:
+    logs = {0: PEER, 1: "step 1 loss 2.0\n"}
+    v = judge(tmp_path, logs, end(0, 1, at=100.0, within=0.05), end(1, code, at=100.03, within=0.05))
+    assert v.reason == "Unknown" and v.confidence == 0.6 and v.action is Action.RESTART
+    assert v.faulty is not None and v.faulty.rank == 1 and v.root is not None
+    assert v.root.text.startswith(f"rank 1 on node-001 ended by exit code {code}; the last line of its log")
+    assert v.evidence[0].rank == 0 and v.cascade[0].reason == "NCCLRemoteError"
+    late = judge(tmp_path, logs, end(0, 1, at=100.0, within=0.05), end(1, code, at=130.0, within=0.05))
+    assert late.reason == "NCCLRemoteError", "it certainly ended after the one that had lost a peer"
+    bug = {0: traceback("KeyError: 'labels'"), 1: "step 1 loss 2.0\n"}
+    assert judge(tmp_path, bug, end(0, 1, within=0.05), end(1, code, within=0.05)).reason == "KeyError"
+
+
 def test_two_errors_in_the_same_moment_are_both_named(tmp_path: Path) -> None:
     logs = {0: traceback("KeyError: 'labels'"), 1: traceback("ValueError: bad batch")}
     v = judge(tmp_path, logs, end(0, 1, at=100.0, within=0.05), end(1, 1, at=100.02, within=0.05))
@@ -116,7 +132,7 @@ def test_the_same_error_on_all_ranks_is_certain_and_its_place_is_not_claimed(tmp
     logs = dict.fromkeys(range(3), traceback("KeyError: 'labels'"))
     v = judge(tmp_path, logs, *(end(r, 1, at=100.0, within=0.05) for r in range(3)))
     assert v.reason == "KeyError" and v.action is Action.STOP and v.confidence > 0.6
-    assert any("the same on 3 ranks (0, 1, 2)" in n for n in v.notes)
+    assert v.notes == ("the same on 3 ranks (0, 1, 2); which of them was first is not known",)
 
 
 def test_an_error_that_certainly_came_first_is_named_alone_whatever_the_order_of_the_files(

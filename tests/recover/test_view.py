@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from unbroken.detect import Hang, HangDetector, Level
-from unbroken.diagnose import Facts
+from unbroken.diagnose import Facts, RankExit, diagnose
 from unbroken.diagnose.observed.interruptions import judge_interruption
 from unbroken.progress import Phase, RunDir, Timeouts
 from unbroken.progress.records.incident import Incident
@@ -133,6 +133,36 @@ def test_an_incident_before_the_first_step_names_no_step(attempt: Attempt) -> No
     lines.resumed(incident)
     assert "before the first step -> restart [free]" in out.getvalue()
     assert "is over: past the first step after 5.5s" in out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("exits", "says"),
+    [
+        (
+            [(1, None, 9)],
+            "rank 1 was killed by signal 9 (SIGKILL); no out-of-memory kill in the kernel's log",
+        ),
+        (
+            [(1, 137, None)],
+            "rank 1 was killed by signal 9 (SIGKILL); by its exit code, which stands for",
+        ),
+        ([(1, None, 15)], "rank 1 was killed by signal 15 (SIGTERM); no part of unbroken sent it"),
+        ([(0, None, 9), (1, None, 9)], "ranks were killed by signal 9 (SIGKILL); no out-of-memory kill"),
+    ],
+)
+def test_a_kill_is_named_by_its_signal(
+    exits: list[tuple[int, int | None, int | None]], says: str, tmp_path: Path
+) -> None:
+    log = tmp_path / "empty.log"
+    log.touch()
+    ends = tuple(
+        RankExit(r, f"node-{r:03d}", code, sig, 5.0, oom=None if code is not None else False)
+        for r, code, sig in exits
+    )
+    verdict = diagnose([log], facts=Facts(exits=ends, nodes=((0, "node-000"), (1, "node-001"))))
+    out = io.StringIO()
+    Lines(out).incident(Incident(1, 1, "failed", 7, 1.0, 2.0, verdict, action="restart", why="killed"), 0.5)
+    assert f"incident 1: {says}" in out.getvalue()
 
 
 def test_a_terminal_that_went_away(attempt: Attempt) -> None:

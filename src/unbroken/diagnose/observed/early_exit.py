@@ -13,6 +13,7 @@ from dataclasses import replace
 from ...detect.stacks import in_collective
 from ...progress.records.verdict import HANG, UNKNOWN, Action, Cascade, Faulty, Outcome, Root, Verdict
 from ..judge.facts import Facts, RankExit, RankPlace
+from .first_failure import NOT_OF_SEVERAL
 
 _SEEN_TOGETHER_S = 1.0
 """A failure may be over so much sooner than the exit that caused it: ranks of one node are looked at one after the other, and an
@@ -22,8 +23,6 @@ _BROKEN_LINK = re.compile(
     r"|timed? ?out|distbackend|heartbeat",
     re.IGNORECASE,
 )
-_NOT_TRUE = ("nothing earlier explains it", "it came first", "only consequences were logged")
-"""Notes on what the logs name as the first failure: not true of it any more."""
 _BY_OTHERS = ("NCCLRemoteError", "NCCLTimeoutError", "ConnectionError", "NetworkError", HANG, UNKNOWN, None)
 """Reasons that say that somebody else is gone or late, or nothing."""
 
@@ -60,7 +59,7 @@ def blame_early_exit(verdict: Verdict, facts: Facts) -> Verdict:
         ),
         confidence=0.9,
         decided_by="early-exit",
-        notes=tuple(n for n in verdict.notes if n not in _NOT_TRUE),
+        notes=tuple(n for n in verdict.notes if n not in NOT_OF_SEVERAL),
     )  # fmt: skip
 
 

@@ -25,6 +25,8 @@ _STAMP_S = 1.0
 _TEAR_DOWN_S = 5.0
 """A process ends so long after its error, at most: it frees devices, waits for threads, writes a dump."""
 _LISTED = 8
+NOT_OF_SEVERAL = ("nothing earlier explains it", "it came first", "only consequences were logged")
+"""Notes on a first failure that are not true where another one may have been, or was, the first."""
 
 
 def find_first_ends(chron: Timeline, facts: Facts) -> tuple[RankExit, ...]:
@@ -34,12 +36,36 @@ def find_first_ends(chron: Timeline, facts: Facts) -> tuple[RankExit, ...]:
     been, one by a signal is the likeliest: others end by themselves because of it.
     """
     ends = facts.failures()
+    told = _find_left(chron)
+    first = first_of([e for e in ends if e.rank not in told] or ends)
+    return tuple(sorted(first, key=lambda e: e.died_of is None))
+
+
+def lost_others(own: Event, first: Sequence[RankExit], chron: Timeline, facts: Facts) -> bool:
+    """Whether the failure that logs name as the first is that of a rank which lost another, and the supervisor saw that
+    other one end: of itself, with an error, and without a word."""
+    if own.rank is None or not _is_of_peers(own) or not first:
+        return False
+    end = next((e for e in facts.failures() if e.rank == own.rank), None)
+    silent = {e.rank for e in first} - {e.rank for e in (*chron.candidates, *chron.cascades)}
+    if len(silent) < len(first):
+        return False
+    return end is None or not any(end.moment.is_before(e.moment) for e in first)
+
+
+def _find_left(chron: Timeline) -> set[int | None]:
+    """The ranks whose logs tell of others that are gone, and of nothing that they did themselves."""
     told = {
         e.rank for e in (*chron.candidates, *chron.cascades) if e.role == "cascade" or e.reason in _OF_PEERS
     }
-    told -= {e.rank for e in chron.candidates if e.role == "root" and e.reason not in _OF_PEERS}
-    first = first_of([e for e in ends if e.rank not in told] or ends)
-    return tuple(sorted(first, key=lambda e: e.died_of is None))
+    return told - {e.rank for e in chron.candidates if e.role == "root" and e.reason not in _OF_PEERS}
+
+
+def _is_of_peers(event: Event) -> bool:
+    """Whether an event says that another rank is gone, or late."""
+    if event.reason in ("NCCLRemoteError", "NCCLTimeoutError"):
+        return True
+    return event.reason in _OF_PEERS and any("torch/distributed" in f for f in event.frames[-6:])
 
 
 def uncertain(verdicts: Sequence[Verdict], ends: Sequence[RankExit], words: Sequence[Root]) -> Verdict:
@@ -113,7 +139,7 @@ def _same_on_many(verdict: Verdict, ranks: Sequence[int], topology: Topology) ->
         f" and {len(ranks) - _LISTED} more" if len(ranks) > _LISTED else ""
     )
     note = f"the same on {len(ranks)} ranks ({shown}); which of them was first is not known"
-    return replace(verdict, notes=(*verdict.notes, note))
+    return replace(verdict, notes=(*(n for n in verdict.notes if n not in NOT_OF_SEVERAL), note))
 
 
 def _list_all(
@@ -123,6 +149,7 @@ def _list_all(
     n = len(texts)
     more = f"; and {n - _LISTED} more" if n > _LISTED else ""
     text = f"any of these {n} may have been the first: {'; '.join(texts[:_LISTED])}{more}"
+    advice = dict.fromkeys(v.mitigation for v in verdicts if v.mitigation)
     same = all((v.reason, v.category, v.action) == (verdicts[0].reason, verdicts[0].category, verdicts[0].action) for v in verdicts)  # fmt: skip
     base = verdicts[0] if same else next((v for v in verdicts if v.action is not Action.STOP), verdicts[0])
     return replace(
@@ -133,5 +160,6 @@ def _list_all(
         cordon=(),
         action=Action.RESTART if base.action is Action.RESTART_ELSEWHERE else base.action,
         confidence=round(min(base.confidence, 1 / n), 3),
-        notes=(*base.notes, "which came first is not known"),
+        mitigation=" Or: ".join(list(advice)[:3]),
+        notes=(*(n for n in base.notes if n not in NOT_OF_SEVERAL), "which came first is not known"),
     )  # fmt: skip

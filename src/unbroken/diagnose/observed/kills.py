@@ -43,6 +43,11 @@ def with_kill(verdict: Verdict, facts: Facts) -> Verdict:
         return verdict
     if first.died_of != signal.SIGKILL:
         kernel, sure = "no part of unbroken sent it", 0.9
+    elif first.oom is None and first.signal is None:
+        kernel, sure = (
+            "by its exit code, which stands for one of its own processes: it may have been killed for memory",
+            0.5,
+        )
     elif first.oom is None:
         kernel, sure = "the kernel's log cannot be read: it may have been killed for memory", 0.5
     else:

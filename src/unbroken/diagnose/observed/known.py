@@ -15,7 +15,10 @@ from ..judge.training_curve import read_curve
 from ..match.events import Event, FileScan, Topology
 from ..match.rules import defaults
 from ..read.flight_recorder import Flight
-from .first_failure import find_first_ends, uncertain, weigh_rivals
+from .first_failure import find_first_ends, lost_others, uncertain, weigh_rivals
+
+_LEFT_BEHIND = 0.6
+"""How sure an end without a word is the first failure, where the others report that they lost a peer."""
 
 
 def from_facts(
@@ -42,14 +45,18 @@ def from_facts(
         own is None or own.role == "either" or own.reason in ("DataloaderKilled", "NCCLRemoteError")
     ):
         return _oom_killed(chron, scans, topology, facts)
-    if own is not None and own.role == "root":
-        return _with_exits(weigh_rivals(own, chron, scans, topology, facts), topology)
     first = find_first_ends(chron, facts)
+    left = own is not None and lost_others(own, first, chron, facts)
+    if own is not None and own.role == "root" and not left:
+        return _with_exits(weigh_rivals(own, chron, scans, topology, facts), topology)
     signalled = bool(first) and first[0].died_of is not None
     if facts.hang is not None and not signalled:
         return _hung(facts, topology)
-    if signalled:
+    if signalled or left:
         verdict = _of_exits(first, scans, facts, topology)
+        if left and not signalled and len(first) == 1:
+            # Whose end it was is all but certain; why it ended is not.
+            verdict = replace(verdict, confidence=max(verdict.confidence, _LEFT_BEHIND))
         return replace(
             verdict, evidence=(*verdict.evidence, *(root_of(e, scans) for e in chron.candidates[:4])), cascade=all_cascade(chron)
         )  # fmt: skip
