@@ -119,7 +119,7 @@ def test_a_rank_that_ends_without_a_word_is_the_root_where_the_others_lost_it(
 
 
 def test_two_errors_in_the_same_moment_are_both_named(tmp_path: Path) -> None:
-    logs = {0: traceback("KeyError: 'labels'"), 1: traceback("ValueError: bad batch")}
+    logs = {0: traceback("[rank0]: KeyError: 'labels'"), 1: traceback("ValueError: bad batch")}
     v = judge(tmp_path, logs, end(0, 1, at=100.0, within=0.05), end(1, 1, at=100.02, within=0.05))
     assert v.root is not None and v.confidence <= 0.5 and v.faulty is None
     assert "rank 0 on node-000: KeyError: 'labels'; rank 1 on node-001: ValueError: bad batch" in v.root.text

@@ -119,6 +119,12 @@ def test_numbers_addresses_and_times_do_not_make_another_root() -> None:
     assert run.meets(verdict("OutOfMemoryError", "in optimizer"), 50).action is Action.RESTART
 
 
+def test_a_stop_for_a_verdict_that_is_not_sure_says_so() -> None:
+    assert decide(BUG, at(5), [], B, 0).why.startswith("KeyError: a restart cannot help")
+    unsure = replace(BUG, confidence=0.5)
+    assert decide(unsure, at(5), [], B, 0).why.startswith("KeyError (50% sure): a restart cannot help")
+
+
 def test_two_exit_codes_are_two_failures() -> None:
     run = Run()
     for code in (3, 13):

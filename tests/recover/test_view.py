@@ -105,7 +105,7 @@ def test_incidents(attempt: Attempt) -> None:
     lines.resumed(incident)
     lines.suspect(Hang(Level.SUSPECT, 6.0, 5.0, 60.0, Phase.TRAINING))
     text = out.getvalue()
-    assert "incident 2: Unknown" in text and "after step 40 -> restart [free]" in text
+    assert "incident 2: AgentLost, confidence 90%" in text and "after step 40 -> restart [free]" in text
     assert "the agent of node-000 ended" in text
     assert "incident 2 is over: past step 40 after 5.5s, 3 steps replayed" in text
     assert "no progress for 6s: suspected to hang" in text and "declared after 1m" in text

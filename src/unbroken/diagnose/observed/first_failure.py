@@ -6,6 +6,7 @@ Times of two hosts are compared as the intervals that they lie in (`cluster.cloc
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -25,6 +26,8 @@ _STAMP_S = 1.0
 _TEAR_DOWN_S = 5.0
 """A process ends so long after its error, at most: it frees devices, waits for threads, writes a dump."""
 _LISTED = 8
+_PREFIX = re.compile(r"^(?:\[?rank ?\d+\]?:?\s*)+", re.IGNORECASE)
+"""What torch puts before each line of a rank."""
 NOT_OF_SEVERAL = ("nothing earlier explains it", "it came first", "only consequences were logged")
 """Notes on a first failure that are not true where another one may have been, or was, the first."""
 
@@ -96,7 +99,10 @@ def weigh_rivals(
         same = sorted(r for r in first if _kind_of(rivals[r]) == _kind_of(found[0]))
         return _same_on_many(verdicts[0], same, topology)
     ordered = sorted(found, key=lambda e: e.rank if e.rank is not None else -1)
-    texts = [f"rank {e.rank} on {topology.node_of(e.rank)}: {e.text.strip()[:160]}" for e in ordered]
+    texts = [
+        f"rank {e.rank} on {topology.node_of(e.rank)}: {_PREFIX.sub('', e.text.strip())[:160]}"
+        for e in ordered
+    ]
     nodes = {topology.node_of(e.rank) for e in found}
     (node,) = nodes if len(nodes) == 1 else (None,)
     return _list_all(

@@ -48,11 +48,10 @@ class Incident:
 
     @property
     def reason(self) -> str:
-        """The verdict's reason; where nothing failed, the outcome."""
+        """What to call it where people read."""
         if not self.ended_attempt:
             return "SupervisorLost"
-        v = self.verdict
-        return self.kind if v is None else str(v.reason or v.outcome)
+        return self.kind if self.verdict is None else self.verdict.title
 
     @property
     def detected_s(self) -> float:

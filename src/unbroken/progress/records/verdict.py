@@ -77,6 +77,12 @@ HANG, LOSS_SPIKE, UNKNOWN = "Hang", "LossSpike", "Unknown"
 KILLED = "signal"
 """`decided_by` of a verdict that a process was ended from outside, by a signal that nothing in the logs explains."""
 
+_SEEN = {
+    KILLED: "Killed", "early-exit": "LeftEarly", "lost-agent": "AgentLost", "lapsed-lease": "LeaseExpired",
+    "lost-supervisor": "SupervisorLost", "launch": "NotStarted",
+}  # fmt: skip
+"""By `decided_by`: how a verdict is called that no log and none of the published reasons explains."""
+
 
 @dataclass(frozen=True)
 class Root:
@@ -134,6 +140,14 @@ class Verdict:
             raise ContractError(f"'{self.reason}' is not one of the failure reasons")
         if not 0.0 <= self.confidence <= 1.0:
             raise ContractError(f"confidence {self.confidence} lies outside 0 to 1")
+
+    @property
+    def title(self) -> str:
+        """What to call it where people read: the reason, or what was seen where none of the published ones fits; where
+        nothing failed, the outcome."""
+        if self.reason in (None, UNKNOWN) and self.decided_by in _SEEN:
+            return _SEEN[self.decided_by]
+        return str(self.reason or self.outcome)
 
     def as_json(self) -> dict[str, Any]:
         """The frozen JSON form: plain values, lists for tuples, `schema` first."""

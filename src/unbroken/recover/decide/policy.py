@@ -18,6 +18,8 @@ _BACKOFF_S = 2.0
 _BACKOFF_MAX_S = 60.0
 _FAILED_STARTS = 10
 _START_MAX_S = 30.0
+_LIKELY = 0.5
+"""A run that stops for a verdict that is no surer than this is told so."""
 FREE, LEASE_EXPIRED, AGENT = "free", "lease", "agent"
 OUTSIDE = ("free", "node_loss", "killed", AGENT, LEASE_EXPIRED)
 """Causes from outside the training: they may strike twice at the same step, and are only counted."""
@@ -128,7 +130,8 @@ def _why_to_stop(
     if now.cause in _WHY_COUNTED:
         return _WHY_COUNTED[now.cause].format(n=before + 1) if budget is not None and before >= budget else ""
     if verdict.action is Action.STOP or (now.cause == "script" and not verdict.recoverable):
-        return f"{verdict.reason}: a restart cannot help. {verdict.mitigation}".strip()
+        sure = "" if verdict.confidence > _LIKELY else f" ({verdict.confidence:.0%} sure)"
+        return f"{verdict.reason}{sure}: a restart cannot help. {verdict.mitigation}".strip()
     if _repeats(now, stalled, stacks):
         where = f"at step {now.step}" if now.step >= 0 else "before the first step"
         return f"the same failure came twice {where} without progress between: {_named(verdict)}"

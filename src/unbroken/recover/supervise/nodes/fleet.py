@@ -403,7 +403,7 @@ class Fleet:
                 try:
                     return name, await self.ask(name, op, timeout=timeout, **fields)
                 except RunError as e:
-                    _log.warning("%s", e)
+                    _log.warning("%s did not answer '%s': %s", name, op, e)
                     return name, None
 
         answers = await asyncio.gather(*(one(n, f) for n, f in requests.items()))

@@ -20,4 +20,4 @@ def headline(verdict: Verdict) -> str:
         return f"{who} {how}{f'; {kill[2]}' if kill[2] else ''}"
     if verdict.decided_by == "early-exit" and verdict.root is not None:
         return verdict.root.text
-    return verdict.reason or verdict.outcome
+    return verdict.title
