@@ -15,7 +15,15 @@ from typing import Any
 from evaluation_suite import ROWS
 
 from unbroken.evaluate.plan.contenders import Published, baseline, opencompass, published
-from unbroken.evaluate.plan.simulated import Cluster, Dataset, Outcome, Techniques, Weights, bound, ours
+from unbroken.evaluate.plan.simulated import (
+    Dataset,
+    Machines,
+    SimulatedOutcome,
+    Techniques,
+    Weights,
+    bound,
+    ours,
+)
 
 START_S, PREPROCESS_S = 20.0, 9.0
 TARGETS = {1: 1.3, 4: 1.8}
@@ -60,7 +68,7 @@ def reproduce() -> list[dict[str, Any]]:
     """The published policy against the baseline, on one and four nodes, with the published gains beside it."""
     rows = []
     for nodes, target in TARGETS.items():
-        c, w, d = Cluster(nodes), weights(), datasets()
+        c, w, d = Machines(nodes), weights(), datasets()
         base, pub = baseline(d, w, c), published(d, w, c)
         gain = base.makespan_s / pub.makespan_s
         rows.append({"nodes": nodes, "baseline_s": base.makespan_s, "published_s": pub.makespan_s, "gain": gain,
@@ -71,7 +79,7 @@ def reproduce() -> list[dict[str, Any]]:
 def humaneval() -> dict[str, float]:
     """Shares of a HumanEval trial on a GPU of a full node, as the baseline runs it."""
     d = next(x for x in datasets() if x.name == "humaneval")
-    load = weights().bytes / (Cluster().link / Cluster().gpus)
+    load = weights().bytes / (Machines().link / Machines().gpus)
     total = START_S + PREPROCESS_S + load + d.infer_s + d.metric_s
     return {
         "total_s": total,
@@ -84,7 +92,7 @@ def head_to_head(spread: float = 1.0, seeds: Sequence[int] = (0,)) -> list[dict[
     """Ours and the others against the baseline, and against the lower bound of what anybody could do."""
     rows = []
     for nodes in TARGETS:
-        c, w = Cluster(nodes), weights()
+        c, w = Machines(nodes), weights()
         per_seed = []
         for seed in seeds:
             d = datasets(spread=spread, seed=seed)
@@ -122,7 +130,7 @@ def ablation() -> dict[str, list[dict[str, Any]]]:
     """What each of the three techniques gives, alone and left out, in the published policy and in ours."""
     out: dict[str, list[dict[str, Any]]] = {"published": [], "ours": []}
     for nodes in TARGETS:
-        c, w, d = Cluster(nodes), weights(), datasets()
+        c, w, d = Machines(nodes), weights(), datasets()
         base = baseline(d, w, c).makespan_s
         out["published"] += [
             {"nodes": nodes, "techniques": n, "gain": base / published(d, w, c, t).makespan_s}
@@ -140,8 +148,8 @@ def sweep(nodes: Sequence[int] = (1, 2, 4, 8, 16, 32, 64)) -> list[dict[str, Any
     rows = []
     for b in SIZES:
         for n in nodes:
-            c, w, d = Cluster(n), weights(b), datasets(b)
-            found: dict[str, Outcome] = {
+            c, w, d = Machines(n), weights(b), datasets(b)
+            found: dict[str, SimulatedOutcome] = {
                 "baseline": baseline(d, w, c), "opencompass size": opencompass(d, w, c, rule="size"),
                 "opencompass workers": opencompass(d, w, c, rule="workers"), "published": published(d, w, c), "ours": ours(d, w, c),
             }  # fmt: skip
@@ -157,7 +165,7 @@ def wrong_priors() -> list[dict[str, Any]]:
     rows = []
     for spread in (1.0, 1.3, 1.6, 2.5):
         for nodes in TARGETS:
-            c, w = Cluster(nodes), weights()
+            c, w = Machines(nodes), weights()
             with_, without = [], []
             for seed in range(10 if spread > 1 else 1):
                 d = datasets(spread=spread, seed=seed)
@@ -179,7 +187,7 @@ def everything(quick: bool = False) -> dict[str, Any]:
     """All tables; `quick` leaves out the sweep."""
     found: dict[str, Any] = {
         "assumed": {"start_s": START_S, "preprocess_s": PREPROCESS_S, "link": "25 Gb/s a node", "gpus a node": 8, "model": "7 B, 14 GB",
-                    "pcie_bytes_s": Cluster().pcie, "cpu workers a node": Cluster().cpus, "datasets": len(ROWS)},
+                    "pcie_bytes_s": Machines().pcie, "cpu workers a node": Machines().cpus, "datasets": len(ROWS)},
         "humaneval": humaneval(), "reproduction": reproduce(), "head to head": head_to_head(),
         "head to head, priors off by 1.6": head_to_head(1.6, range(3 if quick else 10)), "ablation": ablation(), "wrong priors": wrong_priors() if not quick else [],
     }  # fmt: skip

@@ -20,7 +20,7 @@ from unbroken.trace.synthetic import generate
 def main(files: list[Path], out: Path) -> None:
     if not files:
         files = [out / "jobs.parquet"]
-        generate.write_jobs(generate.Plan("Seren", jobs=20_000, seed=1), files[0])
+        generate.write_jobs(generate.TracePlan("Seren", jobs=20_000, seed=1), files[0])
     with load(files) as store:
         report = build_report(store, [(f.name, "") for f in files], references=acme(("Seren",)))
     (out / "report.html").write_text(page(report))

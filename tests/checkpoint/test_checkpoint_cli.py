@@ -217,4 +217,4 @@ def test_state_of_known_recipes() -> None:
     assert sizing.state_bytes(10, dtype="bfloat16", optimizer="adamw", master=True) == 10 * (2 + 4 + 8)
     assert sizing.state_bytes(10, dtype="float32", optimizer="sgd") == 40
     with pytest.raises(UsageError):
-        sizing.Plan(1, 0, 1)
+        sizing.SizingPlan(1, 0, 1)

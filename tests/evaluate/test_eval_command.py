@@ -19,7 +19,7 @@ import pytest
 from unbroken.cli.eval.evaluating import AGAIN_S
 from unbroken.cli.main import dispatch
 from unbroken.errors import MissingExtra
-from unbroken.evaluate.engines.live import Progress
+from unbroken.evaluate.engines.live import EvaluationProgress
 from unbroken.evaluate.run.screen import line
 from unbroken.testing.evaluation import BACKEND, HARNESS, fake_model
 
@@ -302,7 +302,9 @@ def test_a_folder_that_cannot_be_written_is_said_first(
 
 
 def test_no_time_is_promised_before_a_worker_is_there() -> None:
-    p = Progress("running", 1.0, 0.0, {"a": {"state": "waiting", "done": 0, "blocks": 4}}, {}, 0.01, 0.01, {})
+    p = EvaluationProgress(
+        "running", 1.0, 0.0, {"a": {"state": "waiting", "done": 0, "blocks": 4}}, {}, 0.01, 0.01, {}
+    )
     assert line(p).endswith("0/0 workers busy")
     there = replace(p, workers={"w0": {"state": "busy"}})
     assert "about 10ms left" in line(there)

@@ -15,7 +15,7 @@ from unbroken.evaluate.contracts import Metric, PreparedTask, Score, ScoreJob
 from unbroken.evaluate.scoring import pool as module
 from unbroken.evaluate.scoring import sandbox, sandboxed
 from unbroken.evaluate.scoring.pool import PoolLimits, open_pool
-from unbroken.evaluate.scoring.sandbox import Limits, Outcome
+from unbroken.evaluate.scoring.sandbox import CommandEnd, Limits
 from unbroken.journal import codec
 
 from ..fuzzing import fuzz
@@ -30,7 +30,7 @@ RIGHT: dict[str, Any] = codec.encode(
 
 
 def read(stdout: bytes, status: str = "done", code: int = 0) -> tuple[Any, str, int | None]:
-    return sandboxed.read_answer(JOB, Outcome(status, code, stdout, b"\x1b[2J", 1.0))
+    return sandboxed.read_answer(JOB, CommandEnd(status, code, stdout, b"\x1b[2J", 1.0))
 
 
 def line(answer: Any) -> bytes:
@@ -79,7 +79,7 @@ def test_a_pool_goes_on_after_a_forged_answer(
     tmp_path: Path, forged: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_sandboxed", lambda job: True)
-    monkeypatch.setattr(sandboxed, "run", lambda *a, **k: Outcome("done", 0, forged, b"", 0.1))
+    monkeypatch.setattr(sandboxed, "run", lambda *a, **k: CommandEnd("done", 0, forged, b"", 0.1))
     monkeypatch.setattr(sandboxed, "_task_folders", lambda job: [])
     pool = open_pool(1, PoolLimits())
     try:

@@ -16,7 +16,7 @@ import pytest
 from unbroken.evaluate.processes import bytecode
 from unbroken.evaluate.processes.bytecode import readable_bytecode
 from unbroken.evaluate.scoring import sandbox
-from unbroken.evaluate.scoring.sandbox import Limits, Outcome
+from unbroken.evaluate.scoring.sandbox import CommandEnd, Limits
 
 PYTHON = [sys.executable, "-I", "-S", "-c"]
 
@@ -36,7 +36,7 @@ def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def run(kind: str, code: str, **more: Any) -> Outcome:
+def run(kind: str, code: str, **more: Any) -> CommandEnd:
     files = more.pop("files", {})
     readable = more.pop("readable", ())
     stdin = more.pop("stdin", b"")

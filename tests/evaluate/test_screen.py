@@ -15,7 +15,7 @@ import pytest
 from unbroken import atomic
 from unbroken.errors import ContractError
 from unbroken.evaluate.contracts import ModelSpec
-from unbroken.evaluate.engines.live import Progress
+from unbroken.evaluate.engines.live import EvaluationProgress
 from unbroken.evaluate.result.folder import EvalDir
 from unbroken.evaluate.run.screen import (
     STALE_S,
@@ -40,7 +40,7 @@ def worker(at: str, state: str = "busy") -> dict[str, object]:
     return {"node": "n", "gpus": [], "state": state, "task": at, "busy": 0.5}
 
 
-P = Progress(
+P = EvaluationProgress(
     "running", 165.0, 100.0,
     {
         "a_scored": task("scored", 4),
@@ -55,7 +55,7 @@ P = Progress(
 )  # fmt: skip
 
 
-def shown(p: Progress, **more: Any) -> list[tuple[str, str]]:
+def shown(p: EvaluationProgress, **more: Any) -> list[tuple[str, str]]:
     lines = text(p, **more).splitlines()
     first = next(i for i, row in enumerate(lines) if row.startswith("task ")) + 2
     rows = [[c for c in row.split("  ") if c] for row in lines[first:] if not row.startswith("...")]

@@ -13,10 +13,10 @@ import pytest
 from unbroken.evaluate.plan.contenders import Published, baseline, opencompass, published
 from unbroken.evaluate.plan.simulated import (
     Clock,
-    Cluster,
     Dataset,
-    Link,
-    Outcome,
+    Machines,
+    SharedLink,
+    SimulatedOutcome,
     Techniques,
     Wait,
     Weights,
@@ -25,7 +25,7 @@ from unbroken.evaluate.plan.simulated import (
 )
 
 DATA = [Dataset(f"d{i}", 20.0 + 7 * i, 5.0, 10.0 if i % 3 else 60.0, 400, i % 2 == 0, 4) for i in range(12)]
-SMALL = Cluster(nodes=1, gpus=4)
+SMALL = Machines(nodes=1, gpus=4)
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def test_ours_reaches_its_targets_with_exact_and_with_wrong_priors(
 
 def test_a_link_is_shared_evenly() -> None:
     clock = Clock()
-    link = Link(clock, 10e6)
+    link = SharedLink(clock, 10e6)
     ends = {}
 
     def load(name: str, size: float, after: float) -> Iterator[Wait]:
@@ -75,7 +75,7 @@ def test_a_link_is_shared_evenly() -> None:
 def test_one_trial_by_hand() -> None:
     one = [Dataset("d", 100.0, 5.0, 40.0, 100, True)]
     w = Weights(10e9, start_s=10.0)
-    c = Cluster(nodes=1, gpus=1, link=1e9, pcie=10e9)
+    c = Machines(nodes=1, gpus=1, link=1e9, pcie=10e9)
     assert baseline(one, w, c).makespan_s == pytest.approx(10 + 10 + 1 + 5 + 100 + 40)
     apart = published(one, w, c, Published(True, True, False))
     assert apart.makespan_s == pytest.approx(
@@ -101,7 +101,7 @@ def test_all_work_is_done_whatever_is_left_out(techniques: Techniques) -> None:
 def test_no_arm_beats_the_bound_and_each_does_all_the_work() -> None:
     total = sum(d.infer_s for d in DATA)
     w = Weights(14e9)
-    arms: list[Outcome] = [
+    arms: list[SimulatedOutcome] = [
         baseline(DATA, w, SMALL),
         *(opencompass(DATA, w, SMALL, rule=r) for r in ("size", "workers")),
     ]
@@ -119,6 +119,6 @@ def test_no_arm_beats_the_bound_and_each_does_all_the_work() -> None:
 def test_large_models_take_wide_workers() -> None:
     """And their fetch ends, whatever floating point leaves of 140 GB in thirds."""
     for d in (DATA, DATA[:7]):
-        assert baseline(d, Weights(140e9), Cluster(1, link=25e9 / 8 / 3)).loads == len(d)
+        assert baseline(d, Weights(140e9), Machines(1, link=25e9 / 8 / 3)).loads == len(d)
     assert [Weights(b).gpus() for b in (14e9, 68e9, 140e9)] == [1, 2, 4]
-    assert ours(DATA, Weights(140e9), Cluster(2)).workers == 4
+    assert ours(DATA, Weights(140e9), Machines(2)).workers == 4

@@ -20,7 +20,7 @@ if not torch.cuda.is_available():
 
 from tests.support.keepers import keeper_pid, until  # noqa: E402
 from unbroken import Checkpointer  # noqa: E402
-from unbroken.checkpoint.client.links import Link  # noqa: E402
+from unbroken.checkpoint.client.links import KeeperLink  # noqa: E402
 from unbroken.errors import CheckpointError  # noqa: E402
 
 pytestmark = pytest.mark.gpu
@@ -35,7 +35,7 @@ def scratch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     yield folder
     for socket in folder.glob("*/*/keeper.sock"):
         with contextlib.suppress(CheckpointError, OSError):
-            link = Link(socket, {"role": "visitor"}, timeout_s=2.0)
+            link = KeeperLink(socket, {"role": "visitor"}, timeout_s=2.0)
             os.kill(int(link.info["pid"]), signal.SIGKILL)
             link.disconnect()
     shutil.rmtree(folder, ignore_errors=True)

@@ -19,8 +19,8 @@ from unbroken.rehearse import launch
 from unbroken.rehearse.compare import compare
 from unbroken.rehearse.guard import Guard, WouldOverwrite
 from unbroken.rehearse.launch import Ended, Plain, Trial
-from unbroken.rehearse.plan import Plan
-from unbroken.rehearse.rehearsal import Rehearsal, Report, kill_points
+from unbroken.rehearse.plan import RehearsalPlan
+from unbroken.rehearse.rehearsal import Rehearsal, RehearsalReport, kill_points
 from unbroken.rehearse.report import lines
 from unbroken.rehearse.trace import Batch, Save, Step, Writer, read_traces
 
@@ -66,7 +66,7 @@ class Forked:
         os._exit(0)
 
 
-def rehearse(tmp_path: Path, *options: str, launcher: Any = None, **more: Any) -> Report:
+def rehearse(tmp_path: Path, *options: str, launcher: Any = None, **more: Any) -> RehearsalReport:
     import torch
     import torch._dynamo  # an optimizer imports it: once here, not in each fork
 
@@ -103,7 +103,7 @@ MISTAKES = {
 IN_FORKS = [m for m in MISTAKES if m != "dict order"]  # forks have one hash seed
 
 
-def check(report: Report, mistake: str) -> None:
+def check(report: RehearsalReport, mistake: str) -> None:
     kind, piece = MISTAKES[mistake]
     f = report.finding
     assert not report.exact and f is not None
@@ -266,7 +266,9 @@ def test_a_rehearsal_in_a_rank_of_a_run_has_nothing_of_that_run(
     (tmp_path / "t.py").write_text("import os; open(os.environ['OUT'], 'w').write(repr(dict(os.environ)))")
     (tmp_path / "probe.py").write_text("import runpy, sys; runpy.run_path(sys.argv[2])")
     monkeypatch.setattr(launch, "PROBE", tmp_path / "probe.py")
-    trial = Trial(tmp_path / "trial", ("t.py",), tmp_path, Plan("", 4), env={"OUT": str(tmp_path / "found")})
+    trial = Trial(
+        tmp_path / "trial", ("t.py",), tmp_path, RehearsalPlan("", 4), env={"OUT": str(tmp_path / "found")}
+    )
     ended = Plain().run(trial)
     assert ended.ok, ended.output
     env = ast.literal_eval((tmp_path / "found").read_text())

@@ -22,7 +22,7 @@ from typing import Any
 from unbroken.checkpoint.client.links import (
     AgentLink,
     Candidate,
-    Link,
+    KeeperLink,
     RankLink,
     keeper_command,
     start_keeper,
@@ -267,7 +267,7 @@ def until(condition: Callable[[], object], within_s: float = 15.0) -> None:
 def keeper_pid(scratch: Path) -> int:
     """The process of the one keeper that runs under this scratch folder."""
     (socket,) = scratch.glob("*/*/keeper.sock")
-    link = Link(socket, {"role": "visitor"}, timeout_s=5.0)
+    link = KeeperLink(socket, {"role": "visitor"}, timeout_s=5.0)
     link.disconnect()
     return int(link.info["pid"])
 

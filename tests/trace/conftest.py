@@ -39,7 +39,7 @@ def read() -> Iterator[object]:
 def seren(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with 150,000 synthetic jobs of Seren, incidents, nodes and samples."""
     folder = tmp_path_factory.mktemp("seren")
-    plan = generate.Plan("Seren", 150_000, seed=7)
+    plan = generate.TracePlan("Seren", 150_000, seed=7)
     generate.write_jobs(plan, folder / "jobs.parquet")
     generate.write_incidents(plan, folder / "incidents.parquet")
     generate.write_nodes(plan, folder / "nodes.parquet")
@@ -51,5 +51,5 @@ def seren(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def kalos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A file with 120,000 synthetic GPU jobs of Kalos."""
     path = tmp_path_factory.mktemp("kalos") / "jobs.parquet"
-    generate.write_jobs(generate.Plan("Kalos", 120_000, seed=7, cpu_jobs=False), path)
+    generate.write_jobs(generate.TracePlan("Kalos", 120_000, seed=7, cpu_jobs=False), path)
     return path

@@ -111,7 +111,7 @@ def test_the_failure_table_sums_as_published() -> None:
 
 
 def test_synthetic_failures_follow_the_table(tmp_path: Path) -> None:
-    plan = generate.Plan("Seren", 3_000_000, seed=3)
+    plan = generate.TracePlan("Seren", 3_000_000, seed=3)
     generate.write_incidents(plan, tmp_path / "incidents.parquet")
     with load([tmp_path]) as store:
         found = compute(store)["failures"]
@@ -130,7 +130,7 @@ def test_synthetic_failures_follow_the_table(tmp_path: Path) -> None:
 
 def test_the_same_seed_gives_the_same_trace_and_another_another() -> None:
     def first(seed: int) -> object:
-        return next(generate.batches(generate.Plan("Kalos", 2000, seed))).to_pydict()
+        return next(generate.batches(generate.TracePlan("Kalos", 2000, seed))).to_pydict()
 
     assert first(1) == first(1)
     assert first(1) != first(2)

@@ -19,12 +19,12 @@ from unbroken.page.charts.svg import render
 from unbroken.trace.figures.reference import Reference
 from unbroken.trace.published.study import acme
 from unbroken.trace.readers import load
-from unbroken.trace.report import Report, build_report, export, page, write_images
+from unbroken.trace.report import TraceReport, build_report, export, page, write_images
 from unbroken.trace.statistics import compute
 
 
 @pytest.fixture(scope="module")
-def full(seren: Path) -> Report:
+def full(seren: Path) -> TraceReport:
     """A report with everything, compared with the study."""
     with load([seren]) as store:
         return build_report(store, [("jobs.parquet", "parquet")], references=acme())
@@ -64,7 +64,7 @@ def parsed(html: str) -> Page:
     return p
 
 
-def test_the_page_is_whole_and_needs_nothing_from_outside(full: Report) -> None:
+def test_the_page_is_whole_and_needs_nothing_from_outside(full: TraceReport) -> None:
     html = page(full)
     p = parsed(html)
     assert all(a.startswith("#") or a == "data:," for a in p.addresses)
@@ -74,7 +74,7 @@ def test_the_page_is_whole_and_needs_nothing_from_outside(full: Report) -> None:
     assert len(html.encode()) < 5_000_000
 
 
-def test_the_figures_of_the_study_are_there_with_a_sentence_each(full: Report) -> None:
+def test_the_figures_of_the_study_are_there_with_a_sentence_each(full: TraceReport) -> None:
     numbers = {f.number for f in full.figures}
     assert {"Table 2", "Table 3", *(f"Figure {n}" for n in (2, 3, 4, 5, 6, 7, 8, 17))} <= numbers
     for f in full.figures:
@@ -84,7 +84,7 @@ def test_the_figures_of_the_study_are_there_with_a_sentence_each(full: Report) -
         assert set(f.results) <= set(full.findings.results)
 
 
-def test_published_curves_are_beside_ours(full: Report) -> None:
+def test_published_curves_are_beside_ours(full: TraceReport) -> None:
     by_key = {f.key: f for f in full.figures}
     for key in ("duration", "sizes", "utilisation", "power"):
         labels = [s.label for p in by_key[key].panels if isinstance(p, LineChart) for s in p.series if s.dash]
@@ -110,7 +110,7 @@ def test_comparison_with_another_trace(seren: Path, kalos: Path) -> None:
     parsed(page(made))
 
 
-def test_json_holds_everything_and_no_nan(full: Report) -> None:
+def test_json_holds_everything_and_no_nan(full: TraceReport) -> None:
     text = json.dumps(full.as_json(), allow_nan=False)
     data = json.loads(text)
     assert set(data["tables"]) == set(full.findings.results)
@@ -205,7 +205,7 @@ def test_axes_and_words() -> None:
     ]
 
 
-def test_figures_are_written_as_svg(full: Report, tmp_path: Path) -> None:
+def test_figures_are_written_as_svg(full: TraceReport, tmp_path: Path) -> None:
     files = write_images(full, tmp_path, png=False)
     assert len(files) >= 20
     for f in files:
@@ -213,7 +213,7 @@ def test_figures_are_written_as_svg(full: Report, tmp_path: Path) -> None:
 
 
 def test_png_without_a_program_says_what_to_install(
-    full: Report, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    full: TraceReport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(export.shutil, "which", lambda name: None)
     with pytest.raises(TraceError, match="rsvg-convert"):
@@ -244,7 +244,7 @@ def browse(tmp_path: Path, *args: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.browser
 @pytest.mark.slow
 @needs_browser
-def test_it_opens_without_console_errors_and_is_interactive(full: Report, tmp_path: Path) -> None:
+def test_it_opens_without_console_errors_and_is_interactive(full: TraceReport, tmp_path: Path) -> None:
     """Loads the page with all network names unreachable, hovers a curve, switches a series off, prints to PDF."""
     probe = """<script>addEventListener("load",()=>{const svg=document.querySelector("svg[data-chart]");
     const r=svg.getBoundingClientRect();
@@ -289,7 +289,7 @@ def test_it_opens_without_console_errors_and_is_interactive(full: Report, tmp_pa
 def test_figures_are_written_as_png(fixtures: Path, tmp_path: Path) -> None:
     with load([fixtures / "trace_seren.csv"]) as store:
         made = build_report(store, [("trace_seren.csv", "acme")])
-    few = Report(**{**made.__dict__, "sections": made.sections[1:2]})
+    few = TraceReport(**{**made.__dict__, "sections": made.sections[1:2]})
     files = [f for f in write_images(few, tmp_path / "images", png=True) if f.suffix == ".png"]
     assert files
     assert all(f.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n" for f in files)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from .plan import Plan, as_json
+from .plan import RehearsalPlan, as_json
 
 PROBE = Path(__file__).with_name("probe.py")
 
@@ -28,7 +28,7 @@ class Trial:
     """script.py and its arguments, or -m module and its arguments; `{dir}` stands for the folder of its output."""
     source: Path
     """The folder that the command is given in."""
-    plan: Plan
+    plan: RehearsalPlan
     nproc: int = 1
     env: Mapping[str, str] = field(default_factory=dict)
     timeout_s: float = 600.0

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 
 
 @dataclass(frozen=True)
-class Plan:
+class RehearsalPlan:
     """What one process of a rehearsal is to do."""
 
     trace: str
@@ -27,6 +27,6 @@ class Plan:
     fixed_entropy: bool = False
 
 
-def as_json(plan: Plan) -> str:
+def as_json(plan: RehearsalPlan) -> str:
     """What `main` reads."""
     return json.dumps(asdict(plan))

@@ -20,10 +20,10 @@ def main(argv: list[str]) -> None:
     """Never returns normally where the script ends the process."""
     if __package__ in (None, ""):
         sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-    from unbroken.rehearse.plan import Plan
+    from unbroken.rehearse.plan import RehearsalPlan
     from unbroken.rehearse.record import rehearsed
 
-    with rehearsed(Plan(**json.loads(Path(argv[0]).read_text()))):
+    with rehearsed(RehearsalPlan(**json.loads(Path(argv[0]).read_text()))):
         run_script(argv[1:])
 
 

@@ -25,13 +25,13 @@ from .guard import Guard, fix_entropy, freeze_time
 from .trace import Batch, Save, Step, Writer
 
 if TYPE_CHECKING:
-    from .plan import Plan
+    from .plan import RehearsalPlan
 
 
 class Recorder:
     """Writes a `Step` before each step of an optimizer."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: RehearsalPlan) -> None:
         self.plan = plan
         self.rank = int(os.environ.get("RANK", "0"))
         self.writer = Writer(Path(plan.trace), self.rank)
@@ -147,7 +147,7 @@ def _generators() -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def rehearsed(plan: Plan) -> Iterator[Recorder]:
+def rehearsed(plan: RehearsalPlan) -> Iterator[Recorder]:
     """Hooks everything inside the block, for the life of the process."""
     if plan.fixed_entropy:
         fix_entropy()

@@ -12,7 +12,7 @@ from typing import Any
 from ..errors import RunError, UsageError
 from .compare import Comparison, Finding, compare
 from .launch import Launcher, Supervised, Trial
-from .plan import Plan
+from .plan import RehearsalPlan
 from .trace import Save, Step, Trace, read_traces
 
 
@@ -36,7 +36,7 @@ class Kill:
 
 
 @dataclass
-class Report:
+class RehearsalReport:
     """What a rehearsal found."""
 
     steps: int
@@ -90,14 +90,14 @@ class Rehearsal:
     say: Callable[[str], None] = lambda text: None
     _count: int = 0
 
-    def run(self) -> Report:
+    def run(self) -> RehearsalReport:
         """Raises UsageError for a script that cannot be rehearsed, RunError for one that fails by itself."""
         if self.steps < 4:
             raise UsageError("a rehearsal needs 4 steps or more", hint="Raise --steps")
         self.say(f"the training undisturbed, {self.steps} steps")
         undisturbed = self._trial()
         first = self._whole(undisturbed)
-        report = Report(len(first[0]) - 1, self.nproc)
+        report = RehearsalReport(len(first[0]) - 1, self.nproc)
         _describe_saves(report, undisturbed)
         others: list[tuple[int, Comparison]] = []
         for kill in kill_points(first[0], undisturbed[0, 1].saves):
@@ -132,7 +132,7 @@ class Rehearsal:
         self._count += 1
         folder = self.folder / f"trial-{self._count:02d}"
         reference = tuple(tuple(s.weights for s in of) for of in plan.pop("reference", ()))
-        made = Plan(
+        made = RehearsalPlan(
             str(folder / "trace"), steps or self.steps, protected=str(self.source.absolute()), allowed=str(folder.absolute()),
             reference=reference, **plan,
         )  # fmt: skip
@@ -182,7 +182,7 @@ class Rehearsal:
 
     # --- chance
 
-    def _tell_chance_apart(self, report: Report, first: list[list[Step]]) -> None:
+    def _tell_chance_apart(self, report: RehearsalReport, first: list[list[Step]]) -> None:
         """Whether the training is another one each time anyway, and by what."""
         self.say("the training undisturbed once more: is it the same without a kill?")
         again = self._whole(self._trial(reference=first))
@@ -256,7 +256,7 @@ def _epoch(step: Step) -> int:
     return max((b.iteration for b in step.batches), default=0)
 
 
-def _describe_saves(report: Report, traces: dict[tuple[int, int], Trace]) -> None:
+def _describe_saves(report: RehearsalReport, traces: dict[tuple[int, int], Trace]) -> None:
     saves = traces[0, 1].saves
     # One checkpoint may be several files.
     at = sorted({s.step for s in saves})
@@ -271,7 +271,7 @@ def _describe_saves(report: Report, traces: dict[tuple[int, int], Trace]) -> Non
     report.snapshot_bytes *= report.ranks if saves[0].how == "unbroken" else 1
 
 
-def _advise(report: Report, traces: dict[tuple[int, int], Trace]) -> None:
+def _advise(report: RehearsalReport, traces: dict[tuple[int, int], Trace]) -> None:
     uses: dict[str, bool] = {}
     for t in traces.values():
         uses.update(t.uses)
@@ -293,6 +293,6 @@ def _advise(report: Report, traces: dict[tuple[int, int], Trace]) -> None:
         )
 
 
-def mean_lost(report: Report) -> float:
+def mean_lost(report: RehearsalReport) -> float:
     """Steps lost by a failure, on average over the kills."""
     return mean(k.lost for k in report.kills) if report.kills else 0.0

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from ..units import Bytes, Duration
 from .compare import Finding
-from .rehearsal import Report, mean_lost
+from .rehearsal import RehearsalReport, mean_lost
 
 
-def lines(report: Report) -> list[str]:
+def lines(report: RehearsalReport) -> list[str]:
     """What a user reads, the verdict first."""
     found = [_verdict(report)]
     if report.finding is not None:
@@ -36,7 +36,7 @@ def lines(report: Report) -> list[str]:
     return found
 
 
-def _verdict(report: Report) -> str:
+def _verdict(report: RehearsalReport) -> str:
     ranks = f" on {report.ranks} ranks" if report.ranks > 1 else ""
     if report.exact:
         return f"exact: {report.steps} steps{ranks}, killed and resumed {len(report.kills)} times, every bit as undisturbed"

@@ -5,13 +5,13 @@ write_report              writes report.html
 read_status, RunStatus    one screen about a run, also one that is being written
 """
 
-from .data import Report
+from .data import RunReport
 from .gather import gather
 from .standing import RunStatus, read_status
 from .write import report_json, write_report, write_report_safely
 
 __all__ = [
-    "Report",
+    "RunReport",
     "RunStatus",
     "gather",
     "read_status",

@@ -21,7 +21,7 @@ PHASES = ("detect", "stop", "diagnose", "schedule", "start", "restore_and_first_
 
 
 @dataclass(frozen=True)
-class Span:
+class AttemptSpan:
     """A window of time of one attempt, in seconds since the epoch. `kind`: setup (before the first attempt, whose
     number is then 0), starting, replayed, training, unnoticed (from the last sign of life until something was noticed), down, finishing, paused."""
 
@@ -86,7 +86,7 @@ class CheckpointRecord:
 
 
 @dataclass(frozen=True)
-class Report:
+class RunReport:
     """A run as it stands at `now` (seconds since the epoch). `status` is new, running, completed, stopped,
     interrupted, or abandoned: its journal says running, and its supervisor is gone."""
 
@@ -98,7 +98,7 @@ class Report:
     cwd: str
     started: float
     ended: float
-    spans: tuple[Span, ...]
+    spans: tuple[AttemptSpan, ...]
     attempts: tuple[AttemptRecord, ...]
     incidents: tuple[Incident, ...]
     checkpoints: tuple[CheckpointRecord, ...]
@@ -120,7 +120,7 @@ class Report:
         return max(0.0, self.ended - self.started - self.paused_s)
 
     @cached_property
-    def _pauses(self) -> tuple[Span, ...]:
+    def _pauses(self) -> tuple[AttemptSpan, ...]:
         return tuple(s for s in self.spans if s.kind == "paused")
 
     def own_time(self, when: float) -> float:
@@ -159,7 +159,7 @@ class Report:
         return next((w for w in words if w.endswith(".py")), words[0])
 
 
-def same_command(report: Report) -> str:
+def same_command(report: RunReport) -> str:
     """The command that goes on with the run, as to be typed in its working directory."""
     spec = report.spec
     if spec is None:

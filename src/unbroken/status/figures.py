@@ -16,7 +16,7 @@ from ..page.elements import Markup
 from ..progress.records.incident import Incident
 from ..units import Duration
 from .curve import Steps
-from .data import AttemptRecord, Report, Span, seconds_text
+from .data import AttemptRecord, AttemptSpan, RunReport, seconds_text
 
 _MAX_NODES = 24
 _MAX_STRIPS = 64
@@ -27,7 +27,7 @@ _GAP_FACTOR = 10
 
 
 @dataclass(frozen=True)
-class Figure:
+class PageFigure:
     """A drawing ('' where there is nothing to draw), what hovering says, the kinds of windows in it, a note."""
 
     svg: Markup
@@ -36,11 +36,11 @@ class Figure:
     note: str = ""
 
 
-def curve_figure(report: Report, steps: Steps) -> Figure:
+def curve_figure(report: RunReport, steps: Steps) -> PageFigure:
     """The loss curve of the steps that count (already thinned), with a mark for each incident."""
     last = report.executions.last
     if not len(steps) or not len(last):
-        return Figure(Markup())
+        return PageFigure(Markup())
     span = (float(last.step[0]), float(last.step[-1]))
     points = list(zip(steps.step.tolist(), steps.loss.tolist(), strict=True))
     x_of = Axis("linear", span[0], max(span[1], span[0] + 1), LEFT, WIDTH - RIGHT)
@@ -69,7 +69,7 @@ def curve_figure(report: Report, steps: Steps) -> Figure:
         if gaps
         else ""
     )
-    return Figure(svg, data, note=note)
+    return PageFigure(svg, data, note=note)
 
 
 def _gaps(last: Steps) -> frozenset[int]:
@@ -80,10 +80,10 @@ def _gaps(last: Steps) -> frozenset[int]:
     return frozenset(last.step[1:][rises > _GAP_FACTOR * max(1.0, float(np.median(rises)))].tolist())
 
 
-def timeline_figure(report: Report) -> Figure:
+def timeline_figure(report: RunReport) -> PageFigure:
     """A lane for each rank's place on each node, over the run's time without its pauses."""
     if not report.attempts or report.spec is None:
-        return Figure(Markup())
+        return PageFigure(Markup())
     clock = report.own_time
     x = Axis("linear", 0.0, max(clock(report.ended), 1e-3), LEFT + 10, WIDTH - RIGHT)
     nodes, note = _nodes_to_show(report)
@@ -141,7 +141,7 @@ def timeline_figure(report: Report) -> Figure:
         [round(x.at(clock(s.start)), 1), round(x.at(clock(s.end)), 1), _tip(s, report)]
         for s in sorted(tips, key=lambda s: s.start)
     ]
-    return Figure(svg, {"spans": spans_data}, frozenset(kinds), note)
+    return PageFigure(svg, {"spans": spans_data}, frozenset(kinds), note)
 
 
 def incident_title(i: Incident) -> str:
@@ -150,7 +150,7 @@ def incident_title(i: Incident) -> str:
     return f"{i.number}: {i.reason}{f' ({where})' if where else ''}, last step {i.step}"
 
 
-def _nodes_to_show(report: Report) -> tuple[list[str], str]:
+def _nodes_to_show(report: RunReport) -> tuple[list[str], str]:
     """All nodes, or where they are many those that something happened to, and a few more."""
     if len(report.nodes) <= _MAX_NODES:
         return list(report.nodes), ""
@@ -165,13 +165,13 @@ def _nodes_to_show(report: Report) -> tuple[list[str], str]:
     ), f"{len(chosen)} of {len(report.nodes)} nodes, those with incidents first; {hidden} are not shown."
 
 
-def _own(report: Report, node: str, local: int | None) -> list[tuple[str, float, float]]:
+def _own(report: RunReport, node: str, local: int | None) -> list[tuple[str, float, float]]:
     """(kind, from, to) in which one rank's place on a node (the node as a whole where `local` is None) differs from
     the run as a whole: spare or away while others train, fault where it is what the others waited for."""
     found: list[tuple[str, float, float]] = []
     faults = {i.attempt: i for i in report.incidents if i.ended_attempt}
     extent: dict[int, tuple[float, float]] = {}
-    unnoticed: dict[int, Span] = {}
+    unnoticed: dict[int, AttemptSpan] = {}
     for s in report.spans:
         if s.kind != "paused":
             extent[s.attempt] = (extent.get(s.attempt, (s.start, 0.0))[0], s.end)
@@ -194,7 +194,7 @@ def _own(report: Report, node: str, local: int | None) -> list[tuple[str, float,
     return found
 
 
-def _is_at_fault(i: Incident, a: AttemptRecord, node: str, local: int | None, report: Report) -> bool:
+def _is_at_fault(i: Incident, a: AttemptRecord, node: str, local: int | None, report: RunReport) -> bool:
     """Whether the incident's rank (or, without one, its node) is this place."""
     nproc = report.spec.nproc if report.spec else 1
     if i.rank is not None and 0 <= i.rank // nproc < len(a.slots):
@@ -202,7 +202,7 @@ def _is_at_fault(i: Incident, a: AttemptRecord, node: str, local: int | None, re
     return i.node == node
 
 
-def _lost_times(report: Report, node: str) -> list[tuple[float, float]]:
+def _lost_times(report: RunReport, node: str) -> list[tuple[float, float]]:
     times: list[tuple[float, float]] = []
     since: float | None = None
     for e in report.events:
@@ -216,7 +216,7 @@ def _lost_times(report: Report, node: str) -> list[tuple[float, float]]:
     return [*times, (since, math.inf)] if since is not None else times
 
 
-def _tip(s: Span, report: Report) -> str:
+def _tip(s: AttemptSpan, report: RunReport) -> str:
     words = {
         "starting": "starting and restoring", "replayed": "doing steps again", "unnoticed": "not yet noticed",
         "finishing": "ending", "setup": "setting up",

@@ -1,7 +1,7 @@
 """Reads a run directory into the data of a report, also while it is being written or where parts are damaged.
 
 Tolerant on purpose: a report is wanted most when something is broken. What cannot be read is left out and said in
-`Report.problems`; only a folder that is no run directory is an error.
+`RunReport.problems`; only a folder that is no run directory is an error.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from ..errors import ContractError, UnbrokenError
 from ..progress import RunDir, RunSpec, Term, places, read_journal, read_spec, read_terms
 from ..progress.records.incident import Incident
 from .curve import Executions, read_executions
-from .data import AttemptRecord, CheckpointRecord, Record, Report, Span
+from .data import AttemptRecord, AttemptSpan, CheckpointRecord, Record, RunReport
 
 T = TypeVar("T")
 
 
-def gather(run_dir: RunDir, *, now: float | None = None, with_steps: bool = True) -> Report:
+def gather(run_dir: RunDir, *, now: float | None = None, with_steps: bool = True) -> RunReport:
     """The report of a run directory as it is now, also while it is being written or where parts are damaged.
 
     Without steps it is quick for a run of any length, and has no loss, no ETTR and no times of steps. Raises InputError where the folder is no run directory.
@@ -60,7 +60,7 @@ def gather(run_dir: RunDir, *, now: float | None = None, with_steps: bool = True
         read = partial(_checkpoints, place, str(run_dir.checkpoints), seals, records)
         lying += _tolerant(problems, f"the checkpoints in {place}", read) or ()
     checkpoints = tuple(sorted(lying, key=lambda c: (c.attempt, c.step), reverse=True))
-    return Report(
+    return RunReport(
         run_dir=run_dir, now=moment, spec=spec, status=status, why=why,
         cwd=next((str(r.get("cwd", "")) for r in records if r["kind"] == "run"), ""),
         started=started, ended=ended, spans=tuple(_spans(records, attempts, incidents, status, ended)),
@@ -205,16 +205,16 @@ def _spans(
     incidents: tuple[Incident, ...],
     status: str,
     ended: float,
-) -> list[Span]:
+) -> list[AttemptSpan]:
     """The run's time from its first attempt on, cut into windows; they do not overlap."""
     pauses = _pauses(records)
     detected = {i.attempt: i for i in incidents if i.ended_attempt}
-    spans: list[Span] = []
+    spans: list[AttemptSpan] = []
 
     def add(kind: str, start: float, end: float, attempt: int) -> None:
         begin = max(start, spans[-1].end) if spans else start
         if end > begin:
-            spans.append(Span(kind, begin, end, attempt))
+            spans.append(AttemptSpan(kind, begin, end, attempt))
 
     if attempts and records:
         add("setup", float(records[0]["t"]), attempts[0].launched, 0)

@@ -13,7 +13,7 @@ from ..progress.records.verdict import Root
 from ..units import Bytes
 from ..version import __version__
 from .curve import thin
-from .data import PHASES, AttemptRecord, Report, has_stacks, same_command, seconds_text
+from .data import PHASES, AttemptRecord, RunReport, has_stacks, same_command, seconds_text
 from .figures import curve_figure, timeline_figure
 
 _MAX_INCIDENTS = 200
@@ -58,7 +58,7 @@ STRETCH_TEXT = {
 MOODS = {"completed": "good", "running": "now", "stopped": "bad", "abandoned": "bad"}
 
 
-def page(report: Report, *, base: str = "") -> str:
+def page(report: RunReport, *, base: str = "") -> str:
     """The HTML text. `base` leads from the page's folder to the run directory ('' where it lies in it)."""
     curve = curve_figure(report, thin(report.executions.last, _CURVE_POINTS))
     timeline = timeline_figure(report)
@@ -116,7 +116,7 @@ def page(report: Report, *, base: str = "") -> str:
     )
 
 
-def _size(report: Report) -> str:
+def _size(report: RunReport) -> str:
     spec = report.spec
     if spec is None:
         return ""
@@ -124,7 +124,7 @@ def _size(report: Report) -> str:
     return f"{spec.world_size} ranks on {plural(spec.nodes, 'node')}{spares} · run {spec.run_id} · "
 
 
-def _cards(report: Report) -> list[tuple[str, str]]:
+def _cards(report: RunReport) -> list[tuple[str, str]]:
     loss, total = report.loss, report.total_steps
     return [
         ("–" if report.ettr is None else f"{report.ettr:.1%}", "effective training time (ETTR)"),
@@ -139,7 +139,7 @@ def _cards(report: Report) -> list[tuple[str, str]]:
     ]
 
 
-def time_split(report: Report) -> list[tuple[str, str, float]]:
+def time_split(report: RunReport) -> list[tuple[str, str, float]]:
     """(kind, text, seconds): where the wall time went, without pauses."""
     of = {k: sum(s.seconds for s in report.spans if s.kind == k) for k in ("starting", "unnoticed", "down")}
     parts = [
@@ -172,7 +172,7 @@ def _places(i: Incident) -> list[str]:
     return found + ([i.node] if i.node else []) + ([f"GPU {gpu}"] if gpu is not None else [])
 
 
-def _not_resumed(i: Incident, report: Report) -> str:
+def _not_resumed(i: Incident, report: RunReport) -> str:
     if i.action == "stop":
         return "–"
     later = next((o for o in report.incidents if o.number > i.number), None)
@@ -181,7 +181,7 @@ def _not_resumed(i: Incident, report: Report) -> str:
     return "not yet" if report.status == "running" else "–"
 
 
-def _in_run(file: str, report: Report) -> str:
+def _in_run(file: str, report: RunReport) -> str:
     """A file's path inside the run directory; '' where it does not lie there."""
     inside = file.removeprefix(f"{report.run_dir.path}/")
     return inside if not inside.startswith("/") and (report.run_dir.path / inside).is_file() else ""
@@ -215,7 +215,7 @@ def _origin(a: AttemptRecord) -> str:
     return "the beginning" if a.first_step <= 1 else "what the script saved itself"
 
 
-def _checkpoints(report: Report) -> str:
+def _checkpoints(report: RunReport) -> str:
     found = report.checkpoints
     counted = [c for c in found if c.counts]
     bad = len(found) - len(counted)
@@ -229,7 +229,7 @@ def _checkpoint_state(status: str, why: str) -> str:
     return f"{text}: {why}" if why else text
 
 
-def _logs(report: Report) -> list[tuple[str, str]]:
+def _logs(report: RunReport) -> list[tuple[str, str]]:
     """(path inside the run directory, rank) of the first logs of the last attempt."""
     if not report.attempts or report.spec is None:
         return []
@@ -247,7 +247,7 @@ def clock(when: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(when)) if math.isfinite(when) else "–"
 
 
-def since_text(report: Report, when: float) -> str:
+def since_text(report: RunReport, when: float) -> str:
     """How long after the start of the run, in its own time."""
     return seconds_text(report.own_time(when))
 

@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from ..checkpoint.catalogue.candidates import candidates
-from ..checkpoint.client.links import Link
+from ..checkpoint.client.links import KeeperLink
 from ..cluster import LocalBackend
 from ..cluster.holding.processes import marked, read_stat
 from ..errors import UnbrokenError
 from ..progress import RunDir, RunSpec, Term
 from ..progress.records.incident import Incident
 from ..progress.records.steps import Step
-from .data import Record, Report, describe_incident, same_command
+from .data import Record, RunReport, describe_incident, same_command
 from .gather import gather
 
 _TAIL = 64 * 2**10
@@ -53,7 +53,7 @@ class NodeStatus:
 @dataclass(frozen=True)
 class RunStatus:
     """A run at `now`. `memory_step` and `disk_step` are the newest steps from which it could go on (None for
-    none), `hint` what to do next. `status`: as in `Report`, or unknown: its supervisor is on another host."""
+    none), `hint` what to do next. `status`: as in `RunReport`, or unknown: its supervisor is on another host."""
 
     run_dir: str
     run_id: str | None
@@ -193,7 +193,7 @@ def _processes(spec: RunSpec | None) -> dict[str, Counter[str]] | None:
     return found
 
 
-def _memory_step(report: Report, counts: Mapping[str, Counter[str]]) -> int | None:
+def _memory_step(report: RunReport, counts: Mapping[str, Counter[str]]) -> int | None:
     """The newest step that the keepers on this machine hold for every rank; None where there is none."""
     spec = report.spec
     if spec is None or not report.attempts:
@@ -212,7 +212,7 @@ def _memory_step(report: Report, counts: Mapping[str, Counter[str]]) -> int | No
 def _inventory(path: Path) -> list[Record]:
     """What a keeper holds; nothing where it does not answer in time."""
     try:
-        link = Link(path, {"role": "visitor"}, timeout_s=_KEEPER_S)
+        link = KeeperLink(path, {"role": "visitor"}, timeout_s=_KEEPER_S)
     except (OSError, UnbrokenError):
         return []
     try:
@@ -224,7 +224,7 @@ def _inventory(path: Path) -> list[Record]:
         link.disconnect()
 
 
-def _nodes(report: Report, counts: Mapping[str, Counter[str]] | None) -> list[NodeStatus]:
+def _nodes(report: RunReport, counts: Mapping[str, Counter[str]] | None) -> list[NodeStatus]:
     """What each node does, from the journal."""
     out: dict[str, str] = {}
     for e in report.events:
@@ -253,7 +253,7 @@ def _nodes(report: Report, counts: Mapping[str, Counter[str]] | None) -> list[No
     return found
 
 
-def _started_from(report: Report) -> str:
+def _started_from(report: RunReport) -> str:
     for e in report.events:
         if e["kind"] == "origin":
             return f"{e['origin']}, step {e['step']}"
@@ -261,7 +261,7 @@ def _started_from(report: Report) -> str:
     return f"{asked}, not copied yet" if asked else ""
 
 
-def _waits(report: Report) -> dict[str, Any] | None:
+def _waits(report: RunReport) -> dict[str, Any] | None:
     """The record of a run that waits for a person now; None where it does not."""
     for e in reversed(report.events):
         if e["kind"] in ("attempt", "made_sure", "status"):
@@ -271,7 +271,7 @@ def _waits(report: Report) -> dict[str, Any] | None:
     return None
 
 
-def _hint(s: RunStatus, report: Report) -> str:
+def _hint(s: RunStatus, report: RunReport) -> str:
     """The next action, as an imperative sentence; '' where there is none."""
     command = same_command(report)
     at = f"In {report.cwd}: " if report.cwd else ""

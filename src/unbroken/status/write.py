@@ -13,7 +13,7 @@ from .. import atomic
 from ..errors import MissingExtra, StorageError
 from ..progress import RunDir
 from ..progress.records.incident import Incident
-from .data import Report, describe_incident, same_command
+from .data import RunReport, describe_incident, same_command
 from .gather import gather
 from .page import page, time_split
 
@@ -21,7 +21,7 @@ _log = logging.getLogger("unbroken.report")
 SCHEMA = 1
 
 
-def write_report(run_dir: RunDir, *, to: Path | None = None, report: Report | None = None) -> Path:
+def write_report(run_dir: RunDir, *, to: Path | None = None, report: RunReport | None = None) -> Path:
     """Writes the page (into the run directory, or `to` another file) and returns its path.
 
     Raises InputError where the folder is no run directory, StorageError where the page cannot be written.
@@ -53,7 +53,7 @@ def write_report_safely(run_dir: RunDir) -> Path | None:
         return None
 
 
-def report_json(report: Report, path: Path | None = None) -> dict[str, Any]:
+def report_json(report: RunReport, path: Path | None = None) -> dict[str, Any]:
     """The report as plain JSON values. Times are seconds since the epoch, losses also as hex floats."""
     loss = report.loss
     return {
@@ -86,7 +86,7 @@ def report_json(report: Report, path: Path | None = None) -> dict[str, Any]:
     }
 
 
-def _incident(i: Incident, report: Report) -> dict[str, Any]:
+def _incident(i: Incident, report: RunReport) -> dict[str, Any]:
     return {
         **describe_incident(i, report.run_dir),
         "detected_s": round(i.detected_s, 3),

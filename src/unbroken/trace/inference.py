@@ -17,7 +17,7 @@ from .store import Store, literal, name
 
 
 @dataclass(frozen=True)
-class Rule:
+class InferenceRule:
     """One rule: a regular expression over a field, or a range of GPUs."""
 
     type: str
@@ -43,13 +43,13 @@ class Rule:
 
 
 @functools.cache
-def shipped_rules() -> tuple[Rule, ...]:
+def shipped_rules() -> tuple[InferenceRule, ...]:
     """The rules of rules/types.toml, in their order."""
     text = resources.files("unbroken.trace.rules").joinpath("types.toml").read_text("utf-8")
     return parse_rules(text, "types.toml")
 
 
-def parse_rules(text: str, where: str) -> tuple[Rule, ...]:
+def parse_rules(text: str, where: str) -> tuple[InferenceRule, ...]:
     """Rules from TOML; raises InputError for what is no rule."""
     try:
         data = tomllib.loads(text)
@@ -69,7 +69,7 @@ def parse_rules(text: str, where: str) -> tuple[Rule, ...]:
                 f"a rule's field is {r['field']!r}", where=where, hint=f"One of: {', '.join(sorted(fields))}"
             )
         out.append(
-            Rule(
+            InferenceRule(
                 str(r["type"]),
                 str(r.get("field", "")),
                 str(r.get("match", "")),
@@ -85,7 +85,7 @@ def parse_rules(text: str, where: str) -> tuple[Rule, ...]:
     return tuple(out)
 
 
-def rules_from(path: Path) -> tuple[Rule, ...]:
+def rules_from(path: Path) -> tuple[InferenceRule, ...]:
     """The user's rules; raises InputError."""
     try:
         return parse_rules(path.read_text("utf-8"), str(path))
@@ -93,7 +93,7 @@ def rules_from(path: Path) -> tuple[Rule, ...]:
         raise InputError(f"cannot read the rules: {e}", where=str(path), hint="Check the path") from e
 
 
-def build_work(store: Store, settings: Settings, rules: Sequence[Rule] | None = None) -> None:
+def build_work(store: Store, settings: Settings, rules: Sequence[InferenceRule] | None = None) -> None:
     """(Re)creates the view `work`: jobs with a type for each, a size class, and GPU time; and says what was inferred.
 
     `kind`: the type (CPU where no GPU is held). `size`: the power of two at or above the number of GPUs (0.5 for a

@@ -57,7 +57,7 @@ class Pin:
 
 
 @dataclass(frozen=True)
-class Decision:
+class RetentionDecision:
     """{name: reason}, for each folder: kept, or removed."""
 
     keep: Mapping[str, str]
@@ -65,7 +65,7 @@ class Decision:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RetentionResult:
     """What `apply` did. `errors` {name: what went wrong}; "" is the folder itself."""
 
     kept: Mapping[str, str] = field(default_factory=dict)
@@ -129,7 +129,7 @@ def decide(
     good: Collection[str] = (),
     bad: Collection[str] = (),
     now: float,
-) -> Decision:
+) -> RetentionDecision:
     """What stays and what goes.
 
     `found` as from `catalogue.listing`, in any order. `held` {name: why} are never removed (pins). `good` were
@@ -172,7 +172,7 @@ def decide(
         newer_committed |= sound
         counted += sound
         proven |= sound and f.name in good
-    return Decision(keep, remove)
+    return RetentionDecision(keep, remove)
 
 
 def apply(
@@ -183,7 +183,7 @@ def apply(
     protect: Mapping[str, str] | None = None,
     dry_run: bool = False,
     now: float | None = None,
-) -> Outcome:
+) -> RetentionResult:
     """Removes what the rule does not keep. Never raises: a training must not end because cleaning up failed.
 
     `verified` are checkpoints that the caller wrote and checked itself; if the newest that is kept is not among
@@ -200,7 +200,7 @@ def apply(
             _prove_one(storage, found, good, bad, errors)
         decision = decide(found, rule, held=held, good=good, bad=bad, now=now)
     except (UnbrokenError, OSError) as e:
-        return Outcome(errors={"": str(e)})
+        return RetentionResult(errors={"": str(e)})
     kept, removed, freed = dict(decision.keep), {}, 0
     sizes = {f.name: f.bytes for f in found}
     for name, why in sorted(decision.remove.items()):  # the oldest first: what is cut short loses the least
@@ -212,7 +212,7 @@ def apply(
             freed += sizes[name]
         except (UnbrokenError, OSError) as e:
             errors[name] = str(e)
-    return Outcome(kept, removed, freed, errors)
+    return RetentionResult(kept, removed, freed, errors)
 
 
 def _remove(storage: Storage, name: str, now: float) -> str | None:

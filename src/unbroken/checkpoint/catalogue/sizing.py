@@ -12,7 +12,7 @@ ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8, "float
 
 
 @dataclass(frozen=True)
-class Plan:
+class SizingPlan:
     """A run to be: its state, how it is spread, and what the keeper holds.
 
     `state_bytes`: of parameters and optimizer, once. `sharded`: each rank has 1/ranks of it (FSDP, ZeRO-3), else
@@ -64,7 +64,7 @@ def state_bytes(
     return parameters * (size + (4 if master else 0) + OPTIMIZER_COPIES[optimizer] * state)
 
 
-def need(plan: Plan) -> Need:
+def need(plan: SizingPlan) -> Need:
     """Bytes that the plan needs. One checkpoint more than `keep` lies in the folder while the next is written."""
     rank = -(-plan.state_bytes // plan.ranks) if plan.sharded else plan.state_bytes
     here = min(plan.ranks, plan.ranks_per_node)

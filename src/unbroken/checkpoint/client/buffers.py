@@ -20,7 +20,7 @@ from ..device.staging import CpuStager, CudaStager, Stager
 from ..options import CopyOptions
 from .links import KeeperGone
 from .pinning import Pinning
-from .plan import Plan, plan_for, whole_pages
+from .plan import SavePlan, plan_for, whole_pages
 from .rank_buffer import RankBuffer
 from .session import Session
 
@@ -48,7 +48,7 @@ class Buffers:
         self.agreement = session.agreement
         self.place = session.place
         self.device = Device(CpuStager())
-        self.plan: Plan | None = None
+        self.plan: SavePlan | None = None
         self._copies, self._capturer, self._when_busy = copies, capturer, when_busy
         self._slow = False
 
@@ -61,7 +61,7 @@ class Buffers:
             stager = CudaStager(device, throttle=self._copies.throttle, device_copy=self._copies.device_copy)
             self.device = Device(stager, Pinning(device))
 
-    def plan_of(self, captured: Captured) -> Plan:
+    def plan_of(self, captured: Captured) -> SavePlan:
         """The layout of this state, and buffers for it; made again when the state's shape has changed."""
         signature = captured.signature()
         if self.plan is None or self.plan.signature != signature:
@@ -92,7 +92,7 @@ class Buffers:
         except UnbrokenError as e:
             logger.warning("buffers for snapshots were not made ahead: %s", e)
 
-    def claim(self, step: int, plan: Plan) -> RankBuffer | None:
+    def claim(self, step: int, plan: SavePlan) -> RankBuffer | None:
         """A buffer for the save of this step, registered where that is needed; None if all are in use.
 
         Where the system does not let memory be registered the copy is slow, and that is logged once.
@@ -109,7 +109,7 @@ class Buffers:
                     self._slow = True
         return buffer
 
-    def _claim(self, step: int, plan: Plan) -> RankBuffer | None:
+    def _claim(self, step: int, plan: SavePlan) -> RankBuffer | None:
         if self._when_busy == "wait":
             return self._wait_for_one(plan)
         buffer = self.memory.claim(plan.buffer_bytes, 0.02)
@@ -120,7 +120,7 @@ class Buffers:
             return None
         return buffer or self._wait_for_one(plan)
 
-    def _wait_for_one(self, plan: Plan) -> RankBuffer | None:
+    def _wait_for_one(self, plan: SavePlan) -> RankBuffer | None:
         with contextlib.suppress(KeeperGone):  # its successor may need a while
             if buffer := self.memory.claim(plan.buffer_bytes, SHORT_WAIT_S):
                 return buffer

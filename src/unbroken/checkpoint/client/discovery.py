@@ -21,7 +21,7 @@ from ..keeper.wire import Message
 from ..ranks.agreement import Agreement
 from ..ranks.environment import Place, scratch
 from ..storage.base import Storage
-from .links import KeeperGone, KeeperRefused, Link, NotYet, RankLink, keeper_command, start_keeper
+from .links import KeeperGone, KeeperLink, KeeperRefused, NotYet, RankLink, keeper_command, start_keeper
 from .rank_memory import RankMemory
 
 logger = logging.getLogger("unbroken.checkpoint")
@@ -70,14 +70,14 @@ class OwnKeeper:
         """Starts the keeper unless one answers; of several ranks at once, one does."""
         with _locked(self.folder / "lock"):
             with contextlib.suppress(KeeperGone):
-                Link(self.socket, {"role": "visitor"}, timeout_s=10.0).disconnect()
+                KeeperLink(self.socket, {"role": "visitor"}, timeout_s=10.0).disconnect()
                 return
             pid = start_keeper(self.command, self.socket, self.folder / "keeper.log")
             logger.info("started a keeper (process %d, log %s)", pid, self.folder / "keeper.log")
 
     def newest_attempt(self) -> int:
         """The newest attempt that the keeper has seen."""
-        link = self._patiently(lambda: Link(self.socket, {"role": "visitor"}, timeout_s=10.0))
+        link = self._patiently(lambda: KeeperLink(self.socket, {"role": "visitor"}, timeout_s=10.0))
         try:
             return int(link.info["attempt"])
         finally:

@@ -92,7 +92,7 @@ class Holding:
     peer: bool = False
 
 
-class Link:
+class KeeperLink:
     """A connection on which requests are answered by number and everything else is an event."""
 
     def __init__(self, socket_path: str | Path, hello: Message, *, timeout_s: float) -> None:
@@ -196,7 +196,7 @@ def checked(answer: Message) -> Message:
     raise kind(str(answer.get("what", "refused")), where=answer.get("where"), hint=answer.get("todo"))
 
 
-class AgentLink(Link):
+class AgentLink(KeeperLink):
     """The agent's side. Every method waits for the keeper's answer; `events()` yields what the keeper reports."""
 
     def __init__(self, socket_path: str | Path, *, timeout_s: float = 5.0) -> None:
@@ -299,7 +299,7 @@ class AgentLink(Link):
         self._events.put(None)
 
 
-class RankLink(Link):
+class RankLink(KeeperLink):
     """A training process's side; events go to `listener`, the end of the connection to `ended`."""
 
     def __init__(

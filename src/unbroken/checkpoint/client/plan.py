@@ -21,7 +21,7 @@ CHANGING = ("check", "kind", "schema", "file", "step", "attempt", "position", "v
 
 
 @dataclass(frozen=True)
-class Plan:
+class SavePlan:
     """`signature` is the shape of the states that it is for; `buffer_bytes` what a buffer for one of them must have."""
 
     signature: Any
@@ -32,7 +32,7 @@ class Plan:
     """The part without what is `CHANGING`."""
 
 
-def plan_for(captured: Captured, signature: Any, p: Place, run_id: str) -> Plan:
+def plan_for(captured: Captured, signature: Any, p: Place, run_id: str) -> SavePlan:
     """The plan for states with the shape of this one, on this rank."""
     layout = arena.plan(captured.specs(), captured.aliases)
     tensors = {
@@ -49,7 +49,7 @@ def plan_for(captured: Captured, signature: Any, p: Place, run_id: str) -> Plan:
         aliases=captured.aliases, versions=versions,
     )  # fmt: skip
     body = {k: v for k, v in json.loads(part.encoded).items() if k not in CHANGING}
-    return Plan(
+    return SavePlan(
         signature, layout, layout.header({"rank": str(p.rank)}), whole_pages(layout.file_bytes), Encoded(body)
     )
 

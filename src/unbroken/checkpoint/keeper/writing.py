@@ -42,7 +42,7 @@ class Job:
 
 
 @dataclass(eq=False)
-class Watch:
+class PendingCheckpoint:
     """A checkpoint whose local parts are written, waiting for those of other nodes."""
 
     snapshot_id: SnapshotId
@@ -87,7 +87,7 @@ class Writing:
         self.after_commit = after_commit
         self.freed = freed
         self.jobs: list[Job] = []
-        self.watches: dict[SnapshotId, Watch] = {}
+        self.watches: dict[SnapshotId, PendingCheckpoint] = {}
         self.failed: dict[SnapshotId, str] = {}
         self.hopeless: set[SnapshotId] = set()
         """Of the failed ones: no storage is to blame, so trying again cannot help."""
@@ -200,7 +200,9 @@ class Writing:
 
     def watch(self, snapshot_id: SnapshotId, world_size: int, rank: int) -> None:
         """A rank wrote its share by itself: wait for the rest."""
-        self.watches.setdefault(snapshot_id, Watch(snapshot_id, world_size, time.monotonic())).next_poll = 0.0
+        self.watches.setdefault(
+            snapshot_id, PendingCheckpoint(snapshot_id, world_size, time.monotonic())
+        ).next_poll = 0.0
         self.emit(
             {"event": "written", "attempt": snapshot_id.attempt, "step": snapshot_id.step, "rank": rank}
         )
@@ -208,7 +210,9 @@ class Writing:
 
     def expect(self, snapshot_id: SnapshotId, world_size: int) -> None:
         """Looks (again) whether all shares of this checkpoint are there."""
-        self.watches.setdefault(snapshot_id, Watch(snapshot_id, world_size, time.monotonic())).next_poll = 0.0
+        self.watches.setdefault(
+            snapshot_id, PendingCheckpoint(snapshot_id, world_size, time.monotonic())
+        ).next_poll = 0.0
         self.changed.notify_all()
 
     def may_finish(self, snapshot_id: SnapshotId, offered: Collection[SnapshotId]) -> bool:
@@ -393,7 +397,7 @@ class Writing:
             )  # fmt: skip
             if snapshot_id not in self.failed:
                 watch = self.watches.setdefault(
-                    snapshot_id, Watch(snapshot_id, snapshot.world_size, job.since)
+                    snapshot_id, PendingCheckpoint(snapshot_id, snapshot.world_size, job.since)
                 )
                 watch.next_poll = 0.0
                 watch.shares.add(snapshot.rank)
@@ -413,7 +417,7 @@ class Writing:
             for watch in due:
                 self._poll(watch)
 
-    def _poll(self, watch: Watch) -> None:
+    def _poll(self, watch: PendingCheckpoint) -> None:
         snapshot_id = watch.snapshot_id
         why, rank, look, hopeless = None, 0, CommitState((0,)), False
         began = time.monotonic()

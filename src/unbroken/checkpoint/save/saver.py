@@ -18,7 +18,7 @@ from ..capture.recapture import Capturer
 from ..capture.state import Captured
 from ..client.buffers import Buffers
 from ..client.links import KeeperGone
-from ..client.plan import Plan
+from ..client.plan import SavePlan
 from ..client.rank_buffer import RankBuffer
 from ..client.session import Session
 from ..device.staging import Copying
@@ -89,7 +89,7 @@ class Saver:
         return levels
 
     def _content(
-        self, step: int, plan: Plan, captured: Captured, where: Position, **how: bool
+        self, step: int, plan: SavePlan, captured: Captured, where: Position, **how: bool
     ) -> dict[str, Any]:
         """What the keeper is told of the buffer once it is whole."""
         changing = {
@@ -102,7 +102,7 @@ class Saver:
         }  # fmt: skip
 
     def _copy(
-        self, saved: Saved, captured: Captured, plan: Plan, buffer: RankBuffer, content: dict[str, Any]
+        self, saved: Saved, captured: Captured, plan: SavePlan, buffer: RankBuffer, content: dict[str, Any]
     ) -> bool:
         """Begins the copy; False if it cannot be made for want of memory, which is no reason to end a training."""
 

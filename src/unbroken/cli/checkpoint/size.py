@@ -51,7 +51,7 @@ def size(
         state = sum(t.total_bytes for n, t in manifest.tensors.items() if n not in manifest.aliases)
     else:
         state = sizing.state_bytes(_count(str(parameters)), dtype=dtype, optimizer=optimizer, master=master)
-    plan = sizing.Plan(state, ranks, ranks_per_node, not replicated, buffers, peer, keep_last)
+    plan = sizing.SizingPlan(state, ranks, ranks_per_node, not replicated, buffers, peer, keep_last)
     needed, total = sizing.need(plan), machine.usable_memory()
     fits = needed.node_host_bytes <= total * 0.8
     if as_json:

@@ -41,7 +41,7 @@ def synth(
         first = dt.datetime.fromisoformat(start)
     except ValueError as e:
         raise UsageError(f"'{start}' is no day", hint="Write it like 2023-03-01") from e
-    plan = generate.Plan(cluster, jobs, seed, not gpu_only, first.replace(tzinfo=None), days)
+    plan = generate.TracePlan(cluster, jobs, seed, not gpu_only, first.replace(tzinfo=None), days)
     folder_for(output)
     with writing(output):
         rows = {

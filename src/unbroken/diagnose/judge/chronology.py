@@ -13,7 +13,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ..match.events import Event, FileScan, Progress, Topology
+from ..match.events import Event, FileScan, MetricLine, Topology
 from ..match.rules import builtin_set
 from .event_location import locate, of_another_job, order_key
 from .retries import weigh_retries
@@ -38,7 +38,7 @@ class Timeline:
     endings: tuple[Event, ...]
     context: tuple[Event, ...]
     cascades: tuple[Event, ...]
-    progress: tuple[Progress, ...]
+    progress: tuple[MetricLine, ...]
     root: Event | None = None
     why: str = ""
 
@@ -131,7 +131,7 @@ def _one_clock(events: list[Event], scans: Sequence[FileScan]) -> list[Event]:
     ]
 
 
-def merged_progress(scans: Sequence[FileScan]) -> list[Progress]:
+def merged_progress(scans: Sequence[FileScan]) -> list[MetricLine]:
     """All progress lines; by line within one log, by time over several."""
     every = [p for s in scans for p in s.progress]
     if len([s for s in scans if s.progress]) > 1:
@@ -139,7 +139,7 @@ def merged_progress(scans: Sequence[FileScan]) -> list[Progress]:
     return every
 
 
-def went_on(event: Event, scans: Sequence[FileScan], progress: Sequence[Progress]) -> bool:
+def went_on(event: Event, scans: Sequence[FileScan], progress: Sequence[MetricLine]) -> bool:
     """Whether training made at least two more steps after the event."""
     own = scans[event.file].progress
     if own:
@@ -162,7 +162,7 @@ def went_on(event: Event, scans: Sequence[FileScan], progress: Sequence[Progress
     return not new and len(steps) >= 3
 
 
-def _taken_back(ending: Event, scans: Sequence[FileScan], progress: Sequence[Progress]) -> bool:
+def _taken_back(ending: Event, scans: Sequence[FileScan], progress: Sequence[MetricLine]) -> bool:
     """Whether training went on after somebody's interrupt, or after one stage of it was complete."""
     mild = ending.rule.outcome == "completed" or ending.rule.id.startswith("interrupted")
     return mild and went_on(ending, scans, progress)

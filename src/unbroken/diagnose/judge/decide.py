@@ -19,7 +19,7 @@ from ...progress.records.verdict import (
     Verdict,
 )
 from ..match.completion import OF_EPOCH
-from ..match.events import Event, FileScan, Progress, Topology
+from ..match.events import Event, FileScan, MetricLine, Topology
 from ..match.rules import Xid, defaults
 from .chronology import Timeline
 from .exits import from_report
@@ -405,7 +405,7 @@ _BAD_LOSS = re.compile(r"(?i)\bloss\b|\bgrad|diverg|spike|\bnan\b")
 _OF_ALL = re.compile(r"(?:iteration|step|%\|.{0,60}\|)\s*[:=]?\s*(\d+)\s*/\s*(\d+)\b")
 
 
-def _last_step(p: Progress) -> bool:
+def _last_step(p: MetricLine) -> bool:
     """Whether a metric line counts the last step of all (`iteration 500/ 500`)."""
     m = _OF_ALL.search(p.text)
     return not OF_EPOCH.search(p.text, 0, 200) and bool(m and int(m.group(1)) == int(m.group(2)) > 0)

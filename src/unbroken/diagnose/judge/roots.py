@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from ...progress.records.verdict import Cascade, Root
-from ..match.events import Event, FileScan, Progress
+from ..match.events import Event, FileScan, MetricLine
 from .chronology import Timeline
 
 
@@ -14,7 +14,7 @@ def root_of(event: Event, scans: Sequence[FileScan]) -> Root:
     return Root(scans[event.file].name, event.line, event.text, event.rank, event.node, event.time)
 
 
-def line_of(p: Progress, scans: Sequence[FileScan]) -> Root:
+def line_of(p: MetricLine, scans: Sequence[FileScan]) -> Root:
     return Root(scans[p.file].name, p.line, p.text, time=p.time)
 
 

@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..match.events import Event, LogEnd, Progress
+from ..match.events import Event, LogEnd, MetricLine
 
 
 @dataclass(frozen=True)
@@ -17,13 +17,13 @@ class TrainingCurve:
     line of a bad window that lasts to the end of training, with `base` the loss before it."""
 
     interval: float | None = None
-    last: Progress | None = None
-    spike: Progress | None = None
+    last: MetricLine | None = None
+    spike: MetricLine | None = None
     base: float | None = None
     steps: int = 0
 
 
-def read_curve(progress: Sequence[Progress]) -> TrainingCurve:
+def read_curve(progress: Sequence[MetricLine]) -> TrainingCurve:
     """Reads the training curve from all progress lines in order."""
     if not progress:
         return TrainingCurve()
@@ -62,7 +62,7 @@ def silent_for(curve: TrainingCurve, ending: LogEnd, line: int, until: float | N
     return gap if gap > max(600.0, 8 * usual) else None
 
 
-def _spike(points: Sequence[Progress]) -> tuple[Progress | None, float | None]:
+def _spike(points: Sequence[MetricLine]) -> tuple[MetricLine | None, float | None]:
     """The first point of a bad window (NaN, or far above the loss before) that lasts to the end."""
     if len(points) < 8:
         bad = [p for p in points if _nan(p)]
@@ -85,7 +85,7 @@ def _spike(points: Sequence[Progress]) -> tuple[Progress | None, float | None]:
     return streak[0], base
 
 
-def _drift(points: Sequence[Progress]) -> tuple[Progress | None, float | None]:
+def _drift(points: Sequence[MetricLine]) -> tuple[MetricLine | None, float | None]:
     """Where a loss that had fallen began to climb and never came back: the first line of the climb, and the loss
     before it. Read on medians of windows, so that no noise and no spike that heals counts."""
     finite = [p for p in points if p.loss is not None and math.isfinite(p.loss)]
@@ -113,7 +113,7 @@ def _drift(points: Sequence[Progress]) -> tuple[Progress | None, float | None]:
     return first, level[low]
 
 
-def worst_window(progress: Sequence[Progress], said: Event) -> Progress | None:
+def worst_window(progress: Sequence[MetricLine], said: Event) -> MetricLine | None:
     """The metric line that shows what a guard or an operator complained of: the first of the last window of
     non-finite ones, else the first of the last window far above the usual loss."""
     points = [p for p in progress if p.loss is not None and (p.file != said.file or p.line < said.line)][
@@ -135,5 +135,5 @@ def worst_window(progress: Sequence[Progress], said: Event) -> Progress | None:
     return points[bad[first]]
 
 
-def _nan(point: Progress) -> bool:
+def _nan(point: MetricLine) -> bool:
     return point.loss is not None and not math.isfinite(point.loss)

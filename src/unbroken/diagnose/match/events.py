@@ -137,7 +137,7 @@ class Topology:
 
 
 @dataclass(frozen=True)
-class Progress:
+class MetricLine:
     """One line that shows a step. `step` is None where the framework prints only a loss."""
 
     file: int
@@ -185,7 +185,7 @@ class FileScan:
     name: str
     rank: int | None = None
     events: list[Event] = field(default_factory=list)
-    progress: list[Progress] = field(default_factory=list)
+    progress: list[MetricLine] = field(default_factory=list)
     log_end: LogEnd = field(default_factory=LogEnd)
     idle_gpus: list[tuple[str | None, int, float, int, str]] = field(default_factory=list)
     busy_gpus: int = 0

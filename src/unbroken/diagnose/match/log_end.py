@@ -10,7 +10,7 @@ from ..read import clock, progress_lines
 from ..read.decoration import Bare
 from ..read.sources import Source
 from .completion import LAST_OF_PLAN, TAIL_LINES, completion, may_be_complete
-from .events import Event, FileScan, Progress
+from .events import Event, FileScan, MetricLine
 from .kinds import Shared
 from .quick import has_clock
 from .rules import RuleSet
@@ -98,7 +98,7 @@ class TailReader:
     def _last_metrics(self, rows: list[bytes], first: int) -> None:
         """Reads the metric lines among the last rows: all of them, or the last few where many logs showed many."""
         known = {p.line for p in self._out.progress if p.line >= first}
-        found: list[Progress] = []
+        found: list[MetricLine] = []
         backwards = range(len(rows) - 1, -1, -1)
         if self._shared.few_metrics:
             # The last step, and one from before: as much of a stretch of bad losses as of what lies before it.
@@ -114,14 +114,14 @@ class TailReader:
 
     def _metrics_of(
         self, rows: list[bytes], wanted: list[int], first: int, known: set[int]
-    ) -> Iterator[Progress]:
+    ) -> Iterator[MetricLine]:
         """The steps and losses of the `wanted` rows, where they are not known yet."""
         for i in wanted:
             for bare in self._bare(rows[i]) if first + i not in known else ():
                 got = progress_lines.read(bare.text)
                 if got:
                     when = clock.find(bare.text, self._year) or clock.find(bare.time or "", self._year)
-                    yield Progress(self._out.index, first + i, *got, when, bare.text[:1000])
+                    yield MetricLine(self._out.index, first + i, *got, when, bare.text[:1000])
                     known.add(first + i)
                     break
 

@@ -20,7 +20,7 @@ from ..read.quoted import FENCE, is_fenced, is_open_before, is_talk
 from ..read.sources import LONGEST_LINE, Source, blocks
 from ..read.tracebacks import EXCEPTION, HEADER, Tracebacks
 from .completion import planned
-from .events import Event, FileScan, Progress
+from .events import Event, FileScan, MetricLine
 from .kinds import Shared, patterns_of
 from .log_end import TailReader
 from .quick import has_clock, may_introduce
@@ -204,7 +204,7 @@ class Scanner:
             when = clock.find(bare.time, self.year)
         if self.out.progress and self.out.progress[-1].line >= number:
             return True
-        self.out.progress.append(Progress(self.out.index, number, found[0], found[1], when, text[:1000]))
+        self.out.progress.append(MetricLine(self.out.index, number, found[0], found[1], when, text[:1000]))
         return True
 
     def _may_be_plain(self, text: bytes) -> bool:

@@ -27,7 +27,7 @@ class OpenAssignment:
 
 
 @dataclass
-class Link:
+class WorkerLink:
     """A worker's connection."""
 
     name: str
@@ -118,7 +118,7 @@ class Link:
 
 
 @dataclass(frozen=True)
-class Progress:
+class EvaluationProgress:
     """Where an evaluation stands; what `--progress` and `unbroken eval status` show."""
 
     phase: str
@@ -135,4 +135,4 @@ class Progress:
     errors: dict[str, str]
 
 
-Watcher = Callable[[Progress], None]
+Watcher = Callable[[EvaluationProgress], None]

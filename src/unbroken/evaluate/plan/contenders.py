@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from .simulated import Clock, Cluster, CpuPool, Dataset, Link, Outcome, Process, Wait, Weights
+from .simulated import Clock, CpuPool, Dataset, Machines, Process, SharedLink, SimulatedOutcome, Wait, Weights
 
 
 @dataclass(frozen=True)
@@ -40,14 +40,14 @@ class GpuJob:
         return sum((d.believed_s or d.infer_s) * share for d, share in self.pieces)
 
 
-def baseline(datasets: Sequence[Dataset], weights: Weights, cluster: Cluster) -> Outcome:
+def baseline(datasets: Sequence[Dataset], weights: Weights, cluster: Machines) -> SimulatedOutcome:
     """One job per dataset in the suite's order, the model from remote storage each time, metrics in the GPU job."""
     return published(datasets, weights, cluster, Published(False, False, False))
 
 
 def published(
-    datasets: Sequence[Dataset], weights: Weights, cluster: Cluster, techniques: Published = Published()
-) -> Outcome:
+    datasets: Sequence[Dataset], weights: Weights, cluster: Machines, techniques: Published = Published()
+) -> SimulatedOutcome:
     """The published policy, with any of its techniques left out."""
     width = min(weights.gpus(), cluster.gpus)
     workers = cluster.nodes * (cluster.gpus // width)
@@ -59,9 +59,9 @@ def published(
 
 
 def opencompass(
-    datasets: Sequence[Dataset], weights: Weights, cluster: Cluster, *, rule: str, max_size: int = 40_000,
+    datasets: Sequence[Dataset], weights: Weights, cluster: Machines, *, rule: str, max_size: int = 40_000,
     gen_coef: int = 20, min_size: int = 16
-) -> Outcome:  # fmt: skip
+) -> SimulatedOutcome:  # fmt: skip
     """OpenCompass with `rule` 'size' or 'workers' at its default settings."""
     width = min(weights.gpus(), cluster.gpus)
     workers = cluster.nodes * (cluster.gpus // width)
@@ -139,15 +139,15 @@ def _by_workers(datasets: Sequence[Dataset], workers: int, min_size: int) -> lis
 
 
 def _simulate(
-    queue: deque[GpuJob], weights: Weights, cluster: Cluster, how: Published, *, metrics: bool = True
-) -> Outcome:  # fmt: skip
+    queue: deque[GpuJob], weights: Weights, cluster: Machines, how: Published, *, metrics: bool = True
+) -> SimulatedOutcome:  # fmt: skip
     """Runs the jobs; every GPU takes the next one from the common queue."""
     width = min(weights.gpus(), cluster.gpus)
     per_node = cluster.gpus // width
     clock = Clock()
-    links = [Link(clock, cluster.link) for _ in range(cluster.nodes)]
+    links = [SharedLink(clock, cluster.link) for _ in range(cluster.nodes)]
     cpus = CpuPool(clock, cluster.cpus * cluster.nodes)
-    found = Outcome(0.0, 0.0, workers=cluster.nodes * per_node)
+    found = SimulatedOutcome(0.0, 0.0, workers=cluster.nodes * per_node)
     left: dict[str, int] = {}
     for v in queue:
         for d, _ in v.pieces:

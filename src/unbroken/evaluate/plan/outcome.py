@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from ..contracts import Assignment, PreparedTask, Report, Score, ScoreDone, WorkerSeen
 from .contenders import baseline
 from .planner import Costs, Work, lower_bound
-from .simulated import Cluster, Dataset, Weights
+from .simulated import Dataset, Machines, Weights
 
 
 @dataclass(frozen=True)
@@ -137,5 +137,5 @@ def naive(seen: Measured, prepared: Mapping[str, PreparedTask]) -> float:
         )
         for t, s in infer.items()
     ]
-    cluster = Cluster(nodes=1, gpus=len(loads), cpus=max(1, seen.cpu_workers))
+    cluster = Machines(nodes=1, gpus=len(loads), cpus=max(1, seen.cpu_workers))
     return baseline(datasets, Weights(0.0, start_s=sum(loads) / len(loads)), cluster).makespan_s

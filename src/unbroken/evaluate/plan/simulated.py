@@ -28,7 +28,7 @@ Process = Generator["Wait", None, None]
 
 
 @dataclass(frozen=True)
-class Cluster:
+class Machines:
     """The machines."""
 
     nodes: int = 1
@@ -82,7 +82,7 @@ class Dataset:
 
 
 @dataclass
-class Outcome:
+class SimulatedOutcome:
     """What one contender took."""
 
     makespan_s: float
@@ -106,7 +106,7 @@ class Wait:
     """What a process yields: sleep, or a transfer, or until woken."""
 
     seconds: float | None = None
-    link: Link | None = None
+    link: SharedLink | None = None
     size: float = 0.0
 
 
@@ -145,7 +145,7 @@ class Clock:
         return self.now
 
 
-class Link:
+class SharedLink:
     """A link that its transfers share evenly (processor sharing)."""
 
     def __init__(self, clock: Clock, rate: float) -> None:
@@ -223,14 +223,14 @@ class _Run:
     """State shared by our processes."""
 
     clock: Clock
-    cluster: Cluster
+    cluster: Machines
     dispatcher: Dispatcher
     datasets: Mapping[str, Dataset]
     weights: Weights
     cpus: CpuPool
     switch_s: float
     techniques: Techniques
-    links: list[Link]
+    links: list[SharedLink]
     load_s: float
     """Over PCIe."""
     idle: list[str] = field(default_factory=list)
@@ -245,13 +245,13 @@ class _Run:
 def ours(
     datasets: Sequence[Dataset],
     weights: Weights,
-    cluster: Cluster,
+    cluster: Machines,
     *,
     switch_s: float = 0.05,
     stealing: bool = True,
     staged: bool = False,
     techniques: Techniques = Techniques(),
-) -> Outcome:
+) -> SimulatedOutcome:
     """Our policy: fetch once per node, load once per worker, drain the planned queue, steal at the tail, score apart.
 
     `staged`: the prompts were built by an earlier evaluation; else they are built on the CPUs of one node, the longest
@@ -278,7 +278,7 @@ def ours(
     dispatcher = Dispatcher((), [1] * workers, costs, stealing=stealing)
     clock = Clock()
     cpus = CpuPool(clock, cluster.cpus * cluster.nodes)
-    links = [Link(clock, cluster.link) for _ in range(cluster.nodes)]
+    links = [SharedLink(clock, cluster.link) for _ in range(cluster.nodes)]
     named = {d.name: d for d in datasets}
     run = _Run(clock, cluster, dispatcher, named, weights, cpus, switch_s, techniques, links, pcie_s)
     if staged or not techniques.scoring_apart:
@@ -295,12 +295,12 @@ def ours(
     for index in range(cluster.nodes):
         clock.start(node(index))
     clock.run()
-    return Outcome(max(cpus.end, run.gpu_end), run.gpu_end, run.infer, run.loads or workers,
+    return SimulatedOutcome(max(cpus.end, run.gpu_end), run.gpu_end, run.infer, run.loads or workers,
                    sum(link.moved for link in links), workers, run.steals)  # fmt: skip
 
 
 def bound(
-    datasets: Sequence[Dataset], weights: Weights, cluster: Cluster, *, switch_s: float = 0.05
+    datasets: Sequence[Dataset], weights: Weights, cluster: Machines, *, switch_s: float = 0.05
 ) -> float:
     """The lower bound of `ours`' problem with the true times: no policy that must fetch, load and infer can beat it."""
     width = min(weights.gpus(), cluster.gpus)

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..contracts import Report
-from ..engines.live import Link, Progress, Watcher
+from ..engines.live import EvaluationProgress, Watcher, WorkerLink
 from ..model.locate import Located, beside, locate
 from ..preparation.prepare import Preparers
 from ..result.answers import AnswerStore
@@ -57,7 +57,7 @@ class Coordinator:
         self.control = Control(job.folder.root)
         self.table = TaskTable()
         self.observed = Observed()
-        self.links: dict[str, Link] = {}
+        self.links: dict[str, WorkerLink] = {}
         """Workers that are connected, by name."""
         self._display = progress.Display(watcher)
 
@@ -111,7 +111,9 @@ class Coordinator:
         return locate(self.job.spec, cache=self.settings.cache, places=self.settings.places, remote=self.launchers.engine.remote,
                       checkpoint=self.job.checkpoint, halt=self.control.fetches_end)  # fmt: skip
 
-    async def _unless_ended(self, doing: set[asyncio.Future[Any]], shown: Callable[[], Progress]) -> None:
+    async def _unless_ended(
+        self, doing: set[asyncio.Future[Any]], shown: Callable[[], EvaluationProgress]
+    ) -> None:
         """Waits for all of them; raises what the first of them raises, or the end of the run if that comes before."""
         while doing:
             self.control.check()

@@ -82,7 +82,7 @@ def forecast(
     """The plan for a suite on so many GPUs. Raises UsageError if a task needs more GPUs than there are, and what
     `looked_up` raises."""
     from ..plan.contenders import baseline
-    from ..plan.simulated import Cluster, Dataset, Weights
+    from ..plan.simulated import Dataset, Machines, Weights
 
     suite, unchecked, counted = looked_up(suite)
     expected: dict[str, Expected] = {}
@@ -113,7 +113,7 @@ def forecast(
     except ValueError as e:
         raise UsageError(str(e), where=suite.name, hint="Give more --gpus, or --gpus-per-worker") from e
     naive = baseline(
-        datasets, Weights(0.0, start_s=load_s), Cluster(gpus=len(workers), cpus=cpu_workers)
+        datasets, Weights(0.0, start_s=load_s), Machines(gpus=len(workers), cpus=cpu_workers)
     ).makespan_s
     return Forecast(suite.name, workers, expected, made, naive, unchecked)
 

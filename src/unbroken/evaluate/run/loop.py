@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from ...errors import EvaluationError
 from ..contracts import Task
-from ..engines.live import Link, Progress
+from ..engines.live import EvaluationProgress, WorkerLink
 from ..plan.dispatch import Dispatcher
 from ..plan.planner import SIMULATED_BUNDLES, Costs
 from ..plan.priors import PriorBook, load_book
@@ -35,7 +35,7 @@ class Loop:
     """Runs one evaluation to its last score."""
 
     def __init__(
-        self, run: Run, checked: Checked, store: AnswerStore, scoring: ScoringQueue, links: dict[str, Link],
+        self, run: Run, checked: Checked, store: AnswerStore, scoring: ScoringQueue, links: dict[str, WorkerLink],
         standing_by: asyncio.Task[None],
     ) -> None:  # fmt: skip
         settings = run.settings
@@ -61,7 +61,7 @@ class Loop:
         """The makespan of the first plan."""
         return self.dispatcher.plan.makespan_s
 
-    def progress(self) -> Progress:
+    def progress(self) -> EvaluationProgress:
         """Where it stands."""
         return self.view.progress(staffed=self.workers.staffed, prepared=self.tasks.waiting == 0)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from ..contracts import Assignment, Score
-from ..engines.live import Link, Progress, Watcher
+from ..engines.live import EvaluationProgress, Watcher, WorkerLink
 from ..plan.dispatch import Dispatcher
 from .state import Run, TaskTable
 from .tasks.preparation import Preparation
@@ -22,7 +22,7 @@ class Display:
         self._watcher = watcher
         self._last = 0.0
 
-    def show(self, progress: Callable[[], Progress], *, now: bool = False) -> None:
+    def show(self, progress: Callable[[], EvaluationProgress], *, now: bool = False) -> None:
         """Reports it, if the last time was long enough ago, or at once."""
         at = time.monotonic()
         if self._watcher is not None and (now or at - self._last >= EVERY_S):
@@ -30,14 +30,14 @@ class Display:
             self._watcher(progress())
 
 
-def of_checks(preparation: Preparation, data_there: bool, errors: dict[str, str]) -> Progress:
+def of_checks(preparation: Preparation, data_there: bool, errors: dict[str, str]) -> EvaluationProgress:
     """Before the model is there."""
     phase = "looking up the tasks"
     if data_there:
         phase = "fetching the model"
     elif preparation.to_look:
         phase = f"looking at the data: {preparation.looked} of {preparation.to_look} tasks"
-    return Progress(phase, time.time(), 0.0, {}, {}, 0.0, 0.0, dict(errors))
+    return EvaluationProgress(phase, time.time(), 0.0, {}, {}, 0.0, 0.0, dict(errors))
 
 
 @dataclass(frozen=True)
@@ -46,10 +46,10 @@ class View:
 
     run: Run
     dispatcher: Dispatcher
-    links: dict[str, Link]
+    links: dict[str, WorkerLink]
     scores: dict[str, Score]
 
-    def progress(self, *, staffed: bool, prepared: bool) -> Progress:
+    def progress(self, *, staffed: bool, prepared: bool) -> EvaluationProgress:
         """`staffed`: every worker was started; `prepared`: no task's prompts are still being built."""
         observed, table = self.run.observed, self.run.table
         phase = "preparing"
@@ -61,7 +61,7 @@ class View:
             phase = "running"
         left = self.dispatcher.remaining_s()
         able = sum(1 for link in self.links.values() if link.ready) or len(self.run.settings.slots) or 1
-        return Progress(phase, time.time(), observed.started, self._tasks(table), self._workers(), left, left / able,
+        return EvaluationProgress(phase, time.time(), observed.started, self._tasks(table), self._workers(), left, left / able,
                         dict(table.errors))  # fmt: skip
 
     def _tasks(self, table: TaskTable) -> dict[str, dict[str, object]]:
@@ -90,6 +90,6 @@ class View:
         return found
 
 
-def _busy_s(link: Link, assignments: Iterable[Assignment]) -> float:
+def _busy_s(link: WorkerLink, assignments: Iterable[Assignment]) -> float:
     ended = sum(t.busy_s for t in assignments if t.worker == link.name)
     return ended + sum(a.busy_s for a in link.assignments.values())

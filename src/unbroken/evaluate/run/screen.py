@@ -22,7 +22,7 @@ from ...journal.codec import decode, encode
 from ...page.terminal import own, visible
 from ...units import Duration
 from ..contracts import Json, ModelSpec
-from ..engines.live import Progress
+from ..engines.live import EvaluationProgress
 from ..result.folder import EvalDir, read_json
 from ..result.results import columns
 
@@ -32,7 +32,7 @@ STALE_S = 60.0
 
 
 class Screen:
-    """Shows `Progress` as it comes; use as a context manager."""
+    """Shows `EvaluationProgress` as it comes; use as a context manager."""
 
     def __init__(
         self, file: Path, *, title: str = "", quiet: bool = False, stream: TextIO | None = None
@@ -44,7 +44,7 @@ class Screen:
         self._live: Any = None
         self._last_line = -math.inf
         self._last_file = -math.inf
-        self._latest: Progress | None = None
+        self._latest: EvaluationProgress | None = None
 
     def __enter__(self) -> Screen:
         if not self.quiet and self.stream.isatty():
@@ -68,11 +68,11 @@ class Screen:
             self._title = _said_in(EvalDir(self.file.parent))
         return self._title
 
-    def _write(self, p: Progress) -> None:
+    def _write(self, p: EvaluationProgress) -> None:
         with contextlib.suppress(OSError):  # a full disk must not end what may yet fit
             atomic.write_json(self.file, {**encode(p), "title": self.title}, durable=False)
 
-    def __call__(self, p: Progress) -> None:
+    def __call__(self, p: EvaluationProgress) -> None:
         """One more look."""
         now = time.monotonic()
         self._latest = p
@@ -91,12 +91,12 @@ class Screen:
             print(line(p), file=self.stream, flush=True)
 
 
-def read_progress(file: Path) -> Progress:
+def read_progress(file: Path) -> EvaluationProgress:
     """What the last look saw. Raises FileNotFoundError, ContractError."""
     found = dict(read_json(file))
     found.pop("title", None)
     try:
-        p = decode(Progress, found, where=str(file))
+        p = decode(EvaluationProgress, found, where=str(file))
         text(p)  # tasks and workers are plain tables: whether they hold what is shown, showing them says
     except (InputError, UsageError, LookupError, TypeError, ValueError, ArithmeticError) as e:
         raise ContractError("the file does not say where the evaluation stands", where=str(file),
@@ -154,7 +154,7 @@ def _age_s(file: Path) -> float:
         return math.inf
 
 
-def seen(folder: EvalDir) -> tuple[Progress, bool]:
+def seen(folder: EvalDir) -> tuple[EvaluationProgress, bool]:
     """Where an evaluation stands, and whether it runs now. Raises FileNotFoundError where none was ever seen."""
     live = is_running(folder)
     file, lock = folder.root / "progress.json", folder.root / "lock"
@@ -163,12 +163,16 @@ def seen(folder: EvalDir) -> tuple[Progress, bool]:
         return replace(p, phase=p.phase if p.phase == "finished" else "stopped", workers={}), False
     if not file.exists() or file.stat().st_mtime < lock.stat().st_mtime:
         # The coordinator says nothing while it checks the data and the model: what is there is an earlier one's.
-        old = read_progress(file) if file.exists() else Progress("", time.time(), 0.0, {}, {}, 0.0, 0.0, {})
+        old = (
+            read_progress(file)
+            if file.exists()
+            else EvaluationProgress("", time.time(), 0.0, {}, {}, 0.0, 0.0, {})
+        )
         return replace(old, phase="preparing", started=0.0, workers={}), True
     return read_progress(file), True
 
 
-def as_json(p: Progress, live: bool, title: str) -> Json:
+def as_json(p: EvaluationProgress, live: bool, title: str) -> Json:
     """For `status --json`; `remaining_s` is what the screen says is left, and None where that says nothing."""
     found = encode(replace(p, tasks={n: {**t, "state": state} for n, t, state in _by_state(p)}))
     found["remaining_worker_s"] = found.pop("remaining_s")
@@ -178,7 +182,7 @@ def as_json(p: Progress, live: bool, title: str) -> Json:
     return {"live": live, "title": title, "progress": found}
 
 
-def status_text(p: Progress, live: bool, title: str) -> str:
+def status_text(p: EvaluationProgress, live: bool, title: str) -> str:
     """For people who ask from another process."""
     first = []
     if not live:
@@ -189,7 +193,7 @@ def status_text(p: Progress, live: bool, title: str) -> str:
     return "\n".join([*first, text(p, title=title)])
 
 
-def line(p: Progress) -> str:
+def line(p: EvaluationProgress) -> str:
     """One line; where no task is known yet, only what is being done."""
     if not p.tasks and not p.workers and not p.errors:
         return p.phase
@@ -212,7 +216,7 @@ def line(p: Progress) -> str:
     return f"{p.phase}{since}: {', '.join(parts)}"
 
 
-def _elapsed_s(p: Progress) -> float:
+def _elapsed_s(p: EvaluationProgress) -> float:
     """Since the first worker was started; 0 where none was."""
     return max(0.0, p.at - p.started) if p.started else 0.0
 
@@ -221,7 +225,7 @@ def _missing(task: dict[str, object]) -> int:
     return int(str(task.get("missing", 0)))
 
 
-def done(p: Progress) -> float:
+def done(p: EvaluationProgress) -> float:
     """Share of blocks answered."""
     blocks = sum(int(str(t["blocks"])) for t in p.tasks.values())
     return sum(int(str(t["done"])) for t in p.tasks.values()) / blocks if blocks else 0.0
@@ -231,7 +235,7 @@ STATES = ("running", "to score", "begun", "waiting", "failed", "scored")
 """A task's states in the order in which they are shown: what is being worked on first."""
 
 
-def _by_state(p: Progress) -> list[tuple[str, dict[str, object], str]]:
+def _by_state(p: EvaluationProgress) -> list[tuple[str, dict[str, object], str]]:
     """(name, task, state for people), what is being worked on now first."""
     now = {str(w.get("task", "")) for w in p.workers.values() if w["state"] == "busy"}
     found = []
@@ -246,7 +250,7 @@ def _by_state(p: Progress) -> list[tuple[str, dict[str, object], str]]:
     return sorted(found, key=lambda x: (rank.get(x[2], len(rank)), x[0]))
 
 
-def text(p: Progress, *, title: str = "", limit: int = 0) -> str:
+def text(p: EvaluationProgress, *, title: str = "", limit: int = 0) -> str:
     """The full picture: workers, then tasks; with `limit`, only the first so many of these and the rest counted."""
     lines = [*([title] if title else []), line(p), ""]
     if p.workers:

@@ -31,7 +31,7 @@ _PASSED = 77
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ProgramResult:
     """Whether a program passed its tests, and if not, how it failed."""
 
     passed: bool
@@ -58,7 +58,7 @@ def check(
     readable: Iterable[Path | str] = (),
     isolated: bool = True,
     **limits: Any,
-) -> Verdict:
+) -> ProgramResult:
     """As `passes`, with the reason. `isolated` hides site-packages from the program."""
     chosen = replace(LIMITS, **limits)
     # The last line is reached only if the tests were: a program that exits early has not passed them. The word is
@@ -77,18 +77,18 @@ def check(
         raise Unscored(str(e)) from e
     stderr = out.stderr.decode(errors="replace")
     if out.status != "done":
-        return Verdict(False, out.status, out.seconds, stderr)
+        return ProgramResult(False, out.status, out.seconds, stderr)
     if out.code == _PASSED and stderr.rstrip().endswith(word):
-        return Verdict(True, "", out.seconds, "")
+        return ProgramResult(True, "", out.seconds, "")
     if out.code in (0, _PASSED):
-        return Verdict(False, "exit", out.seconds, stderr)
+        return ProgramResult(False, "exit", out.seconds, stderr)
     last = (stderr.strip().splitlines() or [""])[-1]
     kind = last.partition(":")[0].strip()
     if kind == "AssertionError":
-        return Verdict(False, "assertion", out.seconds, stderr)
+        return ProgramResult(False, "assertion", out.seconds, stderr)
     if kind == "MemoryError":
-        return Verdict(False, "memory", out.seconds, stderr)
-    return Verdict(False, f"error: {kind or out.code}", out.seconds, stderr)
+        return ProgramResult(False, "memory", out.seconds, stderr)
+    return ProgramResult(False, f"error: {kind or out.code}", out.seconds, stderr)
 
 
 def extract_code(reply: str, language: str = "python") -> str:

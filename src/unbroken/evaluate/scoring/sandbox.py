@@ -82,7 +82,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CommandEnd:
     """How a command ended."""
 
     status: str
@@ -121,7 +121,7 @@ def run(
     readable: Iterable[Path | str] = (),
     env: Mapping[str, str] | None = None,
     patience: Callable[[bytes], float] | None = None,
-) -> Outcome:
+) -> CommandEnd:
     """Runs `argv` in the sandbox and says how it ended.
 
     `files` (name to content) lie in its working folder, writable; `readable` are folders or files of this machine
@@ -188,7 +188,7 @@ def _run(
     readable: Iterable[Path | str],
     env: Mapping[str, str],
     patience: Callable[[bytes], float] | None = None,
-) -> Outcome:
+) -> CommandEnd:
     folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-"))
     try:
         for part in ("inputs", "root"):
@@ -356,7 +356,7 @@ def _supervise(
     shake: _Handshake,
     patience: Callable[[bytes], float],
     sampled: bool,
-) -> Outcome:
+) -> CommandEnd:
     """Runs the sandboxed command, reads what it says, and kills it when it takes too much.
 
     `sampled`: no control group counts what it holds, so shared memory that it maps counts as used.
@@ -417,7 +417,7 @@ def _supervise(
         status, code = ("timeout" if code - 128 == signal.SIGXCPU else "killed"), 128 - code
     elif not status:
         status = "killed" if code < 0 else "done"
-    return Outcome(status, code, bytes(kept[0].data), bytes(kept[1].data), time.monotonic() - started)
+    return CommandEnd(status, code, bytes(kept[0].data), bytes(kept[1].data), time.monotonic() - started)
 
 
 @dataclass

@@ -22,7 +22,7 @@ from ..processes.bytecode import readable_bytecode
 from ..suite.received import words
 from . import watch, worker
 from .paths import is_home, python_paths
-from .sandbox import Limits, Outcome, SandboxUnavailable, run
+from .sandbox import CommandEnd, Limits, SandboxUnavailable, run
 
 _SCORE, _AT = "unbroken-score ", "unbroken-at "
 _SAMPLE = re.compile(re.escape(_AT) + r"(-?[0-9]{1,12})")
@@ -76,7 +76,7 @@ def score_in_sandbox(
     return read_answer(job, out)
 
 
-def read_answer(job: ScoreJob, out: Outcome) -> tuple[Json, str, int | None]:
+def read_answer(job: ScoreJob, out: CommandEnd) -> tuple[Json, str, int | None]:
     """What the sandbox's output comes to, as `score_in_sandbox` returns it.
 
     Generated code runs in the process that writes it: it may write lines of its own. Whatever they say is at most a

@@ -17,11 +17,11 @@ from pathlib import Path
 from ...errors import InputError, StorageError, UsageError
 from ...samples.tables import Note
 from . import ipmi, prometheus, wide
-from .names import Source
+from .names import ReadingSource
 
-__all__ = ["FORMATS", "Converted", "Source", "convert", "detect", "fetch"]
+__all__ = ["FORMATS", "Converted", "ReadingSource", "convert", "detect", "fetch"]
 
-Read = Callable[[Source, Path], list[Note]]
+Read = Callable[[ReadingSource, Path], list[Note]]
 
 FORMATS: dict[str, tuple[Callable[[Path, str], bool], Read]] = {
     "prometheus": (prometheus.is_range, prometheus.read_range),
@@ -79,7 +79,7 @@ def convert(
     done = []
     for path in paths:
         kind = format or detect(path)
-        source = Source(path, cluster, metric, gpu_memory_gib, memory)
+        source = ReadingSource(path, cluster, metric, gpu_memory_gib, memory)
         target = out / path.name.split(".")[0]
         notes, rows = _whole(target, partial(FORMATS[kind][1], source))
         done.append(Converted(path, kind, target, rows, tuple(notes)))
@@ -101,7 +101,7 @@ def fetch(
 
     Raises InputError for a server that cannot be asked, StorageError for a folder that cannot be written.
     """
-    source = Source(Path(url), cluster, metric)
+    source = ReadingSource(Path(url), cluster, metric)
     target = out / (re.sub(r"\W+", "_", query).strip("_")[:80] or "query")
     answers = prometheus.fetch(url, query, start, end, step_s)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ...errors import InputError
 from ...samples.tables import Note
-from .names import IPMI, Source
+from .names import IPMI, ReadingSource
 
 _NODE = ("server", "node", "host", "hostname", "ip", "instance", "name")
 _TIME = ("time", "timestamp", "date", "datetime")
@@ -25,7 +25,7 @@ def normal(column: str) -> str:
     return re.sub(r"_(w|watts|c)$", "", re.sub(r"\W+", "_", text).strip("_"))
 
 
-def read(source: Source, out: Path) -> list[Note]:
+def read(source: ReadingSource, out: Path) -> list[Note]:
     """Writes the readings of a power table as Parquet in `out`. Raises InputError for a table without any."""
     import duckdb
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 @dataclass(frozen=True)
-class Source:
+class ReadingSource:
     """A file to read, and what it does not say itself."""
 
     path: Path

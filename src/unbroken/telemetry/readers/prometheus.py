@@ -16,7 +16,7 @@ from ...errors import InputError, MissingExtra
 from ...link.web import open_url, redirected
 from ...samples.schema import SAMPLES
 from ...samples.tables import Note
-from .names import DCGM, Source
+from .names import DCGM, ReadingSource
 
 Row = tuple[float, str | None, int | None, str | None, str, float]
 """Seconds since the epoch, node, GPU, device, metric, value."""
@@ -35,7 +35,7 @@ def is_scrape(path: Path, head: str) -> bool:
     return head.startswith(("# HELP ", "# TYPE "))
 
 
-def read_range(source: Source, out: Path) -> list[Note]:
+def read_range(source: ReadingSource, out: Path) -> list[Note]:
     """Writes the readings of a range as Parquet in `out`. Raises InputError for another document."""
     try:
         with open(source.path, encoding="utf-8") as f:
@@ -45,7 +45,7 @@ def read_range(source: Source, out: Path) -> list[Note]:
     return write(range_rows(document, source), source, out)
 
 
-def range_rows(document: Any, source: Source, notes: Counter[str] | None = None) -> Iterator[Row]:
+def range_rows(document: Any, source: ReadingSource, notes: Counter[str] | None = None) -> Iterator[Row]:
     """The readings of an answer to a range query. Raises InputError for an error or another shape."""
     try:
         if document["status"] != "success":
@@ -71,7 +71,7 @@ def range_rows(document: Any, source: Source, notes: Counter[str] | None = None)
         ) from e
 
 
-def read_scrape(source: Source, out: Path) -> list[Note]:
+def read_scrape(source: ReadingSource, out: Path) -> list[Note]:
     """Writes the readings of a saved page as Parquet in `out`; those without a time take the file's own."""
     try:
         from prometheus_client.parser import text_string_to_metric_families
@@ -125,7 +125,7 @@ def fetch(url: str, query: str, start: float, end: float, step_s: float) -> Iter
         at = stop + step_s
 
 
-def write(rows: Iterable[Row], source: Source, out: Path) -> list[Note]:
+def write(rows: Iterable[Row], source: ReadingSource, out: Path) -> list[Note]:
     """Writes readings as one Parquet file, in pieces; returns what was left out."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -196,7 +196,7 @@ def parse_time(text: str, now: float) -> float:
     return (t if t.tzinfo else t.replace(tzinfo=UTC)).timestamp()
 
 
-def _metric(labels: dict[str, str], source: Source) -> tuple[str, float]:
+def _metric(labels: dict[str, str], source: ReadingSource) -> tuple[str, float]:
     name = labels.get("__name__")
     if source.metric:
         return source.metric, 1.0

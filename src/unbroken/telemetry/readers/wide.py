@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ...errors import InputError
 from ...samples.tables import Note
-from .names import ACME, Source, place
+from .names import ACME, ReadingSource, place
 
 _DATE = re.compile(r"-\d{4}-\d{2}.*$")
 _TIME = re.compile(r"\d{4}-\d{2}-\d{2}[ T]\d{2}:\d{2}:\d{2}")
@@ -47,7 +47,7 @@ def meaning(path: Path, metric: str | None = None) -> tuple[str, float]:
     return ACME[name]
 
 
-def read(source: Source, out: Path) -> list[Note]:
+def read(source: ReadingSource, out: Path) -> list[Note]:
     """Melts a wide table into Parquet files in `out`. Raises InputError for another table."""
     import duckdb
 

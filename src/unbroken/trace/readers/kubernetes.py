@@ -92,7 +92,7 @@ class KubernetesReader:
 
 
 @dataclass
-class Job:
+class PodJob:
     """The pods of one job, folded together."""
 
     job_id: str
@@ -114,7 +114,7 @@ class Job:
 
 def group_pods(pods: Iterable[Mapping[str, Any]], cluster: str) -> list[dict[str, Any]]:
     """One row a job."""
-    jobs: dict[tuple[str, str], Job] = {}
+    jobs: dict[tuple[str, str], PodJob] = {}
     for pod in pods:
         meta, spec, status = pod.get("metadata") or {}, pod.get("spec") or {}, pod.get("status") or {}
         labels = meta.get("labels") or {}
@@ -126,7 +126,7 @@ def group_pods(pods: Iterable[Mapping[str, Any]], cluster: str) -> list[dict[str
         key = (namespace, f"{group}/{attempt}" if attempt else str(group))
         job = jobs.setdefault(
             key,
-            Job(
+            PodJob(
                 f"{namespace}/{group}" + (f"#{attempt[:8]}" if attempt else ""),
                 str(group),
                 namespace,
@@ -146,7 +146,7 @@ def group_pods(pods: Iterable[Mapping[str, Any]], cluster: str) -> list[dict[str
     return [row_of(j, cluster) for j in jobs.values()]
 
 
-def fold_times(job: Job, meta: Mapping[str, Any], status: Mapping[str, Any]) -> None:
+def fold_times(job: PodJob, meta: Mapping[str, Any], status: Mapping[str, Any]) -> None:
     """Adds one pod's times and end to its job."""
     containers = status.get("containerStatuses") or ()
     starts, ends = [], []
@@ -174,7 +174,7 @@ def fold_times(job: Job, meta: Mapping[str, Any], status: Mapping[str, Any]) -> 
     job.end = most(job.end, *ends)
 
 
-def row_of(job: Job, cluster: str) -> dict[str, Any]:
+def row_of(job: PodJob, cluster: str) -> dict[str, Any]:
     """The job as a row: failed if any pod failed, running if any runs, else as its pods ended."""
     for phase, state in (
         ("Failed", "FAILED"),

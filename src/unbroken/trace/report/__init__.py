@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from .build import Report, build_report
+from .build import TraceReport, build_report
 from .export import write_images
 from .html import page
 
-__all__ = ["Report", "build_report", "page", "write_images"]
+__all__ = ["TraceReport", "build_report", "page", "write_images"]

@@ -13,14 +13,14 @@ from ...version import __version__
 from ..figures import Section, build
 from ..figures.reference import Reference
 from ..figures.sentences import pct
-from ..inference import Rule
+from ..inference import InferenceRule
 from ..settings import Settings
 from ..statistics import clusters, compute
 from ..store import Store
 
 
 @dataclass(frozen=True)
-class Report:
+class TraceReport:
     """Everything that a report shows. `files`: (name, format). `rejected`: the first rows that were rejected."""
 
     title: str
@@ -74,10 +74,10 @@ def build_report(
     files: Sequence[tuple[str, str]],
     *,
     settings: Settings | None = None,
-    rules: Sequence[Rule] | None = None,
+    rules: Sequence[InferenceRule] | None = None,
     references: Sequence[Reference] = (),
     title: str | None = None,
-) -> Report:
+) -> TraceReport:
     """Computes everything and draws what can be drawn."""
     settings = settings or Settings()
     many = clusters.count(store) > clusters.MANY
@@ -96,7 +96,7 @@ def build_report(
     names = [str(c) for c in summary.column("cluster")] if summary else []
     if each:
         names = [f"{len(each[0].rows)} clusters"]
-    return Report(
+    return TraceReport(
         title or (" and ".join(names) if names else "The cluster"),
         tuple(files),
         tuple((s, tuple(f), tuple(m)) for s, f, m in sections),
@@ -154,7 +154,7 @@ def cards(found: Findings) -> list[tuple[str, str]]:
     return out[:8]
 
 
-def highlights(report: Report) -> list[str]:
+def highlights(report: TraceReport) -> list[str]:
     """The sentences that matter most, for the top of the page."""
     wanted = ("states", "cancelled", "failures", "types", "sizes", "fairness", "utilisation")
     by_key = {f.key: f for f in report.figures}

@@ -11,7 +11,7 @@ from ... import atomic
 from ...errors import TraceError
 from ...page.charts.drawing import as_file
 from ...page.charts.svg import render
-from .build import Report
+from .build import TraceReport
 
 BROWSERS = (
     "chromium",
@@ -33,7 +33,7 @@ def converter() -> str | None:
     return None
 
 
-def write_images(report: Report, folder: Path, *, png: bool) -> list[Path]:
+def write_images(report: TraceReport, folder: Path, *, png: bool) -> list[Path]:
     """Writes each panel as SVG, and as PNG if asked; returns the files. Raises TraceError if PNG cannot be made."""
     folder.mkdir(parents=True, exist_ok=True)
     program = converter() if png else None

@@ -9,7 +9,7 @@ from ...page.charts.svg import render as draw
 from ...page.elements import Markup
 from ...page.shell import render
 from ...version import __version__
-from .build import Report, cards, highlights
+from .build import TraceReport, cards, highlights
 
 KIND_CLASS = {
     "set aside": "bad",
@@ -21,7 +21,7 @@ KIND_CLASS = {
 KIND_ORDER = ("set aside", "repaired", "assumption", "missing", "difference", "info")
 
 
-def page(report: Report, now: dt.datetime | None = None) -> str:
+def page(report: TraceReport, now: dt.datetime | None = None) -> str:
     """The whole page. Raises MissingExtra without Jinja2."""
     now = now or dt.datetime.now(dt.UTC)
     summary = list(report.findings.get("summary").dicts())

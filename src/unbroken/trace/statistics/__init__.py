@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...samples.tables import Findings
-from ..inference import Rule, build_work
+from ..inference import InferenceRule, build_work
 from ..settings import Settings
 from ..store import Store
 from . import counts, distributions, hardware, people, reliability, timeline
@@ -14,7 +14,9 @@ from .cubes import build_cubes
 __all__ = ["compute"]
 
 
-def compute(store: Store, settings: Settings | None = None, rules: Sequence[Rule] | None = None) -> Findings:
+def compute(
+    store: Store, settings: Settings | None = None, rules: Sequence[InferenceRule] | None = None
+) -> Findings:
     """Everything that the store's data allows, by name."""
     settings = settings or Settings()
     found = Findings()

@@ -40,7 +40,7 @@ DAYS = 184
 
 
 @dataclass(frozen=True)
-class Plan:
+class TracePlan:
     """What to draw: `jobs` of all kinds in `cluster`, from `seed`; `cpu_jobs`: with the published share of jobs
     without a GPU; `days` from `start`; `zone_hours`: hours that the cluster's day is ahead of UTC."""
 
@@ -70,7 +70,7 @@ def arrow() -> Any:
     return pyarrow
 
 
-def batches(plan: Plan) -> Iterator[pa.RecordBatch]:
+def batches(plan: TracePlan) -> Iterator[pa.RecordBatch]:
     """The jobs, `BATCH` at a time; the same plan gives the same rows."""
     model = cluster_model(plan.cluster)
     tables = {w.type: (w.duration_s.quantile_table(), w.queue_s.quantile_table()) for w in model.workloads}
@@ -81,7 +81,7 @@ def batches(plan: Plan) -> Iterator[pa.RecordBatch]:
         yield draw(plan, model, rng, start, min(BATCH, plan.jobs - start), tables, cpu_table, users)
 
 
-def user_table(plan: Plan, model: ClusterModel) -> tuple[Array, list[str], list[str], Array]:
+def user_table(plan: TracePlan, model: ClusterModel) -> tuple[Array, list[str], list[str], Array]:
     """(cumulative weights, names, teams, team of each user)."""
     rng = np.random.default_rng([plan.seed, 1 << 30])
     weights = 1 / np.arange(1, USERS + 1) ** ZIPF
@@ -91,7 +91,7 @@ def user_table(plan: Plan, model: ClusterModel) -> tuple[Array, list[str], list[
 
 
 def draw(
-    plan: Plan,
+    plan: TracePlan,
     model: ClusterModel,
     rng: np.random.Generator,
     first: int,
@@ -182,7 +182,7 @@ def draw_states(model: ClusterModel, rng: np.random.Generator, gpu_time: Array, 
     return state
 
 
-def arrivals(plan: Plan, rng: np.random.Generator, n: int) -> Any:
+def arrivals(plan: TracePlan, rng: np.random.Generator, n: int) -> Any:
     """Submit times in microseconds since 1970, UTC, by the assumed day and week of the cluster."""
     local = plan.start
     days = np.arange(plan.days)
@@ -194,7 +194,7 @@ def arrivals(plan: Plan, rng: np.random.Generator, n: int) -> Any:
     return ((origin + np.floor(seconds)) * 1_000_000).astype(np.int64)
 
 
-def write_jobs(plan: Plan, path: Path) -> int:
+def write_jobs(plan: TracePlan, path: Path) -> int:
     """Writes jobs.parquet, a batch at a time; returns the number of rows."""
     pq = arrow().parquet
     rows = 0
@@ -205,7 +205,7 @@ def write_jobs(plan: Plan, path: Path) -> int:
     return rows
 
 
-def write_incidents(plan: Plan, path: Path) -> int:
+def write_incidents(plan: TracePlan, path: Path) -> int:
     """Writes incidents.parquet: failures by reason as in the study's table, scaled to the number of jobs.
 
     GPUs are log-normal about the reason's mean (capped at 2048), minutes to failure exponential with its mean; they
@@ -240,7 +240,7 @@ def write_incidents(plan: Plan, path: Path) -> int:
     return len(rows)
 
 
-def write_nodes(plan: Plan, path: Path) -> int:
+def write_nodes(plan: TracePlan, path: Path) -> int:
     """Writes nodes.parquet."""
     pa = arrow()
     model = cluster_model(plan.cluster)
@@ -266,7 +266,7 @@ GPU_METRICS = ("gpu_util_pct", "sm_active_pct", "tensor_active_pct", "gpu_mem_us
 HOST_METRICS = ("host_cpu_util_pct", "host_mem_used_pct", "node_power_w")
 
 
-def write_samples(plan: Plan, path: Path, *, nodes: int, hours: float, every_s: float) -> int:
+def write_samples(plan: TracePlan, path: Path, *, nodes: int, hours: float, every_s: float) -> int:
     """Writes samples.parquet from the published utilisation marginals; returns the number of rows.
 
     The metrics of a GPU share one rank (copula correlation 0.9) that drifts slowly in time (0.98 from one sample to

@@ -68,7 +68,7 @@ class ClusterModel:
 
 
 @dataclass(frozen=True)
-class Published:
+class PublishedStudy:
     """Everything that ships about the published study: cluster models, utilisation, overall curves."""
 
     clusters: Mapping[str, ClusterModel]
@@ -107,10 +107,10 @@ def failures() -> tuple[Failure, ...]:
 
 
 @functools.cache
-def published() -> Published:
+def published() -> PublishedStudy:
     """The fitted study, from `published/acme.toml`."""
     data = load_toml("acme.toml")
-    return Published(
+    return PublishedStudy(
         {name: cluster_from(name, c) for name, c in data["cluster"].items()},
         {k: Marginal.from_toml(v) for k, v in data["duration_s"].items()},
         {c: {m: Marginal.from_toml(v) for m, v in ms.items()} for c, ms in data["utilisation"].items()},

@@ -11,7 +11,7 @@ from ....errors import ModelChanged
 from ....journal.codec import encode
 from ....link.bounds import Malformed, Message
 from ...contracts import PreparedTask
-from ...engines.live import Link, OpenAssignment
+from ...engines.live import OpenAssignment, WorkerLink
 from ...engines.wire import VERSION, pack
 from ...plan.dispatch import Dispatcher
 from ...plan.outcome import BlockTime
@@ -27,7 +27,7 @@ class Feeder:
     """Answers each message of each worker. Used on the event loop's thread; what it raises ends the link, or the run."""
 
     def __init__(
-        self, run: Run, dispatcher: Dispatcher, tasks: Tasks, workers: Workers, links: dict[str, Link]
+        self, run: Run, dispatcher: Dispatcher, tasks: Tasks, workers: Workers, links: dict[str, WorkerLink]
     ) -> None:
         self.run = run
         self.dispatcher = dispatcher
@@ -39,7 +39,7 @@ class Feeder:
 
     # ---- a connection begins and ends
 
-    def welcome(self, m: Message, writer: asyncio.StreamWriter) -> Link | None:
+    def welcome(self, m: Message, writer: asyncio.StreamWriter) -> WorkerLink | None:
         """The link of a worker that showed the token; None where it is refused. Raises Malformed."""
         known = m.get("version") == VERSION
         hello = received.hello(m) if known else None
@@ -54,7 +54,7 @@ class Feeder:
         now = time.time()
         started = place.started if place else now
         start_s = 0.0 if self.workers.engine.remote else now - started
-        link = Link(hello.name, hello.node, gpus, width, writer, now - hello.now, hello.sees, started, hello.pid,
+        link = WorkerLink(hello.name, hello.node, gpus, width, writer, now - hello.now, hello.sees, started, hello.pid,
                     start_s)  # fmt: skip
         self.run.observed.started = self.run.observed.started or now
         self.links[link.name] = link
@@ -64,7 +64,7 @@ class Feeder:
                   model=self.run.located.for_worker(settings.places), beat_s=settings.beat_s)  # fmt: skip
         return link
 
-    def gone(self, link: Link, why: str, *, blame: bool = True) -> None:
+    def gone(self, link: WorkerLink, why: str, *, blame: bool = True) -> None:
         """A connection ended: what the worker held is given to others. `blame`: the block that it was at may be why."""
         if self.links.get(link.name) is not link:
             return
@@ -99,7 +99,7 @@ class Feeder:
 
     # ---- its messages
 
-    def receive(self, link: Link, m: Message) -> None:
+    def receive(self, link: WorkerLink, m: Message) -> None:
         """Acts on one message. Raises Malformed."""
         busy = self.dispatcher.workers.get(link.name)
         held = busy.queue if busy is not None else ()
@@ -123,7 +123,7 @@ class Feeder:
             case other:
                 raise Malformed(f"'{other:.40}' is nothing that a worker sends")
 
-    def _ready(self, link: Link, m: Message) -> None:
+    def _ready(self, link: WorkerLink, m: Message) -> None:
         if link.ready:
             raise Malformed("it was ready before")
         link.fetch_s, link.load_s, link.uncompiled = received.ready(m)
@@ -134,7 +134,7 @@ class Feeder:
         self.dispatcher.join(link.name, link.width)
         self._feed(link)
 
-    def _block(self, link: Link, m: received.Block) -> None:
+    def _block(self, link: WorkerLink, m: received.Block) -> None:
         prepared, block = self.run.table.prepared[m.task], (m.task, m.number)
         started, ended = link.believable(m.started, m.ended)
         self.workers.has_answered(link.name)
@@ -163,19 +163,19 @@ class Feeder:
         if self.tasks.answered:
             self.run.control.wake()
 
-    def _failed(self, link: Link, task: str, number: int, why: str) -> None:
+    def _failed(self, link: WorkerLink, task: str, number: int, why: str) -> None:
         self.run.log.note("failed", worker=link.name, task=task, block=number, why=why)
         if self.dispatcher.failed(link.name, (task, number), why):
             self.tasks.score_if_complete(task)
         self.feed_all()
 
-    def _yielded(self, link: Link, given: Sequence[tuple[str, int]]) -> None:
+    def _yielded(self, link: WorkerLink, given: Sequence[tuple[str, int]]) -> None:
         for a in link.assignments.values():
             a.shared = a.shared or any(t == a.task for t, _ in given)
         self.dispatcher.yielded(link.name, given)
         self.feed_all()
 
-    def _unfit(self, link: Link, m: Message) -> None:
+    def _unfit(self, link: WorkerLink, m: Message) -> None:
         error = revive(received.unfit(m))
         link.leaving = error.message or "unfit"
         self.workers.give_up(link.name)
@@ -199,7 +199,7 @@ class Feeder:
                 self._feed(link)
         self.run.control.wake()
 
-    def _feed(self, link: Link) -> None:
+    def _feed(self, link: WorkerLink) -> None:
         """Keeps a worker's queue from running dry: the next bundle is sent while its last block is answered."""
         busy = self.dispatcher.workers.get(link.name)
         if busy is None:
@@ -222,7 +222,7 @@ class Feeder:
                 self._feed(link)
                 return
 
-    def _steal_for(self, link: Link) -> None:
+    def _steal_for(self, link: WorkerLink) -> None:
         """A worker with nothing to do gets the tail of another one's shard."""
         for number in list(link.assignments):
             self._close_assignment(link, number)
@@ -231,7 +231,7 @@ class Feeder:
             self.run.log.note("steal", thief=link.name, victim=steal.victim, blocks=len(steal.blocks))
             self.links[steal.victim].send("yield", blocks=steal.blocks)
 
-    def _send_shard(self, link: Link, task: str, blocks: Sequence[int], expected_s: float) -> None:
+    def _send_shard(self, link: WorkerLink, task: str, blocks: Sequence[int], expected_s: float) -> None:
         prepared = self.run.table.prepared[task]
         if task not in link.sent:
             link.sent.add(task)
@@ -241,7 +241,7 @@ class Feeder:
         lines = None if link.sees else {b: _raw_lines(prepared, b) for b in blocks}
         link.send("work", visit=self._assignments, task=task, blocks=list(blocks), lines=lines)
 
-    def _close_assignment(self, link: Link, number: int, outcome: str = "done", why: str = "") -> None:
+    def _close_assignment(self, link: WorkerLink, number: int, outcome: str = "done", why: str = "") -> None:
         ended = link.close_assignment(number, outcome, why)
         if ended is None:
             return

@@ -19,7 +19,7 @@ from ....link.bounds import HELLO_BYTES, HELLO_S, Malformed
 from ....link.listener import Listener
 from ....link.tls import Identity
 from ....private import private_folder, write_secret
-from ...engines.live import Link
+from ...engines.live import WorkerLink
 from ...engines.wire import Receiver
 from ...suite import received
 from ..state import Run
@@ -64,7 +64,7 @@ async def _serve(
     run: Run, feeder: Feeder, token: str, listener: Listener, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
 ) -> None:  # fmt: skip
     """One connection, from its first byte to its end."""
-    link: Link | None = None
+    link: WorkerLink | None = None
     why, blame = "the connection ended", True
     try:
         receiver = Receiver(reader, HELLO_BYTES)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from ....errors import EvaluationError
 from ...engines import Slot
-from ...engines.live import Link
+from ...engines.live import WorkerLink
 from ...model.cache import ModelReference, take_reference
 from ...plan.dispatch import Dispatcher
 from ..state import Run
@@ -35,7 +35,7 @@ class Workers:
     """The engine's workers. `links` holds those that are connected, joined ones too."""
 
     def __init__(
-        self, run: Run, dispatcher: Dispatcher, links: dict[str, Link], standing_by: asyncio.Task[None]
+        self, run: Run, dispatcher: Dispatcher, links: dict[str, WorkerLink], standing_by: asyncio.Task[None]
     ) -> None:
         """`standing_by`: starts processes that import ahead; ended once the workers themselves are started."""
         self.run = run
@@ -119,7 +119,7 @@ class Workers:
                 self._why_ended = gone.why
                 self.places.pop(gone.name, None)
 
-    def _end_hanging(self, link: Link, now: float) -> None:
+    def _end_hanging(self, link: WorkerLink, now: float) -> None:
         settings = self.run.settings
         if link.at[1] >= 0 and self.dispatcher.is_open(link.at):
             expected_s = self.dispatcher.expected([link.at])
@@ -128,7 +128,7 @@ class Workers:
         if now - link.heard > max(60.0, 20 * settings.beat_s):
             self._hang(link, f"it has reported nothing for {now - link.heard:.0f} s")
 
-    def _hang(self, link: Link, why: str) -> None:
+    def _hang(self, link: WorkerLink, why: str) -> None:
         self.run.log.note("hang", worker=link.name, why=why, task=link.at[0], block=link.at[1])
         self.engine.end(link.name)
         link.writer.close()
