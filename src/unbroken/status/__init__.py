@@ -1,6 +1,6 @@
 """Where a run stands, and the record of a run: `unbroken status` and `unbroken report`.
 
-gather, Report            everything that a report shows, as data
+gather, RunReport         everything that a report shows, as data
 write_report              writes report.html
 read_status, RunStatus    one screen about a run, also one that is being written
 """
