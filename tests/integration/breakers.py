@@ -241,7 +241,8 @@ class Stage:
     def goes_on(self, at_least: int) -> None:
         """Gives the command again: it must go on from this step or a later one, and make another step durable."""
         starts = len(self.restored())
-        self.start().until(lambda: len(self.restored()) > starts, "another start")
+        # An attempt that finds another's checkpoints in its place is started twice: two imports of torch.
+        self.start().until(lambda: len(self.restored()) > starts, "another start", within=150)
         step, _ = self.restored()[starts]
         assert step >= at_least, (at_least, self.story())
         self.until_durable(step + 1)
@@ -258,8 +259,15 @@ class Stage:
     def until_durable(self, step: int) -> None:
         self.until(lambda: max(self.durable(), default=0) >= step, f"step {step} on disk")
 
+    @property
+    def where(self) -> str:
+        """Where its checkpoints lie, as it is shown."""
+        if self.place == "store":
+            return self.argument
+        return str(self.run_dir.checkpoints if self.place == "run" else self.folder / "checkpoints")
+
     def storage(self) -> Storage:
-        """Where its checkpoints lie."""
+        """The same, opened."""
         if self.place == "store":
             return self.server.storage("bucket/training")  # type: ignore[no-any-return]
         return open_storage(self.run_dir.checkpoints if self.place == "run" else self.folder / "checkpoints")

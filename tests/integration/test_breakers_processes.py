@@ -178,7 +178,8 @@ def test_a_stop_after_the_run_directory_was_deleted_saves_what_is_in_memory(stag
     assert faults.left_over() == []
     durable = max(stage.durable())
     assert durable >= step, stage.story()
-    assert f"saved: step-{durable:08d}" in stage.output, stage.story()
+    saved = stage.output.partition("saved: ")[2].partition("\n")[0]
+    assert saved.startswith(f"step-{durable:08d}") and f" in {stage.where} (" in saved, stage.story()
     if stage.place == "run":  # what is left of that run is a folder of checkpoints: another run takes it up
         (found,) = stage.run_dir.checkpoints.glob(f"step-{durable:08d}.*")
         stage.options += ["--from", str(found)]

@@ -83,7 +83,7 @@ class Finishing:
     async def describe_lost_folder(self, why: str) -> RunDirLost:
         """The end of a run whose directory was lost, with what was saved where."""
         found = [f.name for f in await self._accepting.list_found() if f.committed]
-        place, step = self._run_dir.checkpoints, self._recorder.state.step
+        place, step = self._place.current(), self._recorder.state.step
         saved = f"saved: {', '.join(found[:3])} in {place}" if found else f"nothing could be saved in {place}"
         return RunDirLost(
             f"{why}, while the run went on; {saved}",
