@@ -71,15 +71,19 @@ class Attempt:
     """Global batches until the kill."""
     skip: tuple[int, int] | None = None
     """Samples that are to be skipped from the beginning of this attempt on."""
+    workers: int = 0
 
 
-attempts = st.lists(
-    st.builds(
-        Attempt, st.integers(1, 5), st.integers(1, 6), st.integers(1, 3), st.integers(1, 3), st.integers(0, 9),
-        st.none() | st.tuples(st.integers(0, 90), st.integers(1, 12)).map(lambda t: (t[0], t[0] + t[1])),
-    ),
-    min_size=1, max_size=4,
-)  # fmt: skip
+def attempts(workers: Any) -> Any:
+    """Any world sizes, batch sizes, saves, kills and skips, with as many workers as drawn."""
+    return st.lists(
+        st.builds(
+            Attempt, st.integers(1, 5), st.integers(1, 6), st.integers(1, 3), st.integers(1, 3), st.integers(0, 9),
+            st.none() | st.tuples(st.integers(0, 90), st.integers(1, 12)).map(lambda t: (t[0], t[0] + t[1])),
+            workers,
+        ),
+        min_size=1, max_size=4,
+    )  # fmt: skip
 
 
 @dataclass
@@ -106,11 +110,11 @@ class World:
             yield self.ranks[0].step_ends
 
 
-def start(size: int, seed: int, a: Attempt, state: Any, workers: int = 0) -> World:
+def start(size: int, seed: int, a: Attempt, state: Any) -> World:
     ranks = []
     for r in range(a.world):
         loader = wrap(
-            plain(size, a.batch, num_workers=workers),
+            plain(size, a.batch, num_workers=a.workers),
             seed=seed,
             rank=r,
             world_size=a.world,
@@ -125,15 +129,13 @@ def start(size: int, seed: int, a: Attempt, state: Any, workers: int = 0) -> Wor
     return World(ranks)
 
 
-def disturbed(
-    size: int, seed: int, epochs: int, story: list[Attempt], workers: int = 0
-) -> tuple[list[int], list[int]]:
+def disturbed(size: int, seed: int, epochs: int, story: list[Attempt]) -> tuple[list[int], list[int]]:
     """(what counts of the samples that were given, what should have been)."""
     state: Any = None
     done: list[int] = []
     skips: list[tuple[int, int]] = []
     for number, a in enumerate(story):
-        world = start(size, seed, a, state, workers)
+        world = start(size, seed, a, state)
         left = a.batches if number < len(story) - 1 else 10**9
         consumed = world.ranks[0].position().samples
         asked = subtract([a.skip], consumed) if a.skip else ()
@@ -162,8 +164,18 @@ def given_out_of_one(size: int, seed: int, epochs: int) -> list[int]:
 
 
 @settings(max_examples=60)
-@given(st.integers(1, 40), st.integers(0, 3), st.integers(1, 2), attempts)
+@given(st.integers(1, 40), st.integers(0, 3), st.integers(1, 2), attempts(st.just(0)))
 def test_each_sample_once_in_the_order_of_the_undisturbed_run(
+    size: int, seed: int, epochs: int, story: list[Attempt]
+) -> None:
+    done, expected = disturbed(size, seed, epochs, story)
+    assert done == expected
+
+
+@pytest.mark.slow
+@settings(max_examples=15, deadline=None)
+@given(st.integers(1, 40), st.integers(0, 3), st.integers(1, 2), attempts(st.integers(0, 2)))
+def test_each_sample_once_with_any_number_of_workers(
     size: int, seed: int, epochs: int, story: list[Attempt]
 ) -> None:
     done, expected = disturbed(size, seed, epochs, story)
@@ -172,11 +184,11 @@ def test_each_sample_once_in_the_order_of_the_undisturbed_run(
 
 def test_two_four_three_ranks_with_skips_over_two_epochs_and_workers() -> None:
     story = [
-        Attempt(2, 4, 2, 1, 5),
-        Attempt(4, 3, 1, 2, 7, skip=(50, 57)),
+        Attempt(2, 4, 2, 1, 5, workers=1),
+        Attempt(4, 3, 1, 2, 7, skip=(50, 57), workers=2),
         Attempt(3, 5, 1, 1, 0, skip=(130, 140)),
     ]
-    done, expected = disturbed(97, 5, 2, story, workers=1)
+    done, expected = disturbed(97, 5, 2, story)
     assert done == expected
     assert len(done) == 2 * 97 - 17
 

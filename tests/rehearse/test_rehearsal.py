@@ -203,6 +203,24 @@ def test_what_differs_is_named(changes: dict[str, Any], kind: str, words: str) -
     assert found is not None and found.kind == kind and words in found.text and found.rank == 2
 
 
+def test_batches_that_are_skipped_to_come_to_the_place_are_no_difference() -> None:
+    """As with `islice(loader, n, None)`, or `if i < n: continue`."""
+    before = tuple(b for s in STEPS[:5] for b in s.batches)
+    first = STEPS[5].batches[0]
+
+    def found(*batches: Batch, losses: tuple[str, ...] = STEPS[5].losses) -> Any:
+        steps = resumed(5)
+        steps[0] = replace(steps[0], batches=batches, losses=losses)
+        return compare(STEPS, steps, 0, limit=7).finding
+
+    assert found(*before, first) is None
+    one_too_many, one_too_few = found(*before, first, STEPS[6].batches[0]), found(*before)
+    assert one_too_many.kind == one_too_few.kind == "position"
+    assert "that of step 7" in one_too_many.text and "that of step 5" in one_too_few.text
+    trained_on = found(*before, first, losses=(*(f"l{n}" for n in range(5)), *STEPS[5].losses))
+    assert trained_on.kind == "position" and "began again at the beginning of the epoch" in trained_on.text
+
+
 def test_the_training_is_killed_between_saves_and_in_two_epochs() -> None:
     saves = [Save(n, 0.1, "torch.save") for n in (3, 6, 9)]
     assert kill_points(STEPS, saves) == [5, 8]

@@ -7,7 +7,7 @@ the script that differ are causes where something that decides differs too, and 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from .trace import Batch, Step
 
@@ -81,12 +81,24 @@ def compare(
         return Comparison(0, None)
     start = align(undisturbed, other[0], limit if limit is not None else 0) if limit is not None else 0
     pairs = list(zip(undisturbed[start:], other, strict=False))
+    pairs = [(a, b if i else _without_skipped(a, b)) for i, (a, b) in enumerate(pairs)]
     differences = [_differ(a, b) for a, b in pairs]
     at = next((i for i, d in enumerate(differences) if d.decides), None)
     if at is None:
         return Comparison(start, None, _notes(differences), len(pairs))
     finding = _explain(undisturbed, pairs, differences, at, start, rank)
     return Comparison(start, finding, (), len(pairs))
+
+
+def _without_skipped(a: Step, b: Step) -> Step:
+    """A process's first step without the batches that it took from the loader only to come to its place.
+
+    Whoever resumes with `islice(loader, n, None)` or `if i < n: continue` takes them all; none of them is trained on, which
+    the number of losses tells.
+    """
+    each, rest = divmod(len(a.losses), max(len(a.batches), 1))
+    used = len(b.losses) // each if each and not rest else 0
+    return replace(b, batches=b.batches[-used:]) if 0 < used < len(b.batches) else b
 
 
 def _differ(a: Step, b: Step) -> _Difference:
