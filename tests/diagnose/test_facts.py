@@ -137,6 +137,13 @@ def test_counted_oom_kill(tmp_path: Path) -> None:
     assert (v.reason, v.recoverable, v.action) == ("OutOfMemoryError", True, Action.RESTART)
 
 
+def test_several_that_were_killed_for_memory_at_once_are_all_named(tmp_path: Path) -> None:
+    ends = exits((0, None, 9, 1.0, False), (1, None, 9, 1.0, False))
+    v = diagnose([run_logs(tmp_path, {0: "", 1: ""})], facts=Facts(oom_kills=(0, 1), exits=ends))
+    assert v.reason == "OutOfMemoryError" and v.faulty is not None
+    assert (v.faulty.rank, v.faulty.node) == (None, "node-000") and "ranks 0, 1" in v.notes[0]
+
+
 def test_completed_and_stopped(tmp_path: Path) -> None:
     logs = run_logs(tmp_path, {0: "UserWarning: something failed harmlessly\n"})
     assert diagnose([logs], facts=Facts(completed=True)).outcome is Outcome.COMPLETED

@@ -128,6 +128,35 @@ def test_a_killed_supervisor_is_succeeded_and_no_rank_stops(simulate: Simulate, 
     simulate(act, nodes, spares=1)
 
 
+@pytest.mark.parametrize("steps_first", [False, True])
+def test_an_incident_that_outlives_its_supervisor_is_over_all_the_same(
+    simulate: Simulate, steps_first: bool
+) -> None:
+    """The one before had restarted the ranks, and did not live to see them train; its successor does."""
+
+    async def act(run: SimulatedRun) -> None:
+        await reach(run, 1, 9)
+        run.faults.fail_rank("node-00001", 2)
+        await run.until(lambda: len(run.journal("attempt")) == 2)
+        run.kill_supervisor()
+        if steps_first:
+            await asyncio.sleep(
+                30.0
+            )  # beyond the leases: its ranks are gone too, and a third attempt follows
+        run.restart_supervisor()
+        await run.until(
+            lambda: run.journal("resumed") and run.journal("resumed")[-1]["incident"] == 1 + steps_first
+        )
+        await reach(run, 2 + steps_first, 14)
+        first = run.incidents()[0]
+        if steps_first:
+            assert first["resumed"] is None, "it was cut off by the next one"
+        else:
+            assert first["resumed"] is not None and first["next_attempt"] == 2
+
+    simulate(act, 8)
+
+
 def test_a_supervisor_that_comes_after_the_leases_starts_anew_from_the_snapshots(simulate: Simulate) -> None:
     async def act(run: SimulatedRun) -> None:
         await reach(run, 1, 9)

@@ -82,7 +82,7 @@ class RankPlace:
 @dataclass(frozen=True)
 class Facts:
     """Everything known beside the logs. `lost_nodes` did not answer within their lease; `nodes` maps each
-    rank to its node; `oom_kills` are ranks whose cgroup counted an OOM kill; `completed` says that every
+    rank to its node; `oom_kills` are ranks that the kernel killed for memory; `completed` says that every
     rank ended with code 0; `step` is the last completed one, `run_step` the highest of the whole run (-1 for none), `total`
     how many steps the script said that it makes.
 

@@ -33,6 +33,8 @@ def describe_end(end: RankExit) -> str:
     how = signal_name(end.signal) if end.signal else f"exit code {end.code}"
     if not end.signal and end.died_of:
         how += f" (128 + {signal_name(end.died_of)})"
+    if end.oom:
+        how += " (memory ran out, by the kernel's log)"
     return f"rank {end.rank} on {end.node} ended by {how}"
 
 

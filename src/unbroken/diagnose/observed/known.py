@@ -9,7 +9,7 @@ from ...progress.records.verdict import HANG, UNKNOWN, Action, Category, Faulty,
 from ..judge.chronology import Timeline
 from ..judge.decide import failed
 from ..judge.exits import by_exit_code
-from ..judge.facts import Facts, RankExit
+from ..judge.facts import Facts, RankExit, first_of
 from ..judge.roots import all_cascade, root_of
 from ..judge.training_curve import read_curve
 from ..match.events import Event, FileScan, Topology
@@ -107,14 +107,19 @@ def _lost_node(chron: Timeline, scans: Sequence[FileScan], facts: Facts) -> Verd
 
 
 def _oom_killed(chron: Timeline, scans: Sequence[FileScan], topology: Topology, facts: Facts) -> Verdict:
-    rank = facts.oom_kills[0]
-    node = next((e.node for e in facts.exits if e.rank == rank), topology.node_of(rank))
+    ranks = facts.oom_kills
+    first = first_of([e for e in facts.failures() if e.rank in ranks])
+    rank = ranks[0] if len(ranks) == 1 else first[0].rank if len(first) == 1 else None
+    nodes = {n for r in ranks if (n := topology.node_of(r)) is not None}
+    node = topology.node_of(rank) if rank is not None else next(iter(nodes)) if len(nodes) == 1 else None
     said = next((e for e in chron.candidates if e.reason in ("OutOfMemoryError", "DataloaderKilled")), None)
+    who = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks[:8]))}{' and others' if len(ranks) > 8 else ''}"
     return Verdict(
         Outcome.FAILED, Category.FRAMEWORK, "OutOfMemoryError", root_of(said, scans) if said else None, cascade=all_cascade(chron),
-        faulty=Faulty(node, rank), recoverable=True, action=Action.RESTART, confidence=0.9, decided_by="oom-kill-count",
-        mitigation="The kernel killed this rank because its host memory ran out. Restart; ask for more memory, use fewer loader workers, or find the leak.",
-        notes=(f"the cgroup of rank {rank} counted an OOM kill",),
+        faulty=Faulty(node, rank) if node is not None or rank is not None else None, recoverable=True, action=Action.RESTART,
+        confidence=0.9, decided_by="oom-kill-count",
+        mitigation=f"The kernel killed {who} because host memory ran out. Restart; ask for more memory, use fewer loader workers, or find the leak.",
+        notes=(f"the kernel killed {who} for memory",),
     )  # fmt: skip
 
 

@@ -69,6 +69,8 @@ class Attempt:
     """The highest completed step of any rank, -1 before the first."""
     ended: int = 0
     """How many ranks have ended."""
+    taken_over: bool = False
+    """Whether a supervisor before this one started it."""
     _finished: int = 0
     _bad: list[RankExit] = field(default_factory=list)
     """The ends that were errors, or our doing."""

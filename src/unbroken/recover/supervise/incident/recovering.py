@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from ....diagnose import Facts
 from ....diagnose.observed.interruptions import judge_interruption
-from ....errors import RunStopped
+from ....errors import ContractError, RunStopped
 from ....progress import RunDir, RunSpec
 from ....progress.records.decision import Decision
 from ....progress.records.incident import Incident
@@ -28,6 +30,7 @@ from ..record.stop_request import StopRequest
 from ..screen.view import View
 from .facts import collect_facts, describe_hang, logs_of
 
+_log = logging.getLogger("unbroken.supervisor")
 _SETTLE_S = 0.5
 _SETTLE_QUIET_S = 0.15
 Diagnose = Callable[[Sequence[Path], Facts], Awaitable[Verdict]]
@@ -54,7 +57,7 @@ class Recovering:
         self._fencing, self._stopping, self._diagnose = fencing, stopping, diagnose
         self._recorder, self._background, self._stop = recorder, background, stop
         self._view, self._clock = view, clock
-        self._open: Incident | None = None
+        self._open = self._find_open()
         """The newest one, until training is past the step that it was at."""
 
     # --- from outcome to decision
@@ -171,6 +174,18 @@ class Recovering:
 
     # --- until it is over
 
+    def _find_open(self) -> Incident | None:
+        """The incident that a supervisor before this one handled, and did not see the end of."""
+        number = self._recorder.state.unresumed
+        if number is None:
+            return None
+        try:
+            found = Incident.from_json(json.loads(self._run_dir.incident(number).read_bytes()))
+        except (OSError, ValueError, ContractError) as e:
+            _log.warning("incident %d cannot be read, and stays open: %s", number, e)
+            return None
+        return found if found.action != Action.STOP.value else None
+
     def note_schedule(self, attempt: int, seconds: float) -> None:
         """The next attempt is about to be launched, so long after its start was begun."""
         if self._open is not None:
@@ -184,6 +199,10 @@ class Recovering:
             return
         self._open = None
         incident.resumed = up.time
+        if attempt.taken_over:
+            # Its first steps, and how it started, were another supervisor's to see.
+            self._background.start(self._tell_resumed(incident, attempt, up.time))
+            return
         incident.resumed_step = first.step
         incident.steps_lost = max(0, incident.step - first.step + 1)
         start = attempt.attached_at or attempt.started
@@ -203,6 +222,9 @@ class Recovering:
 
     async def note_takeover(self, attempt: Attempt) -> None:
         """An incident that cost no step: the supervisor was gone and the ranks never stopped."""
+        attempt.taken_over = True
+        if self._open is not None:
+            self._open.next_attempt = attempt.number
         now, step = self._clock.wall(), self._recorder.state.step
         facts = Facts(taken_over=True, run_step=step, noticed=now)
         verdict = judge_interruption(facts)

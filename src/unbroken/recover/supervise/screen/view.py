@@ -168,9 +168,8 @@ class Lines:
     def resumed(self, incident: Incident) -> None:
         took = Duration((incident.resumed or 0.0) - incident.detected)
         past = f"past step {incident.step}" if incident.step >= 0 else "past the first step"
-        self.say(
-            f"incident {incident.number} is over: {past} after {took}, {incident.steps_lost} steps replayed"
-        )
+        replayed = f", {incident.steps_lost} steps replayed" if incident.steps_lost is not None else ""
+        self.say(f"incident {incident.number} is over: {past} after {took}{replayed}")
 
     def stopped(self, incident: Incident, run_dir: RunDir) -> None:
         v = incident.verdict
