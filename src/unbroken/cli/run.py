@@ -80,6 +80,13 @@ def run(
             help="At the end: how long the last snapshot waits in memory for a disk that is full or refuses it."
         ),
     ] = "10m",
+    record: Annotated[
+        str,
+        typer.Option(
+            help="Where the record of the run lies (who supervises, its journal, the checkpoints that count): shared (the "
+            "run directory, which other hosts have too), own-disk, or s3://bucket/prefix. Default: by the file system."
+        ),
+    ] = "auto",
     room_elsewhere: Annotated[
         str,
         typer.Option(
@@ -115,7 +122,7 @@ def run(
     spec = make_spec(
         words, nodes=nodes, nproc=nproc, spares=spares, timeouts=times,
         host_memory=_memory(host_memory), ownership=ownership, origin=_absolute(start_from), trust_pickle=trust_pickle,
-        room_elsewhere=_absolute(room_elsewhere),
+        room_elsewhere=_absolute(room_elsewhere), record=record.rstrip("/"),
     )  # fmt: skip
     ended = run_supervised(RunDir(folder), spec)
     if ended == "interrupted":

@@ -55,33 +55,52 @@ class Term:
         except psutil.NoSuchProcess:
             return False
 
+    def encode(self) -> bytes:
+        """As it is written down."""
+        schema = SCHEMA if isinstance(self.address, str) else 1
+        return json.dumps({"schema": schema, **asdict(self)}, indent=1).encode()
 
-def read_terms(run_dir: RunDir) -> list[Term]:
-    """The terms so far, oldest first. Raises ContractError on a file of a newer version."""
-    if not run_dir.terms.is_dir():
-        return []
-    found = []
-    for path in run_dir.terms.iterdir():
-        if m := _NAME.fullmatch(path.name):
-            found.append((int(m[1]), path))
-    terms = []
-    for number, path in sorted(found):
+    @classmethod
+    def decode(cls, data: bytes, number: int, where: str) -> Term:
+        """Reads `encode`. Raises ContractError, also for one of a newer version."""
         try:
-            value: dict[str, Any] = json.loads(path.read_bytes())
+            value: dict[str, Any] = json.loads(data)
             schema = value.pop("schema")
             if schema > SCHEMA:
                 raise ContractError(
                     f"the term's file has schema {schema}, this version knows {SCHEMA}",
-                    where=str(path),
+                    where=where,
                     hint="Use the version of unbroken that wrote it, or a newer one",
                 )
             if not isinstance(value["address"], str):
                 host, port = value["address"]
                 value["address"] = (host, port)
-            terms.append(Term(**value))
+            return cls(**value)
         except (ValueError, KeyError, TypeError, AttributeError) as e:
-            raise ContractError(f"epoch {number} cannot be read: {e}", where=str(path)) from e
-    return terms
+            raise ContractError(f"epoch {number} cannot be read: {e}", where=where) from e
+
+    @classmethod
+    def mine(
+        cls, number: int, *, run_id: str, address: str | tuple[str, int], sealed: dict[str, int]
+    ) -> Term:
+        """One of this process."""
+        me = psutil.Process()
+        return cls(
+            number, run_id, socket.gethostname(), me.pid, me.create_time(), address, time.time(), sealed
+        )
+
+
+def term_number(name: str) -> int | None:
+    """The number in a file's name, None where it is no term's."""
+    return int(m[1]) if (m := _NAME.fullmatch(name)) else None
+
+
+def read_terms(run_dir: RunDir) -> list[Term]:
+    """The terms so far, oldest first. Raises ContractError on a file of a newer version."""
+    if not run_dir.terms.is_dir():
+        return []
+    found = [(n, path) for path in run_dir.terms.iterdir() if (n := term_number(path.name)) is not None]
+    return [Term.decode(path.read_bytes(), number, str(path)) for number, path in sorted(found)]
 
 
 def newest_term(run_dir: RunDir) -> int:
@@ -90,24 +109,12 @@ def newest_term(run_dir: RunDir) -> int:
         names = os.listdir(run_dir.terms)
     except FileNotFoundError:
         return 0
-    return max((int(m[1]) for n in names if (m := _NAME.fullmatch(n))), default=0)
+    return max((n for name in names if (n := term_number(name)) is not None), default=0)
 
 
 def claim(
     run_dir: RunDir, number: int, *, run_id: str, address: str | tuple[str, int], sealed: dict[str, int]
 ) -> Term | None:
     """Claims epoch `number` and returns it, or None if somebody else was first."""
-    me = psutil.Process()
-    term = Term(
-        number=number,
-        run_id=run_id,
-        host=socket.gethostname(),
-        pid=me.pid,
-        pid_started=me.create_time(),
-        address=address,
-        claimed=time.time(),
-        sealed=sealed,
-    )
-    schema = SCHEMA if isinstance(address, str) else 1
-    data = json.dumps({"schema": schema, **asdict(term)}, indent=1).encode()
-    return term if atomic.create_exclusive(run_dir.term(number), data) else None
+    term = Term.mine(number, run_id=run_id, address=address, sealed=sealed)
+    return term if atomic.create_exclusive(run_dir.term(number), term.encode()) else None

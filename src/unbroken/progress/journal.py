@@ -20,6 +20,9 @@ from .rundir import RunDir
 class JournalWriter:
     """Appends to the journal of one term; each record is on disk when `append` returns."""
 
+    slow = False
+    """An append takes no longer than a disk."""
+
     def __init__(self, run_dir: RunDir, term: int, clock: Callable[[], float] = time.time) -> None:
         """`clock` gives seconds since the Unix epoch."""
         self._clock = clock

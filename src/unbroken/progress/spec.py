@@ -109,6 +109,8 @@ class RunSpec:
     """Whether pickled objects in `origin` may be read."""
     host_memory: Bytes = Bytes(0)
     """What each node's keeper may hold in memory for snapshots; 0 lets the backend choose."""
+    record: str = "auto"
+    """Where the record of the run lies: shared or own-disk (the run directory), an address; auto goes by the file system."""
     room_elsewhere: str = ""
     """A folder or address for the last checkpoint, where the storage refuses it even after `timeouts.room`."""
     timeouts: Timeouts = field(default_factory=Timeouts)
@@ -200,6 +202,8 @@ def check_same(old: RunSpec, new: RunSpec, run_dir: RunDir) -> None:
     for key in FIXED:
         if key != "run_id" and getattr(old, key) != getattr(new, key):
             differ.append(f"{key} was {_show(getattr(old, key))}, now {_show(getattr(new, key))}")
+    if "auto" != new.record != old.record and "://" in new.record + old.record:
+        differ.append(f"--record was {old.record}, now {new.record}")
     if new.origin and new.origin != old.origin:
         differ.append(f"--from was {old.origin or 'not given'}, now {new.origin}")
     if differ:

@@ -27,6 +27,8 @@ from ..progress import Budgets, RunDir, RunSpec, Timeouts, check_same, read_jour
 from ..progress.records.state import RunState
 from ..status import write_report_safely
 from ..units import Bytes
+from .record.base import Record
+from .record.choice import check_record, open_record
 from .supervise.incident.diagnosing import Diagnosis
 from .supervise.screen.terminal_log import logged_to
 from .supervise.screen.view import Lines, View
@@ -57,12 +59,13 @@ def make_spec(
     origin: str = "",
     trust_pickle: bool = False,
     room_elsewhere: str = "",
+    record: str = "auto",
 ) -> RunSpec:
     """A spec with a fresh run id. Raises UsageError on impossible numbers."""
     return RunSpec(
         command=tuple(command), run_id=secrets.token_hex(6), nodes=nodes, nproc=nproc, spares=spares,
         timeouts=timeouts or Timeouts(), budgets=budgets or Budgets(), host_memory=host_memory, ownership=ownership,
-        origin=origin, trust_pickle=trust_pickle, room_elsewhere=room_elsewhere,
+        origin=origin, trust_pickle=trust_pickle, room_elsewhere=room_elsewhere, record=check_record(record),
     )  # fmt: skip
 
 
@@ -200,13 +203,14 @@ def settle_spec(run_dir: RunDir, wanted: RunSpec) -> RunSpec:
         origin=old.origin, trust_pickle=wanted.trust_pickle or old.trust_pickle,
         ownership=old.ownership if wanted.ownership == "auto" else wanted.ownership,
         room_elsewhere=wanted.room_elsewhere or old.room_elsewhere,
+        record=old.record if wanted.record == "auto" else wanted.record,
     )  # fmt: skip
 
 
-def _check_journal(run_dir: RunDir, spec: RunSpec) -> None:
+def _check_journal(run_dir: RunDir, record: Record, spec: RunSpec) -> None:
     """Raises RunDirMismatch where run.toml was edited into another run than the journal is of."""
     try:
-        records = read_journal(run_dir).records
+        records = record.read().records
     except (OSError, UnbrokenError):
         return  # who claims the run says what is wrong with it
     began = next((r for r in records if r["kind"] == "run"), None)
@@ -222,10 +226,10 @@ def _check_journal(run_dir: RunDir, spec: RunSpec) -> None:
             )
 
 
-def _has_started(run_dir: RunDir) -> bool:
+def _has_started(record: Record) -> bool:
     """Whether the run has copied what it starts from, and needs it no more."""
     try:
-        return bool(RunState.of(read_journal(run_dir).records).origin)
+        return bool(RunState.of(record.read().records).origin)
     except (OSError, UnbrokenError):
         return False
 
@@ -273,6 +277,18 @@ def _strangers(run_dir: RunDir) -> list[str]:
     return sorted(p.name for p in run_dir.path.iterdir() if not harmless(p))
 
 
+def _find_record(run_dir: RunDir, wanted: RunSpec) -> Record:
+    """Where the run's record lies, as it was asked for now or before; checked, and its run.toml fetched where there is none
+    here. Raises StorageError, UsageError, MissingExtra."""
+    text = wanted.record
+    if text == "auto" and run_dir.spec.exists():
+        text = read_spec(run_dir.spec).record
+    record = open_record(run_dir, text)
+    record.check()
+    record.fetch_spec()
+    return record
+
+
 def run_supervised(
     run_dir: RunDir, wanted: RunSpec, *, view: View | None = None, cwd: Path | None = None
 ) -> str:
@@ -287,10 +303,12 @@ def run_supervised(
     # Before anything is written: a directory that remembers what did not fit would refuse what does.
     LocalBackend(wanted.run_id).check_fits(wanted.nodes, wanted.nproc, wanted.spares)
     check_folder(run_dir.path, "the run directory")
-    if wanted.origin and not _has_started(run_dir):
+    record = _find_record(run_dir, wanted)
+    if wanted.origin and not _has_started(record):
         find_origin(wanted.origin, trust=wanted.trust_pickle)  # before anything is written
     spec = settle_spec(run_dir, wanted)
-    _check_journal(run_dir, spec)
+    record.share_spec(spec.run_id)
+    _check_journal(run_dir, record, spec)
     host = LocalBackend(spec.run_id)
     ownership = None if spec.ownership == "auto" else Kind(spec.ownership)
     check_places(run_dir, host.scratch("x").parent.parent)
@@ -300,7 +318,7 @@ def run_supervised(
     async def go() -> str:
         surroundings = Surroundings(
             LocalCluster(spec.run_id, ownership=ownership, log_of=run_dir.agent_log), host, Diagnosis(folder=run_dir.path),
-            int(spec.host_memory) or host.keeper_memory(spec.nodes + spec.spares),
+            int(spec.host_memory) or host.keeper_memory(spec.nodes + spec.spares), record=record,
         )  # fmt: skip
         supervisor = Supervisor(run_dir, spec, surroundings, shown, cwd=here)
         loop = asyncio.get_running_loop()

@@ -28,14 +28,17 @@ from ...cluster import Ended, Ownership
 from ...cluster.holding.choice import from_text
 from ...cluster.local_events import forget_run
 from ...detect.stacks import ProcessInfo, collect_stacks
-from ...errors import RunError, UnsafeFile
+from ...errors import RunError, StorageError, UnsafeFile
 from ...link.address import Address
 from ...link.bounds import Malformed
 from ...link.runs import unpack
 from ...link.secret import Secret, take_from_input
 from ...private import private_folder
-from ...progress import RunDir, newest_term, read_terms
+from ...progress import RunDir
 from ...progress.page import NO_STOP
+from ..record.base import Record
+from ..record.choice import open_record
+from ..record.folder import FolderRecord
 from ..wire import Link, Message, read_token
 from .clocks import NodeClocks
 from .keeper_process import KeeperProcess
@@ -50,6 +53,8 @@ _MOST_RANKS = 1 << 20
 _UNSENT_MAX = 20_000
 _CENSUS_EVERY_S = 1.0
 _NEWER_EVERY_S = 0.5
+_RECORD_EVERY_S = 2.0
+"""So often, at most, each agent asks a record in an object store for a successor: there may be thousands of them."""
 
 
 class Agent:
@@ -68,10 +73,12 @@ class Agent:
         elsewhere: str = "",
         held_before: Sequence[Ownership] = (),
         secret: Secret | None = None,
+        record: Record | None = None,
     ) -> None:
         """`held_before` are other ways in which an earlier supervisor held processes of this node. `secret` is what it was
         handed; None where it is to read the run's token itself."""
         self._secret = secret
+        self._record = record or FolderRecord(run_dir, shared=True)
         self.run_dir, self.run_id, self.node, self.scratch = run_dir, run_id, node, scratch
         self._owner, self._held_before = owner, tuple(held_before)
         self._cleared = Ended()
@@ -82,6 +89,7 @@ class Agent:
             elsewhere=elsewhere, secret=secret,
         )  # fmt: skip
         self._leaving: asyncio.Task[Message] | None = None
+        self._asked_record = -_RECORD_EVERY_S
         self.attempt = 0
         self.term = 0
         self.ranks: dict[int, RankProcess] = {}
@@ -130,10 +138,15 @@ class Agent:
 
     async def _serve_newest(self) -> bool:
         """Connects to the newest epoch's supervisor and serves it; True if it was there."""
-        number = newest_term(self.run_dir)
-        if number < self.term or number == 0:
+        try:
+            number = await self._newest_term()
+            if number < self.term or number == 0:
+                return False
+            term = (await asyncio.to_thread(self._record.terms))[-1]
+        except StorageError as e:
+            _log.warning("the record of the run does not answer: %s", e)
+            await asyncio.sleep(_RECORD_EVERY_S)
             return False
-        term = read_terms(self.run_dir)[-1]
         try:
             address = Address.parse(term.address)
             secret = self._secret or Secret(read_token(self.run_dir))
@@ -180,9 +193,21 @@ class Agent:
         while True:
             await asyncio.sleep(_NEWER_EVERY_S)
             # Each beat is answered at once: two that wait say that nobody answers.
-            if len(self._beats) > 1 and newest_term(self.run_dir) > term:
+            with contextlib.suppress(StorageError):
+                if len(self._beats) < 2 or await self._newest_term() <= term:
+                    continue
                 _log.warning("the supervisor of epoch %d does not answer, and has a successor", term)
                 return
+
+    async def _newest_term(self) -> int:
+        """The number of the newest term; of a slow record it is asked for not too often. Raises StorageError."""
+        if not self._record.slow:
+            return self._record.newest()
+        wait = self._asked_record + _RECORD_EVERY_S - time.monotonic()
+        if wait > 0:
+            await asyncio.sleep(wait)
+        self._asked_record = time.monotonic()
+        return await asyncio.to_thread(self._record.newest)
 
     def _hello(self, term: int) -> Message:
         return {
@@ -457,6 +482,7 @@ def main() -> None:
     parser.add_argument("--keeper-memory", type=int, required=True, help="bytes")
     parser.add_argument("--wait-for-room", type=float, default=600.0, help="seconds")
     parser.add_argument("--room-elsewhere", default="", help="where the last checkpoint goes after that")
+    parser.add_argument("--record", default="shared", help="where the record of the run lies")
     args = parser.parse_args()
     logging.basicConfig(
         level=logging.INFO, stream=sys.stdout, format="%(asctime)s %(levelname)s %(message)s", force=True
@@ -480,6 +506,7 @@ def main() -> None:
         args.room_elsewhere,
         [from_text(text, args.run_id, args.scratch.parent) for text in args.held_before],
         take_from_input(),
+        open_record(RunDir(args.run_dir), args.record),
     )
     asyncio.run(agent.main())
     shutil.rmtree(args.scratch, ignore_errors=True)

@@ -20,10 +20,11 @@ from ...errors import RunDirLost, RunStopped
 from ...link.address import own_address
 from ...link.secret import Secret
 from ...link.tls import make_identity
-from ...progress import JournalWriter, RunDir, RunSpec, read_journal, read_spec, write_spec
+from ...progress import RunDir, RunSpec, read_spec, write_spec
 from ...progress.records.state import RunState
 from ...units import Bytes
 from ..decide.policy import decide_failed_start
+from ..record.folder import FolderRecord
 from .attempt.outcome import AttemptOutcome, name_loss
 from .launch.launching import StartFailed
 from .launch.takeover import take_over
@@ -62,6 +63,7 @@ class Supervisor:
         cwd: Path | None = None,
     ) -> None:
         self._run_dir, self._spec, self._view = run_dir, spec, view
+        self._record = surroundings.record or FolderRecord(run_dir, shared=True)
         self._around, self._clock = surroundings, surroundings.clock
         self._cwd = cwd or Path.cwd()
         self._changed = asyncio.Event()
@@ -84,10 +86,11 @@ class Supervisor:
         )  # fmt: skip
         try:
             claimed, before = await take_over(
-                self._run_dir, self._spec.run_id, desk.address, secret, self._around.connect
+                self._record, self._run_dir, self._spec.run_id, desk.address, secret, self._around.connect
             )
             desk.term = claimed.number
-            state = RunState.of(read_journal(self._run_dir).records, now=self._clock.wall())
+            text = await asyncio.to_thread(self._record.read)
+            state = RunState.of(text.records, now=self._clock.wall())
             if state.status == "completed":
                 await self._sweep(fleet)
                 self._view.say("this run is already completed")
@@ -95,7 +98,8 @@ class Supervisor:
             if read_spec(self._run_dir.spec) != self._spec:
                 # Only now: a call that finds the run in use must not change its settings.
                 write_spec(self._run_dir, self._spec)
-            journal = JournalWriter(self._run_dir, claimed.number, self._clock.wall)
+                await asyncio.to_thread(self._record.keep_spec)
+            journal = self._record.open(claimed, self._clock.wall)
             recorder = Recorder(
                 self._run_dir, journal, state, self._stop, self._view.say, self._clock,
                 float(self._spec.timeouts.stop),
@@ -108,7 +112,8 @@ class Supervisor:
                     )  # fmt: skip
                 takes_over = before.number if before else None
                 await recorder.record("epoch", host=claimed.host, pid=claimed.pid, takes_over=takes_over)
-                term = TermWatch(self._run_dir, claimed.number, self._clock)
+                term = TermWatch(self._run_dir, self._record, claimed.number, self._clock)
+                self._background.start(term.follow())
                 parts = assemble(
                     self._run_dir, self._spec, self._cwd, fleet, inbox, recorder, term, self._stop, self._background,
                     self._around.diagnosis, self._view, self._clock, self._changed, self._elsewhere,
@@ -147,7 +152,7 @@ class Supervisor:
             "--run-dir": self._run_dir.path.absolute(), "--run-id": spec.run_id,
             "--orphan-grace": max(_ORPHAN_LEAST_S, _ORPHAN_LEASES * float(timeouts.lease)),
             "--keeper-memory": self._around.keeper_bytes, "--wait-for-room": float(timeouts.room),
-            "--room-elsewhere": elsewhere,
+            "--room-elsewhere": elsewhere, "--record": self._spec.record,
         }  # fmt: skip
         words = tuple(str(word) for pair in arguments.items() for word in pair)
 
@@ -197,6 +202,7 @@ class Supervisor:
             f"{Bytes(self._around.keeper_bytes)} of memory on each node"
         )
         self._view.say(parts.fleet.describe())
+        self._view.say(self._record.describe())
         self._background.start(parts.fleet.follow_events())
         if not await self._acquire(parts):
             return await parts.finishing.finish("interrupted")
@@ -287,7 +293,9 @@ class Supervisor:
 
         Nothing can be recorded then, so nothing may be decided any more: what the keepers hold is the run.
         """
-        watch, shown = RunFolderWatch(self._run_dir, parts.term.number), ""
+        # Of a record elsewhere the run directory has copies only.
+        watch = RunFolderWatch(self._run_dir, 0 if self._record.slow else parts.term.number)
+        shown = ""
         while True:
             await asyncio.sleep(EVERY_S)
             now = await asyncio.to_thread(watch.poll)

@@ -11,6 +11,7 @@ from typing import Protocol
 from ...cluster.contract import Cluster
 from ...diagnose.judge.facts import Facts
 from ...progress.records.verdict import Verdict
+from ..record.base import Record
 from ..wire import Link
 from .nodes.door import Listen
 from .nodes.fleet import Host
@@ -32,7 +33,8 @@ class Diagnosing(Protocol):
 class Surroundings:
     """`keeper_bytes` is how much memory each node's keeper may use; `connect` reaches an earlier supervisor, to ask
     whether it is there. `listen` is where agents come in, None for what the cluster asks for. `advertised` is this
-    machine's address as agents on others reach it; "" for the one that its routes name."""
+    machine's address as agents on others reach it; "" for the one that its routes name. `record` is where the run's record
+    lies, None for the run directory."""
 
     cluster: Cluster
     host: Host
@@ -42,3 +44,4 @@ class Surroundings:
     listen: Listen | None = None
     connect: Callable[..., Awaitable[Link]] = Link.connect
     advertised: str = ""
+    record: Record | None = None

@@ -13,6 +13,8 @@ class MemoryJournal:
 
     `clock` gives the time `t` of each record."""
 
+    slow = False
+
     def __init__(self, clock: Callable[[], float], term: int = 1) -> None:
         self.term, self.records = term, list[dict[str, Any]]()
         self.refuses = False

@@ -1,4 +1,4 @@
-"""Claims a run directory for a supervisor, and never for two."""
+"""Claims a run for a supervisor, and never for two."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from ....errors import RunError, RunInUse
 from ....link.address import Address
 from ....link.bounds import Malformed
 from ....link.secret import Secret
-from ....progress import RunDir, Term, claim, read_terms
-from ....progress.journal import sealable
+from ....progress import RunDir, Term
+from ...record.base import Record
 from ...wire import Link, Message
 
 _log = logging.getLogger("unbroken.supervisor")
@@ -20,7 +20,12 @@ Connect = Callable[..., Awaitable[Link]]
 
 
 async def take_over(
-    run_dir: RunDir, run_id: str, address: Address, secret: Secret, connect: Connect = Link.connect
+    record: Record,
+    run_dir: RunDir,
+    run_id: str,
+    address: Address,
+    secret: Secret,
+    connect: Connect = Link.connect,
 ) -> tuple[Term, Term | None]:
     """Claims the next epoch; returns it and its predecessor.
 
@@ -28,20 +33,21 @@ async def take_over(
     neither is gone nor answers (stopped, or cut off) is succeeded too: agents obey the higher epoch, and what it
     writes into its journal from here on does not count.
     """
-    terms = read_terms(run_dir)
+    terms = await asyncio.to_thread(record.terms)
     before = terms[-1] if terms else None
     if before is not None and not before.supervisor_is_gone() and await _answers(before, secret, connect):
         raise RunInUse(
             "a live supervisor holds this run directory",
-            where=f"{run_dir.path}, process {before.pid} on {before.host}",
+            where=f"{record.where}, process {before.pid} on {before.host}",
             hint=f"Watch it with `unbroken status {run_dir.path}`, or stop it first (kill -TERM {before.pid})",
         )
     number = (before.number if before else 0) + 1
-    mine = claim(run_dir, number, run_id=run_id, address=str(address), sealed=sealable(run_dir, terms))
+    sealed = await asyncio.to_thread(record.seal, terms)
+    mine = await asyncio.to_thread(
+        lambda: record.claim(number, run_id=run_id, address=str(address), sealed=sealed)
+    )
     if mine is None:
-        raise RunInUse(
-            "another supervisor claimed this run directory at the same moment", where=str(run_dir.path)
-        )
+        raise RunInUse("another supervisor claimed this run directory at the same moment", where=record.where)
     return mine, before
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from ....errors import RunError
 from ....progress import RunDir
 from ....progress.records.incident import Incident
 from ....progress.records.state import RunState
+from ...record.base import Journal, Superseded
 from .clock import Clock
 from .stop_request import StopRequest
 
@@ -23,15 +25,6 @@ WAIT_LEAST_S = 10.0
 
 class CannotRecord(RunError):
     """The journal cannot be written, and there is no time left to wait until it can."""
-
-
-class Journal(Protocol):
-    """One term's journal: on disk, or in memory in a test."""
-
-    def append(self, kind: str, **fields: Any) -> dict[str, Any]:
-        """Writes one record and returns it. Raises OSError."""
-
-    def close(self) -> None: ...
 
 
 class Recorder:
@@ -50,6 +43,9 @@ class Recorder:
         """`grace_s`: how long a run that was asked to stop waits for a disk that refuses."""
         self._run_dir, self._journal, self.state = run_dir, journal, state
         self._stop, self._say, self._clock, self._grace_s = stop, say, clock, grace_s
+        self._slow = getattr(journal, "slow", False)
+        self._writing = asyncio.Lock()
+        self._flushing: asyncio.Task[None] | None = None
         self._unwritten: list[tuple[str, dict[str, Any]]] = []
         self._incidents: dict[int, Incident] = {}
 
@@ -61,15 +57,19 @@ class Recorder:
         began: float | None = None
         while True:
             try:
-                self.write_later()
-                if not self._unwritten:
-                    self.state.apply(self._journal.append(kind, **fields))
-                    return
+                async with self._writing:
+                    if self._slow:
+                        await self._write_kept()
+                    else:
+                        self.write_later()
+                    if not self._unwritten:
+                        self.state.apply(await self._append(kind, fields))
+                        return
             except OSError as e:
                 now = self._clock.monotonic()
                 if began is None:
                     began = now
-                    self._say(f"the run directory cannot be written ({e.strerror}); waiting until it can")
+                    self._say(f"the run's record cannot be written ({e.strerror}); waiting until it can")
                 if self._stop.first is not None:
                     until = max(self._stop.first + self._grace_s, began + WAIT_LEAST_S)
                     if now > until:
@@ -77,6 +77,28 @@ class Recorder:
                             f"the journal cannot be written ({e.strerror})", where=str(self._run_dir.path)
                         ) from e
             await asyncio.sleep(_RETRY_S)
+
+    async def _append(self, kind: str, fields: dict[str, Any]) -> dict[str, Any]:
+        """Appends, in a thread where that takes the time of a network. Raises OSError."""
+        if self._slow:
+            return await asyncio.to_thread(lambda: self._journal.append(kind, **fields))
+        return self._journal.append(kind, **fields)
+
+    async def _write_kept(self) -> None:
+        """Writes what is kept, in its order. Raises OSError where the record refuses."""
+        while self._unwritten:
+            kind, fields = self._unwritten[0]
+            self.state.apply(await self._append(kind, fields))
+            self._unwritten.pop(0)
+
+    async def _flush(self) -> None:
+        try:
+            async with self._writing:
+                await self._write_kept()
+        except OSError:
+            del self._unwritten[:-_UNWRITTEN_MAX]
+        except Superseded as e:
+            _log.warning("%s", e)  # the watch over the term ends this supervisor
 
     async def record_soft(self, kind: str, **fields: Any) -> None:
         """Journals news that nothing depends on; kept in memory while the disk refuses."""
@@ -99,6 +121,10 @@ class Recorder:
         """Writes what the disk refused before, in its order, as far as it takes it now."""
         for incident in list(self._incidents.values()):
             self.write_incident(incident)
+        if self._slow:
+            if self._unwritten and (self._flushing is None or self._flushing.done()):
+                self._flushing = asyncio.create_task(self._flush())
+            return
         while self._unwritten:
             kind, fields = self._unwritten[0]
             try:
@@ -109,4 +135,10 @@ class Recorder:
             self._unwritten.pop(0)
 
     def close(self) -> None:
+        if self._flushing is not None:
+            self._flushing.cancel()
+        with contextlib.suppress(OSError, Superseded):
+            while self._slow and self._unwritten:  # news that nothing depends on, and that came last
+                kind, fields = self._unwritten.pop(0)
+                self._journal.append(kind, **fields)
         self._journal.close()

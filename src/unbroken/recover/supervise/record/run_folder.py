@@ -21,7 +21,7 @@ class FolderState:
 
 
 class RunFolderWatch:
-    """Remembers which folder it is, by its file system and number, and that this term's file lies in it."""
+    """Remembers which folder it is, by its file system and number, and that this term's file lies in it (not with `term` 0)."""
 
     def __init__(self, run_dir: RunDir, term: int) -> None:
         self._run_dir, self._term = run_dir, term
@@ -37,7 +37,7 @@ class RunFolderWatch:
         try:
             if self._identity() != self._id:
                 return FolderState(lost=f"{path} is another folder now: the run's own was deleted or moved")
-            if not self._run_dir.term(self._term).exists():
+            if self._term and not self._run_dir.term(self._term).exists():
                 return FolderState(lost=f"what lay in {path} was deleted")
             free = os.statvfs(path)
         except FileNotFoundError:
