@@ -36,7 +36,7 @@ def unpack(pieces: Sequence[bytes], unpacker: Unpacker) -> list[Message]:
     return found
 
 
-@fuzz(80)
+@fuzz(30)
 @given(
     sent=st.lists(messages, min_size=1, max_size=5),
     at=st.lists(st.integers(0, 600), max_size=12),
@@ -52,7 +52,7 @@ def test_however_it_is_cut_the_same_messages_come(
     assert unpacker.form is form and not unpacker.partial
 
 
-@fuzz(80)
+@fuzz(30)
 @given(
     data=st.one_of(frames, lines, st.binary(max_size=300)),
     at=st.lists(st.integers(0, 300), max_size=6),

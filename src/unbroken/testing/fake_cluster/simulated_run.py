@@ -13,9 +13,11 @@ from typing import Any
 
 from ...diagnose import diagnose
 from ...diagnose.judge.facts import Facts
+from ...private import write_secret
 from ...progress import RunDir, RunSpec, Timeouts, read_journal, write_spec
 from ...progress.records.incident import read_incidents
 from ...progress.records.verdict import Verdict
+from ...recover.record.base import Record
 from ...recover.supervise.record.clock import Clock
 from ...recover.supervise.screen.view import Lines
 from ...recover.supervise.supervisor import Supervisor
@@ -80,8 +82,10 @@ class SimulatedRun:
         nproc: int = 8,
         script: Script | None = None,
         timeouts: Timeouts | None = None,
+        record_of: Callable[[RunDir], Record] | None = None,
     ) -> None:
-        self.loop = loop
+        """`record_of` gives the run's record as the host has it that this is the run directory of; by default that itself."""
+        self.loop, self._record_of = loop, record_of
         self.hardware = Hardware(loop, nodes + spares + idle, gpus=nproc)
         self.run_dir = RunDir(folder)
         self.run_dir.create()
@@ -107,6 +111,7 @@ class SimulatedRun:
             clock,
             self.hardware.network.listen,
             _reach_nobody,
+            record=self._record_of(self.run_dir) if self._record_of else None,
         )
         self.supervisor = Supervisor(
             self.run_dir, self.spec, surroundings, self.screen, cwd=self.run_dir.path
@@ -121,8 +126,14 @@ class SimulatedRun:
         coroutine.close()  # not cancelled, which it could answer by leaving its nodes in order
         self.task.cancel()
 
-    def restart_supervisor(self) -> None:
-        """Gives the same command again."""
+    def restart_supervisor(self, elsewhere: Path | None = None) -> None:
+        """Gives the same command again; on another host, whose run directory is `elsewhere` and holds this run's key."""
+        if elsewhere is not None:
+            token = self.run_dir.token.read_bytes()
+            self.run_dir = RunDir(elsewhere)
+            self.run_dir.create()
+            write_secret(self.run_dir.token, token)
+            write_spec(self.run_dir, self.spec, first=True)
         self._begin_term()
 
     # --- what there is to see
@@ -130,6 +141,10 @@ class SimulatedRun:
     def journal(self, kind: str) -> list[dict[str, Any]]:
         """The records of one kind, of all terms."""
         return [r for r in read_journal(self.run_dir).records if r["kind"] == kind]
+
+    def journal_text(self) -> list[dict[str, Any]]:
+        """All records, of all terms."""
+        return read_journal(self.run_dir).records
 
     def incidents(self) -> list[dict[str, Any]]:
         """The files of incidents, oldest first."""
