@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from unbroken.checkpoint.storage.posix import PosixStorage
 from unbroken.checkpoint.storage.s3 import S3Storage
 from unbroken.errors import RunDirMismatch, StorageError, UsageError
+from unbroken.journal.lines import encode
 from unbroken.progress import RunDir, RunSpec, Term, read_journal, read_terms, write_spec
-from unbroken.progress.journal import encode
 from unbroken.recover.record import objects
 from unbroken.recover.record.base import Journal, Record, Superseded
 from unbroken.recover.record.choice import open_record

@@ -28,9 +28,9 @@ from typing import Any
 from ... import atomic
 from ...checkpoint.storage.base import Storage
 from ...errors import RunDirMismatch, RunInUse, StorageError
+from ...journal.lines import decode, encode
 from ...progress import JournalText, RunDir, Term
 from ...progress.epochs import term_number
-from ...progress.journal import decode, encode
 from .base import Superseded
 
 _log = logging.getLogger("unbroken.supervisor")
