@@ -28,7 +28,7 @@ from ...cluster import Ended, Ownership
 from ...cluster.holding.choice import from_text
 from ...cluster.local_events import forget_run
 from ...detect.stacks import ProcessInfo, collect_stacks
-from ...errors import RunError, StorageError, UnsafeFile
+from ...errors import RunError, UnsafeFile
 from ...link.address import Address
 from ...link.bounds import Malformed
 from ...link.runs import unpack
@@ -44,6 +44,7 @@ from .clocks import NodeClocks
 from .keeper_process import KeeperProcess
 from .ranks import LaunchOrder, RankProcess
 from .reporting import HostReport, ProgressReport, group_looks
+from .supervisors import Supervisors
 
 _log = logging.getLogger("unbroken.agent")
 _POLL_S = 0.05
@@ -53,8 +54,6 @@ _MOST_RANKS = 1 << 20
 _UNSENT_MAX = 20_000
 _CENSUS_EVERY_S = 1.0
 _NEWER_EVERY_S = 0.5
-_RECORD_EVERY_S = 2.0
-"""So often, at most, each agent asks a record in an object store for a successor: there may be thousands of them."""
 
 
 class Agent:
@@ -78,7 +77,7 @@ class Agent:
         """`held_before` are other ways in which an earlier supervisor held processes of this node. `secret` is what it was
         handed; None where it is to read the run's token itself."""
         self._secret = secret
-        self._record = record or FolderRecord(run_dir, shared=True)
+        self._supervisors = Supervisors(record or FolderRecord(run_dir, shared=True))
         self.run_dir, self.run_id, self.node, self.scratch = run_dir, run_id, node, scratch
         self._owner, self._held_before = owner, tuple(held_before)
         self._cleared = Ended()
@@ -89,7 +88,6 @@ class Agent:
             elsewhere=elsewhere, secret=secret,
         )  # fmt: skip
         self._leaving: asyncio.Task[Message] | None = None
-        self._asked_record = -_RECORD_EVERY_S
         self.attempt = 0
         self.term = 0
         self.ranks: dict[int, RankProcess] = {}
@@ -138,14 +136,8 @@ class Agent:
 
     async def _serve_newest(self) -> bool:
         """Connects to the newest epoch's supervisor and serves it; True if it was there."""
-        try:
-            number = await self._newest_term()
-            if number < self.term or number == 0:
-                return False
-            term = (await asyncio.to_thread(self._record.terms))[-1]
-        except StorageError as e:
-            _log.warning("the record of the run does not answer: %s", e)
-            await asyncio.sleep(_RECORD_EVERY_S)
+        term = await self._supervisors.find(self.term)
+        if term is None:
             return False
         try:
             address = Address.parse(term.address)
@@ -193,21 +185,9 @@ class Agent:
         while True:
             await asyncio.sleep(_NEWER_EVERY_S)
             # Each beat is answered at once: two that wait say that nobody answers.
-            with contextlib.suppress(StorageError):
-                if len(self._beats) < 2 or await self._newest_term() <= term:
-                    continue
+            if len(self._beats) > 1 and await self._supervisors.has_newer(term):
                 _log.warning("the supervisor of epoch %d does not answer, and has a successor", term)
                 return
-
-    async def _newest_term(self) -> int:
-        """The number of the newest term; of a slow record it is asked for not too often. Raises StorageError."""
-        if not self._record.slow:
-            return self._record.newest()
-        wait = self._asked_record + _RECORD_EVERY_S - time.monotonic()
-        if wait > 0:
-            await asyncio.sleep(wait)
-        self._asked_record = time.monotonic()
-        return await asyncio.to_thread(self._record.newest)
 
     def _hello(self, term: int) -> Message:
         return {
