@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import json
 import os
+import queue
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +20,7 @@ import pytest
 from unbroken.errors import RunError, UsageError
 from unbroken.rehearse import launch
 from unbroken.rehearse.compare import compare
-from unbroken.rehearse.guard import Guard, WouldOverwrite
+from unbroken.rehearse.guard import Guard, WouldOverwrite, freeze_time
 from unbroken.rehearse.launch import Ended, Plain, Trial
 from unbroken.rehearse.plan import RehearsalPlan
 from unbroken.rehearse.rehearsal import Rehearsal, RehearsalReport, kill_points
@@ -236,6 +239,28 @@ def test_traces_survive_a_torn_line(tmp_path: Path) -> None:
         f.write(b'{"kind": "st')
     trace = read_traces(tmp_path)[3, 1]
     assert trace.steps == [STEPS[0]] and trace.saves == [Save(1, 0.5, "x")] and not trace.finished
+
+
+def test_a_stopped_clock_says_the_same_in_each_process_and_libraries_can_still_wait() -> None:
+    def looked() -> list[float]:
+        clocks = (time.time, time.monotonic, time.perf_counter, time.perf_counter_ns, time.process_time)
+        return [c() for c in clocks for _ in range(2)]
+
+    pid = os.fork()
+    if pid == 0:  # the clock is stopped for the rest of a process
+        try:
+            freeze_time()
+            found: list[list[float]] = []
+            for _ in range(2):  # each thread counts its own looks, as each process does
+                thread = threading.Thread(target=lambda: found.append(looked()))
+                thread.start(), thread.join()
+            with contextlib.suppress(queue.Empty):
+                queue.Queue[int]().get(timeout=0.01)
+            moves = all(b > a for a, b in zip(found[0][2::2], found[0][3::2], strict=True))
+            os._exit(0 if found[0] == found[1] and moves else 2)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
 def test_the_guard_lets_only_the_rehearsal_be_written(tmp_path: Path) -> None:

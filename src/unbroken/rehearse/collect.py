@@ -35,7 +35,7 @@ def user_frames(frame: FrameType | None = None) -> list[FrameType]:
     found = []
     while at is not None:
         name = at.f_code.co_filename
-        if not name.startswith("<") and not _is_library(name):
+        if not name.startswith("<") and not is_library(name):
             found.append(at)
         at = at.f_back  # type: ignore[assignment]
     return found
@@ -44,7 +44,8 @@ def user_frames(frame: FrameType | None = None) -> list[FrameType]:
 _known: dict[str, bool] = {}
 
 
-def _is_library(name: str) -> bool:
+def is_library(name: str) -> bool:
+    """Whether this file of code is a library's or ours, not the script's."""
     if name not in _known:
         path = str(Path(name).resolve())
         _known[name] = path.startswith(_OURS) or path.startswith(_LIBRARIES)

@@ -120,7 +120,11 @@ class Recorder:
             state,
             {str(i): short(p.grad) for i, p in enumerate(weights) if p.grad is not None},
             tuple(self._losses),
-            self._collector.variables(frames),
+            # Folders of the trial are others in each, and no cause of anything.
+            {
+                k: v.replace(self.plan.allowed or "\0", "")
+                for k, v in self._collector.variables(frames).items()
+            },
         )
 
     def _steps_before(self, step: Step) -> int:
