@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unbroken.checkpoint.keeper.holdings import (
+from unbroken.checkpoint.keeper.buffers.holdings import (
     CLAIMED,
     FINALIZED,
     FREE,

@@ -11,11 +11,11 @@ import pytest
 
 from tests.support.keepers import until
 from unbroken.checkpoint.format.manifest import CHUNK_BYTES
-from unbroken.checkpoint.keeper import commit
+from unbroken.checkpoint.keeper.buffers.holdings import FINALIZED, Buffer, Snapshot, SnapshotId
 from unbroken.checkpoint.keeper.clients import Client, Settings, Wait
-from unbroken.checkpoint.keeper.commit import chunk_digests
+from unbroken.checkpoint.keeper.durability import commit
+from unbroken.checkpoint.keeper.durability.commit import chunk_digests
 from unbroken.checkpoint.keeper.flushing import flush
-from unbroken.checkpoint.keeper.holdings import FINALIZED, Buffer, Snapshot, SnapshotId
 from unbroken.checkpoint.keeper.keeping import Keeper
 from unbroken.checkpoint.keeper.operations import OPERATIONS
 

@@ -24,10 +24,10 @@ from ...private import private_folder
 from ...units import Bytes, Duration
 from ..device.host_memory import give_large_pieces_back
 from .clients import ORPHAN_GRACE_S, ROOM_S, TERM_GRACE_S, Settings, log
+from .durability.writing import be_nice
 from .flushing import flush
 from .keeping import Keeper
 from .operations import OPERATIONS
-from .writing import be_nice
 
 
 def parse(argv: list[str]) -> Settings:

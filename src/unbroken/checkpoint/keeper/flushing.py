@@ -13,9 +13,9 @@ from collections.abc import Collection
 
 from ...errors import UnbrokenError
 from ..format.manifest import folder_name, part_name
+from .buffers.holdings import FINALIZED, Buffer, SnapshotId
 from .clients import Refused, log
-from .commit import failed_name
-from .holdings import FINALIZED, Buffer, SnapshotId
+from .durability.commit import failed_name
 from .keeping import Keeper
 from .wire import Message
 

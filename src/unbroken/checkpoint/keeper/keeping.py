@@ -26,14 +26,14 @@ from ..catalogue.retention import Retention
 from ..format.manifest import folder_name
 from ..storage import open_storage
 from ..storage.base import Storage
-from .checksums import take_checksums
+from .buffers.holdings import CLAIMED, FREE, Buffer, Holdings, SnapshotId
+from .buffers.memory import NodeMemory
 from .clients import Client, Refused, Settings, Wait, check, log, refusal, reply, tell
-from .holdings import CLAIMED, FREE, Buffer, Holdings, SnapshotId
-from .memory import NodeMemory
+from .durability.checksums import take_checksums
+from .durability.uploading import Uploading
+from .durability.writing import Writing
 from .peers import Peers
-from .uploading import Uploading
 from .wire import MAX_MESSAGE_BYTES, Channel, Closed, Message
-from .writing import Writing
 
 Answer = tuple[Message, list[int]]
 """What is answered, and the descriptors that go with it."""

@@ -18,9 +18,9 @@ from ...link.tls import Identity
 from ...units import Bytes
 from ..catalogue import announcement
 from ..catalogue.placement import same_place
+from .buffers.holdings import CLAIMED, FINALIZED, FREE, Snapshot, SnapshotId
 from .clients import Client, NotYet, Refused, Wait
-from .commit import note_failure
-from .holdings import CLAIMED, FINALIZED, FREE, Snapshot, SnapshotId
+from .durability.commit import note_failure
 from .keeping import Answer, Keeper, Operation
 from .peers import Target, machine_of
 from .wire import PROTOCOL, VERSION, Message

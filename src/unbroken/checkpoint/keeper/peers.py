@@ -24,8 +24,8 @@ from ...link.address import Address, connect, listen_unix
 from ...link.bounds import HELLO_BYTES, Malformed, same_secret, whole
 from ...link.tls import Identity
 from ..format.manifest import CHUNK_BYTES
-from .holdings import FINALIZED, Buffer, Snapshot, SnapshotId
-from .memory import NodeMemory
+from .buffers.holdings import FINALIZED, Buffer, Snapshot, SnapshotId
+from .buffers.memory import NodeMemory
 from .wire import MAX_MESSAGE_BYTES, Channel, Closed, Message
 
 TIMEOUT_S = 60.0

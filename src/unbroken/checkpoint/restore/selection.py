@@ -34,7 +34,7 @@ from ..format.manifest import (
     folder_name,
 )
 from ..format.position import Position
-from ..keeper.holdings import SnapshotId
+from ..keeper.buffers.holdings import SnapshotId
 from ..ranks.agreement import VOTE_TIMEOUT_S, Agreement, vote
 from ..storage.base import Storage
 from .apply import Stored

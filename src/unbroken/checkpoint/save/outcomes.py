@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from ...errors import UnbrokenError
 from ..client.session import Session
-from ..keeper.holdings import SnapshotId
+from ..keeper.buffers.holdings import SnapshotId
 from ..keeper.wire import Message
 from ..levels import Saved
 

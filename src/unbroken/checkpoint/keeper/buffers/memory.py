@@ -13,11 +13,11 @@ import secrets
 import threading
 from collections.abc import Callable
 
-from ...errors import DoesNotFit
-from ...machine import available_memory
-from ...units import Bytes
-from ..device.host_memory import fill_pages
-from .clients import Settings, log
+from ....errors import DoesNotFit
+from ....machine import available_memory
+from ....units import Bytes
+from ...device.host_memory import fill_pages
+from ..clients import Settings, log
 from .holdings import CLAIMED, Buffer, Holdings
 
 FILLERS = 3

@@ -7,13 +7,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from ...errors import UnbrokenError
-from ..catalogue.mirror import mirror
-from ..format.manifest import folder_name
-from ..storage import open_storage
-from ..storage.base import Storage
-from .holdings import SnapshotId
-from .wire import Message
+from ....errors import UnbrokenError
+from ...catalogue.mirror import mirror
+from ...format.manifest import folder_name
+from ...storage import open_storage
+from ...storage.base import Storage
+from ..buffers.holdings import SnapshotId
+from ..wire import Message
 
 TRIES = 6
 COMMIT_TIMEOUT_S = 3600.0

@@ -15,11 +15,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ...errors import StorageError, UnbrokenError
-from ..format.manifest import folder_name
-from ..storage.base import Storage
+from ....errors import StorageError, UnbrokenError
+from ...format.manifest import folder_name
+from ...storage.base import Storage
+from ..buffers.holdings import Buffer, Holdings, Snapshot, SnapshotId
 from .commit import Abandoned, CommitState, RankFailed, commit, note_failure, write_part
-from .holdings import Buffer, Holdings, Snapshot, SnapshotId
 
 COMMIT_TIMEOUT_S = 600.0
 COMMITS_PENDING_MAX = 3

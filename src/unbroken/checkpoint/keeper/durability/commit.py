@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from ...errors import CheckpointCorrupt, StorageError
-from ...journal.checksummed import digest, encode_checked
-from ..format.manifest import (
+from ....errors import CheckpointCorrupt, StorageError
+from ....journal.checksummed import digest, encode_checked
+from ...format.manifest import (
     CHUNK_BYTES,
     COMMITTED,
     MANIFEST,
@@ -27,9 +27,9 @@ from ..format.manifest import (
     merge,
     part_name,
 )
-from ..format.tensors import Heads
-from ..storage.base import Storage
-from .holdings import Snapshot, SnapshotId
+from ...format.tensors import Heads
+from ...storage.base import Storage
+from ..buffers.holdings import Snapshot, SnapshotId
 
 Gate = Callable[[], None]
 """Called before anything is written; waits while the lease has expired, raises Abandoned when it is over."""

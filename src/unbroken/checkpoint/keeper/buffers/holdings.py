@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from ...link.runs import pack
+from ....link.runs import pack
 
 FREE, CLAIMED, FINALIZED = "free", "claimed", "finalized"
 

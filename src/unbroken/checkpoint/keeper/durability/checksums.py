@@ -8,10 +8,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
-from .clients import Wait
+from ..buffers.holdings import FINALIZED, Buffer, Snapshot
+from ..buffers.memory import NodeMemory
+from ..clients import Wait
 from .commit import Abandoned, chunk_digests
-from .holdings import FINALIZED, Buffer, Snapshot
-from .memory import NodeMemory
 from .writing import Writing
 
 

@@ -1,0 +1,1 @@
+"""The snapshots of a node in memory."""

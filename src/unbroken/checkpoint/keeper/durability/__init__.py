@@ -1,0 +1,1 @@
+"""What of the snapshots is written, committed and sent on."""
