@@ -118,6 +118,19 @@ def test_a_rank_that_ends_without_a_word_is_the_root_where_the_others_lost_it(
     assert judge(tmp_path, bug, end(0, 1, within=0.05), end(1, code, within=0.05)).reason == "KeyError"
 
 
+@pytest.mark.parametrize(
+    "error",
+    ["RuntimeError: Connection reset by peer", "RuntimeError: store->get('0') got error: Broken pipe"],
+)
+def test_a_lost_link_that_only_its_words_tell_is_no_rival_and_no_root(tmp_path: Path, error: str) -> None:
+    own = {0: traceback(error), 1: traceback("KeyError: 'labels'")}
+    v = judge(tmp_path, own, end(0, 1, within=0.05), end(1, 1, within=0.05))
+    assert v.reason == "KeyError" and v.faulty is not None and v.faulty.rank == 1
+    silent = {0: traceback(error), 1: "step 1 loss 2.0\n"}
+    v = judge(tmp_path, silent, end(0, 1, within=0.05), end(1, 1, within=0.05))
+    assert v.faulty is not None and v.faulty.rank == 1 and v.reason == "Unknown"
+
+
 def test_two_errors_in_the_same_moment_are_both_named(tmp_path: Path) -> None:
     logs = {0: traceback("[rank0]: KeyError: 'labels'"), 1: traceback("ValueError: bad batch")}
     v = judge(tmp_path, logs, end(0, 1, at=100.0, within=0.05), end(1, 1, at=100.02, within=0.05))

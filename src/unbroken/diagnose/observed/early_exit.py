@@ -6,23 +6,17 @@ may rightly have less to do than the others.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 
 from ...detect.stacks import in_collective
 from ...progress.records.verdict import HANG, UNKNOWN, Action, Cascade, Faulty, Outcome, Root, Verdict
 from ..judge.facts import Facts, RankExit, RankPlace
-from .first_failure import NOT_OF_SEVERAL
+from .first_failure import BROKEN_LINK, NOT_OF_SEVERAL
 
 _SEEN_TOGETHER_S = 1.0
 """A failure may be over so much sooner than the exit that caused it: ranks of one node are looked at one after the other, and an
 agent may be late."""
-_BROKEN_LINK = re.compile(
-    r"connect|network|\brecv\b|peer|remote|socket|store|broken pipe|unreachable|nccl|gloo|collective|barrier|all_?reduce|broadcast"
-    r"|timed? ?out|distbackend|heartbeat",
-    re.IGNORECASE,
-)
 _BY_OTHERS = ("NCCLRemoteError", "NCCLTimeoutError", "ConnectionError", "NetworkError", HANG, UNKNOWN, None)
 """Reasons that say that somebody else is gone or late, or nothing."""
 
@@ -90,7 +84,7 @@ def _by_others(verdict: Verdict, facts: Facts) -> bool:
         return False
     texts = _texts(verdict)
     return verdict.reason in ("NCCLRemoteError", "NCCLTimeoutError") or any(
-        _BROKEN_LINK.search(t) for t in texts
+        BROKEN_LINK.search(t) for t in texts
     )
 
 

@@ -21,6 +21,12 @@ from .kills import describe_end
 
 _OF_PEERS = ("NCCLRemoteError", "NCCLTimeoutError", "ConnectionError", "NetworkError")
 """What a rank reports when another one is gone."""
+BROKEN_LINK = re.compile(
+    r"connect|network|\brecv\b|peer|remote|socket|store|broken pipe|unreachable|nccl|gloo|collective|barrier|all_?reduce|broadcast"
+    r"|timed? ?out|distbackend|heartbeat",
+    re.IGNORECASE,
+)
+"""Words of an error that a rank reports when another one is gone, where no rule knows it better than by its class."""
 _STAMP_S = 1.0
 """Many logs write whole seconds."""
 _TEAR_DOWN_S = 5.0
@@ -58,16 +64,21 @@ def lost_others(own: Event, first: Sequence[RankExit], chron: Timeline, facts: F
 
 def _find_left(chron: Timeline) -> set[int | None]:
     """The ranks whose logs tell of others that are gone, and of nothing that they did themselves."""
-    told = {
-        e.rank for e in (*chron.candidates, *chron.cascades) if e.role == "cascade" or e.reason in _OF_PEERS
+    every = (*chron.candidates, *chron.cascades)
+    told = {e.rank for e in every if e.role == "cascade" or e.reason in _OF_PEERS or _is_of_peers(e)}
+    return told - {
+        e.rank
+        for e in chron.candidates
+        if e.role == "root" and e.reason not in _OF_PEERS and not _is_of_peers(e)
     }
-    return told - {e.rank for e in chron.candidates if e.role == "root" and e.reason not in _OF_PEERS}
 
 
 def _is_of_peers(event: Event) -> bool:
     """Whether an event says that another rank is gone, or late."""
     if event.reason in ("NCCLRemoteError", "NCCLTimeoutError"):
         return True
+    if event.reason == "RuntimeError":
+        return BROKEN_LINK.search(event.text) is not None
     return event.reason in _OF_PEERS and any("torch/distributed" in f for f in event.frames[-6:])
 
 
@@ -85,7 +96,7 @@ def weigh_rivals(
     """The verdict of the failure that logs name as the first (`own`); of another rank's, where that certainly came before;
     of all that may have been, where nobody can say."""
     rivals = _find_rivals(own, chron)
-    if len(rivals) < 2:
+    if not rivals:
         return failed(own, chron, scans, topology)
     ends = {e.rank: e for e in facts.failures()}
     moments = {rank: _find_moment(e, ends.get(rank), facts, topology) for rank, e in rivals.items()}
@@ -117,8 +128,10 @@ def _find_rivals(own: Event, chron: Timeline) -> Mapping[int, Event]:
     found = {own.rank: own}
     for e in chron.candidates:
         mine = e.role == "root" and e.exception is not None and e.reason not in _OF_PEERS and e.weight >= 0.9
-        if mine and e.rank is not None:
+        if mine and e.rank is not None and not _is_of_peers(e):
             found.setdefault(e.rank, e)
+    if len(found) > 1 and _is_of_peers(own):
+        del found[own.rank]  # it lost another: one of these
     return found
 
 
