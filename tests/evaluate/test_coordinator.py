@@ -319,7 +319,7 @@ def test_who_joins_may_be_faster_than_the_fetch_here(
     c = coordinator(tmp_path, fake_suite(fake_task("a"), fake_task("b")), cache="always")
     told = locate.Located.for_worker
     monkeypatch.setattr(
-        locate.Located, "told", lambda *a: {**told(*a), "memory": str(tmp_path / "there"), "disks": []}
+        locate.Located, "for_worker", lambda *a: {**told(*a), "memory": str(tmp_path / "there"), "disks": []}
     )
     source = Waits(model, lambda: c.observed.gpu_end)
     monkeypatch.setattr(locate, "open_source", lambda _: source)
