@@ -73,10 +73,11 @@ class WorkerLink:
     def believable(self, started: float, ended: float) -> tuple[float, float]:
         """A block's times on our clock, within the life of this link: a worker's clock may jump or lie.
 
-        Runtime estimates are learnt from them, and kept for the next evaluation.
+        Runtime estimates are learnt from them, and kept for the next evaluation. How long it took counts more than when
+        it was: what we know of the offset is too large by as long as the worker's first message was under way.
         """
-        ended = min(max(ended + self.offset, self.started), time.time())
-        return min(max(started + self.offset, self.started), ended), ended
+        ended, took = min(max(ended + self.offset, self.started), time.time()), max(0.0, ended - started)
+        return max(ended - took, self.started), ended
 
     def note_block(
         self, number: int, block: int, started: float, ended: float, prefetched: bool
