@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.diagnose.planted import generate, kinds, seen
 from tests.fuzzing import fuzz
-from unbroken.diagnose.redact import credentials
+from unbroken.diagnose.redact import credentials, expressions
 from unbroken.diagnose.redact.redact import Redactor
 
 
@@ -201,7 +201,7 @@ def test_any_text_can_be_redacted(text: str) -> None:
 
 
 def _wordings() -> list[dict[str, str]]:
-    table = credentials._table("wordings.toml")
+    table = expressions.table("wordings.toml")
     return [*table["worded"], *table["shared"]]
 
 
@@ -215,3 +215,10 @@ def test_each_wording_takes_its_example_and_no_other_does(entry: dict[str, str])
     ]
     assert fitting == [entry["id"]] and entry["source"].startswith("https://")
     assert Redactor()(entry["example"]) != entry["example"]
+
+
+@pytest.mark.parametrize("entry", expressions.table("names.toml")["user"], ids=lambda e: e["id"])
+def test_each_place_of_a_user_is_found_in_its_example(entry: dict[str, str]) -> None:
+    found = re.search(entry["regex"], entry["example"])
+    assert found is not None and found.group(1) == "mlovelace"
+    assert "mlovelace" not in Redactor()(entry["example"])

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import functools
 import re
-import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from importlib import resources
 from typing import Any
 
+from .expressions import shapes, shared_shapes, worded
 from .values import holds, is_described, is_mixed, is_number, is_plain, looks_random
 
 
@@ -25,58 +24,6 @@ class Found:
     start: int
     end: int
     kind: str
-
-
-@dataclass(frozen=True)
-class Shape:
-    """Credentials of one family of issuers; tried where `begin` stands in the text."""
-
-    id: str
-    begin: re.Pattern[str]
-    regex: re.Pattern[str]
-
-
-@dataclass(frozen=True)
-class Worded:
-    """Credentials that the words around them give away: group `group` of `regex`, tried where the lower-case line has
-    one of `needs`."""
-
-    id: str
-    needs: tuple[str, ...]
-    regex: re.Pattern[str]
-    group: int
-
-
-@functools.cache
-def shapes() -> tuple[Shape, ...]:
-    """The shapes of tokens.toml."""
-    return tuple(
-        Shape(
-            t["id"],
-            re.compile("|".join(map(re.escape, t["starts"]))),
-            re.compile(rf"(?<![A-Za-z0-9])(?:{t['regex']})"),
-        )
-        for t in _table("tokens.toml")["token"]
-    )
-
-
-@functools.cache
-def shared_shapes() -> tuple[re.Pattern[str], ...]:
-    """The shapes of wordings.toml that many programs share; the last group is the secret, or all of it."""
-    return tuple(re.compile(t["regex"]) for t in _table("wordings.toml")["shared"])
-
-
-@functools.cache
-def worded() -> tuple[Worded, ...]:
-    """The expressions of wordings.toml on what stands beside a secret."""
-    return tuple(
-        Worded(t["id"], tuple(t["needs"]), re.compile(t["regex"]), t["group"])
-        for t in _table("wordings.toml")["worded"]
-    )
-
-
-def _table(name: str) -> dict[str, list[dict[str, Any]]]:
-    return tomllib.loads(resources.files(__package__).joinpath(name).read_text("utf-8"))
 
 
 def find(text: str) -> Iterator[Found]:

@@ -16,6 +16,7 @@ from typing import Any
 from ..read.prefixes import take_apart
 from .credentials import Found, detected, find, shaped
 from .decoded import base64_texts, views, visible
+from .expressions import user_names
 from .sections import Carried, Columns, ProcessTables, SecretManifests
 from .values import is_strange
 
@@ -90,38 +91,6 @@ _COMMON = frozenset(
         "node",
     ]
 )
-_NAMES: tuple[tuple[str, re.Pattern[str]], ...] = (
-    ("user", re.compile(r"://([^\s/:@<'\"]{1,64})(?=(?::[^\s/@]{1,200})?@)")),
-    ("user", re.compile(
-        r"/(?:(?:[\w.\-]{1,30}/){0,3}(?:home\d*|Users|users|user|people|homes)|u|export/home|fsx/(?=[a-z]+/)|(?:lustre|scratch|gpfs|nfs|work|weka|ceph|beegfs|data)\d*/(?:users?|home|people))/(?:[a-z]/|nfs_[a-z]/)?([\w.\-]{1,64})"
-    )),
-    ("user", re.compile(  # a word that is none of those that such folders usually have
-        r"/(?:scratch|fsx)/(?!(?:runs?|data(?:sets?)?|ckpts?|checkpoints?|models?|logs?|tmp|temp|shared?|public|projects?|cache|venvs?|envs?|code|src|home|users?|out(?:puts?)?|results?|train(?:ing)?|eval|prod|dev|test|team|tokens?|weights|jobs?|slurm|global|local|large|fast|work|corpus|torch|hf|exp|experiments?)\b)([a-z]{3,10}\d{0,3})(?=/)"
-    )),
-    ("user", re.compile(r"/var/(?:spool/)?mail/([\w.\-]{2,32})")),
-    ("user", re.compile(r"\\\\(?:home|users)\$?\\+([\w.\-]{2,32})")),
-    ("user", re.compile(r"\b(?:su|su -|runuser -u|chown(?: -R)?) ([a-z_][\w.\-]{2,31})(?=$|[:.\s])")),
-    ("user", re.compile(r"(?:^|\s)[dl-](?:[r-][w-][xsS-]){2}[r-][w-][xtT-][.+@]?\s+\d+ ([a-z_][\w.\-]{2,31}) ")),
-    ("user", re.compile(r"(?i)\b[A-Z]:\\+(?:Users|Documents and Settings)\\+([\w.\-]{1,64})")),
-    ("user", re.compile(r"(?<![\w/])~([a-z][\w.\-]{1,31})(?=/)")),
-    ("user", re.compile(r"/(?:tmp|var/tmp|dev/shm)/(?:torchinductor|ray|triton|pymp|matplotlib|tmux|wandb|hsperfdata|vscode|jupyter)[_-]([a-z][\w.\-]{2,31})(?=[/\s'\":,]|$)")),
-    ("user", re.compile(
-        r"(?i)(?<![A-Za-z])(?:[\w]{0,24}[_-])?(?:user(?:_?name|_?id)?|login(?:_?name)?|logname|owner|by user|account_?name|requester|submitter|author|principal|run_?as)\b['\"\\]{0,3}\s{0,3}[:=]\s{0,3}['\"\\]{0,3}([A-Za-z_][\w.\-]{1,63})"
-    )),
-    ("user", re.compile(r"(?i)\buid=\d+\(([\w.\-]{1,64})\)")),
-    ("user", re.compile(r"(?i)\b(?:user_?id|groupid|uid)[=:]\s?([A-Za-z_][\w.\-]{1,63})\(\d+\)")),
-    ("user", re.compile(r"\b[Uu]ser(?:[Nn]ame)? ['\"]?([a-z_][\w.\-]{1,31})['\"]?(?= (?:from|account|cannot|uid|group|partition|qos|submitted|on|at|logged|with|in|ran|started|does|has|is|by|was)\b|[,;)(\]]|\(uid|$)")),
-    ("user", re.compile(r"\b(?:for|from|by|invalid user) (?:user |invalid user )?['\"]?([a-z_][\w.\-]{1,31})['\"]? (?:from|by|via) (?:\d|[a-z]\w*\d|\(uid)")),
-    ("user", re.compile(r"(?i)\buser ['\"\\]{1,3}([a-z_][\w.\-]{1,40})['\"\\]")),
-    ("user", re.compile(r"^([a-z_][\w.\-]{1,31})\s+(?:pts/\d+|tty\w+|:\d+)\s+\d{4}-\d\d-\d\d ")),
-    ("user", re.compile(r"\bsudo(?:\[\d+\])?:\s+([a-z_][\w.\-]{1,31}) : ")),
-    ("user", re.compile(r"(?i)\b(?:submitted|launched|started|cancelled|canceled|killed|preempted|requested|created|owned|run) by (?:user )?['\"]?([a-z_][\w.\-]{2,31})\b(?!['\"]? (?:agent|signal|the)\b)")),
-    ("user", re.compile(r"\b[A-Z][A-Z0-9\-]{1,20}\\{1,2}([a-z][\w.\-]{2,31})\b")),
-    ("user", re.compile(r"\b(?:ssh|scp|sftp|rsync)\b.{0,200}?\s(?:-l|-o User=)\s?([a-z_][\w.\-]{1,31})")),
-    ("user", re.compile(r"\b(?:machine|login)\s+\S{1,100}\s+login\s+(\S{1,64})")),
-    ("user", re.compile(r"(?<![\w.@/])([a-z_][\w.\-]{1,31})@(?!sha256)(?=[A-Za-z][\w\-]{1,62}(?![\w.]*[(=]))")),
-    ("user", re.compile(r"(?:^|\s)(?:-u|--user|--username)[\s=]['\"]?([A-Za-z_][\w.\-]{1,31})(?=[:'\"\s]|$)(?!\.py)")),
-)  # fmt: skip
 _IPV4 = re.compile(r"(?<![\w.])(?:(?:25[0-5]|2[0-4]\d|1?\d?\d)\.){3}(?:25[0-5]|2[0-4]\d|1?\d?\d)(?!\w|\.\d)")
 _IP_NAME = re.compile(
     r"\b(?:ip|ec2)-((?:25[0-5]|2[0-4]\d|1?\d?\d)(?:-(?:25[0-5]|2[0-4]\d|1?\d?\d)){3})(?![\w-])"
@@ -273,8 +242,8 @@ class Redactor:
 
     def _named(self, text: str) -> str:
         text = _EMAIL.sub(lambda m: self._name("email", m.group(0)), text)
-        for kind, pattern in _NAMES:
-            text = pattern.sub(lambda m, kind=kind: self._user(m, kind), text)  # type: ignore[misc]
+        for pattern in user_names():
+            text = pattern.sub(self._user, text)
         text = _URL_HOST.sub(self._host, text)
         text = _MAC.sub(lambda m: self._name("mac", m.group(0).lower()), text)
         text = _IPV4.sub(lambda m: self._name("ip", m.group(0)), text)
@@ -289,12 +258,12 @@ class Redactor:
             text = pattern.sub(self._host, text)
         return text
 
-    def _user(self, m: re.Match[str], kind: str) -> str:
+    def _user(self, m: re.Match[str]) -> str:
         value = m.group(1)
         if value.lower() in _COMMON or value.startswith("<"):
             return m.group(0)
         start, end = m.start(1) - m.start(), m.end(1) - m.start()
-        return m.group(0)[:start] + self._name(kind, value) + m.group(0)[end:]
+        return m.group(0)[:start] + self._name("user", value) + m.group(0)[end:]
 
     def _echoes(self) -> re.Pattern[str] | None:
         """Every user named so far, wherever a text says the name again."""
