@@ -28,6 +28,7 @@ from ..format.manifest import (
     stored_name,
     tensor_part,
 )
+from ..format.memory import memory_of
 from ..format.position import Position
 from ..format.sharding import describe
 from ..format.values import encode, flatten
@@ -146,12 +147,11 @@ def tied(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], 
 
 def plain_bytes(tensor: torch.Tensor) -> memoryview:
     """The tensor's bytes in row-major order; without a copy where it lies so already on the CPU."""
-    import torch
 
     flat = tensor.detach().to("cpu").contiguous().reshape(-1)
     if not flat.numel():
         return memoryview(b"")
-    return memoryview(flat.view(torch.uint8).numpy().data)
+    return memory_of(flat)
 
 
 def chunked(blocks: Iterable[bytes | memoryview], size: int = CHUNK_BYTES) -> Iterator[memoryview]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import importlib.util
 import random
 import sys
 from array import array
@@ -10,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ..format.memory import memory_of
 from ..format.values import decode, encode
 
 
@@ -35,7 +37,7 @@ def restore_rng(saved: dict[str, Any]) -> None:
         random.setstate((python["version"], tuple(words), python["gauss"]))
     if "torch" in saved:
         torch.set_rng_state(_tensor_of(saved["torch"]))
-    if "numpy" in saved:
+    if "numpy" in saved and importlib.util.find_spec("numpy") is not None:
         import numpy as np
 
         np.random.set_state(decode(saved["numpy"], where="rng"))
@@ -48,7 +50,7 @@ def _pack(words: array[int]) -> str:
 
 
 def _bytes_of(t: torch.Tensor) -> str:
-    return base64.b64encode(bytes(t.numpy())).decode()
+    return base64.b64encode(memory_of(t.contiguous())).decode()
 
 
 def _tensor_of(text: str) -> torch.Tensor:

@@ -35,6 +35,7 @@ from ...errors import CheckpointCorrupt, LayoutMismatch
 from ...journal.checksummed import digest
 from ..catalogue import contents as catalogue
 from ..format.manifest import Manifest, PartManifest, Sharding, data_name, item_bytes
+from ..format.memory import memory_of
 from ..format.sharding import describe
 from ..format.shards import Box, Shard
 from ..format.values import tensor_names, unflatten
@@ -408,8 +409,7 @@ def _own_bytes(into: torch.Tensor, shard: Shard, dtype: str, box: Box) -> memory
     plain = into.device.type == "cpu" and into.is_contiguous() and into.dtype == getattr(torch, dtype)
     if not plain or not into.numel() or box[1][1:] != shard.sizes[1:]:
         return None
-    array: Any = into.detach().reshape(-1).view(torch.uint8).numpy()
-    return memoryview(array)
+    return memory_of(into.detach())
 
 
 def read_box(file: VerifiedFile, shard: Shard, dtype: str, box: Box) -> torch.Tensor:

@@ -33,6 +33,7 @@ from ..format.manifest import (
     data_name,
     folder_name,
 )
+from ..format.memory import memory_of
 from ..format.position import Position
 from ..keeper.buffers.holdings import SnapshotId
 from ..ranks.agreement import VOTE_TIMEOUT_S, Agreement, vote
@@ -246,7 +247,7 @@ def load_from_memory(
         data = buffer.tensor
     with beside(buffer):
         if answer["checksums"] is not None:
-            check_chunks(as_bytes(data)[:size], tuple(answer["checksums"]), where=f"memory, rank {rank}")
+            check_chunks(memory_of(data)[:size], tuple(answer["checksums"]), where=f"memory, rank {rank}")
     return Loaded(part, data[:size], "peer" if answer["peer"] else "memory", buffer, keep)
 
 
@@ -315,7 +316,7 @@ def load_from_disk(
     catalogue.check_against_header(part, catalogue.read_header(storage, path, size), where=path)
     buffer = buffer_for(size)
     loaded = Loaded(part, buffer.tensor[:size] if buffer else _whole_pages(size), storage.level, buffer)
-    whole = as_bytes(loaded.data)
+    whole = memory_of(loaded.data)
 
     def fetch(i: int) -> bool:
         start = i * part.file.chunk_bytes
@@ -335,12 +336,6 @@ def load_from_disk(
 def _whole_pages(size: int) -> torch.Tensor:
     """Memory that begins at a page, as reading past the page cache wants it, and that a fork does not copy meanwhile."""
     return torch.frombuffer(mmap.mmap(-1, max(size, 1)), dtype=torch.uint8)[:size]
-
-
-def as_bytes(data: torch.Tensor) -> memoryview:
-    """The memory of a tensor of bytes on the CPU."""
-    array: Any = data.numpy()
-    return memoryview(array).cast("B") if data.numel() else memoryview(b"")
 
 
 def nothing_good(skipped: list[tuple[str, str]], where: str) -> CheckpointError:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from ... import atomic
 from ...errors import StorageError
+from ..format.memory import address_of
 from .base import Buffer, Entry, probe
 
 _PIECE = 16 * 2**20
@@ -332,7 +333,4 @@ def _in_page_cache(fd: int, start: int, size: int) -> bool:
 
 def _aligned(view: memoryview) -> bool:
     """Whether the buffer begins at a page: what is mapped does, what Python allocated seldom does."""
-    import numpy as np
-
-    address: int = np.frombuffer(view, np.uint8).__array_interface__["data"][0]
-    return address % _BLOCK == 0
+    return address_of(view) % _BLOCK == 0

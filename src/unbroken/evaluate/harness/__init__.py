@@ -14,6 +14,6 @@ plain/                 any folder with infer.py and score.py
 asking.py, requests.py what requests and answers mean, the same for every backend
 chat.py                chat templates
 transformers.py        a Hugging Face folder on a GPU or CPU; transformers_model.py runs it
-openai.py              any OpenAI-compatible endpoint, through model/endpoint.py
+openai.py              any OpenAI-compatible endpoint, through link/openai.py
 lm_eval_models.py      any model class of lm-evaluation-harness (its own `hf`, `vllm`, ...)
 """
