@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from unbroken.diagnose.redact.redact import Redactor
 from unbroken.errors import RunError, UnsafeFile
 from unbroken.link import accepting, listener
 from unbroken.link.accepting import Acceptor, Connection
@@ -359,6 +360,15 @@ def test_the_key_is_shown_nowhere() -> None:
     with pytest.raises(RunError) as e:
         other.context(server=True)
     assert OTHER.key.splitlines()[1] not in str(e.value)
+
+
+def test_the_key_is_taken_out_of_what_leaves_the_machine() -> None:
+    """As where it were printed by a process after all: a diagnosis, a bundle and a model get none of it."""
+    lines = RUN.key.splitlines()[1:-1]
+    secret = Secret("planted-token-of-a-run", RUN)
+    for text in (RUN.pem, secret.as_bytes().decode(), f"the agent said: {RUN.key!r}"):
+        shown = "\n".join(map(str, Redactor().lines(text.splitlines())))
+        assert not any(line in shown for line in lines)
 
 
 def test_making_one_shows_no_key_and_is_quick(monkeypatch: pytest.MonkeyPatch) -> None:
