@@ -44,7 +44,7 @@ PEER = traceback(
 
 
 @given(st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_the_true_first_is_always_among_those_named_however_the_clocks_differ(data: st.DataObject) -> None:
     """Node clocks are minutes or days off and drift; offsets are measured over links that are slow in one direction."""
     n = data.draw(st.integers(2, 6))

@@ -128,7 +128,7 @@ def test_a_killed_supervisor_is_succeeded_and_no_rank_stops(simulate: Simulate, 
     simulate(act, nodes, spares=1)
 
 
-@pytest.mark.parametrize("steps_first", [False, True])
+@pytest.mark.parametrize("steps_first", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_an_incident_that_outlives_its_supervisor_is_over_all_the_same(
     simulate: Simulate, steps_first: bool
 ) -> None:
