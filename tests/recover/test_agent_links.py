@@ -18,7 +18,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unbroken.cluster import LocalBackend
 from unbroken.cluster.contract import AgentCommand, Request
 from unbroken.detect import HangDetector
 from unbroken.errors import RunError, UnsafeFile
@@ -78,7 +77,7 @@ class Port:
     async def _start(self) -> Address:
         site = Site(1)
         fleet = Fleet(
-            "r", ToyCluster("r", site=site), LocalBackend("r"), Request(1), lambda node: AgentCommand("agent"),
+            "r", ToyCluster("r", site=site), Request(1), lambda node: AgentCommand("agent"),
             lease_s=5.0, say=self.said.append, clock=Clock(), changed=asyncio.Event(),
         )  # fmt: skip
         await fleet.acquire()

@@ -64,6 +64,7 @@ class Hello:
     """A node. `memory` is what its processes may use and `memory_free` what of it is free, in bytes; `scratch` its own
     volatile folder, with `scratch_free` bytes left; `interpreter` the Python that runs the agent, and so the ranks.
 
+    `visible` are the GPUs that its processes may use, as CUDA_VISIBLE_DEVICES names them.
     `boot_id` changes when the host starts anew: nothing from before is left then. `clock` relates its monotonic clock
     to the supervisor's, `wall_clock` its time of day (which logs carry) to the supervisor's.
     """
@@ -81,6 +82,7 @@ class Hello:
     scratch_free: Size
     addresses: Annotated[tuple[Address, ...], _at_most(256)] = ()
     gpus: Annotated[tuple[Gpu, ...], _at_most(64)] = ()
+    visible: Annotated[tuple[Text, ...], _at_most(64)] = ()
     clock: Annotated[ClockOffset, _offset] = field(default_factory=ClockOffset)
     wall_clock: Annotated[ClockOffset, _offset] = field(default_factory=ClockOffset)
 

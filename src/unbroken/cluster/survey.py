@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import glob
 import ipaddress
 import os
+import re
 import shutil
 import socket
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from ..machine import available_memory, usable_cpus, usable_memory
@@ -28,11 +30,12 @@ def describe_node(
 ) -> Hello:
     """The hello of this host. `scratch` must be there. Raises OSError where it is not."""
     memory, free = usable_memory(), available_memory()
+    gpus = tuple(find_gpus())
     return Hello(
         node=node, run_id=run_id, host=socket.gethostname(), boot_id=read_boot_id(), interpreter=sys.executable,
         version=__version__, cpus=usable_cpus(), memory=memory, memory_free=memory if free is None else free, scratch=str(scratch),
-        scratch_free=shutil.disk_usage(scratch).free, addresses=tuple(find_addresses()), gpus=tuple(find_gpus()),
-        clock=clock or ClockOffset(), wall_clock=wall_clock or ClockOffset(),
+        scratch_free=shutil.disk_usage(scratch).free, addresses=tuple(find_addresses()), gpus=gpus,
+        visible=tuple(find_visible(gpus)), clock=clock or ClockOffset(), wall_clock=wall_clock or ClockOffset(),
     )  # fmt: skip
 
 
@@ -89,3 +92,15 @@ def find_gpus(folder: Path = _GPUS) -> list[Gpu]:
         if uuid := said.get("GPU UUID"):
             found.append(Gpu(uuid, said.get("Model", "")))
     return found
+
+
+def find_visible(gpus: Sequence[Gpu], devices: str = "/dev/nvidia[0-9]*") -> list[str]:
+    """The GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them: what stands there already; else by UUID, which
+    is sure whatever order a library counts in; else by number, where the driver tells no UUID of each."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return [v.strip() for v in visible.split(",") if v.strip() and v.strip() != "-1"]
+    found = sorted(int(n[0]) for p in glob.glob(devices) if (n := re.search(r"\d+$", p)))
+    if found and len(found) == len(gpus):
+        return [g.uuid for g in gpus]
+    return [str(n) for n in found]

@@ -318,7 +318,7 @@ def run_supervised(
 
     async def go() -> str:
         surroundings = Surroundings(
-            LocalCluster(spec.run_id, ownership=ownership, log_of=run_dir.agent_log), host, Diagnosis(folder=run_dir.path),
+            LocalCluster(spec.run_id, ownership=ownership, log_of=run_dir.agent_log), Diagnosis(folder=run_dir.path),
             int(spec.host_memory) or host.keeper_memory(spec.nodes + spec.spares), record=record,
         )  # fmt: skip
         supervisor = Supervisor(run_dir, spec, surroundings, shown, cwd=here)

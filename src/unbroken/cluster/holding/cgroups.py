@@ -74,7 +74,11 @@ class Cgroups:
         return self._start(self.root / node / _SERVICE, argv)
 
     def start_rank(self, node: str, attempt: int, argv: Sequence[str]) -> Start:
-        return self._start(self.root / node / f"attempt-{attempt:04d}", argv)
+        folder = self.root / node / f"attempt-{attempt:04d}"
+        start = self._start(folder, argv)
+        with contextlib.suppress(OSError):  # only where the memory controller was delegated
+            (folder / "memory.oom.group").write_text("1")  # half of an attempt is of no use
+        return start
 
     def take_census(self, node: str) -> None:
         return  # the kernel keeps it

@@ -54,6 +54,8 @@ class RunState:
     cordoned: dict[str, str] = field(default_factory=dict)
     held: str = ""
     """How the processes of the newest attempt are held: cgroup, parent or marks; "" where it was not written down."""
+    boots: dict[str, str] = field(default_factory=dict)
+    """The boot of each node's machine when an attempt last ran there, where that is known."""
     unproven: dict[str, Doubt] = field(default_factory=dict)
     """Nodes of which it is not proven that the processes of attempts before are gone."""
     terms: int = 0
@@ -103,6 +105,9 @@ class RunState:
             }
             self.places[self.attempt] = str(r.get("place", ""))
             self.held = str(r.get("held", ""))
+            for boot, runs in (r.get("boots") or {}).items():
+                slots = (i for first, count in runs for i in range(first, first + count))
+                self.boots.update({self.slots[i]: str(boot) for i in slots if i < len(self.slots)})
             self.launches += 1
             self.restarts = self.launches - 1
         elif kind == "ended":

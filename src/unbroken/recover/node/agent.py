@@ -16,7 +16,6 @@ import logging
 import os
 import shutil
 import signal
-import socket
 import sys
 import time
 from collections.abc import Sequence
@@ -27,6 +26,7 @@ from ...checkpoint.keeper.wire import PROTOCOL
 from ...cluster import Ended, Ownership
 from ...cluster.holding.choice import from_text
 from ...cluster.local_events import forget_run
+from ...cluster.survey import describe_node
 from ...detect.stacks import ProcessInfo, collect_stacks
 from ...errors import RunError, UnsafeFile
 from ...link.address import Address
@@ -42,6 +42,7 @@ from ..record.folder import FolderRecord
 from ..wire import Link, Message, read_token
 from .clocks import NodeClocks
 from .keeper_process import KeeperProcess
+from .port import PortReservation
 from .ranks import LaunchOrder, RankProcess
 from .reporting import HostReport, ProgressReport, group_looks
 from .supervisors import Supervisors
@@ -101,6 +102,7 @@ class Agent:
         """Each beat that waits for its answer -> when it was sent, on the monotonic clock and by the time of day."""
         self._quit = asyncio.Event()
         self._unsent: list[Message] = []
+        self._port = PortReservation()
         self._progress = ProgressReport()
         self._hosts = HostReport(lambda event: self._tell(op="keeper", **event))
         self._looks: dict[int, ProcessInfo] = {}
@@ -153,7 +155,8 @@ class Agent:
             await link.introduce(secret.token, address, timeout=10)
             clocks = NodeClocks()
             await clocks.ask(link)
-            await link.call("hello", timeout=10, **self._hello(term.number), **clocks.as_message())
+            hello = await asyncio.to_thread(self._hello, term.number)
+            await link.call("hello", timeout=10, **(hello | clocks.as_message()))
         except (RunError, TimeoutError) as e:
             _log.warning("the supervisor of term %d did not take us: %s", term.number, e)
             link.close()
@@ -190,11 +193,10 @@ class Agent:
                 return
 
     def _hello(self, term: int) -> Message:
-        return {
-            "run_id": self.run_id,
-            "node": self.node,
+        """What the node is, and what runs on it."""
+        facts = describe_node(self.node, self.run_id, self.scratch)
+        return facts.as_message() | {
             "pid": os.getpid(),
-            "host": socket.gethostname(),
             "epoch": term,
             "attempt": self.attempt,
             "ranks": {
@@ -252,7 +254,7 @@ class Agent:
         if op == "ping":
             return {}
         if op == "port":
-            return {"port": _free_port(message.get("address", "127.0.0.1"))}
+            return {"port": self._port.take()}
         if op == "launch":
             return await self._launch(LaunchOrder.from_message(message))
         if op == "stop":
@@ -301,6 +303,11 @@ class Agent:
             )
         if self.ranks:
             raise RunError("ranks of an earlier attempt are still here", where=f"node {self.node}")
+        if not os.path.isdir(order.cwd):
+            raise RunError(
+                f"the working directory {order.cwd} is not there", where=f"node {self.node}",
+                hint="Start the run in a folder that every node has, such as one of a shared file system",
+            )  # fmt: skip
         self.attempt, self._expired = order.attempt, {}
         self._progress, self._looks = ProgressReport(), {}
         pages = self.scratch / "pages"
@@ -434,13 +441,6 @@ def _as_message(ended: Ended) -> Message:
     return {
         "gone": ended.gone, "survivors": list(ended.survivors), "proven": ended.proven, "unproven_why": ended.why,
     }  # fmt: skip
-
-
-def _free_port(address: str) -> int:
-    with socket.socket() as s:
-        s.bind((address, 0))
-        port: int = s.getsockname()[1]
-        return port
 
 
 def _pass_over(*_: object) -> None:

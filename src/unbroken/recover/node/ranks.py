@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -25,6 +26,8 @@ from .log_follower import LogFollower
 
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
+_OOM_FIRST = "1000"
+"""Before any process that has not the same, however large that is; raising it needs no right."""
 _CPU_IDLE_SHARE = 0.01
 _CPU_EVERY_S = 1.0
 
@@ -47,6 +50,8 @@ class LaunchOrder:
     restarts: int
     devices: str | None = None
     follow_log: bool = True
+    interface: str = ""
+    """The network interface of the node by which the ranks reach each other; "" where they are on one machine."""
 
     def as_message(self) -> Message:
         message: Message = encode(self)
@@ -80,6 +85,10 @@ class LaunchOrder:
         }
         if "OMP_NUM_THREADS" not in os.environ:
             env["OMP_NUM_THREADS"] = "1"
+        if self.interface:
+            for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+                if name not in os.environ:
+                    env[name] = self.interface
         if self.devices is not None:
             env["CUDA_VISIBLE_DEVICES"] = self.devices
         return env
@@ -323,7 +332,10 @@ def _argv(command: tuple[str, ...]) -> list[str]:
 
 
 def _as_a_rank() -> None:
-    """A rank never outlives its agent (the kernel kills it when the agent dies), and hears the signals it does not."""
+    """A rank never outlives its agent (the kernel kills it when the agent dies), hears the signals that the agent does not,
+    and goes first where memory runs out: the keeper, which holds the snapshots, is mostly the largest process."""
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as f:
+        f.write(_OOM_FIRST)
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     # What is ignored stays ignored in children: SIGTERM could end neither the script nor its data loaders.
     signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -162,7 +162,7 @@ class Supervisor:
             )
 
         return Fleet(
-            spec.run_id, self._around.cluster, self._around.host, Request(spec.nodes, spec.spares, spec.nproc), command,
+            spec.run_id, self._around.cluster, Request(spec.nodes, spec.spares, spec.nproc), command,
             lease_s=float(timeouts.lease), say=self._view.say, clock=self._clock, changed=self._changed,
         )  # fmt: skip
 

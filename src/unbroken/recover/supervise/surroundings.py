@@ -14,7 +14,6 @@ from ...progress.records.verdict import Verdict
 from ..record.base import Record
 from ..wire import Link
 from .nodes.door import Listen
-from .nodes.fleet import Host
 from .record.clock import Clock
 
 
@@ -37,7 +36,6 @@ class Surroundings:
     lies, None for the run directory."""
 
     cluster: Cluster
-    host: Host
     diagnosis: Diagnosing
     keeper_bytes: int
     clock: Clock = field(default_factory=Clock)

@@ -48,6 +48,8 @@ class FakeNode:
     unfenceable: bool = False
     wiped: int = 0
     agent: VirtualAgent | None = None
+    command: AgentCommand | None = None
+    """How its agent was started last."""
     snapshots: dict[tuple[int, int], set[int]] = field(default_factory=dict)
 
     def keep(self, attempt: int, step: int, ranks: list[int]) -> None:
@@ -165,13 +167,14 @@ class VirtualAgent:
             interpreter="/usr/bin/python3", version=__version__, cpus=96, memory=2 << 40, memory_free=1 << 40,
             scratch="/dev/shm/unbroken", scratch_free=1 << 40,
             addresses=(Address("eth0", f"10.{i >> 16 & 255}.{i >> 8 & 255}.{i & 255}"),),
+            visible=tuple(f"GPU-{name}-{g}" for g in range(self.node.gpus)),
             gpus=tuple(Gpu(f"GPU-{name}-{g}", "virtual", 80 << 30) for g in range(self.node.gpus)),
             clock=clock, wall_clock=wall,
         )  # fmt: skip
         ranks = {str(r): self._describe(r) for r in self.ranks}
         leased = self.lease_until is not None and self._loop.time() < self.lease_until
         return facts.as_message() | {
-            "pid": 1, "epoch": self.term, "attempt": self.attempt, "ranks": ranks, "leased": leased,
+            "pid": int(self.launch.rpartition("/")[2]), "epoch": self.term, "attempt": self.attempt, "ranks": ranks, "leased": leased,
             "cleared": _GONE, "protocol": PROTOCOL,
         }  # fmt: skip
 

@@ -175,8 +175,16 @@ class FakeCluster:
             self.hardware.publish(Started(self.now(), node.name, launch))
             self.hardware.publish(Exited(self.now(), node.name, launch, 1))
             return
-        node.agent = VirtualAgent(self, node, launch, command)
+        node.agent, node.command = VirtualAgent(self, node, launch, command), command
         self.hardware.publish(Started(self.now(), node.name, launch))
+
+    def restart_agent(self, node: FakeNode) -> None:
+        """Starts a node's agent as it was started last, without an order."""
+        if node.command is None:
+            raise ValueError(f"no agent was started on {node.name} before")
+        self.hardware.launches += 1
+        launch = f"{node.name}/{self.hardware.launches}"
+        self.loop.call_later(node.start_s, self._begin, node, node.wiped, launch, node.command)
 
     def agent_ended(self, agent: VirtualAgent, code: int | None, signal: int | None) -> None:
         """An agent's process has ended; what its keeper holds is still there."""

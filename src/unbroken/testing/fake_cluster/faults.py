@@ -103,6 +103,24 @@ class Faults:
 
         self._loop.call_later(in_s, end)
 
+    def reboot(self, name: str) -> None:
+        """Its host starts anew, and what watches over agents there starts this one again, before anybody has missed it."""
+        node = self._node(name)
+        if node.agent is not None:
+            node.agent.vanish()
+        node.wipe()
+        node.boot += 1
+        node.booted = self._loop.time()
+        self._cluster.restart_agent(node)
+
+    def restart_agent(self, name: str) -> None:
+        """Its agent dies, if there is one, and the ranks with it; what watches over agents there starts it again."""
+        node = self._node(name)
+        if node.agent is not None:
+            node.agent.end()
+            node.agent = None
+        self._cluster.restart_agent(node)
+
     def hold(self, why: str = "Priority", expected: float | None = None) -> None:
         """No request is granted until `grant`, for the reason that the cluster gives."""
         self._hardware.held_up, self._hardware.expected = why, expected

@@ -29,16 +29,6 @@ from .faults import Faults
 from .training import Script
 
 
-class _Host:
-    """What ranks are given on virtual nodes, which open no sockets."""
-
-    def address(self, node: str) -> str:
-        return "10.0.0.1"
-
-    def devices(self, slot: int, nproc: int, slots: int) -> str | None:
-        return None
-
-
 class _Diagnosis:
     """The real diagnosis, in this process: ranks write no logs here, so it has facts alone."""
 
@@ -105,7 +95,6 @@ class SimulatedRun:
         clock = Clock(self.loop.time, lambda: self.loop.time() + offset)
         surroundings = Surroundings(
             self.cluster,
-            _Host(),
             _Diagnosis(self.run_dir.path.with_name("empty.log")),
             1 << 40,
             clock,

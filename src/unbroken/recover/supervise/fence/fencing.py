@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
 from ....cluster import Ended
+from ....cluster.contract import Cordon
 from ....progress import RunDir
 from ..attempt.attempt import Attempt
 from ..attempt.outcome import AttemptOutcome, NodeEnd
@@ -18,6 +19,7 @@ from ..record.term import TermWatch
 from . import proof
 
 _CORDON_S = 86400
+_OWNER = "unbroken"
 _STOP_S = 30.0
 _SAID_AFTER_S = 2.0
 _AFTER_STOP_S = 10.0
@@ -58,6 +60,8 @@ class Fencing:
     async def _end_node(self, name: str, end: NodeEnd | None) -> str:
         """Fences a node that did not answer, by force or by its lease; what its agent was found to do, of a silent one."""
         end = end or self._fleet.read_end(name)
+        if await self._note_reboot(name):
+            return ""  # nothing that ran before is left, and the agent that came since is not to be ended
         if end is NodeEnd.AGENT_LOST:
             return ""  # its next agent ends the ranks before it says hello
         ended, found = await self._fence_silent(name)
@@ -94,12 +98,24 @@ class Fencing:
         """Takes what the agents of these nodes said, when they came, of the ranks before."""
         state = self._recorder.state
         for name in dict.fromkeys(n for n in slots if n in state.slots) if state.attempt else ():
+            if await self._note_reboot(name):
+                continue
             node = self._fleet.nodes[name]
             cleared = proof.of_message(node.hello.get("cleared", {}))
             if state.held == "marks" != self._fleet.held:
                 cleared |= Ended(proven=False, why=proof.MARKS_LEFT)
             if not cleared.gone:
                 await self.take_proof(name, cleared)
+
+    async def _note_reboot(self, name: str) -> bool:
+        """Whether the node's machine was started anew since an attempt last ran there: then nothing of that is left."""
+        if not self._fleet.has_rebooted(name, self._recorder.state.boots.get(name, "")):
+            return False
+        if name in self._unproven.nodes:
+            self._unproven.forget(name)
+            await self._recorder.record("proven", node=name)
+            self._say(f"{name} was started anew: nothing of the attempts before is left there")
+        return True
 
     async def take_proof(self, name: str, ended: Ended) -> None:
         """Notes what ending a node's processes came to: parks it where some survived, and says what is not proven."""
@@ -120,6 +136,8 @@ class Fencing:
         """Waits for a person where an old process could overwrite what the next attempt saves; False where a stop came."""
         waiting = ""
         while True:
+            for node in list(self._unproven.nodes):
+                await self._note_reboot(node)
             for node in self._unproven.confirmed(self._run_dir):
                 self._unproven.forget(node)
                 await self._fleet.forget(node)
@@ -155,14 +173,21 @@ class Fencing:
 
     async def cordon(self, name: str, reason: str | None, confidence: float) -> None:
         """Takes a node out of use for a day."""
-        await self._recorder.record("cordon", node=name, reason=reason, owner="unbroken", expires_s=_CORDON_S)
+        await self._put_out_of_use(name, str(reason))
         self._say(f"{name} is cordoned for a day: {reason} (confidence {confidence:.0%})")
 
     async def _park(self, name: str, pids: Sequence[int]) -> None:
         reason = f"processes {list(pids)} survived kill -9"
         self._fleet.nodes[name].parked = reason
-        await self._recorder.record("cordon", node=name, reason=reason, owner="unbroken", expires_s=_CORDON_S)
+        await self._put_out_of_use(name, reason)
         self._say(f"{name} is parked: {reason}")
+
+    async def _put_out_of_use(self, name: str, reason: str) -> None:
+        """For this run, and for whoever else asks the cluster for nodes."""
+        await self._recorder.record("cordon", node=name, reason=reason, owner=_OWNER, expires_s=_CORDON_S)
+        expires = self._clock.wall() + _CORDON_S
+        if refused := await self._fleet.cordon(Cordon(name, _OWNER, reason or "an incident", expires)):
+            self._say(f"{name} is out of use for this run only: {refused}")
 
     async def clear(self, names: Sequence[str]) -> None:
         """Ends whatever is left on nodes that the run leaves, and returns them to the cluster; writes down for the next

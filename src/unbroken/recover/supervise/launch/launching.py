@@ -20,6 +20,7 @@ from ..attempt.outcome import AttemptOutcome
 from ..fence.fencing import Fencing
 from ..nodes.fleet import Fleet
 from ..nodes.keepers import Keepers
+from ..nodes.machines import find_meeting, name_interface, share_devices
 from ..record.clock import Clock
 from ..record.recorder import Recorder
 from ..record.stop_request import StopRequest
@@ -90,12 +91,14 @@ class Launching:
             if prepared is None:
                 return None
             slots, number, candidates = prepared
-            port = (await self._fleet.ask(slots[0], "port", address=self._fleet.address(slots[0])))["port"]
+            port = (await self._fleet.ask(slots[0], "port"))["port"]
             await self._recorder.record(
                 "attempt", attempt=number, slots=list(slots),
                 candidates=[_note_for_journal(c) for c in candidates[:_CANDIDATES_RECORDED]],
                 place=self._place.written(self._place.current()), held=self._fleet.held,
+                boots=self._fleet.list_boots(slots),
             )  # fmt: skip
+            self._fleet.begin(slots)
             attempt = self._make_attempt(number, slots)
             self._follow(attempt)
             await self._announce(attempt, candidates)
@@ -145,14 +148,16 @@ class Launching:
 
     async def _launch(self, attempt: Attempt, port: int) -> None:
         spec, slots = self._spec, attempt.slots
+        address = find_meeting(self._fleet.nodes, slots)
+        devices = share_devices(self._fleet.nodes, slots, spec.nproc)
 
         def order(slot: int) -> dict[str, Any]:
             return LaunchOrder(
                 attempt=attempt.number, run_id=spec.run_id, command=spec.command, cwd=self._cwd,
                 ranks={slot * spec.nproc + i: i for i in range(spec.nproc)}, world_size=spec.world_size,
-                slot=slot, slots=len(slots), nproc=spec.nproc, master_addr=self._fleet.address(slots[0]),
+                slot=slot, slots=len(slots), nproc=spec.nproc, master_addr=address,
                 master_port=port, restarts=self._state.restarts,
-                devices=self._fleet.devices(slot, len(slots)),
+                devices=devices[slot], interface=name_interface(self._fleet.nodes[slots[slot]], address),
             ).as_message()  # fmt: skip
 
         await asyncio.gather(

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any
 
 from ....cluster import Ended
 from ....cluster.contract import (
     AgentCommand,
     Cluster,
+    Cordon,
     EndingAt,
     Event,
     Exited,
@@ -26,7 +27,9 @@ from ....cluster.contract import (
     Started,
     Unreachable,
 )
+from ....cluster.hello import Hello
 from ....errors import DoesNotFit, RunError
+from ....link.runs import pack
 from ...wire import Link, Message
 from ..attempt.outcome import NodeEnd
 from ..record.clock import Clock
@@ -43,16 +46,6 @@ _AT_ONCE = 256
 """So many agents are started or asked at a time: answers of thousands at once would only wait in the loop."""
 
 
-class Host(Protocol):
-    """What the ranks are given of their node."""
-
-    def address(self, node: str) -> str:
-        """Where the ranks of other nodes reach this one's."""
-
-    def devices(self, slot: int, nproc: int, slots: int) -> str | None:
-        """CUDA_VISIBLE_DEVICES of the ranks in a slot; None leaves it as it is."""
-
-
 class Fleet:
     """What the supervisor knows of its nodes, and all that it does with the cluster. There are none before `acquire`."""
 
@@ -60,7 +53,6 @@ class Fleet:
         self,
         run_id: str,
         cluster: Cluster,
-        host: Host,
         request: Request,
         command: Callable[[str], AgentCommand],
         *,
@@ -70,7 +62,7 @@ class Fleet:
         changed: asyncio.Event,
     ) -> None:
         """`command` starts the agent of a node; `changed` is set when a node comes or goes."""
-        self.run_id, self._cluster, self._host = run_id, cluster, host
+        self.run_id, self._cluster = run_id, cluster
         self.request, self._command, self.lease_s = request, command, lease_s
         self._say, self._clock, self._changed = say, clock, changed
         self._began = clock.monotonic()
@@ -138,10 +130,14 @@ class Fleet:
         node = self.nodes.get(hello["node"])
         if node is None or hello.get("run_id") != self.run_id:
             raise RunError("this agent belongs to another run", where=str(hello.get("node")))
+        before, node.facts = node.facts, Hello.from_message(hello) if "boot_id" in hello else None
         if node.state == "lost":
             raise RunError("this node was given up", where=node.name)
         if node.link is not None and node.link is not link:
             node.link.close()
+        if node.hello and node.hello.get("pid") != hello.get("pid"):
+            same = before is None or node.facts is None or node.facts.is_same_boot(before)
+            node.restarted = NodeEnd.AGENT_LOST if same else NodeEnd.GONE
         node.link, node.hello, node.state = link, hello, "up"
         node.take_clocks(hello)
         node.heard = node.granted = self._clock.monotonic()
@@ -278,7 +274,7 @@ class Fleet:
         in_doubt = False
         for name in names:
             node = self.nodes[name]
-            if self._answers(node):
+            if self._answers(node) and node.restarted is None:
                 continue
             end = self._judge(node, now)
             in_doubt |= end is None
@@ -291,6 +287,8 @@ class Fleet:
         """What is left of a node that may be lost; None while it may still answer."""
         if node.gone:
             return NodeEnd.GONE
+        if node.restarted is not None:
+            return node.restarted
         if node.exited is not None:
             return NodeEnd.AGENT_LOST if now - node.exited > _WITH_ITS_AGENT_S else None
         silent = now - node.heard
@@ -372,13 +370,33 @@ class Fleet:
         """What the cluster is, and how it holds processes, in words. Raises RunError where nothing works."""
         return self._cluster.describe()
 
-    def address(self, name: str) -> str:
-        """Where the ranks of other nodes reach this one's."""
-        return self._host.address(name)
+    def begin(self, names: Iterable[str]) -> None:
+        """An attempt begins on these nodes, with the agents that are there now."""
+        for name in names:
+            self.nodes[name].restarted = None
 
-    def devices(self, slot: int, slots: int) -> str | None:
-        """CUDA_VISIBLE_DEVICES of the ranks in a slot; None leaves it as it is."""
-        return self._host.devices(slot, self.request.ranks_per_node, slots)
+    def list_boots(self, slots: Sequence[str]) -> dict[str, list[list[int]]]:
+        """The boots of the machines below these slots, each with the runs of its slots; those of which none is known are
+        left out."""
+        found: dict[str, list[int]] = {}
+        for i, name in enumerate(slots):
+            facts = self.nodes[name].facts
+            if facts is not None and facts.boot_id:
+                found.setdefault(facts.boot_id, []).append(i)
+        return {boot: pack(indexes) for boot, indexes in found.items()}
+
+    def has_rebooted(self, name: str, boot: str) -> bool:
+        """Whether the machine was started anew since this boot: nothing that ran there then is left."""
+        node = self.nodes.get(name)
+        return bool(boot and node and node.facts and node.facts.boot_id and node.facts.boot_id != boot)
+
+    async def cordon(self, cordon: Cordon) -> str:
+        """Takes a node out of use for others too; why that was refused, in words, else nothing."""
+        try:
+            await self._cluster.cordon(cordon)
+        except RunError as e:
+            return str(e)
+        return ""
 
     # --- asking agents
 

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ....cluster.clocks import ClockOffset, Moment
+from ....cluster.hello import Hello
 from ....link.bounds import Message
 from ...wire import Link
+from ..attempt.outcome import NodeEnd
 from .received import clock_of
 
 
@@ -24,6 +26,10 @@ class Node:
     hello: Message = field(default_factory=dict)
     granted: float = 0.0
     heard: float = 0.0
+    facts: Hello | None = None
+    """What its agent says that the node is; None of an agent of an earlier version, and before one has come."""
+    restarted: NodeEnd | None = None
+    """What is left of it where another agent came than the one that had the attempt's ranks, and nobody had missed that."""
     parked: str = ""
     waits: Message | None = None
     """Its keeper's snapshot that waits for a storage that refuses."""
