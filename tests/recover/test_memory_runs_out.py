@@ -63,6 +63,7 @@ def test_what_a_rank_starts_goes_first_too() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("how", ["the kernel", "all at once"])
 def test_ranks_that_are_taken_take_no_snapshot_with_them(tmp_path: Path, how: str) -> None:
     """`all at once` is what a kernel does that ends a whole cgroup (memory.oom.group), for machines that allow no limits."""
@@ -85,7 +86,7 @@ sys.exit(main())
 """
     (tmp_path / "script.py").write_text(script)
     options = ["--nodes", "2", "--nproc", "1"]
-    command = ["script.py", "--steps", "400", "--snapshot-every", "5"]
+    command = ["script.py", "--steps", "60", "--snapshot-every", "5"]
     run = RunUnderTest(tmp_path, command, options).start()
     try:
         run.until_step(12)
@@ -95,11 +96,11 @@ sys.exit(main())
             with memory_group(256 << 20) as group:
                 join(group, ranks[1].pid)
                 (tmp_path / "eat").touch()
-                code = run.wait()
+                code = run.wait(240)
         else:
             for process in ranks.values():
                 os.kill(process.pid, signal.SIGKILL)
-            code = run.wait()
+            code = run.wait(240)
         assert code == 0, run.output
         first, second = run.journal("attempt")
         assert second["candidates"][0]["in_memory"] == 2, "both keepers still held it"
