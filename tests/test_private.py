@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import asyncio
 import os
 import tempfile
 from collections.abc import Iterator
@@ -11,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from unbroken.checkpoint.ranks.environment import scratch
-from unbroken.cluster.local import LocalBackend
+from unbroken.cluster.contract import Request
+from unbroken.cluster.local_events import LocalCluster
 from unbroken.errors import UnsafeFile
 from unbroken.evaluate.model.cache import Places
 from unbroken.private import private_folder, read_secret, write_secret
@@ -77,11 +79,10 @@ def test_a_run_and_a_copy_in_shared_memory_are_private(tmp_path: Path, umask: in
     held = take_reference(source, manifest, Places(tmp_path / "shm", ()), watcher=False)
     assert mode(root) == 0o700
     held.release()
-    backend = LocalBackend("x" * 12)
-    backend._root = tmp_path / "unbroken-run"
-    handle = backend.launch("node-000", ["true"], {}, tmp_path / "log" / "agent.log")
-    os.waitpid(handle.pid, 0) if handle.pid else None
-    assert mode(tmp_path / "unbroken-run") == mode(handle.scratch) == 0o700
+    cluster = LocalCluster("x" * 12)
+    cluster._root = tmp_path / "unbroken-run"
+    asyncio.run(cluster.acquire(Request(1)))
+    assert mode(tmp_path / "unbroken-run") == 0o700
 
 
 def test_a_secret_is_written_for_its_owner_alone(tmp_path: Path, umask: int) -> None:

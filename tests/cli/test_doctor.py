@@ -8,14 +8,14 @@ import pytest
 
 from unbroken.cli.doctor import examine
 from unbroken.cli.main import dispatch
-from unbroken.cluster import LocalBackend
 from unbroken.cluster.holding.cgroups import Cgroups
+from unbroken.cluster.local_events import LocalCluster
 
 
 def test_it_says_how_processes_are_held(capsys: pytest.CaptureFixture[str]) -> None:
     assert dispatch(["doctor", "--json"]) == 0
     findings = {f["name"]: f for f in json.loads(capsys.readouterr().out)["findings"]}
-    assert LocalBackend("doctortest").describe_ownership() in findings["processes"]["text"]
+    assert LocalCluster("doctortest").describe_holding() in findings["processes"]["text"]
     assert dispatch(["doctor"]) == 0
     assert "processes" in capsys.readouterr().out
 

@@ -60,13 +60,14 @@ def examine() -> list[Finding]:
 
 def _ownership() -> Finding:
     """How the processes of a run started here would be held."""
-    from ..cluster import Kind, LocalBackend
+    from ..cluster import Kind
+    from ..cluster.local_events import LocalCluster
 
-    backend = LocalBackend(f"doctor{secrets.token_hex(4)}")
-    text = backend.describe_ownership()
-    if backend.owner.kind is not Kind.CGROUP:
+    cluster = LocalCluster(f"doctor{secrets.token_hex(4)}")
+    text = cluster.describe_holding()
+    if cluster.owner.kind is not Kind.CGROUP:
         text += ". A cgroup is surer: run as root, or in `systemd-run --user --scope -p Delegate=yes`"
-    return Finding("processes", backend.owner.kind is not Kind.MARKS, f"held by {text}")
+    return Finding("processes", cluster.owner.kind is not Kind.MARKS, f"held by {text}")
 
 
 def _kernel_log() -> Finding:

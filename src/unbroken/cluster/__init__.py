@@ -1,13 +1,10 @@
-"""Where processes run: one contract, and the backends that keep it.
+"""Where processes run: one contract, and the clusters that keep it.
 
-Backend         allocation, launch, watcher, cordon
-NodeState       what the watcher knows of a node
-LocalBackend    virtual nodes on this machine
+contract        what a cluster offers a run; `registry` has those that there are
+LocalCluster    virtual nodes on this machine (local_events)
 Ownership       which processes are a run's own, and the proof that none is left: cgroup, parent or marks
 """
 
-from .base import Allocation, Backend, NodeHandle, NodeState
 from .holding.ownership import Ended, Kind, Ownership
-from .local import LocalBackend
 
-__all__ = ["Allocation", "Backend", "Ended", "Kind", "LocalBackend", "NodeHandle", "NodeState", "Ownership"]
+__all__ = ["Ended", "Kind", "Ownership"]

@@ -42,13 +42,12 @@ from .contract import (
 from .holding.choice import choose, every
 from .holding.ownership import Ended, Kind, Ownership
 from .holding.processes import marked, read_stat
-from .local import LocalBackend
+from .local import check_fits, find_root, name_node
 from .stream import EventStream
 
 _FIND_S = 30.0
 _TOGETHER_S = 0.2
 """Processes of a node that end within so much have ended together: then the node was lost, and not its agent alone."""
-_NODE = "node-{:03d}"
 _RECORD = "cluster.json"
 
 
@@ -75,7 +74,7 @@ class LocalCluster:
     ) -> None:
         self.run_id = run_id
         self._log_of, self._clock = log_of, clock
-        self._root = LocalBackend(run_id).scratch("x").parent
+        self._root = find_root(run_id)
         self._before = every(run_id, self._root)
         self._wanted = ownership
         self._agents: dict[str, _Agent] = {}
@@ -100,11 +99,14 @@ class LocalCluster:
         return self._root
 
     def describe(self) -> str:
+        return f"virtual nodes on this machine; processes are held by {self.describe_holding()}"
+
+    def describe_holding(self) -> str:
+        """How the processes of the run are held, in words, and why in no surer way. Raises RunError where the wanted way
+        does not work."""
         owner, why_not_surer = self._chosen
         held = owner.describe()
-        return f"virtual nodes on this machine; processes are held by {held}" + (
-            f" ({why_not_surer})" if why_not_surer else ""
-        )
+        return f"{held} ({why_not_surer})" if why_not_surer else held
 
     # --- nodes
 
@@ -114,10 +116,10 @@ class LocalCluster:
         out = cordoned | set(request.exclude) | set(request.replaces)
         wanted = request.nodes + request.spares
         taken = [] if request.replaces else [n for n in given if n not in out][:wanted]
-        names = (_NODE.format(i) for i in range(len(given) + len(out) + wanted))
+        names = (name_node(i) for i in range(len(given) + len(out) + wanted))
         fresh = [n for n in names if n not in out and n not in given][: wanted - len(taken)]
         if fresh and not request.replaces:
-            LocalBackend(self.run_id).check_fits(request.nodes, request.ranks_per_node, request.spares)
+            check_fits(request.nodes, request.ranks_per_node, request.spares)
         taken += fresh
         self._write(given=[*(n for n in given if n not in request.replaces), *fresh])
         return Allocation(
@@ -276,7 +278,7 @@ class LocalCluster:
 
     async def _fence(self, node: str, deadline_s: float) -> Fenced:
         found = await asyncio.to_thread(describe_agent, self.run_id, node)
-        ending = asyncio.ensure_future(asyncio.to_thread(self._end, node, max(0.0, deadline_s)))
+        ending = asyncio.ensure_future(asyncio.to_thread(self.end_node, node, max(0.0, deadline_s)))
         # A look at /proc can hang with a disk: whoever asked gets an answer all the same.
         done, _ = await asyncio.wait({ending}, timeout=max(0.0, deadline_s) + 1.0)
         if not done:
@@ -288,10 +290,23 @@ class LocalCluster:
         return Fenced(ended.gone, why, tuple(str(p) for p in ended.survivors), found)
 
     async def forget(self, node: str) -> None:
-        for owner in (*self._others(), self.owner):
-            await asyncio.to_thread(owner.forget, node)
+        await asyncio.to_thread(self.forget_node, node)
 
-    def _end(self, node: str, within: float) -> Ended:
+    def forget_node(self, node: str) -> None:
+        """Drops what is remembered of a lost proof; blocks meanwhile."""
+        for owner in (*self._others(), self.owner):
+            owner.forget(node)
+
+    def end_all(self) -> Ended:
+        """Ends the run's processes on every node of which something is left here; blocks meanwhile."""
+        ended = Ended()
+        for owner in (*self._others(), self.owner):
+            for node in owner.nodes():
+                ended |= owner.end_node(node)
+        return ended
+
+    def end_node(self, node: str, within: float = 10.0) -> Ended:
+        """Ends all that the run has on a node, and frees its folder, where nothing survived; blocks meanwhile."""
         deadline = time.monotonic() + within
         ended = Ended()
         # What another way holds goes first: the marks that this one looks for would hit what holds it.

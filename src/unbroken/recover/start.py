@@ -21,7 +21,8 @@ from ..checkpoint.catalogue.placement import CLAIMS, check_folder
 from ..checkpoint.convert.origin import find_origin
 from ..checkpoint.format.manifest import COMMITTED, parse_folder_name
 from ..checkpoint.keeper.wire import check_socket
-from ..cluster import Kind, LocalBackend
+from ..cluster import Kind
+from ..cluster.local import check_fits, find_root, name_node, share_memory
 from ..cluster.local_events import LocalCluster, forget_run
 from ..errors import DoesNotFit, InputError, RunDirMismatch, RunError, StorageError, UnbrokenError, UsageError
 from ..progress import Budgets, RunDir, RunSpec, Timeouts, check_same, read_journal, read_spec, write_spec
@@ -302,7 +303,7 @@ def run_supervised(
     if not sys.platform.startswith("linux"):
         raise RunError("unbroken run needs Linux", hint="Use a Linux machine or container")
     # Before anything is written: a directory that remembers what did not fit would refuse what does.
-    LocalBackend(wanted.run_id).check_fits(wanted.nodes, wanted.nproc, wanted.spares)
+    check_fits(wanted.nodes, wanted.nproc, wanted.spares)
     check_folder(run_dir.path, "the run directory")
     record = _find_record(run_dir, wanted)
     if wanted.origin and not _has_started(record):
@@ -310,16 +311,16 @@ def run_supervised(
     spec = settle_spec(run_dir, wanted)
     record.share_spec(spec.run_id)
     _check_journal(run_dir, record, spec)
-    host = LocalBackend(spec.run_id)
+    root = find_root(spec.run_id)
     ownership = None if spec.ownership == "auto" else Kind(spec.ownership)
-    check_places(run_dir, host.scratch("x").parent.parent)
-    check_socket(host.scratch(f"node-{spec.nodes + spec.spares - 1:03d}") / "keeper.sock", "TMPDIR")
+    check_places(run_dir, root.parent)
+    check_socket(root / name_node(spec.nodes + spec.spares - 1) / "keeper.sock", "TMPDIR")
     shown = view or Lines()
 
     async def go() -> str:
         surroundings = Surroundings(
             LocalCluster(spec.run_id, ownership=ownership, log_of=run_dir.agent_log), Diagnosis(folder=run_dir.path),
-            int(spec.host_memory) or host.keeper_memory(spec.nodes + spec.spares), record=record,
+            int(spec.host_memory) or share_memory(spec.nodes + spec.spares), record=record,
         )  # fmt: skip
         supervisor = Supervisor(run_dir, spec, surroundings, shown, cwd=here)
         loop = asyncio.get_running_loop()
@@ -334,7 +335,7 @@ def run_supervised(
             return asyncio.run(go())
     finally:
         # Agents that ended before it have left this to the supervisor, whose socket lay there.
-        forget_run(host.scratch("x").parent)
+        forget_run(root)
         report = _write_report(run_dir)
         if report is not None:
             shown.say(f"the report: {report}")

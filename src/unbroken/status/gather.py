@@ -17,7 +17,7 @@ import numpy as np
 
 from ..checkpoint.catalogue.contents import listing
 from ..checkpoint.storage import quick_storage
-from ..cluster import LocalBackend
+from ..cluster.local import name_node
 from ..errors import ContractError, UnbrokenError
 from ..progress import RunDir, RunSpec, Term, places, read_journal, read_spec, read_terms
 from ..progress.records.incident import Incident
@@ -285,8 +285,7 @@ def _nodes(spec: RunSpec | None, records: list[Record]) -> tuple[str, ...]:
         elif r["kind"] in ("lost", "returned", "cordon"):
             names[str(r["node"])] = None
     if spec is not None and spec.backend == "local":
-        allocation = LocalBackend(spec.run_id).allocate(spec.nodes, spec.spares)
-        names.update(dict.fromkeys((*allocation.nodes, *allocation.spares)))
+        names.update(dict.fromkeys(name_node(i) for i in range(spec.nodes + spec.spares)))
     return tuple(sorted(names))
 
 

@@ -14,8 +14,8 @@ from typing import Any
 
 from ..checkpoint.catalogue.candidates import candidates
 from ..checkpoint.client.links import KeeperLink
-from ..cluster import LocalBackend
 from ..cluster.holding.processes import marked, read_stat
+from ..cluster.local import find_root
 from ..errors import UnbrokenError
 from ..progress import RunDir, RunSpec, Term
 from ..progress.records.incident import Incident
@@ -198,11 +198,11 @@ def _memory_step(report: RunReport, counts: Mapping[str, Counter[str]]) -> int |
     spec = report.spec
     if spec is None or not report.attempts:
         return None
-    backend = LocalBackend(spec.run_id)
+    root = find_root(spec.run_id)
     inventories: dict[str, list[Record]] = {}
     for node, roles in counts.items():
         if roles.get("keeper"):
-            inventories[node] = _inventory(backend.scratch(node) / "keeper.sock")
+            inventories[node] = _inventory(root / node / "keeper.sock")
     slots = report.attempts[-1].slots
     ranks = {s * spec.nproc + i: n for s, n in enumerate(slots) for i in range(spec.nproc)}
     whole = [c for c in candidates({}, inventories, ranks) if len(c["memory"]) == len(ranks)]

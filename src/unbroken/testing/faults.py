@@ -16,9 +16,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from ..cluster import LocalBackend
 from ..cluster.holding.cgroups import Cgroups
 from ..cluster.holding.processes import Marked, end, marked, still_there
+from ..cluster.local import find_root
+from ..cluster.local_events import LocalCluster
 from ..errors import ContractError, RunError
 from ..progress import PageReader, RunDir, read_spec, read_terms
 
@@ -29,7 +30,7 @@ class Faults:
     def __init__(self, run_dir: RunDir) -> None:
         self.run_dir = run_dir
         self.run_id = read_spec(run_dir.spec).run_id
-        self._backend = LocalBackend(self.run_id)
+        self._root = find_root(self.run_id)
 
     # --- where the run is
 
@@ -66,7 +67,7 @@ class Faults:
         return attempt, step
 
     def _pages(self) -> list[Path]:
-        return list(self._backend.scratch("x").parent.glob("*/pages/rank-*.page"))
+        return list(self._root.glob("*/pages/rank-*.page"))
 
     def wait_for_step(self, step: int, *, within: float, alive: Callable[[], bool] = lambda: True) -> int:
         """Waits until a rank has completed `step`; returns the step then. Raises RunError when that does not come."""
@@ -128,10 +129,10 @@ class Faults:
                 os.kill(p.pid, signal.SIGSTOP)
         end(lambda: [p for p in there() if p.role != "agent"])
         end(there)
-        ended = self._backend.clear(node)
+        ended = LocalCluster(self.run_id).end_node(node)
         if ended.survivors:
             raise RunError(f"{node} has processes that survive kill -9: {list(ended.survivors)}")
-        shutil.rmtree(self._backend.scratch(node), ignore_errors=True)
+        shutil.rmtree(self._root / node, ignore_errors=True)
         return before
 
     def supervisor(self) -> int:
@@ -152,13 +153,13 @@ class Faults:
     def end_everything(self) -> None:
         """kill -9 of everything that the run still has on this machine, its memory and scratch with it."""
         end(lambda: marked(self.run_id))
-        self._backend.sweep()
-        shutil.rmtree(self._backend.scratch("x").parent, ignore_errors=True)
+        LocalCluster(self.run_id).end_all()
+        shutil.rmtree(self._root, ignore_errors=True)
 
     def left_over(self) -> list[str]:
         """What a finished run must not leave: processes and scratch folders, each described."""
         things = [f"{p.role} {p.pid} on {p.node}" for p in marked(self.run_id) if still_there(p)]
-        root = self._backend.scratch("x").parent
+        root = self._root
         if root.exists():
             things += [str(p) for p in root.rglob("*")]
         for folder in Cgroups.left_by(self.run_id):
