@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 
+from unbroken.checkpoint.catalogue import announcement
 from unbroken.cluster.clocks import find_first
 from unbroken.cluster.contract import AgentCommand, Exited, Lost, Request, Returned, Started
 from unbroken.cluster.hello import Hello
 from unbroken.errors import RunError
 from unbroken.link.bounds import Message, proof, same_secret
+from unbroken.link.runs import unpack
 from unbroken.recover.supervise.nodes import received
 from unbroken.recover.wire import Link
 from unbroken.testing.fake_cluster import (
@@ -82,17 +84,23 @@ class Desk:
 
     def steps(self, node: str) -> list[int]:
         """The steps that a node's first rank has reported."""
-        news = [next(iter(m["ranks"].values())) for m in self.of("progress", node)]
-        return [s for n in news for s, *_ in n["steps"]]
+        news = [next(iter(m["steps"].values()), []) for m in self.of("progress", node)]
+        return [s for steps in news for s, *_ in steps]
 
     async def launch(
         self, nodes: list[str], attempt: int = 1, candidates: list[Message] | None = None
     ) -> None:
         for i, node in enumerate(nodes):
-            announced = {"op": "attempt", "attempt": attempt, "candidates": candidates or []}
+            ranks = {r: r - i * NPROC for r in range(i * NPROC, (i + 1) * NPROC)}
+            announced = {"op": "attempt", "attempt": attempt, **announcement.pack(ranks, candidates or [])}
             await self.links[node].call("keeper", request=announced)
-            ranks = {str(r): r - i * NPROC for r in range(i * NPROC, (i + 1) * NPROC)}
-            await self.links[node].call("launch", attempt=attempt, ranks=ranks, world_size=len(nodes) * NPROC)
+            local = {str(r): i for r, i in ranks.items()}
+            await self.links[node].call("launch", attempt=attempt, ranks=local, world_size=len(nodes) * NPROC)
+
+    async def held(self, node: str) -> set[tuple[int, int]]:
+        """{(step, rank)} that a node's keeper holds."""
+        answer = await self.links[node].call("keeper", request={"op": "inventory", "runs": True})
+        return {(row[1], rank) for row in answer["runs"] for rank in unpack(row[6], "ranks", 99)}
 
 
 class Scene:
@@ -159,12 +167,11 @@ def test_ranks_step_together_save_and_end() -> None:
         await s.until(lambda: len(s.desk.of("exited")) == 6)
         assert all(s.desk.steps(n) == list(range(30)) for n in s.nodes)
         assert s.loop.time() - began == pytest.approx(20 + 30 * 5, abs=3)
-        saved = {(m["step"], m["rank"]) for m in s.desk.of("keeper") if m["event"] == "host"}
+        hosts = [m for m in s.desk.of("keeper") if m["event"] == "host"]
+        saved = {(m["step"], rank) for m in hosts for rank in unpack(m["ranks"], "ranks", 99)}
         assert saved == {(step, rank) for step in (9, 19) for rank in range(6)}, "the last one ended too soon"
         assert {m["code"] for m in s.desk.of("exited")} == {0}
-        inventory = (await s.desk.links[s.nodes[1]].call("keeper", request={"op": "inventory"}))["inventory"]
-        held = {(e["step"], e["rank"]) for e in inventory}
-        assert held == {(s, r) for s in (9, 19) for r in range(4)}, (
+        assert await s.desk.held(s.nodes[1]) == {(s, r) for s in (9, 19) for r in range(4)}, (
             "its own, and copies for the node before it"
         )
 
@@ -174,7 +181,7 @@ def test_ranks_step_together_save_and_end() -> None:
 def test_an_attempt_goes_on_from_its_first_candidate() -> None:
     async def act(s: Scene) -> None:
         await s.begin()
-        await s.desk.launch(s.nodes, candidates=[{"attempt": 0, "step": 41}])
+        await s.desk.launch(s.nodes, candidates=[{"attempt": 0, "step": 41, "name": None, "memory": {}}])
         await s.until(lambda: s.desk.steps(s.nodes[0])[:3] == [42, 43, 44])
 
     simulate(act)
@@ -189,8 +196,9 @@ def test_where_one_rank_hangs_all_stand_and_then_abort() -> None:
         hung = s.loop.time()
         await asyncio.sleep(60)
         reached = s.desk.steps(s.nodes[0])
-        looks = (await s.desk.links[s.nodes[1]].call("look", ranks=[2, 3]))["looks"]
-        assert "all_reduce" in looks["2"]["frames"][0] and "loop_forever" in looks["3"]["frames"][0]
+        groups = (await s.desk.links[s.nodes[1]].call("look", ranks=[[2, 2]]))["groups"]
+        where = {runs[0][0]: frames[0] for runs, _, _, frames in groups}
+        assert "all_reduce" in where[2] and "loop_forever" in where[3]
         await s.until(lambda: len(s.desk.of("exited")) == 5)
         assert s.desk.steps(s.nodes[0]) == reached
         assert s.loop.time() - hung == pytest.approx(600, abs=1)
@@ -250,8 +258,7 @@ def test_a_crashed_agent_leaves_its_keeper_and_comes_again() -> None:
         await s.cluster.start(node, AgentCommand("unbroken.recover.node.agent", secret=TOKEN.encode()))
         await s.until(lambda: s.desk.links[node] is not before)
         assert s.desk.first[node]["attempt"] == 0 and not s.desk.first[node]["ranks"]
-        held = (await s.desk.links[node].call("keeper", request={"op": "inventory"}))["inventory"]
-        assert held and s.desk.hellos[node].is_same_boot(hello)
+        assert await s.desk.held(node) and s.desk.hellos[node].is_same_boot(hello)
 
     simulate(act, Script(save_every=2))
 
@@ -274,7 +281,7 @@ def test_a_lost_node_is_silent_and_returns_as_another_boot() -> None:
         await s.cluster.start(node, AgentCommand("unbroken.recover.node.agent", secret=TOKEN.encode()))
         await s.until(lambda: s.desk.links[node] is not link)
         assert not s.desk.hellos[node].is_same_boot(first)
-        assert (await s.desk.links[node].call("keeper", request={"op": "inventory"}))["inventory"] == []
+        assert not await s.desk.held(node)
 
     simulate(act, Script(save_every=2))
 
