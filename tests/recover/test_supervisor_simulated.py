@@ -66,7 +66,7 @@ def test_a_hang_is_found_with_its_rank_and_restarted_in_place(simulate: Simulate
     simulate(act, nodes)
 
 
-@SIZES
+@pytest.mark.parametrize("nodes", [8, pytest.param(64, marks=pytest.mark.slow)])
 def test_a_node_that_will_be_taken_away_is_left_in_time(simulate: Simulate, nodes: int) -> None:
     async def act(run: SimulatedRun) -> None:
         await reach(run, 1, 9)
