@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
+from tests.support.keepers import until
 from unbroken.cli.rehearse import rehearse as rehearse_command
 from unbroken.errors import UsageError
 
@@ -37,6 +40,32 @@ def test_what_starts_the_training_elsewhere_is_refused_at_once(
     with pytest.raises(UsageError, match="other processes") as e:
         rehearse_command(["-m", launcher, "run", "--", "train.py"])
     assert "--nproc 2 -- train.py" in str(e.value) and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
+def test_a_rehearsal_that_is_ended_takes_its_training_and_its_folder_with_it(
+    tmp_path: Path, how: signal.Signals
+) -> None:
+    (tmp_path / "scratch").mkdir()
+    (tmp_path / "train.py").write_text("while True: pass")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "unbroken", "rehearse", "--plain", "--", "train.py"], cwd=tmp_path, text=True,
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "TMPDIR": str(tmp_path / "scratch")},
+    )  # fmt: skip
+    try:
+        until(lambda: psutil.Process(process.pid).children())
+        training = psutil.Process(process.pid).children()
+        process.send_signal(how)
+        said = process.communicate(timeout=60)[1]
+        assert "stopped on request" in said and process.returncode not in (0, -how)
+        assert not any(p.is_running() for p in training)
+        assert not list((tmp_path / "scratch").iterdir())
+    finally:
+        for p in psutil.Process(process.pid).children() if process.poll() is None else ():
+            p.kill()
+        process.kill()
+        process.wait()
 
 
 @pytest.mark.slow

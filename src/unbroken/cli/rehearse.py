@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from ..errors import Exit, UsageError
+from ..errors import Exit, RunInterrupted, UsageError
 from ..units import Duration
 
 LAUNCHERS = (
@@ -63,11 +64,20 @@ def rehearse(
         raise UsageError("the folder is there already", where=str(keep), hint="Choose another --keep")
     folder = keep.absolute() if keep is not None else Path(tempfile.mkdtemp(prefix="unbroken-rehearsal-"))
     folder.mkdir(parents=True, exist_ok=True)
+    # As Ctrl-C, so that the training is ended too, and the folder goes.
+    for sig in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(sig) is signal.SIG_DFL:
+            signal.signal(sig, signal.default_int_handler)
     try:
         report = Rehearsal(
             words, folder, steps=steps, nproc=nproc, launcher=Plain() if plain else Supervised(),
             timeout_s=float(Duration(limit)), say=lambda text: print(f"rehearse: {text}", file=sys.stderr, flush=True),
         ).run()  # fmt: skip
+    except KeyboardInterrupt:
+        raise RunInterrupted(
+            "the rehearsal was stopped on request, and its training with it",
+            hint="The same command starts it again",
+        ) from None
     finally:
         if keep is None:
             shutil.rmtree(folder, ignore_errors=True)
