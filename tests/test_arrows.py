@@ -193,6 +193,22 @@ def test_a_file_is_read_in_one_go() -> None:
     assert {name: n for name, n in lengths.items() if n > MOST_LINES} == {}
 
 
+def test_where_a_thing_is_added_there_are_such_files() -> None:
+    found = re.search(r"^## Where a thing is added\n(.*?)^## ", PAGE.read_text(), re.M | re.S)
+    assert found
+    places = re.findall(r"`((?:\w+/)+\w+(?:\.\w+)?|detect)`", found[1])
+    assert len(places) > 20
+    assert [p for p in places if not (ROOT / p).exists() and not (REPO / p).exists()] == []
+    for path, names in (
+        ("checkpoint/storage/__init__.py", "open_storage"), ("evaluate/suite/registry.py", "HARNESSES BACKENDS"),
+        ("evaluate/contracts/protocols.py", "Harness Backend"), ("diagnose/judge/facts.py", "Facts"),
+        ("cli/doctor.py", "examine Finding"), ("page/shell.py", "render"), ("cluster/contract.py", "Cluster"),
+    ):  # fmt: skip
+        assert path in found[1]
+        for name in names.split():
+            assert re.search(rf"^(?:class |def )?{name}\b", (ROOT / path).read_text(), re.M), (path, name)
+
+
 def test_a_circle_would_be_found() -> None:
     assert circles({"a": ["b"], "b": ["c"], "c": ["a", "d"], "d": [], "e": ["d"]}) == [["a", "b", "c"]]
 

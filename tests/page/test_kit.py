@@ -25,6 +25,8 @@ from unbroken.page.palette import DASHES, LIGHT, OTHERS, SERIES, distinct, serie
 from unbroken.progress import RunDir
 from unbroken.status import write_report_safely
 
+PACKAGE = Path(shell.__file__).parents[1]
+SHELL = Path("page/shell.html")
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'&\u202e\x1b[31m"
 
 
@@ -52,6 +54,17 @@ def test_a_misspelt_name_is_an_error_and_nothing_known_is_a_dash() -> None:
         filled("{{ n|plural('node') }} {{ 1|plural('node') }} {{ n|thousands }}", n=2000)
         == "2,000 nodes 1 node 2,000"
     )
+
+
+@pytest.mark.parametrize(
+    "template", [p.relative_to(PACKAGE) for p in sorted(PACKAGE.rglob("*.html"))], ids=lambda p: p.as_posix()
+)
+def test_a_template_fills_blocks_that_the_shell_has(template: Path) -> None:
+    """Another block would not be shown, and nobody would say so."""
+    text = (PACKAGE / template).read_text()
+    blocks = {p: set(re.findall(r"{% block (\w+) %}", (PACKAGE / p).read_text())) for p in (SHELL, template)}
+    if '{% extends "page/shell.html" %}' in text:
+        assert "main" in blocks[template] <= blocks[SHELL]
 
 
 def test_a_page_is_one_file_and_its_data_cannot_close_the_script() -> None:
