@@ -177,7 +177,7 @@ def test_killed_supervisor_is_succeeded_and_the_ranks_never_stop(new_run: NewRun
 def test_ranks_without_a_supervisor_stop_when_the_lease_lapses(
     new_run: NewRun, eventually: Callable[..., None], by: str
 ) -> None:
-    """A rank and its agent both watch the lease; whoever finds it lapsed first, the same command goes on."""
+    """A rank and its agent both watch the lease; whoever finds it expired first, the same command goes on."""
     run = new_run(*TWO, "--lease", "2s", steps=2000).start()
     run.until_step(5)
     agents = [p.pid for p in sorted(run.faults.processes("agent"), key=lambda p: p.node)]
@@ -192,7 +192,7 @@ def test_ranks_without_a_supervisor_stop_when_the_lease_lapses(
     for pid in agents_asleep + ranks_asleep:
         os.kill(pid, signal.SIGSTOP)
     if late:
-        time.sleep(2.5)  # the lease has lapsed, and old ranks are there when the successor comes
+        time.sleep(2.5)  # the lease has expired, and old ranks are there when the successor comes
         run.start()
         eventually(lambda: len(run.journal("epoch")) == 2, within=30)
     else:

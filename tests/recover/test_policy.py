@@ -35,7 +35,7 @@ HANG = verdict("Hang")
 LOST = verdict("NodeFailure")
 OOM = verdict("OutOfMemoryError")
 UNKNOWN = verdict("Unknown")
-BUG = verdict("KeyError", recoverable=False, action=Action.STOP, mitigation="Mend the script.")
+BUG = verdict("KeyError", recoverable=False, action=Action.STOP, mitigation="Fix the script.")
 
 
 def at(step: int, *, reached: bool = True, where: str = "", **others: object) -> Facts:
@@ -86,7 +86,7 @@ def test_every_budget_is_charged_by_something() -> None:
 def test_a_bug_in_the_script_stops_at_once_and_says_what_to_do() -> None:
     d = Run().meets(BUG, 40)
     assert d.action is Action.STOP
-    assert d.why == "KeyError: a restart cannot help. Mend the script."
+    assert d.why == "KeyError: a restart cannot help. Fix the script."
 
 
 def test_a_script_failure_that_may_recover_gets_one_restart() -> None:

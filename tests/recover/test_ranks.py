@@ -153,7 +153,7 @@ def test_a_rank_that_found_its_lease_lapsed_did_not_fail(
     assert ending["code"] != 0
     assert ending["ours"] is killed_by_agent and rank.describe()["ours"] is killed_by_agent
     assert (ending["time"] < expired + 0.25) is killed_by_agent, (
-        "its time is that of the lapse, before what followed from it"
+        "its time is that of the expiry, before what followed from it"
     )
 
 

@@ -1,4 +1,4 @@
-"""What becomes of a run directory is noticed: deleted, moved, made anew."""
+"""What becomes of a run directory is noticed: deleted, moved, made again."""
 
 from __future__ import annotations
 

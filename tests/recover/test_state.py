@@ -75,7 +75,7 @@ def test_cordons_expire() -> None:
     cordon = {"kind": "cordon", "node": "n", "reason": "ECCError", "expires_s": 86400}
     assert fold(cordon, now=86399.0).cordoned == {"n": "ECCError"}
     assert fold(cordon, now=86401.0).cordoned == {}
-    assert fold(cordon, cordon, now=86400.5).cordoned == {"n": "ECCError"}, "cordoned anew a second later"
+    assert fold(cordon, cordon, now=86400.5).cordoned == {"n": "ECCError"}, "cordoned again a second later"
     assert fold({"kind": "cordon", "node": "n", "reason": "by hand"}, now=1e12).cordoned == {"n": "by hand"}
 
 

@@ -70,7 +70,7 @@ def test_answers_find_their_question_in_any_order() -> None:
 def test_errors_come_across_in_words() -> None:
     async def handler(m: Message) -> Message | None:
         if m["op"] == "ours":
-            raise InputError("it is broken", where="node 3", hint="mend it")
+            raise InputError("it is broken", where="node 3", hint="fix it")
         if m["op"] == "defect":
             raise ZeroDivisionError("oops")
         return {"ok": False}
@@ -79,7 +79,7 @@ def test_errors_come_across_in_words() -> None:
         async with Pair(handler) as link:
             with pytest.raises(RunError) as e:
                 await link.call("ours")
-            assert (e.value.message, e.value.where, e.value.hint) == ("it is broken", "node 3", "mend it")
+            assert (e.value.message, e.value.where, e.value.hint) == ("it is broken", "node 3", "fix it")
             with pytest.raises(RunError, match="ZeroDivisionError: oops"):
                 await link.call("defect")
             with pytest.raises(RunError, match="'other' failed"):

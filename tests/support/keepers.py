@@ -68,7 +68,7 @@ class FakeAgent:
             self.connect()
 
     def connect(self) -> None:
-        """Connects, as an agent that was started anew does."""
+        """Connects, as an agent that was started again does."""
         self.link = AgentLink(self.socket)
         self._listener = threading.Thread(target=self._listen, args=(self.link,), daemon=True)
         self._listener.start()

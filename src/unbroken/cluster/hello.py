@@ -65,7 +65,7 @@ class Hello:
     volatile folder, with `scratch_free` bytes left; `interpreter` the Python that runs the agent, and so the ranks.
 
     `visible` are the GPUs that its processes may use, as CUDA_VISIBLE_DEVICES names them.
-    `boot_id` changes when the host starts anew: nothing from before is left then. `clock` relates its monotonic clock
+    `boot_id` changes with each start of the host: nothing from before is left then. `clock` relates its monotonic clock
     to the supervisor's, `wall_clock` its time of day (which logs carry) to the supervisor's.
     """
 

@@ -1,6 +1,6 @@
-"""The agent of one node: starts its keeper and ranks, reads their progress pages, obeys the highest epoch.
+"""The agent of one node: starts its keeper and ranks, reads their progress pages, obeys the highest term.
 
-It outlives its supervisor: when the link breaks it goes on until its lease lapses, then ends its ranks, keeps the
+It outlives its supervisor: when the link breaks it goes on until its lease expires, then ends its ranks, keeps the
 keeper (and so the snapshots), and waits for a successor, whose address it reads from the run directory. When
 nobody comes it lets the keeper make the newest snapshot durable and leaves nothing behind.
 
@@ -137,7 +137,7 @@ class Agent:
                 await asyncio.wait_for(self._quit.wait(), 0.2)
 
     async def _serve_newest(self) -> bool:
-        """Connects to the newest epoch's supervisor and serves it; True if it was there."""
+        """Connects to the newest term's supervisor and serves it; True if it was there."""
         term = await self._supervisors.find(self.term)
         if term is None:
             return False
@@ -189,7 +189,7 @@ class Agent:
             await asyncio.sleep(_NEWER_EVERY_S)
             # Each beat is answered at once: two that wait say that nobody answers.
             if len(self._beats) > 1 and await self._supervisors.has_newer(term):
-                _log.warning("the supervisor of epoch %d does not answer, and has a successor", term)
+                _log.warning("the supervisor of term %d does not answer, and has a successor", term)
                 return
 
     def _hello(self, term: int) -> Message:
@@ -358,8 +358,8 @@ class Agent:
                 self._expire(self.lease_until)
 
     def _expire(self, since: float) -> None:
-        """Ends the ranks for the lease that lapsed; how each ended is told now or to whoever supervises next."""
-        _log.error("the lease lapsed: ending the ranks of attempt %d", self.attempt)
+        """Ends the ranks for the lease that expired; how each ended is told now or to whoever supervises next."""
+        _log.error("the lease expired: ending the ranks of attempt %d", self.attempt)
         for process in self.ranks.values():
             if process.running:
                 process.expire(since)

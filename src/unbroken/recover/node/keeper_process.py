@@ -1,4 +1,4 @@
-"""The node's keeper as its agent sees it: started or adopted, asked, its events passed on, respawned when it dies."""
+"""The node's keeper as its agent sees it: started or taken over, asked, its events passed on, respawned when it dies."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class KeeperProcess:
         """What it understands; see `checkpoint.keeper.wire.PROTOCOL`."""
 
     async def start(self) -> None:
-        """Adopts the keeper that is there, or starts one. Raises RunError when it does not come up."""
+        """Takes over the keeper that is there, or starts one. Raises RunError when it does not come up."""
         try:
             channel = await _Channel.connect(self.socket)
             _log.info("took over the keeper on %s", self.socket)

@@ -210,7 +210,7 @@ class RankProcess:
         return True
 
     def expire(self, since: float) -> None:
-        """Notes that the rank ends for a lease that lapsed at `since` (CLOCK_MONOTONIC), which is then its time.
+        """Notes that the rank ends for a lease that expired at `since` (CLOCK_MONOTONIC), which is then its time.
 
         That is our doing and no failure of the rank's, and what failed elsewhere later may have followed from it.
         """
@@ -223,7 +223,7 @@ class RankProcess:
         code = self._poll()
         if code is None:
             return {}
-        # A rank may find its lease lapsed before its agent does, and end with whatever code its script has for that.
+        # A rank may find its lease expired before its agent does, and end with whatever code its script has for that.
         expired = self._page.expired_at()
         if self._ended_at is None:
             if expired is not None:

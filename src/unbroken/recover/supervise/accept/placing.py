@@ -96,7 +96,7 @@ class CheckpointPlace:
             what = e.message if isinstance(e, UnbrokenError) else str(e)
             raise RunStopped(
                 f"the run cannot start from {origin}: {what}", where=getattr(e, "where", None),
-                hint=getattr(e, "todo", None) or "Mend that, and give the same command again",
+                hint=getattr(e, "todo", None) or "Fix that, and give the same command again",
             ) from e  # fmt: skip
         key = parse_folder_name(name)
         await self._record(
@@ -271,7 +271,7 @@ class CheckpointPlace:
                 if self._giving_up():
                     raise RunStopped(
                         f"the checkpoints cannot be reached: {why}", where=url,
-                        hint="Mend that and give the same command again",
+                        hint="Fix that and give the same command again",
                     ) from e  # fmt: skip
                 if tries % _SAY_EVERY == 0:
                     self._say(f"the checkpoints in {url} cannot be reached ({why}); waiting until they can")

@@ -172,7 +172,7 @@ class Attempt:
         return bool(failed) and steps_done and all(e.code == NotDurable.exit_code for e in failed)
 
     def stopped_by_us(self) -> RankExit | None:
-        """The first rank whose end was our doing (its lease had lapsed, say), where none had failed before it for certain:
+        """The first rank whose end was our doing (its lease had expired, say), where none had failed before it for certain:
         what fails at the same moment follows from it."""
         first = min((e for e in self._bad if e.killed_by_agent), key=lambda e: e.time, default=None)
         if first is None or any(e.moment.is_before(first.moment) for e in self._bad if e.failed):

@@ -27,10 +27,10 @@ async def take_over(
     secret: Secret,
     connect: Connect = Link.connect,
 ) -> tuple[Term, Term | None]:
-    """Claims the next epoch; returns it and its predecessor.
+    """Claims the next term; returns it and its predecessor.
 
     A predecessor that is provably gone is succeeded at once. One that answers holds the run: RunInUse. One that
-    neither is gone nor answers (stopped, or cut off) is succeeded too: agents obey the higher epoch, and what it
+    neither is gone nor answers (stopped, or cut off) is succeeded too: agents obey the higher term, and what it
     writes into its journal from here on does not count.
     """
     terms = await asyncio.to_thread(record.terms)

@@ -1,4 +1,4 @@
-"""Watches the run directory: deleted, moved, made anew, read-only, full. Each is said within seconds, once."""
+"""Watches the run directory: deleted, moved, made again, read-only, full. Each is said within seconds, once."""
 
 from __future__ import annotations
 
