@@ -23,7 +23,7 @@ from own_folders import use_own_folders
 ONE = """
 import json, sys, time
 from pathlib import Path
-from unbroken.evaluate.processes.bytecode import kept_bytecode
+from unbroken.evaluate.processes.bytecode import keep_bytecode
 from unbroken.evaluate.model.cache import default_places
 from unbroken.evaluate.contracts import ModelSpec
 from unbroken.evaluate.run.coordinator import Coordinator
@@ -51,7 +51,7 @@ for name in ("forked", "again") if forked else (sys.argv[4],):
     print(json.dumps({
         "start": name, "workers": len(report.workers), "from start to ready": round(w.ready - w.started, 2), "fetch": round(w.fetch_s, 2),
         "load": round(w.load_s, 2), "connected after": round(w.start_s, 2), "command": round(time.time() - began, 2),
-        "modules without bytecode": w.uncompiled, "bytecode kept in": kept_bytecode().get("PYTHONPYCACHEPREFIX", ""),
+        "modules without bytecode": w.uncompiled, "bytecode kept in": keep_bytecode().get("PYTHONPYCACHEPREFIX", ""),
         "unfit to fork": imports.unfit if imports is not None else "", "scores": [m.value for s in report.scores for m in s.metrics],
     }), flush=True)
 if imports is not None:

@@ -36,8 +36,8 @@ def test_the_guard_notices_every_file_of_a_user(tmp_path: Path) -> None:
 def test_a_suite_that_writes_to_the_home_folder_fails(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text((Path(__file__).parent / "conftest.py").read_text())
     (tmp_path / "test_x.py").write_text(
-        "import os\nfrom pathlib import Path\nfrom unbroken.diagnose.assist.incident_store import Memory, default_path\n"
-        "def test_x(monkeypatch):\n    monkeypatch.delenv('XDG_STATE_HOME')\n    Memory().incidents()\n"
+        "import os\nfrom pathlib import Path\nfrom unbroken.diagnose.assist.incident_store import IncidentStore, default_path\n"
+        "def test_x(monkeypatch):\n    monkeypatch.delenv('XDG_STATE_HOME')\n    IncidentStore().incidents()\n"
         "    assert default_path().is_file()\n"
     )
     env = {k: v for k, v in os.environ.items() if k != "UNBROKEN_TEST_HOME"}

@@ -127,7 +127,7 @@ def test_our_own_patterns_hold_without_the_other_detector(kind: str, monkeypatch
 def test_the_other_detector_is_used_and_alone_finds_much_less() -> None:
     pytest.importorskip("detect_secrets")
     assert len(credentials.detectors()) == len(credentials.PLUGINS)
-    assert list(credentials.detected("AKIAIOSFODNN7EXAMPLE"))
+    assert list(credentials.detect("AKIAIOSFODNN7EXAMPLE"))
 
 
 def test_nothing_that_a_diagnosis_needs_is_taken() -> None:

@@ -122,18 +122,18 @@ def test_bytecode_is_kept_where_the_installation_has_none(
     started: list[object] = []
     monkeypatch.setattr(bytecode.subprocess, "Popen", lambda *a, **k: started.append(a))
     monkeypatch.setattr(bytecode.sys, "dont_write_bytecode", True)
-    bytecode.kept_bytecode.cache_clear()
-    env = bytecode.kept_bytecode()
+    bytecode.keep_bytecode.cache_clear()
+    env = bytecode.keep_bytecode()
     assert env == {
         "PYTHONPYCACHEPREFIX": str(tmp_path / "cache/unbroken/bytecode"),
         "PYTHONDONTWRITEBYTECODE": "",
     }
-    bytecode.kept_bytecode.cache_clear()
-    assert bytecode.kept_bytecode() == env and len(started) == 1, "compiled ahead once"
+    bytecode.keep_bytecode.cache_clear()
+    assert bytecode.keep_bytecode() == env and len(started) == 1, "compiled ahead once"
     py_compile.compile(str(package / "__init__.py"))
-    bytecode.kept_bytecode.cache_clear()
-    assert bytecode.kept_bytecode() == {}, "it has its own"
-    bytecode.kept_bytecode.cache_clear()
+    bytecode.keep_bytecode.cache_clear()
+    assert bytecode.keep_bytecode() == {}, "it has its own"
+    bytecode.keep_bytecode.cache_clear()
 
 
 def test_what_is_compiled_ahead_is_found_by_the_import(tmp_path: Path) -> None:

@@ -516,7 +516,7 @@ def test_every_file_that_a_task_is_made_of_is_stamped(
         return prepare.fingerprint(task, suite, MODEL, None, folder.shared)
 
     before, times = prepare_now(), iter(range(1, 100))
-    assert prepare.prepared_before(folder, task, mark()) == before
+    assert prepare.read_prepared(folder, task, mark()) == before
     for file, old, new, same_prompts in (
         (away / "rows.jsonl", '"1"', '"9"', True),
         (away / "rows.jsonl", "0 + 1", "9 + 9", False),
@@ -535,7 +535,7 @@ def test_every_file_that_a_task_is_made_of_is_stamped(
         file.write_text(text.replace(old, new))
         stamp = next(times)
         os.utime(file, ns=(stamp, stamp))  # `datasets` tells files apart by this alone
-        assert prepare.prepared_before(folder, task, mark()) is None, (file, old)
+        assert prepare.read_prepared(folder, task, mark()) is None, (file, old)
         after = prepare_now()
         assert (after.prompt_hash == before.prompt_hash) == same_prompts, (file, old)
         assert (after.inputs, after.asks) != (before.inputs, "") and after.asks == before.asks

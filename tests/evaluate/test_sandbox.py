@@ -222,5 +222,5 @@ except OSError as e:
 
 def test_where_no_bytecode_is_kept_nothing_more_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "pycache_prefix", None)
-    monkeypatch.setattr(bytecode, "kept_bytecode", dict)
+    monkeypatch.setattr(bytecode, "keep_bytecode", dict)
     assert readable_bytecode(["/usr/lib/python3"]) == ({}, [])

@@ -19,7 +19,7 @@ from unbroken.errors import InputError, UsageError
 from unbroken.samples.schema import SAMPLES
 from unbroken.telemetry.recording.exporter import LastTick, serve
 from unbroken.telemetry.recording.record import record
-from unbroken.telemetry.recording.spool import HEADER, Spool, pack, packed_files
+from unbroken.telemetry.recording.spool import HEADER, Spool, find_packed, pack
 from unbroken.telemetry.samplers.reading import Coverage, Reading
 
 READINGS = [Reading(0, None, "gpu_power_w", 400.125), Reading(None, 'eth"0,1', "nic_rx_bytes_per_s", 1e9 / 3)]
@@ -86,7 +86,7 @@ def test_the_spool_is_readable_and_packs_into_the_schema(tmp_path: Path) -> None
     ]
     assert duckdb.sql(rows.format(live)).fetchall() == expected
     spool.close()
-    (packed,) = packed_files(tmp_path)
+    (packed,) = find_packed(tmp_path)
     assert duckdb.sql(rows.format(packed)).fetchall() == expected
     assert tuple(duckdb.sql(f"SELECT * FROM '{packed}'").columns) == SAMPLES.names
     assert not list(tmp_path.glob("*.spool.csv"))
@@ -119,7 +119,7 @@ def test_files_are_bounded_and_old_ones_go(tmp_path: Path, eventually: Callable[
         if i % 20 == 19:
             eventually(lambda: not [p for p in tmp_path.glob("*.spool.csv") if p.stat().st_size > 2000])
     spool.close()
-    files = packed_files(tmp_path)
+    files = find_packed(tmp_path)
     assert len(files) >= 1 and sum(p.stat().st_size for p in files) <= 15_000
     newest = duckdb.sql(f"SELECT max(epoch(time_utc)) FROM '{tmp_path}/*.parquet'").fetchall()
     assert newest == [(1_700_000_059.0,)]
@@ -134,7 +134,7 @@ def test_a_full_disk_loses_ticks_not_the_recorder(tmp_path: Path, monkeypatch: p
     spool.write(2.0, READINGS)
     assert spool.dropped_ticks == 1
     spool.close()
-    (packed,) = packed_files(tmp_path)
+    (packed,) = find_packed(tmp_path)
     assert duckdb.sql(f"SELECT count(*), min(epoch(time_utc)) FROM '{packed}'").fetchall() == [(2, 2.0)]
 
 
@@ -171,11 +171,11 @@ def test_kill_minus_nine_loses_nothing_that_was_written(
     with open(left, "ab") as f:
         f.write(b"2026-01-01 00:00:00,,n,,,host_lo")
     q = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    eventually(lambda: bool(packed_files(tmp_path)) and not left.exists(), within=30)
+    eventually(lambda: bool(find_packed(tmp_path)) and not left.exists(), within=30)
     q.send_signal(signal.SIGTERM)
     out, _ = q.communicate(timeout=60)
     assert q.returncode == 0, out
-    (first,) = [f for f in packed_files(tmp_path) if f.name.split(".")[0] == left.name.split(".")[0]]
+    (first,) = [f for f in find_packed(tmp_path) if f.name.split(".")[0] == left.name.split(".")[0]]
     assert duckdb.sql(f"SELECT count(*) FROM '{first}'").fetchall() == [(whole,)]
     assert not list(tmp_path.glob("*.spool.csv")), out
 

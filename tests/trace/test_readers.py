@@ -13,7 +13,7 @@ import pytest
 from unbroken.errors import ContractError, InputError, UsageError
 from unbroken.trace.readers import Options, detect, load
 from unbroken.trace.readers.kubernetes import quantity
-from unbroken.trace.readers.slurm import expand_hosts, joined
+from unbroken.trace.readers.slurm import expand_hosts, join_lines
 from unbroken.trace.store import Store
 
 Read = Callable[..., Store]
@@ -209,8 +209,8 @@ def test_host_lists_expand() -> None:
 def test_names_with_bars_are_joined_where_state_and_times_then_fit() -> None:
     columns = ("JobID", "JobName", "State", "Submit", "Comment")
     line = ["7", "a", "b", "COMPLETED", "2024-01-01T00:00:00", "x", "y"]
-    assert joined(line, columns) == ["7", "a|b", "COMPLETED", "2024-01-01T00:00:00", "x|y"]
-    assert joined(["7", "a", "b", "c", "d", "e"], columns) is None
+    assert join_lines(line, columns) == ["7", "a|b", "COMPLETED", "2024-01-01T00:00:00", "x|y"]
+    assert join_lines(["7", "a", "b", "c", "d", "e"], columns) is None
 
 
 @pytest.mark.parametrize(

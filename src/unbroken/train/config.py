@@ -251,7 +251,7 @@ def build(values: Mapping[str, Mapping[str, Any]]) -> TrainConfig:
         for name, value in entries.items():
             if name not in hints:
                 raise UnknownKey(name, _fields(kind), where=f"[{part}]")
-            clean[name] = _checked(f"{part}.{name}", value, hints[name])
+            clean[name] = _check(f"{part}.{name}", value, hints[name])
         parts[part] = kind(**clean)
     return TrainConfig(**parts)
 
@@ -284,7 +284,7 @@ def _add(group: argparse._ArgumentGroup, f: dataclasses.Field[Any], hint: Any) -
         )
 
 
-def _checked(where: str, value: Any, hint: Any) -> Any:
+def _check(where: str, value: Any, hint: Any) -> Any:
     """The value as the type of its field."""
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)

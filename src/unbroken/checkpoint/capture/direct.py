@@ -70,7 +70,7 @@ def write_tensors(
     storage: Storage, tensors: Mapping[str, torch.Tensor], values: Any, stamp: Stamp, *, rng: Any = None
 ) -> PartManifest:
     """As `write_rank`, for a state that is already flat."""
-    own, aliases = tied(tensors)
+    own, aliases = find_tied(tensors)
     described = {name: describe(t, key=name) for name, t in own.items()}
     records = {n: (str(own[n].dtype), sharding) for n, (sharding, _) in described.items()}
     pieces = {stored_name(n, i): p for n, (_, ps) in described.items() for i, p in enumerate(ps)}
@@ -126,7 +126,7 @@ def commit(storage: Storage, parts: list[PartManifest], *, node: str = "") -> Ma
     return manifest
 
 
-def tied(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+def find_tied(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
     """The tensors without doubles, and {other name: first name} of those that are the same memory."""
     own: dict[str, torch.Tensor] = {}
     aliases: dict[str, str] = {}

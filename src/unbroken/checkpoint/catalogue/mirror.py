@@ -52,7 +52,7 @@ def mirror(
         if _has(target, name, part, encoded):
             skipped += part.file.bytes
             continue
-        target.write(f"{name}/{data_name(rank)}", _checked(source, name, part, gate), part.file.bytes)
+        target.write(f"{name}/{data_name(rank)}", _check(source, name, part, gate), part.file.bytes)
         gate()
         target.put(f"{name}/{part_name(rank)}", encoded)
         sent += part.file.bytes
@@ -76,9 +76,7 @@ def _has(target: Storage, name: str, part: PartManifest, encoded: bytes) -> bool
         return False
 
 
-def _checked(
-    source: Storage, name: str, part: PartManifest, gate: Callable[[], None]
-) -> Iterator[memoryview]:
+def _check(source: Storage, name: str, part: PartManifest, gate: Callable[[], None]) -> Iterator[memoryview]:
     file = part.file
     for i, due in enumerate(file.checksums):
         gate()

@@ -325,9 +325,9 @@ def _torch_file(source: Path, trust: bool) -> ExternalCheckpoint:
     if not isinstance(state, Mapping):
         raise InputError(f"it holds a {type(state).__name__}, not a dict of tensors", where=str(source))
     found, skeleton = flatten(dict(state), lambda v: isinstance(v, torch.Tensor))
-    from ..capture.direct import tied
+    from ..capture.direct import find_tied
 
-    own, aliases = tied(found)
+    own, aliases = find_tied(found)
     shapes = {n: (str(t.dtype).removeprefix("torch."), tuple(t.shape)) for n, t in own.items()}
     return ExternalCheckpoint("torch", shapes, aliases, skeleton, own.__getitem__, _step_in(state))
 

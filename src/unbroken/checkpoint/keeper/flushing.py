@@ -15,7 +15,7 @@ from ...errors import UnbrokenError
 from ..format.manifest import folder_name, part_name
 from .buffers.holdings import FINALIZED, Buffer, SnapshotId
 from .clients import Refused, log
-from .durability.commit import failed_name
+from .durability.commit import name_of_failure_mark
 from .keeping import Keeper
 from .wire import Message
 
@@ -167,8 +167,8 @@ def _again(keeper: Keeper, snapshot_id: SnapshotId, mine: list[Buffer]) -> None:
         storage = writing.storage(snapshot_id)
         there = set(storage.list(folder))
         for b in mine:
-            if failed_name(b.rank) in there:
-                storage.delete(f"{folder}/{failed_name(b.rank)}")
+            if name_of_failure_mark(b.rank) in there:
+                storage.delete(f"{folder}/{name_of_failure_mark(b.rank)}")
     except (UnbrokenError, OSError):
         pass  # the writers meet the same, and say it
     with keeper.changed:

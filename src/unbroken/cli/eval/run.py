@@ -36,10 +36,10 @@ def run(
     asked: options.Evaluating,
 ) -> None:
     """Evaluate a model on a suite; run the same command again to go on after anything."""
-    from ...evaluate.processes.bytecode import kept_bytecode
+    from ...evaluate.processes.bytecode import keep_bytecode
     from ...evaluate.result.folder import EvalDir
 
-    kept_bytecode()  # where there is none it is compiled from here on, beside all that follows
+    keep_bytecode()  # where there is none it is compiled from here on, beside all that follows
     spec = spec_of(model, name, asked)
     slots = slots_of(asked, spec)
     settings = settings_of(slots, asked)

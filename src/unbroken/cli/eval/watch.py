@@ -36,7 +36,7 @@ def watch(
     as_json: bool = options.JSON, *, asked: options.Evaluating,
 ) -> None:  # fmt: skip
     """Evaluate every committed checkpoint of a run as it appears: curves over steps, regressions flagged."""
-    from ...evaluate.processes.bytecode import kept_bytecode
+    from ...evaluate.processes.bytecode import keep_bytecode
     from ...evaluate.result.folder import EvalDir
     from ...evaluate.run.watching.curves import curves_text
     from ...evaluate.run.watching.watch import (
@@ -50,7 +50,7 @@ def watch(
     from ...evaluate.run.watching.watch import watch as watch_run
     from ...journal.codec import encode
 
-    kept_bytecode()
+    keep_bytecode()
     whole = suite_asked(suite, asked)
     if out is None:
         if "://" in run_dir:

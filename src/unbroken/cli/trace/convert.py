@@ -81,7 +81,7 @@ def anonymise(
 ) -> None:
     """Write a trace that can be published: people, teams, clusters, partitions, jobs and nodes by keyed pseudonyms,
     free text removed. It says what was kept."""
-    from ...trace.output.convert import anonymised_tables
+    from ...trace.output.convert import anonymise_tables
     from ...trace.output.destination import folder_for, writing
 
     shift_s = float(Duration(shift)) if shift else 0.0
@@ -89,7 +89,7 @@ def anonymise(
     store, names = opened(files, options_of(fmt, maps, fields, timezone, cluster), memory, threads, scratch)
     with store:
         with writing(output):
-            said = anonymised_tables(
+            said = anonymise_tables(
                 store,
                 output,
                 keep_names=keep_names,

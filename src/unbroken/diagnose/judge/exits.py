@@ -11,7 +11,7 @@ from ...progress.records.verdict import UNKNOWN, Action, Faulty, Outcome, Verdic
 from ..match.events import FileScan, Topology
 from ..match.rules import defaults
 from .chronology import Timeline
-from .fault_location import reported
+from .fault_location import find_reported
 from .roots import root_of
 
 _SIGNALS = {4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL", 11: "SIGSEGV", 15: "SIGTERM"}
@@ -37,7 +37,9 @@ def from_report(chron: Timeline, scans: Sequence[FileScan], topology: Topology) 
         )
         if code in (0, -15, 143):
             continue
-        rank, node, _gpu = (e.rank, e.node, e.gpu) if e.rank is not None else reported(topology, e.node, None)
+        rank, node, _gpu = (
+            (e.rank, e.node, e.gpu) if e.rank is not None else find_reported(topology, e.node, None)
+        )
         verdict = by_exit_code(code, rank, node)
         return replace(verdict, root=root_of(e, scans))
     return None

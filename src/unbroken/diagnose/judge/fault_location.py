@@ -65,7 +65,7 @@ def _own_place(root: Event, chron: Timeline, topology: Topology, scans: Sequence
     if root.rule.scope in ("gpu", "rank"):
         rank, node, gpu = root.rank, root.node, root.gpu
         if rank is None:
-            rank, node, gpu = reported(topology, node, gpu)
+            rank, node, gpu = find_reported(topology, node, gpu)
         if reason != "CUDAError" and topology.size and len(ranks) > max(1, topology.size // 3):
             return None
         if rank is None and node is None:
@@ -99,7 +99,7 @@ def _soft_report(topology: Topology) -> Faulty | None:
     return None
 
 
-def reported(
+def find_reported(
     topology: Topology, node: str | None, gpu: int | None
 ) -> tuple[int | None, str | None, int | None]:
     """Rank, node, GPU of the failure that torchrun observed first, where an event names no rank itself."""

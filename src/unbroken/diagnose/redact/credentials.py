@@ -387,7 +387,7 @@ PLUGINS = (
 )  # fmt: skip
 
 
-def detected(text: str) -> Iterator[Found]:
+def detect(text: str) -> Iterator[Found]:
     """What detect-secrets finds in a line."""
     for analyze in detectors():
         for value in analyze(text):

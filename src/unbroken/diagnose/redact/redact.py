@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ..read.prefixes import take_apart
-from .credentials import Found, detected, find, shaped
+from .credentials import Found, detect, find, shaped
 from .decoded import base64_texts, views, visible
 from .expressions import user_names
 from .sections import Carried, Columns, ProcessTables, SecretManifests
@@ -179,7 +179,7 @@ class Redactor:
                 for f in find(view.text):
                     start, end = view.original(f.start, f.end)
                     spans.append(Found(at + start, at + end, f.kind))
-            spans += [Found(at + f.start, at + f.end, f.kind) for f in detected(piece)]
+            spans += [Found(at + f.start, at + f.end, f.kind) for f in detect(piece)]
             for start, end, said in base64_texts(piece):
                 if re.fullmatch(r"[\w.@\-]{1,64}:\S{4,}", said) or any(True for _ in find(said)):
                     spans.append(Found(at + start, at + end, "secret"))
@@ -205,7 +205,7 @@ class Redactor:
         """The text with each span, or what overlapping spans cover together, as one stand-in."""
         out: list[str] = []
         at = 0
-        for start, end, kind in _merged(spans):
+        for start, end, kind in _merge(spans):
             _, is_user, user = kind.partition("user ")
             out += (text[at:start], self._name("user", user) if is_user else f"<{kind}>")
             at = end
@@ -302,7 +302,7 @@ class Redactor:
         return self._names[key]
 
 
-def _merged(spans: Sequence[Found]) -> Iterator[tuple[int, int, str]]:
+def _merge(spans: Sequence[Found]) -> Iterator[tuple[int, int, str]]:
     current: tuple[int, int, str] | None = None
     for f in sorted(spans, key=lambda f: (f.start, -f.end)):
         if f.end <= f.start:

@@ -25,7 +25,7 @@ from ... import atomic
 from ...errors import EvaluationError, UnbrokenError
 from ...journal.codec import decode, encode
 from ..contracts import Harness, Json, ModelSpec, PreparedTask, Score, Suite, Task, digest
-from ..processes.bytecode import kept_bytecode
+from ..processes.bytecode import keep_bytecode
 from ..processes.imports import Forked, Imports, Process, end_piped, start_piped
 from ..result.folder import FULL, EvalDir, read_json
 from ..suite.registry import HARNESSES, get_harness
@@ -66,7 +66,7 @@ def fingerprint(
     return digest(parts)
 
 
-def prepared_before(
+def read_prepared(
     folder: EvalDir, task: Task, mark: str, seen: dict[str, reads.Stamp] | None = None
 ) -> PreparedTask | None:
     """The task as an earlier command prepared it, if nothing that matters has changed. `seen`: stamps looked at already."""
@@ -84,7 +84,7 @@ def prepared_before(
 
 
 def remember(folder: EvalDir, prepared: PreparedTask, mark: str, stamps: Mapping[str, reads.Stamp]) -> None:
-    """Makes `prepared_before` find it. `stamps`: of what was read for it."""
+    """Makes `read_prepared` find it. `stamps`: of what was read for it."""
     atomic.write_json(
         folder.prepared(prepared.task.name),
         {"fingerprint": mark, "prepared": encode(prepared), "reads": dict(stamps)},
@@ -167,7 +167,7 @@ def child_env(**more: str) -> dict[str, str]:
         "PYTHONPATH": path,
         "CUDA_VISIBLE_DEVICES": "",
         "PYTHONUNBUFFERED": "1",
-        **kept_bytecode(),
+        **keep_bytecode(),
         **more,
     }
 

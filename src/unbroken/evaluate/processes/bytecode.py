@@ -36,7 +36,7 @@ STEP = 4
 
 
 @cache
-def kept_bytecode() -> dict[str, str]:
+def keep_bytecode() -> dict[str, str]:
     """Environment of a child process that keeps its bytecode in our cache; empty where the installation has its own."""
     if sys.flags.optimize or sys.pycache_prefix or not _lacking():
         return {}
@@ -67,7 +67,7 @@ def readable_bytecode(paths: Iterable[str]) -> tuple[dict[str, str], list[str]]:
 
     Bytecode of anything else stays out of its sight: it is as good as the source. Both are empty where none is kept.
     """
-    place = sys.pycache_prefix or kept_bytecode().get("PYTHONPYCACHEPREFIX", "")
+    place = sys.pycache_prefix or keep_bytecode().get("PYTHONPYCACHEPREFIX", "")
     found = [f"{place}{path}" for path in (*paths, "/usr") if place and os.path.isdir(f"{place}{path}")]
     return ({"PYTHONPYCACHEPREFIX": place} if found else {}), found
 

@@ -46,7 +46,7 @@ class Forecast:
         }  # fmt: skip
 
 
-def looked_up(suite: Suite) -> tuple[Suite, dict[str, str], dict[str, int]]:
+def look_up(suite: Suite) -> tuple[Suite, dict[str, str], dict[str, int]]:
     """The suite with its groups as their leaf tasks, the tasks whose harness is not here, with the reason, and the
     samples of those whose harness can count them (see contracts.Harness).
 
@@ -80,11 +80,11 @@ def forecast(
     cpu_workers: int = 16, block: int = 32,
 ) -> Forecast:  # fmt: skip
     """The plan for a suite on so many GPUs. Raises UsageError if a task needs more GPUs than there are, and what
-    `looked_up` raises."""
+    `look_up` raises."""
     from ..plan.contenders import baseline
     from ..plan.simulated import Dataset, Machines, Weights
 
-    suite, unchecked, counted = looked_up(suite)
+    suite, unchecked, counted = look_up(suite)
     expected: dict[str, Expected] = {}
     work: list[Work] = []
     datasets: list[Dataset] = []

@@ -39,11 +39,11 @@ def badge_rows(marks: Sequence[Mark]) -> list[Row]:
         elif len(placed) < _BADGE_ROWS:
             placed.append([(mark.x, half, [mark])])
         else:
-            return [_merged(marks)]
+            return [_merge(marks)]
     return placed
 
 
-def _merged(marks: Sequence[Mark]) -> Row:
+def _merge(marks: Sequence[Mark]) -> Row:
     """One row in which marks too close to each other share a badge."""
     row: Row = []
     for mark in sorted(marks, key=lambda m: m.x):

@@ -137,13 +137,13 @@ class Spool:
     def _forget_oldest(self) -> None:
         if self._keep_bytes is None:
             return
-        files = sorted(packed_files(self.folder, self.node), key=lambda p: p.name)
+        files = sorted(find_packed(self.folder, self.node), key=lambda p: p.name)
         sizes = {p: p.stat().st_size for p in files}
         while files and sum(sizes[p] for p in files) > self._keep_bytes:
             files.pop(0).unlink(missing_ok=True)
 
 
-def packed_files(folder: Path, node: str = "*") -> list[Path]:
+def find_packed(folder: Path, node: str = "*") -> list[Path]:
     """The packed files of a node (of all nodes)."""
     return [p for s in ("parquet", "csv.gz") for p in folder.glob(f"samples-{node}-*.{s}")]
 

@@ -12,7 +12,7 @@ from ..settings import Settings
 from .colors import STATE_COLORS, color_of
 from .parts import grid, one, points, two, whole
 from .reference import Reference
-from .sentences import hours, listed, pct, together
+from .sentences import hours, join_words, pct, together
 from .workloads import order_types, sentence_case
 
 STATES = ("COMPLETED", "CANCELLED", "FAILED")
@@ -90,7 +90,7 @@ def states(found: Findings, references: Sequence[Reference], settings: Settings)
             )
         else:
             parts.append(
-                f"in {label} " + listed([f"{pct(r['jobs_pct'])} {s.lower()}" for s, r in share.items()])
+                f"in {label} " + join_words([f"{pct(r['jobs_pct'])} {s.lower()}" for s, r in share.items()])
             )
     return Figure(
         "states",

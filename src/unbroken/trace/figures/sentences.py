@@ -14,7 +14,7 @@ def pct(v: float | None) -> str:
     return f"{v:.0f} %" if v >= 9.95 else f"{v:.1f} %"
 
 
-def listed(items: Sequence[str]) -> str:
+def join_words(items: Sequence[str]) -> str:
     """a, b and c."""
     items = list(items)
     return items[0] if len(items) == 1 else ", ".join(items[:-1]) + " and " + items[-1] if items else ""
@@ -32,4 +32,4 @@ def hours(v: float | None) -> str:
     return f"{amount(v, 0 if v is None or v >= 10 else 2)} GPU hours"
 
 
-__all__ = ["amount", "hours", "listed", "pct", "seconds", "together"]
+__all__ = ["amount", "hours", "join_words", "pct", "seconds", "together"]

@@ -12,7 +12,7 @@ from ..settings import Settings
 from .colors import color_of
 from .parts import points, reference_series, two, weighted_first, whole
 from .reference import Reference
-from .sentences import hours, listed, pct, together
+from .sentences import hours, join_words, pct, together
 
 ORDER = ("Pretrain", "Eval", "SFT", "MLLM", "Debug", "Other")
 DAYS_MARKED = ((3600.0, "1 h"), (86400.0, "1 d"))
@@ -62,7 +62,7 @@ def summary(found: Findings, references: Sequence[Reference], settings: Settings
         say = f"{first['jobs']:,} jobs, none of which is known to hold a GPU."
     else:
         say = (
-            f"{listed(names)}: {sum(c['jobs'] for c in columns[: len(names)]):,} jobs over "
+            f"{join_words(names)}: {sum(c['jobs'] for c in columns[: len(names)]):,} jobs over "
             f"{seconds(86400 * max((c['days'] or 0) for c in columns[: len(names)]))}; the median GPU job"
             f"{' of ' + names[0] if len(names) > 1 else ''} runs "
             f"{seconds(first['median_run_s'])} on {amount(first['median_gpus'])} GPU"
@@ -131,7 +131,7 @@ def durations_and_use(found: Findings, references: Sequence[Reference], settings
         if r.findings.get("summary") and r.fitted
     ]
     if say and medians:
-        say += " Published medians: " + listed([f"{seconds(m)} in {n}" for n, m in medians]) + "."
+        say += " Published medians: " + join_words([f"{seconds(m)} in {n}" for n, m in medians]) + "."
     return Figure(
         "duration",
         "Figure 2",

@@ -62,7 +62,7 @@ def copy(store: Store, sql: str) -> None:
         raise OSError(str(e).splitlines()[0]) from e
 
 
-def anonymised_tables(
+def anonymise_tables(
     store: Store, folder: Path, *, keep_names: bool, shift_s: float, key_file: Path | None,
     keep_clusters: bool = False,
 ) -> dict[str, Any]:  # fmt: skip

@@ -8,7 +8,7 @@ from ...errors import InputError
 from ...samples.tables import Note
 from ..store import Store, literal
 from .base import Head, Options, peek
-from .delimited import collect_rejects, delimited
+from .delimited import collect_rejects, read_delimited
 from .staging import Draft, stage
 from .table import read_mapped
 
@@ -39,8 +39,8 @@ class PaiReader:
                 hint="Put both files into one folder",
             )
         job_head, task_head = peek(head.path), peek(tasks)
-        job = delimited(store, job_head, JOB, header=set(JOB) <= job_head.lower)
-        task = delimited(store, task_head, TASK, header=set(TASK) <= task_head.lower)
+        job = read_delimited(store, job_head, JOB, header=set(JOB) <= job_head.lower)
+        task = read_delimited(store, task_head, TASK, header=set(TASK) <= task_head.lower)
         agg = store.fresh("pai_tasks")
         store.con.execute(
             f"""CREATE TABLE {agg} AS SELECT job_name AS task_job,

@@ -52,7 +52,7 @@ class Delimited:
         return f"concat_ws('|', {cols})"
 
 
-def delimited(
+def read_delimited(
     store: Store, head: Head, columns: Sequence[str], *, header: bool, quote: str = '"'
 ) -> Delimited:
     """The file as a source whose columns are all text, with lines of the wrong shape collected aside."""

@@ -29,7 +29,7 @@ class IncidentReader:
         """Adds one incident a verdict; healthy ends are counted and left out."""
         rows, healthy = [], 0
         for i, item in enumerate(json_items(head.path)):
-            verdict = nested(item)
+            verdict = flatten_incidents(item)
             if verdict.get("outcome") in ("completed", "running", "cancelled", "time_limit"):
                 healthy += 1
                 continue
@@ -44,7 +44,7 @@ class IncidentReader:
             add_incidents(store, rows)
 
 
-def nested(item: dict[str, Any]) -> dict[str, Any]:
+def flatten_incidents(item: dict[str, Any]) -> dict[str, Any]:
     """The verdict in an incident file, or the object itself."""
     inner = item.get("verdict")
     return inner if isinstance(inner, dict) else item

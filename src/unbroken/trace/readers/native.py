@@ -9,9 +9,9 @@ from ...samples.schema import JOBS, SAMPLES, STATES, TABLES, VERSION, Table
 from ...samples.tables import Note
 from ..store import Store, literal, name
 from .base import Head, Options
-from .delimited import collect_rejects, delimited, instant
+from .delimited import collect_rejects, instant, read_delimited
 from .staging import Draft, account, finished_sql, stage
-from .table import KEYS, checked_mapping, cluster_from, guess, type_sql
+from .table import KEYS, check_mapping, cluster_from, guess, type_sql
 
 
 class ParquetReader:
@@ -51,7 +51,7 @@ class SamplesTextReader:
 
     def read(self, store: Store, head: Head, options: Options) -> None:
         """Adds the rows; a torn last line is rejected."""
-        text = delimited(store, head, head.columns, header=True)
+        text = read_delimited(store, head, head.columns, header=True)
         part = store.fresh("samples_part")
         columns = []
         for c in SAMPLES.columns:
@@ -169,7 +169,7 @@ def clean(store: Store, head: Head, source: str) -> bool:
 def read_external(store: Store, head: Head, options: Options, source: str) -> None:
     """Any other Parquet table of jobs, by mapping or by usual names."""
     as_head = Head(head.path, "", head.parquet)
-    mapping = {**guess(head.parquet), **checked_mapping(options.mapping, as_head)}
+    mapping = {**guess(head.parquet), **check_mapping(options.mapping, as_head)}
     if not set(mapping) & {"submit", "start", "end", "duration"}:
         raise InputError(
             "the Parquet file is neither in our schema nor has a time or a duration that is known by its name",

@@ -16,7 +16,7 @@ from ...errors import InputError
 from ...samples.tables import Note
 from ..store import Store, literal
 from .base import Head, Options
-from .delimited import Delimited, collect_rejects, delimited, instant, missing, text
+from .delimited import Delimited, collect_rejects, instant, missing, read_delimited, text
 from .staging import Draft, stage
 
 TIME = re.compile(r"\d{4}-\d\d-\d\dT[\d:.]+|\d+|Unknown|None|")
@@ -104,7 +104,7 @@ class SlurmReader:
                 "Submit,Start,End,Elapsed,NNodes,NCPUS,AllocTRES,NodeList",
             )
         quote = "" if head.delimiter == "|" else '"'
-        table = delimited(store, head, columns, header=not options.fields, quote=quote)
+        table = read_delimited(store, head, columns, header=not options.fields, quote=quote)
         raw = store.fresh("sacct")
         job_id = table.find("JobIDRaw", "JobID") or ""
         store.con.execute(f"CREATE TABLE {raw} AS SELECT * FROM {table.source}")
@@ -143,7 +143,7 @@ def fix_names(store: Store, table: Delimited, raw: str, head: Head) -> None:
     for line, whole in store.query(
         f"SELECT line, any_value(csv_line) FROM {table.rejects} WHERE error_type = 'TOO MANY COLUMNS' GROUP BY line"
     ):
-        row = joined(str(whole).rstrip("\r\n").split("|"), table.columns)
+        row = join_lines(str(whole).rstrip("\r\n").split("|"), table.columns)
         if row:
             fixed.append([p or None for p in row])
             lines.append(line)
@@ -156,7 +156,7 @@ def fix_names(store: Store, table: Delimited, raw: str, head: Head) -> None:
         )
 
 
-def joined(parts: list[str], columns: tuple[str, ...]) -> list[str] | None:
+def join_lines(parts: list[str], columns: tuple[str, ...]) -> list[str] | None:
     """The fields of a line with too many pieces: the surplus is spread over the free-text columns until state and
     times are where they belong; None where no way fits, or too many would have to be tried."""
     lower = [c.lower() for c in columns]

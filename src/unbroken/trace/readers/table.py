@@ -17,9 +17,9 @@ from .base import Head, Options
 from .delimited import (
     Delimited,
     collect_rejects,
-    delimited,
     instant,
     number,
+    read_delimited,
     text,
     zoneless,
 )
@@ -102,7 +102,7 @@ class TableReader:
 
     def read(self, store: Store, head: Head, options: Options) -> None:
         """Reads with the user's mapping over what the names suggest."""
-        mapping = {**guess(head.columns), **checked_mapping(options.mapping, head)}
+        mapping = {**guess(head.columns), **check_mapping(options.mapping, head)}
         if options.mapping or mapping:
             store.note(
                 Note(
@@ -129,7 +129,7 @@ def guess(columns: tuple[str, ...]) -> dict[str, str]:
     return found
 
 
-def checked_mapping(mapping: Mapping[str, str], head: Head) -> dict[str, str]:
+def check_mapping(mapping: Mapping[str, str], head: Head) -> dict[str, str]:
     """The user's mapping, its keys known and its columns in the file; raises UsageError otherwise."""
     lower = {c.lower(): c for c in head.columns}
     by_schema = {schema: key for key, (schema, _) in KEYS.items() if key != "job"}
@@ -173,7 +173,7 @@ def read_mapped(
             where=str(head.path),
             hint="Name them: --map submit=COLUMN,start=COLUMN,end=COLUMN,gpus=COLUMN,state=COLUMN",
         )
-    table = delimited(store, head, head.columns, header=not options.fields)
+    table = read_delimited(store, head, head.columns, header=not options.fields)
     draft = mapped_draft(table, mapping, head, options, overrides or {}, state_extra or {}, default_cluster)
     if duration_is_end_minus_submit and draft.duration_s and "end" in keys and "submit" in keys:
         note_end_minus_submit(store, draft, head, options)

@@ -25,7 +25,7 @@ def results(store: Store, settings: Settings) -> Iterator[Result]:
     yield fairness(store)
 
 
-def grouped(source: str, weight: str) -> str:
+def group(source: str, weight: str) -> str:
     """The source by cluster and type, with `GPU jobs` for all types that hold GPUs together."""
     return (
         f"(SELECT cluster, kind, s, sum({weight}) AS n FROM {source} GROUP BY ALL HAVING sum({weight}) > 0 UNION ALL "
@@ -35,7 +35,7 @@ def grouped(source: str, weight: str) -> str:
 
 def quantiles(store: Store, name: str, title: str, source: str, remark: str, weight: str = "n") -> Result:
     """Mean and quantiles in seconds, by type."""
-    sql = quantiles_sql(grouped(source, weight), "s", "n", "cluster, kind", SHARES)
+    sql = quantiles_sql(group(source, weight), "s", "n", "cluster, kind", SHARES)
     return store.result(
         name, title, f"SELECT * RENAME (kind AS type) FROM ({sql}) ORDER BY cluster, n DESC, type", remark
     )
@@ -47,7 +47,7 @@ def curve(store: Store, name: str, title: str, source: str, weight: str) -> Resu
         name,
         title,
         f"""WITH g AS (SELECT cluster, kind, greatest(ceil(2 * log2(greatest(s, 1)) - 1e-9), 0) AS k, sum(n) AS n
-                FROM {grouped(source, weight)} GROUP BY ALL),
+                FROM {group(source, weight)} GROUP BY ALL),
             t AS (SELECT cluster, kind, max(k)::BIGINT AS top, sum(n) AS total FROM g GROUP BY ALL),
             f AS (SELECT cluster, kind, total, unnest(range(0, top + 1)) AS k FROM t)
         SELECT f.cluster, f.kind AS type, pow(2, f.k / 2.0) AS x_s,

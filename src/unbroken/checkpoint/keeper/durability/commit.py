@@ -52,7 +52,7 @@ class RankFailed(Exception):
         return f"rank {self.rank}: {self.why}"
 
 
-def failed_name(rank: int) -> str:
+def name_of_failure_mark(rank: int) -> str:
     """The name of the note that a rank's share could not be written."""
     return f"rank-{rank:05d}.failed"
 
@@ -96,7 +96,7 @@ def note_failure(storage: Storage, snapshot: Snapshot, why: str, *, hopeless: bo
     folder = folder_name(snapshot.snapshot_id.step, snapshot.snapshot_id.attempt)
     try:
         note = json.dumps({"why": why[:500], "hopeless": hopeless}).encode()
-        storage.put(f"{folder}/{failed_name(snapshot.rank)}", note)
+        storage.put(f"{folder}/{name_of_failure_mark(snapshot.rank)}", note)
     except StorageError:
         return
 

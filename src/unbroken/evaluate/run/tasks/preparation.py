@@ -12,7 +12,7 @@ from typing import Any
 from ....errors import EvaluationError, UnbrokenError
 from ....journal.codec import decode, encode
 from ...contracts import ModelSpec, PreparedTask, Score, Suite, Task
-from ...preparation.prepare import Preparers, fingerprint, prepared_before, remember
+from ...preparation.prepare import Preparers, fingerprint, read_prepared, remember
 from ...preparation.reads import Stamp
 from ...result.folder import EvalDir
 from ..settings import Abort
@@ -70,7 +70,7 @@ class Preparation:
         known: dict[str, PreparedTask] = {}
         seen: dict[str, Stamp] = {}
         for t in tasks:
-            before = prepared_before(self.folder, t, self._marks[t.name], seen)
+            before = read_prepared(self.folder, t, self._marks[t.name], seen)
             if before is not None:
                 known[t.name] = replace(before, task=replace(before.task, headline=t.headline))
         rest = [t for t in tasks if t.name not in known]
