@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import builtins
+import itertools
 import keyword
+import os
 import re
+import socket
+import ssl
+import subprocess
 import sys
 from pathlib import Path
 
@@ -17,7 +23,7 @@ OF_OTHERS = {
     "setproctitle", "squeue", "sacct", "ps", "localflock", "urlopen", "collate_fn",  # programs, options, functions
     "hf", "vllm", "sglang", "sys_total_power",  # names that others give to their models and columns
     "admin_password", "tokenizer_secret", "hunter22",  # examples of what is a secret, and what is none
-    "Typer", "Schema", "SSLSocket", "request",
+    "Typer", "Schema", "request",
     "_utc", "_s", "_gib", "_pct", "_w",  # ends of column names
 }  # fmt: skip
 
@@ -39,7 +45,8 @@ def defined(code: str) -> set[str]:
 def test_what_is_named_exists() -> None:
     texts = {p: p.read_text() for p in sorted(ROOT.rglob("*.py"))}
     codes = {p: TEXT.sub("", t) for p, t in texts.items()}
-    known = {*dir(builtins), *keyword.kwlist, *sys.stdlib_module_names, *OF_OTHERS}
+    known = {n for module in (builtins, asyncio, itertools, os, socket, ssl, subprocess) for n in dir(module)}
+    known |= {*keyword.kwlist, *sys.stdlib_module_names, *OF_OTHERS}
     known.update(*(p.relative_to(ROOT).with_suffix("").parts for p in texts))
     for code in codes.values():
         known |= defined(code)
