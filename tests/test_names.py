@@ -20,7 +20,7 @@ NAMED = re.compile(r"(?<![`\w])`([A-Za-z_][\w.]*)(?:\([^`]*\))?`(?!`)")
 DEFINED = re.compile(r"""\b(?:def|class|import|as)\s+(\w+)|\b(\w+)\s*(?::|=(?!=))|["'](\w+)["']""")
 OF_OTHERS = {
     "unbroken",  # the command
-    "setproctitle", "squeue", "sacct", "ps", "localflock", "urlopen", "collate_fn",  # programs, options, functions
+    "setproctitle", "Py_buffer", "squeue", "sacct", "ps", "localflock", "urlopen", "collate_fn",  # programs, options, functions
     "hf", "vllm", "sglang", "sys_total_power",  # names that others give to their models and columns
     "admin_password", "tokenizer_secret", "hunter22",  # examples of what is a secret, and what is none
     "Typer", "Schema", "request",

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unbroken.evaluate.contracts import PreparedTask, Report, Request, Suite, TaskPrior
-from unbroken.evaluate.engines.live import Link
+from unbroken.evaluate.engines.live import WorkerLink
 from unbroken.evaluate.engines.wire import VERSION
 from unbroken.evaluate.plan import dispatch
 from unbroken.evaluate.result.journal import events
@@ -547,7 +547,7 @@ def test_blocks(prepared: PreparedTask, data: st.DataObject) -> None:
 def test_a_block_keeps_its_length_where_the_first_message_was_long_under_way() -> None:
     """The offset is then too large, and each block seems to end in the future; run times were learnt as zero."""
     now = time.time()
-    link = Link("w", "n", (), 1, None, 5.0, True, now - 60.0)  # type: ignore[arg-type]
+    link = WorkerLink("w", "n", (), 1, None, 5.0, True, now - 60.0)  # type: ignore[arg-type]
     started, ended = link.believable(now - 0.5, now - 0.1)
     assert ended - started == pytest.approx(0.4) and ended == pytest.approx(now, abs=5.0)
     assert link.believable(0.0, now)[0] == link.started, "a clock that jumped: within the link's life"
