@@ -732,9 +732,10 @@ def test_the_gap_between_shards_is_below_50_ms(tmp_path: Path) -> None:
     assert gaps[len(gaps) // 2] < 0.05
 
 
-def test_priors_are_learnt_from_what_ran(tmp_path: Path) -> None:
+def test_priors_are_learnt_from_what_ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from unbroken.evaluate.plan.priors import START, load_book
 
+    monkeypatch.setattr(checks, "STAND_BY_S", 60.0)  # one that stood by meanwhile starts in milliseconds
     store = tmp_path / "priors.json"
     suite = fake_suite(
         fake_task("slow", samples=40, seconds=0.01, score_s=0.2),
