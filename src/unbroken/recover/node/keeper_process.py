@@ -178,11 +178,14 @@ class KeeperProcess:
         await self._on_event({"event": "keeper_back"})
 
     async def call(self, request: Message, timeout: float = 60.0) -> Message:
-        """Asks on a connection of its own. Raises RunError, also when the keeper is gone or late."""
+        """Asks on a connection of its own; one that died just now has until `_START_S` to be back.
+
+        Raises RunError, also when the keeper is gone or late.
+        """
         if request.get("op") == "attempt":
             self._attempt = request
         try:
-            channel = await _Channel.connect(self.socket)
+            channel = await self._reach(time.monotonic() + min(timeout, _START_S))
             try:
                 answer = await asyncio.wait_for(channel.ask(request), timeout)
             finally:
@@ -197,6 +200,17 @@ class KeeperProcess:
                 answer.get("what", "the keeper refused"), where=answer.get("where"), hint=answer.get("todo")
             )
         return answer
+
+    async def _reach(self, deadline: float) -> _Channel:
+        """A connection to the keeper, or to the one that is started in its place: it has answered nothing yet, so that
+        asking it loses and repeats nothing."""
+        while True:
+            try:
+                return await _Channel.connect(self.socket)
+            except (ConnectionError, FileNotFoundError, asyncio.IncompleteReadError):
+                if self._closing or self._events_task is None or time.monotonic() >= deadline:
+                    raise
+                await asyncio.sleep(0.05)
 
     def lease(self, until: float) -> None:
         """Lets the keeper write until `until` (CLOCK_MONOTONIC of this node, seconds)."""

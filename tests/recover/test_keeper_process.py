@@ -1,0 +1,49 @@
+"""The node's keeper as its agent sees it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from unbroken.errors import RunError
+from unbroken.progress import RunDir
+from unbroken.recover.node.keeper_process import KeeperProcess
+from unbroken.recover.wire import Message
+
+pytestmark = pytest.mark.integration
+
+
+def test_what_is_asked_while_a_killed_keeper_is_replaced_is_answered_by_the_new_one(tmp_path: Path) -> None:
+    """A rank's keeper that dies with it is back in a second: the next attempt's announcement waits for it."""
+
+    async def asked_after_its_death() -> tuple[int | None, int | None, Message, list[str]]:
+        events: list[str] = []
+
+        async def on_event(event: Message) -> None:
+            events.append(event["event"])
+
+        run_dir = RunDir(tmp_path / "run")
+        run_dir.agent_log("node-000").parent.mkdir(parents=True)
+        with tempfile.TemporaryDirectory(prefix="ub-") as scratch:
+            keeper = KeeperProcess(run_dir, "r" * 12, "node-000", Path(scratch), 1 << 26, on_event)
+            await keeper.start()
+            first = keeper.pid
+            assert first is not None
+            try:
+                os.kill(first, signal.SIGKILL)
+                answer = await keeper.call({"op": "inventory"}, timeout=60)
+                second = keeper.pid
+            finally:
+                await keeper.close()
+            with pytest.raises(RunError, match="not there just now"):
+                await asyncio.wait_for(keeper.call({"op": "inventory"}), 5)  # closed: nobody will come
+            return first, second, answer, events
+
+    first, second, answer, events = asyncio.run(asked_after_its_death())
+    assert answer["inventory"] == [] and second != first
+    assert events[0] == "keeper_lost"
