@@ -78,7 +78,7 @@ def hold_by(kind: Kind | None, tmp_path: Path) -> Iterator[LocalBench]:
     cluster = bench.open()
     assert isinstance(cluster, LocalCluster)
     for node in {*cluster.owner.nodes(), *(p.node for p in marked(bench.run_id))}:
-        cluster._end(node, 10.0)
+        cluster.end_node(node, 10.0)
     assert end(lambda: marked(bench.run_id)) == []
     cluster._write(given=[], cordons={})
     assert not cluster._root.exists() and Cgroups.left_by(bench.run_id) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -92,7 +93,8 @@ def test_epoch_file_of_a_newer_version(new_run: NewRun) -> None:
     run = new_run(steps=3, seconds=0.01).start()
     assert run.wait() == 0
     path = run.run_dir.term(1)
-    path.write_text(path.read_text().replace('"schema": 1', '"schema": 99'))
+    newer = {**json.loads(path.read_text()), "schema": 99}
+    path.write_text(json.dumps(newer))
     run.start()
     assert run.wait() == 16
     assert "schema 99" in run.output
