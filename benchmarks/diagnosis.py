@@ -434,18 +434,18 @@ def main() -> None:
         contenders = CONTENDERS | ({"unbroken, on redacted logs": redacted} if args.redacted else {})
         answers: list[tuple[float, bool]] = []
         for folder in folders:
-            contenders: dict[str, Any] = {}
+            scored: dict[str, Any] = {}
             for name, contender in contenders.items():
                 if args.ours_only and name != "unbroken":
                     continue
-                contenders[name] = score(folder, contender, args.show and name == "unbroken", only)
-                told = contenders[name].pop("answers")
-                contenders[name]["calibration"] = calibration(told)
+                scored[name] = score(folder, contender, args.show and name == "unbroken", only)
+                told = scored[name].pop("answers")
+                scored[name]["calibration"] = calibration(told)
                 answers += told if name == "unbroken" else []
             if folder is folders[0]:
-                result["arms"] = contenders
+                result["arms"] = scored
             else:
-                result["more"][folder.name] = {"arms": contenders}
+                result["more"][folder.name] = {"arms": scored}
         result["calibration"] = calibration(answers)
         if args.speed:
             result["speed"] = speed(args.speed, args.drain3, Path(scratch))
