@@ -821,7 +821,9 @@ def main() -> None:
         "--device", choices=["cuda", "cpu"], default="cuda" if torch.cuda.is_available() else "cpu"
     )
     p.add_argument("--model", choices=list(MODELS))
-    p.add_argument("--arms", default=",".join(CONTENDERS), help="peers; every block has ours too")
+    p.add_argument(
+        "--arms", dest="contenders", default=",".join(CONTENDERS), help="peers; every block has ours too"
+    )
     p.add_argument("--saves", type=int, help="saves of each contender (default: each contender's own)")
     p.add_argument("--ours", type=int, default=11, help="saves of ours, the first apart")
     p.add_argument("--ours-per-block", type=int, default=2, help="saves of ours beside each peer")

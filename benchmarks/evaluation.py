@@ -40,7 +40,10 @@ def main() -> int:
     parser.add_argument("--gpus", type=int, default=None)
     parser.add_argument("--workers", type=int, default=None, help="CPU workers where there is no GPU")
     parser.add_argument(
-        "--arms", default="ours,baseline", help="of ours, baseline, opencompass-size, opencompass-workers"
+        "--arms",
+        dest="contenders",
+        default="ours,baseline",
+        help="of ours, baseline, opencompass-size, opencompass-workers",
     )
     parser.add_argument(
         "--seconds",
