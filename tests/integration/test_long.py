@@ -67,7 +67,8 @@ def test_disk_that_fills_up_does_not_end_the_run(tmp_path: Path, eventually: Cal
         run.until_step(25)
         eventually(lambda: run.journal("durable"), within=60)
         filler = small / "filler"
-        with open(filler, "wb") as f:
+        # Without a buffer: what is left in one is refused again as the file is closed.
+        with open(filler, "wb", buffering=0) as f:
             try:
                 while True:
                     f.write(b"x" * 65536)
