@@ -36,6 +36,7 @@ def test_what_is_asked_while_a_killed_keeper_is_replaced_is_answered_by_the_new_
             assert first is not None
             try:
                 os.kill(first, signal.SIGKILL)
+                os.waitid(os.P_PID, first, os.WEXITED | os.WNOWAIT)  # it may answer until it is dead
                 answer = await keeper.call({"op": "inventory"}, timeout=60)
                 second = keeper.pid
             finally:
