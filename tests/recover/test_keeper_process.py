@@ -38,6 +38,9 @@ def test_what_is_asked_while_a_killed_keeper_is_replaced_is_answered_by_the_new_
                 os.kill(first, signal.SIGKILL)
                 os.waitid(os.P_PID, first, os.WEXITED | os.WNOWAIT)  # it may answer until it is dead
                 answer = await keeper.call({"op": "inventory"}, timeout=60)
+                async with asyncio.timeout(30):
+                    while "keeper_back" not in events:
+                        await asyncio.sleep(0.01)
                 second = keeper.pid
             finally:
                 await keeper.close()
