@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import signal
 import subprocess
 import sys
@@ -88,3 +89,18 @@ def test_the_bug_of_the_demo_is_where_the_trainer_looks(monkeypatch: pytest.Monk
         exec(compile(BUG, "bug.py", "exec"), {})
     with pytest.raises(KeyError, match="warm_up_steps"):
         trainer.learning_rate(None, 12, 100)  # type: ignore[arg-type]
+
+
+def test_the_table_names_a_verdict_as_the_page_does() -> None:
+    """A kill that no log explains is "Killed" on the page and was "Unknown" here."""
+    from unbroken.cli.demo import _table
+    from unbroken.progress.records.verdict import KILLED, UNKNOWN, Outcome, Verdict
+    from unbroken.testing.story import InjectedFault, Scenario
+
+    killed = Verdict(Outcome.FAILED, reason=UNKNOWN, confidence=0.9, decided_by=KILLED)
+    kill = InjectedFault(
+        "kill", 5, 0.0, verdict=killed.as_json(), action="restart", what="kill -9 of one rank"
+    )
+    out = io.StringIO()
+    _table(Scenario(1, 10, incidents=[kill, InjectedFault("hang", 7, 0.0, what="SIGSTOP")]), out)
+    assert "Killed (90%)" in out.getvalue() and "Unknown" not in out.getvalue()

@@ -8,7 +8,7 @@ import shutil
 import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -109,6 +109,13 @@ def _empty(folder: Path) -> None:
         ) from e
 
 
+def _name(verdict: dict[str, Any]) -> str:
+    """What the run's own page calls it; "?" where there is none."""
+    from ..progress.records.verdict import Verdict
+
+    return Verdict.from_json(verdict).title if verdict else "?"
+
+
 def _table(scenario: Scenario, out: object) -> None:
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
@@ -122,10 +129,9 @@ def _table(scenario: Scenario, out: object) -> None:
     for column in ("at step", "detected after", "verdict", "action", "resumed after", "steps lost"):
         table.add_column(column, no_wrap=True)
     for t in scenario.incidents:
-        v = t.verdict
-        verdict = v.get("reason") or v.get("outcome") or "?"
-        if v.get("confidence"):
-            verdict += f" ({v['confidence']:.0%})"
+        verdict = _name(t.verdict)
+        if t.verdict.get("confidence"):
+            verdict += f" ({t.verdict['confidence']:.0%})"
         table.add_row(
             t.what, str(t.at_step), "-" if t.detected_s is None else str(Duration(round(t.detected_s, 2))), verdict,
             t.action, "-" if t.resumed_s is None else str(Duration(round(t.resumed_s, 2))),
@@ -134,7 +140,7 @@ def _table(scenario: Scenario, out: object) -> None:
     bug = scenario.script_bug
     if bug:
         table.add_row(
-            "a bug in the script", "12", "-", bug["verdict"].get("reason") or "?", bug["verdict"].get("action", "?"),
+            "a bug in the script", "12", "-", _name(bug["verdict"]), bug["verdict"].get("action", "?"),
             "never" if bug["stopped"] else "?", "-",
         )  # fmt: skip
     console.print(table)
