@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from unbroken.errors import RunError
+from unbroken.link.framing import LENGTH, pack
 from unbroken.progress import RunDir
 from unbroken.recover.node.keeper_process import KeeperProcess
 from unbroken.recover.wire import Message
@@ -51,3 +52,35 @@ def test_what_is_asked_while_a_killed_keeper_is_replaced_is_answered_by_the_new_
     first, second, answer, events = asyncio.run(asked_after_its_death())
     assert answer["inventory"] == [] and second != first
     assert events[0] == "keeper_lost"
+
+
+def test_a_keeper_that_talks_nonsense_is_an_error_and_no_defect(tmp_path: Path) -> None:
+    """Its answers are bounded and read as those of all links."""
+    hello = pack({"ok": True, "pid": 1})
+    said = {
+        "no object": (LENGTH.pack(2) + b"[]", "makes no sense"),
+        "no JSON": (LENGTH.pack(2) + b"{,", "makes no sense"),
+        "too long": (LENGTH.pack(0xFFFF_FFFF), "above the limit"),
+        "half": (LENGTH.pack(2) + b"{", "it ended meanwhile"),
+    }
+
+    async def ask(nonsense: bytes) -> str:
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(hello + nonsense)
+            writer.write_eof()
+            await reader.read()
+            writer.close()
+
+        with tempfile.TemporaryDirectory(prefix="ub-") as scratch:
+            keeper = KeeperProcess(RunDir(tmp_path), "r", "node-000", Path(scratch), 1, _ignore)
+            async with await asyncio.start_unix_server(serve, keeper.socket):
+                with pytest.raises(RunError) as error:
+                    await asyncio.wait_for(keeper.call({"op": "inventory"}), 10)
+        return error.value.message
+
+    for what, (nonsense, why) in said.items():
+        assert why in asyncio.run(ask(nonsense)), what
+
+
+async def _ignore(_: Message) -> None:
+    return None

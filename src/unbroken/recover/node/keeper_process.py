@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 import signal
-import struct
 import subprocess
 import sys
 import time
@@ -17,12 +15,14 @@ from typing import Any
 
 from ...cluster.holding.processes import marked, read_stat
 from ...errors import RunError
+from ...link.bounds import READ_AHEAD, Malformed
+from ...link.channel import MAX_MESSAGE_BYTES, VALUES
+from ...link.framing import Unpacker, pack
 from ...link.secret import Secret, as_input
 from ...progress import RunDir
 from ..wire import Message
 
 _log = logging.getLogger("unbroken.agent")
-_LENGTH = struct.Struct(">I")
 _START_S = 20.0
 _LEASE_EVERY_S = 0.5
 
@@ -32,6 +32,7 @@ class _Channel:
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
+        self._unpacker = Unpacker(MAX_MESSAGE_BYTES, values=VALUES)
         self._lock = asyncio.Lock()
         self.pid: int | None = None
         """The keeper's process, as it says."""
@@ -51,9 +52,9 @@ class _Channel:
         return channel
 
     async def ask(self, request: Message) -> Message:
+        """The answer. Raises OSError."""
         async with self._lock:
-            body = json.dumps(request, separators=(",", ":")).encode()
-            self._writer.write(_LENGTH.pack(len(body)) + body)
+            self._writer.write(pack(request, MAX_MESSAGE_BYTES))
             await self._writer.drain()
             while True:
                 message = await self.read()
@@ -61,8 +62,15 @@ class _Channel:
                     return message
 
     async def read(self) -> Message:
-        head = await self._reader.readexactly(_LENGTH.size)
-        message: Message = json.loads(await self._reader.readexactly(_LENGTH.unpack(head)[0]))
+        """The next answer or event. Raises OSError: ConnectionError where the keeper is gone."""
+        try:
+            while (message := self._unpacker.read()) is None:
+                piece = await self._reader.read(READ_AHEAD)
+                if not piece:
+                    raise ConnectionResetError("the keeper closed the connection")
+                self._unpacker.feed(piece)
+        except Malformed as e:
+            raise OSError(f"what it says makes no sense: {e}") from e
         return message
 
     def close(self) -> None:
@@ -109,7 +117,7 @@ class KeeperProcess:
         try:
             channel = await _Channel.connect(self.socket)
             _log.info("took over the keeper on %s", self.socket)
-        except (OSError, TimeoutError, asyncio.IncompleteReadError):
+        except OSError:
             channel = await self._spawn()
         self.alive, self.pid, self.protocol = True, channel.pid, channel.protocol
         self._events_task = asyncio.create_task(self._follow(channel))
@@ -140,7 +148,7 @@ class KeeperProcess:
         while time.monotonic() < deadline:
             try:
                 return await _Channel.connect(self.socket)
-            except (OSError, TimeoutError, asyncio.IncompleteReadError):
+            except OSError:
                 if self._process.poll() is not None:
                     break
                 await asyncio.sleep(0.02)
@@ -161,14 +169,14 @@ class KeeperProcess:
                 message = await channel.read()
                 if "event" in message:
                     await self._on_event(message)
-        except (OSError, asyncio.IncompleteReadError, ValueError):
-            pass
+        except OSError as e:
+            why = str(e)
         finally:
             channel.close()
         self.alive = False
         if self._closing:
             return
-        _log.error("the keeper is gone; starting another")
+        _log.error("the keeper is gone (%s); starting another", why)
         await self._on_event({"event": "keeper_lost"})
         if self._process is not None:
             self._process.poll()
@@ -190,7 +198,7 @@ class KeeperProcess:
                 answer = await asyncio.wait_for(channel.ask(request), timeout)
             finally:
                 channel.close()
-        except (OSError, TimeoutError, asyncio.IncompleteReadError) as e:
+        except OSError as e:
             raise RunError(
                 f"the keeper did not answer '{request.get('op')}': {_why_silent(e, timeout)}",
                 where=f"node {self._node}",
@@ -207,7 +215,7 @@ class KeeperProcess:
         while True:
             try:
                 return await _Channel.connect(self.socket)
-            except (ConnectionError, FileNotFoundError, asyncio.IncompleteReadError):
+            except (ConnectionError, FileNotFoundError):
                 if self._closing or self._events_task is None or time.monotonic() >= deadline:
                     raise
                 await asyncio.sleep(0.05)
@@ -241,7 +249,7 @@ class KeeperProcess:
                 try:
                     channel = channel or await _Channel.connect(self.socket)
                     await asyncio.wait_for(channel.ask({"op": "lease", "seconds": left}), 5)
-                except (OSError, TimeoutError, asyncio.IncompleteReadError):
+                except OSError:
                     if channel is not None:
                         channel.close()
                     channel = None
@@ -287,6 +295,6 @@ def _why_silent(e: Exception, timeout_s: float) -> str:
         return "it is not there just now"
     if isinstance(e, TimeoutError):
         return f"not within {timeout_s:g} s"
-    if isinstance(e, asyncio.IncompleteReadError | ConnectionError):
+    if isinstance(e, ConnectionError):
         return "it ended meanwhile"
     return str(e)
