@@ -13,7 +13,6 @@ import functools
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -42,6 +41,7 @@ from .contract import (
 from .holding.choice import choose, every
 from .holding.ownership import Ended, Kind, Ownership
 from .holding.processes import marked, read_stat
+from .holding.subreaper import is_listening
 from .local import check_fits, find_root, name_node
 from .stream import EventStream
 
@@ -386,23 +386,11 @@ def forget_run(root: Path) -> None:
     supervisor listens."""
     with contextlib.suppress(OSError):
         for path in root.glob("*.sock"):
-            if not _is_listening(path):
+            if not is_listening(str(path)):
                 path.unlink(missing_ok=True)
         if [p.name for p in root.iterdir()] == [_RECORD]:
             (root / _RECORD).unlink()
         root.rmdir()
-
-
-def _is_listening(path: Path) -> bool:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as s:
-        s.setblocking(False)
-        try:
-            s.connect(str(path))
-        except BlockingIOError:
-            return True  # its queue is full
-        except OSError:
-            return False
-    return True
 
 
 def describe_agent(run_id: str, node: str) -> str:
