@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -87,9 +86,14 @@ class Recorder:
     async def _write_kept(self) -> None:
         """Writes what is kept, in its order. Raises OSError where the record refuses."""
         while self._unwritten:
-            kind, fields = self._unwritten[0]
-            self.state.apply(await self._append(kind, fields))
-            self._unwritten.pop(0)
+            kind, fields = self._unwritten.pop(
+                0
+            )  # a thread writes it, also where its waiter is cancelled: never twice
+            try:
+                self.state.apply(await self._append(kind, fields))
+            except OSError:
+                self._unwritten.insert(0, (kind, fields))
+                raise
 
     async def _flush(self) -> None:
         try:
@@ -137,8 +141,15 @@ class Recorder:
     def close(self) -> None:
         if self._flushing is not None:
             self._flushing.cancel()
-        with contextlib.suppress(OSError, Superseded):
+        try:
             while self._slow and self._unwritten:  # news that nothing depends on, and that came last
-                kind, fields = self._unwritten.pop(0)
+                kind, fields = self._unwritten[0]
                 self._journal.append(kind, **fields)
+                self._unwritten.pop(0)
+        except Superseded:
+            pass  # its record is another supervisor's by now, which is said where it ends this one
+        except OSError as e:
+            _log.warning(
+                "the last %d pieces of news are not in the run's record: %s", len(self._unwritten), e
+            )
         self._journal.close()
