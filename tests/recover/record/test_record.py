@@ -240,6 +240,31 @@ def test_the_copies_in_the_run_directory_say_the_same(tmp_path: Path) -> None:
     assert ObjectRecord(S3Storage(store, "memory://run"), first).read().records[-1]["kind"] == "still"
 
 
+def test_what_the_run_directory_refused_is_copied_when_it_takes_it_again(tmp_path: Path) -> None:
+    place = Place("objects", tmp_path, memory_store())
+    record = place.host()
+    _, journal = begin(record)
+    journal.append("a")
+    run_dir = RunDir(tmp_path / "a")
+    aside = run_dir.journals.rename(tmp_path / "aside")
+    run_dir.journals.write_text("no folder")
+    journal.append("b")
+    journal.append("c")
+    run_dir.journals.unlink()
+    aside.rename(run_dir.journals)
+    assert [r["kind"] for r in read_journal(run_dir).records] == ["a"]
+    journal.close()
+    assert [r["kind"] for r in read_journal(run_dir).records] == ["a", "b", "c"] == kinds(record)
+
+
+def test_a_run_directory_that_was_deleted_does_not_come_back_with_the_copies(tmp_path: Path) -> None:
+    record = Place("objects", tmp_path, memory_store()).host()
+    _, journal = begin(record)
+    shutil.rmtree(tmp_path / "a")
+    journal.append("a")
+    assert not (tmp_path / "a").exists() and kinds(record) == ["a"]
+
+
 def test_a_number_that_counted_and_is_gone_is_damage(tmp_path: Path) -> None:
     store = memory_store()
     record = ObjectRecord(S3Storage(store, "memory://run"), RunDir(tmp_path / "a"))

@@ -14,6 +14,7 @@ report, diagnosis, and agents of this host.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
@@ -28,7 +29,7 @@ from typing import Any
 from ... import atomic
 from ...checkpoint.storage.base import Storage
 from ...errors import RunDirMismatch, RunInUse, StorageError
-from ...journal.lines import decode, encode
+from ...journal.lines import Appender, decode, encode
 from ...progress import JournalText, RunDir, Term
 from ...progress.epochs import term_number
 from .base import Superseded
@@ -38,6 +39,7 @@ _AT_ONCE = 16
 _CLOSED = "closed"
 """The kind of the object that ends a journal; it is no record of the run."""
 _TRIES = 1000
+_UNCOPIED_MAX = 10_000
 CLAIM_S = 3.0
 """Who closes a journal claims the run in the next moment: so long its former owner does nothing."""
 
@@ -217,22 +219,34 @@ class ObjectJournal:
         """Appends of the next number that failed, and may have arrived all the same."""
         self._guard = threading.Lock()
         self._copy = run_dir.journal(term)
+        self._uncopied: list[dict[str, Any]] = []
+        """What the run directory refused (a full disk): copied with the next one."""
 
     def append(self, kind: str, **fields: Any) -> dict[str, Any]:
         with self._guard:
             try:
-                record, line = self._create(kind, fields)
+                record = self._create(kind, fields)
             except StorageError as e:
                 raise OSError(errno.EIO, e.message, e.where) from e
-        try:
-            self._copy.parent.mkdir(parents=True, exist_ok=True)
-            with open(self._copy, "ab") as f:
-                f.write(line)
-        except OSError as e:
-            _log.warning("a record was not copied to %s: %s", self._copy, e)
+            self._uncopied.append(record)
+            self._copy_kept()
         return record
 
-    def _create(self, kind: str, fields: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
+    def _copy_kept(self) -> None:
+        """Copies what is not copied yet. Best effort: the objects are the record."""
+        try:
+            self._copy.parent.mkdir(
+                exist_ok=True
+            )  # not the run directory: one that was deleted must not come back
+            with contextlib.closing(Appender(self._copy)) as copy:
+                while self._uncopied:
+                    copy.append(self._uncopied[0])
+                    self._uncopied.pop(0)
+        except OSError as e:
+            del self._uncopied[:-_UNCOPIED_MAX]
+            _log.warning("records cannot be copied to %s yet: %s", self._copy, e.strerror)
+
+    def _create(self, kind: str, fields: dict[str, Any]) -> dict[str, Any]:
         while True:
             number = self._number + 1
             record = {
@@ -246,12 +260,12 @@ class ObjectJournal:
                 raise
             if created:
                 self._number, self._uncertain = number, set()
-                return record, line
+                return record
             found = self._storage.read(_object(self.term, number))
             if found in self._uncertain and (arrived := decode(found)) is not None:
                 self._number, self._uncertain = number, set()
                 if encode({**arrived, "t": 0}) == encode({**record, "t": 0}):
-                    return arrived, found  # it was only the answer that was lost: written once, told once
+                    return arrived  # it was only the answer that was lost: written once, told once
             else:
                 self._wait_for_successor()
                 self._number = number
@@ -269,4 +283,7 @@ class ObjectJournal:
             time.sleep(min(0.2, CLAIM_S))
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Copies what is not copied yet."""
+        with self._guard:
+            if self._uncopied:
+                self._copy_kept()
