@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from torch.utils.data import DataLoader, Dataset
 
 from unbroken.data import LengthGrouped, Mixture, Packed, wrap
@@ -112,6 +113,15 @@ def test_lengths_are_whole_numbers(lengths: Any) -> None:
 def test_a_mixture_is_of_datasets_and_weights(datasets: Any, weights: Any) -> None:
     with pytest.raises(UsageError):
         Mixture(datasets, weights)
+
+
+@pytest.mark.parametrize("kind", [list, tuple, np.asarray, torch.tensor])
+def test_weights_may_be_an_array_too(kind: Callable[[list[float]], Any]) -> None:
+    both = [Numbers(3), Numbers(5)]
+    assert Mixture(both, kind([1.0, 3.0])).shares == Mixture(both, [1.0, 3.0]).shares
+    for bad in ([1.0, 0.0], [1.0, float("nan")], [1.0, 2.0, 3.0]):
+        with pytest.raises(UsageError):
+            Mixture(both, kind(bad))
 
 
 def test_a_mixture_counts_from_the_end_as_a_list_does() -> None:

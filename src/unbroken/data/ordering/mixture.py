@@ -29,14 +29,16 @@ class Mixture:
     def __init__(
         self, datasets: Sequence[Any], weights: Sequence[float], *, samples: int | None = None
     ) -> None:
-        self.datasets, weights = list(datasets or ()), list(weights or ())
-        if not self.datasets or len(self.datasets) != len(weights):
+        self.datasets = [] if datasets is None else list(datasets)
+        given = np.asarray(() if weights is None else weights)  # a list, an array or a tensor
+        if not self.datasets or given.shape != (len(self.datasets),):
             raise UsageError(
-                f"{len(self.datasets)} datasets and {len(weights)} weights", hint="Give each dataset a weight"
+                f"{len(self.datasets)} datasets and {given.size} weights", hint="Give each dataset a weight"
             )
-        if any(not isinstance(w, int | float | np.number) or not 0 < w < float("inf") for w in weights):
+        if given.dtype.kind not in "iuf" or not ((given > 0) & np.isfinite(given)).all():
             raise UsageError(
-                f"the weights {list(weights)} are not all above 0", hint="Leave out what has no weight"
+                f"the weights {given.tolist()} are not all numbers above 0",
+                hint="Leave out what has no weight",
             )
         if without := next((d for d in self.datasets if not hasattr(d, "__len__")), None):
             raise UsageError(
@@ -48,7 +50,7 @@ class Mixture:
             raise UsageError(f"dataset {self.sizes.index(0)} of the mixture is empty", hint="Leave it out")
         self.starts = np.cumsum([0, *self.sizes]).tolist()
         self.samples: int = self.starts[-1] if samples is None else whole_number("samples", samples, 1)
-        self.shares = apportion([float(w) for w in weights])
+        self.shares = apportion(given.astype(float).tolist())
 
     def __len__(self) -> int:
         """All samples of all datasets (an epoch has `samples`)."""

@@ -207,7 +207,9 @@ class LengthGrouped:
     groups: int = 50
 
     def __post_init__(self) -> None:
-        whole_number("group", self.group, 1), whole_number("groups", self.groups, 1), _lengths(self.lengths)
+        whole_number("group", self.group, 1)
+        whole_number("groups", self.groups, 1)
+        _lengths(self.lengths)
 
     @property
     def size(self) -> int:
@@ -246,7 +248,9 @@ class Packed:
     shuffle: bool = True
 
     def __post_init__(self) -> None:
-        whole_number("budget", self.budget, 1), whole_number("window", self.window, 1), _lengths(self.lengths)
+        whole_number("budget", self.budget, 1)
+        whole_number("window", self.window, 1)
+        _lengths(self.lengths)
 
     @property
     def size(self) -> int:
@@ -308,7 +312,7 @@ def _lengths(values: Sequence[int] | NDArray[Any]) -> NDArray[np.int64]:
             "lengths must be one whole number from 0 up for each sample",
             hint="Give a list or an array of them",
         )
-    array = given.astype(np.int64)
+    array = given.astype(np.int64, copy=False)
     _held.append((values, array))
     del _held[:-8]
     return array
