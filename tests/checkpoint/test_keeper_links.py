@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.keepers import FakeAgent, FakeRank, alive
+from tests.support.keepers import FakeAgent, FakeRank, alive, until
 from unbroken.checkpoint.keeper.wire import VERSION
 from unbroken.link.address import Address
 from unbroken.link.bounds import HELLO_BYTES, STRANGERS
@@ -126,6 +126,19 @@ def test_one_frame_of_a_stranger_ends_its_link_only(attacked: Attacked, where: s
     with attacked.open(where) as sock:
         send(sock, framed(body))
         assert closed_within(sock, 5)
+    attacked.lives()
+
+
+def test_descriptors_that_a_peer_of_this_machine_sends_are_not_kept(attacked: Attacked) -> None:
+    keeper = psutil.Process(attacked.agent.pid)
+    before = keeper.num_fds()
+    get = {"op": "get", "attempt": 1, "step": 99, "rank": 1}
+    with open(os.devnull) as file, attacked.neighbour() as sock:
+        for message in ({"token": TOKEN}, get):
+            socket.send_fds(sock, [frame(message)], [file.fileno()] * 60)
+        assert not receive_frame(sock)["found"]
+        assert closed_within(sock, 5)
+    until(lambda: keeper.num_fds() < before + 10)
     attacked.lives()
 
 

@@ -21,7 +21,7 @@ from unbroken.link.tls import Identity, TlsSocket
 
 @pytest.fixture
 def pair() -> Iterator[tuple[Channel, Channel]]:
-    a, b = (Channel(s) for s in socket.socketpair())
+    a, b = (Channel(s, descriptors=True) for s in socket.socketpair())
     yield a, b
     a.close()
     b.close()

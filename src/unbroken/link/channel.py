@@ -28,7 +28,10 @@ class Closed(ConnectionError):
 
 
 class Channel:
-    """Any thread may send; one thread receives, messages of at most `limit` bytes. `most` is what may be sent at once."""
+    """Any thread may send; one thread receives, messages of at most `limit` bytes. `most` is what may be sent at once.
+
+    Without `descriptors` none are taken: those that come all the same are closed by the kernel.
+    """
 
     def __init__(
         self,
@@ -37,8 +40,12 @@ class Channel:
         limit: int = MAX_MESSAGE_BYTES,
         most: int = MAX_MESSAGE_BYTES,
         values: int = VALUES,
+        descriptors: bool = False,
     ) -> None:
         self.sock = sock
+        self._with_descriptors = (
+            descriptors and isinstance(sock, socket.socket) and sock.family == socket.AF_UNIX
+        )
         self.limit, self.most, self._values = limit, most, values
         self._sending = threading.Lock()
 
@@ -103,7 +110,7 @@ class Channel:
         return data
 
     def _receive_some(self, view: memoryview, descriptors: list[int]) -> int:
-        if isinstance(self.sock, TlsSocket) or self.sock.family != socket.AF_UNIX:
+        if isinstance(self.sock, TlsSocket) or not self._with_descriptors:
             return self.sock.recv_into(view)
         room = socket.CMSG_SPACE(MAX_DESCRIPTORS * array.array("i").itemsize)
         n, extra, flags, _ = self.sock.recvmsg_into([view], room, socket.MSG_CMSG_CLOEXEC)

@@ -104,7 +104,7 @@ class Keeper:
     def _converse(self, sock: Connection, known: Callable[[], None]) -> None:
         # A process that is stopped reads nothing; it must not stop the keeper with it.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", 2, 0))
-        client = Client(Channel(sock, limit=HELLO_BYTES), known)
+        client = Client(Channel(sock, limit=HELLO_BYTES, descriptors=True), known)
         with self.changed:
             self.clients.append(client)
         try:

@@ -214,8 +214,7 @@ class Peers:
                 return
             known()
             channel.limit = MAX_MESSAGE_BYTES
-            m, fds = channel.receive()
-            del fds  # between machines there are none
+            m, _ = channel.receive()
             snapshot_id = SnapshotId(
                 whole(m.get("attempt"), "attempt", 0, _MOST), whole(m.get("step"), "step", -1, _MOST)
             )

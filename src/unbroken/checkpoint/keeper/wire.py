@@ -28,6 +28,6 @@ PROTOCOL = 2
 def connect(path: str, timeout_s: float) -> Channel:
     """A channel to the keeper that listens on this Unix socket. Raises Closed."""
     try:
-        return Channel(_connect(Address("unix", path), None, within_s=timeout_s))
+        return Channel(_connect(Address("unix", path), None, within_s=timeout_s), descriptors=True)
     except OSError as e:
         raise Closed(f"no keeper answers on {path}: {e}") from e
