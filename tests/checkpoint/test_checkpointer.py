@@ -26,6 +26,7 @@ from tests.support.keepers import alive, keeper_pid, until
 from unbroken import Checkpointer
 from unbroken.checkpoint.catalogue import contents as catalogue
 from unbroken.checkpoint.client.buffers import Device
+from unbroken.checkpoint.client.links import KeeperGone
 from unbroken.checkpoint.device.staging import CpuStager
 from unbroken.checkpoint.storage import open_storage
 from unbroken.errors import (
@@ -694,3 +695,24 @@ def test_a_checkpointer_whose_attempt_is_over_is_told_once_and_looks_for_no_othe
     with pytest.raises(CheckpointError, match="attempt 1 is over"):
         first.save(3, training()).host.result(30)
     second.close(), first.close()
+
+
+def test_a_save_whose_keeper_is_given_up_between_its_buffer_and_its_beginning_is_not_waited_for(
+    own_keepers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    c = checkpointer(tmp_path)
+    c.save(1, training()).host.result(30)
+    buffers = c._open().buffers
+    claim = buffers.claim
+
+    def claim_then_lose(*of: Any) -> Any:
+        buffer = claim(*of)
+        c.memory._give_up(KeeperGone("no keeper came"))
+        return buffer
+
+    monkeypatch.setattr(buffers, "claim", claim_then_lose)
+    saved = c.save(2, training(), persist=True)
+    with pytest.raises(StorageError, match="no keeper came"):
+        saved.wait("disk", 5)
+    with pytest.raises(NotDurable, match="step 2"):
+        c.close()

@@ -70,6 +70,10 @@ class Outcomes:
             before = list(self._recent_events.get(snapshot_id, ()))
         for event in before:  # the keeper writes a step once and does not say it again
             self._apply([saved], event)
+        if (
+            lost := self.session.memory.lost
+        ) is not None:  # since the buffer was claimed, and reported already
+            self._fail_open([saved], str(lost))
 
     def skip(self, saved: Saved, why: str) -> Saved:
         """This step is left out on all ranks alike; the save has no level."""
@@ -146,9 +150,7 @@ class Outcomes:
         """Takes one event of the keeper; called from the thread that reads them."""
         kind, step = event.get("event"), event.get("step")
         if kind == "lost":
-            for saved in [s for s in self._all() if not s.done]:
-                why = str(event["why"])
-                self._note_failure([saved], why, f"step {saved.step}: {why}", tuple(saved.levels()))
+            self._fail_open(self._all(), str(event["why"]))
         if step is None:
             return
         attempt = self.session.attempt
@@ -204,6 +206,11 @@ class Outcomes:
             with self._guard:
                 self._refused |= bool(event.get("refused"))
             self._note_failure(saves, why, f"step {step}: {why}", ("disk", "remote"))
+
+    def _fail_open(self, saves: Iterable[Saved], why: str) -> None:
+        """No keeper will speak of these any more."""
+        for saved in [s for s in saves if not s.done]:
+            self._note_failure([saved], why, f"step {saved.step}: {why}", tuple(saved.levels()))
 
     def _note_failure(self, saves: list[Saved], why: str, described: str, levels: tuple[str, ...]) -> None:
         with self._guard:
