@@ -147,7 +147,6 @@ def find_tied(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tens
 
 def plain_bytes(tensor: torch.Tensor) -> memoryview:
     """The tensor's bytes in row-major order; without a copy where it lies so already on the CPU."""
-
     flat = tensor.detach().to("cpu").contiguous().reshape(-1)
     if not flat.numel():
         return memoryview(b"")

@@ -387,9 +387,7 @@ def _watch(
         # A change that came before the copy ended and before any wait for the copies would have torn it.
         if p.waited is None and p.copying.error is None:
             torn = p.torn()
-            if (
-                torn is not None and p.waited is None
-            ):  # still: after a wait for the copies the training may change what it likes
+            if p.waited is None:  # still: after a wait for the copies the training may change what it likes
                 p.copying.error = torn
         stager = me()
         if stager is not None:

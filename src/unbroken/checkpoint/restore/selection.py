@@ -195,7 +195,7 @@ def choose(
     skipped: list[tuple[str, str]],
     round_name: str,
 ) -> tuple[RestoreCandidate, Any] | None:
-    """The first offer that `obtain(offer)` gives on every rank, and what it gave here. `skipped` gets the others."""
+    """The first candidate that `obtain(candidate)` gives on every rank, and what it gave here. `skipped` gets the others."""
     for i, candidate in enumerate(candidates):
         key = f"{round_name}/{i}"
         got, why = None, ""

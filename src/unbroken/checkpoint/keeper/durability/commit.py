@@ -103,8 +103,8 @@ def note_failure(storage: Storage, snapshot: Snapshot, why: str, *, hopeless: bo
 
 @dataclass(frozen=True)
 class CommitState:
-    """What one look at a checkpoint's folder gave: the ranks that are `missing` (none: it is committed), and
-    whether it was this look that committed it."""
+    """What one poll of a checkpoint's folder found: the ranks that are `missing` (none: it is committed), and
+    whether it was this poll that committed it."""
 
     missing: tuple[int, ...] = ()
     mine: bool = False

@@ -51,7 +51,7 @@ class PendingCheckpoint:
     written: float = field(default_factory=time.monotonic)
     next_poll: float = 0.0
     polled: float = 0.0
-    """When the last look began that told `missing`."""
+    """When the last poll began that found `missing`."""
     pause: float = 0.01
     missing: tuple[int, ...] = ()
     shares: set[int] = field(default_factory=set)
@@ -419,11 +419,11 @@ class Writing:
 
     def _poll(self, watch: PendingCheckpoint) -> None:
         snapshot_id = watch.snapshot_id
-        why, rank, look, hopeless = None, 0, CommitState((0,)), False
+        why, rank, state, hopeless = None, 0, CommitState((0,)), False
         began = time.monotonic()
         try:
             self.gate(snapshot_id)
-            look = commit(
+            state = commit(
                 self.storage(snapshot_id),
                 snapshot_id,
                 watch.world_size,
@@ -437,7 +437,7 @@ class Writing:
         except Exception as e:  # noqa: BLE001 - as above
             why = str(e) if isinstance(e, UnbrokenError) else repr(e)
             hopeless = not isinstance(e, StorageError | OSError)
-        missing = look.missing
+        missing = state.missing
         late = time.monotonic() - watch.written
         if why is None and missing and late > COMMIT_TIMEOUT_S:
             why, rank = f"ranks {missing[:8]} did not write their share within {late:.0f} s", missing[0]
@@ -461,8 +461,8 @@ class Writing:
                     }
                 )  # fmt: skip
                 self.changed.notify_all()
-        if why is None and not look.missing:
-            self.after_commit(self.storage(snapshot_id), snapshot_id, look.mine)
+        if why is None and not missing:
+            self.after_commit(self.storage(snapshot_id), snapshot_id, state.mine)
 
 
 def be_nice() -> None:
