@@ -110,9 +110,13 @@ class Appender:
         self.path = path
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | (os.O_EXCL if new else 0)
         self._fd = os.open(path, flags, 0o644)
-        size = os.fstat(self._fd).st_size
-        if size and os.pread(self._fd, 1, size - 1) != b"\n":
-            os.write(self._fd, b"\n")
+        try:
+            size = os.fstat(self._fd).st_size
+            if size and os.pread(self._fd, 1, size - 1) != b"\n":
+                os.write(self._fd, b"\n")
+        except OSError:
+            os.close(self._fd)
+            raise
 
     def append(self, record: Mapping[str, Any], *, durable: bool = False) -> tuple[int, int]:
         """Writes one record; returns its offset and length. With `durable` it is on disk then, else in the kernel's hands.

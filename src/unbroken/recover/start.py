@@ -24,7 +24,16 @@ from ..checkpoint.keeper.wire import check_socket
 from ..cluster import Kind
 from ..cluster.local import check_fits, find_root, name_node, share_memory
 from ..cluster.local_events import LocalCluster, forget_run
-from ..errors import DoesNotFit, InputError, RunDirMismatch, RunError, StorageError, UnbrokenError, UsageError
+from ..errors import (
+    DoesNotFit,
+    InputError,
+    RunDirMismatch,
+    RunError,
+    RunInUse,
+    StorageError,
+    UnbrokenError,
+    UsageError,
+)
 from ..progress import Budgets, RunDir, RunSpec, Timeouts, check_same, read_journal, read_spec, write_spec
 from ..progress.records.state import RunState
 from ..units import Bytes
@@ -281,14 +290,33 @@ def _strangers(run_dir: RunDir) -> list[str]:
 
 def _find_record(run_dir: RunDir, wanted: RunSpec) -> Record:
     """Where the run's record lies, as it was asked for now or before; checked, and its run.toml fetched where there is none
-    here. Raises StorageError, UsageError, MissingExtra."""
+    here. Raises RunInUse, StorageError, UsageError, MissingExtra."""
     text = wanted.record
     if text == "auto" and run_dir.spec.exists():
         text = read_spec(run_dir.spec).record
     record = open_record(run_dir, text)
     record.check()
+    _check_keys(run_dir, record)
     record.fetch_spec()
     return record
+
+
+def _check_keys(run_dir: RunDir, record: Record) -> None:
+    """Raises RunInUse where the run may go on elsewhere and its keys are not here: with others its supervisor would prove
+    nothing, seem to be gone, and its agents could follow nobody any more."""
+    if not record.slow or run_dir.token.exists():
+        return
+    terms = record.terms()
+    if not terms or terms[-1].supervisor_is_gone():
+        return
+    if RunState.of(record.read().records).status in ("running", "new"):
+        raise RunInUse(
+            f"this run may go on: its supervisor is process {terms[-1].pid} on {terms[-1].host}, and only who has the run's "
+            "key files can ask it",
+            where=record.where,
+            hint=f"Copy token (and identity.pem) from the run directory there into {run_dir.path}, mode 0600. Where nothing "
+            f"of the run is left anywhere, make a token of your own: (umask 077; openssl rand -hex 16 > {run_dir.token})",
+        )
 
 
 def run_supervised(

@@ -15,9 +15,11 @@ from hypothesis import strategies as st
 
 from unbroken.checkpoint.storage.posix import PosixStorage
 from unbroken.checkpoint.storage.s3 import S3Storage
-from unbroken.errors import RunDirMismatch, StorageError, UsageError
+from unbroken.errors import RunDirMismatch, RunInUse, StorageError, UsageError
 from unbroken.journal.lines import encode
+from unbroken.private import write_secret
 from unbroken.progress import RunDir, RunSpec, Term, read_journal, read_terms, write_spec
+from unbroken.recover import start
 from unbroken.recover.record import objects
 from unbroken.recover.record.base import Journal, Record, Superseded
 from unbroken.recover.record.choice import open_record
@@ -316,6 +318,24 @@ def test_run_toml_travels_with_the_record_and_two_runs_never_share_one(tmp_path:
     for name in ("token", "identity.pem"):
         with pytest.raises(FileNotFoundError):
             record._storage.read(name)
+
+
+def test_who_has_not_the_keys_of_a_run_that_may_go_on_does_not_take_it_over(tmp_path: Path) -> None:
+    """With a token of its own it would believe that nobody supervises, and the agents would follow nobody."""
+    place = Place("objects", tmp_path, memory_store())
+    record = place.host("first")
+    elsewhere = RunDir(tmp_path / "elsewhere")
+    start._check_keys(elsewhere, record)  # nobody was there before
+    _, journal = begin(record)
+    journal.append("epoch")
+    with pytest.raises(RunInUse, match="key files") as error:
+        start._check_keys(elsewhere, place.host("elsewhere"))
+    assert "token" in str(error.value.hint)
+    write_secret(elsewhere.token, b"0" * 32)
+    start._check_keys(elsewhere, record)
+    elsewhere.token.unlink()
+    journal.append("status", status="interrupted")
+    start._check_keys(elsewhere, record)  # it has ended: there is nobody to ask
 
 
 def test_what_is_appended_between_a_seal_and_its_claim_is_not_acted_on(tmp_path: Path) -> None:
