@@ -54,6 +54,15 @@ def test_a_killed_supervisor_is_succeeded_from_another_run_directory(store: Fake
     assert run.wait() == 0 and "already completed" in run.output
 
 
+def test_who_has_not_the_keys_of_a_live_run_leaves_it_alone(store: FakeS3, new_run: NewRun) -> None:
+    run = new_run(*OPTIONS, steps=120).start()
+    run.until_step(3)
+    other = RunUnderTest(run.folder, run.command, run.options)
+    other.run_dir = RunDir(run.folder / "elsewhere")
+    assert other.start().wait() == 13 and "key files" in other.output
+    assert run.wait() == 0 and run.attempts() == 1, run.output
+
+
 def test_another_run_may_not_have_its_record_there(store: FakeS3, new_run: NewRun) -> None:
     run = new_run(*OPTIONS, steps=5, seconds=0.01).start()
     assert run.wait() == 0, run.output
