@@ -14,13 +14,14 @@ import argparse
 import asyncio
 import json
 import logging
-import platform
 import resource
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+from machine import describe_machine
 
 from unbroken.progress import Timeouts
 from unbroken.testing.fake_cluster import Script, SimulatedLoop
@@ -141,10 +142,8 @@ def main() -> None:
     for nodes in args.nodes:
         simulate(nodes, args.nproc, costs)
     if args.json:
-        machine = {"machine": platform.processor() or platform.machine(), "python": platform.python_version()}
-        args.json.write_text(
-            json.dumps({**machine, "nproc": args.nproc, "costs": [asdict(c) for c in costs]}, indent=1)
-        )
+        found = {"machine": describe_machine(), "nproc": args.nproc, "costs": [asdict(c) for c in costs]}
+        args.json.write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

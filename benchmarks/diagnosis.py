@@ -28,8 +28,6 @@ import datetime
 import gzip
 import itertools
 import json
-import os
-import platform
 import re
 import subprocess
 import sys
@@ -43,6 +41,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+from machine import describe_machine
 from own_folders import use_own_folders
 
 from unbroken.diagnose import REASONS, Action, Faulty, Outcome, Root, Verdict, diagnose
@@ -348,33 +347,6 @@ def speed(megabytes: int, drain3: str | None, scratch: Path) -> dict[str, Any]:
     return out
 
 
-def machine() -> dict[str, Any]:
-    """Where and of what the figures are."""
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"],
-        capture_output=True,
-        text=True,
-        cwd=Path(__file__).parent,
-        check=False,
-    ).stdout.strip()
-    cpu = next(
-        (
-            x.split(":", 1)[1].strip()
-            for x in Path("/proc/cpuinfo").read_text().splitlines()
-            if x.startswith("model name")
-        ),
-        platform.processor(),
-    )
-    return {
-        "cpu": cpu,
-        "cores": os.cpu_count(),
-        "load": os.getloadavg()[0],
-        "python": platform.python_version(),
-        "commit": commit,
-        "date": datetime.date.today().isoformat(),
-    }
-
-
 def show_figures(folder: str, contenders: dict[str, Any]) -> None:
     """Prints one folder's table."""
     print(f"{folder:<18}" + "".join(f"{n:>20}" for n in contenders))
@@ -426,7 +398,7 @@ def main() -> None:
             generate(folders[0], args.generated, 3)
         only = set(json.loads(Path(args.only).read_text())) if args.only else None
         result: dict[str, Any] = {
-            "machine": machine(),
+            "machine": describe_machine(),
             "folder": args.folders[0].name if args.folders else f"{args.generated} generated",
             "arms": {},
             "more": {},

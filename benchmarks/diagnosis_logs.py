@@ -186,12 +186,12 @@ def main() -> None:
     if args.first:
         print(json.dumps(first_in_a_process(args.first)))
         return
-    from diagnosis import machine
+    from machine import describe_machine
 
     step = max(1, len(WORDS) // args.words)
     with tempfile.TemporaryDirectory() as folder:
         result = {
-            "machine": machine(),
+            "machine": describe_machine(),
             "flood_mb": args.mb,
             "hostile": many_files(Path(folder)),
         }

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -24,6 +23,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "src"))
+
+from machine import describe_machine  # noqa: E402
 
 from unbroken.progress import PageReader, Run  # noqa: E402
 from unbroken.progress import page as layout  # noqa: E402
@@ -73,30 +74,6 @@ def measure(calls: dict[str, Callable[[int], object]], batches: int) -> dict[str
     }
 
 
-def machine() -> dict[str, object]:
-    """What the numbers were measured on."""
-    model = "unknown"
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                model = line.split(":", 1)[1].strip()
-                break
-    except OSError:
-        pass
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
-    ).stdout.strip()
-    return {
-        "processor": model,
-        "cores": os.cpu_count(),
-        "load": round(os.getloadavg()[0], 2),
-        "python": platform.python_version(),
-        "system": f"{platform.system()} {platform.release()}",
-        "commit": commit or None,
-        "date": time.strftime("%Y-%m-%d", time.gmtime()),
-    }
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -133,7 +110,12 @@ def main() -> int:
         finally:
             reader.kill()
             reader.wait()
-    result = {"machine": machine(), "calls_per_batch": CALLS, "batches": args.batches, "calls": found}
+    result = {
+        "machine": describe_machine(),
+        "calls_per_batch": CALLS,
+        "batches": args.batches,
+        "calls": found,
+    }
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(json.dumps(result, indent=1) + "\n")
     print(f"{'nanoseconds per call':<48} {'median':>8} {'fastest':>8} {'slowest':>8}")

@@ -1,0 +1,32 @@
+"""Where figures were measured, and of which commit: every result says it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+
+def describe_machine() -> dict[str, Any]:
+    """Processor, cores, load of the last minute, Python, system, commit (with `-dirty` where something is not committed)
+    and date; what is not known is None."""
+    model = None
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), None)
+    except OSError:
+        pass  # no Linux: the processor stays unknown
+    asked = ["git", "describe", "--always", "--dirty", "--abbrev=9", "--exclude=*"]
+    told = subprocess.run(asked, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
+    return {
+        "processor": model,
+        "cores": os.cpu_count(),
+        "load": round(os.getloadavg()[0], 2),
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.release()}",
+        "commit": told.stdout.strip() or None,
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+    }
