@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
-from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_type_hints
 
 import typer
 
@@ -20,11 +16,6 @@ TASKS = typer.Option("", "--tasks", help="Only these tasks of the suite, by name
 LIMIT = typer.Option(
     None, "--limit", help="Only the first so many samples of each task; below 1: that share of them"
 )
-OPTION = typer.Option([], "--option", help="KEY=VALUE for the backend; VALUE is JSON or text")
-CACHE_DISK = typer.Option([], "--cache-disk", help="Where the copy goes if shared memory is too small")
-GEN = typer.Option(
-    [], "--gen", help="KEY=VALUE of the generation settings of every task, such as temperature=0.7"
-)
 JSON = typer.Option(False, "--json", help="One JSON object on standard output")
 
 
@@ -32,7 +23,7 @@ JSON = typer.Option(False, "--json", help="One JSON object on standard output")
 class Evaluating:
     """What every command that evaluates is asked: workers, how the model is run, which part of the suite.
 
-    The default of a field is its option: `evaluates` makes a command take them all.
+    The default of a field is its option: `takes` makes a command take them all.
     """
 
     gpus: int | None = typer.Option(None, "--gpus", "-n", help="GPUs to use; default: all that are visible")
@@ -59,7 +50,7 @@ class Evaluating:
     tokenizer: str = typer.Option(
         "", "--tokenizer", help="Folder of the tokenizer, where the model's has none"
     )
-    option: list[str] = OPTION
+    option: list[str] = typer.Option([], "--option", help="KEY=VALUE for the backend; VALUE is JSON or text")
     engine: str = typer.Option(
         "local", "--engine", help="local, ray, or none (only workers that `unbroken eval join`)"
     )
@@ -72,7 +63,9 @@ class Evaluating:
         "--cache",
         help="auto, always or never: a copy of the model in shared memory, one fetch per node",
     )
-    cache_disk: list[Path] = CACHE_DISK
+    cache_disk: list[Path] = typer.Option(
+        [], "--cache-disk", help="Where the copy goes if shared memory is too small"
+    )
     priors: str | None = PRIORS
     keep_going: bool = typer.Option(False, "--keep-going", help="Go on without tasks that cannot be prepared")
     tasks: str = TASKS
@@ -80,24 +73,6 @@ class Evaluating:
     shots: int | None = typer.Option(
         None, "--shots", min=0, help="Few-shot examples of every task, whatever the suite says"
     )
-    gen: list[str] = GEN
-
-
-def evaluates(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with each field of its parameter `asked: Evaluating` as an option, as typer reads a signature."""
-    own = inspect.signature(command, eval_str=True)
-    types = get_type_hints(Evaluating)
-    shared = [
-        inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=types[f.name])
-        for f in fields(Evaluating)
-    ]
-    parameters = [*(p for p in own.parameters.values() if p.name != "asked"), *shared]
-
-    @functools.wraps(command)
-    def called(**given: Any) -> None:
-        asked = Evaluating(**{p.name: given.pop(p.name) for p in shared})
-        command(**given, asked=asked)
-
-    called.__annotations__ = {p.name: p.annotation for p in parameters}
-    called.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
-    return called
+    gen: list[str] = typer.Option(
+        [], "--gen", help="KEY=VALUE of the generation settings of every task, such as temperature=0.7"
+    )

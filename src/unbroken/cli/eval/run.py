@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from ...errors import EvaluationIncomplete
+from .._shared_options import takes
 from . import options
 from .asked import spec_of, suite_asked
 from .evaluating import run_evaluation, write_results
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from ...evaluate.result.folder import EvalDir
 
 
-@options.evaluates
+@takes(options.Evaluating)
 def run(
     suite: str = options.SUITE,
     model: str = typer.Option(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from ...errors import UsageError
+from .._shared_options import takes
 from . import options
 from .asked import spec_of, suite_asked
 from .evaluating import run_evaluation, write_results
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from ...evaluate.result.folder import EvalDir
 
 
-@options.evaluates
+@takes(options.Evaluating)
 def watch(
     run_dir: str = typer.Argument(metavar="RUN", help="A run directory, or a folder or bucket of checkpoints"),
     suite: str = typer.Option(..., "--suite", "-s", help="As for `run`"),

@@ -9,33 +9,29 @@ from typing import Annotated
 import typer
 
 from ...units import Duration
-from .options import Cluster, Fields, Files, Format, Json, Map, Memory, Scratch, Threads, Zone, options_of
+from .._shared_options import takes
+from .options import Files, Json, Reading
 from .reading import opened
 from .show import print_notes
 
 
+@takes(Reading)
 def convert(
     files: Files,
     output: Annotated[
         Path, typer.Option("-o", "--output", help="Folder for jobs.parquet and the other tables.")
     ],
-    fmt: Format = None,
-    maps: Map = None,
-    fields: Fields = None,
-    timezone: Zone = "UTC",
-    cluster: Cluster = None,
     csv: Annotated[bool, typer.Option("--csv", help="Write CSV instead of Parquet.")] = False,
     as_json: Json = False,
-    memory: Memory = None,
-    threads: Threads = None,
-    scratch: Scratch = None,
+    *,
+    asked: Reading,
 ) -> None:
     """Convert any trace into the one schema, as Parquet; rows that cannot be read go to set_aside.csv."""
     from ...trace.output.convert import write_tables
     from ...trace.output.destination import folder_for, writing
 
     folder_for(output)
-    store, names = opened(files, options_of(fmt, maps, fields, timezone, cluster), memory, threads, scratch)
+    store, names = opened(files, asked)
     with store:
         with writing(output):
             rows = write_tables(store, output, csv=csv)
@@ -48,6 +44,7 @@ def convert(
         print(f"{output / name}: {n:,} rows")
 
 
+@takes(Reading)
 def anonymise(
     files: Files,
     output: Annotated[Path, typer.Option("-o", "--output", help="Folder for the tables.")],
@@ -69,15 +66,9 @@ def anonymise(
         Path | None,
         typer.Option("--key-file", help="Keep the secret key here, to map later traces alike (mode 0600)."),
     ] = None,
-    fmt: Format = None,
-    maps: Map = None,
-    fields: Fields = None,
-    timezone: Zone = "UTC",
-    cluster: Cluster = None,
     as_json: Json = False,
-    memory: Memory = None,
-    threads: Threads = None,
-    scratch: Scratch = None,
+    *,
+    asked: Reading,
 ) -> None:
     """Write a trace that can be published: people, teams, clusters, partitions, jobs and nodes by keyed pseudonyms,
     free text removed. It says what was kept."""
@@ -86,7 +77,7 @@ def anonymise(
 
     shift_s = float(Duration(shift)) if shift else 0.0
     folder_for(output)
-    store, names = opened(files, options_of(fmt, maps, fields, timezone, cluster), memory, threads, scratch)
+    store, names = opened(files, asked)
     with store:
         with writing(output):
             said = anonymise_tables(

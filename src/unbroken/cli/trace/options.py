@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,42 +18,53 @@ if TYPE_CHECKING:
 Files = Annotated[
     list[Path], typer.Argument(help="Trace files or folders: CSV, JSON, sacct -P, Parquet; .gz and .zst too.")
 ]
-Format = Annotated[
-    str | None, typer.Option("--format", help="Format instead of detection (see `unbroken trace formats`).")
-]
-Map = Annotated[list[str] | None, typer.Option("--map", help="Columns of any table: submit=timestamp,gpus=num_gpus (may repeat), or a TOML file.")]  # fmt: skip
-Fields = Annotated[
-    str | None, typer.Option("--fields", help="Column names of a file without a header, separated by commas.")
-]
-Zone = Annotated[str, typer.Option("--timezone", help="Zone of times that carry none, e.g. Europe/Berlin.")]
-Cluster = Annotated[str | None, typer.Option("--cluster", help="Name of the cluster.")]
-Memory = Annotated[
-    str | None, typer.Option("--memory", help="Memory to use, e.g. 4GiB (default: half of the machine's).")
-]
-Threads = Annotated[int | None, typer.Option("--threads", min=1, help="Threads to use (default: all).")]
-Scratch = Annotated[
-    Path | None, typer.Option("--scratch", help="Folder for temporary files (default: the system's).")
-]
 Types = Annotated[Path | None, typer.Option("--types", help="TOML with your own rules for workload types.")]
+Top = Annotated[int, typer.Option("--top", min=1, help="Users and teams listed by name.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 
 
-def options_of(
-    fmt: str | None, maps: list[str] | None, fields: str | None, zone: str, cluster: str | None
-) -> Options:
-    """The reader's options from the command line; raises UsageError."""
-    from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+@dataclass(frozen=True)
+class Reading:
+    """What every command that reads a trace is asked: how its files are read, and with how much of the machine."""
 
-    from ...trace.readers import Options
+    fmt: str | None = typer.Option(
+        None, "--format", help="Format instead of detection (see `unbroken trace formats`)."
+    )
+    maps: list[str] | None = typer.Option(
+        None,
+        "--map",
+        help="Columns of any table: submit=timestamp,gpus=num_gpus (may repeat), or a TOML file.",
+    )
+    fields: str | None = typer.Option(
+        None, "--fields", help="Column names of a file without a header, separated by commas."
+    )
+    timezone: str = typer.Option(
+        "UTC", "--timezone", help="Zone of times that carry none, e.g. Europe/Berlin."
+    )
+    cluster: str | None = typer.Option(None, "--cluster", help="Name of the cluster.")
+    memory: str | None = typer.Option(
+        None, "--memory", help="Memory to use, e.g. 4GiB (default: half of the machine's)."
+    )
+    threads: int | None = typer.Option(None, "--threads", min=1, help="Threads to use (default: all).")
+    scratch: Path | None = typer.Option(
+        None, "--scratch", help="Folder for temporary files (default: the system's)."
+    )
 
-    try:
-        ZoneInfo(zone)
-    except (ZoneInfoNotFoundError, ValueError) as e:
-        raise UsageError(
-            f"there is no time zone '{zone}'", hint="Give an IANA name such as Asia/Shanghai or UTC"
-        ) from e
-    names = tuple(f.strip() for f in fields.split(",")) if fields else ()
-    return Options(fmt, zone, cluster, mapping_of(maps or []), names)
+    def options(self) -> Options:
+        """What a reader needs of it. Raises UsageError."""
+        from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+        from ...trace.readers import Options
+
+        try:
+            ZoneInfo(self.timezone)
+        except (ZoneInfoNotFoundError, ValueError) as e:
+            raise UsageError(
+                f"there is no time zone '{self.timezone}'",
+                hint="Give an IANA name such as Asia/Shanghai or UTC",
+            ) from e
+        names = tuple(f.strip() for f in self.fields.split(",")) if self.fields else ()
+        return Options(self.fmt, self.timezone, self.cluster, mapping_of(self.maps or []), names)
 
 
 def mapping_of(maps: list[str]) -> dict[str, str]:

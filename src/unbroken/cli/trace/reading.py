@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...errors import InputError, UsageError
 from ...units import Bytes
+from .options import Reading
 from .show import print_notes
 
 if TYPE_CHECKING:
     from ...trace.figures.reference import Reference
-    from ...trace.readers import Options
     from ...trace.store import Store
 
 
-def opened(files: list[Path], options: Options, memory: str | None, threads: int | None, scratch: Path | None) -> tuple[Store, list[tuple[str, str]]]:  # fmt: skip
+def opened(files: list[Path], asked: Reading) -> tuple[Store, list[tuple[str, str]]]:
     """A store with the files in it, and (name, format) of each."""
     from ...trace.output.destination import may_write
     from ...trace.readers import files_of, load_into
     from ...trace.store import Store
 
+    options, scratch = asked.options(), asked.scratch
     found = files_of(files)
     size = sum(f.stat().st_size * (6 if f.suffix == ".gz" else 1) for f in found if f.suffix != ".parquet")
     if scratch and not scratch.is_dir():
@@ -31,7 +33,10 @@ def opened(files: list[Path], options: Options, memory: str | None, threads: int
     if scratch:
         may_write(scratch)
     store = Store(
-        memory=Bytes(memory) if memory else None, threads=threads, input_bytes=size, scratch=scratch
+        memory=Bytes(asked.memory) if asked.memory else None,
+        threads=asked.threads,
+        input_bytes=size,
+        scratch=scratch,
     )
     try:
         read = load_into(store, files, options)
@@ -59,7 +64,7 @@ def with_rows(store: Store, files: list[Path]) -> Store:
     )
 
 
-def references_of(compare: str | None, options: Options) -> list[Reference]:
+def references_of(compare: str | None, asked: Reading) -> list[Reference]:
     """What to compare with: acme, seren, kalos, or another trace."""
     if not compare:
         return []
@@ -75,11 +80,9 @@ def references_of(compare: str | None, options: Options) -> list[Reference]:
             f"there is nothing to compare with at '{compare}'",
             hint=f"Give a trace file, or one of: {', '.join(names)}",
         )
-    from dataclasses import replace
-
     from ...trace.statistics import compute
 
-    store, _ = opened([path], replace(options, format=None, mapping={}, fields=()), None, None, None)
+    store, _ = opened([path], replace(asked, fmt=None, maps=None, fields=None))
     with with_rows(store, [path]):
         found = compute(store)
         count = store.rejected_count()

@@ -9,25 +9,13 @@ from typing import Annotated
 import typer
 
 from ...errors import InputError
-from .options import (
-    Cluster,
-    Fields,
-    Files,
-    Format,
-    Json,
-    Map,
-    Memory,
-    Scratch,
-    Threads,
-    Types,
-    Zone,
-    options_of,
-    settings_of,
-)
+from .._shared_options import takes
+from .options import Files, Json, Reading, Top, Types, settings_of
 from .reading import opened, references_of, with_rows
 from .show import print_notes
 
 
+@takes(Reading)
 def report(
     files: Files,
     output: Annotated[Path, typer.Option("-o", "--output", help="The HTML file to write.")] = Path(
@@ -47,11 +35,6 @@ def report(
     json_file: Annotated[
         Path | None, typer.Option("--json-file", help="Also write everything as JSON to this file.")
     ] = None,
-    fmt: Format = None,
-    maps: Map = None,
-    fields: Fields = None,
-    timezone: Zone = "UTC",
-    cluster: Cluster = None,
     types: Types = None,
     retype: Annotated[bool, typer.Option(help="Infer workload types also where the trace has them.")] = False,
     pue: Annotated[float, typer.Option(help="Power usage effectiveness of the site.")] = 1.25,
@@ -63,10 +46,9 @@ def report(
     stall: Annotated[
         str, typer.Option(help="Idle this long before its end, a cancelled job was stalled.")
     ] = "10m",
-    top: Annotated[int, typer.Option(min=1, help="Users and teams listed by name.")] = 20,
-    memory: Memory = None,
-    threads: Threads = None,
-    scratch: Scratch = None,
+    top: Top = 20,
+    *,
+    asked: Reading,
 ) -> None:
     """Write the report: every figure and table that the files allow, in one HTML file."""
     from ... import atomic
@@ -76,7 +58,7 @@ def report(
     from ...trace.report import build_report, page, write_images
 
     require()
-    options = options_of(fmt, maps, fields, timezone, cluster)
+    asked.options()  # what is wrong in them is said before anything is read
     settings = settings_of(pue, carbon, checkpoint_interval, restart, stall, top, retype)
     rules = (*rules_from(types), *shipped_rules()) if types else None
     for file in (output, json_file):
@@ -85,8 +67,8 @@ def report(
     for folder in (svg, png):
         if folder:
             folder_for(folder)
-    references = references_of(compare, options)
-    store, names = opened(files, options, memory, threads, scratch)
+    references = references_of(compare, asked)
+    store, names = opened(files, asked)
     with with_rows(store, files):
         made = build_report(store, names, settings=settings, rules=rules, references=references, title=title)
     if not made.figures:

@@ -8,40 +8,23 @@ from typing import Annotated
 import typer
 
 from ...errors import UsageError
-from .options import (
-    Cluster,
-    Fields,
-    Files,
-    Format,
-    Json,
-    Map,
-    Memory,
-    Scratch,
-    Threads,
-    Types,
-    Zone,
-    options_of,
-)
+from .._shared_options import takes
+from .options import Files, Json, Reading, Top, Types
 from .reading import opened, with_rows
 from .show import print_notes, print_result
 
 
+@takes(Reading)
 def stats(
     files: Files,
     only: Annotated[
         str | None, typer.Option("--only", help="Names of tables, separated by commas (default: all).")
     ] = None,
     as_json: Json = False,
-    fmt: Format = None,
-    maps: Map = None,
-    fields: Fields = None,
-    timezone: Zone = "UTC",
-    cluster: Cluster = None,
     types: Types = None,
-    top: Annotated[int, typer.Option(min=1, help="Users and teams listed by name.")] = 20,
-    memory: Memory = None,
-    threads: Threads = None,
-    scratch: Scratch = None,
+    top: Top = 20,
+    *,
+    asked: Reading,
 ) -> None:
     """Print the statistics as tables, or as one JSON object."""
     import difflib
@@ -50,9 +33,8 @@ def stats(
     from ...trace.settings import Settings
     from ...trace.statistics import compute
 
-    options = options_of(fmt, maps, fields, timezone, cluster)
     rules = (*rules_from(types), *shipped_rules()) if types else None
-    store, names = opened(files, options, memory, threads, scratch)
+    store, names = opened(files, asked)
     with with_rows(store, files):
         found = compute(store, Settings(top_users=top), rules)
         rejected, count = store.rejected(200), store.rejected_count()
@@ -84,22 +66,17 @@ def stats(
         print_result(found[w], full=only is not None)
 
 
+@takes(Reading)
 def accounts(
     files: Files,
     as_json: Json = False,
-    fmt: Format = None,
-    maps: Map = None,
-    fields: Fields = None,
-    timezone: Zone = "UTC",
-    cluster: Cluster = None,
-    memory: Memory = None,
-    threads: Threads = None,
-    scratch: Scratch = None,
+    *,
+    asked: Reading,
 ) -> None:
     """Print GPU hours per team and week."""
     from ...trace.statistics import compute
 
-    store, _ = opened(files, options_of(fmt, maps, fields, timezone, cluster), memory, threads, scratch)
+    store, _ = opened(files, asked)
     with with_rows(store, files):
         found = compute(store)
         count = store.rejected_count()
