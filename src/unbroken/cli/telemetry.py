@@ -321,7 +321,7 @@ def _show_converted(done: list[Converted], as_json: bool) -> None:
     for d in done:
         print(f"{d.source}: {d.rows:,} readings ({d.format}) in {d.folder}")
         for n in d.notes:
-            print(f"  {n.kind}: {n.text}" + (f": {n.count:,}" if n.count else ""))
+            print(f"  {n.label}: {n.text}" + (f": {n.count:,}" if n.count else ""))
 
 
 def _memory(text: str) -> str:

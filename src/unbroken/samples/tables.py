@@ -26,6 +26,11 @@ class Note:
     source: str = ""
     examples: tuple[str, ...] = ()
 
+    @property
+    def label(self) -> str:
+        """The kind in words; "set aside" is the name that files and JSON keep for what is rejected."""
+        return "rejected" if self.kind == "set aside" else self.kind
+
     def as_json(self) -> dict[str, Any]:
         """The note as a JSON object."""
         return {

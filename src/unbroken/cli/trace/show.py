@@ -12,9 +12,7 @@ def print_notes(notes: Any, rejected: int) -> None:
         if n.kind != "info":
             count = f"{n.count:,}" + (f" of {n.of:,}" if n.of else "") + " rows: " if n.count else ""
             where = f" [{n.source}]" if n.source else ""
-            print(
-                f"{'rejected' if n.kind == 'set aside' else n.kind}: {count}{n.text}{where}", file=sys.stderr
-            )
+            print(f"{n.label}: {count}{n.text}{where}", file=sys.stderr)
     if rejected:
         print(f"rejected in all: {rejected:,} rows", file=sys.stderr)
 

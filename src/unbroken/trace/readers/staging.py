@@ -55,7 +55,7 @@ class Draft:
     """What a reader knows of its rows, as SQL over `source`.
 
     `columns`: schema column -> expression of the schema's type. `state_word`: the state as text.
-    `queue_s`, `duration_s`: as the file gives them. `checks`: (reason, predicate) that set a row aside;
+    `queue_s`, `duration_s`: as the file gives them. `checks`: (reason, predicate) for which a row is rejected;
     `reads`: (reason, text, column): rejected where the text is there but the column (or _queue, _duration) is NULL.
     `text`: the row's own text for what is rejected. `zone_missing`: predicate, true where a time has no zone
     in a file where others have one.
