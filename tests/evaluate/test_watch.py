@@ -32,7 +32,7 @@ from unbroken.evaluate.run.watching.hold import Holding
 from unbroken.evaluate.run.watching.watch import (
     Watch,
     checkpoints_of,
-    pin_newest,
+    hold_pin,
     read_curve,
     refuse_unloadable,
     shortfall,
@@ -238,7 +238,7 @@ def test_newest_only_leaves_what_was_superseded(tmp_path: Path, storage: Storage
 
 def test_a_lease_is_renewed_while_it_is_held(storage: Storage) -> None:
     name = storage.folders()[0]
-    with pin_newest(storage, name, "me", seconds=3.0):
+    with hold_pin(storage, name, "me", seconds=3.0):
         first = read_pins(storage, name)[0].until
         deadline = time.monotonic() + 10
         while read_pins(storage, name)[0].until <= first and time.monotonic() < deadline:

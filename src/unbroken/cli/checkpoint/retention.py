@@ -21,7 +21,7 @@ def prune(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Remove what the rule does not keep. Leases are respected, and the last one that verifies never goes.
+    """Remove what the rule does not keep. Pins are respected, and the last one that verifies never goes.
 
     Exit code 31 if something was found damaged, or could not be removed.
     """
@@ -55,10 +55,10 @@ def keep(
     lasting: Annotated[
         str, typer.Option("--for", help="For how long, for example 6h.", metavar="TIME")
     ] = "24h",
-    release: Annotated[bool, typer.Option("--release", help="Give the lease back instead.")] = False,
+    release: Annotated[bool, typer.Option("--release", help="Give the pin back instead.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Hold a lease on a checkpoint, so that retention leaves it alone (while it is evaluated, say)."""
+    """Pin a checkpoint, so that retention leaves it alone (while it is evaluated, say)."""
     from ...checkpoint.catalogue.retention import pin_checkpoint, unpin_checkpoint
 
     storage, name = newest(place)
@@ -70,8 +70,8 @@ def keep(
             else f"{name}: no longer held by {holder}"
         )
         return
-    lease = pin_checkpoint(storage, name, holder, Duration(lasting))
+    pin = pin_checkpoint(storage, name, holder, Duration(lasting))
     if as_json:
-        print(json.dumps({"name": name, "holder": holder, "until": lease.until}))
+        print(json.dumps({"name": name, "holder": holder, "until": pin.until}))
     else:
         print(f"{name}: held by {holder} for {Duration(lasting)}")

@@ -38,7 +38,7 @@ class Holding:
         most: int = 0,
         every_s: float = LOOK_S,
     ) -> None:
-        """`poll`: the listing, newest first. `most`: so many wait at most, the newest; 0: all."""
+        """`look`: the listing, newest first. `most`: so many wait at most, the newest; 0: all."""
         self._storage, self._holder, self._look, self._say = storage, holder, look, say
         self._most, self._every_s = most, min(every_s, LOOK_S)
         self._done: set[str] = set()

@@ -1,4 +1,4 @@
-"""Every committed checkpoint of a run, evaluated as it appears: lease, export, evaluate, compare, release.
+"""Every committed checkpoint of a run, evaluated as it appears: pin, export, evaluate, compare, release.
 
 OUT/curve.jsonl has one checksummed line per checkpoint; OUT/curves.txt and OUT/curves.html are made from it. A checkpoint
 is pinned before it is touched, so that retention leaves it; the pin is renewed while the evaluation runs and ends
@@ -284,7 +284,7 @@ def read_curve(out: Path) -> list[Point]:
 
 
 @contextlib.contextmanager
-def pin_newest(storage: Storage, name: str, holder: str, seconds: float = PIN_S) -> Iterator[None]:
+def hold_pin(storage: Storage, name: str, holder: str, seconds: float = PIN_S) -> Iterator[None]:
     """Holds a pin on a checkpoint, renewed in the background. Raises NoCheckpoint if it is gone."""
     pin_checkpoint(storage, name, holder, seconds, "being evaluated")
     ended = threading.Event()
@@ -314,7 +314,7 @@ def _one(
     say(f"{found.name}: evaluating")
     point = Point(found.name, found.step, found.attempt, time.time(), tries=tries)
     try:
-        with pin_newest(storage, found.name, asked.pin_name), _as_model(asked, storage, found.name) as source:
+        with hold_pin(storage, found.name, asked.pin_name), _as_model(asked, storage, found.name) as source:
             report = evaluate(
                 asked.suite,
                 replace(asked.spec, source=source, name=found.name),
