@@ -47,8 +47,8 @@ async def listening(run: Run, feeder: Feeder) -> AsyncIterator[None]:
         "schema": 2, "address": str(listener.address), "token": token, "shared": str(folder.shared.resolve()),
         "identity": identity.pem if identity else "",
     }  # fmt: skip
-    write_secret(folder.cluster, json.dumps(where).encode())
     try:
+        write_secret(folder.cluster, json.dumps(where).encode())
         yield
     finally:
         folder.cluster.unlink(missing_ok=True)
