@@ -956,9 +956,9 @@ def student(n: int) -> float:
 
 
 def table(result: dict[str, Any]) -> str:
-    """The blocks as Markdown: medians of the saves after each arm's first."""
+    """The blocks as Markdown: medians of the saves after each contender's first."""
     lines = [
-        "| arm | call returns after | excess per checkpoint: median (mean, 95 %) | until on the host | first save's excess | in-flight step | durable after | of the raw disk's time beside it |",
+        "| contender | call returns after | excess per checkpoint: median (mean, 95 %) | until on the host | first save's excess | in-flight step | durable after | of the raw disk's time beside it |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for name, b in result["blocks"].items():

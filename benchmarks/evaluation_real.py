@@ -70,7 +70,7 @@ def real_contenders(given: argparse.Namespace) -> dict[str, Any]:
         budgeted(given.budget, given.contenders.split(","), workers, count) if on_gpu else 15.0
     )
     print(
-        f"{workers} {'GPUs' if on_gpu else 'CPU workers'}, {count} datasets, {seconds:.0f} s of inference per worker and arm",
+        f"{workers} {'GPUs' if on_gpu else 'CPU workers'}, {count} datasets, {seconds:.0f} s of inference per worker and contender",
         flush=True,
     )
     base = Path(os.environ.get("TMPDIR", "/tmp")) / "unbroken-bench"

@@ -56,7 +56,7 @@ def main() -> int:
         "arms": {},
     }
     if not names:
-        print("no GPU here: only the arms on the processor would run; see pytest tests/train")
+        print("no GPU here: only the contenders on the processor would run; see pytest tests/train")
         return 1
     one = {"CUDA_VISIBLE_DEVICES": "0"}
     contenders: dict[str, tuple[int, list[str], dict[str, str]]] = {

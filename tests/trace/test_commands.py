@@ -7,10 +7,13 @@ import hmac
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from unbroken.cli.main import dispatch
+from unbroken.trace.store import Store
+from unbroken.units import Bytes
 
 
 def run(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str, str]:
@@ -42,6 +45,26 @@ def test_report_and_its_json(capsys: pytest.CaptureFixture[str], fixtures: Path,
     code, out, _ = run(capsys, "report", str(fixtures / "trace_kalos.csv"), "-o", str(html), "--json")
     assert code == 0
     assert json.loads(out)["report"] == str(html)
+
+
+def test_the_trace_to_compare_with_obeys_the_same_bounds(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, fixtures: Path, tmp_path: Path
+) -> None:
+    asked: list[tuple[object, ...]] = []
+
+    class Noted(Store):
+        def __init__(self, **given: Any) -> None:
+            asked.append((given["memory"], given["threads"], given["scratch"]))
+            super().__init__(**given)
+
+    monkeypatch.setattr("unbroken.trace.store.Store", Noted)
+    seren, kalos = str(fixtures / "trace_seren.csv"), str(fixtures / "trace_kalos.csv")
+    scratch = ("--scratch", str(tmp_path), "--threads", "1", "--memory", "512MiB")
+    code, _, err = run(
+        capsys, "report", kalos, "--compare", seren, "-o", str(tmp_path / "report.html"), *scratch
+    )
+    assert code == 0, err
+    assert asked == [(Bytes("512MiB"), 1, tmp_path)] * 2
 
 
 def test_stats_as_text_and_json(capsys: pytest.CaptureFixture[str], fixtures: Path) -> None:
