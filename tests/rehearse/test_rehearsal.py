@@ -257,7 +257,11 @@ def test_a_stopped_clock_says_the_same_in_each_process_and_libraries_can_still_w
             with contextlib.suppress(queue.Empty):
                 queue.Queue[int]().get(timeout=0.01)
             moves = all(b > a for a, b in zip(found[0][2::2], found[0][3::2], strict=True))
-            os._exit(0 if found[0] == found[1] and moves else 2)
+            end, waits = time.monotonic() + 0.05, 0
+            while time.monotonic() < end:  # each look alone is a millisecond: it would wait ten times as long
+                time.sleep(0.01)
+                waits += 1
+            os._exit(0 if found[0] == found[1] and moves and waits <= 5 else 2)
         finally:
             os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
@@ -334,3 +338,6 @@ def test_a_checkpoint_beside_real_ones_is_refused_wherever_they_are(
     for real in ("data", "source", "mine-2"):
         with pytest.raises(WouldOverwrite, match=r"last.pt.*\{dir\}"):
             guard.check_save(tmp_path / real / "last.pt")
+    guard.check_save(os.fsencode(tmp_path / "tmp" / "last.pt")), guard.check_save(3)
+    with pytest.raises(WouldOverwrite):
+        guard.check_save(os.fsencode(tmp_path / "data" / "last.pt"))

@@ -39,17 +39,15 @@ class Guard:
 
     def check(self, path: Any) -> None:
         """Raises WouldOverwrite for a path that is not to be written."""
-        try:
-            real = os.fsdecode(os.path.realpath(os.fspath(path)))
-        except (TypeError, ValueError):
-            return
-        self._check_real(real)
+        if real := _real(path):
+            self._check_real(real)
 
     def check_save(self, path: Any) -> None:
         """As `check`, for a checkpoint: it may lie nowhere but in the rehearsal's folder, a cache or a folder for temporary
         files. Beside those of the real training, wherever they are, it would be taken for one of them."""
-        self.check(path)
-        real = os.path.realpath(os.fspath(path))
+        if not (real := _real(path)):
+            return
+        self._check_real(real)
         cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
         free = [f for f in (self._allowed, tempfile.gettempdir(), cache) if f]
         if self._protected and not any(_is_below(real, os.path.realpath(f)) for f in free):
@@ -102,6 +100,14 @@ class Guard:
             self._busy.discard(thread)
 
 
+def _real(path: Any) -> str:
+    """Where a path leads; empty for what is none, such as a descriptor."""
+    try:
+        return os.fsdecode(os.path.realpath(os.fspath(path)))
+    except (TypeError, ValueError):
+        return ""
+
+
 def _is_below(path: str, folder: str) -> bool:
     return path == folder or path.startswith(folder.rstrip(os.sep) + os.sep)
 
@@ -149,7 +155,8 @@ FROZEN = 1_750_000_000.0
 
 def freeze_time() -> None:
     """The clock that tells the time of day stands still. Those that measure durations go on for libraries; for the script they
-    move by a millisecond with each look: a script that divides by what it measured still runs, and finds the same each time."""
+    move by a millisecond with each look, and by what it sleeps: a script that divides by what it measured, or waits in a loop,
+    still runs, and finds the same each time."""
     import datetime
     import time
 
@@ -171,17 +178,28 @@ def freeze_time() -> None:
         def today(cls) -> Any:
             return real.fromtimestamp(FROZEN)
 
-    looks = threading.local()
+    shown = threading.local()
 
     def counted(clock: Callable[[], Any], per_ms: Any) -> Callable[[], Any]:
         def now() -> Any:
             if is_library(sys._getframe(1).f_code.co_filename):
                 return clock()
-            looks.number = getattr(looks, "number", 0) + 1
-            return looks.number * per_ms
+            return advance(1) * per_ms
 
         return now
 
+    def advance(ms: int) -> int:
+        shown.ms = getattr(shown, "ms", 0) + ms
+        return int(shown.ms)
+
+    sleep = time.sleep
+
+    def slept(seconds: float) -> None:
+        sleep(seconds)
+        if not is_library(sys._getframe(1).f_code.co_filename):
+            advance(round(seconds * 1e3))
+
+    _replace(time, "sleep", slept)
     for name in ("monotonic", "perf_counter", "process_time"):
         _replace(time, name, counted(getattr(time, name), 1e-3))
         _replace(time, f"{name}_ns", counted(getattr(time, f"{name}_ns"), 10**6))
