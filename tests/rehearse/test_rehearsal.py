@@ -25,7 +25,7 @@ from unbroken.rehearse.launch import Ended, Plain, Trial
 from unbroken.rehearse.plan import RehearsalPlan
 from unbroken.rehearse.rehearsal import Rehearsal, RehearsalReport, kill_points
 from unbroken.rehearse.report import lines
-from unbroken.rehearse.trace import Batch, Save, Step, Writer, read_traces
+from unbroken.rehearse.trace import Batch, Save, Step, Trace, Writer, read_traces
 
 HERE = Path(__file__).parent
 
@@ -222,6 +222,34 @@ def test_batches_that_are_skipped_to_come_to_the_place_are_no_difference() -> No
     assert "that of step 7" in one_too_many.text and "that of step 5" in one_too_few.text
     trained_on = found(*before, first, losses=(*(f"l{n}" for n in range(5)), *STEPS[5].losses))
     assert trained_on.kind == "position" and "began again at the beginning of the epoch" in trained_on.text
+
+
+@pytest.mark.parametrize("failing", [{"frozen_time"}, {"fixed_entropy"}, {"frozen_time", "fixed_entropy"}])
+def test_an_experiment_that_the_script_does_not_bear_costs_nothing_that_was_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: set[str]
+) -> None:
+    chance = iter(range(100))
+
+    def trial(**how: Any) -> dict[tuple[int, int], Trace]:
+        if failing & set(how):
+            raise RunError("the training failed in the rehearsal")
+        loss = 0 if "frozen_time" in how else next(chance)
+        return {(0, 1): Trace(0, 1, [replace(s, losses=(f"{loss}",)) for s in STEPS])}
+
+    rehearsal = Rehearsal(("x.py",), tmp_path, launcher=Forked())
+    monkeypatch.setattr(rehearsal, "_trial", trial)
+    report = RehearsalReport(12, 1)
+    rehearsal._tell_chance_apart(report, [STEPS])
+    found = report.deterministic
+    assert found is not None
+    if "frozen_time" in failing:
+        assert (
+            "failed with" in found.text
+            and "the clock stopped, so whether" in found.text
+            and found.kind != "time"
+        )
+    else:
+        assert found.kind == "time" and found.text.endswith("with the clock stopped they do not")
 
 
 def test_the_training_is_killed_between_saves_and_in_two_epochs() -> None:
