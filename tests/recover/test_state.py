@@ -31,7 +31,7 @@ def test_nothing_yet() -> None:
 def test_a_run_on_its_way() -> None:
     s = fold(RUN, EPOCH, ATTEMPT)
     assert (s.status, s.attempt, s.attempt_open, s.slots) == ("running", 1, True, ("node-000", "node-001"))
-    assert s.started == 0.0 and s.terms == 1 and s.restarts == 0
+    assert s.started == 0.0 and s.restarts == 0
 
 
 def test_incident_and_recovery() -> None:
@@ -59,7 +59,7 @@ def test_taking_over_keeps_history_and_a_command_given_again_does_not() -> None:
 
 def test_completed_stays_completed() -> None:
     s = fold(RUN, EPOCH, {"kind": "status", "status": "completed"}, EPOCH)
-    assert s.status == "completed" and s.ended == 2.0
+    assert s.status == "completed"
 
 
 def test_seals_lost_nodes_and_unknown_kinds() -> None:

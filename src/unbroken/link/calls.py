@@ -49,8 +49,11 @@ class Link:
         take_news: Callable[[Message], bool] | None = None,
         form: Form | None = None,
     ) -> None:
-        """`form` is that of the other side, None where it speaks first and shows it. `take_news` is given each message that wants no answer, in order and without a task of its own, which costs more
-        than most of them do; where it returns False the message goes the way of all others."""
+        """`form` is that of the other side, None where it speaks first and shows it.
+
+        `take_news` is given each message that wants no answer, in order and without a task of its own, which costs more than
+        most of them do; where it returns False the message goes the way of all others.
+        """
         self._take_news = take_news
         self._reader, self._writer, self._on_message = reader, writer, on_message
         self.strict = strict

@@ -33,7 +33,6 @@ class RunState:
     status: str = "new"
     why: str = ""
     started: float | None = None
-    ended: float | None = None
     attempt: int = 0
     attempt_open: bool = False
     slots: tuple[str, ...] = ()
@@ -58,7 +57,6 @@ class RunState:
     """The boot of each node's machine when an attempt last ran there, where that is known."""
     unproven: dict[str, Doubt] = field(default_factory=dict)
     """Nodes of which it is not proven that the processes of attempts before are gone."""
-    terms: int = 0
     brought_offers: set[tuple[int, int]] = field(default_factory=set)
     """(attempt, step) of what came from elsewhere and is offered to the newest attempt."""
     accepted: set[tuple[int, int]] = field(default_factory=set)
@@ -88,7 +86,6 @@ class RunState:
         if kind == "run":
             self.started = r["t"]
         elif kind == "epoch":
-            self.terms += 1
             if self.status in ("stopped", "interrupted"):
                 # Somebody looked at it and gave the command again: budgets start afresh.
                 self.history = []
@@ -151,4 +148,4 @@ class RunState:
         elif kind in ("proven", "made_sure"):
             self.unproven.pop(r["node"], None)
         elif kind == "status":
-            self.status, self.why, self.ended = r["status"], r.get("why", ""), r["t"]
+            self.status, self.why = r["status"], r.get("why", "")
