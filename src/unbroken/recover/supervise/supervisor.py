@@ -291,18 +291,18 @@ class Supervisor:
     async def _watch_folder(self, parts: Parts, loss: _FolderLoss) -> None:
         """Says what becomes of the run directory; where it is gone the ranks are asked to save and stop.
 
-        Nothing can be recorded then, so nothing may be decided any more: what the keepers hold is the run.
+        Nothing can be recorded or saved there then, so nothing may be decided any more: what the keepers hold is the run.
         """
         # Of a record elsewhere the run directory has copies only.
         watch = RunFolderWatch(self._run_dir, 0 if self._record.slow else parts.term.number)
-        shown = ""
+        shown, cannot = "", "saved there" if self._record.slow else "recorded"
         while True:
             await asyncio.sleep(EVERY_S)
             now = await asyncio.to_thread(watch.poll)
             if now.lost and not parts.term.is_over:
                 loss.why = now.lost
                 self._view.say(
-                    f"{now.lost}, while the run goes on: nothing can be recorded any more. The ranks are asked to save "
+                    f"{now.lost}, while the run goes on: nothing can be {cannot} any more. The ranks are asked to save "
                     "and stop, and the keepers to write what they hold"
                 )
                 self.request_stop()
