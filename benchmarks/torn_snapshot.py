@@ -103,6 +103,8 @@ def main() -> None:
     p = argparse.ArgumentParser()
     p.add_argument("--out", type=Path)
     a = p.parse_args()
+    if not torch.cuda.is_available():
+        raise SystemExit("this needs a GPU")
     result = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "values": {}}
     for contender in (dcp, ours):
         result["values"][contender.__name__] = contender()
