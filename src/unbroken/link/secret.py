@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from ..errors import RunError
-from .tls import Identity
+from .tls import Identity, unnamed
 
 _MOST = 1 << 16
 
@@ -67,11 +67,5 @@ def as_input(secret: bytes) -> Iterator[int]:
     if not secret:
         yield subprocess.DEVNULL
         return
-    fd = os.memfd_create("secret", os.MFD_CLOEXEC)
-    try:
-        with os.fdopen(os.dup(fd), "wb") as f:
-            f.write(secret)
-        os.lseek(fd, 0, os.SEEK_SET)
+    with unnamed(secret) as fd:
         yield fd
-    finally:
-        os.close(fd)

@@ -97,8 +97,8 @@ class Identity:
             context.num_tickets = 0  # a resumed session would not show the certificate again
         try:
             context.load_verify_locations(cadata=self.certificate)
-            with _unnamed(self.pem.encode()) as path:
-                context.load_cert_chain(path)
+            with unnamed(self.pem.encode()) as fd:
+                context.load_cert_chain(f"/proc/self/fd/{fd}")  # the ssl module takes paths only
         except ssl.SSLError as e:
             raise RunError(f"the run's certificate cannot be used: {e.reason or e}") from e
         return context
@@ -110,13 +110,14 @@ class Identity:
 
 
 @contextlib.contextmanager
-def _unnamed(data: bytes) -> Iterator[str]:
-    """A path to these bytes, which lie in no file: the ssl module takes paths only."""
-    fd = os.memfd_create("identity", os.MFD_CLOEXEC)
+def unnamed(data: bytes) -> Iterator[int]:
+    """A descriptor to read these bytes from, which lie in no file."""
+    fd = os.memfd_create("secret", os.MFD_CLOEXEC)
     try:
         with os.fdopen(os.dup(fd), "wb") as f:
             f.write(data)
-        yield f"/proc/self/fd/{fd}"
+        os.lseek(fd, 0, os.SEEK_SET)
+        yield fd
     finally:
         os.close(fd)
 
