@@ -38,6 +38,15 @@ def model(
     return loaded, pauses
 
 
+@pytest.mark.parametrize("reply", [[], {}, None, "ok", {"data": None}, {"data": ["llama"]}])
+def test_another_servers_json_is_no_list_of_models(
+    server: FakeEndpoint, monkeypatch: pytest.MonkeyPatch, reply: object
+) -> None:
+    monkeypatch.setattr(Endpoint, "_call", lambda *_: reply)
+    with pytest.raises(ModelDoesNotLoad, match="a reply without models"):
+        model(server)
+
+
 def test_texts_are_continued_in_order_and_at_once(server: FakeEndpoint) -> None:
     server.delay_s = 0.05
     loaded, _ = model(server)

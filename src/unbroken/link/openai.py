@@ -117,7 +117,11 @@ class Endpoint:
 
     def models(self) -> list[Json]:
         """What the endpoint says that it serves."""
-        return list(self._call("GET", "/models", None).get("data", []))
+        reply = self._call("GET", "/models", None)
+        served = reply.get("data") if isinstance(reply, dict) else None
+        if not isinstance(served, list) or not all(isinstance(m, dict) for m in served):
+            raise EndpointRefused(f"a reply without models: {str(reply)[:200]}", again=False)
+        return served
 
     def chat(self, messages: Sequence[Mapping[str, str]], **settings: Json) -> str:
         """The text of one chat completion."""
