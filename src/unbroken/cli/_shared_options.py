@@ -14,7 +14,7 @@ Command = Callable[..., None]
 def takes(shared: type) -> Callable[[Command], Command]:
     """Makes a command with a parameter `asked` of this dataclass one with each field of it as an option.
 
-    The default of a field is its `typer.Option`; what typer reads is the signature that is made here.
+    The default of a field is its option; what typer reads is the signature that is made here.
     """
     types = get_type_hints(shared)
     options = [
