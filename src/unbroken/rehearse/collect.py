@@ -21,7 +21,6 @@ _LIBRARIES = tuple(
 )  # fmt: skip
 _OURS = str(Path(__file__).resolve().parents[1])
 _PLAIN = (bool, int, float, str, type(None))
-_OWN_SETTINGS = frozenset({"training"})
 
 
 def short(value: Any) -> str:
