@@ -11,7 +11,7 @@ from pathlib import Path
 from unbroken.cluster import Ended, Kind, Ownership
 from unbroken.cluster.holding.processes import marked
 from unbroken.cluster.local import find_root
-from unbroken.cluster.local_events import LocalCluster
+from unbroken.cluster.local_events import LocalCluster, LocalOptions
 from unbroken.private import private_folder
 
 
@@ -20,7 +20,7 @@ class OwnedNodes:
 
     def __init__(self, run_id: str, kind: Kind | None = None) -> None:
         self.run_id = run_id
-        self._cluster = LocalCluster(run_id, ownership=kind)
+        self._cluster = LocalCluster(run_id, LocalOptions(kind))
         self._root = find_root(run_id)
         self._children: dict[str, subprocess.Popen[bytes]] = {}
 

@@ -18,7 +18,7 @@ from unbroken.cluster.contract import AgentCommand, Cluster, Exited, Lost, Reque
 from unbroken.cluster.holding.cgroups import Cgroups
 from unbroken.cluster.holding.choice import choose
 from unbroken.cluster.holding.processes import end, marked
-from unbroken.cluster.local_events import LocalCluster
+from unbroken.cluster.local_events import LocalCluster, LocalOptions
 
 from .contract import Bench, ClusterContract, Watch, eventually
 
@@ -37,7 +37,9 @@ class LocalBench(Bench):
         return time.time()
 
     def open(self) -> Cluster:
-        return LocalCluster(self.run_id, ownership=self.kind, log_of=lambda n: self.folder / f"{n}.log")
+        return LocalCluster(
+            self.run_id, LocalOptions(self.kind or "auto"), log_of=lambda n: self.folder / f"{n}.log"
+        )
 
     def command(self) -> AgentCommand:
         environment = {"PYTHONPATH": str(REPO)}

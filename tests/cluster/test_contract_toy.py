@@ -10,21 +10,22 @@ import pytest
 
 from unbroken.cluster import registry
 from unbroken.cluster.contract import AgentCommand, Cluster
+from unbroken.cluster.local_events import LocalCluster
 from unbroken.errors import RunError, UnknownKey
 
 from .contract import Bench, ClusterContract, eventually
-from .toy import Site, ToyCluster
+from .toy import SITES, Site, ToyCluster
 
 
 class ToyBench(Bench):
     def __init__(self) -> None:
-        self.site = Site()
+        self.site = SITES["bench"] = Site()
 
     def wall(self) -> float:
         return time.time()
 
     def open(self) -> Cluster:
-        return registry.make_cluster("toy", "run-1", site=self.site)
+        return registry.make_cluster("toy", "run-1", {"site": "bench"})
 
     def command(self) -> AgentCommand:
         return AgentCommand("toy.agent")
@@ -60,7 +61,7 @@ def test_a_name_stands_for_one_cluster(registered: None) -> None:
     registry.register("toy", ToyCluster)
     for taken in ("toy", "local"):
         with pytest.raises(ValueError, match=f"'{taken}' already"):
-            registry.register(taken, lambda run_id: ToyCluster(run_id, site=Site()))
+            registry.register(taken, LocalCluster)
     with pytest.raises(UnknownKey, match=r"unknown cluster 'locl'.* Did you mean 'local'"):
         registry.make_cluster("locl", "run-1")
 
@@ -74,6 +75,6 @@ def test_a_package_that_is_installed_adds_its_own(tmp_path: Path, monkeypatch: p
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     assert registry.names() == ["broken", "local", "toy"]
-    assert isinstance(registry.make_cluster("toy", "run-1", site=Site()), ToyCluster)
+    assert isinstance(registry.make_cluster("toy", "run-1"), ToyCluster)
     with pytest.raises(RunError, match="'broken' cannot be loaded"):
         registry.make_cluster("broken", "run-1")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -52,11 +52,24 @@ def now() -> Moment:
     return Moment.at(time.monotonic())
 
 
+SITES: dict[str, Site] = {}
+
+
+@dataclass(frozen=True)
+class ToyOptions:
+    site: str = "here"
+    """Which machines, by a name in `SITES`."""
+
+
 class ToyCluster:
     """`contract.Cluster` over a `Site`."""
 
-    def __init__(self, run_id: str, *, site: Site) -> None:
-        self.run_id, self._site = run_id, site
+    Options = ToyOptions
+
+    def __init__(
+        self, run_id: str, options: ToyOptions, *, log_of: Callable[[str], Path] | None = None
+    ) -> None:
+        self.run_id, self._site = run_id, (site := SITES.setdefault(options.site, Site()))
         self._stream = EventStream(lambda: [Started(now(), n, a.launch) for n, a in site.agents.items()])
         site.streams.append(self._stream)
 
@@ -64,14 +77,22 @@ class ToyCluster:
     def socket_folder(self) -> Path | None:
         return None
 
+    @property
+    def door_address(self) -> str:
+        return ""
+
     def describe(self) -> str:
         return "a toy"
+
+    def check(self, request: Request) -> None:
+        site = self._site
+        if request.ranks_per_node > site.slots or request.nodes + request.spares > site.size:
+            raise DoesNotFit("the toy is smaller than that", hint="Ask for less")
 
     async def acquire(self, request: Request) -> Allocation:
         site, wanted = self._site, request.nodes + request.spares
         out = {*await self.cordons(), *request.exclude, *request.replaces}
-        if request.ranks_per_node > site.slots or wanted > site.size:
-            raise DoesNotFit("the toy is smaller than that", hint="Ask for less")
+        self.check(request)
         held = [] if request.replaces else [n for n in site.given if n not in out][:wanted]
         free = [n for i in range(site.size) if (n := f"toy-{i}") not in out and n not in site.given]
         fresh = free[: wanted - len(held)]

@@ -9,15 +9,16 @@ from pathlib import Path
 import psutil
 import pytest
 
+from unbroken.cluster.holding.processes import marked
 from unbroken.link.address import Address
 from unbroken.link.tls import Identity
-from unbroken.progress import read_terms
+from unbroken.progress import read_spec, read_terms
 
 from .conftest import RunUnderTest
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 NewRun = Callable[..., RunUnderTest]
-PROGRAM = str(Path(__file__).with_name("over_tls.py"))
+PROGRAM = str(Path(__file__).with_name("plain_cluster.py"))
 
 
 def shown_by(run_id: str, needles: list[bytes]) -> list[str]:
@@ -34,8 +35,13 @@ def shown_by(run_id: str, needles: list[bytes]) -> list[str]:
     return found
 
 
-def test_a_run_over_tls_is_taken_over_and_its_key_is_nowhere_else(new_run: NewRun) -> None:
-    run = new_run("--nodes", "2", "--nproc", "1", steps=150).start(program=PROGRAM)
+def test_a_run_over_tls_is_taken_over_and_its_key_is_nowhere_else(new_run: NewRun, tmp_path: Path) -> None:
+    """On another cluster than this machine, named on the command line: its agents are given nothing but their arguments."""
+    (notes := tmp_path / "notes").mkdir()
+    cluster = f"plain,notes={notes},size=2"
+    run = new_run("--nodes", "2", "--nproc", "1", "--cluster", cluster, steps=150).start(
+        program=PROGRAM, NOT_ON_NODES="1"
+    )
     run.until_step(3)
     (term,) = read_terms(run.run_dir)
     assert isinstance(term.address, str)
@@ -50,6 +56,10 @@ def test_a_run_over_tls_is_taken_over_and_its_key_is_nowhere_else(new_run: NewRu
     assert run.process is not None
     run.process.send_signal(signal.SIGKILL)
     run.process.wait(10)
+    assert not any(
+        b"NOT_ON_NODES" in (Path("/proc") / str(p.pid) / "environ").read_bytes() for p in marked(term.run_id)
+    )
+    run.options = run.options[:4]  # run.toml says where it runs
     run.start(program=PROGRAM)
     assert run.wait() == 0, run.output
     assert "took over attempt 1" in run.output
@@ -62,3 +72,25 @@ def test_a_run_over_tls_is_taken_over_and_its_key_is_nowhere_else(new_run: NewRu
         if p.is_file() and any(s in p.read_bytes() for s in secrets)
     ]
     assert sorted(holders) == ["identity.pem", "token"]
+    assert read_spec(run.run_dir.spec).cluster.options == {"notes": str(notes), "size": "2"}
+
+
+def test_what_a_cluster_cannot_do_is_said_before_anything_is_written(new_run: NewRun, tmp_path: Path) -> None:
+    for cluster, says in (
+        ("plane", "Did you mean 'plain'"),
+        (f"plain,notes={tmp_path},sise=3", "Did you mean 'size'"),
+        ("plain", "'notes' is missing"),
+        (f"plain,notes={tmp_path},size=many", "expected a whole number"),
+        (f"plain,notes={tmp_path},size=1", "there are 1 plain nodes"),
+    ):
+        run = new_run("--nodes", "2", "--cluster", cluster)
+        assert run.start(program=PROGRAM).wait() in (2, 14) and says in run.output
+        assert not run.run_dir.path.exists()
+
+
+def test_a_script_that_is_not_on_a_node_is_said_to_be_missing_there(new_run: NewRun, tmp_path: Path) -> None:
+    run = new_run("--cluster", f"plain,notes={tmp_path / 'notes'}")
+    (tmp_path / "notes").mkdir()
+    run.command = ["absent.py"]
+    assert run.start(program=PROGRAM).wait() == 10
+    assert "the script does not exist (node plain-0" in run.output and run.attempts() == 0

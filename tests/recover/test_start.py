@@ -11,8 +11,9 @@ import pytest
 from tests.support.run_folder import RunFolder
 from unbroken.cli.run import _default_name
 from unbroken.errors import DoesNotFit, InputError, RunDirMismatch, UsageError
-from unbroken.progress import Budgets, RunDir, Timeouts, read_spec, write_spec
-from unbroken.recover.start import _write_report, check_command, make_spec, run_supervised, settle_spec
+from unbroken.progress import Budgets, ClusterChoice, RunDir, Timeouts, read_spec, write_spec
+from unbroken.recover.node.command import check_command
+from unbroken.recover.start import _write_report, make_spec, run_supervised, settle_spec
 from unbroken.units import Bytes, Duration
 
 
@@ -22,8 +23,16 @@ def run_dir(tmp_path: Path) -> RunDir:
 
 
 def test_new_run_writes_what_was_asked(run_dir: RunDir) -> None:
-    wanted = make_spec(["train.py"], nodes=2)
+    wanted = make_spec(["train.py"], nodes=2, cluster=ClusterChoice("local"))
     assert settle_spec(run_dir, wanted) == wanted == read_spec(run_dir.spec)
+
+
+def test_a_run_stays_on_its_cluster_unless_another_is_asked_for(run_dir: RunDir) -> None:
+    hosts = ClusterChoice("hosts", {"file": "HOSTS"})
+    settle_spec(run_dir, make_spec(["train.py"], cluster=hosts))
+    assert settle_spec(run_dir, make_spec(["train.py"])).cluster == hosts
+    here = ClusterChoice("local")
+    assert settle_spec(run_dir, make_spec(["train.py"], cluster=here)).cluster == here
     assert make_spec(["train.py"]).run_id != make_spec(["train.py"]).run_id
 
 

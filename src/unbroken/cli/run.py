@@ -57,6 +57,13 @@ def run(
         str,
         typer.Option(help="Memory on each node for snapshots, such as 64GiB. Default: half of what is free."),
     ] = "auto",
+    cluster: Annotated[
+        str,
+        typer.Option(
+            help="Where its processes run, with what that takes: NAME[,option=value...]. Default: virtual nodes on this "
+            "machine (local)."
+        ),
+    ] = "",
     ownership: Annotated[
         str,
         typer.Option(help="How processes are held: cgroup, parent, marks. Default: the surest that works."),
@@ -102,11 +109,13 @@ def run(
     on request (give the same command to go on), 12 and 13 the run directory is another's or in use, 14 it does
     not fit on this machine.
     """
+    from ..cluster.options import parse_choice
     from ..progress import RunDir, Timeouts
-    from ..recover.start import check_command, make_spec, run_supervised
+    from ..recover.node.command import check_words
+    from ..recover.start import make_spec, run_supervised
 
     words = command or []
-    check_command(words, Path.cwd())
+    check_words(words)
     times = Timeouts(
         lease=_duration("--lease", lease),
         hang=_duration("--hang-after", hang_after),
@@ -123,6 +132,7 @@ def run(
         words, nodes=nodes, nproc=nproc, spares=spares, timeouts=times,
         host_memory=_memory(host_memory), ownership=ownership, origin=_absolute(start_from), trust_pickle=trust_pickle,
         room_elsewhere=_absolute(room_elsewhere), record=record.rstrip("/"),
+        cluster=parse_choice(cluster) if cluster else None,
     )  # fmt: skip
     ended = run_supervised(RunDir(folder), spec)
     if ended == "interrupted":
@@ -139,7 +149,7 @@ def _absolute(place: str) -> str:
 
 def _default_name(words: list[str]) -> str:
     """`train` for train.py, `pkg-train` for -m pkg.train, else the program's name."""
-    from ..recover.start import python_script
+    from ..recover.node.command import python_script
 
     if words[0] == "-m":
         return words[1].replace(".", "-")

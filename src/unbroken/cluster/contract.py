@@ -201,8 +201,18 @@ class Cluster(Protocol):
         """Where all nodes are this machine: a folder of this user's alone for the supervisor's Unix socket. None where they
         may be others: then agents come over TLS, with the run's certificate, which is handed to them with `secret`."""
 
+    @property
+    def door_address(self) -> str:
+        """Where nodes are other machines: this host's address as they reach it. "" for the one by which its routes reach the
+        world."""
+
     def describe(self) -> str:
         """How processes are started and held here, in words for the terminal. Raises RunError where nothing works."""
+
+    def check(self, request: Request) -> None:
+        """Raises DoesNotFit, UsageError, RunError or MissingExtra where such a request can never be granted here, in words with
+        what to do. Called before anything of a run is written, outside an event loop; it changes nothing, and takes seconds
+        at most."""
 
     async def acquire(self, request: Request) -> Allocation:
         """The nodes, once they are granted; meanwhile `Pending` events say why they are not.

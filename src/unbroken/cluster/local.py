@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from ..units import Bytes
 
 _RANK_NEEDS = Bytes("300MiB")
 """What a rank takes before it has allocated anything: an interpreter with torch."""
+
+_SCRATCH_NEEDS = Bytes("16MiB")
 
 
 def name_node(number: int) -> str:
@@ -40,6 +43,17 @@ def check_fits(nodes: int, nproc: int, spares: int) -> None:
         raise DoesNotFit(
             f"{ranks} ranks on a machine with {cores} cores would not train but wait",
             hint="Use fewer --nodes or --nproc",
+        )
+
+
+def check_scratch(root: Path) -> None:
+    """Raises DoesNotFit unless the place of a run's volatile folder can take progress pages and sockets."""
+    place = root.parent if root.parent.is_dir() else Path(tempfile.gettempdir())
+    if (free := shutil.disk_usage(place).free) < _SCRATCH_NEEDS:
+        raise DoesNotFit(
+            f"{place} has {Bytes(free)} free; progress pages and sockets need {_SCRATCH_NEEDS}",
+            where=str(place),
+            hint="Make it larger (in a container: --shm-size=1g)",
         )
 
 

@@ -21,7 +21,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from .. import atomic
-from ..errors import RunError
+from ..errors import RunError, UnknownKey
+from ..link.address import check_socket
 from ..link.secret import as_input
 from ..machine import python_path
 from ..private import private_folder
@@ -42,7 +43,7 @@ from .holding.choice import choose, every
 from .holding.ownership import Ended, Kind, Ownership
 from .holding.processes import marked, read_stat
 from .holding.subreaper import is_listening
-from .local import check_fits, find_root, name_node
+from .local import check_fits, check_scratch, find_root, name_node
 from .stream import EventStream
 
 _FIND_S = 30.0
@@ -61,14 +62,28 @@ class _Agent:
     process: subprocess.Popen[bytes] | None
 
 
+@dataclass(frozen=True)
+class LocalOptions:
+    """What may be asked of virtual nodes."""
+
+    ownership: str = "auto"
+    """How processes are held: cgroup, parent, marks; auto takes the surest that works."""
+
+    def __post_init__(self) -> None:
+        if self.ownership not in ("auto", *Kind):
+            raise UnknownKey(self.ownership, ["auto", *Kind], what="way to hold processes")
+
+
 class LocalCluster:
     """Virtual nodes of one run. `log_of` says where the output of a node's agent goes; nowhere by default."""
+
+    Options = LocalOptions
 
     def __init__(
         self,
         run_id: str,
+        options: LocalOptions = LocalOptions(),
         *,
-        ownership: Kind | None = None,
         log_of: Callable[[str], Path] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -76,7 +91,7 @@ class LocalCluster:
         self._log_of, self._clock = log_of, clock
         self._root = find_root(run_id)
         self._before = every(run_id, self._root)
-        self._wanted = ownership
+        self._wanted = None if options.ownership == "auto" else Kind(options.ownership)
         self._agents: dict[str, _Agent] = {}
         """By launch."""
         self._parents: list[subprocess.Popen[bytes]] = []
@@ -98,6 +113,10 @@ class LocalCluster:
     def socket_folder(self) -> Path | None:
         return self._root
 
+    @property
+    def door_address(self) -> str:
+        return ""
+
     def describe(self) -> str:
         return f"virtual nodes on this machine; processes are held by {self.describe_holding()}"
 
@@ -109,6 +128,12 @@ class LocalCluster:
         return f"{held} ({why_not_surer})" if why_not_surer else held
 
     # --- nodes
+
+    def check(self, request: Request) -> None:
+        check_fits(request.nodes, request.ranks_per_node, request.spares)
+        check_scratch(self._root)
+        # The longest of the paths that sockets have here.
+        check_socket(self._root / name_node(request.nodes + request.spares - 1) / "keeper.sock", "TMPDIR")
 
     async def acquire(self, request: Request) -> Allocation:
         """Names of virtual nodes, at once. Raises DoesNotFit where their ranks would not fit on this machine."""

@@ -16,10 +16,11 @@ from .journal import JournalText, JournalWriter, read_journal
 from .page import PageReader, Phase, Progress, StepRecord
 from .places import newest_place, places
 from .rundir import RunDir
-from .spec import Budgets, RunSpec, Timeouts, check_same, read_spec, write_spec
+from .spec import Budgets, ClusterChoice, RunSpec, Timeouts, check_same, read_spec, write_spec
 
 __all__ = [
     "Budgets",
+    "ClusterChoice",
     "JournalText",
     "JournalWriter",
     "PageReader",

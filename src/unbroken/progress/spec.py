@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,28 @@ class Budgets:
 
 
 @dataclass(frozen=True)
+class ClusterChoice:
+    """Where a run's processes run (`--cluster NAME[,option=value...]`, `[cluster]` in run.toml). Which options there are,
+    and what they may be, the cluster of that name says (`cluster.registry`)."""
+
+    name: str = "local"
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str):
+            raise UsageError(f"the cluster's 'name' must be text, not {self.name!r}")
+        for key, value in self.options.items():
+            if not isinstance(value, str | int | float) and not (
+                isinstance(value, list | tuple) and all(isinstance(v, str) for v in value)
+            ):
+                raise UsageError(
+                    f"the cluster's '{key}' must be a text, a number, or a list of texts, not {value!r}"
+                )
+        plain = {k: list(v) if isinstance(v, tuple) else v for k, v in self.options.items()}
+        object.__setattr__(self, "options", plain)  # as run.toml gives them back
+
+
+@dataclass(frozen=True)
 class RunSpec:
     """What was asked."""
 
@@ -100,7 +123,8 @@ class RunSpec:
     """Ranks per node."""
     spares: int = 0
     """Nodes kept ready to take a lost node's place."""
-    backend: str = "local"
+    cluster: ClusterChoice = field(default_factory=ClusterChoice)
+    """Where its processes run."""
     ownership: str = "auto"
     """How processes are held so that none can escape: cgroup, parent or marks; auto takes the surest that works."""
     origin: str = ""
@@ -108,7 +132,7 @@ class RunSpec:
     trust_pickle: bool = False
     """Whether pickled objects in `origin` may be read."""
     host_memory: Bytes = Bytes(0)
-    """What each node's keeper may hold in memory for snapshots; 0 lets the backend choose."""
+    """What each node's keeper may hold in memory for snapshots; 0 takes half of what is free."""
     record: str = "auto"
     """Where the record of the run lies: shared or own-disk (the run directory), an address; auto goes by the file system."""
     room_elsewhere: str = ""
@@ -142,16 +166,18 @@ def write_spec(run_dir: RunDir, spec: RunSpec, *, first: bool = False) -> bool:
         "# What was asked of this run. Settings below may be changed between calls of `unbroken run`;",
         "# command, nodes, nproc and run_id belong to the run.",
     ]
-    tables: list[tuple[str, Any]] = []
+    tables: list[tuple[str, Mapping[str, Any]]] = []
     for f in fields(spec):
         value = getattr(spec, f.name)
-        if isinstance(value, (Timeouts, Budgets)):
-            tables.append((f.name, value))
+        if isinstance(value, ClusterChoice):
+            tables.append((f.name, {"name": value.name, **value.options}))
+        elif isinstance(value, (Timeouts, Budgets)):
+            tables.append((f.name, {g.name: getattr(value, g.name) for g in fields(value)}))
         else:
             lines.append(f"{f.name} = {_toml(value)}")
     for name, table in tables:
         lines += ["", f"[{name}]"]
-        lines += [f"{f.name} = {_toml(getattr(table, f.name))}" for f in fields(table)]
+        lines += [f"{key} = {_toml(value)}" for key, value in table.items()]
     text = "\n".join(lines) + "\n"
     if first:
         return atomic.create_exclusive(run_dir.spec, text.encode())
@@ -178,7 +204,12 @@ def read_spec(path: Path) -> RunSpec:
 
 
 def _spec_of(value: dict[str, Any], where: str) -> RunSpec:
-    """The spec that a parsed run.toml says."""
+    """The spec that a parsed run.toml says; of a run that began before there were other clusters, too."""
+    before = value.pop("backend", "local")
+    table = value.pop("cluster", {"name": before})
+    if not isinstance(table, dict):
+        raise UsageError("'cluster' must be a table", where=where)
+    cluster = ClusterChoice(table.get("name", before), {k: v for k, v in table.items() if k != "name"})
     _check_keys(value, RunSpec, where)
     for name, kind in (("timeouts", Timeouts), ("budgets", Budgets)):
         table = value.get(name, {})
@@ -193,7 +224,7 @@ def _spec_of(value: dict[str, Any], where: str) -> RunSpec:
     if not isinstance(command, list) or not command or not all(isinstance(c, str) for c in command):
         raise UsageError("'command' must be a list of strings", where=where)
     value["command"] = tuple(command)
-    return RunSpec(**value)
+    return RunSpec(**value, cluster=cluster)
 
 
 def check_same(old: RunSpec, new: RunSpec, run_dir: RunDir) -> None:
@@ -230,7 +261,7 @@ def _toml(value: object) -> str:
         return exact if "e" in text else f'"{text}s"'
     if isinstance(value, Bytes):
         return str(int(value))
-    if isinstance(value, tuple):
+    if isinstance(value, tuple | list):
         return "[" + ", ".join(_toml(v) for v in value) + "]"
     if isinstance(value, str):
         try:

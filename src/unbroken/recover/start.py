@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import importlib.util
 import logging
 import os
 import secrets
@@ -13,20 +12,17 @@ import signal
 import sys
 import tempfile
 from collections.abc import Sequence
-from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import TypeVar
 
 from ..checkpoint.catalogue.placement import CLAIMS, check_folder
 from ..checkpoint.convert.origin import find_origin
 from ..checkpoint.format.manifest import COMMITTED, parse_folder_name
-from ..checkpoint.keeper.wire import check_socket
-from ..cluster import Kind
-from ..cluster.local import check_fits, find_root, name_node, share_memory
-from ..cluster.local_events import LocalCluster, forget_run
+from ..cluster.contract import Cluster, Request
+from ..cluster.local import share_memory
+from ..cluster.local_events import forget_run
+from ..cluster.registry import find_cluster, make_cluster
 from ..errors import (
-    DoesNotFit,
-    InputError,
     RunDirMismatch,
     RunError,
     RunInUse,
@@ -34,9 +30,20 @@ from ..errors import (
     UnbrokenError,
     UsageError,
 )
-from ..progress import Budgets, RunDir, RunSpec, Timeouts, check_same, read_journal, read_spec, write_spec
+from ..progress import (
+    Budgets,
+    ClusterChoice,
+    RunDir,
+    RunSpec,
+    Timeouts,
+    check_same,
+    read_journal,
+    read_spec,
+    write_spec,
+)
 from ..progress.records.state import RunState
 from ..units import Bytes
+from .node.command import check_command, check_words
 from .record.base import Record
 from .record.choice import check_record, open_record
 from .supervise.incident.diagnosing import Diagnosis
@@ -54,7 +61,8 @@ docs/reference/signals.md has the list."""
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 _RUN_DIR_NEEDS = Bytes("64MiB")
-_SHM_NEEDS = Bytes("16MiB")
+_UNASKED = ClusterChoice("")
+"""No cluster was asked for: it is that of the run, or this machine."""
 
 
 def make_spec(
@@ -71,86 +79,19 @@ def make_spec(
     trust_pickle: bool = False,
     room_elsewhere: str = "",
     record: str = "auto",
+    cluster: ClusterChoice | None = None,
 ) -> RunSpec:
-    """A spec with a fresh run id. Raises UsageError on impossible numbers."""
+    """A spec with a fresh run id, for a `cluster` or wherever its run is already. Raises UsageError on impossible numbers."""
     return RunSpec(
         command=tuple(command), run_id=secrets.token_hex(6), nodes=nodes, nproc=nproc, spares=spares,
         timeouts=timeouts or Timeouts(), budgets=budgets or Budgets(), host_memory=host_memory, ownership=ownership,
         origin=origin, trust_pickle=trust_pickle, room_elsewhere=room_elsewhere, record=check_record(record),
+        cluster=cluster or _UNASKED,
     )  # fmt: skip
 
 
-def check_command(command: Sequence[str], cwd: Path) -> None:
-    """Raises UsageError or InputError unless the command names something that can be run."""
-    if not command:
-        raise UsageError(
-            "there is no command after '--'",
-            hint="Write it like: unbroken run --nproc 8 -- train.py --lr 3e-4",
-        )
-    first = command[0]
-    if first == "-m":
-        if len(command) < 2:
-            raise UsageError("'-m' needs a module name after it")
-        _check_module(command[1], cwd)
-        return
-    if first.endswith(".py"):
-        _check_readable(cwd / first)
-        return
-    if first in ("python", "python3"):
-        script = python_script(command[1:])
-        if script is not None and script.endswith(".py"):
-            _check_readable(cwd / script)
-        return
-    if shutil.which(first) is None:
-        raise InputError(
-            f"there is no program or script '{first}'",
-            where=str(cwd),
-            hint="Name a .py file, '-m module', or a program on the PATH",
-        )
-
-
-def python_script(arguments: Sequence[str]) -> str | None:
-    """The script among the arguments of a Python interpreter; None for -c, -m and standard input."""
-    words = iter(arguments)
-    for word in words:
-        if word in ("-W", "-X", "--check-hash-based-pycs"):
-            next(words, None)
-        elif not word.startswith("-"):
-            return word
-        elif word == "-" or (not word.startswith(("--", "-W", "-X")) and ("c" in word or "m" in word)):
-            return None
-    return None
-
-
-def _check_module(name: str, cwd: Path) -> None:
-    """Raises InputError unless the module's top package is there; it is looked for as `python -m` does, not imported."""
-    top = name.partition(".")[0]
-    try:
-        found = PathFinder.find_spec(top, [str(cwd), *sys.path]) or importlib.util.find_spec(top)
-    except ValueError:
-        found = None
-    if found is None:
-        raise InputError(
-            f"there is no module '{top}'",
-            where=f"-m {name}, in {cwd}",
-            hint="Check the name, install it beside unbroken, or start from the folder that it lies in",
-        )
-
-
-def _check_readable(path: Path) -> None:
-    if not path.exists():
-        raise InputError("the script does not exist", where=str(path), hint="Check the path after '--'")
-    if path.is_dir():
-        raise InputError("the script is a folder", where=str(path), hint="Name the .py file")
-    try:
-        with open(path, "rb") as f:
-            f.read(1)
-    except OSError as e:
-        raise InputError(f"the script cannot be read: {e.strerror}", where=str(path)) from e
-
-
-def check_places(run_dir: RunDir, scratch_root: Path) -> None:
-    """Raises StorageError or DoesNotFit unless run directory, checkpoints and node memory can take what they must."""
+def check_places(run_dir: RunDir) -> None:
+    """Raises StorageError unless run directory and checkpoints can take what they must."""
     try:
         run_dir.create()
         for folder in (run_dir.path, run_dir.terms, run_dir.journals, run_dir.checkpoints):
@@ -166,14 +107,6 @@ def check_places(run_dir: RunDir, scratch_root: Path) -> None:
             f"only {Bytes(free)} are free for logs, journal and checkpoints, at least {_RUN_DIR_NEEDS} are needed",
             where=str(run_dir.path),
             hint="Free space or choose another --run-dir",
-        )
-    place = scratch_root if scratch_root.is_dir() else Path(tempfile.gettempdir())
-    shm = shutil.disk_usage(place).free
-    if shm < _SHM_NEEDS:
-        raise DoesNotFit(
-            f"{place} has {Bytes(shm)} free; progress pages and sockets need {_SHM_NEEDS}",
-            where=str(place),
-            hint="Make it larger (in a container: --shm-size=1g)",
         )
 
 
@@ -202,8 +135,9 @@ def settle_spec(run_dir: RunDir, wanted: RunSpec) -> RunSpec:
             )
         try:
             run_dir.create()
-            if write_spec(run_dir, wanted, first=True):
-                return wanted
+            new = dataclasses.replace(wanted, cluster=_choose_cluster(wanted, None))
+            if write_spec(run_dir, new, first=True):
+                return new
         except OSError as e:
             raise _unwritable(run_dir, e) from e
     old = read_spec(run_dir.spec)
@@ -214,8 +148,40 @@ def settle_spec(run_dir: RunDir, wanted: RunSpec) -> RunSpec:
         origin=old.origin, trust_pickle=wanted.trust_pickle or old.trust_pickle,
         ownership=old.ownership if wanted.ownership == "auto" else wanted.ownership,
         room_elsewhere=wanted.room_elsewhere or old.room_elsewhere,
-        record=old.record if wanted.record == "auto" else wanted.record,
+        record=old.record if wanted.record == "auto" else wanted.record, cluster=_choose_cluster(wanted, old),
     )  # fmt: skip
+
+
+def _choose_cluster(wanted: RunSpec, old: RunSpec | None) -> ClusterChoice:
+    if wanted.cluster != _UNASKED:
+        return wanted.cluster
+    return old.cluster if old is not None else ClusterChoice()
+
+
+def _open_cluster(run_dir: RunDir, spec: RunSpec) -> Cluster:
+    """The spec's cluster. Raises UsageError, also for a way of holding processes where the cluster has none of its own;
+    RunError where it cannot be loaded."""
+    name, options = spec.cluster.name, dict(spec.cluster.options)
+    if spec.ownership != "auto":
+        if "ownership" not in {f.name for f in dataclasses.fields(find_cluster(name).Options)}:
+            raise UsageError(
+                f"the cluster '{name}' holds processes in its own way", hint="Leave --ownership out"
+            )
+        options["ownership"] = spec.ownership
+    return make_cluster(name, spec.run_id, options, log_of=run_dir.agent_log)
+
+
+def _check_cluster(run_dir: RunDir, wanted: RunSpec, here: Path) -> None:
+    """Raises UsageError, InputError, DoesNotFit, RunError where the run cannot have its cluster, or not on it what it asks
+    for, as far as that can be known before anything is written."""
+    old = read_spec(run_dir.spec) if run_dir.spec.exists() else None
+    spec = dataclasses.replace(wanted, cluster=_choose_cluster(wanted, old))
+    if wanted.ownership == "auto" and old is not None:
+        spec = dataclasses.replace(spec, ownership=old.ownership)
+    cluster = _open_cluster(run_dir, spec)
+    if cluster.socket_folder is not None:
+        check_command(wanted.command, here)  # elsewhere the agents look, where the ranks will be
+    cluster.check(Request(wanted.nodes, wanted.spares, wanted.nproc))
 
 
 def _check_journal(run_dir: RunDir, record: Record, spec: RunSpec) -> None:
@@ -327,29 +293,29 @@ def run_supervised(
     Each of STOP_SIGNALS asks for a stop at a step boundary. What the parts log goes to the view. Raises the errors of `unbroken.errors.RunError`.
     """
     here = cwd or Path.cwd()
-    check_command(wanted.command, here)
+    check_words(wanted.command)
     if not sys.platform.startswith("linux"):
         raise RunError("unbroken run needs Linux", hint="Use a Linux machine or container")
-    # Before anything is written: a directory that remembers what did not fit would refuse what does.
-    check_fits(wanted.nodes, wanted.nproc, wanted.spares)
     check_folder(run_dir.path, "the run directory")
     record = _find_record(run_dir, wanted)
+    # Before anything is written: a directory that remembers what did not fit would refuse what does.
+    _check_cluster(run_dir, wanted, here)
     if wanted.origin and not _has_started(record):
         find_origin(wanted.origin, trust=wanted.trust_pickle)  # before anything is written
     spec = settle_spec(run_dir, wanted)
     record.share_spec(spec.run_id)
     _check_journal(run_dir, record, spec)
-    root = find_root(spec.run_id)
-    ownership = None if spec.ownership == "auto" else Kind(spec.ownership)
-    check_places(run_dir, root.parent)
-    check_socket(root / name_node(spec.nodes + spec.spares - 1) / "keeper.sock", "TMPDIR")
+    check_places(run_dir)
     shown = view or Lines()
+    on_this_machine: list[Path] = []
 
     async def go() -> str:
-        surroundings = Surroundings(
-            LocalCluster(spec.run_id, ownership=ownership, log_of=run_dir.agent_log), Diagnosis(folder=run_dir.path),
-            int(spec.host_memory) or share_memory(spec.nodes + spec.spares), record=record,
-        )  # fmt: skip
+        cluster = _open_cluster(run_dir, spec)
+        memory = int(spec.host_memory)
+        if (folder := cluster.socket_folder) is not None:
+            on_this_machine.append(folder)
+            memory = memory or share_memory(spec.nodes + spec.spares)
+        surroundings = Surroundings(cluster, Diagnosis(folder=run_dir.path), memory, record=record)
         supervisor = Supervisor(run_dir, spec, surroundings, shown, cwd=here)
         loop = asyncio.get_running_loop()
         for sig in STOP_SIGNALS:
@@ -363,7 +329,8 @@ def run_supervised(
             return asyncio.run(go())
     finally:
         # Agents that ended before it have left this to the supervisor, whose socket lay there.
-        forget_run(root)
+        for folder in on_this_machine:
+            forget_run(folder)
         report = _write_report(run_dir)
         if report is not None:
             shown.say(f"the report: {report}")

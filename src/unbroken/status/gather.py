@@ -284,7 +284,7 @@ def _nodes(spec: RunSpec | None, records: list[Record]) -> tuple[str, ...]:
             names.update(dict.fromkeys(str(s) for s in r["slots"]))
         elif r["kind"] in ("lost", "returned", "cordon"):
             names[str(r["node"])] = None
-    if spec is not None and spec.backend == "local":
+    if spec is not None and spec.cluster.name == "local":
         names.update(dict.fromkeys(name_node(i) for i in range(spec.nodes + spec.spares)))
     return tuple(sorted(names))
 

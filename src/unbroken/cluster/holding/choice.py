@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from ...errors import RunError
+from ...private import private_folder
 from .cgroups import Cgroups
 from .descent import Marks, Parents
 from .ownership import Kind, Ownership
@@ -53,3 +58,34 @@ def every(run_id: str, scratch: Path) -> list[Ownership]:
     parents = Parents(run_id, scratch)
     held: list[Ownership] = [parents] if parents.nodes() else []
     return [*(Cgroups(run_id, place) for place in Cgroups.left_by(run_id)), *held]
+
+
+def hold_itself(
+    module: str, arguments: Sequence[str], run_id: str, node: str, scratch: Path, wanted: str
+) -> NoReturn:
+    """Becomes a node's agent that is held: this process runs the module again, as `Ownership.start_agent` would start it.
+
+    `scratch` is the node's volatile folder, `wanted` the way to hold it or "auto". What comes on standard input is the
+    agent's. Raises RunError where that way does not work, OSError.
+    """
+    root = scratch.parent
+    private_folder(root)
+    owner, _ = choose(run_id, root, None if wanted == "auto" else Kind(wanted))
+    argv = [
+        sys.executable,
+        "-m",
+        module,
+        *arguments,
+        "--ownership",
+        owner.as_text(),
+        "--scratch",
+        str(scratch),
+    ]
+    for other in every(run_id, root):
+        if other.as_text() != owner.as_text():
+            argv += ["--held-before", other.as_text()]
+    start = owner.start_agent(node, argv)
+    marks = {"UNBROKEN_RUN_ID": run_id, "UNBROKEN_NODE": node, "UNBROKEN_ROLE": "agent"}
+    start.enter()
+    start.close()
+    os.execve(start.argv[0], list(start.argv), {**os.environ, **marks, **start.env})

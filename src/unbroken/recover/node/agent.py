@@ -4,12 +4,12 @@ It outlives its supervisor: when the link breaks it goes on until its lease expi
 keeper (and so the snapshots), and waits for a successor, whose address it reads from the run directory. When
 nobody comes it lets the keeper make the newest snapshot durable and leaves nothing behind.
 
-Started as `python -m unbroken.recover.node.agent --run-dir DIR --node NAME --scratch DIR`.
+Started as `python -m unbroken.recover.node.agent --run-dir DIR --run-id ID --node NAME`, the run's secret on its standard
+input. Whoever starts it may say how its processes are held and where its volatile folder is; else it sees to both itself.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import logging
@@ -24,7 +24,8 @@ from typing import Any
 
 from ...checkpoint.keeper.wire import PROTOCOL
 from ...cluster import Ended, Ownership
-from ...cluster.holding.choice import from_text
+from ...cluster.holding.choice import from_text, hold_itself
+from ...cluster.local import share_memory
 from ...cluster.local_events import forget_run
 from ...cluster.survey import describe_node
 from ...detect.stacks import ProcessInfo, collect_stacks
@@ -40,7 +41,9 @@ from ..record.base import Record
 from ..record.choice import open_record
 from ..record.folder import FolderRecord
 from ..wire import Link, Message, read_token
+from .arguments import parse_arguments
 from .clocks import NodeClocks
+from .command import find_refusal
 from .keeper_process import KeeperProcess
 from .port import PortReservation
 from .ranks import LaunchOrder, RankProcess
@@ -255,6 +258,8 @@ class Agent:
             return {}
         if op == "port":
             return {"port": self._port.take()}
+        if op == "check":
+            return find_refusal(message["command"], Path(message["cwd"]))
         if op == "launch":
             return await self._launch(LaunchOrder.from_message(message))
         if op == "stop":
@@ -303,11 +308,6 @@ class Agent:
             )
         if self.ranks:
             raise RunError("ranks of an earlier attempt are still here", where=f"node {self.node}")
-        if not os.path.isdir(order.cwd):
-            raise RunError(
-                f"the working directory {order.cwd} is not there", where=f"node {self.node}",
-                hint="Start the run in a folder that every node has, such as one of a shared file system",
-            )  # fmt: skip
         self.attempt, self._expired = order.attempt, {}
         self._progress, self._looks = ProgressReport(), {}
         pages = self.scratch / "pages"
@@ -449,21 +449,9 @@ def _pass_over(*_: object) -> None:
 
 def main() -> None:
     """Entry point of the agent's process."""
-    parser = argparse.ArgumentParser(prog="python -m unbroken.recover.node.agent", description=__doc__)
-    parser.add_argument("--run-dir", type=Path, required=True)
-    parser.add_argument("--run-id", required=True)
-    parser.add_argument("--node", required=True)
-    parser.add_argument("--scratch", type=Path, required=True)
-    parser.add_argument("--orphan-grace", type=float, default=120.0)
-    parser.add_argument("--ownership", required=True, help="how the node's processes are held")
-    parser.add_argument(
-        "--held-before", action="append", default=[], help="how they may have been held before"
-    )
-    parser.add_argument("--keeper-memory", type=int, required=True, help="bytes")
-    parser.add_argument("--wait-for-room", type=float, default=600.0, help="seconds")
-    parser.add_argument("--room-elsewhere", default="", help="where the last checkpoint goes after that")
-    parser.add_argument("--record", default="shared", help="where the record of the run lies")
-    args = parser.parse_args()
+    args = parse_arguments(__doc__)
+    if args.ownership is None:
+        hold_itself(__spec__.name, sys.argv[1:], args.run_id, args.node, args.scratch, args.hold)
     logging.basicConfig(
         level=logging.INFO, stream=sys.stdout, format="%(asctime)s %(levelname)s %(message)s", force=True
     )
@@ -480,7 +468,7 @@ def main() -> None:
         args.node,
         args.scratch,
         args.orphan_grace,
-        args.keeper_memory,
+        args.keeper_memory or share_memory(1),
         owner,
         args.wait_for_room,
         args.room_elsewhere,

@@ -141,7 +141,9 @@ class Supervisor:
         if (folder := self._around.cluster.socket_folder) is not None:
             return local_door(folder)
         assert secret.identity is not None
-        return wide_door(secret.identity, self._around.advertised or own_address())
+        return wide_door(
+            secret.identity, self._around.advertised or self._around.cluster.door_address or own_address()
+        )
 
     def _make_fleet(self, secret: Secret) -> Fleet:
         spec, timeouts = self._spec, self._spec.timeouts
@@ -197,9 +199,10 @@ class Supervisor:
 
     async def _supervise(self, parts: Parts) -> str:
         """Attempt after attempt, until one ends the run."""
+        memory = self._around.keeper_bytes
         self._view.say(
             f"{self._spec.nodes} nodes x {self._spec.nproc} ranks, {self._spec.spares} spares; snapshots may take up to "
-            f"{Bytes(self._around.keeper_bytes)} of memory on each node"
+            f"{Bytes(memory) if memory else 'half of what is free'} of memory on each node"
         )
         self._view.say(parts.fleet.describe())
         self._view.say(self._record.describe())

@@ -85,6 +85,18 @@ class FakeCluster:
         """Its nodes are virtual, and come over a network of its own."""
         return None
 
+    @property
+    def door_address(self) -> str:
+        return ""
+
+    def check(self, request: Request) -> None:
+        wanted, capacity = request.nodes + request.spares, self._capacity(request)
+        if capacity < wanted:
+            raise DoesNotFit(
+                f"{wanted} nodes of {request.ranks_per_node} ranks are more than the {capacity} that there are",
+                hint="Ask for fewer --nodes or --spares",
+            )
+
     def describe(self) -> str:
         return f"{len(self.nodes)} virtual nodes in simulated time"
 
@@ -102,11 +114,7 @@ class FakeCluster:
         told = None
         for name in request.replaces:
             hw.given.pop(name, None)
-        if self._capacity(request) < wanted:
-            raise DoesNotFit(
-                f"{wanted} nodes of {request.ranks_per_node} ranks are more than the {self._capacity(request)} that there are",
-                hint="Ask for fewer --nodes or --spares",
-            )  # fmt: skip
+        self.check(request)
         while True:
             out = {*self._cordoned(), *request.exclude, *request.replaces}
             held = [] if request.replaces else [n for n in hw.given if n not in out][:wanted]

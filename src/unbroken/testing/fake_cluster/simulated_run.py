@@ -14,7 +14,7 @@ from typing import Any
 from ...diagnose import diagnose
 from ...diagnose.judge.facts import Facts
 from ...private import write_secret
-from ...progress import RunDir, RunSpec, Timeouts, read_journal, write_spec
+from ...progress import ClusterChoice, RunDir, RunSpec, Timeouts, read_journal, write_spec
 from ...progress.records.incident import read_incidents
 from ...progress.records.verdict import Verdict
 from ...recover.record.base import Record
@@ -80,7 +80,7 @@ class SimulatedRun:
         self.run_dir = RunDir(folder)
         self.run_dir.create()
         self.spec = RunSpec(
-            command=("train.py",), run_id="simulated", nodes=nodes, nproc=nproc, spares=spares, backend="fake",
+            command=("train.py",), run_id="simulated", nodes=nodes, nproc=nproc, spares=spares, cluster=ClusterChoice("fake"),
             timeouts=timeouts or Timeouts(),
         )  # fmt: skip
         write_spec(self.run_dir, self.spec, first=True)

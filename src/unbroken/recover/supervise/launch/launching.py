@@ -77,6 +77,8 @@ class Launching:
         self._accepting, self._fencing, self._recorder = accepting, fencing, recorder
         self._term, self._stop, self._view, self._clock = term, stop, view, clock
         self._make_attempt, self._follow, self._note_schedule = make_attempt, follow, note_schedule
+        self._checked: set[str] = set()
+        """Nodes that can run the command."""
 
     @property
     def _state(self) -> RunState:
@@ -120,6 +122,7 @@ class Launching:
         slots = await self._fill_slots()
         if slots is None:
             return None
+        await self._check_command(slots)
         await self._fencing.check_cleared(slots)
         await self._accepting.seal_before()
         if self._stop:
@@ -130,6 +133,21 @@ class Launching:
         if not await self._fencing.wait_for_proof(accepted=bool(candidates)):
             return None
         return slots, number, candidates
+
+    async def _check_command(self, slots: tuple[str, ...]) -> None:
+        """Asks each node once whether the command can be run there. Raises RunStopped where it cannot: no restart helps."""
+        fresh = [n for n in slots if n not in self._checked]
+        command = list(self._spec.command)
+        for name, answer in (
+            await self._fleet.ask_all(fresh, "check", command=command, cwd=self._cwd)
+        ).items():
+            if refused := answer.get("refused"):
+                why = RunStopped(str(refused), where=f"node {name}, in {self._cwd}", hint=answer.get("hint"))
+                await self._recorder.record(
+                    "status", status="stopped", step=self._state.step, why=why.message
+                )
+                raise why
+            self._checked.add(name)
 
     async def _announce(self, attempt: Attempt, candidates: list[Candidate]) -> None:
         """Tells every keeper of the attempt. Raises RunError where one does not answer."""
