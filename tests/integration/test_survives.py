@@ -148,9 +148,13 @@ def test_killed_keeper_does_not_disturb_training(new_run: NewRun) -> None:
     assert [r["node"] for r in run.journal("keeper_back")] == ["node-001"]
 
 
-def test_killed_supervisor_is_succeeded_and_the_ranks_never_stop(new_run: NewRun) -> None:
+def test_killed_supervisor_is_succeeded_and_the_ranks_never_stop(
+    new_run: NewRun, eventually: Callable[..., None]
+) -> None:
     run = new_run(*TWO, steps=80).start()
     run.until_step(5)
+    # That is in the file of steps; the journal's record of the first one follows by itself.
+    eventually(lambda: run.journal("first_step"))
     pids = {r: p.pid for r, p in run.faults.ranks().items()}
     run.faults.kill_supervisor()
     assert run.wait() == -signal.SIGKILL
