@@ -9,21 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
-from ..errors import InputError
-
-app = typer.Typer(
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    help="Compress logs: drop what repeats in the healthy part, keep whatever could be evidence.",
-)
+from ...errors import InputError
 
 
-@app.callback()
-def main() -> None:
-    """Compress logs: drop the chatter, keep the evidence."""
-
-
-@app.command()
 def compress(
     paths: Annotated[
         list[str], typer.Argument(metavar="PATH...", help="Files, folders, globs, or - for stdin.")
@@ -59,9 +47,9 @@ def compress(
     ] = False,
 ) -> None:
     """Write PATH without its chatter and say what was dropped, by which rule."""
-    from ..diagnose.assist.incident_store import IncidentStore
-    from ..diagnose.compress import compress as run
-    from ..diagnose.compress import expand_or_fail
+    from ...diagnose.assist.incident_store import IncidentStore
+    from ...diagnose.compress import compress as run
+    from ...diagnose.compress import expand_or_fail
 
     if follow:
         given = {
@@ -131,7 +119,7 @@ def compress(
 
 
 def _follow(logs: Any, numbers: bool) -> None:
-    from ..diagnose.compress import compress_live
+    from ...diagnose.compress import compress_live
 
     if len(logs) != 1 or logs[0].path is None:
         raise InputError(
@@ -154,10 +142,10 @@ def _put(sink: Any, source: Any, number: int, raw: bytes, numbers: bool) -> None
 
 
 def _ask_model(logs: Any, rules: list[Any], url: str, name: str | None) -> tuple[list[Any], list[str]]:
-    from ..diagnose.assist.assistants import ask_filters
-    from ..diagnose.assist.model import HttpModel, configured
-    from ..diagnose.match.rules import builtin_set
-    from ..diagnose.read.sources import head
+    from ...diagnose.assist.assistants import ask_filters
+    from ...diagnose.assist.model import HttpModel, configured
+    from ...diagnose.match.rules import builtin_set
+    from ...diagnose.read.sources import head
 
     config = configured(url, name)
     assert config is not None
