@@ -1,0 +1,404 @@
+"""The nodes of a Slurm job as a cluster: `unbroken run --cluster slurm` inside an allocation.
+
+One step for the agent and keeper of each node, which shares what the job has (`--overlap`) and takes no GPU. A node that is lost
+leaves the job, which goes on where it was submitted with --no-kill; a spare of the same job takes its place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import json
+import logging
+import os
+import time
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from pathlib import Path
+
+import psutil
+
+from ...errors import DoesNotFit, RunError, UsageError
+from ...machine import python_path
+from ..contract import AgentCommand, Allocation, Cordon, Event, Fenced, Request
+from ..local_events import _importable
+from ..stream import EventStream
+from .command_lines import StepOrder, node_program, srun
+from .commands import NEEDED, NoAnswer, Refused, Slurm, find_missing
+from .cordons import as_reason, find_expired, read_cordon
+from .launches import Launches
+from .memory import Memory
+from .options import SlurmOptions
+from .records import KILL_FAILED, JobRecord, NodeRecord
+from .survey import find_trouble, read_surveys
+from .watching import NodeView, Watching
+
+_log = logging.getLogger("unbroken.slurm")
+_SURVEY_S = 120.0
+_PAUSE_S = 0.1
+_UNDRAIN_LOOKS = 50
+_RANKS_PER_CPU = 64
+_NO_RIGHT = ("Invalid user id", "Access/permission denied", "ccess denied", "ermission denied")
+
+
+class SlurmCluster:
+    """One run inside one job. `log_of` says where the output of a node's agent goes."""
+
+    Options = SlurmOptions
+
+    def __init__(
+        self,
+        run_id: str,
+        options: SlurmOptions = SlurmOptions(),
+        *,
+        log_of: Callable[[str], Path] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        slurm: Slurm | None = None,
+    ) -> None:
+        self.run_id, self._options, self._log_of = run_id, options, log_of
+        self.job = options.job or os.environ.get("SLURM_JOB_ID", "")
+        self._slurm = slurm or Slurm()
+        self._launches = Launches(run_id)
+        self._memory = Memory(self._launches.folder, self.job)
+        self._contained: bool | None = None
+        self._stream = EventStream(lambda: self._watching.list_running())
+        self._watching = Watching(
+            self.job, self._slurm, self._launches, self._stream, every_s=float(options.poll),
+            is_contained=lambda: bool(self._contained), clock=clock,
+        )  # fmt: skip
+        self._may_drain: bool | None = None if options.cordon == "auto" else options.cordon == "drain"
+
+    @property
+    def socket_folder(self) -> Path | None:
+        return None
+
+    @property
+    def door_address(self) -> str:
+        """The address of the interface that was asked for; "" where none was. Raises UsageError for one that is not there."""
+        if not self._options.interface:
+            return ""
+        return find_address(self._options.interface)
+
+    def describe(self) -> str:
+        how = "" if self._options.interface == "" else f", reached by {self._options.interface}"
+        image = f", in {self._options.image} ({self._options.runtime})" if self._options.image else ""
+        return f"job {self.job} of Slurm: a step for each node's agent and keeper{image}{how}"
+
+    def check(self, request: Request) -> None:
+        """Raises UsageError or RunError where there is no Slurm here, or no allocation."""
+        if missing := find_missing():
+            raise UsageError(
+                f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not on the PATH: this host has no Slurm",
+                hint=f"Run it where {', '.join(NEEDED)} are, or leave --cluster slurm out",
+            )
+        if not self.job:
+            raise UsageError(
+                "this is no allocation of Slurm: SLURM_JOB_ID is not set",
+                hint="Run it inside sbatch --no-kill or salloc --no-kill, or name a job: --cluster slurm,job=ID",
+            )
+        self.door_address  # noqa: B018  it raises
+
+    # --- nodes
+
+    async def acquire(self, request: Request) -> Allocation:
+        """Nodes of the job, at once: a job is given its nodes before it starts.
+
+        Raises DoesNotFit where it has too few that can be used, RunError where the job is over, and what the survey of the
+        nodes finds wrong with them.
+        """
+        job = await self._find_job()
+        out = {*await self.cordons(), *request.exclude, *request.replaces}
+        nodes = await self._slurm.list_nodes(job.nodes)  # now: an expired cordon was lifted
+        usable = [n for n in job.nodes if n not in out and self._can_use(n, nodes.get(n))]
+        self._check_size(request, nodes)
+        given, wanted = self._memory.given, request.nodes + request.spares
+        held = [] if request.replaces else [n for n in given if n in usable][:wanted]
+        fresh = [n for n in usable if n not in given][: wanted - len(held)]
+        found = [*held, *fresh]
+        # A run that goes on may have used its spares up; one that begins gets what it asked for.
+        least = request.nodes if given else wanted
+        if len(found) < least:
+            raise self._too_few(request, job, nodes, usable, out)
+        await self._survey(fresh)
+        self._memory.give([*(n for n in given if n not in request.replaces), *fresh])
+        for node in found:
+            self._watching.watched.setdefault(node, NodeView())
+        return Allocation(
+            self.job, tuple(found[: request.nodes]), tuple(found[request.nodes :]),
+            self._watching.convert_end(job.ends),
+        )  # fmt: skip
+
+    async def _find_job(self) -> JobRecord:
+        job = await self._slurm.find_job(self.job)
+        if job is None or not job.runs:
+            state = "is over" if job is None else f"is {job.state.lower()}"
+            raise RunError(f"the job {state}", where=f"job {self.job}", hint="Submit it again: the run goes on")
+        return job
+
+    def _can_use(self, name: str, node: NodeRecord | None) -> bool:
+        view = self._watching.watched.get(name)
+        return node is not None and node.responds and not node.down and not (view and view.lost)
+
+    def _check_size(self, request: Request, nodes: Mapping[str, NodeRecord]) -> None:
+        if request.ranks_per_node > _RANKS_PER_CPU * max((n.cpus for n in nodes.values()), default=1):
+            cpus = max((n.cpus for n in nodes.values()), default=0)
+            raise DoesNotFit(
+                f"{request.ranks_per_node} ranks on nodes of {cpus} processors would not train but wait",
+                where=f"job {self.job}", hint="Use fewer --nproc",
+            )  # fmt: skip
+
+    def _too_few(
+        self, request: Request, job: JobRecord, nodes: Mapping[str, NodeRecord], usable: Sequence[str], out: set[str]
+    ) -> DoesNotFit:
+        wanted = f"{request.nodes} nodes" + (f" and {request.spares} spares" if request.spares else "")
+        unusable = [n for n in job.nodes if n not in usable]
+        whys = [f"{n}: {nodes[n].describe() if n not in out else 'out of use'}" for n in unusable if n in nodes]
+        left = [n for n in usable if n not in self._memory.given] if request.replaces else usable
+        more = f" ({'; '.join(whys[:4])})" if whys else ""
+        if request.replaces:
+            return DoesNotFit(
+                f"no node of the job is left to replace {', '.join(request.replaces)}{more}", where=f"job {self.job}",
+                hint="Submit with more nodes (sbatch -N) and more --spares",
+            )  # fmt: skip
+        total = request.nodes + request.spares
+        return DoesNotFit(
+            f"the job has {len(left)} nodes that can be used, the run asks for {wanted}{more}", where=f"job {self.job}",
+            hint=f"Submit it with sbatch -N {total} --no-kill, or ask for fewer --nodes or --spares",
+        )  # fmt: skip
+
+    async def _survey(self, nodes: Sequence[str]) -> None:
+        """Asks nodes what they are before anything starts there. Raises what is wrong with them."""
+        if not nodes:
+            return
+        sees = []
+        if self._log_of is not None:
+            log = self._log_of(nodes[0])
+            log.parent.mkdir(parents=True, exist_ok=True)
+            log.touch()
+            sees = ["--sees", str(log.absolute())]
+        order = StepOrder(self.job, tuple(nodes), f"{self._launches.prefix}survey", immediate_s=60)
+        program = node_program(self._options, "survey", "--run-id", self.run_id, *sees)
+        said = ""
+        try:
+            out = await self._slurm.call(*srun(order, self._options, program), within_s=_SURVEY_S, env=self._environment)
+        except Refused as e:
+            out, said = e.printed, e.said
+        surveys = read_surveys(out)
+        trouble = find_trouble(
+            nodes, surveys, gpus=self._options.gpus, said=said or out, image=self._options.image
+        )
+        if trouble is not None:
+            raise trouble
+
+    async def give_back(self, nodes: Collection[str]) -> None:
+        """Ends what is left there. The job keeps them until it ends: Slurm takes no node back before."""
+        given = self._memory.given
+        for node in [n for n in given if n in nodes]:
+            fenced = await self.fence(node, 10.0)
+            if not fenced.proven and not self._is_lost(node):
+                raise RunError(f"the node is not given back: {fenced.why}", where=node)
+        self._memory.give([n for n in given if n not in nodes])
+
+    # --- agents
+
+    async def start(self, node: str, command: AgentCommand) -> str:
+        if node not in self._memory.given:
+            raise RunError("the node is none of this run's", where=node, hint="Ask for nodes first")
+        if self._is_lost(node):
+            raise RunError(f"the node is lost: {self._watching.watched[node].lost}", where=node)
+        nothing_left = await self._is_contained() and not await self._list_steps(node)
+        name, step = self._launches.make_name(node)
+        program = node_program(
+            self._options, "start", "--run-id", self.run_id, "--node", node, "--module", command.module,
+            "--environment", json.dumps(dict(command.environment)), *(["--nothing-left"] if nothing_left else []),
+            "--", *command.arguments,
+        )  # fmt: skip
+        argv = srun(StepOrder(self.job, (node,), step, gpus=True), self._options, program)
+        log = self._log_of(node) if self._log_of is not None else None
+        try:
+            await asyncio.to_thread(
+                self._launches.spawn, name, step, node, argv, self._environment, command.secret, log
+            )
+        except OSError as e:
+            raise RunError(f"srun cannot be started: {e.strerror or e}", where=node) from e
+        return name
+
+    @functools.cached_property
+    def _environment(self) -> dict[str, str]:
+        """What processes on nodes have: the supervisor's own environment, as sbatch hands it on, without this step's."""
+        env = dict(self._slurm.environment)
+        if not _importable():
+            env["PYTHONPATH"] = python_path()
+        return env
+
+    def events(self) -> AsyncIterator[Event]:
+        for node in self._memory.given:
+            self._watching.watched.setdefault(node, NodeView())
+        self._watching.start()
+        return self._stream.read()
+
+    def _is_lost(self, node: str) -> bool:
+        return node in self._watching.watched and bool(self._watching.watched[node].lost)
+
+    # --- fences
+
+    async def fence(self, node: str, deadline_s: float) -> Fenced:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + max(0.0, deadline_s)
+        try:
+            async with asyncio.timeout_at(deadline):
+                return await self._fence(node, deadline)
+        except TimeoutError:
+            return Fenced(False, f"what runs there was not proven to be gone within {deadline_s:g} s")
+        except RunError as e:
+            return Fenced(False, f"Slurm cannot say: {e.message}")
+
+    async def _fence(self, node: str, deadline: float) -> Fenced:
+        # An order that is on its way must not be carried out later.
+        begun = [x for x in self._launches.live.values() if x.node == node]
+        await asyncio.to_thread(lambda: [x.kill() for x in begun if not x.began])
+        contained = await self._is_contained()
+        why = ""
+        if not contained and not self._is_lost(node):
+            why = await self._end_there(node, deadline)
+            if why:
+                return Fenced(False, why)
+        killed: set[str] = set()
+        while steps := await self._list_steps(node):
+            if new := [s for s in steps if s not in killed]:
+                record = (await self._slurm.list_nodes([node])).get(node)
+                if record is not None and record.responds:
+                    # To one that does not answer the order would come at any time later.
+                    for step in new:
+                        await self._slurm.kill_step(step)
+                    killed.update(new)
+            await asyncio.sleep(_PAUSE_S)
+        return await self._read_proof(node, contained)
+
+    async def _read_proof(self, node: str, contained: bool) -> Fenced:
+        """What it proves that Slurm lists no step of the run there any more: its daemon reports the end of a step once nobody is
+        left in the step's cgroup."""
+        record = (await self._slurm.list_nodes([node])).get(node)
+        lost = self._is_lost(node)
+        if not contained and lost:
+            return Fenced(False, "the node is lost, and this Slurm holds processes by no cgroup (ProctrackType)")
+        if record is not None and KILL_FAILED in record.reason:
+            return Fenced(False, f"processes there survive kill -9: {record.describe()}")
+        if record is None or not record.responds:
+            state = record.describe() if record else "Slurm does not know the node"
+            return Fenced(False, f"it cannot be reached: {state}")
+        return Fenced(True)
+
+    async def _end_there(self, node: str, deadline: float) -> str:
+        """Ends what the run has on a node by a program there; why nothing is proven by that, or nothing."""
+        left = deadline - asyncio.get_running_loop().time()
+        order = StepOrder(self.job, (node,), f"{self._launches.prefix}end", immediate_s=max(1, int(left)))
+        program = node_program(self._options, "end", "--run-id", self.run_id, "--node", node, "--within", f"{max(0.5, left - 1):g}")
+        try:
+            out = await self._slurm.call(*srun(order, self._options, program), within_s=max(0.5, left), env=self._environment)
+        except (Refused, NoAnswer) as e:
+            return f"its processes cannot be ended: {e.message}"
+        for line in out.splitlines():
+            with contextlib.suppress(ValueError, TypeError):
+                said = json.loads(line)
+                if said.get("kind") == "ended":
+                    survivors = said.get("survivors") or []
+                    if survivors:
+                        return f"processes {survivors} survive kill -9"
+                    return "" if said.get("proven") else str(said.get("why") or "its end is not proven")
+        return "the program that ends them said nothing"
+
+    async def _is_contained(self) -> bool:
+        """Whether Slurm holds all processes of a step by a cgroup: the end of a step is the end of all of them then."""
+        if self._contained is None:
+            config = await self._slurm.read_config()
+            self._contained = config.get("ProctrackType", "") == "proctrack/cgroup"
+        return self._contained
+
+    async def _list_steps(self, node: str) -> list[str]:
+        """The steps of this run of which Slurm has not heard the end, on one node."""
+        steps = await self._slurm.list_steps(self.job)
+        return [s.id for s in steps if s.name.startswith(self._launches.prefix) and node in s.nodes]
+
+    async def forget(self, node: str) -> None:
+        """What could not be proven is asked of Slurm again each time: nothing is remembered here."""
+
+    # --- cordons
+
+    async def cordon(self, cordon: Cordon) -> None:
+        held = (await self.cordons()).get(cordon.node)
+        if held is not None and held.owner != cordon.owner:
+            raise RunError(f"it is cordoned by {held.owner} ({held.reason})", where=cordon.node)
+        if await self._drain(cordon.node, "drain", as_reason(cordon)):
+            return
+        self._memory.put({**self._memory.cordons, cordon.node: cordon})
+        _log.info("%s is out of use for this run alone: draining needs an operator's rights", cordon.node)
+
+    async def release(self, node: str, owner: str) -> None:
+        held = (await self.cordons()).get(node)
+        if held is None:
+            return
+        if held.owner != owner:
+            raise RunError(
+                f"it was cordoned by {held.owner}, not by {owner}", where=node, hint=f"Ask {held.owner}: {held.reason}"
+            )
+        self._memory.put({n: c for n, c in self._memory.cordons.items() if n != node})
+        record = (await self._slurm.list_nodes([node])).get(node)
+        if record is not None and record.drained and not await self._undrain(node):
+            raise RunError("it is drained, and only an operator may undo that", where=node, hint="Ask one")
+
+    async def cordons(self) -> Mapping[str, Cordon]:
+        job = await self._slurm.find_job(self.job)
+        names = {*(job.nodes if job else ()), *self._memory.given}
+        return await self._find_cordons(await self._slurm.list_nodes(sorted(names)) if names else {})
+
+    async def _find_cordons(self, nodes: Mapping[str, NodeRecord]) -> dict[str, Cordon]:
+        now = time.time()
+        for name in find_expired(nodes, now):
+            await self._undrain(name)
+        drained = {n: c for n, r in nodes.items() if (c := read_cordon(r)) is not None}
+        return {n: c for n, c in {**drained, **self._memory.cordons}.items() if not c.has_expired(now)}
+
+    async def _drain(self, node: str, state: str, reason: str = "") -> bool:
+        """Drains a node or undoes that; False where this user may not. Raises Refused."""
+        if self._may_drain is False:
+            return False
+        why = [f"reason={reason}"] if reason else []
+        try:
+            await self._slurm.call("scontrol", "update", f"nodename={node}", f"state={state}", *why)
+        except Refused as e:
+            if self._options.cordon == "auto" and any(text in e.said for text in _NO_RIGHT):
+                self._may_drain = False
+                return False
+            raise
+        self._may_drain = True
+        return True
+
+    async def _undrain(self, node: str) -> bool:
+        """Gives a drained node back, and waits a moment until the controller has heard of it again, as it does then."""
+        if not await self._drain(node, "undrain"):
+            return False
+        for _ in range(_UNDRAIN_LOOKS):
+            record = (await self._slurm.list_nodes([node])).get(node)
+            if record is None or record.responds:
+                break
+            await asyncio.sleep(_PAUSE_S)
+        return True
+
+    async def close(self) -> None:
+        await self._watching.stop()
+        self._stream.close()
+        self._launches.tidy()
+
+
+def find_address(interface: str) -> str:
+    """The address of an interface of this host, IPv4 first. Raises UsageError for one that is not there or has none."""
+    addresses = psutil.net_if_addrs()
+    if interface not in addresses:
+        raise UsageError(
+            f"this host has no interface '{interface}'", hint=f"It has {', '.join(sorted(addresses))}"
+        )
+    found = [a.address for a in addresses[interface] if a.family.name in ("AF_INET", "AF_INET6")]
+    if not found:
+        raise UsageError(f"the interface '{interface}' has no address", hint="Choose another")
+    return sorted(found, key=lambda a: ":" in a)[0].partition("%")[0]

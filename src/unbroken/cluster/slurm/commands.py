@@ -1,0 +1,128 @@
+"""Slurm's own commands, each with a deadline; what they say when they refuse comes back in words."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+
+from ...errors import RunError
+from .hostlist import join
+from .records import (
+    JOB_FORMAT,
+    STEP_FORMAT,
+    JobRecord,
+    NodeRecord,
+    StepRecord,
+    parse_config,
+    parse_jobs,
+    parse_nodes,
+    parse_steps,
+)
+
+NEEDED = ("srun", "squeue", "scontrol", "scancel")
+_WITHIN_S = 30.0
+_KEPT = ("SLURM_CONF", "SLURM_CONF_SERVER")
+_OURS = ("SLURM_", "SBATCH_", "SRUN_", "SQUEUE_", "SALLOC_", "SCONTROL_", "PMI_", "PMIX_")
+
+
+class Refused(RunError):
+    """A command of Slurm that failed; `said` is what it said of that, `printed` its output."""
+
+    def __init__(self, command: str, said: str, printed: str = "") -> None:
+        super().__init__(f"{command} failed: {said or 'it said nothing'}")
+        self.said, self.printed = said, printed
+
+
+class NoAnswer(RunError):
+    """A command of Slurm that did not end within its deadline: its controller is busy or gone."""
+
+
+def clean_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """An environment without what Slurm has set for the step that we run in: a step that is started from it would take its
+    node list, its tasks and its binding for its own defaults."""
+    return {k: v for k, v in environ.items() if k in _KEPT or not k.startswith(_OURS)}
+
+
+def find_missing() -> list[str]:
+    """Those of Slurm's commands that are not on the PATH."""
+    return [name for name in NEEDED if shutil.which(name) is None]
+
+
+class Slurm:
+    """Asks and orders. Raises Refused and NoAnswer."""
+
+    def __init__(self, *, within_s: float = _WITHIN_S) -> None:
+        self._within_s = within_s
+
+    @cached_property
+    def environment(self) -> dict[str, str]:
+        """What the commands are run with. Times come as seconds since the Unix epoch."""
+        return clean_environment(os.environ) | {"SLURM_TIME_FORMAT": "%s"}
+
+    async def call(
+        self, *argv: str, within_s: float | None = None, env: Mapping[str, str] | None = None
+    ) -> str:
+        """Runs a command; returns what it printed."""
+        within_s = within_s or self._within_s
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *argv,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                env=dict(env) if env is not None else self.environment,
+            )
+        except OSError as e:
+            raise RunError(f"{argv[0]} cannot be run: {e.strerror}", hint="Is this a host of a Slurm cluster?") from e
+        try:
+            async with asyncio.timeout(within_s):
+                out, err = await process.communicate()
+        except TimeoutError:
+            raise NoAnswer(f"no answer from {' '.join(argv[:3])} within {within_s:g} s") from None
+        finally:
+            if process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill()
+                await process.wait()
+        if process.returncode:
+            printed = out.decode(errors="replace")
+            said = " ".join(err.decode(errors="replace").split()) or printed.strip()
+            raise Refused(" ".join(argv[:2]), said, printed)
+        return out.decode(errors="replace")
+
+    async def find_job(self, job: str) -> JobRecord | None:
+        """A job that waits or runs; None where the controller has it no more."""
+        try:
+            jobs = parse_jobs(await self.call("squeue", "-h", "-j", job, "-o", JOB_FORMAT))
+        except Refused as e:
+            if "nvalid job id" in e.said:
+                return None
+            raise
+        return jobs[0] if jobs else None
+
+    async def list_nodes(self, names: Iterable[str] = ()) -> dict[str, NodeRecord]:
+        """Nodes as the controller sees them; all without names."""
+        wanted = join(names)
+        return parse_nodes(await self.call("scontrol", "-o", "show", "node", *([wanted] if wanted else [])))
+
+    async def list_steps(self, job: str) -> list[StepRecord]:
+        """The steps of a job of which the controller has not heard the end."""
+        try:
+            return parse_steps(await self.call("squeue", "-s", "-h", "-j", job, "-o", STEP_FORMAT))
+        except Refused as e:
+            if "nvalid job id" in e.said:
+                return []
+            raise
+
+    async def read_config(self) -> Mapping[str, str]:
+        """What the site has set."""
+        return parse_config(await self.call("scontrol", "show", "config"))
+
+    async def kill_step(self, step: str) -> None:
+        """Kills all processes of a step; does nothing where it has ended."""
+        with contextlib.suppress(Refused):
+            await self.call("scancel", "--signal=KILL", step)

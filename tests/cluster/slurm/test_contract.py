@@ -1,0 +1,109 @@
+"""Nodes of a Slurm job keep the contract: with a real Slurm, which holds steps by a cgroup, and which does not."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.contract import Bench, ClusterContract, eventually
+from tests.support.slurm import REPO, Testbed, testbed, wait_for
+from unbroken.cluster import Kind
+from unbroken.cluster.contract import AgentCommand, Cluster
+from unbroken.cluster.holding.choice import choose
+from unbroken.cluster.holding.processes import end, marked
+from unbroken.cluster.slurm.cluster import SlurmCluster
+from unbroken.cluster.slurm.options import SlurmOptions
+from unbroken.units import Duration
+
+pytestmark = pytest.mark.slow
+
+
+class SlurmBench(Bench):
+    fence_s = 20.0
+    impossible = {
+        "hold": "a job has its nodes before a run begins in it",
+        "lose": "a job never gets a lost node back",
+        "preempt": "Slurm takes whole jobs away, or drains a node without a deadline",
+        "end_allocation": "Slurm looks for jobs that are over time twice a minute: test_run.py waits for that",
+    }
+
+    def __init__(self, bed: Testbed, folder: Path) -> None:
+        self.bed, self.folder = bed, folder
+        self.run_id = f"test{secrets.token_hex(6)}"
+        # A small parent on the node reaps the agent: that it ended is known, how is not.
+        self.tells_how_it_ended = choose(self.run_id, folder)[0].kind is not Kind.PARENT
+        self.job = bed.allocate(f"-N{len(bed.nodes)}")
+
+    def wall(self) -> float:
+        return time.time()
+
+    def open(self) -> Cluster:
+        return SlurmCluster(
+            self.run_id, SlurmOptions(job=self.job, poll=Duration("500ms")), log_of=lambda n: self.folder / f"{n}.log"
+        )
+
+    def command(self) -> AgentCommand:
+        return AgentCommand(
+            "tests.cluster.agent_program", ("--folder", str(self.folder)), {"PYTHONPATH": str(REPO)}
+        )
+
+    def _report(self, node: str) -> dict[str, object]:
+        report: dict[str, object] = json.loads((self.folder / f"{node}.report").read_text())
+        return report
+
+    async def seen_by(self, node: str) -> AgentCommand:
+        def is_there() -> bool:
+            agents = {p.pid for p in marked(self.run_id, node=node) if p.role == "agent"}
+            return (self.folder / f"{node}.report").exists() and self._report(node)["pid"] in agents
+
+        await eventually(is_there)
+        r = self._report(node)
+        assert r["cwd"] == "/", "nothing may rest on where the supervisor stands"
+        return AgentCommand("", tuple(r["arguments"]), r["environment"], str(r["secret"]).encode())  # type: ignore[arg-type]
+
+    def end(self, node: str, code: int) -> None:
+        (self.folder / f"{node}.exit").write_text(str(code))
+
+    def kill(self, node: str) -> None:
+        pid = self._report(node)["pid"]
+        assert isinstance(pid, int)
+        os.kill(pid, signal.SIGKILL)
+
+    def left(self, node: str) -> bool:
+        return bool(marked(self.run_id, node=node))
+
+    def isolate(self, node: str) -> None:
+        self.bed.signal_daemon(node, signal.SIGSTOP)
+
+    def return_node(self, node: str) -> None:
+        self.bed.signal_daemon(node, signal.SIGCONT)
+
+
+@pytest.fixture(scope="module")
+def bed() -> Iterator[Testbed]:
+    with testbed() as found:
+        yield found
+
+
+@pytest.fixture
+def bench(bed: Testbed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SlurmBench]:
+    monkeypatch.setenv("SLURM_CONF", bed.environment["SLURM_CONF"])
+    bench = SlurmBench(bed, tmp_path)
+    yield bench
+    for node in bed.nodes:
+        with contextlib.suppress(OSError):
+            bench.return_node(node)
+    bed.clear()
+    wait_for(lambda: end(lambda: marked(bench.run_id)) == [], "nothing of the run to be left")
+
+
+class TestSlurmCluster(ClusterContract):
+    """The contract."""
