@@ -57,7 +57,7 @@ class TestToyCluster(ClusterContract):
 
 
 def test_a_name_stands_for_one_cluster(registered: None) -> None:
-    assert registry.names() == ["local", "toy"]
+    assert {"local", "toy"} <= set(registry.names())
     registry.register("toy", ToyCluster)
     for taken in ("toy", "local"):
         with pytest.raises(ValueError, match=f"'{taken}' already"):
@@ -74,7 +74,7 @@ def test_a_package_that_is_installed_adds_its_own(tmp_path: Path, monkeypatch: p
         "[unbroken.clusters]\ntoy = tests.cluster.toy:ToyCluster\nbroken = tests.cluster.toy:NoSuchCluster\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert registry.names() == ["broken", "local", "toy"]
+    assert {"broken", "local", "toy"} <= set(registry.names())
     assert isinstance(registry.make_cluster("toy", "run-1"), ToyCluster)
     with pytest.raises(RunError, match="'broken' cannot be loaded"):
         registry.make_cluster("broken", "run-1")

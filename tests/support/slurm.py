@@ -48,7 +48,9 @@ class Testbed:
 
     def allocate(self, *options: str) -> str:
         """A job that holds nodes for a test, of as many as asked for with -N; returns its id once it runs."""
-        job = self.call("sbatch", "--parsable", "--no-kill", "-o", "/dev/null", *options, "--wrap", "sleep 600")
+        job = self.call(
+            "sbatch", "--parsable", "--no-kill", "-o", "/dev/null", *options, "--wrap", "sleep 600"
+        )
         wait_for(lambda: self.state(job) == "RUNNING", f"job {job} to run")
         return job
 

@@ -13,7 +13,10 @@ from .contract import Cluster
 from .options import make_options
 
 ENTRY_POINTS = "unbroken.clusters"
-_OURS = {"local": "unbroken.cluster.local_events:LocalCluster"}
+_OURS = {
+    "local": "unbroken.cluster.local_events:LocalCluster",
+    "slurm": "unbroken.cluster.slurm.cluster:SlurmCluster",
+}
 _registered: dict[str, ClusterKind] = {}
 
 

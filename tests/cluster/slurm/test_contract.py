@@ -8,8 +8,9 @@ import os
 import secrets
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -28,7 +29,7 @@ pytestmark = pytest.mark.slow
 
 class SlurmBench(Bench):
     fence_s = 20.0
-    impossible = {
+    impossible: ClassVar[Mapping[str, str]] = {
         "hold": "a job has its nodes before a run begins in it",
         "lose": "a job never gets a lost node back",
         "preempt": "Slurm takes whole jobs away, or drains a node without a deadline",
@@ -47,7 +48,9 @@ class SlurmBench(Bench):
 
     def open(self) -> Cluster:
         return SlurmCluster(
-            self.run_id, SlurmOptions(job=self.job, poll=Duration("500ms")), log_of=lambda n: self.folder / f"{n}.log"
+            self.run_id,
+            SlurmOptions(job=self.job, poll=Duration("500ms")),
+            log_of=lambda n: self.folder / f"{n}.log",
         )
 
     def command(self) -> AgentCommand:

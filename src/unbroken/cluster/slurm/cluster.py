@@ -63,8 +63,7 @@ class SlurmCluster:
         self._contained: bool | None = None
         self._stream = EventStream(lambda: self._watching.list_running())
         self._watching = Watching(
-            self.job, self._slurm, self._launches, self._stream, every_s=float(options.poll),
-            is_contained=lambda: bool(self._contained), clock=clock,
+            self.job, self._slurm, self._launches, self._stream, every_s=float(options.poll), clock=clock
         )  # fmt: skip
         self._may_drain: bool | None = None if options.cordon == "auto" else options.cordon == "drain"
 
@@ -132,7 +131,9 @@ class SlurmCluster:
         job = await self._slurm.find_job(self.job)
         if job is None or not job.runs:
             state = "is over" if job is None else f"is {job.state.lower()}"
-            raise RunError(f"the job {state}", where=f"job {self.job}", hint="Submit it again: the run goes on")
+            raise RunError(
+                f"the job {state}", where=f"job {self.job}", hint="Submit it again: the run goes on"
+            )
         return job
 
     def _can_use(self, name: str, node: NodeRecord | None) -> bool:
@@ -148,11 +149,18 @@ class SlurmCluster:
             )  # fmt: skip
 
     def _too_few(
-        self, request: Request, job: JobRecord, nodes: Mapping[str, NodeRecord], usable: Sequence[str], out: set[str]
+        self,
+        request: Request,
+        job: JobRecord,
+        nodes: Mapping[str, NodeRecord],
+        usable: Sequence[str],
+        out: set[str],
     ) -> DoesNotFit:
         wanted = f"{request.nodes} nodes" + (f" and {request.spares} spares" if request.spares else "")
         unusable = [n for n in job.nodes if n not in usable]
-        whys = [f"{n}: {nodes[n].describe() if n not in out else 'out of use'}" for n in unusable if n in nodes]
+        whys = [
+            f"{n}: {nodes[n].describe() if n not in out else 'out of use'}" for n in unusable if n in nodes
+        ]
         left = [n for n in usable if n not in self._memory.given] if request.replaces else usable
         more = f" ({'; '.join(whys[:4])})" if whys else ""
         if request.replaces:
@@ -180,7 +188,9 @@ class SlurmCluster:
         program = node_program(self._options, "survey", "--run-id", self.run_id, *sees)
         said = ""
         try:
-            out = await self._slurm.call(*srun(order, self._options, program), within_s=_SURVEY_S, env=self._environment)
+            out = await self._slurm.call(
+                *srun(order, self._options, program), within_s=_SURVEY_S, env=self._environment
+            )
         except Refused as e:
             out, said = e.printed, e.said
         surveys = read_surveys(out)
@@ -256,7 +266,9 @@ class SlurmCluster:
     async def _fence(self, node: str, deadline: float) -> Fenced:
         # An order that is on its way must not be carried out later.
         begun = [x for x in self._launches.live.values() if x.node == node]
-        await asyncio.to_thread(lambda: [x.kill() for x in begun if not x.began])
+        for launch in begun:
+            if not launch.began:
+                await asyncio.to_thread(launch.kill)
         contained = await self._is_contained()
         why = ""
         if not contained and not self._is_lost(node):
@@ -281,7 +293,9 @@ class SlurmCluster:
         record = (await self._slurm.list_nodes([node])).get(node)
         lost = self._is_lost(node)
         if not contained and lost:
-            return Fenced(False, "the node is lost, and this Slurm holds processes by no cgroup (ProctrackType)")
+            return Fenced(
+                False, "the node is lost, and this Slurm holds processes by no cgroup (ProctrackType)"
+            )
         if record is not None and KILL_FAILED in record.reason:
             return Fenced(False, f"processes there survive kill -9: {record.describe()}")
         if record is None or not record.responds:
@@ -293,9 +307,20 @@ class SlurmCluster:
         """Ends what the run has on a node by a program there; why nothing is proven by that, or nothing."""
         left = deadline - asyncio.get_running_loop().time()
         order = StepOrder(self.job, (node,), f"{self._launches.prefix}end", immediate_s=max(1, int(left)))
-        program = node_program(self._options, "end", "--run-id", self.run_id, "--node", node, "--within", f"{max(0.5, left - 1):g}")
+        program = node_program(
+            self._options,
+            "end",
+            "--run-id",
+            self.run_id,
+            "--node",
+            node,
+            "--within",
+            f"{max(0.5, left - 1):g}",
+        )
         try:
-            out = await self._slurm.call(*srun(order, self._options, program), within_s=max(0.5, left), env=self._environment)
+            out = await self._slurm.call(
+                *srun(order, self._options, program), within_s=max(0.5, left), env=self._environment
+            )
         except (Refused, NoAnswer) as e:
             return f"its processes cannot be ended: {e.message}"
         for line in out.splitlines():
@@ -340,7 +365,9 @@ class SlurmCluster:
             return
         if held.owner != owner:
             raise RunError(
-                f"it was cordoned by {held.owner}, not by {owner}", where=node, hint=f"Ask {held.owner}: {held.reason}"
+                f"it was cordoned by {held.owner}, not by {owner}",
+                where=node,
+                hint=f"Ask {held.owner}: {held.reason}",
             )
         self._memory.put({n: c for n, c in self._memory.cordons.items() if n != node})
         record = (await self._slurm.list_nodes([node])).get(node)
@@ -401,4 +428,4 @@ def find_address(interface: str) -> str:
     found = [a.address for a in addresses[interface] if a.family.name in ("AF_INET", "AF_INET6")]
     if not found:
         raise UsageError(f"the interface '{interface}' has no address", hint="Choose another")
-    return sorted(found, key=lambda a: ":" in a)[0].partition("%")[0]
+    return str(min(found, key=lambda a: ":" in a)).partition("%")[0]

@@ -77,7 +77,9 @@ class Slurm:
                 env=dict(env) if env is not None else self.environment,
             )
         except OSError as e:
-            raise RunError(f"{argv[0]} cannot be run: {e.strerror}", hint="Is this a host of a Slurm cluster?") from e
+            raise RunError(
+                f"{argv[0]} cannot be run: {e.strerror}", hint="Is this a host of a Slurm cluster?"
+            ) from e
         try:
             async with asyncio.timeout(within_s):
                 out, err = await process.communicate()

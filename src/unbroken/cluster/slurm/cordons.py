@@ -12,7 +12,10 @@ from collections.abc import Mapping
 from ..contract import Cordon
 from .records import NodeRecord
 
-_TEXT = re.compile(r"^(?P<reason>.*) \[unbroken: owner (?P<owner>[^\],]+), (?:expires (?P<expires>[0-9.]+)|for good)\]$", re.S)
+_TEXT = re.compile(
+    r"^(?P<reason>.*) \[unbroken: owner (?P<owner>[^\],]+), (?:expires (?P<expires>[0-9.]+)|for good)\]$",
+    re.S,
+)
 _MOST = 200
 
 
@@ -43,4 +46,6 @@ def is_ours(node: NodeRecord) -> bool:
 
 def find_expired(nodes: Mapping[str, NodeRecord], now: float) -> list[str]:
     """Nodes that are drained by us for longer than they were to be."""
-    return [n for n, node in nodes.items() if is_ours(node) and (c := read_cordon(node)) and c.has_expired(now)]
+    return [
+        n for n, node in nodes.items() if is_ours(node) and (c := read_cordon(node)) and c.has_expired(now)
+    ]

@@ -100,7 +100,14 @@ class Launches:
         return f"{node}/{step.removeprefix(self.prefix)}"
 
     def spawn(
-        self, name: str, step: str, node: str, argv: Sequence[str], env: Mapping[str, str], secret: bytes, log: Path | None
+        self,
+        name: str,
+        step: str,
+        node: str,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        secret: bytes,
+        log: Path | None,
     ) -> Launch:
         """Starts an srun. Blocks for milliseconds; raises OSError."""
         private_folder(self.folder)

@@ -11,8 +11,9 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 from ...errors import RunError
 from ..clocks import Moment
@@ -37,7 +38,6 @@ class NodeView:
     lost: str = ""
     unreachable: bool = False
     leaving: bool = False
-    steps: set[str] = field(default_factory=set)
 
 
 class Watching:
@@ -51,12 +51,11 @@ class Watching:
         stream: EventStream,
         *,
         every_s: float,
-        is_contained: Callable[[], bool],
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
         self._job, self._slurm, self._launches, self._stream = job, slurm, launches, stream
-        self._every_s, self._is_contained = every_s, is_contained
+        self._every_s = every_s
         self._clock, self._wall = clock, wall
         self.watched: dict[str, NodeView] = {}
         self._look = asyncio.Event()
@@ -121,7 +120,7 @@ class Watching:
         self._tasks.append(task)
         task.add_done_callback(lambda t: self._tasks.remove(t) if t in self._tasks else None)
 
-    def _apply(self, launch: Launch, said: dict) -> None:
+    def _apply(self, launch: Launch, said: Mapping[str, Any]) -> None:
         now = Moment.at(self._clock())
         match said.get("kind"):
             case "started":
