@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -37,6 +38,66 @@ def test_what_lies_at_one_address_is_one_tensor_only_if_it_is_looked_at_alike() 
     assert set(c.pieces) == {"a", "row", "turned", "half", "none"}
     several = capture({"x": torch.empty(0), "y": torch.empty(0)})
     assert not several.aliases
+
+
+class Counts:
+    """Counts the calls of its state_dict, which may be a collective."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def state_dict(self) -> Any:
+        self.calls += 1
+        return {"t": torch.zeros(1), "n": self.calls}
+
+    def load_state_dict(self, state: Any) -> None:
+        pass
+
+
+def test_every_state_dict_and_hook_is_called_once_a_save() -> None:
+    model, sampler, calls = nn.Linear(2, 2), Counts(), list[str]()
+    optimizer = torch.optim.AdamW(model.parameters())
+    optimizer.register_state_dict_pre_hook(lambda _: calls.append("optimizer"))
+    model.register_state_dict_pre_hook(lambda *_: calls.append("before"))
+    model.register_state_dict_post_hook(lambda *_: calls.append("after"))
+    for n in range(1, 4):
+        found = capture({"model": model, "more": {"sampler": sampler}, "optimizer": optimizer})
+        assert (found.tree["more"]["sampler"]["n"], calls) == (n, ["before", "after", "optimizer"] * n)
+
+
+def test_what_one_module_shows_by_itself_is_captured() -> None:
+    module = nn.Linear(2, 2)
+    own = type(module)._save_to_state_dict
+
+    def shows(destination: Any, prefix: str, keep_vars: bool) -> None:
+        own(module, destination, prefix, keep_vars)
+        destination[prefix + "count"] = 1
+
+    module._save_to_state_dict = shows  # type: ignore[method-assign]
+    assert capture({"model": nn.Sequential(module)}).tree["model"]["0.count"] == 1
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_modules_of_another_make_are_captured() -> None:
+    model = nn.Sequential(nn.Linear(2, 2))
+    for other in (torch.jit.script(model), torch.jit.trace(model, torch.zeros(1, 2))):
+        assert set(capture({"m": other}).pieces) == {"m.0.weight", "m.0.bias"}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.usefixtures("alone")
+def test_sharded_parameters_are_taken_back_from_a_forward_pass() -> None:
+    from torch.distributed.fsdp import fully_shard
+
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    fully_shard(model[0])
+    fully_shard(model)
+    before = {n: t.data_ptr() for n, t in capture({"model": model}).pieces.items()}
+    with torch.no_grad():
+        model(torch.randn(2, 4))  # leaves the root's parameters gathered
+    found = capture({"model": model})
+    assert found.tensors["model.1.weight"][1].placements == ("Shard(0)",)
+    assert {n: t.data_ptr() for n, t in found.pieces.items()} == before
 
 
 @pytest.mark.filterwarnings("ignore")

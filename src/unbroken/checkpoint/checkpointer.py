@@ -29,7 +29,6 @@ from typing import Any
 from ..errors import NotDurable, UsageError
 from ..progress import holding_up
 from .capture.loaders import check_loaders
-from .capture.recapture import Capturer
 from .catalogue.placement import place_of
 from .client.buffers import CLAIM_TIMEOUT_S, Buffers
 from .client.rank_memory import RankMemory
@@ -281,12 +280,11 @@ class Checkpointer:
             name += f".{self._tries}"
         self._tries += 1
         session = open_session(options, self.place, self.directory, name)
-        capturer = Capturer()
-        buffers = Buffers(session, options.copies, capturer, options.memory.when_busy)
+        buffers = Buffers(session, options.copies, options.memory.when_busy)
         schedule = Schedule(options.intervals, session)
         outcomes = Outcomes(session, options.keeper.remote, schedule.durable)
         session.memory.subscribe(outcomes.event)
-        saver = Saver(options, session, buffers, schedule, outcomes, capturer, self._position)
+        saver = Saver(options, session, buffers, schedule, outcomes, self._position)
         return _Opened(
             session, buffers, schedule, outcomes, saver, Restorer(options.restore, session, buffers)
         )

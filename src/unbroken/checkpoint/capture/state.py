@@ -39,8 +39,6 @@ class Captured:
     protected: frozenset[str]
     live: Mapping[str, torch.Tensor]
     """The tensors as the state has them, aliases included."""
-    known_signature: tuple[Any, ...] | None = None
-    """What `signature()` gives, where that is known already."""
 
     def specs(self) -> list[TensorSpec]:
         """What the arena must have room for."""
@@ -48,8 +46,6 @@ class Captured:
 
     def signature(self) -> tuple[Any, ...]:
         """Equal for two captures whose bytes lie in the same places."""
-        if self.known_signature is not None:
-            return self.known_signature
         shapes = tuple((n, t.dtype, t.shape) for n, t in self.pieces.items())
         return shapes, tuple(self.tensors.items()), tuple(self.aliases.items())
 
@@ -60,19 +56,7 @@ def capture(state: Mapping[str, Any]) -> Captured:
     Raises UnsaveableState, naming the key, for what could not come back exactly.
     """
     optimized: set[int] = set()
-    return described(expand(state, optimized), optimized)
-
-
-def shown_by_optimizer(optimizer: torch.optim.Optimizer, optimized: set[int]) -> Any:
-    """Its state dict, not expanded; the ids of its tensors are added to `optimized`."""
-    inner = optimizer.state_dict()
-    _note_optimized(optimizer, optimized)
-    return inner
-
-
-def described(expanded: Any, optimized: set[int]) -> Captured:
-    """What `capture` gives of an expanded state."""
-    found, skeleton = flatten(expanded, is_leaf)
+    found, skeleton = flatten(expand(state, optimized), _is_leaf)
     arrays: dict[str, str] = {}
     pieces: dict[str, torch.Tensor] = {}
     tensors: dict[str, tuple[str, Sharding]] = {}
@@ -120,7 +104,7 @@ def described(expanded: Any, optimized: set[int]) -> Captured:
     )
 
 
-def is_leaf(v: Any) -> bool:
+def _is_leaf(v: Any) -> bool:
     """Whether it is stored as a tensor."""
     return is_tensor(v) or _large_array(v)
 
@@ -182,7 +166,8 @@ def expand(v: Any, optimized: set[int], path: str = "", depth: int = 0) -> Any:
     if isinstance(v, torch.nn.Module):
         return expand(dict(_expand_module(v, optimized)), optimized, path, depth + 1)
     if isinstance(v, torch.optim.Optimizer):
-        inner = shown_by_optimizer(v, optimized)
+        inner = v.state_dict()
+        _note_optimized(v, optimized)
     else:
         inner = v.state_dict()
     return expand(inner, optimized, path, depth + 1)
@@ -206,7 +191,7 @@ def _expand_module(v: torch.nn.Module, optimized: set[int]) -> Mapping[str, Any]
     parameters. A twin of a DTensor takes sixty microseconds too, hence the direct way where nobody would mind."""
     modules = list(v.modules())
     parameters: Iterable[torch.nn.Parameter | None]
-    if all(map(shows_its_own, modules)):
+    if all(map(_shows_its_own, modules)):
         inner: Mapping[str, Any] = v.state_dict(keep_vars=True)
         parameters = [p for m in modules for p in m._parameters.values()]
     else:
@@ -224,20 +209,14 @@ _OWN = frozenset({
 })  # fmt: skip
 
 
-def shows_its_own(module: torch.nn.Module) -> bool:
+def _shows_its_own(module: torch.nn.Module) -> bool:
     """Whether the state dict of this module is torch's own: nobody there would see its parameters undetached."""
-    return torchs_own(type(module)) and bare(module)
-
-
-def bare(module: torch.nn.Module) -> bool:
-    """Whether nothing was added to this very module that changes what is in its state dict."""
-    held = vars(module)
-    return not held["_state_dict_hooks"] and _OWN.isdisjoint(held)
-
-
-def torchs_own(kind: type) -> bool:
-    """Whether this class leaves to torch's Module what is in a state dict."""
-    return all(getattr(kind, name, None) is getattr(torch.nn.Module, name) for name in _OWN)
+    held = vars(module)  # what was added to this very one
+    return (
+        not held["_state_dict_hooks"]
+        and _OWN.isdisjoint(held)
+        and all(getattr(type(module), name, None) is getattr(torch.nn.Module, name) for name in _OWN)
+    )
 
 
 def _with_owners(module: torch.nn.Module, inner: Mapping[str, Any]) -> Any:

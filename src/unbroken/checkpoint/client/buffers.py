@@ -14,8 +14,7 @@ import torch
 
 from ...errors import CheckpointError, UnbrokenError
 from ...progress import holding_up
-from ..capture.recapture import Capturer
-from ..capture.state import Captured, cuda_device, optimizers_in
+from ..capture.state import Captured, capture, cuda_device, optimizers_in
 from ..device.staging import CpuStager, CudaStager, Stager
 from ..options import CopyOptions
 from .links import KeeperGone
@@ -43,13 +42,13 @@ class Device:
 class Buffers:
     """This rank's buffers, for states of one shape on one device; both are known from the first state on."""
 
-    def __init__(self, session: Session, copies: CopyOptions, capturer: Capturer, when_busy: str) -> None:
+    def __init__(self, session: Session, copies: CopyOptions, when_busy: str) -> None:
         self.memory = session.memory
         self.agreement = session.agreement
         self.place = session.place
         self.device = Device(CpuStager())
         self.plan: SavePlan | None = None
-        self._copies, self._capturer, self._when_busy = copies, capturer, when_busy
+        self._copies, self._when_busy = copies, when_busy
         self._slow = False
 
     def choose_device(self, state: Mapping[str, Any]) -> None:
@@ -88,7 +87,7 @@ class Buffers:
 
     def _make(self, state: Mapping[str, Any]) -> None:
         try:
-            self.plan_of(self._capturer.capture(state))
+            self.plan_of(capture(state))
         except UnbrokenError as e:
             logger.warning("buffers for snapshots were not made ahead: %s", e)
 

@@ -14,8 +14,7 @@ from ...progress import holding_up
 from ..capture.direct import Stamp, write_tensors
 from ..capture.generators import capture_rng
 from ..capture.loaders import position_in
-from ..capture.recapture import Capturer
-from ..capture.state import Captured
+from ..capture.state import Captured, capture
 from ..client.buffers import Buffers
 from ..client.links import KeeperGone
 from ..client.plan import SavePlan
@@ -43,12 +42,11 @@ class Saver:
         buffers: Buffers,
         schedule: Schedule,
         outcomes: Outcomes,
-        capturer: Capturer,
         position: Callable[[], Any] | None,
     ) -> None:
         self.options, self.session, self.buffers = options, session, buffers
         self.schedule, self.outcomes = schedule, outcomes
-        self._capturer, self._position = capturer, position
+        self._position = position
 
     def save(self, step: int, state: Mapping[str, Any], position: Any, persist: bool | None) -> Saved:
         """As `Checkpointer.save`; not for two threads at once."""
@@ -60,7 +58,7 @@ class Saver:
             position if position is not None else self._position() if self._position else position_in(state)
         )
         self.buffers.choose_device(state)
-        captured = self._capturer.capture(state)
+        captured = capture(state)
         saved = Saved.with_levels(step, self.session.attempt, self._levels(persist))
         try:
             plan = self.buffers.plan_of(captured)
