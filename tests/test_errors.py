@@ -33,10 +33,7 @@ def classes() -> dict[str, type[UnbrokenError]]:
     return {
         n: c
         for n, c in vars(errors).items()
-        if inspect.isclass(c)
-        and issubclass(c, UnbrokenError)
-        and c.__module__ == errors.__name__
-        and n == c.__name__  # a former name is an alias
+        if inspect.isclass(c) and issubclass(c, UnbrokenError) and c.__module__ == errors.__name__
     }
 
 

@@ -59,16 +59,6 @@ class UnbrokenError(Exception):
         self.where = where
         self.hint = hint
 
-    @property
-    def what(self) -> str:
-        """The former name of `message`."""
-        return self.message
-
-    @property
-    def todo(self) -> str | None:
-        """The former name of `hint`."""
-        return self.hint
-
     def __str__(self) -> str:
         parts = [self.message.rstrip(".")]
         if self.where:
@@ -178,9 +168,6 @@ class LeaseExpired(RunError):
     """This process lost its supervisor for longer than its lease and must stop."""
 
     exit_code = 15
-
-
-LeaseLapsed = LeaseExpired  # its former name
 
 
 class ContractError(RunError):

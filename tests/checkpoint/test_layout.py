@@ -26,7 +26,6 @@ from unbroken.checkpoint.format.layout import (
     parse_header,
     plan,
     spec,
-    torch_dtypes,
 )
 from unbroken.errors import CheckpointCorrupt, UnsaveableState
 
@@ -101,7 +100,7 @@ def test_every_torch_type_comes_back_bit_for_bit(tmp_path: Path) -> None:
         data += plain_bytes(kept[s.name])
     path = tmp_path / "x.safetensors"
     path.write_bytes(data)
-    true = torch_dtypes(read(bytes(data)), where="x")
+    true = json.loads(read(bytes(data)).metadata["unbroken.dtypes"])
     assert set(true) == set(dtypes._CARRIED)
     theirs = safetensors.torch.load_file(path)
     for name, tensor in kept.items():

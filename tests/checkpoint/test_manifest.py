@@ -296,7 +296,7 @@ def test_positions_merge_to_the_union() -> None:
     assert merged([a, a], where="x") == a
     with pytest.raises(CheckpointCorrupt):
         merged([a, dataclasses.replace(b, fingerprint="other data")], where="x")
-    assert a.advanced(12, 16).skipping(16, 18) == Position(0, ((0, 4), (8, 16)), ((16, 18), (20, 22)))
+    assert a.skipping(16, 18) == Position(0, ((0, 4), (8, 12)), ((16, 18), (20, 22)))
     for wrong in ([[4, 2]], [[0, 4], [3, 6]], [[5, 6], [0, 1]], [[0, 1, 2]], "x", [[0.5, 1]]):
         with pytest.raises(CheckpointCorrupt):
             read_position(a.as_json() | {"samples": wrong}, "x")

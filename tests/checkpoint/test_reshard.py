@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from unbroken.checkpoint.capture import direct
 from unbroken.checkpoint.catalogue import contents as catalogue
 from unbroken.checkpoint.format import sharding
 from unbroken.checkpoint.format.position import Position
-from unbroken.checkpoint.format.shards import gap_in
+from unbroken.checkpoint.format.shards import Box, gap_in
 from unbroken.checkpoint.restore import reshard
 from unbroken.checkpoint.storage.posix import PosixStorage
 from unbroken.errors import CheckpointCorrupt, LayoutMismatch, UnsaveableState
@@ -57,9 +57,18 @@ def placements(choice: int, mesh_shape: tuple[int, ...], ndim: int) -> list[Any]
     return options[choice % len(options)]
 
 
+def boxes_of(
+    shape: Sequence[int], places: Sequence[Any], mesh: Sequence[int], coordinate: Sequence[int]
+) -> list[Box]:
+    """What the rank at this coordinate of the mesh holds."""
+    texts = tuple(map(str, places))
+    found = sharding._laid_out(tuple(shape), texts, tuple(places), tuple(mesh), None, tuple(coordinate))
+    return list(found[0].boxes)
+
+
 def spread(full: torch.Tensor, mesh: Any, places: list[Any]) -> DTensor:
     """This rank's share of `full` as a DTensor."""
-    boxes = sharding.boxes_of(full.shape, places, mesh.shape, mesh.get_coordinate())
+    boxes = boxes_of(full.shape, places, mesh.shape, mesh.get_coordinate())
     pieces = [full[tuple(slice(o, o + n) for o, n in zip(*box, strict=True))] for box in boxes]
     # Several boxes lie along one dimension here; joined they are this rank's local tensor.
     local = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
@@ -135,7 +144,7 @@ def test_the_boxes_of_all_ranks_tile_the_tensor(
 ) -> None:
     places = placements(choice, mesh, len(shape))
     boxes = [
-        b for i in range(mesh[0]) for j in range(mesh[1]) for b in sharding.boxes_of(shape, places, mesh, (i, j))
+        b for i in range(mesh[0]) for j in range(mesh[1]) for b in boxes_of(shape, places, mesh, (i, j))
     ]  # fmt: skip
     assert gap_in(shape, boxes) is None
 
@@ -152,7 +161,7 @@ def test_boxes_agree_with_torch(tmp_path: Path) -> None:
                     [Replicate(), Shard(0)],
                 ):
                     sizes, offsets = compute_local_shape_and_global_offset(shape, mesh, places)
-                    (box,) = sharding.boxes_of(shape, places, (3, 2), mesh.get_coordinate())
+                    (box,) = boxes_of(shape, places, (3, 2), mesh.get_coordinate())
                     assert box[1] == tuple(sizes)
                     if all(sizes):
                         assert box[0] == tuple(offsets)

@@ -39,8 +39,8 @@ def test_ranges_are_sets(a: list[tuple[int, int]], b: list[tuple[int, int]]) -> 
 
 
 def test_a_position_comes_back_from_json() -> None:
-    p = Position(2, (), (), "abc").advanced(0, 5).advanced(5, 9).skipping(20, 30)
-    assert p.samples == ((0, 9),) and p.consumed() == 9
+    p = Position(2, ((0, 9),), (), "abc").skipping(20, 30)
+    assert p.skips == ((20, 30),) and p.consumed() == 9
     assert Position.from_json(p.as_json()) == p
     for wrong in ({}, {**p.as_json(), "samples": [[5, 2]]}, {**p.as_json(), "skips": "x"}, None):
         with pytest.raises(InputError, match="position"):

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,19 @@ import unbroken
 from unbroken.errors import ContractError, LeaseExpired, UsageError
 from unbroken.progress import PageReader, Phase, holding_up
 from unbroken.progress import page as layout
-from unbroken.progress.attach import detached
+from unbroken.progress.attach import _attached
+
+
+@contextmanager
+def detached() -> Iterator[None]:
+    """Forgets the attached run inside the block, so that a test can attach again."""
+    saved = dict(_attached)
+    _attached.clear()
+    try:
+        yield
+    finally:
+        _attached.clear()
+        _attached.update(saved)
 
 
 @pytest.fixture

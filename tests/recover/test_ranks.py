@@ -137,7 +137,7 @@ def test_a_rank_that_found_its_lease_lapsed_did_not_fail(
             time.sleep(0.01)
             try:
                 run.step(1)
-            except unbroken.errors.LeaseLapsed:
+            except unbroken.errors.LeaseExpired:
                 time.sleep(0.3)
                 {after}
                 raise

@@ -71,7 +71,8 @@ def test_phases_of_a_trial_on_one_gpu(tmp_path: Path, samples: Path) -> None:
 
 def test_jobs_on_several_nodes(tmp_path: Path, samples: Path) -> None:
     con = connect()
-    con.execute(f"CREATE TABLE jobs ({JOBS.ddl()})")
+    columns = ", ".join(f'"{c.name}" {c.type}' for c in JOBS.columns)
+    con.execute(f"CREATE TABLE jobs ({columns})")
     insert = "INSERT INTO jobs (job_id, type, nodes, start_utc, end_utc) VALUES (?, 'Pretrain', ?, make_timestamp(?), make_timestamp(?))"
     for job, nodes, a, b in (
         ("a", ["n1", "n2"], 0, 50),

@@ -169,7 +169,7 @@ def test_shipped_curves_are_the_published_ones(shared_data: Path) -> None:
         if r["metric"] == "duration" and r["type"] == "ALL_GPU":
             m = study.durations[r["cluster"]]
         elif model and r["metric"] in ("duration", "queue") and not r["type"].startswith("ALL"):
-            w = model.workload(r["type"])
+            w = next(x for x in model.workloads if x.type == r["type"])
             m = w.duration_s if r["metric"] == "duration" else w.queue_s
         else:
             continue

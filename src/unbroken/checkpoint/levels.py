@@ -50,8 +50,6 @@ class Saved:
         found = {name: getattr(self, name) for name in LEVELS}
         return {name: f for name, f in found.items() if f is not None}
 
-    rungs = levels  # its former name
-
     def reach(self, level: str) -> None:
         """Resolves this level's future, if there is one and it is open."""
         future = self.levels().get(level)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 DRIFT = 200e-6
 """Seconds that two clocks drift apart in a second, at most: quartz has 100 ppm each; slewing adds to one, and is seen."""
@@ -39,10 +39,6 @@ class Moment:
     def is_before(self, other: Moment) -> bool:
         """Whether it was earlier for certain. False both where it was later and where nobody can say."""
         return self.latest < other.earliest
-
-    def may_precede(self, other: Moment) -> bool:
-        """Whether it may have been earlier."""
-        return self.earliest < other.latest
 
 
 @dataclass(frozen=True)
@@ -96,23 +92,14 @@ def measure(exchanges: Iterable[Exchange]) -> ClockOffset:
     return best
 
 
-@dataclass(frozen=True)
-class First(Generic[K]):
-    """`candidates` are all that may have been first, the likeliest (the one that was over first) in front;
-    `certain` is the only one, or None where there are several."""
+def find_first(moments: Mapping[K, Moment]) -> tuple[K, ...]:
+    """All that may have been first, the likeliest (the one that was over first) in front; one alone was it for certain.
 
-    candidates: tuple[K, ...] = ()
-
-    @property
-    def certain(self) -> K | None:
-        return self.candidates[0] if len(self.candidates) == 1 else None
-
-
-def find_first(moments: Mapping[K, Moment]) -> First[K]:
-    """What came first. Whatever certainly came after something else was not it; the others remain."""
+    Whatever certainly came after something else was not it.
+    """
     if not moments:
-        return First()
+        return ()
     over = min(m.latest for m in moments.values())
     left = [key for key, m in moments.items() if m.earliest <= over]
     # The same answer whatever order they were heard in.
-    return First(tuple(sorted(left, key=lambda k: (moments[k].latest, moments[k].earliest, str(k)))))
+    return tuple(sorted(left, key=lambda k: (moments[k].latest, moments[k].earliest, str(k))))

@@ -76,10 +76,6 @@ class Position:
         """How many samples were consumed, over all epochs."""
         return count(self.samples)
 
-    def advanced(self, start: int, stop: int) -> Position:
-        """This position after the samples [start, stop) too."""
-        return replace(self, samples=normalize([*self.samples, (start, stop)]))
-
     def skipping(self, start: int, stop: int) -> Position:
         """This position, never to use the samples [start, stop); what was consumed before stays consumed."""
         return replace(self, skips=normalize([*self.skips, (start, stop)]))

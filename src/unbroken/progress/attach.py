@@ -168,15 +168,3 @@ def holding_up() -> Iterator[None]:
 
 def _key() -> str:
     return f"{os.getpid()}:{os.environ.get('UNBROKEN_PAGE', '')}"
-
-
-@contextmanager
-def detached() -> Iterator[None]:
-    """Forgets the attached run inside the block, so that a test can attach again."""
-    saved = dict(_attached)
-    _attached.clear()
-    try:
-        yield
-    finally:
-        _attached.clear()
-        _attached.update(saved)

@@ -40,8 +40,6 @@ class Comparison:
     """Steps that the training had made where the process took it up."""
     finding: Finding | None
     notes: tuple[str, ...] = ()
-    compared: int = 0
-    """Steps that were compared."""
 
 
 @dataclass
@@ -85,9 +83,9 @@ def compare(
     differences = [_differ(a, b) for a, b in pairs]
     at = next((i for i, d in enumerate(differences) if d.decides), None)
     if at is None:
-        return Comparison(start, None, _notes(differences), len(pairs))
+        return Comparison(start, None, _notes(differences))
     finding = _explain(undisturbed, pairs, differences, at, start, rank)
-    return Comparison(start, finding, (), len(pairs))
+    return Comparison(start, finding)
 
 
 def _without_skipped(a: Step, b: Step) -> Step:

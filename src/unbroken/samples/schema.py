@@ -56,10 +56,6 @@ class Table:
                 return c
         raise KeyError(name)
 
-    def ddl(self) -> str:
-        """The columns as the inside of DuckDB's CREATE TABLE (...)."""
-        return ", ".join(f'"{c.name}" {c.type}' for c in self.columns)
-
     def arrow(self) -> Any:
         """The table as a `pyarrow.Schema`, with the version in its metadata. Imports pyarrow."""
         import pyarrow as pa
@@ -169,7 +165,6 @@ STATES = ("COMPLETED", "CANCELLED", "FAILED", "RUNNING", "PENDING", "UNKNOWN")
 """Final states. TIMEOUT, NODE_FAIL, OUT_OF_MEMORY, PREEMPTED and BOOT_FAIL count as FAILED, as in the study;
 `jobs.state_raw` keeps the source's word."""
 
-FINAL_STATES = ("COMPLETED", "CANCELLED", "FAILED")
 
 TYPES = ("Pretrain", "SFT", "MLLM", "Eval", "Debug", "Other", "CPU")
 """Workload types of the study, and CPU for jobs without a GPU."""

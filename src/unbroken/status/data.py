@@ -51,7 +51,6 @@ class AttemptRecord:
     caught_up_at: float | None = None
     last_step: int = -1
     last_step_at: float | None = None
-    executed: int = 0
     lost: int = 0
 
 

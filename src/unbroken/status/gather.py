@@ -180,7 +180,6 @@ def _attempts(
                 caught_up_at=float(steps.time[above[0]]) if len(above) else None,
                 last_step=int(steps.step[-1]) if len(steps) else -1,
                 last_step_at=float(steps.time[-1]) if len(steps) else None,
-                executed=len(steps),
                 lost=int((~counts[mine]).sum()),
             )
         )

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 from ..errors import UsageError
 from ..units import Duration
@@ -17,8 +16,6 @@ class Settings:
     """Power usage effectiveness: power of the whole site over power of the servers."""
     carbon_kg_per_kwh: float = 0.478
     """Carbon intensity of the electricity, kilograms of CO2 equivalent per kilowatt-hour."""
-    gpu_watts: float | None = None
-    """Mean board power of a GPU at work, for an estimate of energy where no power was measured."""
     checkpoint_interval_s: float = 1800.0
     """How often runs save, for the expected ETTR."""
     restart_s: float = 600.0
@@ -31,11 +28,8 @@ class Settings:
     """Idle for longer than this before its end, a cancelled job counts as stalled."""
     top_users: int = 20
     """Users and teams that are listed by name."""
-    type_rules: tuple[tuple[str, str, str], ...] = ()
-    """(type, field, regular expression): the user's rules, before those that ship."""
     retype: bool = False
     """Infer the type of every job, also of those that have one."""
-    extra: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not 1.0 <= self.pue <= 5.0:

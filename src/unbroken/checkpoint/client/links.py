@@ -1,7 +1,6 @@
-"""The other ends of the keeper's socket: `RankLink` for a training process, `AgentLink` for a node's agent.
+"""The other ends of the keeper's socket: `KeeperLink` for whoever asks, `RankLink` for a training process.
 
-Both are usable from any thread. Answers are matched by number, events go to a queue (agent) or to callbacks
-(rank). Nothing here imports torch.
+Both are usable from any thread. Answers are matched by number, events go to callbacks. Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -9,12 +8,11 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import queue
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -77,19 +75,6 @@ class Candidate:
             str(value.get("place") or ""),
             bool(value.get("brought", False)),
         )
-
-
-@dataclass(frozen=True)
-class Holding:
-    """One rank's whole snapshot in a keeper's memory. `everywhere`: it is known that all ranks of the run have theirs."""
-
-    attempt: int
-    step: int
-    rank: int
-    bytes: int
-    everywhere: bool
-    world_size: int = 0
-    peer: bool = False
 
 
 class KeeperLink:
@@ -194,109 +179,6 @@ def checked(answer: Message) -> Message:
     kinds: dict[str, type[UnbrokenError]] = {"DoesNotFit": DoesNotFit, "NotYet": NotYet}
     kind = kinds.get(str(answer.get("kind")), KeeperRefused)
     raise kind(str(answer.get("what", "refused")), where=answer.get("where"), hint=answer.get("todo"))
-
-
-class AgentLink(KeeperLink):
-    """The agent's side. Every method waits for the keeper's answer; `events()` yields what the keeper reports."""
-
-    def __init__(self, socket_path: str | Path, *, timeout_s: float = 5.0) -> None:
-        self._events: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
-        super().__init__(socket_path, {"role": "agent"}, timeout_s=timeout_s)
-
-    @property
-    def pid(self) -> int:
-        """The keeper's process."""
-        return int(self.info["pid"])
-
-    def attempt(
-        self, attempt: int, world_size: int, ranks: Mapping[int, int], candidates: Sequence[Candidate] = ()
-    ) -> None:
-        """Begins an attempt here, with these ranks {rank: local rank}; older attempts are refused from now on."""
-        self.request(
-            {
-                "op": "attempt", "attempt": attempt, "world_size": world_size,
-                "ranks": {str(r): local for r, local in ranks.items()},
-                "candidates": [c.as_json() for c in candidates],
-            }
-        )  # fmt: skip
-
-    def inventory(self) -> list[Holding]:
-        """What is in the keeper's memory."""
-        answer, _ = self.request({"op": "inventory"})
-        return [
-            Holding(
-                h["attempt"], h["step"], h["rank"], h["bytes"], h.get("everywhere", False), h.get("world_size", 0),
-                h.get("peer", False),
-            )
-            for h in answer["inventory"]
-        ]  # fmt: skip
-
-    def complete(self, attempt: int, step: int) -> None:
-        """Tells that every rank of the run has this snapshot in memory."""
-        self.request({"op": "complete", "attempt": attempt, "step": step})
-
-    def settle(self, attempt: int, deadline_s: float, gone: Collection[int] = ()) -> list[int]:
-        """Finishes or abandons this attempt's writes; afterwards it writes nothing more. The durable steps of it.
-
-        `gone` are the ranks whose node is lost: for their shares nobody waits.
-        Raises KeeperRefused if a write cannot be stopped (a disk that does not answer).
-        """
-        answer, _ = self.request(
-            {"op": "settle", "attempt": attempt, "deadline_s": deadline_s, "gone": list(gone)},
-            timeout_s=deadline_s + 10.0,
-        )
-        return [int(s) for s in answer["durable"]]
-
-    def flush(self, deadline_s: float, *, room_s: float = 0.0) -> int | None:
-        """Makes the newest snapshot that is complete on all ranks durable; its step, None if there is none.
-
-        A storage that refuses is asked again for `room_s`.
-        """
-        answer, _ = self.request(
-            {"op": "flush", "deadline_s": deadline_s, "room_s": room_s}, timeout_s=deadline_s + room_s + 5.0
-        )
-        return answer["step"]  # type: ignore[no-any-return]
-
-    def hurry(self) -> None:
-        """Ends the wait of a flush for a storage that refuses."""
-        self.request({"op": "hurry"})
-
-    def lease(self, seconds: float) -> None:
-        """Renews the lease."""
-        self.request({"op": "lease", "seconds": seconds})
-
-    def ping(self, timeout_s: float | None = None) -> list[Message]:
-        """What is being written, with `idle_s` since each writer moved. Raises KeeperGone if nothing answers."""
-        answer, _ = self.request({"op": "ping"}, timeout_s=timeout_s)
-        return list(answer["writing"])
-
-    def close(self, flush: bool = True, deadline_s: float = 30.0) -> int | None:
-        """As `flush` if wanted, then the keeper frees all and exits. The step that was flushed."""
-        answer, _ = self.request(
-            {"op": "close", "flush": flush, "deadline_s": deadline_s}, timeout_s=deadline_s + 5.0
-        )
-        self.disconnect()
-        return answer.get("step")
-
-    def events(self, timeout_s: float | None = None) -> Iterator[Message]:
-        """Yields events as they come; ends when the connection does, or after `timeout_s` without one."""
-        while True:
-            try:
-                event = self._events.get(timeout=timeout_s)
-            except queue.Empty:
-                return
-            if event is None:
-                self._events.put(None)
-                return
-            yield event
-
-    def on_event(self, event: Message) -> None:
-        """Queues the event for `events`."""
-        self._events.put(event)
-
-    def on_close(self) -> None:
-        """Ends `events`."""
-        self._events.put(None)
 
 
 class RankLink(KeeperLink):

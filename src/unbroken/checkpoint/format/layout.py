@@ -192,13 +192,6 @@ def parse_header(head: bytes, file_bytes: int, *, where: str) -> Layout:
     return Layout(tuple(slots), data_start, aliases, metadata)
 
 
-def torch_dtypes(layout: Layout, *, where: str) -> dict[str, str]:
-    """The true torch type of the tensors that travel in a carrier, from the file's own metadata."""
-    if _DTYPES not in layout.metadata:
-        return {}
-    return _text_map(_load_json(layout.metadata[_DTYPES].encode(), where), "types", where)
-
-
 def _header_json(slots: Iterable[Slot], metadata: Mapping[str, str]) -> bytes:
     table: dict[str, object] = {_METADATA: dict(metadata)}
     for s in slots:

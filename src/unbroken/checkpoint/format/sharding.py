@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import UnsaveableState
 from .manifest import Sharding
-from .shards import Box
 
 if TYPE_CHECKING:
     import torch
@@ -159,14 +158,6 @@ def _laid_out(
         places.append(tuple((sum(m for _, m in runs[d][:i]), n) for d, (i, (_, n)) in enumerate(combination)))
         boxes.append((tuple(start for _, (start, _) in combination), tuple(n for _, (_, n) in combination)))
     return Sharding(shape, texts, mesh, names, tuple(boxes)), held, tuple(places)
-
-
-def boxes_of(
-    shape: Sequence[int], placements: Sequence[Any], mesh_shape: Sequence[int], coordinate: Sequence[int]
-) -> list[Box]:
-    """The boxes of one rank (by its coordinate in the mesh) of a tensor with these torch placements."""
-    runs = [_runs_of(d, shape, placements, mesh_shape, coordinate) for d in range(len(shape))]
-    return [(tuple(s for s, _ in c), tuple(n for _, n in c)) for c in itertools.product(*runs)]
 
 
 def _runs_of(

@@ -22,7 +22,6 @@ class Place:
     rank: int
     world_size: int
     local_rank: int
-    local_world_size: int
     node: str
     run_id: str
     attempt: int | None
@@ -50,7 +49,7 @@ def place(env: Mapping[str, str] = os.environ) -> Place:
         )
     run_dir = env.get("UNBROKEN_RUN_DIR")
     return Place(
-        rank, world, _number(env, "LOCAL_RANK", rank), _number(env, "LOCAL_WORLD_SIZE", world),
+        rank, world, _number(env, "LOCAL_RANK", rank),
         env.get("UNBROKEN_NODE") or env.get("SLURMD_NODENAME") or socket.gethostname(),
         env.get("UNBROKEN_RUN_ID") or env.get("TORCHELASTIC_RUN_ID") or "",
         _number(env, "UNBROKEN_ATTEMPT", 0) if keeper else None,

@@ -122,4 +122,4 @@ class Facts:
 def first_of(ends: Iterable[RankExit]) -> tuple[RankExit, ...]:
     """Those that may have been the first, the likeliest in front: one alone where it is certain."""
     by_rank = {e.rank: e for e in ends}
-    return tuple(by_rank[r] for r in find_first({r: e.moment for r, e in by_rank.items()}).candidates)
+    return tuple(by_rank[r] for r in find_first({r: e.moment for r, e in by_rank.items()}))

@@ -31,7 +31,6 @@ class TopologyReader:
         self.topology = Topology()
         self._block: dict[str, str] = {}
         self._first = False
-        self._first_done = False
         self.hosts: set[str] = set()
 
     def see(self, line: Line, text: str, rank: int | None = None) -> bool:

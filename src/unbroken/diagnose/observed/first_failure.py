@@ -100,7 +100,7 @@ def weigh_rivals(
         return failed(own, chron, scans, topology)
     ends = {e.rank: e for e in facts.failures()}
     moments = {rank: _find_moment(e, ends.get(rank), facts, topology) for rank, e in rivals.items()}
-    first = find_first(moments).candidates
+    first = find_first(moments)
     kinds: dict[tuple[str | None, str], Event] = {}
     for rank in sorted(first, key=lambda r: r != own.rank):
         kinds.setdefault(_kind_of(rivals[rank]), rivals[rank])

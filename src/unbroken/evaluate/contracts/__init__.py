@@ -35,8 +35,6 @@ from .protocols import Backend, Harness, Model, ScoresInParts, ScoringPool
 from .samples import Answer, PreparedTask, Request, Sample, prompt_hash
 from .scored import Metric, Report, SampleNote, Score, ScoreDone, ScoreJob
 
-Trial = Assignment  # its former name
-
 __all__ = [
     "Answer",
     "Assignment",

@@ -106,7 +106,7 @@ class RankProcess:
         log: Path,
         follow_log: bool,
     ) -> None:
-        self._process, self.rank, self.attempt, self._page, self._log_path = process, rank, attempt, page, log
+        self._process, self.rank, self.attempt, self._page = process, rank, attempt, page
         self.pid = process.pid
         self.killed_by_agent = False
         self._told_end = False

@@ -15,7 +15,6 @@ from .parts import grid, one, points, reference_series, weighted_first, whole
 from .reference import Reference
 from .sentences import pct
 
-SOLID = ""
 SHORT = {
     "gpu_util_pct": "GPU busy",
     "sm_active_pct": "SM active",

@@ -59,13 +59,6 @@ class ClusterModel:
     cpu_states: Mapping[str, float]
     published: Mapping[str, float]
 
-    def workload(self, kind: str) -> Workload:
-        """The workload of that type; KeyError if the cluster has none."""
-        for w in self.workloads:
-            if w.type == kind:
-                return w
-        raise KeyError(kind)
-
 
 @dataclass(frozen=True)
 class PublishedStudy:

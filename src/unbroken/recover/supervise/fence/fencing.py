@@ -178,7 +178,6 @@ class Fencing:
 
     async def _park(self, name: str, pids: Sequence[int]) -> None:
         reason = f"processes {list(pids)} survived kill -9"
-        self._fleet.nodes[name].parked = reason
         await self._put_out_of_use(name, reason)
         self._say(f"{name} is parked: {reason}")
 

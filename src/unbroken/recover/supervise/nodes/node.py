@@ -30,7 +30,6 @@ class Node:
     """What its agent says that the node is; None of an agent of an earlier version, and before one has come."""
     restarted: NodeEnd | None = None
     """What is left of it where another agent came than the one that had the attempt's ranks, and nobody had missed that."""
-    parked: str = ""
     waits: Message | None = None
     """Its keeper's snapshot that waits for a storage that refuses."""
     launch: str | None = None
