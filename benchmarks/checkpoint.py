@@ -39,6 +39,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from machine import describe_machine
 from torch import nn
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -798,21 +799,12 @@ def vanish(c: Any) -> None:
 
 
 def machine(device: torch.device) -> dict[str, Any]:
-    def output(*command: str) -> str:
-        try:
-            return subprocess.run(
-                command, capture_output=True, text=True, check=False, cwd=ROOT
-            ).stdout.strip()
-        except OSError:
-            return ""
-
-    return {
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine(),
-        "gpus": WORLD if device.type == "cuda" else 0, "cores": os.cpu_count(),
-        "driver": output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").split("\n")[0],
-        "torch": torch.__version__, "python": platform.python_version(), "commit": output("git", "rev-parse", "--short", "HEAD"),
-        "date": time.strftime("%Y-%m-%d"),
-    }  # fmt: skip
+    here = describe_machine() | {"torch": torch.__version__}
+    if device.type != "cuda":
+        return here | {"device": here["processor"] or platform.machine(), "gpus": 0}
+    asked = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    driver = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.split("\n")[0]
+    return here | {"device": torch.cuda.get_device_name(device), "gpus": WORLD, "driver": driver}
 
 
 def main() -> None:

@@ -12,11 +12,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import datetime
 import json
 import mmap
 import os
-import platform
 import shutil
 import socket
 import statistics
@@ -28,6 +26,8 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+from machine import describe_machine
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
@@ -222,11 +222,7 @@ def main() -> None:
     }
     result = {
         "bytes": size, "rates": rates, "ratios": ratios, "large_run": large_run(args.ranks, args.tensors),
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores", "python": platform.python_version(),
-        "torch": str(torch.__version__), "load_average": os.getloadavg()[0],
-        "commit": subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False,
-                                 cwd=Path(__file__).parent).stdout.strip(),
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "machine": describe_machine(), "torch": str(torch.__version__),
     }  # fmt: skip
     for name, r in rates.items():
         print(f"{name:12} {r['mib_per_s']:>9} MiB/s")

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import statistics
 import time
 import warnings
@@ -19,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from machine import describe_machine
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from unbroken.data import wrap
@@ -108,9 +107,8 @@ def main() -> None:
     x = torch.randn(50_000, 784)
     plain, noisy = TensorDataset(x, torch.arange(len(x))), Noisy(x)
     found: dict[str, Any] = {
-        "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
+        "machine": describe_machine(),
         "torch": str(torch.__version__),
-        "date": time.strftime("%Y-%m-%d"),
         "order of 1,000,000": orders(1_000_000),
     }
     print(json.dumps(found["order of 1,000,000"]), flush=True)

@@ -12,15 +12,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
-import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from machine import describe_machine
 from own_folders import use_own_folders
 
 HERE = Path(__file__).resolve().parent
@@ -84,21 +82,12 @@ def main() -> int:
         found["cpu_s"] = round(time.process_time() - began, 1)
         name = "evaluation-simulated.json"
     given.out.mkdir(parents=True, exist_ok=True)
-    (given.out / name).write_text(json.dumps({**about(), **rounded(found)}, indent=1) + "\n")
+    (given.out / name).write_text(
+        json.dumps({"machine": describe_machine(), **rounded(found)}, indent=1) + "\n"
+    )
     show(found)
     print(f"\nwritten to {given.out / name}")
     return 0 if all(found["checks"].values()) else 1
-
-
-def about() -> dict[str, Any]:
-    """Where and when."""
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=HERE, capture_output=True, text=True, check=False
-    ).stdout.strip()
-    return {
-        "date": time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime()), "commit": commit or "unknown",
-        "machine": {"cpu": platform.processor() or platform.machine(), "cores": os.cpu_count(), "python": platform.python_version()},
-    }  # fmt: skip
 
 
 def rounded(value: Any) -> Any:

@@ -19,6 +19,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from machine import describe_machine
 from own_folders import use_own_folders
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -133,13 +134,8 @@ def main() -> int:
                 row = measure(suite, model, given, Path(aside) / f"{name}-{i}")
                 found[name].append(row)
                 print(name, json.dumps(row), flush=True)
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-    ).stdout.strip()
     result = {
-        "commit": commit,
-        "cores": os.cpu_count(),
-        "load": os.getloadavg()[1],
+        "machine": describe_machine(),
         "part": PART,
         "rows": given.rows,
         "suites": found,

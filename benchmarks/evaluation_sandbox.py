@@ -20,6 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from machine import describe_machine
 from own_folders import use_own_folders
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -107,11 +108,8 @@ def main() -> int:
                 metrics.append(row["metrics"])
     if any(m != metrics[0] for m in metrics):
         raise SystemExit("the scores differ")
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-    )
     result = {
-        "commit": commit.stdout.strip(), "cores": os.cpu_count(), "load": round(os.getloadavg()[1], 1),
+        "machine": describe_machine(),
         "median_s": {name: statistics.median(times) for name, times in rows.items()}, "seconds": rows,
     }  # fmt: skip
     given.out.parent.mkdir(parents=True, exist_ok=True)

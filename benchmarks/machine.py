@@ -20,13 +20,17 @@ def describe_machine() -> dict[str, Any]:
     except OSError:
         pass  # no Linux: the processor stays unknown
     asked = ["git", "describe", "--always", "--dirty", "--abbrev=9", "--exclude=*"]
-    told = subprocess.run(asked, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
+    try:
+        told = subprocess.run(asked, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
+        commit = told.stdout.strip() or None
+    except OSError:
+        commit = None  # no git here
     return {
         "processor": model,
         "cores": os.cpu_count(),
         "load": round(os.getloadavg()[0], 2),
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.release()}",
-        "commit": told.stdout.strip() or None,
+        "commit": commit,
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
     }

@@ -12,13 +12,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import subprocess
 import sys
 import tempfile
 import time
 from itertools import pairwise
 from pathlib import Path
+
+from machine import describe_machine
 
 from unbroken.progress import RunDir, read_journal
 from unbroken.progress.records.steps import read_steps
@@ -90,12 +91,7 @@ def main() -> int:
         "not_completed": sum(r["code"] != 0 for r in rows),
         "slowest_step_s": max(r["slowest_step_s"] for r in rows),
         "seconds": round(time.monotonic() - began),
-        "cores": os.cpu_count(),
-        "python": platform.python_version(),
-        "date": time.strftime("%Y-%m-%d", time.gmtime()),
-        "commit": subprocess.run(
-            ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-        ).stdout.strip(),
+        "machine": describe_machine(),
     }
     print(json.dumps(total))
     if args.out:

@@ -17,17 +17,17 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import shutil
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
+
+from machine import describe_machine
 
 REPO = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPO / "src"))
@@ -45,9 +45,7 @@ def main() -> int:
     args = p.parse_args()
     phase_s, overhead_s = (PROFILE_PHASE_S, PROFILE_OVERHEAD_S) if args.profile else (PHASE_S, OVERHEAD_S)
     result: dict[str, Any] = {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": git("rev-parse", "--short", "HEAD"),
-        "machine": {"cpu": cpu_model(), "cores": os.cpu_count(), "python": platform.python_version()},
+        "machine": describe_machine(),
         "checks": {},
     }
     loads = gpu_loads(result)
@@ -497,24 +495,6 @@ def cpu_seconds(process: Any) -> float:
     """CPU time of a process and its finished children."""
     t = process.cpu_times()
     return float(t.user + t.system + t.children_user + t.children_system)
-
-
-def cpu_model() -> str:
-    """The processor's name."""
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor()
-
-
-def git(*args: str) -> str:
-    """What git says of this checkout; empty where it is none."""
-    try:
-        return subprocess.run(
-            ["git", *args], cwd=REPO, capture_output=True, text=True, check=False
-        ).stdout.strip()
-    except OSError:
-        return ""
 
 
 if __name__ == "__main__":

@@ -19,7 +19,6 @@ import argparse
 import contextlib
 import json
 import os
-import platform
 import re
 import shutil
 import subprocess
@@ -27,9 +26,10 @@ import sys
 import tempfile
 import threading
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+from machine import describe_machine
 
 REPO = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPO / "src"))
@@ -145,15 +145,7 @@ def main() -> int:
         if Bytes(args.wide):
             contenders |= wide_contender(Bytes(args.wide), folder, checks)
     result = {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": said("git", "rev-parse", "--short", "HEAD"),
-        "machine": {
-            "cpu": cpu(),
-            "cores": os.cpu_count(),
-            "python": platform.python_version(),
-            "load_before": LOAD,
-            "load_after": round(os.getloadavg()[0], 2),
-        },
+        "machine": MACHINE | {"load_after": round(os.getloadavg()[0], 2)},
         "arms": contenders,
         "checks": checks,
     }
@@ -163,7 +155,7 @@ def main() -> int:
     return 0 if all(checks.values()) else 1
 
 
-LOAD = round(os.getloadavg()[0], 2)
+MACHINE = describe_machine()
 
 
 def jobs_contenders(
@@ -323,22 +315,6 @@ def short(n: int) -> str:
 def memory_of_machine() -> int:
     """Bytes of memory."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def cpu() -> str:
-    """The processor's name."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(
-            (x.split(":", 1)[1].strip() for x in lines if x.startswith("model name")), platform.machine()
-        )
-    except OSError:
-        return platform.machine()
-
-
-def said(*command: str) -> str:
-    """What a command printed."""
-    return subprocess.run(command, cwd=REPO, capture_output=True, text=True, check=False).stdout.strip()
 
 
 if __name__ == "__main__":

@@ -12,13 +12,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import subprocess
 import sys
 import tempfile
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
+
+from machine import describe_machine
 
 REPO = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPO / "src"))
@@ -78,11 +79,7 @@ def main() -> int:
         contenders["pandas, small table"] = measure(PANDAS, small)
     best = contenders["unbroken, 2 processes"]
     result = {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": subprocess.run(
-            ["git", "rev-parse", "--short", "HEAD"], cwd=REPO, capture_output=True, text=True, check=False
-        ).stdout.strip(),
-        "machine": {"cores": os.cpu_count(), "python": platform.python_version(), "load": os.getloadavg()[0]},
+        "machine": describe_machine(),
         "size": args.size,
         "arms": contenders,
         "checks": {
