@@ -12,7 +12,8 @@ import pytest
 
 from tests.support.keepers import FakeAgent, FakeRank, alive, until
 from unbroken.checkpoint.catalogue import contents as catalogue
-from unbroken.checkpoint.client.links import Candidate, KeeperGone, KeeperRefused, NotYet
+from unbroken.checkpoint.catalogue.candidates import Candidate
+from unbroken.checkpoint.client.links import KeeperGone, KeeperRefused, NotYet
 from unbroken.checkpoint.storage import open_storage
 from unbroken.errors import DoesNotFit
 

@@ -36,7 +36,8 @@ from typing import Any
 
 from tests.support.keepers import FakeAgent, alive, until
 from unbroken.checkpoint.catalogue import contents as catalogue
-from unbroken.checkpoint.client.links import Candidate, KeeperGone
+from unbroken.checkpoint.catalogue.candidates import Candidate
+from unbroken.checkpoint.client.links import KeeperGone
 from unbroken.checkpoint.format.manifest import folder_name
 from unbroken.checkpoint.storage import open_storage
 from unbroken.errors import UnbrokenError

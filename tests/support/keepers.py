@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from unbroken.checkpoint.catalogue.candidates import Candidate
 from unbroken.checkpoint.client.links import (
-    Candidate,
     KeeperLink,
     RankLink,
     keeper_command,

@@ -14,13 +14,11 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ...errors import CheckpointError, DoesNotFit, UnbrokenError
 from ...machine import python_path
-from ..format.manifest import folder_name
 from ..keeper.wire import VERSION, Channel, Closed, Message, check_socket, connect
 
 ANSWER_TIMEOUT_S = 30.0
@@ -36,45 +34,6 @@ class KeeperRefused(CheckpointError):
 
 class NotYet(KeeperRefused):
     """The agent has not told the keeper of this attempt yet; asking again soon helps."""
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A checkpoint that a restore may use: on disk under `name`, in memory of these nodes {rank: node}."""
-
-    attempt: int
-    step: int
-    name: str
-    memory: Mapping[int, str] = field(default_factory=dict)
-    on_disk: bool = True
-    place: str = ""
-    """Where it lies, if not where the attempt's own checkpoints go."""
-    brought: bool = False
-    """It was not written by this run, and is in no keeper's memory whatever its numbers."""
-
-    def as_json(self) -> dict[str, Any]:
-        """As it travels to the keeper and the ranks."""
-        return {
-            "attempt": self.attempt, "step": self.step, "name": self.name, "on_disk": self.on_disk,
-            "memory": {str(r): n for r, n in self.memory.items()}, "place": self.place,
-            "brought": self.brought,
-        }  # fmt: skip
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Candidate:
-        """Reads `as_json`; without a `name` it is in memory only."""
-        memory = {int(r): str(n) for r, n in dict(value.get("memory") or {}).items()}
-        attempt, step, name = int(value["attempt"]), int(value["step"]), value.get("name")
-        on_disk = name is not None and bool(value.get("on_disk", True))
-        return cls(
-            attempt,
-            step,
-            str(name or folder_name(step, attempt)),
-            memory,
-            on_disk,
-            str(value.get("place") or ""),
-            bool(value.get("brought", False)),
-        )
 
 
 class KeeperLink:

@@ -10,6 +10,7 @@ from typing import Any
 from ...errors import CheckpointError
 from ..capture.generators import restore_rng
 from ..catalogue import contents as catalogue
+from ..catalogue.candidates import Candidate
 from ..catalogue.placement import same_place
 from ..client.buffers import Buffers
 from ..client.links import RankLink
@@ -23,9 +24,7 @@ from ..storage.base import Storage
 from .apply import Applier, ShardedOtherwise, Taken
 from .selection import (
     Loaded,
-    RestoreCandidate,
     Restored,
-    candidates_of_supervisor,
     candidates_without_supervisor,
     choose,
     load_from_disk,
@@ -82,15 +81,15 @@ class Restorer:
             logger.info("restored step %d from %s in %.2f s", candidate.step, source, restored.seconds)
         return restored
 
-    def _candidates(self, link: RankLink) -> tuple[list[RestoreCandidate], list[tuple[str, str]]]:
+    def _candidates(self, link: RankLink) -> tuple[list[Candidate], list[tuple[str, str]]]:
         """What may be restored from, newest first, and what was passed over with the reason."""
         answer, _ = link.request({"op": "candidates"})
         if answer["supervised"]:
-            return candidates_of_supervisor(answer["candidates"]), []
+            return [Candidate.from_json(c) for c in answer["candidates"]], []
         s = self.session
         return candidates_without_supervisor(s.agreement, link, s.storage, s.place.node)
 
-    def _obtain(self, candidate: RestoreCandidate) -> Loaded | Manifest:
+    def _obtain(self, candidate: Candidate) -> Loaded | Manifest:
         """This rank's share of a candidate, verified; of a checkpoint of another world size its manifest."""
         p = self.session.place
         loaded = self._from_memory(candidate)
@@ -110,7 +109,7 @@ class Restorer:
             verify=self.options.verify,
         )  # fmt: skip
 
-    def _from_memory(self, candidate: RestoreCandidate) -> Loaded | None:
+    def _from_memory(self, candidate: Candidate) -> Loaded | None:
         """This rank's share out of the memory of this node, or else of another one; None if it is in neither."""
         memory, rank = self.session.memory, self.session.place.rank
         beside = self.buffers.registering
@@ -120,14 +119,14 @@ class Restorer:
             return load_from_peer(memory, candidate, rank, beside, address)
         return None
 
-    def _storage_of(self, candidate: RestoreCandidate) -> Storage:
+    def _storage_of(self, candidate: Candidate) -> Storage:
         """The way to where this candidate lies on disk."""
         if not candidate.place or same_place(candidate.place, self.session.directory):
             return self.session.storage
         return open_storage(candidate.place)
 
     def _load(
-        self, candidate: RestoreCandidate, got: Loaded | Manifest, state: dict[str, Any]
+        self, candidate: Candidate, got: Loaded | Manifest, state: dict[str, Any]
     ) -> tuple[str, Position, bool]:
         """Puts it into the live state; where it came from, the data position, whether it lies on other shards there."""
         if isinstance(got, Loaded):
@@ -146,7 +145,7 @@ class Restorer:
         _warn_of_rest(candidate.name, taken)
         return self.session.storage.level, manifest.position, True
 
-    def _apply(self, candidate: RestoreCandidate, loaded: Loaded, state: dict[str, Any]) -> None:
+    def _apply(self, candidate: Candidate, loaded: Loaded, state: dict[str, Any]) -> None:
         """Puts this rank's share into the live state. Raises LayoutMismatch; ShardedOtherwise before anything is changed."""
         notes = loaded.part.rng or {}
         base = loaded.data.data_ptr()

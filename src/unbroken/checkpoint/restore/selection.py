@@ -9,10 +9,10 @@ from __future__ import annotations
 import logging
 import mmap
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,7 +20,8 @@ import torch
 from ...errors import CheckpointCorrupt, CheckpointError, NoCheckpoint, UnbrokenError
 from ...journal.checksummed import digest, encode_checked
 from ..catalogue import contents as catalogue
-from ..client.links import Candidate, RankLink
+from ..catalogue.candidates import Candidate
+from ..client.links import RankLink
 from ..client.rank_buffer import RankBuffer
 from ..client.rank_memory import RankMemory
 from ..device.targets import typed_view
@@ -95,40 +96,9 @@ def sharding_from(t: TensorPart) -> Sharding:
     return Sharding(t.shape, t.placements, t.mesh, t.mesh_names, tuple(s.box for s in t.shards))
 
 
-@dataclass(frozen=True)
-class RestoreCandidate:
-    """A candidate with the ranks whose share is in some keeper's memory."""
-
-    attempt: int
-    step: int
-    name: str
-    on_disk: bool
-    world_size: int = 0
-    memory: Mapping[int, str] = field(default_factory=dict)
-    place: str = ""
-    """Where it lies, if not where the attempt's own checkpoints go."""
-    brought: bool = False
-    """It was not written by this run, and is in no keeper's memory whatever its numbers."""
-
-    @property
-    def snapshot_id(self) -> SnapshotId:
-        return SnapshotId(self.attempt, self.step)
-
-
-def candidates_of_supervisor(candidates: Iterable[Mapping[str, Any]]) -> list[RestoreCandidate]:
-    """The supervisor's candidates, in its order."""
-    found = [Candidate.from_json(c) for c in candidates]
-    return [
-        RestoreCandidate(
-            c.attempt, c.step, c.name, c.on_disk, memory=c.memory, place=c.place, brought=c.brought
-        )
-        for c in found
-    ]
-
-
 def candidates_without_supervisor(
     agreement: Agreement, link: RankLink, storage: Storage, node: str
-) -> tuple[list[RestoreCandidate], list[tuple[str, str]]]:
+) -> tuple[list[Candidate], list[tuple[str, str]]]:
     """What rank 0 makes of its listing of the folder and of every keeper's inventory; the same on all ranks.
 
     Also the folders that were passed over, with the reason.
@@ -144,13 +114,13 @@ def candidates_without_supervisor(
                 snapshot_id = SnapshotId(h["attempt"], h["step"])
                 holders.setdefault(snapshot_id, {}).setdefault(h["rank"], theirs["node"])
                 worlds[snapshot_id] = h["world_size"]
-        candidates: dict[SnapshotId, RestoreCandidate] = {}
+        candidates: dict[SnapshotId, Candidate] = {}
         damaged = []
         for f in catalogue.listing(storage):
             if f.committed:
                 snapshot_id = SnapshotId(f.attempt, f.step)
-                candidates[snapshot_id] = RestoreCandidate(
-                    f.attempt, f.step, f.name, True, f.world_size, holders.get(snapshot_id, {})
+                candidates[snapshot_id] = Candidate(
+                    f.attempt, f.step, f.name, holders.get(snapshot_id, {}), world_size=f.world_size
                 )
             elif f.status != "incomplete":
                 damaged.append(f)
@@ -160,16 +130,13 @@ def candidates_without_supervisor(
                 and set(held) == set(range(agreement.world_size))
                 and worlds[snapshot_id] == len(held)
             ):
-                candidates[snapshot_id] = RestoreCandidate(
-                    *snapshot_id,
-                    folder_name(snapshot_id.step, snapshot_id.attempt),
-                    False,
-                    worlds[snapshot_id],
-                    held,
+                name = folder_name(snapshot_id.step, snapshot_id.attempt)
+                candidates[snapshot_id] = Candidate(
+                    *snapshot_id, name, held, on_disk=False, world_size=worlds[snapshot_id]
                 )
         ordered = [candidates[m] for m in sorted(candidates, reverse=True)]
         for f in damaged:
-            if not ordered or SnapshotId(f.attempt, f.step) > ordered[0].snapshot_id:
+            if not ordered or SnapshotId(f.attempt, f.step) > (ordered[0].attempt, ordered[0].step):
                 logger.warning("passing over %s: %s", f.name, f.why)
         agreement.publish(
             "offers",
@@ -183,18 +150,19 @@ def candidates_without_supervisor(
         )
     agreed = agreement.read("offers", timeout_s=VOTE_TIMEOUT_S)
     agreed_candidates = [
-        RestoreCandidate(a, s, n, d, w, dict(map(tuple, m))) for a, s, n, d, w, m in agreed["offers"]
+        Candidate(a, s, n, dict(map(tuple, m)), on_disk=d, world_size=w)
+        for a, s, n, d, w, m in agreed["offers"]
     ]
     return agreed_candidates, [(n, why) for n, why in agreed["skipped"]]
 
 
 def choose(
     agreement: Agreement,
-    candidates: list[RestoreCandidate],
+    candidates: list[Candidate],
     obtain: Any,
     skipped: list[tuple[str, str]],
     round_name: str,
-) -> tuple[RestoreCandidate, Any] | None:
+) -> tuple[Candidate, Any] | None:
     """The first candidate that `obtain(candidate)` gives on every rank, and what it gave here. `skipped` gets the others."""
     for i, candidate in enumerate(candidates):
         key = f"{round_name}/{i}"
@@ -214,9 +182,7 @@ def choose(
     return None
 
 
-def load_from_memory(
-    memory: RankMemory, candidate: RestoreCandidate, rank: int, beside: Beside
-) -> Loaded | None:
+def load_from_memory(memory: RankMemory, candidate: Candidate, rank: int, beside: Beside) -> Loaded | None:
     """This rank's share out of the keeper's memory, None if it is not there.
 
     `beside` is called with the buffer and runs while the bytes are verified. Raises CheckpointCorrupt if they are
@@ -252,7 +218,7 @@ def load_from_memory(
 
 
 def load_from_peer(
-    memory: RankMemory, candidate: RestoreCandidate, rank: int, beside: Beside, address: str
+    memory: RankMemory, candidate: Candidate, rank: int, beside: Beside, address: str
 ) -> Loaded | None:
     """As `load_from_memory`, after the keeper has fetched the snapshot from another node's. Raises KeeperRefused."""
     memory.alive().request(

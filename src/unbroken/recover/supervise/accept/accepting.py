@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from ....checkpoint.catalogue.candidates import Candidate, candidates
+from ....checkpoint.catalogue.candidates import CandidateMessage, candidates
 from ....checkpoint.catalogue.contents import Found
 from ....errors import RunStopped, StorageError, UnbrokenError
 from ....progress import RunSpec
@@ -100,7 +100,7 @@ class Accepting:
         held = await self._keepers.list_snapshots(self._fleet.up(), _INVENTORY_S)
         return find_whole(held, self.map_ranks(self._state.slots))
 
-    def list_candidates(self, slots: Sequence[str], inventories: Inventories) -> list[Candidate]:
+    def list_candidates(self, slots: Sequence[str], inventories: Inventories) -> list[CandidateMessage]:
         """What an attempt on these nodes may restore from, newest first."""
         places = {n: self._place.of(n) for n in self._state.places}
         return candidates(

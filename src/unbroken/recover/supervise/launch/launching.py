@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ....checkpoint.catalogue.announcement import pack
-from ....checkpoint.catalogue.candidates import Candidate
+from ....checkpoint.catalogue.candidates import CandidateMessage
 from ....errors import RunError, RunInUse, RunStopped
 from ....progress import RunDir, RunSpec
 from ....progress.records.state import RunState
@@ -41,7 +41,7 @@ class StartFailed(Exception):
         self.error, self.attempt = error, attempt
 
 
-def _note_for_journal(candidate: Candidate) -> Candidate:
+def _note_for_journal(candidate: CandidateMessage) -> CandidateMessage:
     """A candidate without the table of who holds which rank: `in_memory` is of how many ranks it is in memory."""
     rest = {k: v for k, v in candidate.items() if k != "memory"}
     return {**rest, "in_memory": len(candidate["memory"])}
@@ -116,7 +116,7 @@ class Launching:
         self._view.attempt(number, self._spec.world_size, slots, best, durable)
         return attempt
 
-    async def _prepare(self) -> tuple[tuple[str, ...], int, list[Candidate]] | None:
+    async def _prepare(self) -> tuple[tuple[str, ...], int, list[CandidateMessage]] | None:
         """Nodes, number, and what may be restored; None where a stop was asked for."""
         self._term.check(at_once=True)
         slots = await self._fill_slots()
@@ -149,13 +149,13 @@ class Launching:
                 raise why
             self._checked.add(name)
 
-    async def _announce(self, attempt: Attempt, candidates: list[Candidate]) -> None:
+    async def _announce(self, attempt: Attempt, candidates: list[CandidateMessage]) -> None:
         """Tells every keeper of the attempt. Raises RunError where one does not answer."""
         requests = self._make_announcements(attempt, candidates)
         asked = {n: self._keepers.phrase(n, r) for n, r in requests.items()}
         await asyncio.gather(*(self._fleet.ask(n, "keeper", request=r) for n, r in asked.items()))
 
-    def _make_announcements(self, attempt: Attempt, candidates: list[Candidate]) -> dict[str, Message]:
+    def _make_announcements(self, attempt: Attempt, candidates: list[CandidateMessage]) -> dict[str, Message]:
         return {
             node: {
                 "op": "attempt", "attempt": attempt.number, "world_size": self._spec.world_size,
