@@ -48,7 +48,7 @@ class Ranks:
             node = f"node-{r // local:03d}"
             agent = agents[r // local] if agents else None
             where = Place(
-                r, self.world, r % local, local, node, "test", attempt if agent else None,
+                r, self.world, r % local, node, "test", attempt if agent else None,
                 agent.socket if agent else None, None,
             )  # fmt: skip
             self.monkeypatch.setattr(checkpointer, "place", lambda where=where: where)

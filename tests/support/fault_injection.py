@@ -118,7 +118,7 @@ def rank_main(
     store = TCPStore("127.0.0.1", port, is_master=False)
     prefix: Any = PrefixStore(f"attempt-{attempt}", store)
     vars(session)["agreement"] = lambda *_: ThroughStore(prefix, rank, world)
-    where = Place(rank, world, rank % local, local, node, "campaign", attempt, Path(socket), None)
+    where = Place(rank, world, rank % local, node, "campaign", attempt, Path(socket), None)
     vars(module)["place"] = lambda: where
     said = os.open(f"{folder}/said/{attempt:05d}-{rank}", os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o644)
 

@@ -40,6 +40,8 @@ class Comparison:
     """Steps that the training had made where the process took it up."""
     finding: Finding | None
     notes: tuple[str, ...] = ()
+    compared: int = 0
+    """Steps that were compared."""
 
 
 @dataclass
@@ -83,9 +85,9 @@ def compare(
     differences = [_differ(a, b) for a, b in pairs]
     at = next((i for i, d in enumerate(differences) if d.decides), None)
     if at is None:
-        return Comparison(start, None, _notes(differences))
+        return Comparison(start, None, _notes(differences), len(pairs))
     finding = _explain(undisturbed, pairs, differences, at, start, rank)
-    return Comparison(start, finding)
+    return Comparison(start, finding, (), len(pairs))
 
 
 def _without_skipped(a: Step, b: Step) -> Step:
