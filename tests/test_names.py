@@ -24,6 +24,7 @@ OF_OTHERS = {
     "hf", "vllm", "sglang", "sys_total_power",  # names that others give to their models and columns
     "admin_password", "tokenizer_secret", "hunter22",  # examples of what is a secret, and what is none
     "Typer", "Schema", "request",
+    "TOKEN",  # stands for a part of a file name
     "_utc", "_s", "_gib", "_pct", "_w",  # ends of column names
 }  # fmt: skip
 
