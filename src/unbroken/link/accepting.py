@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from ..errors import RunError
 from .bounds import HELLO_S, STRANGERS
 from .channel import shut
 from .tls import Identity, TlsSocket
@@ -89,7 +90,7 @@ class Acceptor:
             if self._identity is not None:
                 connection = TlsSocket(sock, self._identity, server=True, within_s=HELLO_S)
             self._serve(connection, known)
-        except OSError as e:
+        except (OSError, RunError) as e:
             self._log(f"a connection ended before it had shown who it is: {e}"[:300])
         finally:
             known()

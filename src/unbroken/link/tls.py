@@ -129,13 +129,14 @@ class TlsSocket:
     family = socket.AF_INET
 
     def __init__(self, sock: socket.socket, identity: Identity, *, server: bool, within_s: float) -> None:
-        """Shakes hands; the socket is closed where that fails. Raises OSError (an SSLError is one), TimeoutError."""
+        """Shakes hands; the socket is closed where that fails. Raises OSError (an SSLError is one), TimeoutError, RunError
+        for a key that does not fit."""
         self._sock = sock
         self._come, self._go = ssl.MemoryBIO(), ssl.MemoryBIO()
-        self._tls = identity.context(server=server).wrap_bio(self._come, self._go, server_side=server)
         self._cipher, self._order = threading.Lock(), threading.Lock()
         timeout = sock.gettimeout()
         try:
+            self._tls = identity.context(server=server).wrap_bio(self._come, self._go, server_side=server)
             self._shake_hands(time.monotonic() + within_s)
             identity.check(self._tls.getpeercert(binary_form=True))
             sock.settimeout(timeout)

@@ -58,6 +58,12 @@ STOP_SIGNALS = (
 )  # fmt: skip
 """What terminals and schedulers send to say that the end is near; unhandled, each would end the supervisor unsaved.
 docs/reference/signals.md has the list."""
+_MAKE = {
+    "token": "(umask 077; openssl rand -hex 16 > token)",
+    "identity.pem": "(umask 077; openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -batch -subj "
+    "/CN=unbroken -days 3650 -keyout /dev/stdout | cat > identity.pem)",
+}  # fmt: skip
+"""How a person makes key files in the place of lost ones."""
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 _RUN_DIR_NEEDS = Bytes("64MiB")
@@ -270,18 +276,18 @@ def _find_record(run_dir: RunDir, wanted: RunSpec) -> Record:
 def _check_keys(run_dir: RunDir, record: Record) -> None:
     """Raises RunInUse where the run may go on elsewhere and its keys are not here: with others its supervisor would prove
     nothing, seem to be gone, and its agents could follow nobody any more."""
-    if not record.slow or run_dir.token.exists():
-        return
     terms = record.terms()
     if not terms or terms[-1].supervisor_is_gone():
         return
-    if RunState.of(record.read().records).status in ("running", "new"):
+    needed = [run_dir.token, *([run_dir.identity] if str(terms[-1].address).startswith("tls:") else [])]
+    missing = [p.name for p in needed if not p.exists()]
+    if missing and RunState.of(record.read().records).status in ("running", "new"):
         raise RunInUse(
             f"this run may go on: its supervisor is process {terms[-1].pid} on {terms[-1].host}, and only who has the run's "
-            "key files can ask it",
+            f"key files can ask it; {' and '.join(missing)} is not here",
             where=record.where,
             hint=f"Copy token (and identity.pem) from the run directory there into {run_dir.path}, mode 0600. Where nothing "
-            f"of the run is left anywhere, make a token of your own: (umask 077; openssl rand -hex 16 > {run_dir.token})",
+            f"of the run is left anywhere, make your own: {' ; '.join(_MAKE[p.name] for p in needed if not p.exists())}",
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from unbroken.checkpoint.storage.posix import PosixStorage
 from unbroken.checkpoint.storage.s3 import S3Storage
 from unbroken.errors import RunDirMismatch, RunInUse, StorageError, UsageError
 from unbroken.journal.lines import encode
+from unbroken.link.tls import Identity
 from unbroken.private import write_secret
 from unbroken.progress import RunDir, RunSpec, Term, read_journal, read_terms, write_spec
 from unbroken.recover import start
@@ -326,12 +328,19 @@ def test_who_has_not_the_keys_of_a_run_that_may_go_on_does_not_take_it_over(tmp_
     record = place.host("first")
     elsewhere = RunDir(tmp_path / "elsewhere")
     start._check_keys(elsewhere, record)  # nobody was there before
-    _, journal = begin(record)
+    term = record.claim(1, run_id="r", address="tls:elsewhere:7", sealed={})
+    assert term is not None
+    journal = record.open(term, lambda: 5.0)
     journal.append("epoch")
     with pytest.raises(RunInUse, match="key files") as error:
         start._check_keys(elsewhere, place.host("elsewhere"))
     assert "token" in str(error.value.hint)
     write_secret(elsewhere.token, b"0" * 32)
+    with pytest.raises(RunInUse, match=r"identity\.pem is not here") as error:
+        start._check_keys(elsewhere, record)  # its agents come over TLS, and take no other certificate
+    command = str(error.value.hint).rpartition("make your own: ")[2]
+    subprocess.run(["sh", "-c", command], cwd=elsewhere.path, check=True, capture_output=True)
+    Identity.read(elsewhere.identity).context(server=True)
     start._check_keys(elsewhere, record)
     elsewhere.token.unlink()
     journal.append("status", status="interrupted")
