@@ -39,6 +39,8 @@ class PlainOptions:
     """A folder in which a successor finds what runs."""
     size: int = 4
     """Nodes that there are."""
+    apart: bool = False
+    """Whether nodes have no run directory."""
     address: str = "127.0.0.1"
     """This host's, as agents reach it."""
 
@@ -87,9 +89,12 @@ class PlainCluster:
         env = {"PATH": os.environ["PATH"], "PYTHONPATH": python_path(), **command.environment}
         log = self._log_of(node) if self._log_of else Path(os.devnull)
         log.parent.mkdir(parents=True, exist_ok=True)
+        arguments = list(command.arguments)
+        if self._options.apart:
+            arguments[arguments.index("--run-dir") + 1] = str(self._options.notes.parent / "nowhere" / "run")
         with open(log, "ab") as out, as_input(command.secret) as secret:
             process = subprocess.Popen(
-                [sys.executable, "-m", command.module, *command.arguments], env=env, cwd="/", stdin=secret,
+                [sys.executable, "-m", command.module, *arguments], env=env, cwd="/", stdin=secret,
                 stdout=out, stderr=out, start_new_session=True,
             )  # fmt: skip
         (self._options.notes / node).write_text(str(process.pid))

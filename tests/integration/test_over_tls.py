@@ -94,3 +94,52 @@ def test_a_script_that_is_not_on_a_node_is_said_to_be_missing_there(new_run: New
     run.command = ["absent.py"]
     assert run.start(program=PROGRAM).wait() == 10
     assert "the script does not exist (node plain-0" in run.output and run.attempts() == 0
+
+
+NOISY = """
+import os, sys, time
+import unbroken
+
+run = unbroken.attach(total_steps=int(sys.argv[1]))
+rank = int(os.environ["RANK"])
+for step in range(1, int(sys.argv[1]) + 1):
+    time.sleep(float(sys.argv[2]))
+    run.step(step, loss=1.0 / step, tokens=100)
+    print("rank", rank, "step", step, "x" * 5000)
+    if run.should_stop(step):
+        sys.exit(unbroken.EXIT_STOPPED)
+    if step == 30 and rank == 1 and os.environ["UNBROKEN_ATTEMPT"] == "1":
+        raise RuntimeError("CUDA error: uncorrectable ECC error encountered")
+"""
+
+
+def test_logs_come_over_the_link_where_nodes_have_no_run_directory(new_run: NewRun, tmp_path: Path) -> None:
+    """Every line is there, once, over a failure and a supervisor that is killed; the diagnosis has read them."""
+    (notes := tmp_path / "notes").mkdir()
+    options = (
+        "--nodes",
+        "2",
+        "--cluster",
+        f"plain,apart,notes={notes}",
+        "--record",
+        "own-disk",
+        "--lease",
+        "5s",
+    )
+    run = new_run(*options, steps=80, script=NOISY).start(program=PROGRAM)
+    run.until_step(10)
+    assert run.process is not None
+    run.process.send_signal(signal.SIGKILL)
+    run.process.wait(10)
+    run.start(program=PROGRAM)
+    assert run.wait() == 0, run.output
+    assert "took over attempt 1" in run.output
+    assert "has not got the run directory" in run.output
+    _, incident = run.incidents()  # the first is the takeover
+    assert incident["verdict"]["reason"] == "ECCError" and incident["verdict"]["root"]["rank"] == 1
+    log = run.run_dir.rank_log(1, "plain-1", 1).read_text()
+    assert log.count("rank 1 step") == 30 and "uncorrectable ECC" in log
+    steps = run.attempts() == 2 and run.run_dir.rank_log(2, "plain-0", 0).read_text().count("rank 0 step")
+    assert steps == 80 and "\0" not in log
+    assert "attempt 2 begins" in run.run_dir.agent_log("plain-0").with_suffix(".keeper.log").read_text()
+    assert not (tmp_path / "nowhere").exists() and run.faults.left_over() == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import secrets
 import socket
 import struct
 import threading
@@ -33,11 +34,12 @@ from unbroken.recover.supervise.nodes import desk as module
 from unbroken.recover.supervise.nodes.desk import MESSAGE_BYTES, RANK_BYTES, Desk, Inbox, make_token
 from unbroken.recover.supervise.nodes.door import Serve
 from unbroken.recover.supervise.nodes.fleet import Fleet
+from unbroken.recover.supervise.nodes.logs import ShippedLogs
 from unbroken.recover.supervise.nodes.node import Node
 from unbroken.recover.supervise.record.clock import Clock
 from unbroken.recover.wire import Link, Message, read_token
 
-from ..cluster.toy import Site, ToyCluster
+from ..cluster.toy import ToyCluster, ToyOptions
 from ..fuzzing import fuzz
 from ..hostile import NESTED, closed_within, framed, frames, lines, mutated, receive_frame, send
 
@@ -75,9 +77,8 @@ class Port:
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(30)
 
     async def _start(self) -> Address:
-        site = Site(1)
         fleet = Fleet(
-            "r", ToyCluster("r", site=site), Request(1), lambda node: AgentCommand("agent"),
+            "r", ToyCluster("r", ToyOptions(secrets.token_hex(4))), Request(1), lambda node: AgentCommand("agent"),
             lease_s=5.0, say=self.said.append, clock=Clock(), changed=asyncio.Event(),
         )  # fmt: skip
         await fleet.acquire()
@@ -90,7 +91,9 @@ class Port:
             self.door = Listener(serve, at, identity=self.identity)
             return self.door
 
-        self.desk = Desk(fleet, inbox, make_token(self.run_dir), listen, nproc=2, world_size=2)
+        self.desk = Desk(
+            fleet, inbox, make_token(self.run_dir), listen, ShippedLogs(self.run_dir), nproc=2, world_size=2
+        )
         return self.desk.address
 
     async def _close(self) -> None:

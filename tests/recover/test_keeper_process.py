@@ -14,6 +14,7 @@ from unbroken.errors import RunError
 from unbroken.link.framing import LENGTH, pack
 from unbroken.progress import RunDir
 from unbroken.recover.node.keeper_process import KeeperProcess
+from unbroken.recover.node.logs.folder import NodeFolder
 from unbroken.recover.wire import Message
 
 pytestmark = pytest.mark.integration
@@ -31,7 +32,9 @@ def test_what_is_asked_while_a_killed_keeper_is_replaced_is_answered_by_the_new_
         run_dir = RunDir(tmp_path / "run")
         run_dir.agent_log("node-000").parent.mkdir(parents=True)
         with tempfile.TemporaryDirectory(prefix="ub-") as scratch:
-            keeper = KeeperProcess(run_dir, "r" * 12, "node-000", Path(scratch), 1 << 26, on_event)
+            keeper = KeeperProcess(
+                NodeFolder(run_dir, run_dir), "r" * 12, "node-000", Path(scratch), 1 << 26, on_event
+            )
             await keeper.start()
             first = keeper.pid
             assert first is not None
@@ -72,7 +75,9 @@ def test_a_keeper_that_talks_nonsense_is_an_error_and_no_defect(tmp_path: Path) 
             writer.close()
 
         with tempfile.TemporaryDirectory(prefix="ub-") as scratch:
-            keeper = KeeperProcess(RunDir(tmp_path), "r", "node-000", Path(scratch), 1, _ignore)
+            keeper = KeeperProcess(
+                NodeFolder(RunDir(tmp_path), RunDir(tmp_path)), "r", "node-000", Path(scratch), 1, _ignore
+            )
             async with await asyncio.start_unix_server(serve, keeper.socket):
                 with pytest.raises(RunError) as error:
                     await asyncio.wait_for(keeper.call({"op": "inventory"}), 10)

@@ -17,6 +17,7 @@ import pytest
 from unbroken.cluster.holding.descent import Marks
 from unbroken.cluster.holding.processes import end, marked
 from unbroken.progress import Phase, RunDir
+from unbroken.recover.node.logs.folder import NodeFolder
 from unbroken.recover.node.ranks import LaunchOrder, RankProcess, _argv
 
 ORDER = LaunchOrder(
@@ -78,7 +79,7 @@ class Started:
             }
         )
         rank = RankProcess.launch(
-            order, 2, 0, self.run_dir, "node-001", self.folder / "pages", self.folder / "keeper.sock",
+            order, 2, 0, NodeFolder(self.run_dir, self.run_dir), "node-001", self.folder / "pages", self.folder / "keeper.sock",
             Marks(self.run_id, self.folder),
         )  # fmt: skip
         self.all.append(rank)
@@ -255,11 +256,13 @@ def test_a_rank_never_outlives_its_agent(tmp_path: Path, eventually: Callable[..
         from pathlib import Path
         from unbroken.cluster.holding.descent import Marks
         from unbroken.progress import RunDir
+        from unbroken.recover.node.logs.folder import NodeFolder
         from unbroken.recover.node.ranks import LaunchOrder, RankProcess
         here = Path(sys.argv[1])
         order = LaunchOrder(1, sys.argv[2], ("script.py",), str(here), {0: 0}, 1, 0, 1, 1, "127.0.0.1", 1, 0)
         owner = Marks(sys.argv[2], here)
-        RankProcess.launch(order, 0, 0, RunDir(here / "run"), "node-000", here / "pages", here / "s", owner)
+        run_dir = RunDir(here / "run")
+        RankProcess.launch(order, 0, 0, NodeFolder(run_dir, run_dir), "node-000", here / "pages", here / "s", owner)
         print("go", flush=True)
         time.sleep(300)
     """)

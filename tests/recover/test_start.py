@@ -12,7 +12,7 @@ from tests.support.run_folder import RunFolder
 from unbroken.cli.run import _default_name
 from unbroken.errors import DoesNotFit, InputError, RunDirMismatch, UsageError
 from unbroken.progress import Budgets, ClusterChoice, RunDir, Timeouts, read_spec, write_spec
-from unbroken.recover.node.command import check_command
+from unbroken.recover.node.checks.command import check_command
 from unbroken.recover.start import _write_report, make_spec, run_supervised, settle_spec
 from unbroken.units import Bytes, Duration
 

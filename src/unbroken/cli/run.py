@@ -111,7 +111,7 @@ def run(
     """
     from ..cluster.options import parse_choice
     from ..progress import RunDir, Timeouts
-    from ..recover.node.command import check_words
+    from ..recover.node.checks.command import check_words
     from ..recover.start import make_spec, run_supervised
 
     words = command or []
@@ -149,7 +149,7 @@ def _absolute(place: str) -> str:
 
 def _default_name(words: list[str]) -> str:
     """`train` for train.py, `pkg-train` for -m pkg.train, else the program's name."""
-    from ..recover.node.command import python_script
+    from ..recover.node.checks.command import python_script
 
     if words[0] == "-m":
         return words[1].replace(".", "-")

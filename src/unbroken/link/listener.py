@@ -36,9 +36,11 @@ class Listener:
         *,
         identity: Identity | None = None,
         name: str = "",
+        port: int = 0,
     ) -> None:
         """Listens from now on, on a Unix socket where `at` is a path, else on this host's address with TLS; call it in the
-        event loop. `name` is the host's as others know it, where `at` is all of them. Raises OSError, RunError."""
+        event loop. `name` is the host's as others know it, where `at` is all of them; `port` a certain one, 0 any that is
+        free. Raises OSError, RunError."""
         self._serve, self._identity = serve, identity
         self._path = at if isinstance(at, Path) else None
         self._context: ssl.SSLContext | None = None
@@ -50,7 +52,7 @@ class Listener:
             if identity is None:
                 raise ValueError("off one machine there is no link without a certificate")
             self._context = identity.context(server=True)
-            self._socket = socket.create_server((at, 0), backlog=_BACKLOG)
+            self._socket = socket.create_server((at, port), backlog=_BACKLOG)
             self.address = Address("tls", name or at, self._socket.getsockname()[1])
         self._socket.setblocking(False)
         self._strangers: dict[asyncio.Task[None], float] = {}

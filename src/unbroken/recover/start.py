@@ -43,7 +43,7 @@ from ..progress import (
 )
 from ..progress.records.state import RunState
 from ..units import Bytes
-from .node.command import check_command, check_words
+from .node.checks.command import check_command, check_words
 from .record.base import Record
 from .record.choice import check_record, open_record
 from .supervise.incident.diagnosing import Diagnosis

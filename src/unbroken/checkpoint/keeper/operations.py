@@ -102,7 +102,8 @@ def attempt(keeper: Keeper, client: Client, m: Message, fds: list[int]) -> Answe
 def place(keeper: Keeper, client: Client, m: Message, fds: list[int]) -> Answer:
     """Whether checkpoints go to the place that this rank names; while the supervisor has not answered: not yet."""
     wanted = str(m["place"])
-    if refused := keeper.place_refused:
+    refused = keeper.place_refused
+    if refused and same_place(wanted, str(refused.get("place") or wanted)):
         raise Refused(
             str(refused["message"]), where=refused.get("where"), hint=refused.get("hint"),
         )  # fmt: skip

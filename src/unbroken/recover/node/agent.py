@@ -31,7 +31,6 @@ from ...cluster.survey import describe_node
 from ...detect.stacks import ProcessInfo, collect_stacks
 from ...errors import RunError, UnsafeFile
 from ...link.address import Address
-from ...link.bounds import Malformed
 from ...link.runs import unpack
 from ...link.secret import Secret, take_from_input
 from ...private import private_folder
@@ -40,11 +39,15 @@ from ...progress.page import NO_STOP
 from ..record.base import Record
 from ..record.choice import open_record
 from ..record.folder import FolderRecord
-from ..wire import Link, Message, read_token
+from ..wire import Link, Message, list_doors, read_token
 from .arguments import parse_arguments
+from .beats import Beats
+from .checks.command import find_refusal
+from .checks.place import check_place
 from .clocks import NodeClocks
-from .command import find_refusal
 from .keeper_process import KeeperProcess
+from .logs.folder import find_folder
+from .logs.shipping import LogShipper
 from .port import PortReservation
 from .ranks import LaunchOrder, RankProcess
 from .reporting import HostReport, ProgressReport, group_looks
@@ -58,6 +61,7 @@ _MOST_RANKS = 1 << 20
 _UNSENT_MAX = 20_000
 _CENSUS_EVERY_S = 1.0
 _NEWER_EVERY_S = 0.5
+_LAST_LOGS_S = 10.0
 
 
 class Agent:
@@ -77,18 +81,24 @@ class Agent:
         held_before: Sequence[Ownership] = (),
         secret: Secret | None = None,
         record: Record | None = None,
+        door: Address | None = None,
     ) -> None:
         """`held_before` are other ways in which an earlier supervisor held processes of this node. `secret` is what it was
-        handed; None where it is to read the run's token itself."""
+        handed; None where it is to read the run's token itself. `record` is where terms are found besides the run directory,
+        `door` where the run's first supervisor was met, off its machine."""
         self._secret = secret
-        self._supervisors = Supervisors(record or FolderRecord(run_dir, shared=True))
+        self._apart = secret is not None and secret.identity is not None
+        self._folder = find_folder(run_dir, run_id, scratch, door, apart=self._apart)
+        found = record or (FolderRecord(run_dir, shared=True) if self._folder.shared else None)
+        self._supervisors = Supervisors(found, list_doors(door) if door else [])
+        self._shipper = LogShipper(self._folder.own, node) if not self._folder.shared else None
         self.run_dir, self.run_id, self.node, self.scratch = run_dir, run_id, node, scratch
         self._owner, self._held_before = owner, tuple(held_before)
         self._cleared = Ended()
         self.orphan_grace_s = orphan_grace_s
         self.room_s = room_s
         self.keeper = KeeperProcess(
-            run_dir, run_id, node, scratch, keeper_bytes, self._on_keeper, room_s=room_s,
+            self._folder, run_id, node, scratch, keeper_bytes, self._on_keeper, room_s=room_s,
             elsewhere=elsewhere, secret=secret,
         )  # fmt: skip
         self._leaving: asyncio.Task[Message] | None = None
@@ -97,12 +107,8 @@ class Agent:
         self.ranks: dict[int, RankProcess] = {}
         self._expired: dict[int, Message] = {}
         self.lease_until: float | None = None
-        self._lease_s = 15.0
         self._link: Link | None = None
-        self._clocks = NodeClocks()
-        """How far this node's clocks are from the supervisor's."""
-        self._beats: dict[int, tuple[float, float]] = {}
-        """Each beat that waits for its answer -> when it was sent, on the monotonic clock and by the time of day."""
+        self._beats = Beats(NodeClocks())
         self._quit = asyncio.Event()
         self._unsent: list[Message] = []
         self._port = PortReservation()
@@ -141,48 +147,55 @@ class Agent:
 
     async def _serve_newest(self) -> bool:
         """Connects to the newest term's supervisor and serves it; True if it was there."""
-        term = await self._supervisors.find(self.term)
-        if term is None:
-            return False
+        for address, number in await self._supervisors.find(self.term):
+            if await self._serve(address, number):
+                return True
+        return False
+
+    async def _serve(self, address: Address, number: int) -> bool:
+        """Serves the supervisor that listens there, if it is one; `number` is its term, 0 where only it can tell."""
         try:
-            address = Address.parse(term.address)
             secret = self._secret or Secret(read_token(self.run_dir))
             link = await Link.connect(address, self._on_message, secret.identity)
-        except (OSError, TimeoutError, Malformed):
+        except (OSError, TimeoutError):
             return False
         except UnsafeFile as e:
             _log.error("%s", e)
             return False
         serving = asyncio.create_task(link.serve())
         try:
-            await link.introduce(secret.token, address, timeout=10)
+            answer = await link.introduce(secret.token, address, timeout=10)
+            number = number or int(answer.get("epoch", 0))
+            if number < max(1, self.term):
+                raise RunError(f"it has term {number}, and {self.term} is known")
             clocks = NodeClocks()
             await clocks.ask(link)
-            hello = await asyncio.to_thread(self._hello, term.number)
+            hello = await asyncio.to_thread(self._hello, number)
             await link.call("hello", timeout=10, **(hello | clocks.as_message()))
         except (RunError, TimeoutError) as e:
-            _log.warning("the supervisor of term %d did not take us: %s", term.number, e)
+            _log.warning("the supervisor at %s did not take us: %s", address, e)
             link.close()
             await serving
             return False
-        self.term, self._link, self._clocks = term.number, link, clocks
-        self._beats.clear()
-        _log.info("connected to the supervisor of term %d at %s", term.number, term.address)
+        self.term, self._link, self._beats = number, link, Beats(clocks, self._beats.lease_s)
+        _log.info("connected to the supervisor of term %d at %s", number, address)
         for message in self._unsent:
             link.tell(**message, sent=time.monotonic())
         self._unsent.clear()
-        beats = asyncio.create_task(self._beat(link))
+        beside = [asyncio.create_task(self._beats.send(link, lambda: self.keeper.alive))]
+        if self._shipper is not None:
+            beside.append(asyncio.create_task(self._shipper.run(link)))
         quits = asyncio.create_task(self._quit.wait())
-        newer = asyncio.create_task(self._newer_than(term.number))
+        newer = asyncio.create_task(self._newer_than(number))
         await asyncio.wait({serving, quits, newer}, return_when=asyncio.FIRST_COMPLETED)
-        for task in (beats, quits, newer):
+        for task in (*beside, quits, newer):
             task.cancel()
         if self._quit.is_set():
             await asyncio.sleep(0.05)  # lets the last answer leave
         link.close()
         await serving
         self._link = None
-        _log.info("the link to the supervisor of term %d is closed", term.number)
+        _log.info("the link to the supervisor of term %d is closed", number)
         return True
 
     async def _newer_than(self, term: int) -> None:
@@ -190,9 +203,9 @@ class Agent:
         connection open for as long as it is."""
         while True:
             await asyncio.sleep(_NEWER_EVERY_S)
-            # Each beat is answered at once: two that wait say that nobody answers.
-            if len(self._beats) > 1 and await self._supervisors.has_newer(term):
-                _log.warning("the supervisor of term %d does not answer, and has a successor", term)
+            silent = self._beats.unanswered > self._supervisors.patience
+            if silent and await self._supervisors.has_newer(term):
+                _log.warning("the supervisor of term %d does not answer, and may have a successor", term)
                 return
 
     def _hello(self, term: int) -> Message:
@@ -208,6 +221,7 @@ class Agent:
             },
             "cleared": _as_message(self._cleared),
             "held": self._owner.kind.value,
+            "folder": self._folder.shared,
             "protocol": min(PROTOCOL, self.keeper.protocol),
             "leased": self.lease_until is not None and time.monotonic() < self.lease_until,
         }
@@ -223,28 +237,15 @@ class Agent:
 
     def _tell_end(self, rank: int, process: RankProcess) -> None:
         """Reports a rank's end, with what the clocks are by now where that was not said yet."""
-        if self._link is not None and (clocks := self._clocks.news()):
+        if self._link is not None and (clocks := self._beats.clocks.news()):
             self._tell(op="clocks", **clocks)
         self._tell(op="exited", attempt=self.attempt, rank=rank, **process.ending())
 
-    async def _beat(self, link: Link) -> None:
-        number = 0
-        while not link.closed.is_set():
-            number += 1
-            self._beats[number] = (time.monotonic(), time.time())
-            link.tell(op="beat", number=number, keeper=self.keeper.alive)
-            await asyncio.sleep(max(0.2, self._lease_s / 8))
-
     def _take_lease(self, message: Message) -> None:
-        sent = self._beats.pop(message["number"], None)
-        if sent is None:
+        until = self._beats.take(message)
+        if until is None:
             return
-        for old in [n for n in self._beats if n < message["number"]]:
-            del self._beats[old]
-        self._clocks.take(sent, message)
-        # From the moment the beat was sent: the supervisor counts from its answer, which is later.
-        self._lease_s = message["seconds"]
-        self.lease_until = sent[0] + self._lease_s
+        self.lease_until = until
         for process in self.ranks.values():
             process.set_lease(self.lease_until, self.term)
         self.keeper.lease(self.lease_until)
@@ -271,13 +272,24 @@ class Agent:
         if op == "stacks":
             asked = unpack(message["ranks"], "ranks", _MOST_RANKS)
             return {"texts": {str(r): self._looks[r].text for r in asked if r in self._looks}}
+        if op == "ship":
+            return {"shipped": await self._ship(message["within_s"])}
         if op == "keeper":
-            return await self.keeper.call(message["request"], timeout=message.get("timeout", 60.0))
+            request: Message = message["request"]
+            if self._apart:
+                request = await check_place(request, self.run_id, self.node)
+            return await self.keeper.call(request, timeout=message.get("timeout", 60.0))
         if op == "wake":
             return {"woken": self.keeper.wake()}
         if op == "quit":
             return await asyncio.shield(self._leave(message))
         raise RunError(f"the agent knows no '{op}'", where=f"node {self.node}")
+
+    async def _ship(self, within_s: float) -> bool:
+        """Whether the supervisor has all that was printed here until now."""
+        if self._shipper is None:
+            return True
+        return self._link is not None and await self._shipper.catch_up(within_s)
 
     def _leave(self, message: Message) -> asyncio.Task[Message]:
         """The task that ends this node, begun once: it goes on where whoever asked for it is gone."""
@@ -296,6 +308,7 @@ class Agent:
         if self.term != term:
             raise RunError("another supervisor took over meanwhile", where=f"node {self.node}")
         ended = await self.keeper.close()
+        await self._ship(_LAST_LOGS_S)
         self._quit.set()
         return {"closed": {k: v for k, v in (ended | closed).items() if k != "ok"}}
 
@@ -314,7 +327,7 @@ class Agent:
         started = time.monotonic()
         for rank, local_rank in order.ranks.items():
             process = RankProcess.launch(
-                order, rank, local_rank, self.run_dir, self.node, pages, self.keeper.socket, self._owner
+                order, rank, local_rank, self._folder, self.node, pages, self.keeper.socket, self._owner
             )
             if self.lease_until is not None:
                 process.set_lease(self.lease_until, self.term)
@@ -474,7 +487,8 @@ def main() -> None:
         args.room_elsewhere,
         [from_text(text, args.run_id, args.scratch.parent) for text in args.held_before],
         take_from_input(),
-        open_record(RunDir(args.run_dir), args.record),
+        open_record(RunDir(args.run_dir), args.record) if "://" in args.record else None,
+        args.supervisor,
     )
     asyncio.run(agent.main())
     shutil.rmtree(args.scratch, ignore_errors=True)

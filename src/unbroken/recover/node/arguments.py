@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ...cluster import Kind
 from ...cluster.local import find_root
+from ...link.address import Address
 
 
 def parse_arguments(description: str | None) -> argparse.Namespace:
@@ -30,6 +31,9 @@ def parse_arguments(description: str | None) -> argparse.Namespace:
     parser.add_argument("--wait-for-room", type=float, default=600.0, help="seconds")
     parser.add_argument("--room-elsewhere", default="", help="where the last checkpoint goes after that")
     parser.add_argument("--record", default="shared", help="where the record of the run lies")
+    parser.add_argument(
+        "--supervisor", type=Address.parse, help="where the run's first supervisor was met, tls:HOST:PORT"
+    )
     args = parser.parse_args()
     args.scratch = args.scratch or find_root(args.run_id) / args.node
     return args

@@ -19,8 +19,8 @@ from ...link.bounds import READ_AHEAD, Malformed
 from ...link.channel import MAX_MESSAGE_BYTES, VALUES
 from ...link.framing import Unpacker, pack
 from ...link.secret import Secret, as_input
-from ...progress import RunDir
 from ..wire import Message
+from .logs.folder import NodeFolder
 
 _log = logging.getLogger("unbroken.agent")
 _START_S = 20.0
@@ -83,7 +83,7 @@ class KeeperProcess:
 
     def __init__(
         self,
-        run_dir: RunDir,
+        folder: NodeFolder,
         run_id: str,
         node: str,
         scratch: Path,
@@ -96,7 +96,7 @@ class KeeperProcess:
     ) -> None:
         """With a `secret` that holds a certificate the keeper reaches those of other machines by it."""
         self._secret = secret if secret is not None and secret.identity is not None else None
-        self._run_dir, self._run_id, self._node = run_dir, run_id, node
+        self._folder, self._run_id, self._node = folder, run_id, node
         self._on_event = on_event
         self._budget, self._room_s, self._elsewhere = budget_bytes, room_s, elsewhere
         self.socket = scratch / "keeper.sock"
@@ -127,14 +127,15 @@ class KeeperProcess:
     async def _spawn(self) -> _Channel:
         await asyncio.to_thread(self._end_leftover)
         self.socket.unlink(missing_ok=True)
-        log = self._run_dir.agent_log(self._node).with_suffix(".keeper.log")
+        log = self._folder.own.agent_log(self._node).with_suffix(".keeper.log")
+        log.parent.mkdir(parents=True, exist_ok=True)
         given = b"" if self._secret is None else self._secret.as_bytes()
         with open(log, "ab") as out, as_input(given) as secret:
             self._process = subprocess.Popen(
                 [
                     sys.executable, "-m", "unbroken.checkpoint.keeper",
                     "--socket", str(self.socket), "--node", self._node, "--run-id", self._run_id,
-                    "--checkpoints", str(self._run_dir.checkpoints), "--budget", str(self._budget),
+                    "--checkpoints", str(self._folder.run.checkpoints), "--budget", str(self._budget),
                     "--wait-for-room", str(self._room_s), "--room-elsewhere", self._elsewhere,
                     *(["--secret-on-input"] if given else []),
                 ],

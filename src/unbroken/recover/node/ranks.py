@@ -18,11 +18,12 @@ import psutil
 from ...cluster import Ownership
 from ...errors import LeaseExpired
 from ...journal.codec import decode, encode
-from ...progress import PageReader, Phase, RunDir, StepRecord
+from ...progress import PageReader, Phase, StepRecord
 from ...progress import page as pages_module
 from ..wire import Message
 from .kernel_log import killed_for_memory
 from .log_follower import LogFollower
+from .logs.folder import NodeFolder
 
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -127,7 +128,7 @@ class RankProcess:
         order: LaunchOrder,
         rank: int,
         local_rank: int,
-        run_dir: RunDir,
+        folder: NodeFolder,
         node: str,
         pages: Path,
         keeper_socket: Path,
@@ -138,17 +139,17 @@ class RankProcess:
         for old in pages.glob(f"rank-{rank}.a*.page"):
             old.unlink(missing_ok=True)
         pages_module.create(page_path, rank=rank, attempt=order.attempt)
-        log = run_dir.rank_log(order.attempt, node, rank)
+        log = folder.own.rank_log(order.attempt, node, rank)
         log.parent.mkdir(parents=True, exist_ok=True)
-        run_dir.output(order.attempt).mkdir(parents=True, exist_ok=True)
+        folder.own.output(order.attempt).mkdir(parents=True, exist_ok=True)
         env = {
             **os.environ,
             **order.environment(rank, local_rank),
             "UNBROKEN_ROLE": "rank",
             "UNBROKEN_RUN_ID": order.run_id,
-            "UNBROKEN_RUN_DIR": str(run_dir.path),
+            "UNBROKEN_RUN_DIR": str(folder.run.path),
             "UNBROKEN_NODE": node,
-            "UNBROKEN_OUTPUT": str(run_dir.output(order.attempt)),
+            "UNBROKEN_OUTPUT": str(folder.own.output(order.attempt)),
             "UNBROKEN_ATTEMPT": str(order.attempt),
             "UNBROKEN_PAGE": str(page_path),
             "UNBROKEN_KEEPER": str(keeper_socket),

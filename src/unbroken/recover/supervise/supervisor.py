@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from pathlib import Path
 
 from ...checkpoint.catalogue.placement import elsewhere_of
 from ...cluster.contract import AgentCommand, Request
 from ...errors import RunDirLost, RunStopped
-from ...link.address import own_address
+from ...link.address import Address, own_address
 from ...link.secret import Secret
 from ...link.tls import make_identity
 from ...progress import RunDir, RunSpec, read_spec, write_spec
@@ -29,8 +30,9 @@ from .attempt.outcome import AttemptOutcome, name_loss
 from .launch.launching import StartFailed
 from .launch.takeover import take_over
 from .nodes.desk import Desk, Inbox, make_token
-from .nodes.door import Listen, local_door, wide_door
+from .nodes.door import Listen, find_first_door, local_door, wide_door
 from .nodes.fleet import Fleet
+from .nodes.logs import ShippedLogs
 from .parts import Parts, assemble
 from .record.background import Background
 from .record.recorder import Recorder
@@ -79,9 +81,11 @@ class Supervisor:
     async def run(self) -> str:
         """Supervises until the run ends. Raises RunStopped, RunInUse, Superseded and other RunErrors."""
         inbox, secret = Inbox(), self._make_secret()
-        fleet = self._make_fleet(secret)
+        host = self._around.advertised or self._around.cluster.door_address or own_address()
+        door = find_first_door(await asyncio.to_thread(self._record.terms), host)
+        fleet = self._make_fleet(secret, lambda: door or desk.address)
         desk = Desk(
-            fleet, inbox, secret.token, self._choose_door(secret), nproc=self._spec.nproc,
+            fleet, inbox, secret.token, self._choose_door(secret, host, door), ShippedLogs(self._run_dir), nproc=self._spec.nproc,
             world_size=self._spec.world_size,
         )  # fmt: skip
         try:
@@ -134,18 +138,16 @@ class Supervisor:
             return Secret(token)
         return Secret(token, make_identity(self._run_dir.identity, self._spec.run_id))
 
-    def _choose_door(self, secret: Secret) -> Listen:
+    def _choose_door(self, secret: Secret, host: str, before: Address | None) -> Listen:
         """Where agents come in: what the tests give, a Unix socket on one machine, else TLS."""
         if self._around.listen is not None:
             return self._around.listen
         if (folder := self._around.cluster.socket_folder) is not None:
             return local_door(folder)
         assert secret.identity is not None
-        return wide_door(
-            secret.identity, self._around.advertised or self._around.cluster.door_address or own_address()
-        )
+        return wide_door(secret.identity, host, before)
 
-    def _make_fleet(self, secret: Secret) -> Fleet:
+    def _make_fleet(self, secret: Secret, door: Callable[[], Address]) -> Fleet:
         spec, timeouts = self._spec, self._spec.timeouts
         elsewhere = self._elsewhere
         if elsewhere and "://" not in elsewhere:
@@ -159,8 +161,9 @@ class Supervisor:
         words = tuple(str(word) for pair in arguments.items() for word in pair)
 
         def command(node: str) -> AgentCommand:
+            apart = ("--supervisor", str(door())) if secret.identity is not None else ()
             return AgentCommand(
-                "unbroken.recover.node.agent", (*words, "--node", node), secret=secret.as_bytes()
+                "unbroken.recover.node.agent", (*words, *apart, "--node", node), secret=secret.as_bytes()
             )
 
         return Fleet(

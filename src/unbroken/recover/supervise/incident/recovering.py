@@ -87,6 +87,7 @@ class Recovering:
             noticed=self._clock.wall(),
             wall_clocks={n: self._fleet.nodes[n].wall_clock for n in attempt.nodes},
         )
+        await self._fleet.gather_logs(attempt.nodes)
         verdict = await self._diagnose(logs_of(self._run_dir, attempt), facts)
         incident.phases["diagnose"] = self._clock.monotonic() - diagnose_began
         decision = await self._decide(incident, verdict, facts)

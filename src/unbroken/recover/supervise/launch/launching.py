@@ -148,6 +148,22 @@ class Launching:
                 )
                 raise why
             self._checked.add(name)
+        if apart := [n for n in fresh if not self._fleet.nodes[n].has_folder]:
+            await self._note_apart(apart)
+
+    async def _note_apart(self, names: list[str]) -> None:
+        """Says what it means that nodes have not got the run directory. Raises RunStopped where they were said to have it."""
+        shown = f"{', '.join(names[:4])}{' ...' if len(names) > 4 else ''}"
+        where = str(self._run_dir.path)
+        if self._spec.record == "shared":
+            why = f"--record shared says that every host has the run directory, and {shown} has not"
+            await self._recorder.record("status", status="stopped", step=self._state.step, why=why)
+            raise RunStopped(
+                why, where=where, hint="Give a --run-dir that all have, or --record own-disk or s3://..."
+            )
+        self._view.say(
+            f"{shown} has not got the run directory: its logs come over the link, and checkpoints need a place that all have"
+        )
 
     async def _announce(self, attempt: Attempt, candidates: list[CandidateMessage]) -> None:
         """Tells every keeper of the attempt. Raises RunError where one does not answer."""

@@ -18,6 +18,7 @@ from ...wire import Link, Message, read_token
 from . import received
 from .door import Listen
 from .fleet import Fleet
+from .logs import ShippedLogs
 from .node import Node
 
 _log = logging.getLogger("unbroken.supervisor")
@@ -52,11 +53,19 @@ class Desk:
     """Serves each connection; those that have shown the token and said who they are become a node's link."""
 
     def __init__(
-        self, fleet: Fleet, inbox: Inbox, token: str, listen: Listen, *, nproc: int, world_size: int
+        self,
+        fleet: Fleet,
+        inbox: Inbox,
+        token: str,
+        listen: Listen,
+        logs: ShippedLogs,
+        *,
+        nproc: int,
+        world_size: int,
     ) -> None:
         """Listens from now on; call it in the event loop. `nproc` is the ranks of a node, from which follows how much its
         agent may send at once. Raises OSError."""
-        self._fleet, self._inbox, self._token = fleet, inbox, token
+        self._fleet, self._inbox, self._token, self._logs = fleet, inbox, token, logs
         self._world_size = world_size
         self._message_bytes = MESSAGE_BYTES + nproc * RANK_BYTES
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -97,6 +106,9 @@ class Desk:
                     node = self._fleet.welcome(received.hello(message, self._world_size), link)
                     strange.cancel()
                     return {"epoch": self.term}
+                if op == "logs" and node is not None:
+                    self._fleet.note_sign(node)
+                    return await asyncio.to_thread(self._logs.take, node.name, message)
                 received.check(message, self._world_size)
             except Malformed as e:
                 _log.warning("a message of %s was passed over: %s", node.name if node else "an agent", e)

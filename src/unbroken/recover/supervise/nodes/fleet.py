@@ -42,6 +42,7 @@ _WITH_ITS_AGENT_S = 0.3
 """A node whose agent has ended is reported as lost within so much, if it is; else it is the agent alone."""
 _SCAN_S = 0.5
 _FENCE_S, _FENCE_LEAST_S = 10.0, 5.0
+_LOGS_S = 10.0
 _AT_ONCE = 256
 """So many agents are started or asked at a time: answers of thousands at once would only wait in the loop."""
 
@@ -369,6 +370,16 @@ class Fleet:
     def describe(self) -> str:
         """What the cluster is, and how it holds processes, in words. Raises RunError where nothing works."""
         return self._cluster.describe()
+
+    async def gather_logs(self, names: Iterable[str], within_s: float = _LOGS_S) -> None:
+        """Waits, for a while, until all that was printed on these nodes until now is in the run directory."""
+        far = [
+            n
+            for n in names
+            if n in self.nodes and not self.nodes[n].has_folder and self._answers(self.nodes[n])
+        ]
+        if far:
+            await self.ask_all(far, "ship", within_s=within_s, timeout=within_s + 2)
 
     def begin(self, names: Iterable[str]) -> None:
         """An attempt begins on these nodes, with the agents that are there now."""

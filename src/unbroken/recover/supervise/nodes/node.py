@@ -56,6 +56,11 @@ class Node:
             self.state == "up" and not self.gone and self.link is not None and not self.link.closed.is_set()
         )
 
+    @property
+    def has_folder(self) -> bool:
+        """Whether the node has the run directory."""
+        return bool(self.hello.get("folder", True))
+
     def take_clocks(self, message: Message) -> None:
         """Takes what its agent says of its clocks, which was checked."""
         self.clock = clock_of(message.get("clock"))

@@ -67,6 +67,8 @@ def hello(m: Message, world_size: int) -> Message:
     whole(m.get("attempt"), "attempt", 0, _MOST)
     for key in ("clock", "wall_clock"):
         clock_of(m.get(key))
+    if type(m.get("folder", True)) is not bool:
+        raise Malformed("'folder' is neither true nor false")
     whole(m.get("protocol", 1), "protocol", 1, _MOST)
     for rank, described in _table(m.get("ranks"), "ranks").items():
         _rank(rank, world_size)

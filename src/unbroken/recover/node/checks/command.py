@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
 
-from ...errors import InputError, UnbrokenError, UsageError
-from ..wire import Message
+from ....errors import InputError, UnbrokenError, UsageError
+from ...wire import Message
 
 
 def check_words(command: Sequence[str]) -> None:

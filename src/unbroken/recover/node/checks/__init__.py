@@ -1,0 +1,1 @@
+"""What is looked at on the node itself, before something is started there."""
