@@ -31,7 +31,7 @@ $(TEST_STAMP): $(RUN_STAMP) requirements/test.txt requirements/eval.txt
 	PYTHON=$(PYTHON) bash scripts/install.sh $(VENV) test
 	@touch $@
 
-$(ALL_STAMP): $(TEST_STAMP) requirements/all.txt requirements/models.txt
+$(ALL_STAMP): $(TEST_STAMP) requirements/all.txt requirements/models.txt requirements/hooks.txt
 	PYTHON=$(PYTHON) bash scripts/install.sh $(VENV) all
 	@touch $@
 

@@ -28,6 +28,7 @@ from typing import Any
 
 from ..errors import NotDurable, UsageError
 from ..progress import holding_up
+from .capture.adapters import put_together, take_apart
 from .capture.loaders import check_loaders
 from .catalogue.placement import place_of
 from .client.buffers import CLAIM_TIMEOUT_S, Buffers
@@ -151,7 +152,7 @@ class Checkpointer:
         """
         with self._one_save:
             self._check_loaders(state)
-            return self._open().saver.save(step, state, position, persist)
+            return self._open().saver.save(step, take_apart(state), position, persist)
 
     def restore(self, state: dict[str, Any]) -> Restored | None:
         """Loads the newest checkpoint that verifies on every rank into `state`, in place; None if there is none.
@@ -160,7 +161,10 @@ class Checkpointer:
         checkpoints are there and none is good, LayoutMismatch if the state has other names, shapes or types.
         """
         self._check_loaders(state)
-        return self._open().restorer.restore(state)
+        apart = take_apart(state)
+        restored = self._open().restorer.restore(apart)
+        put_together(state, apart)
+        return restored
 
     def wait_for_copies(self) -> None:
         """To be called before the state is changed in any way, and before each replay of a captured graph.

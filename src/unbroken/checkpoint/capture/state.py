@@ -20,6 +20,7 @@ from ..format.layout import TensorSpec, spec
 from ..format.manifest import Sharding, stored_name
 from ..format.sharding import describe, local_of
 from ..format.values import MAPPINGS, flatten
+from .adapters import refuse_hidden
 
 
 @dataclass(frozen=True)
@@ -170,6 +171,7 @@ def expand(v: Any, optimized: set[int], path: str = "", depth: int = 0) -> Any:
         _note_optimized(v, optimized)
     else:
         inner = v.state_dict()
+    refuse_hidden(v, inner, path)
     return expand(inner, optimized, path, depth + 1)
 
 

@@ -36,6 +36,7 @@ class CountingLoader:
         self._step = 0
         self._in_step = 0
         """Batches of the present step that the loop was given, if the step is not complete with them."""
+        self._last = False
         self._turn = 0
         """Which iteration is the newest: there is one position, so only one can go on."""
         self._generator = torch.Generator()
@@ -54,6 +55,11 @@ class CountingLoader:
     def step_ends(self) -> bool:
         """Whether the batch that the loop holds is the last of its step: with `accumulate`, when to call the optimizer."""
         return self._in_step == 0
+
+    @property
+    def epoch_ends(self) -> bool:
+        """Whether the batch that the loop holds is the last of its epoch, as far as that is known."""
+        return self._last
 
     def epochs(self, total: int) -> Iterator[int]:
         """The epochs from the present one to the last of `total`: the outer loop of a training."""
@@ -91,6 +97,7 @@ class CountingLoader:
     def _count_batch(self, last: bool) -> None:
         """The loop is given a batch, the last of its epoch or not."""
         self._in_step += 1
+        self._last = last
         if self._in_step == self._accumulate or last:
             self._in_step = 0
             self._step += 1

@@ -14,6 +14,7 @@ Workers, prefetching and pinned memory are torch's: inside is a DataLoader whose
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -162,6 +163,27 @@ class Loader(CountingLoader):
         (new,) = normalize([(start, stop)]) or ((0, 0),)
         self._before, self._run_from = self._consumed(), self._at
         self._skips = normalize([*self._skips, new])
+        self._stale = True
+
+    def start_from(self, epoch: int, step: int, batches: int) -> None:
+        """Goes on after so many batches of an epoch, as a training that another program saved; `step` is what it counted.
+
+        Raises UsageError where the epoch has fewer.
+        """
+        shared, size = self._shared(), self._order.size
+        at = epoch * size
+        if batches:
+            shares = itertools.islice(shared.epoch(epoch, at, self._skips), batches)
+            ends = [share.stop for share in shares]
+            if len(ends) < batches:
+                raise UsageError(
+                    f"an epoch of this loader has {len(ends)} batches, and {batches} of it were said to be done",
+                    hint="Resume with the same dataset, batch size and number of ranks",
+                )
+            at = ends[-1]
+        self._before = normalize([(0, epoch * size)])
+        self._epoch, self._step, self._in_step = epoch, step, 0
+        self._at, self._run_from = at, epoch * size
         self._stale = True
 
     def position(self) -> Position:

@@ -1,0 +1,1 @@
+"""Hooks: each trainer killed in the middle, and its own resume beside ours."""

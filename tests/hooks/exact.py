@@ -1,0 +1,111 @@
+"""Trains an example of examples/hooks under torchrun and under `unbroken run`, with kills, and reads every loss of it."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from pathlib import Path
+
+import psutil
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = ROOT / "examples" / "hooks"
+LOSS = re.compile(r"^rank (\d+) step (\d+) loss (\S+)$", re.M)
+DEADLINE_S = 240.0
+
+Losses = dict[tuple[int, int], list[str]]
+"""The losses of each (rank, step), one for each batch of the step."""
+
+
+def environment() -> dict[str, str]:
+    """What a user's terminal would have."""
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("UNBROKEN_", "PYTEST"))}
+    return env | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+
+
+def losses(text: str) -> Losses:
+    found: Losses = defaultdict(list)
+    for m in LOSS.finditer(text):
+        found[int(m[1]), int(m[2])].append(m[3])
+    return dict(found)
+
+
+def torchrun(folder: Path, script: Path, *options: str, ranks: int = 2, code: int = 0) -> tuple[Losses, str]:
+    """The losses of a training by plain torchrun, which has to end with `code`, and what its ranks printed."""
+    logs = folder / f"torchrun-{time.monotonic_ns()}"
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    out = subprocess.run(
+        [*launcher, "--log-dir", str(logs), "--redirects", "3", str(script), *options],
+        cwd=folder, env=environment(), capture_output=True, text=True, timeout=DEADLINE_S,
+    )  # fmt: skip
+    # Each rank has a file of its own: in one stream their lines run into each other.
+    text = "\n".join(f.read_text() for f in sorted(logs.rglob("std*.log")))
+    assert out.returncode == code, (out.stderr + text)[-4000:]
+    return losses(text), text
+
+
+def attempts(run: Path) -> list[Losses]:
+    """The losses of each attempt of a run."""
+    return [losses("\n".join(log.read_text() for log in sorted(a.glob("node-*/rank-*.log")))) for a in sorted(run.glob("attempts/*"))]  # fmt: skip
+
+
+def supervised(
+    folder: Path, script: Path, *options: str, ranks: int = 2, kill_at: tuple[int, ...] = (), stop_at: int = 0
+) -> tuple[list[Losses], int]:
+    """The losses of each attempt under `unbroken run`, and its exit code. Rank 1 is killed with signal 9 once it is in each of these
+    steps, in an attempt of its own; at step `stop_at` the run is asked to stop."""
+    run = folder / "run"
+    log = folder / f"log-{time.monotonic_ns()}"
+    command = [sys.executable, "-u", "-m", "unbroken", "run", "--nproc", str(ranks), "--run-dir", str(run)]
+    with open(log, "wb") as out:
+        p = subprocess.Popen([*command, "--", str(script), *options], cwd=folder, env=environment(), stdout=out, stderr=out)  # fmt: skip
+    left, killed, asked = list(kill_at), set[int](), False
+    try:
+        deadline = time.monotonic() + DEADLINE_S
+        while p.poll() is None and time.monotonic() < deadline:
+            seen = {step for _, step in (attempts(run) or [{}])[-1]}
+            if left and left[0] in seen and (pid := _rank(run, 1)) and pid not in killed:
+                os.kill(pid, signal.SIGKILL)
+                killed.add(pid)
+                left.pop(0)
+            elif stop_at and stop_at in seen and not asked:
+                p.send_signal(signal.SIGINT)
+                asked = True
+            time.sleep(0.01)
+        code = p.wait(60)
+    finally:
+        if p.poll() is None:
+            p.send_signal(signal.SIGTERM)
+            p.wait(60)
+    assert not left, log.read_text()[-4000:]
+    return attempts(run), code
+
+
+def _rank(run: Path, rank: int) -> int:
+    """The process of a rank; 0 where there is none."""
+    for p in psutil.process_iter():
+        try:
+            env = p.environ()
+            if env.get("UNBROKEN_RUN_DIR") == str(run) and env.get("RANK") == str(rank):
+                above = p.parent()
+                if above is None or above.environ().get("RANK") is None:
+                    return int(p.pid)
+        except (psutil.Error, OSError):
+            continue
+    return 0
+
+
+def check_exact(undisturbed: Losses, made: list[Losses], kills: int) -> None:
+    """Each loss that any attempt reported is the undisturbed training's, every step was made, and no attempt began again."""
+    assert len(made) == kills + 1, f"{len(made)} attempts"
+    begun = [min(step for _, step in a) for a in made]
+    assert begun[0] == 1 and all(b > 2 for b in begun[1:]), f"attempts began at steps {begun}"
+    for number, attempt in enumerate(made, 1):
+        for at, found in attempt.items():
+            assert found == undisturbed[at][: len(found)], f"attempt {number}, (rank, step) {at}"
+    assert {at for a in made for at in a} == set(undisturbed), "every step was made"
