@@ -20,7 +20,7 @@ from typing import Any
 
 from ..errors import UsageError
 from .steps import StepLoader, keep_place
-from .training import Training, check_version
+from .training import Training, check_version, folder_of
 
 check_version("accelerate", "1.15", "hooks-accelerate")
 
@@ -50,9 +50,7 @@ def attach(
             hint="Leave it out of GradientAccumulationPlugin",
         )
     kept = keep_place(_plain(loader, accelerator), accumulate=accelerator.gradient_accumulation_steps)
-    if directory is None and accelerator.project_dir and not _supervised():
-        directory = Path(accelerator.project_dir) / "unbroken"
-    training = Training("accelerate", directory, **options)
+    training = Training("accelerate", folder_of(directory, accelerator.project_dir), **options)
     found = AcceleratedLoader(kept, training, accelerator)
     state: dict[str, Any] = {
         "models": [accelerator.unwrap_model(m) for m in accelerator._models],
@@ -141,9 +139,3 @@ def _note_losses(accelerator: Any, training: Training) -> None:
         backward(loss, **kwargs)
 
     accelerator.backward = noted
-
-
-def _supervised() -> bool:
-    import os
-
-    return bool(os.environ.get("UNBROKEN_RUN_DIR"))

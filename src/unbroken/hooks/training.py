@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
+import os
 import sys
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -92,9 +95,9 @@ class Training:
         """Ends this process as one that was asked to: a framework's `train()` would return as if all were done."""
         with self.run.phase("stopping"):
             self.finish()
-            dist = sys.modules.get("torch.distributed")
-            if dist is not None and dist.is_available() and dist.is_initialized():
-                dist.destroy_process_group()  # gloo may abort a process that leaves without
+        atexit.register(
+            _leave_group
+        )  # at the very end: a framework may want to speak to the others while it is torn down
         raise SystemExit(Exit.RANK_STOPPED_ON_REQUEST)
 
     @contextmanager
@@ -166,6 +169,13 @@ class Values:
         self._put(state["values"])
 
 
+def folder_of(directory: str | Path | None, parent: str | Path | None) -> str | Path | None:
+    """Where a hook's checkpoints lie: as given, else in the run's own folder, else in `unbroken` below the framework's."""
+    if directory is not None or parent is None or os.environ.get("UNBROKEN_RUN_DIR"):
+        return directory
+    return Path(parent) / "unbroken"
+
+
 def check_version(library: str, least: str, extra: str) -> None:
     """Raises MissingExtra where a framework is not installed, UsageError where it is older than `least`."""
     try:
@@ -187,3 +197,10 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 def _nothing() -> None:
     return None
+
+
+def _leave_group() -> None:
+    """gloo may abort a process that ends without."""
+    dist = sys.modules.get("torch.distributed")
+    if dist is not None and dist.is_available() and dist.is_initialized():
+        dist.destroy_process_group()

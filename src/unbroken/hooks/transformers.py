@@ -12,25 +12,20 @@ itself stays as it is; `train(resume_from_checkpoint=...)` counts until there is
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
 from ..data import Loader
 from ..errors import UsageError
 from .steps import StepLoader, keep_place
-from .training import Training, Values, check_version
+from .training import Training, check_version, folder_of
 
 check_version("transformers", "5.23", "hooks-transformers")
 
 import transformers.trainer as _trainer  # noqa: E402  only where it is known to be there
 from transformers import Trainer, TrainerCallback  # noqa: E402
-from transformers.trainer_callback import ExportableState  # noqa: E402
 
-_COUNTERS = (
-    "epoch", "global_step", "num_input_tokens_seen", "total_flos", "log_history", "best_metric", "best_global_step",
-    "best_model_checkpoint",
-)  # fmt: skip
+from .states.transformers import Counters  # noqa: E402
 
 
 def attach(trainer: Trainer, directory: str | Path | None = None, **options: Any) -> Training:
@@ -44,17 +39,10 @@ def attach(trainer: Trainer, directory: str | Path | None = None, **options: Any
             "enable_jit_checkpoint saves at SIGTERM, on each rank by itself, beside the stop that unbroken agrees on",
             hint="Leave out enable_jit_checkpoint: `unbroken run` asks all ranks to save and stop at one step",
         )
-    training = Training("transformers", directory, **options) if directory else _default(trainer, options)
+    folder = folder_of(directory, trainer.args.output_dir or "trainer_output")
+    training = Training("transformers", folder, **options)
     _Attached(trainer, training)
     return training
-
-
-def _default(trainer: Trainer, options: dict[str, Any]) -> Training:
-    import os
-
-    supervised = bool(os.environ.get("UNBROKEN_RUN_DIR"))
-    output = trainer.args.output_dir or "trainer_output"
-    return Training("transformers", None if supervised else Path(output) / "unbroken", **options)
 
 
 class _Attached(TrainerCallback):  # type: ignore[misc]
@@ -65,7 +53,7 @@ class _Attached(TrainerCallback):  # type: ignore[misc]
         self.loader: StepLoader | None = None
         self.prepared: Any = None
         self.resumed_epoch = -1
-        self.losses: dict[str, float] = {}
+        self.counters = Counters(trainer)
         self.init_state, self.prepare = trainer._init_training_state, trainer._prepare_for_training
         self.run_epoch, self.train_step = trainer._run_epoch, trainer.training_step
         self.make_loader, self.load_rng = trainer.get_train_dataloader, trainer._load_rng_state
@@ -101,7 +89,7 @@ class _Attached(TrainerCallback):  # type: ignore[misc]
         whole = trainer.model_wrapped if trainer.is_fsdp_enabled else trainer.model
         state: dict[str, Any] = {
             "model": whole, "optimizer": trainer.optimizer, "scheduler": trainer.lr_scheduler, "loader": loader.loader,
-            "trainer": Values(self._counters, self._put_counters),
+            "trainer": self.counters,
         }  # fmt: skip
         if getattr(trainer.accelerator, "scaler", None) is not None:
             state["scaler"] = trainer.accelerator.scaler
@@ -127,33 +115,9 @@ class _Attached(TrainerCallback):  # type: ignore[misc]
         self.training.loss.note(loss * self.trainer.current_gradient_accumulation_steps)
         return loss
 
-    def _counters(self) -> dict[str, Any]:
-        trainer = self.trainer
-        callbacks = [c for c in trainer.callback_handler.callbacks if isinstance(c, ExportableState)]
-        return {
-            **{name: getattr(trainer.state, name) for name in _COUNTERS},
-            "callbacks": {type(c).__name__: c.state()["attributes"] for c in callbacks},
-            "logged": {
-                "_tr_loss": float(trainer._tr_loss), "_total_loss_scalar": float(trainer._total_loss_scalar),
-                "_globalstep_last_logged": trainer._globalstep_last_logged,
-            } if hasattr(trainer, "_tr_loss") else {},
-        }  # fmt: skip
-
-    def _put_counters(self, saved: dict[str, Any]) -> None:
-        known = {f.name for f in dataclasses.fields(self.trainer.state)}
-        for name in _COUNTERS:
-            if name in known and name in saved:
-                setattr(self.trainer.state, name, saved[name])
-        for callback in self.trainer.callback_handler.callbacks:
-            for name, value in saved["callbacks"].get(type(callback).__name__, {}).items():
-                setattr(callback, name, value)
-        self.losses = saved["logged"]
-
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """What the Trainer sums up between two logs begins at zero; it goes on with what was saved."""
-        for name, value in self.losses.items():
-            now = getattr(self.trainer, name)
-            setattr(self.trainer, name, now + value if name == "_tr_loss" else value)
+        self.counters.put_sums()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Everything is durable before `train()` returns."""

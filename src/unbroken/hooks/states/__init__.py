@@ -1,0 +1,1 @@
+"""What frameworks count and keep beside model and optimizer, as values of a checkpoint and back."""

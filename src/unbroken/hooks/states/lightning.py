@@ -1,0 +1,57 @@
+"""Lightning's callbacks and module, and what of them cannot be kept."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...errors import UsageError
+
+
+def refuse_unkept(trainer: Any) -> None:
+    """Raises UsageError for what an exact resume cannot be promised of."""
+    if trainer.reload_dataloaders_every_n_epochs:
+        raise UsageError(
+            "reload_dataloaders_every_n_epochs makes other loaders, whose place in the data nobody knows after a restart",
+            hint="Leave it out, and let the dataset choose by the sample's number",
+        )
+    for callback in trainer.callbacks:
+        kind = type(callback)
+        if kind.__name__ == "GradientAccumulationScheduler":
+            raise UsageError(
+                "GradientAccumulationScheduler changes how many batches make a step",
+                hint="Use Trainer(accumulate_grad_batches=N)",
+            )
+        if kind.__name__ in ("WeightAveraging", "EMAWeightAveraging"):
+            raise UsageError(
+                f"{kind.__name__} keeps its average outside of what callbacks say of themselves: it would be lost",
+                hint="Keep the average as a module inside of the LightningModule",
+            )
+    if not trainer.strategy.lightning_restore_optimizer:
+        raise UsageError(
+            f"{type(trainer.strategy).__name__} keeps optimizer and weights to itself",
+            hint="Use the ddp or fsdp strategy",
+        )
+
+
+def show(trainer: Any) -> dict[str, Any]:
+    """What the callbacks say of themselves, and what the module adds to a checkpoint of Lightning's."""
+    found = {c.state_key: s for c in trainer.callbacks if (s := c.state_dict())}
+    extra: dict[str, Any] = {}
+    if _adds(trainer.lightning_module, "on_save_checkpoint"):
+        trainer.lightning_module.on_save_checkpoint(extra)
+    return {"callbacks": found, "module": extra}
+
+
+def load(trainer: Any, saved: dict[str, Any]) -> None:
+    """Gives it back to them."""
+    for callback in trainer.callbacks:
+        if callback.state_key in saved["callbacks"]:
+            callback.load_state_dict(saved["callbacks"][callback.state_key])
+    if saved["module"] and _adds(trainer.lightning_module, "on_load_checkpoint"):
+        trainer.lightning_module.on_load_checkpoint(saved["module"])
+
+
+def _adds(module: Any, hook: str) -> bool:
+    """Whether the user's module has a hook of its own: of the framework's classes the last that has it does nothing."""
+    kinds = [k for k in type(module).__mro__ if hook in vars(k)]
+    return bool(kinds) and not kinds[0].__module__.startswith(("lightning.", "pytorch_lightning."))

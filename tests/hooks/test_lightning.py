@@ -1,0 +1,58 @@
+"""Lightning with one callback of ours: killed in both epochs, stopped and started again, every loss as undisturbed; both packages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from unbroken.errors import RunInterrupted, UsageError
+
+from . import exact
+
+pytest.importorskip("lightning", reason="needs requirements/hooks.txt")
+pytestmark = [pytest.mark.slow, pytest.mark.integration]
+SCRIPT = exact.EXAMPLES / "lightning_fit.py"
+
+
+def test_exact_after_kill_nine_in_both_epochs_and_a_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Shuffled by an ordinary loader, dropout, two workers, accumulation, noise drawn for each sample, a validation within the
+    epoch that draws, and a schedule that goes by its result. The undisturbed training is the other package's."""
+    (tmp_path / "one").mkdir(), (tmp_path / "two").mkdir()
+    monkeypatch.setenv("LIGHTNING", "pytorch_lightning")
+    undisturbed, _ = exact.torchrun(tmp_path / "one", SCRIPT)
+    monkeypatch.setenv("LIGHTNING", "lightning.pytorch")
+    made, code = exact.supervised(tmp_path / "two", SCRIPT, kill_at=(4, 9), stop_at=11)
+    if code == RunInterrupted.exit_code:  # else it was over before it was asked
+        made, code = exact.supervised(tmp_path / "two", SCRIPT)
+        assert len(made) == 4
+    assert code == 0
+    exact.check_exact(undisturbed, made, len(made) - 1)
+
+
+def test_what_cannot_be_kept_is_refused(tmp_path: Path) -> None:
+    import lightning.pytorch as pl
+    import torch
+    from lightning.pytorch.callbacks import GradientAccumulationScheduler, WeightAveraging
+    from lightning.pytorch.demos.boring_classes import BoringModel
+
+    from unbroken.hooks.lightning import UnbrokenCallback
+
+    def fit(*callbacks: Any, **options: Any) -> None:
+        trainer = pl.Trainer(
+            max_steps=1, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
+            enable_model_summary=False, default_root_dir=tmp_path, callbacks=[UnbrokenCallback(), *callbacks], **options,
+        )  # fmt: skip
+        trainer.fit(BoringModel())
+
+    with pytest.raises(UsageError, match="reload_dataloaders_every_n_epochs"):
+        fit(reload_dataloaders_every_n_epochs=1)
+    with pytest.raises(UsageError, match="GradientAccumulationScheduler changes"):
+        fit(GradientAccumulationScheduler({1: 2}))
+    with pytest.raises(UsageError, match="WeightAveraging keeps its average"):
+        fit(WeightAveraging(avg_fn=lambda a, b, n: a))
+    with pytest.raises(UsageError, match="two hooks at once"):
+        fit(UnbrokenCallback(torch.device))  # type: ignore[arg-type]
