@@ -143,5 +143,5 @@ class UnbrokenCallback(_Callback):  # type: ignore[misc]
 
 
 def _seed() -> int:
-    """That of `seed_everything`, where it was called."""
+    """The seed that Lightning was given for everything, if it was."""
     return int(os.environ.get("PL_GLOBAL_SEED") or 0)

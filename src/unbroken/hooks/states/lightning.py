@@ -39,7 +39,8 @@ def show(trainer: Any) -> dict[str, Any]:
     extra: dict[str, Any] = {}
     if _adds(trainer.lightning_module, "on_save_checkpoint"):
         trainer.lightning_module.on_save_checkpoint(extra)
-    return {"callbacks": found, "module": extra}
+    # A schedule or a callback at the epoch's end may go by what was logged before the restart.
+    return {"callbacks": found, "module": extra, "metrics": dict(trainer._logger_connector._callback_metrics)}
 
 
 def load(trainer: Any, saved: dict[str, Any]) -> None:
@@ -47,6 +48,7 @@ def load(trainer: Any, saved: dict[str, Any]) -> None:
     for callback in trainer.callbacks:
         if callback.state_key in saved["callbacks"]:
             callback.load_state_dict(saved["callbacks"][callback.state_key])
+    trainer._logger_connector._callback_metrics.update(saved["metrics"])
     if saved["module"] and _adds(trainer.lightning_module, "on_load_checkpoint"):
         trainer.lightning_module.on_load_checkpoint(saved["module"])
 
