@@ -9,7 +9,8 @@ from importlib import metadata
 from pathlib import Path
 
 MAKE_TARGETS = {
-    "eval": "install-eval", "ray": "install-all", "s3": "install-all", "hooks-transformers": "install-all",
+    "eval": "install-eval", "ray": "install-all", "s3": "install-all", "hosts": "install-all",
+    "hooks-transformers": "install-all",
     "hooks-accelerate": "install-all", "hooks-lightning": "install-all", "hooks-torchft": "install-all",
 }  # fmt: skip
 """Extras that `make install` leaves out, and the target of a checkout's Makefile that brings them."""

@@ -64,6 +64,9 @@ def run(
             "machine (local)."
         ),
     ] = "",
+    hosts: Annotated[
+        str, typer.Option(help="Hosts to run on over ssh, as a,b,c: short for --cluster hosts,hosts=a,b,c.")
+    ] = "",
     ownership: Annotated[
         str,
         typer.Option(help="How processes are held: cgroup, parent, marks. Default: the surest that works."),
@@ -127,6 +130,10 @@ def run(
         stop=_duration("--stop-within", stop_within),
         room=_duration("--wait-for-room", wait_for_room),
     )
+    if hosts:
+        if cluster:
+            raise UsageError("--hosts and --cluster both say where to run", hint="Write one of the two")
+        cluster = f"hosts,hosts={hosts}"
     folder = run_dir or Path("runs") / _default_name(words)
     spec = make_spec(
         words, nodes=nodes, nproc=nproc, spares=spares, timeouts=times,

@@ -78,6 +78,8 @@ class LocalCluster:
     """Virtual nodes of one run. `log_of` says where the output of a node's agent goes; nowhere by default."""
 
     Options = LocalOptions
+    only: str | None = None
+    """The one node that is here, where not all are."""
 
     def __init__(
         self,
@@ -269,12 +271,16 @@ class LocalCluster:
             self._find_running()
         return self._stream.read()
 
+    def launches(self) -> list[str]:
+        """The agents that run now."""
+        return list(self._agents)
+
     def _running(self) -> list[Event]:
         return [Started(self._now(), a.node, a.launch) for a in self._agents.values()]
 
     def _find_running(self) -> None:
         """Takes over the agents that an earlier supervisor started."""
-        for p in marked(self.run_id):
+        for p in marked(self.run_id, node=self.only):
             launch = f"{p.node}/{p.pid}-{p.started}"
             if p.role != "agent" or launch in self._agents:
                 continue

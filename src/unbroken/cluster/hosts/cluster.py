@@ -1,0 +1,325 @@
+"""Hosts of a list, reached over ssh, as a cluster of events.
+
+Nothing of a run is kept on the supervisor's host: each host remembers to which runs it was given and who cordoned it, and its
+program finds the agent that runs. So a standby supervisor anywhere sees the same. A host that does not answer is
+unreachable, never lost: only it can say that nothing is left there, or that it was started again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import functools
+import time
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from ...errors import DoesNotFit, RunError
+from ...journal.codec import decode
+from ...link.address import own_address
+from ..clocks import Moment
+from ..contract import (
+    AgentCommand,
+    Allocation,
+    Cordon,
+    Event,
+    Exited,
+    Fenced,
+    Lost,
+    Pending,
+    Request,
+    Returned,
+    Started,
+    Unreachable,
+)
+from ..stream import EventStream
+from .connection import Connection, load_asyncssh
+from .options import Host, HostsOptions, list_hosts
+from .program import Message
+
+_ASK_AGAIN_S = 2.0
+_FENCE_MARGIN_S = 2.0
+_RANKS_PER_CPU = 64
+
+
+class HostsCluster:
+    """The hosts of one list, for one run."""
+
+    Options = HostsOptions
+
+    def __init__(
+        self,
+        run_id: str,
+        options: HostsOptions,
+        *,
+        log_of: Callable[[str], Path] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`log_of` is not used: what an agent prints comes over its own link."""
+        self.run_id, self._options, self._clock = run_id, options, clock
+        self._links: dict[str, Connection] = {}
+        self._launches: dict[str, str] = {}
+        self._boots: dict[str, str] = {}
+        self._unreachable: dict[str, str] = {}
+        self._given: set[str] = set()
+        self._replaced: set[str] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._moved = asyncio.Event()
+        self._stream = EventStream(self._current)
+
+    @functools.cached_property
+    def _hosts(self) -> list[Host]:
+        return list_hosts(self._options)
+
+    @property
+    def socket_folder(self) -> Path | None:
+        return None
+
+    @property
+    def door_address(self) -> str:
+        return own_address(self._hosts[0].address or self._hosts[0].name)
+
+    def describe(self) -> str:
+        held = {c.report["holding"] for c in self._links.values() if c.report}
+        how = f"; processes are held by {' or '.join(sorted(held))}" if held else ""
+        return f"{len(self._hosts)} hosts over ssh{how}"
+
+    def check(self, request: Request) -> None:
+        """Reaches for the hosts too: a key that is not known, or a Python without unbroken, is said before training starts."""
+        load_asyncssh()
+        if len(self._hosts) < request.nodes + request.spares:
+            raise DoesNotFit(
+                f"{request.nodes} nodes and {request.spares} spares are more than the {len(self._hosts)} hosts of the list",
+                hint="Ask for fewer --nodes or --spares, or add hosts",
+            )
+        asyncio.run(HostsCluster(self.run_id, self._options)._try(request))
+
+    async def _try(self, request: Request) -> None:
+        try:
+            await self._reach_all()
+            self._check_size(request)
+            bad = [c for c in self._links.values() if not c.up]
+            refused = [c for c in bad if c.refused]
+            if refused:
+                more = f" (and {len(refused) - 1} more)" if len(refused) > 1 else ""
+                raise RunError(f"{refused[0].why}{more}", where=refused[0].host.name, hint=refused[0].hint)
+            if len(self._links) == len(bad):
+                raise RunError(f"no host can be reached: {bad[0].why}", where=bad[0].host.name,
+                               hint="See whether you can log in there with ssh")  # fmt: skip
+        finally:
+            await self.close()
+
+    # --- connections
+
+    async def _reach_all(self) -> None:
+        """Connects to every host, and waits until each was reached or not."""
+        for host in self._hosts:
+            if host.name not in self._links:
+                link = Connection(
+                    self.run_id, host, self._options, on_up=self._note_up, on_down=self._note_down,
+                    on_event=self._note_event,
+                )  # fmt: skip
+                self._links[host.name] = link
+                link.start()
+        await asyncio.gather(*(c.tried.wait() for c in self._links.values()))
+
+    def _note_up(self, link: Connection, report: Message) -> None:
+        name = link.host.name
+        if name in self._replaced:
+            self._begin(self._let_go(name))
+        elif report["given"]:
+            self._given.add(name)
+        before, self._boots[name] = self._boots.get(name), report["boot"]
+        launch = self._launches.get(name)
+        if launch is not None and launch not in report["running"]:
+            del self._launches[name]
+            self._stream.publish(Exited(self._now(), name, launch))
+        if before and report["boot"] and before != report["boot"]:
+            self._stream.publish(Lost(self._now(), name, "the host was started again", True))
+            self._unreachable[name] = ""
+        if self._unreachable.pop(name, None) is not None:
+            self._stream.publish(Returned(self._now(), name))
+        self._moved.set()
+
+    def _note_down(self, link: Connection) -> None:
+        name = link.host.name
+        if name in self._given and name not in self._unreachable:
+            self._unreachable[name] = link.why
+            self._stream.publish(Unreachable(self._now(), name, link.why))
+        self._moved.set()
+
+    def _note_event(self, link: Connection, message: Message) -> None:
+        name, now = link.host.name, self._clock()
+        at = Moment(now - float(message.get("ago", 0.0)) - 1.0, now)
+        match message["event"]:
+            case "Started":
+                self._note_started(name, str(message["launch"]))
+            case "Exited":
+                launch = str(message["launch"])
+                if self._launches.get(name) == launch:
+                    del self._launches[name]
+                self._stream.publish(Exited(at, name, launch, message["code"], message["signal"]))
+            case "Lost":
+                self._launches.pop(name, None)
+                self._stream.publish(Lost(at, name, str(message["why"]), bool(message["proven"])))
+            case "Returned":
+                self._stream.publish(Returned(self._now(), name))
+
+    def _note_started(self, name: str, launch: str) -> None:
+        if self._launches.get(name) != launch:
+            self._launches[name] = launch
+            self._stream.publish(Started(self._now(), name, launch))
+
+    def _current(self) -> list[Event]:
+        now = self._now()
+        started: list[Event] = [Started(now, n, launch) for n, launch in self._launches.items()]
+        return [*started, *(Unreachable(now, n, why) for n, why in self._unreachable.items())]
+
+    def events(self) -> AsyncIterator[Event]:
+        if not self._stream.closed:
+            self._begin(self._reach_all())
+        return self._stream.read()
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        self._tasks.add(task := asyncio.get_running_loop().create_task(work))
+        task.add_done_callback(self._tasks.discard)
+
+    async def _let_go(self, node: str) -> None:
+        """Has a host that was replaced know it, as soon as it is reached."""
+        with contextlib.suppress(RunError):
+            await self._links[node].order("give", given=False)
+
+    def _now(self) -> Moment:
+        return Moment.at(self._clock())
+
+    # --- nodes
+
+    async def acquire(self, request: Request) -> Allocation:
+        """Hosts in the order of the list: those that the run has been given, then others that are reached and not cordoned."""
+        wanted = request.nodes + request.spares
+        if len(self._hosts) - (len(self._given) if request.replaces else 0) < wanted:
+            raise DoesNotFit(
+                f"the list has {len(self._hosts)} hosts, and no other", hint="Add hosts to the list"
+            )
+        told = ""
+        while True:
+            self._moved.clear()
+            await self._reach_all()
+            self._check_size(request)
+            out = {*await self.cordons(), *request.exclude, *request.replaces}
+            names = [h.name for h in self._hosts if h.name not in out]
+            held = [] if request.replaces else [n for n in names if n in self._given][:wanted]
+            free = [n for n in names if n not in self._given and self._links[n].up][: wanted - len(held)]
+            taken = [*held, *free]
+            if len(taken) >= wanted or (
+                not request.replaces and len(taken) >= request.nodes and self._are_lost(names)
+            ):
+                for name in free:
+                    await self._links[name].order("give", given=True)
+                    self._given.add(name)
+                self._given -= set(request.replaces)
+                self._replaced |= set(request.replaces)
+                for name in request.replaces:
+                    self._begin(self._let_go(name))
+                order = [n for n in names if n in taken]
+                return Allocation("hosts", tuple(order[: request.nodes]), tuple(order[request.nodes :]))
+            missing = [f"{n} ({self._links[n].why})" for n in names if not self._links[n].up]
+            why = f"{wanted - len(taken)} more hosts are needed; not reached: {', '.join(missing[:3]) or 'none'}"
+            if why != told:
+                told = why
+                self._stream.publish(Pending(self._now(), request, why))
+            try:
+                await asyncio.wait_for(self._moved.wait(), _ASK_AGAIN_S)
+            except TimeoutError:
+                continue
+
+    def _check_size(self, request: Request) -> None:
+        """Raises DoesNotFit where no host that was reached can take so many ranks."""
+        cpus = [int(c.report["cpus"]) for c in self._links.values() if c.report]
+        if cpus and request.ranks_per_node > _RANKS_PER_CPU * max(cpus):
+            raise DoesNotFit(
+                f"{request.ranks_per_node} ranks on a host with {max(cpus)} cores would not train but wait",
+                hint="Use fewer --nproc",
+            )
+
+    def _are_lost(self, names: Collection[str]) -> bool:
+        """Whether all other hosts were tried and cannot be reached: then nobody waits for spares."""
+        return all(self._links[n].up or self._links[n].tried.is_set() for n in names)
+
+    async def give_back(self, nodes: Collection[str]) -> None:
+        for name in [n for n in nodes if n in self._given]:
+            fenced = await self.fence(name, 10.0)
+            if not fenced.proven:
+                raise RunError(f"the node is not given back: {fenced.why}", where=name)
+            await self._links[name].order("give", given=False)
+            self._given.discard(name)
+
+    # --- agents
+
+    async def start(self, node: str, command: AgentCommand) -> str:
+        link = self._find(node)
+        answer = await link.order(
+            "start", module=command.module, arguments=list(command.arguments),
+            environment=dict(command.environment), secret=base64.b64encode(command.secret).decode(),
+        )  # fmt: skip
+        return str(answer["launch"])
+
+    def _find(self, node: str) -> Connection:
+        if node not in self._given or node not in self._links:
+            raise RunError("the node is none of this run's", where=node, hint="Ask for nodes first")
+        return self._links[node]
+
+    async def fence(self, node: str, deadline_s: float) -> Fenced:
+        link = self._links.get(node)
+        if link is None:
+            return Fenced(False, "it is none of the hosts in the list")
+        deadline = self._clock() + deadline_s
+        why = link.why
+        while (left := deadline - self._clock()) > 0:
+            if link.up:
+                try:
+                    answer = await link.order("fence", deadline_s=left, within_s=left + _FENCE_MARGIN_S)
+                    return decode(Fenced, answer["fenced"])
+                except RunError as e:
+                    why = e.message
+            await asyncio.sleep(min(0.2, left))
+        return Fenced(False, f"{node} is not reached: {link.why or why}")
+
+    async def forget(self, node: str) -> None:
+        if (link := self._links.get(node)) is not None and link.up:
+            await link.order("forget")
+
+    # --- cordons, which lie on the hosts themselves: whoever uses the list sees them
+
+    async def cordon(self, cordon: Cordon) -> None:
+        await self._order_on(cordon.node, "cordon", cordon=asdict(cordon))
+
+    async def release(self, node: str, owner: str) -> None:
+        await self._order_on(node, "release", owner=owner)
+
+    async def _order_on(self, node: str, op: str, **fields: Any) -> None:
+        await self._reach_all()
+        if node not in self._links:
+            raise RunError("it is none of the hosts in the list", where=node)
+        await self._links[node].order(op, **fields)
+
+    async def cordons(self) -> Mapping[str, Cordon]:
+        await self._reach_all()
+
+        async def ask(name: str, link: Connection) -> tuple[str, Message | None]:
+            try:
+                return name, (await link.order("notes"))["cordon"]
+            except RunError:
+                return name, None
+
+        answers = await asyncio.gather(*(ask(n, c) for n, c in self._links.items() if c.up))
+        return {n: Cordon(**c) for n, c in answers if c}
+
+    async def close(self) -> None:
+        self._stream.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*(c.close() for c in self._links.values()))

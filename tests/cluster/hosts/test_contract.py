@@ -1,0 +1,111 @@
+"""Hosts over ssh keep the contract, with real processes: four of them on this machine, each with an ssh server of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+pytest.importorskip("asyncssh", reason="needs asyncssh: pip install -r requirements/all.txt")
+
+import sys
+
+from unbroken.cluster.contract import Cluster, Request
+from unbroken.cluster.holding.cgroups import Cgroups
+from unbroken.cluster.registry import make_cluster
+from unbroken.errors import DoesNotFit, UnbrokenError
+
+from ...support.ssh_server import SshHosts, make_keys
+from ..contract import ClusterContract
+from ..test_contract_local import LocalBench, hold_by
+
+pytestmark = pytest.mark.slow
+NAMES = [f"h{i}" for i in range(4)]
+
+
+class HostsBench(LocalBench):
+    impossible: ClassVar[Mapping[str, str]] = {
+        "lose": "a host that does not answer may live: it is unreachable, and lost only where it says so",
+        "preempt": "nobody takes hosts away",
+        "end_allocation": "hosts of one's own have no end",
+    }
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, None)
+        self.ssh = SshHosts(folder / "ssh", NAMES, {"XDG_STATE_HOME": str(folder / "state")})
+        lines = [f"{n} address=127.0.0.1 port={self.ssh.ports[n]} python={sys.executable}" for n in NAMES]
+        (folder / "HOSTS").write_text("# four\n" + "\n".join(lines) + "\n")
+
+    def options(self) -> dict[str, str]:
+        keys = self.ssh.folder
+        return {
+            "file": str(self.folder / "HOSTS"), "key": str(keys / "user"), "known_hosts": str(keys / "known_hosts"),
+        }  # fmt: skip
+
+    def open(self) -> Cluster:
+        return make_cluster("hosts", self.run_id, self.options())
+
+    def hold(self) -> None:
+        for name in NAMES:
+            self.ssh.shut(name)
+
+    def grant(self) -> None:
+        for name in NAMES:
+            self.ssh.open(name)
+
+    def isolate(self, node: str) -> None:
+        self.ssh.shut(node)
+
+    def return_node(self, node: str) -> None:
+        self.ssh.open(node)
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[HostsBench]:
+    made = HostsBench(tmp_path)
+    local = hold_by(None, tmp_path)
+    there = next(local)
+    there.run_id = made.run_id
+    yield made
+    made.ssh.close()
+    time.sleep(0.2)
+    for root in Cgroups.left_by(made.run_id):
+        # Several programs on one machine try it at once, and may be ended over that.
+        for folder in (*root.glob("probe-*"), root):
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+    for _ in local:
+        pass
+
+
+class TestHosts(ClusterContract):
+    pass
+
+
+def test_who_lets_us_in_where_to_and_with_what_is_said_before_training(bench: HostsBench) -> None:
+    """An unknown host key, nobody let in, a Python without unbroken, no host there: in words, with what to do."""
+    right = bench.options()
+    other = bench.folder / "other"
+    make_keys(other)
+    (bench.folder / "BAD").write_text(
+        f"h0 address=127.0.0.1 port={bench.ssh.ports['h0']} python=/bin/false\n"
+    )
+    (bench.folder / "GONE").write_text("h0 address=127.0.0.1 port=1\n")
+    for wrong, says, do in (
+        ({"known_hosts": str(other / "known_hosts")}, "host key of h0 is not known", "let ssh learn it once"),
+        ({"key": str(other / "user")}, "lets nobody in", "name a user="),
+        ({"file": str(bench.folder / "BAD")}, "does not run our program", "python=/path/to/python"),
+        ({"file": str(bench.folder / "GONE")}, "no host can be reached", "log in there with ssh"),
+        ({"file": str(bench.folder / "NONE")}, "list of hosts cannot be read", ""),
+    ):
+        cluster = make_cluster("hosts", bench.run_id, {**right, **wrong})
+        with pytest.raises(UnbrokenError, match=says) as error:
+            cluster.check(Request(1))
+        assert do in (error.value.hint or "")
+    make_cluster("hosts", bench.run_id, right).check(Request(3, 1))
+    with pytest.raises(DoesNotFit):
+        make_cluster("hosts", bench.run_id, right).check(Request(4, 1))
