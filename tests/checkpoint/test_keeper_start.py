@@ -27,7 +27,7 @@ c.close()
 """
 
 
-@pytest.mark.parametrize("how", ["absolute", "relative"])
+@pytest.mark.parametrize("how", ["absolute", pytest.param("relative", marks=pytest.mark.slow)])
 def test_the_keeper_starts_from_sys_path_alone(own_keepers: Path, tmp_path: Path, how: str) -> None:
     source, libraries = str(Path(unbroken.__file__).parents[1]), sysconfig.get_path("purelib")
     if how == "relative":

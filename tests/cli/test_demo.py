@@ -58,7 +58,7 @@ def test_a_file_where_the_folder_should_be(tmp_path: Path, capsys: pytest.Captur
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("sig", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("sig", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_demo_that_is_stopped_leaves_no_run_going(
     tmp_path: Path, eventually: Callable[..., None], sig: signal.Signals
 ) -> None:

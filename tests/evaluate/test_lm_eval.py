@@ -478,6 +478,7 @@ def test_the_harness_own_tasks_are_found_by_name_and_kept(
     assert time.process_time() - started < 2.0
 
 
+@pytest.mark.slow
 def test_every_file_that_a_task_is_made_of_is_stamped(
     tasks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

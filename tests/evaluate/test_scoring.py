@@ -316,6 +316,7 @@ def test_rows_that_belong_together_are_scored_by_one_worker(
     assert done.parts == ()
 
 
+@pytest.mark.slow
 def test_verdicts_that_are_missing_are_never_made_up_for(tmp_path: Path) -> None:
     job = job_of(tmp_path, rows=10)
     order = {"job": codec.encode(job), "parts": str(tmp_path / "parts")}

@@ -95,6 +95,7 @@ def test_a_stop_is_answered_while_a_log_floods(
     assert code in ((11,) if when == "in the flood" else (10, 11)), run.output
 
 
+@pytest.mark.slow
 def test_a_rank_that_leaves_while_others_train_is_the_root_and_stops_the_run_the_second_time(
     new_run: NewRun,
 ) -> None:

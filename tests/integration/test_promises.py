@@ -79,6 +79,7 @@ def test_a_run_directory_that_goes_is_noticed_and_what_is_in_memory_is_saved(
     assert faults.left_over() == []
 
 
+@pytest.mark.slow
 def test_a_supervisor_that_was_stopped_leaves_in_one_line_and_its_successor_keeps_the_memory(
     new_run: NewRun, eventually: Callable[..., None]
 ) -> None:

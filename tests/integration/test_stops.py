@@ -263,6 +263,7 @@ def test_a_full_disk_at_the_completion_is_waited_for(new_run: NewRun, small_disk
     assert run.attempts() == 1
 
 
+@pytest.mark.slow
 def test_a_stopped_keeper_is_continued_at_the_end(new_run: NewRun) -> None:
     run = new_run(script=FULL, args=["400"]).start()
     run.until_step(12)

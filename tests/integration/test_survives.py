@@ -247,6 +247,7 @@ for step in range(1, 2000):
     assert (incident["verdict"]["reason"], incident["verdict"]["faulty"]["rank"]) == ("KeyError", 1)
 
 
+@pytest.mark.slow
 def test_a_supervisor_that_was_stopped_for_longer_than_the_lease_goes_on(
     new_run: NewRun, eventually: Callable[..., None]
 ) -> None:
