@@ -7,10 +7,11 @@ from typing import Annotated
 
 import typer
 
-from ..errors import RunInterrupted, UsageError
+from ..errors import NoCheckpoint, RunInterrupted, UsageError
 from ..units import Bytes, Duration
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+_SIZE = ("nodes", "nproc", "spares")
 
 
 def _duration(option: str, text: str) -> Duration:
@@ -29,6 +30,7 @@ def _memory(text: str) -> Bytes:
 
 @app.command(context_settings={"allow_interspersed_args": False})
 def run(
+    ctx: typer.Context,
     command: Annotated[
         list[str] | None,
         typer.Argument(help="After '--': script.py and its arguments, '-m module', or a program."),
@@ -97,6 +99,21 @@ def run(
             "run directory, which other hosts have too), own-disk, or s3://bucket/prefix. Default: by the file system."
         ),
     ] = "auto",
+    amend: Annotated[
+        bool,
+        typer.Option(
+            "--amend",
+            help="Let the run go on with this command instead of its own, from its last step: a run that is going takes it at "
+            "the next step boundary. --nodes and --nproc may change where it has stopped; left out, they stay.",
+        ),
+    ] = False,
+    fork_from: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="With --from RUN: the step of that run that the new one begins at. Default: its newest.",
+        ),
+    ] = None,
     room_elsewhere: Annotated[
         str,
         typer.Option(
@@ -135,19 +152,55 @@ def run(
             raise UsageError("--hosts and --cluster both say where to run", hint="Write one of the two")
         cluster = f"hosts,hosts={hosts}"
     folder = run_dir or Path("runs") / _default_name(words)
+    if amend:
+        nodes, nproc, spares = _keep_size(ctx, folder, nodes, nproc, spares)
+    if fork_from is not None:
+        start_from = _find_step(start_from, fork_from)
     spec = make_spec(
         words, nodes=nodes, nproc=nproc, spares=spares, timeouts=times,
         host_memory=_memory(host_memory), ownership=ownership, origin=_absolute(start_from), trust_pickle=trust_pickle,
         room_elsewhere=_absolute(room_elsewhere), record=record.rstrip("/"),
         cluster=parse_choice(cluster) if cluster else None,
     )  # fmt: skip
-    ended = run_supervised(RunDir(folder), spec)
+    ended = run_supervised(RunDir(folder), spec, amend=amend)
     if ended == "interrupted":
         raise RunInterrupted(
             "the run was stopped on request",
             where=str(folder),
             hint="The same command goes on, from its last checkpoint if it saved one",
         )
+
+
+def _keep_size(ctx: typer.Context, folder: Path, *given: int) -> tuple[int, ...]:
+    """Nodes, ranks and spares of the run, where the command line does not say others."""
+    from ..progress import RunDir, read_spec
+
+    path = RunDir(folder).spec
+    if not path.exists():
+        return given
+    spec = read_spec(path)
+    sources = [ctx.get_parameter_source(name) for name in _SIZE]
+    asked = [source is not None and source.name != "DEFAULT" for source in sources]
+    return tuple(now if a else getattr(spec, name) for name, now, a in zip(_SIZE, given, asked, strict=True))
+
+
+def _find_step(run: str, step: int) -> str:
+    """The checkpoint of this step among those of a run. Raises UsageError, InputError, NoCheckpoint."""
+    from ..progress import RunDir
+    from ..status import gather
+
+    if not run or "://" in run:
+        raise UsageError(
+            "--fork-from needs the run directory that it takes the step of", hint="Add --from RUN"
+        )
+    found = [c for c in gather(RunDir(run), with_steps=False).checkpoints if c.counts]
+    for c in found:
+        if c.step == step:
+            return f"{c.place.rstrip('/')}/{c.name}"
+    steps = ", ".join(f"{c.step:,}" for c in found[:12]) or "none"
+    raise NoCheckpoint(
+        f"this run has no checkpoint of step {step:,}", where=run, hint=f"It has, newest first: {steps}"
+    )
 
 
 def _absolute(place: str) -> str:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 _INCIDENTS = 5
 _NODES = 12
+_AMENDMENTS = 3
 
 
 @app.command()
@@ -68,6 +69,8 @@ def screen(s: RunStatus) -> str:
         lines.append(("last step", "none yet"))
     if s.started_from:
         lines.append(("from", s.started_from))
+    for amended in s.amendments[-_AMENDMENTS:]:
+        lines.append(("amended", amended))
     saved = []
     if s.memory_step is not None:
         saved.append(f"step {s.memory_step:,} in memory")

@@ -227,10 +227,11 @@ def _spec_of(value: dict[str, Any], where: str) -> RunSpec:
     return RunSpec(**value, cluster=cluster)
 
 
-def check_same(old: RunSpec, new: RunSpec, run_dir: RunDir) -> None:
-    """Raises RunDirMismatch, saying what differs, unless both describe the same run."""
+def check_same(old: RunSpec, new: RunSpec, run_dir: RunDir, *, amend: bool = False) -> None:
+    """Raises RunDirMismatch, saying what differs, unless both describe the same run; with `amend` that may be with another
+    command, nodes or ranks."""
     differ = []
-    for key in FIXED:
+    for key in () if amend else FIXED:
         if key != "run_id" and getattr(old, key) != getattr(new, key):
             differ.append(f"{key} was {_show(getattr(old, key))}, now {_show(getattr(new, key))}")
     if "auto" != new.record != old.record and "://" in new.record + old.record:
@@ -241,8 +242,8 @@ def check_same(old: RunSpec, new: RunSpec, run_dir: RunDir) -> None:
         raise RunDirMismatch(
             f"this run directory belongs to another command line: {'; '.join(differ)}",
             where=str(run_dir.path),
-            hint="Use the same command; to go on from its checkpoints with other arguments, nodes or ranks, start a "
-            f"new run: unbroken run --from {run_dir.path} --run-dir ANOTHER ...",
+            hint="Use the same command; --amend lets this run go on with other arguments, nodes or ranks; to try them beside it "
+            f"start a new run: unbroken run --from {run_dir.path} --run-dir ANOTHER ...",
         )
 
 

@@ -43,6 +43,7 @@ from ..progress import (
 )
 from ..progress.records.state import RunState
 from ..units import Bytes
+from .amend import amend_live
 from .node.checks.command import check_command, check_words
 from .record.base import Record
 from .record.choice import check_record, open_record
@@ -124,11 +125,11 @@ def _unwritable(run_dir: RunDir, e: OSError) -> StorageError:
     )
 
 
-def settle_spec(run_dir: RunDir, wanted: RunSpec) -> RunSpec:
+def settle_spec(run_dir: RunDir, wanted: RunSpec, *, amend: bool = False) -> RunSpec:
     """The spec to use: a new run's own, or that of the run directory with the settings asked for now.
 
     A setting that is asked for with its default value stays as run.toml has it, so that an edited file counts. The
-    supervisor writes changed settings once it has claimed the run.
+    supervisor writes changed settings once it has claimed the run. With `amend` command, nodes and ranks are settings too.
     Raises RunDirMismatch where the directory belongs to another command line.
     """
     if not run_dir.spec.exists():
@@ -147,7 +148,7 @@ def settle_spec(run_dir: RunDir, wanted: RunSpec) -> RunSpec:
         except OSError as e:
             raise _unwritable(run_dir, e) from e
     old = read_spec(run_dir.spec)
-    check_same(old, wanted, run_dir)
+    check_same(old, wanted, run_dir, amend=amend)
     return dataclasses.replace(
         wanted, run_id=old.run_id, timeouts=_asked(wanted.timeouts, old.timeouts),
         budgets=_asked(wanted.budgets, old.budgets), host_memory=wanted.host_memory or old.host_memory,
@@ -190,6 +191,19 @@ def _check_cluster(run_dir: RunDir, wanted: RunSpec, here: Path) -> None:
     cluster.check(Request(wanted.nodes, wanted.spares, wanted.nproc))
 
 
+def _follow_journal(run_dir: RunDir, record: Record) -> None:
+    """Puts into run.toml what the journal says that the run was amended to, where a supervisor was killed in between."""
+    try:
+        state = RunState.of(record.read().records)
+        old = read_spec(run_dir.spec)
+    except (OSError, UnbrokenError):
+        return  # who claims the run says what is wrong with it
+    if state.amended:
+        new = dataclasses.replace(old, command=state.command, nodes=state.nodes, nproc=state.nproc)
+        if new != old:
+            write_spec(run_dir, new)
+
+
 def _check_journal(run_dir: RunDir, record: Record, spec: RunSpec) -> None:
     """Raises RunDirMismatch where run.toml was edited into another run than the journal is of."""
     try:
@@ -197,7 +211,8 @@ def _check_journal(run_dir: RunDir, record: Record, spec: RunSpec) -> None:
     except (OSError, UnbrokenError):
         return  # who claims the run says what is wrong with it
     began = next((r for r in records if r["kind"] == "run"), None)
-    if began is None:
+    state = RunState.of(records)
+    if began is None or state.amended:
         return
     now = {"command": list(spec.command), "nodes": spec.nodes, "nproc": spec.nproc, "run_id": spec.run_id}
     for key, value in now.items():
@@ -292,11 +307,17 @@ def _check_keys(run_dir: RunDir, record: Record) -> None:
 
 
 def run_supervised(
-    run_dir: RunDir, wanted: RunSpec, *, view: View | None = None, cwd: Path | None = None
+    run_dir: RunDir,
+    wanted: RunSpec,
+    *,
+    view: View | None = None,
+    cwd: Path | None = None,
+    amend: bool = False,
 ) -> str:
     """Runs a spec to its end in this process; returns completed or interrupted.
 
-    Each of STOP_SIGNALS asks for a stop at a step boundary. What the parts log goes to the view. Raises the errors of `unbroken.errors.RunError`.
+    With `amend` the run goes on with the command, nodes and ranks that are asked for now; where a live supervisor took the
+    command, this returns amended once an attempt runs with it. Each of STOP_SIGNALS asks for a stop at a step boundary. What the parts log goes to the view. Raises the errors of `unbroken.errors.RunError`.
     """
     here = cwd or Path.cwd()
     check_words(wanted.command)
@@ -304,15 +325,26 @@ def run_supervised(
         raise RunError("unbroken run needs Linux", hint="Use a Linux machine or container")
     check_folder(run_dir.path, "the run directory")
     record = _find_record(run_dir, wanted)
+    shown = view or Lines()
+    if run_dir.spec.exists():
+        _follow_journal(run_dir, record)
+    elif amend:
+        raise UsageError(
+            "there is no run to amend",
+            where=str(run_dir.path),
+            hint="Name its --run-dir, or leave --amend out",
+        )
+    if amend and asyncio.run(amend_live(run_dir, record, wanted, shown.say)):
+        return "amended"
     # Before anything is written: a directory that remembers what did not fit would refuse what does.
     _check_cluster(run_dir, wanted, here)
     if wanted.origin and not _has_started(record):
         find_origin(wanted.origin, trust=wanted.trust_pickle)  # before anything is written
-    spec = settle_spec(run_dir, wanted)
+    spec = settle_spec(run_dir, wanted, amend=amend)
     record.share_spec(spec.run_id)
-    _check_journal(run_dir, record, spec)
+    if not amend:
+        _check_journal(run_dir, record, spec)
     check_places(run_dir)
-    shown = view or Lines()
     on_this_machine: list[Path] = []
 
     async def go() -> str:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..progress import RunDir, RunSpec, Term
+from ..progress.records.amendment import describe_amendment
 from ..progress.records.incident import Incident
 from ..units import Duration
 from .curve import Executions
@@ -82,6 +83,8 @@ class CheckpointRecord:
     time: float
     counts: bool
     why: str = ""
+    place: str = ""
+    """The folder or address in which it lies."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +110,11 @@ class RunReport:
     events: tuple[Record, ...]
     total_steps: int | None = None
     problems: tuple[str, ...] = ()
+
+    @property
+    def amendments(self) -> list[str]:
+        """What was changed of the run in between, oldest first."""
+        return [describe_amendment(r) for r in self.events if r["kind"] == "amended"]
 
     @property
     def paused_s(self) -> float:

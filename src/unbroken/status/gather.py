@@ -269,7 +269,7 @@ def _checkpoints(
     return tuple(
         CheckpointRecord(
             f.name, f.step, f.attempt, f.status, f.bytes, f.time,
-            f.committed and (f.name in brought or f.name in seals.get(f.attempt, (f.name,))), f.why,
+            f.committed and (f.name in brought or f.name in seals.get(f.attempt, (f.name,))), f.why, place,
         )
         for f in listing(quick_storage(place))
     )  # fmt: skip

@@ -42,7 +42,7 @@ PHASE_TEXT = {
 _HOW = {
     "completed": "completed", "interrupted": "stopped on request", "failed": "a rank failed", "hung": "hang",
     "node_lost": "node lost", "agent_lost": "agent lost", "preempted": "node taken away",
-    "supervisor_lost": "supervisor lost",
+    "supervisor_lost": "supervisor lost", "amended": "stopped to be amended",
     "lease": "a lease expired", "cut off": "cut off", "running": "still running",
 }  # fmt: skip
 PHASE_KINDS = {

@@ -75,6 +75,8 @@ class RunStatus:
     disk_name: str | None
     started_from: str
     """What the run was given with --from, with the step of that; "" where it was given nothing."""
+    amendments: tuple[str, ...]
+    """What was changed of the run in between (--amend), in words, oldest first."""
     incidents: tuple[Incident, ...]
     nodes: tuple[NodeStatus, ...]
     problems: tuple[str, ...]
@@ -131,6 +133,7 @@ def read_status(run_dir: RunDir, *, now: float | None = None) -> RunStatus:
         disk_step=disk.step if disk else None,
         disk_name=disk.name if disk else None,
         started_from=_started_from(report),
+        amendments=tuple(report.amendments),
         incidents=report.incidents,
         nodes=tuple(_nodes(report, counts)),
         problems=report.problems,

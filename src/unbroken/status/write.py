@@ -80,6 +80,7 @@ def report_json(report: RunReport, path: Path | None = None) -> dict[str, Any]:
         "attempts": [asdict(a) for a in report.attempts],
         "incidents": [_incident(i, report) for i in report.incidents],
         "checkpoints": [asdict(c) for c in report.checkpoints],
+        "amendments": report.amendments,
         "nodes": list(report.nodes),
         "epochs": len(report.terms),
         "problems": list(report.problems),

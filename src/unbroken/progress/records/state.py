@@ -33,6 +33,14 @@ class RunState:
     status: str = "new"
     why: str = ""
     started: float | None = None
+    command: tuple[str, ...] = ()
+    """What the newest attempt runs, or the first one will; () before the run's first record."""
+    nodes: int = 0
+    nproc: int = 0
+    amended: list[dict[str, Any]] = field(default_factory=list)
+    """The records of what was changed in between, oldest first."""
+    resized_after: int = 0
+    """The last attempt of another number of ranks: what is in memory of it and of those before restores nothing."""
     attempt: int = 0
     attempt_open: bool = False
     slots: tuple[str, ...] = ()
@@ -85,6 +93,10 @@ class RunState:
         kind = r["kind"]
         if kind == "run":
             self.started = r["t"]
+            self.command = tuple(r.get("command") or ())
+            self.nodes, self.nproc = int(r.get("nodes", 0)), int(r.get("nproc", 0))
+        elif kind == "amended":
+            self._amend(r)
         elif kind == "epoch":
             if self.status in ("stopped", "interrupted"):
                 # Somebody looked at it and gave the command again: budgets start afresh.
@@ -149,3 +161,13 @@ class RunState:
             self.unproven.pop(r["node"], None)
         elif kind == "status":
             self.status, self.why = r["status"], r.get("why", "")
+
+    def _amend(self, r: Record) -> None:
+        """Takes new arguments, or another number of nodes or ranks: budgets start afresh."""
+        self.amended.append(r)
+        self.command, self.history = tuple(r["command"]), []
+        if "nodes" in r:
+            self.nodes, self.nproc = int(r["nodes"]), int(r["nproc"])
+            self.slots, self.resized_after = (), self.attempt
+        if self.status == "completed":
+            self.status, self.why = "running", ""

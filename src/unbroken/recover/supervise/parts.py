@@ -16,6 +16,7 @@ from .fence.fencing import Fencing
 from .fence.finishing import Finishing
 from .fence.stopping import Stopping
 from .incident.recovering import Diagnose, Recovering
+from .launch.amending import Amending
 from .launch.launching import Launching
 from .launch.taking_over import TakingOver
 from .nodes.desk import Inbox
@@ -62,6 +63,7 @@ def assemble(
     clock: Clock,
     changed: asyncio.Event,
     elsewhere: str,
+    amending: Amending,
 ) -> Parts:
     """Makes them all; nothing happens by that."""
 
@@ -89,7 +91,7 @@ def assemble(
     )  # fmt: skip
     launching = Launching(
         run_dir, spec, str(cwd), fleet, keepers, place, accepting, fencing, recorder, term, stop, view, clock,
-        make_attempt=make_attempt, follow=news.follow, note_schedule=recovering.note_schedule,
+        amending, make_attempt=make_attempt, follow=news.follow, note_schedule=recovering.note_schedule,
     )  # fmt: skip
     taking_over = TakingOver(
         run_dir, fleet, keepers, inbox, recorder, view.say, make_attempt=make_attempt,
@@ -97,9 +99,9 @@ def assemble(
         note_takeover=recovering.note_takeover,
     )  # fmt: skip
     watching = Watching(
-        run_dir, fleet, keepers, place, stopping, Following(spec.command, cwd, spec.timeouts.idle),
+        run_dir, fleet, keepers, place, stopping, Following(lambda: amending.command, cwd, spec.timeouts.idle),
         float(spec.timeouts.suspect), recorder, background,
-        term, stop, view, clock, changed,
+        term, stop, view, clock, changed, amending,
     )  # fmt: skip
     finishing = Finishing(run_dir, stopping, accepting, place, recorder, view, elsewhere)
     return Parts(

@@ -27,6 +27,7 @@ from ...units import Bytes
 from ..decide.policy import decide_failed_start
 from ..record.folder import FolderRecord
 from .attempt.outcome import AttemptOutcome, name_loss
+from .launch.amending import Amending
 from .launch.launching import StartFailed
 from .launch.takeover import take_over
 from .nodes.desk import Desk, Inbox, make_token
@@ -95,7 +96,7 @@ class Supervisor:
             desk.term = claimed.number
             text = await asyncio.to_thread(self._record.read)
             state = RunState.of(text.records, now=self._clock.wall())
-            if state.status == "completed":
+            if state.status == "completed" and state.command in ((), self._spec.command):
                 await self._sweep(fleet)
                 self._view.say("this run is already completed")
                 return "completed"
@@ -116,11 +117,16 @@ class Supervisor:
                     )  # fmt: skip
                 takes_over = before.number if before else None
                 await recorder.record("epoch", host=claimed.host, pid=claimed.pid, takes_over=takes_over)
+                amending = Amending(
+                    self._run_dir, self._spec, str(self._cwd), fleet, self._record, recorder, self._view.say, self._changed,
+                )  # fmt: skip
+                await amending.settle_size()
+                desk.amend = amending.take
                 term = TermWatch(self._run_dir, self._record, claimed.number, self._clock)
                 self._background.start(term.follow())
                 parts = assemble(
                     self._run_dir, self._spec, self._cwd, fleet, inbox, recorder, term, self._stop, self._background,
-                    self._around.diagnosis, self._view, self._clock, self._changed, self._elsewhere,
+                    self._around.diagnosis, self._view, self._clock, self._changed, self._elsewhere, amending,
                 )  # fmt: skip
                 return await self._lead(parts)
             finally:
@@ -230,6 +236,10 @@ class Supervisor:
                     await self._note_failed_start(parts, e, failed_starts)
                 continue
             outcome = await parts.watching.watch(attempt)
+            if outcome.kind == "amended":
+                await parts.launching.end_amended(attempt, outcome)
+                attempt = None
+                continue
             _log.info("attempt %d ended: %s", attempt.number, outcome.kind)
             if outcome.kind in ("completed", "interrupted"):
                 await parts.recorder.record(

@@ -46,6 +46,15 @@ class Accepting:
     def _state(self) -> RunState:
         return self._recorder.state
 
+    def _of_this_size(self, held: Inventories) -> Inventories:
+        """Without snapshots of attempts that had another number of ranks: of those every rank would have a part only."""
+        after = self._state.resized_after
+        return (
+            {n: [m for m in found if int(m["attempt"]) > after] for n, found in held.items()}
+            if after
+            else held
+        )
+
     def map_ranks(self, slots: Sequence[str]) -> dict[int, str]:
         """The node of each rank."""
         nproc = self._spec.nproc
@@ -98,14 +107,14 @@ class Accepting:
     async def list_in_memory(self) -> list[Last]:
         """The snapshots that are whole in the keepers' memory, the newest first."""
         held = await self._keepers.list_snapshots(self._fleet.up(), _INVENTORY_S)
-        return find_whole(held, self.map_ranks(self._state.slots))
+        return find_whole(self._of_this_size(held), self.map_ranks(self._state.slots))
 
     def list_candidates(self, slots: Sequence[str], inventories: Inventories) -> list[CandidateMessage]:
         """What an attempt on these nodes may restore from, newest first."""
         places = {n: self._place.of(n) for n in self._state.places}
         return candidates(
             self._state.seals,
-            inventories,
+            self._of_this_size(inventories),
             self.map_ranks(slots),
             brought=self._place.brought(),
             places=places,

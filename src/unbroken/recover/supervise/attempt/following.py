@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ....units import Duration
@@ -31,14 +31,18 @@ def will_attach(command: Sequence[str], cwd: Path) -> bool:
 class Following:
     """Says once an attempt how a script is followed that does not tell its steps."""
 
-    def __init__(self, command: Sequence[str], cwd: Path, idle: Duration) -> None:
-        self._after_s = _SAID_AFTER_ATTACH_S if will_attach(command, cwd) else _SAID_AFTER_S
-        self._idle = idle
+    def __init__(self, command: Callable[[], Sequence[str]], cwd: Path, idle: Duration) -> None:
+        """`command` gives what the newest attempt runs."""
+        self._command, self._cwd, self._idle = command, cwd, idle
         self._said = 0
+        self._looked_at, self._after_s = 0, 0.0
 
     def news(self, attempt: Attempt, now: float) -> str:
         """What there is to say now (seconds since the epoch), or nothing."""
         ranks = attempt.ranks.values()
+        if self._looked_at != attempt.number:
+            will = will_attach(self._command(), self._cwd)
+            self._looked_at, self._after_s = attempt.number, _SAID_AFTER_ATTACH_S if will else _SAID_AFTER_S
         if self._said == attempt.number or attempt.attached_at is not None:
             return ""
         if any(s.source == "page" and s.count for s in ranks):

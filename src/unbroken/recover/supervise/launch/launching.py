@@ -26,6 +26,7 @@ from ..record.recorder import Recorder
 from ..record.stop_request import StopRequest
 from ..record.term import TermWatch
 from ..screen.view import View
+from .amending import Amending
 
 _LAUNCH_S = 60.0
 _SETTLE_S = 0.5
@@ -65,6 +66,7 @@ class Launching:
         stop: StopRequest,
         view: View,
         clock: Clock,
+        amending: Amending,
         *,
         make_attempt: Callable[[int, tuple[str, ...]], Attempt],
         follow: Callable[[Attempt], None],
@@ -76,9 +78,10 @@ class Launching:
         self._fleet, self._keepers, self._place = fleet, keepers, place
         self._accepting, self._fencing, self._recorder = accepting, fencing, recorder
         self._term, self._stop, self._view, self._clock = term, stop, view, clock
+        self._amending = amending
         self._make_attempt, self._follow, self._note_schedule = make_attempt, follow, note_schedule
-        self._checked: set[str] = set()
-        """Nodes that can run the command."""
+        self._checked: set[tuple[str, tuple[str, ...]]] = set()
+        """Nodes, each with a command that it can run."""
 
     @property
     def _state(self) -> RunState:
@@ -93,6 +96,7 @@ class Launching:
             if prepared is None:
                 return None
             slots, number, candidates = prepared
+            await self._amending.settle()
             port = (await self._fleet.ask(slots[0], "port"))["port"]
             await self._recorder.record(
                 "attempt", attempt=number, slots=list(slots),
@@ -136,10 +140,10 @@ class Launching:
 
     async def _check_command(self, slots: tuple[str, ...]) -> None:
         """Asks each node once whether the command can be run there. Raises RunStopped where it cannot: no restart helps."""
-        fresh = [n for n in slots if n not in self._checked]
-        command = list(self._spec.command)
+        command = self._amending.command
+        fresh = [n for n in slots if (n, command) not in self._checked]
         for name, answer in (
-            await self._fleet.ask_all(fresh, "check", command=command, cwd=self._cwd)
+            await self._fleet.ask_all(fresh, "check", command=list(command), cwd=self._cwd)
         ).items():
             if refused := answer.get("refused"):
                 why = RunStopped(str(refused), where=f"node {name}, in {self._cwd}", hint=answer.get("hint"))
@@ -147,7 +151,7 @@ class Launching:
                     "status", status="stopped", step=self._state.step, why=why.message
                 )
                 raise why
-            self._checked.add(name)
+            self._checked.add((name, command))
         if apart := [n for n in fresh if not self._fleet.nodes[n].has_folder]:
             await self._note_apart(apart)
 
@@ -187,7 +191,7 @@ class Launching:
 
         def order(slot: int) -> dict[str, Any]:
             return LaunchOrder(
-                attempt=attempt.number, run_id=spec.run_id, command=spec.command, cwd=self._cwd,
+                attempt=attempt.number, run_id=spec.run_id, command=self._state.command, cwd=self._cwd,
                 ranks={slot * spec.nproc + i: i for i in range(spec.nproc)}, world_size=spec.world_size,
                 slot=slot, slots=len(slots), nproc=spec.nproc, master_addr=address,
                 master_port=port, restarts=self._state.restarts,
@@ -295,6 +299,11 @@ class Launching:
         if agreed and self._place.of(attempt.number) != before:
             origin = f"it goes on from step {candidates[0]['step']}" if candidates else "none is there yet"
             self._view.say(f"checkpoints go to {url}, as the script says; {origin}")
+
+    async def end_amended(self, attempt: Attempt, outcome: AttemptOutcome) -> None:
+        """Ends an attempt whose ranks have stopped, so that the next one runs with other arguments."""
+        await self._fencing.end_attempt(attempt, outcome)
+        await self._recorder.record("ended", attempt=attempt.number, how=outcome.kind, step=attempt.step)
 
     async def end_misplaced(self, attempt: Attempt, outcome: AttemptOutcome) -> None:
         """Ends an attempt that could not have its place, before it did a step; raises RunStopped where none can."""

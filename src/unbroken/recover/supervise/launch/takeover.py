@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 
 from ....errors import RunError, RunInUse
 from ....link.address import Address
@@ -52,23 +53,40 @@ async def take_over(
 
 
 async def _answers(term: Term, secret: Secret, connect: Connect) -> bool:
+    if not isinstance(term.address, str):
+        # It is of an earlier version, whose links were plain: nobody is asked over one. It ran on one machine.
+        return term.supervisor_runs_here()
+    async with reach_supervisor(term, secret, connect) as link:
+        return link is not None
+
+
+@asynccontextmanager
+async def reach_supervisor(
+    term: Term, secret: Secret, connect: Connect = Link.connect
+) -> AsyncIterator[Link | None]:
+    """A link to this term's supervisor, where it answers and each has shown the other that it knows the run's token;
+    else None."""
+
     async def nothing(_: Message) -> None:
         return None
 
     if not isinstance(term.address, str):
-        # It is of an earlier version, whose links were plain: nobody is asked over one. It ran on one machine.
-        return term.supervisor_runs_here()
+        yield None
+        return
     try:
         address = Address.parse(term.address)
         link = await connect(address, nothing, secret.identity, timeout=_PROBE_S)
     except (OSError, TimeoutError, Malformed):
-        return False
+        yield None
+        return
     serving = asyncio.create_task(link.serve())
     try:
-        answer = await link.introduce(secret.token, address, timeout=_PROBE_S)
-        return answer.get("run_id") == term.run_id
-    except (RunError, TimeoutError):
-        return False
+        try:
+            answer = await link.introduce(secret.token, address, timeout=_PROBE_S)
+            known = answer.get("run_id") == term.run_id
+        except (RunError, TimeoutError):
+            known = False
+        yield link if known else None
     finally:
         link.close()
         await serving

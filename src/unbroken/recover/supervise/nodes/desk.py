@@ -6,7 +6,7 @@ import asyncio
 import logging
 import secrets
 import socket
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from .... import atomic
@@ -71,6 +71,8 @@ class Desk:
         self._tasks: set[asyncio.Task[Any]] = set()
         self.term = 0
         """The supervisor's own, 0 until it has claimed one."""
+        self.amend: Callable[[Message], Awaitable[Message]] | None = None
+        """Answers who asks for other arguments, once there is a run to amend."""
         self._door = listen(self._serve)
 
     @property
@@ -101,6 +103,13 @@ class Desk:
                 }  # fmt: skip
             if op == "clock":
                 return self._fleet.read_clocks()
+            if op == "amend" and node is None:
+                if self.amend is None:
+                    raise RunError(
+                        "the supervisor is just starting", hint="Give the command again in a moment"
+                    )
+                strange.cancel()
+                return await self.amend(message)
             try:
                 if op == "hello":
                     node = self._fleet.welcome(received.hello(message, self._world_size), link)

@@ -14,6 +14,7 @@ from ..attempt.attempt import Attempt
 from ..attempt.following import Following, ends_normally
 from ..attempt.outcome import AttemptOutcome, name_loss
 from ..fence.stopping import Stopping
+from ..launch.amending import Amending
 from ..nodes.fleet import Fleet
 from ..nodes.keepers import Keepers
 from ..record.background import Background
@@ -51,8 +52,10 @@ class Watching:
         view: View,
         clock: Clock,
         changed: asyncio.Event,
+        amending: Amending,
     ) -> None:
         """`suspect_s`: after so long without a step a hang is suspected."""
+        self._amending = amending
         self._run_dir, self._fleet, self._keepers, self._place = run_dir, fleet, keepers, place
         self._stopping, self._following, self._recorder = stopping, following, recorder
         self._suspect_s = suspect_s
@@ -79,7 +82,7 @@ class Watching:
                 self._recorder.write_later()
                 self._view.progress(attempt, attempt.tracker)
             if attempt.all_finished:
-                return AttemptOutcome("completed")
+                return AttemptOutcome("amended" if self._amending.is_due else "completed")
             if lost := self._fleet.find_lost(attempt.nodes):
                 return AttemptOutcome(name_loss(lost), nodes=lost)
             if self._place.refusal is not None:
@@ -87,7 +90,10 @@ class Watching:
             if self._place.collided:
                 return AttemptOutcome("renumbered")
             if not self._stop and not leaving.why:
-                leaving.why = self._find_preemption(attempt)
+                if self._amending.is_due:
+                    leaving.kind, leaving.why = "amended", self._amending.why()
+                else:
+                    leaving.why = self._find_preemption(attempt)
             if self._stop or leaving.why:
                 leaving.task = leaving.task or asyncio.create_task(
                     self._stopping.stop_ranks(attempt, leaving.why)
@@ -96,7 +102,7 @@ class Watching:
                     await leaving.task
                     if self._stop:
                         return AttemptOutcome("interrupted")
-                    return AttemptOutcome("preempted", error=leaving.why)
+                    return AttemptOutcome(leaving.kind, error=leaving.why)
             elif kind := _judge_exits(attempt):
                 return AttemptOutcome(kind)
             if judging.is_due(now):
@@ -187,7 +193,7 @@ class _Leaving:
     """The ranks are asked to save and exit, once for whatever reasons there are; `why` where nobody asked for it."""
 
     def __init__(self) -> None:
-        self.why = ""
+        self.kind, self.why = "preempted", ""
         self.task: asyncio.Task[None] | None = None
 
     def cancel(self) -> None:
