@@ -37,6 +37,64 @@ def test_usual_lines(form: str) -> None:
     assert pattern.learnt
 
 
+def bar(at: int, total: int, name: str = "", more: str = "") -> str:
+    """A line of tqdm's, as it comes out of its own formatter."""
+    rate = 3.12 if at else "?"
+    return f"{name}{100 * at // total:3d}%|{'#' * (10 * at // total):10}| {at}/{total} [00:10<00:21, {rate:>5}it/s{more}]"
+
+
+def test_a_progress_bar_counts_until_it_is_full() -> None:
+    pattern = StepPattern()
+    told = [pattern.feed(bar(s, 30), now=float(s)) for s in range(31)]
+    assert [r.step for r in told if r] == list(range(1, 31))
+    assert not pattern.learnt, "what comes now is no step"
+    pattern = StepPattern()
+    with_loss = [
+        pattern.feed(bar(s, 100, "Epoch 1: ", f", loss={4 - s / 50:.3f}"), now=0.0) for s in range(1, 6)
+    ]
+    assert pattern.learnt and with_loss[-1] is not None and with_loss[-1].loss == pytest.approx(3.9)
+    slow = bar(6, 100, "Epoch 1: ", ", loss=3.88").replace("it/s", "s/it")
+    assert pattern.feed(slow, now=0.0) is not None
+
+
+def test_bars_of_loading_and_of_evaluations_are_no_training() -> None:
+    pattern = StepPattern()
+    for s in range(292):
+        pattern.feed(bar(s, 291, "Loading weights: "), now=0.0)
+    assert not pattern.learnt
+    for s in range(1, 51):
+        pattern.feed(bar(s, 100), now=0.0)
+    assert pattern.learnt
+    for s in range(9):
+        pattern.feed(bar(s, 8, "Evaluating: "), now=0.0)
+    assert not pattern.learnt, "as long as it evaluates, the training's bar stands still"
+    assert [r.step for s in range(51, 62) if (r := pattern.feed(bar(s, 100), now=0.0))] == list(range(51, 62))
+    assert pattern.learnt
+    for s in range(9):
+        assert pattern.feed(bar(s, 8, "Evaluating: "), now=0.0) is None, "known by now"
+    assert pattern.learnt
+
+
+def test_an_epoch_bar_with_a_loss_counts_again_in_each_epoch() -> None:
+    pattern = StepPattern()
+    for _ in range(3):
+        for s in range(13):
+            pattern.feed(bar(s, 12, "train: ", ", loss=1.5"), now=0.0)
+            assert pattern.learnt == (4 <= s < 12)
+
+
+def test_a_line_beside_a_bar_that_counts_changes_nothing() -> None:
+    pattern = StepPattern()
+    told = []
+    for s in range(1, 40):
+        told += [
+            pattern.feed(bar(s, 100), now=0.0),
+            pattern.feed(f"step {s} loss 2.5", now=0.0) if s % 5 == 0 else None,
+        ]
+    assert pattern.learnt
+    assert [r.step for r in told if r and s > 11][-5:] == [35, 36, 37, 38, 39], "each step once"
+
+
 def test_learnt_after_three_advances_with_a_loss() -> None:
     pattern = StepPattern()
     known = []

@@ -32,6 +32,25 @@ def test_steps_are_read_as_they_come(tmp_path: Path) -> None:
     follower.close()
 
 
+def test_a_progress_bar_is_read_as_tqdm_writes_it(tmp_path: Path) -> None:
+    """Carriage returns, no end of a line, and the bar's own words alone."""
+    from tqdm import tqdm
+
+    with open(tmp_path / "log", "w") as out:
+        follower = LogFollower(tmp_path / "log")
+        steps = tqdm(range(40), file=out, mininterval=0)
+        found = []
+        for s in steps:
+            steps.set_postfix(loss=4 - s / 20)
+            out.flush()
+            found += [(r.step, r.loss) for r in follower.poll(0.0)]
+            if s == 20:
+                assert follower.learnt
+    assert found[-1][0] in (38, 39) and found[10][1] == found[10][1]
+    assert len(found) >= 30
+    follower.close()
+
+
 def test_a_flood_is_followed_in_bounded_time(tmp_path: Path) -> None:
     for name, line in FLOODS.items():
         log = tmp_path / "log"

@@ -17,7 +17,7 @@ _BEHIND_MAX = 4 << 20
 """Further behind than this, what lies between is left out: the newest step is what counts."""
 _WITHIN_S = 0.02
 _LINE_MAX = 4096
-_WORDS = (b"step", b"iter", b"num_updates", b"batch")
+_WORDS = (b"step", b"iter", b"num_updates", b"batch", b"it/s", b"s/it")
 _IT = re.compile(rb"\bit\b")
 """Lines without any of these words tell no step; looked for in the whole piece at once, which is far faster. The last
 is a part of so many words that it is looked for in small pieces only: what a person would print."""
