@@ -114,6 +114,19 @@ def run(
             help="With --from RUN: the step of that run that the new one begins at. Default: its newest.",
         ),
     ] = None,
+    resume_arg: Annotated[
+        str,
+        typer.Option(
+            help="For scripts with checkpoints of their own: what to add to the command when it is started again, {} for the "
+            "newest whole one, such as '--resume_from_checkpoint {}'. Also in UNBROKEN_RESUME_FROM."
+        ),
+    ] = "",
+    resume_from: Annotated[
+        str,
+        typer.Option(
+            help="Where those lie: a pattern such as 'out/checkpoint-*'. Default: what the script saves below UNBROKEN_OUTPUT."
+        ),
+    ] = "",
     room_elsewhere: Annotated[
         str,
         typer.Option(
@@ -159,7 +172,7 @@ def run(
     spec = make_spec(
         words, nodes=nodes, nproc=nproc, spares=spares, timeouts=times,
         host_memory=_memory(host_memory), ownership=ownership, origin=_absolute(start_from), trust_pickle=trust_pickle,
-        room_elsewhere=_absolute(room_elsewhere), record=record.rstrip("/"),
+        room_elsewhere=_absolute(room_elsewhere), record=record.rstrip("/"), resume_arg=resume_arg, resume_from=resume_from,
         cluster=parse_choice(cluster) if cluster else None,
     )  # fmt: skip
     ended = run_supervised(RunDir(folder), spec, amend=amend)

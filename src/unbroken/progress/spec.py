@@ -135,6 +135,10 @@ class RunSpec:
     """What each node's keeper may hold in memory for snapshots; 0 takes half of what is free."""
     record: str = "auto"
     """Where the record of the run lies: shared or own-disk (the run directory), an address; auto goes by the file system."""
+    resume_arg: str = ""
+    """What is added to the command from the second attempt on, `{}` for the newest checkpoint that the script wrote itself."""
+    resume_from: str = ""
+    """Where that lies: a pattern below the folder of the call; empty: in the attempts' own output folders."""
     room_elsewhere: str = ""
     """A folder or address for the last checkpoint, where the storage refuses it even after `timeouts.room`."""
     timeouts: Timeouts = field(default_factory=Timeouts)

@@ -85,6 +85,8 @@ def make_spec(
     origin: str = "",
     trust_pickle: bool = False,
     room_elsewhere: str = "",
+    resume_arg: str = "",
+    resume_from: str = "",
     record: str = "auto",
     cluster: ClusterChoice | None = None,
 ) -> RunSpec:
@@ -93,6 +95,7 @@ def make_spec(
         command=tuple(command), run_id=secrets.token_hex(6), nodes=nodes, nproc=nproc, spares=spares,
         timeouts=timeouts or Timeouts(), budgets=budgets or Budgets(), host_memory=host_memory, ownership=ownership,
         origin=origin, trust_pickle=trust_pickle, room_elsewhere=room_elsewhere, record=check_record(record),
+        resume_arg=resume_arg, resume_from=resume_from,
         cluster=cluster or _UNASKED,
     )  # fmt: skip
 
@@ -155,6 +158,7 @@ def settle_spec(run_dir: RunDir, wanted: RunSpec, *, amend: bool = False) -> Run
         origin=old.origin, trust_pickle=wanted.trust_pickle or old.trust_pickle,
         ownership=old.ownership if wanted.ownership == "auto" else wanted.ownership,
         room_elsewhere=wanted.room_elsewhere or old.room_elsewhere,
+        resume_arg=wanted.resume_arg or old.resume_arg, resume_from=wanted.resume_from or old.resume_from,
         record=old.record if wanted.record == "auto" else wanted.record, cluster=_choose_cluster(wanted, old),
     )  # fmt: skip
 

@@ -53,6 +53,8 @@ class LaunchOrder:
     follow_log: bool = True
     interface: str = ""
     """The network interface of the node by which the ranks reach each other; "" where they are on one machine."""
+    resume_from: str = ""
+    """The newest whole checkpoint that the script itself wrote; "" where there is none."""
 
     def as_message(self) -> Message:
         message: Message = encode(self)
@@ -90,6 +92,8 @@ class LaunchOrder:
             for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
                 if name not in os.environ:
                     env[name] = self.interface
+        if self.resume_from:
+            env["UNBROKEN_RESUME_FROM"] = self.resume_from
         if self.devices is not None:
             env["CUDA_VISIBLE_DEVICES"] = self.devices
         return env

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from ....checkpoint.catalogue.announcement import pack
@@ -27,6 +28,7 @@ from ..record.stop_request import StopRequest
 from ..record.term import TermWatch
 from ..screen.view import View
 from .amending import Amending
+from .own_checkpoints import add_argument, find_newest
 
 _LAUNCH_S = 60.0
 _SETTLE_S = 0.5
@@ -188,19 +190,40 @@ class Launching:
         spec, slots = self._spec, attempt.slots
         address = find_meeting(self._fleet.nodes, slots)
         devices = share_devices(self._fleet.nodes, slots, spec.nproc)
+        own = await self._find_own(attempt.number)
+        command = add_argument(self._state.command, spec.resume_arg, own)
 
         def order(slot: int) -> dict[str, Any]:
             return LaunchOrder(
-                attempt=attempt.number, run_id=spec.run_id, command=self._state.command, cwd=self._cwd,
+                attempt=attempt.number, run_id=spec.run_id, command=command, cwd=self._cwd,
                 ranks={slot * spec.nproc + i: i for i in range(spec.nproc)}, world_size=spec.world_size,
                 slot=slot, slots=len(slots), nproc=spec.nproc, master_addr=address,
                 master_port=port, restarts=self._state.restarts,
                 devices=devices[slot], interface=name_interface(self._fleet.nodes[slots[slot]], address),
+                resume_from=str(own or ""),
             ).as_message()  # fmt: skip
 
         await asyncio.gather(
             *(self._fleet.ask(n, "launch", timeout=_LAUNCH_S, **order(i)) for i, n in enumerate(slots))
         )
+
+    async def _find_own(self, attempt: int) -> Path | None:
+        """The newest whole checkpoint that the script itself wrote in the attempts before."""
+        spec, began = self._spec, self._state.started
+        if attempt == 1 or began is None:
+            return None
+        outputs = [
+            p for n in range(1, attempt) if (p := self._run_dir.output(n)).is_dir() and any(p.iterdir())
+        ]
+        found = None
+        if outputs or spec.resume_from:  # a large folder on a shared file system takes a while
+            found = await asyncio.to_thread(find_newest, spec.resume_from, Path(self._cwd), outputs, began)
+        if found is not None:
+            self._view.say(f"the script's own newest checkpoint is {found}")
+        elif spec.resume_arg or spec.resume_from:
+            place = spec.resume_from or "the output folders of the attempts before (UNBROKEN_OUTPUT)"
+            self._view.say(f"no whole checkpoint of the script is in {place}: it is started as at first")
+        return found
 
     # --- nodes
 
