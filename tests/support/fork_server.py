@@ -8,6 +8,7 @@ answered by {"pid"}, {"wait": pid} by {"code"}, the exit code or minus the signa
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
 import signal
@@ -25,12 +26,12 @@ from unbroken.train.witness import StepDigest, read_step_digests
 class ForkServer:
     """The process that forks ranks."""
 
-    def __init__(self) -> None:
+    def __init__(self, preload: str = "unbroken.train.loop") -> None:
         root = str(Path(__file__).resolve().parents[2])
         path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))
         env = os.environ | {"PYTHONUNBUFFERED": "1", "PYTHONPATH": path}
         self._p = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.fork_server"],
+            [sys.executable, "-m", "tests.support.fork_server", preload],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -136,7 +137,7 @@ class Training:
         return [self.step_digests(r) for r in range(self.ranks)]
 
 
-def serve() -> None:
+def serve(preload: str) -> None:
     """The fork server's own side: reads orders until its input ends."""
     from unbroken.train.world import pin_environment
 
@@ -145,6 +146,8 @@ def serve() -> None:
 
     import unbroken.checkpoint.checkpointer
     import unbroken.train.loop  # noqa: F401
+
+    importlib.import_module(preload)
 
     children: set[int] = set()
     print(json.dumps({"ready": True}), flush=True)
@@ -183,4 +186,4 @@ def become(order: dict[str, object]) -> None:
 
 
 if __name__ == "__main__":
-    serve()
+    serve(sys.argv[1])

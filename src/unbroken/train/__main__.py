@@ -25,11 +25,17 @@ def main(argv: list[str] | None = None, prog: str = "unbroken train") -> int:
     A training that fails ends this process at once, with the traceback or paragraph printed: waiting for what
     other ranks will never finish would only hold up whoever restarts it.
     """
+    argv = sys.argv[1:] if argv is None else argv
     try:
-        config = parse(sys.argv[1:] if argv is None else argv, prog)
+        if argv[:1] == ["plan"]:
+            from unbroken.train.planning.command import main as plan
+
+            return plan(argv[1:])
+        config = parse(argv, prog)
     except UnbrokenError as e:
         return _say(prog, e)
-    pin_environment()
+    if config.run.mode == "deterministic":
+        pin_environment()
     from unbroken.train.loop import train
 
     try:

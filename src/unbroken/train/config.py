@@ -35,6 +35,8 @@ class ModelConfig:
     rope_base: float = option(10_000.0, "base of the rotary frequencies")
     norm_eps: float = option(1e-5, "added to the mean square in RMSNorm")
     dropout: float = option(0.0, "probability of dropping an activation; draws from the restored RNG")
+    experts: int = option(0, "feed-forwards of each block that tokens choose from; 0 is one for all (dense)")
+    active_experts: int = option(2, "experts that each token goes to")
 
     def __post_init__(self) -> None:
         _positive(self, "dim", "layers", "heads", "kv_heads", "hidden", "vocab", "rope_base", "norm_eps")
@@ -46,6 +48,11 @@ class ModelConfig:
             raise UsageError(f"--vocab {self.vocab} does not hold the 256 bytes")
         if not 0 <= self.dropout < 1:
             raise UsageError(f"--dropout {self.dropout} is not in [0, 1)")
+        if self.experts < 0 or (self.experts and not 0 < self.active_experts <= self.experts):
+            raise UsageError(
+                f"--active-experts {self.active_experts} of --experts {self.experts} cannot be chosen",
+                hint=f"1 to {max(self.experts, 1)} can",
+            )
 
 
 @dataclass(frozen=True)
@@ -116,6 +123,11 @@ class RunConfig:
     dtype: str = option(
         "float32", "type of the forward pass; weights stay float32", choices=("float32", "bfloat16")
     )
+    mode: str = option(
+        "deterministic",
+        "deterministic: the same bits after a resume; fast: the libraries' quickest kernels",
+        choices=("deterministic", "fast"),
+    )
     bucket_mb: float = option(4.0, "size of a gradient bucket, 10^6 bytes")
     overlap: bool = option(
         False, "reduce a bucket as soon as its gradients are there; the result is the same"
@@ -144,12 +156,55 @@ class RunConfig:
             "keep",
             "eval_samples",
         )
-        for name in ("device", "backend", "dtype"):
-            allowed = _fields(type(self))[name].metadata["choices"]
-            if getattr(self, name) not in allowed:
-                raise UsageError(f"--{name} {getattr(self, name)} is not one of {', '.join(allowed)}")
+        _one_of(self, "device", "backend", "dtype", "mode")
         if self.eval_every < 0:
             raise UsageError(f"--eval-every {self.eval_every} is negative")
+
+
+SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero-bubble")
+RECOMPUTE = ("none", "selective", "full")
+
+
+@dataclass(frozen=True)
+class PlanConfig:
+    """How a training is spread over ranks. One that is given makes the trainer of `train/parallel` run."""
+
+    engine: str = option(
+        "auto",
+        "reference (data parallel alone), plan, or auto: plan where anything of [plan] is given",
+        choices=("auto", "reference", "plan"),
+    )
+    pipeline: int = option(1, "ranks that each hold some of the layers")
+    context: int = option(1, "ranks that share each sequence")
+    tensor: int = option(1, "ranks that share each matrix, and the sequence between matrices")
+    parameters: int = option(1, "ranks that share one copy of the parameters; -1 is all that could")
+    gradients: int = option(0, "ranks that share one copy of the gradients; 0 is as parameters, -1 all")
+    optimizer: int = option(0, "ranks that share one optimizer state; 0 is as gradients, -1 all")
+    reshard: bool = option(True, "gather shared parameters again for the backward pass, not keep them")
+    schedule: str = option("1f1b", "order of a pipeline's micro-batches", choices=SCHEDULES)
+    stages: int = option(1, "pieces of the model on each pipeline rank; interleaved schedules need 2 or more")
+    recompute: str = option(
+        "none",
+        "what the backward pass computes again: selective is all but matrix products",
+        choices=RECOMPUTE,
+    )
+    gradient_dtype: str = option(
+        "float32", "type that gradients are kept and reduced in", choices=("float32", "bfloat16")
+    )
+    compile: bool = option(False, "compile each block")
+
+    def __post_init__(self) -> None:
+        _positive(self, "pipeline", "context", "tensor", "stages")
+        for name in ("parameters", "gradients", "optimizer"):
+            least = 0 if name != "parameters" else 1
+            if getattr(self, name) < least and getattr(self, name) != -1:
+                raise UsageError(f"--{name} {getattr(self, name)} is no number of ranks", hint="-1 is all")
+        _one_of(self, "engine", "schedule", "recompute", "gradient_dtype")
+
+    @property
+    def wanted(self) -> bool:
+        """Whether the trainer of plans runs, not the reference trainer."""
+        return self.engine == "plan" or (self.engine == "auto" and self != PlanConfig())
 
 
 @dataclass(frozen=True)
@@ -160,11 +215,18 @@ class TrainConfig:
     data: DataConfig = field(default_factory=DataConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     run: RunConfig = field(default_factory=RunConfig)
+    plan: PlanConfig = field(default_factory=PlanConfig)
+
+    @property
+    def wants_plan(self) -> bool:
+        """Whether the trainer of plans runs; the reference trainer is data parallel, and dense."""
+        return self.plan.wanted or bool(self.model.experts)
 
     def identity(self, fingerprint: str) -> dict[str, Any]:
-        """What a resumed training must have in common with the one that wrote the checkpoint."""
+        """What a resumed training must have in common with the one that wrote the checkpoint; the plan need not be."""
+        model = dataclasses.asdict(self.model)
         return {
-            "model": dataclasses.asdict(self.model),
+            "model": {k: v for k, v in model.items() if k not in NEW_IN_MODEL or v != NEW_IN_MODEL[k]},
             "data": {
                 "sha256": fingerprint,
                 "seed": self.data.seed,
@@ -176,7 +238,16 @@ class TrainConfig:
         }
 
 
-PARTS: Mapping[str, type] = {"model": ModelConfig, "data": DataConfig, "optim": OptimConfig, "run": RunConfig}
+NEW_IN_MODEL: Mapping[str, Any] = {"experts": 0, "active_experts": 2}
+"""Fields that checkpoints of earlier versions do not have, with what they mean there."""
+
+PARTS: Mapping[str, type] = {
+    "model": ModelConfig,
+    "data": DataConfig,
+    "optim": OptimConfig,
+    "run": RunConfig,
+    "plan": PlanConfig,
+}
 
 PRESETS: Mapping[str, dict[str, dict[str, Any]]] = {
     # About 0.1 M parameters: a step of four ranks takes 50-100 ms on two cores.
@@ -213,11 +284,13 @@ def parse(argv: Sequence[str], prog: str = "unbroken train") -> TrainConfig:
     p.description = "Trains a small Llama-style model. Run it alone, under torchrun, or under `unbroken run`, where it survives failures."
     p.add_argument("-h", "--help", action="help", help="show this and exit")
     p.add_argument("--preset", choices=sorted(PRESETS), help="sizes that fit together [default: tiny]")
-    p.add_argument("--config", metavar="FILE", help="TOML file with tables [model], [data], [optim], [run]")
+    p.add_argument(
+        "--config", metavar="FILE", help="TOML file with tables [model], [data], [optim], [run], [plan]"
+    )
     for part, kind in PARTS.items():
         group = p.add_argument_group(part, kind.__doc__)
         for f in dataclasses.fields(kind):
-            _add(group, f, typing.get_type_hints(kind)[f.name])
+            add_option(group, f, typing.get_type_hints(kind)[f.name])
     known, unknown = p.parse_known_args(list(argv))
     if unknown:
         flags = [s for a in p._actions for s in a.option_strings if s.startswith("--")]
@@ -265,7 +338,8 @@ def _read_toml(path: Path) -> dict[str, Any]:
         raise InputError(f"the configuration is not TOML: {unreadable(e)}", where=str(path)) from e
 
 
-def _add(group: argparse._ArgumentGroup, f: dataclasses.Field[Any], hint: Any) -> None:
+def add_option(group: argparse._ArgumentGroup, f: dataclasses.Field[Any], hint: Any) -> None:
+    """Adds the option of a configuration's field to a parser; absent, it is None."""
     flag = "--" + f.name.replace("_", "-")
     default = (
         "" if f.default in (None, ()) or "[default" in f.metadata["help"] else f" [default: {f.default}]"
@@ -308,6 +382,14 @@ def _positive(config: Any, *names: str) -> None:
         value = getattr(config, name)
         if not value > 0:
             raise UsageError(f"--{name.replace('_', '-')} is {value} and must be above 0")
+
+
+def _one_of(config: Any, *names: str) -> None:
+    for name in names:
+        allowed = _fields(type(config))[name].metadata["choices"]
+        if getattr(config, name) not in allowed:
+            flag = name.replace("_", "-")
+            raise UsageError(f"--{flag} {getattr(config, name)} is not one of {', '.join(allowed)}")
 
 
 def _raise(e: Exception) -> NoReturn:

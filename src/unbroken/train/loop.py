@@ -15,7 +15,7 @@ from ..progress import attach
 from .config import TrainConfig
 from .saving import Saving, open_saving
 from .tokens import open_tokens
-from .trainer import Trainer, build
+from .training import Training, open_training
 from .witness import StepDigestWriter, digest, step_digest_path
 from .world import start_world, stop_world
 
@@ -26,7 +26,7 @@ def train(config: TrainConfig) -> int:
     with run.phase("starting"), _stop_signals() as stop_flag:
         tokens = open_tokens(config.data.data, Path(config.data.cache) if config.data.cache else None)
         world = start_world(config.run)
-        trainer = build(config, world, run, tokens)
+        trainer = open_training(config, world, run, tokens)
         saving, resumed = open_saving(config.run, run, trainer)
         if world.rank == 0:
             _say(_banner(trainer))
@@ -37,7 +37,7 @@ def train(config: TrainConfig) -> int:
     return Exit.RANK_STOPPED_ON_REQUEST if stopped else Exit.OK
 
 
-def _steps(t: Trainer, saving: Saving, stop_flag: list[int]) -> bool:
+def _steps(t: Training, saving: Saving, stop_flag: list[int]) -> bool:
     """Trains until the last step; True if it ended before on request."""
     c, run, world = t.config.run, t.run, t.world
     writer = (
@@ -74,8 +74,7 @@ def _steps(t: Trainer, saving: Saving, stop_flag: list[int]) -> bool:
     if stopped:
         _say(f"stopping after step {t.step}, as asked")
     else:
-        parameters = digest(t.buckets.parameters())
-        optimizer = digest({f"{k}.{n}": v for k, m in t.state()["optimizer"].items() for n, v in m.items()})
+        parameters, optimizer = (digest(tensors) for tensors in t.final_tensors())
         _say(f"final step {t.step} parameters {parameters} optimizer {optimizer}")
         if writer:
             writer.final(t.step, parameters, optimizer)
@@ -85,12 +84,11 @@ def _steps(t: Trainer, saving: Saving, stop_flag: list[int]) -> bool:
     return stopped
 
 
-def _banner(t: Trainer) -> str:
-    n = sum(p.numel() for p in t.model.parameters())
+def _banner(t: Training) -> str:
     w, c = t.world, t.config
     ranks = f"{w.size} ranks over {w.backend}" if w.size > 1 else "one rank"
     return (
-        f"training {n:,} parameters on {t.tokens.count:,} bytes of {t.tokens.source} "
+        f"training {t.parameter_count:,} parameters on {t.tokens.count:,} bytes of {t.tokens.source} "
         f"(sha256 {t.tokens.fingerprint[:12]}), {ranks} on {w.device.type}, from step {t.step} to {c.run.steps}"
     )
 

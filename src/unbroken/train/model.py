@@ -27,19 +27,26 @@ class Attention(nn.Module):
         self.key = nn.Linear(c.dim, c.kv_heads * self.width, bias=False)
         self.value = nn.Linear(c.dim, c.kv_heads * self.width, bias=False)
         self.out = nn.Linear(c.heads * self.width, c.dim, bias=False)
+        self.attend = attend
+        """A plan with context parallelism puts its own here."""
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """x (batch, time, dim) -> (batch, time, dim)."""
         b, t, _ = x.shape
-        q = rotate(self.query(x).view(b, t, self.heads, self.width), cos, sin).transpose(1, 2)
-        k = rotate(self.key(x).view(b, t, self.kv_heads, self.width), cos, sin).transpose(1, 2)
-        v = self.value(x).view(b, t, self.kv_heads, self.width).transpose(1, 2)
-        if self.kv_heads != self.heads:
-            k, v = (_repeat(z, self.heads // self.kv_heads) for z in (k, v))
-        p = self.dropout if self.training else 0.0
-        y = F.scaled_dot_product_attention(q, k, v, dropout_p=p, is_causal=True)
+        # Tensor parallelism leaves this rank some of the heads: they are counted here.
+        q = rotate(self.query(x).view(b, t, -1, self.width), cos, sin).transpose(1, 2)
+        k = rotate(self.key(x).view(b, t, -1, self.width), cos, sin).transpose(1, 2)
+        v = self.value(x).view(b, t, -1, self.width).transpose(1, 2)
+        y = self.attend(q, k, v, self.dropout if self.training else 0.0)
         out: Tensor = self.out(y.transpose(1, 2).reshape(b, t, -1))
         return out
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
+    """Causal attention of q (batch, heads, time, width) to k and v, whose heads divide q's."""
+    if k.shape[1] != q.shape[1]:
+        k, v = (_repeat(z, q.shape[1] // k.shape[1]) for z in (k, v))
+    return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
 
 
 class FeedForward(nn.Module):
@@ -67,7 +74,7 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x (..., dim) -> (..., dim), in the type of x."""
-        return F.rms_norm(x.float(), self.weight.shape, self.weight, self.eps).to(x.dtype)
+        return F.rms_norm(x.float(), self.weight.shape, self.weight.float(), self.eps).to(x.dtype)
 
 
 class Block(nn.Module):
@@ -122,9 +129,14 @@ class Decoder(nn.Module):
             if p.ndim == 1:
                 p.fill_(1.0)
                 continue
-            g = torch.Generator().manual_seed(mix(mix(seed) ^ i) >> 1)
-            last = name.endswith((".out.weight", ".down.weight"))
-            p.normal_(0.0, 0.02 / (math.sqrt(2 * c.layers) if last else 1.0), generator=g)
+            draw(p, name, i, c.layers, seed)
+
+
+def draw(weight: Tensor, name: str, index: int, layers: int, seed: int) -> None:
+    """Fills a matrix with its first values: a pure function of (seed, index of the parameter in the model, device type)."""
+    g = torch.Generator(weight.device).manual_seed(mix(mix(seed) ^ index) >> 1)
+    last = name.endswith((".out.weight", ".down.weight"))
+    weight.normal_(0.0, 0.02 / (math.sqrt(2 * layers) if last else 1.0), generator=g)
 
 
 def rotary(seq: int, width: int, base: float) -> tuple[Tensor, Tensor]:

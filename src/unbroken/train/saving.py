@@ -11,7 +11,7 @@ from .order import Position
 
 if TYPE_CHECKING:
     from ..checkpoint import Checkpointer
-    from .trainer import Trainer
+    from .training import Training
 
 
 class Saving(Protocol):
@@ -50,7 +50,7 @@ class NoSaving:
 class CheckpointSaving:
     """Snapshots of a trainer's whole state, by its own step."""
 
-    def __init__(self, checkpoints: Checkpointer, trainer: Trainer, durable_step: int | None) -> None:
+    def __init__(self, checkpoints: Checkpointer, trainer: Training, durable_step: int | None) -> None:
         self._checkpoints, self._trainer = checkpoints, trainer
         self._durable_step = durable_step
         self.wait_for_copies = checkpoints.wait_for_copies  # type: ignore[method-assign]
@@ -77,14 +77,14 @@ class CheckpointSaving:
         self._checkpoints.save(t.step, t.state(), position=position_of(t), persist=persist)
 
 
-def position_of(t: Trainer) -> SavedPosition:
+def position_of(t: Training) -> SavedPosition:
     """The data position as a checkpoint's manifest keeps it: absolute sample numbers, over all epochs."""
     p = t.position
     epoch = p.next_index // t.order.samples
     return SavedPosition(epoch, p.consumed, p.skips, t.tokens.fingerprint)
 
 
-def open_saving(config: RunConfig, run: Run, trainer: Trainer) -> tuple[Saving, str | None]:
+def open_saving(config: RunConfig, run: Run, trainer: Training) -> tuple[Saving, str | None]:
     """Where the training's checkpoints go, after it resumed from the newest one there; and that one, in words.
 
     Raises InputError if the checkpoint is of another training.

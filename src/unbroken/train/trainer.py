@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -49,17 +50,19 @@ class Trainer:
             "training": {"step": self.step, "identity": self.config.identity(self.tokens.fingerprint)},
         }
 
+    def final_tensors(self) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]]:
+        """What this rank holds at the end: parameters, and optimizer state, by name."""
+        moments = self.state()["optimizer"]
+        return self.buckets.parameters(), {f"{k}.{n}": v for k, m in moments.items() for n, v in m.items()}
+
+    @property
+    def parameter_count(self) -> int:
+        """Parameters of the whole model."""
+        return sum(p.numel() for p in self.model.parameters())
+
     def resume(self, step: int, training: dict[str, Any], position: Position) -> None:
         """Goes on from a checkpoint whose tensors are loaded already; raises InputError if it is of another training."""
-        mine = self.config.identity(self.tokens.fingerprint)
-        different = [k for k in mine if training["identity"].get(k) != mine[k]]
-        if different:
-            k = different[0]
-            raise InputError(
-                f"the checkpoint is of another training: its {k} is {training['identity'].get(k)}, this one's is {mine[k]}",
-                where=f"checkpoint of step {step}",
-                hint="Start with the same options and the same text, or in a new run directory",
-            )
+        check_same_training(self.config, self.tokens, step, training)
         self.step = step
         self.position = position.skipping(self.position.skips)
 
@@ -130,6 +133,34 @@ class Trainer:
 def build(config: TrainConfig, world: World, run: Run, tokens: Tokens) -> Trainer:
     """A rank at step 0. Raises InputError for too little text."""
     c = config.data
+    order = open_order(config, tokens)
+    world.share(c.global_batch)
+    torch.manual_seed(c.seed)
+    model = Decoder(config.model, c.seq, c.seed).to(world.device)
+    buckets = Buckets(model, config.run.bucket_mb * 1e6, world.device)
+    if config.run.overlap and world.size > 1:
+        buckets.hook()
+    return Trainer(
+        config, world, run, tokens, tokens.map(), model, buckets, order, Position().skipping(c.skips)
+    )
+
+
+def check_same_training(config: TrainConfig, tokens: Tokens, step: int, training: dict[str, Any]) -> None:
+    """Raises InputError if a checkpoint is of another training than this one, saying what differs."""
+    mine = config.identity(tokens.fingerprint)
+    different = [k for k in mine if training["identity"].get(k) != mine[k]]
+    if different:
+        k = different[0]
+        raise InputError(
+            f"the checkpoint is of another training: its {k} is {training['identity'].get(k)}, this one's is {mine[k]}",
+            where=f"checkpoint of step {step}",
+            hint="Start with the same options and the same text, or in a new run directory",
+        )
+
+
+def open_order(config: TrainConfig, tokens: Tokens) -> Order:
+    """The order of the samples, those that are held out left aside. Raises InputError for too little text."""
+    c = config.data
     held_out = config.run.eval_samples if config.run.eval_every else 0
     samples = (tokens.count - 1) // c.seq - held_out
     if samples < c.global_batch:
@@ -138,16 +169,7 @@ def build(config: TrainConfig, world: World, run: Run, tokens: Tokens) -> Traine
             where=f"--data {c.data}",
             hint="Give more text, a smaller --global-batch or a shorter --seq",
         )
-    world.share(c.global_batch)
-    torch.manual_seed(c.seed)
-    model = Decoder(config.model, c.seq, c.seed).to(world.device)
-    buckets = Buckets(model, config.run.bucket_mb * 1e6, world.device)
-    if config.run.overlap and world.size > 1:
-        buckets.hook()
-    order = Order(samples, c.seed)
-    return Trainer(
-        config, world, run, tokens, tokens.map(), model, buckets, order, Position().skipping(c.skips)
-    )
+    return Order(samples, c.seed)
 
 
 def _parts(count: int, size: int) -> list[slice]:

@@ -75,7 +75,8 @@ def start_world(c: RunConfig) -> World:
     import torch
 
     rank, size, local = environment_rank()
-    _deterministic()
+    if c.mode == "deterministic":
+        _deterministic()
     cuda = torch.cuda.is_available() if c.device == "auto" else c.device == "cuda"
     if cuda and not torch.cuda.is_available():
         raise UsageError("--device cuda, but torch sees no GPU here", hint="Leave --device out, or say cpu")

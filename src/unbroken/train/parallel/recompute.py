@@ -1,0 +1,45 @@
+"""What the backward pass computes again instead of keeping: nothing, all but matrix products, or whole blocks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+_MATRIX_PRODUCTS = frozenset(
+    op
+    for name in ("mm", "bmm", "addmm", "_scaled_dot_product_flash_attention", "_scaled_dot_product_cudnn_attention",
+                 "_scaled_dot_product_efficient_attention", "_scaled_dot_product_flash_attention_for_cpu")
+    if (packet := getattr(torch.ops.aten, name, None)) is not None
+    for op in [packet.default]
+)  # fmt: skip
+"""Their results are kept: cheap to hold, dear to compute."""
+
+
+class Recompute:
+    """Calls a block so that its backward pass computes again what the plan says."""
+
+    def __init__(self, what: str) -> None:
+        self._options: dict[str, Any] | None = None
+        if what != "none":
+            # The model draws no random numbers in its forward pass: none have to be kept.
+            self._options = {"use_reentrant": False, "preserve_rng_state": False}
+        if what == "selective":
+            self._options = {
+                **(self._options or {}),
+                "context_fn": lambda: create_selective_checkpoint_contexts(_keep_matrix_products),
+            }
+
+    def __call__(self, block: nn.Module, *args: Tensor) -> Tensor:
+        """block(*args)."""
+        if self._options is None or not torch.is_grad_enabled():
+            out: Tensor = block(*args)
+            return out
+        again: Tensor = checkpoint(block, *args, **self._options)
+        return again
+
+
+def _keep_matrix_products(_: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    return CheckpointPolicy.MUST_SAVE if op in _MATRIX_PRODUCTS else CheckpointPolicy.PREFER_RECOMPUTE

@@ -1,0 +1,107 @@
+"""What a checkpoint has of a plan: each rank's rows as parts of the whole model's tensors, and an optimizer's moments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+from ...errors import UsageError
+from ..config import ModelConfig
+from ..planning.sizes import cut_dimension, parameter_shapes
+from .mesh import Mesh
+
+
+class Spread:
+    """Describes what lies on ranks as the optimizer's rows do, so that any other plan finds its own in it.
+
+    Every rank names all tensors of the model: of another pipeline rank's it has no part.
+    """
+
+    def __init__(self, mesh: Mesh, model: ModelConfig) -> None:
+        self._mesh, self._shapes = mesh, parameter_shapes(model)
+        cuts = mesh.layout.layers(model.layers)
+        self._holder = {
+            name: i % mesh.layout.pipeline for i, c in enumerate(cuts) for name in parameter_shapes(model, c)
+        }
+        self._experts = (
+            {f"blocks.{i}.feed_forward.bias": (model.experts,) for i in range(model.layers)}
+            if model.experts
+            else {}
+        )
+
+    def rows(self, held: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """All parameters of the model, or moments of theirs: `held` are the rows that this rank updates."""
+        return {n: self._describe(n, held.get(n), shape, self._placements(n, shape)) for n, shape in self._shapes.items()}  # fmt: skip
+
+    def own_rows(self, held: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Those of `rows` that this rank has a part of."""
+        return {n: t for n, t in self.rows(held).items() if n in held}
+
+    def biases(self, held: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The biases of all experts, whole on each rank that has the block."""
+        return {n: self._describe(n, held.get(n), shape, [Replicate()] * 5) for n, shape in self._experts.items()}  # fmt: skip
+
+    def _placements(self, name: str, shape: tuple[int, ...]) -> list[Any]:
+        dim = cut_dimension(name, shape)
+        _, _, o, g, s, t = self._mesh.layout.storage
+        tensor: Any = Shard(dim) if t > 1 and dim is not None else Replicate()
+        return [Replicate(), tensor, *(Shard(0) if n > 1 else Replicate() for n in (s, g, o))]
+
+    def _describe(self, name: str, local: Tensor | None, shape: tuple[int, ...], placements: list[Any]) -> Tensor:  # fmt: skip
+        holder = self._holder[name.replace(".bias", ".gate")]
+        mesh = self._mesh.state[holder]
+        part = torch.empty(0) if local is None else local.detach()
+        stride = torch.empty(shape, device="meta").stride()
+        return DTensor.from_local(
+            part, mesh, placements, run_check=False, shape=torch.Size(shape), stride=stride
+        )
+
+
+class OptimizerState:
+    """Moments and the like, there from the start, so that a checkpoint finds its place for each."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, weights: Mapping[str, nn.Parameter]) -> None:
+        self._optimizer, self._weights = optimizer, weights
+        self._make()
+
+    def _make(self) -> None:
+        """Makes torch create its state by an update that changes nothing, as its distributed checkpoints do."""
+        rates = [g["lr"] for g in self._optimizer.param_groups]
+        for w in self._weights.values():
+            w.grad = torch.zeros_like(w)
+        for g in self._optimizer.param_groups:
+            g["lr"] = torch.zeros_like(g["lr"]) if isinstance(g["lr"], Tensor) else 0.0
+        self._optimizer.step()
+        for g, rate in zip(self._optimizer.param_groups, rates, strict=True):
+            g["lr"] = rate
+        self._optimizer.zero_grad(set_to_none=True)
+        self.set_step(0)
+        for n, w in self._weights.items():
+            for key, value in self._optimizer.state[w].items():
+                if key != "step" and not (isinstance(value, Tensor) and value.shape == w.shape):
+                    raise UsageError(
+                        f"the optimizer keeps '{key}' of {n}, which is no tensor of the weight's shape: it cannot be spread",
+                        hint="Use an optimizer that treats each element by itself, as AdamW, SGD and Lion do",
+                    )
+
+    def tensors(self) -> dict[str, dict[str, Tensor]]:
+        """What is remembered (exp_avg, ...), and of each weight its tensor."""
+        found: dict[str, dict[str, Tensor]] = {}
+        for n, w in self._weights.items():
+            for key, value in self._optimizer.state[w].items():
+                if key != "step":
+                    found.setdefault(key, {})[n] = value
+        return found
+
+    def set_step(self, step: int) -> None:
+        """Tells the optimizer how many updates were made."""
+        for w in self._weights.values():
+            s = self._optimizer.state[w]
+            if isinstance(s.get("step"), Tensor):
+                s["step"].fill_(float(step))
+            elif "step" in s:
+                s["step"] = step

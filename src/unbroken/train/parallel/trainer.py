@@ -1,0 +1,243 @@
+"""One rank of a training that a plan spreads: its stages, one update of its weights, and what a checkpoint has of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from ...progress import Run
+from ..config import OptimConfig, TrainConfig
+from ..order import Order, Position
+from ..planning.layout import check, micro_batches
+from ..schedule import learning_rate
+from ..tokens import Tokens
+from ..trainer import check_same_training, open_order
+from ..world import World
+from .context import positions, split_sequence
+from .experts import Experts, balance
+from .loss import NextToken
+from .mesh import Mesh, open_mesh
+from .pipeline import Pipeline, Shapes
+from .shard import share_parameters, units
+from .stage import Stage, draw_weights
+from .state import OptimizerState, Spread
+from .tensor import split_matrices
+from .zero import Zero
+
+MakeOptimizer = Callable[[Iterable[nn.Parameter], Iterable[nn.Parameter], OptimConfig], torch.optim.Optimizer]
+"""(weights to decay, others, configuration) -> an optimizer of torch that treats each element by itself."""
+
+
+@dataclass
+class PlanTrainer:
+    """One rank of a plan. Whoever wants another loss, optimizer or schedule puts theirs in its field."""
+
+    config: TrainConfig
+    world: World
+    run: Run
+    tokens: Tokens
+    order: Order
+    position: Position
+    mesh: Mesh
+    stages: list[Stage]
+    zero: Zero
+    spread: Spread
+    optimizer: torch.optim.Optimizer
+    moments: OptimizerState
+    loss: NextToken
+    pipeline: Pipeline | None
+    rate: Callable[[OptimConfig, int, int], float] = learning_rate
+    step: int = 0
+
+    @property
+    def parameter_count(self) -> int:
+        """Parameters of the whole model."""
+        with torch.device("meta"):
+            return sum(
+                p.numel() for p in Stage(self.config.model, range(self.config.model.layers)).parameters()
+            )
+
+    def state(self) -> dict[str, Any]:
+        """The state as a checkpoint keeps it: each rank the rows that it updates, in float32, under the model's names."""
+        return self._tensors | {
+            "training": {"step": self.step, "identity": self.config.identity(self.tokens.fingerprint)}
+        }
+
+    @cached_property
+    def _tensors(self) -> dict[str, Any]:
+        biases = {f"{n}.bias": m.bias for s in self.stages for n, m in s.named_modules() if isinstance(m, Experts)}  # fmt: skip
+        return {
+            "model": self.spread.rows(self.zero.weights) | self.spread.biases(biases),
+            "optimizer": {k: self.spread.rows(m) for k, m in self.moments.tensors().items()},
+        }
+
+    def resume(self, step: int, training: dict[str, Any], position: Position) -> None:
+        """Goes on from a checkpoint whose tensors are loaded already; raises InputError if it is of another training."""
+        check_same_training(self.config, self.tokens, step, training)
+        self.step = step
+        self.position = position.skipping(self.position.skips)
+        self.moments.set_step(step)
+        self.zero.publish()
+
+    def final_tensors(self) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]]:
+        """What this rank holds at the end: parameters, and optimizer state, by name."""
+        moments = {f"{k}.{n}": t for k, m in self.moments.tensors().items() for n, t in m.items()}
+        return {n: p for u in self.zero.units for n, p in zip(u.named, u.parts, strict=True)}, moments
+
+    # --- one step
+
+    def train_step(
+        self, wait_for_copies: Callable[[], None], stop: bool
+    ) -> tuple[float, Tensor, bool, bytes]:
+        """One update. Returns (mean loss of the global batch, gradient norm, whether any rank wants to stop, this rank's
+        tokens)."""
+        indices, self.position = self.position.take(self.config.data.global_batch)
+        batch = self._batch([self.order[i] for i in indices])
+        with self.loss.scope():
+            total = self._forward_and_backward(batch)
+        self.zero.finish()
+        norm = self.zero.clip(self.config.optim.clip)
+        mean, stop_flag = self._agree(total, float(stop))
+        wait_for_copies()
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.rate(self.config.optim, self.step + 1, self.config.run.steps)
+        self.optimizer.step()
+        self.zero.publish()
+        if self.config.model.experts:
+            for stage in self.stages:
+                balance(stage, self.mesh.reading)
+        self.step += 1
+        return mean, norm, stop_flag > 0, batch.cpu().numpy().astype(np.uint8).tobytes()
+
+    def _forward_and_backward(self, batch: Tensor) -> Tensor:
+        tokens, targets = self._inputs(batch)
+        if self.pipeline is not None:
+            self.zero.expect(first=True, last=True)
+            return self.pipeline.train(tokens, targets)
+        n = micro_batches(self.mesh.layout, self.config.data)
+        total = torch.zeros((), device=self.world.device)
+        for i, (x, y) in enumerate(zip(tokens.chunk(n), targets.chunk(n), strict=True)):
+            self.zero.expect(first=i == 0, last=i == n - 1)
+            loss = self.loss(self.stages[0](x), y)
+            loss.backward()
+            total += loss.detach()
+        return total
+
+    @torch.no_grad()
+    def evaluate(self) -> float:
+        """The mean loss on the held-out samples, the same on every rank."""
+        first, count = self.order.samples, self.config.run.eval_samples
+        layout, data = self.mesh.layout, self.config.data
+        n = micro_batches(layout, data)
+        at_once = data.global_batch // (1 if self.pipeline is not None else n)
+        total = torch.zeros((), device=self.world.device)
+        with self.loss.scope():
+            for start in range(first, first + count, at_once):
+                tokens, targets = self._inputs(
+                    self._batch(list(range(start, min(start + at_once, first + count))))
+                )
+                if self.pipeline is not None:
+                    total += self.pipeline.evaluate(tokens, targets)
+                else:
+                    total += self.loss(self.stages[0](tokens), targets)
+        return self._agree(total, 0.0)[0] * data.global_batch / count
+
+    def _agree(self, total: Tensor, stop: float) -> list[float]:
+        """(sum of the losses, of the wishes to stop) over all ranks, the same bits on each."""
+        # Ranks that share matrices have the same loss: one of them counts.
+        counts = self.mesh.here.tensor == 0
+        both = torch.tensor(
+            [float(total) if counts else 0.0, stop], dtype=torch.float64, device=self.world.device
+        )
+        if self.world.size > 1:
+            dist.all_reduce(both)
+        values: list[float] = both.tolist()
+        return values
+
+    def _batch(self, samples: list[int]) -> Tensor:
+        """This rank's share of a batch: (samples, seq + 1) of int64."""
+        here, layout, seq = self.mesh.here, self.mesh.layout, self.config.data.seq
+        each = len(samples) // layout.data
+        mine = samples[here.data * each : (here.data + 1) * each]
+        text = np.stack([self.tokens.map()[s * seq : s * seq + seq + 1] for s in mine])
+        return torch.from_numpy(text).to(self.world.device, torch.int64)
+
+    def _inputs(self, batch: Tensor) -> tuple[Tensor, Tensor]:
+        """Tokens and targets at the places that this rank sees."""
+        at = positions(batch.shape[1] - 1, self.mesh.here.context, self.mesh.layout.context).to(batch.device)
+        return batch[:, at], batch[:, at + 1]
+
+
+def adamw(
+    decayed: Iterable[nn.Parameter], others: Iterable[nn.Parameter], c: OptimConfig
+) -> torch.optim.Optimizer:
+    """torch's AdamW; fused on a GPU."""
+    found: list[tuple[list[nn.Parameter], float]] = [(list(decayed), c.weight_decay), (list(others), 0.0)]
+    groups = [{"params": p, "weight_decay": decay} for p, decay in found if p]
+    cuda = any(w.is_cuda for p, _ in found for w in p)
+    return torch.optim.AdamW(groups, lr=c.lr, betas=(c.beta1, c.beta2), eps=c.eps, fused=cuda)
+
+
+def build(
+    config: TrainConfig, world: World, run: Run, tokens: Tokens, make_optimizer: MakeOptimizer = adamw
+) -> PlanTrainer:
+    """A rank at step 0. Raises UsageError, with the legal values, for a plan that does not fit; InputError for the text."""
+    plan, c = config.plan, config.data
+    layout = check(config, world.size)
+    order = open_order(config, tokens)
+    mesh = open_mesh(layout, world.rank, world.device)
+    low = config.run.dtype == "bfloat16"
+    gradients = torch.bfloat16 if plan.gradient_dtype == "bfloat16" else torch.float32
+    cut = layout.layers(config.model.layers)
+    stages = []
+    for layers in cut[mesh.here.pipeline :: layout.pipeline]:
+        with torch.device("meta"):
+            stage = Stage(config.model, layers, recompute=plan.recompute)
+        stage.to(torch.bfloat16 if low else torch.float32)
+        split_sequence(stage, mesh.group("context"))
+        split_matrices(stage, mesh.tensor)
+        if plan.compile:
+            for block in stage.blocks.values():
+                block.compile()
+        share_parameters(stage, mesh.shard, reshard=plan.reshard, gradient_dtype=gradients)
+        stage.to_empty(device=world.device)
+        stage.set_positions(config.model, positions(c.seq, mesh.here.context, layout.context), world.device)
+        for m in stage.modules():
+            if isinstance(m, Experts):
+                m.reset()
+        stages.append(stage)
+    names = {p: n for s in stages for n, p in s.named_parameters()}
+    zero = Zero([u for s in stages for u in units(s)], names, mesh, gradients)
+    spread = Spread(mesh, config.model)
+    draw_weights(spread.own_rows(zero.weights), config.model, c.seed)
+    zero.publish()
+    matrices = {n for s in stages for n, p in s.named_parameters() if p.ndim > 1}
+    weights = zero.weights
+    optimizer = make_optimizer(
+        [w for n, w in weights.items() if n in matrices],
+        [w for n, w in weights.items() if n not in matrices],
+        config.optim,
+    )
+    loss = NextToken(mesh.tensor, c.global_batch * c.seq)
+    pipeline = None
+    if layout.pipeline > 1:
+        n = micro_batches(layout, c, plan.schedule)
+        t, time = layout.tensor, c.seq // layout.context
+        shapes = Shapes(
+            c.global_batch // layout.data // n, time, time // t, config.model.dim, config.model.vocab // t,
+            torch.bfloat16 if low else torch.float32,
+        )  # fmt: skip
+        pipeline = Pipeline(stages, mesh, plan.schedule, n, loss, shapes)
+    else:
+        zero.hook()
+    return PlanTrainer(
+        config, world, run, tokens, order, Position().skipping(c.skips), mesh, stages, zero, spread, optimizer,
+        OptimizerState(optimizer, weights), loss, pipeline,
+    )  # fmt: skip

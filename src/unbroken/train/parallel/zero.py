@@ -1,0 +1,228 @@
+"""Hierarchical ZeRO: gradients and optimizer state in groups of their own, wider than the parameters'.
+
+FSDP2 leaves each rank the gradients of its piece of the parameters. Here they go on: every micro-batch they are
+reduce-scattered over the ranks that share one copy of the gradients and added up there; after the last one they are
+reduce-scattered over those that share an optimizer state and summed over its replicas. torch's optimizer updates the
+rows that are left to a rank, and two all-gathers publish them. All this in units (a block each), beside the backward
+pass where gradients arrive, and beside the next forward pass, which waits for a unit when it comes to it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from .mesh import Mesh
+from .split import Split, empty_parts, split_of
+
+
+class Unit:
+    """Parameters whose gradients and new values travel together, and this rank's rows of them."""
+
+    def __init__(self, named: Mapping[str, nn.Parameter], mesh: Mesh, gradient_dtype: torch.dtype) -> None:
+        here, (_, self.replicas, o, g, _, _) = mesh.here, mesh.layout.storage
+        self.named = named
+        self._mesh, self._gradients_at, self._optimizer_at = mesh, here.gradients, here.optimizer
+        self.parts = [_local(p) for p in named.values()]
+        self.to_gradients = split_of(self.parts, g)
+        kept = [(b - a, *p.shape[1:]) for (a, b), p in zip(self.to_gradients.rows(here.gradients), self.parts, strict=True)]  # fmt: skip
+        # The groups beside this one may keep more rows: all pack alike.
+        self.to_optimizer = Split(tuple(kept), o, self.to_gradients.each)
+        like = self.parts[0]
+        self.sum = torch.zeros(self.to_gradients.total, dtype=gradient_dtype, device=like.device)
+        """Gradients added up so far: this rank's share of them."""
+        self._own = self.sum[: self.to_optimizer.total]
+        self.weights = self._rows_to_update()
+        self.ready: Any = None
+        """When the new values are there: an event of the stream that gathers."""
+
+    def _rows_to_update(self) -> dict[str, nn.Parameter]:
+        """What the optimizer works on, in float32: rows of the parameters themselves where they are that."""
+        rows = [
+            p[a + c : a + d].detach()
+            for p, (a, _), (c, d) in zip(
+                self.parts,
+                self.to_gradients.rows(self._gradients_at),
+                self.to_optimizer.rows(self._optimizer_at),
+                strict=True,
+            )
+        ]
+        return {n: nn.Parameter(r if r.dtype == torch.float32 else r.float()) for n, r in zip(self.named, rows, strict=True)}  # fmt: skip
+
+    def add(self, first: bool) -> None:
+        """Takes the parameters' gradients of one micro-batch, shared out, into the sum."""
+        grads = [_gradient(p, part) for p, part in zip(self.named.values(), self.parts, strict=True)]
+        split = self.to_gradients
+        sent = split.pack(grads, empty_parts(split, self.sum, self.sum.dtype))
+        if split.size > 1:
+            got = torch.empty_like(self.sum)
+            dist.reduce_scatter_tensor(got, sent.view(-1), group=self._mesh.group("gradients"))
+        else:
+            got = sent.view(-1)
+        self.sum.copy_(got) if first else self.sum.add_(got)
+        for p in self.named.values():
+            p.grad = None
+
+    def reduce(self) -> None:
+        """After the last micro-batch: the gradients of the rows to update, summed over all copies of the model."""
+        split = self.to_optimizer
+        if split.size > 1:
+            kept = self.to_gradients.views(self.sum, self._gradients_at)
+            sent = split.pack(kept, empty_parts(split, self.sum, self.sum.dtype))
+            dist.reduce_scatter_tensor(self._own, sent.view(-1), group=self._mesh.group("optimizer"))
+        if self.replicas > 1:
+            dist.all_reduce(self._own, group=self._mesh.group("replicate"))
+        grads = split.views(self._own, self._optimizer_at)
+        for w, g in zip(self.weights.values(), grads, strict=True):
+            w.grad = g.to(w.dtype)
+
+    def publish(self) -> None:
+        """Brings the updated rows to all ranks that hold the parameters."""
+        like = self.parts[0]
+        outer, inner = self.to_optimizer, self.to_gradients
+        kept = [p[a:b] for p, (a, b) in zip(self.parts, inner.rows(self._gradients_at), strict=True)]
+        for k, w, (a, b) in zip(kept, self.weights.values(), outer.rows(self._optimizer_at), strict=True):
+            if k.dtype != torch.float32:
+                k[a:b].copy_(w.detach())
+        if outer.size > 1:
+            mine = [k[a:b] for k, (a, b) in zip(kept, outer.rows(self._optimizer_at), strict=True)]
+            self._gather(outer, self._optimizer_at, mine, kept, "optimizer", like)
+        if inner.size > 1:
+            self._gather(inner, self._gradients_at, kept, self.parts, "gradients", like)
+
+    def _gather(self, split: Split, index: int, mine: list[Tensor], into: list[Tensor], axis: str, like: Tensor) -> None:  # fmt: skip
+        sent = torch.zeros(split.total, dtype=like.dtype, device=like.device)
+        for view, rows in zip(split.views(sent, index), mine, strict=True):
+            view.copy_(rows)
+        got = torch.empty(split.size, split.total, dtype=like.dtype, device=like.device)
+        dist.all_gather_into_tensor(got.view(-1), sent, group=self._mesh.group(axis))
+        split.unpack(got, into)
+
+
+class Zero:
+    """All units of what a rank holds; their collectives run beside the computation."""
+
+    def __init__(
+        self, modules: Sequence[tuple[nn.Module, ...]], names: Mapping[nn.Parameter, str], mesh: Mesh,
+        gradient_dtype: torch.dtype,
+    ) -> None:  # fmt: skip
+        self._mesh = mesh
+        self._stream = torch.cuda.Stream() if mesh.device.type == "cuda" else None
+        self.units = [
+            Unit({names[p]: p for m in unit for p in m.parameters()}, mesh, gradient_dtype)
+            for unit in modules
+        ]
+        self._missing: dict[int, int] = {}
+        self._first = self._last = False
+        self._hooked = False
+        for unit, owners in zip(self.units, modules, strict=True):
+            for m in owners:
+                m.register_forward_pre_hook(lambda _, __, u=unit: self._wait_for(u), prepend=True)
+
+    @property
+    def weights(self) -> dict[str, nn.Parameter]:
+        """What the optimizer updates here, by the names that the parameters have."""
+        return {n: w for u in self.units for n, w in u.weights.items()}
+
+    # --- gradients
+
+    def hook(self) -> None:
+        """From now on each unit's gradients travel as soon as a backward pass has made them."""
+        self._hooked = True
+        for i, unit in enumerate(self.units):
+            for p in unit.named.values():
+                p.register_post_accumulate_grad_hook(lambda _, i=i: self._arrived(i))
+
+    def expect(self, first: bool, last: bool) -> None:
+        """Says which backward pass of the step comes next."""
+        self._first, self._last = first, last
+        self._missing = {i: len(u.named) for i, u in enumerate(self.units)}
+
+    def _arrived(self, i: int) -> None:
+        self._missing[i] -= 1
+        if not self._missing[i]:
+            with self._beside(self.units[i]):
+                self._take(self.units[i])
+
+    def _take(self, unit: Unit) -> None:
+        unit.add(self._first)
+        if self._last:
+            unit.reduce()
+
+    def finish(self) -> None:
+        """After the last backward pass: every gradient is there, for whoever reads it next."""
+        if not self._hooked:
+            for unit in self.units:
+                self._take(unit)
+        if self._stream is not None:
+            torch.cuda.current_stream().wait_stream(self._stream)
+
+    def clip(self, limit: float) -> Tensor:
+        """Scales the gradients to a norm of at most `limit` (0: no limit); returns the norm before, over the whole model."""
+        weights = [(n, p, w) for u in self.units for (n, p), w in zip(u.named.items(), u.weights.values(), strict=True)]  # fmt: skip
+        square = torch.zeros((), dtype=torch.float64, device=self._mesh.device)
+        for _, p, w in weights:
+            assert w.grad is not None
+            # Ranks that hold the same rows count them once, together.
+            square += torch.linalg.vector_norm(w.grad).double().square() / self._holders(p)
+        dist.all_reduce(square)
+        norm = square.sqrt()
+        if limit:
+            scale = (limit / (norm + 1e-6)).clamp(max=1.0).float()
+            torch._foreach_mul_([w.grad for _, _, w in weights if w.grad is not None], scale)
+        return norm
+
+    def _holders(self, p: nn.Parameter) -> int:
+        cut = isinstance(p, DTensor) and any(
+            pl.is_shard() for pl, axis in zip(p.placements, p.device_mesh.mesh_dim_names or (), strict=True) if axis == "tensor"
+        )  # fmt: skip
+        return self._mesh.layout.storage[1] * (1 if cut else self._mesh.layout.tensor)
+
+    # --- new values
+
+    @torch.no_grad()
+    def publish(self) -> None:
+        """After an update or a restore: brings the new values to all ranks that hold the parameters."""
+        for unit in self.units:
+            with self._beside(unit, published=True):
+                unit.publish()
+
+    def _wait_for(self, unit: Unit) -> None:
+        if unit.ready is not None:
+            torch.cuda.current_stream().wait_event(unit.ready)
+
+    @contextlib.contextmanager
+    def _beside(self, unit: Unit, published: bool = False) -> Iterator[None]:
+        """On a GPU: in a stream of its own, after all that was issued so far."""
+        if self._stream is None:
+            yield
+            return
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            for p in unit.named.values():
+                if p.grad is not None:
+                    _local(p.grad).record_stream(self._stream)
+            yield
+            if published:
+                unit.ready = self._stream.record_event()
+
+
+def _local(t: Tensor) -> Tensor:
+    out: Tensor = t.to_local() if isinstance(t, DTensor) else t
+    return out.detach()
+
+
+def _gradient(p: nn.Parameter, part: Tensor) -> Tensor:
+    """A parameter's gradient as it is cut; zeros where the backward pass did not come to it."""
+    g = p.grad
+    if g is None:
+        return torch.zeros_like(part)
+    if isinstance(g, DTensor) and isinstance(p, DTensor) and g.placements != p.placements:
+        g = g.redistribute(placements=p.placements)  # sums that are spread over ranks
+    return _local(g)

@@ -1,0 +1,1 @@
+"""What a plan means, costs and holds, reckoned without a GPU and without torch."""

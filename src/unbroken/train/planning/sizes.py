@@ -1,0 +1,93 @@
+"""What a model is made of: its parameters by name and shape, and the arithmetic of a token."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+
+from ..config import ModelConfig
+
+RECIPES: Mapping[str, ModelConfig] = {
+    # Shapes of Llama's kind: width / heads is 64 or 128, the feed-forward about 8/3 of the width.
+    "20m": ModelConfig(dim=384, layers=8, heads=6, kv_heads=6, hidden=1024, vocab=8192),
+    "125m": ModelConfig(dim=768, layers=12, heads=12, kv_heads=12, hidden=2048, vocab=32000),
+    "350m": ModelConfig(dim=1024, layers=24, heads=16, kv_heads=16, hidden=2816, vocab=32000),
+    "1b": ModelConfig(dim=2048, layers=24, heads=16, kv_heads=16, hidden=5504, vocab=32000),
+    "3b": ModelConfig(dim=2560, layers=32, heads=20, kv_heads=20, hidden=6912, vocab=32000),
+    # The 7 B and the 123 B of the published study.
+    "7b": ModelConfig(dim=4096, layers=32, heads=32, kv_heads=32, hidden=11008, vocab=32000),
+    "13b": ModelConfig(dim=5120, layers=40, heads=40, kv_heads=40, hidden=13824, vocab=32000),
+    "34b": ModelConfig(dim=8192, layers=48, heads=64, kv_heads=8, hidden=22016, vocab=32000),
+    "70b": ModelConfig(dim=8192, layers=80, heads=64, kv_heads=8, hidden=28672, vocab=32000),
+    "123b": ModelConfig(dim=12288, layers=88, heads=96, kv_heads=8, hidden=28672, vocab=32768),
+    # Mixtures of experts: all parameters / those that a token meets.
+    "8x160m": ModelConfig(dim=768, layers=12, heads=12, kv_heads=12, hidden=2048, vocab=32000, experts=8),
+    "8x7b": ModelConfig(
+        dim=4096, layers=32, heads=32, kv_heads=8, hidden=14336, vocab=32000, experts=8, active_experts=2
+    ),
+}
+
+_CUT = {"query": 0, "key": 0, "value": 0, "out": 1, "gate": 0, "up": 0, "down": 1, "embedding": 0, "head": 0}
+"""The dimension of a matrix that tensor parallelism cuts; what is not here is whole on each rank."""
+
+
+def parameter_shapes(c: ModelConfig, layers: Iterable[int] | None = None) -> dict[str, tuple[int, ...]]:
+    """Shapes of the parameters of some layers, in the order of the model; the first and last layer bring the ends."""
+    held = list(range(c.layers) if layers is None else layers)
+    width = c.dim // c.heads
+    shapes: dict[str, tuple[int, ...]] = {}
+    if 0 in held:
+        shapes["embedding.weight"] = (c.vocab, c.dim)
+    for i in held:
+        b = f"blocks.{i}."
+        shapes[b + "attention_norm.weight"] = (c.dim,)
+        shapes[b + "attention.query.weight"] = (c.heads * width, c.dim)
+        shapes[b + "attention.key.weight"] = (c.kv_heads * width, c.dim)
+        shapes[b + "attention.value.weight"] = (c.kv_heads * width, c.dim)
+        shapes[b + "attention.out.weight"] = (c.dim, c.heads * width)
+        shapes[b + "forward_norm.weight"] = (c.dim,)
+        if c.experts:
+            shapes[b + "feed_forward.gate"] = (c.experts, c.hidden, c.dim)
+            shapes[b + "feed_forward.up"] = (c.experts, c.hidden, c.dim)
+            shapes[b + "feed_forward.down"] = (c.experts, c.dim, c.hidden)
+            shapes[b + "feed_forward.router.weight"] = (c.experts, c.dim)
+        else:
+            shapes[b + "feed_forward.gate.weight"] = (c.hidden, c.dim)
+            shapes[b + "feed_forward.up.weight"] = (c.hidden, c.dim)
+            shapes[b + "feed_forward.down.weight"] = (c.dim, c.hidden)
+    if c.layers - 1 in held:
+        shapes["norm.weight"] = (c.dim,)
+        shapes["head.weight"] = (c.vocab, c.dim)
+    return shapes
+
+
+def cut(name: str, shape: tuple[int, ...], tensor: int) -> tuple[int, ...]:
+    """The shape of a rank's part of a parameter under tensor parallelism."""
+    dim = cut_dimension(name, shape)
+    return tuple(n // tensor if d == dim else n for d, n in enumerate(shape))
+
+
+def cut_dimension(name: str, shape: tuple[int, ...]) -> int | None:
+    """Which dimension of a parameter tensor parallelism cuts; None for one that is whole on each rank."""
+    dim = _CUT.get(name.removesuffix(".weight").split(".")[-1])
+    return None if dim is None else dim + len(shape) - 2  # experts lie one behind the other
+
+
+def parameter_count(c: ModelConfig) -> int:
+    """All parameters."""
+    return sum(map(math.prod, parameter_shapes(c).values()))
+
+
+def active_count(c: ModelConfig) -> int:
+    """Parameters that are multiplied for each token: without the embedding, and of the experts those that are chosen."""
+    n = parameter_count(c) - c.vocab * c.dim
+    idle = max(0, c.experts - c.active_experts) if c.experts else 0
+    return n - idle * 3 * c.layers * c.hidden * c.dim
+
+
+def flops_per_token(c: ModelConfig, seq: int) -> float:
+    """Floating-point operations of one token, forward and backward: 6 N + 12 L d T, causal attention counted whole.
+
+    The formula of Narayanan et al. 2021 as the field writes it for MFU; N without the embedding.
+    """
+    return 6 * active_count(c) + 12 * c.layers * c.dim * seq

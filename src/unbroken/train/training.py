@@ -1,0 +1,61 @@
+"""What the step loop asks of a trainer, and which one a configuration means."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ..progress import Run
+from .config import TrainConfig
+from .order import Order, Position
+from .tokens import Tokens
+from .world import World
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Training(Protocol):
+    """One rank of a training."""
+
+    config: TrainConfig
+    world: World
+    run: Run
+    tokens: Tokens
+    order: Order
+    position: Position
+    step: int
+    """Steps completed."""
+
+    @property
+    def parameter_count(self) -> int:
+        """Parameters of the whole model."""
+
+    def state(self) -> dict[str, Any]:
+        """The state as a checkpoint keeps it; its tensors are the live ones."""
+
+    def resume(self, step: int, training: dict[str, Any], position: Position) -> None:
+        """Goes on from a checkpoint whose tensors are loaded already; raises InputError if it is of another training."""
+
+    def train_step(
+        self, wait_for_copies: Callable[[], None], stop: bool
+    ) -> tuple[float, Tensor, bool, bytes]:
+        """One update. Returns (mean loss of the global batch, gradient norm, whether any rank wants to stop, this rank's
+        tokens)."""
+
+    def evaluate(self) -> float:
+        """The mean loss on the held-out samples, the same on every rank."""
+
+    def final_tensors(self) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]]:
+        """What this rank holds at the end: parameters, and optimizer state, by name."""
+
+
+def open_training(config: TrainConfig, world: World, run: Run, tokens: Tokens) -> Training:
+    """A rank at step 0: of the reference trainer, or of a plan. Raises UsageError, InputError."""
+    if config.wants_plan:
+        from .parallel.trainer import build as build_plan
+
+        return build_plan(config, world, run, tokens)
+    from .trainer import build
+
+    return build(config, world, run, tokens)

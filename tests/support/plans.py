@@ -1,0 +1,207 @@
+"""Runs many plans in one launch: a process that imports torch once, forks the ranks, and walks through all cases.
+
+`run_plans(world, cases)` starts it; a case is {"name", "argv", "steps", ...}, its answer what rank 0 found, or {"error"}.
+What is done with each trainer is a function of this file, named by the case's "do".
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import traceback
+from pathlib import Path
+from typing import Any
+
+from unbroken.train.planning.layout import group_sizes
+
+TINY = ["--dim", "32", "--heads", "4", "--kv-heads", "4", "--layers", "4", "--hidden", "64", "--seq", "32"]
+WORDS = "the quick brown fox jumps over the lazy dog and runs on through woods and fields; "
+
+
+def run_plans(world: int, cases: list[dict[str, Any]], timeout_s: float = 240) -> dict[str, Any]:
+    """The answers by the cases' names. AssertionError with what the ranks printed if one did not come to its end."""
+    with tempfile.TemporaryDirectory() as folder:
+        ask = Path(folder) / "cases.json"
+        ask.write_text(json.dumps({"world": world, "cases": cases, "folder": folder}))
+        root = Path(__file__).resolve().parents[2]
+        done = subprocess.run(
+            [sys.executable, "-m", "tests.support.plans", str(ask)], cwd=root, capture_output=True, text=True,
+            timeout=timeout_s, env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(root)},
+        )  # fmt: skip
+        answer = Path(folder) / "answers.json"
+        assert done.returncode == 0 and answer.exists(), done.stdout[-2000:] + done.stderr[-6000:]
+        found: dict[str, Any] = json.loads(answer.read_text())
+        return found
+
+
+def open_case(argv: list[str], folder: Path, world: Any) -> Any:
+    """The trainer that a command line means, on text of ours."""
+    from unbroken.train.config import parse
+    from unbroken.train.tokens import open_tokens
+    from unbroken.train.training import open_training
+
+    text = folder / "text"
+    config = parse(["--data", str(text), "--cache", str(folder / "cache"), *argv])
+    return open_training(config, world, None, open_tokens(str(text), folder / "cache"))  # type: ignore[arg-type]
+
+
+def byte_cases(world: int, dtype: str) -> list[dict[str, Any]]:
+    small = ["--dim", "24", "--heads", "2", "--kv-heads", "1", "--layers", "1", "--hidden", "44", "--seq", "16",
+             "--global-batch", str(world), "--dtype", dtype, "--engine", "plan"]  # fmt: skip
+    return [
+        {"name": f"{p} {g} {o}", "do": "bytes",
+         "argv": [*small, "--parameters", str(p), "--gradients", str(g), "--optimizer", str(o)]}
+        for p, g, o in group_sizes(world)
+    ]  # fmt: skip
+
+
+def do_losses(trainer: Any, case: dict[str, Any]) -> Any:
+    """Losses and gradient norms of the first steps, and the held-out loss if there is one."""
+    found: dict[str, Any] = {"losses": [], "norms": []}
+    for _ in range(case["steps"]):
+        loss, norm, _, _ = trainer.train_step(lambda: None, False)
+        found["losses"].append(loss)
+        found["norms"].append(float(norm))
+    if trainer.config.run.eval_every:
+        found["held_out"] = trainer.evaluate()
+    return found
+
+
+def do_ddp(trainer: Any, case: dict[str, Any]) -> list[float]:
+    """The same model and data under torch's DistributedDataParallel and AdamW."""
+    import torch
+    import torch.distributed as dist
+    import torch.nn.functional as F
+    from torch.nn.parallel import DistributedDataParallel
+
+    from unbroken.train.schedule import learning_rate
+
+    c, stage = trainer.config, trainer.stages[0]
+    for p in stage.parameters():
+        p._post_accumulate_grad_hooks = None  # those of our own reduction
+    model = DistributedDataParallel(stage)
+    decayed = [p for p in stage.parameters() if p.ndim > 1]
+    others = [p for p in stage.parameters() if p.ndim == 1]
+    o = c.optim
+    optimizer = torch.optim.AdamW(
+        [{"params": decayed, "weight_decay": o.weight_decay}, {"params": others, "weight_decay": 0.0}],
+        lr=o.lr, betas=(o.beta1, o.beta2), eps=o.eps,
+    )  # fmt: skip
+    found = []
+    for step in range(1, case["steps"] + 1):
+        indices, trainer.position = trainer.position.take(c.data.global_batch)
+        batch = trainer._batch([trainer.order[i] for i in indices])
+        loss = F.cross_entropy(model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(stage.parameters(), o.clip)
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(o, step, c.run.steps)
+        optimizer.step()
+        optimizer.zero_grad()
+        mean = loss.detach()
+        dist.all_reduce(mean)
+        found.append(float(mean) / dist.get_world_size())
+    return found
+
+
+def do_bytes(trainer: Any, case: dict[str, Any]) -> Any:
+    """Bytes of storage by category on this rank, after a step; all ranks compare with the formula."""
+    import torch.distributed as dist
+
+    from unbroken.train.planning.memory import state_bytes
+
+    if case.get("step"):
+        trainer.train_step(lambda: None, False)
+    low = trainer.config.run.dtype == "bfloat16"
+    units, moments = trainer.zero.units, trainer.moments.tensors()
+    parts = {p.untyped_storage().data_ptr(): p.untyped_storage() for u in units for p in u.parts}
+    state = [t.untyped_storage() for m in moments.values() for t in m.values()]
+    state += [w.untyped_storage() for w in trainer.zero.weights.values()]
+    own = {s.data_ptr(): s for s in state if s.data_ptr() not in parts}
+    held = {
+        "parameters": sum(s.nbytes() for s in parts.values()),
+        "gradients": sum(u.sum.untyped_storage().nbytes() for u in units),
+        "optimizer": sum(s.nbytes() for s in own.values()),
+    }
+    layout = trainer.mesh.layout
+    said = state_bytes(layout, trainer.mesh.here, trainer.config.model, parameter=2 if low else 4, gradient=4)
+    mine = [held, {k: getattr(said, k) for k in held}]
+    everyone: list[Any] = [None] * layout.world
+    dist.all_gather_object(everyone, mine)
+    return everyone
+
+
+def _rank(rank: int, ask: dict[str, Any], port: int) -> None:
+    os.environ.update(
+        RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ask["world"]), LOCAL_WORLD_SIZE=str(ask["world"]),
+        MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port),
+    )  # fmt: skip
+    from unbroken.train.config import RunConfig
+    from unbroken.train.world import start_world
+
+    world = start_world(RunConfig(device="cpu", comm_timeout=60.0))
+    answers = {}
+    for case in ask["cases"]:
+        try:
+            trainer = open_case(case["argv"], Path(ask["folder"]), world)
+            answers[case["name"]] = globals()["do_" + case.get("do", "losses")](trainer, case)
+        except Exception as e:  # noqa: BLE001  the answer of the case
+            if not type(e).__module__.startswith("unbroken"):
+                traceback.print_exc()
+                os._exit(3)
+            answers[case["name"]] = {"error": str(e)}
+    if rank == 0:
+        Path(ask["folder"], "answers.json").write_text(json.dumps(answers))
+    import torch.distributed as dist
+
+    if world.size > 1:
+        dist.barrier()
+    os._exit(0)
+
+
+def main(path: str) -> int:
+    """Forks the ranks; the worst exit code."""
+    ask = json.loads(Path(path).read_text())
+    text = Path(ask["folder"], "text")
+    text.mkdir(exist_ok=True)
+    (text / "words.txt").write_text("".join(f"{i} {WORDS}" for i in range(300)))
+    from unbroken.train.world import pin_environment
+
+    pin_environment()
+    import torch.distributed.pipelining
+    import torch.distributed.tensor.parallel  # noqa: F401
+
+    import unbroken.train.parallel.trainer  # noqa: F401
+
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    children = []
+    for rank in range(ask["world"]):
+        pid = os.fork()
+        if not pid:
+            try:
+                _rank(rank, ask, port)
+            except BaseException:  # noqa: BLE001  a rank that fails ends as one
+                traceback.print_exc()
+                os._exit(4)
+        children.append(pid)
+    codes = []
+    for _ in children:
+        _, status = os.waitpid(-1, 0)
+        codes.append(os.waitstatus_to_exitcode(status))
+        if codes[-1]:
+            for pid in children:  # the others would wait for it
+                try:
+                    os.kill(pid, 9)
+                except ProcessLookupError:
+                    pass
+    return max(map(abs, codes))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

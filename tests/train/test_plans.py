@@ -1,0 +1,113 @@
+"""Every plan trains the same model: all axes and their pairs in one launch for each number of ranks (gloo)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.support.plans import TINY, byte_cases, run_plans
+from unbroken.train.planning.layout import group_sizes
+
+pytestmark = [pytest.mark.slow, pytest.mark.integration]
+
+SAME = 2e-6
+"""Relative: sums in float32 of a few thousand terms, grouped otherwise."""
+BASE = [*TINY, "--global-batch", "16", "--lr", "0.01", "--warmup", "2", "--eval-every", "1", "--eval-samples", "16"]  # fmt: skip
+PIPE = ["--pipeline", "2"]
+INTERLEAVED = [*PIPE, "--schedule", "interleaved", "--stages", "2"]
+ZERO_BUBBLE = [*PIPE, "--schedule", "zero-bubble", "--stages", "2"]
+FOUR = {
+    "reference": ["--engine", "reference"],
+    "data": ["--engine", "plan"],
+    "accumulation": ["--micro-batch", "2", "--optimizer", "-1"],
+    "parameters": ["--parameters", "4", "--recompute", "selective"],
+    "kept whole": ["--parameters", "2", "--gradients", "4", "--no-reshard", "--micro-batch", "2"],
+    "optimizer alone": ["--optimizer", "4"],
+    "tensor": ["--tensor", "4"],
+    "context": ["--context", "4", "--optimizer", "2"],
+    "pipeline": ["--pipeline", "4", "--global-batch", "16", "--micro-batch", "2"],
+    "gpipe": [*PIPE, "--schedule", "gpipe", "--recompute", "full"],
+    "zero-bubble": ZERO_BUBBLE,
+}
+EIGHT = {
+    "three groups": ["--parameters", "2", "--gradients", "4", "--optimizer", "8", "--micro-batch", "1"],
+    "tensor x parameters": ["--tensor", "2", "--parameters", "2", "--optimizer", "4", "--recompute", "full"],
+    "tensor x context": ["--tensor", "2", "--context", "2", "--gradients", "2"],
+    "context x parameters": ["--context", "2", "--parameters", "8"],
+    "pipeline x parameters": [*INTERLEAVED, "--parameters", "2", "--optimizer", "4"],
+    "pipeline x tensor": [*ZERO_BUBBLE, "--tensor", "2", "--optimizer", "2"],
+    "pipeline x context": [*PIPE, "--context", "2", "--gradients", "4"],
+    "all": [*PIPE, "--tensor", "2", "--context", "2"],
+}
+EXPERTS = {
+    "experts": [],
+    "experts x tensor": ["--tensor", "2", "--parameters", "2"],
+    "experts x context": ["--context", "2"],
+    "experts x pipeline": ZERO_BUBBLE,
+}
+
+
+def cases(base: list[str], plans: dict[str, list[str]]) -> list[dict[str, Any]]:
+    return [{"name": n, "argv": [*base, *p], "steps": 3} for n, p in plans.items()]
+
+
+def assert_same(found: dict[str, Any], to: dict[str, Any], rel: float) -> None:
+    for name, got in found.items():
+        assert "error" not in got, (name, got)
+        for key in ("losses", "held_out"):
+            if key in to:
+                assert got[key] == pytest.approx(to[key], rel=rel), (name, key)
+        assert got["norms"] == pytest.approx(to["norms"], rel=20 * rel), name
+
+
+@pytest.fixture(scope="module")
+def one() -> dict[str, Any]:
+    """The same trainings on one rank."""
+    low = [*BASE, "--dtype", "bfloat16", "--engine", "plan"]
+    alone = cases(BASE, {"dense": ["--engine", "reference"]}) + cases(
+        [*BASE, "--experts", "4"], {"experts": []}
+    )
+    return run_plans(1, [*alone, {"name": "bfloat16", "argv": low, "steps": 3}])
+
+
+def test_every_axis_on_four_ranks(one: dict[str, Any]) -> None:
+    low = {
+        "data": ["--engine", "plan"],
+        "groups": ["--parameters", "2", "--optimizer", "4"],
+        "tensor": ["--tensor", "2"],
+    }
+    argv = [*BASE, "--dtype", "bfloat16"]
+    found = run_plans(4, cases(BASE, FOUR) + cases([*BASE, "--experts", "4"], EXPERTS)
+                      + [{**c, "name": f"bfloat16 {c['name']}"} for c in cases(argv, low)])  # fmt: skip
+    assert_same({n: found[n] for n in FOUR}, one["dense"], SAME)
+    assert_same({n: found[n] for n in EXPERTS}, one["experts"], SAME)
+    # Activations of 16 bits: their last digits differ with every order of sums.
+    assert_same({n: v for n, v in found.items() if n.startswith("bfloat16")}, one["bfloat16"], 2e-3)
+
+
+def test_pairs_of_axes_on_eight_ranks(one: dict[str, Any]) -> None:
+    found = run_plans(8, cases(BASE, EIGHT))
+    assert_same(found, one["dense"], SAME)
+
+
+def test_fifty_steps_are_those_of_ddp() -> None:
+    argv = [*BASE, "--dim", "16", "--layers", "2", "--hidden", "32"]
+    plans = {"zero": ["--parameters", "2", "--gradients", "2", "--optimizer", "4"]}
+    found = run_plans(4, [{"name": "zero", "argv": [*argv, *plans["zero"]], "steps": 50},
+                          {"name": "ddp", "do": "ddp", "argv": [*argv, "--engine", "plan"], "steps": 50}])  # fmt: skip
+    assert found["zero"]["losses"] == pytest.approx(found["ddp"], rel=2e-5)
+    assert found["ddp"][-1] < found["ddp"][0] - 1
+
+
+def test_bytes_by_category_are_those_of_the_formula() -> None:
+    """Parts that do not divide, all legal group sizes of four ranks; of 8 and 16: benchmarks/plan.py --bytes."""
+    assert bytes_of(4, "float32") == bytes_of(4, "bfloat16") == len(list(group_sizes(4)))
+
+
+def bytes_of(world: int, dtype: str) -> int:
+    found = run_plans(world, byte_cases(world, dtype), timeout_s=900)
+    for name, ranks in found.items():
+        for rank, (held, said) in enumerate(ranks):
+            assert held == said, (name, rank)
+    return len(found)
