@@ -15,6 +15,7 @@ from ..errors import InputError
 from ..progress import Run
 from .buckets import Buckets
 from .config import TrainConfig
+from .huggingface.names import description
 from .model import Decoder
 from .order import Order, Position
 from .schedule import learning_rate
@@ -47,7 +48,7 @@ class Trainer:
         return {
             "model": dict(self.buckets.parameters()),
             "optimizer": {"exp_avg": self.buckets.exp_avg, "exp_avg_sq": self.buckets.exp_avg_sq},
-            "training": {"step": self.step, "identity": self.config.identity(self.tokens.fingerprint)},
+            "training": training_values(self.config, self.step, self.tokens),
         }
 
     def final_tensors(self) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]]:
@@ -143,6 +144,15 @@ def build(config: TrainConfig, world: World, run: Run, tokens: Tokens) -> Traine
     return Trainer(
         config, world, run, tokens, tokens.map(), model, buckets, order, Position().skipping(c.skips)
     )
+
+
+def training_values(config: TrainConfig, step: int, tokens: Tokens) -> dict[str, Any]:
+    """What a checkpoint says beside its tensors: where it stands, of which training it is, what Hugging Face calls it."""
+    return {
+        "step": step,
+        "identity": config.identity(tokens.fingerprint),
+        "huggingface": description(config.model, config.data.seq),
+    }
 
 
 def check_same_training(config: TrainConfig, tokens: Tokens, step: int, training: dict[str, Any]) -> None:

@@ -111,7 +111,8 @@ def to_huggingface(
 ) -> Exported:
     """Writes the tensors under `prefix` as Hugging Face does: model.safetensors, or several with an index.
 
-    `prefix` is taken off the names; by default "model." if the state has such a part. `dtype` ("bfloat16") converts
+    `prefix` is taken off the names; by default "model." if the state has such a part. A checkpoint that says what
+    Hugging Face calls it (`huggingface_of`) gets those names, and those files beside it unless `beside` is given. `dtype` ("bfloat16") converts
     floating-point tensors. Of tied weights the first is stored, as transformers does. `beside` is a folder whose
     config and tokenizer files are copied. Raises UsageError for a prefix without tensors.
     """
@@ -121,6 +122,9 @@ def to_huggingface(
     tied = {n: t for n, t in whole.manifest.aliases.items() if n.startswith(prefix) and t.startswith(prefix)}
     names = {short: n for short, n in names.items() if n not in tied}
     target = _target_dtype(dtype)
+    said = huggingface_of(whole.manifest)
+    if said is not None:
+        names = {said.names.get(short, short): n for short, n in names.items()}
     specs = {s: _hf_spec(s, whole.manifest, n, target) for s, n in names.items()}
     groups = _split(specs, max_shard_bytes)
     with _appears_whole(out) as aside:
@@ -150,6 +154,9 @@ def to_huggingface(
             )
         if beside is not None:
             _copy_beside(beside, aside)
+        elif said is not None:
+            for file, content in said.files.items():
+                place.put(f"{aside.name}/{file}", json.dumps(content, indent=2).encode() + b"\n")
     notes = [
         f"{n.removeprefix(prefix)} is tied to {t.removeprefix(prefix)} and not stored twice"
         for n, t in tied.items()
@@ -157,6 +164,40 @@ def to_huggingface(
     if not (out / "config.json").exists():
         notes.append("put the model's config.json and tokenizer beside it (or name their folder) to load it")
     return _exported(out, len(specs), tuple(notes))
+
+
+@dataclass(frozen=True)
+class HuggingFaceForm:
+    """What a trainer says of its model in a checkpoint's values, under "huggingface", at the top or in one of its parts."""
+
+    names: Mapping[str, str]
+    """Names of tensors without the prefix -> Hugging Face's."""
+    files: Mapping[str, Any]
+    """config.json and the like, by file name, as JSON values."""
+
+
+def huggingface_of(manifest: Manifest) -> HuggingFaceForm | None:
+    """What the checkpoint says of its Hugging Face form; None where it says nothing. Raises UsageError if that is damaged."""
+    state = _state(manifest, {n: _Promise.of(manifest, n) for n in manifest.tensors})
+    parts = [state, *(v for v in state.values() if isinstance(v, dict))]
+    said = next((p["huggingface"] for p in parts if isinstance(p.get("huggingface"), dict)), None)
+    if said is None:
+        return None
+    names, files = said.get("names"), said.get("files")
+    if not (isinstance(names, dict) and isinstance(files, dict) and all(map(_plain_file, files))) or any(
+        not isinstance(n, str) for n in names.values()
+    ):
+        raise UsageError(
+            "what the checkpoint says of its Hugging Face form cannot be used",
+            where=manifest.name,
+            hint='It is {"names": {ours: theirs}, "files": {"config.json": {...}}}',
+        )
+    return HuggingFaceForm(names, files)
+
+
+def _plain_file(name: object) -> bool:
+    """Whether it is the name of a JSON file in the folder itself."""
+    return isinstance(name, str) and name.endswith(".json") and "/" not in name and not name.startswith(".")
 
 
 def to_torch(storage: Storage, name: str, out: Path) -> Exported:

@@ -18,7 +18,7 @@ from ..order import Order, Position
 from ..planning.layout import check, micro_batches
 from ..schedule import learning_rate
 from ..tokens import Tokens
-from ..trainer import check_same_training, open_order
+from ..trainer import check_same_training, open_order, training_values
 from ..world import World
 from .context import positions, split_sequence
 from .experts import Experts, balance
@@ -66,9 +66,7 @@ class PlanTrainer:
 
     def state(self) -> dict[str, Any]:
         """The state as a checkpoint keeps it: each rank the rows that it updates, in float32, under the model's names."""
-        return self._tensors | {
-            "training": {"step": self.step, "identity": self.config.identity(self.tokens.fingerprint)}
-        }
+        return self._tensors | {"training": training_values(self.config, self.step, self.tokens)}
 
     @cached_property
     def _tensors(self) -> dict[str, Any]:

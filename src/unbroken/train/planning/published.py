@@ -138,7 +138,6 @@ def _worst(hw: Hardware) -> float:
     return max(abs(c.error) for c in cells) + 4 * max(0.0, behind)
 
 
-
 V1 = PlanConfig(pipeline=4, tensor=8, optimizer=-1, gradient_dtype="bfloat16")
 V2 = PlanConfig(parameters=64, recompute="full", gradient_dtype="bfloat16")
 """The two versions of the study for 123 B; the group of V2's optimizer state was not published: here as the parameters'."""

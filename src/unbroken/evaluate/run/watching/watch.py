@@ -192,6 +192,8 @@ def refuse_unloadable(asked: Watch, storage: Storage) -> None:
     if asked.spec.backend != "transformers":
         return  # another backend may load a checkpoint as it is
     there = [f.name for f in listing(storage, quick=True) if f.committed]
+    if there and _says_its_form(storage, there[0]):
+        return
     if there and not any(e.name == "config.json" for name in there for e in storage.files(name)):
         raise UsageError(
             "the checkpoints hold no config.json, and no --like is given",
@@ -366,7 +368,7 @@ def _against_previous(asked: Watch, point: Point, report: Report) -> list[Differ
 @contextlib.contextmanager
 def _as_model(asked: Watch, storage: Storage, name: str) -> Iterator[str]:
     """The checkpoint as something that a backend loads: exported to Hugging Face's layout, or as it is."""
-    if asked.like is None:
+    if asked.like is None and not (asked.spec.backend == "transformers" and _says_its_form(storage, name)):
         yield f"{storage.url}/{name}".removeprefix("file://")
         return
     from ....checkpoint.convert.export import to_huggingface  # needs torch
@@ -380,6 +382,14 @@ def _as_model(asked: Watch, storage: Storage, name: str) -> Iterator[str]:
         yield str(target)
     finally:
         shutil.rmtree(target, ignore_errors=True)
+
+
+def _says_its_form(storage: Storage, name: str) -> bool:
+    """Whether the checkpoint itself says how Hugging Face calls its tensors, as those of `unbroken train` do."""
+    from ....checkpoint.catalogue.contents import read_committed
+    from ....checkpoint.convert.export import huggingface_of  # needs torch
+
+    return huggingface_of(read_committed(storage, name)) is not None
 
 
 def _is_open(point: Point | None) -> bool:
