@@ -53,8 +53,10 @@ class Mesh:
 def open_mesh(layout: Layout, rank: int, device: torch.device) -> Mesh:
     """Makes the groups; every rank calls it. A single process becomes a group of its own."""
     if not dist.is_initialized():
+        from torch._C._distributed_c10d import HashStore
+
         backend = "nccl" if device.type == "cuda" else "gloo"
-        dist.init_process_group(backend, store=dist.HashStore(), rank=rank, world_size=layout.world)
+        dist.init_process_group(backend, store=HashStore(), rank=rank, world_size=layout.world)
     storage = init_device_mesh(
         device.type,
         layout.storage,
