@@ -132,7 +132,7 @@ def test_out_of_memory_is_told_and_leaves_the_model_usable(
     _, ours = both(folder, 4)
     asked = pairs(4)
     whole = ours.respond(asked)
-    real = ours._model
+    real = ours.model
 
     class Full:
         dtype = real.dtype
@@ -142,7 +142,7 @@ def test_out_of_memory_is_told_and_leaves_the_model_usable(
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
             return real(tokens)
 
-    ours._model = Full()
+    ours.model = Full()
     with pytest.raises(OutOfMemory, match="a batch of 4 does not fit"):
         ours.respond(asked)
     assert ours.halve()
@@ -330,13 +330,13 @@ def test_rows_of_other_lengths_and_stops_share_a_batch_and_keep_their_own(
         for i, (n, s) in enumerate((n, s) for n in (1, 3, 7, 12) for s in ("e", "."))
     ]
     calls: list[int] = []
-    generate = model._model.generate
+    generate = model.model.generate
 
     def counted(**more: object) -> object:
         calls.append(len(more["input_ids"]))  # type: ignore[arg-type]
         return generate(**more)
 
-    monkeypatch.setattr(model._model, "generate", counted)
+    monkeypatch.setattr(model.model, "generate", counted)
     alone = [model.respond([r])[0] for r in asked]
     assert calls == [1] * 8
     calls.clear()

@@ -13,6 +13,7 @@ from ...errors import UsageError
 
 if TYPE_CHECKING:
     from ...evaluate.contracts import ModelSpec, Suite, Task
+    from ...evaluate.result.folder import EvalDir
     from .options import Evaluating
 
 AUTO_BATCH = 128
@@ -99,8 +100,8 @@ def suite_asked(place: str, asked: Evaluating) -> Suite:
     return suite_of(place, asked.tasks, asked.limit, asked.shots, asked.gen)
 
 
-def spec_of(model: str, name: str, asked: Evaluating) -> ModelSpec:
-    """The model of a command line, and how it is run. Raises UsageError."""
+def spec_of(model: str, name: str, asked: Evaluating, begun: EvalDir | None = None) -> ModelSpec:
+    """The model of a command line, and how it is run; `begun`: the folder, which may hold a part of it. Raises UsageError."""
     from ...evaluate.contracts import ModelSpec
     from ...evaluate.engines.local import count_gpus
 
@@ -115,7 +116,26 @@ def spec_of(model: str, name: str, asked: Evaluating) -> ModelSpec:
             raise UsageError(f"{what} must be at least 1")
     if auto:
         size = min(size, block)
-    return ModelSpec(
+    spec = ModelSpec(
         model, asked.backend, name, asked.dtype, size, auto, block, asked.max_length, asked.chat_template, asked.tokenizer,
         width, _pairs(asked.option, "--option"),
     )  # fmt: skip
+    return replace(spec, exact=_is_exact(asked, begun))
+
+
+def _is_exact(asked: Evaluating, begun: EvalDir | None) -> bool:
+    """Whether the harness's own batches are wanted. Raises UsageError where the backend has no such way."""
+    from ...evaluate.suite.registry import get_backend
+
+    ways = getattr(get_backend(asked.backend), "ways", ("exact",))
+    way = {None: "", True: "exact", False: "fast"}[asked.exact]
+    if way and way not in ways:
+        hint = "Say --backend transformers --exact" if way == "exact" else f"The backend {asked.backend} has one way only: leave it out"
+        raise UsageError(f"--{way}: not with --backend {asked.backend}", hint=hint)
+    if begun is not None and (before := begun.began_exact()) is not None and len(ways) > 1:
+        there = "exact" if before else "fast"
+        if way and way != there:
+            raise UsageError(f"the folder was begun with --{there}: answers of both ways are never mixed", where=str(begun.root),
+                             hint=f"Leave --{way} out, or give another --out")  # fmt: skip
+        way = there
+    return (way or ways[0]) != "fast"

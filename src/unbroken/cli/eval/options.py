@@ -34,6 +34,12 @@ class Evaluating:
     backend: str = typer.Option(
         "transformers", "--backend", help="transformers, openai, or package.module:Class"
     )
+    exact: bool | None = typer.Option(
+        None,
+        "--exact/--fast",
+        help="--exact: the harness's own batches, bit for bit. --fast: batches as this device likes them, a sample of each task "
+        "checked against the other way. Default: as the folder was begun, else fast where the backend can",
+    )
     dtype: str = typer.Option("auto", "--dtype")
     batch_size: str = typer.Option(
         "8",

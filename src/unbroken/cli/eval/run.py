@@ -41,10 +41,10 @@ def run(
     from ...evaluate.result.folder import EvalDir
 
     keep_bytecode()  # where there is none it is compiled from here on, beside all that follows
-    spec = spec_of(model, name, asked)
+    folder = EvalDir(out)
+    spec = spec_of(model, name, asked, folder)
     slots = slots_of(asked, spec)
     settings = settings_of(slots, asked)
-    folder = EvalDir(out)
     with worker_imports(asked.engine, slots if len(slots) > 1 else (), spec, folder) as imports:
         started = engine_of(asked, folder, slots, imports)
         report = run_evaluation(suite_asked(suite, asked), spec, folder, started, settings, quiet or as_json)

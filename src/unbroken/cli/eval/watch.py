@@ -57,7 +57,8 @@ def watch(
         if "://" in run_dir:
             raise UsageError("a bucket of checkpoints needs --out", where=run_dir)
         out = Path(run_dir) / "evaluations" / whole.name
-    spec = spec_of("checkpoint", "", asked)
+    before = next((EvalDir(p.parent) for p in sorted(out.glob("*/evaluation.json"))), None)
+    spec = spec_of("checkpoint", "", asked, before)  # one curve, one way
     slots = slots_of(asked, spec)
     settings = settings_of(slots, asked)
 

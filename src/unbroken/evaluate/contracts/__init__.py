@@ -31,15 +31,17 @@ from __future__ import annotations
 from .asked import ModelSpec, Suite, Task, TaskPrior
 from .assigned import Assignment, Conditions, Shard, WorkerSeen
 from .json_values import Json, digest
-from .protocols import Backend, Harness, Model, ScoresInParts, ScoringPool
+from .protocols import Backend, FedModel, Harness, Model, ScoresInParts, ScoringPool
 from .samples import Answer, PreparedTask, Request, Sample, prompt_hash
-from .scored import Metric, Report, SampleNote, Score, ScoreDone, ScoreJob
+from .scored import Check, Metric, Report, SampleNote, Score, ScoreDone, ScoreJob
 
 __all__ = [
     "Answer",
     "Assignment",
     "Backend",
+    "Check",
     "Conditions",
+    "FedModel",
     "Harness",
     "Json",
     "Metric",

@@ -106,6 +106,8 @@ class ModelSpec:
     gpus: int = 1
     """GPUs per worker: 1, or the tensor-parallel degree."""
     options: Mapping[str, Json] = field(default_factory=dict)
+    exact: bool = True
+    """In the harness's own batches; else the fast way: batches as this device likes them, checked against the other."""
 
     @property
     def title(self) -> str:
@@ -122,4 +124,5 @@ class ModelSpec:
         parts = [checkpoint, self.backend, self.name, self.dtype, self.block, self.max_length]
         parts += [self.chat_template, self.tokenizer, dict(self.options)]
         parts += [beside] if beside else []
+        parts += [] if self.exact else ["fast"]
         return digest(parts)

@@ -64,3 +64,5 @@ class Conditions:
     batch_size: int
     padding: str = ""
     """'left', 'right' or 'none'."""
+    batch_tokens: int = 0
+    """Tokens of a batch at most, where batches are cut by them (then `batch_size` is 0)."""

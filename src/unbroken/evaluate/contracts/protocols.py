@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -39,13 +39,45 @@ class Model(Protocol):
         ...
 
 
+@runtime_checkable
+class FedModel(Model, Protocol):
+    """What a Model has too that answers requests of many blocks at once, each as soon as it is ready.
+
+    The worker's main thread alone calls it. `respond` answers with nothing else in flight.
+    """
+
+    at_once: int
+    """So many samples it wants to hold at once; more than 1."""
+    tokens_read: int
+    tokens_made: int
+    """Since it was loaded: tokens of requests, and tokens generated."""
+
+    def put(self, key: Hashable, group: str, requests: Sequence[Request]) -> None:
+        """Queues the requests of one key; those of one `group` begin alike. What is wrong with them is given by `take`."""
+        ...
+
+    def take(self, within_s: float = 1.0) -> list[tuple[Hashable, list[Json] | Exception]]:
+        """Works for a while, and returns the outputs of the keys that are ready, or why one has none; may be empty."""
+        ...
+
+    def respond_exactly(self, requests: Sequence[Request]) -> list[Json]:
+        """As the harness's own batches answer them; with nothing else in flight."""
+        ...
+
+    @property
+    def steps(self) -> int:
+        """Grows as long as it works at what has not ended."""
+        ...
+
+
 class Backend(Protocol):
     """A way to load models. Its class is made without arguments.
 
     It may have a method `warm()` that imports what `load` will need and touches no device, and a method
     `warm_devices(devices)` that makes the devices' contexts: workers call them while the model is still on its way,
     the second one once the data are known to be there. It may have a collection `options` of the names that
-    `ModelSpec.options` may hold: others are refused before anything is fetched.
+    `ModelSpec.options` may hold: others are refused before anything is fetched; and `ways`, of "fast" and "exact"
+    (`ModelSpec.exact`), the usual one first: without it there is one way only, and it counts as exact.
     """
 
     needs_weights: bool
@@ -66,6 +98,8 @@ class Harness(Protocol):
     It may have a method `size(task, suite) -> int | None`: the samples of a task without its `limit`, where that is known
     at once and nothing need be prepared; None where it is not. `unbroken eval plan` asks it, and shows what it raises
     (`DatasetMissing`, `InputError`, `UnknownTask`) as the run would.
+    It may have a method `only_asks(prepared, samples) -> bool`: whether `run` would do nothing but send these samples' requests
+    and return the outputs; then a model that can (`FedModel`) answers them together with those of other blocks.
     """
 
     def list_tasks(self, suite: Suite) -> Sequence[str]:

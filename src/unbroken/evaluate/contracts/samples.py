@@ -73,6 +73,8 @@ class PreparedTask:
     """Hash of the documents behind the prompts, with what is held right; empty: not known."""
     inputs: str = ""
     """Hash of what the files hold that the preparation read (see reads.py); set by whoever calls `prepare`."""
+    exact: bool = False
+    """Its samples are asked in the harness's own batches, whatever the others are: a check of those."""
     whole: int = 0
     """Samples of the task without its `limit`, for the plan of a later evaluation; 0: not known."""
 

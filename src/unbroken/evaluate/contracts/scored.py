@@ -122,6 +122,32 @@ class ScoreDone:
 
 
 @dataclass(frozen=True)
+class Check:
+    """Some samples of a task, answered both ways: fast, and in the harness's own batches."""
+
+    task: str
+    samples: int
+    """So many were asked both ways."""
+    differ: tuple[int, ...] = ()
+    """Those whose answers differ: another text, another choice, another greedy token, or a log-probability that is off by more
+    than rounding."""
+    largest: float = 0.0
+    """Largest difference of two log-probabilities, by the larger one (but at least 1)."""
+    metric: str = ""
+    """The headline, where its samples have numbers of their own."""
+    fast: float | None = None
+    exact: float | None = None
+    """Its mean over these samples."""
+    stderr: float | None = None
+    """Of the difference."""
+    p: float | None = None
+    beyond_chance: bool = False
+    """It differs more than chance, all tasks considered."""
+    why: str = ""
+    """Why there is no comparison."""
+
+
+@dataclass(frozen=True)
 class Report:
     """Everything that the page and the result table show about one evaluation."""
 
@@ -149,6 +175,8 @@ class Report:
     licences: Mapping[str, str] = field(default_factory=dict)
     reused: int = 0
     """Samples that an earlier command had answered: no time here is theirs."""
+    checks: tuple[Check, ...] = ()
+    """Where the model was asked the fast way: what the other way would have changed."""
 
     @property
     def makespan_s(self) -> float:

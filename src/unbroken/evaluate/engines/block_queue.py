@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 
@@ -15,6 +15,8 @@ class Item:
     assignment: int
     task: str
     block: int
+    crowd: int = 0
+    """With at most so many in flight, itself included: a worker died with it among others. 0: any number."""
 
 
 class Queue:
@@ -51,6 +53,15 @@ class Queue:
             while not self._stop and not self._items:
                 self._changed.wait()
             return None if self._stop else self._items.popleft()
+
+    def take_if(self, may: Callable[[Item], bool], *, wait: bool) -> Item | None:
+        """The next block, if it may be begun now; with `wait`, as soon as there is one. None also when stopped."""
+        with self._changed:
+            while wait and not self._stop and not self._items:
+                self._changed.wait()
+            if self._stop or not self._items or not may(self._items[0]):
+                return None
+            return self._items.popleft()
 
     @property
     def why(self) -> str:

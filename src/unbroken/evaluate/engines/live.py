@@ -24,6 +24,10 @@ class OpenAssignment:
     ended: float = 0.0
     busy_s: float = 0.0
     shared: bool = False
+    given: frozenset[int] = frozenset()
+    """The blocks of it."""
+    left: int = 0
+    """Blocks that were given out with it and are not answered."""
 
 
 @dataclass
@@ -55,6 +59,10 @@ class WorkerLink:
     heard: float = field(default_factory=time.monotonic)
     last_end: float = 0.0
     leaving: str = ""
+    at_once: int = 1
+    """Samples that it answers at once."""
+    steps: int = 0
+    """Grows while it works at something, of a worker that answers many blocks at once."""
     gaps: list[float] = field(default_factory=list)
     """Seconds between the end of a shard and the start of the next one, where that was waiting."""
 
@@ -88,9 +96,11 @@ class WorkerLink:
         if assignment is None:
             return None
         before = None
+        assignment.left -= 1
         if not assignment.blocks:
             assignment.started = started
-            before = next((a for n, a in self.assignments.items() if n < number and a.blocks), None)
+            if self.at_once == 1:
+                before = next((a for n, a in self.assignments.items() if n < number and a.blocks), None)
             if self.last_end and prefetched:
                 self.gaps.append(max(0.0, started - self.last_end))
         assignment.blocks.append(block)

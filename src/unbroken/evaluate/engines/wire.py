@@ -2,11 +2,11 @@
 
 Worker to coordinator
     hello    version, token, name, node, gpus, pid, now, sees  the first one
-    ready    fetch_s, load_s, cached, conditions, uncompiled   the model is loaded
-    block    task, block, visit, started, ended, answers, conditions
+    ready    fetch_s, load_s, cached, conditions, uncompiled, at_once   the model is loaded
+    block    task, block, visit, started, ended, answers, conditions, tokens
     failed   task, block, visit, kind, why, started, ended  this block raised; the worker goes on
     yielded  blocks                                         what it gives up of what it was asked for
-    beat     task, block, since                             every `beat_s`, from a thread
+    beat     task, block, since, steps                      every `beat_s`, from a thread
     unfit    kind, what, where, todo                        the model does not load; the worker ends
     bye      why
 
@@ -14,7 +14,8 @@ Coordinator to worker
     welcome  suite, spec, model, beat_s                     load it
     refused  why                                            another version, or a name that is taken
     task     prepared                                       before its first block
-    work     visit, task, blocks, lines                     append to the queue; lines: the samples, where files are not seen
+    work     visit, task, blocks, lines, crowd              append to the queue; lines: the samples, where files are not seen;
+                                                            crowd: as in block_queue.Item
     yield    blocks                                         give up those that have not begun
     stop     why                                            end after the block in flight
 

@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -24,11 +24,12 @@ from typing import Any
 from ...errors import EvaluationError, ModelChanged, RunInterrupted, UnbrokenError
 from ...journal.codec import decode, encode
 from ...link.bounds import Message
-from ..contracts import ModelSpec, PreparedTask
+from ..contracts import Answer, FedModel, ModelSpec, PreparedTask
 from ..suite.staged import encode_answer
 from .answering import Answering
 from .block_queue import Item, Queue
 from .connecting import connect
+from .feeding_model import Feeding, conditions_of
 from .loading import Loaded, load
 from .warming import count_uncompiled, log, short, stand_by
 from .wire import VERSION, Channel, TooLarge
@@ -61,6 +62,7 @@ class Worker:
         self._halt = threading.Event()
         """The model is not needed any more: ends its fetch."""
         self._answered = 0
+        self._steps: Callable[[], int] = lambda: 0
 
     def serve(self, token: str, shared: Path) -> int:
         """Runs to the end; returns an exit code."""
@@ -106,7 +108,8 @@ class Worker:
             return EvaluationError.exit_code
         held.callback(loaded.model.close)
         self._send("ready", fetch_s=loaded.fetch_s, load_s=loaded.load_s, cached=loaded.cached,
-                   conditions=encode(loaded.conditions), uncompiled=count_uncompiled())  # fmt: skip
+                   conditions=encode(loaded.conditions), uncompiled=count_uncompiled(),
+                   at_once=getattr(loaded.model, "at_once", 1))  # fmt: skip
         try:
             code = self._answer_all(loaded)
         except ModelChanged as e:
@@ -151,7 +154,9 @@ class Worker:
         elif op == "work":
             for number, lines in (message.get("lines") or {}).items():
                 self.answering.add_lines(message["task"], int(number), lines)
-            self.queue.extend([Item(message["visit"], message["task"], b) for b in message["blocks"]])
+            blocks = message["blocks"]
+            crowds = message.get("crowd") or [0] * len(blocks)
+            self.queue.extend([Item(message["visit"], message["task"], b, int(c)) for b, c in zip(blocks, crowds, strict=True)])
         elif op == "yield":
             given = self.queue.give_up([(t, b) for t, b in message["blocks"]])
             self._send("yielded", blocks=given)
@@ -162,7 +167,7 @@ class Worker:
     def _beat(self, every: float) -> None:
         while not self._ended.wait(every):
             task, block, since = self._now or ("", -1, 0.0)
-            self._send("beat", task=task, block=block, since=since)
+            self._send("beat", task=task, block=block, since=since, steps=self._steps())
 
     def _send(self, op: str, **fields: Any) -> None:
         try:
@@ -174,6 +179,8 @@ class Worker:
 
     def _answer_all(self, loaded: Loaded) -> int:
         """Answers what is in the queue until it is stopped; an exit code. Raises ModelChanged."""
+        if isinstance(loaded.model, FedModel):
+            return self._feed_all(loaded, loaded.model)
         number = -1
         while (item := self.queue.take()) is not None:
             if item.assignment != number:
@@ -181,6 +188,30 @@ class Worker:
                 number = item.assignment
             if not self._answer(loaded, item):
                 return EvaluationError.exit_code
+        return 0
+
+    def _feed_all(self, loaded: Loaded, model: FedModel) -> int:
+        """The same for a model that answers many blocks at once."""
+        fed = Feeding(model, self.answering)
+        self._steps = lambda: fed.finished + model.steps
+        while (step := fed.step(self.queue)) is not None:
+            self._now = fed.oldest
+            if step.alone is not None:
+                if not self._answer(loaded, step.alone):
+                    return EvaluationError.exit_code
+                fed.restart_clock()
+                continue
+            if step.ended:
+                loaded.check_files()
+            for e in step.ended:
+                if isinstance(e.answers, Exception):
+                    why = f"{type(e.answers).__name__}: {short(e.answers)}"
+                    log(f"task {e.item.task}, block {e.item.block}: {why}")
+                    self._failed(e.item, e.started, type(e.answers).__name__, why)
+                    if any(sign in str(e.answers) for sign in _FATAL):
+                        return EvaluationError.exit_code
+                else:
+                    self._send_block(e.item, e.answers, e.started, e.ended, loaded, e.tokens)
         return 0
 
     def _answer(self, loaded: Loaded, item: Item) -> bool:
@@ -198,16 +229,22 @@ class Worker:
             return not any(sign in str(e) for sign in _FATAL)
         finally:
             self._now = None
+        self._send_block(item, answers, started, time.time(), loaded, (0, 0))
+        return True
+
+    def _send_block(
+        self, item: Item, answers: Sequence[Answer], started: float, ended: float, loaded: Loaded, tokens: tuple[int, int]
+    ) -> None:  # fmt: skip
+        conditions = conditions_of(loaded.model, exact=self.answering.is_exact(item))
         try:
-            self._send("block", task=item.task, block=item.block, visit=item.assignment, started=started, ended=time.time(),
-                       answers=[json.loads(encode_answer(a)) for a in answers], conditions=encode(loaded.model.conditions))  # fmt: skip
+            self._send("block", task=item.task, block=item.block, visit=item.assignment, started=started, ended=ended,
+                       answers=[json.loads(encode_answer(a)) for a in answers], conditions=encode(conditions), tokens=tokens)  # fmt: skip
         except TooLarge as e:
             self._failed(
                 item, started, "TooLarge", f"its answers are {e}; a smaller --block makes them smaller"
             )
-            return True
+            return
         self._answered += 1
-        return True
 
     def _failed(self, item: Item, started: float, kind: str, why: str) -> None:
         self._send("failed", task=item.task, block=item.block, visit=item.assignment, kind=kind, why=why, started=started,

@@ -19,7 +19,7 @@ from typing import Any
 from ...errors import ModelDoesNotLoad, UnknownKey
 from ...link.openai import Endpoint, EndpointRefused, Retry
 from ..contracts import Conditions, Json, ModelSpec, Request, digest
-from .asking import PROBLEM
+from ..suite.asking import PROBLEM
 from .requests import generation_settings, rolling_windows
 
 

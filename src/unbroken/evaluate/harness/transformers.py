@@ -12,6 +12,7 @@ from typing import Any
 
 from ...errors import MissingExtra, ModelDoesNotLoad
 from ..contracts import ModelSpec
+from .fast.model import FastModel
 from .transformers_model import TransformersModel, is_out_of_memory, named
 from .weights import weights_checked
 
@@ -20,12 +21,15 @@ class TransformersBackend:
     """Loads a folder with `AutoModelForCausalLM`. Options: `trust_remote_code`, `attn_implementation`,
     `add_bos_token`, `chat_template_args`, `cudnn_attention` (for generation too: see
     `repeatable_generation`), `threads` (CPU only; 1 where nothing is said), `allow_missing` (weights that the files lack
-    are random, instead of an error)."""
+    are random, instead of an error). Of the fast way: `batch_tokens` (instead of what is measured), `generation` ("static":
+    no continuous batching)."""
 
     needs_weights = True
+    ways = ("fast", "exact")
+    """How it can be asked; the first one where nothing is said."""
     options = (
         "trust_remote_code", "attn_implementation", "add_bos_token", "chat_template_args", "cudnn_attention", "threads",
-        "allow_missing",
+        "allow_missing", "batch_tokens", "generation",
     )  # fmt: skip
 
     def fingerprint(self, spec: ModelSpec) -> str | None:
@@ -49,7 +53,7 @@ class TransformersBackend:
             x = torch.ones((64, 64), dtype=torch.bfloat16, device=place)
             (x @ x).sum().item()
 
-    def load(self, spec: ModelSpec, folder: Path | None, devices: Sequence[int]) -> TransformersModel:
+    def load(self, spec: ModelSpec, folder: Path | None, devices: Sequence[int]) -> TransformersModel | FastModel:
         """The model on these GPUs; on several, its layers are spread over them. Raises ModelDoesNotLoad."""
         try:
             self.warm()
@@ -98,7 +102,8 @@ class TransformersBackend:
             if type(e).__module__.startswith("safetensors"):
                 raise _why(e, place) from e
             raise
-        return TransformersModel(spec, torch, transformers, model, tokenizer, target)
+        exact = TransformersModel(spec, torch, transformers, model, tokenizer, target)
+        return exact if spec.exact else FastModel(exact)
 
 
 UNNEEDED = ("sklearn", "scipy", "torchvision", "torchaudio")

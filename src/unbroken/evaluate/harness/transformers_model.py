@@ -10,18 +10,18 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 from ...errors import EvaluationError, OutOfMemory
 from ..contracts import Conditions, Json, ModelSpec, Request, digest
-from .asking import PROBLEM
+from ..suite.asking import PROBLEM
 from .requests import generation_settings, rolling_windows
 
 
-@dataclass(frozen=True)
-class _Pair:
+@dataclass(frozen=True, slots=True)
+class Pair:
     """A context and its continuation as tokens; their place in the call."""
 
     index: int
@@ -46,21 +46,22 @@ class TransformersModel:
         tokenizer: Any,
         target: Sequence[str],
     ) -> None:
-        self._spec, self._torch, self._transformers = spec, torch, transformers
-        self._model, self._tokenizer = model.eval(), tokenizer
-        self._target = tuple(target)
+        self.spec, self.torch, self.transformers = spec, torch, transformers
+        self.model, self.tokenizer = model.eval(), tokenizer
+        self.target = tuple(target)
         self._batch = spec.batch_size
         self.mix_settings = False
         """Greedy generations of other lengths and stop strings may share a batch; a harness that defines its batches by
         equal settings (lm_eval) keeps them apart, so that the arithmetic is its own."""
-        self._device = torch.device(target[0])
+        self.device = torch.device(target[0])
         self._torchs_attention = bool(spec.options.get("cudnn_attention", False))
         self._add_bos = spec.options.get("add_bos_token")
         _set_pad_token(tokenizer)
-        self._prefix = (
+        self.prefix = (
             tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
         )
-        self._max_length = spec.max_length or _max_length(model.config, tokenizer)
+        self._prefix_text = tokenizer.decode(self.prefix) if self.prefix is not None else "\0"
+        self.max_length = spec.max_length or _max_length(model.config, tokenizer)
 
     def respond(self, requests: Sequence[Request]) -> list[Json]:
         """One output per request, in order. Raises OutOfMemory when a batch does not fit."""
@@ -74,7 +75,7 @@ class TransformersModel:
             "generate_until": self._generate,
         }
         try:
-            with self._torch.inference_mode():
+            with self.torch.inference_mode():
                 for kind, places in kinds.items():
                     if kind not in answer:
                         raise EvaluationError(
@@ -86,9 +87,9 @@ class TransformersModel:
                     ):
                         out[i] = value
         except (RuntimeError, MemoryError) as e:
-            if not is_out_of_memory(self._torch, e):
+            if not is_out_of_memory(self.torch, e):
                 raise
-            raise self._out_of_memory() from None
+            raise self.out_of_memory() from None
         return out
 
     def halve(self) -> bool:
@@ -100,53 +101,56 @@ class TransformersModel:
 
     def restore(self) -> None:
         """Back to the batch size that was asked for; with an automatic one, nearer to the largest."""
-        wanted = self._spec.batch_size
-        self._batch = min(wanted, self._batch * 2) if self._spec.batch_auto else wanted
+        wanted = self.spec.batch_size
+        self._batch = min(wanted, self._batch * 2) if self.spec.batch_auto else wanted
 
     @property
     def conditions(self) -> Conditions:
         """What may move the last digits."""
-        name = self._target[0] if self._target[0] == "cpu" else self._torch.cuda.get_device_name(self._device)
-        if len(self._target) > 1:
-            name = f"{len(self._target)} x {name}"
+        name = self.target[0] if self.target[0] == "cpu" else self.torch.cuda.get_device_name(self.device)
+        if len(self.target) > 1:
+            name = f"{len(self.target)} x {name}"
         return Conditions(
-            engine=f"transformers {self._transformers.__version__}, torch {self._torch.__version__}",
+            engine=f"transformers {self.transformers.__version__}, torch {self.torch.__version__}",
             device=name,
-            dtype=str(self._model.dtype).removeprefix("torch."),
+            dtype=str(self.model.dtype).removeprefix("torch."),
             batch_size=self._batch,
             padding="right for likelihoods, left for generation",
         )
 
     def close(self) -> None:
         """Frees the device."""
-        self._model = None
+        self.model = None
         gc.collect()
-        if self._device.type == "cuda":
-            self._torch.cuda.empty_cache()
+        if self.device.type == "cuda":
+            self.torch.cuda.empty_cache()
 
     # ------------------------------------------------------------------ likelihoods
 
     def _loglikelihood(self, arguments: Sequence[Sequence[Json]]) -> list[Json]:
         return self._score(
-            [self._pair(i, str(a[0]), str(a[1])) for i, a in enumerate(arguments)], self._batch
+            [self.pair(i, str(a[0]), str(a[1])) for i, a in enumerate(arguments)], self._batch
         )
 
-    def _pair(self, index: int, context: str, continuation: str) -> _Pair:
+    def pair(
+        self, index: int, context: str, continuation: str, known: Mapping[str, Sequence[int]] | None = None
+    ) -> Pair:
+        """A request's tokens; `known`: texts that are encoded already (see `texts_of_pair`)."""
         if context == "":
-            rest = self._encode(continuation, special=False)
-            if rest[0] == self._prefix:
-                return _Pair(index, (rest[0],), tuple(rest[1:]))
-            return _Pair(index, (self._prefix,), tuple(rest))
-        spaces = len(context) - len(context.rstrip())
-        if spaces:
-            # A space before a word is part of the word's token.
-            context, continuation = context[:-spaces], context[-spaces:] + continuation
-        whole, start = self._encode(context + continuation), self._encode(context)
-        return _Pair(index, tuple(start), tuple(whole[len(start) :]))
+            rest = self.encode(continuation, special=False)
+            if rest[0] == self.prefix:
+                return Pair(index, (rest[0],), tuple(rest[1:]))
+            return Pair(index, (self.prefix,), tuple(rest))
+        start_text, whole_text = texts_of_pair(context, continuation)
+        if known is None:
+            whole, start = self.encode(whole_text), self.encode(start_text)
+        else:
+            whole, start = list(known[whole_text]), list(known[start_text])
+        return Pair(index, tuple(start), tuple(whole[len(start) :]))
 
-    def _score(self, pairs: Sequence[_Pair], batch: int) -> list[Json]:
+    def _score(self, pairs: Sequence[Pair], batch: int) -> list[Json]:
         """[log-probability, is it the greedy continuation] of each pair."""
-        shared: dict[tuple[int, ...], list[_Pair]] = {}
+        shared: dict[tuple[int, ...], list[Pair]] = {}
         for p in pairs:
             shared.setdefault(p.key, []).append(p)
         # The longest continuation stands for its group: its logits cover the others'.
@@ -158,34 +162,34 @@ class TransformersModel:
             for p, probabilities in zip(chunk, self._log_softmax(chunk), strict=True):
                 greedy = probabilities.argmax(dim=-1)
                 for member in shared[p.key]:
-                    tokens = self._torch.tensor(
-                        member.continuation, dtype=self._torch.long, device=greedy.device
+                    tokens = self.torch.tensor(
+                        member.continuation, dtype=self.torch.long, device=greedy.device
                     )
                     n = len(tokens)
                     picked = probabilities[-n:].gather(1, tokens.unsqueeze(-1)).squeeze(-1)
                     out[member.index] = [float(picked.sum()), bool((greedy[-n:] == tokens).all())]
         return [out[p.index] for p in pairs]
 
-    def _log_softmax(self, chunk: Sequence[_Pair]) -> Iterator[Any]:
+    def _log_softmax(self, chunk: Sequence[Pair]) -> Iterator[Any]:
         """Log-probabilities [tokens of the continuation, vocabulary] of each pair of a batch."""
-        torch = self._torch
-        inputs = [(p.context + p.continuation)[-(self._max_length + 1) :][:-1] for p in chunk]
+        torch = self.torch
+        inputs = [(p.context + p.continuation)[-(self.max_length + 1) :][:-1] for p in chunk]
         longest = max(map(len, inputs))
         padded = torch.tensor(
-            [[*i, *([0] * (longest - len(i)))] for i in inputs], dtype=torch.long, device=self._device
+            [[*i, *([0] * (longest - len(i)))] for i in inputs], dtype=torch.long, device=self.device
         )
-        logits = self._model(padded).logits
+        logits = self.model(padded).logits
         for row, i, p in zip(logits, inputs, chunk, strict=True):
             yield torch.log_softmax(row[len(i) - len(p.continuation) : len(i)], dim=-1)
 
     def _rolling(self, arguments: Sequence[Sequence[Json]]) -> list[Json]:
-        windows: list[_Pair] = []
+        windows: list[Pair] = []
         owner: list[int] = []
         for i, (text,) in enumerate(arguments):
             for context, continuation in rolling_windows(
-                self._encode(str(text)), self._prefix, self._max_length
+                self.encode(str(text)), self.prefix, self.max_length
             ):
-                windows.append(_Pair(len(windows), context, continuation))
+                windows.append(Pair(len(windows), context, continuation))
                 owner.append(i)
         totals = [0.0] * len(arguments)
         for at in range(0, len(windows), self._batch):
@@ -198,18 +202,17 @@ class TransformersModel:
 
     def _generate(self, arguments: Sequence[Sequence[Json]]) -> list[Json]:
         out: list[Json] = [None] * len(arguments)
-        lengths = [len(self._encode(str(a[0]))) for a in arguments]
+        lengths = [len(self.encode(str(a[0]))) for a in arguments]
         settings = [generation_settings(a[1]) for a in arguments]
         groups: dict[str, list[int]] = {}
         for i, (given, (_, asked)) in enumerate(zip(settings, arguments, strict=True)):
             wanted = int(given["max_gen_toks"])
-            if wanted >= self._max_length:  # no reason for its neighbours to go without an answer
-                out[i] = {PROBLEM: f"{wanted} tokens are to be generated, but the model holds {self._max_length} in all. "
-                                   "Lower max_gen_toks (max_tokens), or raise --max-length"}  # fmt: skip
+            out[i] = self.too_long(wanted)
+            if out[i] is not None:  # no reason for its neighbours to go without an answer
                 continue
             mixes = self.mix_settings and not given["do_sample"] and "max_length" not in given
             # A prompt that is cut to leave room for its answer is cut by its own limit: it stays among its like.
-            mixes = mixes and lengths[i] + wanted <= self._max_length
+            mixes = mixes and lengths[i] + wanted <= self.max_length
             rest = {k: v for k, v in given.items() if k not in ("until", "max_gen_toks")}
             groups.setdefault(digest(["mixed", rest]) if mixes else digest(asked), []).append(i)
         for places in groups.values():
@@ -217,7 +220,7 @@ class TransformersModel:
                 places, key=lambda i: (-settings[i]["max_gen_toks"], -lengths[i], str(arguments[i][0]))
             )
             for chunk in self._chunks(order, lengths, [int(s["max_gen_toks"]) for s in settings]):
-                texts = self._continue([str(arguments[i][0]) for i in chunk], [settings[i] for i in chunk])
+                texts = self.continue_texts([str(arguments[i][0]) for i in chunk], [settings[i] for i in chunk])
                 for i, text in zip(chunk, texts, strict=True):
                     out[i] = text
         return out
@@ -229,7 +232,7 @@ class TransformersModel:
         chunk: list[int] = []
         for i in order:
             differs = bool(chunk) and limits[i] != limits[chunk[0]]
-            cut = differs and max(lengths[j] for j in [*chunk, i]) + limits[chunk[0]] > self._max_length
+            cut = differs and max(lengths[j] for j in [*chunk, i]) + limits[chunk[0]] > self.max_length
             if len(chunk) == self._batch or cut:
                 yield chunk
                 chunk = []
@@ -237,28 +240,27 @@ class TransformersModel:
         if chunk:
             yield chunk
 
-    def _continue(self, prompts: list[str], settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    def continue_texts(self, prompts: list[str], settings: Sequence[Mapping[str, Any]]) -> list[str]:
         """One text per prompt, in one batch; the settings differ in `until` and `max_gen_toks` at most."""
         given = {k: v for k, v in settings[0].items() if k not in ("max_gen_toks", "until")}
         limits = [int(s["max_gen_toks"]) for s in settings]
         new_tokens = max(limits)
-        eos = self._tokenizer.decode(self._tokenizer.eos_token_id, skip_special_tokens=False)
-        stops = [[*s["until"], *([eos] if eos not in s["until"] else [])] for s in settings]
-        room = self._max_length - new_tokens
+        stops = [self.stops(s) for s in settings]
+        room = self.max_length - new_tokens
         tokens, mask = self._encode_batch(prompts, room)
         if given.get("do_sample"):
             # The same draws for the same prompts, whichever worker meets them, and when.
-            self._torch.manual_seed(int(digest([prompts, settings[0]])[:12], 16))
+            self.torch.manual_seed(int(digest([prompts, settings[0]])[:12], 16))
         length = given.pop("max_length", tokens.shape[1] + new_tokens)
-        with repeatable_generation(str(self._device), torchs_own=self._torchs_attention):
-            made = self._model.generate(
+        with repeatable_generation(str(self.device), torchs_own=self._torchs_attention):
+            made = self.model.generate(
                 input_ids=tokens,
                 attention_mask=mask,
                 max_length=length,
                 stopping_criteria=_stopping(
-                    self._transformers, self._tokenizer, stops, limits, tokens.shape[1]
+                    self.transformers, self.tokenizer, stops, limits, tokens.shape[1]
                 ),
-                pad_token_id=self._tokenizer.pad_token_id,
+                pad_token_id=self.tokenizer.pad_token_id,
                 use_cache=True,
                 **given,
             )
@@ -266,47 +268,83 @@ class TransformersModel:
         for row, own, limit in zip(made.tolist(), stops, limits, strict=True):
             # With one limit for all, `length` has held it already (and may say another thing).
             end = tokens.shape[1] + limit if limit < new_tokens else None
-            text = cast(str, self._tokenizer.decode(row[tokens.shape[1] : end], skip_special_tokens=True))
-            for stop in own:
-                if stop:
-                    text = text.split(stop)[0]
-            texts.append(text)
+            texts.append(self.text(row[tokens.shape[1] : end], own))
         return texts
 
     # ------------------------------------------------------------------ tokens
 
-    def _encode(self, text: str, special: bool | None = None) -> list[int]:
-        more: dict[str, bool] = {}
-        if special is not None:
-            more["add_special_tokens"] = special
-        elif text.startswith(self._tokenizer.decode(self._prefix)):
-            more["add_special_tokens"] = False
-        elif self._add_bos is not None:
-            more["add_special_tokens"] = bool(self._add_bos)
-        return list(self._tokenizer.encode(text, **more))
+    def encode(self, text: str, special: bool | None = None) -> list[int]:
+        """The tokens of a text; `special`: with what the tokenizer puts before it, where that is not as usual."""
+        more = self._special(text) if special is None else {"add_special_tokens": special}
+        return list(self.tokenizer.encode(text, **more))
+
+    def encode_all(self, texts: Collection[str], *, prompts: bool = False) -> dict[str, list[int]]:
+        """The tokens of each text; one call of the tokenizer, which uses all cores. `prompts`: of generations, which the
+        harness cuts into tokens by a rule of their own."""
+        rule = self._special_of_prompt if prompts else self._special
+        kinds: dict[tuple[tuple[str, bool], ...], list[str]] = {}
+        for text in texts:
+            kinds.setdefault(tuple(rule(text).items()), []).append(text)
+        found: dict[str, list[int]] = {}
+        for more, some in kinds.items():
+            made = self.tokenizer(some, **dict(more))["input_ids"]
+            found.update(zip(some, made, strict=True))
+        return found
+
+    def stops(self, settings: Mapping[str, Any]) -> list[str]:
+        """The stop strings of a generation, with the model's own end of text."""
+        eos = self.tokenizer.decode(self.tokenizer.eos_token_id, skip_special_tokens=False)
+        return [*settings["until"], *([eos] if eos not in settings["until"] else [])]
+
+    def text(self, tokens: Sequence[int], stops: Sequence[str]) -> str:
+        """What was generated, up to the first stop string."""
+        text = cast(str, self.tokenizer.decode(tokens, skip_special_tokens=True))
+        for stop in stops:
+            if stop:
+                text = text.split(stop)[0]
+        return text
+
+    def too_long(self, limit: int) -> Json:
+        """The output that stands for "no answer" where a generation alone is longer than the model holds; None where it fits."""
+        if limit < self.max_length:
+            return None
+        return {PROBLEM: f"{limit} tokens are to be generated, but the model holds {self.max_length} in all. "
+                         "Lower max_gen_toks (max_tokens), or raise --max-length"}  # fmt: skip
+
+    def _special(self, text: str) -> dict[str, bool]:
+        if text.startswith(self._prefix_text):
+            return {"add_special_tokens": False}
+        return {} if self._add_bos is None else {"add_special_tokens": bool(self._add_bos)}
+
+    def _special_of_prompt(self, text: str) -> dict[str, bool]:
+        if self.tokenizer.bos_token and text.startswith(self.tokenizer.bos_token):
+            return {"add_special_tokens": False}
+        return {} if self._add_bos is None else {"add_special_tokens": bool(self._add_bos)}
 
     def _encode_batch(self, texts: list[str], room: int) -> tuple[Any, Any]:
-        more: dict[str, bool] = {}
-        if self._tokenizer.bos_token and texts[0].startswith(self._tokenizer.bos_token):
-            more["add_special_tokens"] = False
-        elif self._add_bos is not None:
-            more["add_special_tokens"] = bool(self._add_bos)
-        before = self._tokenizer.padding_side
-        self._tokenizer.padding_side = "left"
-        encoded = self._tokenizer(texts, padding="longest", return_tensors="pt", **more)
-        self._tokenizer.padding_side = before
+        more = self._special_of_prompt(texts[0])
+        before = self.tokenizer.padding_side
+        self.tokenizer.padding_side = "left"
+        encoded = self.tokenizer(texts, padding="longest", return_tensors="pt", **more)
+        self.tokenizer.padding_side = before
         return (
-            encoded["input_ids"][:, -room:].to(self._device),
-            encoded["attention_mask"][:, -room:].to(self._device),
+            encoded["input_ids"][:, -room:].to(self.device),
+            encoded["attention_mask"][:, -room:].to(self.device),
         )
 
-    def _out_of_memory(self) -> OutOfMemory:
+    def out_of_memory(self) -> OutOfMemory:
         gc.collect()
-        if self._device.type == "cuda":
-            self._torch.cuda.empty_cache()
+        if self.device.type == "cuda":
+            self.torch.cuda.empty_cache()
         return OutOfMemory(
-            f"a batch of {self._batch} does not fit", where=named(self._target), hint="Lower batch_size"
+            f"a batch of {self._batch} does not fit", where=named(self.target), hint="Lower batch_size"
         )
+
+
+def texts_of_pair(context: str, continuation: str) -> tuple[str, str]:
+    """(the context, context and continuation) as they are cut into tokens: a space before a word is part of its token."""
+    start = context.rstrip()
+    return start, context + continuation
 
 
 def repeatable_generation(

@@ -21,6 +21,8 @@ REPLAN_BUDGET = 3000
 RECUT_RATIO = 1.25
 """The rest is planned again when the number of workers, or the priors, moved by more than this."""
 
+_FEW = 16
+"""Blocks that are in flight together after a worker died with more of them."""
 _LOOKED_AT = 4
 """Victims that a thief looks at closely."""
 
@@ -66,6 +68,8 @@ class Dispatcher:
         self._open: dict[str, set[int]] = {}
         self._failures: dict[Block, list[str]] = {}
         """Who failed at it, each time."""
+        self._suspected: dict[Block, list[str]] = {}
+        """Who died with it and others in flight."""
         self._urgent: list[Bundle] = []
         self._pending: list[Bundle] = []  # the next one is popped from the end
         self._planned_for = len(workers)
@@ -94,11 +98,12 @@ class Dispatcher:
         self.workers[name] = Busy(name, gpus)
         self._maybe_replan()
 
-    def leave(self, name: str, *, blame: bool = True) -> list[Block]:
+    def leave(self, name: str, *, blame: bool = True, at_once: int = 1) -> list[Block]:
         """A worker is gone; what it held goes back to the front. Returns the blocks that are given up now.
 
-        `blame`: it died, perhaps because of the block that it was answering. A worker that left on request is no
-        evidence against its block.
+        `blame`: it died, perhaps because of a block that it was answering: of the first `at_once` of its queue. Where these are
+        several they are only suspects, and the next time in flight with few others (`crowd_of`), until one is alone. A worker
+        that left on request is no evidence against its blocks.
         """
         gone = self.workers.pop(name, None)
         if gone is None:
@@ -106,7 +111,14 @@ class Dispatcher:
         left = [b for b in gone.queue if self.is_open(b)]
         lost = []
         if blame and left:
-            lost = self._note_failure(name, left[0], "the worker died while answering it")
+            suspects = self._in_flight(left, at_once)
+            if len(suspects) == 1:
+                why = "the worker died while answering it"
+                for who in (*self._suspected.pop(left[0], ()), name):
+                    lost = lost or self._note_failure(who, left[0], why)
+            else:
+                for b in suspects:
+                    self._suspected.setdefault(b, []).append(name)
             left = [b for b in left if self.is_open(b)]
         self._requeue(left)
         return lost
@@ -119,6 +131,7 @@ class Dispatcher:
             return False
         self.correction.observe(task, self._seconds[task][number], seconds)
         self._open[task].discard(number)
+        self._suspected.pop(block, None)
         self._answers += 1
         if not self._outdated:
             self._outdated = self._has_learnt(task)
@@ -185,6 +198,11 @@ class Dispatcher:
         """Neither landed nor given up."""
         return block[1] in self._open.get(block[0], ())
 
+    def crowd_of(self, block: Block) -> int:
+        """With at most so many blocks in flight, itself included; 0: any number."""
+        deaths = len(self._suspected.get(block, ())) or (2 if block in self._failures else 0)
+        return 0 if not deaths else _FEW if deaths == 1 else 1
+
     @property
     def finished(self) -> bool:
         """Every block has landed or is given up."""
@@ -233,6 +251,16 @@ class Dispatcher:
         if not taken or gain <= self.costs.switch_s:
             return None
         return gain, Steal(busy.name, tuple(reversed(taken)))
+
+    def _in_flight(self, queue: Sequence[Block], at_once: int) -> list[Block]:
+        """What a worker had begun of its queue at most: it begins in order, and keeps to `crowd_of`."""
+        found: list[Block] = []
+        for b in queue:
+            at_once = min(at_once, self.crowd_of(b) or at_once)
+            if found and len(found) >= at_once:
+                break
+            found.append(b)
+        return found
 
     def _drop(self, name: str, block: Block) -> None:
         busy = self.workers.get(name)

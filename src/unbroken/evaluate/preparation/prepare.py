@@ -29,6 +29,7 @@ from ..processes.bytecode import keep_bytecode
 from ..processes.imports import Forked, Imports, Process, end_piped, start_piped
 from ..result.folder import FULL, EvalDir, read_json
 from ..suite.registry import HARNESSES, get_harness
+from ..suite.staged import apart
 from . import reads
 
 Message = dict[str, Any]
@@ -48,7 +49,7 @@ def fingerprint(
     parts: list[Any] = [
         encode(replace(task, headline="")),
         suite.folder,
-        spec.block,
+        spec.block if spec.exact else [spec.block, "fast"],
         spec.chat_template,
         spec.tokenizer,
         spec.max_length,
@@ -238,6 +239,8 @@ def _prepare(
     ):
         prepared = harness.prepare(task, suite, spec, files, folder)
         stamps = recorder.reads()
+    if not spec.exact:
+        prepared = apart(prepared)
     return {"prepared": encode(replace(prepared, inputs=reads.content(stamps))), "reads": stamps}
 
 

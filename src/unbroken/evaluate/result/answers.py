@@ -206,4 +206,5 @@ def _plain(c: Conditions) -> Json:
         "dtype": c.dtype,
         "batch_size": c.batch_size,
         "padding": c.padding,
+        **({"batch_tokens": c.batch_tokens} if c.batch_tokens else {}),
     }

@@ -122,6 +122,12 @@ class EvalDir:
             return
         there = read_json(self.asked)
         text = json.loads(json.dumps(asked, default=str))
+        if isinstance(m := there.get("model"), dict) and m.get("exact") != text.get("model", {}).get("exact"):
+            began, now = ("--fast", "--exact") if "exact" in m else ("--exact", "--fast")
+            raise UsageError(
+                f"the folder holds an evaluation with {began}: its answers are never mixed with those of {now}",
+                where=str(self.root), hint=f"Say {began} to go on with it, or give another --out",
+            )  # fmt: skip
         differs = [k for k in sorted({*there, *text} if whole else text) if there.get(k) != text.get(k)]
         if differs:
             raise UsageError(
@@ -132,6 +138,12 @@ class EvalDir:
     def _answered(self) -> bool:
         """Whether a model was ever ready to answer here, or answers of other evaluations were scored."""
         return (self.root / "scores").exists() or any(e["event"] == "ready" for e in events(self.journal))
+
+    def began_exact(self) -> bool | None:
+        """Whether the evaluation in the folder was begun in the harness's own batches; None where there is none."""
+        if not self.asked.exists() or not self._answered():
+            return None
+        return bool(read_json(self.asked).get("model", {}).get("exact", True))
 
     def last_report(self) -> Report | None:
         """The report that is in the folder; None where there is none that can be read."""

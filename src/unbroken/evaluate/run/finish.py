@@ -5,17 +5,19 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from ... import atomic
 from ...journal.codec import encode
-from ..contracts import Report, Score
+from ..contracts import Check, Report, Score
 from ..plan.outcome import Measured, report, with_times_of
 from ..plan.priors import START, Observation, features_of, save_merged
 from .state import Run
 
 
 def write_report(
-    run: Run, scores: Mapping[str, Score], groups: Sequence[Score], prepare_s: Mapping[str, float], expected_s: float
+    run: Run, scores: Mapping[str, Score], groups: Sequence[Score], prepare_s: Mapping[str, float], expected_s: float,
+    checks: Sequence[Check] = (),
 ) -> Report:  # fmt: skip
     """Writes the report, and returns it. `prepare_s`: by task; `expected_s`: the planned makespan. Raises UnbrokenError."""
     observed, table, suite = run.observed, run.table, run.job.suite
@@ -29,7 +31,7 @@ def write_report(
     seen = Measured(suite.name, run.job.spec.title, run.located.checkpoint, started, observed.assignments, observed.blocks,
                     observed.scorings, observed.workers, prepare_s, run.settings.cpu_workers, expected_s, observed.reused)  # fmt: skip
     ordered = sorted(scores.values(), key=lambda s: order.get(s.task, len(order)))
-    found = report(seen, table.prepared, ordered, groups, table.errors)
+    found = replace(report(seen, table.prepared, ordered, groups, table.errors), checks=tuple(checks))
     folder = run.job.folder
     try:
         atomic.write_json(folder.report, encode(with_times_of(found, folder.last_report())))

@@ -27,9 +27,11 @@ class Job:
     def question(self) -> dict[str, Any]:
         """What the folder is claimed for; another question in the same folder is refused."""
         model = encode(replace(self.spec, batch_size=0))
+        # Folders of before there was another way say nothing of it.
+        unsaid = {"batch_auto", *(["exact"] if self.spec.exact else [])}
         return {
             "suite": digest(_suite_question(self.suite)),
-            "model": {k: v for k, v in model.items() if k != "batch_auto"},
+            "model": {k: v for k, v in model.items() if k not in unsaid},
         }
 
 

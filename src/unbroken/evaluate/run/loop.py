@@ -68,6 +68,7 @@ class Loop:
     async def evaluate(self, preparation: Preparation, display: Display) -> None:
         """Returns when every task is scored or has failed. Raises Abort."""
         self.tasks.add(list(self.checked.prepared.values()), budget=SIMULATED_BUNDLES)
+        self.tasks.add_checks()
         needed = not self.tasks.answered
         self._check_widths(self.checked.tasks)
         async with contextlib.AsyncExitStack() as stack:
@@ -92,6 +93,12 @@ class Loop:
                     await asyncio.get_running_loop().run_in_executor(None, close)
                     await self.feeder.wait_until_gone(5.0)
 
+    def _add_checks(self) -> None:
+        known = len(self.run.table.checks)
+        self.tasks.add_checks()
+        if len(self.run.table.checks) > known:
+            self.feeder.feed_all()
+
     def _check_widths(self, tasks: Sequence[Task]) -> None:
         widest = max(self.widths)
         for t in tasks:
@@ -114,6 +121,7 @@ class Loop:
         control, observed = self.run.control, self.run.observed
         while True:
             control.check()
+            self._add_checks()
             answered = self.tasks.answered
             if answered and not observed.gpu_end:
                 observed.gpu_end = time.time()

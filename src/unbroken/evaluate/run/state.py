@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import ChainMap
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,17 @@ class TaskTable:
     """What each prepared task was expected to take."""
     errors: dict[str, str] = field(default_factory=dict)
     """Why a task or a group has no score."""
+    checks: dict[str, PreparedTask] = field(default_factory=dict)
+    """What is asked in the harness's own batches, to compare with: by the name that the dispatcher knows it by."""
+
+    def find(self, task: str) -> PreparedTask:
+        """A prepared task, or a check of one."""
+        return self.checks.get(task) or self.prepared[task]
+
+    @property
+    def every(self) -> Mapping[str, PreparedTask]:
+        """Whatever workers answer."""
+        return ChainMap(self.prepared, self.checks)
 
     def fail(self, task: str, why: str) -> None:
         """The task will have no score."""

@@ -17,7 +17,7 @@ from ...errors import EvaluationError, UnbrokenError
 from ...journal.codec import decode
 from ...link.bounds import Malformed, Message, number, same_secret, text, whole
 from ..contracts import Conditions, Json, PreparedTask, Request
-from .staged import read_hashes, read_samples
+from .staged import read_samples, read_some_hashes
 
 WORDS = 4000
 """Characters of a reason; what is longer is cut."""
@@ -60,6 +60,8 @@ class Block:
     answers: tuple[Json, ...]
     """As answers.py stores them."""
     conditions: Conditions
+    tokens: tuple[int, int] = (0, 0)
+    """Read and generated; 0 where the worker does not count."""
     problems: tuple[str, ...] = ()
     """Of the samples without an answer."""
 
@@ -87,11 +89,12 @@ def words(value: Any) -> str:
     return "".join(c if c.isprintable() or c == "\n" else "?" for c in said[:WORDS])
 
 
-def ready(m: Message) -> tuple[float, float, int]:
-    """(seconds of the fetch, of the load, modules without bytecode). Raises Malformed."""
+def ready(m: Message) -> tuple[float, float, int, int]:
+    """(seconds of the fetch, of the load, modules without bytecode, samples at once). Raises Malformed."""
     # A clock that was set back while the model was loaded makes these negative; that is no reason to lose a worker.
     fetch_s, load_s = (number(m.get(k), k, -_LONG_S, _LONG_S) for k in ("fetch_s", "load_s"))
-    return max(fetch_s, 0.0), max(load_s, 0.0), whole(m.get("uncompiled", 0), "uncompiled", 0, 1 << 32)
+    uncompiled, at_once = whole(m.get("uncompiled", 0), "uncompiled", 0, 1 << 32), whole(m.get("at_once", 1), "at_once", 1, 1 << 20)
+    return max(fetch_s, 0.0), max(load_s, 0.0), uncompiled, at_once
 
 
 def failed(m: Message, held: Held) -> tuple[str, int, str]:
@@ -110,9 +113,13 @@ def yielded(m: Message, held: Held) -> list[tuple[str, int]]:
     return found
 
 
-def beat(m: Message) -> tuple[str, int]:
-    """The block that is being answered; ("", -1) between two. Raises Malformed."""
-    return text(m.get("task"), "task"), whole(m.get("block"), "block", -1, 1 << 48)
+def beat(m: Message) -> tuple[str, int, int]:
+    """The block that is being answered, ("", -1) between two; and what grows while several are. Raises Malformed."""
+    return (
+        text(m.get("task"), "task"),
+        whole(m.get("block"), "block", -1, 1 << 48),
+        whole(m.get("steps", 0), "steps", 0, 1 << 62),
+    )
 
 
 def unfit(m: Message) -> Message:
@@ -153,15 +160,24 @@ def _block(m: Message, task: str, n: int, p: PreparedTask) -> Block:
         ended,
         tuple(found),
         conditions,
+        _tokens(m.get("tokens")),
         problems,
     )
+
+
+def _tokens(given: Any) -> tuple[int, int]:
+    if given is None:
+        return 0, 0
+    if not isinstance(given, list) or len(given) != 2:
+        raise Malformed("'tokens' is no pair")
+    return whole(given[0], "tokens", 0, 1 << 48), whole(given[1], "tokens", 0, 1 << 48)
 
 
 def asked(prepared: PreparedTask, ids: range) -> tuple[list[str], list[Sequence[Request]]]:
     """(prompt hash, requests) of these samples. Raises EvaluationError if the task's files cannot be read."""
     folder = Path(prepared.folder)
     try:
-        return read_hashes(folder)[ids.start : ids.stop], [s.requests for s in read_samples(folder, ids)]
+        return read_some_hashes(folder, ids), [s.requests for s in read_samples(folder, ids)]
     except (OSError, ValueError, LookupError, struct.error) as e:
         raise EvaluationError(f"the prompts of '{prepared.task.name}' cannot be read: {e}", where=str(folder),
                               hint="Remove that folder, then run the same command") from e  # fmt: skip

@@ -8,13 +8,18 @@ template, a dataset or a few-shot sampler.
 from __future__ import annotations
 
 import json
+import os
 import struct
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ... import atomic
 from ..contracts import Answer, Json, Model, PreparedTask, Request, Sample, digest, prompt_hash
+
+
+_HASH_LINE = 33
+"""Bytes of a line of requests.hash: what `digest` gives, and its newline."""
 
 
 @dataclass(frozen=True)
@@ -44,17 +49,29 @@ def write_samples(folder: Path, samples: Iterable[Sequence[Request] | Sample], *
         lines.append(encode_sample(sample))
         offsets.append(offsets[-1] + len(lines[-1]))
         hashes.append(sample.prompt_hash)
-        size = sum(len(a) for r in sample.requests for a in r.arguments if isinstance(a, str))
         if i and i % block == 0:
             weights.append(0.0)
-        weights[-1] += size + 4.0 * sum(_output_tokens(r) for r in sample.requests) + 1.0
-        chars += size
+        weights[-1] += _weight(sample)
+        chars += sum(len(a) for r in sample.requests for a in r.arguments if isinstance(a, str))
         requests += len(sample.requests)
     atomic.write_bytes(folder / "requests.jsonl", b"".join(lines))
     atomic.write_bytes(folder / "requests.idx", struct.pack(f"<{len(offsets)}Q", *offsets))
     atomic.write_text(folder / "requests.hash", "".join(f"{h}\n" for h in hashes))
     n = max(len(lines), 1)
     return Staged(len(lines), digest(hashes), chars / n, requests / n, tuple(weights) if lines else ())
+
+
+def apart(prepared: PreparedTask) -> PreparedTask:
+    """The task with a block for each sample, where it generates text: asked the fast way, its answers end one by one, and what
+    a crash loses is what was being answered. Likelihoods end by the batch, and keep their blocks."""
+    weights = []
+    generates = False
+    for sample in iter_samples(Path(prepared.folder)):
+        if any(r.kind == "plain" for r in sample.requests):
+            return prepared  # infer.py's own calls, which get the rows of a block together
+        generates = generates or any(r.kind == "generate_until" for r in sample.requests)
+        weights.append(_weight(sample))
+    return replace(prepared, block=1, weights=tuple(weights)) if generates else prepared
 
 
 def read_block(prepared: PreparedTask, block: int) -> list[Sample]:
@@ -78,6 +95,17 @@ def read_samples(folder: Path, ids: range) -> list[Sample]:
 def read_hashes(folder: Path) -> list[str]:
     """The prompt hash of every sample, in order."""
     return (folder / "requests.hash").read_text().split()
+
+
+def read_some_hashes(folder: Path, ids: range) -> list[str]:
+    """Those of consecutive samples; reads no others where all hashes are as long as ours."""
+    with open(folder / "requests.hash", "rb") as f:
+        f.seek(ids.start * _HASH_LINE)
+        found = f.read(len(ids) * _HASH_LINE).decode("ascii", "replace").splitlines()
+        even = os.fstat(f.fileno()).st_size % _HASH_LINE == 0
+    if even and len(found) == len(ids) and all(len(h) == _HASH_LINE - 1 for h in found):
+        return found
+    return read_hashes(folder)[ids.start : ids.stop]
 
 
 def iter_samples(folder: Path) -> Iterator[Sample]:
@@ -140,6 +168,11 @@ def read_answers(path: Path) -> list[Answer]:
     """The answers of a ScoreJob's file."""
     with open(path, "rb") as f:
         return [decode_answer(line) for line in f]
+
+
+def _weight(sample: Sample) -> float:
+    size = sum(len(a) for r in sample.requests for a in r.arguments if isinstance(a, str))
+    return size + 4.0 * sum(_output_tokens(r) for r in sample.requests) + 1.0
 
 
 def _output_tokens(request: Request) -> float:

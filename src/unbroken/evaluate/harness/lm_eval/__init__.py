@@ -21,7 +21,7 @@ from .... import atomic
 from ....errors import EvaluationError, UnbrokenError, UnknownKey
 from ...contracts import Answer, Json, Model, ModelSpec, PreparedTask, Sample, Score, Suite, Task, digest
 from ...suite import staged
-from ..asking import run_requests
+from ...suite.asking import run_requests
 from ..chat import chat_of, check_kinds
 from .call import keep_data, kept_data, one_process, simple_evaluate
 from .replay import (
@@ -219,6 +219,10 @@ class LmEvalHarness:
     def build_requests(self, prepared: PreparedTask, block: int) -> list[Sample]:
         """The samples of one block, from the staged file."""
         return staged.read_block(prepared, block)
+
+    def only_asks(self, prepared: PreparedTask, samples: Sequence[Sample]) -> bool:
+        """Always: lm_eval's tasks make their requests before the model is there."""
+        return True
 
     def run(self, model: Model, prepared: PreparedTask, samples: Sequence[Sample]) -> list[Answer]:
         """One answer per sample; all requests of the block in one call."""

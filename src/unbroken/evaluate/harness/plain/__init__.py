@@ -43,7 +43,7 @@ from ...contracts import (
 )
 from ...preparation import reads
 from ...suite import staged
-from ..asking import run_requests
+from ...suite.asking import run_requests
 from ..chat import check_kinds
 from .folder import Folder, check_score, rows_of, samples_of
 from .model import Handle, PlainBackend, PlainModel, Unanswered
@@ -138,6 +138,10 @@ class PlainHarness:
     def build_requests(self, prepared: PreparedTask, block: int) -> list[Sample]:
         """The samples of one block, from the staged file."""
         return staged.read_block(prepared, block)
+
+    def only_asks(self, prepared: PreparedTask, samples: Sequence[Sample]) -> bool:
+        """Whether infer.py defines `prompt`; `infer` makes calls of its own."""
+        return all(r.kind != "plain" for s in samples for r in s.requests)
 
     def run(self, model: Model, prepared: PreparedTask, samples: Sequence[Sample]) -> list[Answer]:
         """The worker's calls for one block: those that `prompt` asked for, or `infer`'s own."""

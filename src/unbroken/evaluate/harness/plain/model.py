@@ -8,7 +8,7 @@ from typing import Any
 
 from ....errors import ModelDoesNotLoad
 from ...contracts import Conditions, Json, Model, ModelSpec, Request
-from ..asking import problem_of
+from ...suite.asking import problem_of
 from .folder import Folder, settings_of
 
 

@@ -5,16 +5,20 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
+from ....errors import UnbrokenError
 from ...contracts import PreparedTask, Task
 from ...plan.dispatch import Dispatcher
 from ...plan.planner import Work
 from ...plan.priors import Expected, Features, PriorBook, features_of
 from ...result.answers import AnswerStore
+from ...result.sameness import SUFFIX, check_of
 from ..control import as_user_error
 from ..state import Run
 from .preparation import Preparation
 from .scoring_queue import ScoringQueue
 
+CHECK_COST = 4.0
+"""What a sample takes in the harness's own batches, against the fast way: a guess, for the plan of the checks alone."""
 _log = logging.getLogger(__name__)
 
 
@@ -31,11 +35,36 @@ class Tasks:
         self.scoring = scoring
         self.book = book
         self.waiting = waiting
+        self._checks_due = not run.job.spec.exact
+        """The fast way is still to be checked."""
 
     @property
     def answered(self) -> bool:
-        """Whether every block of every task is answered or given up."""
-        return self.waiting == 0 and self.dispatcher.finished
+        """Whether every block of every task is answered or given up, and of every check."""
+        return self.waiting == 0 and self.dispatcher.finished and not self._checks_due
+
+    def add_checks(self) -> None:
+        """Once nothing waits any more that workers could begin: some samples of each task, to be asked in the harness's own
+        batches, beside the scoring."""
+        if not self._checks_due or self.waiting or self.dispatcher.waiting:
+            return
+        self._checks_due = False
+        work = []
+        for p in [self.run.table.prepared[t] for t in self.run.table.prepared]:
+            try:
+                check = check_of(p)
+                done = self.store.scan(check)
+            except (OSError, UnbrokenError, LookupError) as e:
+                self.scoring.not_checked(p.task.name, str(e))
+                continue
+            self.run.table.checks[check.task.name] = check
+            if 0 in done or not check.samples:
+                self.scoring.check(check, p)
+                continue
+            expected = self.run.table.expected[p.task.name]
+            work.append(Work(check.task.name, (max(CHECK_COST * expected.seconds * check.samples / p.samples, 1e-6),),
+                             (0,), 0.0, p.task.gpus))  # fmt: skip
+        self.dispatcher.add(work)
 
     async def prepare(self, task: Task, preparation: Preparation) -> None:
         """Prepares a task and plans it; one that fails ends the run, unless it is to go on without."""
@@ -96,6 +125,12 @@ class Tasks:
 
     def score_if_complete(self, task: str) -> None:
         """Hands a task to scoring if no block of it is open any more, and that has not been done."""
+        check = self.run.table.checks.get(task)
+        if check is not None:
+            if self.dispatcher.remaining_blocks(task) == 0:
+                why = self.dispatcher.given_up.get((task, 0))
+                self.scoring.check(check, self.run.table.prepared[task.removesuffix(SUFFIX)], why)
+            return
         if self.dispatcher.remaining_blocks(task) == 0 and self.run.table.states[task] == "running":
             self.score(task)
 

@@ -71,7 +71,7 @@ class Feeder:
         del self.links[link.name]
         polite = bool(link.leaving)
         self.run.observed.gaps += link.gaps
-        lost = self.dispatcher.leave(link.name, blame=blame and not polite)
+        lost = self.dispatcher.leave(link.name, blame=blame and not polite, at_once=link.at_once)
         for number, assignment in list(link.assignments.items()):
             outcome = "done" if polite and assignment.blocks else "lost"
             self._close_assignment(link, number, outcome, link.leaving or why)
@@ -105,7 +105,7 @@ class Feeder:
         held = busy.queue if busy is not None else ()
         match m["op"]:
             case "block":
-                self._block(link, received.block(m, held, self.run.table.prepared))
+                self._block(link, received.block(m, held, self.run.table.every))
             case "ready":
                 self._ready(link, m)
             case "failed":
@@ -117,16 +117,16 @@ class Feeder:
             case "bye":
                 link.leaving = received.words(m.get("why") or "left")
             case "beat":
-                at = received.beat(m)
-                if at != link.at:
-                    link.at, link.since = at, time.monotonic()
+                *at, steps = received.beat(m)
+                if (*at, steps) != (*link.at, link.steps):
+                    link.at, link.steps, link.since = (at[0], at[1]), steps, time.monotonic()
             case other:
                 raise Malformed(f"'{other:.40}' is nothing that a worker sends")
 
     def _ready(self, link: WorkerLink, m: Message) -> None:
         if link.ready:
             raise Malformed("it was ready before")
-        link.fetch_s, link.load_s, link.uncompiled = received.ready(m)
+        link.fetch_s, link.load_s, link.uncompiled, link.at_once = received.ready(m)
         link.ready = time.time()
         alive_s = max(0.0, link.ready - link.started)
         link.fetch_s, link.load_s = min(link.fetch_s, alive_s), min(link.load_s, alive_s)
@@ -135,12 +135,15 @@ class Feeder:
         self._feed(link)
 
     def _block(self, link: WorkerLink, m: received.Block) -> None:
-        prepared, block = self.run.table.prepared[m.task], (m.task, m.number)
+        prepared, block = self.run.table.find(m.task), (m.task, m.number)
         started, ended = link.believable(m.started, m.ended)
         self.workers.has_answered(link.name)
         before = link.note_block(m.assignment, m.number, started, ended, prefetched=True)
         if before is not None:
             self._close_assignment(link, before.number)
+        own = link.assignments.get(m.assignment)
+        if own is not None and own.left <= 0 and link.at_once > 1:
+            self._close_assignment(link, own.number)
         was_open = self.dispatcher.is_open(block)
         if m.problems:
             why = f"{len(m.problems)} samples without an answer: {m.problems[0]}"
@@ -153,8 +156,9 @@ class Feeder:
             except OSError as e:
                 self.run.control.abort(self.run.control.unwritable(e))
                 return
-            time_of = BlockTime(m.task, m.number, ended - started, prepared.task.gpus)
-            self.run.observed.blocks.append(time_of)
+            if not prepared.exact:
+                time_of = BlockTime(m.task, m.number, ended - started, prepared.task.gpus)
+                self.run.observed.blocks.append(time_of)
         if not m.problems:
             self.dispatcher.answered(link.name, block, ended - started)
         self._feed(link)
@@ -171,7 +175,8 @@ class Feeder:
 
     def _yielded(self, link: WorkerLink, given: Sequence[tuple[str, int]]) -> None:
         for a in link.assignments.values():
-            a.shared = a.shared or any(t == a.task for t, _ in given)
+            mine = [b for t, b in given if t == a.task and b in a.given]
+            a.shared, a.left = a.shared or bool(mine), a.left - len(mine)
         self.dispatcher.yielded(link.name, given)
         self.feed_all()
 
@@ -204,7 +209,7 @@ class Feeder:
         busy = self.dispatcher.workers.get(link.name)
         if busy is None:
             return
-        while len(busy.queue) <= 1 and not link.leaving:
+        while self._runs_short(link, busy.queue) and not link.leaving:
             bundle = self.dispatcher.next_bundle(link.name)
             if bundle is None:
                 break
@@ -212,6 +217,20 @@ class Feeder:
                 self._send_shard(link, shard.task, shard.blocks, shard.expected_s)
         if not busy.queue:
             self._steal_for(link)
+
+    def _runs_short(self, link: WorkerLink, queue: Sequence[tuple[str, int]]) -> bool:
+        """Whether a worker needs more than it has: one that answers many at once has so many samples, and one block more; but
+        near the end no more than its share, or the others would have nothing."""
+        if len(queue) <= 1 or link.at_once == 1:
+            return len(queue) <= 1
+        open_ones = sum(
+            self.dispatcher.remaining_blocks(t) * self.run.table.find(t).block for t in self.dispatcher.work
+        )
+        workers = max(len(self.dispatcher.workers), len(self.run.settings.slots))
+        wanted = min(link.at_once, -(-open_ones // workers))
+        if len(queue) > wanted:
+            return False
+        return sum(len(self.run.table.find(t).samples_of(b)) for t, b in queue) < wanted
 
     def _feed_idle(self, task: str) -> None:
         """A block of this task has shown what it takes: what was not worth sharing before may be by now."""
@@ -232,14 +251,17 @@ class Feeder:
             self.links[steal.victim].send("yield", blocks=steal.blocks)
 
     def _send_shard(self, link: WorkerLink, task: str, blocks: Sequence[int], expected_s: float) -> None:
-        prepared = self.run.table.prepared[task]
+        prepared = self.run.table.find(task)
         if task not in link.sent:
             link.sent.add(task)
             link.send("task", prepared=encode(replace(prepared, weights=())))
         self._assignments += 1
-        link.assignments[self._assignments] = OpenAssignment(task, self._assignments, expected_s)
+        link.assignments[self._assignments] = OpenAssignment(
+            task, self._assignments, expected_s, given=frozenset(blocks), left=len(blocks)
+        )
         lines = None if link.sees else {b: _raw_lines(prepared, b) for b in blocks}
-        link.send("work", visit=self._assignments, task=task, blocks=list(blocks), lines=lines)
+        crowd = [self.dispatcher.crowd_of((task, b)) for b in blocks]
+        link.send("work", visit=self._assignments, task=task, blocks=list(blocks), lines=lines, crowd=crowd if any(crowd) else None)
 
     def _close_assignment(self, link: WorkerLink, number: int, outcome: str = "done", why: str = "") -> None:
         ended = link.close_assignment(number, outcome, why)

@@ -19,7 +19,11 @@ def problem_of(output: Json) -> str:
 
 def run_requests(model: Model, samples: Sequence[Sample]) -> list[Answer]:
     """Sends all requests of the samples in one call; a sample with a request that got no answer has a problem."""
-    outputs = model.respond([r for s in samples for r in s.requests])
+    return answers_of(samples, model.respond([r for s in samples for r in s.requests]))
+
+
+def answers_of(samples: Sequence[Sample], outputs: Sequence[Json]) -> list[Answer]:
+    """One answer per sample, in order; a sample with a request that got none has a problem."""
     answers, at = [], 0
     for s in samples:
         own = outputs[at : at + len(s.requests)]
