@@ -198,3 +198,56 @@ def test_run_times_that_are_right_change_no_plan(monkeypatch: pytest.MonkeyPatch
             assert d.next_bundle("w") is not None
         block = d.workers["w"].queue[0]
         d.answered("w", block, 1.1)
+
+
+def flying(d: Dispatcher, name: str) -> list[tuple[str, int]]:
+    """Takes everything that waits."""
+    while d.next_bundle(name) is not None:
+        pass
+    return d.workers[name].queue
+
+
+def test_of_many_in_flight_the_one_that_kills_is_found_and_the_others_are_answered() -> None:
+    """Two deaths narrow it down, the third one convicts: the others are asked again, and no more often than that."""
+    d = Dispatcher([Work("t", (1.0,) * 100)], (1,), Costs(1, 0.01))
+    guilty = ("t", 30)
+    asked: dict[tuple[str, int], int] = {}
+    deaths = 0
+    while not d.finished:
+        name = f"w{deaths}"
+        d.join(name)
+        while queue := list(flying(d, name)):
+            begun = d._in_flight(queue, 64)
+            for b in begun:
+                asked[b] = asked.get(b, 0) + 1
+            if guilty in begun:
+                deaths += 1
+                lost = d.leave(name, at_once=64)
+                assert lost == ([guilty] if deaths == 3 else [])
+                break
+            for b in begun:
+                d.answered(name, b, 1.0)
+    assert deaths == 3 and d.given_up == {guilty: "the worker died while answering it"}
+    assert asked[guilty] == 3 and max(n for b, n in asked.items() if b != guilty) <= 3
+    assert sum(n > 1 for n in asked.values()) <= 64  # what was in flight with it
+
+
+def test_workers_killed_from_outside_cost_no_block() -> None:
+    d = Dispatcher([Work("t", (1.0,) * 100)], (1,), Costs(1, 0.01))
+    for i in range(2):
+        d.join(f"w{i}")
+        queue = list(flying(d, f"w{i}"))
+        for b in queue[:3]:
+            d.answered(f"w{i}", b, 1.0)
+        assert d.leave(f"w{i}", at_once=64) == []
+    assert d.remaining_blocks("t") == 94 and not d.given_up
+
+
+def test_suspects_are_in_flight_with_few() -> None:
+    d = Dispatcher([Work("t", (1.0,) * 100)], (1,), Costs(1, 0.01))
+    d.join("a")
+    queue = list(flying(d, "a"))
+    assert d.leave("a", at_once=40) == []
+    assert [d.crowd_of(b) for b in queue] == [16] * 40 + [0] * 60
+    d.join("b")
+    assert len(d._in_flight(flying(d, "b"), 40)) == 16

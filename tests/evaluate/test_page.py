@@ -72,6 +72,13 @@ def test_it_needs_nothing_but_itself() -> None:
     assert "http://" not in text.replace("http://www.w3.org", "")
 
 
+def test_a_page_says_what_the_other_way_would_change() -> None:
+    page = Page(render(fake_report()))
+    assert "differs more than chance" in page.text and "texts are drawn at random" in page.text
+    assert "In 54 tasks every answer is the same" in page.text
+    assert "harness's own batches" not in Page(render(replace(fake_report(), checks=()))).text
+
+
 def test_a_page_says_that_its_times_are_those_of_a_part() -> None:
     assert "answers were there before" not in Page(render(fake_report())).text
     resumed = Page(render(replace(fake_report(), reused=4120))).text
@@ -192,7 +199,7 @@ def test_a_page_without_times_neither_shows_nor_links_any() -> None:
     full = fake_report()
     page = Page(
         render(
-            replace(full, trials=(), scorings=(), workers=(), lower_bound_s=0.0, naive_s=0.0, expected_s=0.0)
+            replace(full, trials=(), scorings=(), workers=(), lower_bound_s=0.0, naive_s=0.0, expected_s=0.0, checks=())
         )
     )
     links = {v for k, v in page.attributes if k == "href"}

@@ -82,7 +82,7 @@ def alone(
 
 def command(place: Path, out: str, workers: int, *more: str) -> list[str]:
     return [sys.executable, "-m", "unbroken", "eval", "run", str(place / "suite.toml"), "-m", str(place / "model"), "-o", str(place / out),
-            "--workers", str(workers), "--batch-size", "1", "--block", "4", "--dtype", "float32", "--json", "--priors", "none", *more]  # fmt: skip
+            "--workers", str(workers), "--batch-size", "1", "--block", "4", "--dtype", "float32", "--exact", "--json", "--priors", "none", *more]  # fmt: skip
 
 
 def finish(cmd: list[str], env: dict[str, str]) -> dict[str, Any]:

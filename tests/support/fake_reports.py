@@ -7,6 +7,7 @@ import random
 
 from unbroken.evaluate.contracts import (
     Assignment,
+    Check,
     Conditions,
     Metric,
     Report,
@@ -91,7 +92,21 @@ def fake_report(
         expected_s=bound * 1.04,
         groups=(Score("mmlu", (Metric("acc,none", 0.4712, 0.0041),), 14042, 14042),),
         licences={n: rng.choice(["MIT", "CC-BY-4.0", "Apache-2.0"]) for n in names},
+        checks=tuple(_check(n, i) for i, n in enumerate(names)),
     )
+
+
+def _check(name: str, i: int) -> Check:
+    """Most tasks are the same both ways; some differ, one of them by more than chance, one is drawn, one was not compared."""
+    if i == 5:
+        return Check(name, 0, why="the worker died while answering it")
+    if i == 9:
+        return Check(name, 16, tuple(range(16)), True, 0.0, "exact_match,none", 0.25, 0.3125, 0.11, 0.62)
+    if i == 12:
+        return Check(name, 16, tuple(range(0, 28, 2)), False, 0.4, "acc,none", 0.125, 0.875, 0.11, 1e-6, True)
+    if i % 11 == 3:
+        return Check(name, 16, (7, 41), False, 0.03, "acc,none", 0.5625, 0.5, 0.0625, 0.5)
+    return Check(name, 16, (), False, 2e-4, "acc,none")
 
 
 def _scores(

@@ -130,7 +130,11 @@ def _is_exact(asked: Evaluating, begun: EvalDir | None) -> bool:
     ways = getattr(get_backend(asked.backend), "ways", ("exact",))
     way = {None: "", True: "exact", False: "fast"}[asked.exact]
     if way and way not in ways:
-        hint = "Say --backend transformers --exact" if way == "exact" else f"The backend {asked.backend} has one way only: leave it out"
+        hint = (
+            "Say --backend transformers --exact"
+            if way == "exact"
+            else f"The backend {asked.backend} has one way only: leave it out"
+        )
         raise UsageError(f"--{way}: not with --backend {asked.backend}", hint=hint)
     if begun is not None and (before := begun.began_exact()) is not None and len(ways) > 1:
         there = "exact" if before else "fast"

@@ -131,6 +131,8 @@ class Check:
     differ: tuple[int, ...] = ()
     """Those whose answers differ: another text, another choice, another greedy token, or a log-probability that is off by more
     than rounding."""
+    drawn: bool = False
+    """Its texts are drawn at random: they differ whatever the batches are."""
     largest: float = 0.0
     """Largest difference of two log-probabilities, by the larger one (but at least 1)."""
     metric: str = ""

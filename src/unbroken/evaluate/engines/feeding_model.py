@@ -119,7 +119,10 @@ class Feeding:
             self._samples -= len(samples)
             answers = outputs if isinstance(outputs, Exception) else answers_of(samples, outputs)
             began = self._clock + n * share
-            tokens = read // len(found) + (n < read % len(found)), made // len(found) + (n < made % len(found))
+            tokens = (
+                read // len(found) + (n < read % len(found)),
+                made // len(found) + (n < made % len(found)),
+            )
             ended.append(Ended(item, answers, began, began + share, tokens))
         self.finished += len(found)
         self._clock = now

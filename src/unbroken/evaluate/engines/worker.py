@@ -156,7 +156,12 @@ class Worker:
                 self.answering.add_lines(message["task"], int(number), lines)
             blocks = message["blocks"]
             crowds = message.get("crowd") or [0] * len(blocks)
-            self.queue.extend([Item(message["visit"], message["task"], b, int(c)) for b, c in zip(blocks, crowds, strict=True)])
+            self.queue.extend(
+                [
+                    Item(message["visit"], message["task"], b, int(c))
+                    for b, c in zip(blocks, crowds, strict=True)
+                ]
+            )
         elif op == "yield":
             given = self.queue.give_up([(t, b) for t, b in message["blocks"]])
             self._send("yielded", blocks=given)

@@ -22,14 +22,14 @@ class TransformersBackend:
     `add_bos_token`, `chat_template_args`, `cudnn_attention` (for generation too: see
     `repeatable_generation`), `threads` (CPU only; 1 where nothing is said), `allow_missing` (weights that the files lack
     are random, instead of an error). Of the fast way: `batch_tokens` (instead of what is measured), `generation` ("static":
-    no continuous batching)."""
+    no continuous batching), `at_once` (samples in flight)."""
 
     needs_weights = True
     ways = ("fast", "exact")
     """How it can be asked; the first one where nothing is said."""
     options = (
         "trust_remote_code", "attn_implementation", "add_bos_token", "chat_template_args", "cudnn_attention", "threads",
-        "allow_missing", "batch_tokens", "generation",
+        "allow_missing", "batch_tokens", "generation", "at_once",
     )  # fmt: skip
 
     def fingerprint(self, spec: ModelSpec) -> str | None:
@@ -53,7 +53,9 @@ class TransformersBackend:
             x = torch.ones((64, 64), dtype=torch.bfloat16, device=place)
             (x @ x).sum().item()
 
-    def load(self, spec: ModelSpec, folder: Path | None, devices: Sequence[int]) -> TransformersModel | FastModel:
+    def load(
+        self, spec: ModelSpec, folder: Path | None, devices: Sequence[int]
+    ) -> TransformersModel | FastModel:
         """The model on these GPUs; on several, its layers are spread over them. Raises ModelDoesNotLoad."""
         try:
             self.warm()

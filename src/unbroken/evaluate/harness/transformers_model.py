@@ -57,9 +57,7 @@ class TransformersModel:
         self._torchs_attention = bool(spec.options.get("cudnn_attention", False))
         self._add_bos = spec.options.get("add_bos_token")
         _set_pad_token(tokenizer)
-        self.prefix = (
-            tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
-        )
+        self.prefix = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
         self._prefix_text = tokenizer.decode(self.prefix) if self.prefix is not None else "\0"
         self.max_length = spec.max_length or _max_length(model.config, tokenizer)
 
@@ -128,9 +126,7 @@ class TransformersModel:
     # ------------------------------------------------------------------ likelihoods
 
     def _loglikelihood(self, arguments: Sequence[Sequence[Json]]) -> list[Json]:
-        return self._score(
-            [self.pair(i, str(a[0]), str(a[1])) for i, a in enumerate(arguments)], self._batch
-        )
+        return self._score([self.pair(i, str(a[0]), str(a[1])) for i, a in enumerate(arguments)], self._batch)
 
     def pair(
         self, index: int, context: str, continuation: str, known: Mapping[str, Sequence[int]] | None = None
@@ -220,7 +216,9 @@ class TransformersModel:
                 places, key=lambda i: (-settings[i]["max_gen_toks"], -lengths[i], str(arguments[i][0]))
             )
             for chunk in self._chunks(order, lengths, [int(s["max_gen_toks"]) for s in settings]):
-                texts = self.continue_texts([str(arguments[i][0]) for i in chunk], [settings[i] for i in chunk])
+                texts = self.continue_texts(
+                    [str(arguments[i][0]) for i in chunk], [settings[i] for i in chunk]
+                )
                 for i, text in zip(chunk, texts, strict=True):
                     out[i] = text
         return out

@@ -109,7 +109,7 @@ class Dispatcher:
         if gone is None:
             return []
         left = [b for b in gone.queue if self.is_open(b)]
-        lost = []
+        lost: list[Block] = []
         if blame and left:
             suspects = self._in_flight(left, at_once)
             if len(suspects) == 1:

@@ -82,7 +82,12 @@ def with_times_of(found: Report, before: Report | None) -> Report:
     if found.trials or before is None or not before.trials or before.checkpoint != found.checkpoint:
         return found
     return replace(
-        before, scores=found.scores, errors=found.errors, groups=found.groups, licences=found.licences, checks=found.checks
+        before,
+        scores=found.scores,
+        errors=found.errors,
+        groups=found.groups,
+        licences=found.licences,
+        checks=found.checks,
     )
 
 

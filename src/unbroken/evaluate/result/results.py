@@ -184,8 +184,36 @@ def table(report: Report) -> str:
             what = ", ".join(f"{n} {k}" for k, n in kinds.items() if n)
             lines.append(f"{s.task}: {what}; sample {s.notes[0].sample}: {s.notes[0].why}")
     lines += [f"{task}: no score: {why}" for task, why in report.errors.items()]
+    if report.checks:
+        lines += ["", *checked(report)]
     lines += ["", summary(report), *uncompiled(report)]
     return "\n".join(lines) + "\n"
+
+
+def checked(report: Report) -> list[str]:
+    """What the comparison came to, as lines; empty where there was none."""
+    both = [c for c in report.checks if c.samples]
+    if not report.checks:
+        return []
+    differ = [c for c in both if c.differ and not c.drawn]
+    asked = sum(c.samples for c in both)
+    text = f"Asked the fast way. {asked:,} samples of {len(both)} tasks were asked in the harness's own batches too: "
+    if differ:
+        some = ", ".join(f"{c.task} {len(c.differ)} of {c.samples}" for c in differ[:5])
+        more = f" and {len(differ) - 5} more tasks" if len(differ) > 5 else ""
+        text += f"{sum(len(c.differ) for c in differ)} answers differ ({some}{more})"
+    else:
+        text += "the answers are the same"
+    lines = [text + "."]
+    for c in both:
+        if c.beyond_chance:
+            lines.append(
+                f"{c.task} differs more than chance: {c.metric} {c.fast:.4f} against {c.exact:.4f} in the harness's own batches "
+                f"(standard error of the difference {c.stderr:.4f}). Evaluate it with --exact, in another --out"
+            )
+    if missing := [c for c in report.checks if not c.samples]:
+        lines.append(f"Not compared: {', '.join(c.task for c in missing[:5])}: {missing[0].why}")
+    return lines
 
 
 def summary(report: Report) -> str:

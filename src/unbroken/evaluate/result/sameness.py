@@ -52,6 +52,7 @@ class Compared:
     ids: tuple[int, ...]
     differ: tuple[int, ...]
     largest: float
+    drawn: bool = False
 
 
 def compare_answers(
@@ -59,14 +60,21 @@ def compare_answers(
 ) -> Compared:
     """What differs; a sample without an answer on either side is not counted."""
     both = sorted(i for i in exact if i in fast and not exact[i].problem and not fast[i].problem)
-    differ, largest = [], 0.0
+    differ, largest, drawn = [], 0.0, False
     for i in both:
         requests = read_samples(Path(prepared.folder), range(i, i + 1))[0].requests
+        drawn = drawn or any(_is_drawn(r) for r in requests)
         other, off = _differ(requests, fast[i].outputs, exact[i].outputs)
         largest = max(largest, off)
         if other:
             differ.append(i)
-    return Compared(prepared.task.name, tuple(both), tuple(differ), largest)
+    return Compared(prepared.task.name, tuple(both), tuple(differ), largest, drawn)
+
+
+def _is_drawn(r: Request) -> bool:
+    given = r.arguments[1] if r.kind == "generate_until" and len(r.arguments) > 1 else None
+    settings = given if isinstance(given, dict) else {}
+    return bool(settings.get("do_sample", float(settings.get("temperature") or 0) > 0))
 
 
 def _differ(requests: Sequence[Request], a: Sequence[Json], b: Sequence[Json]) -> tuple[bool, float]:
@@ -76,7 +84,9 @@ def _differ(requests: Sequence[Request], a: Sequence[Json], b: Sequence[Json]) -
     off = max((abs(x - y) / max(1.0, abs(y)) for x, y in pairs if x != y), default=0.0)
     if len(pairs) < len(a):
         return list(a) != list(b), off
-    flags = [x[1] for x in a if isinstance(x, list) and len(x) > 1] != [x[1] for x in b if isinstance(x, list) and len(x) > 1]
+    flags = [x[1] for x in a if isinstance(x, list) and len(x) > 1] != [
+        x[1] for x in b if isinstance(x, list) and len(x) > 1
+    ]
     choice = len(pairs) > 1 and _argmax([x for x, _ in pairs]) != _argmax([y for _, y in pairs])
     return flags or choice or off > ROUNDING, off
 
@@ -91,7 +101,10 @@ def _argmax(values: Sequence[float]) -> int:
 
 
 def checks(
-    compared: Sequence[Compared], fast: Mapping[str, Score], exact: Mapping[str, Score], errors: Mapping[str, str]
+    compared: Sequence[Compared],
+    fast: Mapping[str, Score],
+    exact: Mapping[str, Score],
+    errors: Mapping[str, str],
 ) -> tuple[Check, ...]:
     """One for each task. `exact`: by task, its score with the answers of the other way in place of those samples' own; not for
     tasks where nothing differs. `errors`: why a task was not compared."""
@@ -100,9 +113,11 @@ def checks(
     found = {d.task: d for d in compare([b for _, b in few.values()], [a for a, _ in few.values()])}
     out = []
     for c in compared:
-        check = Check(c.task, len(c.ids), c.differ, c.largest)
+        check = Check(c.task, len(c.ids), c.differ, c.drawn, c.largest)
         if not c.differ:
-            check = replace(check, metric=fast[c.task].metrics[0].name if c.task in fast and fast[c.task].metrics else "")
+            check = replace(
+                check, metric=fast[c.task].metrics[0].name if c.task in fast and fast[c.task].metrics else ""
+            )
         elif (d := found.get(c.task)) is not None and not math.isnan(d.after) and d.p is not None:
             own = pairs[c.task][1].metrics[0].stderr
             material = own is None or not math.isfinite(own) or abs(d.after - d.before) > SMALL * own

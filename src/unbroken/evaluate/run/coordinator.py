@@ -148,7 +148,9 @@ class Coordinator:
                     await loop.evaluate(preparation, self._display)
             prepared = [table.prepared[t] for t in table.states if t in table.prepared]
             groups = await preparation.combine(prepared, scoring.scores)
-            found = write_report(run, scoring.scores, groups, preparation.seconds, loop.expected_s, scoring.checks)
+            found = write_report(
+                run, scoring.scores, groups, preparation.seconds, loop.expected_s, scoring.checks
+            )
             save_estimates(run)
             self._display.show(loop.progress, now=True)
             note_end(run, found)

@@ -93,7 +93,10 @@ def ready(m: Message) -> tuple[float, float, int, int]:
     """(seconds of the fetch, of the load, modules without bytecode, samples at once). Raises Malformed."""
     # A clock that was set back while the model was loaded makes these negative; that is no reason to lose a worker.
     fetch_s, load_s = (number(m.get(k), k, -_LONG_S, _LONG_S) for k in ("fetch_s", "load_s"))
-    uncompiled, at_once = whole(m.get("uncompiled", 0), "uncompiled", 0, 1 << 32), whole(m.get("at_once", 1), "at_once", 1, 1 << 20)
+    uncompiled, at_once = (
+        whole(m.get("uncompiled", 0), "uncompiled", 0, 1 << 32),
+        whole(m.get("at_once", 1), "at_once", 1, 1 << 20),
+    )
     return max(fetch_s, 0.0), max(load_s, 0.0), uncompiled, at_once
 
 
@@ -113,13 +116,10 @@ def yielded(m: Message, held: Held) -> list[tuple[str, int]]:
     return found
 
 
-def beat(m: Message) -> tuple[str, int, int]:
+def beat(m: Message) -> tuple[tuple[str, int], int]:
     """The block that is being answered, ("", -1) between two; and what grows while several are. Raises Malformed."""
-    return (
-        text(m.get("task"), "task"),
-        whole(m.get("block"), "block", -1, 1 << 48),
-        whole(m.get("steps", 0), "steps", 0, 1 << 62),
-    )
+    at = text(m.get("task"), "task"), whole(m.get("block"), "block", -1, 1 << 48)
+    return at, whole(m.get("steps", 0), "steps", 0, 1 << 62)
 
 
 def unfit(m: Message) -> Message:

@@ -17,7 +17,6 @@ from pathlib import Path
 from ... import atomic
 from ..contracts import Answer, Json, Model, PreparedTask, Request, Sample, digest, prompt_hash
 
-
 _HASH_LINE = 33
 """Bytes of a line of requests.hash: what `digest` gives, and its newline."""
 

@@ -62,7 +62,9 @@ class _Open:
 class Continuous:
     """transformers' manager for one model, started with the first request."""
 
-    def __init__(self, model: Any, decode: Callable[[Sequence[int]], str], tail_of: Callable[[str], int]) -> None:
+    def __init__(
+        self, model: Any, decode: Callable[[Sequence[int]], str], tail_of: Callable[[str], int]
+    ) -> None:
         """`decode`: tokens to text with special tokens; `tail_of`: tokens that a stop string may take at the end of one.
 
         Raises Broken where this version, model or setting has no continuous batching.

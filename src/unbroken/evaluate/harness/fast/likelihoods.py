@@ -7,10 +7,12 @@ import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .prefixes import Batch, Row, Tokens
+from .prefixes import Batch, Row, Stem, Tokens
 
 Member = tuple[int, Tokens]
 """A request's number and the tokens of its continuation: a row may stand for several that differ in their last token."""
+Started = tuple[list[int], Any, Any]
+"""Numbers of requests; their log-probabilities and whether they are greedy, on the device."""
 
 
 class Likelihoods:
@@ -23,12 +25,13 @@ class Likelihoods:
         """Whether logits are computed only where they are asked for."""
         self._cache = "cache" if "cache" in takes else "past_key_values"
         self._root: tuple[Tokens, Any] | None = None
+        """The last one, with its cache."""
 
     def forget(self) -> None:
         """Frees the root."""
         self._root = None
 
-    def score(self, batch: Batch, rows: Sequence[Row], members: Mapping[int, Sequence[Member]]) -> Any:
+    def score(self, batch: Batch, rows: Sequence[Row], members: Mapping[int, Sequence[Member]]) -> Started:
         """Starts the computation of a batch; `collect` waits for it. `members`: by row, the requests that it stands for.
 
         The sum is taken in the type of the logits, as the harness takes it.
@@ -36,33 +39,26 @@ class Likelihoods:
         past = self._root_of(batch.root)
         start = len(batch.root)
         stems = batch.stems
-        deep = [i for i, s in enumerate(stems) if s.longest_tail]
+        deep = {i: None for i, s in enumerate(stems) if s.longest_tail}
         # What is asked of each stem: a lone row's own predictions, or the one behind a context that has tails.
         asked = [
-            range(len(s.tokens) - (1 if i in set(deep) else _most(s, rows)), len(s.tokens))
+            range(len(s.tokens) - (1 if i in deep else _most(s, rows)), len(s.tokens))
             for i, s in enumerate(stems)
         ]
         logits, cache = self._read([s.tokens for s in stems], asked, past, start, None, bool(deep))
-        found: list[tuple[Any, int, int]] = []
-        """(logits, row, position of its first prediction) of each row that is asked for, stem by stem."""
         pieces: dict[int, list[Any]] = {}
         for i, s in enumerate(stems):
-            if i not in set(deep):
-                for r in s.rows:
-                    pieces[r] = [logits(i, rows[r].wanted)]
-            else:
-                for r in s.rows:
-                    pieces[r] = [logits(i, 1)]
+            for r in s.rows:
+                pieces[r] = [logits(i, 1 if i in deep else rows[r].wanted)]
         if deep:
-            self._read_tails(batch, deep, cache, start, pieces)
+            self._read_tails(batch, list(deep), cache, start, pieces)
         return self._gather(pieces, rows, members)
 
-    def collect(self, started: Any) -> dict[int, list[Any]]:
+    def collect(self, started: Started) -> dict[int, list[Any]]:
         """{request: [log-probability, whether it is the greedy continuation]} of a batch."""
         numbers, values, greedy = started
         return {
-            n: [float(v), bool(g)]
-            for n, v, g in zip(numbers, values.tolist(), greedy.tolist(), strict=True)
+            n: [float(v), bool(g)] for n, v, g in zip(numbers, values.tolist(), greedy.tolist(), strict=True)
         }
 
     # ---- passes of the model
@@ -74,6 +70,7 @@ class Likelihoods:
             self._root = None  # two at once may not fit
             _, cache = self._read([root], [range(len(root) - 1, len(root))], None, 0, None, True)
             self._root = root, cache
+            return cache
         return self._root[1]
 
     def _read_tails(
@@ -90,9 +87,7 @@ class Likelihoods:
         ahead = torch.arange(start + width, device=self._device) < lengths[:, None]
         mask = torch.cat([ahead, ahead.new_ones((len(owners), longest))], dim=1).long()
         asked = [range(len(t)) for _, _, t in owners]
-        logits, _ = self._read(
-            [t for _, _, t in owners], asked, select(cache, parents), lengths, mask, False
-        )
+        logits, _ = self._read([t for _, _, t in owners], asked, select(cache, parents), lengths, mask, False)
         for at, (_, r, t) in enumerate(owners):
             pieces[r].append(logits(at, len(t)))
 
@@ -129,8 +124,11 @@ class Likelihoods:
         return last, out.past_key_values if cached else None
 
     def _gather(
-        self, pieces: Mapping[int, Sequence[Any]], rows: Sequence[Row], members: Mapping[int, Sequence[Member]]
-    ) -> tuple[list[int], Any, Any]:
+        self,
+        pieces: Mapping[int, Sequence[Any]],
+        rows: Sequence[Row],
+        members: Mapping[int, Sequence[Member]],
+    ) -> Started:
         """One call for all requests of the batch: a kernel for each would take longer than the model."""
         torch = self._torch
         order = list(pieces)
@@ -177,8 +175,8 @@ def select(cache: Any, rows: Any) -> Any:
 def can_share(cache: Any) -> bool:
     """Whether a cache is a plain one, whose rows can be copied and continued: no sliding window, no recurrent state."""
     layers = getattr(cache, "layers", None)
-    return bool(layers) and all(type(layer).__name__ == "DynamicLayer" for layer in layers)
+    return bool(layers) and all(type(layer).__name__ == "DynamicLayer" for layer in layers or ())
 
 
-def _most(stem: Any, rows: Sequence[Row]) -> int:
+def _most(stem: Stem, rows: Sequence[Row]) -> int:
     return max(rows[r].wanted for r in stem.rows)

@@ -110,9 +110,7 @@ def batches(stems: Iterable[Stem], root: Tokens, budget: int, held: int) -> Iter
     """
     chosen: list[Stem] = []
     for stem in sorted(stems, key=lambda s: (-len(s.tokens), -s.longest_tail, s.tokens)):
-        if chosen and (
-            Batch(root, (*chosen, stem)).computed > budget or _held(root, [*chosen, stem]) > held
-        ):
+        if chosen and (Batch(root, (*chosen, stem)).computed > budget or _held(root, [*chosen, stem]) > held):
             yield Batch(root, tuple(chosen))
             chosen = []
         chosen.append(stem)

@@ -21,7 +21,7 @@ from ....page.charts.gantt import share_curve
 from ....page.charts.spark import interval
 from ....page.elements import Markup
 from ...contracts import Metric, Report
-from ..results import finite
+from ..results import checked, finite
 from . import gantt, summary
 from .markup import duration, number, percent, when
 
@@ -50,7 +50,13 @@ def render(report: Report) -> str:
             spent[one.task] += one.busy_s
     spans = summary.spans(report)
     standard = summary.usual(report.scores)
-    places = {"all-scores": report.scores, "makespan": spans, "timeline": rows, "workers": report.workers}
+    places = {
+        "all-scores": report.scores,
+        "makespan": spans,
+        "sameness": report.checks,
+        "timeline": rows,
+        "workers": report.workers,
+    }
     return shell.render(
         "evaluate/result/page/evaluation.html",
         data=finite(encode(report)),
@@ -66,6 +72,12 @@ def render(report: Report) -> str:
         kinds=[(k, t) for k, t in _KINDS if k in drawn or (k == "lost" and "failed" in drawn)],
         workers=summary.workers(report),
         csv=summary.as_csv(report),
+        checked=checked(report),
+        differing=sorted(
+            (c for c in report.checks if c.differ or c.why),
+            key=lambda c: (not c.beyond_chance, c.drawn, c.task),
+        ),
+        alike=[c for c in report.checks if not (c.differ or c.why)],
         conditions=summary.conditions,
         facts=lambda score: summary.facts(score, standard),
         spark=_spark,

@@ -91,7 +91,8 @@ def usual(scores: Sequence[Score]) -> Conditions | None:
 def conditions(c: Conditions) -> str:
     """How a task ran, in words."""
     padding = f", padding {c.padding}" if c.padding else ""
-    return f"{c.engine} on {c.device}, {c.dtype}, batch size {c.batch_size}{padding}"
+    size = f"up to {c.batch_tokens:,} tokens a batch" if c.batch_tokens else f"batch size {c.batch_size}"
+    return f"{c.engine} on {c.device}, {c.dtype}, {size}{padding}"
 
 
 def facts(score: Score, standard: Conditions | None) -> list[tuple[str, str]]:

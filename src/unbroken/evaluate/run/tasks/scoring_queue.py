@@ -112,7 +112,9 @@ class ScoringQueue:
     async def _submit_check(self, check: PreparedTask, prepared: PreparedTask) -> None:
         task = prepared.task.name
         try:
-            found, job = await asyncio.get_running_loop().run_in_executor(None, self._write_check, check, prepared)
+            found, job = await asyncio.get_running_loop().run_in_executor(
+                None, self._write_check, check, prepared
+            )
         except (UnbrokenError, OSError, LookupError, ValueError) as e:
             self.not_checked(task, str(e))
         else:
@@ -123,7 +125,9 @@ class ScoringQueue:
                 self._hand_over(job)
         self._wake()
 
-    def _write_check(self, check: PreparedTask, prepared: PreparedTask) -> tuple[Compared, ScoreJob | Score | None]:
+    def _write_check(
+        self, check: PreparedTask, prepared: PreparedTask
+    ) -> tuple[Compared, ScoreJob | Score | None]:
         """The comparison; where something differs, also what is to be scored to see what that changes. In a thread."""
         target = self.folder.exact_answers(self.key, check.task.name)
         conditions = self.store.merge(check, {}, target)

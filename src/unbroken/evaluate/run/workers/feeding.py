@@ -117,9 +117,9 @@ class Feeder:
             case "bye":
                 link.leaving = received.words(m.get("why") or "left")
             case "beat":
-                *at, steps = received.beat(m)
-                if (*at, steps) != (*link.at, link.steps):
-                    link.at, link.steps, link.since = (at[0], at[1]), steps, time.monotonic()
+                at, steps = received.beat(m)
+                if (at, steps) != (link.at, link.steps):
+                    link.at, link.steps, link.since = at, steps, time.monotonic()
             case other:
                 raise Malformed(f"'{other:.40}' is nothing that a worker sends")
 
@@ -261,7 +261,14 @@ class Feeder:
         )
         lines = None if link.sees else {b: _raw_lines(prepared, b) for b in blocks}
         crowd = [self.dispatcher.crowd_of((task, b)) for b in blocks]
-        link.send("work", visit=self._assignments, task=task, blocks=list(blocks), lines=lines, crowd=crowd if any(crowd) else None)
+        link.send(
+            "work",
+            visit=self._assignments,
+            task=task,
+            blocks=list(blocks),
+            lines=lines,
+            crowd=crowd if any(crowd) else None,
+        )
 
     def _close_assignment(self, link: WorkerLink, number: int, outcome: str = "done", why: str = "") -> None:
         ended = link.close_assignment(number, outcome, why)
