@@ -219,7 +219,9 @@ def test_six_kinds_of_task_fast_and_exact_and_a_worker_killed_in_the_middle(plac
     assert {c["task"] for c in found["checks"]} == set(wanted)
     assert not [c for c in found["checks"] if c["differ"] or c["why"]]
     # Answers of one way are no answers of the other.
-    mixed = subprocess.run([*command(place, "fast"), "--exact"], env=env(place), capture_output=True, text=True)
+    mixed = subprocess.run(
+        [*command(place, "fast"), "--exact"], env=env(place), capture_output=True, text=True
+    )
     assert mixed.returncode == 2 and "never mixed" in mixed.stderr
     same = command(place, "fast", "--option", f"at_once={at_once}")
     again = subprocess.run(same, env=env(place), capture_output=True, text=True, check=True)

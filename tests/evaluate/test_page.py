@@ -199,7 +199,16 @@ def test_a_page_without_times_neither_shows_nor_links_any() -> None:
     full = fake_report()
     page = Page(
         render(
-            replace(full, trials=(), scorings=(), workers=(), lower_bound_s=0.0, naive_s=0.0, expected_s=0.0, checks=())
+            replace(
+                full,
+                trials=(),
+                scorings=(),
+                workers=(),
+                lower_bound_s=0.0,
+                naive_s=0.0,
+                expected_s=0.0,
+                checks=(),
+            )
         )
     )
     links = {v for k, v in page.attributes if k == "href"}
