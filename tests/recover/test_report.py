@@ -354,3 +354,24 @@ def test_badges_never_overlap_and_never_leave_the_page(places: list[float]) -> N
         assert all(a[1] <= b[0] for a, b in itertools.pairwise(spans))
         if len(rows) == 1 and any(len(g) > 1 for _, _, g in row):
             assert all(low >= 0 and high <= WIDTH for low, high in spans)
+
+
+@pytest.mark.slow
+def test_a_long_run_is_read_in_little_memory(tmp_path: Path) -> None:
+    """Half a million steps: what is kept of one takes 32 bytes, and what is parsed at once is bounded."""
+    import tracemalloc
+
+    from unbroken.status.curve import read_executions
+
+    path, count = tmp_path / "steps.jsonl", 500_000
+    with path.open("w") as f:
+        f.writelines(f'{{"step": {i}, "loss": "0x1.8p+1", "tokens": 7, "t": {i}.5}}\n' for i in range(count))
+        f.write('{"step": torn')
+    tracemalloc.start()
+    try:
+        found = read_executions([(1, path)])
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert len(found.all) == count and found.damaged == 0 and found.all.loss[-1] == 3.0
+    assert peak < 120e6, f"{peak / 1e6:.0f} MB"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
+from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+_LINES = 20_000
+"""Lines that are parsed at once."""
 
 
 @dataclass(frozen=True)
@@ -80,17 +83,16 @@ def read_executions(files: Sequence[tuple[int, Path]]) -> Executions:
     columns: list[tuple[int, Ints, Floats, Ints, Floats]] = []
     damaged = 0
     for attempt, path in files:
-        rows, bad = _rows(path)
-        damaged += bad
-        if rows:
-            step, loss, tokens, when = zip(*rows, strict=True)
+        rows = _read_columns(path)
+        damaged += rows.damaged
+        if rows.step:
             columns.append(
                 (
                     attempt,
-                    np.array(step, dtype=np.int64),
-                    np.array(loss, dtype=np.float64),
-                    np.array(tokens, dtype=np.int64),
-                    np.array(when, dtype=np.float64),
+                    np.frombuffer(rows.step, np.int64),
+                    np.frombuffer(rows.loss, np.float64),
+                    np.frombuffer(rows.tokens, np.int64),
+                    np.frombuffer(rows.time, np.float64),
                 )
             )
     if not columns:
@@ -119,25 +121,56 @@ def read_executions(files: Sequence[tuple[int, Path]]) -> Executions:
     return Executions(every, steps < later, damaged, usual * float(first.sum()))
 
 
-def _rows(path: Path) -> tuple[list[tuple[int, float, int, float]], int]:
-    """(step, loss, tokens, time) of each line, and how many lines were damaged; a torn last line is neither."""
+@dataclass
+class _Columns:
+    """The rows of one file; numbers lie in arrays, since a run may have millions of steps."""
+
+    step: array[int] = field(default_factory=lambda: array("q"))
+    loss: array[float] = field(default_factory=lambda: array("d"))
+    tokens: array[int] = field(default_factory=lambda: array("q"))
+    time: array[float] = field(default_factory=lambda: array("d"))
+    damaged: int = 0
+
+    def add(self, row: tuple[int, float, int, float]) -> None:
+        if not -(2**63) <= row[2] < 2**63 or not -(2**63) <= row[0] < 2**63:
+            raise OverflowError("a number of steps or tokens that no run has")
+        self.step.append(row[0])
+        self.loss.append(row[1])
+        self.tokens.append(row[2])
+        self.time.append(row[3])
+
+
+def _read_columns(path: Path) -> _Columns:
+    """Step, loss, tokens and time of each line, and how many lines were damaged; a torn last line is neither."""
+    columns = _Columns()
     try:
-        data = path.read_bytes()
+        file = open(path, "rb")  # noqa: SIM115  closed below
     except FileNotFoundError:
-        return [], 0
-    lines = data.split(b"\n")[:-1]
+        return columns
+    with file:
+        while lines := list(itertools.islice(file, _LINES)):
+            if not lines[-1].endswith(b"\n"):
+                lines.pop()
+            _take(lines, columns)
+    return columns
+
+
+def _take(lines: list[bytes], columns: _Columns) -> None:
     try:
-        # One parse for all lines is several times faster than one each; only a damaged file goes line by line.
-        return [_row(r) for r in json.loads(b"[" + b",".join(lines) + b"]")], 0
+        # One parse for many lines is several times faster than one each; only a damaged piece goes line by line.
+        rows = [_row(r) for r in json.loads(b"[" + b",".join(lines) + b"]")]
     except (ValueError, KeyError, TypeError, OverflowError):
-        pass
-    rows, bad = [], 0
-    for line in lines:
+        rows = []
+        for line in lines:
+            try:
+                rows.append(_row(json.loads(line)))
+            except (ValueError, KeyError, TypeError, OverflowError):
+                columns.damaged += 1
+    for row in rows:
         try:
-            rows.append(_row(json.loads(line)))
-        except (ValueError, KeyError, TypeError, OverflowError):
-            bad += 1
-    return rows, bad
+            columns.add(row)
+        except OverflowError:
+            columns.damaged += 1
 
 
 def _row(r: dict[str, object]) -> tuple[int, float, int, float]:
