@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from .conftest import RunUnderTest
+from .conftest import SCRIPT, RunUnderTest
 
 pytestmark = pytest.mark.integration
 NewRun = Callable[..., RunUnderTest]
@@ -347,3 +347,23 @@ def test_two_supervisors_cannot_share_a_run(new_run: NewRun) -> None:
     other.start()
     assert other.wait() == 13
     assert "live supervisor" in other.output
+
+
+@pytest.mark.slow
+def test_logs_of_older_attempts_are_compressed_while_the_run_goes_on(
+    new_run: NewRun, eventually: Callable[..., None]
+) -> None:
+    script = SCRIPT.replace(
+        "run = unbroken.attach()", 'run = unbroken.attach()\nprint("a line of a log\\n" * 1000)'
+    )
+    run = new_run("--nodes", "1", "--nproc", "1", steps=200, script=script).start()
+    run.until_step(3)
+    for attempt in (1, 2):
+        eventually(lambda a=attempt: run.faults.step() >= (a, 3), within=60)
+        run.faults.kill_rank(0)
+    logs = [run.run_dir.rank_log(a, "node-000", 0) for a in (1, 2, 3)]
+    eventually(lambda: logs[0].with_name("rank-0.log.gz").exists() and not logs[0].exists(), within=60)
+    assert logs[1].exists() and logs[2].exists()
+    assert run.wait() == 0, run.output
+    shown = run.incidents()[0]["verdict"]["root"]
+    assert shown["text"], "what was diagnosed of it stays"

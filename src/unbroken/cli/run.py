@@ -22,10 +22,14 @@ def _duration(option: str, text: str) -> Duration:
 
 
 def _memory(text: str) -> Bytes:
+    return Bytes(0) if text == "auto" else _size("--host-memory", text)
+
+
+def _size(option: str, text: str) -> Bytes:
     try:
-        return Bytes(0 if text == "auto" else text)
+        return Bytes(text)
     except UsageError as e:
-        raise UsageError(f"--host-memory: {e.message}", hint=e.hint) from e
+        raise UsageError(f"{option}: {e.message}", hint=e.hint) from e
 
 
 @app.command(context_settings={"allow_interspersed_args": False})
@@ -99,6 +103,13 @@ def run(
             "run directory, which other hosts have too), own-disk, or s3://bucket/prefix. Default: by the file system."
         ),
     ] = "auto",
+    keep_logs: Annotated[
+        str,
+        typer.Option(
+            help="What the logs of all attempts may take together. Those of older attempts are compressed; beyond this the "
+            "oldest go."
+        ),
+    ] = "20GiB",
     amend: Annotated[
         bool,
         typer.Option(
@@ -173,7 +184,7 @@ def run(
         words, nodes=nodes, nproc=nproc, spares=spares, timeouts=times,
         host_memory=_memory(host_memory), ownership=ownership, origin=_absolute(start_from), trust_pickle=trust_pickle,
         room_elsewhere=_absolute(room_elsewhere), record=record.rstrip("/"), resume_arg=resume_arg, resume_from=resume_from,
-        cluster=parse_choice(cluster) if cluster else None,
+        cluster=parse_choice(cluster) if cluster else None, keep_logs=_size("--keep-logs", keep_logs),
     )  # fmt: skip
     ended = run_supervised(RunDir(folder), spec, amend=amend)
     if ended == "interrupted":

@@ -18,6 +18,7 @@ from .rundir import RunDir
 FIXED = ("command", "nodes", "nproc", "run_id")
 """Keys that belong to the identity of a run; the others may differ from one call to the next."""
 
+KEEP_LOGS = Bytes("20GiB")
 OWNERSHIPS = ("auto", "cgroup", "parent", "marks")
 
 
@@ -139,6 +140,8 @@ class RunSpec:
     """What is added to the command from the second attempt on, `{}` for the newest checkpoint that the script wrote itself."""
     resume_from: str = ""
     """Where that lies: a pattern below the folder of the call; empty: in the attempts' own output folders."""
+    keep_logs: Bytes = KEEP_LOGS
+    """What the ranks' logs of all attempts may take together; the oldest go first, the newest two attempts' never."""
     room_elsewhere: str = ""
     """A folder or address for the last checkpoint, where the storage refuses it even after `timeouts.room`."""
     timeouts: Timeouts = field(default_factory=Timeouts)
@@ -154,10 +157,11 @@ class RunSpec:
             raise UsageError(f"'ownership' must be one of {', '.join(OWNERSHIPS)}, not {self.ownership!r}")
         if not isinstance(self.run_id, str) or not self.run_id:
             raise UsageError(f"'run_id' must be text, not {self.run_id!r}")
-        try:
-            object.__setattr__(self, "host_memory", Bytes(self.host_memory))
-        except (TypeError, ValueError):
-            raise UsageError(f"'host_memory' must be a size, not {self.host_memory!r}") from None
+        for name in ("host_memory", "keep_logs"):
+            try:
+                object.__setattr__(self, name, Bytes(getattr(self, name)))
+            except (TypeError, ValueError):
+                raise UsageError(f"'{name}' must be a size, not {getattr(self, name)!r}") from None
 
     @property
     def world_size(self) -> int:

@@ -42,6 +42,7 @@ from ..progress import (
     write_spec,
 )
 from ..progress.records.state import RunState
+from ..progress.spec import KEEP_LOGS
 from ..units import Bytes
 from .amend import amend_live
 from .node.checks.command import check_command, check_words
@@ -88,6 +89,7 @@ def make_spec(
     resume_arg: str = "",
     resume_from: str = "",
     record: str = "auto",
+    keep_logs: Bytes = KEEP_LOGS,
     cluster: ClusterChoice | None = None,
 ) -> RunSpec:
     """A spec with a fresh run id, for a `cluster` or wherever its run is already. Raises UsageError on impossible numbers."""
@@ -95,7 +97,7 @@ def make_spec(
         command=tuple(command), run_id=secrets.token_hex(6), nodes=nodes, nproc=nproc, spares=spares,
         timeouts=timeouts or Timeouts(), budgets=budgets or Budgets(), host_memory=host_memory, ownership=ownership,
         origin=origin, trust_pickle=trust_pickle, room_elsewhere=room_elsewhere, record=check_record(record),
-        resume_arg=resume_arg, resume_from=resume_from,
+        resume_arg=resume_arg, resume_from=resume_from, keep_logs=keep_logs,
         cluster=cluster or _UNASKED,
     )  # fmt: skip
 
@@ -159,6 +161,7 @@ def settle_spec(run_dir: RunDir, wanted: RunSpec, *, amend: bool = False) -> Run
         ownership=old.ownership if wanted.ownership == "auto" else wanted.ownership,
         room_elsewhere=wanted.room_elsewhere or old.room_elsewhere,
         resume_arg=wanted.resume_arg or old.resume_arg, resume_from=wanted.resume_from or old.resume_from,
+        keep_logs=old.keep_logs if wanted.keep_logs == KEEP_LOGS else wanted.keep_logs,
         record=old.record if wanted.record == "auto" else wanted.record, cluster=_choose_cluster(wanted, old),
     )  # fmt: skip
 

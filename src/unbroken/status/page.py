@@ -184,7 +184,10 @@ def _not_resumed(i: Incident, report: RunReport) -> str:
 def _in_run(file: str, report: RunReport) -> str:
     """A file's path inside the run directory; '' where it does not lie there."""
     inside = file.removeprefix(f"{report.run_dir.path}/")
-    return inside if not inside.startswith("/") and (report.run_dir.path / inside).is_file() else ""
+    if inside.startswith("/"):
+        return ""
+    # Logs of older attempts are compressed.
+    return next((f for f in (inside, f"{inside}.gz") if (report.run_dir.path / f).is_file()), "")
 
 
 def _details(i: Incident) -> list[tuple[str, str]]:

@@ -36,6 +36,7 @@ from .nodes.fleet import Fleet
 from .nodes.logs import ShippedLogs
 from .parts import Parts, assemble
 from .record.background import Background
+from .record.old_logs import OldLogs
 from .record.recorder import Recorder
 from .record.run_folder import EVERY_S, RunFolderWatch
 from .record.stop_request import StopRequest
@@ -72,6 +73,7 @@ class Supervisor:
         self._changed = asyncio.Event()
         self._stop = StopRequest(self._clock, self._changed)
         self._background = Background()
+        self._old_logs = OldLogs(run_dir, int(spec.keep_logs), view.say)
         self._elsewhere = elsewhere_of(spec.room_elsewhere, spec.run_id)
 
     def request_stop(self) -> None:
@@ -133,6 +135,7 @@ class Supervisor:
                 recorder.close()
         finally:
             self._background.cancel()
+            self._old_logs.close()
             desk.close()
             await self._around.cluster.close()
             await self._around.diagnosis.close()
@@ -231,6 +234,8 @@ class Supervisor:
                 try:
                     attempt = await parts.launching.start()
                     failed_starts = 0
+                    if attempt is not None:
+                        self._background.start(self._old_logs.tidy(attempt.number))
                 except StartFailed as e:
                     failed_starts += 1
                     await self._note_failed_start(parts, e, failed_starts)

@@ -1,0 +1,125 @@
+"""Keeps the logs of attempts that are over small: compressed, and within what the run may keep of them.
+
+The newest attempt and the one before it are left as they are: somebody may be reading them, and lines of a node without the
+run directory may still arrive. What an incident quotes is kept with the incident, whatever becomes of the logs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import logging
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from ....progress import RunDir
+from ....units import Bytes
+
+_log = logging.getLogger("unbroken.supervisor")
+_LEFT_AS_THEY_ARE = 2
+_SMALL = 4096
+"""A block of a file system: compressing less than that saves nothing."""
+_PIECE = 4 << 20
+_LEVEL = 4
+
+
+@dataclass(frozen=True)
+class Tidied:
+    """`compressed` files, whose bytes fell from `before` to `after`; the attempts whose logs were `removed`."""
+
+    compressed: int = 0
+    before: int = 0
+    after: int = 0
+    removed: tuple[int, ...] = ()
+
+
+class OldLogs:
+    """Tidies in a thread, one at a time; `close` ends that at once, and the next start goes on with it."""
+
+    def __init__(self, run_dir: RunDir, keep: int, say: Callable[[str], None]) -> None:
+        """`keep`: bytes that the logs of all attempts may take."""
+        self._run_dir, self._keep, self._say = run_dir, keep, say
+        self._turn = asyncio.Lock()
+        self._over = threading.Event()
+
+    async def tidy(self, newest: int) -> None:
+        """Once an attempt is launched: what it leaves behind."""
+        async with self._turn:
+            done = await asyncio.to_thread(tidy_logs, self._run_dir, newest, self._keep, self._over)
+        if done.removed:
+            shown = ", ".join(map(str, done.removed))
+            self._say(
+                f"the logs of attempts {shown} were removed: all together they are above {Bytes(self._keep)} (--keep-logs)"
+            )
+
+    def close(self) -> None:
+        self._over.set()
+
+
+def tidy_logs(run_dir: RunDir, newest: int, keep: int, over: threading.Event | None = None) -> Tidied:
+    """Compresses the ranks' logs of attempts before the newest two, then removes the oldest while all logs together are
+    above `keep` bytes. Uses half a core at most, and ends soon once `over` is set. What cannot be done is tried again by
+    the next call.
+    """
+    over = over or threading.Event()
+    done = before = after = 0
+    old = [n for n in run_dir.attempt_numbers() if n <= newest - _LEFT_AS_THEY_ARE]
+    for number in old:
+        for path in _list_logs(run_dir, number):
+            try:
+                if path.suffix == ".log" and (size := path.stat().st_size) > _SMALL:
+                    smaller = _compress(path, over)
+                    done, before, after = done + 1, before + size, after + smaller
+            except OSError as e:
+                _log.info("%s cannot be compressed: %s", path, e)
+    return Tidied(done, before, after, tuple(_make_room(run_dir, old, keep)))
+
+
+def _compress(path: Path, over: threading.Event) -> int:
+    """Puts `path`.gz in its place, whole or not at all; its size. Raises OSError, also where it is over before."""
+    aside, done = path.with_name(f".{path.name}.gz.aside"), path.with_name(f"{path.name}.gz")
+    try:
+        with open(path, "rb") as source, gzip.open(aside, "wb", compresslevel=_LEVEL) as sink:
+            began = time.monotonic()
+            while piece := source.read(_PIECE):
+                sink.write(piece)
+                # The supervisor may share its host with ranks.
+                if over.wait(min(1.0, time.monotonic() - began)):
+                    raise InterruptedError("the supervisor ends")
+                began = time.monotonic()
+        shutil.copystat(path, aside)
+        aside.replace(done)
+    finally:
+        aside.unlink(missing_ok=True)
+    path.unlink()
+    return done.stat().st_size
+
+
+def _make_room(run_dir: RunDir, old: list[int], keep: int) -> Iterator[int]:
+    """Removes the logs of the oldest attempts, until what is left is at most `keep` bytes; their numbers."""
+    sizes = {n: sum(map(_size, _list_logs(run_dir, n))) for n in run_dir.attempt_numbers()}
+    total = sum(sizes.values())
+    for number in old:
+        if total <= keep:
+            return
+        if not sizes[number]:
+            continue
+        for path in _list_logs(run_dir, number):
+            path.unlink(missing_ok=True)
+        total -= sizes[number]
+        yield number
+
+
+def _list_logs(run_dir: RunDir, attempt: int) -> list[Path]:
+    return sorted(run_dir.attempt(attempt).glob("*/rank-*.log*"))
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0

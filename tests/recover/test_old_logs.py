@@ -1,0 +1,65 @@
+"""The logs of attempts that are over: compressed, within their budget, and read as before."""
+
+from __future__ import annotations
+
+import gzip
+import os
+from pathlib import Path
+
+import pytest
+
+from unbroken.progress import RunDir
+from unbroken.recover.supervise.record import old_logs
+from unbroken.recover.supervise.record.old_logs import tidy_logs
+from unbroken.status.rank_logs import rank_logs, read_tail
+
+LINE = "step 1 of many, as a rank prints them\n"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    """Five attempts of two ranks, 370 kB of log each, and files that are no logs."""
+    run = RunDir(tmp_path / "run")
+    for attempt in range(1, 6):
+        for rank in (0, 1):
+            path = run.rank_log(attempt, f"node-{rank}", rank)
+            path.parent.mkdir(parents=True)
+            path.write_text(f"attempt {attempt}\n" + LINE * 10_000)
+        run.steps(attempt).write_text("{}\n")
+    return run
+
+
+def test_older_attempts_are_compressed_and_read_as_before(run: RunDir) -> None:
+    before = {n: [list(read_tail(x, 2)) for x in rank_logs(run, n)] for n in range(1, 6)}
+    done = tidy_logs(run, 5, 1 << 40)
+    assert (done.compressed, done.removed) == (6, ()) and done.after < done.before / 20
+    assert {n: {x.path.suffix for x in rank_logs(run, n)} for n in range(1, 6)} == {
+        1: {".gz"}, 2: {".gz"}, 3: {".gz"}, 4: {".log"}, 5: {".log"},
+    }  # fmt: skip
+    assert {n: [list(read_tail(x, 2)) for x in rank_logs(run, n)] for n in range(1, 6)} == before
+    assert tidy_logs(run, 5, 1 << 40).compressed == 0, "once"
+    assert run.steps(1).exists()
+
+
+def test_the_oldest_go_while_all_are_above_the_budget_and_the_newest_two_stay(run: RunDir) -> None:
+    plain = 2 * run.rank_log(5, "node-0", 0).stat().st_size
+    assert tidy_logs(run, 5, 2 * plain + 100).removed == (1, 2, 3)
+    assert [len(rank_logs(run, n)) for n in range(1, 6)] == [0, 0, 0, 2, 2]
+    assert tidy_logs(run, 5, 0).removed == (), "what may still be read is never removed"
+    assert [len(rank_logs(run, n)) for n in (4, 5)] == [2, 2]
+
+
+def test_a_log_that_cannot_be_compressed_stays_as_it_is(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk in the middle: the log is whole, and nothing is left beside it."""
+    text = run.rank_log(1, "node-0", 0).read_bytes()
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(old_logs.shutil, "copystat", fail)
+    assert tidy_logs(run, 5, 1 << 40).compressed == 0
+    assert run.rank_log(1, "node-0", 0).read_bytes() == text
+    assert os.listdir(run.node(1, "node-0")) == ["rank-0.log"]
+    monkeypatch.undo()
+    assert tidy_logs(run, 5, 1 << 40).compressed == 6
+    assert gzip.decompress((run.node(1, "node-0") / "rank-0.log.gz").read_bytes()) == text
