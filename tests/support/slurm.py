@@ -54,6 +54,15 @@ class Testbed:
         wait_for(lambda: self.state(job) == "RUNNING", f"job {job} to run")
         return job
 
+    def share_job(self) -> str:
+        """A job on all nodes that has them all: the one that there is, or a new one."""
+        for line in self.call("squeue", "-h", "-t", "running", "-o", "%i %D").splitlines():
+            job, count = line.split()
+            if int(count) == len(self.nodes):
+                return job
+        self.clear()
+        return self.allocate(f"-N{len(self.nodes)}")
+
     def state(self, job: str) -> str:
         return self.call("squeue", "-h", "-j", job, "-o", "%T", check=False)
 

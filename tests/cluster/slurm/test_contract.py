@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import secrets
+import shutil
 import signal
 import time
 from collections.abc import Iterator, Mapping
@@ -20,6 +20,7 @@ from unbroken.cluster import Kind
 from unbroken.cluster.contract import AgentCommand, Cluster
 from unbroken.cluster.holding.choice import choose
 from unbroken.cluster.holding.processes import end, marked
+from unbroken.cluster.local import find_root
 from unbroken.cluster.slurm.cluster import SlurmCluster
 from unbroken.cluster.slurm.options import SlurmOptions
 from unbroken.units import Duration
@@ -41,7 +42,7 @@ class SlurmBench(Bench):
         self.run_id = f"test{secrets.token_hex(6)}"
         # A small parent on the node reaps the agent: that it ended is known, how is not.
         self.tells_how_it_ended = choose(self.run_id, folder)[0].kind is not Kind.PARENT
-        self.job = bed.allocate(f"-N{len(bed.nodes)}")
+        self.job = bed.share_job()
 
     def wall(self) -> float:
         return time.time()
@@ -96,17 +97,52 @@ def bed() -> Iterator[Testbed]:
         yield found
 
 
-@pytest.fixture
-def bench(bed: Testbed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SlurmBench]:
+@pytest.fixture(scope="module")
+def loose_bed() -> Iterator[Testbed]:
+    """One that holds processes by parentage alone."""
+    with testbed(nodes=2, contain="linuxproc") as found:
+        yield found
+
+
+def begin(bed: Testbed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SlurmBench]:
+    """A run of its own in a job that the tests of a module share, as far as it lasts."""
     monkeypatch.setenv("SLURM_CONF", bed.environment["SLURM_CONF"])
     bench = SlurmBench(bed, tmp_path)
     yield bench
     for node in bed.nodes:
-        with contextlib.suppress(OSError):
-            bench.return_node(node)
-    bed.clear()
+        bench.return_node(node)
+    for line in bed.call("squeue", "-s", "-h", "-j", bench.job, "-o", "%i %j").splitlines():
+        step, name = line.split()
+        if bench.run_id in name:
+            bed.call("scancel", "--signal=KILL", step, check=False)
     wait_for(lambda: end(lambda: marked(bench.run_id)) == [], "nothing of the run to be left")
+    wait_for(lambda: bench.run_id not in bed.call("squeue", "-s", "-h", "-o", "%j"), "its steps to end")
+    for node in bed.nodes:
+        bed.call("scontrol", "update", f"nodename={node}", "state=undrain", check=False)
+    for folder in (find_root(bench.run_id), find_root(f"{bench.run_id}-slurm")):
+        shutil.rmtree(folder, ignore_errors=True)  # killed nodes leave what they had in memory
+
+
+@pytest.fixture
+def bench(bed: Testbed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SlurmBench]:
+    yield from begin(bed, tmp_path, monkeypatch)
 
 
 class TestSlurmCluster(ClusterContract):
     """The contract."""
+
+
+class TestHeldByParentage:
+    """Where Slurm contains nothing, a program on the node ends and proves."""
+
+    @pytest.fixture
+    def bench(
+        self, loose_bed: Testbed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> Iterator[SlurmBench]:
+        yield from begin(loose_bed, tmp_path, monkeypatch)
+
+    test_a_fence_proves = (
+        ClusterContract.test_a_fence_proves_that_nothing_of_the_run_is_left_on_that_node_alone
+    )
+    test_a_fence_ends_what_is_left = ClusterContract.test_a_fence_ends_what_a_dead_agent_has_left
+    test_what_is_given_back = ClusterContract.test_what_is_given_back_is_ended_and_none_of_the_runs_any_more

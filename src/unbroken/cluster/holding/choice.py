@@ -10,6 +10,7 @@ from typing import NoReturn
 
 from ...errors import RunError
 from ...private import private_folder
+from .apart import Apart, Container
 from .cgroups import Cgroups
 from .descent import Marks, Parents
 from .ownership import Kind, Ownership
@@ -47,6 +48,8 @@ def from_text(text: str, run_id: str, scratch: Path) -> Ownership:
     match Kind(kind):
         case Kind.CGROUP:
             return Cgroups(run_id, Path(place))
+        case Kind.PARENT if place:
+            return Apart(run_id, scratch, Container.from_text(place))
         case Kind.PARENT:
             return Parents(run_id, scratch)
         case _:

@@ -165,6 +165,8 @@ class Parents(Marks):
 
         # The parents go last: whoever they take in while the others are ended is still listed.
         left = end_all(find, within, taken_in)
+        if ranks:
+            why = why or self._unproven(node)  # a parent that was about to die when this began
         if not ranks and not left:
             patience = min(deadline, time.monotonic() + 1.0)
             while any(_lives(p) for p in parents) and time.monotonic() < patience:

@@ -54,13 +54,25 @@ class Start:
     """How to start a process so that it is held: the command, variables beside its own, and what its child does
     between fork and exec.
 
-    Call `close` once the process is started or has failed to.
+    `spawn` starts it in place of `subprocess.Popen`, with the same arguments, where it is to run elsewhere than as a child;
+    `enter` and whatever else is done between fork and exec is done there. Call `close` once the process is started or has
+    failed to.
     """
 
     argv: tuple[str, ...]
     enter: Callable[[], None] = lambda: None
     close: Callable[[], None] = lambda: None
     env: Mapping[str, str] = field(default_factory=dict)
+    spawn: Callable[..., Process] | None = None
+
+
+class Process(Protocol):
+    """A process that was started: what `subprocess.Popen` shows of it."""
+
+    pid: int
+
+    def poll(self) -> int | None:
+        """Its exit code, minus its signal; None while it runs."""
 
 
 class Ownership(Protocol):

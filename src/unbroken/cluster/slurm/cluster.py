@@ -21,13 +21,14 @@ import psutil
 from ...errors import DoesNotFit, RunError, UsageError
 from ...machine import python_path
 from ..contract import AgentCommand, Allocation, Cordon, Event, Fenced, Request
+from ..holding.apart import Container
 from ..local_events import _importable
 from ..stream import EventStream
-from .command_lines import StepOrder, node_program, srun
-from .commands import NEEDED, NoAnswer, Refused, Slurm, find_missing
+from .command_lines import StepOrder, node_program, srun, srun_from_node
+from .commands import NEEDED, NoAnswer, Refused, Slurm, find_missing, is_contained
 from .cordons import as_reason, find_expired, read_cordon
-from .launches import Launches
-from .memory import Memory
+from .launches import Launches, name_other
+from .memory import Memory, NodeFacts
 from .options import SlurmOptions
 from .records import KILL_FAILED, JobRecord, NodeRecord
 from .survey import find_trouble, read_surveys
@@ -65,6 +66,7 @@ class SlurmCluster:
         self._watching = Watching(
             self.job, self._slurm, self._launches, self._stream, every_s=float(options.poll), clock=clock
         )  # fmt: skip
+        self._starting: dict[str, asyncio.Future[str]] = {}
         self._may_drain: bool | None = None if options.cordon == "auto" else options.cordon == "drain"
 
     @property
@@ -118,8 +120,9 @@ class SlurmCluster:
         least = request.nodes if given else wanted
         if len(found) < least:
             raise self._too_few(request, job, nodes, usable, out)
-        await self._survey(fresh)
+        facts = await self._survey(fresh)
         self._memory.give([*(n for n in given if n not in request.replaces), *fresh])
+        self._memory.learn(facts)
         for node in found:
             self._watching.watched.setdefault(node, NodeView())
         return Allocation(
@@ -174,17 +177,19 @@ class SlurmCluster:
             hint=f"Submit it with sbatch -N {total} --no-kill, or ask for fewer --nodes or --spares",
         )  # fmt: skip
 
-    async def _survey(self, nodes: Sequence[str]) -> None:
+    async def _survey(self, nodes: Sequence[str]) -> dict[str, NodeFacts]:
         """Asks nodes what they are before anything starts there. Raises what is wrong with them."""
         if not nodes:
-            return
+            return {}
         sees = []
         if self._log_of is not None:
             log = self._log_of(nodes[0])
             log.parent.mkdir(parents=True, exist_ok=True)
             log.touch()
             sees = ["--sees", str(log.absolute())]
-        order = StepOrder(self.job, tuple(nodes), f"{self._launches.prefix}survey", immediate_s=60)
+        order = StepOrder(
+            self.job, tuple(nodes), name_other(self.run_id, "survey"), gpus=True, immediate_s=60
+        )
         program = node_program(self._options, "survey", "--run-id", self.run_id, *sees)
         said = ""
         try:
@@ -199,6 +204,7 @@ class SlurmCluster:
         )
         if trouble is not None:
             raise trouble
+        return {n: NodeFacts(surveys[n].visible, surveys[n].srun) for n in nodes}
 
     async def give_back(self, nodes: Collection[str]) -> None:
         """Ends what is left there. The job keeps them until it ends: Slurm takes no node back before."""
@@ -216,14 +222,17 @@ class SlurmCluster:
             raise RunError("the node is none of this run's", where=node, hint="Ask for nodes first")
         if self._is_lost(node):
             raise RunError(f"the node is lost: {self._watching.watched[node].lost}", where=node)
+        # Asking the controller takes a while: who asks meanwhile is given the same agent, and not a second one.
+        starting = self._starting.get(node)
+        if starting is None:
+            starting = self._starting[node] = asyncio.ensure_future(self._start(node, command))
+            starting.add_done_callback(lambda _: self._starting.pop(node, None))
+        return await asyncio.shield(starting)
+
+    async def _start(self, node: str, command: AgentCommand) -> str:
         nothing_left = await self._is_contained() and not await self._list_steps(node)
         name, step = self._launches.make_name(node)
-        program = node_program(
-            self._options, "start", "--run-id", self.run_id, "--node", node, "--module", command.module,
-            "--environment", json.dumps(dict(command.environment)), *(["--nothing-left"] if nothing_left else []),
-            "--", *command.arguments,
-        )  # fmt: skip
-        argv = srun(StepOrder(self.job, (node,), step, gpus=True), self._options, program)
+        argv = self._make_argv(node, step, command, nothing_left)
         log = self._log_of(node) if self._log_of is not None else None
         try:
             await asyncio.to_thread(
@@ -232,6 +241,30 @@ class SlurmCluster:
         except OSError as e:
             raise RunError(f"srun cannot be started: {e.strerror or e}", where=node) from e
         return name
+
+    def _make_argv(self, node: str, step: str, command: AgentCommand, nothing_left: bool) -> list[str]:
+        facts = self._memory.facts.get(node, NodeFacts())
+        environment = dict(command.environment)
+        if facts.visible is not None:
+            # The agent's step has no GPU of its own, and says all the same which its ranks have.
+            environment["CUDA_VISIBLE_DEVICES"] = facts.visible
+        ranks = StepOrder(self.job, (node,), name_other(self.run_id, "ranks"), gpus=True)
+        # In an image without srun they run in the agent's step, which then takes the GPUs.
+        apart = Container(
+            tuple(srun_from_node(ranks, self._options)),
+            tuple(
+                node_program(
+                    self._options, "gone", "--run-id", self.run_id, "--job", self.job, "--node", node
+                )
+            ),
+        )
+        ranks_in = ["--ranks-in", apart.as_text()] if facts.srun else []
+        program = node_program(
+            self._options, "start", "--run-id", self.run_id, "--node", node, "--module", command.module,
+            "--environment", json.dumps(environment), *ranks_in, *(["--nothing-left"] if nothing_left else []),
+            "--", *command.arguments,
+        )  # fmt: skip
+        return srun(StepOrder(self.job, (node,), step, gpus=not facts.srun), self._options, program)
 
     @functools.cached_property
     def _environment(self) -> dict[str, str]:
@@ -306,7 +339,7 @@ class SlurmCluster:
     async def _end_there(self, node: str, deadline: float) -> str:
         """Ends what the run has on a node by a program there; why nothing is proven by that, or nothing."""
         left = deadline - asyncio.get_running_loop().time()
-        order = StepOrder(self.job, (node,), f"{self._launches.prefix}end", immediate_s=max(1, int(left)))
+        order = StepOrder(self.job, (node,), name_other(self.run_id, "end"), immediate_s=max(1, int(left)))
         program = node_program(
             self._options,
             "end",
@@ -336,14 +369,13 @@ class SlurmCluster:
     async def _is_contained(self) -> bool:
         """Whether Slurm holds all processes of a step by a cgroup: the end of a step is the end of all of them then."""
         if self._contained is None:
-            config = await self._slurm.read_config()
-            self._contained = config.get("ProctrackType", "") == "proctrack/cgroup"
+            self._contained = is_contained(await self._slurm.read_config())
         return self._contained
 
     async def _list_steps(self, node: str) -> list[str]:
         """The steps of this run of which Slurm has not heard the end, on one node."""
         steps = await self._slurm.list_steps(self.job)
-        return [s.id for s in steps if s.name.startswith(self._launches.prefix) and node in s.nodes]
+        return [s.id for s in steps if self._launches.is_ours(s.name) and node in s.nodes]
 
     async def forget(self, node: str) -> None:
         """What could not be proven is asked of Slurm again each time: nothing is remembered here."""

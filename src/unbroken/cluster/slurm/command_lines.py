@@ -26,6 +26,15 @@ class StepOrder:
 
 def srun(order: StepOrder, options: SlurmOptions, program: Sequence[str]) -> list[str]:
     """`srun ... program`. The step shares what the job has (--overlap): it takes nothing from other steps, and waits for none."""
+    return [*_srun(order), *_in_pyxis(options), *in_environment(options, program)]
+
+
+def srun_from_node(order: StepOrder, options: SlurmOptions) -> list[str]:
+    """What stands before a program that a node's agent starts in a step of its own: the environment is the agent's already."""
+    return [*_srun(order), *_in_pyxis(options), *_in_apptainer(options)]
+
+
+def _srun(order: StepOrder) -> list[str]:
     argv = [
         "srun", f"--jobid={order.job}", "--overlap", "--mem=0", f"--nodelist={','.join(order.nodes)}",
         f"--nodes={len(order.nodes)}", f"--ntasks={len(order.nodes)}", "--ntasks-per-node=1",
@@ -35,7 +44,7 @@ def srun(order: StepOrder, options: SlurmOptions, program: Sequence[str]) -> lis
         argv.append("--gres=none")
     if order.immediate_s:
         argv.append(f"--immediate={order.immediate_s}")
-    return [*argv, *_in_pyxis(options), *in_environment(options, program)]
+    return argv
 
 
 def in_environment(options: SlurmOptions, program: Sequence[str]) -> list[str]:

@@ -26,7 +26,7 @@ from .records import (
 NEEDED = ("srun", "squeue", "scontrol", "scancel")
 _WITHIN_S = 30.0
 _KEPT = ("SLURM_CONF", "SLURM_CONF_SERVER")
-_OURS = ("SLURM_", "SBATCH_", "SRUN_", "SQUEUE_", "SALLOC_", "SCONTROL_", "PMI_", "PMIX_")
+_OF_A_STEP = ("SLURM_", "SBATCH_", "SRUN_", "SQUEUE_", "SALLOC_", "SCONTROL_", "PMI_", "PMIX_")
 
 
 class Refused(RunError):
@@ -44,7 +44,12 @@ class NoAnswer(RunError):
 def clean_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """An environment without what Slurm has set for the step that we run in: a step that is started from it would take its
     node list, its tasks and its binding for its own defaults."""
-    return {k: v for k, v in environ.items() if k in _KEPT or not k.startswith(_OURS)}
+    return {k: v for k, v in environ.items() if k in _KEPT or not k.startswith(_OF_A_STEP)}
+
+
+def is_contained(config: Mapping[str, str]) -> bool:
+    """Whether Slurm holds all processes of a step by a cgroup: the end of a step is the end of all of them then."""
+    return config.get("ProctrackType") == "proctrack/cgroup"
 
 
 def find_missing() -> list[str]:

@@ -12,7 +12,6 @@ import os
 import secrets
 import signal
 import subprocess
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -87,8 +86,12 @@ class Launches:
 
     @property
     def prefix(self) -> str:
-        """How the names of this run's steps begin."""
+        """How the names of this run's agent steps begin."""
         return f"ub-{self.run_id}-"
+
+    def is_ours(self, step: str) -> bool:
+        """Whether a step of that name is this run's."""
+        return step.startswith((self.prefix, name_other(self.run_id, "")))
 
     def make_name(self, node: str) -> tuple[str, str]:
         """The name of a new launch, and of its step."""
@@ -110,6 +113,7 @@ class Launches:
         log: Path | None,
     ) -> Launch:
         """Starts an srun. Blocks for milliseconds; raises OSError."""
+        self._names.add(name)  # first: its step may be listed before this returns
         private_folder(self.folder)
         events = self.folder / f"{name.rpartition('/')[2]}.events"
         if log is not None:
@@ -129,7 +133,6 @@ class Launches:
             durable=False,
         )
         self.live[name] = launch
-        self._names.add(name)
         return launch
 
     def was_here(self, name: str) -> bool:
@@ -171,12 +174,9 @@ class Launches:
             self.folder.rmdir()
 
 
-def wait_for_end(launch: Launch, within_s: float) -> bool:
-    """Whether an srun ends by itself within so long; blocks meanwhile."""
-    deadline = time.monotonic() + within_s
-    while launch.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return launch.poll() is not None
+def name_other(run_id: str, what: str) -> str:
+    """The name of a run's step that is no agent's."""
+    return f"ub-{run_id}.{what}"
 
 
 def _start_time(pid: int) -> int:

@@ -3,6 +3,7 @@
     start    starts the node's agent with its secret from standard input, says what becomes of it, one JSON object a line, and
              stays as long as anything of the run is on the node: when the task of a step ends, Slurm kills the rest of the step
     end      ends all that the run has on the node; says what that came to
+    gone     succeeds where Slurm has heard that nothing is left of the steps of the run's ranks on the node
     survey   says what the node is, and whether it sees what it has to see
 
 What is on a node is held there as on any machine (cluster.holding), whatever the site's Slurm contains besides.
@@ -26,9 +27,13 @@ from typing import Any
 from ...errors import RunError
 from ...version import __version__
 from ..contract import AgentCommand, Cordon, Event, Exited, Lost, Started
+from ..holding.apart import Apart, Container
 from ..holding.choice import every
+from ..holding.ownership import Ownership
 from ..local_events import LocalCluster
 from ..survey import find_gpus, find_visible, read_boot_id
+from .commands import Slurm, clean_environment, is_contained
+from .launches import name_other
 
 _LEFT_EVERY_S = 0.5
 _ALONE_S = 0.5
@@ -40,9 +45,15 @@ _NEEDED = ("psutil", "safetensors", "torch", "xxhash")
 class ThisNode(LocalCluster):
     """This machine as the one node that it is: a local cluster that was given it, and remembers nothing of others."""
 
-    def __init__(self, run_id: str, node: str) -> None:
+    def __init__(self, run_id: str, node: str, ranks_in: Container | None = None) -> None:
+        """`ranks_in` are steps for the ranks of an attempt; without them they run in the agent's."""
         super().__init__(run_id, log_of=lambda _: Path("/dev/stderr"))  # srun brings it to the supervisor
         self._node = node
+        self._apart = Apart(run_id, self._root, ranks_in) if ranks_in else None
+
+    @property
+    def owner(self) -> Ownership:
+        return self._apart or super().owner
 
     def _given(self) -> list[str]:
         return [self._node]
@@ -70,9 +81,11 @@ def tell(**fields: Any) -> None:
         pass
 
 
-async def start(run_id: str, node: str, command: AgentCommand, *, nothing_left: bool) -> int:
+async def start(
+    run_id: str, node: str, command: AgentCommand, ranks_in: Container | None, *, nothing_left: bool
+) -> int:
     """Starts the agent, follows it, and stays while anything is left. Returns the task's exit code."""
-    cluster = ThisNode(run_id, node)
+    cluster = ThisNode(run_id, node, ranks_in)
     if nothing_left:
         cluster.forget_all()
     events = cluster.events()
@@ -121,16 +134,29 @@ async def end(run_id: str, node: str, within_s: float) -> int:
     return 0
 
 
+async def is_gone(job: str, run_id: str, node: str) -> bool:
+    """Whether no step of ranks is left: only where Slurm holds each by a cgroup does it know."""
+    slurm = Slurm()
+    if not is_contained(await slurm.read_config()):
+        return False
+    name = name_other(run_id, "ranks")
+    return not any(s.name == name and node in s.nodes for s in await slurm.list_steps(job))
+
+
 def survey(node: str, sees: Sequence[Path]) -> int:
     """Says what the node is. `sees` are files that it must see."""
-    gpus = find_gpus()
     missing = ", ".join(n for n in _NEEDED if importlib.util.find_spec(n) is None)
     tell(
-        kind="survey", node=node, version=__version__, gpus=len(gpus) or len(find_visible(gpus)), boot=read_boot_id(),
+        kind="survey", node=node, version=__version__, gpus=_count_gpus(), boot=read_boot_id(), visible=os.environ.get("CUDA_VISIBLE_DEVICES"),
         unseen=[str(p) for p in sees if not p.exists()], python=sys.executable, missing=missing,
         srun=shutil.which("srun") is not None,
     )  # fmt: skip
     return 0
+
+
+def _count_gpus() -> int:
+    """How many GPUs this step may use: as Slurm names them, else as many as there are."""
+    return len(find_visible(find_gpus()))
 
 
 def _split(words: list[str]) -> tuple[list[str], list[str]]:
@@ -149,10 +175,14 @@ def _read_secret() -> bytes:
 def main() -> int:
     """Entry point of the task."""
     parser = argparse.ArgumentParser(prog=f"python -m {__spec__.name}", description=__doc__)
-    parser.add_argument("what", choices=("start", "end", "survey"))
+    parser.add_argument("what", choices=("start", "end", "survey", "gone"))
     parser.add_argument("--run-id", required=True)
     parser.add_argument("--node", help="by default the name that Slurm gives it")
     parser.add_argument("--environment", default="{}", help="added to the agent's, as a JSON object")
+    parser.add_argument(
+        "--ranks-in", default="", help="steps for ranks, as holding.apart.Container writes them"
+    )
+    parser.add_argument("--job", default="")
     parser.add_argument("--nothing-left", action="store_true", help="nothing of the run is here: forget")
     parser.add_argument("--within", type=float, default=10.0, help="seconds")
     parser.add_argument("--sees", type=Path, action="append", default=[])
@@ -162,13 +192,20 @@ def main() -> int:
     node = args.node or os.environ.get("SLURMD_NODENAME", "")
     if args.what == "survey":
         return survey(node, args.sees)
+    if args.what == "gone":
+        return 0 if asyncio.run(is_gone(args.job, args.run_id, node)) else 1
     if args.what == "end":
         return asyncio.run(end(args.run_id, node, args.within))
     # What is sent to a whole job before it ends is the supervisor's to answer.
     for sig in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(sig, _pass_over)
     command = AgentCommand(args.module, tuple(arguments), json.loads(args.environment), _read_secret())
-    return asyncio.run(start(args.run_id, node, command, nothing_left=args.nothing_left))
+    # What is started from here is no part of this step: its tasks, its memory and its GPUs are not theirs.
+    for name in set(os.environ) - set(clean_environment(os.environ)) - {"SLURM_JOB_ID"}:
+        del os.environ[name]
+    os.environ["SLURMD_NODENAME"] = node
+    ranks_in = Container.from_text(args.ranks_in) if args.ranks_in else None
+    return asyncio.run(start(args.run_id, node, command, ranks_in, nothing_left=args.nothing_left))
 
 
 def _pass_over(*_: object) -> None:

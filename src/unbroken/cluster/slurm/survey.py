@@ -14,7 +14,8 @@ from ...version import __version__
 @dataclass(frozen=True)
 class NodeSurvey:
     """One node's answer. `unseen` are files of the supervisor's that it does not see, `missing` libraries that
-    unbroken needs and that are not there."""
+    unbroken needs and that are not there, `visible` the job's GPUs there as CUDA_VISIBLE_DEVICES names them (None where Slurm
+    gave none), `srun` whether steps can be started from there."""
 
     node: str
     version: str
@@ -24,6 +25,7 @@ class NodeSurvey:
     unseen: tuple[str, ...] = ()
     missing: str = ""
     srun: bool = False
+    visible: str | None = None
 
 
 def read_surveys(text: str) -> dict[str, NodeSurvey]:

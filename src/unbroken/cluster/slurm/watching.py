@@ -222,7 +222,7 @@ class Watching:
                 self._stream.publish(Started(now, node, name))
         for name in [n for n in self._elsewhere if n not in found]:
             node = self._elsewhere.pop(name)
-            if not self.watched.get(node, NodeView()).lost:
+            if not self._launches.was_here(name) and not self.watched.get(node, NodeView()).lost:
                 self._stream.publish(Exited(now, node, name))
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 
-from ...cluster import Ownership
+from ...cluster import Ownership, Process
 from ...errors import LeaseExpired
 from ...journal.codec import decode, encode
 from ...progress import PageReader, Phase, StepRecord
@@ -104,7 +104,7 @@ class RankProcess:
 
     def __init__(
         self,
-        process: subprocess.Popen[bytes],
+        process: Process,
         rank: int,
         attempt: int,
         page: PageReader,
@@ -166,7 +166,7 @@ class RankProcess:
 
         try:
             with open(log, "ab", buffering=0) as out:
-                process = subprocess.Popen(
+                process = (start.spawn or subprocess.Popen)(
                     start.argv,
                     cwd=order.cwd,
                     env=env,

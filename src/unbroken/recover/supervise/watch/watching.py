@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -128,7 +129,8 @@ class Watching:
                 or left < self._stopping.needs_s
             ):
                 why = self._fleet.nodes[name].preempted_for
-                return f"{name} is taken away in {left:.0f} s{f' ({why})' if why else ''}"
+                when = f" in {left:.0f} s" if math.isfinite(left) else ""
+                return f"{name} is taken away{when}{f' ({why})' if why else ''}"
         return ""
 
     def _poll_hang(self, attempt: Attempt) -> Hang:

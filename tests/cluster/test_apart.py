@@ -1,0 +1,100 @@
+"""Ranks in a container of their own: started there, known by their codes, ended with it; here a container is a plain process."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from unbroken.cluster.holding.apart import Apart, Container, HeldProcess
+from unbroken.cluster.holding.choice import from_text
+from unbroken.cluster.holding.processes import end, marked
+from unbroken.cluster.local import find_root
+from unbroken.private import private_folder
+
+
+@pytest.fixture
+def owner() -> Iterator[Apart]:
+    run_id = f"test{secrets.token_hex(6)}"
+    root = find_root(run_id)
+    private_folder(root)
+    owner = Apart(run_id, root, Container(("/usr/bin/env", "IN_CONTAINER=1"), ("true",)))
+    yield owner
+    assert owner.end_ranks("n1").gone
+    assert end(lambda: marked(run_id)) == []
+    for path in sorted(root.rglob("*"), reverse=True):
+        path.rmdir() if path.is_dir() else path.unlink()
+    root.rmdir()
+
+
+def spawn(owner: Apart, script: str, out: Path, attempt: int = 1) -> HeldProcess:
+    start = owner.start_rank("n1", attempt, ["/bin/sh", "-c", script])
+    env = {**os.environ, "UNBROKEN_RUN_ID": owner.run_id, "UNBROKEN_NODE": "n1", "UNBROKEN_ROLE": "rank"}
+    assert start.spawn is not None
+    with open(out, "ab", buffering=0) as f:
+        process = start.spawn(start.argv, cwd="/", env=env, stdout=f, stdin=None, preexec_fn=None)
+    assert isinstance(process, HeldProcess)
+    return process
+
+
+def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_ranks_run_in_it_and_their_ends_are_known(owner: Apart, tmp_path: Path) -> None:
+    one = spawn(owner, "echo $IN_CONTAINER $UNBROKEN_ROLE; exit 3", tmp_path / "log")
+    two = spawn(owner, "kill -9 $$", tmp_path / "log")
+    three = spawn(owner, "sleep 300", tmp_path / "log")
+    until(lambda: one.poll() is not None and two.poll() is not None)
+    assert (one.poll(), two.poll(), three.poll()) == (3, -9, None)
+    assert (tmp_path / "log").read_text() == "rank\n", (
+        "its environment is the one that was given, not the container's"
+    )
+    os.kill(three.pid, signal.SIGTERM)
+    until(lambda: three.poll() == -15)
+    start = owner.start_rank("n1", 1, [])
+    with open(os.devnull, "wb") as nowhere, pytest.raises(OSError, match="No such file"):
+        assert start.spawn is not None
+        start.spawn(["/no/such/program"], cwd="/", env={}, stdout=nowhere)
+
+
+def test_all_of_an_attempt_is_ended_whoever_left_its_rank_too(owner: Apart, tmp_path: Path) -> None:
+    rank = spawn(owner, "setsid sleep 300 & env -i setsid sleep 301 & sleep 302", tmp_path / "log")
+    until(lambda: len(owner.left("n1")) >= 4)
+    held = owner.left("n1")
+    assert owner.end_ranks("n1").gone
+    assert rank.poll() == -9 and owner.left("n1") == []
+    assert not any(
+        Path(f"/proc/{p}").exists() and Path(f"/proc/{p}/stat").read_text().split()[2] != "Z" for p in held
+    )
+    assert spawn(owner, "exit 0", tmp_path / "log", attempt=2).pid
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_container_that_somebody_else_killed_is_proven_gone_where_that_is_known(
+    owner: Apart, tmp_path: Path, known: bool
+) -> None:
+    if not known:
+        owner._container = Container(owner._container.start)
+    rank = spawn(owner, "sleep 300", tmp_path / "log")
+    for path, (pid, _) in owner._records("n1"):
+        assert path.name.startswith("parent-ranks-")
+        os.kill(pid, signal.SIGKILL)
+    os.kill(rank.pid, signal.SIGKILL)
+    ended = owner.end_ranks("n1", within=1.0)
+    assert rank.poll() == -9
+    assert ended.gone is known and (known or "was killed" in ended.why)
+    owner.forget("n1")
+
+
+def test_another_process_makes_the_same_of_its_text(owner: Apart) -> None:
+    again = from_text(owner.as_text(), owner.run_id, find_root(owner.run_id))
+    assert isinstance(again, Apart) and again.as_text() == owner.as_text()
