@@ -54,6 +54,16 @@ class Testbed:
         wait_for(lambda: self.state(job) == "RUNNING", f"job {job} to run")
         return job
 
+    def undrain(self) -> None:
+        """Gives drained nodes back; the controller has to hear of each again."""
+        for line in self.call("sinfo", "-h", "-p", "main", "-N", "-o", "%N %T").splitlines():
+            name, state = line.split()
+            if "drain" in state:
+                self.call("scontrol", "update", f"nodename={name}", "state=undrain", check=False)
+        wait_for(
+            lambda: "NOT_RESPONDING" not in self.call("scontrol", "-o", "show", "node"), "nodes to respond"
+        )
+
     def share_job(self) -> str:
         """A job on all nodes that has them all: the one that there is, or a new one."""
         for line in self.call("squeue", "-h", "-t", "running", "-o", "%i %D").splitlines():

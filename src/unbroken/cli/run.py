@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -157,6 +158,7 @@ def run(
     from ..progress import RunDir, Timeouts
     from ..recover.node.checks.command import check_words
     from ..recover.start import make_spec, run_supervised
+    from ..recover.submit import submit
 
     words = command or []
     check_words(words)
@@ -186,6 +188,9 @@ def run(
         room_elsewhere=_absolute(room_elsewhere), record=record.rstrip("/"), resume_arg=resume_arg, resume_from=resume_from,
         cluster=parse_choice(cluster) if cluster else None, keep_logs=_size("--keep-logs", keep_logs),
     )  # fmt: skip
+    code = submit(RunDir(folder), spec, _read_arguments(), print)
+    if code is not None:
+        raise typer.Exit(code)
     ended = run_supervised(RunDir(folder), spec, amend=amend)
     if ended == "interrupted":
         raise RunInterrupted(
@@ -225,6 +230,11 @@ def _find_step(run: str, step: int) -> str:
     raise NoCheckpoint(
         f"this run has no checkpoint of step {step:,}", where=run, hint=f"It has, newest first: {steps}"
     )
+
+
+def _read_arguments() -> list[str]:
+    """What stands after `run` on this command line: the same is given to the run in a job."""
+    return sys.argv[sys.argv.index("run") + 1 :] if "run" in sys.argv else []
 
 
 def _absolute(place: str) -> str:

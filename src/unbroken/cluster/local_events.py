@@ -457,7 +457,9 @@ def _wait_for_agent(parent: subprocess.Popen[bytes]) -> int | None:
         with contextlib.suppress(OSError, ValueError):
             for pid in Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split():
                 environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-                roles[int(pid)] = next((v[14:] for v in environ if v.startswith(b"UNBROKEN_ROLE=")), b"")
+                # In the midst of its exec a process shows none at all: it is still the parent's child that becomes the agent.
+                unknown = b"" if any(environ) else b"parent"
+                roles[int(pid)] = next((v[14:] for v in environ if v.startswith(b"UNBROKEN_ROLE=")), unknown)
         found = next((pid for pid, role in roles.items() if role == b"agent"), None)
         if found is not None:
             return found

@@ -34,7 +34,6 @@ class FakeNode:
     reason: str = ""
     gpus: int = 0
     version: str = __version__
-    unseen: tuple[str, ...] = ()
 
 
 @dataclass
@@ -101,7 +100,7 @@ class FakeSlurm(Slurm):
         node = self.nodes[name]
         return json.dumps({
             "kind": "survey", "node": name, "version": node.version, "gpus": node.gpus, "python": "python3",
-            "unseen": node.unseen, "missing": "", "more": "of a later version",
+            "missing": "", "more": "of a later version",
         })  # fmt: skip
 
     def steps(self) -> list[tuple[str, str, int]]:

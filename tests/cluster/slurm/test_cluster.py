@@ -29,7 +29,7 @@ from unbroken.cluster.contract import (
 from unbroken.cluster.holding.processes import end, marked
 from unbroken.cluster.slurm.cluster import SlurmCluster, find_address
 from unbroken.cluster.slurm.options import SlurmOptions
-from unbroken.errors import DoesNotFit, InputError, RunError, UsageError
+from unbroken.errors import DoesNotFit, RunError, UsageError
 from unbroken.units import Duration
 
 from .fake import FakeNode, FakeSlurm, on_path
@@ -186,7 +186,6 @@ def test_without_an_operators_rights_a_cordon_is_the_runs_own(bench: FakeBench) 
     [
         (lambda n: setattr(n["n2"], "gpus", 4), RunError, r"n2 4 GPUs, the others have 0.*--exclude=n2"),
         (lambda n: setattr(n["n2"], "version", "0.0.1"), RunError, r"unbroken 0.0.1 is installed there.*\(n2\)"),
-        (lambda n: setattr(n["n2"], "unseen", ("/x",)), InputError, r"run directory is not seen there.*file system that all"),
         (lambda n: n.pop("n4"), DoesNotFit, r"3 nodes that can be used.*3 nodes and 1 spares.*sbatch -N 4 --no-kill"),
         (lambda n: setattr(n["n2"], "states", "DOWN"), DoesNotFit, r"n2: Slurm says down"),
     ],

@@ -117,8 +117,7 @@ def begin(bed: Testbed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
             bed.call("scancel", "--signal=KILL", step, check=False)
     wait_for(lambda: end(lambda: marked(bench.run_id)) == [], "nothing of the run to be left")
     wait_for(lambda: bench.run_id not in bed.call("squeue", "-s", "-h", "-o", "%j"), "its steps to end")
-    for node in bed.nodes:
-        bed.call("scontrol", "update", f"nodename={node}", "state=undrain", check=False)
+    bed.undrain()
     for folder in (find_root(bench.run_id), find_root(f"{bench.run_id}-slurm")):
         shutil.rmtree(folder, ignore_errors=True)  # killed nodes leave what they had in memory
 

@@ -14,6 +14,7 @@ import logging
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -24,6 +25,7 @@ from ..contract import AgentCommand, Allocation, Cordon, Event, Fenced, Request
 from ..holding.apart import Container
 from ..local_events import _importable
 from ..stream import EventStream
+from .batch import find_excluded
 from .command_lines import StepOrder, node_program, srun, srun_from_node
 from .commands import NEEDED, NoAnswer, Refused, Slurm, find_missing, is_contained
 from .cordons import as_reason, find_expired, read_cordon
@@ -31,6 +33,7 @@ from .launches import Launches, name_other
 from .memory import Memory, NodeFacts
 from .options import SlurmOptions
 from .records import KILL_FAILED, JobRecord, NodeRecord
+from .submission import Submission, rebuild_arguments
 from .survey import find_trouble, read_surveys
 from .watching import NodeView, Watching
 
@@ -69,6 +72,21 @@ class SlurmCluster:
         self._starting: dict[str, asyncio.Future[str]] = {}
         self._may_drain: bool | None = None if options.cordon == "auto" else options.cordon == "drain"
 
+    @staticmethod
+    def plan_submission(
+        options: SlurmOptions, request: Request, arguments: Sequence[str], run_dir: Path
+    ) -> Submission | None:
+        """How `unbroken run` with these arguments is submitted as a job; None inside an allocation. Raises UsageError."""
+        if options.job or os.environ.get("SLURM_JOB_ID"):
+            return None
+        folder = run_dir.absolute()
+        planned = Submission(
+            options, replace(request, exclude=frozenset(find_excluded(folder))), rebuild_arguments(arguments, folder),
+            f"unbroken-{folder.name}", folder.with_name(f"{folder.name}.slurm.log"), folder, Path.cwd(),
+        )  # fmt: skip
+        planned.check()
+        return planned
+
     @property
     def socket_folder(self) -> Path | None:
         return None
@@ -95,7 +113,7 @@ class SlurmCluster:
         if not self.job:
             raise UsageError(
                 "this is no allocation of Slurm: SLURM_JOB_ID is not set",
-                hint="Run it inside sbatch --no-kill or salloc --no-kill, or name a job: --cluster slurm,job=ID",
+                hint="Give --cluster slurm to unbroken run, which submits itself, or name a job: --cluster slurm,job=ID",
             )
         self.door_address  # noqa: B018  it raises
 
@@ -181,16 +199,10 @@ class SlurmCluster:
         """Asks nodes what they are before anything starts there. Raises what is wrong with them."""
         if not nodes:
             return {}
-        sees = []
-        if self._log_of is not None:
-            log = self._log_of(nodes[0])
-            log.parent.mkdir(parents=True, exist_ok=True)
-            log.touch()
-            sees = ["--sees", str(log.absolute())]
         order = StepOrder(
             self.job, tuple(nodes), name_other(self.run_id, "survey"), gpus=True, immediate_s=60
         )
-        program = node_program(self._options, "survey", "--run-id", self.run_id, *sees)
+        program = node_program(self._options, "survey", "--run-id", self.run_id)
         said = ""
         try:
             out = await self._slurm.call(
@@ -230,6 +242,9 @@ class SlurmCluster:
         return await asyncio.shield(starting)
 
     async def _start(self, node: str, command: AgentCommand) -> str:
+        # Two agents would end each other's ranks. Where this one is on its way out, its end is reported, and asked for again.
+        if there := self._launches.find_running_on(node):
+            return there.name
         nothing_left = await self._is_contained() and not await self._list_steps(node)
         name, step = self._launches.make_name(node)
         argv = self._make_argv(node, step, command, nothing_left)

@@ -69,14 +69,18 @@ class Slurm:
         return clean_environment(os.environ) | {"SLURM_TIME_FORMAT": "%s"}
 
     async def call(
-        self, *argv: str, within_s: float | None = None, env: Mapping[str, str] | None = None
+        self,
+        *argv: str,
+        within_s: float | None = None,
+        env: Mapping[str, str] | None = None,
+        text: str | None = None,
     ) -> str:
-        """Runs a command; returns what it printed."""
+        """Runs a command with `text` as its input; returns what it printed."""
         within_s = within_s or self._within_s
         try:
             process = await asyncio.create_subprocess_exec(
                 *argv,
-                stdin=asyncio.subprocess.DEVNULL,
+                stdin=asyncio.subprocess.DEVNULL if text is None else asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
                 env=dict(env) if env is not None else self.environment,
@@ -87,7 +91,7 @@ class Slurm:
             ) from e
         try:
             async with asyncio.timeout(within_s):
-                out, err = await process.communicate()
+                out, err = await process.communicate(None if text is None else text.encode())
         except TimeoutError:
             raise NoAnswer(f"no answer from {' '.join(argv[:3])} within {within_s:g} s") from None
         finally:

@@ -158,6 +158,11 @@ class Launches:
             else:
                 self._remove(launch)
 
+    def find_running_on(self, node: str) -> Launch | None:
+        """The launch of a node whose agent has not ended, as far as was heard."""
+        running = (x for x in self.live.values() if x.node == node and not x.told and x.poll() is None)
+        return next(running, None)
+
     def forget(self, launch: Launch) -> None:
         """It has ended, and that was reported."""
         self.live.pop(launch.name, None)

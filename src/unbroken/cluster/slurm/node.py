@@ -4,7 +4,7 @@
              stays as long as anything of the run is on the node: when the task of a step ends, Slurm kills the rest of the step
     end      ends all that the run has on the node; says what that came to
     gone     succeeds where Slurm has heard that nothing is left of the steps of the run's ranks on the node
-    survey   says what the node is, and whether it sees what it has to see
+    survey   says what the node is
 
 What is on a node is held there as on any machine (cluster.holding), whatever the site's Slurm contains besides.
 """
@@ -19,7 +19,7 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -143,12 +143,12 @@ async def is_gone(job: str, run_id: str, node: str) -> bool:
     return not any(s.name == name and node in s.nodes for s in await slurm.list_steps(job))
 
 
-def survey(node: str, sees: Sequence[Path]) -> int:
-    """Says what the node is. `sees` are files that it must see."""
+def survey(node: str) -> int:
+    """Says what the node is."""
     missing = ", ".join(n for n in _NEEDED if importlib.util.find_spec(n) is None)
     tell(
         kind="survey", node=node, version=__version__, gpus=_count_gpus(), boot=read_boot_id(), visible=os.environ.get("CUDA_VISIBLE_DEVICES"),
-        unseen=[str(p) for p in sees if not p.exists()], python=sys.executable, missing=missing,
+        python=sys.executable, missing=missing,
         srun=shutil.which("srun") is not None,
     )  # fmt: skip
     return 0
@@ -185,13 +185,12 @@ def main() -> int:
     parser.add_argument("--job", default="")
     parser.add_argument("--nothing-left", action="store_true", help="nothing of the run is here: forget")
     parser.add_argument("--within", type=float, default=10.0, help="seconds")
-    parser.add_argument("--sees", type=Path, action="append", default=[])
     parser.add_argument("--module", default="")
     words, arguments = _split(sys.argv[1:])
     args = parser.parse_args(words)
     node = args.node or os.environ.get("SLURMD_NODENAME", "")
     if args.what == "survey":
-        return survey(node, args.sees)
+        return survey(node)
     if args.what == "gone":
         return 0 if asyncio.run(is_gone(args.job, args.run_id, node)) else 1
     if args.what == "end":

@@ -34,13 +34,33 @@ class SlurmOptions:
     poll: Duration = Duration("5s")
     """How often the controller is asked for news. A lost node is noticed at once all the same: its srun ends."""
     gpus: int | None = None
-    """GPUs that each node must have. Default: they need only be as many on each."""
+    """GPUs that each node must have; asked for where the run submits itself. Default: they need only be as many on each."""
+    partition: str = ""
+    """Where the run submits itself: the partition."""
+    account: str = ""
+    """The account that pays."""
+    time: str = ""
+    """The time limit of each job, as sbatch reads it. The run goes on in the next one."""
+    sbatch: tuple[str, ...] = ()
+    """More options of sbatch, each with its dashes: --qos=high."""
+    requeue: str = "auto"
+    """At the time limit and after preemption: requeue (the job keeps its id), successor (another job that waits for this one's
+    end), auto (requeue, or a successor where the site forbids it), no."""
+    detach: bool = False
+    """Submits and returns at once."""
 
     def __post_init__(self) -> None:
         if self.runtime not in RUNTIMES:
             raise UsageError(f"the option 'runtime' is one of {', '.join(RUNTIMES)}, not '{self.runtime}'")
         if self.cordon not in ("auto", "drain", "own"):
             raise UsageError(f"the option 'cordon' is one of auto, drain, own, not '{self.cordon}'")
+        if self.requeue not in ("auto", "requeue", "successor", "no"):
+            raise UsageError(
+                f"the option 'requeue' is one of auto, requeue, successor, no, not '{self.requeue}'"
+            )
+        for option in self.sbatch:
+            if not option.startswith("-") or any(c in option for c in "\n\r"):
+                raise UsageError(f"an option of sbatch is written with its dashes, not {option!r}")
         if not 0.2 <= float(self.poll) <= 300:
             raise UsageError("the option 'poll' is between 0.2s and 5m")
         if self.mounts and not self.image:

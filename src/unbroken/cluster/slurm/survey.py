@@ -7,14 +7,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ...errors import InputError, RunError, UnbrokenError
+from ...errors import RunError, UnbrokenError
 from ...version import __version__
 
 
 @dataclass(frozen=True)
 class NodeSurvey:
-    """One node's answer. `unseen` are files of the supervisor's that it does not see, `missing` libraries that
-    unbroken needs and that are not there, `visible` the job's GPUs there as CUDA_VISIBLE_DEVICES names them (None where Slurm
+    """One node's answer. `missing` are libraries that unbroken needs and that are not there, `visible` the job's GPUs there as CUDA_VISIBLE_DEVICES names them (None where Slurm
     gave none), `srun` whether steps can be started from there."""
 
     node: str
@@ -22,7 +21,6 @@ class NodeSurvey:
     gpus: int
     python: str
     boot: str = ""
-    unseen: tuple[str, ...] = ()
     missing: str = ""
     srun: bool = False
     visible: str | None = None
@@ -37,7 +35,6 @@ def read_surveys(text: str) -> dict[str, NodeSurvey]:
         except ValueError:
             continue
         if isinstance(said, dict) and said.pop("kind", None) == "survey":
-            said["unseen"] = tuple(said.get("unseen", ()))
             survey = NodeSurvey(**{k: v for k, v in said.items() if k in NodeSurvey.__dataclass_fields__})
             found[survey.node] = survey
     return found
@@ -62,13 +59,6 @@ def find_trouble(
             f"unbroken {others[0].version} is installed there, and {__version__} here",
             where=_names([s.node for s in others]),
             hint=f"Install the same version for {others[0].python}",
-        )
-    if blind := [s for s in answers if s.unseen]:
-        return InputError(
-            f"the run directory is not seen there: {blind[0].unseen[0]} is missing",
-            where=_names([s.node for s in blind]),
-            hint="Put --run-dir on a file system that all nodes share"
-            + (" and that the image sees (--cluster slurm,mounts=...)" if image else ""),
         )
     return _find_odd_gpus(answers, gpus)
 

@@ -131,7 +131,7 @@ class Watching:
                 self._publish_exit(launch, now, 1, None)
             case "exited":
                 self._publish_exit(launch, now, said.get("code"), said.get("signal"))
-            case "lost":
+            case "lost" if not self.watched.get(launch.node, NodeView()).lost:
                 # Agent, keeper and ranks are gone, the machine is there.
                 self._stream.publish(Lost(now, launch.node, str(said.get("why")), bool(said.get("proven"))))
                 self._stream.publish(Returned(now, launch.node))

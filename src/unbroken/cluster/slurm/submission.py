@@ -1,0 +1,225 @@
+"""`unbroken run --cluster slurm` on a login node: submits itself as a batch job, shows what becomes of it, and can be cancelled.
+
+The supervisor runs in the job: it outlives the terminal. The script of the job is pure text (`make_script`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...errors import RunError, RunInterrupted, StorageError, UsageError
+from ..contract import Request
+from .commands import Refused, Slurm
+from .options import SlurmOptions
+from .records import JobRecord
+
+BATCH_PROGRAM = "unbroken.cluster.slurm.batch"
+_EVERY_S = 1.0
+_SAY_AGAIN_S = 600.0
+_OVER = (
+    "COMPLETED",
+    "FAILED",
+    "CANCELLED",
+    "TIMEOUT",
+    "NODE_FAIL",
+    "OUT_OF_MEMORY",
+    "PREEMPTED",
+    "DEADLINE",
+    "BOOT_FAIL",
+)
+_WAITS_FOR_TIME = "BeginTime"
+
+
+@dataclass(frozen=True)
+class Submission:
+    """A run as a batch job. `arguments` are those of `unbroken run`, with its run directory."""
+
+    options: SlurmOptions
+    request: Request
+    arguments: tuple[str, ...]
+    name: str
+    output: Path
+    run_dir: Path
+    cwd: Path
+
+    def check(self) -> None:
+        """Raises UsageError where nothing can be submitted from here."""
+        if shutil.which("sbatch") is None or shutil.which("squeue") is None:
+            raise UsageError(
+                "sbatch and squeue are not on the PATH: this host has no Slurm",
+                hint="Run it on a login node, or leave --cluster slurm out",
+            )
+
+    async def submit(self, slurm: Slurm) -> str:
+        """The id of the new job. Raises RunError with what sbatch said."""
+        try:
+            self.output.parent.mkdir(parents=True, exist_ok=True)  # Slurm makes no folder for an output
+        except OSError as e:
+            raise StorageError(
+                f"the job's output cannot lie there: {e.strerror}",
+                where=str(self.output),
+                hint="Choose another --run-dir",
+            ) from e
+        try:
+            said = await slurm.call("sbatch", "--parsable", text=make_script(self))
+        except Refused as e:
+            raise RunError(
+                f"the job was not taken: {e.said}", hint="Options for sbatch: --cluster slurm,sbatch=..."
+            ) from e
+        return said.strip().partition(";")[0]
+
+    async def run(self, say: Callable[[str], None]) -> int:
+        """Submits the run and follows it; returns its exit code, 0 where it goes on without us.
+
+        Ctrl-C cancels a job that waits still, and lets go of one that runs.
+        """
+        slurm = Slurm()
+        asked: asyncio.Queue[int] = asyncio.Queue()
+        for sig in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            asyncio.get_running_loop().add_signal_handler(sig, asked.put_nowait, sig)
+        job = await self.submit(slurm)
+        say(f"submitted as job {job}; the run directory is {self.run_dir}, the output {self.output}")
+        if self.options.detach:
+            return 0
+        following = asyncio.ensure_future(self.follow(slurm, job, say))
+        letting_go = asyncio.ensure_future(asked.get())
+        await asyncio.wait({following, letting_go}, return_when=asyncio.FIRST_COMPLETED)
+        letting_go.cancel()
+        if following.done():
+            return following.result()
+        following.cancel()
+        record = await slurm.find_job(job)
+        if record is not None and record.waits and letting_go.result() != signal.SIGHUP:
+            await slurm.call("scancel", job)
+            say(f"job {job} is cancelled: it had not begun")
+            return RunInterrupted.exit_code
+        say(
+            f"job {job} goes on without this terminal: unbroken status {self.run_dir}; to stop it: scancel {job}"
+        )
+        return 0
+
+    async def follow(self, slurm: Slurm, job: str, say: Callable[[str], None]) -> int:
+        """Says what becomes of the job until it is over; returns its exit code. A job that was requeued is helped to start at
+        once: Slurm lets it wait for two minutes."""
+        before, said_at = "", 0.0
+        shown = Output(self.output)
+        while True:
+            record = await slurm.find_job(job)
+            shown.show(say)
+            if record is None or record.state in _OVER:
+                return await self._read_end(slurm, job, say)
+            words = describe(record)
+            if words != before or (record.waits and time.monotonic() - said_at > _SAY_AGAIN_S):
+                say(f"job {job} {words}")
+                before, said_at = words, time.monotonic()
+            if record.waits and record.reason == _WAITS_FOR_TIME:
+                await _start_now(slurm, job)
+            await asyncio.sleep(_EVERY_S)
+
+    async def _read_end(self, slurm: Slurm, job: str, say: Callable[[str], None]) -> int:
+        try:
+            text = await slurm.call("scontrol", "-o", "show", "job", job)
+        except Refused:
+            say(f"job {job} is over; Slurm remembers no more of it. Its output is in {self.output}")
+            return 1
+        values = dict(w.partition("=")[::2] for w in text.split())
+        state, code = values.get("JobState", ""), values.get("ExitCode", "1:0")
+        say(f"job {job} is over: {state.lower()}; its output is in {self.output}")
+        number, _, by = code.partition(":")
+        return int(number) or (128 + int(by) if by.isdigit() and int(by) else 0)
+
+
+async def _start_now(slurm: Slurm, job: str) -> None:
+    try:
+        await slurm.call("scontrol", "update", f"jobid={job}", "StartTime=now")
+    except Refused:
+        return  # a site that does not let its users do it: it starts by itself
+
+
+def describe(record: JobRecord) -> str:
+    """What a job does, in words."""
+    if record.waits:
+        when = f", expected to start {_clock(record.starts)}" if record.starts else ""
+        return f"waits: {record.reason}{when}"
+    if record.runs:
+        until = f" until {_clock(record.ends)}" if record.ends else ""
+        return f"runs on {len(record.nodes)} nodes ({', '.join(record.nodes[:8])}){until}"
+    return f"is {record.state.lower()}"
+
+
+def make_script(s: Submission) -> str:
+    """The batch script: what is asked of Slurm, the site's set-up lines, and the run."""
+    total = s.request.nodes + s.request.spares
+    asked = [
+        f"--job-name={s.name}", f"--nodes={total}", "--ntasks-per-node=1", "--no-kill", "--open-mode=append",
+        f"--output={s.output}", f"--chdir={s.cwd}",
+    ]  # fmt: skip
+    if s.options.requeue in ("auto", "requeue"):
+        asked.append("--requeue")
+    for key, value in (
+        ("partition", s.options.partition),
+        ("account", s.options.account),
+        ("time", s.options.time),
+    ):
+        if value:
+            asked.append(f"--{key}={value}")
+    if s.options.gpus:
+        asked.append(f"--gpus-per-node={s.options.gpus}")
+    if s.request.exclude:
+        asked.append(f"--exclude={','.join(sorted(s.request.exclude))}")
+    asked += s.options.sbatch
+    lines = ["#!/bin/bash", *(f"#SBATCH {a}" for a in asked)]
+    if s.options.setup is not None and not s.options.image:
+        lines.append(f". {shlex.quote(str(s.options.setup.absolute()))}")
+    command = [sys.executable, "-m", BATCH_PROGRAM, "--requeue", s.options.requeue, "--", *s.arguments]
+    # exec: what Slurm sends before it ends a job goes to the script's own process.
+    return "\n".join([*lines, f"exec {shlex.join(command)}", ""])
+
+
+class Output:
+    """The output of a job, as it grows."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = path.stat().st_size if path.exists() else 0
+
+    def show(self, say: Callable[[str], None]) -> None:
+        """Says the whole lines that have come."""
+        try:
+            with open(self._path, "rb") as f:
+                f.seek(self._offset)
+                data = f.read()
+        except OSError:
+            return
+        whole = data[: data.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        for line in whole.decode(errors="replace").splitlines():
+            say(f"  {line}")
+
+
+def rebuild_arguments(words: Sequence[str], run_dir: Path) -> tuple[str, ...]:
+    """The arguments of this `unbroken run` for the one in the job: the same, with the run directory as it is found there."""
+    at = list(words).index("--") if "--" in words else len(words)
+    own, command = list(words[:at]), words[at:]
+    for i, word in enumerate(own):
+        if word == "--run-dir" and i + 1 < len(own):
+            own[i + 1] = str(run_dir)
+            break
+        if word.startswith("--run-dir="):
+            own[i] = f"--run-dir={run_dir}"
+            break
+    else:
+        own += ["--run-dir", str(run_dir)]
+    return (*own, *command)
+
+
+def _clock(seconds: float) -> str:
+    return time.strftime("%H:%M on %d %b", time.localtime(seconds))
