@@ -54,6 +54,19 @@ class Testbed:
         wait_for(lambda: self.state(job) == "RUNNING", f"job {job} to run")
         return job
 
+    def end_steps(self, word: str) -> None:
+        """Ends all steps with this word in their name, and those that begin meanwhile."""
+
+        def none_is_left() -> bool:
+            found = [line.split() for line in self.call("squeue", "-s", "-h", "-o", "%i %j").splitlines()]
+            steps = [step for step, name in found if word in name]
+            for step in steps:
+                self.call("scancel", "--signal=KILL", step, check=False)
+            starting = subprocess.run(["pgrep", "-f", f"srun .*{word}"], capture_output=True, check=False)
+            return not steps and not starting.stdout.strip()
+
+        wait_for(none_is_left, f"the steps of {word} to end")
+
     def undrain(self) -> None:
         """Gives drained nodes back; the controller has to hear of each again."""
         for line in self.call("sinfo", "-h", "-p", "main", "-N", "-o", "%N %T").splitlines():

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from unbroken.cluster.slurm.commands import Refused, Slurm
+from unbroken.cluster.slurm.controller.commands import Refused, Slurm
 from unbroken.version import __version__
 
 _SRUN = """#!/bin/sh

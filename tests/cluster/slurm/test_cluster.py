@@ -208,7 +208,7 @@ def test_a_host_without_slurm_or_without_an_allocation_is_told_so(
     for name in ("squeue", "scontrol", "scancel"):
         (bench.folder / "bin" / name).symlink_to("srun")
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    with pytest.raises(UsageError, match="sbatch --no-kill"):
+    with pytest.raises(UsageError, match="submits itself"):
         SlurmCluster("x").check(Request(1))
     bench.open().check(Request(1))
     assert find_address("lo") == "127.0.0.1" == bench.open(interface="lo").door_address

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from unbroken.cluster.slurm.command_lines import StepOrder, find_python, node_program, srun
-from unbroken.cluster.slurm.commands import clean_environment
+from unbroken.cluster.slurm.controller.commands import clean_environment
 from unbroken.cluster.slurm.options import SlurmOptions
 from unbroken.errors import UsageError
 from unbroken.units import Duration

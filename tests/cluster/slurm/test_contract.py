@@ -16,9 +16,7 @@ import pytest
 
 from tests.cluster.contract import Bench, ClusterContract, eventually
 from tests.support.slurm import REPO, Testbed, testbed, wait_for
-from unbroken.cluster import Kind
 from unbroken.cluster.contract import AgentCommand, Cluster
-from unbroken.cluster.holding.choice import choose
 from unbroken.cluster.holding.processes import end, marked
 from unbroken.cluster.local import find_root
 from unbroken.cluster.slurm.cluster import SlurmCluster
@@ -30,6 +28,7 @@ pytestmark = pytest.mark.slow
 
 class SlurmBench(Bench):
     fence_s = 20.0
+    tells_how_it_ended = False  # a small parent on the node reaps it
     impossible: ClassVar[Mapping[str, str]] = {
         "hold": "a job has its nodes before a run begins in it",
         "lose": "a job never gets a lost node back",
@@ -40,8 +39,6 @@ class SlurmBench(Bench):
     def __init__(self, bed: Testbed, folder: Path) -> None:
         self.bed, self.folder = bed, folder
         self.run_id = f"test{secrets.token_hex(6)}"
-        # A small parent on the node reaps the agent: that it ended is known, how is not.
-        self.tells_how_it_ended = choose(self.run_id, folder)[0].kind is not Kind.PARENT
         self.job = bed.share_job()
 
     def wall(self) -> float:
@@ -111,12 +108,8 @@ def begin(bed: Testbed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
     yield bench
     for node in bed.nodes:
         bench.return_node(node)
-    for line in bed.call("squeue", "-s", "-h", "-j", bench.job, "-o", "%i %j").splitlines():
-        step, name = line.split()
-        if bench.run_id in name:
-            bed.call("scancel", "--signal=KILL", step, check=False)
+    bed.end_steps(bench.run_id)
     wait_for(lambda: end(lambda: marked(bench.run_id)) == [], "nothing of the run to be left")
-    wait_for(lambda: bench.run_id not in bed.call("squeue", "-s", "-h", "-o", "%j"), "its steps to end")
     bed.undrain()
     for folder in (find_root(bench.run_id), find_root(f"{bench.run_id}-slurm")):
         shutil.rmtree(folder, ignore_errors=True)  # killed nodes leave what they had in memory

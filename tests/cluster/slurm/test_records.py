@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from unbroken.cluster.contract import Cordon
-from unbroken.cluster.slurm.cordons import as_reason, find_expired, is_ours, read_cordon
-from unbroken.cluster.slurm.hostlist import expand
-from unbroken.cluster.slurm.records import (
+from unbroken.cluster.slurm.controller.cordons import as_reason, find_expired, is_ours, read_cordon
+from unbroken.cluster.slurm.controller.hostlist import expand
+from unbroken.cluster.slurm.controller.records import (
     JobRecord,
     NodeRecord,
     StepRecord,

@@ -25,15 +25,15 @@ from ..contract import AgentCommand, Allocation, Cordon, Event, Fenced, Request
 from ..holding.apart import Container
 from ..local_events import _importable
 from ..stream import EventStream
-from .batch import find_excluded
 from .command_lines import StepOrder, node_program, srun, srun_from_node
-from .commands import NEEDED, NoAnswer, Refused, Slurm, find_missing, is_contained
-from .cordons import as_reason, find_expired, read_cordon
+from .controller.commands import NEEDED, NoAnswer, Refused, Slurm, find_missing, is_contained
+from .controller.cordons import as_reason, find_expired, read_cordon
+from .controller.records import KILL_FAILED, JobRecord, NodeRecord
+from .jobs.batch import find_excluded
+from .jobs.submission import Submission, rebuild_arguments
 from .launches import Launches, name_other
 from .memory import Memory, NodeFacts
 from .options import SlurmOptions
-from .records import KILL_FAILED, JobRecord, NodeRecord
-from .submission import Submission, rebuild_arguments
 from .survey import find_trouble, read_surveys
 from .watching import NodeView, Watching
 

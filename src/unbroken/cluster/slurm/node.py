@@ -32,7 +32,7 @@ from ..holding.choice import every
 from ..holding.ownership import Ownership
 from ..local_events import LocalCluster
 from ..survey import find_gpus, find_visible, read_boot_id
-from .commands import Slurm, clean_environment, is_contained
+from .controller.commands import Slurm, clean_environment, is_contained
 from .launches import name_other
 
 _LEFT_EVERY_S = 0.5

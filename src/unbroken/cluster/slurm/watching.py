@@ -19,10 +19,10 @@ from ...errors import RunError
 from ..clocks import Moment
 from ..contract import EndingAt, Event, Exited, Lost, PreemptingAt, Returned, Started, Unreachable
 from ..stream import EventStream
-from .commands import Slurm
-from .cordons import is_ours
+from .controller.commands import Slurm
+from .controller.cordons import is_ours
+from .controller.records import JobRecord, NodeRecord
 from .launches import Launch, Launches
-from .records import JobRecord, NodeRecord
 
 _log = logging.getLogger("unbroken.slurm")
 _LAUNCHES_EVERY_S = 0.1

@@ -15,13 +15,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...errors import RunError, RunInterrupted, StorageError, UsageError
-from ..contract import Request
-from .commands import Refused, Slurm
-from .options import SlurmOptions
-from .records import JobRecord
+from ....errors import RunError, RunInterrupted, StorageError, UsageError
+from ...contract import Request
+from ..controller.commands import Refused, Slurm
+from ..controller.records import JobRecord
+from ..options import SlurmOptions
 
-BATCH_PROGRAM = "unbroken.cluster.slurm.batch"
+BATCH_PROGRAM = "unbroken.cluster.slurm.jobs.batch"
 _EVERY_S = 1.0
 _SAY_AGAIN_S = 600.0
 _OVER = (

@@ -1,6 +1,6 @@
 """The program of a batch job that `unbroken run --cluster slurm` has submitted: runs the run, and has it go on in another job.
 
-    python -m unbroken.cluster.slurm.batch --requeue auto -- ARGUMENTS OF unbroken run
+    python -m unbroken.cluster.slurm.jobs.batch --requeue auto -- ARGUMENTS OF unbroken run
 
 A supervisor that is killed is started again: it takes over what runs. A run that was stopped by Slurm's signals (time limit,
 preemption) or by the end of the allocation is requeued; where the site forbids that, a successor waits for the end of this job.
@@ -17,10 +17,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ...errors import RunError, RunInterrupted, UnbrokenError
-from ...progress import RunDir, read_journal
-from ...progress.records.state import RunState
-from .commands import Slurm
+from ....errors import RunError, RunInterrupted, UnbrokenError
+from ....progress import RunDir, read_journal
+from ....progress.records.state import RunState
+from ..controller.commands import Slurm
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 _STARTS = 5
@@ -37,6 +37,8 @@ class Child:
             signal.signal(sig, self._pass_on)
 
     def _pass_on(self, sig: int, _: object) -> None:
+        if self.signalled and sig != signal.SIGINT:
+            return  # Slurm may send several; a second request would end the ranks at once
         self.signalled = True
         if self._process is not None and self._process.poll() is None:
             self._process.send_signal(sig)

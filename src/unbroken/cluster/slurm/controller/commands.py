@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 
-from ...errors import RunError
+from ....errors import RunError
 from .hostlist import join
 from .records import (
     JOB_FORMAT,

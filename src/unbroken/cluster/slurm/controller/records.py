@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ...errors import RunError
+from ....errors import RunError
 from .hostlist import expand
 
 JOB_FORMAT = "%i|%T|%N|%e|%r|%S|%D"

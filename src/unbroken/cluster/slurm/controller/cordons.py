@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from ..contract import Cordon
+from ...contract import Cordon
 from .records import NodeRecord
 
 _TEXT = re.compile(

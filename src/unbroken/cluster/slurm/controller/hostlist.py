@@ -6,7 +6,7 @@ import itertools
 import re
 from collections.abc import Iterable
 
-from ...errors import InputError
+from ....errors import InputError
 
 _MOST = 1 << 20
 _PART = re.compile(r"\[([^\[\]]*)\]")

@@ -1,0 +1,145 @@
+"""A run as a batch job: the script that is submitted, what is said of the job, and how the run goes on in another one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from unbroken.cluster.contract import Request
+from unbroken.cluster.slurm.cluster import SlurmCluster
+from unbroken.cluster.slurm.controller.commands import Refused, Slurm
+from unbroken.cluster.slurm.controller.records import JobRecord
+from unbroken.cluster.slurm.jobs import batch
+from unbroken.cluster.slurm.jobs.submission import (
+    Output,
+    Submission,
+    describe,
+    make_script,
+    rebuild_arguments,
+)
+from unbroken.cluster.slurm.options import SlurmOptions
+from unbroken.errors import UsageError
+
+
+def submission(options: SlurmOptions, request: Request = Request(2, 1)) -> Submission:
+    words = ("--cluster", "slurm", "--run-dir", "/shared/run", "--", "train.py", "--lr", "3e-4 x")
+    return Submission(
+        options,
+        request,
+        words,
+        "unbroken-run",
+        Path("/shared/run.slurm.log"),
+        Path("/shared/run"),
+        Path("/work dir"),
+    )
+
+
+def test_the_script_asks_for_nodes_and_spares_and_becomes_the_run(tmp_path: Path) -> None:
+    options = SlurmOptions(
+        partition="gpu",
+        account="a1",
+        time="12:00:00",
+        gpus=8,
+        sbatch=("--qos=high",),
+        setup=tmp_path / "env.sh",
+    )
+    lines = make_script(submission(options, Request(2, 1, exclude=frozenset({"n7", "n3"})))).splitlines()
+    assert lines[0] == "#!/bin/bash"
+    for asked in (
+        "--nodes=3", "--no-kill", "--requeue", "--open-mode=append", "--partition=gpu", "--account=a1", "--time=12:00:00",
+        "--gpus-per-node=8", "--exclude=n3,n7", "--qos=high", "--output=/shared/run.slurm.log", "--chdir=/work dir",
+    ):  # fmt: skip
+        assert f"#SBATCH {asked}" in lines
+    assert lines[-2] == f". {tmp_path / 'env.sh'}"
+    assert lines[-1].startswith("exec ") and lines[-1].endswith(
+        "-m unbroken.cluster.slurm.jobs.batch --requeue auto -- --cluster slurm --run-dir /shared/run -- train.py --lr '3e-4 x'"
+    )
+    assert "#SBATCH --requeue" not in make_script(submission(SlurmOptions(requeue="successor")))
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--nodes", "2", "--", "t.py", "--run-dir", "x"], ("--nodes", "2", "--run-dir", "/r", "--", "t.py", "--run-dir", "x")),
+        (["--run-dir", "a", "--", "t.py"], ("--run-dir", "/r", "--", "t.py")),
+        (["--run-dir=a", "t.py"], ("--run-dir=/r", "t.py")),
+    ],
+)  # fmt: skip
+def test_the_run_in_the_job_has_the_same_arguments(words: list[str], expected: tuple[str, ...]) -> None:
+    assert rebuild_arguments(words, Path("/r")) == expected
+    assert batch.find_run_dir(expected) == Path("/r")
+
+
+def test_what_a_job_does_is_said() -> None:
+    waits = describe(JobRecord("7", "PENDING", reason="Priority", starts=1795984208.0))
+    assert waits.startswith("waits: Priority, expected to start ")
+    assert describe(JobRecord("7", "RUNNING", ("n1", "n2"))) == "runs on 2 nodes (n1, n2)"
+
+
+def test_the_output_is_shown_as_it_grows(tmp_path: Path) -> None:
+    log, said = tmp_path / "log", []
+    log.write_text("of an earlier job\n")
+    output = Output(log)
+    with open(log, "a") as f:
+        f.write("one\ntw")
+        f.flush()
+        output.show(said.append)
+        f.write("o\n")
+        f.flush()
+        output.show(said.append)
+    assert said == ["  one", "  two"]
+
+
+def test_inside_an_allocation_nothing_is_submitted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    with pytest.raises(UsageError, match="sbatch and squeue are not on the PATH"):
+        SlurmCluster.plan_submission(SlurmOptions(), Request(1), [], tmp_path)
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    assert SlurmCluster.plan_submission(SlurmOptions(), Request(1), [], tmp_path) is None
+
+
+class Site(Slurm):
+    """One that may forbid a requeue."""
+
+    def __init__(self, *, forbids: bool = False, state: str = "RUNNING") -> None:
+        super().__init__()
+        self._forbids, self._state, self.calls = forbids, state, []
+
+    async def call(
+        self,
+        *argv: str,
+        within_s: float | None = None,
+        env: Mapping[str, str] | None = None,
+        text: str | None = None,
+    ) -> str:
+        self.calls.append(argv)
+        if argv[0] == "squeue":
+            return f"7|{self._state}|n1|N/A|None|N/A|1"
+        if argv[:2] == ("scontrol", "requeue") and self._forbids:
+            raise Refused("scontrol requeue", "Requested operation is presently disabled")
+        return "8;cluster" if argv[0] == "sbatch" else ""
+
+
+@pytest.mark.parametrize(
+    ("site", "mode", "says", "does"),
+    [
+        (Site(), "auto", r"job 7 is requeued and goes on, without n3", ("scontrol", "update", "jobid=7", "ExcNodeList=n3")),
+        (Site(forbids=True), "auto", r"job 8 goes on when this one is over: it cannot be requeued .*disabled",
+         ("sbatch", "--parsable", "--dependency=afterany:7", "--exclude=n3")),
+        (Site(forbids=True), "requeue", r"it cannot be requeued.*The same command goes on", ("scontrol", "requeue", "7")),
+        (Site(), "successor", r"job 8 goes on when", ("sbatch", "--parsable", "--dependency=afterany:7", "--exclude=n3")),
+        (Site(state="COMPLETING"), "auto", r"the job is completing: it is not requeued", None),
+    ],
+)  # fmt: skip
+def test_a_run_goes_on_in_another_job(
+    site: Site, mode: str, says: str, does: tuple[str, ...] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import re
+
+    monkeypatch.setattr(batch, "Slurm", lambda: site)
+    assert re.search(says, asyncio.run(batch.go_on("7", mode, ["n3"], "#!/bin/bash\n")))
+    assert site.calls[-1] == does or (does is None and len(site.calls) == 1)
