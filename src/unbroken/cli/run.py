@@ -90,6 +90,13 @@ def run(
         bool,
         typer.Option("--trust-pickle", help="Also read pickled objects in --from. They can run any code."),
     ] = False,
+    on_divergence: Annotated[
+        str,
+        typer.Option(
+            help="When the loss leaves its band and does not come back: rollback, tell, or auto (rollback where a checkpoint "
+            "tells its data position)."
+        ),
+    ] = "auto",
     stop_within: Annotated[str, typer.Option(help="Time to save and exit when asked to stop.")] = "60s",
     wait_for_room: Annotated[
         str,
@@ -186,6 +193,7 @@ def run(
         words, nodes=nodes, nproc=nproc, spares=spares, timeouts=times,
         host_memory=_memory(host_memory), ownership=ownership, origin=_absolute(start_from), trust_pickle=trust_pickle,
         room_elsewhere=_absolute(room_elsewhere), record=record.rstrip("/"), resume_arg=resume_arg, resume_from=resume_from,
+        on_divergence=on_divergence,
         cluster=parse_choice(cluster) if cluster else None, keep_logs=_size("--keep-logs", keep_logs),
     )  # fmt: skip
     code = submit(RunDir(folder), spec, _read_arguments(), print)

@@ -95,6 +95,10 @@ class LossWatch:
         self._slow_since = -1
         self._slow_said = False
 
+    def remember(self, losses: Sequence[float]) -> None:
+        """Takes losses of the steps before the first one, of an earlier attempt: what was usual there is usual here."""
+        self._good.extend([x for x in losses if math.isfinite(x)][-self._s.window :])
+
     def observe(self, step: int, loss: float, norm: float | None = None) -> LossFinding | None:
         """Takes one step's loss, the mean of all ranks, and the norm of its gradient where that is known; what is wrong, if
         anything. A spike is a finding when it is declared, and no earlier."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from ..progress.records.verdict import REASONS, Action, Cascade, Category, Faulty, Outcome, Root, Verdict
 from .engine import Diagnosis, diagnose, examine, judge_unread
-from .judge.facts import Facts, HangFact, RankExit, RankPlace
+from .judge.facts import Facts, HangFact, LossFact, RankExit, RankPlace
 from .match.partial import Limits
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "Faulty",
     "HangFact",
     "Limits",
+    "LossFact",
     "Outcome",
     "RankExit",
     "RankPlace",

@@ -34,7 +34,7 @@ _SAID = {
 _ACTIONS = {
     "restart": "restart from the last checkpoint",
     "restart_elsewhere": "restart from the last checkpoint, without the faulty node",
-    "rollback_skip": "go back to a checkpoint before the spike and skip the batches after it (by hand: `unbroken run` restarts from the newest)",
+    "rollback_skip": "go back to a checkpoint before the spike and skip the batches after it (`unbroken run` does where it sees the loss and a checkpoint tells its data position; else by hand)",
     "stop": "do not restart: the same failure would come again",
     "none": "nothing to do",
 }

@@ -9,7 +9,7 @@ from pathlib import Path
 from time import monotonic
 from typing import NoReturn
 
-from ..errors import LeaseExpired, UsageError
+from ..errors import ContractError, LeaseExpired, UsageError
 from . import page as _page
 from .page import Phase
 
@@ -20,7 +20,8 @@ class Run:
     """What a training script says to its run. Outside `unbroken run` every call does nothing.
 
     `active` tells which; `run_dir`, `run_id`, `node`, `rank` and `attempt` describe the run (None, or 0 for
-    the attempt, outside one).
+    the attempt, outside one). `skips` are the samples that are never to be used, as absolute ranges [start, stop): what
+    `unbroken.data` leaves out by itself.
     """
 
     def __init__(self, page: Path | None, total_steps: int | None = None) -> None:
@@ -31,6 +32,7 @@ class Run:
         self.node = env.get("UNBROKEN_NODE") if self.active else None
         self.rank = int(env.get("RANK", "0"))
         self.attempt = int(env.get("UNBROKEN_ATTEMPT", "0")) if self.active else 0
+        self.skips = read_skips(env.get("UNBROKEN_SKIPS", "")) if self.active else ()
         self._phase = Phase.STARTING
         self._count = 0
         if page is None:
@@ -121,6 +123,18 @@ class Run:
 
     def _never(self, step: int) -> bool:
         return False
+
+
+def read_skips(text: str) -> tuple[tuple[int, int], ...]:
+    """The ranges [start, stop) of "120:160,300:420". Raises ContractError for any other text."""
+    try:
+        return tuple((int(a), int(b)) for a, b in (part.split(":") for part in text.split(",") if part))
+    except ValueError:
+        raise ContractError(
+            f"'{text[:100]}' are no ranges of samples",
+            where="UNBROKEN_SKIPS",
+            hint="Write START:STOP,START:STOP",
+        ) from None
 
 
 class _PhaseScope:

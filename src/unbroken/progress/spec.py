@@ -19,6 +19,7 @@ FIXED = ("command", "nodes", "nproc", "run_id")
 """Keys that belong to the identity of a run; the others may differ from one call to the next."""
 
 KEEP_LOGS = Bytes("20GiB")
+ON_DIVERGENCE = ("auto", "rollback", "tell")
 OWNERSHIPS = ("auto", "cgroup", "parent", "marks")
 
 
@@ -82,6 +83,8 @@ class Budgets:
     """Ranks ended from outside by a signal that nothing explains."""
     framework: int = 3
     unknown: int = 5
+    loss: int = 3
+    """Rollbacks near the same step: no number of them repairs a cause."""
 
     def __post_init__(self) -> None:
         for f in fields(self):
@@ -144,6 +147,8 @@ class RunSpec:
     """What the ranks' logs of all attempts may take together; the oldest go first, the newest two attempts' never."""
     room_elsewhere: str = ""
     """A folder or address for the last checkpoint, where the storage refuses it even after `timeouts.room`."""
+    on_divergence: str = "auto"
+    """What is done when the loss diverges: rollback, tell, or auto: rollback where a checkpoint tells its data position."""
     timeouts: Timeouts = field(default_factory=Timeouts)
     budgets: Budgets = field(default_factory=Budgets)
 
@@ -155,6 +160,10 @@ class RunSpec:
 
         if self.ownership not in OWNERSHIPS:
             raise UsageError(f"'ownership' must be one of {', '.join(OWNERSHIPS)}, not {self.ownership!r}")
+        if self.on_divergence not in ON_DIVERGENCE:
+            raise UsageError(
+                f"'on_divergence' must be one of {', '.join(ON_DIVERGENCE)}, not {self.on_divergence!r}"
+            )
         if not isinstance(self.run_id, str) or not self.run_id:
             raise UsageError(f"'run_id' must be text, not {self.run_id!r}")
         for name in ("host_memory", "keep_logs"):

@@ -90,6 +90,7 @@ def make_spec(
     resume_from: str = "",
     record: str = "auto",
     keep_logs: Bytes = KEEP_LOGS,
+    on_divergence: str = "auto",
     cluster: ClusterChoice | None = None,
 ) -> RunSpec:
     """A spec with a fresh run id, for a `cluster` or wherever its run is already. Raises UsageError on impossible numbers."""
@@ -98,6 +99,7 @@ def make_spec(
         timeouts=timeouts or Timeouts(), budgets=budgets or Budgets(), host_memory=host_memory, ownership=ownership,
         origin=origin, trust_pickle=trust_pickle, room_elsewhere=room_elsewhere, record=check_record(record),
         resume_arg=resume_arg, resume_from=resume_from, keep_logs=keep_logs,
+        on_divergence=on_divergence,
         cluster=cluster or _UNASKED,
     )  # fmt: skip
 

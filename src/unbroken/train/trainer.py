@@ -142,7 +142,15 @@ def build(config: TrainConfig, world: World, run: Run, tokens: Tokens) -> Traine
     if config.run.overlap and world.size > 1:
         buckets.hook()
     return Trainer(
-        config, world, run, tokens, tokens.map(), model, buckets, order, Position().skipping(c.skips)
+        config,
+        world,
+        run,
+        tokens,
+        tokens.map(),
+        model,
+        buckets,
+        order,
+        Position().skipping([*c.skips, *run.skips]),
     )
 
 

@@ -25,6 +25,7 @@ import torch
 from torch.utils.data import DataLoader, get_worker_info
 
 from ...errors import InputError, UsageError
+from ...progress import attach
 from ..arguments import whole_number
 from ..ordering.orders import Listed, ListedBatches, Order, UnitOrder, fingerprint
 from ..ordering.samplers import Sampled, size_of
@@ -103,7 +104,8 @@ class Loader(CountingLoader):
         self._run_from = 0
         self._before: Ranges = ()
         """Consumed is this, and everything in [_run_from, _at) but the skips."""
-        self._skips: Ranges = ()
+        # What its run has decided to leave out, in a rollback before this start.
+        self._skips: Ranges = normalize(attach().skips)
         self._stale = False
         self._steps = OptimizerSteps()
         self._requests = _Requests()

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from ...cluster.clocks import ClockOffset, Moment, find_first
+from ...data.position import Position, Ranges
 
 _SIGNAL_CODES = range(129, 160)
 """Exit codes of a shell, or of a launcher, whose child was ended by signal code - 128."""
@@ -70,6 +71,20 @@ class HangFact:
 
 
 @dataclass(frozen=True)
+class LossFact:
+    """A loss that left its band at step `since` and was declared at `step` (`kind`: nan or divergence; `why` in words).
+    `anchors` are checkpoints from before it, newest first, with the data position of each; `skips` is what is left out
+    already."""
+
+    kind: str
+    step: int
+    since: int
+    why: str
+    anchors: tuple[tuple[int, Position], ...] = ()
+    skips: Ranges = ()
+
+
+@dataclass(frozen=True)
 class RankPlace:
     """How far a rank came: its highest completed step (-1 for none), and its frames, innermost first, where known; `doing`
     is the state of its process, in words, where it was looked at."""
@@ -96,6 +111,7 @@ class Facts:
     exits: tuple[RankExit, ...] = ()
     lost_nodes: tuple[str, ...] = ()
     hang: HangFact | None = None
+    loss: LossFact | None = None
     nodes: tuple[tuple[int, str], ...] = ()
     oom_kills: tuple[int, ...] = ()
     completed: bool = False

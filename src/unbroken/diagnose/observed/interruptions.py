@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ...progress.records.verdict import UNKNOWN, Action, Outcome, Root, Verdict
-from ..judge.facts import Facts, RankExit
+from ...progress.records.verdict import LOSS_SPIKE, UNKNOWN, Action, Outcome, Root, Verdict
+from ..judge.facts import Facts, LossFact, RankExit
 
 
 def judge_interruption(facts: Facts) -> Verdict | None:
@@ -21,6 +21,8 @@ def judge_interruption(facts: Facts) -> Verdict | None:
         )  # fmt: skip
     if facts.preempted:
         return _preempted(facts)
+    if facts.loss is not None:
+        return _loss(facts.loss, facts)
     if facts.lease_expired is not None:
         # What other ranks said and did after that, their own lease's end or a lost connection, followed from it.
         return _lease_expired(facts.lease_expired)
@@ -72,6 +74,16 @@ def _preempted(facts: Facts) -> Verdict:
         confidence=1.0,
         decided_by="notice",
     )
+
+
+def _loss(loss: LossFact, facts: Facts) -> Verdict:
+    """The loss was watched and did not come back: the ranks were ended for that, and their logs tell no more."""
+    return Verdict(
+        Outcome.LOSS_SPIKE, reason=LOSS_SPIKE, root=Root(text=loss.why, time=facts.noticed), recoverable=True,
+        action=Action.ROLLBACK_SKIP, confidence=0.9, decided_by="loss-watch",
+        mitigation="Taken back to a checkpoint before it. Where it comes again look at the data, the learning rate and the "
+        "changes since the last good run.",
+    )  # fmt: skip
 
 
 def _taken_over(facts: Facts) -> Verdict:

@@ -19,12 +19,22 @@ class PastIncident:
 
 
 @dataclass(frozen=True)
+class Rollback:
+    """Nothing after step `before` of the attempts so far is restored any more, and the samples with the absolute numbers in
+    `skip` ([start, stop) each) are never used."""
+
+    before: int
+    skip: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True)
 class Decision:
     """What to do. `exclude` are nodes not to use again; `delay_s` is how long to wait before the restart. `charged` is what
-    the incident counts as from now on: its budget is `charged.cause`."""
+    the incident counts as from now on: its budget is `charged.cause`. `rollback` is for a loss that does not come back."""
 
     action: Action
     why: str
     charged: PastIncident
     exclude: tuple[str, ...] = ()
     delay_s: float = 0.0
+    rollback: Rollback | None = None

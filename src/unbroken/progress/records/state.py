@@ -71,6 +71,10 @@ class RunState:
     """(attempt, step) of snapshots that were whole in memory when their attempt was sealed, or were offered to a
     later one: they count, also where they become durable only afterwards."""
 
+    rollbacks: dict[int, int] = field(default_factory=dict)
+    """{attempt: step}: of this attempt and those before it nothing after the step is restored."""
+    skips: list[tuple[int, int]] = field(default_factory=list)
+    """Samples [start, stop) that are never used, in absolute numbers; in the order in which it was decided."""
     launches: int = 0
     expiry: dict[str, float] = field(default_factory=dict)
 
@@ -87,6 +91,10 @@ class RunState:
         for node in [n for n, until in state.expiry.items() if until <= moment]:
             state.cordoned.pop(node, None)
         return state
+
+    def is_rolled_back(self, attempt: int, step: int) -> bool:
+        """Whether a snapshot of this run does not count any more, because the training was taken back to before it."""
+        return any(attempt <= last and step > before for last, before in self.rollbacks.items())
 
     def apply(self, r: Record) -> None:
         """Takes one record into account."""
@@ -148,6 +156,9 @@ class RunState:
         elif kind == "resumed":
             self.unresumed = None
             self.step = max(self.step, r["step"])
+        elif kind == "rollback":
+            self.rollbacks[r["attempt"]] = r["before"]
+            self.skips += [s for a, b in r["skip"] if (s := (int(a), int(b))) not in self.skips]
         elif kind == "lost":
             self.lost.add(r["node"])
         elif kind == "returned":

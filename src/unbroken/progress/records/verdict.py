@@ -46,7 +46,7 @@ class Action(StrEnum):
     RESTART = "restart"
     RESTART_ELSEWHERE = "restart_elsewhere"
     ROLLBACK_SKIP = "rollback_skip"
-    """Advice to a person: no supervisor does it yet, it restarts and says so."""
+    """Where the loss was watched and a checkpoint with its data position is left; elsewhere it is advice to a person."""
     STOP = "stop"
     NONE = "none"
 

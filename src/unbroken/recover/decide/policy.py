@@ -8,10 +8,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from ...diagnose.judge.facts import Facts
+from ...diagnose.judge.facts import Facts, LossFact
 from ...progress import Budgets
 from ...progress.records.decision import Decision, PastIncident
 from ...progress.records.verdict import HANG, KILLED, UNKNOWN, Action, Category, Outcome, Verdict
+from .rollback import NEAR, describe, plan_rollback
 
 _BACKOFF_FIRST_S = 0.0
 _BACKOFF_S = 2.0
@@ -20,12 +21,12 @@ _FAILED_STARTS = 10
 _START_MAX_S = 30.0
 _LIKELY = 0.5
 """A run that stops for a verdict that is no surer than this is told so."""
-FREE, LEASE_EXPIRED, AGENT = "free", "lease", "agent"
+FREE, LEASE_EXPIRED, AGENT, LOSS = "free", "lease", "agent", "loss"
 OUTSIDE = ("free", "node_loss", "killed", AGENT, LEASE_EXPIRED)
 """Causes from outside the training: they may strike twice at the same step, and are only counted."""
-DECIDED = frozenset({Action.RESTART, Action.RESTART_ELSEWHERE, Action.STOP})
+DECIDED = frozenset({Action.RESTART, Action.RESTART_ELSEWHERE, Action.ROLLBACK_SKIP, Action.STOP})
 """What `decide` may decide: each is carried out by the supervisor. `none` is for a takeover, where nothing is to be done;
-`rollback_skip` is a diagnosis's advice, which nobody carries out yet: such a run is restarted, and that is said."""
+`rollback_skip` needs the loss that was watched: where only a log speaks of it the run is restarted, and that is said."""
 _FREE = "free of charge: not the training's fault"
 _WHY_COUNTED = {
     LEASE_EXPIRED: "the lease of the ranks expired {n} times without progress between: the supervisor hardly runs. Free its "
@@ -36,10 +37,13 @@ _WHY_COUNTED = {
 
 
 def cause_of(verdict: Verdict, facts: Facts | None = None) -> str:
-    """Which budget an incident is charged to: hang, node_loss, failure, framework, script, killed, unknown, agent, lease or free.
+    """Which budget an incident is charged to: hang, node_loss, failure, framework, script, killed, unknown, agent, lease, loss
+    or free.
 
     What the training had no part in must not use up the budget of failures that nobody can explain.
     """
+    if facts is not None and facts.loss is not None and verdict.outcome is Outcome.LOSS_SPIKE:
+        return LOSS
     if facts is not None and not verdict.category:
         if facts.agents_lost:
             return AGENT
@@ -98,6 +102,8 @@ def decide(
     charged = PastIncident(cause, mark, step, facts.step is not None)
     if facts.taken_over:
         return Decision(Action.NONE, "a successor took over; no rank was touched", charged)
+    if cause == LOSS and facts.loss is not None:
+        return _decide_loss(facts.loss, charged, history, budgets)
     stalled = [p for p in history if p.step >= step]
     if why := _why_to_stop(verdict, charged, stalled, budgets, stacks):
         return Decision(Action.STOP, why, charged)
@@ -112,6 +118,22 @@ def decide(
     used = sum(p.cause == cause for p in stalled) + 1
     why = f"{cause}: {_budget_text(_budget_of(cause, budgets), used)}{_not_as_advised(verdict)}"
     return _leave_out(verdict, facts, spares, Decision(Action.RESTART, why, charged, (), delay))
+
+
+def _decide_loss(
+    loss: LossFact, charged: PastIncident, history: Sequence[PastIncident], budgets: Budgets
+) -> Decision:
+    """Back to before it, further each time; after as many times as the budget says a person is needed."""
+    earlier = sum(p.cause == LOSS and p.step >= charged.step - NEAR for p in history)
+    if earlier >= budgets.loss:
+        why = f"{earlier} rollbacks within {NEAR} steps did not help: {loss.why}. Look at the data, the learning rate and what is new"
+        return Decision(Action.STOP, why, charged)
+    rollback = plan_rollback(loss, earlier)
+    if rollback is None:
+        return Decision(Action.STOP, f"{loss.why}; no checkpoint from before is left to go back to", charged)
+    again = "; the same data once more: a NaN that comes again is the data's or the model's, one that does not a node's"
+    why = f"{describe(rollback)}{again if loss.kind == 'nan' and not earlier else ''} (rollback {earlier + 1} of {budgets.loss})"
+    return Decision(Action.ROLLBACK_SKIP, why, charged, rollback=rollback)
 
 
 def decide_failed_start(count: int, error: str) -> tuple[float, str]:
@@ -145,7 +167,7 @@ def _budget_of(cause: str, budgets: Budgets) -> int | None:
     return {
         FREE: None, "hang": budgets.hang, "node_loss": budgets.node_loss, "failure": budgets.failure, "killed": budgets.killed,
         "framework": budgets.framework, "script": 1, "unknown": budgets.unknown, AGENT: budgets.killed,
-        LEASE_EXPIRED: budgets.unknown,
+        LEASE_EXPIRED: budgets.unknown, LOSS: budgets.loss,
     }[cause]  # fmt: skip
 
 
@@ -169,8 +191,8 @@ def _not_as_advised(verdict: Verdict) -> str:
     """What the verdict says or advises and the decision does not follow, in words."""
     if verdict.action is Action.ROLLBACK_SKIP:
         return (
-            "; from the newest checkpoint and with the same data: going back before the spike and skipping is not"
-            " built yet"
+            "; from the newest checkpoint and with the same data: only a log speaks of the loss, and nothing is skipped"
+            " on its word"
         )
     if verdict.outcome in (Outcome.COMPLETED, Outcome.CANCELLED):
         return (

@@ -55,6 +55,8 @@ class LaunchOrder:
     """The network interface of the node by which the ranks reach each other; "" where they are on one machine."""
     resume_from: str = ""
     """The newest whole checkpoint that the script itself wrote; "" where there is none."""
+    skips: str = ""
+    """Samples that are never used, as `UNBROKEN_SKIPS` says them."""
 
     def as_message(self) -> Message:
         message: Message = encode(self)
@@ -157,6 +159,7 @@ class RankProcess:
             "UNBROKEN_ATTEMPT": str(order.attempt),
             "UNBROKEN_PAGE": str(page_path),
             "UNBROKEN_KEEPER": str(keeper_socket),
+            "UNBROKEN_SKIPS": order.skips,
         }
         start = owner.start_rank(node, order.attempt, _argv(order.command))
 

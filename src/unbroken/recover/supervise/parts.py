@@ -12,6 +12,7 @@ from .accept.accepting import Accepting
 from .accept.placing import CheckpointPlace
 from .attempt.attempt import Attempt
 from .attempt.following import Following
+from .attempt.loss import LossFollower, read_losses
 from .fence.fencing import Fencing
 from .fence.finishing import Finishing
 from .fence.stopping import Stopping
@@ -28,8 +29,12 @@ from .record.recorder import Recorder
 from .record.stop_request import StopRequest
 from .record.term import TermWatch
 from .screen.view import View
+from .watch.loss import LossJudge
 from .watch.news import News
 from .watch.watching import Watching
+
+_EARLIER = 5
+"""Of so many attempts before it is read what loss was usual."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +74,10 @@ def assemble(
 
     def make_attempt(number: int, slots: tuple[str, ...]) -> Attempt:
         detector = HangDetector(spec.timeouts)
-        return Attempt.make(number, slots, spec.nproc, detector, recorder.state.step, run_dir, clock)
+        attempt = Attempt.make(number, slots, spec.nproc, detector, recorder.state.step, run_dir, clock)
+        earlier = [run_dir.steps(n) for n in range(number - 1, max(0, number - 1 - _EARLIER), -1)]
+        attempt.loss = LossFollower(lambda step: read_losses(earlier, step))
+        return attempt
 
     async def settle_place(attempt: Attempt, url: str) -> None:
         await launching.settle_place(attempt, url, news.is_current)
@@ -100,6 +108,7 @@ def assemble(
     )  # fmt: skip
     watching = Watching(
         run_dir, fleet, keepers, place, stopping, Following(lambda: amending.command, cwd, spec.timeouts.idle),
+        LossJudge(accepting, place, recorder, view.say, spec.on_divergence),
         float(spec.timeouts.suspect), recorder, background,
         term, stop, view, clock, changed, amending,
     )  # fmt: skip

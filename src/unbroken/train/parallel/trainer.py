@@ -236,6 +236,6 @@ def build(
     else:
         zero.hook()
     return PlanTrainer(
-        config, world, run, tokens, order, Position().skipping(c.skips), mesh, stages, zero, spread, optimizer,
+        config, world, run, tokens, order, Position().skipping([*c.skips, *run.skips]), mesh, stages, zero, spread, optimizer,
         OptimizerState(optimizer, weights), loss, pipeline,
     )  # fmt: skip

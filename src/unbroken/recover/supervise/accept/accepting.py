@@ -112,13 +112,14 @@ class Accepting:
     def list_candidates(self, slots: Sequence[str], inventories: Inventories) -> list[CandidateMessage]:
         """What an attempt on these nodes may restore from, newest first."""
         places = {n: self._place.of(n) for n in self._state.places}
-        return candidates(
+        found = candidates(
             self._state.seals,
             self._of_this_size(inventories),
             self.map_ranks(slots),
             brought=self._place.brought(),
             places=places,
         )
+        return [c for c in found if c["brought"] or not self._state.is_rolled_back(c["attempt"], c["step"])]
 
 
 def find_whole(

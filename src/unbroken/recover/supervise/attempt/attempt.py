@@ -22,6 +22,7 @@ from ....progress.records.steps import Step, step_record
 from ...wire import Message
 from ..record.clock import Clock
 from .ledger import SnapshotTracker
+from .loss import LossFollower
 
 _UNKEPT_MAX = 100_000
 
@@ -61,6 +62,7 @@ class Attempt:
     caught_up: Step | None = None
     last: Step | None = None
     attached_at: float | None = None
+    loss: LossFollower = field(default_factory=LossFollower)
     total: int | None = None
     step_time: float | None = None
     steps_file: Path | None = None
@@ -244,6 +246,7 @@ class Attempt:
             if self.caught_up is None and step.step > self.floor:
                 self.caught_up = step
             self.last = step
+            self.loss.take(step)
         # The time from here to the next step is not a step's: it holds an evaluation or a checkpoint.
         self._interlude |= self.ranks[leader].phase is not Phase.TRAINING
         self._keep(s for s, _ in fresh)

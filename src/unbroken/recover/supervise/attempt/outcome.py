@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from ....detect import Hang, ProcessInfo
+from ....diagnose import LossFact
 
 
 class NodeEnd(StrEnum):
@@ -22,7 +23,7 @@ class NodeEnd(StrEnum):
 
 @dataclass(frozen=True)
 class AttemptOutcome:
-    """`kind`: completed, interrupted, preempted, amended, failed, hung, lease, agent_lost or node_lost; supervisor_lost and start_failed where
+    """`kind`: completed, interrupted, preempted, amended, failed, hung, loss_spike, lease, agent_lost or node_lost; supervisor_lost and start_failed where
     there was no watch; renumbered or refused where the attempt could not keep its checkpoints in its place.
 
     `nodes` are those that were lost, `processes` the ranks' stacks.
@@ -33,6 +34,7 @@ class AttemptOutcome:
     hang: Hang | None = None
     processes: Mapping[int, ProcessInfo] = field(default_factory=dict)
     error: str = ""
+    loss: LossFact | None = None
 
     @property
     def lost_nodes(self) -> list[str]:

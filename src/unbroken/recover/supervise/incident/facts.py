@@ -51,6 +51,7 @@ def collect_facts(
         exits=attempt.exits(),
         lost_nodes=tuple(outcome.lost_nodes),
         hang=hang,
+        loss=outcome.loss,
         nodes=tuple((r, s.node) for r, s in ranks),
         oom_kills=tuple(r for r, s in ranks if s.exit is not None and s.exit.oom),
         completed=attempt.all_finished,

@@ -142,6 +142,11 @@ class Recovering:
             cause=charged.cause, fingerprint=charged.fingerprint, reason=verdict.reason, outcome=verdict.outcome.value,
             action=incident.action, why=decision.why, reached=charged.reached,
         )  # fmt: skip
+        if decision.rollback is not None:
+            await self._recorder.record(
+                "rollback", incident=incident.number, attempt=incident.attempt, before=decision.rollback.before,
+                skip=[list(r) for r in decision.rollback.skip],
+            )  # fmt: skip
         return decision
 
     async def _end_run(self, incident: Incident, decision: Decision) -> None:

@@ -200,7 +200,7 @@ class Launching:
                 slot=slot, slots=len(slots), nproc=spec.nproc, master_addr=address,
                 master_port=port, restarts=self._state.restarts,
                 devices=devices[slot], interface=name_interface(self._fleet.nodes[slots[slot]], address),
-                resume_from=str(own or ""),
+                resume_from=str(own or ""), skips=",".join(f"{a}:{b}" for a, b in self._state.skips),
             ).as_message()  # fmt: skip
 
         await asyncio.gather(

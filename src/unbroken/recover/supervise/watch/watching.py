@@ -25,6 +25,7 @@ from ..record.stop_request import StopRequest
 from ..record.term import TermWatch
 from ..screen.view import View
 from . import stacks
+from .loss import LossJudge
 
 _TICK_S = 0.1
 _POLLS = 20
@@ -45,6 +46,7 @@ class Watching:
         place: CheckpointPlace,
         stopping: Stopping,
         following: Following,
+        losses: LossJudge,
         suspect_s: float,
         recorder: Recorder,
         background: Background,
@@ -59,6 +61,7 @@ class Watching:
         self._amending = amending
         self._run_dir, self._fleet, self._keepers, self._place = run_dir, fleet, keepers, place
         self._stopping, self._following, self._recorder = stopping, following, recorder
+        self._losses = losses
         self._suspect_s = suspect_s
         self._background, self._term, self._stop = background, term, stop
         self._view, self._clock, self._changed = view, clock, changed
@@ -106,6 +109,8 @@ class Watching:
                     return AttemptOutcome(leaving.kind, error=leaving.why)
             elif kind := _judge_exits(attempt):
                 return AttemptOutcome(kind)
+            elif loss := await self._losses.judge(attempt):
+                return AttemptOutcome("loss_spike", loss=loss)
             if judging.is_due(now):
                 if words := self._following.news(attempt, self._clock.wall()):
                     self._view.say(words)
