@@ -354,7 +354,7 @@ def test_logs_of_older_attempts_are_compressed_while_the_run_goes_on(
     new_run: NewRun, eventually: Callable[..., None]
 ) -> None:
     script = SCRIPT.replace(
-        "run = unbroken.attach()", 'run = unbroken.attach()\nprint("a line of a log\\n" * 1000)'
+        "run = unbroken.attach()", 'run = unbroken.attach()\nprint("a line of a log\\n" * 1000, flush=True)'
     )
     run = new_run("--nodes", "1", "--nproc", "1", steps=200, script=script).start()
     run.until_step(3)
