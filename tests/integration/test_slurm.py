@@ -168,7 +168,8 @@ def test_a_supervisor_elsewhere_is_succeeded_and_an_agent_that_is_killed_is_repl
     before = {p.pid for p in marked(run_id) if p.role == "rank"}
     run.process.send_signal(signal.SIGKILL)
     run.process.wait(10)
-    run.start().until_step(20)
+    run.start()
+    wait_for(lambda: run.journal("adopted") or run.attempts() > 1, "the takeover")
     assert {p.pid for p in marked(run_id) if p.role == "rank"} == before and run.attempts() == 1
     agent = next(p for p in marked(run_id) if p.role == "agent")
     os.kill(agent.pid, signal.SIGKILL)

@@ -24,6 +24,7 @@ COMMANDS: dict[str, str] = {
     "status": "Show where a run stands",
     "ls": "List runs: which, where, and their state",
     "logs": "Show what the ranks of a run print; compress logs",
+    "nodes": "List the nodes of a cluster; put one out of use, and give it back",
     "report": "Write a run's report.html: loss, timeline, incidents",
     "demo": "Watch a real run get killed, hung and robbed of a node, and come back each time",
     "train": "The reference trainer: a small Llama-style model, bit-identical after a resume",

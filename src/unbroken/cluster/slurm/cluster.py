@@ -27,7 +27,7 @@ from ..local_events import _importable
 from ..stream import EventStream
 from .command_lines import StepOrder, node_program, srun, srun_from_node
 from .controller.commands import NEEDED, NoAnswer, Refused, Slurm, find_missing, is_contained
-from .controller.cordons import as_reason, find_expired, read_cordon
+from .controller.draining import Draining, Nodes, NoRight, check_owner
 from .controller.records import KILL_FAILED, JobRecord, NodeRecord
 from .jobs.batch import find_excluded
 from .jobs.submission import Submission, rebuild_arguments
@@ -40,9 +40,7 @@ from .watching import NodeView, Watching
 _log = logging.getLogger("unbroken.slurm")
 _SURVEY_S = 120.0
 _PAUSE_S = 0.1
-_UNDRAIN_LOOKS = 50
 _RANKS_PER_CPU = 64
-_NO_RIGHT = ("Invalid user id", "Access/permission denied", "ccess denied", "ermission denied")
 
 
 class SlurmCluster:
@@ -70,7 +68,7 @@ class SlurmCluster:
             self.job, self._slurm, self._launches, self._stream, every_s=float(options.poll), clock=clock
         )  # fmt: skip
         self._starting: dict[str, asyncio.Future[str]] = {}
-        self._may_drain: bool | None = None if options.cordon == "auto" else options.cordon == "drain"
+        self._draining = Draining(self._slurm)
 
     @staticmethod
     def plan_submission(
@@ -86,6 +84,11 @@ class SlurmCluster:
         )  # fmt: skip
         planned.check()
         return planned
+
+    @staticmethod
+    def open_nodes(options: SlurmOptions) -> Nodes:
+        """The nodes of the site, for `unbroken nodes`."""
+        return Nodes(Slurm())
 
     @property
     def socket_folder(self) -> Path | None:
@@ -401,8 +404,13 @@ class SlurmCluster:
         held = (await self.cordons()).get(cordon.node)
         if held is not None and held.owner != cordon.owner:
             raise RunError(f"it is cordoned by {held.owner} ({held.reason})", where=cordon.node)
-        if await self._drain(cordon.node, "drain", as_reason(cordon)):
-            return
+        if self._options.cordon != "own":
+            try:
+                await self._draining.drain(cordon)
+                return
+            except NoRight:
+                if self._options.cordon == "drain":
+                    raise
         self._memory.put({**self._memory.cordons, cordon.node: cordon})
         _log.info("%s is out of use for this run alone: draining needs an operator's rights", cordon.node)
 
@@ -410,54 +418,18 @@ class SlurmCluster:
         held = (await self.cordons()).get(node)
         if held is None:
             return
-        if held.owner != owner:
-            raise RunError(
-                f"it was cordoned by {held.owner}, not by {owner}",
-                where=node,
-                hint=f"Ask {held.owner}: {held.reason}",
-            )
+        check_owner(held, owner)
         self._memory.put({n: c for n, c in self._memory.cordons.items() if n != node})
         record = (await self._slurm.list_nodes([node])).get(node)
-        if record is not None and record.drained and not await self._undrain(node):
-            raise RunError("it is drained, and only an operator may undo that", where=node, hint="Ask one")
+        if record is not None and record.drained:
+            await self._draining.undrain(node)
 
     async def cordons(self) -> Mapping[str, Cordon]:
         job = await self._slurm.find_job(self.job)
         names = {*(job.nodes if job else ()), *self._memory.given}
-        return await self._find_cordons(await self._slurm.list_nodes(sorted(names)) if names else {})
-
-    async def _find_cordons(self, nodes: Mapping[str, NodeRecord]) -> dict[str, Cordon]:
-        now = time.time()
-        for name in find_expired(nodes, now):
-            await self._undrain(name)
-        drained = {n: c for n, r in nodes.items() if (c := read_cordon(r)) is not None}
-        return {n: c for n, c in {**drained, **self._memory.cordons}.items() if not c.has_expired(now)}
-
-    async def _drain(self, node: str, state: str, reason: str = "") -> bool:
-        """Drains a node or undoes that; False where this user may not. Raises Refused."""
-        if self._may_drain is False:
-            return False
-        why = [f"reason={reason}"] if reason else []
-        try:
-            await self._slurm.call("scontrol", "update", f"nodename={node}", f"state={state}", *why)
-        except Refused as e:
-            if self._options.cordon == "auto" and any(text in e.said for text in _NO_RIGHT):
-                self._may_drain = False
-                return False
-            raise
-        self._may_drain = True
-        return True
-
-    async def _undrain(self, node: str) -> bool:
-        """Gives a drained node back, and waits a moment until the controller has heard of it again, as it does then."""
-        if not await self._drain(node, "undrain"):
-            return False
-        for _ in range(_UNDRAIN_LOOKS):
-            record = (await self._slurm.list_nodes([node])).get(node)
-            if record is None or record.responds:
-                break
-            await asyncio.sleep(_PAUSE_S)
-        return True
+        drained = await self._draining.read(await self._slurm.list_nodes(sorted(names))) if names else {}
+        own = {n: c for n, c in self._memory.cordons.items() if not c.has_expired(time.time())}
+        return drained | own
 
     async def close(self) -> None:
         await self._watching.stop()

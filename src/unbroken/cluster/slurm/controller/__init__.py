@@ -2,5 +2,6 @@
 
 hostlist, records      what the commands print (pure)
 commands               the commands, each with a deadline
-cordons                drains that carry an owner and an expiry
+cordons                what a drain's text says of its owner and its expiry (pure)
+draining               drains and gives back
 """

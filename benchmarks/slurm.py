@@ -1,0 +1,230 @@
+"""A node set down under a run in a Slurm job with a spare: how long until it is fenced, and until the first new step.
+
+    python benchmarks/slurm.py -o slurm.json [--rounds 3]
+
+Starts the testbed of scripts/slurm_testbed.sh (Debian, root). Three nodes, two of them train, one process each, on the CPU.
+`unbroken run --cluster slurm` and `torchrun` run the same script on the same fault; torchrun gets three agents of which it
+needs two, so that one is its spare. Times are read from what rank 0 writes at each step.
+
+down -> fenced       (unbroken) nothing of the run can be left on the lost node
+fenced -> new step   (unbroken) to the first step of the next attempt
+cold start           from the launch of the first attempt to its first step
+down -> new step     both
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from machine import describe_machine
+from own_folders import use_own_folders
+
+ROOT = Path(__file__).resolve().parents[1]
+TRAIN = """
+import os, time
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+import unbroken
+
+steps, ours = 2000, "UNBROKEN_RUN_ID" in os.environ
+folder = os.environ["BENCH_FOLDER"]
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+torch.manual_seed(0)
+torch.set_num_threads(1)
+model = DistributedDataParallel(torch.nn.Linear(32, 32))
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+state = {"model": model, "optimizer": optimizer}
+first, path = 1, os.path.join(folder, "own.pt")
+if ours:
+    checkpoints = unbroken.Checkpointer(snapshot_every=5, persist_every=20)
+    first = getattr(checkpoints.restore(state), "step", 0) + 1
+elif os.path.exists(path):
+    saved = torch.load(path, weights_only=True)
+    model.load_state_dict(saved["model"]); optimizer.load_state_dict(saved["optimizer"]); first = saved["step"] + 1
+for step in range(first, steps + 1):
+    time.sleep(0.05)
+    model(torch.ones(4, 32)).sum().backward()
+    optimizer.step(); optimizer.zero_grad()
+    if rank == 0:
+        with open(os.path.join(folder, "steps"), "a") as f:
+            f.write(f"{time.time()} {step}\\n")
+    if ours:
+        unbroken.attach(total_steps=steps).step(step, loss=0.0)
+        checkpoints.due(step) and checkpoints.save(step, state)
+    elif rank == 0 and step % 20 == 0:
+        torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}, path + ".aside")
+        os.rename(path + ".aside", path)
+"""
+WITHIN_S = 240.0
+
+
+class Bed:
+    """The testbed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        argv = ["bash", str(ROOT / "scripts" / "slurm_testbed.sh"), "up", str(folder), "3", "b", "21817"]
+        subprocess.run(argv, check=True)
+        self.env = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf")}
+
+    def call(self, *argv: str) -> str:
+        done = subprocess.run(argv, env=self.env, capture_output=True, text=True, check=False, timeout=30)
+        return done.stdout.strip()
+
+    def clear(self) -> None:
+        self.call("scancel", "--quiet", "-u", "root")
+        self.call("scancel", "--quiet", "--full", "--signal=KILL", "-u", "root")
+        until(lambda: not self.call("squeue", "-h"), "jobs to end")
+        for i in (1, 2, 3):
+            self.call("scontrol", "update", f"nodename=b{i}", "state=resume")
+        until(
+            lambda: set(self.call("sinfo", "-h", "-p", "main", "-N", "-o", "%T").split()) == {"idle"},
+            "idle nodes",
+        )
+
+    def close(self) -> None:
+        subprocess.run(
+            ["bash", str(ROOT / "scripts" / "slurm_testbed.sh"), "down", str(self.folder)], check=False
+        )
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def until(condition: Callable[[], object], what: str, within_s: float = WITHIN_S) -> bool:
+    deadline = time.monotonic() + within_s
+    while not condition():
+        if time.monotonic() > deadline:
+            print(f"gave up waiting for {what}", file=sys.stderr)
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def read_steps(folder: Path) -> list[tuple[float, int]]:
+    try:
+        lines = (folder / "steps").read_text().splitlines()
+    except FileNotFoundError:
+        return []
+    return [(float(t), int(s)) for t, s in (line.split() for line in lines if line.count(" ") == 1)]
+
+
+def submit(bed: Bed, folder: Path, command: str) -> str:
+    (folder / "train.py").write_text(TRAIN)
+    job = folder / "job.sh"
+    job.write_text(f"#!/bin/bash\nexport BENCH_FOLDER={folder}\n{command}\n")
+    return bed.call(
+        "sbatch", "--parsable", "--no-kill", "-N3", "-o", str(folder / "out"), "-D", str(folder), str(job)
+    )
+
+
+def break_node(bed: Bed, folder: Path, job: str) -> dict[str, Any]:
+    """Sets the second node down in full training, and waits for the first step after it."""
+    if not until(lambda: len(read_steps(folder)) >= 60, "training"):
+        return {"failed": (folder / "out").read_text()[-800:]}
+    down = time.time()
+    bed.call("scontrol", "update", "nodename=b2", "state=down", "reason=benchmark")
+    # A step that was under way may still end: what comes after a pause is the next attempt's.
+
+    def resumed() -> list[float]:
+        times = [t for t, _ in read_steps(folder)]
+        return [b for a, b in itertools.pairwise(times) if b > down and b - a > 0.5]
+
+    over = until(lambda: resumed() or not bed.call("squeue", "-h", "-j", job), "a new step")
+    if not over or not resumed():
+        return {"failed": "it trained no more", "after_s": round(time.time() - down, 1)}
+    kept = bed.call("squeue", "-h", "-j", job, "-o", "%T")
+    return {
+        "down": down,
+        "step_at": resumed()[0],
+        "down_to_step_s": round(resumed()[0] - down, 2),
+        "job_kept": kept == "RUNNING",
+    }
+
+
+def measure_unbroken(bed: Bed, folder: Path) -> dict[str, Any]:
+    command = f"exec {sys.executable} -m unbroken run --cluster slurm --nodes 2 --spares 1 --run-dir {folder}/run -- train.py"
+    found = break_node(bed, folder, submit(bed, folder, command))
+    if "step_at" not in found:
+        return found
+    until(lambda: list((folder / "run" / "incidents").glob("*.json")), "the incident", 20)
+    incident = json.loads(next((folder / "run" / "incidents").glob("*.json")).read_text())
+    records = [
+        json.loads(x)
+        for p in (folder / "run" / "journal").glob("*.jsonl")
+        for x in p.read_text().splitlines()
+    ]
+    launched = next(r["t"] for r in records if r["kind"] == "attempt")
+    fenced = incident["detected"] + incident["phases"].get("stop", 0.0)
+    return found | {
+        "down_to_fenced_s": round(fenced - found["down"], 2),
+        "fenced_to_step_s": round(found["step_at"] - fenced, 2),
+        "cold_start_s": round(read_steps(folder)[0][0] - launched, 2),
+        "phases": incident["phases"], "what": incident["kind"],
+    }  # fmt: skip
+
+
+def measure_torchrun(bed: Bed, folder: Path) -> dict[str, Any]:
+    torchrun = (
+        f"{sys.executable} -m torch.distributed.run --nnodes=2:2 --nproc-per-node=1 --max-restarts=3 --rdzv-backend=c10d "
+        "--rdzv-endpoint=127.0.0.1:29617 --rdzv-conf=join_timeout=60,last_call_timeout=5 --rdzv-id=bench train.py"
+    )
+    # The store's node first; the third agent comes last, and waits.
+    command = "\n".join(
+        f"(sleep {i * 3}; srun --overlap --mem=0 --cpu-bind=none -w b{i + 1} -N1 -n1 {torchrun}) &"
+        for i in range(3)
+    )
+    return break_node(bed, folder, submit(bed, folder, f"{command}\nwait"))
+
+
+def summarize(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    keys = ("down_to_fenced_s", "fenced_to_step_s", "cold_start_s", "down_to_step_s")
+    spread = {}
+    for key in keys:
+        if values := [r[key] for r in rows if key in r]:
+            spread[key] = {"min": min(values), "median": statistics.median(values), "max": max(values)}
+    return spread | {"failed": sum("failed" in r for r in rows)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("-o", "--output", type=Path, required=True)
+    parser.add_argument("--rounds", type=int, default=3)
+    args = parser.parse_args()
+    use_own_folders()
+    place = Path(tempfile.mkdtemp(prefix="unbroken-slurm-"))
+    place.chmod(0o755)
+    bed = Bed(place)
+    result: dict[str, Any] = {
+        "machine": describe_machine(), "slurm": bed.call("sinfo", "--version"),
+        "containment": (place / "containment").read_text().strip(), "unbroken": [], "torchrun": [],
+    }  # fmt: skip
+    try:
+        for _ in range(args.rounds):
+            for name, measure in (("unbroken", measure_unbroken), ("torchrun", measure_torchrun)):
+                folder = Path(tempfile.mkdtemp(prefix="round-", dir=place))
+                result[name].append(measure(bed, folder))
+                print(name, json.dumps(result[name][-1]), flush=True)
+                bed.clear()
+    finally:
+        bed.close()
+    result["summary"] = {name: summarize(result[name]) for name in ("unbroken", "torchrun")}
+    args.output.write_text(json.dumps(result, indent=1) + "\n")
+    print(json.dumps(result["summary"], indent=1))
+
+
+if __name__ == "__main__":
+    main()
