@@ -30,6 +30,7 @@ class Noisy(Dataset):
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", default="out")
+    parser.add_argument("--epochs", type=int, default=3)
     options = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -44,7 +45,7 @@ def main() -> None:
     loader = attach(accelerator, loader, snapshot_every=2, persist_every=4)  # +
     held_out = accelerator.prepare(DataLoader(Noisy(16), batch_size=8))
 
-    for epoch in range(3):
+    for epoch in range(options.epochs):
         model.train()
         for x, y in loader:
             with accelerator.accumulate(model):

@@ -58,11 +58,12 @@ class Points(L.LightningModule):
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", default="out")
+    parser.add_argument("--epochs", type=int, default=3)
     options = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
     trainer = L.Trainer(
-        max_epochs=3, accelerator="auto" if torch.cuda.is_available() else "cpu", strategy="ddp", accumulate_grad_batches=2,
+        max_epochs=options.epochs, accelerator="auto" if torch.cuda.is_available() else "cpu", strategy="ddp", accumulate_grad_batches=2,
         devices=int(os.environ.get("WORLD_SIZE", "1")), default_root_dir=options.out, logger=False, enable_progress_bar=False,
         enable_model_summary=False, enable_checkpointing=False, val_check_interval=5,
         callbacks=[UnbrokenCallback(snapshot_every=2, persist_every=4)],  # +
