@@ -353,9 +353,7 @@ def test_two_supervisors_cannot_share_a_run(new_run: NewRun) -> None:
 def test_logs_of_older_attempts_are_compressed_while_the_run_goes_on(
     new_run: NewRun, eventually: Callable[..., None]
 ) -> None:
-    script = SCRIPT.replace(
-        "run = unbroken.attach()", 'run = unbroken.attach()\nprint("a line of a log\\n" * 1000, flush=True)'
-    )
+    script = SCRIPT.replace("for step", 'print("a line of a log\\n" * 1000, flush=True)\nfor step', 1)
     run = new_run("--nodes", "1", "--nproc", "1", steps=200, script=script).start()
     run.until_step(3)
     for attempt in (1, 2):
