@@ -90,6 +90,12 @@ def run(
         bool,
         typer.Option("--trust-pickle", help="Also read pickled objects in --from. They can run any code."),
     ] = False,
+    policy: Annotated[
+        Path | None,
+        typer.Option(
+            help="A policy.toml: budgets of restarts, and how sure a verdict must be to stop the run or take a node out of use."
+        ),
+    ] = None,
     on_divergence: Annotated[
         str,
         typer.Option(
@@ -162,7 +168,7 @@ def run(
     not fit on this machine.
     """
     from ..cluster.options import parse_choice
-    from ..progress import RunDir, Timeouts
+    from ..progress import RunDir, Timeouts, read_policy
     from ..recover.node.checks.command import check_words
     from ..recover.start import make_spec, run_supervised
     from ..recover.submit import submit
@@ -184,6 +190,7 @@ def run(
         if cluster:
             raise UsageError("--hosts and --cluster both say where to run", hint="Write one of the two")
         cluster = f"hosts,hosts={hosts}"
+    rules, budgets = read_policy(policy) if policy is not None else (None, None)
     folder = run_dir or Path("runs") / _default_name(words)
     if amend:
         nodes, nproc, spares = _keep_size(ctx, folder, nodes, nproc, spares)
@@ -193,7 +200,7 @@ def run(
         words, nodes=nodes, nproc=nproc, spares=spares, timeouts=times,
         host_memory=_memory(host_memory), ownership=ownership, origin=_absolute(start_from), trust_pickle=trust_pickle,
         room_elsewhere=_absolute(room_elsewhere), record=record.rstrip("/"), resume_arg=resume_arg, resume_from=resume_from,
-        on_divergence=on_divergence,
+        on_divergence=on_divergence, policy=rules, budgets=budgets,
         cluster=parse_choice(cluster) if cluster else None, keep_logs=_size("--keep-logs", keep_logs),
     )  # fmt: skip
     code = submit(RunDir(folder), spec, _read_arguments(), print)

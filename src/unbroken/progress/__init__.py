@@ -16,7 +16,17 @@ from .journal import JournalText, JournalWriter, read_journal
 from .page import PageReader, Phase, Progress, StepRecord
 from .places import newest_place, places
 from .rundir import RunDir
-from .spec import Budgets, ClusterChoice, RunSpec, Timeouts, check_same, read_spec, write_spec
+from .spec import (
+    Budgets,
+    ClusterChoice,
+    Policy,
+    RunSpec,
+    Timeouts,
+    check_same,
+    read_policy,
+    read_spec,
+    write_spec,
+)
 
 __all__ = [
     "Budgets",
@@ -25,6 +35,7 @@ __all__ = [
     "JournalWriter",
     "PageReader",
     "Phase",
+    "Policy",
     "Progress",
     "Run",
     "RunDir",
@@ -40,6 +51,7 @@ __all__ = [
     "newest_term",
     "places",
     "read_journal",
+    "read_policy",
     "read_spec",
     "read_terms",
     "write_spec",

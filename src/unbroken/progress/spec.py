@@ -93,6 +93,30 @@ class Budgets:
 
 
 @dataclass(frozen=True)
+class Policy:
+    """From a verdict and how sure it is to an action: what a doubtful one may never do, and how many nodes may go."""
+
+    stop_at: float = 0.5
+    """A verdict that is less sure never ends the run for good: it is restarted, within the budget of its cause."""
+    cordon_at: float = 0.6
+    """A verdict that is less sure takes no node out of use."""
+    cordons_per_hour: int = 8
+    """So many nodes may be taken out of use within an hour, lost ones not counted: a detector gone mad cannot empty the cluster."""
+    cordons_per_hour_and_cause: int = 4
+    """And so many of them for the same reason."""
+
+    def __post_init__(self) -> None:
+        for name in ("stop_at", "cordon_at"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+                raise UsageError(f"policy '{name}' must be a confidence from 0 to 1, not {value!r}")
+        for name in ("cordons_per_hour", "cordons_per_hour_and_cause"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+                raise UsageError(f"policy '{name}' must be a whole number from 0 up, not {value!r}")
+
+
+@dataclass(frozen=True)
 class ClusterChoice:
     """Where a run's processes run (`--cluster NAME[,option=value...]`, `[cluster]` in run.toml). Which options there are,
     and what they may be, the cluster of that name says (`cluster.registry`)."""
@@ -151,6 +175,7 @@ class RunSpec:
     """What is done when the loss diverges: rollback, tell, or auto: rollback where a checkpoint tells its data position."""
     timeouts: Timeouts = field(default_factory=Timeouts)
     budgets: Budgets = field(default_factory=Budgets)
+    policy: Policy = field(default_factory=Policy)
 
     def __post_init__(self) -> None:
         for name, least in (("nodes", 1), ("nproc", 1), ("spares", 0)):
@@ -188,7 +213,7 @@ def write_spec(run_dir: RunDir, spec: RunSpec, *, first: bool = False) -> bool:
         value = getattr(spec, f.name)
         if isinstance(value, ClusterChoice):
             tables.append((f.name, {"name": value.name, **value.options}))
-        elif isinstance(value, (Timeouts, Budgets)):
+        elif isinstance(value, (Timeouts, Budgets, Policy)):
             tables.append((f.name, {g.name: getattr(value, g.name) for g in fields(value)}))
         else:
             lines.append(f"{f.name} = {_toml(value)}")
@@ -200,6 +225,22 @@ def write_spec(run_dir: RunDir, spec: RunSpec, *, first: bool = False) -> bool:
         return atomic.create_exclusive(run_dir.spec, text.encode())
     atomic.write_text(run_dir.spec, text)
     return True
+
+
+def read_policy(path: Path) -> tuple[Policy, Budgets]:
+    """Reads a policy.toml: its tables [policy] and [budgets], each key as in run.toml, what is missing by default. Raises InputError
+    where it is no TOML, UnknownKey (naming the nearest), UsageError."""
+    try:
+        value = tomllib.loads(path.read_text())
+    except OSError as e:
+        raise InputError(f"the policy cannot be read: {e.strerror}", where=str(path)) from e
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as e:
+        raise InputError(f"the policy cannot be read: {unreadable(e)}", where=str(path)) from e
+    for key in value:
+        if key not in ("policy", "budgets"):
+            raise UnknownKey(key, ["policy", "budgets"], where=str(path))
+    _take_tables(value, (("policy", Policy), ("budgets", Budgets)), str(path))
+    return value["policy"], value["budgets"]
 
 
 def read_spec(path: Path) -> RunSpec:
@@ -228,12 +269,7 @@ def _spec_of(value: dict[str, Any], where: str) -> RunSpec:
         raise UsageError("'cluster' must be a table", where=where)
     cluster = ClusterChoice(table.get("name", before), {k: v for k, v in table.items() if k != "name"})
     _check_keys(value, RunSpec, where)
-    for name, kind in (("timeouts", Timeouts), ("budgets", Budgets)):
-        table = value.get(name, {})
-        if not isinstance(table, dict):
-            raise UsageError(f"'{name}' must be a table", where=where)
-        _check_keys(table, kind, f"{where}, [{name}]")
-        value[name] = kind(**table)
+    _take_tables(value, (("timeouts", Timeouts), ("budgets", Budgets), ("policy", Policy)), where)
     for key in ("command", "run_id"):
         if key not in value:
             raise UsageError(f"'{key}' is missing", where=where)
@@ -242,6 +278,16 @@ def _spec_of(value: dict[str, Any], where: str) -> RunSpec:
         raise UsageError("'command' must be a list of strings", where=where)
     value["command"] = tuple(command)
     return RunSpec(**value, cluster=cluster)
+
+
+def _take_tables(value: dict[str, Any], tables: tuple[tuple[str, Any], ...], where: str) -> None:
+    """Puts the settings that each table says in its place."""
+    for name, kind in tables:
+        table = value.get(name, {})
+        if not isinstance(table, dict):
+            raise UsageError(f"'{name}' must be a table", where=where)
+        _check_keys(table, kind, f"{where}, [{name}]")
+        value[name] = kind(**table)
 
 
 def check_same(old: RunSpec, new: RunSpec, run_dir: RunDir, *, amend: bool = False) -> None:

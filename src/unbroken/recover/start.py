@@ -33,6 +33,7 @@ from ..errors import (
 from ..progress import (
     Budgets,
     ClusterChoice,
+    Policy,
     RunDir,
     RunSpec,
     Timeouts,
@@ -81,6 +82,7 @@ def make_spec(
     spares: int = 0,
     timeouts: Timeouts | None = None,
     budgets: Budgets | None = None,
+    policy: Policy | None = None,
     host_memory: Bytes = Bytes(0),
     ownership: str = "auto",
     origin: str = "",
@@ -96,7 +98,7 @@ def make_spec(
     """A spec with a fresh run id, for a `cluster` or wherever its run is already. Raises UsageError on impossible numbers."""
     return RunSpec(
         command=tuple(command), run_id=secrets.token_hex(6), nodes=nodes, nproc=nproc, spares=spares,
-        timeouts=timeouts or Timeouts(), budgets=budgets or Budgets(), host_memory=host_memory, ownership=ownership,
+        timeouts=timeouts or Timeouts(), budgets=budgets or Budgets(), policy=policy or Policy(), host_memory=host_memory, ownership=ownership,
         origin=origin, trust_pickle=trust_pickle, room_elsewhere=room_elsewhere, record=check_record(record),
         resume_arg=resume_arg, resume_from=resume_from, keep_logs=keep_logs,
         on_divergence=on_divergence,
@@ -158,10 +160,11 @@ def settle_spec(run_dir: RunDir, wanted: RunSpec, *, amend: bool = False) -> Run
     check_same(old, wanted, run_dir, amend=amend)
     return dataclasses.replace(
         wanted, run_id=old.run_id, timeouts=_asked(wanted.timeouts, old.timeouts),
-        budgets=_asked(wanted.budgets, old.budgets), host_memory=wanted.host_memory or old.host_memory,
+        budgets=_asked(wanted.budgets, old.budgets), policy=_asked(wanted.policy, old.policy), host_memory=wanted.host_memory or old.host_memory,
         origin=old.origin, trust_pickle=wanted.trust_pickle or old.trust_pickle,
         ownership=old.ownership if wanted.ownership == "auto" else wanted.ownership,
         room_elsewhere=wanted.room_elsewhere or old.room_elsewhere,
+        on_divergence=old.on_divergence if wanted.on_divergence == "auto" else wanted.on_divergence,
         resume_arg=wanted.resume_arg or old.resume_arg, resume_from=wanted.resume_from or old.resume_from,
         keep_logs=old.keep_logs if wanted.keep_logs == KEEP_LOGS else wanted.keep_logs,
         record=old.record if wanted.record == "auto" else wanted.record, cluster=_choose_cluster(wanted, old),

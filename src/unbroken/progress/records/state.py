@@ -71,6 +71,8 @@ class RunState:
     """(attempt, step) of snapshots that were whole in memory when their attempt was sealed, or were offered to a
     later one: they count, also where they become durable only afterwards."""
 
+    cordons: list[tuple[float, str]] = field(default_factory=list)
+    """When a node was taken out of use (seconds since the epoch), and for which reason."""
     rollbacks: dict[int, int] = field(default_factory=dict)
     """{attempt: step}: of this attempt and those before it nothing after the step is restored."""
     skips: list[tuple[int, int]] = field(default_factory=list)
@@ -165,6 +167,7 @@ class RunState:
             self.lost.discard(r["node"])
         elif kind == "cordon":
             self.cordoned[r["node"]] = r["reason"]
+            self.cordons.append((float(r["t"]), str(r["reason"])))
             self.expiry[r["node"]] = r["t"] + r["expires_s"] if "expires_s" in r else math.inf
         elif kind == "unproven":
             self.unproven[r["node"]] = Doubt(int(r["attempt"]), str(r["why"]), str(r.get("held", "")))

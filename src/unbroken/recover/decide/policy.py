@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 
 from ...diagnose.judge.facts import Facts, LossFact
-from ...progress import Budgets
+from ...progress import Budgets, Policy
 from ...progress.records.decision import Decision, PastIncident
 from ...progress.records.verdict import HANG, KILLED, UNKNOWN, Action, Category, Outcome, Verdict
 from .rollback import NEAR, describe, plan_rollback
@@ -19,6 +19,7 @@ _BACKOFF_S = 2.0
 _BACKOFF_MAX_S = 60.0
 _FAILED_STARTS = 10
 _START_MAX_S = 30.0
+_HOUR_S = 3600.0
 _LIKELY = 0.5
 """A run that stops for a verdict that is no surer than this is told so."""
 FREE, LEASE_EXPIRED, AGENT, LOSS = "free", "lease", "agent", "loss"
@@ -82,10 +83,19 @@ def fingerprint(verdict: Verdict, stacks: str = "") -> str:
 
 
 def decide(
-    verdict: Verdict, facts: Facts, history: Sequence[PastIncident], budgets: Budgets, spares: int
+    verdict: Verdict,
+    facts: Facts,
+    history: Sequence[PastIncident],
+    budgets: Budgets,
+    spares: int,
+    policy: Policy = Policy(),
+    cordons: Sequence[tuple[float, str]] = (),
 ) -> Decision:
-    """The action after an incident; `history` has the oldest first, `spares` is how many nodes could take another's place.
+    """The action after an incident; `history` has the oldest first, `spares` is how many nodes could take another's place, `cordons` says when nodes
+    were taken out of use (seconds since the epoch) and why.
 
+    What a verdict may do that is less sure than `policy` asks for is in `Policy`: it neither stops a run by itself nor takes a
+    node out of use.
     A verdict that a restart cannot help stops the run. So does the same failure twice at the same step without
     progress between, whatever its cause, with these exceptions, which are only counted against their budget:
 
@@ -105,7 +115,7 @@ def decide(
     if cause == LOSS and facts.loss is not None:
         return _decide_loss(facts.loss, charged, history, budgets)
     stalled = [p for p in history if p.step >= step]
-    if why := _why_to_stop(verdict, charged, stalled, budgets, stacks):
+    if why := _why_to_stop(verdict, charged, stalled, budgets, stacks, policy.stop_at):
         return Decision(Action.STOP, why, charged)
     # The first restart is at once; without progress between, each further one waits longer, so that one bad
     # node cannot eat every retry in a minute.
@@ -117,7 +127,10 @@ def decide(
         return Decision(Action.RESTART, _FREE, charged, (), delay)
     used = sum(p.cause == cause for p in stalled) + 1
     why = f"{cause}: {_budget_text(_budget_of(cause, budgets), used)}{_not_as_advised(verdict)}"
-    return _leave_out(verdict, facts, spares, Decision(Action.RESTART, why, charged, (), delay))
+    if _is_hopeless(verdict, cause) and verdict.confidence < policy.stop_at:
+        why += f"; {verdict.reason} is only {verdict.confidence:.0%} sure, and a run is ended for good from {policy.stop_at:.0%} on"
+    doubt = _why_not_to_cordon(verdict, facts, policy, cordons)
+    return _leave_out(verdict, facts, spares, Decision(Action.RESTART, why, charged, (), delay), doubt)
 
 
 def _decide_loss(
@@ -144,14 +157,19 @@ def decide_failed_start(count: int, error: str) -> tuple[float, str]:
 
 
 def _why_to_stop(
-    verdict: Verdict, now: PastIncident, stalled: Sequence[PastIncident], budgets: Budgets, stacks: str
+    verdict: Verdict,
+    now: PastIncident,
+    stalled: Sequence[PastIncident],
+    budgets: Budgets,
+    stacks: str,
+    stop_at: float,
 ) -> str:
     """Why the run stops; "" where it goes on."""
     budget = _budget_of(now.cause, budgets)
     before = sum(p.cause == now.cause for p in stalled)
     if now.cause in _WHY_COUNTED:
         return _WHY_COUNTED[now.cause].format(n=before + 1) if budget is not None and before >= budget else ""
-    if verdict.action is Action.STOP or (now.cause == "script" and not verdict.recoverable):
+    if _is_hopeless(verdict, now.cause) and verdict.confidence >= stop_at:
         sure = "" if verdict.confidence > _LIKELY else f" ({verdict.confidence:.0%} sure)"
         return f"{verdict.reason}{sure}: a restart cannot help. {verdict.mitigation}".strip()
     if _repeats(now, stalled, stacks):
@@ -159,6 +177,32 @@ def _why_to_stop(
         return f"the same failure came twice {where} without progress between: {_named(verdict)}"
     if budget is not None and before >= budget:
         return f"{before + 1} incidents of kind {now.cause} without progress between; the budget is {budget}"
+    return ""
+
+
+def _is_hopeless(verdict: Verdict, cause: str) -> bool:
+    """Whether the verdict says that a restart cannot help."""
+    return verdict.action is Action.STOP or (cause == "script" and not verdict.recoverable)
+
+
+def _why_not_to_cordon(
+    verdict: Verdict, facts: Facts, policy: Policy, cordons: Sequence[tuple[float, str]]
+) -> str:
+    """Why no node is taken out of use on this verdict's word; "" where it may be."""
+    if verdict.confidence < policy.cordon_at:
+        return f"the verdict is {verdict.confidence:.0%} sure, and a node is taken out of use from {policy.cordon_at:.0%} on"
+    if facts.noticed is None:
+        return ""
+    lately = [reason for at, reason in cordons if facts.noticed - at < _HOUR_S]
+    new = sum(n not in facts.lost_nodes for n in verdict.cordon)
+    if len(lately) + new > policy.cordons_per_hour:
+        return f"{len(lately)} nodes were taken out of use within the hour, and {policy.cordons_per_hour} may be: see whether the detection is right"
+    same = sum(reason == str(verdict.reason) for reason in lately)
+    if same + new > policy.cordons_per_hour_and_cause:
+        return (
+            f"{same} nodes were taken out of use for {verdict.reason} within the hour, and {policy.cordons_per_hour_and_cause} may be: "
+            "see whether the detection is right"
+        )
     return ""
 
 
@@ -171,14 +215,17 @@ def _budget_of(cause: str, budgets: Budgets) -> int | None:
     }[cause]  # fmt: skip
 
 
-def _leave_out(verdict: Verdict, facts: Facts, spares: int, decision: Decision) -> Decision:
-    """The decision with the nodes that are not used again, as far as there are others in their place: lost ones go first."""
+def _leave_out(verdict: Verdict, facts: Facts, spares: int, decision: Decision, doubt: str) -> Decision:
+    """The decision with the nodes that are not used again, as far as there are others in their place: lost ones go first. With
+    a `doubt` none but the lost ones."""
     lost = [n for n in verdict.cordon if n in facts.lost_nodes]
     suspects = [n for n in verdict.cordon if n not in facts.lost_nodes]
-    left = max(0, spares - len(facts.lost_nodes))
+    left = 0 if doubt else max(0, spares - len(facts.lost_nodes))
     out, kept = suspects[:left], suspects[left:]
     why = decision.why
-    if kept:
+    if kept and doubt:
+        why += f"; {', '.join(kept)} stays in use: {doubt}"
+    elif kept:
         why += f"; {', '.join(kept)} stays in use: no spare is left"
     if facts.lost_nodes and not spares:
         why += f"; no spare is left for {', '.join(facts.lost_nodes)}"

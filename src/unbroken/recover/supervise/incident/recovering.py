@@ -54,6 +54,7 @@ class Recovering:
         clock: Clock,
     ) -> None:
         self._run_dir, self._budgets, self._fleet = run_dir, spec.budgets, fleet
+        self._policy = spec.policy
         self._fencing, self._stopping, self._diagnose = fencing, stopping, diagnose
         self._recorder, self._background, self._stop = recorder, background, stop
         self._view, self._clock = view, clock
@@ -129,7 +130,9 @@ class Recovering:
         """Decides, and writes it down before anything is done."""
         state = self._recorder.state
         free = self._fleet.find_free(state.slots, {*incident.nodes, *state.cordoned})
-        decision = decide(verdict, facts, state.history, self._budgets, len(free))
+        decision = decide(
+            verdict, facts, state.history, self._budgets, len(free), self._policy, state.cordons
+        )
         charged = decision.charged
         incident.decide(verdict, decision)
         self._recorder.write_incident(incident)
