@@ -40,13 +40,14 @@ def run_plans(world: int, cases: list[dict[str, Any]], timeout_s: float = 240) -
 
 def open_case(argv: list[str], folder: Path, world: Any) -> Any:
     """The trainer that a command line means, on text of ours."""
+    from unbroken.progress import attach
     from unbroken.train.config import parse
-    from unbroken.train.tokens import open_tokens
-    from unbroken.train.training import open_training
+    from unbroken.train.training import open_corpus, open_training
 
     text = folder / "text"
+    argv = [a.format(folder=folder) for a in argv]
     config = parse(["--data", str(text), "--cache", str(folder / "cache"), *argv])
-    return open_training(config, world, None, open_tokens(str(text), folder / "cache"))  # type: ignore[arg-type]
+    return open_training(config, world, attach(), open_corpus(config))
 
 
 def byte_cases(world: int, dtype: str) -> list[dict[str, Any]]:
@@ -78,11 +79,13 @@ def do_ddp(trainer: Any, case: dict[str, Any]) -> list[float]:
     import torch.nn.functional as F
     from torch.nn.parallel import DistributedDataParallel
 
+    from unbroken.train.parallel.stage import Stage
     from unbroken.train.schedule import learning_rate
 
-    c, stage = trainer.config, trainer.stages[0]
-    for p in stage.parameters():
-        p._post_accumulate_grad_hooks = None  # those of our own reduction
+    c = trainer.config
+    stage = Stage(c.model, range(c.model.layers))
+    stage.load_state_dict({n: p.detach().clone() for n, p in trainer.stages[0].named_parameters()})
+    stage.set_positions(c.model, torch.arange(c.data.seq), trainer.world.device)
     model = DistributedDataParallel(stage)
     decayed = [p for p in stage.parameters() if p.ndim > 1]
     others = [p for p in stage.parameters() if p.ndim == 1]
@@ -168,6 +171,10 @@ def main(path: str) -> int:
     ask = json.loads(Path(path).read_text())
     text = Path(ask["folder"], "text")
     text.mkdir(exist_ok=True)
+    messages = [[{"role": "user", "content": f"{i}?"}, {"role": "assistant", "content": "yes" * (i % 5)}] for i in range(90)]  # fmt: skip
+    Path(ask["folder"], "chat.jsonl").write_text(
+        "".join(json.dumps({"messages": m}) + "\n" for m in messages)
+    )
     (text / "words.txt").write_text("".join(f"{i} {WORDS}" for i in range(300)))
     from unbroken.train.world import pin_environment
 

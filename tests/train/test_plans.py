@@ -61,6 +61,10 @@ def assert_same(found: dict[str, Any], to: dict[str, Any], rel: float) -> None:
         assert got["norms"] == pytest.approx(to["norms"], rel=20 * rel), name
 
 
+CHAT = [*TINY, "--task", "sft", "--data", "{folder}/chat.jsonl", "--global-batch", "16", "--lr", "0.01"]
+"""Rows with different numbers of tokens to learn: a mean of means would be another loss."""
+
+
 @pytest.fixture(scope="module")
 def one() -> dict[str, Any]:
     """The same trainings on one rank."""
@@ -68,7 +72,7 @@ def one() -> dict[str, Any]:
     alone = cases(BASE, {"dense": ["--engine", "reference"]}) + cases(
         [*BASE, "--experts", "4"], {"experts": []}
     )
-    return run_plans(1, [*alone, {"name": "bfloat16", "argv": low, "steps": 3}])
+    return run_plans(1, [*alone, *cases(CHAT, {"chat": []}), {"name": "bfloat16", "argv": low, "steps": 3}])
 
 
 def test_every_axis_on_four_ranks(one: dict[str, Any]) -> None:
@@ -87,7 +91,9 @@ def test_every_axis_on_four_ranks(one: dict[str, Any]) -> None:
 
 
 def test_pairs_of_axes_on_eight_ranks(one: dict[str, Any]) -> None:
-    found = run_plans(8, cases(BASE, EIGHT))
+    chat = cases(CHAT, {"chat": ["--pipeline", "2", "--tensor", "2", "--optimizer", "2"]})
+    found = run_plans(8, [*cases(BASE, EIGHT), *chat])
+    assert_same({"chat": found.pop("chat")}, one["chat"], SAME)
     assert_same(found, one["dense"], SAME)
 
 

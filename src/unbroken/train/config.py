@@ -59,7 +59,17 @@ class ModelConfig:
 class DataConfig:
     """What is read, and in which order."""
 
-    data: str = option("stdlib", "folder or file of text; 'stdlib' is the source of Python's own library")
+    data: str = option(
+        "stdlib",
+        "folder or file of text, 'stdlib' (the source of Python's own library), a token file (.bin with .idx, .ds), "
+        "or JSON lines for the other tasks",
+    )
+    task: str = option(
+        "text",
+        "text: every token is learnt; sft: answers of conversations; dpo: preferences between two answers",
+        choices=("text", "sft", "dpo"),
+    )
+    beta: float = option(0.1, "how far preferences may move the model from where it began (dpo)")
     cache: str | None = option(None, "folder of the token cache [default: ~/.cache/unbroken/tokens]")
     seed: int = option(0, "seed of the initial weights and of the order of the samples")
     seq: int = option(64, "tokens in a sample")
@@ -68,7 +78,8 @@ class DataConfig:
     skip: tuple[str, ...] = option((), "absolute sample range START:STOP to leave out; may be given again")
 
     def __post_init__(self) -> None:
-        _positive(self, "seq", "global_batch")
+        _positive(self, "seq", "global_batch", "beta")
+        _one_of(self, "task")
         if self.micro_batch < 0:
             raise UsageError(f"--micro-batch {self.micro_batch} is negative")
         _ = self.skips
@@ -136,6 +147,9 @@ class RunConfig:
     eval_every: int = option(0, "steps between evaluations on held-out samples; 0 is never")
     eval_samples: int = option(64, "held-out samples of an evaluation, over all ranks")
     log_every: int = option(1, "steps between the lines that rank 0 prints")
+    weights_from: str | None = option(
+        None, "checkpoint (or folder of them) whose weights the training begins with, as a new training"
+    )
     checkpoints: str | None = option(None, "folder of checkpoints [default: the run's; outside a run none]")
     snapshot_every: int = option(5, "steps between snapshots in host memory")
     persist_every: int = option(20, "steps between checkpoints on disk")
@@ -191,6 +205,11 @@ class PlanConfig:
     gradient_dtype: str = option(
         "float32", "type that gradients are kept and reduced in", choices=("float32", "bfloat16")
     )
+    attention: str = option(
+        "auto",
+        "kernel of attention; auto measures in fast mode on a GPU, and else leaves it to torch",
+        choices=("auto", "flash", "cudnn", "efficient", "math"),
+    )
     compile: bool = option(False, "compile each block")
 
     def __post_init__(self) -> None:
@@ -199,7 +218,7 @@ class PlanConfig:
             least = 0 if name != "parameters" else 1
             if getattr(self, name) < least and getattr(self, name) != -1:
                 raise UsageError(f"--{name} {getattr(self, name)} is no number of ranks", hint="-1 is all")
-        _one_of(self, "engine", "schedule", "recompute", "gradient_dtype")
+        _one_of(self, "engine", "schedule", "recompute", "gradient_dtype", "attention")
 
     @property
     def wanted(self) -> bool:
@@ -220,7 +239,8 @@ class TrainConfig:
     @property
     def wants_plan(self) -> bool:
         """Whether the trainer of plans runs; the reference trainer is data parallel, and dense."""
-        return self.plan.wanted or bool(self.model.experts)
+        special = self.data.task != "text" or self.run.weights_from is not None
+        return self.plan.wanted or special or bool(self.model.experts)
 
     def identity(self, fingerprint: str) -> dict[str, Any]:
         """What a resumed training must have in common with the one that wrote the checkpoint; the plan need not be."""
@@ -232,6 +252,8 @@ class TrainConfig:
                 "seed": self.data.seed,
                 "seq": self.data.seq,
                 "global_batch": self.data.global_batch,
+                **({} if self.data.task == "text" else {"task": self.data.task}),
+                **({} if self.data.task != "dpo" else {"beta": self.data.beta}),
             },
             "held_out": self.run.eval_samples if self.run.eval_every else 0,
             "dtype": self.run.dtype,

@@ -7,15 +7,13 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from types import FrameType
 
 from ..errors import Exit
 from ..progress import attach
 from .config import TrainConfig
 from .saving import Saving, open_saving
-from .tokens import open_tokens
-from .training import Training, open_training
+from .training import Training, open_corpus, open_training
 from .witness import StepDigestWriter, digest, step_digest_path
 from .world import start_world, stop_world
 
@@ -24,7 +22,7 @@ def train(config: TrainConfig) -> int:
     """Runs a training to its end, or to a stop on request; returns the exit code."""
     run = attach(total_steps=config.run.steps)
     with run.phase("starting"), _stop_signals() as stop_flag:
-        tokens = open_tokens(config.data.data, Path(config.data.cache) if config.data.cache else None)
+        tokens = open_corpus(config)
         world = start_world(config.run)
         trainer = open_training(config, world, run, tokens)
         saving, resumed = open_saving(config.run, run, trainer)

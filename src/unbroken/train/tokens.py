@@ -91,12 +91,17 @@ class Tokens:
     fingerprint: str
     """SHA-256 of the tokens, hexadecimal."""
     source: str
+    dtype: str = "uint8"
+    offset: int = HEADER_BYTES
+    """Bytes of the file before the first token."""
 
     def map(self) -> np.memmap:
-        """The tokens as a read-only uint8 array of shape (count,)."""
+        """The tokens as a read-only array of shape (count,)."""
         import numpy as np
 
-        return np.memmap(self.path, dtype=np.uint8, mode="r", offset=HEADER_BYTES, shape=(self.count,))
+        return np.memmap(
+            self.path, dtype=np.dtype(self.dtype), mode="r", offset=self.offset, shape=(self.count,)
+        )
 
 
 def find_corpus(source: str) -> Corpus:

@@ -15,6 +15,7 @@ from ..errors import InputError
 from ..progress import Run
 from .buckets import Buckets
 from .config import TrainConfig
+from .corpus.chat import Conversations
 from .huggingface.names import description
 from .model import Decoder
 from .order import Order, Position
@@ -154,7 +155,7 @@ def build(config: TrainConfig, world: World, run: Run, tokens: Tokens) -> Traine
     )
 
 
-def training_values(config: TrainConfig, step: int, tokens: Tokens) -> dict[str, Any]:
+def training_values(config: TrainConfig, step: int, tokens: Tokens | Conversations) -> dict[str, Any]:
     """What a checkpoint says beside its tensors: where it stands, of which training it is, what Hugging Face calls it."""
     return {
         "step": step,
@@ -163,7 +164,9 @@ def training_values(config: TrainConfig, step: int, tokens: Tokens) -> dict[str,
     }
 
 
-def check_same_training(config: TrainConfig, tokens: Tokens, step: int, training: dict[str, Any]) -> None:
+def check_same_training(
+    config: TrainConfig, tokens: Tokens | Conversations, step: int, training: dict[str, Any]
+) -> None:
     """Raises InputError if a checkpoint is of another training than this one, saying what differs."""
     mine = config.identity(tokens.fingerprint)
     different = [k for k in mine if training["identity"].get(k) != mine[k]]
@@ -178,12 +181,16 @@ def check_same_training(config: TrainConfig, tokens: Tokens, step: int, training
 
 def open_order(config: TrainConfig, tokens: Tokens) -> Order:
     """The order of the samples, those that are held out left aside. Raises InputError for too little text."""
+    return order_of((tokens.count - 1) // config.data.seq, config, f"{tokens.count} bytes")
+
+
+def order_of(samples: int, config: TrainConfig, size: str) -> Order:
+    """As `open_order`, of so many samples in all."""
     c = config.data
-    held_out = config.run.eval_samples if config.run.eval_every else 0
-    samples = (tokens.count - 1) // c.seq - held_out
+    samples -= config.run.eval_samples if config.run.eval_every else 0
     if samples < c.global_batch:
         raise InputError(
-            f"the text has {tokens.count} bytes: too few for one batch of {c.global_batch} samples of {c.seq}",
+            f"the text has {size}: too few for one batch of {c.global_batch} samples of {c.seq}",
             where=f"--data {c.data}",
             hint="Give more text, a smaller --global-batch or a shorter --seq",
         )

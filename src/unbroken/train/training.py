@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..progress import Run
 from .config import TrainConfig
+from .corpus.chat import Conversations, open_conversations, open_preferences
+from .corpus.token_files import is_token_file, open_token_file
 from .order import Order, Position
-from .tokens import Tokens
+from .tokens import Tokens, open_tokens
 from .world import World
 
 if TYPE_CHECKING:
@@ -21,11 +24,14 @@ class Training(Protocol):
     config: TrainConfig
     world: World
     run: Run
-    tokens: Tokens
     order: Order
     position: Position
     step: int
     """Steps completed."""
+
+    @property
+    def tokens(self) -> Tokens | Conversations:
+        """What is trained on."""
 
     @property
     def parameter_count(self) -> int:
@@ -50,7 +56,19 @@ class Training(Protocol):
         """What this rank holds at the end: parameters, and optimizer state, by name."""
 
 
-def open_training(config: TrainConfig, world: World, run: Run, tokens: Tokens) -> Training:
+def open_corpus(config: TrainConfig) -> Tokens | Conversations:
+    """What is trained on. Raises InputError for what cannot be read, UsageError where it does not go with the trainer."""
+    c, cache = config.data, Path(config.data.cache) if config.data.cache else None
+    if c.task == "sft":
+        return open_conversations(Path(c.data).expanduser(), c.seq)
+    if c.task == "dpo":
+        return open_preferences(Path(c.data).expanduser(), c.seq)
+    if is_token_file(c.data):
+        return open_token_file(c.data, config.model.vocab, cache)
+    return open_tokens(c.data, cache)
+
+
+def open_training(config: TrainConfig, world: World, run: Run, tokens: Tokens | Conversations) -> Training:
     """A rank at step 0: of the reference trainer, or of a plan. Raises UsageError, InputError."""
     if config.wants_plan:
         from .parallel.trainer import build as build_plan
@@ -58,4 +76,5 @@ def open_training(config: TrainConfig, world: World, run: Run, tokens: Tokens) -
         return build_plan(config, world, run, tokens)
     from .trainer import build
 
+    assert isinstance(tokens, Tokens), "conversations are for plans alone"
     return build(config, world, run, tokens)

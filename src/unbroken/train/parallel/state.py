@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from ...errors import UsageError
+from ...checkpoint.catalogue.contents import newest
+from ...checkpoint.convert.export import Whole
+from ...checkpoint.format.manifest import parse_folder_name
+from ...checkpoint.format.sharding import describe
+from ...checkpoint.storage import open_storage
+from ...errors import InputError, UsageError
 from ..config import ModelConfig
 from ..planning.sizes import cut_dimension, parameter_shapes
 from .mesh import Mesh
@@ -59,6 +65,39 @@ class Spread:
         return DTensor.from_local(
             part, mesh, placements, run_check=False, shape=torch.Size(shape), stride=stride
         )
+
+
+@torch.no_grad()
+def load_weights(weights: Mapping[str, Tensor], source: str) -> None:
+    """Fills weights (as `Spread.own_rows` describes them) from a checkpoint of any plan; one tensor at a time is whole.
+
+    Raises UsageError where the checkpoint has another model; what its reading raises.
+    """
+    folder, name = newest_of(source)
+    whole = Whole(open_storage(folder), name)
+    for key, weight in weights.items():
+        record = whole.manifest.tensors.get(f"model.{key}")
+        if record is None or tuple(record.shape) != tuple(weight.shape):
+            found = "no such tensor" if record is None else f"one of {tuple(record.shape)}"
+            raise UsageError(
+                f"--weights-from has another model: of {key} {tuple(weight.shape)} it has {found}",
+                where=f"{folder}/{name}",
+                hint="Give the options of the model that wrote it",
+            )
+        sharding, pieces = describe(weight, key=key)
+        full = whole.read(f"model.{key}")
+        for (start, size), piece in zip(sharding.boxes, pieces, strict=True):
+            piece.copy_(full[tuple(slice(a, a + n) for a, n in zip(start, size, strict=True))])
+
+
+def newest_of(source: str) -> tuple[str, str]:
+    """(folder, name) of a checkpoint, or of the newest one in a folder. Raises InputError where there is none."""
+    place, _, name = source.rstrip("/").rpartition("/")
+    if parse_folder_name(name):
+        return place or ".", name
+    if "://" not in source and not Path(source).is_dir():
+        raise InputError("there is no checkpoint to take weights from", where=f"--weights-from {source}")
+    return source, newest(open_storage(source)).name
 
 
 class OptimizerState:

@@ -2,34 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from ...progress import Run
 from ..config import OptimConfig, TrainConfig
+from ..corpus.chat import Conversations
+from ..corpus.samples import Samples, TextSamples
 from ..order import Order, Position
 from ..planning.layout import check, micro_batches
 from ..schedule import learning_rate
 from ..tokens import Tokens
-from ..trainer import check_same_training, open_order, training_values
+from ..trainer import check_same_training, order_of, training_values
 from ..world import World
+from .attention import choose_attention, use_attention
 from .context import positions, split_sequence
 from .experts import Experts, balance
-from .loss import NextToken
+from .loss import NextToken, Preference
 from .mesh import Mesh, open_mesh
 from .pipeline import Pipeline, Shapes
 from .shard import share_parameters, units
 from .stage import Stage, draw_weights
-from .state import OptimizerState, Spread
+from .state import OptimizerState, Spread, load_weights
 from .tensor import split_matrices
-from .zero import Zero
+from .zero.units import Zero
 
 MakeOptimizer = Callable[[Iterable[nn.Parameter], Iterable[nn.Parameter], OptimConfig], torch.optim.Optimizer]
 """(weights to decay, others, configuration) -> an optimizer of torch that treats each element by itself."""
@@ -42,7 +44,8 @@ class PlanTrainer:
     config: TrainConfig
     world: World
     run: Run
-    tokens: Tokens
+    tokens: Tokens | Conversations
+    samples: Samples
     order: Order
     position: Position
     mesh: Mesh
@@ -97,9 +100,11 @@ class PlanTrainer:
         """One update. Returns (mean loss of the global batch, gradient norm, whether any rank wants to stop, this rank's
         tokens)."""
         indices, self.position = self.position.take(self.config.data.global_batch)
-        batch = self._batch([self.order[i] for i in indices])
+        chosen = [self.order[i] for i in indices]
+        self.loss.total = self.samples.weight(chosen)
+        rows = self._rows(chosen)
         with self.loss.scope():
-            total = self._forward_and_backward(batch)
+            total = self._forward_and_backward(*rows)
         self.zero.finish()
         norm = self.zero.clip(self.config.optim.clip)
         mean, stop_flag = self._agree(total, float(stop))
@@ -112,10 +117,9 @@ class PlanTrainer:
             for stage in self.stages:
                 balance(stage, self.mesh.reading)
         self.step += 1
-        return mean, norm, stop_flag > 0, batch.cpu().numpy().astype(np.uint8).tobytes()
+        return mean, norm, stop_flag > 0, b"".join(r.cpu().numpy().tobytes() for r in rows)
 
-    def _forward_and_backward(self, batch: Tensor) -> Tensor:
-        tokens, targets = self._inputs(batch)
+    def _forward_and_backward(self, tokens: Tensor, targets: Tensor) -> Tensor:
         if self.pipeline is not None:
             self.zero.expect(first=True, last=True)
             return self.pipeline.train(tokens, targets)
@@ -132,20 +136,19 @@ class PlanTrainer:
     def evaluate(self) -> float:
         """The mean loss on the held-out samples, the same on every rank."""
         first, count = self.order.samples, self.config.run.eval_samples
+        self.loss.total = self.samples.weight(range(first, first + count))
         layout, data = self.mesh.layout, self.config.data
         n = micro_batches(layout, data)
         at_once = data.global_batch // (1 if self.pipeline is not None else n)
         total = torch.zeros((), device=self.world.device)
         with self.loss.scope():
             for start in range(first, first + count, at_once):
-                tokens, targets = self._inputs(
-                    self._batch(list(range(start, min(start + at_once, first + count))))
-                )
+                tokens, targets = self._rows(range(start, min(start + at_once, first + count)))
                 if self.pipeline is not None:
                     total += self.pipeline.evaluate(tokens, targets)
                 else:
                     total += self.loss(self.stages[0](tokens), targets)
-        return self._agree(total, 0.0)[0] * data.global_batch / count
+        return self._agree(total, 0.0)[0]
 
     def _agree(self, total: Tensor, stop: float) -> list[float]:
         """(sum of the losses, of the wishes to stop) over all ranks, the same bits on each."""
@@ -159,18 +162,14 @@ class PlanTrainer:
         values: list[float] = both.tolist()
         return values
 
-    def _batch(self, samples: list[int]) -> Tensor:
-        """This rank's share of a batch: (samples, seq + 1) of int64."""
-        here, layout, seq = self.mesh.here, self.mesh.layout, self.config.data.seq
+    def _rows(self, samples: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """This rank's share of a batch, at the places of the sequence that it sees: tokens and targets, of int64."""
+        here, layout = self.mesh.here, self.mesh.layout
         each = len(samples) // layout.data
-        mine = samples[here.data * each : (here.data + 1) * each]
-        text = np.stack([self.tokens.map()[s * seq : s * seq + seq + 1] for s in mine])
-        return torch.from_numpy(text).to(self.world.device, torch.int64)
-
-    def _inputs(self, batch: Tensor) -> tuple[Tensor, Tensor]:
-        """Tokens and targets at the places that this rank sees."""
-        at = positions(batch.shape[1] - 1, self.mesh.here.context, self.mesh.layout.context).to(batch.device)
-        return batch[:, at], batch[:, at + 1]
+        mine = self.samples.rows(samples[here.data * each : (here.data + 1) * each])
+        at = positions(self.config.data.seq, here.context, layout.context)
+        tokens, targets = (torch.from_numpy(x)[:, at].to(self.world.device) for x in mine)
+        return tokens, targets
 
 
 def adamw(
@@ -183,16 +182,32 @@ def adamw(
     return torch.optim.AdamW(groups, lr=c.lr, betas=(c.beta1, c.beta2), eps=c.eps, fused=cuda)
 
 
+@torch.no_grad()
+def _preference(mesh: Mesh, beta: float, stage: Stage, samples: Samples) -> Preference:
+    """The loss of preferences, which knows what the weights of now say of every answer."""
+    loss = Preference(mesh.tensor, beta)
+    for s in range(samples.count):
+        tokens, targets = (torch.from_numpy(x).to(mesh.device) for x in samples.rows([s]))
+        loss.remember(targets, stage(tokens))
+    return loss
+
+
 def build(
-    config: TrainConfig, world: World, run: Run, tokens: Tokens, make_optimizer: MakeOptimizer = adamw
+    config: TrainConfig,
+    world: World,
+    run: Run,
+    tokens: Tokens | Conversations,
+    make_optimizer: MakeOptimizer = adamw,
 ) -> PlanTrainer:
     """A rank at step 0. Raises UsageError, with the legal values, for a plan that does not fit; InputError for the text."""
     plan, c = config.plan, config.data
     layout = check(config, world.size)
-    order = open_order(config, tokens)
+    samples: Samples = TextSamples(tokens.map(), c.seq) if isinstance(tokens, Tokens) else tokens.samples
+    order = order_of(samples.count, config, f"{tokens.count} bytes")
     mesh = open_mesh(layout, world.rank, world.device)
     low = config.run.dtype == "bfloat16"
     gradients = torch.bfloat16 if plan.gradient_dtype == "bfloat16" else torch.float32
+    kernel = choose_attention(config, world.device, world.rank)
     cut = layout.layers(config.model.layers)
     stages = []
     for layers in cut[mesh.here.pipeline :: layout.pipeline]:
@@ -200,6 +215,7 @@ def build(
             stage = Stage(config.model, layers, recompute=plan.recompute)
         stage.to(torch.bfloat16 if low else torch.float32)
         split_sequence(stage, mesh.group("context"))
+        use_attention(stage, kernel)
         split_matrices(stage, mesh.tensor)
         if plan.compile:
             for block in stage.blocks.values():
@@ -215,6 +231,8 @@ def build(
     zero = Zero([u for s in stages for u in units(s)], names, mesh, gradients)
     spread = Spread(mesh, config.model)
     draw_weights(spread.own_rows(zero.weights), config.model, c.seed)
+    if config.run.weights_from is not None:
+        load_weights(spread.own_rows(zero.weights), config.run.weights_from)
     zero.publish()
     matrices = {n for s in stages for n, p in s.named_parameters() if p.ndim > 1}
     weights = zero.weights
@@ -223,7 +241,7 @@ def build(
         [w for n, w in weights.items() if n not in matrices],
         config.optim,
     )
-    loss = NextToken(mesh.tensor, c.global_batch * c.seq)
+    loss = NextToken(mesh.tensor) if c.task != "dpo" else _preference(mesh, c.beta, stages[0], samples)
     pipeline = None
     if layout.pipeline > 1:
         n = micro_batches(layout, c, plan.schedule)
@@ -236,6 +254,6 @@ def build(
     else:
         zero.hook()
     return PlanTrainer(
-        config, world, run, tokens, order, Position().skipping([*c.skips, *run.skips]), mesh, stages, zero, spread, optimizer,
+        config, world, run, tokens, samples, order, Position().skipping([*c.skips, *run.skips]), mesh, stages, zero, spread, optimizer,
         OptimizerState(optimizer, weights), loss, pipeline,
     )  # fmt: skip

@@ -34,7 +34,7 @@ def main(argv: Sequence[str]) -> int:
     given = {k: v for k, v in given.items() if v is not None}
     batch = args.global_batch or 2 * args.gpus
     work = Workload(model, args.seq, batch, args.micro_batch)
-    if given.keys() - {"gradient_dtype", "compile"}:
+    if given.keys() - {"gradient_dtype", "compile", "attention"}:
         plan = PlanConfig(**(given | {"engine": "plan"}))
         found = [estimate(plan, args.gpus, replace(work, micro_batch=args.micro_batch or 1), hw)]
     else:

@@ -186,6 +186,11 @@ def check(config: TrainConfig, world: int) -> Layout:
     layout = lay_out(config.plan, world)
     check_model(layout, config.model, config.data.seq)
     n = micro_batches(layout, config.data, config.plan.schedule)
+    if config.data.task == "dpo" and (layout.pipeline, layout.tensor, layout.context) != (1, 1, 1):
+        raise UsageError(
+            "--task dpo compares whole answers: a plan that cuts layers, matrices or sequences does not have them",
+            hint="Legal: --parameters, --gradients and --optimizer of any size, with --recompute",
+        )
     if config.run.eval_every:
         each = layout.data * (
             config.data.global_batch // layout.data // n * (n if layout.pipeline > 1 else 1)

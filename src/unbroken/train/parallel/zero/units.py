@@ -18,8 +18,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from .mesh import Mesh
+from ..mesh import Mesh
 from .split import Split, empty_parts, split_of
+
+# torch 2.13 gave them other names; the old ones warn on every call.
+_all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+_reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 
 
 class Unit:
@@ -62,7 +66,7 @@ class Unit:
         sent = split.pack(grads, empty_parts(split, self.sum, self.sum.dtype))
         if split.size > 1:
             got = torch.empty_like(self.sum)
-            dist.reduce_scatter_tensor(got, sent.view(-1), group=self._mesh.group("gradients"))
+            _reduce_scatter(got, sent.view(-1), group=self._mesh.group("gradients"))
         else:
             got = sent.view(-1)
         self.sum.copy_(got) if first else self.sum.add_(got)
@@ -75,7 +79,7 @@ class Unit:
         if split.size > 1:
             kept = self.to_gradients.views(self.sum, self._gradients_at)
             sent = split.pack(kept, empty_parts(split, self.sum, self.sum.dtype))
-            dist.reduce_scatter_tensor(self._own, sent.view(-1), group=self._mesh.group("optimizer"))
+            _reduce_scatter(self._own, sent.view(-1), group=self._mesh.group("optimizer"))
         if self.replicas > 1:
             dist.all_reduce(self._own, group=self._mesh.group("replicate"))
         grads = split.views(self._own, self._optimizer_at)
@@ -101,7 +105,7 @@ class Unit:
         for view, rows in zip(split.views(sent, index), mine, strict=True):
             view.copy_(rows)
         got = torch.empty(split.size, split.total, dtype=like.dtype, device=like.device)
-        dist.all_gather_into_tensor(got.view(-1), sent, group=self._mesh.group(axis))
+        _all_gather(got.view(-1), sent, group=self._mesh.group(axis))
         split.unpack(got, into)
 
 

@@ -1,0 +1,77 @@
+"""Samples as a trainer takes them: rows of tokens, and which of the tokens are to be learnt."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+IGNORED = -100
+"""The target of a token that is not to be learnt, as torch's cross-entropy has it."""
+
+
+class Samples(Protocol):
+    """A data set as samples of one length; which ones a step takes is for `train/order.py` to say."""
+
+    @property
+    def count(self) -> int:
+        """Samples; each may be several rows: a preference is two."""
+
+    def rows(self, samples: Sequence[int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Tokens and targets, each (rows, seq), with `IGNORED` where nothing is to be learnt."""
+
+    def weight(self, samples: Sequence[int]) -> int:
+        """What the sum of their losses is divided by, the same on every rank: tokens to learn, or preferences."""
+
+
+@dataclass(frozen=True)
+class TextSamples:
+    """Windows of a stream of tokens, each token learnt once."""
+
+    text: NDArray[np.generic]
+    seq: int
+
+    @property
+    def count(self) -> int:
+        """Samples."""
+        return (len(self.text) - 1) // self.seq
+
+    def rows(self, samples: Sequence[int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """As `Samples.rows`."""
+        found = np.stack([self.text[s * self.seq : (s + 1) * self.seq + 1] for s in samples]).astype(np.int64)
+        return found[:, :-1], found[:, 1:]
+
+    def weight(self, samples: Sequence[int]) -> int:
+        """As `Samples.weight`."""
+        return len(samples) * self.seq
+
+
+@dataclass(frozen=True)
+class PackedSamples:
+    """Rows that were packed before: tokens and targets of all samples."""
+
+    tokens: NDArray[np.int64]
+    """(count x rows_each, seq)."""
+    targets: NDArray[np.int64]
+    rows_each: int = 1
+
+    @property
+    def count(self) -> int:
+        """Samples."""
+        return len(self.tokens) // self.rows_each
+
+    def rows(self, samples: Sequence[int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """As `Samples.rows`."""
+        at = [s * self.rows_each + r for s in samples for r in range(self.rows_each)]
+        return self.tokens[at], self.targets[at]
+
+    def weight(self, samples: Sequence[int]) -> int:
+        """As `Samples.weight`."""
+        if self.rows_each > 1:
+            return len(samples)
+        return max(1, int((self.rows(samples)[1] != IGNORED).sum()))

@@ -1,0 +1,1 @@
+"""Hierarchical ZeRO: what torch has not, gradients and optimizer state in groups wider than the parameters'."""
