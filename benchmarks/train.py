@@ -224,12 +224,13 @@ def main() -> int:
     p.add_argument("--rounds", type=int, default=2)
     p.add_argument("--seq", type=int, default=4096)
     p.add_argument("--tiny", action="store_true")
+    p.add_argument("--folder", type=Path, help="where the random tokens lie meanwhile")
     args = p.parse_args()
     use_own_folders()
     torch.set_float32_matmul_precision("high")
     world = start_world(RunConfig(mode="fast", device="cpu" if args.tiny else "auto", backend="gloo" if args.tiny else "auto"))  # fmt: skip
-    args.folder = Path(tempfile.gettempdir()) / f"unbroken-train-{os.getppid()}-{world.rank}"
-    args.folder.mkdir(exist_ok=True)
+    args.folder = (args.folder or Path(tempfile.gettempdir())) / f"unbroken-train-{os.getppid()}-{world.rank}"
+    args.folder.mkdir(parents=True, exist_ok=True)
     if not dist.is_initialized():
         dist.init_process_group("gloo" if args.tiny else "nccl", init_method="tcp://127.0.0.1:29517", rank=0, world_size=1)  # fmt: skip
     if args.tiny:
