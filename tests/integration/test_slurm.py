@@ -161,7 +161,9 @@ def test_a_supervisor_elsewhere_is_succeeded_and_an_agent_that_is_killed_is_repl
     """The supervisor need not run inside the job: an allocation may be had first, by salloc."""
     monkeypatch.setenv("SLURM_CONF", bed.environment["SLURM_CONF"])
     job = bed.share_job()
-    run = new_run("--nodes", "2", "--cluster", f"slurm,job={job},poll=500ms", steps=400).start()
+    run = new_run(
+        "--nodes", "2", "--lease", "60s", "--cluster", f"slurm,job={job},poll=500ms", steps=2000
+    ).start()
     run.until_step(5)
     assert run.process is not None
     run_id = read_spec(run.run_dir.spec).run_id

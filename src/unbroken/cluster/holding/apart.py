@@ -78,7 +78,7 @@ class Apart(Parents):
         path = folder / f"ranks-{attempt}.sock"
         path.unlink(missing_ok=True)
         argv = [
-            *self._container.start, sys.executable, "-I", "-S", subreaper.__file__, str(self._folder(node) / _RECORD), "--",
+            *self._container.start, sys.executable, "-I", "-S", subreaper.__file__, str(self._folder(node) / _RECORD), "holder",
             sys.executable, "-I", "-S", rank_holder.__file__, str(path),
         ]  # fmt: skip
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:

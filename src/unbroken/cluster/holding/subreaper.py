@@ -1,6 +1,7 @@
 """The small parent of a node: starts the agent, takes in every orphan of the node, and does nothing else.
 
-Run by its path, so that it imports nothing of the package: `python -I -S subreaper.py RECORD -- COMMAND...`. It ends
+Run by its path, so that it imports nothing of the package: `python -I -S subreaper.py RECORD -- COMMAND...`, or with the role of
+what it starts in place of `--`. It ends
 when its last descendant has ended, and only then removes its record; a record without its process says that it was
 killed, and that what it held can no longer be listed. It ignores every signal that can be ignored.
 """
@@ -13,7 +14,7 @@ import sys
 PR_SET_CHILD_SUBREAPER = 36
 
 
-def main(record: str, argv: list[str]) -> int:
+def main(record: str, role: str, argv: list[str]) -> int:
     if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
         return 70
     for sig in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
@@ -30,7 +31,7 @@ def main(record: str, argv: list[str]) -> int:
         try:
             for sig in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
                 signal.signal(sig, signal.SIG_DFL)
-            os.environ["UNBROKEN_ROLE"] = "agent"
+            os.environ["UNBROKEN_ROLE"] = "agent" if role == "--" else role
             os.execv(argv[0], argv)
         finally:
             os._exit(127)
@@ -85,4 +86,4 @@ def is_listening(path: str) -> bool:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], sys.argv[3:]))
+    sys.exit(main(sys.argv[1], sys.argv[2], sys.argv[3:]))
