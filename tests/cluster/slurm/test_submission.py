@@ -76,6 +76,7 @@ def test_the_run_in_the_job_has_the_same_arguments(words: list[str], expected: t
 def test_what_a_job_does_is_said() -> None:
     waits = describe(JobRecord("7", "PENDING", reason="Priority", starts=1795984208.0))
     assert waits.startswith("waits: Priority, expected to start ")
+    assert "will not start as it is" in describe(JobRecord("7", "PENDING", reason="PartitionNodeLimit"))
     assert describe(JobRecord("7", "RUNNING", ("n1", "n2"))) == "runs on 2 nodes (n1, n2)"
 
 

@@ -52,7 +52,7 @@ def find_trouble(
     if broken := [s for s in answers if s.missing]:
         return RunError(
             f"{broken[0].missing} cannot be imported there", where=_names([s.node for s in broken]),
-            hint=f"Install it for {broken[0].python}, or name another interpreter: --cluster slurm,python=...",
+            hint=f"Install it for {broken[0].python}, or name another interpreter: --cluster slurm,python=PATH",
         )  # fmt: skip
     if others := [s for s in answers if s.version != __version__]:
         return RunError(
@@ -87,7 +87,7 @@ def _explain_silence(silent: Sequence[str], said: str, image: str) -> UnbrokenEr
             "Install it in the image, or mount a folder that has it and name its interpreter: "
             "--cluster slurm,image=...,mounts=/folder,python=/folder/bin/python"
             if image
-            else "Install it where all nodes see it, or name the interpreter that has it: --cluster slurm,python=..."
+            else "Install it where all nodes see it, or name the interpreter that has it: --cluster slurm,python=PATH"
         )
         return RunError(f"{place} does not have unbroken", where=where, hint=hint)
     if "container-image" in said and "unrecognized option" in said:

@@ -35,6 +35,17 @@ _OVER = (
     "DEADLINE",
     "BOOT_FAIL",
 )
+_NEVER = {
+    "PartitionNodeLimit": "it asks for more nodes than the partition gives one job",
+    "PartitionTimeLimit": "it asks for more time than the partition gives one job",
+    "PartitionConfig": "the partition cannot give what it asks for",
+    "BadConstraints": "no node has what it asks for",
+    "AssocMaxNodePerJobLimit": "the account may have fewer nodes for one job",
+    "QOSMaxNodePerUserLimit": "the user may have fewer nodes",
+    "JobHeldUser": "it is held: scontrol release lets it go",
+    "JobHeldAdmin": "an operator holds it",
+}
+"""Reasons for which waiting does not help."""
 _WAITS_FOR_TIME = "BeginTime"
 
 
@@ -72,7 +83,8 @@ class Submission:
             said = await slurm.call("sbatch", "--parsable", text=make_script(self))
         except Refused as e:
             raise RunError(
-                f"the job was not taken: {e.said}", hint="Options for sbatch: --cluster slurm,sbatch=..."
+                f"the job was not taken: {e.said}",
+                hint="Say the site's options: --cluster slurm,partition=NAME,account=NAME,sbatch=--qos=NAME",
             ) from e
         return said.strip().partition(";")[0]
 
@@ -148,7 +160,8 @@ def describe(record: JobRecord) -> str:
     """What a job does, in words."""
     if record.waits:
         when = f", expected to start {_clock(record.starts)}" if record.starts else ""
-        return f"waits: {record.reason}{when}"
+        never = f" ({_NEVER[record.reason]}: it will not start as it is)" if record.reason in _NEVER else ""
+        return f"waits: {record.reason}{never}{when}"
     if record.runs:
         until = f" until {_clock(record.ends)}" if record.ends else ""
         return f"runs on {len(record.nodes)} nodes ({', '.join(record.nodes[:8])}){until}"
