@@ -193,3 +193,26 @@ def test_an_allocation_that_is_too_small_is_refused_before_anything_starts(
     assert run.wait() == 14
     assert "the job has 4 nodes that can be used, the run asks for 4 nodes and 1 spares" in run.output
     assert "sbatch -N 5 --no-kill" in run.output and run.attempts() == 0
+
+
+def test_a_run_submits_itself_is_preempted_requeued_and_goes_on(
+    new_run: NewRun, bed: Testbed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job of a higher partition takes its nodes, with 20 s of notice."""
+    bed.clear()
+    monkeypatch.setenv("SLURM_CONF", bed.environment["SLURM_CONF"])
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    run = new_run("--nodes", "2", "--spares", "1", "--cluster", "slurm,poll=500ms", steps=300).start()
+    wait_for(lambda: run.run_dir.spec.exists() and run.run_dir.steps(1).exists(), "the first step", 90)
+    job = bed.call("squeue", "-h", "-p", "main", "-o", "%i")
+    nodes = f"-N{len(bed.nodes)}"
+    bed.call("sbatch", "-p", "urgent", nodes, "--exclusive", "-o", "/dev/null", "--wrap", "sleep 1")
+    assert run.wait(150) == 0, run.output
+    assert [r["how"] for r in run.journal("ended")] == ["interrupted"] and run.attempts() == 2
+    for said in (
+        f"submitted as job {job}",
+        f"job {job} is requeued and goes on",
+        "the run is completed at step 300",
+    ):
+        assert said in run.output, run.output
+    assert "Restarts=1" in bed.call("scontrol", "-o", "show", "job", job)

@@ -301,6 +301,8 @@ class Supervisor:
         while True:
             if (ends := parts.fleet.ends) is not None:
                 left = ends - self._clock.monotonic()
+                if self._stop:
+                    return  # asked for already: a second request would end the ranks at once
                 if left <= parts.stopping.needs_s:
                     self._view.say(f"the allocation ends in {left:.0f} s: the run saves and stops")
                     self.request_stop()

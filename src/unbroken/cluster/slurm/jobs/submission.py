@@ -24,6 +24,7 @@ from ..options import SlurmOptions
 BATCH_PROGRAM = "unbroken.cluster.slurm.jobs.batch"
 _EVERY_S = 1.0
 _SAY_AGAIN_S = 600.0
+_FAR_S = 300 * 86400.0
 _OVER = (
     "COMPLETED",
     "FAILED",
@@ -163,7 +164,8 @@ def describe(record: JobRecord) -> str:
         never = f" ({_NEVER[record.reason]}: it will not start as it is)" if record.reason in _NEVER else ""
         return f"waits: {record.reason}{never}{when}"
     if record.runs:
-        until = f" until {_clock(record.ends)}" if record.ends else ""
+        # Slurm shows a limit of a year where there is none.
+        until = f" until {_clock(record.ends)}" if record.ends and record.ends < time.time() + _FAR_S else ""
         return f"runs on {len(record.nodes)} nodes ({', '.join(record.nodes[:8])}){until}"
     return f"is {record.state.lower()}"
 
