@@ -208,7 +208,7 @@ def test_a_run_submits_itself_is_preempted_requeued_and_goes_on(
     nodes = f"-N{len(bed.nodes)}"
     bed.call("sbatch", "-p", "urgent", nodes, "--exclusive", "-o", "/dev/null", "--wrap", "sleep 1")
     assert run.wait(150) == 0, run.output
-    assert [r["how"] for r in run.journal("ended")] == ["interrupted"] and run.attempts() == 2
+    assert [r["how"] for r in run.journal("ended")] == ["interrupted", "completed"]
     for said in (
         f"submitted as job {job}",
         f"job {job} is requeued and goes on",
