@@ -9,6 +9,7 @@ import os
 import secrets
 import shutil
 import signal
+import socket
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -49,6 +50,7 @@ from .amend import amend_live
 from .node.checks.command import check_command, check_words
 from .record.base import Record
 from .record.choice import check_record, open_record
+from .record.folder import FolderRecord
 from .supervise.incident.diagnosing import Diagnosis
 from .supervise.screen.terminal_log import logged_to
 from .supervise.screen.view import Lines, View
@@ -318,6 +320,24 @@ def _check_keys(run_dir: RunDir, record: Record) -> None:
         )
 
 
+def _check_host(run_dir: RunDir, record: Record) -> None:
+    """Raises RunInUse where the run may go on on other machines, and its record is said to lie on the own disk of another host
+    than this: what is here is a copy, and the run's agents look for a supervisor on that host only."""
+    if not isinstance(record, FolderRecord) or record.shared:
+        return
+    terms = record.terms()
+    if not terms or not str(terms[-1].address).startswith("tls:") or terms[-1].host == socket.gethostname():
+        return
+    if RunState.of(record.read().records).status in ("running", "new"):
+        raise RunInUse(
+            f"the record of this run lies on the own disk of {terms[-1].host}, where its supervisor was: its agents look for "
+            "another one there alone, so that the loss of that host ends the run",
+            where=str(run_dir.path),
+            hint=f"Give the command on {terms[-1].host}. If that host is lost, go on from its checkpoints in a new run: unbroken run "
+            f"--from {run_dir.path} --run-dir ANOTHER ...; with --record s3://... or a shared folder another host can take over",
+        )
+
+
 def run_supervised(
     run_dir: RunDir,
     wanted: RunSpec,
@@ -352,6 +372,7 @@ def run_supervised(
     _check_cluster(run_dir, wanted, here)
     if wanted.origin and not _has_started(record):
         find_origin(wanted.origin, trust=wanted.trust_pickle)  # before anything is written
+    _check_host(run_dir, record)
     spec = settle_spec(run_dir, wanted, amend=amend)
     record.share_spec(spec.run_id)
     if not amend:

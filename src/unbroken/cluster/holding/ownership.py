@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from typing import Any, Protocol
 
 
 class Kind(StrEnum):
@@ -39,6 +39,12 @@ class Ended:
     def gone(self) -> bool:
         """Whether provably nothing is left."""
         return self.proven and not self.survivors
+
+    def as_message(self) -> dict[str, Any]:
+        """As an agent tells it."""
+        return {
+            "gone": self.gone, "survivors": list(self.survivors), "proven": self.proven, "unproven_why": self.why,
+        }  # fmt: skip
 
     def __or__(self, other: Ended) -> Ended:
         """Both together: proven only where both are."""

@@ -65,6 +65,20 @@ def marked(run_id: str, *, node: str | None = None) -> list[Marked]:
     return found
 
 
+def find_runs(node: str) -> set[str]:
+    """The runs that have an agent on this machine for a node of this name."""
+    found = set()
+    for name in os.listdir("/proc"):
+        try:
+            environ = Path(f"/proc/{int(name)}/environ").read_bytes().split(b"\0")
+        except (OSError, ValueError):
+            continue
+        if b"UNBROKEN_ROLE=agent" in environ and f"UNBROKEN_NODE={node}".encode() in environ:
+            marks = [v.partition(b"=")[2] for v in environ if v.startswith(b"UNBROKEN_RUN_ID=")]
+            found |= {v.decode(errors="replace") for v in marks}
+    return found
+
+
 def _text(env: dict[bytes, bytes], key: bytes) -> str:
     return env.get(key, b"").decode(errors="replace")
 

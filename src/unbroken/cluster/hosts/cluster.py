@@ -66,6 +66,7 @@ class HostsCluster:
         self._unreachable: dict[str, str] = {}
         self._given: set[str] = set()
         self._replaced: set[str] = set()
+        self._others: dict[str, str] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._moved = asyncio.Event()
         self._stream = EventStream(self._current)
@@ -212,7 +213,8 @@ class HostsCluster:
             out = {*await self.cordons(), *request.exclude, *request.replaces}
             names = [h.name for h in self._hosts if h.name not in out]
             held = [] if request.replaces else [n for n in names if n in self._given][:wanted]
-            free = [n for n in names if n not in self._given and self._links[n].up][: wanted - len(held)]
+            idle = await self._find_idle([n for n in names if n not in self._given])
+            free = idle[: wanted - len(held)]
             taken = [*held, *free]
             if len(taken) >= wanted or (
                 not request.replaces and len(taken) >= request.nodes and self._are_lost(names)
@@ -226,8 +228,17 @@ class HostsCluster:
                     self._begin(self._let_go(name))
                 order = [n for n in names if n in taken]
                 return Allocation("hosts", tuple(order[: request.nodes]), tuple(order[request.nodes :]))
-            missing = [f"{n} ({self._links[n].why})" for n in names if not self._links[n].up]
-            why = f"{wanted - len(taken)} more hosts are needed; not reached: {', '.join(missing[:3]) or 'none'}"
+            away = [h.name for h in self._hosts if not self._links[h.name].up]
+            others = [n for n in names if n not in self._given]
+            if request.replaces and not away and len(others) < wanted:
+                raise DoesNotFit(
+                    "every host of the list is in use, or out of use", hint="Add hosts to the list"
+                )
+            missing = [f"{n} ({self._links[n].why})" for n in away]
+            missing += [
+                f"{n} (run {run} has an agent there)" for n, run in self._others.items() if n in names
+            ]
+            why = f"{wanted - len(taken)} more hosts are needed; not to be had: {', '.join(missing[:3]) or 'none'}"
             if why != told:
                 told = why
                 self._stream.publish(Pending(self._now(), request, why))
@@ -235,6 +246,18 @@ class HostsCluster:
                 await asyncio.wait_for(self._moved.wait(), _ASK_AGAIN_S)
             except TimeoutError:
                 continue
+
+    async def _find_idle(self, names: Collection[str]) -> list[str]:
+        """Those that are reached and have no agent of another run; what the others have is noted in `_others`."""
+        idle = []
+        for name in (n for n in names if self._links[n].up):
+            with contextlib.suppress(RunError):
+                if others := (await self._links[name].order("others"))["others"]:
+                    self._others[name] = str(others[0])
+                else:
+                    self._others.pop(name, None)
+                    idle.append(name)
+        return idle
 
     def _check_size(self, request: Request) -> None:
         """Raises DoesNotFit where no host that was reached can take so many ranks."""

@@ -16,9 +16,9 @@ from .options import Host, HostsOptions
 from .program import Message
 
 _log = logging.getLogger("unbroken.supervisor")
-_CONNECT_S = 10.0
+_CONNECT_S = 15.0
 _AGAIN_S = 1.0
-_AGAIN_MOST_S = 15.0
+_AGAIN_MOST_S = 5.0
 _NOISE_LINES = 200
 _ORDER_S = 30.0
 
@@ -109,10 +109,11 @@ class Connection:
             except Exception as e:  # noqa: BLE001  whatever the library raises of a broken connection
                 _log.info("the connection to %s broke: %s", self.host.name, e)
             finally:
-                self._process, self.why = None, "the connection to it broke"
+                self._process, broken = None, RunError("the connection to it broke", where=self.host.name)
                 for future in self._waiting.values():
                     if not future.done():
-                        future.set_exception(RunError(self.why, where=self.host.name))
+                        future.set_exception(broken)
+            self._note_down(broken)
 
     async def _open(self, stack: contextlib.AsyncExitStack) -> Any:
         ssh, o, h = load_asyncssh(), self._options, self.host

@@ -28,6 +28,7 @@ from ...machine import usable_cpus
 from ...progress import RunDir
 from ...version import __version__
 from ..contract import AgentCommand, Cordon, Event
+from ..holding.processes import find_runs
 from ..local import find_root
 from ..local_events import LocalCluster, LocalOptions
 from ..survey import read_boot_id
@@ -122,7 +123,7 @@ class Program:
         self._send({
             "unbroken": __version__, "boot": read_boot_id(), "given": self._run_id in notes["given"],
             "cordon": notes["cordon"], "running": self._cluster.launches(), "holding": self._cluster.describe_holding(),
-            "cpus": usable_cpus(),
+            "cpus": usable_cpus(), "others": sorted(find_runs(self._node) - {self._run_id}),
         })  # fmt: skip
         async for event in events:
             self._send({"event": type(event).__name__, **_describe(event)})
@@ -157,8 +158,8 @@ class Program:
                 await asyncio.to_thread(self._notes.release, self._node, m["owner"])
             case "notes":
                 return await asyncio.to_thread(self._notes.read)
-            case "ping":
-                pass
+            case "others":
+                return {"others": sorted(await asyncio.to_thread(find_runs, self._node) - {self._run_id})}
             case op:
                 raise RunError(f"there is no order '{op}'", where=self._node)
         return {}

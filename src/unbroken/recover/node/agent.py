@@ -42,6 +42,7 @@ from ..record.folder import FolderRecord
 from ..wire import Link, Message, list_doors, read_token
 from .arguments import parse_arguments
 from .beats import Beats
+from .checks.alone import claim_node
 from .checks.command import find_refusal
 from .checks.place import check_place
 from .clocks import NodeClocks
@@ -51,6 +52,7 @@ from .logs.shipping import LogShipper
 from .port import PortReservation
 from .ranks import LaunchOrder, RankProcess
 from .reporting import HostReport, ProgressReport, group_looks
+from .signals import pass_over_signals
 from .supervisors import Supervisors
 
 _log = logging.getLogger("unbroken.agent")
@@ -91,7 +93,8 @@ class Agent:
         self._folder = find_folder(run_dir, run_id, scratch, door, apart=self._apart)
         found = record or (FolderRecord(run_dir, shared=True) if self._folder.shared else None)
         self._supervisors = Supervisors(found, list_doors(door) if door else [])
-        self._shipper = LogShipper(self._folder.own, node) if not self._folder.shared else None
+        # What the agent itself prints may lie here even where the node has the run directory.
+        self._shipper = LogShipper(RunDir(scratch / "run"), node) if self._apart else None
         self.run_dir, self.run_id, self.node, self.scratch = run_dir, run_id, node, scratch
         self._owner, self._held_before = owner, tuple(held_before)
         self._cleared = Ended()
@@ -109,6 +112,7 @@ class Agent:
         self.lease_until: float | None = None
         self._link: Link | None = None
         self._beats = Beats(NodeClocks())
+        self._refused = ""
         self._quit = asyncio.Event()
         self._unsent: list[Message] = []
         self._port = PortReservation()
@@ -173,7 +177,9 @@ class Agent:
             hello = await asyncio.to_thread(self._hello, number)
             await link.call("hello", timeout=10, **(hello | clocks.as_message()))
         except (RunError, TimeoutError) as e:
-            _log.warning("the supervisor at %s did not take us: %s", address, e)
+            if (said := str(e)) != self._refused:
+                self._refused = said
+                _log.warning("the supervisor at %s did not take us: %s", address, said)
             link.close()
             await serving
             return False
@@ -210,16 +216,14 @@ class Agent:
 
     def _hello(self, term: int) -> Message:
         """What the node is, and what runs on it."""
+        ranks = {r: p.describe() for r, p in self.ranks.items()}
         facts = describe_node(self.node, self.run_id, self.scratch)
         return facts.as_message() | {
             "pid": os.getpid(),
             "epoch": term,
             "attempt": self.attempt,
-            "ranks": {
-                str(r): d
-                for r, d in (self._expired | {r: p.describe() for r, p in self.ranks.items()}).items()
-            },
-            "cleared": _as_message(self._cleared),
+            "ranks": {str(r): d for r, d in (self._expired | ranks).items()},
+            "cleared": self._cleared.as_message(),
             "held": self._owner.kind.value,
             "folder": self._folder.shared,
             "protocol": min(PROTOCOL, self.keeper.protocol),
@@ -263,6 +267,8 @@ class Agent:
             return find_refusal(message["command"], Path(message["cwd"]))
         if op == "launch":
             return await self._launch(LaunchOrder.from_message(message))
+        if op == "freeze":
+            return self._freeze(message["attempt"])
         if op == "stop":
             return await self._stop(message["attempt"], message.get("signal"), message.get("grace_s", 0.0))
         if op == "stop_at":
@@ -388,14 +394,20 @@ class Agent:
             process.close()
         self.ranks = {}
 
+    def _freeze(self, attempt: int) -> Message:
+        """Stops the ranks of an attempt where they are, until they are ended."""
+        for process in self.ranks.values() if attempt == self.attempt else ():
+            process.killed_by_agent = True
+            process.send(signal.SIGSTOP)
+        return {}
+
     async def _stop(self, attempt: int, sig: int | None, grace_s: float) -> Message:
         """Ends the ranks of an attempt, first by `sig` with a grace, then by kill; proves that they are gone."""
         if self.ranks and attempt != self.attempt:
-            return _as_message(
-                Ended()
-            )  # they are of a newer one; launching it has shown that the old one was gone
+            # They are of a newer one: launching it has shown that the old one was gone.
+            return Ended().as_message()
         if not self.ranks:
-            return _as_message(await asyncio.to_thread(self._end_ranks))
+            return (await asyncio.to_thread(self._end_ranks)).as_message()
         if sig is not None:
             for process in self.ranks.values():
                 process.killed_by_agent = True
@@ -413,7 +425,7 @@ class Agent:
                 self._tell_end(rank, process)
             process.close()
         self.ranks = {}
-        return _as_message(left)
+        return left.as_message()
 
     def _end_what_was_before(self) -> Ended:
         ended = Ended()
@@ -450,16 +462,6 @@ class Agent:
         self._tell(op="keeper", **event)
 
 
-def _as_message(ended: Ended) -> Message:
-    return {
-        "gone": ended.gone, "survivors": list(ended.survivors), "proven": ended.proven, "unproven_why": ended.why,
-    }  # fmt: skip
-
-
-def _pass_over(*_: object) -> None:
-    """A signal to the whole group is the supervisor's to answer."""
-
-
 def main() -> None:
     """Entry point of the agent's process."""
     args = parse_arguments(__doc__)
@@ -468,12 +470,9 @@ def main() -> None:
     logging.basicConfig(
         level=logging.INFO, stream=sys.stdout, format="%(asctime)s %(levelname)s %(message)s", force=True
     )
-    # Ctrl-C in the terminal is the supervisor's to answer; agents are in sessions of their own anyway.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    for sig in (signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(sig, _pass_over)  # not SIG_IGN, which a rank would inherit
+    pass_over_signals()
     private_folder(args.scratch)
+    claim_node(args.scratch, args.node)
     owner = from_text(args.ownership, args.run_id, args.scratch.parent)
     agent = Agent(
         RunDir(args.run_dir),

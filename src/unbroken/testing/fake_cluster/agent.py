@@ -311,7 +311,7 @@ class VirtualAgent:
             case "quit":
                 self._loop.call_later(2 * self._network.latency_s, self._cluster.agent_ended, self, 0, None)
                 return {"closed": {"step": None}}
-            case "ping" | "check":
+            case "ping" | "check" | "freeze":
                 return {}
         return {"ok": False, "what": f"the agent knows no '{m['op']}'"}
 

@@ -21,6 +21,7 @@ from . import proof
 _CORDON_S = 86400
 _OWNER = "unbroken"
 _STOP_S = 30.0
+_FREEZE_S = 5.0
 _SAID_AFTER_S = 2.0
 _AFTER_STOP_S = 10.0
 """A fence that is under way when a stop is asked for has so long."""
@@ -49,7 +50,14 @@ class Fencing:
         Returns what the agents of silent nodes were found to do, where the cluster can see that.
         """
         self._term.check(at_once=True)
-        reachable = [n for n in attempt.nodes if self._fleet.nodes[n].up and n not in outcome.nodes]
+        # A node whose agent was lost has another one by now, perhaps, which knows best what is left there.
+        reachable = [
+            n for n in attempt.nodes
+            if self._fleet.nodes[n].up and outcome.nodes.get(n) in (None, NodeEnd.AGENT_LOST)
+        ]  # fmt: skip
+        if outcome.kind == "hung":
+            # None may print an error of those that were ended before it: that would seem to be the failure.
+            await self._fleet.ask_all(reachable, "freeze", attempt=attempt.number, timeout=_FREEZE_S)
         answers = await self._fleet.ask_all(reachable, "stop", attempt=attempt.number, timeout=_STOP_S)
         for name, answer in answers.items():
             await self.take_proof(name, proof.of_message(answer))

@@ -31,6 +31,8 @@ from ..screen.view import View
 from .facts import collect_facts, describe_hang, logs_of
 
 _log = logging.getLogger("unbroken.supervisor")
+_DOUBT_S = 3.0
+"""A cluster says within so much what became of an agent whose link has closed."""
 _SETTLE_S = 0.5
 _SETTLE_QUIET_S = 0.15
 Diagnose = Callable[[Sequence[Path], Facts], Awaitable[Verdict]]
@@ -110,16 +112,19 @@ class Recovering:
     async def _let_settle(self, attempt: Attempt, outcome: AttemptOutcome) -> AttemptOutcome:
         """Waits a moment for the other ranks to end too: who was first is told by times, not by arrival.
 
-        A dying node's ranks may be heard of before the node is missed: then the node is the cause.
+        A dying node's ranks may be heard of before the node is missed, and a dead agent's peers before the cluster says that it
+        ended: then the node is the cause.
         """
-        deadline = self._clock.monotonic() + _SETTLE_S
-        seen, quiet = attempt.ended, self._clock.monotonic()
-        while self._clock.monotonic() < deadline and not attempt.all_ended:
-            await asyncio.sleep(0.02)
+        began = self._clock.monotonic()
+        seen, quiet = attempt.ended, began
+        while True:
+            now = self._clock.monotonic()
             if attempt.ended != seen:
-                seen, quiet = attempt.ended, self._clock.monotonic()
-            elif self._clock.monotonic() - quiet > _SETTLE_QUIET_S:
+                seen, quiet = attempt.ended, now
+            settled = attempt.all_ended or now - quiet > _SETTLE_QUIET_S or now - began >= _SETTLE_S
+            if settled and not (now - began < _DOUBT_S and self._fleet.is_in_doubt(attempt.nodes)):
                 break
+            await asyncio.sleep(0.02)
         if lost := self._fleet.find_lost(attempt.nodes):
             return replace(outcome, kind=name_loss(lost), nodes=lost)
         if attempt.stopped_by_us() is not None:

@@ -271,35 +271,44 @@ class Launching:
             await self._recorder.record("returned", node=old)
             self._view.say(f"no spare is left; {old} was started again, without its memory")
             return old
-        while (granted := await self._ask_for_node(old)) is not None:
-            if granted == "":
+        while (found := await self._ask_for_node(old)) is not None:
+            if found == "":
                 raise RunStopped(
                     f"no node is left to take the place of {old}", where=str(self._run_dir.path),
                     hint="Give the run more --spares, or wait until the node is repaired, and use the same command",
                 )  # fmt: skip
-            if not await self._fleet.bring_up([granted]):
-                return granted
-            await self._fencing.lose(granted, "its agent did not come up")
+            was_lost = found in self._state.lost
+            if await self._fleet.return_node(found):
+                if was_lost:
+                    await self._recorder.record("returned", node=found)
+                    self._view.say(f"{found} can be reached again")
+                return found
+            await self._fencing.lose(found, "its agent did not come up")
         return None
 
     async def _ask_for_node(self, old: str) -> str | None:
-        """A node in place of a lost one, however long that takes: "" where the cluster will never have one, None where a stop
-        was asked for, which withdraws the request."""
-        out = {*self._state.lost, *self._state.cordoned}
-        asking = asyncio.create_task(self._fleet.replace(old, out))
+        """A node in place of a lost one, however long that takes: a new one, or one that was lost and can be used again. "" where
+        the cluster will never have one, None where a stop was asked for, which withdraws the request."""
+        cordoned = set(self._state.cordoned)
+        asking = asyncio.create_task(self._fleet.replace(old, {*self._state.lost, *cordoned}))
+        returning = asyncio.create_task(self._fleet.wait_for_returned({*self._state.slots} - {old}, cordoned))
         asked = asyncio.create_task(self._stop.asked.wait())
+        tasks: set[asyncio.Task[Any]] = {asking, returning, asked}
         try:
-            while not asking.done() and not asked.done():
-                await asyncio.wait({asking, asked}, timeout=1.0, return_when=asyncio.FIRST_COMPLETED)
+            while not any(t.done() for t in tasks):
+                await asyncio.wait(tasks, timeout=1.0, return_when=asyncio.FIRST_COMPLETED)
                 self._term.check()
+            if returning.done():
+                return returning.result()
             return asking.result() or "" if asking.done() else None
         finally:
-            asking.cancel()
-            asked.cancel()
+            for task in tasks:
+                task.cancel()
 
     def _can_return(self, name: str) -> bool:
         node = self._fleet.nodes[name]
-        return node.usable and node.preempted is None and name not in self._state.cordoned
+        reached = node.usable and not node.unreachable
+        return reached and node.preempted is None and name not in self._state.cordoned
 
     # --- the place of its checkpoints
 

@@ -40,6 +40,8 @@ _LEASE_MARGIN_S = 2.0
 _SILENT_LEAST_S = 2.0
 _WITH_ITS_AGENT_S = 0.3
 """A node whose agent has ended is reported as lost within so much, if it is; else it is the agent alone."""
+_LAST_WORDS_S = 1.0
+"""What an agent has sent may arrive so long after its end."""
 _SCAN_S = 0.5
 _FENCE_S, _FENCE_LEAST_S = 10.0, 5.0
 _LOGS_S = 10.0
@@ -118,7 +120,7 @@ class Fleet:
             case Unreachable(why=why):
                 node.unreachable = why
             case Returned():
-                node.usable, node.unreachable = True, ""
+                node.usable, node.unreachable, node.returned = True, "", node.state == "lost"
                 node.preempted, node.preempted_for = None, ""
             case PreemptingAt(deadline=deadline, why=why):
                 node.preempted, node.preempted_for = deadline, why
@@ -152,8 +154,10 @@ class Fleet:
         return {"monotonic": self._clock.monotonic(), "wall": self._clock.wall()}
 
     def note_sign(self, node: Node) -> None:
-        """Something came from this node."""
+        """Something came from this node's agent: one that ended a while ago was another, started beside it."""
         node.heard = self._clock.monotonic()
+        if node.exited is not None and node.heard - node.exited > _LAST_WORDS_S:
+            node.exited = None
 
     def grant(self, node: Node) -> float:
         """Renews a node's lease; for how many seconds."""
@@ -257,7 +261,7 @@ class Fleet:
     async def return_node(self, name: str) -> bool:
         """Starts a lost node again, empty; whether it came."""
         node = self.nodes[name]
-        node.state, node.gone, node.exited = "down", "", None
+        node.state, node.gone, node.exited, node.returned = "down", "", None, False
         return not await self.bring_up([name])
 
     # --- who is lost
@@ -299,6 +303,12 @@ class Fleet:
             return NodeEnd.UNREACHABLE
         return None
 
+    def is_in_doubt(self, names: Iterable[str]) -> bool:
+        """Whether the link to any of these has closed, and nobody has said yet what that means."""
+        now = self._clock.monotonic()
+        closed = [n for name in names if (n := self.nodes[name]).link is not None and not n.up]
+        return any(self._judge(node, now) is None for node in closed)
+
     def read_end(self, name: str) -> NodeEnd | None:
         """What is left of a node that did not answer; None where all of it may still be there."""
         node = self.nodes[name]
@@ -328,6 +338,19 @@ class Fleet:
             n for n, node in self.nodes.items()
             if n not in slots and n not in gone and self._answers(node) and node.preempted is None
         ]  # fmt: skip
+
+    def find_returned(self, slots: Collection[str]) -> list[str]:
+        """Nodes that were given up, and of which the cluster has said since that they can be used again."""
+        return [
+            n for n, node in self.nodes.items()
+            if n not in slots and node.returned and node.usable and not node.unreachable and node.preempted is None
+        ]  # fmt: skip
+
+    async def wait_for_returned(self, slots: Collection[str], out: Collection[str]) -> str:
+        """The first of them that is not `out` of use, whenever it comes."""
+        while not (found := [n for n in self.find_returned(slots) if n not in out]):
+            await asyncio.sleep(_SCAN_S)
+        return found[0]
 
     # --- ending nodes
 

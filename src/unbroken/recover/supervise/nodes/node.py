@@ -41,6 +41,8 @@ class Node:
     """Why the cluster cannot reach it, where nothing was heard since."""
     usable: bool = True
     """Whether an agent can be started there: not on a host that is lost and has not returned."""
+    returned: bool = False
+    """Whether the cluster has said that it can be used again, since it was given up."""
     preempted: float | None = None
     """When it will be taken away, on the monotonic clock."""
     preempted_for: str = ""
