@@ -24,6 +24,7 @@ from .observed.interruptions import judge_interruption, unread
 from .observed.judgement import add_observations
 from .observed.known import from_facts, with_flight
 from .observed.one_clock import put_on_one_clock
+from .observed.stored import find_facts
 from .read import clock
 from .read.flight_recorder import Flight, analyse
 from .read.run_folder import logs_of_run, name_from
@@ -99,11 +100,17 @@ def examine_paths(
     now: float | None = None,
     limits: Limits | None = None,
 ) -> Diagnosis:
-    """The diagnosis of `paths` with these rules; of a run directory its last attempt, and its journal's word."""
+    """The diagnosis of `paths` with these rules; of a run directory its last attempt, its journal's word, and what its
+    supervisor saw."""
     since = time.monotonic()
-    paths, end = logs_of_run(paths)
-    sources = expand(paths) if paths or facts is None else Sources(())
+    stored, notes = find_facts(paths) if facts is None else (None, ())
+    logs, end = logs_of_run(paths)
+    if stored is not None and logs == list(paths):
+        logs = []  # a run whose ranks wrote nothing
+    facts = facts or stored
+    sources = expand(logs) if logs or facts is None else Sources(())
     found = examine_sources(sources, ruleset, facts=facts, now=now, limits=limits, since=since)
+    found = replace(found, notes=(*notes, *found.notes))
     return found if end is None else replace(found, verdict=end.verdict())
 
 

@@ -20,6 +20,7 @@ class RunDir:
     attempts/0001/node-000/agent.log     what the node's agent did
     attempts/0001/output/                what the script itself saves in this attempt (UNBROKEN_OUTPUT)
     attempts/0001/node-001/gone          made by a person: nothing of this attempt is left on that node
+    attempts/0001/facts.json             what was seen of its end, where that was an incident: what a verdict comes from
     attempts/0001/steps.jsonl            step, loss, tokens, time as the supervisor received them
     checkpoints/                         step-00001200.a0003/ and so on
     incidents/0001.json                  one interruption: verdict, action, cost
@@ -98,6 +99,10 @@ class RunDir:
 
     def agent_log(self, node: str) -> Path:
         return self.path / "agents" / f"{node}.log"
+
+    def facts(self, attempt: int) -> Path:
+        """What the supervisor saw of its end, beside the logs."""
+        return self.attempt(attempt) / "facts.json"
 
     def steps(self, attempt: int) -> Path:
         return self.attempt(attempt) / "steps.jsonl"

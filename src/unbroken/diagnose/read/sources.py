@@ -157,7 +157,11 @@ def _files_below(path: Path, notes: list[str]) -> Iterator[Path]:
             d for d in subfolders if not d.startswith(".") and d not in ("checkpoints", "__pycache__")
         )
         for name in sorted(files):
-            if not name.startswith(".") and not name.lower().endswith(_SKIP_SUFFIXES) and name != "case.json":
+            if (
+                not name.startswith(".")
+                and not name.lower().endswith(_SKIP_SUFFIXES)
+                and name not in ("case.json", "facts.json")
+            ):
                 yield Path(folder) / name
 
 

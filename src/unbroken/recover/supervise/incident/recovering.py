@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ....diagnose import Facts
 from ....diagnose.observed.interruptions import judge_interruption
+from ....diagnose.observed.stored import write_facts
 from ....errors import ContractError, RunStopped
 from ....progress import RunDir, RunSpec
 from ....progress.records.decision import Decision
@@ -90,6 +91,7 @@ class Recovering:
             noticed=self._clock.wall(),
             wall_clocks={n: self._fleet.nodes[n].wall_clock for n in attempt.nodes},
         )
+        self._keep_facts(attempt.number, facts)
         await self._fleet.gather_logs(attempt.nodes)
         verdict = await self._diagnose(logs_of(self._run_dir, attempt), facts)
         incident.phases["diagnose"] = self._clock.monotonic() - diagnose_began
@@ -156,6 +158,13 @@ class Recovering:
                 skip=[list(r) for r in decision.rollback.skip],
             )  # fmt: skip
         return decision
+
+    def _keep_facts(self, attempt: int, facts: Facts) -> None:
+        """Writes down what the verdict comes from, so that it can be come to again; a disk that refuses holds nothing up."""
+        try:
+            write_facts(self._run_dir, attempt, facts)
+        except OSError as e:
+            _log.warning("what was seen of the end of attempt %d cannot be written: %s", attempt, e)
 
     async def _end_run(self, incident: Incident, decision: Decision) -> None:
         """Leaves the nodes and raises RunStopped."""
