@@ -48,7 +48,7 @@ def count(framework: str, folder: Path) -> None:
     page.create(Path(os.environ["UNBROKEN_PAGE"]), rank=0, attempt=1)
     found: list[tuple[bool, int]] = []
     ours, inside, ended = 0, 0, list[int]()
-    end_step, note = training.Training.end_step, training.Loss.note
+    end_step, note = training.HookedTraining.end_step, training.Loss.note
     iterate, fetch = steps.StepLoader.__iter__, steps.data.Loader.__iter__
 
     def timed_end_step(self: Any, step: int) -> None:
@@ -88,7 +88,7 @@ def count(framework: str, folder: Path) -> None:
                 return
             yield batch
 
-    training.Training.end_step, training.Loss.note = timed_end_step, timed_note  # type: ignore[method-assign]
+    training.HookedTraining.end_step, training.Loss.note = timed_end_step, timed_note  # type: ignore[method-assign]
     steps.StepLoader.__iter__, steps.data.Loader.__iter__ = timed_iterate, timed_fetch  # type: ignore[method-assign]
     script = ROOT / "examples" / "hooks" / SCRIPTS[framework]
     sys.argv = [str(script), "--out", str(folder / "out"), "--epochs", "30"]

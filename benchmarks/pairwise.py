@@ -23,7 +23,7 @@ from random import Random
 from typing import Any
 
 from unbroken.detect.pairwise import Judgement, PairwiseTest, TwoRounds
-from unbroken.testing.pair_field import LINKS, Fault, PairField
+from unbroken.testing.pair_field import LINKS, PairFault, PairField
 
 try:
     from machine import describe_machine
@@ -32,15 +32,15 @@ except ImportError:  # imported by a test
 
 TEST_S, BUDGET_S = 30.0, 300.0
 BACKGROUND_S = 1800.0
-SOLID = (Fault.DEAD, Fault.HANGING, Fault.SLOW)
+SOLID = (PairFault.DEAD, PairFault.HANGING, PairFault.SLOW)
 SETTINGS = {
-    "all kinds, 1 fault to 10 %": (None, tuple(Fault)),
-    "all kinds, always 10 %": (1.0, tuple(Fault)),
-    "10 % fail half of their tests": (1.0, (Fault.INTERMITTENT,)),
+    "all kinds, 1 fault to 10 %": (None, tuple(PairFault)),
+    "all kinds, always 10 %": (1.0, tuple(PairFault)),
+    "10 % fail half of their tests": (1.0, (PairFault.INTERMITTENT,)),
 }
 
 
-def scatter(seed: int, nodes: int, share: float | None, kinds: tuple[Fault, ...]) -> PairField:
+def scatter(seed: int, nodes: int, share: float | None, kinds: tuple[PairFault, ...]) -> PairField:
     """The faults of one seed: the same for each contender."""
     most = nodes // 10
     faults = most if share else Random(seed).randint(1, most)
@@ -52,7 +52,7 @@ def score(field: PairField, answer: Judgement) -> Counter[str]:
     out: Counter[str] = Counter()
     convicted, off = answer.convicted_nodes, answer.kept_off
     named = {link.nodes: link for link in answer.links}
-    intermittent = [n for n, f in field.faulty.items() if f is Fault.INTERMITTENT]
+    intermittent = [n for n, f in field.faulty.items() if f is PairFault.INTERMITTENT]
     solid = [n for n, f in field.faulty.items() if f in SOLID]
     out["solid_nodes"] = len(solid)
     out["solid_nodes_convicted"] = len(convicted & {*solid})
@@ -68,9 +68,9 @@ def score(field: PairField, answer: Judgement) -> Counter[str]:
     wrong = [p for p in named if p not in field.links]
     out["links_named_wrongly"] = len(wrong)
     out["links_named_at_a_node_that_fails_now_and_then"] = sum(bool({*p} & {*intermittent}) for p in wrong)
-    out["one_way"] = sum(f is Fault.ONE_WAY for f in field.links.values())
+    out["one_way"] = sum(f is PairFault.ONE_WAY for f in field.links.values())
     out["one_way_with_its_sender"] = sum(
-        f is Fault.ONE_WAY and p in named and named[p].sender == p[0] for p, f in field.links.items()
+        f is PairFault.ONE_WAY and p in named and named[p].sender == p[0] for p, f in field.links.items()
     )
     out["innocents_kept_off"] = len(off - field.faulty.keys())
     all_found = {*solid} <= convicted and named.keys() | given_up >= field.links.keys()
@@ -124,7 +124,7 @@ def run_published(field: PairField, seed: int, repeats: int) -> Counter[str]:
         convicted |= test.convict(pairs, [field.passes(p) for p in pairs])
     out: Counter[str] = Counter()
     solid = {n for n, f in field.faulty.items() if f in SOLID}
-    intermittent = {n for n, f in field.faulty.items() if f is Fault.INTERMITTENT}
+    intermittent = {n for n, f in field.faulty.items() if f is PairFault.INTERMITTENT}
     out["solid_nodes"], out["solid_nodes_convicted"] = len(solid), len(solid & convicted)
     out["intermittent"], out["intermittent_convicted"] = len(intermittent), len(intermittent & convicted)
     out["healthy_convicted"] = len(convicted - field.faulty.keys())
@@ -132,7 +132,7 @@ def run_published(field: PairField, seed: int, repeats: int) -> Counter[str]:
     return out
 
 
-def one(seed: int, nodes: int, share: float | None, kinds: tuple[Fault, ...]) -> dict[str, Any]:
+def one(seed: int, nodes: int, share: float | None, kinds: tuple[PairFault, ...]) -> dict[str, Any]:
     """All contenders on one seed."""
     rounds: dict[int, Counter[str]] = {}
     ours = run_adaptive(scatter(seed, nodes, share, kinds), seed, rounds)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import builtins
 import itertools
@@ -12,6 +13,7 @@ import socket
 import ssl
 import subprocess
 import sys
+from collections import defaultdict
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1] / "src" / "unbroken"
@@ -27,6 +29,11 @@ OF_OTHERS = {
     "TOKEN",  # stands for a part of a file name
     "_utc", "_s", "_gib", "_pct", "_w",  # ends of column names
 }  # fmt: skip
+
+SHARED = {
+    "Request": "the word of two contracts that others write against: what is asked of a cluster, and of a model",
+}
+"""Class names that stand for two things, and why."""
 
 
 def named_in(text: str) -> list[tuple[int, str]]:
@@ -73,3 +80,14 @@ def test_the_types_of_a_snapshot_are_those_that_are_drawn() -> None:
     code = "\n".join(p.read_text() for p in (ROOT / "checkpoint").rglob("*.py"))
     gone = [n for n in named if not re.search(rf"^(?:class {n}\b|{n} = )", code, re.MULTILINE)]
     assert len(named) > 12 and not gone
+
+
+def test_a_class_name_stands_for_one_thing() -> None:
+    places = defaultdict(list)
+    for path in sorted(ROOT.rglob("*.py")):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places[node.name].append(str(path.relative_to(ROOT)))
+    assert len(places) > 500
+    assert {name: at for name, at in places.items() if len(at) > 1 and name not in SHARED} == {}
+    assert all(len(places[name]) > 1 for name in SHARED), "what is no longer shared needs no reason"

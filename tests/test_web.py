@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from unbroken.checkpoint.storage.s3 import S3Storage
-from unbroken.diagnose.assist.model import HttpModel, ModelConfig
+from unbroken.diagnose.assist.model import AssistantConfig, HttpModel
 from unbroken.errors import DiagnoseError, InputError, UnbrokenError
 from unbroken.evaluate.model.sources import open_source
 from unbroken.link.openai import Endpoint, EndpointRefused
@@ -76,11 +76,11 @@ def servers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Servers]:
 
 
 def ask_model(s: Servers, tmp: Path) -> None:
-    HttpModel(ModelConfig(s.url + "/v1"))([{"role": "user", "content": "the log"}])
+    HttpModel(AssistantConfig(s.url + "/v1"))([{"role": "user", "content": "the log"}])
 
 
 def ask_embedding(s: Servers, tmp: Path) -> None:
-    HttpModel(ModelConfig(s.url + "/v1", embedding="e")).embed(["the log"])
+    HttpModel(AssistantConfig(s.url + "/v1", embedding="e")).embed(["the log"])
 
 
 def ask_endpoint(s: Servers, tmp: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 from tests.support.keepers import FakeAgent, FakeRank, alive, until
 from unbroken.checkpoint.catalogue import contents as catalogue
 from unbroken.checkpoint.catalogue.candidates import Candidate
-from unbroken.checkpoint.client.links import KeeperGone, KeeperRefused, NotYet
+from unbroken.checkpoint.client.links import KeeperGone, KeeperRefused, NotAnnounced
 from unbroken.checkpoint.storage import open_storage
 from unbroken.errors import DoesNotFit
 
@@ -85,7 +85,7 @@ def test_an_older_attempt_is_refused(agent: FakeAgent) -> None:
         old.finalize(buffer or 0, 5, persist=True)
     with pytest.raises(KeeperRefused, match="attempt 1 is over"):
         FakeRank(agent, attempt=1)
-    with pytest.raises(NotYet):
+    with pytest.raises(NotAnnounced):
         FakeRank(agent, attempt=3)
     assert committed(agent) == []
 

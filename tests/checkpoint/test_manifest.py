@@ -27,7 +27,7 @@ from unbroken.checkpoint.format.manifest import (
     tensor_part,
 )
 from unbroken.checkpoint.format.position import Position, merged, read_position
-from unbroken.checkpoint.format.shards import Run, RunBuilder, Shard, gap_in, gap_in_runs
+from unbroken.checkpoint.format.shards import RunBuilder, ShardRun, TensorShard, gap_in, gap_in_runs
 from unbroken.data.position import normalize
 from unbroken.errors import CheckpointCorrupt, CheckpointTooNew
 from unbroken.journal import checksummed
@@ -130,7 +130,7 @@ def test_shards_must_tile_and_agree() -> None:
 
 
 def test_a_tensor_of_another_shape_on_each_rank_is_local() -> None:
-    parts = [part(0), reshaped(part(1), "b", shape=(6,), shards=(Shard(1, (0,), (6,), 4096, "b"),))]
+    parts = [part(0), reshaped(part(1), "b", shape=(6,), shards=(TensorShard(1, (0,), (6,), 4096, "b"),))]
     manifest = merge(parts)
     assert manifest.tensors["b"].kind == "local"
     assert [s.sizes for s in manifest.tensors["b"].shards()] == [(7,), (6,)]
@@ -312,7 +312,7 @@ def test_runs_hold_exactly_the_shards(data: Any) -> None:
         for i in range(data.draw(st.integers(1, 2))):
             at = (data.draw(st.sampled_from([rank * 2, rank, 7])), 0)
             shards.append(
-                Shard(rank, at, (2, 3), data.draw(st.sampled_from([0, 0, 0, 8])), stored_name("w", i))
+                TensorShard(rank, at, (2, 3), data.draw(st.sampled_from([0, 0, 0, 8])), stored_name("w", i))
             )
             builder.add(shards[-1])
     back = [s for run in builder.finish() for s in run.shards()]
@@ -326,7 +326,7 @@ def test_runs_tile_as_their_shards_do(data: Any) -> None:
     runs = data.draw(
         st.lists(
             st.builds(
-                Run, st.just(0), st.integers(1, 4), st.tuples(number, st.just(0)),
+                ShardRun, st.just(0), st.integers(1, 4), st.tuples(number, st.just(0)),
                 st.tuples(st.integers(0, 3), st.sampled_from([2, 2, 1])),
                 st.tuples(st.integers(-2, 3), st.sampled_from([0, 0, 1])), st.just(0), st.just("w"),
             ),

@@ -22,7 +22,7 @@ from unbroken.checkpoint.catalogue.retention import Retention, apply
 from unbroken.checkpoint.storage import open_storage
 from unbroken.errors import StorageError, UsageError
 from unbroken.progress import JournalWriter, RunDir, RunSpec, write_spec
-from unbroken.progress.epochs import claim as claim_epoch
+from unbroken.progress.terms import claim as claim_epoch
 
 
 def saved(folder: Path, step: int, attempt: int) -> str:

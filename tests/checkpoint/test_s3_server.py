@@ -23,7 +23,7 @@ from unbroken.checkpoint.catalogue.mirror import mirror
 from unbroken.checkpoint.catalogue.retention import Retention, apply
 from unbroken.checkpoint.storage.posix import PosixStorage
 from unbroken.errors import StorageError
-from unbroken.testing.object_store import RESET, SLOW_DOWN, Fault, Request
+from unbroken.testing.object_store import RESET, SLOW_DOWN, Fault, HttpRequest
 
 pytestmark = [pytest.mark.slow, pytest.mark.integration, pytest.mark.timeout(900)]
 MIB = 2**20
@@ -94,11 +94,11 @@ def bucket(proxy: FaultyProxy, request: pytest.FixtureRequest) -> Any:
     )
 
 
-def seeded(rate: float, fault: Fault, seed: int = 1) -> Callable[[Request], Fault | None]:
+def seeded(rate: float, fault: Fault, seed: int = 1) -> Callable[[HttpRequest], Fault | None]:
     """A fault on a share of the requests, the same ones for the same seed."""
     dice, lock = random.Random(seed), threading.Lock()
 
-    def maybe(_: Request) -> Fault | None:
+    def maybe(_: HttpRequest) -> Fault | None:
         with lock:
             return fault if dice.random() < rate else None
 

@@ -18,7 +18,7 @@ from unbroken.checkpoint.storage.base import Storage
 from unbroken.checkpoint.storage.posix import PosixStorage
 from unbroken.errors import MissingExtra, StorageError, UsageError
 from unbroken.extras import install_command
-from unbroken.testing.object_store import RESET, SLOW_DOWN, FakeS3, Fault, Request
+from unbroken.testing.object_store import RESET, SLOW_DOWN, FakeS3, Fault, HttpRequest
 
 obstore = pytest.importorskip("obstore")
 from unbroken.checkpoint.storage.s3 import S3Storage  # noqa: E402
@@ -318,7 +318,7 @@ def large() -> bytes:
     return os.urandom(17 * MIB + 5)
 
 
-FAULTS: dict[str, Callable[[Request], Fault | None]] = {
+FAULTS: dict[str, Callable[[HttpRequest], Fault | None]] = {
     "SlowDown on every third request": lambda r: SLOW_DOWN if r.number % 3 == 1 else None,
     "resets on every third request": lambda r: RESET if r.number % 3 == 1 else None,
     "lost answers to parts": lambda r: Fault(lose_answer=True) if r.is_part and r.number % 2 else None,
@@ -341,7 +341,7 @@ def test_a_part_that_hangs_is_sent_again(s3: FakeS3) -> None:
     storage, data = s3.storage(part_bytes=5 * MIB, request_timeout=0.7), large()
     slow = []
 
-    def once(r: Request) -> Fault | None:
+    def once(r: HttpRequest) -> Fault | None:
         if r.is_part and r.query["partNumber"] == "2" and not slow:
             slow.append(r)
             return Fault(delay=2.0)
@@ -372,7 +372,7 @@ def test_the_lost_answer_to_a_create(s3: FakeS3) -> None:
     """The marker is there, its answer is not: the writer finds that it won, and another one that it lost."""
     storage, lost = s3.storage(), []
 
-    def lose(r: Request) -> Fault | None:
+    def lose(r: HttpRequest) -> Fault | None:
         if r.method == "PUT" and not lost:
             lost.append(r)
             return Fault(lose_answer=True)

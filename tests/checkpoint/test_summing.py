@@ -12,7 +12,7 @@ import pytest
 from tests.support.keepers import until
 from unbroken.checkpoint.format.manifest import CHUNK_BYTES
 from unbroken.checkpoint.keeper.buffers.holdings import FINALIZED, Buffer, Snapshot, SnapshotId
-from unbroken.checkpoint.keeper.clients import Client, Settings, Wait
+from unbroken.checkpoint.keeper.clients import Client, KeeperSettings, Wait
 from unbroken.checkpoint.keeper.durability import commit
 from unbroken.checkpoint.keeper.durability.commit import chunk_digests
 from unbroken.checkpoint.keeper.flushing import flush
@@ -33,7 +33,7 @@ def held(keeper: Keeper, number: int, step: int, size: int) -> Buffer:
 
 @pytest.fixture
 def keeper(tmp_path: Path) -> Keeper:
-    settings = Settings(tmp_path / "socket", "node-000", "run", str(tmp_path / "checkpoints"), 1 << 40)
+    settings = KeeperSettings(tmp_path / "socket", "node-000", "run", str(tmp_path / "checkpoints"), 1 << 40)
     return Keeper(settings, OPERATIONS, flush)
 
 

@@ -14,7 +14,7 @@ import pytest
 from unbroken.cli.demo import _MARK
 from unbroken.cli.main import dispatch
 from unbroken.progress import RunDir
-from unbroken.testing.faults import Faults
+from unbroken.testing.faults import RunFaults
 
 
 @pytest.fixture
@@ -68,18 +68,18 @@ def test_a_demo_that_is_stopped_leaves_no_run_going(
     )  # fmt: skip
     run_dir = RunDir(tmp_path / "demo" / "reference")
     try:
-        eventually(lambda: run_dir.spec.exists() and bool(Faults(run_dir).processes("agent")), within=30)
+        eventually(lambda: run_dir.spec.exists() and bool(RunFaults(run_dir).processes("agent")), within=30)
     finally:
         demo.send_signal(sig)
         _, err = demo.communicate(timeout=90)
     assert demo.returncode == 11, err
     assert "stopped on request" in err and "Traceback" not in err
-    assert Faults(run_dir).left_over() == []
+    assert RunFaults(run_dir).left_over() == []
 
 
 def test_the_bug_of_the_demo_is_where_the_trainer_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its script is text, in which no tool that renames or moves sees a name."""
-    from unbroken.testing.story import BUG
+    from unbroken.testing.scenario import BUG
     from unbroken.train import __main__ as trainer_command
     from unbroken.train import trainer
 
@@ -95,7 +95,7 @@ def test_the_table_names_a_verdict_as_the_page_does() -> None:
     """A kill that no log explains is "Killed" on the page and was "Unknown" here."""
     from unbroken.cli.demo import _table
     from unbroken.progress.records.verdict import KILLED, UNKNOWN, Outcome, Verdict
-    from unbroken.testing.story import InjectedFault, Scenario
+    from unbroken.testing.scenario import InjectedFault, Scenario
 
     killed = Verdict(Outcome.FAILED, reason=UNKNOWN, confidence=0.9, decided_by=KILLED)
     kill = InjectedFault(

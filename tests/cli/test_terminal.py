@@ -19,7 +19,7 @@ from unbroken.diagnose import examine
 from unbroken.diagnose.report import page as diagnosis_page
 from unbroken.page.terminal import Filtered, escape, own, plain, script_json
 from unbroken.recover.supervise.screen.view import Lines
-from unbroken.trace.readers import Options, load
+from unbroken.trace.readers import ReadOptions, load
 from unbroken.trace.report import build_report
 from unbroken.trace.report import page as trace_page
 
@@ -139,7 +139,7 @@ def test_on_a_terminal_our_colours_stay_and_theirs_hide_nothing(log: Path, tmp_p
 
 def test_pages_show_no_direction_characters(log: Path, jobs: Path) -> None:
     d = examine([log])
-    with load([jobs], Options()) as store:
+    with load([jobs], ReadOptions()) as store:
         made = build_report(store, [(jobs.name, "table")], references=[])
         html = trace_page(made)
     for text in (diagnosis_page(d, ()), html):

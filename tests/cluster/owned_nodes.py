@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from unbroken.cluster import Ended, Kind, Ownership
+from unbroken.cluster import EndedProcesses, Kind, Ownership
 from unbroken.cluster.holding.processes import marked
 from unbroken.cluster.local import find_root
 from unbroken.cluster.local_events import LocalCluster, LocalOptions
@@ -53,7 +53,7 @@ class OwnedNodes:
             child.poll()  # a zombie would look alive
         return {p.role for p in marked(self.run_id, node=node)} & {"agent", "keeper", "rank"}
 
-    def clear(self, node: str) -> Ended:
+    def clear(self, node: str) -> EndedProcesses:
         """Ends all that is left on a node."""
         ended = self._cluster.end_node(node)
         if child := self._children.get(node):
@@ -62,7 +62,7 @@ class OwnedNodes:
             self._root.rmdir()
         return ended
 
-    def sweep(self) -> Ended:
+    def sweep(self) -> EndedProcesses:
         """Ends all that is left on any."""
         return self._cluster.end_all()
 

@@ -9,7 +9,7 @@ from types import MappingProxyType
 import pytest
 
 from unbroken.cluster.contract import AgentCommand, Cluster
-from unbroken.testing.fake_cluster import FakeCluster, Faults, Hardware, run_simulated
+from unbroken.testing.fake_cluster import FakeCluster, FakeHardware, Faults, run_simulated
 
 from .contract import Bench, ClusterContract, Scenario, eventually
 
@@ -18,13 +18,13 @@ class FakeBench(Bench):
     impossible = MappingProxyType({})
 
     def __init__(self) -> None:
-        self.hardware: Hardware
+        self.hardware: FakeHardware
         self.cluster: FakeCluster
         self.faults: Faults
 
     def run(self, scenario: Scenario) -> None:
         async def main(loop: asyncio.AbstractEventLoop) -> None:
-            self.hardware = Hardware(loop, 6)
+            self.hardware = FakeHardware(loop, 6)
             self.cluster = FakeCluster("run-1", self.hardware)
             self.faults = Faults(self.cluster)
             await scenario()

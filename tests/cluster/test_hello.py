@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unbroken.cluster.clocks import ClockOffset
-from unbroken.cluster.hello import Address, Gpu, Hello
+from unbroken.cluster.hello import Gpu, Hello, NodeAddress
 from unbroken.cluster.survey import describe_node, find_gpus, rank_addresses, read_boot_id
 from unbroken.link.bounds import Malformed
 
@@ -22,7 +22,7 @@ from ..fuzzing import fuzz
 HELLO = Hello(
     node="gpu-17", run_id="abc", host="gpu-17.site", boot_id="8f1c", interpreter="/opt/py/bin/python", version="0.1.0",
     cpus=96, memory=2 << 40, memory_free=1 << 40, scratch="/dev/shm/x", scratch_free=1 << 39,
-    addresses=(Address("ib0", "10.0.0.17"), Address("lo", "127.0.0.1")),
+    addresses=(NodeAddress("ib0", "10.0.0.17"), NodeAddress("lo", "127.0.0.1")),
     gpus=(Gpu("GPU-1", "NVIDIA H200", 141 << 30), Gpu("GPU-2")),
     clock=ClockOffset(-3.25, 0.0004, 17.5), wall_clock=ClockOffset(125.0, 0.001, 1.8e9),
 )  # fmt: skip
@@ -98,8 +98,8 @@ def test_this_very_node(tmp_path: Path) -> None:
 
 def test_addresses_that_others_can_reach_come_first() -> None:
     found = [
-        Address("lo", "127.0.0.1"), Address("lo", "::1"), Address("eth0", "fe80::1%eth0"), Address("eth0", "2001:db8::1"),
-        Address("ib0", "10.1.0.1"), Address("eth0", "10.0.0.1"),
+        NodeAddress("lo", "127.0.0.1"), NodeAddress("lo", "::1"), NodeAddress("eth0", "fe80::1%eth0"), NodeAddress("eth0", "2001:db8::1"),
+        NodeAddress("ib0", "10.1.0.1"), NodeAddress("eth0", "10.0.0.1"),
     ]  # fmt: skip
     assert [a.address for a in rank_addresses(found)] == [
         "10.0.0.1", "10.1.0.1", "2001:db8::1", "fe80::1%eth0", "127.0.0.1", "::1",

@@ -21,7 +21,7 @@ from unbroken.detect.pairwise import (
 )
 from unbroken.detect.pairwise.posterior import node_probabilities, pair_probability
 from unbroken.errors import UsageError
-from unbroken.testing.pair_field import Fault, PairField
+from unbroken.testing.pair_field import PairFault, PairField
 
 
 def run(field: PairField, seconds: float = 300.0, seed: int = 0) -> tuple[Judgement, PairwiseTest]:
@@ -39,33 +39,33 @@ def run(field: PairField, seconds: float = 300.0, seed: int = 0) -> tuple[Judgem
 NODES = [f"n{i:02d}" for i in range(16)]
 
 
-@pytest.mark.parametrize("fault", [Fault.DEAD, Fault.HANGING, Fault.SLOW])
+@pytest.mark.parametrize("fault", [PairFault.DEAD, PairFault.HANGING, PairFault.SLOW])
 @pytest.mark.parametrize("count", [5, 16, 17])
-def test_a_solid_fault_is_convicted_and_nobody_else(fault: Fault, count: int) -> None:
+def test_a_solid_fault_is_convicted_and_nobody_else(fault: PairFault, count: int) -> None:
     nodes = NODES[:count] if count <= 16 else [*NODES, "n16"]
     for seed in range(5):
         answer, _ = run(PairField(nodes, {nodes[seed % count]: fault}, seed=seed), seed=seed)
         assert answer.convicted_nodes == {nodes[seed % count]}
         (c,) = answer.convicted
-        assert c.fault is (NodeFault.SLOW if fault is Fault.SLOW else NodeFault.FAILING)
+        assert c.fault is (NodeFault.SLOW if fault is PairFault.SLOW else NodeFault.FAILING)
         assert not answer.links and not answer.suspects
 
 
-@pytest.mark.parametrize("fault", [Fault.LINK, Fault.ONE_WAY, Fault.SLOW_LINK])
-def test_a_bad_link_convicts_nobody_and_its_direction_is_named(fault: Fault) -> None:
+@pytest.mark.parametrize("fault", [PairFault.LINK, PairFault.ONE_WAY, PairFault.SLOW_LINK])
+def test_a_bad_link_convicts_nobody_and_its_direction_is_named(fault: PairFault) -> None:
     for seed in range(5):
         link = sort_pair(NODES[seed], NODES[seed + 1])
         answer, _ = run(PairField(NODES, {}, {link: fault}, seed=seed), seed=seed)
         assert not answer.convicted
         (found,) = answer.links
         assert found.nodes == link
-        assert found.slow is (fault is Fault.SLOW_LINK)
-        assert found.sender == (link[0] if fault is Fault.ONE_WAY else None)
+        assert found.slow is (fault is PairFault.SLOW_LINK)
+        assert found.sender == (link[0] if fault is PairFault.ONE_WAY else None)
         assert answer.suspects == {*link}, "an end that fails now and then would look the same"
 
 
 def test_two_bad_links_at_one_node_do_not_convict_it() -> None:
-    links = {sort_pair(NODES[4], NODES[5]): Fault.LINK, sort_pair(NODES[5], NODES[6]): Fault.LINK}
+    links = {sort_pair(NODES[4], NODES[5]): PairFault.LINK, sort_pair(NODES[5], NODES[6]): PairFault.LINK}
     answer, _ = run(PairField(NODES, {}, links))
     assert not answer.convicted
     assert {link.nodes for link in answer.links} == links.keys()
@@ -78,7 +78,7 @@ def test_healthy_nodes_are_never_called_healthy() -> None:
 
 
 def test_one_failure_makes_both_suspects_and_innocents_return_from_the_background() -> None:
-    field = PairField(NODES, {"n02": Fault.INTERMITTENT}, seed=3)
+    field = PairField(NODES, {"n02": PairFault.INTERMITTENT}, seed=3)
     test = PairwiseTest(NODES, field.ring, seconds=60.0, test_s=30.0)
     test.take(
         [
@@ -100,13 +100,13 @@ def test_one_failure_makes_both_suspects_and_innocents_return_from_the_backgroun
 
 
 def test_a_test_that_fails_everywhere_convicts_nobody() -> None:
-    answer, _ = run(PairField(NODES, dict.fromkeys(NODES, Fault.DEAD)))
+    answer, _ = run(PairField(NODES, dict.fromkeys(NODES, PairFault.DEAD)))
     assert not answer.convicted and "whole fabric" in answer.undecided
     assert answer.suspects == {*NODES}
 
 
 def test_two_nodes_that_fail_with_each_other_are_both_suspects() -> None:
-    answer, _ = run(PairField(["a", "b"], {"a": Fault.DEAD}))
+    answer, _ = run(PairField(["a", "b"], {"a": PairFault.DEAD}))
     assert not answer.convicted and answer.suspects == {"a", "b"}
 
 
@@ -118,7 +118,7 @@ def test_no_round_begins_that_does_not_end_in_time() -> None:
 
 
 def test_pairs_of_which_nothing_was_heard_are_missing_and_no_more() -> None:
-    field = PairField(NODES, {"n01": Fault.DEAD})
+    field = PairField(NODES, {"n01": PairFault.DEAD})
     test = PairwiseTest(NODES, field.ring, seconds=300.0, test_s=30.0)
     for k in range(10):
         test.take(field.test(test.next_round(k * 30.0))[::2])
@@ -167,11 +167,13 @@ def test_many_seeds_convict_no_healthy_node_and_miss_no_solid_one() -> None:
         field = PairField.scatter(64, 1 + seed % 6, seed=seed)
         answer, _ = run(field, seed=seed)
         assert not answer.convicted_nodes - field.faulty.keys()
-        assert {n for n, f in field.faulty.items() if f is not Fault.INTERMITTENT} <= answer.convicted_nodes
+        assert {
+            n for n, f in field.faulty.items() if f is not PairFault.INTERMITTENT
+        } <= answer.convicted_nodes
 
 
 def test_the_published_rounds_pass_a_node_that_fails_only_once_and_see_no_slow_one() -> None:
-    field = PairField(NODES[:9], {"n02": Fault.SLOW, "n04": Fault.DEAD})
+    field = PairField(NODES[:9], {"n02": PairFault.SLOW, "n04": PairFault.DEAD})
     test = TwoRounds(field.nodes)
     groups = test.first()
     assert sorted(len(g) for g in groups) == [2, 2, 2, 3]

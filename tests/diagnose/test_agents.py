@@ -19,12 +19,12 @@ from unbroken.diagnose.assist.assistants import (
     ask_filters,
     failure_messages,
 )
-from unbroken.diagnose.assist.model import HttpModel, ModelConfig, configured
+from unbroken.diagnose.assist.model import AssistantConfig, HttpModel, configured
 from unbroken.diagnose.engine import Diagnosis
 from unbroken.diagnose.match.rules import builtin_set
 from unbroken.diagnose.redact.redact import Redactor
 from unbroken.errors import DiagnoseError, UnknownKey, UsageError
-from unbroken.testing.llm import DEEP, ERROR_500, GARBAGE, HANG_UP, HUGE, NO_CHOICES, SLOW, FakeModel
+from unbroken.testing.llm import DEEP, ERROR_500, GARBAGE, HANG_UP, HUGE, NO_CHOICES, SLOW, FakeAssistant
 
 from .logs import job, steps
 
@@ -53,9 +53,9 @@ def good(**changes: Any) -> dict[str, Any]:
 def ask(
     answers: list[Any], unknown: tuple[Diagnosis, list[Numbered]], samples: int = 3, timeout: float = 10.0
 ) -> Any:
-    with FakeModel(answers) as url:
+    with FakeAssistant(answers) as url:
         return ask_failure(
-            HttpModel(ModelConfig(url, timeout_s=timeout, attempts=1)),
+            HttpModel(AssistantConfig(url, timeout_s=timeout, attempts=1)),
             unknown[0],
             unknown[1],
             [],
@@ -110,7 +110,7 @@ def test_a_slow_or_vanished_server_leaves_the_verdict(unknown: Any) -> None:
     assert asked.verdict == unknown[0].verdict and any("in 0.3 s" in n for n in asked.notes)
     asked = ask([HANG_UP], unknown, samples=2)
     assert asked.verdict == unknown[0].verdict and asked.notes
-    lost = ask_failure(HttpModel(ModelConfig("http://127.0.0.1:9", timeout_s=1)), *unknown, [], samples=5)
+    lost = ask_failure(HttpModel(AssistantConfig("http://127.0.0.1:9", timeout_s=1)), *unknown, [], samples=5)
     assert len(lost.notes) == 1, "a server that is not there is asked once"
 
 
@@ -150,8 +150,8 @@ def test_an_injection_in_the_log_is_only_data(tmp_path: Path) -> None:
         "line": 32,
         "quote": "something it made up entirely",
     }
-    with FakeModel([obeys]) as url:
-        asked = ask_failure(HttpModel(ModelConfig(url)), d, lines, [])
+    with FakeAssistant([obeys]) as url:
+        asked = ask_failure(HttpModel(AssistantConfig(url)), d, lines, [])
     assert asked.verdict == d.verdict
 
 
@@ -159,9 +159,9 @@ def test_secrets_stay_here(tmp_path: Path) -> None:
     secret = "loading with HF_TOKEN=hf_abcdefghijklmnop password: hunter22 from 10.4.5.6 by alice@example.com /home/alice/x AKIAABCDEFGHIJKLMNOP\n"
     log = job(tmp_path, steps(5) + secret + STRANGE)
     d = examine([log])
-    with FakeModel([good()]) as url:
+    with FakeAssistant([good()]) as url:
         fake_lines = [Numbered("log.txt", i, t) for i, t in enumerate(log.read_text().splitlines(), 1)]
-        model = HttpModel(ModelConfig(url))
+        model = HttpModel(AssistantConfig(url))
         sent: list[Any] = []
         ask_failure(lambda m, temperature=0.7: sent.append(m) or model(m), d, fake_lines, [])
     text = json.dumps(sent)
@@ -197,14 +197,14 @@ def test_filter_rules_are_voted_on_and_checked() -> None:
         ]
     }
     other = {"rules": [{"name": "metric-lines", "kind": "metric", "regex": r"^step \d+ loss"}]}
-    with FakeModel([fine, other, "nonsense"]) as url:
-        rules, notes = ask_filters(HttpModel(ModelConfig(url)), HEALTHY, builtin_set(), samples=3)
+    with FakeAssistant([fine, other, "nonsense"]) as url:
+        rules, notes = ask_filters(HttpModel(AssistantConfig(url)), HEALTHY, builtin_set(), samples=3)
     assert [r.name for r in rules] == ["model-steps"], (
         "two expressions that fit the same lines are one vote of two"
     )
     assert any("would drop an event" in n for n in notes) and any("does not compile" in n for n in notes)
-    with FakeModel([fine, "no", "no"]) as url:
-        assert ask_filters(HttpModel(ModelConfig(url)), HEALTHY, builtin_set(), samples=3)[0] == []
+    with FakeAssistant([fine, "no", "no"]) as url:
+        assert ask_filters(HttpModel(AssistantConfig(url)), HEALTHY, builtin_set(), samples=3)[0] == []
 
 
 def test_configuration_comes_from_file_environment_and_line(
@@ -216,7 +216,7 @@ def test_configuration_comes_from_file_environment_and_line(
     file = tmp_path / "unbroken" / "diagnose.toml"
     file.parent.mkdir()
     file.write_text('[model]\nurl = "http://a:1/v1"\nname = "m"\nsamples = 5\n')
-    assert configured() == ModelConfig("http://a:1/v1", "m", samples=5)
+    assert configured() == AssistantConfig("http://a:1/v1", "m", samples=5)
     monkeypatch.setenv("UNBROKEN_MODEL_URL", "http://b:2/v1")
     assert configured("http://c:3/v1", "n").url == "http://c:3/v1"  # type: ignore[union-attr]
     assert configured().url == "http://b:2/v1"  # type: ignore[union-attr]
@@ -224,24 +224,26 @@ def test_configuration_comes_from_file_environment_and_line(
     with pytest.raises(UnknownKey, match="url"):
         configured()
     with pytest.raises(UsageError):
-        ModelConfig("ftp://x")
+        AssistantConfig("ftp://x")
 
 
 def test_the_key_is_sent_only_as_a_header(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_KEY", "s3cret")
-    fake = FakeModel(["hello"])
+    fake = FakeAssistant(["hello"])
     with fake as url:
-        assert HttpModel(ModelConfig(url, key_env="MY_KEY"))([{"role": "user", "content": "hi"}]) == "hello"
+        assert (
+            HttpModel(AssistantConfig(url, key_env="MY_KEY"))([{"role": "user", "content": "hi"}]) == "hello"
+        )
     assert fake.requests[0]["authorization"] == "Bearer s3cret"
     assert "s3cret" not in json.dumps(fake.requests[0]["messages"])
 
 
 def test_embeddings_have_one_length() -> None:
-    with FakeModel([""]) as url:
-        vectors = HttpModel(ModelConfig(url, embedding="e")).embed(["abc", "zzz"])
+    with FakeAssistant([""]) as url:
+        vectors = HttpModel(AssistantConfig(url, embedding="e")).embed(["abc", "zzz"])
     assert len(vectors) == 2 and len(vectors[0]) == len(vectors[1])
-    with FakeModel([GARBAGE]) as url, pytest.raises(DiagnoseError):
-        HttpModel(ModelConfig(url, attempts=1))([{"role": "user", "content": "hi"}])
+    with FakeAssistant([GARBAGE]) as url, pytest.raises(DiagnoseError):
+        HttpModel(AssistantConfig(url, attempts=1))([{"role": "user", "content": "hi"}])
 
 
 @pytest.mark.slow
@@ -251,7 +253,7 @@ def test_embeddings_have_one_length() -> None:
 )
 def test_a_real_server_answers_and_is_held_to_the_same_rules(unknown: Any) -> None:
     """With any OpenAI-compatible server, as `transformers serve`, vLLM, llama.cpp or Ollama, and any model."""
-    config = ModelConfig(
+    config = AssistantConfig(
         os.environ["UNBROKEN_TEST_MODEL_URL"],
         os.environ.get("UNBROKEN_TEST_MODEL_NAME", "default"),
         max_tokens=64,

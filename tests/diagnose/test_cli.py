@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from unbroken.cli.main import dispatch
-from unbroken.testing.llm import FakeModel
+from unbroken.testing.llm import FakeAssistant
 
 from .logs import job, steps, traceback
 
@@ -203,7 +203,7 @@ def test_the_model_is_asked_where_rules_do_not_know_and_its_rule_waits(run: Run,
         "quote": "flux regulator reported",
         "rule": {"regex": "flux regulator reported a phase"},
     }
-    fake = FakeModel([answer])
+    fake = FakeAssistant([answer])
     with fake as url:
         value = json.loads(run("diagnose", log, "--json", "--model-url", url)[1])
     assert (value["reason"], value["decided_by"], value["cordon"]) == ("NVLinkError", "model", [])
@@ -225,7 +225,7 @@ def test_the_model_is_asked_where_rules_do_not_know_and_its_rule_waits(run: Run,
         )[1]
     )
     assert fresh["reason"] == "NVLinkError"
-    with FakeModel([answer]) as url:
+    with FakeAssistant([answer]) as url:
         assert (
             json.loads(run("diagnose", job(tmp_path / "d", KEY), "--json", "--model-url", url)[1])[
                 "decided_by"
@@ -235,7 +235,7 @@ def test_the_model_is_asked_where_rules_do_not_know_and_its_rule_waits(run: Run,
 
 
 def test_dry_run_sends_nothing_and_shows_everything(run: Run, tmp_path: Path) -> None:
-    fake = FakeModel(["{}"])
+    fake = FakeAssistant(["{}"])
     with fake as url:
         code, out, _ = run("diagnose", job(tmp_path, UNKNOWN), "--dry-run", "--model-url", url)
     assert code == 0 and fake.requests == []
@@ -263,7 +263,7 @@ def test_compress_writes_reports_and_remembers(run: Run, tmp_path: Path) -> None
 
 def test_compress_with_a_model(run: Run, tmp_path: Path) -> None:
     log = job(tmp_path, steps(300))
-    with FakeModel(
+    with FakeAssistant(
         [{"rules": [{"name": "step lines", "kind": "metric", "regex": r"step: \d+ loss: [\d.]+ tps"}]}]
     ) as url:
         report = json.loads(run("logs", "compress", log, "--json", "--model-url", url)[1])
@@ -321,7 +321,7 @@ def test_dry_run_writes_no_incident_and_asks_nobody(
 ) -> None:
     config = tmp_path / "config" / "unbroken"
     config.mkdir(parents=True)
-    with FakeModel(["x"]) as url:
+    with FakeAssistant(["x"]) as url:
         (config / "diagnose.toml").write_text(f'[model]\nurl = "{url}"\nembedding = "e"\n')
         fake = url
         code, out, _ = run("diagnose", job(tmp_path / "a", UNKNOWN), "--dry-run")

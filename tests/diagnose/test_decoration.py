@@ -10,7 +10,7 @@ import pytest
 
 from unbroken.diagnose import diagnose
 from unbroken.diagnose.read.clock import year_in
-from unbroken.diagnose.read.decoration import PLAIN, Bare, Fields, Learner, learn, learn_from
+from unbroken.diagnose.read.decoration import PLAIN, Bare, JsonFields, Learner, learn, learn_from
 from unbroken.diagnose.read.sources import blocks, expand
 
 TRACEBACK = [
@@ -166,7 +166,7 @@ def test_the_learner_of_many_files_gives_what_each_file_alone_gives() -> None:
 
 def test_fields_are_found_by_any_of_their_names_whatever_objects_came_before() -> None:
     """Which names lead somewhere is known by an object's keys; another object has others."""
-    fields = Fields("message")
+    fields = JsonFields("message")
     for name, rank in (("rank", 3), ("global_rank", 4)):
         (bare,) = fields.strip(Bare(f'{{"message": "lost", "{name}": {rank}, "severity": "warn"}}'))
         assert (bare.text, bare.rank, bare.level) == ("lost", rank, "WARNING")

@@ -13,11 +13,11 @@ import pytest
 
 from unbroken.diagnose import Verdict, examine
 from unbroken.diagnose.assist.incident_store import IncidentStore, overlap, recall
-from unbroken.diagnose.assist.model import HttpModel, ModelConfig
+from unbroken.diagnose.assist.model import AssistantConfig, HttpModel
 from unbroken.diagnose.compress import FilterRule
 from unbroken.diagnose.match.rules import Rule, builtin_set
 from unbroken.errors import DiagnoseError, UsageError
-from unbroken.testing.llm import FakeModel
+from unbroken.testing.llm import FakeAssistant
 
 from .logs import job, steps, traceback
 
@@ -130,8 +130,8 @@ def test_a_broken_store_is_an_error_with_advice(tmp_path: Path) -> None:
 
 
 def test_vectors_find_what_shares_no_words(tmp_path: Path) -> None:
-    with FakeModel([""]) as url:
-        memory = IncidentStore(tmp_path / "v.sqlite", HttpModel(ModelConfig(url, embedding="e")).embed)
+    with FakeAssistant([""]) as url:
+        memory = IncidentStore(tmp_path / "v.sqlite", HttpModel(AssistantConfig(url, embedding="e")).embed)
         incident = memory.record(examine([strange(tmp_path / "a", 1)]))
         found = memory.similar(examine([strange(tmp_path / "b", 2)]))
     assert found and found[0].id == incident

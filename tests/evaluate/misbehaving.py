@@ -6,10 +6,10 @@ import os
 import sys
 import time
 
-from unbroken.testing.evaluation import FakeBackend
+from unbroken.testing.evaluation import TimedBackend
 
 
-class NoInput(FakeBackend):
+class NoInput(TimedBackend):
     """Closes the standard input."""
 
     def warm(self) -> None:
@@ -17,7 +17,7 @@ class NoInput(FakeBackend):
         os.close(0)
 
 
-class Exits(FakeBackend):
+class Exits(TimedBackend):
     """Ends the process."""
 
     def warm(self) -> None:
@@ -25,7 +25,7 @@ class Exits(FakeBackend):
         sys.exit(3)
 
 
-class Raises(FakeBackend):
+class Raises(TimedBackend):
     """Lacks something."""
 
     def warm(self) -> None:
@@ -33,7 +33,7 @@ class Raises(FakeBackend):
         raise ImportError("libnothing.so.1: cannot open shared object file")
 
 
-class Hangs(FakeBackend):
+class Hangs(TimedBackend):
     """Never ends."""
 
     def warm(self) -> None:

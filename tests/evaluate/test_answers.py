@@ -10,7 +10,7 @@ import pytest
 from unbroken.errors import EvaluationError
 from unbroken.evaluate.contracts import Answer, Conditions, PreparedTask, Request, Task
 from unbroken.evaluate.result.answers import AnswerStore
-from unbroken.evaluate.result.journal import Journal, events
+from unbroken.evaluate.result.journal import EvaluationJournal, events
 from unbroken.evaluate.suite.staged import encode_answer, read_answers, read_block, write_samples
 from unbroken.journal import lines
 
@@ -109,12 +109,12 @@ def test_a_full_disk_is_an_error_and_leaves_whole_lines(
 
 def test_the_journal_goes_on_after_a_torn_line(tmp_path: Path) -> None:
     path = tmp_path / "j.jsonl"
-    j = Journal(path)
+    j = EvaluationJournal(path)
     j.write("one", x=1)
     j.close()
     with open(path, "ab") as f:
         f.write(b'12345678 {"event": "tor')
-    j = Journal(path)
+    j = EvaluationJournal(path)
     j.write("two")
     j.close()
     assert [e["event"] for e in events(path)] == ["one", "two"]

@@ -18,7 +18,7 @@ from unbroken.evaluate.model.sources import (
     CHUNK,
     FileInfo,
     FolderSource,
-    Manifest,
+    ModelManifest,
     StoreSource,
     fetch,
     hash_model,
@@ -84,7 +84,7 @@ def test_an_unknown_model_is_read_once_for_hash_and_copy(model: Path, places: Pl
     source = Counting(model)
     kept: list[ModelReference | None] = []
 
-    def reader(files: Sequence[FileInfo]) -> Manifest:
+    def reader(files: Sequence[FileInfo]) -> ModelManifest:
         manifest, first = fetch_unknown(source, files, places)
         kept.append(first)
         return manifest

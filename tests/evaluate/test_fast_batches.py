@@ -9,8 +9,8 @@ import pytest
 
 from unbroken.evaluate.harness.fast.budget import best_budget, measure
 from unbroken.evaluate.harness.fast.prefixes import (
-    Batch,
-    Row,
+    PrefixBatch,
+    PrefixRow,
     Stem,
     batches,
     common_prefix,
@@ -19,7 +19,7 @@ from unbroken.evaluate.harness.fast.prefixes import (
 )
 
 
-def rows_of(shots: int, questions: int, choices: int, seed: int = 0) -> list[Row]:
+def rows_of(shots: int, questions: int, choices: int, seed: int = 0) -> list[PrefixRow]:
     rng = random.Random(seed)
     root = tuple(rng.randrange(50) for _ in range(shots))
     found = []
@@ -27,11 +27,11 @@ def rows_of(shots: int, questions: int, choices: int, seed: int = 0) -> list[Row
         context = (*root, 100 + q, *(rng.randrange(50) for _ in range(rng.randint(20, 60))))
         for _ in range(choices):
             tail = tuple(rng.randrange(50) for _ in range(rng.randint(0, 4)))
-            found.append(Row(context + tail, len(context), len(tail) + 1))
+            found.append(PrefixRow(context + tail, len(context), len(tail) + 1))
     return found
 
 
-def rebuilt(made: list[Batch], count: int) -> dict[int, tuple[int, ...]]:
+def rebuilt(made: list[PrefixBatch], count: int) -> dict[int, tuple[int, ...]]:
     """What the model reads for each row, put together again."""
     found: dict[int, tuple[int, ...]] = {}
     for b in made:
@@ -64,7 +64,7 @@ def test_shots_and_contexts_are_read_once() -> None:
 
 
 def test_a_root_leaves_every_context_a_token() -> None:
-    same = [Row((*range(100), i), 100, 2) for i in range(3)] + [Row(tuple(range(100)), 100, 1)]
+    same = [PrefixRow((*range(100), i), 100, 2) for i in range(3)] + [PrefixRow(tuple(range(100)), 100, 1)]
     assert len(root_of(same)) == 99
 
 

@@ -15,7 +15,7 @@ from unbroken.evaluate.contracts import Metric, PreparedTask, Score, ScoreJob
 from unbroken.evaluate.scoring import pool as module
 from unbroken.evaluate.scoring import sandbox, sandboxed
 from unbroken.evaluate.scoring.pool import PoolLimits, open_pool
-from unbroken.evaluate.scoring.sandbox import CommandEnd, Limits
+from unbroken.evaluate.scoring.sandbox import CommandEnd, SandboxLimits
 from unbroken.journal import codec
 
 from ..fuzzing import fuzz
@@ -98,7 +98,7 @@ def test_a_program_that_forges_in_a_real_sandbox_is_told() -> None:
     import sys
 
     code = "import os\nos.write(1, b'unbroken-at 99\\nunbroken-score {\"score\": [[[')\nos._exit(0)"
-    out = sandbox.run([sys.executable, "-I", "-S", "-c", code], Limits(wall_s=30.0))
+    out = sandbox.run([sys.executable, "-I", "-S", "-c", code], SandboxLimits(wall_s=30.0))
     answer, _, _ = sandboxed.read_answer(JOB, out)
     assert "makes no sense" in answer["text"]
 

@@ -16,14 +16,14 @@ import pytest
 from unbroken.evaluate.processes import bytecode
 from unbroken.evaluate.processes.bytecode import readable_bytecode
 from unbroken.evaluate.scoring import sandbox
-from unbroken.evaluate.scoring.sandbox import CommandEnd, Limits
+from unbroken.evaluate.scoring.sandbox import CommandEnd, SandboxLimits
 
 PYTHON = [sys.executable, "-I", "-S", "-c"]
 
 
 def works(kind: str) -> bool:
     try:
-        out = sandbox._run(kind, ["true"], Limits(wall_s=20.0), b"", {}, (), {})
+        out = sandbox._run(kind, ["true"], SandboxLimits(wall_s=20.0), b"", {}, (), {})
     except OSError:
         return False
     return (out.status, out.code) == ("done", 0)
@@ -40,7 +40,7 @@ def run(kind: str, code: str, **more: Any) -> CommandEnd:
     files = more.pop("files", {})
     readable = more.pop("readable", ())
     stdin = more.pop("stdin", b"")
-    return sandbox._run(kind, [*PYTHON, code], Limits(**more), stdin, files, readable, {"SEEN": "yes"})
+    return sandbox._run(kind, [*PYTHON, code], SandboxLimits(**more), stdin, files, readable, {"SEEN": "yes"})
 
 
 def test_it_runs_and_answers(kind: str) -> None:
@@ -116,7 +116,7 @@ def test_it_ends_when_whoever_started_it_is_killed(kind: str) -> None:
     program = (
         "import sys\nfrom unbroken.evaluate.scoring import sandbox\n"
         f"sandbox._run({kind!r}, [sys.executable, '-I', '-S', '-c', 'import time; time.sleep(600) #{marker}'], "
-        "sandbox.Limits(cpu_s=600), b'', {}, (), {})"
+        "sandbox.SandboxLimits(cpu_s=600), b'', {}, (), {})"
     )
     starter = subprocess.Popen(
         [sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -213,7 +213,9 @@ try:
 except OSError as e:
     print(type(e).__name__)
 """
-    out = sandbox._run(kind, [sys.executable, "-S", "-c", code], Limits(), b"", {}, [shown, *folders], env)
+    out = sandbox._run(
+        kind, [sys.executable, "-S", "-c", code], SandboxLimits(), b"", {}, [shown, *folders], env
+    )
     tag = sys.implementation.cache_tag
     assert out.stdout.decode().splitlines()[0] == f"bytecode ['{shown[1:]}/known.{tag}.pyc']", out.stderr
     assert b"Error" in out.stdout, "it may read, and not write"

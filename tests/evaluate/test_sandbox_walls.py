@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from unbroken.evaluate.scoring import cgroup, paths, sandbox
-from unbroken.evaluate.scoring.sandbox import CommandEnd, Limits
+from unbroken.evaluate.scoring.sandbox import CommandEnd, SandboxLimits
 from unbroken.evaluate.scoring.seccomp import seccomp_filter
 
 USER = 64_123
@@ -54,7 +54,13 @@ def as_user(work: Callable[[], Any]) -> Any:
 def sandboxed(kind: str, code: str, **more: Any) -> dict[str, Any]:
     env = more.pop("env", {})
     out: CommandEnd = sandbox._run(
-        kind, [sys.executable, "-I", "-S", "-c", code], Limits(**{"wall_s": 60.0, **more}), b"", {}, (), env
+        kind,
+        [sys.executable, "-I", "-S", "-c", code],
+        SandboxLimits(**{"wall_s": 60.0, **more}),
+        b"",
+        {},
+        (),
+        env,
     )
     return {"status": out.status, "code": out.code, "out": out.stdout.decode(), "err": out.stderr.decode()}
 

@@ -12,13 +12,13 @@ import pytest
 
 from unbroken.evaluate.plan.contenders import Published, baseline, opencompass, published
 from unbroken.evaluate.plan.simulated import (
-    Clock,
     Dataset,
     Machines,
     SharedLink,
+    SimulatedClock,
     SimulatedOutcome,
+    SimulatedWait,
     Techniques,
-    Wait,
     Weights,
     bound,
     ours,
@@ -55,13 +55,13 @@ def test_ours_reaches_its_targets_with_exact_and_with_wrong_priors(
 
 
 def test_a_link_is_shared_evenly() -> None:
-    clock = Clock()
+    clock = SimulatedClock()
     link = SharedLink(clock, 10e6)
     ends = {}
 
-    def load(name: str, size: float, after: float) -> Iterator[Wait]:
-        yield Wait(seconds=after)
-        yield Wait(link=link, size=size)
+    def load(name: str, size: float, after: float) -> Iterator[SimulatedWait]:
+        yield SimulatedWait(seconds=after)
+        yield SimulatedWait(link=link, size=size)
         ends[name] = clock.now
 
     for name, size, after in (("a", 100e6, 0.0), ("b", 100e6, 0.0), ("c", 10e6, 4.0)):

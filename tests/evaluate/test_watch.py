@@ -27,7 +27,7 @@ from unbroken.errors import (
 from unbroken.evaluate.contracts import Metric, ModelSpec, Report, Score, Suite, Task
 from unbroken.evaluate.result.folder import EvalDir
 from unbroken.evaluate.run.watching import watch as module
-from unbroken.evaluate.run.watching.curves import Point, curves_page, curves_text
+from unbroken.evaluate.run.watching.curves import CurvePoint, curves_page, curves_text
 from unbroken.evaluate.run.watching.hold import Holding
 from unbroken.evaluate.run.watching.watch import (
     Watch,
@@ -314,8 +314,8 @@ def test_what_no_backend_could_load_is_refused(tmp_path: Path, storage: Storage)
 
 def test_the_page_escapes_names(tmp_path: Path) -> None:
     points = [
-        Point("n", 1, 1, 0.0, (Score("<b>", (Metric("a", 1.0),), 1, 1),)),
-        Point("m", 2, 1, 0.0, failed="<script>"),
+        CurvePoint("n", 1, 1, 0.0, (Score("<b>", (Metric("a", 1.0),), 1, 1),)),
+        CurvePoint("m", 2, 1, 0.0, failed="<script>"),
     ]
     page = curves_page("<i>", points)
     assert "<b>" not in page and "<script>" not in page and "<i>" not in page
@@ -325,7 +325,7 @@ def test_the_page_escapes_names(tmp_path: Path) -> None:
 def labels(*values: float, stderr: float | None = None) -> list[str]:
     """The two ends of the axis of a task with these values."""
     points = [
-        Point(f"n{i}", i, 1, 0.0, (Score("t", (Metric("acc", v, stderr),), 9, 9),))
+        CurvePoint(f"n{i}", i, 1, 0.0, (Score("t", (Metric("acc", v, stderr),), 9, 9),))
         for i, v in enumerate(values)
     ]
     page = curves_page("s", points)

@@ -15,7 +15,7 @@ from unbroken.errors import EvaluationError, ModelChanged
 from unbroken.evaluate.contracts import ModelSpec
 from unbroken.evaluate.engines.connecting import connect
 from unbroken.evaluate.engines.loading import FilesInPlace
-from unbroken.evaluate.engines.wire import Channel, Message
+from unbroken.evaluate.engines.wire import Message, WorkerChannel
 from unbroken.evaluate.engines.worker import Worker
 from unbroken.evaluate.model.sources import FolderSource, hash_model
 from unbroken.journal.codec import encode
@@ -57,7 +57,7 @@ def test_it_says_what_it_joined_and_why_it_ended(
         {"op": "welcome", "spec": encode(spec), "model": given, "beat_s": 60.0, "suite": "core"},
         {"op": "stop", "why": "every answer is here"},
     )
-    worker = Worker(cast(Channel, told), "w7", (), warm=False)
+    worker = Worker(cast(WorkerChannel, told), "w7", (), warm=False)
     assert worker.serve("token", tmp_path) == code
     said = capfd.readouterr().err
     assert f"joined as w7: suite core, model m, folder {tmp_path}\n" in said

@@ -93,13 +93,13 @@ def start(name: str, steps: int, seconds: float) -> subprocess.Popen[bytes]:
 def runs(target: Path) -> dict[str, Any]:
     """Three run directories: finished after a killed rank, taken over by a second supervisor, killed with all of its processes."""
     from unbroken.progress import RunDir
-    from unbroken.testing.faults import Faults
+    from unbroken.testing.faults import RunFaults
 
     (WORK / "train.py").write_text(TRAIN)
 
-    def followed(name: str) -> Faults:
+    def followed(name: str) -> RunFaults:
         until(lambda: (WORK / name / "run.toml").exists())
-        return Faults(RunDir(WORK / name))
+        return RunFaults(RunDir(WORK / name))
 
     first = start("finished", 40, 0.05)
     faults = followed("finished")

@@ -18,7 +18,7 @@ from unbroken.errors import Exit, MissingExtra, UsageError
 from unbroken.extras import install_command
 from unbroken.hooks import training as hooks
 from unbroken.hooks.steps import StepLoader
-from unbroken.hooks.training import Loss, Training, Values, check_version
+from unbroken.hooks.training import HookedTraining, Loss, Values, check_version
 
 
 class Checkpoints:
@@ -77,10 +77,10 @@ def fakes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
 
 
-def begin(run: Stops | None = None, **how: Any) -> tuple[StepLoader, Training]:
+def begin(run: Stops | None = None, **how: Any) -> tuple[StepLoader, HookedTraining]:
     loader = data.wrap(DataLoader(torch.arange(20), batch_size=2, shuffle=True), accumulate=2, **how)
     hooks._active.clear()
-    training = Training("test")
+    training = HookedTraining("test")
     training.run = run or Stops()  # type: ignore[assignment]
     steps = StepLoader(loader, training)
     training.begin({"loader": loader})
@@ -136,7 +136,7 @@ def test_a_step_ends_when_the_loop_asks_for_more_and_a_resume_goes_on_there(
 
 def test_a_stop_that_was_asked_for_before_the_first_step_saves_nothing() -> None:
     loader = data.wrap(DataLoader(torch.arange(8), batch_size=2))
-    training = Training("test")
+    training = HookedTraining("test")
     training.run = Stops(0)  # type: ignore[assignment]
     with pytest.raises(SystemExit) as left:
         training.begin({"loader": loader})
@@ -145,14 +145,14 @@ def test_a_stop_that_was_asked_for_before_the_first_step_saves_nothing() -> None
 
 
 def test_two_hooks_at_once_are_refused_until_the_first_has_ended() -> None:
-    first = Training("one")
+    first = HookedTraining("one")
     with pytest.raises(UsageError, match="two hooks at once: one's already saves"):
-        Training("two")
+        HookedTraining("two")
     first.finish()
-    second = Training("two")
+    second = HookedTraining("two")
     del second
     gc.collect()
-    Training("three")
+    HookedTraining("three")
 
 
 def test_other_data_is_refused(tmp_path: Path) -> None:
@@ -205,7 +205,7 @@ def test_a_plain_training_through_a_real_checkpointer(
         model = torch.nn.Sequential(torch.nn.Linear(1, 4), torch.nn.Dropout(0.5), torch.nn.Linear(4, 1))
         optimizer = torch.optim.AdamW(model.parameters())
         loader = data.wrap(DataLoader(torch.arange(16.0)[:, None], batch_size=4, shuffle=True))
-        training = Training("test", tmp_path / "c", snapshot_every=1, persist_every=2)
+        training = HookedTraining("test", tmp_path / "c", snapshot_every=1, persist_every=2)
         steps = StepLoader(loader, training)
         training.begin({"model": model, "optimizer": optimizer, "loader": loader})
         found = []

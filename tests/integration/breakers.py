@@ -29,7 +29,7 @@ from unbroken.checkpoint.storage import open_storage
 from unbroken.checkpoint.storage.base import Storage
 from unbroken.cluster.holding.processes import end, marked
 from unbroken.progress import RunDir
-from unbroken.testing.faults import Faults
+from unbroken.testing.faults import RunFaults
 
 PLACES = ("own", "run", "store")
 LAUNCHERS = ("run", "torchrun", "alone")
@@ -207,8 +207,8 @@ class Stage:
         return RunDir(self.folder / self.run_name)
 
     @property
-    def faults(self) -> Faults:
-        return Faults(self.run_dir)
+    def faults(self) -> RunFaults:
+        return RunFaults(self.run_dir)
 
     # --- looking at it
 

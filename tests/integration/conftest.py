@@ -16,7 +16,7 @@ import pytest
 from unbroken.progress import RunDir, read_journal
 from unbroken.progress.records.incident import read_incidents
 from unbroken.recover.start import STOP_SIGNALS
-from unbroken.testing.faults import Faults
+from unbroken.testing.faults import RunFaults
 
 from .breakers import Stage
 
@@ -62,8 +62,8 @@ class RunUnderTest:
         return self
 
     @property
-    def faults(self) -> Faults:
-        return Faults(self.run_dir)
+    def faults(self) -> RunFaults:
+        return RunFaults(self.run_dir)
 
     def until_step(self, step: int, within: float = 60) -> int:
         assert self.process is not None

@@ -14,7 +14,7 @@ import pytest
 
 from tests.support.soak import soak
 from unbroken.progress import RunDir
-from unbroken.testing.story import Shape
+from unbroken.testing.scenario import ScenarioSize
 
 from .conftest import RunUnderTest
 
@@ -45,7 +45,7 @@ def test_story_holds(seed: int, tmp_path: Path) -> None:
 
 @pytest.mark.timeout(900)
 def test_soak_of_random_kills(tmp_path: Path) -> None:
-    shape = Shape(steps=200, nodes=2, nproc=1, spares=0, hang_after="30s")
+    shape = ScenarioSize(steps=200, nodes=2, nproc=1, spares=0, hang_after="30s")
     result = soak(tmp_path / "soak", 20, 7, shape)
     assert result.problems == []
     assert sum(result.kills.values()) == 20

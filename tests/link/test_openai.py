@@ -14,7 +14,7 @@ from typing import ClassVar
 import pytest
 
 import unbroken
-from unbroken.diagnose.assist.model import HttpModel, ModelConfig, ModelUnreachable
+from unbroken.diagnose.assist.model import AssistantConfig, HttpModel, ModelUnreachable
 from unbroken.errors import DiagnoseError
 from unbroken.link.openai import Endpoint, EndpointRefused, Retry
 from unbroken.testing.fake_endpoint import FakeEndpoint, broken, overloaded
@@ -35,7 +35,7 @@ def test_there_is_one_client() -> None:
 
 
 def test_a_busy_server_is_asked_again_also_by_a_diagnosis(server: FakeEndpoint) -> None:
-    model = HttpModel(ModelConfig(server.url))
+    model = HttpModel(AssistantConfig(server.url))
     pauses: list[float] = []
     model.retry.sleep = pauses.append
     server.misbehave(overloaded(1, "7"), broken(1, 503))
@@ -47,7 +47,7 @@ def test_a_busy_server_is_asked_again_also_by_a_diagnosis(server: FakeEndpoint) 
 
 
 def test_a_diagnosis_does_not_wait_longer_than_it_may(server: FakeEndpoint) -> None:
-    model = HttpModel(ModelConfig(server.url, timeout_s=5))
+    model = HttpModel(AssistantConfig(server.url, timeout_s=5))
     pauses: list[float] = []
     model.retry.sleep = pauses.append
     server.misbehave(overloaded(1, "3600"))
@@ -58,7 +58,7 @@ def test_a_server_that_is_gone_is_asked_once_by_a_diagnosis() -> None:
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
-    model = HttpModel(ModelConfig(f"http://127.0.0.1:{port}"))
+    model = HttpModel(AssistantConfig(f"http://127.0.0.1:{port}"))
     model.retry.sleep = lambda seconds: pytest.fail("it waits for a server that is not there")
     with pytest.raises(ModelUnreachable, match="cannot reach"):
         model(HELLO)
@@ -146,10 +146,10 @@ def test_a_key_that_fits_no_header_is_not_shown(
 ) -> None:
     monkeypatch.setenv("UNBROKEN_MODEL_KEY", key)
     with pytest.raises(DiagnoseError, match="UNBROKEN_MODEL_KEY") as e:
-        HttpModel(ModelConfig(server.url))(HELLO)
+        HttpModel(AssistantConfig(server.url))(HELLO)
     assert "sk-" not in str(e.value)
     monkeypatch.setenv("UNBROKEN_MODEL_KEY", "sk-one\n")
-    assert HttpModel(ModelConfig(server.url))(HELLO) == "here"
+    assert HttpModel(AssistantConfig(server.url))(HELLO) == "here"
 
 
 class serving:

@@ -13,7 +13,7 @@ from pathlib import Path
 from unbroken.diagnose import diagnose
 from unbroken.diagnose.judge.facts import Facts, HangFact, RankExit
 from unbroken.journal.codec import decode, encode
-from unbroken.recover.supervise.incident.diagnosing import Diagnosis, answer
+from unbroken.recover.supervise.incident.diagnosing import IncidentDiagnosis, answer
 
 FACTS = Facts(
     exits=(RankExit(0, "node-000", 1, None, 12.5), RankExit(1, "node-001", None, 9, 13.0, True)),
@@ -44,7 +44,7 @@ def test_the_verdict_is_that_of_the_library_and_the_loop_goes_on(tmp_path: Path)
     logs = log(tmp_path, "WARNING: cut, this message repeats for every sample 254\n" * 40_000 + KEY_ERROR)
 
     async def go() -> None:
-        diagnosis, longest, done = Diagnosis(), 0.0, False
+        diagnosis, longest, done = IncidentDiagnosis(), 0.0, False
 
         async def beat() -> None:
             nonlocal longest
@@ -81,7 +81,7 @@ def test_one_that_does_not_answer_is_given_up(tmp_path: Path, monkeypatch) -> No
     monkeypatch.setattr(diagnosing, "PATIENCE_S", 0.1)
 
     async def go() -> None:
-        diagnosis = Diagnosis(within_s=0.2)
+        diagnosis = IncidentDiagnosis(within_s=0.2)
         await diagnosis.warm_up()
         assert diagnosis._process is not None
         os.kill(diagnosis._process.pid, signal.SIGSTOP)
@@ -100,7 +100,7 @@ def test_one_that_does_not_answer_is_given_up(tmp_path: Path, monkeypatch) -> No
 
 def test_a_stop_cuts_it_short(tmp_path: Path) -> None:
     async def go() -> None:
-        diagnosis = Diagnosis()
+        diagnosis = IncidentDiagnosis()
         await diagnosis.warm_up()
         assert diagnosis._process is not None
         os.kill(diagnosis._process.pid, signal.SIGSTOP)
@@ -118,7 +118,7 @@ def test_a_stop_cuts_it_short(tmp_path: Path) -> None:
 
 def test_a_process_that_dies_is_told_and_replaced(tmp_path: Path) -> None:
     async def go() -> None:
-        diagnosis = Diagnosis()
+        diagnosis = IncidentDiagnosis()
         await diagnosis.warm_up()
         assert diagnosis._process is not None
         diagnosis._process.kill()

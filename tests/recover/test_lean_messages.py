@@ -24,7 +24,7 @@ from unbroken.recover.supervise.nodes.keepers import _read_inventory
 from unbroken.recover.supervise.nodes.received import check
 from unbroken.recover.supervise.watch import stacks
 from unbroken.status.gather import _origin
-from unbroken.testing.fake_cluster import Script, SimulatedLoop, Traffic, run_simulated
+from unbroken.testing.fake_cluster import NetworkTraffic, Script, SimulatedLoop, run_simulated
 from unbroken.testing.fake_cluster.simulated_run import SimulatedRun
 
 from .simulating import reach
@@ -200,8 +200,8 @@ def test_journals_of_all_versions_say_what_an_attempt_began_from() -> None:
 def test_the_bytes_of_an_event_grow_as_the_nodes_up_to_thousands_of_ranks(tmp_path: Path) -> None:
     """Of a start, of training, of a lost node and of a takeover, at 64 and 640 nodes of 8 ranks."""
 
-    def count(nodes: int) -> list[tuple[Traffic, Traffic]]:
-        async def main(loop: SimulatedLoop) -> list[tuple[Traffic, Traffic]]:
+    def count(nodes: int) -> list[tuple[NetworkTraffic, NetworkTraffic]]:
+        async def main(loop: SimulatedLoop) -> list[tuple[NetworkTraffic, NetworkTraffic]]:
             timeouts = Timeouts(suspect=30, hang=60, lease=60)  # type: ignore[arg-type]
             script = Script(start_s=20, step_s=5, save_every=4)
             run = SimulatedRun(

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from unbroken.cluster.hello import Address, Gpu, Hello
+from unbroken.cluster.hello import Gpu, Hello, NodeAddress
 from unbroken.cluster.survey import find_visible
 from unbroken.progress.records.state import RunState
 from unbroken.recover.node.port import PortReservation
@@ -19,7 +19,9 @@ from unbroken.testing.fake_cluster.simulated_run import SimulatedRun
 from .simulating import Simulate, reach
 
 
-def node(name: str, boot: str, host: str = "h", gpus: int = 0, addresses: tuple[Address, ...] = ()) -> Node:
+def node(
+    name: str, boot: str, host: str = "h", gpus: int = 0, addresses: tuple[NodeAddress, ...] = ()
+) -> Node:
     visible = tuple(f"GPU-{boot}-{i}" for i in range(gpus))
     facts = Hello(
         node=name, run_id="r", host=host, boot_id=boot, interpreter="python", version="1", cpus=1, memory=1, memory_free=1,
@@ -41,7 +43,10 @@ def test_gpus_are_each_machines_own() -> None:
 
 
 def test_ranks_of_one_machine_meet_on_loopback_and_others_do_not() -> None:
-    near, far = (Address("eth0", "10.0.0.1"), Address("lo", "127.0.0.1")), (Address("ib0", "10.0.0.2"),)
+    near, far = (
+        (NodeAddress("eth0", "10.0.0.1"), NodeAddress("lo", "127.0.0.1")),
+        (NodeAddress("ib0", "10.0.0.2"),),
+    )
     one = {n.name: n for n in (node("a", "1", addresses=near), node("b", "1", addresses=near))}
     assert find_meeting(one, ["a", "b"]) == "127.0.0.1" and name_interface(one["b"], "127.0.0.1") == ""
     two = one | {"b": node("b", "2", addresses=far)}

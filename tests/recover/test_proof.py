@@ -4,27 +4,27 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from unbroken.cluster import Ended
+from unbroken.cluster import EndedProcesses
 from unbroken.progress import RunDir
 from unbroken.recover.supervise.fence.proof import Unproven, of_message
 
-LOST = Ended(proven=False, why="marks only")
+LOST = EndedProcesses(proven=False, why="marks only")
 
 
 def test_what_an_agent_says() -> None:
     assert of_message({}).gone
     assert of_message({"gone": False, "survivors": [7], "proven": True}).survivors == (7,)
-    assert of_message({"gone": False, "survivors": [], "proven": False, "unproven_why": "x"}) == Ended(
-        (), False, "x"
-    )
+    assert of_message(
+        {"gone": False, "survivors": [], "proven": False, "unproven_why": "x"}
+    ) == EndedProcesses((), False, "x")
 
 
 def test_it_is_said_once_and_forgotten_when_proven() -> None:
     u = Unproven()
     assert u.take("node-000", LOST, 1) == "marks only"
     assert u.take("node-000", LOST, 2) == ""
-    assert "[7] survived kill -9" in u.take("node-001", Ended((7,)), 2)
-    assert u.take("node-000", Ended(), 3) == "" and list(u.nodes) == ["node-001"]
+    assert "[7] survived kill -9" in u.take("node-001", EndedProcesses((7,)), 2)
+    assert u.take("node-000", EndedProcesses(), 3) == "" and list(u.nodes) == ["node-001"]
 
 
 def test_the_next_attempt_waits_only_where_an_old_process_could_overwrite(tmp_path: Path) -> None:
@@ -55,10 +55,12 @@ def test_another_way_of_holding_proves_nothing_of_what_was_held_before() -> None
     """Marks, then a cgroup in the same run: that the cgroup is empty says nothing of who shed his marks."""
     u = Unproven()
     assert u.take("node-000", LOST, 1, "marks")
-    assert u.take("node-000", Ended(), 2, "cgroup") == "" and u.nodes["node-000"].attempt == 1
-    assert u.take("node-000", Ended((7,)), 2, "cgroup") == "marks only; processes [7] survived kill -9"
-    assert u.take("node-000", Ended((7,)), 3, "cgroup") == "", "said once"
+    assert u.take("node-000", EndedProcesses(), 2, "cgroup") == "" and u.nodes["node-000"].attempt == 1
+    assert (
+        u.take("node-000", EndedProcesses((7,)), 2, "cgroup") == "marks only; processes [7] survived kill -9"
+    )
+    assert u.take("node-000", EndedProcesses((7,)), 3, "cgroup") == "", "said once"
     assert u.nodes["node-000"].held == "marks"
-    u.take("node-001", Ended((7,)), 2, "cgroup")
-    u.take("node-001", Ended(), 3, "cgroup")
+    u.take("node-001", EndedProcesses((7,)), 2, "cgroup")
+    u.take("node-001", EndedProcesses(), 3, "cgroup")
     assert list(u.nodes) == ["node-000"]

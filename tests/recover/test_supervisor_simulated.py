@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from unbroken.progress import Timeouts
-from unbroken.testing.fake_cluster import Script, SimulatedLoop, Traffic, run_simulated
+from unbroken.testing.fake_cluster import NetworkTraffic, Script, SimulatedLoop, run_simulated
 from unbroken.testing.fake_cluster.simulated_run import SimulatedRun
 
 from .simulating import Simulate, reach
@@ -201,8 +201,8 @@ def test_a_node_that_cannot_be_reached_is_fenced_by_its_lease(simulate: Simulate
 
 
 def test_what_a_lost_node_costs_grows_as_the_number_of_ranks(tmp_path: Path) -> None:
-    def count(nodes: int) -> tuple[Traffic, Traffic]:
-        async def main(loop: SimulatedLoop) -> tuple[Traffic, Traffic]:
+    def count(nodes: int) -> tuple[NetworkTraffic, NetworkTraffic]:
+        async def main(loop: SimulatedLoop) -> tuple[NetworkTraffic, NetworkTraffic]:
             script = Script(start_s=20, step_s=5, save_every=4)
             timeouts = Timeouts(suspect=30, hang=60, lease=60)  # type: ignore[arg-type]
             run = SimulatedRun(

@@ -25,7 +25,7 @@ from unbroken.rehearse.launch import Ended, Plain, Trial
 from unbroken.rehearse.plan import RehearsalPlan
 from unbroken.rehearse.rehearsal import Rehearsal, RehearsalReport, kill_points
 from unbroken.rehearse.report import lines
-from unbroken.rehearse.trace import Batch, Save, Step, Trace, Writer, read_traces
+from unbroken.rehearse.trace import Batch, Save, Trace, TracedStep, Writer, read_traces
 
 HERE = Path(__file__).parent
 
@@ -161,15 +161,15 @@ def test_a_script_that_fails_or_has_no_steps_is_said(tmp_path: Path) -> None:
 # --- the parts
 
 
-def step(n: int, **more: Any) -> Step:
+def step(n: int, **more: Any) -> TracedStep:
     batch = Batch("loader", n // 6, n % 6, f"i{n}", f"c{n}")
-    return Step(n, 0, f"w{n}", (batch,), {"torch": f"g{n}"}, {"drop.p": "0.1"}, {"parameter a": f"p{n}"}, {"0": f"d{n}"}, (f"l{n}",), **more)  # fmt: skip
+    return TracedStep(n, 0, f"w{n}", (batch,), {"torch": f"g{n}"}, {"drop.p": "0.1"}, {"parameter a": f"p{n}"}, {"0": f"d{n}"}, (f"l{n}",), **more)  # fmt: skip
 
 
 STEPS = [step(n) for n in range(12)]
 
 
-def resumed(at: int, **changes: Any) -> list[Step]:
+def resumed(at: int, **changes: Any) -> list[TracedStep]:
     return [replace(s, number=i, **changes) for i, s in enumerate(STEPS[at:])]
 
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from unbroken.train.witness import StepDigest, read_step_digests
+from unbroken.train.step_digests import StepDigest, read_step_digests
 
 
 class ForkServer:

@@ -13,14 +13,14 @@ import http.client
 import urllib.parse
 from dataclasses import dataclass
 
-from unbroken.testing.http_faults import FaultyHandler, FaultyServer, Request
+from unbroken.testing.http_faults import FaultyHandler, FaultyServer, HttpRequest
 
 _HOP = {"connection", "keep-alive", "transfer-encoding", "te", "trailer", "upgrade", "proxy-connection"}
 _OURS = _HOP | {"date", "server"}
 
 
 class _Handler(FaultyHandler):
-    def respond(self, request: Request, body: bytes) -> None:
+    def respond(self, request: HttpRequest, body: bytes) -> None:
         address = urllib.parse.urlsplit(self.owner.target)
         upstream = http.client.HTTPConnection(address.hostname or "", address.port, timeout=60)
         try:

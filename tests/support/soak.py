@@ -25,9 +25,9 @@ from unbroken.checkpoint.format.manifest import folder_name
 from unbroken.checkpoint.storage.posix import PosixStorage
 from unbroken.errors import RunError, UnbrokenError
 from unbroken.progress import RunDir, read_journal
-from unbroken.testing.faults import Faults
-from unbroken.testing.story import Command, Shape
-from unbroken.train.witness import read_step_digests
+from unbroken.testing.faults import RunFaults
+from unbroken.testing.scenario import Command, ScenarioSize
+from unbroken.train.step_digests import read_step_digests
 
 TARGETS = ("rank", "agent", "keeper", "supervisor")
 
@@ -53,7 +53,7 @@ class Soaked:
 class Watch(threading.Thread):
     """Looks all the time for ranks of two attempts at once."""
 
-    def __init__(self, faults: Faults, problems: list[str]) -> None:
+    def __init__(self, faults: RunFaults, problems: list[str]) -> None:
         super().__init__(daemon=True)
         self._faults, self._problems, self._ended = faults, problems, threading.Event()
         self.looks = 0
@@ -115,7 +115,7 @@ class Reader(threading.Thread):
         self.join(30)
 
 
-def soak(folder: Path, kills: int, seed: int, shape: Shape, say: object = print) -> Soaked:
+def soak(folder: Path, kills: int, seed: int, shape: ScenarioSize, say: object = print) -> Soaked:
     """Kills until `kills` have struck, over as many runs as that takes; each run must end like the undisturbed one."""
     rng = random.Random(seed)
     result = Soaked(seed)
@@ -143,7 +143,7 @@ def soak(folder: Path, kills: int, seed: int, shape: Shape, say: object = print)
 
 
 def _one_run(
-    folder: Path, name: str, kills: int, rng: random.Random, shape: Shape, result: Soaked, tell: object
+    folder: Path, name: str, kills: int, rng: random.Random, shape: ScenarioSize, result: Soaked, tell: object
 ) -> None:
     lines: list[str] = []
     command = Command(
@@ -158,7 +158,7 @@ def _one_run(
     deadline = time.monotonic() + 30
     while not run_dir.term(1).exists() and time.monotonic() < deadline:
         time.sleep(0.01)
-    faults = Faults(run_dir)
+    faults = RunFaults(run_dir)
     watch = Watch(faults, result.problems)
     reader = Reader(run_dir, name, result)
     watch.start()
@@ -198,7 +198,7 @@ def _over(run_dir: RunDir) -> bool:
     )
 
 
-def _strike(faults: Faults, rng: random.Random) -> str | None:
+def _strike(faults: RunFaults, rng: random.Random) -> str | None:
     """One kill -9; None where the target was not there at this moment."""
     kind = rng.choice(TARGETS)
     try:
@@ -216,7 +216,9 @@ def _strike(faults: Faults, rng: random.Random) -> str | None:
     return kind
 
 
-def _judge(folder: Path, name: str, run_dir: RunDir, faults: Faults, shape: Shape, result: Soaked) -> None:
+def _judge(
+    folder: Path, name: str, run_dir: RunDir, faults: RunFaults, shape: ScenarioSize, result: Soaked
+) -> None:
     journal = read_journal(run_dir)
     problems = result.problems
     if journal.damaged:
@@ -260,7 +262,7 @@ def main() -> int:
     parser.add_argument("--dir", type=Path, default=None)
     parser.add_argument("-o", "--out", type=Path, help="JSON with what was seen")
     args = parser.parse_args()
-    shape = Shape(steps=args.steps, nodes=args.nodes, nproc=args.nproc, spares=0, hang_after="30s")
+    shape = ScenarioSize(steps=args.steps, nodes=args.nodes, nproc=args.nproc, spares=0, hang_after="30s")
     folder = args.dir or Path(tempfile.mkdtemp(prefix="unbroken-soak-"))
     try:
         result = soak(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from unbroken.trace.readers import Options, load
+from unbroken.trace.readers import ReadOptions, load
 from unbroken.trace.store import Store
 from unbroken.trace.synthetic import generate
 
@@ -26,7 +26,7 @@ def read() -> Iterator[object]:
     stores: list[Store] = []
 
     def go(name: str | Path, **options: object) -> Store:
-        store = load([FIXTURES / name], Options(**options))  # type: ignore[arg-type]
+        store = load([FIXTURES / name], ReadOptions(**options))  # type: ignore[arg-type]
         stores.append(store)
         return store
 

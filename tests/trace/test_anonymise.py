@@ -19,7 +19,7 @@ from unbroken.cli.main import dispatch
 from unbroken.samples.schema import TABLES
 from unbroken.trace.output.convert import anonymise_tables
 from unbroken.trace.output.disclosure import PSEUDONYMS, REDUCED, REMOVED, Reduced
-from unbroken.trace.readers import Options, load
+from unbroken.trace.readers import ReadOptions, load
 
 SECRET = "zoescret"
 
@@ -101,7 +101,7 @@ FORMATS: list[tuple[str, Callable[[Path], str], dict[str, Any]]] = [
 
 
 def anonymised(source: Path, out: Path, options: dict[str, Any]) -> str:
-    with load([source], Options(**options)) as store:
+    with load([source], ReadOptions(**options)) as store:
         said = anonymise_tables(store, out, keep_names=False, shift_s=0.0, key_file=None)
     assert any(said["written"].values())
     return json.dumps([pq.read_table(f).to_pylist() for f in sorted(out.glob("*"))], default=str) + repr(
@@ -166,7 +166,7 @@ def test_what_everybody_says_is_kept(fixtures: Path, tmp_path: Path) -> None:
         "1,ann,CANCELLED by 10077,2026-01-01 00:00:00,2026-01-01 00:01:00,2026-01-01 01:00:00,8,A100,Lab\n"
         "2,bob,NODE_FAIL,2026-01-01 00:00:00,2026-01-01 00:01:00,2026-01-01 01:00:00,8,ann-only,Lab\n"
     )
-    with load([file], Options()) as store:
+    with load([file], ReadOptions()) as store:
         said = anonymise_tables(store, tmp_path / "out", keep_names=False, shift_s=0, key_file=None)
         kept = anonymise_tables(
             store, tmp_path / "kept", keep_names=False, shift_s=0, key_file=None, keep_clusters=True

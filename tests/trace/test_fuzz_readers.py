@@ -20,7 +20,7 @@ from unbroken.diagnose import diagnose
 from unbroken.diagnose.match.rules import load as load_rules
 from unbroken.errors import InputError, UnbrokenError
 from unbroken.telemetry.readers import convert
-from unbroken.trace.readers import Options, load
+from unbroken.trace.readers import ReadOptions, load
 
 FIXTURES = Path(__file__).parent / "fixtures"
 SEEDS = sorted(f for f in FIXTURES.rglob("*") if f.is_file() and f.suffix not in (".md", ".sh"))
@@ -64,7 +64,7 @@ def test_a_missing_column_of_a_known_format_is_told(tmp_path: Path) -> None:
     text = (FIXTURES / "openb_pod_list_default.csv").read_text().replace("memory_mib", "mem", 1)
     (tmp_path / "openb_pod_list_default.csv").write_text(text)
     with pytest.raises(InputError, match="memory_mib"):
-        load([tmp_path / "openb_pod_list_default.csv"], Options())
+        load([tmp_path / "openb_pod_list_default.csv"], ReadOptions())
 
 
 @fuzz(16)
@@ -74,7 +74,7 @@ def test_trace_readers(which: Path, seed: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = written(folder, which.name, damaged(which.read_bytes()[:6000], seed), seed)
         try:
-            load([path], Options()).close()
+            load([path], ReadOptions()).close()
         except UnbrokenError as e:
             assert str(e)
     assert peak_mib() - before < 300

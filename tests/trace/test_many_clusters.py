@@ -12,10 +12,10 @@ from unbroken.errors import InputError
 from unbroken.page.charts.scales import amount
 from unbroken.trace.figures.reference import Reference
 from unbroken.trace.figures.workloads import durations
-from unbroken.trace.readers import Options, load
+from unbroken.trace.readers import ReadOptions, load
 from unbroken.trace.report import build_report, page
 from unbroken.trace.report.build import cards
-from unbroken.trace.settings import Settings
+from unbroken.trace.settings import ReportSettings
 
 
 def trace(folder: Path, clusters: int, jobs: int = 1200) -> Path:
@@ -33,7 +33,7 @@ def trace(folder: Path, clusters: int, jobs: int = 1200) -> Path:
 
 
 def made(file: Path) -> tuple[str, object]:
-    with load([file], Options()) as store:
+    with load([file], ReadOptions()) as store:
         report = build_report(store, [(file.name, "table")])
         return page(report), report
 
@@ -75,7 +75,7 @@ def test_forty_clusters_are_one_page_with_few_colours_and_short_sentences(tmp_pa
         held[r["time_utc"]] = held.get(r["time_utc"], 0.0) + r["gpus"]
     busy = next(f for f in report.figures if f.key == "busy")  # type: ignore[attr-defined]
     assert f"at most {amount(max(held.values()), 0)}," in busy.sentence, "of all clusters together"
-    against = durations(report.findings, [Reference("other", report.findings)], Settings())  # type: ignore[attr-defined]
+    against = durations(report.findings, [Reference("other", report.findings)], ReportSettings())  # type: ignore[attr-defined]
     assert against is not None and len(against.panels) <= 12, (
         "with a reference a panel a type, not one a type and cluster"
     )

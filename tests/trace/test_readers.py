@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from unbroken.errors import ContractError, InputError, UsageError
-from unbroken.trace.readers import Options, detect, load
+from unbroken.trace.readers import ReadOptions, detect, load
 from unbroken.trace.readers.kubernetes import quantity
 from unbroken.trace.readers.slurm import expand_hosts, join_lines
 from unbroken.trace.store import Store
@@ -50,7 +50,7 @@ def notes(store: Store, kind: str) -> dict[str, int]:
     ],
 )
 def test_the_format_is_detected(fixtures: Path, file: str, reader: str) -> None:
-    assert detect(fixtures / file, Options())[0].name == reader
+    assert detect(fixtures / file, ReadOptions())[0].name == reader
 
 
 def test_seren_times_have_their_zone_and_timeouts_are_failures(read: Read) -> None:
@@ -301,18 +301,18 @@ def test_what_is_no_trace_is_an_error_in_words(
 
 def test_wrong_options_name_the_nearest(fixtures: Path) -> None:
     with pytest.raises(UsageError, match="slurm"):
-        load([fixtures / "trace_seren.csv"], Options(format="slurmm"))
+        load([fixtures / "trace_seren.csv"], ReadOptions(format="slurmm"))
     with pytest.raises(UsageError, match="submit"):
-        load([fixtures / "any_table.csv"], Options(mapping={"submitt": "queued"}))
+        load([fixtures / "any_table.csv"], ReadOptions(mapping={"submitt": "queued"}))
     with pytest.raises(UsageError, match="queued"):
-        load([fixtures / "any_table.csv"], Options(mapping={"submit": "queue"}))
+        load([fixtures / "any_table.csv"], ReadOptions(mapping={"submit": "queue"}))
     with pytest.raises(InputError, match="does not exist"):
         load([fixtures / "nothing.csv"])
 
 
 def test_the_wrong_format_sets_rows_aside_instead_of_inventing_jobs(fixtures: Path) -> None:
     with pytest.raises((InputError, UsageError)):
-        load([fixtures / "trace_seren.csv"], Options(format="slurm", fields=("a", "b")))
+        load([fixtures / "trace_seren.csv"], ReadOptions(format="slurm", fields=("a", "b")))
 
 
 def test_only_a_header_is_an_empty_trace(tmp_path: Path, fixtures: Path) -> None:
@@ -346,7 +346,7 @@ def test_foreign_parquet_by_mapping(tmp_path: Path) -> None:
     pq.write_table(table, path)
     with load(
         [path],
-        Options(mapping={"job": "uid", "start": "t0", "duration": "secs", "gpus": "n", "state": "how"}),
+        ReadOptions(mapping={"job": "uid", "start": "t0", "duration": "secs", "gpus": "n", "state": "how"}),
     ) as store:
         assert rows(store) == [("a", "CANCELLED", None, 5.0, 2.0)]
         assert store.rejected()[0].reason == "ends before it starts"

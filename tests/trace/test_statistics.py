@@ -18,7 +18,7 @@ from unbroken.samples.schema import JOBS
 from unbroken.samples.tables import Findings
 from unbroken.trace.inference import parse_rules, rules_from, shipped_rules
 from unbroken.trace.readers import load
-from unbroken.trace.settings import Settings
+from unbroken.trace.settings import ReportSettings
 from unbroken.trace.statistics import compute
 
 T0 = dt.datetime(2024, 1, 1, 6)
@@ -262,7 +262,7 @@ def test_types_are_inferred_by_rules_that_are_shown(tmp_path: Path) -> None:
     (note,) = [n for n in found.notes if "inferred" in n.text]
     assert note.count == 7
     assert len(note.examples) == len(shipped_rules())
-    again = findings(path, settings=Settings(retype=True))
+    again = findings(path, settings=ReportSettings(retype=True))
     assert {r["type"]: r["jobs"] for r in again["by_type"].dicts()}["Pretrain"] == 3
     mine = tmp_path / "rules.toml"
     mine.write_text('[[rule]]\ntype = "Debug"\nfield = "name"\nmatch = "thing"\n')
@@ -310,7 +310,7 @@ def test_a_wrong_regular_expression_is_an_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize("bad", [{"pue": 0.5}, {"carbon_kg_per_kwh": -1}, {"checkpoint_interval_s": 0}])
 def test_settings_are_checked(bad: dict[str, float]) -> None:
     with pytest.raises(UsageError):
-        Settings(**bad)  # type: ignore[arg-type]
+        ReportSettings(**bad)  # type: ignore[arg-type]
 
 
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -365,7 +365,7 @@ def test_energy_and_carbon_follow_from_power_and_what_is_declared(tmp_path: Path
     ]
     full = [{c: s.get(c) for c in SAMPLES.names} for s in samples]
     pq.write_table(pa.Table.from_pylist(full, schema=SAMPLES.arrow()), tmp_path / "samples.parquet")
-    found = findings(tmp_path / "samples.parquet", settings=Settings(pue=1.5, carbon_kg_per_kwh=0.1))
+    found = findings(tmp_path / "samples.parquet", settings=ReportSettings(pue=1.5, carbon_kg_per_kwh=0.1))
     (row,) = found["energy"].dicts()
     assert row["kwh"] == pytest.approx(1.0)
     assert row["co2e_kg"] == pytest.approx(0.15)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from unbroken.errors import InputError
-from unbroken.trace.readers import Options, detect, load
+from unbroken.trace.readers import ReadOptions, detect, load
 from unbroken.trace.readers.wide import metric_of
 from unbroken.trace.statistics import compute
 
@@ -35,7 +35,7 @@ def test_quantiles_mean_and_time_are_those_of_the_values(tmp_path: Path) -> None
     )
     values[5, 7] = np.nan
     path = wide(tmp_path / "seren" / "GPU_UTIL.csv", values)
-    assert detect(path, Options())[0].name == "wide"
+    assert detect(path, ReadOptions())[0].name == "wide"
     with load([path]) as store:
         found = compute(store)
     (row,) = found["utilisation_quantiles"].dicts()

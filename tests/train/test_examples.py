@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from unbroken.progress import RunDir
-from unbroken.testing.faults import Faults
+from unbroken.testing.faults import RunFaults
 
 REPO = Path(__file__).resolve().parents[2]
 FIVE = REPO / "examples" / "five_lines"
@@ -61,7 +61,7 @@ def test_the_five_lines_make_a_killed_run_end_like_an_undisturbed_one(
     assert plain.returncode == 0, out
     killed = run(tmp_path / "killed", "after.py")
     eventually((tmp_path / "killed" / "run.toml").exists, within=30)
-    faults = Faults(RunDir(tmp_path / "killed"))
+    faults = RunFaults(RunDir(tmp_path / "killed"))
     faults.wait_for_step(random.Random(5).randint(60, 250), within=60, alive=lambda: killed.poll() is None)
     faults.kill_rank(1)
     out, _ = killed.communicate(timeout=110)

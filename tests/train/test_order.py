@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unbroken.errors import ContractError, UsageError
-from unbroken.train.order import Order, Permutation, Position, merge
+from unbroken.train.order import Permutation, SampleOrder, SamplePosition, merge
 
 ranges = st.lists(
     st.tuples(st.integers(0, 300), st.integers(0, 40)).map(lambda p: (p[0], p[0] + p[1])), max_size=8
@@ -25,7 +25,7 @@ def test_an_epoch_visits_every_sample_once(size: int, seed: int, epoch: int) -> 
 
 def test_the_order_is_frozen() -> None:
     """A change here breaks the resume of every run that exists."""
-    order = Order(1000, seed=7)
+    order = SampleOrder(1000, seed=7)
     assert [order[i] for i in (0, 1, 2, 999, 1000, 2500)] == [471, 366, 741, 583, 661, 357]
 
 
@@ -50,7 +50,7 @@ def test_merge_keeps_the_set(rs: list[tuple[int, int]]) -> None:
 def test_taking_passes_over_the_skips_and_nothing_else(
     skips: list[tuple[int, int]], counts: list[int]
 ) -> None:
-    position = Position().skipping(skips)
+    position = SamplePosition().skipping(skips)
     taken: list[int] = []
     for n in counts:
         some, position = position.take(n)
@@ -63,17 +63,17 @@ def test_taking_passes_over_the_skips_and_nothing_else(
 
 
 def test_skips_are_idempotent_and_outlive_the_passage() -> None:
-    p = Position().skipping([(10, 20)])
+    p = SamplePosition().skipping([(10, 20)])
     _, p = p.take(30)
     again = p.skipping([(10, 20), (12, 15)])
     assert again == p and p.consumed == ((0, 10), (20, 40)) and p.skips == ((10, 20),)
 
 
 def test_batches_do_not_depend_on_how_they_are_taken() -> None:
-    p = Position().skipping([(5, 9)])
+    p = SamplePosition().skipping([(5, 9)])
     a, _ = p.take(24)
     b, q = p.take(10)
-    c, _ = Position.from_json(q.as_json(100)).take(14)
+    c, _ = SamplePosition.from_json(q.as_json(100)).take(14)
     assert a == b + c
 
 
@@ -81,4 +81,4 @@ def test_bad_ranges() -> None:
     with pytest.raises(UsageError):
         merge([(5, 3)])
     with pytest.raises(ContractError):
-        Position.from_json({"samples": "x"})
+        SamplePosition.from_json({"samples": "x"})

@@ -14,10 +14,10 @@ from unbroken.errors import InputError, UsageError
 from unbroken.progress import attach
 from unbroken.train import script_path
 from unbroken.train.config import TrainConfig, parse
-from unbroken.train.order import Position
+from unbroken.train.order import SamplePosition
+from unbroken.train.step_digests import digest
 from unbroken.train.tokens import Tokens, open_tokens
 from unbroken.train.trainer import Trainer, build
-from unbroken.train.witness import digest
 from unbroken.train.world import World, environment_rank, start_world
 
 TINY = [
@@ -103,7 +103,7 @@ def test_the_second_epoch_has_another_order(tokens: Tokens) -> None:
     t = trainer(tokens)
     n = t.order.samples
     assert [t.order[i] for i in range(5)] != [t.order[n + i] for i in range(5)]
-    t.position = Position(((0, n - 2),))
+    t.position = SamplePosition(((0, n - 2),))
     steps(t, 1)
     assert t.position.consumed == ((0, n + 4),)
 
@@ -115,7 +115,7 @@ def test_mistakes(tokens: Tokens, monkeypatch: pytest.MonkeyPatch) -> None:
         trainer(tokens, "--seq", "19000")
     with pytest.raises(InputError, match="its model is"):
         t = trainer(tokens)
-        t.resume(1, {"identity": t.config.identity("x") | {"model": {}, "data": {}}}, Position())
+        t.resume(1, {"identity": t.config.identity("x") | {"model": {}, "data": {}}}, SamplePosition())
     monkeypatch.setenv("RANK", "2")
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(UsageError, match="not below"):

@@ -1,4 +1,4 @@
-"""`unbroken demo`: the whole story on this machine."""
+"""`unbroken demo`: a run that survives real faults, on this machine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..errors import RunError, RunInterrupted, StorageError, UsageError
 from ..units import Duration
 
 if TYPE_CHECKING:
-    from ..testing.story import Scenario
+    from ..testing.scenario import Scenario
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 _MARK = ".unbroken-demo"
@@ -36,7 +36,7 @@ def demo(
     ] = "",
     limit: Annotated[str, typer.Option(help="Give up after this long.")] = "280s",
     json_out: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object at the end, the story on stderr.")
+        bool, typer.Option("--json", help="Print one JSON object at the end, what happens on stderr.")
     ] = False,
 ) -> None:
     """Watch a real pretraining run get killed, hung and robbed of a node, and come back each time by itself.
@@ -48,15 +48,15 @@ def demo(
     """
     from ..progress import RunDir
     from ..status import write_report
-    from ..testing.story import Shape, tell
+    from ..testing.scenario import ScenarioSize, tell
 
     out = sys.stderr if json_out else sys.stdout
 
     def say(line: str) -> None:
         print(line, file=out, flush=True)
 
-    # What was asked is read first: a mistake in it must not cost the story that lies in the folder.
-    shape = Shape(steps=steps, nodes=nodes, nproc=nproc, train=_words(train))
+    # What was asked is read first: a mistake in it must not cost the scenario that lies in the folder.
+    shape = ScenarioSize(steps=steps, nodes=nodes, nproc=nproc, train=_words(train))
     limit_s = Duration(limit)
     _empty(folder)
     # As Ctrl-C, so that the runs are ended too.
@@ -79,7 +79,7 @@ def demo(
     if json_out:
         print(json.dumps(scenario.as_json()))
     if not scenario.held:
-        raise RunError(f"the story did not hold: {'; '.join(scenario.problems)}", where=str(folder))
+        raise RunError(f"the scenario did not hold: {'; '.join(scenario.problems)}", where=str(folder))
 
 
 def _words(text: str) -> tuple[str, ...]:

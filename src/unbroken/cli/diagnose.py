@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ..diagnose import Diagnosis, Verdict
     from ..diagnose.assist.incident_store import IncidentStore
     from ..diagnose.assist.incident_store_shape import Similar
-    from ..diagnose.assist.model import ModelConfig
+    from ..diagnose.assist.model import AssistantConfig
 
 _HIDDEN = "paths"
 
@@ -213,7 +213,7 @@ def _memory(store: Path | None) -> IncidentStore:
     return IncidentStore(store, HttpModel(config).embed if config is not None and config.embedding else None)
 
 
-def _ask(d: Diagnosis, similar: list[Similar], config: ModelConfig, store: Path | None) -> Diagnosis:
+def _ask(d: Diagnosis, similar: list[Similar], config: AssistantConfig, store: Path | None) -> Diagnosis:
     """Asks the model; its verdict counts only as far as `agents` lets it."""
     from ..diagnose.assist.assistants import ask_failure
     from ..diagnose.assist.model import HttpModel
@@ -251,7 +251,7 @@ def _numbered(d: Diagnosis) -> list[Any]:
     return [Numbered(s.name, n, t) for s in d.sources.logs[:64] for n, t in evidence_lines(d, s, 400)]
 
 
-def _dry_run(d: Diagnosis, similar: list[Similar], config: ModelConfig | None) -> None:
+def _dry_run(d: Diagnosis, similar: list[Similar], config: AssistantConfig | None) -> None:
     from ..diagnose.assist.assistants import failure_messages
     from ..diagnose.redact.credentials import detectors
 

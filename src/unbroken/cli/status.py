@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from ..status.standing import NodeStatus, RunStatus
+    from ..status.run_status import NodeStatus, RunStatus
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 _INCIDENTS = 5

@@ -5,6 +5,6 @@ LocalCluster    virtual nodes on this machine (local_events)
 Ownership       which processes are a run's own, and the proof that none is left: cgroup, parent or marks
 """
 
-from .holding.ownership import Ended, Kind, Ownership, Process
+from .holding.ownership import EndedProcesses, Kind, Ownership, Process
 
-__all__ = ["Ended", "Kind", "Ownership", "Process"]
+__all__ = ["EndedProcesses", "Kind", "Ownership", "Process"]

@@ -43,7 +43,7 @@ Place = Annotated[str, partial(text, most=4096)]
 Size = Annotated[int, partial(whole, low=0, high=(1 << 63) - 1)]
 
 
-class Address(NamedTuple):
+class NodeAddress(NamedTuple):
     """An address of the node on one of its interfaces, at which other nodes may reach it."""
 
     interface: Text
@@ -80,7 +80,7 @@ class Hello:
     memory_free: Size
     scratch: Place
     scratch_free: Size
-    addresses: Annotated[tuple[Address, ...], _at_most(256)] = ()
+    addresses: Annotated[tuple[NodeAddress, ...], _at_most(256)] = ()
     gpus: Annotated[tuple[Gpu, ...], _at_most(64)] = ()
     visible: Annotated[tuple[Text, ...], _at_most(64)] = ()
     clock: Annotated[ClockOffset, _offset] = field(default_factory=ClockOffset)

@@ -40,7 +40,7 @@ from .contract import (
     Started,
 )
 from .holding.choice import choose, every
-from .holding.ownership import Ended, Kind, Ownership
+from .holding.ownership import EndedProcesses, Kind, Ownership
 from .holding.processes import marked, read_stat
 from .holding.subreaper import is_listening
 from .local import check_fits, check_scratch, find_root, name_node
@@ -328,18 +328,18 @@ class LocalCluster:
         for owner in (*self._others(), self.owner):
             owner.forget(node)
 
-    def end_all(self) -> Ended:
+    def end_all(self) -> EndedProcesses:
         """Ends the run's processes on every node of which something is left here; blocks meanwhile."""
-        ended = Ended()
+        ended = EndedProcesses()
         for owner in (*self._others(), self.owner):
             for node in owner.nodes():
                 ended |= owner.end_node(node)
         return ended
 
-    def end_node(self, node: str, within: float = 10.0) -> Ended:
+    def end_node(self, node: str, within: float = 10.0) -> EndedProcesses:
         """Ends all that the run has on a node, and frees its folder, where nothing survived; blocks meanwhile."""
         deadline = time.monotonic() + within
-        ended = Ended()
+        ended = EndedProcesses()
         # What another way holds goes first: the marks that this one looks for would hit what holds it.
         for owner in (*self._others(), self.owner):
             ended |= owner.end_node(node, within=max(0.05, deadline - time.monotonic()))

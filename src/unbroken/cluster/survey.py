@@ -15,7 +15,7 @@ from pathlib import Path
 from ..machine import available_memory, usable_cpus, usable_memory
 from ..version import __version__
 from .clocks import ClockOffset
-from .hello import Address, Gpu, Hello
+from .hello import Gpu, Hello, NodeAddress
 
 _BOOT_ID, _GPUS = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/driver/nvidia/gpus")
 
@@ -47,14 +47,14 @@ def read_boot_id(path: Path = _BOOT_ID) -> str:
         return ""
 
 
-def find_addresses() -> list[Address]:
+def find_addresses() -> list[NodeAddress]:
     """The addresses of this host's interfaces that are up, loopback last: a host without a network has nothing else."""
     import psutil
 
     up = {name for name, s in psutil.net_if_stats().items() if s.isup}
     families = (socket.AF_INET, socket.AF_INET6)
     found = [
-        Address(name, a.address)
+        NodeAddress(name, a.address)
         for name, addresses in psutil.net_if_addrs().items()
         if name in up
         for a in addresses
@@ -63,10 +63,10 @@ def find_addresses() -> list[Address]:
     return rank_addresses(found)
 
 
-def rank_addresses(found: Iterable[Address]) -> list[Address]:
+def rank_addresses(found: Iterable[NodeAddress]) -> list[NodeAddress]:
     """Those that others can reach before those that they cannot (loopback, and addresses of one link); IPv4 first."""
 
-    def key(a: Address) -> tuple[bool, bool, bool, str, str]:
+    def key(a: NodeAddress) -> tuple[bool, bool, bool, str, str]:
         ip = ipaddress.ip_address(a.address.partition("%")[0])
         return ip.is_loopback, ip.is_link_local, ip.version == 6, a.interface, a.address
 

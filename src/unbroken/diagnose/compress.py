@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError
-from .fold import AGAIN, CONTEXT, EVENT, METRIC, OTHER, TAIL, Folder
+from .fold import AGAIN, CONTEXT, EVENT, METRIC, OTHER, TAIL, LineFolder
 from .match.rules import RuleSet, builtin_set
 from .read import progress_lines
 from .read.decoration import Decoration, learn_from
@@ -118,7 +118,7 @@ class Compressor:
         self._every: list[_Template] = []
         self._learn = learn
         self._trained = False
-        self._folder = Folder(self._texts, settings)
+        self._folder = LineFolder(self._texts, settings)
         self._decoration: Decoration | None = None
         self._names: dict[str, int] = {}
         for r in rules:

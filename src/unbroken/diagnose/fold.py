@@ -41,7 +41,7 @@ _REPORTS = 16
 _LEVEL = re.compile(r"\b(?:WARN(?:ING)?|ERROR|CRITICAL|FATAL)\b|[A-Z]\w+Warning:")
 
 
-class Folder:
+class LineFolder:
     """Folds the lines that a `Compressor` kept. `texts` are a raw line's without decoration. `settings` (name -> value) are those of an earlier launch, if known;
     they are brought up to date."""
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from ..errors import UsageError
 from .steps import StepLoader, keep_place
-from .training import Training, check_version, folder_of
+from .training import HookedTraining, check_version, folder_of
 
 check_version("accelerate", "1.15", "hooks-accelerate")
 
@@ -50,7 +50,7 @@ def attach(
             hint="Leave it out of GradientAccumulationPlugin",
         )
     kept = keep_place(_plain(loader, accelerator), accumulate=accelerator.gradient_accumulation_steps)
-    training = Training("accelerate", folder_of(directory, accelerator.project_dir), **options)
+    training = HookedTraining("accelerate", folder_of(directory, accelerator.project_dir), **options)
     found = AcceleratedLoader(kept, training, accelerator)
     state: dict[str, Any] = {
         "models": [accelerator.unwrap_model(m) for m in accelerator._models],
@@ -67,7 +67,7 @@ def attach(
 class AcceleratedLoader(StepLoader):
     """A StepLoader that tells accelerate when an epoch ends, and puts batches on its device."""
 
-    def __init__(self, loader: Any, training: Training, accelerator: Accelerator) -> None:
+    def __init__(self, loader: Any, training: HookedTraining, accelerator: Accelerator) -> None:
         super().__init__(loader, training, self._ready)
         self._accelerator, self._passes = accelerator, 0
         self.end_of_dataloader = False
@@ -131,7 +131,7 @@ def _plain(loader: Any, accelerator: Accelerator) -> Any:
     return DataLoader(loader.dataset, batch_sampler=batches, **given)
 
 
-def _note_losses(accelerator: Any, training: Training) -> None:
+def _note_losses(accelerator: Any, training: HookedTraining) -> None:
     backward = accelerator.backward
 
     def noted(loss: Any, **kwargs: Any) -> None:

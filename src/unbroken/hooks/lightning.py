@@ -21,7 +21,7 @@ from ..data import Loader
 from ..errors import MissingExtra
 from .states import lightning as states
 from .steps import StepLoader, keep_place
-from .training import Training, Values, check_version, folder_of
+from .training import HookedTraining, Values, check_version, folder_of
 
 _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 
@@ -59,7 +59,7 @@ class UnbrokenCallback(_Callback):  # type: ignore[misc]
     def __init__(self, directory: str | Path | None = None, **options: Any) -> None:
         super().__init__()
         self.directory, self.options = directory, options
-        self.training: Training | None = None
+        self.training: HookedTraining | None = None
         self.loader: LightningLoader | None = None
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
@@ -68,7 +68,7 @@ class UnbrokenCallback(_Callback):  # type: ignore[misc]
             return
         states.refuse_unkept(trainer)
         folder = folder_of(self.directory, trainer.default_root_dir)
-        self.training = Training("lightning", folder, **self.options)
+        self.training = HookedTraining("lightning", folder, **self.options)
         source, connector = trainer.fit_loop._data_source, trainer._checkpoint_connector
         loop = trainer.fit_loop.epoch_loop
         make, restore, start = source.dataloader, connector.restore_training_state, loop.on_run_start

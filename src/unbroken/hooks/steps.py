@@ -11,7 +11,7 @@ from typing import Any
 
 from .. import data
 from ..data.loading.stateful import StatefulLoader
-from .training import Training
+from .training import HookedTraining
 
 Kept = data.Loader | StatefulLoader
 
@@ -27,7 +27,9 @@ class StepLoader:
     `place` makes a batch ready, on its device. Everything else is the loader's.
     """
 
-    def __init__(self, loader: Kept, training: Training, place: Callable[[Any], Any] | None = None) -> None:
+    def __init__(
+        self, loader: Kept, training: HookedTraining, place: Callable[[Any], Any] | None = None
+    ) -> None:
         self.loader, self.training = loader, training
         self._place = place
         self._open = False

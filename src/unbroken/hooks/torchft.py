@@ -19,7 +19,7 @@ from typing import Any
 from ..errors import UsageError
 from . import wrappers  # torchft's OptimizerWrapper
 from .steps import StepLoader, keep_place
-from .training import Training, check_version, folder_of
+from .training import HookedTraining, check_version, folder_of
 
 check_version("torchft", "0.2", "hooks-torchft")
 
@@ -43,7 +43,7 @@ def attach(
             hint="Call attach before the loop",
         )
     kept = keep_place(*_plain(loader))
-    training = Training("torchft", folder_of(directory, None), **options)
+    training = HookedTraining("torchft", folder_of(directory, None), **options)
     found = CommittedLoader(kept, training, manager)
     training.begin({**state, "manager": manager, "loader": kept})
     return found
@@ -52,7 +52,7 @@ def attach(
 class CommittedLoader(StepLoader):
     """A StepLoader that counts what all replica groups have committed."""
 
-    def __init__(self, loader: Any, training: Training, manager: Manager) -> None:
+    def __init__(self, loader: Any, training: HookedTraining, manager: Manager) -> None:
         super().__init__(loader, training)
         self._manager = manager
 

@@ -23,11 +23,11 @@ from ..progress.attach import attach
 
 logger = logging.getLogger("unbroken.hooks")
 
-_active: list[weakref.ref[Training]] = []
+_active: list[weakref.ref[HookedTraining]] = []
 """The training that is at work in this process, if one is."""
 
 
-class Training:
+class HookedTraining:
     """One training of this process, kept alive by one checkpointer.
 
     `state` is filled by the hook and given to `begin`. Raises UsageError where another hook is at work already.

@@ -18,7 +18,7 @@ from typing import Any
 from ..data import Loader
 from ..errors import UsageError
 from .steps import StepLoader, keep_place
-from .training import Training, check_version, folder_of
+from .training import HookedTraining, check_version, folder_of
 
 check_version("transformers", "5.23", "hooks-transformers")
 
@@ -28,7 +28,7 @@ from transformers import Trainer, TrainerCallback  # noqa: E402
 from .states.transformers import Counters  # noqa: E402
 
 
-def attach(trainer: Trainer, directory: str | Path | None = None, **options: Any) -> Training:
+def attach(trainer: Trainer, directory: str | Path | None = None, **options: Any) -> HookedTraining:
     """Keeps this trainer's training: call it once, before `train()`.
 
     `directory` and `options` are those of `unbroken.Checkpointer` (default: the run's own folder under `unbroken run`,
@@ -40,7 +40,7 @@ def attach(trainer: Trainer, directory: str | Path | None = None, **options: Any
             hint="Leave out enable_jit_checkpoint: `unbroken run` asks all ranks to save and stop at one step",
         )
     folder = folder_of(directory, trainer.args.output_dir or "trainer_output")
-    training = Training("transformers", folder, **options)
+    training = HookedTraining("transformers", folder, **options)
     _Attached(trainer, training)
     return training
 
@@ -48,7 +48,7 @@ def attach(trainer: Trainer, directory: str | Path | None = None, **options: Any
 class _Attached(TrainerCallback):  # type: ignore[misc]
     """The seams of one trainer; each is a method of that very object, called where the class would be."""
 
-    def __init__(self, trainer: Any, training: Training) -> None:
+    def __init__(self, trainer: Any, training: HookedTraining) -> None:
         self.trainer, self.training = trainer, training
         self.loader: StepLoader | None = None
         self.prepared: Any = None

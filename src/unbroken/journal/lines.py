@@ -51,7 +51,7 @@ def decode(line: bytes) -> dict[str, Any] | None:
 
 
 @dataclass(frozen=True)
-class Line:
+class JournalLine:
     """A line of a journal: where it lies in its file, and its record, None where it does not check."""
 
     offset: int
@@ -66,7 +66,7 @@ class Line:
         return self.offset + self.length
 
 
-def read(path: Path, limit: int | None = None) -> Iterator[Line]:
+def read(path: Path, limit: int | None = None) -> Iterator[JournalLine]:
     """The lines of a journal, up to `limit` bytes of it; none of a file that is not there."""
     try:
         file = open(path, "rb")  # noqa: SIM115 - closed by the with below
@@ -79,7 +79,7 @@ def read(path: Path, limit: int | None = None) -> Iterator[Line]:
                 line = line[: max(0, limit - offset)]
             if not line:
                 return
-            yield Line(offset, len(line), decode(line), not line.endswith(b"\n"))
+            yield JournalLine(offset, len(line), decode(line), not line.endswith(b"\n"))
             offset += len(line)
 
 

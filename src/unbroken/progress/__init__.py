@@ -11,7 +11,6 @@ PageReader, Progress    the agent's side
 """
 
 from .attach import Run, attach, holding_up
-from .epochs import Term, claim, newest_term, read_terms
 from .journal import JournalText, JournalWriter, read_journal
 from .page import PageReader, Phase, Progress, StepRecord
 from .places import newest_place, places
@@ -27,6 +26,7 @@ from .spec import (
     read_spec,
     write_spec,
 )
+from .terms import Term, claim, newest_term, read_terms
 
 __all__ = [
     "Budgets",

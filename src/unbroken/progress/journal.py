@@ -13,8 +13,8 @@ from typing import Any
 
 from ..atomic import fsync_folder
 from ..journal import lines
-from .epochs import Term, read_terms
 from .rundir import RunDir
+from .terms import Term, read_terms
 
 
 class JournalWriter:
@@ -91,6 +91,6 @@ def sealable(run_dir: RunDir, terms: list[Term]) -> dict[str, int]:
     return offsets
 
 
-def _whole_lines(run_dir: RunDir, number: int, limit: int | None = None) -> Iterator[lines.Line]:
+def _whole_lines(run_dir: RunDir, number: int, limit: int | None = None) -> Iterator[lines.JournalLine]:
     """The lines of one term up to `limit`; a torn last one is left out."""
     return (line for line in lines.read(run_dir.journal(number), limit) if not line.torn)

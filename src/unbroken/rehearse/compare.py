@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from .trace import Batch, Step
+from .trace import Batch, TracedStep
 
 
 @dataclass(frozen=True)
-class Finding:
+class FirstDifference:
     """The first difference of a training from the undisturbed one."""
 
     step: int
@@ -38,7 +38,7 @@ class Comparison:
 
     resumed_at: int
     """Steps that the training had made where the process took it up."""
-    finding: Finding | None
+    finding: FirstDifference | None
     notes: tuple[str, ...] = ()
     compared: int = 0
     """Steps that were compared."""
@@ -59,7 +59,7 @@ class _Difference:
         return bool(self.batches or self.settings or self.state or self.gradients or self.losses)
 
 
-def align(undisturbed: Sequence[Step], first: Step, limit: int) -> int:
+def align(undisturbed: Sequence[TracedStep], first: TracedStep, limit: int) -> int:
     """Which step of the undisturbed training this process begins with: the one before which the weights were the same.
 
     Where no weights are the same: the one with the most of its state in common.
@@ -67,14 +67,14 @@ def align(undisturbed: Sequence[Step], first: Step, limit: int) -> int:
     near = [s for s in undisturbed[: limit + 1] if s.optimizer == first.optimizer]
     same = [s for s in near if s.weights == first.weights]
 
-    def common(s: Step) -> tuple[int, int]:
+    def common(s: TracedStep) -> tuple[int, int]:
         return sum(s.state.get(k) == v for k, v in first.state.items()), s.number
 
     return max(same or near, key=common).number if near else 0
 
 
 def compare(
-    undisturbed: Sequence[Step], other: Sequence[Step], rank: int, *, limit: int | None = None
+    undisturbed: Sequence[TracedStep], other: Sequence[TracedStep], rank: int, *, limit: int | None = None
 ) -> Comparison:
     """The steps of a process beside those of the undisturbed training, of which it had made at most `limit`."""
     if not other:
@@ -90,7 +90,7 @@ def compare(
     return Comparison(start, finding, (), len(pairs))
 
 
-def _without_skipped(a: Step, b: Step) -> Step:
+def _without_skipped(a: TracedStep, b: TracedStep) -> TracedStep:
     """A process's first step without the batches that it took from the loader only to come to its place.
 
     Whoever resumes with `islice(loader, n, None)` or `if i < n: continue` takes them all; none of them is trained on, which
@@ -101,7 +101,7 @@ def _without_skipped(a: Step, b: Step) -> Step:
     return replace(b, batches=b.batches[-used:]) if 0 < used < len(b.batches) else b
 
 
-def _differ(a: Step, b: Step) -> _Difference:
+def _differ(a: TracedStep, b: TracedStep) -> _Difference:
     def keys(x: dict[str, str], y: dict[str, str]) -> list[str]:
         return [k for k in {**x, **y} if x.get(k) != y.get(k)]
 
@@ -130,20 +130,22 @@ _GENERATORS = {
 
 
 def _explain(
-    undisturbed: Sequence[Step],
-    pairs: list[tuple[Step, Step]],
+    undisturbed: Sequence[TracedStep],
+    pairs: list[tuple[TracedStep, TracedStep]],
     differences: list[_Difference],
     at: int,
     start: int,
     rank: int,
-) -> Finding:
+) -> FirstDifference:
     a, b = pairs[at]
     d = differences[at]
     number = start + at + 1
     pieces = [*(["order of the data"] if d.batches else []), *(f"setting {s}" for s in d.settings), *d.state]
 
-    def found(kind: str, piece: str, text: str, hint: str) -> Finding:
-        return Finding(number, rank, kind, piece, text, hint, tuple(p for p in pieces if p != piece)[:12])
+    def found(kind: str, piece: str, text: str, hint: str) -> FirstDifference:
+        return FirstDifference(
+            number, rank, kind, piece, text, hint, tuple(p for p in pieces if p != piece)[:12]
+        )
 
     # State that was not restored is seen before the first step; later it is a consequence.
     lost = [p for p in d.state if at == 0]
@@ -192,7 +194,7 @@ _STATES = (
 )  # fmt: skip
 
 
-def _values(a: Step, b: Step, piece: str) -> str:
+def _values(a: TracedStep, b: TracedStep, piece: str) -> str:
     was, now = a.state.get(piece, "not there"), b.state.get(piece, "not there")
     return (
         f"{now}, it was {was}" if len(was) < 40 and len(now) < 40 and not _is_digest(was) else "another one"
@@ -204,13 +206,13 @@ def _is_digest(text: str) -> bool:
 
 
 def _explain_batches(
-    undisturbed: Sequence[Step],
-    a: Step,
-    b: Step,
-    make: Callable[[str, str, str, str], Finding],
+    undisturbed: Sequence[TracedStep],
+    a: TracedStep,
+    b: TracedStep,
+    make: Callable[[str, str, str, str], FirstDifference],
     at: int,
     differences: list[_Difference],
-) -> Finding:
+) -> FirstDifference:
     asked, given = [x.content for x in a.batches], [x.content for x in b.batches]
     if given and len(given) < len(asked) and asked[-len(given) :] == given:
         n = len(asked) - len(given)
@@ -259,7 +261,7 @@ def _explain_batches(
     )  # fmt: skip
 
 
-def _look_up(undisturbed: Sequence[Step], batch: Batch) -> tuple[int, Batch] | None:
+def _look_up(undisturbed: Sequence[TracedStep], batch: Batch) -> tuple[int, Batch] | None:
     """(the step, the batch) of the undisturbed training that had these bytes."""
     for s in undisturbed:
         for b in s.batches:

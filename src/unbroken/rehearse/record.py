@@ -22,14 +22,14 @@ from torch.utils.data import dataloader as torchs
 from ..data.digest import digest
 from .collect import Collector, short, user_frames
 from .guard import Guard, fix_entropy, freeze_time
-from .trace import Batch, Save, Step, Writer
+from .trace import Batch, Save, TracedStep, Writer
 
 if TYPE_CHECKING:
     from .plan import RehearsalPlan
 
 
-class Recorder:
-    """Writes a `Step` before each step of an optimizer."""
+class RehearsalRecorder:
+    """Writes a `TracedStep` before each step of an optimizer."""
 
     def __init__(self, plan: RehearsalPlan) -> None:
         self.plan = plan
@@ -106,11 +106,11 @@ class Recorder:
             self.finish()
         self.number += 1
 
-    def _step(self, optimizer: Any) -> Step:
+    def _step(self, optimizer: Any) -> TracedStep:
         frames = user_frames()
         state, settings = self._collector.state(frames, self._optimizers)
         weights = [p for g in optimizer.param_groups for p in g["params"]]
-        return Step(
+        return TracedStep(
             self.number,
             next(i for i, o in enumerate(self._optimizers) if o is optimizer),
             short([p.detach() for p in weights]),
@@ -127,7 +127,7 @@ class Recorder:
             },
         )
 
-    def _steps_before(self, step: Step) -> int:
+    def _steps_before(self, step: TracedStep) -> int:
         reference = self.plan.reference[self.rank] if self.rank < len(self.plan.reference) else ()
         return len(reference) - 1 - reference[::-1].index(step.weights) if step.weights in reference else 0
 
@@ -151,13 +151,13 @@ def _generators() -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def rehearsed(plan: RehearsalPlan) -> Iterator[Recorder]:
+def rehearsed(plan: RehearsalPlan) -> Iterator[RehearsalRecorder]:
     """Hooks everything inside the block, for the life of the process."""
     if plan.fixed_entropy:
         fix_entropy()
     if plan.frozen_time:
         freeze_time()
-    recorder = Recorder(plan)
+    recorder = RehearsalRecorder(plan)
     guard = Guard(plan.protected, plan.allowed, lambda why: recorder.writer.write("refused", why))
     guard.install()
     _hook_steps(recorder)
@@ -174,7 +174,7 @@ def rehearsed(plan: RehearsalPlan) -> Iterator[Recorder]:
     yield recorder
 
 
-def _hook_steps(r: Recorder) -> None:
+def _hook_steps(r: RehearsalRecorder) -> None:
     def before(optimizer: Any, args: Any, kwargs: Any) -> None:
         r.before_step(optimizer)
 
@@ -191,7 +191,7 @@ def _hook_steps(r: Recorder) -> None:
     torch.Tensor.backward = noted  # type: ignore[method-assign]
 
 
-def _hook_loaders(r: Recorder) -> None:
+def _hook_loaders(r: RehearsalRecorder) -> None:
     base: Any = torchs._BaseDataLoaderIter
     begin, following, index = base.__init__, base.__next__, base._next_index
 
@@ -222,7 +222,7 @@ def _hook_loaders(r: Recorder) -> None:
     base.__init__, base._next_index, base.__next__ = init, next_index, give
 
 
-def _hook_ours(r: Recorder) -> None:
+def _hook_ours(r: RehearsalRecorder) -> None:
     """Our own loaders give without torch's iterator where there are no workers; what of unbroken is used is noted."""
     from ..data.loading import loader as ours
     from ..progress.attach import Run
@@ -253,7 +253,7 @@ def _noted(kind: Any, name: str, note: Callable[[], None]) -> None:
     setattr(kind, name, noted)
 
 
-def _hook_saves(r: Recorder, guard: Guard) -> None:
+def _hook_saves(r: RehearsalRecorder, guard: Guard) -> None:
     save = torch.save
 
     def saved(obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
@@ -315,7 +315,7 @@ def _hook_saves(r: Recorder, guard: Guard) -> None:
     Checkpointer.__init__, Checkpointer.save = init, kept  # type: ignore[method-assign]
 
 
-def _hook_warnings(r: Recorder) -> None:
+def _hook_warnings(r: RehearsalRecorder) -> None:
     class Noted(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             if record.levelno >= logging.WARNING and r.here():

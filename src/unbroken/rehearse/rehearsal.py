@@ -10,10 +10,10 @@ from statistics import mean
 from typing import Any
 
 from ..errors import RunError, UsageError
-from .compare import Comparison, Finding, compare
+from .compare import Comparison, FirstDifference, compare
 from .launch import Launcher, Supervised, Trial
 from .plan import RehearsalPlan
-from .trace import Save, Step, Trace, read_traces
+from .trace import Save, Trace, TracedStep, read_traces
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Kill:
     """Which iteration over the loader it was in, from 0."""
     resumed_at: int
     """Steps that it had made where it was taken up."""
-    finding: Finding | None
+    finding: FirstDifference | None
 
     @property
     def lost(self) -> int:
@@ -42,7 +42,7 @@ class RehearsalReport:
     steps: int
     """Steps of the undisturbed training that were compared."""
     ranks: int
-    deterministic: Finding | None = None
+    deterministic: FirstDifference | None = None
     """The first difference between two undisturbed trainings, if there is one."""
     kills: list[Kill] = field(default_factory=list)
     save_every: int | None = None
@@ -62,7 +62,7 @@ class RehearsalReport:
         return self.deterministic is None and bool(self.kills) and all(k.finding is None for k in self.kills)
 
     @property
-    def finding(self) -> Finding | None:
+    def finding(self) -> FirstDifference | None:
         """The first thing that differs."""
         return self.deterministic or next((k.finding for k in self.kills if k.finding is not None), None)
 
@@ -153,7 +153,7 @@ class Rehearsal:
             )
         return traces
 
-    def _whole(self, traces: dict[tuple[int, int], Trace]) -> list[list[Step]]:
+    def _whole(self, traces: dict[tuple[int, int], Trace]) -> list[list[TracedStep]]:
         """The steps of each rank of a training that was not killed."""
         found = [traces[r, 1].steps for r in range(self.nproc) if (r, 1) in traces]
         if len(found) != self.nproc or len({len(f) for f in found}) != 1:
@@ -182,7 +182,7 @@ class Rehearsal:
 
     # --- chance
 
-    def _tell_chance_apart(self, report: RehearsalReport, first: list[list[Step]]) -> None:
+    def _tell_chance_apart(self, report: RehearsalReport, first: list[list[TracedStep]]) -> None:
         """Whether the training is another one each time anyway, and by what."""
         self.say("the training undisturbed once more: is it the same without a kill?")
         again = self._whole(self._trial(reference=first))
@@ -207,7 +207,7 @@ class Rehearsal:
         text = f"two undisturbed trainings differ in the {finding.piece}{why}"
         report.deterministic = replace(finding, kind=kind, text=text, hint=hint)
 
-    def _whole_or_short(self, traces: dict[tuple[int, int], Trace]) -> list[list[Step]]:
+    def _whole_or_short(self, traces: dict[tuple[int, int], Trace]) -> list[list[TracedStep]]:
         return [traces[r, 1].steps for r in range(self.nproc) if (r, 1) in traces]
 
 
@@ -222,12 +222,12 @@ _EXPERIMENTS: tuple[tuple[str, str, str, dict[str, Any], dict[str, str]], ...] =
 )  # fmt: skip
 
 
-def _first_of(a: list[list[Step]], b: list[list[Step]]) -> Finding | None:
+def _first_of(a: list[list[TracedStep]], b: list[list[TracedStep]]) -> FirstDifference | None:
     found = [compare(x, y, r).finding for r, (x, y) in enumerate(zip(a, b, strict=True))]
     return min((f for f in found if f is not None), key=lambda f: (f.step, f.rank), default=None)
 
 
-def kill_points(steps: list[Step], saves: list[Save]) -> list[int]:
+def kill_points(steps: list[TracedStep], saves: list[Save]) -> list[int]:
     """Before which steps the training is killed, from 0: not right at a save, in two epochs where there are two."""
     last = len(steps) - 2  # one step more is compared after it
     saved = sorted({s.step for s in saves if 0 < s.step < last})
@@ -249,7 +249,7 @@ def kill_points(steps: list[Step], saves: list[Save]) -> list[int]:
     return [first, second]
 
 
-def _epoch(step: Step) -> int:
+def _epoch(step: TracedStep) -> int:
     return max((b.iteration for b in step.batches), default=0)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..units import Bytes, Duration
-from .compare import Finding
+from .compare import FirstDifference
 from .rehearsal import RehearsalReport, mean_lost
 
 
@@ -48,7 +48,7 @@ def _verdict(report: RehearsalReport) -> str:
     return f"not exact: after a failure step {f.step} is another one (rank {f.rank})"
 
 
-def _finding(f: Finding) -> list[str]:
+def _finding(f: FirstDifference) -> list[str]:
     found = [f"  {f.piece}: {f.text}", f"  {f.hint}"]
     if f.also:
         found.append(f"  differs too: {', '.join(f.also)}")

@@ -27,7 +27,7 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class Step:
+class TracedStep:
     """A training right before an optimizer's step: the state that the step before left, and what this one is made of."""
 
     number: int
@@ -50,7 +50,7 @@ class Step:
     """Plain values of the training loop, in words."""
 
     @classmethod
-    def from_json(cls, value: dict[str, Any]) -> Step:
+    def from_json(cls, value: dict[str, Any]) -> TracedStep:
         known = {
             **value,
             "batches": tuple(Batch(**b) for b in value["batches"]),
@@ -79,7 +79,7 @@ class Trace:
 
     rank: int
     attempt: int
-    steps: list[Step] = field(default_factory=list)
+    steps: list[TracedStep] = field(default_factory=list)
     saves: list[Save] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     refused: str = ""
@@ -122,7 +122,7 @@ def read_traces(folder: Path) -> dict[tuple[int, int], Trace]:
         for line in _lines(path):
             kind, value = line["kind"], line["value"]
             if kind == "step":
-                trace.steps.append(Step.from_json(value))
+                trace.steps.append(TracedStep.from_json(value))
             elif kind == "save":
                 trace.saves.append(Save(**value))
             elif kind == "warning":

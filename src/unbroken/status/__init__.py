@@ -7,7 +7,7 @@ read_status, RunStatus    one screen about a run, also one that is being written
 
 from .data import RunReport
 from .gather import gather
-from .standing import RunStatus, read_status
+from .run_status import RunStatus, read_status
 from .write import report_json, write_report, write_report_safely
 
 __all__ = [

@@ -13,7 +13,7 @@ from typing import Any
 from ..errors import InputError, UnbrokenError
 from ..progress import RunDir, read_journal, read_spec, read_terms
 from .gather import status_of
-from .standing import newest_step
+from .run_status import newest_step
 
 DEPTH = 4
 """Folders below the one that is asked for."""

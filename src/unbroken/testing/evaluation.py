@@ -1,6 +1,6 @@
 """A harness, a model and a scoring pool for tests of evaluations: no torch, no data set, faults on demand.
 
-    harness = "unbroken.testing.evaluation:FakeHarness"      backend = "unbroken.testing.evaluation:FakeBackend"
+    harness = "unbroken.testing.evaluation:FakeHarness"      backend = "unbroken.testing.evaluation:TimedBackend"
 
 Options of a task: `samples`, `requests` (per sample), `seconds` (per sample, slept), `score_s`, `missing` (its dataset
 is not there), `kill` {sample: file} (the worker that answers this sample kills itself, unless the file exists, which
@@ -44,7 +44,7 @@ from ..evaluate.suite.staged import read_answers, read_block, run_requests, writ
 from ..journal.codec import encode
 
 HARNESS = "unbroken.testing.evaluation:FakeHarness"
-BACKEND = "unbroken.testing.evaluation:FakeBackend"
+BACKEND = "unbroken.testing.evaluation:TimedBackend"
 
 
 class FakeHarness:
@@ -136,7 +136,7 @@ class FakeHarness:
         )
 
 
-class FakeBackend:
+class TimedBackend:
     """Answers with the hash of the prompt and the weights."""
 
     needs_weights = True
@@ -153,7 +153,7 @@ class FakeBackend:
         """Says so in the worker's log."""
         _line(f"devices {os.getpid()}")
 
-    def load(self, spec: ModelSpec, folder: Path | None, devices: Sequence[int]) -> FakeModel:
+    def load(self, spec: ModelSpec, folder: Path | None, devices: Sequence[int]) -> TimedModel:
         """Reads the weights, sleeps, or refuses."""
         time.sleep(float(spec.options.get("load_s", 0.0)))
         if spec.options.get("broken") or os.environ.get("UNBROKEN_FAKE_BROKEN"):
@@ -165,7 +165,7 @@ class FakeBackend:
             if folder
             else b""
         )
-        return FakeModel(
+        return TimedModel(
             digest(weights.hex()),
             spec.batch_size,
             int(spec.options.get("fits", 1 << 30)),
@@ -173,7 +173,7 @@ class FakeBackend:
         )
 
 
-class FakeModel:
+class TimedModel:
     """Sleeps as long as its requests say."""
 
     def __init__(self, weights: str, batch_size: int, fits: int, log: str) -> None:

@@ -24,7 +24,7 @@ from ..errors import ContractError, RunError
 from ..progress import PageReader, RunDir, read_spec, read_terms
 
 
-class Faults:
+class RunFaults:
     """Injects faults into one run that is going on."""
 
     def __init__(self, run_dir: RunDir) -> None:

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Self
 
 
 @dataclass(frozen=True)
-class Request:
+class HttpRequest:
     """One request as it came in; `number` counts from 1, `key` is its path without the first slash."""
 
     number: int
@@ -60,8 +60,8 @@ class _Quiet(ThreadingHTTPServer):
 class FaultyServer:
     """A server on a free port of this machine; a context manager. `requests` may be read at any time."""
 
-    fault: Callable[[Request], Fault | None] = lambda _: None
-    requests: list[Request] = field(default_factory=list)
+    fault: Callable[[HttpRequest], Fault | None] = lambda _: None
+    requests: list[HttpRequest] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
     handler: ClassVar[type[FaultyHandler]]
 
@@ -93,7 +93,7 @@ class FaultyHandler(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: Any) -> None:
         """Says nothing: a test's output is its own."""
 
-    def respond(self, request: Request, body: bytes) -> None:
+    def respond(self, request: HttpRequest, body: bytes) -> None:
         """Acts on the request and answers with `answer`."""
         raise NotImplementedError
 
@@ -103,7 +103,7 @@ class FaultyHandler(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         key = urllib.parse.unquote(url.path).lstrip("/")
         with self.owner.lock:
-            request = Request(len(self.owner.requests) + 1, self.command, key, query, len(body))
+            request = HttpRequest(len(self.owner.requests) + 1, self.command, key, query, len(body))
             self.owner.requests.append(request)
         fault = self.owner.fault(request) or Fault()
         if fault.delay:

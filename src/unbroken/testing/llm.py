@@ -21,7 +21,7 @@ SLOW, HANG_UP, ERROR_500, GARBAGE, NO_CHOICES, HUGE, DEEP = (
 Answer = str | dict[str, Any] | list[Any] | Callable[[list[dict[str, str]]], Any]
 
 
-class FakeModel:
+class FakeAssistant:
     """The server, as a context manager that gives its address. `requests` holds what it was sent."""
 
     def __init__(self, answers: Sequence[Answer], *, slow_s: float = 30.0) -> None:

@@ -21,13 +21,13 @@ from typing import Any
 from xml.sax.saxutils import escape
 
 from ..checkpoint.storage.s3 import S3Storage
-from .http_faults import RESET, SLOW_DOWN, Fault, FaultyHandler, FaultyServer, Request
+from .http_faults import RESET, SLOW_DOWN, Fault, FaultyHandler, FaultyServer, HttpRequest
 
-__all__ = ["RESET", "SLOW_DOWN", "FakeS3", "Fault", "Request"]
+__all__ = ["RESET", "SLOW_DOWN", "FakeS3", "Fault", "HttpRequest"]
 
 
 class _Handler(FaultyHandler):
-    def respond(self, request: Request, body: bytes) -> None:
+    def respond(self, request: HttpRequest, body: bytes) -> None:
         getattr(self, f"_{self.command.lower()}")(request.key, request.query, body)
 
     def _get(self, key: str, query: dict[str, str], body: bytes) -> None:

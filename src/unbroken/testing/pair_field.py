@@ -10,7 +10,7 @@ from enum import StrEnum
 from ..detect.pairwise import PairResult, sort_pair
 
 
-class Fault(StrEnum):
+class PairFault(StrEnum):
     """What is injected. The last three are of a link between two nodes, the others of a node."""
 
     DEAD = "dead"
@@ -22,7 +22,7 @@ class Fault(StrEnum):
     SLOW_LINK = "slow link"
 
 
-LINKS = (Fault.LINK, Fault.ONE_WAY, Fault.SLOW_LINK)
+LINKS = (PairFault.LINK, PairFault.ONE_WAY, PairFault.SLOW_LINK)
 _NOISE = 0.03
 """The spread of the rate between healthy nodes, as a share of it."""
 _SLOWEST, _LEAST_SLOW = 0.2, 0.7
@@ -34,16 +34,16 @@ class PairField:
     """Nodes in a ring (each sends to the next), some of them at fault. `ring` are the routes that the run uses."""
 
     nodes: Sequence[str]
-    faulty: Mapping[str, Fault] = field(default_factory=dict)
-    links: Mapping[tuple[str, str], Fault] = field(default_factory=dict)
+    faulty: Mapping[str, PairFault] = field(default_factory=dict)
+    links: Mapping[tuple[str, str], PairFault] = field(default_factory=dict)
     fails: float = 0.5
     """How often a test fails that an intermittent node is part of."""
     seed: int = 0
 
     def __post_init__(self) -> None:
         self._random = random.Random(self.seed)
-        slow: list[object] = [n for n, f in self.faulty.items() if f is Fault.SLOW]
-        slow += [p for p, f in self.links.items() if f is Fault.SLOW_LINK]
+        slow: list[object] = [n for n, f in self.faulty.items() if f is PairFault.SLOW]
+        slow += [p for p, f in self.links.items() if f is PairFault.SLOW_LINK]
         self._share = {k: self._random.uniform(_SLOWEST, _LEAST_SLOW) for k in slow}
 
     @property
@@ -55,7 +55,7 @@ class PairField:
 
     @classmethod
     def scatter(
-        cls, count: int, faults: int, kinds: Sequence[Fault] = tuple(Fault), seed: int = 0
+        cls, count: int, faults: int, kinds: Sequence[PairFault] = tuple(PairFault), seed: int = 0
     ) -> PairField:
         """So many nodes with so many faults, each of a kind by chance. Bad links lie between healthy nodes of the ring: at a
         node that is at fault nobody could see them, and it leaves anyway."""
@@ -83,11 +83,11 @@ class PairField:
         here = [f for f in (self.faulty.get(a), self.faulty.get(b), self.links.get((a, b))) if f is not None]
         rate = max(0.1, self._random.gauss(1.0, _NOISE))
         for f in here:
-            if f in (Fault.DEAD, Fault.HANGING, Fault.LINK):
+            if f in (PairFault.DEAD, PairFault.HANGING, PairFault.LINK):
                 return PairResult((a, b), False, lost=(a, b))
-            if f is Fault.ONE_WAY:
+            if f is PairFault.ONE_WAY:
                 return PairResult((a, b), False, lost=(a,))
-            if f is Fault.INTERMITTENT and self._random.random() < self.fails:
+            if f is PairFault.INTERMITTENT and self._random.random() < self.fails:
                 return PairResult((a, b), False, lost=self._random.choice([(a,), (b,), (a, b)]))
         slowest = min((self._share.get(k, 1.0) for k in (a, b, (a, b))), default=1.0)
         return PairResult((a, b), True, rate * slowest)

@@ -12,7 +12,7 @@ from pathlib import Path
 from ..errors import InputError, UsageError
 from ..samples.schema import JOBS, TYPES
 from ..samples.tables import Note
-from .settings import Settings
+from .settings import ReportSettings
 from .store import Store, literal, name
 
 
@@ -93,7 +93,7 @@ def rules_from(path: Path) -> tuple[InferenceRule, ...]:
         raise InputError(f"cannot read the rules: {e}", where=str(path), hint="Check the path") from e
 
 
-def build_work(store: Store, settings: Settings, rules: Sequence[InferenceRule] | None = None) -> None:
+def build_work(store: Store, settings: ReportSettings, rules: Sequence[InferenceRule] | None = None) -> None:
     """(Re)creates the view `work`: jobs with a type for each, a size class, and GPU time; and says what was inferred.
 
     `kind`: the type (CPU where no GPU is held). `size`: the power of two at or above the number of GPUs (0.5 for a

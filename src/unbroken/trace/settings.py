@@ -9,7 +9,7 @@ from ..units import Duration
 
 
 @dataclass(frozen=True)
-class Settings:
+class ReportSettings:
     """Numbers that no trace carries."""
 
     pue: float = 1.25

@@ -13,8 +13,8 @@ from ..errors import Exit
 from ..progress import attach
 from .config import TrainConfig
 from .saving import Saving, open_saving
+from .step_digests import StepDigestWriter, digest, step_digest_path
 from .training import Training, open_corpus, open_training
-from .witness import StepDigestWriter, digest, step_digest_path
 from .world import start_world, stop_world
 
 

@@ -55,7 +55,7 @@ class Permutation:
                 return value
 
 
-class Order:
+class SampleOrder:
     """Maps an absolute sample index to the sample in the data set."""
 
     def __init__(self, samples: int, seed: int) -> None:
@@ -89,7 +89,7 @@ def merge(ranges: Iterable[Sequence[int]]) -> tuple[Range, ...]:
 
 
 @dataclass(frozen=True)
-class Position:
+class SamplePosition:
     """Where the data stands: absolute half-open sample ranges, consumed ones and ones to skip.
 
     Both are sorted and disjoint. A skipped range stays in `skips` after it was passed, so that the position says
@@ -99,16 +99,16 @@ class Position:
     consumed: tuple[Range, ...] = ()
     skips: tuple[Range, ...] = ()
 
-    def skipping(self, ranges: Iterable[Sequence[int]]) -> Position:
+    def skipping(self, ranges: Iterable[Sequence[int]]) -> SamplePosition:
         """This position with more ranges to skip; what was consumed before stays consumed."""
-        return Position(self.consumed, merge([*self.skips, *ranges]))
+        return SamplePosition(self.consumed, merge([*self.skips, *ranges]))
 
     @property
     def next_index(self) -> int:
         """The first absolute index after everything consumed."""
         return self.consumed[-1][1] if self.consumed else 0
 
-    def take(self, count: int) -> tuple[list[int], Position]:
+    def take(self, count: int) -> tuple[list[int], SamplePosition]:
         """The next `count` absolute indices, in order and without the skips, and the position after them."""
         starts = [s for s, _ in self.skips]
         taken: list[int] = []
@@ -124,7 +124,7 @@ class Position:
             taken.extend(range(at, stop))
             spans.append((at, stop))
             at = stop
-        return taken, Position(merge([*self.consumed, *spans]), self.skips)
+        return taken, SamplePosition(merge([*self.consumed, *spans]), self.skips)
 
     def as_json(self, samples_per_epoch: int) -> dict[str, Any]:
         """The `position` of a checkpoint's manifest."""
@@ -135,7 +135,7 @@ class Position:
         }
 
     @classmethod
-    def from_json(cls, value: dict[str, Any]) -> Position:
+    def from_json(cls, value: dict[str, Any]) -> SamplePosition:
         """The position that `as_json` wrote; raises ContractError for anything else."""
         try:
             return cls(merge(value["samples"]), merge(value["skips"]))

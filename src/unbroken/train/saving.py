@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 from ..checkpoint.format.position import Position as SavedPosition
 from ..progress import Run
 from .config import RunConfig
-from .order import Position
+from .order import SamplePosition
 
 if TYPE_CHECKING:
     from ..checkpoint import Checkpointer
@@ -107,7 +107,7 @@ def open_saving(config: RunConfig, run: Run, trainer: Training) -> tuple[Saving,
     saving = CheckpointSaving(checkpoints, trainer, durable)
     if restored is None:
         return saving, None
-    where = Position(restored.position.samples, restored.position.skips)
+    where = SamplePosition(restored.position.samples, restored.position.skips)
     trainer.resume(restored.step, state["training"], where)
     skipped = "".join(f"; passed over {name}: {why}" for name, why in restored.skipped)
     return saving, f"resumed step {restored.step} from {restored.source} in {restored.seconds:.2f} s{skipped}"

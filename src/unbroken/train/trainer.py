@@ -18,7 +18,7 @@ from .config import TrainConfig
 from .corpus.chat import Conversations
 from .huggingface.names import description
 from .model import Decoder
-from .order import Order, Position
+from .order import SampleOrder, SamplePosition
 from .schedule import learning_rate
 from .tokens import Tokens
 from .world import World
@@ -39,8 +39,8 @@ class Trainer:
     """The tokens, memory-mapped."""
     model: Decoder
     buckets: Buckets
-    order: Order
-    position: Position
+    order: SampleOrder
+    position: SamplePosition
     step: int = 0
     """Steps completed."""
 
@@ -62,7 +62,7 @@ class Trainer:
         """Parameters of the whole model."""
         return sum(p.numel() for p in self.model.parameters())
 
-    def resume(self, step: int, training: dict[str, Any], position: Position) -> None:
+    def resume(self, step: int, training: dict[str, Any], position: SamplePosition) -> None:
         """Goes on from a checkpoint whose tensors are loaded already; raises InputError if it is of another training."""
         check_same_training(self.config, self.tokens, step, training)
         self.step = step
@@ -151,7 +151,7 @@ def build(config: TrainConfig, world: World, run: Run, tokens: Tokens) -> Traine
         model,
         buckets,
         order,
-        Position().skipping([*c.skips, *run.skips]),
+        SamplePosition().skipping([*c.skips, *run.skips]),
     )
 
 
@@ -179,12 +179,12 @@ def check_same_training(
         )
 
 
-def open_order(config: TrainConfig, tokens: Tokens) -> Order:
+def open_order(config: TrainConfig, tokens: Tokens) -> SampleOrder:
     """The order of the samples, those that are held out left aside. Raises InputError for too little text."""
     return order_of((tokens.count - 1) // config.data.seq, config, f"{tokens.count} bytes")
 
 
-def order_of(samples: int, config: TrainConfig, size: str) -> Order:
+def order_of(samples: int, config: TrainConfig, size: str) -> SampleOrder:
     """As `open_order`, of so many samples in all."""
     c = config.data
     samples -= config.run.eval_samples if config.run.eval_every else 0
@@ -194,7 +194,7 @@ def order_of(samples: int, config: TrainConfig, size: str) -> Order:
             where=f"--data {c.data}",
             hint="Give more text, a smaller --global-batch or a shorter --seq",
         )
-    return Order(samples, c.seed)
+    return SampleOrder(samples, c.seed)
 
 
 def _parts(count: int, size: int) -> list[slice]:

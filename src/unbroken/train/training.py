@@ -10,7 +10,7 @@ from ..progress import Run
 from .config import TrainConfig
 from .corpus.chat import Conversations, open_conversations, open_preferences
 from .corpus.token_files import is_token_file, open_token_file
-from .order import Order, Position
+from .order import SampleOrder, SamplePosition
 from .tokens import Tokens, open_tokens
 from .world import World
 
@@ -24,8 +24,8 @@ class Training(Protocol):
     config: TrainConfig
     world: World
     run: Run
-    order: Order
-    position: Position
+    order: SampleOrder
+    position: SamplePosition
     step: int
     """Steps completed."""
 
@@ -40,7 +40,7 @@ class Training(Protocol):
     def state(self) -> dict[str, Any]:
         """The state as a checkpoint keeps it; its tensors are the live ones."""
 
-    def resume(self, step: int, training: dict[str, Any], position: Position) -> None:
+    def resume(self, step: int, training: dict[str, Any], position: SamplePosition) -> None:
         """Goes on from a checkpoint whose tensors are loaded already; raises InputError if it is of another training."""
 
     def train_step(

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from unbroken.cluster.slurm.controller.commands import Refused, Slurm
+from unbroken.cluster.slurm.controller.commands import Slurm, SlurmRefused
 from unbroken.version import __version__
 
 _SRUN = """#!/bin/sh
@@ -90,7 +90,7 @@ class FakeSlurm(Slurm):
 
     def _update(self, node: str, state: str, reason: list[str]) -> str:
         if not self.operator:
-            raise Refused("scontrol update", "slurm_update error: Invalid user id")
+            raise SlurmRefused("scontrol update", "slurm_update error: Invalid user id")
         found = self.nodes[node.removeprefix("nodename=")]
         found.states = found.states.replace("+DRAIN", "") + ("+DRAIN" if state == "state=drain" else "")
         found.reason = reason[0].removeprefix("reason=") if reason else ""

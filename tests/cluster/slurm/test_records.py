@@ -10,7 +10,7 @@ from unbroken.cluster.slurm.controller.hostlist import expand
 from unbroken.cluster.slurm.controller.records import (
     JobRecord,
     NodeRecord,
-    StepRecord,
+    SlurmStepRecord,
     parse_config,
     parse_jobs,
     parse_nodes,
@@ -95,7 +95,7 @@ def test_jobs_steps_and_settings() -> None:
     assert running == JobRecord("4", "RUNNING", ("n1", "n2"), 1795984388.0, "None", 1795984208.0, 2)
     assert running.runs and pending.waits and pending.ends is None and pending.nodes == ()
     assert parse_steps("3.0|ub-n1|n1\n3.batch|batch|n1\n") == [
-        StepRecord("3.0", "ub-n1", ("n1",)), StepRecord("3.batch", "batch", ("n1",)),
+        SlurmStepRecord("3.0", "ub-n1", ("n1",)), SlurmStepRecord("3.batch", "batch", ("n1",)),
     ]  # fmt: skip
     assert (
         parse_config("KillWait                = 5 sec\nProctrackType = proctrack/cgroup\n\n")["KillWait"]

@@ -10,7 +10,7 @@ import pytest
 
 from unbroken.cluster.contract import Request
 from unbroken.cluster.slurm.cluster import SlurmCluster
-from unbroken.cluster.slurm.controller.commands import Refused, Slurm
+from unbroken.cluster.slurm.controller.commands import Slurm, SlurmRefused
 from unbroken.cluster.slurm.controller.records import JobRecord
 from unbroken.cluster.slurm.jobs import batch
 from unbroken.cluster.slurm.jobs.submission import (
@@ -121,7 +121,7 @@ class Site(Slurm):
         if argv[0] == "squeue":
             return f"7|{self._state}|n1|N/A|None|N/A|1"
         if argv[:2] == ("scontrol", "requeue") and self._forbids:
-            raise Refused("scontrol requeue", "Requested operation is presently disabled")
+            raise SlurmRefused("scontrol requeue", "Requested operation is presently disabled")
         return "8;cluster" if argv[0] == "sbatch" else ""
 
 

@@ -23,7 +23,7 @@ from unbroken.private import write_secret
 from unbroken.progress import RunDir, RunSpec, Term, read_journal, read_terms, write_spec
 from unbroken.recover import start
 from unbroken.recover.record import objects
-from unbroken.recover.record.base import Journal, Record, Superseded
+from unbroken.recover.record.base import Record, RunJournal, Superseded
 from unbroken.recover.record.choice import open_record
 from unbroken.recover.record.folder import FolderRecord, is_shared
 from unbroken.recover.record.objects import ObjectRecord
@@ -58,7 +58,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     return Place(request.param, tmp_path, memory_store() if request.param == "objects" else None)
 
 
-def begin(record: Record, clock: Callable[[], float] = lambda: 5.0) -> tuple[Term, Journal]:
+def begin(record: Record, clock: Callable[[], float] = lambda: 5.0) -> tuple[Term, RunJournal]:
     """The next supervisor."""
     terms = record.terms()
     term = record.claim(len(terms) + 1, run_id="r", address="unix:/x", sealed=record.seal(terms))

@@ -10,7 +10,7 @@ import pytest
 from unbroken.errors import UsageError
 from unbroken.train.config import PlanConfig
 from unbroken.train.planning.command import main
-from unbroken.train.planning.cost import Workload, cost
+from unbroken.train.planning.cost import TrainingWorkload, cost
 from unbroken.train.planning.hardware import HARDWARE
 from unbroken.train.planning.layout import lay_out
 from unbroken.train.planning.memory import Held
@@ -58,7 +58,7 @@ def test_sizes_of_the_recipes() -> None:
 
 def test_the_formula_of_the_study() -> None:
     """2 P parameters, 2 P gradients, 12 P optimizer state, each over its own group."""
-    work = Workload(RECIPES["7b"], 2048, 64, 1)
+    work = TrainingWorkload(RECIPES["7b"], 2048, 64, 1)
     plan = PlanConfig(
         parameters=8, gradients=16, optimizer=64, gradient_dtype="bfloat16", engine="plan", recompute="full"
     )
@@ -71,7 +71,7 @@ def test_the_formula_of_the_study() -> None:
 
 
 def test_a_wider_group_holds_less_and_talks_more() -> None:
-    work, hw = Workload(RECIPES["7b"], 2048, 512, 2), HARDWARE["a100"]
+    work, hw = TrainingWorkload(RECIPES["7b"], 2048, 512, 2), HARDWARE["a100"]
     narrow, wide = (
         estimate(PlanConfig(optimizer=o, engine="plan", recompute="full"), 64, work, hw) for o in (8, 64)
     )
@@ -82,18 +82,18 @@ def test_a_wider_group_holds_less_and_talks_more() -> None:
 
 
 def test_the_search_gives_plans_that_are_legal_and_fit_fastest_first() -> None:
-    work = Workload(RECIPES["7b"], 4096, 8, 0)
+    work = TrainingWorkload(RECIPES["7b"], 4096, 8, 0)
     found = search(4, work, HARDWARE["h100"])
     assert found and [e.step.seconds for e in found] == sorted(e.step.seconds for e in found)
     for e in found[:5]:
         lay_out(e.plan, 4)
         assert e.memory.total < 80e9
     with pytest.raises(UsageError, match="no plan for 2 GPUs fits"):
-        search(2, Workload(RECIPES["123b"], 4096, 4, 0), HARDWARE["h100"])
+        search(2, TrainingWorkload(RECIPES["123b"], 4096, 4, 0), HARDWARE["h100"])
 
 
 def test_a_pipeline_without_micro_batches_stands_idle() -> None:
-    work, hw = Workload(RECIPES["7b"], 4096, 64, 1), HARDWARE["h200"]
+    work, hw = TrainingWorkload(RECIPES["7b"], 4096, 64, 1), HARDWARE["h200"]
     plans = [PlanConfig(pipeline=4), PlanConfig(pipeline=4, stages=2, schedule="interleaved"),
              PlanConfig(pipeline=4, stages=2, schedule="zero-bubble")]  # fmt: skip
     idle = [cost(lay_out(p, 8), p, work, hw).bubble for p in plans]

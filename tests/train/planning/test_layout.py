@@ -8,7 +8,14 @@ import pytest
 
 from unbroken.errors import UsageError
 from unbroken.train.config import DataConfig, ModelConfig, PlanConfig, TrainConfig, parse
-from unbroken.train.planning.layout import Layout, check, check_model, group_sizes, lay_out, micro_batches
+from unbroken.train.planning.layout import (
+    ParallelLayout,
+    check,
+    check_model,
+    group_sizes,
+    lay_out,
+    micro_batches,
+)
 
 
 def test_groups_nest_and_every_rank_has_its_place() -> None:
@@ -33,13 +40,13 @@ def test_zero_is_the_next_smaller_group_and_minus_one_is_all() -> None:
 
 
 def test_layers_are_dealt_to_stages_the_ends_last() -> None:
-    assert Layout(4, 4, 1, 1, 1, 1, 1).layers(10) == (
+    assert ParallelLayout(4, 4, 1, 1, 1, 1, 1).layers(10) == (
         range(2),
         range(2, 5),
         range(5, 8),
         range(8, 10),
     )
-    assert [len(r) for r in Layout(2, 2, 1, 1, 1, 1, 1, stages=2).layers(7)] == [2, 2, 2, 1]
+    assert [len(r) for r in ParallelLayout(2, 2, 1, 1, 1, 1, 1, stages=2).layers(7)] == [2, 2, 2, 1]
 
 
 def test_as_many_group_sizes_as_chains_of_divisors() -> None:

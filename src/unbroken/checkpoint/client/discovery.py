@@ -21,7 +21,7 @@ from ..keeper.wire import Message
 from ..ranks.agreement import Agreement
 from ..ranks.environment import Place, scratch
 from ..storage.base import Storage
-from .links import KeeperGone, KeeperLink, KeeperRefused, NotYet, RankLink, keeper_command, start_keeper
+from .links import KeeperGone, KeeperLink, KeeperRefused, NotAnnounced, RankLink, keeper_command, start_keeper
 from .rank_memory import RankMemory
 
 logger = logging.getLogger("unbroken.checkpoint")
@@ -46,7 +46,7 @@ def supervised_keeper(p: Place, options: Mapping[str, Any]) -> Connect:
                     p.keeper or "", rank=p.rank, attempt=p.attempt or 0, world_size=p.world_size,
                     local_rank=p.local_rank, listener=listener, ended=ended, options=options,
                 )  # fmt: skip
-            except (KeeperGone, NotYet):
+            except (KeeperGone, NotAnnounced):
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(0.05)

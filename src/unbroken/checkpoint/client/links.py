@@ -32,7 +32,7 @@ class KeeperRefused(CheckpointError):
     """The keeper understood and said no."""
 
 
-class NotYet(KeeperRefused):
+class NotAnnounced(KeeperRefused):
     """The agent has not told the keeper of this attempt yet; asking again soon helps."""
 
 
@@ -135,7 +135,7 @@ def checked(answer: Message) -> Message:
     """The answer if it says ok; raises what the keeper said otherwise."""
     if answer.get("ok"):
         return answer
-    kinds: dict[str, type[UnbrokenError]] = {"DoesNotFit": DoesNotFit, "NotYet": NotYet}
+    kinds: dict[str, type[UnbrokenError]] = {"DoesNotFit": DoesNotFit, "NotYet": NotAnnounced}
     kind = kinds.get(str(answer.get("kind")), KeeperRefused)
     raise kind(str(answer.get("what", "refused")), where=answer.get("where"), hint=answer.get("todo"))
 

@@ -28,7 +28,7 @@ from ..catalogue.contents import read_committed
 from ..format import layout as arena
 from ..format.dtypes import FROM_TORCH
 from ..format.manifest import Manifest
-from ..format.shards import Box, Shard
+from ..format.shards import Box, TensorShard
 from ..format.values import unflatten
 from ..restore.reshard import Pieces
 from ..storage.base import Storage
@@ -267,7 +267,7 @@ def _state(manifest: Manifest, tensors: Mapping[str, Any]) -> dict[str, Any]:
     return state if isinstance(state, dict) else dict(tensors)
 
 
-def _all_of(s: Shard) -> Box:
+def _all_of(s: TensorShard) -> Box:
     return (0,) * len(s.sizes), s.sizes
 
 

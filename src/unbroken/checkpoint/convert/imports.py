@@ -281,7 +281,7 @@ def _huggingface(source: Path) -> ExternalCheckpoint:
 
 def _safetensors(files: list[Path], source: Path) -> ExternalCheckpoint:
     """Under "model.", as a training state names it."""
-    where: dict[str, tuple[Path, arena.Slot, int]] = {}
+    where: dict[str, tuple[Path, arena.TensorSlot, int]] = {}
     for file in files:
         storage = PosixStorage(file.parent)
         plan = read_header(storage, file.name, storage.size(file.name))

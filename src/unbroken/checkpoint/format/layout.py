@@ -54,7 +54,7 @@ def spec(name: str, torch_dtype: str, shape: Iterable[int]) -> TensorSpec:
 
 
 @dataclass(frozen=True)
-class Slot:
+class TensorSlot:
     """Where a tensor lies: bytes [start, stop) of the data, which begins at `Layout.data_start` of the file."""
 
     name: str
@@ -72,13 +72,13 @@ class Slot:
 class Layout:
     """The place of every tensor of one rank's file. Build it with `plan` or `parse_header`."""
 
-    slots: tuple[Slot, ...]
+    slots: tuple[TensorSlot, ...]
     data_start: int
     aliases: Mapping[str, str] = field(default_factory=dict)
     metadata: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
-    def by_name(self) -> dict[str, Slot]:
+    def by_name(self) -> dict[str, TensorSlot]:
         """Slot of each stored name; an alias gives the slot of the name that it stands for."""
         found = {s.name: s for s in self.slots}
         return found | {alias: found[name] for alias, name in self.aliases.items()}
@@ -122,7 +122,7 @@ def plan(specs: Iterable[TensorSpec], aliases: Mapping[str, str] | None = None) 
             raise UnsaveableState(s.name, f"its shape {s.shape} is negative")
         _check_name(s.name)
         seen.add(s.name)
-        slots.append(Slot(s.name, s.dtype, s.shape, at, at + s.bytes))
+        slots.append(TensorSlot(s.name, s.dtype, s.shape, at, at + s.bytes))
         at += s.bytes
     aliases = dict(sorted((aliases or {}).items()))
     for alias, name in aliases.items():
@@ -192,7 +192,7 @@ def parse_header(head: bytes, file_bytes: int, *, where: str) -> Layout:
     return Layout(tuple(slots), data_start, aliases, metadata)
 
 
-def _header_json(slots: Iterable[Slot], metadata: Mapping[str, str]) -> bytes:
+def _header_json(slots: Iterable[TensorSlot], metadata: Mapping[str, str]) -> bytes:
     table: dict[str, object] = {_METADATA: dict(metadata)}
     for s in slots:
         table[s.name] = {"dtype": s.dtype, "shape": s.shape, "data_offsets": (s.start, s.stop)}
@@ -237,7 +237,7 @@ def _text_map(value: object, what: str, where: str) -> dict[str, str]:
     return value
 
 
-def _slot(name: str, value: object, where: str) -> Slot:
+def _slot(name: str, value: object, where: str) -> TensorSlot:
     try:
         name.encode()
     except UnicodeEncodeError:
@@ -255,7 +255,7 @@ def _slot(name: str, value: object, where: str) -> Slot:
     start, stop = offsets
     if math.prod(shape) * ITEM_BYTES[dtype] != stop - start:
         raise CheckpointCorrupt(f"tensor '{name}' has a shape that disagrees with its bytes", where=where)
-    return Slot(name, dtype, shape, start, stop)
+    return TensorSlot(name, dtype, shape, start, stop)
 
 
 def _naturals(value: object) -> tuple[int, ...] | None:

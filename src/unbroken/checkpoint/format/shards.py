@@ -1,7 +1,7 @@
 """Pieces of a global tensor: where each lies in it and in a rank's file, kept compact over thousands of ranks.
 
 A *box* is (offsets, sizes) in the global tensor. Consecutive ranks whose boxes advance by one constant step and
-start at one file offset are one `Run`: a tensor sharded evenly over 2048 ranks is one line of the manifest, not
+start at one file offset are one `ShardRun`: a tensor sharded evenly over 2048 ranks is one line of the manifest, not
 2048.
 """
 
@@ -19,7 +19,7 @@ from ...journal.checksummed import Fields
 Box = tuple[tuple[int, ...], tuple[int, ...]]
 
 
-class Shard(NamedTuple):
+class TensorShard(NamedTuple):
     """One rank's piece: its box in the global tensor, and where its bytes begin in that rank's file.
 
     `stored` is the name in the file: the tensor's own, or with "#1", "#2".. for a rank's further pieces.
@@ -41,7 +41,7 @@ class Shard(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Run:
+class ShardRun:
     """`count` shards on the ranks rank, rank+1, ..: the i-th has its offsets at offsets + i * step."""
 
     rank: int
@@ -52,11 +52,11 @@ class Run:
     start: int
     stored: str
 
-    def shards(self) -> Iterator[Shard]:
+    def shards(self) -> Iterator[TensorShard]:
         """The shards, by rank."""
         for i in range(self.count):
             at = tuple(o + i * s for o, s in zip(self.offsets, self.step, strict=True))
-            yield Shard(self.rank + i, at, self.sizes, self.start, self.stored)
+            yield TensorShard(self.rank + i, at, self.sizes, self.start, self.stored)
 
     def solid(self) -> Box | None:
         """The one box that all its shards fill together, or None if they do not."""
@@ -73,7 +73,7 @@ class Run:
         return [self.rank, self.count, self.offsets, self.sizes, self.step, self.start, self.stored]
 
     @classmethod
-    def from_json(cls, value: object, ndim: int | None, world_size: int, where: str) -> Run:
+    def from_json(cls, value: object, ndim: int | None, world_size: int, where: str) -> ShardRun:
         """Reads `as_json`; raises CheckpointCorrupt. `ndim` None: of any number of dimensions."""
         if not isinstance(value, list) or len(value) != 7:
             raise CheckpointCorrupt("a shard's entry is malformed", where=where)
@@ -100,11 +100,11 @@ class _Growing:
 
     __slots__ = ("count", "due", "first", "step")
 
-    def __init__(self, first: Shard) -> None:
+    def __init__(self, first: TensorShard) -> None:
         self.first, self.count = first, 1
         self.step = self.due = (0,) * len(first.offsets)
 
-    def takes(self, s: Shard) -> bool:
+    def takes(self, s: TensorShard) -> bool:
         """Adds one more shard if it continues the run."""
         rank, offsets, sizes, start, stored = self.first
         if (s.rank, s.sizes, s.start, s.stored) != (rank + self.count, sizes, start, stored):
@@ -117,10 +117,10 @@ class _Growing:
         self.count += 1
         return True
 
-    def run(self) -> Run:
+    def run(self) -> ShardRun:
         """The run as it is now."""
         rank, offsets, sizes, start, stored = self.first
-        return Run(rank, self.count, offsets, sizes, self.step, start, stored)
+        return ShardRun(rank, self.count, offsets, sizes, self.step, start, stored)
 
 
 class RunBuilder:
@@ -130,7 +130,7 @@ class RunBuilder:
         self._done: list[_Growing] = []
         self._open: dict[str, _Growing] = {}
 
-    def add(self, s: Shard) -> None:
+    def add(self, s: TensorShard) -> None:
         """Takes one more shard; ranks never go back."""
         run = self._open.get(s.stored)
         if run is not None:
@@ -139,13 +139,13 @@ class RunBuilder:
             self._done.append(run)
         self._open[s.stored] = _Growing(s)
 
-    def finish(self) -> tuple[Run, ...]:
+    def finish(self) -> tuple[ShardRun, ...]:
         """All runs, by rank."""
         runs = [growing.run() for growing in (*self._done, *self._open.values())]
         return tuple(sorted(runs, key=lambda r: (r.rank, r.stored)))
 
 
-def gap_in_runs(shape: tuple[int, ...], runs: Iterable[Run]) -> str | None:
+def gap_in_runs(shape: tuple[int, ...], runs: Iterable[ShardRun]) -> str | None:
     """As `gap_in`, for the shards of these runs; a run that is solid along one dimension counts as one box."""
     runs = tuple(runs)
     solid = [r.solid() for r in runs]

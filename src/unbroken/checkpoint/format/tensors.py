@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from ...errors import CheckpointCorrupt
 from .dtypes import ITEM_BYTES, carrier, known_torch
 from .layout import Layout
-from .shards import Box, Run, Shard, gap_in_runs
+from .shards import Box, ShardRun, TensorShard, gap_in_runs
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,9 @@ class TensorPart(NamedTuple):
     placements: tuple[str, ...]
     mesh: tuple[int, ...]
     mesh_names: tuple[str, ...]
-    shards: tuple[Shard, ...]
+    shards: tuple[TensorShard, ...]
 
-    def bytes_of(self, shard: Shard) -> int:
+    def bytes_of(self, shard: TensorShard) -> int:
         """The length of this shard in the file."""
         return shard.elements * item_bytes(self.dtype)
 
@@ -57,7 +57,7 @@ def item_bytes(torch_dtype: str) -> int:
 def tensor_part(rank: int, layout: Layout, name: str, torch_dtype: str, sharding: Sharding) -> TensorPart:
     """The record of tensor `name`, whose boxes lie in `layout` as `stored_name(name, i)`, in this order."""
     shards = tuple(
-        Shard(rank, offsets, sizes, layout.span(stored_name(name, i))[0], stored_name(name, i))
+        TensorShard(rank, offsets, sizes, layout.span(stored_name(name, i))[0], stored_name(name, i))
         for i, (offsets, sizes) in enumerate(sharding.boxes)
     )
     dtype = torch_dtype.removeprefix("torch.")
@@ -80,9 +80,9 @@ class TensorRecord:
     placements: tuple[str, ...]
     mesh: tuple[int, ...]
     mesh_names: tuple[str, ...]
-    runs: tuple[Run, ...]
+    runs: tuple[ShardRun, ...]
 
-    def shards(self) -> list[Shard]:
+    def shards(self) -> list[TensorShard]:
         """Every rank's pieces, by rank."""
         return [s for r in self.runs for s in r.shards()]
 
@@ -130,7 +130,7 @@ def part_from_json(name: str, value: Any, rank: int, size: int, where: str, head
                 raise ValueError("a shard lies outside of its file")
             if type(stored) is not str:
                 raise ValueError("a shard's name is not text")
-            shards.append(Shard(rank, offsets, sizes, start, stored or name))
+            shards.append(TensorShard(rank, offsets, sizes, start, stored or name))
     except (ValueError, TypeError) as e:
         raise CheckpointCorrupt(
             f"the entry of tensor '{name}' is malformed: {e}"[:300], where=where
@@ -180,7 +180,7 @@ def record_from_json(name: str, value: Any, lengths: Sequence[int], where: str) 
     if kind not in ("sharded", "replicated", "local") or not isinstance(runs_, list):
         raise CheckpointCorrupt("its entry is malformed", where=where)
     ndim = None if kind == "local" else len(head[1])
-    runs = tuple(Run.from_json(r, ndim, len(lengths), where) for r in runs_)
+    runs = tuple(ShardRun.from_json(r, ndim, len(lengths), where) for r in runs_)
     record = TensorRecord(head[0], head[1], kind, *head[2:], runs)
     check_tiles(name, record, where)
     for r in runs:

@@ -23,14 +23,14 @@ from ...link.secret import take_from_input
 from ...private import private_folder
 from ...units import Bytes, Duration
 from ..device.host_memory import give_large_pieces_back
-from .clients import ORPHAN_GRACE_S, ROOM_S, TERM_GRACE_S, Settings, log
+from .clients import ORPHAN_GRACE_S, ROOM_S, TERM_GRACE_S, KeeperSettings, log
 from .durability.writing import be_nice
 from .flushing import flush
 from .keeping import Keeper
 from .operations import OPERATIONS
 
 
-def parse(argv: list[str]) -> Settings:
+def parse(argv: list[str]) -> KeeperSettings:
     """The settings of a command line."""
     p = argparse.ArgumentParser(prog="unbroken.checkpoint.keeper", description=__doc__.splitlines()[0])
     p.add_argument("--socket", type=Path, required=True)
@@ -51,7 +51,7 @@ def parse(argv: list[str]) -> Settings:
     )
     a = p.parse_args(argv)
     secret = take_from_input() if a.secret_on_input else None
-    return Settings(
+    return KeeperSettings(
         a.socket, a.node, a.run_id, a.checkpoints, int(a.budget), a.keep, a.keep_every, float(a.orphan_grace),
         None if a.lease is None else float(a.lease), a.writers, float(a.term_grace),
         float(a.wait_for_room), a.room_elsewhere, None if secret is None else secret.identity,

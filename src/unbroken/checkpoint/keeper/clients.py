@@ -21,16 +21,16 @@ TERM_GRACE_S = 25.0
 ROOM_S = 600.0
 
 
-class Refused(CheckpointError):
+class OperationRefused(CheckpointError):
     """The keeper does not do what was asked; the text goes back to whoever asked."""
 
 
-class NotYet(Refused):
+class NotYet(OperationRefused):
     """A rank is here before the agent announced its attempt."""
 
 
 @dataclass(frozen=True)
-class Settings:
+class KeeperSettings:
     """What a keeper is started with."""
 
     socket: Path

@@ -14,7 +14,7 @@ from collections.abc import Collection
 from ...errors import UnbrokenError
 from ..format.manifest import folder_name, part_name
 from .buffers.holdings import FINALIZED, Buffer, SnapshotId
-from .clients import Refused, log
+from .clients import OperationRefused, log
 from .durability.commit import name_of_failure_mark
 from .keeping import Keeper
 from .wire import Message
@@ -47,7 +47,7 @@ def flush(
         if snapshot_id is None or not mine:
             return {"step": None}  # a spare, or a node whose ranks are elsewhere now: others write it
         if not keeper.writing.may_finish(snapshot_id, keeper.holdings.wanted):
-            raise Refused(f"attempt {snapshot_id.attempt} is sealed", where=node)
+            raise OperationRefused(f"attempt {snapshot_id.attempt} is sealed", where=node)
         for b in mine:
             b.pins += 1
         keeper.writing.insisted.add(snapshot_id)
@@ -57,7 +57,7 @@ def flush(
     try:
         try:
             _insist(keeper, snapshot_id, mine, deadline_s, room_s)
-        except Refused as e:
+        except OperationRefused as e:
             _go_elsewhere(keeper, snapshot_id, mine, deadline_s, e)
     finally:
         with keeper.changed:
@@ -71,7 +71,7 @@ def flush(
 
 
 def _go_elsewhere(
-    keeper: Keeper, snapshot_id: SnapshotId, mine: list[Buffer], deadline_s: float, refused: Refused
+    keeper: Keeper, snapshot_id: SnapshotId, mine: list[Buffer], deadline_s: float, refused: OperationRefused
 ) -> None:
     """Writes the snapshot where it was said that the last one may go. Raises Refused: both reasons, or the first."""
     place, writing = keeper.settings.elsewhere, keeper.writing
@@ -90,8 +90,10 @@ def _go_elsewhere(
     log(f"{refused.message}; it is written to {place}")
     try:
         _insist(keeper, snapshot_id, mine, deadline_s, 0.0)
-    except Refused as e:
-        raise Refused(f"{refused.message}; and not in {place} either: {e.message}", where=e.where) from e
+    except OperationRefused as e:
+        raise OperationRefused(
+            f"{refused.message}; and not in {place} either: {e.message}", where=e.where
+        ) from e
 
 
 def _insist(
@@ -110,7 +112,7 @@ def _insist(
                     - time.monotonic()
                 )
                 if left <= 0 or keeper.hurried:
-                    raise Refused(
+                    raise OperationRefused(
                         f"step {snapshot_id.step} could not be made durable within {time.monotonic() - began:.1f} s"
                         + (f": {reported}" if reported else ""),
                         where=node,
@@ -120,11 +122,15 @@ def _insist(
                 return
             why = writing.failed[snapshot_id]
             if snapshot_id in writing.hopeless:
-                raise Refused(f"step {snapshot_id.step} could not be made durable: {why}", where=node)
+                raise OperationRefused(
+                    f"step {snapshot_id.step} could not be made durable: {why}", where=node
+                )
             left = room_until - time.monotonic()
             if left <= 0 or keeper.hurried or keeper.stop.is_set():
                 tried = f" (tried for {time.monotonic() - began:.0f} s)" if reported else ""
-                raise Refused(f"step {snapshot_id.step} could not be made durable: {why}{tried}", where=node)
+                raise OperationRefused(
+                    f"step {snapshot_id.step} could not be made durable: {why}{tried}", where=node
+                )
             if why != reported:
                 reported = why
                 log(f"step {snapshot_id.step} waits for the storage, for up to {left:.0f} s: {why}")

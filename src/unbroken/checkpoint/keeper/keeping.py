@@ -28,7 +28,7 @@ from ..storage import open_storage
 from ..storage.base import Storage
 from .buffers.holdings import CLAIMED, FREE, Buffer, Holdings, SnapshotId
 from .buffers.memory import NodeMemory
-from .clients import Client, Refused, Settings, Wait, check, log, refusal, reply, tell
+from .clients import Client, KeeperSettings, OperationRefused, Wait, check, log, refusal, reply, tell
 from .durability.checksums import take_checksums
 from .durability.uploading import Uploading
 from .durability.writing import Writing
@@ -44,7 +44,7 @@ class Keeper:
     """The state that the operations of operations.py work on, each called with `changed` held."""
 
     def __init__(
-        self, settings: Settings, operations: Mapping[str, Operation], flush: Callable[..., Message]
+        self, settings: KeeperSettings, operations: Mapping[str, Operation], flush: Callable[..., Message]
     ) -> None:
         """`operations` are those of operations.py, `flush` that of flushing.py, which know the keeper and not it them."""
         self.settings = settings
@@ -127,18 +127,22 @@ class Keeper:
         try:
             check(message)
             if method is None and op not in _SLOW:
-                raise Refused(f"the keeper knows no request '{op}'", hint="Use the same version of unbroken")
+                raise OperationRefused(
+                    f"the keeper knows no request '{op}'", hint="Use the same version of unbroken"
+                )
             if not client.role and op != "hello":
-                raise Refused("the first message must be hello")
+                raise OperationRefused("the first message must be hello")
             if op in _OF_AGENT and client.role != "agent" and self.agent_known:
-                raise Refused(f"only an agent may ask for '{op}'")
+                raise OperationRefused(f"only an agent may ask for '{op}'")
             if client.role == "visitor" and op not in _OF_VISITOR:
-                raise Refused(f"a visitor may not ask for '{op}'")
+                raise OperationRefused(f"a visitor may not ask for '{op}'")
             if client.role and op == "hello":
-                raise Refused("hello was said before")
+                raise OperationRefused("hello was said before")
             if method is None:
                 if client.slow >= _SLOW_AT_ONCE:
-                    raise Refused(f"{_SLOW_AT_ONCE} long requests of this connection are being answered")
+                    raise OperationRefused(
+                        f"{_SLOW_AT_ONCE} long requests of this connection are being answered"
+                    )
                 client.slow += 1
                 threading.Thread(target=self._slowly, args=(client, message), daemon=True).start()
                 return
@@ -150,7 +154,7 @@ class Keeper:
             reply(client, number, refusal(e))
             return
         except Exception as e:  # noqa: BLE001  whatever a request holds, the thread and the others' snapshots stay
-            reply(client, number, refusal(Refused(f"malformed request '{op:.40}': {e!r}"[:300])))
+            reply(client, number, refusal(OperationRefused(f"malformed request '{op:.40}': {e!r}"[:300])))
             return
         if op == "hello":
             client.channel.limit = MAX_MESSAGE_BYTES
@@ -166,7 +170,7 @@ class Keeper:
                 gone = unpack(message.get("gone", []), "gone", _MOST_RANKS)
                 stuck = self.writing.settle(int(message["attempt"]), deadline, gone)
                 if stuck:
-                    raise Refused(
+                    raise OperationRefused(
                         f"writing of {len(stuck)} checkpoints cannot be stopped: the disk does not answer",
                         where=self.settings.node,
                         hint="Treat this node as unreachable until its keeper is gone",
@@ -188,7 +192,11 @@ class Keeper:
             reply(client, message.get("id", 0), refusal(e))
             return
         except (LookupError, TypeError, ValueError, AttributeError) as e:
-            reply(client, message.get("id", 0), refusal(Refused(f"malformed request '{op}': {e!r}"[:300])))
+            reply(
+                client,
+                message.get("id", 0),
+                refusal(OperationRefused(f"malformed request '{op}': {e!r}"[:300])),
+            )
             return
         finally:
             with self.changed:
@@ -357,12 +365,12 @@ class Keeper:
     def own(self, client: Client, m: Message, state: str) -> Buffer:
         b = self.holdings.buffers.get(int(m["buffer"]))
         if b is None or b.rank != client.rank or b.state != state or client.attempt != self.attempt:
-            raise Refused(f"buffer {m['buffer']} is not a {state} one of rank {client.rank}")
+            raise OperationRefused(f"buffer {m['buffer']} is not a {state} one of rank {client.rank}")
         return b
 
     def claim(self, client: Client, size: int) -> Buffer | None:
         if client.attempt != self.attempt:
-            raise Refused(f"attempt {client.attempt} is over", where=f"rank {client.rank}")
+            raise OperationRefused(f"attempt {client.attempt} is over", where=f"rank {client.rank}")
         b = self._claim_for(client, size)
         if b is None and not self.restored and self.holdings.newest is not None:
             # It saves without having restored: of the earlier attempts only the newest whole snapshot stays.

@@ -19,10 +19,10 @@ from ...units import Bytes
 from ..catalogue import announcement
 from ..catalogue.placement import same_place
 from .buffers.holdings import CLAIMED, FINALIZED, FREE, Snapshot, SnapshotId
-from .clients import Client, NotYet, Refused, Wait
+from .clients import Client, NotYet, OperationRefused, Wait
 from .durability.commit import note_failure
 from .keeping import Answer, Keeper, Operation
-from .peers import Target, machine_of
+from .peers import PeerTarget, machine_of
 from .wire import PROTOCOL, VERSION, Message
 
 WAITS = 64
@@ -32,7 +32,7 @@ WAITS = 64
 def hello(keeper: Keeper, client: Client, m: Message, fds: list[int]) -> Answer:
     """Who speaks. A rank of an older attempt is refused; without an agent a newer one begins its attempt."""
     if int(m["version"]) != VERSION:
-        raise Refused(
+        raise OperationRefused(
             f"the keeper speaks version {VERSION}, the other side {m['version']}",
             hint="Use one version of unbroken in the whole run",
         )
@@ -40,7 +40,9 @@ def hello(keeper: Keeper, client: Client, m: Message, fds: list[int]) -> Answer:
     if role == "rank":
         attempt, rank = int(m["attempt"]), int(m["rank"])
         if attempt < keeper.attempt or attempt <= keeper.writing.closed:
-            raise Refused(f"attempt {attempt} is over", where=f"rank {rank}", hint="End this process")
+            raise OperationRefused(
+                f"attempt {attempt} is over", where=f"rank {rank}", hint="End this process"
+            )
         if attempt > keeper.attempt:
             if keeper.agent_known:
                 raise NotYet(f"attempt {attempt} was not announced", where=f"rank {rank}")
@@ -51,7 +53,7 @@ def hello(keeper: Keeper, client: Client, m: Message, fds: list[int]) -> Answer:
     elif role == "agent":
         keeper.agent_known = True
     elif role != "visitor":
-        raise Refused(f"there is no role '{role}'")
+        raise OperationRefused(f"there is no role '{role}'")
     client.role = role
     return {
         "keeper": keeper.id, "pid": os.getpid(), "node": keeper.settings.node, "attempt": keeper.attempt,
@@ -87,7 +89,7 @@ def attempt(keeper: Keeper, client: Client, m: Message, fds: list[int]) -> Answe
     """Begins an attempt."""
     attempt = int(m["attempt"])
     if attempt < keeper.attempt or attempt <= keeper.writing.closed:
-        raise Refused(f"attempt {attempt} is over; attempt {keeper.attempt} is the newest here")
+        raise OperationRefused(f"attempt {attempt} is over; attempt {keeper.attempt} is the newest here")
     ranks, candidates = announcement.unpack(m)
     if attempt > keeper.attempt:
         keeper.begin(attempt, int(m["world_size"]), ranks, candidates)
@@ -104,7 +106,7 @@ def place(keeper: Keeper, client: Client, m: Message, fds: list[int]) -> Answer:
     wanted = str(m["place"])
     refused = keeper.place_refused
     if refused and same_place(wanted, str(refused.get("place") or wanted)):
-        raise Refused(
+        raise OperationRefused(
             str(refused["message"]), where=refused.get("where"), hint=refused.get("hint"),
         )  # fmt: skip
     if same_place(wanted, keeper.place):
@@ -112,7 +114,7 @@ def place(keeper: Keeper, client: Client, m: Message, fds: list[int]) -> Answer:
         return {"settled": True, "place": keeper.place}, []
     before = keeper.place_used or keeper.place_asked
     if not keeper.agent_known or (before and not same_place(before, wanted)):
-        raise Refused(
+        raise OperationRefused(
             f"checkpoints of this attempt go to {before or keeper.place}, not to {wanted} as well",
             where=f"{keeper.settings.node}, rank {client.rank}",
             hint="Give every Checkpointer of a training, on every rank, the same folder",
@@ -132,7 +134,7 @@ def complete(keeper: Keeper, client: Client, m: Message, fds: list[int]) -> Answ
 def whole(keeper: Keeper, client: Client, m: Message, fds: list[int]) -> Answer:
     """The ranks of this attempt found out among themselves that all of them have this snapshot in memory."""
     if client.role != "rank" or client.attempt != keeper.attempt:
-        raise Refused(f"attempt {client.attempt} is over", where=f"rank {client.rank}")
+        raise OperationRefused(f"attempt {client.attempt} is over", where=f"rank {client.rank}")
     keeper.note_complete(SnapshotId(client.attempt, int(m["step"])))
     return {}, []
 
@@ -185,7 +187,7 @@ def claim(keeper: Keeper, client: Client, m: Message, fds: list[int]) -> Answer 
     if m.get("now"):
         return {"buffer": None}, []
     if sum(w.client is client for w in keeper.waits) >= WAITS:
-        raise Refused(f"this rank waits for {WAITS} buffers already", where=f"rank {client.rank}")
+        raise OperationRefused(f"this rank waits for {WAITS} buffers already", where=f"rank {client.rank}")
     keeper.waits.append(Wait(client, int(m.get("id", 0)), size))
     return None
 
@@ -202,7 +204,7 @@ def seal(keeper: Keeper, client: Client, m: Message, fds: list[int]) -> Answer:
     snapshot_id = SnapshotId(client.attempt, int(m["step"]))
     size = int(m["file_bytes"])
     if not 0 < size <= b.bytes:
-        raise Refused(f"a file of {size} bytes is no content of a buffer of {b.bytes}")
+        raise OperationRefused(f"a file of {size} bytes is no content of a buffer of {b.bytes}")
     snapshot = Snapshot(snapshot_id, client.rank, int(m["world_size"]), size, dict(m["part"]))
     finished = keeper.holdings.finalize(b, snapshot)
     keeper.emit(
@@ -224,7 +226,7 @@ def adopt(keeper: Keeper, client: Client, m: Message, fds: list[int]) -> Answer:
     ids: dict[str, int] = {}
     entries = list(m["buffers"])
     if len(fds) != len(entries):
-        raise Refused(f"{len(entries)} buffers came with {len(fds)} descriptors")
+        raise OperationRefused(f"{len(entries)} buffers came with {len(fds)} descriptors")
     for entry in entries:
         b = keeper.memory.take_over(client.rank, fds.pop(0))
         ids[str(entry["id"])] = b.id
@@ -326,7 +328,7 @@ def wrote(keeper: Keeper, client: Client, m: Message, fds: list[int]) -> Answer:
     """The rank wrote its own share (no buffer fits into the budget): watch for the others and commit."""
     snapshot_id = SnapshotId(client.attempt, int(m["step"]))
     if snapshot_id.attempt <= keeper.writing.closed:
-        raise Refused(f"attempt {snapshot_id.attempt} is sealed")
+        raise OperationRefused(f"attempt {snapshot_id.attempt} is sealed")
     keeper.writing.watch(snapshot_id, int(m["world_size"]), client.rank)
     return {}, []
 
@@ -339,15 +341,15 @@ def peer_listen(keeper: Keeper, client: Client, m: Message, fds: list[int]) -> A
             return {"address": str(keeper.peers.listen_here(keeper.settings.socket))}, []
         identity = Identity.from_pem(pem, "peer_listen") if pem else keeper.settings.identity
         if identity is None:
-            raise Refused("keepers of several machines need a certificate, and there is none")
+            raise OperationRefused("keepers of several machines need a certificate, and there is none")
         return {"address": str(keeper.peers.listen(str(host), identity))}, []
     except OSError as e:
-        raise Refused(f"the keeper cannot listen for its peers: {e.strerror or e}") from e
+        raise OperationRefused(f"the keeper cannot listen for its peers: {e.strerror or e}") from e
 
 
 def peer_target(keeper: Keeper, client: Client, m: Message, fds: list[int]) -> Answer:
     """Who holds this node's copies."""
-    target = Target(str(m["node"]), Address.parse(m["address"])) if m.get("address") else None
+    target = PeerTarget(str(m["node"]), Address.parse(m["address"])) if m.get("address") else None
     keeper.peers.send_to(str(m["token"]), target)
     return {}, []
 

@@ -36,7 +36,7 @@ class PeerError(CheckpointError):
     """A transfer between keepers did not work."""
 
 
-class Home(Protocol):
+class PeerHome(Protocol):
     """What the peers need of their keeper."""
 
     changed: threading.Condition
@@ -50,7 +50,7 @@ class Home(Protocol):
 
 
 @dataclass(frozen=True)
-class Target:
+class PeerTarget:
     """The node that holds our copies."""
 
     node: str
@@ -60,10 +60,10 @@ class Target:
 class Peers:
     """Sends to one peer, receives from another."""
 
-    def __init__(self, home: Home, log: Callable[[str], None]) -> None:
+    def __init__(self, home: PeerHome, log: Callable[[str], None]) -> None:
         self.home, self.log = home, log
         self.token = ""
-        self.target: Target | None = None
+        self.target: PeerTarget | None = None
         self._identity: Identity | None = None
         self._here: Address | None = None
         self._wide: tuple[Address, Identity, Acceptor, socket.socket] | None = None
@@ -98,7 +98,7 @@ class Peers:
         if self._here is not None:
             Path(self._here.host).unlink(missing_ok=True)
 
-    def send_to(self, token: str, target: Target | None) -> None:
+    def send_to(self, token: str, target: PeerTarget | None) -> None:
         """Whom to send to, with `home.changed` held."""
         self.token, self.target, self._sent = token, target, None
         if target is not None and not self._started:
@@ -176,7 +176,7 @@ class Peers:
                         )
                     self.home.changed.notify_all()
 
-    def _send(self, target: Target, s: Snapshot, view: memoryview) -> None:
+    def _send(self, target: PeerTarget, s: Snapshot, view: memoryview) -> None:
         channel = self._connect(target.address)
         try:
             channel.send({"token": self.token})

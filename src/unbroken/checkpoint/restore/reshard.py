@@ -37,7 +37,7 @@ from ..catalogue import contents as catalogue
 from ..format.manifest import Manifest, PartManifest, Sharding, data_name, item_bytes
 from ..format.memory import memory_of
 from ..format.sharding import describe
-from ..format.shards import Box, Shard
+from ..format.shards import Box, TensorShard
 from ..format.values import tensor_names, unflatten
 from ..storage import open_storage
 from ..storage.base import Storage
@@ -96,7 +96,7 @@ class VerifiedFile:
             raise CheckpointCorrupt(f"bytes {at} and on differ from their checksum", where=self.name)
 
 
-Wanted = tuple[str, Shard, Box, torch.Tensor | Callable[[torch.Tensor], object]]
+Wanted = tuple[str, TensorShard, Box, torch.Tensor | Callable[[torch.Tensor], object]]
 """A tensor's name, one of its shards, a box within that shard, and where the box's values go: a tensor of that shape,
 or something that takes them."""
 _SPLIT = 128 * 2**20
@@ -114,24 +114,24 @@ class Pieces:
         self.verify = verify
         self.workers = workers
         self._parts: dict[int, PartManifest] = {}
-        self._boxes: dict[str, dict[Box, list[Shard]]] = {}
+        self._boxes: dict[str, dict[Box, list[TensorShard]]] = {}
         self._lock = threading.Lock()
 
-    def boxes(self, name: str) -> dict[Box, list[Shard]]:
+    def boxes(self, name: str) -> dict[Box, list[TensorShard]]:
         """Every piece of a tensor, with the shards that hold a copy of it; empty pieces only of empty tensors."""
         if name not in self._boxes:
             record = self.manifest.tensors[name]
             shards = record.shards()
             if record.kind == "local":
                 shards = shards[:1]
-            found: dict[Box, list[Shard]] = {}
+            found: dict[Box, list[TensorShard]] = {}
             for s in shards:
                 if s.elements or not math.prod(record.shape):
                     found.setdefault(s.box, []).append(s)
             self._boxes[name] = found
         return self._boxes[name]
 
-    def fitting(self, name: str, shape: tuple[int, ...]) -> dict[Box, list[Shard]]:
+    def fitting(self, name: str, shape: tuple[int, ...]) -> dict[Box, list[TensorShard]]:
         """`boxes` of a tensor that has this global shape here. Raises LayoutMismatch if it has another one.
 
         Of a tensor that each rank has in a shape of its own, one of this shape: this rank's, else the lowest's.
@@ -314,7 +314,9 @@ def gather(pieces: Pieces, wanted: Mapping[str, Sharding]) -> dict[str, tuple[to
     return made
 
 
-def _cut(name: str, stored: Mapping[Box, list[Shard]], box: Box, local: torch.Tensor) -> Iterator[Wanted]:
+def _cut(
+    name: str, stored: Mapping[Box, list[TensorShard]], box: Box, local: torch.Tensor
+) -> Iterator[Wanted]:
     """What to read so that `local`, which lies at `box` of the global tensor, is filled."""
     for (offsets, sizes), copies in stored.items():
         low = tuple(map(max, offsets, box[0]))
@@ -333,7 +335,7 @@ def _cut(name: str, stored: Mapping[Box, list[Shard]], box: Box, local: torch.Te
         )
 
 
-def _nearest(copies: list[Shard]) -> Shard:
+def _nearest(copies: list[TensorShard]) -> TensorShard:
     """One of several copies: another one for each reading process, so that no file is everyone's."""
     return copies[_my_rank() % len(copies)]
 
@@ -400,11 +402,11 @@ def flat_values(manifest: Manifest) -> dict[str, Any]:
     return {k: v for k, v in flat.items() if not isinstance(v, torch.Tensor)}
 
 
-def _row_bytes(shard: Shard, dtype: str) -> int:
+def _row_bytes(shard: TensorShard, dtype: str) -> int:
     return math.prod(shard.sizes[1:]) * item_bytes(dtype)
 
 
-def _own_bytes(into: torch.Tensor, shard: Shard, dtype: str, box: Box) -> memoryview | None:
+def _own_bytes(into: torch.Tensor, shard: TensorShard, dtype: str, box: Box) -> memoryview | None:
     """The tensor's memory, where the bytes of the file can go straight into it: on the CPU, whole rows, same type."""
     plain = into.device.type == "cpu" and into.is_contiguous() and into.dtype == getattr(torch, dtype)
     if not plain or not into.numel() or box[1][1:] != shard.sizes[1:]:
@@ -412,7 +414,7 @@ def _own_bytes(into: torch.Tensor, shard: Shard, dtype: str, box: Box) -> memory
     return memory_of(into.detach())
 
 
-def read_box(file: VerifiedFile, shard: Shard, dtype: str, box: Box) -> torch.Tensor:
+def read_box(file: VerifiedFile, shard: TensorShard, dtype: str, box: Box) -> torch.Tensor:
     """A CPU tensor with the part `box` (offsets within the shard, sizes) of a stored shard.
 
     Of the file only the rows between the first and the last that are wanted are read.

@@ -10,12 +10,12 @@ import typer
 
 from ...units import Duration
 from .._shared_options import takes
-from .options import Files, Json, Reading
+from .options import Files, Json, ReadingOptions
 from .reading import opened
 from .show import print_notes
 
 
-@takes(Reading)
+@takes(ReadingOptions)
 def convert(
     files: Files,
     output: Annotated[
@@ -24,7 +24,7 @@ def convert(
     csv: Annotated[bool, typer.Option("--csv", help="Write CSV instead of Parquet.")] = False,
     as_json: Json = False,
     *,
-    asked: Reading,
+    asked: ReadingOptions,
 ) -> None:
     """Convert any trace into the one schema, as Parquet; rows that cannot be read go to set_aside.csv."""
     from ...trace.output.convert import write_tables
@@ -44,7 +44,7 @@ def convert(
         print(f"{output / name}: {n:,} rows")
 
 
-@takes(Reading)
+@takes(ReadingOptions)
 def anonymise(
     files: Files,
     output: Annotated[Path, typer.Option("-o", "--output", help="Folder for the tables.")],
@@ -68,7 +68,7 @@ def anonymise(
     ] = None,
     as_json: Json = False,
     *,
-    asked: Reading,
+    asked: ReadingOptions,
 ) -> None:
     """Write a trace that can be published: people, teams, clusters, partitions, jobs and nodes by keyed pseudonyms,
     free text removed. It says what was kept."""

@@ -12,8 +12,8 @@ from ...errors import UsageError, unreadable
 from ...units import Duration
 
 if TYPE_CHECKING:
-    from ...trace.readers import Options
-    from ...trace.settings import Settings
+    from ...trace.readers import ReadOptions
+    from ...trace.settings import ReportSettings
 
 Files = Annotated[
     list[Path], typer.Argument(help="Trace files or folders: CSV, JSON, sacct -P, Parquet; .gz and .zst too.")
@@ -24,7 +24,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instea
 
 
 @dataclass(frozen=True)
-class Reading:
+class ReadingOptions:
     """What every command that reads a trace is asked: how its files are read, and with how much of the machine."""
 
     fmt: str | None = typer.Option(
@@ -50,11 +50,11 @@ class Reading:
         None, "--scratch", help="Folder for temporary files (default: the system's)."
     )
 
-    def options(self) -> Options:
+    def options(self) -> ReadOptions:
         """What a reader needs of it. Raises UsageError."""
         from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-        from ...trace.readers import Options
+        from ...trace.readers import ReadOptions
 
         try:
             ZoneInfo(self.timezone)
@@ -64,7 +64,7 @@ class Reading:
                 hint="Give an IANA name such as Asia/Shanghai or UTC",
             ) from e
         names = tuple(f.strip() for f in self.fields.split(",")) if self.fields else ()
-        return Options(self.fmt, self.timezone, self.cluster, mapping_of(self.maps or []), names)
+        return ReadOptions(self.fmt, self.timezone, self.cluster, mapping_of(self.maps or []), names)
 
 
 def mapping_of(maps: list[str]) -> dict[str, str]:
@@ -97,11 +97,11 @@ def mapping_of(maps: list[str]) -> dict[str, str]:
 
 def settings_of(
     pue: float, carbon: float, interval: str, restart: str, stall: str, top: int, retype: bool
-) -> Settings:
+) -> ReportSettings:
     """The declared numbers."""
-    from ...trace.settings import Settings
+    from ...trace.settings import ReportSettings
 
-    return Settings(
+    return ReportSettings(
         pue=pue,
         carbon_kg_per_kwh=carbon,
         checkpoint_interval_s=float(Duration(interval)),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ...errors import InputError, UsageError
 from ...units import Bytes
-from .options import Reading
+from .options import ReadingOptions
 from .show import print_notes
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ...trace.store import Store
 
 
-def opened(files: list[Path], asked: Reading) -> tuple[Store, list[tuple[str, str]]]:
+def opened(files: list[Path], asked: ReadingOptions) -> tuple[Store, list[tuple[str, str]]]:
     """A store with the files in it, and (name, format) of each."""
     from ...trace.output.destination import may_write
     from ...trace.readers import files_of, load_into
@@ -64,7 +64,7 @@ def with_rows(store: Store, files: list[Path]) -> Store:
     )
 
 
-def references_of(compare: str | None, asked: Reading) -> list[Reference]:
+def references_of(compare: str | None, asked: ReadingOptions) -> list[Reference]:
     """What to compare with: acme, seren, kalos, or another trace."""
     if not compare:
         return []

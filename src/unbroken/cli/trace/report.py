@@ -10,12 +10,12 @@ import typer
 
 from ...errors import InputError
 from .._shared_options import takes
-from .options import Files, Json, Reading, Top, Types, settings_of
+from .options import Files, Json, ReadingOptions, Top, Types, settings_of
 from .reading import opened, references_of, with_rows
 from .show import print_notes
 
 
-@takes(Reading)
+@takes(ReadingOptions)
 def report(
     files: Files,
     output: Annotated[Path, typer.Option("-o", "--output", help="The HTML file to write.")] = Path(
@@ -48,7 +48,7 @@ def report(
     ] = "10m",
     top: Top = 20,
     *,
-    asked: Reading,
+    asked: ReadingOptions,
 ) -> None:
     """Write the report: every figure and table that the files allow, in one HTML file."""
     from ... import atomic

@@ -9,12 +9,12 @@ import typer
 
 from ...errors import UsageError
 from .._shared_options import takes
-from .options import Files, Json, Reading, Top, Types
+from .options import Files, Json, ReadingOptions, Top, Types
 from .reading import opened, with_rows
 from .show import print_notes, print_result
 
 
-@takes(Reading)
+@takes(ReadingOptions)
 def stats(
     files: Files,
     only: Annotated[
@@ -24,19 +24,19 @@ def stats(
     types: Types = None,
     top: Top = 20,
     *,
-    asked: Reading,
+    asked: ReadingOptions,
 ) -> None:
     """Print the statistics as tables, or as one JSON object."""
     import difflib
 
     from ...trace.inference import rules_from, shipped_rules
-    from ...trace.settings import Settings
+    from ...trace.settings import ReportSettings
     from ...trace.statistics import compute
 
     rules = (*rules_from(types), *shipped_rules()) if types else None
     store, names = opened(files, asked)
     with with_rows(store, files):
-        found = compute(store, Settings(top_users=top), rules)
+        found = compute(store, ReportSettings(top_users=top), rules)
         rejected, count = store.rejected(200), store.rejected_count()
     wanted = [w.strip() for w in only.split(",")] if only else list(found.results)
     for w in wanted:
@@ -66,12 +66,12 @@ def stats(
         print_result(found[w], full=only is not None)
 
 
-@takes(Reading)
+@takes(ReadingOptions)
 def accounts(
     files: Files,
     as_json: Json = False,
     *,
-    asked: Reading,
+    asked: ReadingOptions,
 ) -> None:
     """Print GPU hours per team and week."""
     from ...trace.statistics import compute

@@ -23,7 +23,7 @@ from typing import IO, Any
 from ...private import private_folder
 from . import rank_holder, subreaper
 from .descent import Parents, _lives
-from .ownership import Ended, Start
+from .ownership import EndedProcesses, Start
 
 _WITHIN_S = 30.0
 _RECORD = "parent-ranks"
@@ -98,7 +98,7 @@ class Apart(Parents):
             finally:
                 path.unlink(missing_ok=True)
 
-    def end_ranks(self, node: str, within: float = 10.0) -> Ended:
+    def end_ranks(self, node: str, within: float = 10.0) -> EndedProcesses:
         for holder in self._holders.values():
             holder.close()
         self._holders.clear()

@@ -20,7 +20,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from .ownership import Ended, Kind, Start
+from .ownership import EndedProcesses, Kind, Start
 from .processes import Marked, end, marked
 
 _MOUNTS, _OWN = Path("/proc/self/mountinfo"), Path("/proc/self/cgroup")
@@ -88,17 +88,17 @@ class Cgroups:
         procs = os.open(folder / "cgroup.procs", os.O_WRONLY | os.O_CLOEXEC)
         return Start(tuple(argv), lambda: _enter(procs), lambda: os.close(procs))
 
-    def end_ranks(self, node: str, within: float = 10.0) -> Ended:
+    def end_ranks(self, node: str, within: float = 10.0) -> EndedProcesses:
         deadline = time.monotonic() + within
-        ended = Ended()
+        ended = EndedProcesses()
         for folder in self._folders(node):
             if folder.name != _SERVICE:
                 ended |= _end(folder, deadline)
         return ended | self._end_marked(node, deadline, ranks=True)
 
-    def end_node(self, node: str, within: float = 10.0) -> Ended:
+    def end_node(self, node: str, within: float = 10.0) -> EndedProcesses:
         deadline = time.monotonic() + within
-        ended = Ended()
+        ended = EndedProcesses()
         # The agent first: it could start more.
         for folder in sorted(self._folders(node), key=lambda f: f.name != _SERVICE):
             ended |= _end(folder, deadline)
@@ -108,14 +108,14 @@ class Cgroups:
                 folder.rmdir()  # others may still use it
         return ended
 
-    def _end_marked(self, node: str, deadline: float, *, ranks: bool) -> Ended:
+    def _end_marked(self, node: str, deadline: float, *, ranks: bool) -> EndedProcesses:
         """What somebody has moved to another cgroup still carries the run's mark, mostly."""
 
         def find() -> list[Marked]:
             there = [p for p in marked(self.run_id, node=node) if p.role != "parent"]
             return [p for p in there if not ranks or p.role == "rank"]
 
-        return Ended(tuple(p.pid for p in end(find, within=max(0.1, deadline - time.monotonic()))))
+        return EndedProcesses(tuple(p.pid for p in end(find, within=max(0.1, deadline - time.monotonic()))))
 
     def leave(self, node: str) -> None:
         with contextlib.suppress(OSError):
@@ -224,13 +224,13 @@ def _populated(folder: Path) -> bool:
         return False  # removed
 
 
-def _end(folder: Path, deadline: float) -> Ended:
+def _end(folder: Path, deadline: float) -> EndedProcesses:
     """Kills all in a folder and below, waits until the kernel says that none is left, and removes it."""
     killed = 0.0
     while _populated(folder):
         now = time.monotonic()
         if now > deadline:
-            return Ended(tuple(_pids(folder)) or (0,))
+            return EndedProcesses(tuple(_pids(folder)) or (0,))
         if now - killed > _KILL_AGAIN_S:
             killed = now
             _kill(folder)
@@ -244,7 +244,7 @@ def _end(folder: Path, deadline: float) -> Ended:
                 break
             except OSError:
                 time.sleep(_POLL_S)  # the last process is still being taken apart
-    return Ended()
+    return EndedProcesses()
 
 
 def _kill(folder: Path) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ... import atomic
 from . import subreaper
-from .ownership import Ended, Kind, Start
+from .ownership import EndedProcesses, Kind, Start
 from .processes import Marked, marked, read_stat, still_there
 
 _KEPT = ("agent", "keeper", "parent")
@@ -51,10 +51,10 @@ class Marks:
                 place.parent.mkdir(parents=True, exist_ok=True)
                 atomic.write_json(place, now, durable=False)
 
-    def end_ranks(self, node: str, within: float = 10.0) -> Ended:
+    def end_ranks(self, node: str, within: float = 10.0) -> EndedProcesses:
         return self._end(node, within, ranks=True)
 
-    def end_node(self, node: str, within: float = 10.0) -> Ended:
+    def end_node(self, node: str, within: float = 10.0) -> EndedProcesses:
         ended = self._end(node, within, ranks=False)
         self._census(node).unlink(missing_ok=True)
         self._tidy(node)
@@ -79,7 +79,7 @@ class Marks:
     def forget(self, node: str) -> None:
         self._census(node).unlink(missing_ok=True)
 
-    def _end(self, node: str, within: float, *, ranks: bool) -> Ended:
+    def _end(self, node: str, within: float, *, ranks: bool) -> EndedProcesses:
         why = self._unproven(node)
 
         def find() -> set[Process]:
@@ -87,7 +87,7 @@ class Marks:
             return found - self._service(node, found) if ranks else found
 
         left = end_all(find, within)
-        return Ended(tuple(sorted(p for p, _ in left)), not why, why)
+        return EndedProcesses(tuple(sorted(p for p, _ in left)), not why, why)
 
     def _unproven(self, node: str) -> str:
         return f"the processes of {node} are known by marks in their environment only, which they can lose"
@@ -141,7 +141,7 @@ class Parents(Marks):
     def leave(self, node: str) -> None:
         return  # its parent removes what is left, after it
 
-    def _end(self, node: str, within: float, *, ranks: bool) -> Ended:
+    def _end(self, node: str, within: float, *, ranks: bool) -> EndedProcesses:
         deadline = time.monotonic() + within
         why = self._unproven(node)
         parents = {p for _, p in self._records(node)}
@@ -172,7 +172,7 @@ class Parents(Marks):
             while any(_lives(p) for p in parents) and time.monotonic() < patience:
                 time.sleep(0.002)  # they end by themselves, and remove their records
             left = end_all(lambda: {p for p in parents if _lives(p)}, max(0.5, deadline - time.monotonic()))
-        return Ended(tuple(sorted(p for p, _ in left)), not why, why)
+        return EndedProcesses(tuple(sorted(p for p, _ in left)), not why, why)
 
     def _records(self, node: str) -> list[tuple[Path, Process]]:
         found = []

@@ -23,7 +23,7 @@ _NOISE_LINES = 200
 _ORDER_S = 30.0
 
 
-class Refused(RunError):
+class HostRefused(RunError):
     """The host lets nobody in, or cannot run our program: trying again does not help."""
 
 
@@ -78,7 +78,7 @@ class Connection:
             try:
                 await self._serve()
                 pause = _AGAIN_S
-            except Refused as e:
+            except HostRefused as e:
                 self.refused = True
                 self._note_down(e)
             except RunError as e:
@@ -140,12 +140,12 @@ class Connection:
         except TimeoutError:
             raise RunError(f"no answer within {_CONNECT_S:g} s", where=where) from None
         except ssh.HostKeyNotVerifiable as e:
-            raise Refused(
+            raise HostRefused(
                 f"the host key of {h.name} is not known ({e.reason})", where=where,
                 hint=f"Compare it with what the host's administrator says, then let ssh learn it once: ssh {where} true",
             ) from e  # fmt: skip
         except ssh.PermissionDenied as e:
-            raise Refused(
+            raise HostRefused(
                 f"{h.name} lets nobody in: {e.reason}", where=where,
                 hint="Log in once by hand; name a user=, a key=, or start an ssh-agent that has the key",
             ) from e  # fmt: skip
@@ -170,7 +170,7 @@ class Connection:
             async with asyncio.timeout(3):
                 said = (await process.stderr.read()).strip()
         last = said.splitlines()[-1] if said else "it said nothing"
-        raise Refused(
+        raise HostRefused(
             f"{self.host.name} does not run our program: {last[:300]}", where=self.host.python or self._options.python,
             hint="Name a Python there that has unbroken: --cluster hosts,...,python=/path/to/python, or python= in its line",
         )  # fmt: skip

@@ -26,7 +26,7 @@ from ..holding.apart import Container
 from ..local_events import _importable
 from ..stream import EventStream
 from .command_lines import StepOrder, node_program, srun, srun_from_node
-from .controller.commands import NEEDED, NoAnswer, Refused, Slurm, find_missing, is_contained
+from .controller.commands import NEEDED, NoAnswer, Slurm, SlurmRefused, find_missing, is_contained
 from .controller.draining import Draining, Nodes, NoRight, check_owner
 from .controller.records import KILL_FAILED, JobRecord, NodeRecord
 from .jobs.batch import find_excluded
@@ -35,7 +35,7 @@ from .launches import Launches, name_other
 from .memory import Memory, NodeFacts
 from .options import SlurmOptions
 from .survey import find_trouble, read_surveys
-from .watching import NodeView, Watching
+from .watching import NodeView, SlurmWatching
 
 _log = logging.getLogger("unbroken.slurm")
 _SURVEY_S = 120.0
@@ -64,7 +64,7 @@ class SlurmCluster:
         self._memory = Memory(self._launches.folder, self.job)
         self._contained: bool | None = None
         self._stream = EventStream(lambda: self._watching.list_running())
-        self._watching = Watching(
+        self._watching = SlurmWatching(
             self.job, self._slurm, self._launches, self._stream, every_s=float(options.poll), clock=clock
         )  # fmt: skip
         self._starting: dict[str, asyncio.Future[str]] = {}
@@ -211,7 +211,7 @@ class SlurmCluster:
             out = await self._slurm.call(
                 *srun(order, self._options, program), within_s=_SURVEY_S, env=self._environment
             )
-        except Refused as e:
+        except SlurmRefused as e:
             out, said = e.printed, e.said
         surveys = read_surveys(out)
         trouble = find_trouble(
@@ -372,7 +372,7 @@ class SlurmCluster:
             out = await self._slurm.call(
                 *srun(order, self._options, program), within_s=max(0.5, left), env=self._environment
             )
-        except (Refused, NoAnswer) as e:
+        except (SlurmRefused, NoAnswer) as e:
             return f"its processes cannot be ended: {e.message}"
         for line in out.splitlines():
             with contextlib.suppress(ValueError, TypeError):

@@ -40,7 +40,7 @@ class NodeView:
     leaving: bool = False
 
 
-class Watching:
+class SlurmWatching:
     """Follows one job. `watched` are the run's nodes, by name."""
 
     def __init__(

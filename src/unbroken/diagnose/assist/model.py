@@ -23,7 +23,7 @@ class ChatModel(Protocol):
 
 
 @dataclass(frozen=True)
-class ModelConfig:
+class AssistantConfig:
     """How to reach the model. `url` ends where `/chat/completions` is added (as in http://host:8000/v1, which is also
     what is meant where it has no path); `key_env` names the variable that holds the key; `samples` answers of at most
     `max_tokens` are asked for and voted on, each up to `attempts` times while the server is busy; `budget_chars` bounds
@@ -56,7 +56,7 @@ class ModelConfig:
             )
 
 
-def configured(url: str | None = None, name: str | None = None) -> ModelConfig | None:
+def configured(url: str | None = None, name: str | None = None) -> AssistantConfig | None:
     """The model's configuration from the command line, `UNBROKEN_MODEL_URL` and `UNBROKEN_MODEL_NAME`, or the
     `[model]` table of `~/.config/unbroken/diagnose.toml`; None where none is given."""
     table: dict[str, Any] = {}
@@ -67,7 +67,7 @@ def configured(url: str | None = None, name: str | None = None) -> ModelConfig |
             table = tomllib.loads(file.read_text()).get("model", {})
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as e:
             raise UsageError(f"cannot read the configuration: {unreadable(e)}", where=str(file)) from None
-    known = {f.name for f in fields(ModelConfig)}
+    known = {f.name for f in fields(AssistantConfig)}
     for key in table:
         if key not in known:
             raise UnknownKey(key, known, where=f"{file} [model]")
@@ -78,7 +78,7 @@ def configured(url: str | None = None, name: str | None = None) -> ModelConfig |
     chosen = name or os.environ.get("UNBROKEN_MODEL_NAME")
     if chosen:
         table["name"] = chosen
-    return ModelConfig(**table)
+    return AssistantConfig(**table)
 
 
 class ModelUnreachable(DiagnoseError):
@@ -88,7 +88,7 @@ class ModelUnreachable(DiagnoseError):
 class HttpModel:
     """The model at an address. Raises DiagnoseError where it does not answer in time or answers nonsense."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: AssistantConfig) -> None:
         self.config = config
         # Whoever waits for a diagnosis waits for a busy server, not for one that is gone.
         self.retry = Retry(config.attempts, unreachable=False, longest_s=config.timeout_s)

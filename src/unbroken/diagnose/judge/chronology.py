@@ -13,7 +13,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ..match.events import Event, FileScan, MetricLine, Topology
+from ..match.events import FileScan, LogEvent, MetricLine, Topology
 from ..match.rules import builtin_set
 from .event_location import locate, of_another_job, order_key
 from .retries import weigh_retries
@@ -33,13 +33,13 @@ _REJOINED = re.compile(r"(?i)re-?joined|training goes on|in-job restart")
 class Timeline:
     """The events of a job in order: what may have caused its end, what was overcome, how it ended."""
 
-    candidates: tuple[Event, ...]
-    overcome: tuple[Event, ...]
-    endings: tuple[Event, ...]
-    context: tuple[Event, ...]
-    cascades: tuple[Event, ...]
+    candidates: tuple[LogEvent, ...]
+    overcome: tuple[LogEvent, ...]
+    endings: tuple[LogEvent, ...]
+    context: tuple[LogEvent, ...]
+    cascades: tuple[LogEvent, ...]
     progress: tuple[MetricLine, ...]
-    root: Event | None = None
+    root: LogEvent | None = None
     why: str = ""
 
 
@@ -50,10 +50,10 @@ def build_timeline(scans: Sequence[FileScan], topology: Topology) -> Timeline:
     events.sort(key=lambda e: order_key(e, scans))
     progress = merged_progress(scans)
     recoveries = [e for e in events if e.role == "recovery"]
-    candidates: list[Event] = []
-    overcome: list[Event] = []
-    context: list[Event] = []
-    cascades: list[Event] = []
+    candidates: list[LogEvent] = []
+    overcome: list[LogEvent] = []
+    context: list[LogEvent] = []
+    cascades: list[LogEvent] = []
     endings = [e for e in events if e.role == "ending" and not _taken_back(e, scans, progress)]
     for e in _settle_chains(events):
         if e.role in ("noise", "recovery", "ending"):
@@ -95,7 +95,7 @@ def build_timeline(scans: Sequence[FileScan], topology: Topology) -> Timeline:
     )
 
 
-def _one_clock(events: list[Event], scans: Sequence[FileScan]) -> list[Event]:
+def _one_clock(events: list[LogEvent], scans: Sequence[FileScan]) -> list[LogEvent]:
     """The events with kernel logs of another time zone put on the job's clock.
 
     A log without steps whose kernel errors lie a whole number of half hours away from what a program reported, to
@@ -139,7 +139,7 @@ def merged_progress(scans: Sequence[FileScan]) -> list[MetricLine]:
     return every
 
 
-def went_on(event: Event, scans: Sequence[FileScan], progress: Sequence[MetricLine]) -> bool:
+def went_on(event: LogEvent, scans: Sequence[FileScan], progress: Sequence[MetricLine]) -> bool:
     """Whether training made at least two more steps after the event."""
     own = scans[event.file].progress
     if own:
@@ -162,13 +162,13 @@ def went_on(event: Event, scans: Sequence[FileScan], progress: Sequence[MetricLi
     return not new and len(steps) >= 3
 
 
-def _taken_back(ending: Event, scans: Sequence[FileScan], progress: Sequence[MetricLine]) -> bool:
+def _taken_back(ending: LogEvent, scans: Sequence[FileScan], progress: Sequence[MetricLine]) -> bool:
     """Whether training went on after somebody's interrupt, or after one stage of it was complete."""
     mild = ending.rule.outcome == "completed" or ending.rule.id.startswith("interrupted")
     return mild and went_on(ending, scans, progress)
 
 
-def _handled(event: Event, recoveries: Sequence[Event]) -> bool:
+def _handled(event: LogEvent, recoveries: Sequence[LogEvent]) -> bool:
     """Whether a line beside the event, or a restart of the whole job soon after it, says that it was overcome."""
     for r in recoveries:
         if (
@@ -188,16 +188,16 @@ def _handled(event: Event, recoveries: Sequence[Event]) -> bool:
     return False
 
 
-def _launcher(event: Event) -> bool:
+def _launcher(event: LogEvent) -> bool:
     """Whether an exception is only a launcher's report that its child failed."""
     if event.role == "root" and event.rule.priority >= 50:
         return False  # the launcher's own failure: a port that is taken, a service that is away
     return bool(event.frames) and any(part in f for f in event.frames[-4:] for part in _LAUNCHERS)
 
 
-def _settle_chains(events: Sequence[Event]) -> list[Event]:
+def _settle_chains(events: Sequence[LogEvent]) -> list[LogEvent]:
     """Of exceptions chained in one traceback keeps one as the origin; the others follow from it."""
-    out: list[Event] = []
+    out: list[LogEvent] = []
     last: dict[tuple[int, int | None, str | None], int] = {}
     for e in events:
         key = (e.file, e.rank, e.node)
@@ -216,7 +216,7 @@ def _settle_chains(events: Sequence[Event]) -> list[Event]:
     return out
 
 
-def _better(origin: Event, later: Event) -> bool:
+def _better(origin: LogEvent, later: LogEvent) -> bool:
     """Whether of two chained exceptions the later one says more: it is known by a specific rule where the origin
     is not, or the origin was only a failed look-up that the program had provided for."""
     if later.rule.priority >= 50 > origin.rule.priority and later.reason in ("ModelLoadingError", "DatasetLoadingError", "S3StorageError", "ConnectionError"):  # fmt: skip
@@ -227,11 +227,11 @@ def _better(origin: Event, later: Event) -> bool:
     return later.chained == "context" and soft and later.rule.id != "py-other"
 
 
-def _demote(event: Event) -> Event:
+def _demote(event: LogEvent) -> LogEvent:
     return replace(event, rule=replace(event.rule, role="cascade"))
 
 
-def choose(candidates: Sequence[Event], scans: Sequence[FileScan]) -> tuple[Event | None, str]:
+def choose(candidates: Sequence[LogEvent], scans: Sequence[FileScan]) -> tuple[LogEvent | None, str]:
     """The root among candidates in order, and why."""
     strong = [e for e in candidates if e.weight >= 0.5] or list(candidates)
     if not strong:
@@ -285,7 +285,7 @@ _INSIDE = re.compile(
 _OPEN_CAUSES = ("OSError", "RuntimeError", "ConnectionError", "S3StorageError", "PermissionError")
 
 
-def _wrapped(cascades: Sequence[Event]) -> Event | None:
+def _wrapped(cascades: Sequence[LogEvent]) -> LogEvent | None:
     """The root where only a wrapper was logged: the class that it names, with little certainty, and no stop for a
     class that may be the machine's."""
     for e in cascades:
@@ -304,14 +304,14 @@ def _wrapped(cascades: Sequence[Event]) -> Event | None:
     return None
 
 
-def _flapping(root: Event | None, overcome: Sequence[Event]) -> list[Event]:
+def _flapping(root: LogEvent | None, overcome: Sequence[LogEvent]) -> list[LogEvent]:
     """Link errors that training still survived but that kept coming until one ended it."""
     if root is None or root.reason not in ("NetworkError", "NCCLRemoteError", "NCCLTimeoutError"):
         return []
     ports = [e for e in overcome if e.rule.id in ("ib-port-event", "link-down", "ib-completion-error")]
     if root.reason == "NetworkError" and root.node:
         ports = [e for e in ports if e.node == root.node]
-    streak: list[Event] = []
+    streak: list[LogEvent] = []
     end = root
     for e in reversed(ports):
         if e.node != (streak[-1].node if streak else e.node) or not _soon(e, end):
@@ -321,7 +321,7 @@ def _flapping(root: Event | None, overcome: Sequence[Event]) -> list[Event]:
     return streak[::-1] if len(streak) >= 3 else []
 
 
-def _hardware_before(root: Event | None, overcome: Sequence[Event]) -> Event | None:
+def _hardware_before(root: LogEvent | None, overcome: Sequence[LogEvent]) -> LogEvent | None:
     """A hardware XID of the same GPU within a quarter of an hour before a CUDA error, though a few steps lay between."""
     if root is None or root.reason != "CUDAError" or root.xid is not None or root.time is None:
         return None
@@ -343,7 +343,7 @@ def _hardware_before(root: Event | None, overcome: Sequence[Event]) -> Event | N
     return None
 
 
-def _came_back(port: Event, context: Sequence[Event]) -> bool:
+def _came_back(port: LogEvent, context: Sequence[LogEvent]) -> bool:
     """Whether a port's error was followed at once by its being active again."""
     return any(
         c.rule.id == "link-up" and c.file == port.file and c.node == port.node and 0 < c.line - port.line <= 5
@@ -351,7 +351,7 @@ def _came_back(port: Event, context: Sequence[Event]) -> bool:
     )
 
 
-def _loader(root: Event | None, why: str, candidates: Sequence[Event]) -> tuple[Event | None, str]:
+def _loader(root: LogEvent | None, why: str, candidates: Sequence[LogEvent]) -> tuple[LogEvent | None, str]:
     """A DataLoader's death, where the kernel's OOM killer before it killed that loader's worker."""
     if root is None or root.rule.id not in ("kernel-oom-kill", "slurm-oom-kill"):
         return root, why
@@ -365,25 +365,25 @@ def _loader(root: Event | None, why: str, candidates: Sequence[Event]) -> tuple[
     return root, why
 
 
-def _soon(first: Event, then: Event) -> bool:
+def _soon(first: LogEvent, then: LogEvent) -> bool:
     """Whether two events lie within half an hour (or, without times, within 2,000 lines) of each other."""
     if first.time is not None and then.time is not None:
         return then.time - first.time <= 1800.0
     return first.file == then.file and then.line - first.line <= 2000
 
 
-def _peer_error(event: Event) -> bool:
+def _peer_error(event: LogEvent) -> bool:
     """A connection error inside the collective library: some peer went away."""
     return event.reason in ("ConnectionError", "NetworkError") and any(
         "torch/distributed" in f for f in event.frames[-6:]
     )
 
 
-def _machine(event: Event) -> bool:
+def _machine(event: LogEvent) -> bool:
     return event.xid is not None or event.reason in _MACHINE or event.rule.id == "kernel-oom-kill"
 
 
-def _beside(program: Event, kernel: Event) -> bool:
+def _beside(program: LogEvent, kernel: LogEvent) -> bool:
     """Whether a kernel event lies on the same node and about the same time as what a program reported."""
     if program.node and kernel.node and program.node != kernel.node:
         return False
@@ -406,7 +406,7 @@ def _hour_off(seconds: float) -> bool:
     return 1700.0 <= abs(seconds) <= 50_400.0 and min(rest, 1800.0 - rest) <= 120.0
 
 
-def same_kind(root: Event, events: Sequence[Event], within: float = 120.0) -> list[Event]:
+def same_kind(root: LogEvent, events: Sequence[LogEvent], within: float = 120.0) -> list[LogEvent]:
     """The events of the root's reason that happened with it."""
     out = []
     for e in events:

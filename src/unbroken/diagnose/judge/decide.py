@@ -19,7 +19,7 @@ from ...progress.records.verdict import (
     Verdict,
 )
 from ..match.completion import OF_EPOCH
-from ..match.events import Event, FileScan, MetricLine, Topology
+from ..match.events import FileScan, LogEvent, MetricLine, Topology
 from ..match.rules import Xid, defaults
 from .chronology import Timeline
 from .exits import from_report
@@ -75,7 +75,7 @@ def decide(
     return _nothing_known(chron, scans, topology, trained, now)
 
 
-def _first_word(endings: Sequence[Event]) -> Event | None:
+def _first_word(endings: Sequence[LogEvent]) -> LogEvent | None:
     """The last ending; of an interrupt that many processes report, the first report."""
     if not endings:
         return None
@@ -85,7 +85,7 @@ def _first_word(endings: Sequence[Event]) -> Event | None:
     return endings[at]
 
 
-def _step_cancelled(chron: Timeline) -> Event | None:
+def _step_cancelled(chron: Timeline) -> LogEvent | None:
     """Slurm's word that a step was cancelled, or a signal that the program obeyed, where no task had ended by itself:
     then somebody cancelled it."""
     ended = [e for e in chron.cascades if e.rule.id not in _ASKED and not _PEACEFUL.search(e.text)]
@@ -97,7 +97,7 @@ def _step_cancelled(chron: Timeline) -> Event | None:
     )
 
 
-def failed(root: Event, chron: Timeline, scans: Sequence[FileScan], topology: Topology) -> Verdict:
+def failed(root: LogEvent, chron: Timeline, scans: Sequence[FileScan], topology: Topology) -> Verdict:
     """The verdict of a root event."""
     reason = root.reason or UNKNOWN
     base = defaults()[reason]
@@ -175,14 +175,14 @@ def failed(root: Event, chron: Timeline, scans: Sequence[FileScan], topology: To
     )
 
 
-def _pids(root: Event, topology: Topology, chron: Timeline) -> set[int]:
+def _pids(root: LogEvent, topology: Topology, chron: Timeline) -> set[int]:
     """The processes of the job, as far as launchers and prefixes name them."""
     pids = {p.pid for p in topology.places.values() if p.pid} | {x[4] for x in topology.reported if x[4]}
     pids |= {int(m.group(1)) for e in chron.cascades if (m := _SIGNALLED.search(e.text))}
     return {p for p in (*pids, root.pid) if p is not None}
 
 
-def _own_fault(root: Event, xid: Xid, chron: Timeline) -> bool:
+def _own_fault(root: LogEvent, xid: Xid, chron: Timeline) -> bool:
     """Whether the program itself is at fault, by a traceback of the rank that the XID names."""
     if not xid.own_fault or root.rank is None:
         return False
@@ -192,8 +192,8 @@ def _own_fault(root: Event, xid: Xid, chron: Timeline) -> bool:
     )
 
 
-def _evidence(root: Event, chron: Timeline) -> list[Event]:
-    out: list[Event] = []
+def _evidence(root: LogEvent, chron: Timeline) -> list[LogEvent]:
+    out: list[LogEvent] = []
     seen = {(root.rule.id, root.reason)}
     for e in (*chron.context, *chron.candidates, *chron.endings):
         key = (e.rule.id, e.reason)
@@ -203,7 +203,7 @@ def _evidence(root: Event, chron: Timeline) -> list[Event]:
     return out
 
 
-def _after(later: Event, earlier: Event, scans: Sequence[FileScan]) -> bool:
+def _after(later: LogEvent, earlier: LogEvent, scans: Sequence[FileScan]) -> bool:
     if later.file == earlier.file:
         return later.line > earlier.line
     if later.time is None or earlier.time is None:
@@ -213,7 +213,7 @@ def _after(later: Event, earlier: Event, scans: Sequence[FileScan]) -> bool:
     return later.time >= earlier.time
 
 
-def _tear_down(root: Event, ending: Event, scans: Sequence[FileScan]) -> bool:
+def _tear_down(root: LogEvent, ending: LogEvent, scans: Sequence[FileScan]) -> bool:
     """Whether a failure is only what an ordered end (time limit, cancel, preemption) did to the processes."""
     if ending.rule.outcome == "completed":
         return False
@@ -225,7 +225,7 @@ def _tear_down(root: Event, ending: Event, scans: Sequence[FileScan]) -> bool:
 
 
 def _by_ending(
-    ending: Event, chron: Timeline, scans: Sequence[FileScan], topology: Topology, trained: TrainingCurve
+    ending: LogEvent, chron: Timeline, scans: Sequence[FileScan], topology: Topology, trained: TrainingCurve
 ) -> Verdict | None:
     outcome = Outcome(ending.rule.outcome or "unknown")
     if outcome in (Outcome.TIME_LIMIT, Outcome.CANCELLED):
@@ -254,7 +254,9 @@ def _by_ending(
     return _ended(outcome, ending, scans, chron, "the scheduler says so")
 
 
-def _ended(outcome: Outcome, ending: Event, scans: Sequence[FileScan], chron: Timeline, why: str) -> Verdict:
+def _ended(
+    outcome: Outcome, ending: LogEvent, scans: Sequence[FileScan], chron: Timeline, why: str
+) -> Verdict:
     notes = [why]
     if chron.overcome:
         notes.append(f"{len(chron.overcome)} errors before it were overcome")
@@ -267,7 +269,7 @@ def _ended(outcome: Outcome, ending: Event, scans: Sequence[FileScan], chron: Ti
 
 
 def _hang(
-    ending: Event | None, idle: float, chron: Timeline, scans: Sequence[FileScan], topology: Topology
+    ending: LogEvent | None, idle: float, chron: Timeline, scans: Sequence[FileScan], topology: Topology
 ) -> Verdict:
     faulty: Faulty | None = None
     cordon: tuple[str, ...] = ()
@@ -295,7 +297,11 @@ def _hang(
 
 
 def _loss_spike(
-    trained: TrainingCurve, said: Event | None, scans: Sequence[FileScan], chron: Timeline, topology: Topology
+    trained: TrainingCurve,
+    said: LogEvent | None,
+    scans: Sequence[FileScan],
+    chron: Timeline,
+    topology: Topology,
 ) -> Verdict:
     base = defaults()[LOSS_SPIKE]
     assert trained.spike is not None

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ..match.events import Event, FileScan, Topology
+from ..match.events import FileScan, LogEvent, Topology
 from ..match.topology import same_bus
 from .facts import Facts
 
@@ -40,7 +40,7 @@ def from_paths(topology: Topology, ranks: Sequence[tuple[int | None, str | None]
             topology.nodes.append(node)
 
 
-def locate(event: Event, topology: Topology) -> Event:
+def locate(event: LogEvent, topology: Topology) -> LogEvent:
     """The event with rank, node and GPU as far as they can be known."""
     rank, node, gpu = event.rank, event.node, event.gpu
     node = short(node, topology)
@@ -84,7 +84,7 @@ def short(node: str | None, topology: Topology) -> str | None:
     return node
 
 
-def of_another_job(event: Event, topology: Topology) -> bool:
+def of_another_job(event: LogEvent, topology: Topology) -> bool:
     """Whether a kernel or node event belongs to a host that is not of this job."""
     machine = event.xid is not None or event.rule.scope == "node"
     return bool(
@@ -92,7 +92,7 @@ def of_another_job(event: Event, topology: Topology) -> bool:
     )
 
 
-def order_key(event: Event, scans: Sequence[FileScan]) -> tuple[float, int, int]:
+def order_key(event: LogEvent, scans: Sequence[FileScan]) -> tuple[float, int, int]:
     """Sorts events by when they happened: by line within one log, by time over several."""
     if len(scans) == 1:
         return (0.0, 0, event.line)

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from ...progress.records.verdict import Faulty
-from ..match.events import Event, FileScan, Topology
+from ..match.events import FileScan, LogEvent, Topology
 from .chronology import Timeline, same_kind
 
 _PEER_ADDRESS = re.compile(r"\bpeer ([\d.]+|<ip-\d+>|[A-Za-z][\w.\-]*)<\d+>")
@@ -17,7 +17,7 @@ _NOT_THERE = re.compile(
 _PEER = re.compile(r"(?:remote peer|peer) ([A-Za-z][\w.\-]*\d[\w\-]*)<")
 
 
-def place_of(root: Event, chron: Timeline, topology: Topology, scans: Sequence[FileScan]) -> Faulty | None:
+def place_of(root: LogEvent, chron: Timeline, topology: Topology, scans: Sequence[FileScan]) -> Faulty | None:
     """The place of a root; where its own lines name no node, that of the kernel's only report of the same reason."""
     found = _own_place(root, chron, topology, scans)
     if found is not None and found.node is not None:
@@ -41,7 +41,9 @@ def place_of(root: Event, chron: Timeline, topology: Topology, scans: Sequence[F
     )
 
 
-def _own_place(root: Event, chron: Timeline, topology: Topology, scans: Sequence[FileScan]) -> Faulty | None:
+def _own_place(
+    root: LogEvent, chron: Timeline, topology: Topology, scans: Sequence[FileScan]
+) -> Faulty | None:
     reason = root.reason
     if reason == "NodeFailure" and root.xid is None and root.rule.scope != "gpu":
         return Faulty(node=root.node) if root.node else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ..match.events import Event, FileScan
+from ..match.events import FileScan, LogEvent
 from ..match.rules import builtin_set
 
 OFTEN = 150
@@ -14,8 +14,8 @@ _OF_THE_MACHINE = ("CUDAError", "ECCError", "NVLinkError", "NodeFailure")
 
 
 def weigh_retries(
-    root: Event | None, why: str, candidates: Sequence[Event], scans: Sequence[FileScan]
-) -> tuple[Event | None, str]:
+    root: LogEvent | None, why: str, candidates: Sequence[LogEvent], scans: Sequence[FileScan]
+) -> tuple[LogEvent | None, str]:
     """The root and why, where one writer repeated the root's failure very often and another failure followed.
 
     Thirty failed retries can be what ends a run; so can three hundred, and their end may be told in other words. So
@@ -43,7 +43,7 @@ def weigh_retries(
     return replace(chosen, rule=replace(chosen.rule, confidence=min(chosen.rule.confidence, MOST_SURE))), why
 
 
-def _repeats(root: Event, scans: Sequence[FileScan]) -> int:
+def _repeats(root: LogEvent, scans: Sequence[FileScan]) -> int:
     """How often one writer reported the root's failure in the root's own log: all lines of that reason, read or
     counted, by the number of ranks that they are from."""
     scan, rules = scans[root.file], builtin_set()

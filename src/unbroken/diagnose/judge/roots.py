@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Sequence
 
 from ...progress.records.verdict import Cascade, Root
-from ..match.events import Event, FileScan, MetricLine
+from ..match.events import FileScan, LogEvent, MetricLine
 from .chronology import Timeline
 
 
-def root_of(event: Event, scans: Sequence[FileScan]) -> Root:
+def root_of(event: LogEvent, scans: Sequence[FileScan]) -> Root:
     return Root(scans[event.file].name, event.line, event.text, event.rank, event.node, event.time)
 
 
@@ -18,7 +18,7 @@ def line_of(p: MetricLine, scans: Sequence[FileScan]) -> Root:
     return Root(scans[p.file].name, p.line, p.text, time=p.time)
 
 
-def cascade_of(root: Event, chron: Timeline) -> tuple[Cascade, ...]:
+def cascade_of(root: LogEvent, chron: Timeline) -> tuple[Cascade, ...]:
     counts: Counter[str] = Counter()
     for e in (*chron.candidates, *chron.cascades):
         if e is not root and e.reason and e.reason != root.reason:

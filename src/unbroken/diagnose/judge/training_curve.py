@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..match.events import Event, LogEnd, MetricLine
+from ..match.events import LogEnd, LogEvent, MetricLine
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ def _drift(points: Sequence[MetricLine]) -> tuple[MetricLine | None, float | Non
     return first, level[low]
 
 
-def worst_window(progress: Sequence[MetricLine], said: Event) -> MetricLine | None:
+def worst_window(progress: Sequence[MetricLine], said: LogEvent) -> MetricLine | None:
     """The metric line that shows what a guard or an operator complained of: the first of the last window of
     non-finite ones, else the first of the last window far above the usual loss."""
     points = [p for p in progress if p.loss is not None and (p.file != said.file or p.line < said.line)][

@@ -9,7 +9,7 @@ from .rules import Rule, Xid
 
 
 @dataclass(frozen=True)
-class Event:
+class LogEvent:
     """One thing that a log reports. `file` indexes the sources; `line` counts from 1; `weight` in [0, 1] says how
     much the line itself is to be believed (a traceback's last line 1, a warning less); `chain` numbers the
     exceptions of one chained traceback from the innermost, 0; `frames` are the files of its stack."""
@@ -50,7 +50,7 @@ class Event:
 
 
 @dataclass
-class Place:
+class LogPlace:
     """Where one rank runs."""
 
     node: str | None = None
@@ -64,7 +64,7 @@ class Topology:
     """Ranks, nodes and GPUs as far as the logs (or the supervisor) name them. `reported` are the failures in
     torchrun's summary: (node, rank, local rank, exit code, pid), the first observed one first."""
 
-    places: dict[int, Place] = field(default_factory=dict)
+    places: dict[int, LogPlace] = field(default_factory=dict)
     nodes: list[str] = field(default_factory=list)
     gpus_per_node: int | None = None
     world: int | None = None
@@ -75,9 +75,9 @@ class Topology:
     only: str | None = None
     """The one host of the job, where its launcher names one and nothing names another."""
 
-    def place(self, rank: int) -> Place:
+    def place(self, rank: int) -> LogPlace:
         """The place of a rank, made where it is not known yet."""
-        return self.places.setdefault(rank, Place())
+        return self.places.setdefault(rank, LogPlace())
 
     def node_of(self, rank: int | None) -> str | None:
         """The node of a rank, from what was said or from the order of nodes."""
@@ -184,7 +184,7 @@ class FileScan:
     index: int
     name: str
     rank: int | None = None
-    events: list[Event] = field(default_factory=list)
+    events: list[LogEvent] = field(default_factory=list)
     progress: list[MetricLine] = field(default_factory=list)
     log_end: LogEnd = field(default_factory=LogEnd)
     idle_gpus: list[tuple[str | None, int, float, int, str]] = field(default_factory=list)

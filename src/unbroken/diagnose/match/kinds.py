@@ -27,7 +27,7 @@ Ids = tuple[int, ...]
 
 
 @dataclass
-class Sample:
+class LineSample:
     """What fits the lines of some chunks, to estimate others from."""
 
     chunks: int = 0
@@ -100,7 +100,7 @@ class Shared:
         self.texts: Counter[Ids] = Counter()
         self.wide: set[int] = set()
         self.writers: dict[Ids, dict[bytes, int]] = {}
-        self.samples: dict[Ids, Sample] = {}
+        self.samples: dict[Ids, LineSample] = {}
 
     @property
     def crowded(self) -> bool:

@@ -10,7 +10,7 @@ from ..read import clock, progress_lines
 from ..read.decoration import Bare
 from ..read.sources import Source
 from .completion import LAST_OF_PLAN, TAIL_LINES, completion, may_be_complete
-from .events import Event, FileScan, MetricLine
+from .events import FileScan, LogEvent, MetricLine
 from .kinds import Shared
 from .quick import has_clock
 from .rules import RuleSet
@@ -72,7 +72,7 @@ class TailReader:
             number, text, rule = found
             when = clock.find(text, self._year)
             self._out.events.append(
-                Event(
+                LogEvent(
                     self._out.index,
                     number,
                     text[:2000],

@@ -20,7 +20,7 @@ from ..read.quoted import FENCE, is_fenced, is_open_before, is_talk
 from ..read.sources import LONGEST_LINE, Source, blocks
 from ..read.tracebacks import EXCEPTION, HEADER, Tracebacks
 from .completion import planned
-from .events import Event, FileScan, MetricLine
+from .events import FileScan, LogEvent, MetricLine
 from .kinds import Shared, patterns_of
 from .log_end import TailReader
 from .quick import has_clock, may_introduce
@@ -405,7 +405,7 @@ class Scanner:
         host = _HOST_IN_TEXT.search(text)
         seq = _SEQ.search(text)
         node = line.node or (host.group(1) if host else None) or self.source.node
-        self.out.events.append(Event(
+        self.out.events.append(LogEvent(
             file=self.out.index, line=number, text=text[:2000], rule=rule, time=when, rank=rank, node=node, gpu=gpu,
             pid=pid or line.pid or _killed(rule, line.body), xid=xid, bus=bus, weight=weight, chain=chain, chained=chained, frames=frames,
             exception=exception, level=line.level, seq=int(seq.group(1)) if seq else None,

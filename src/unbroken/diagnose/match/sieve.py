@@ -17,7 +17,7 @@ from typing import Protocol
 
 from ...progress.records.verdict import Verdict
 from .events import Counted
-from .kinds import BYTES_PER_HIT, Ids, Sample, Shared
+from .kinds import BYTES_PER_HIT, Ids, LineSample, Shared
 from .rules import RuleSet
 from .triggers import TRIGGER
 from .writers import PLAIN, has_plain, is_low, named, writers_of
@@ -196,7 +196,7 @@ class Sieve:
         shared = self._shared
         sample = shared.samples.get(ids)
         if sample is None or sample.chunks % _SAMPLED == 0:
-            sample = sample or Sample()
+            sample = sample or LineSample()
             shared.samples[ids] = sample
             for piece, _ in _pieces(chunk, 0, _PIECE):
                 rows = piece.rstrip(b"\n").split(b"\n")

@@ -24,7 +24,7 @@ _BY_OTHERS = ("NCCLRemoteError", "NCCLTimeoutError", "ConnectionError", "Network
 def blame_early_exit(verdict: Verdict, facts: Facts) -> Verdict:
     """The verdict with the early exit as its root, where one explains it; else the verdict as it is.
 
-    A failure of another kind stays: a rank that is done and another that then fails by its own are no story of the first.
+    A failure of another kind stays: a rank that is done and another that then fails by its own are not one failure.
     """
     early = _find_early(facts)
     if early is None or facts.lost_nodes or not (_hung(verdict) or _by_others(verdict, facts)):

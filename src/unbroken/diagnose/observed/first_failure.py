@@ -16,7 +16,7 @@ from ..judge.chronology import Timeline
 from ..judge.decide import failed
 from ..judge.facts import Facts, RankExit, first_of
 from ..judge.roots import root_of
-from ..match.events import Event, FileScan, Topology
+from ..match.events import FileScan, LogEvent, Topology
 from .kills import describe_end
 
 _OF_PEERS = ("NCCLRemoteError", "NCCLTimeoutError", "ConnectionError", "NetworkError")
@@ -50,7 +50,7 @@ def find_first_ends(chron: Timeline, facts: Facts) -> tuple[RankExit, ...]:
     return tuple(sorted(first, key=lambda e: e.died_of is None))
 
 
-def lost_others(own: Event, first: Sequence[RankExit], chron: Timeline, facts: Facts) -> bool:
+def lost_others(own: LogEvent, first: Sequence[RankExit], chron: Timeline, facts: Facts) -> bool:
     """Whether the failure that logs name as the first is that of a rank which lost another, and the supervisor saw that
     other one end: of itself, with an error, and without a word."""
     if own.rank is None or not _is_of_peers(own) or not first:
@@ -73,7 +73,7 @@ def _find_left(chron: Timeline) -> set[int | None]:
     }
 
 
-def _is_of_peers(event: Event) -> bool:
+def _is_of_peers(event: LogEvent) -> bool:
     """Whether an event says that another rank is gone, or late."""
     if event.reason in ("NCCLRemoteError", "NCCLTimeoutError"):
         return True
@@ -91,7 +91,7 @@ def uncertain(verdicts: Sequence[Verdict], ends: Sequence[RankExit], words: Sequ
 
 
 def weigh_rivals(
-    own: Event, chron: Timeline, scans: Sequence[FileScan], topology: Topology, facts: Facts
+    own: LogEvent, chron: Timeline, scans: Sequence[FileScan], topology: Topology, facts: Facts
 ) -> Verdict:
     """The verdict of the failure that logs name as the first (`own`); of another rank's, where that certainly came before;
     of all that may have been, where nobody can say."""
@@ -101,7 +101,7 @@ def weigh_rivals(
     ends = {e.rank: e for e in facts.failures()}
     moments = {rank: _find_moment(e, ends.get(rank), facts, topology) for rank, e in rivals.items()}
     first = find_first(moments)
-    kinds: dict[tuple[str | None, str], Event] = {}
+    kinds: dict[tuple[str | None, str], LogEvent] = {}
     for rank in sorted(first, key=lambda r: r != own.rank):
         kinds.setdefault(_kind_of(rivals[rank]), rivals[rank])
     found = list(kinds.values())
@@ -121,7 +121,7 @@ def weigh_rivals(
     )
 
 
-def _find_rivals(own: Event, chron: Timeline) -> Mapping[int, Event]:
+def _find_rivals(own: LogEvent, chron: Timeline) -> Mapping[int, LogEvent]:
     """rank -> the failure that it reports as its own, of all ranks that report one; empty where `own` is no rank's."""
     if own.rank is None or own.exception is None:
         return {}
@@ -135,7 +135,7 @@ def _find_rivals(own: Event, chron: Timeline) -> Mapping[int, Event]:
     return found
 
 
-def _find_moment(event: Event, end: RankExit | None, facts: Facts, topology: Topology) -> Moment:
+def _find_moment(event: LogEvent, end: RankExit | None, facts: Facts, topology: Topology) -> Moment:
     """When a rank failed: not before the newest time that its log had shown, and not after its end."""
     latest = end.moment.latest if end is not None else math.inf
     if event.time is None:
@@ -145,7 +145,7 @@ def _find_moment(event: Event, end: RankExit | None, facts: Facts, topology: Top
     return Moment(min(event.time - unsure, latest), latest)
 
 
-def _kind_of(event: Event) -> tuple[str | None, str]:
+def _kind_of(event: LogEvent) -> tuple[str | None, str]:
     """Equal for the same failure on several ranks."""
     return event.reason, "".join(c for c in event.text if not c.isdigit()).strip()[:200]
 

@@ -12,7 +12,7 @@ from ..judge.exits import by_exit_code
 from ..judge.facts import Facts, RankExit, first_of
 from ..judge.roots import all_cascade, root_of
 from ..judge.training_curve import read_curve
-from ..match.events import Event, FileScan, Topology
+from ..match.events import FileScan, LogEvent, Topology
 from ..match.rules import defaults
 from ..read.flight_recorder import Flight
 from .first_failure import find_first_ends, lost_others, uncertain, weigh_rivals
@@ -78,7 +78,7 @@ def _of_exits(
     return uncertain(verdicts, first, [w for w in words if w is not None])
 
 
-def _own_failure(chron: Timeline, facts: Facts) -> Event | None:
+def _own_failure(chron: Timeline, facts: Facts) -> LogEvent | None:
     """The root by the logs, unless it belongs to a rank that we ended ourselves and a rank died before."""
     root = chron.root
     if root is None or root.rank is None:

@@ -112,7 +112,7 @@ class Tag:
 
 
 @dataclass(frozen=True)
-class Fields:
+class JsonFields:
     """A learnt JSON object per line: `message` is the field with the text."""
 
     message: str
@@ -174,7 +174,7 @@ def _names_of(keys: tuple[str, ...]) -> _Names:
 class Decoration:
     """The layers around the lines of one file, outermost first."""
 
-    layers: tuple[Tag | Fields, ...] = ()
+    layers: tuple[Tag | JsonFields, ...] = ()
 
     def __bool__(self) -> bool:
         return bool(self.layers)
@@ -192,7 +192,7 @@ class Decoration:
     @property
     def fields(self) -> bool:
         """Whether lines are JSON objects, whose length says nothing of their text's."""
-        return any(isinstance(x, Fields) for x in self.layers)
+        return any(isinstance(x, JsonFields) for x in self.layers)
 
     def with_tag_before(self, traceback: str, following: str) -> Decoration:
         """This decoration, with the tag that stands before 'Traceback' where the next line begins with one like it.
@@ -264,7 +264,7 @@ def _filled(rows: Iterable[bytes], most: int) -> list[bytes]:
 def learn(lines: Iterable[str]) -> Decoration:
     """The decoration of a file, from some of its lines. Blank lines say nothing; too few lines teach only JSON."""
     sample = [Bare(x) for x in lines if x.strip()][:SAMPLE_LINES]
-    layers: list[Tag | Fields] = []
+    layers: list[Tag | JsonFields] = []
     while sample and len(layers) < _MOST_LAYERS:
         layer = _fields(sample) or _tag(sample)
         if layer is None:
@@ -274,7 +274,7 @@ def learn(lines: Iterable[str]) -> Decoration:
     return Decoration(tuple(layers))
 
 
-def _fields(sample: Sequence[Bare]) -> Fields | None:
+def _fields(sample: Sequence[Bare]) -> JsonFields | None:
     """The JSON layer, where most lines are objects that hold a text under one name."""
     named: Counter[str] = Counter()
     objects = 0
@@ -289,7 +289,7 @@ def _fields(sample: Sequence[Bare]) -> Fields | None:
     if objects < 0.6 * len(sample) or not named:
         return None
     name, count = named.most_common(1)[0]
-    return Fields(name) if count >= 0.5 * objects and count >= 2 else None
+    return JsonFields(name) if count >= 0.5 * objects and count >= 2 else None
 
 
 def _longest(value: dict[str, Any]) -> str | None:

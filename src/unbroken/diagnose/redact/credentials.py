@@ -1,6 +1,6 @@
 """Finds credentials in one line: by their issuer's shape, by the word before them, by their randomness.
 
-Each finder gives `Found` spans of a text that `decoded.views` has made plain. What a diagnosis needs never counts:
+Each finder gives `FoundCredential` spans of a text that `decoded.views` has made plain. What a diagnosis needs never counts:
 token counts, tokenizers, paths, hashes (hexadecimal of whatever length, unless a word says that it is a key), kernel
 and model names, device ids.
 """
@@ -18,7 +18,7 @@ from .values import holds, is_described, is_mixed, is_number, is_plain, looks_ra
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundCredential:
     """A credential at [start, end) of a text; `kind` names the stand-in."""
 
     start: int
@@ -26,7 +26,7 @@ class Found:
     kind: str
 
 
-def find(text: str) -> Iterator[Found]:
+def find(text: str) -> Iterator[FoundCredential]:
     """Every credential of a line, in no order; spans may overlap."""
     yield from _shaped(text)
     yield from _addresses(text)
@@ -36,20 +36,20 @@ def find(text: str) -> Iterator[Found]:
     yield from _random(text)
 
 
-def shaped(text: str) -> Iterator[Found]:
+def shaped(text: str) -> Iterator[FoundCredential]:
     """Only what has an issuer's shape, or lies in an address: sure enough for text that was put together."""
     yield from _shaped(text)
     yield from _addresses(text)
 
 
-def _shaped(text: str) -> Iterator[Found]:
+def _shaped(text: str) -> Iterator[FoundCredential]:
     for shape in shapes():
         if shape.begin.search(text):
             for m in shape.regex.finditer(text):
-                yield Found(m.start(), m.end(), "token")
+                yield FoundCredential(m.start(), m.end(), "token")
     for pattern in shared_shapes():
         for m in pattern.finditer(text):
-            yield Found(m.start(m.lastindex or 0), m.end(m.lastindex or 0), "token")
+            yield FoundCredential(m.start(m.lastindex or 0), m.end(m.lastindex or 0), "token")
 
 
 _USERINFO = re.compile(r"\b[a-zA-Z][a-zA-Z0-9+.\-]{1,20}://([^\s/:@'\"<>]{0,80}):([^\s'\"<>@]{1,200})@")
@@ -64,23 +64,23 @@ _QUERY = re.compile(
 _URL_PIECE = re.compile(r"(?i)https?://[^\s/'\"<>]+(/[^\s'\"<>?]*)")
 
 
-def _addresses(text: str) -> Iterator[Found]:
+def _addresses(text: str) -> Iterator[FoundCredential]:
     if "://" not in text and "?" not in text and "&" not in text:
         return
     for m in _USERINFO.finditer(text):
-        yield Found(m.start(2), m.end(2), "secret")
+        yield FoundCredential(m.start(2), m.end(2), "secret")
     for m in _TOKEN_USER.finditer(text):
         if looks_random(m.group(1), 0.3):
-            yield Found(m.start(1), m.end(1), "token")
+            yield FoundCredential(m.start(1), m.end(1), "token")
     for m in _HOOKS.finditer(text):
-        yield Found(m.start(1), m.end(1), "secret")
+        yield FoundCredential(m.start(1), m.end(1), "secret")
     for m in _QUERY.finditer(text):
         if not (m.group(1).lower() in ("st", "k", "p") and not looks_random(m.group(2), 0.3)):
-            yield Found(m.start(2), m.end(2), "secret")
+            yield FoundCredential(m.start(2), m.end(2), "secret")
     for m in _URL_PIECE.finditer(text):
         for piece in re.finditer(r"[^/]{20,200}", m.group(1)):
             if looks_random(piece.group(0), 0.4):
-                yield Found(m.start(1) + piece.start(), m.start(1) + piece.end(), "token")
+                yield FoundCredential(m.start(1) + piece.start(), m.start(1) + piece.end(), "token")
 
 
 _HEADER = re.compile(
@@ -102,7 +102,7 @@ _BARE_KEY = re.compile(
 )  # fmt: skip
 
 
-def _headers(text: str) -> Iterator[Found]:
+def _headers(text: str) -> Iterator[FoundCredential]:
     for m in _HEADER.finditer(text):
         start = m.end()
         scheme = _SCHEME.match(text, start)
@@ -115,14 +115,14 @@ def _headers(text: str) -> Iterator[Found]:
         else:
             start, end = _value(text, start)
         if end - start >= 3:
-            yield Found(start, end, "secret")
+            yield FoundCredential(start, end, "secret")
     low = text.lower()
     for one in worded():
         if not any(n in low for n in one.needs):
             continue
         for m in one.regex.finditer(text):
             if not is_plain(m.group(one.group)) and not re.fullmatch(r"[\s0-9a-fA-F:*]+", m.group(0)):
-                yield Found(m.start(one.group), m.end(one.group), "secret")
+                yield FoundCredential(m.start(one.group), m.end(one.group), "secret")
     if not any(n in low for n in ("key", "token", "secret", "pass", "code", "otp", "pin")):
         return
     for m in _BARE_KEY.finditer(text):
@@ -135,7 +135,7 @@ def _headers(text: str) -> Iterator[Found]:
             and not value.startswith(("/", "0x", "./", "$", "-"))
             and not is_described(value)
         ):
-            yield Found(m.start(2), m.end(2), "secret")
+            yield FoundCredential(m.start(2), m.end(2), "secret")
 
 
 _CORE = re.compile(
@@ -177,7 +177,7 @@ _ACCOUNT = re.compile(r"(?i)(?:user|login|account|uid|smtp|imap|ldap)\w{0,10}['\
 _PROSE = re.compile(r"[a-z]{2,15}(?=\s+[a-z]|$|[.,;])")
 
 
-def _keyed(text: str) -> Iterator[Found]:
+def _keyed(text: str) -> Iterator[FoundCredential]:
     """Values of keys, options, fields and arguments whose name says that they are secret."""
     for m in _CORE.finditer(text):
         before = _WORD_BEFORE.search(text, max(0, m.start() - 40), m.start())
@@ -215,7 +215,7 @@ def _keyed(text: str) -> Iterator[Found]:
                 or looks_random(piece, 0.25)
                 or (strong and is_mixed(piece))
             ):
-                yield Found(at, at + len(piece), "secret")
+                yield FoundCredential(at, at + len(piece), "secret")
             continue
         else:
             continue
@@ -257,14 +257,14 @@ def _keyed(text: str) -> Iterator[Found]:
             continue
         if strong and is_number(value) and len(value) < 4:
             continue
-        yield Found(start, end, "secret")
+        yield FoundCredential(start, end, "secret")
 
 
-def _itemised(text: str) -> Iterator[Found]:
+def _itemised(text: str) -> Iterator[FoundCredential]:
     """Values that stand apart from their names: {"name": "DB_PASSWORD", "value": "x"}, INSERT ... VALUES."""
     for m in _ITEM.finditer(text):
         if key_kind(m.group(1)) in ("strong", "usual") and holds(m.group(2)):
-            yield Found(m.start(2), m.end(2), "secret")
+            yield FoundCredential(m.start(2), m.end(2), "secret")
     for m in _INSERT.finditer(text):
         at = m.end()
         for name in m.group(1).split(","):
@@ -273,7 +273,7 @@ def _itemised(text: str) -> Iterator[Found]:
                 break
             group = value.lastindex
             if group and key_kind(name.strip(' `"[]')) in ("strong", "usual") and holds(value.group(group)):
-                yield Found(value.start(group), value.end(group), "secret")
+                yield FoundCredential(value.start(group), value.end(group), "secret")
             at = value.end()
 
 
@@ -351,12 +351,12 @@ _RUN = re.compile(r"(?<![\w/.+\-=%$@\\])[A-Za-z0-9_+/\-]{20,400}={0,2}(?![\w/+\-
 _AFTER_SIGN = re.compile(r"(?<==)[A-Za-z0-9_+/\-]{20,400}={0,2}(?![\w/+\-\\]|\.\w)")
 
 
-def _random(text: str) -> Iterator[Found]:
+def _random(text: str) -> Iterator[FoundCredential]:
     """Long pieces that no person and no program named: random letters and digits of both cases."""
     for pattern in (_RUN, _AFTER_SIGN):
         for m in pattern.finditer(text):
             if looks_random(m.group(0), 0.45):
-                yield Found(m.start(), m.end(), "secret")
+                yield FoundCredential(m.start(), m.end(), "secret")
 
 
 @functools.cache
@@ -387,12 +387,12 @@ PLUGINS = (
 )  # fmt: skip
 
 
-def detect(text: str) -> Iterator[Found]:
+def detect(text: str) -> Iterator[FoundCredential]:
     """What detect-secrets finds in a line."""
     for analyze in detectors():
         for value in analyze(text):
             if isinstance(value, str) and len(value) >= 6:
                 at = text.find(value)
                 while at >= 0:
-                    yield Found(at, at + len(value), "token")
+                    yield FoundCredential(at, at + len(value), "token")
                     at = text.find(value, at + len(value))

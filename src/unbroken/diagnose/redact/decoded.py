@@ -1,6 +1,6 @@
 """Texts as another reader would see them: without escapes, percent signs, entities or base64, with the way back.
 
-A credential that was percent-encoded, escaped as JSON, or cut by a colour code is still one. Each `View` is decoded
+A credential that was percent-encoded, escaped as JSON, or cut by a colour code is still one. Each `DecodedText` is decoded
 text together with the place in the original that every character came from, so that what is found in the view can be
 replaced in the original.
 """
@@ -17,7 +17,7 @@ from ...page.terminal import INVISIBLE, SEQUENCE
 
 
 @dataclass(frozen=True)
-class View:
+class DecodedText:
     """A text, and for each of its characters (and its end) the place in the original; None where they are equal."""
 
     text: str
@@ -43,12 +43,12 @@ def visible(text: str) -> str:
     return INVISIBLE.sub("", SEQUENCE.sub("", text))
 
 
-def views(text: str) -> Iterator[View]:
+def views(text: str) -> Iterator[DecodedText]:
     """The text itself, then each way of decoding it that changes it, one after the other at most twice."""
-    here = View(text)
+    here = DecodedText(text)
     yield here
     if _WIDE.search(text):  # full-width letters and signs stand for plain ones, place by place
-        here = View(text.translate(_NARROW))
+        here = DecodedText(text.translate(_NARROW))
         yield here
     for _ in range(2):
         changed = False
@@ -78,7 +78,9 @@ def _entity(m: re.Match[str]) -> str:
     return chr(code) if code < 0x110000 else "?"
 
 
-def _replace(view: View, pattern: re.Pattern[str], decode: Callable[[re.Match[str]], str]) -> View:
+def _replace(
+    view: DecodedText, pattern: re.Pattern[str], decode: Callable[[re.Match[str]], str]
+) -> DecodedText:
     out: list[str] = []
     starts: list[int] = []
     before = view.starts if view.starts is not None else range(len(view.text) + 1)
@@ -91,7 +93,7 @@ def _replace(view: View, pattern: re.Pattern[str], decode: Callable[[re.Match[st
         at = m.end()
     out.append(view.text[at:])
     starts.extend(before[at:])
-    return View("".join(out), tuple(starts))
+    return DecodedText("".join(out), tuple(starts))
 
 
 def base64_texts(text: str) -> Iterator[tuple[int, int, str]]:

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ..read.prefixes import take_apart
-from .credentials import Found, detect, find, shaped
+from .credentials import FoundCredential, detect, find, shaped
 from .decoded import base64_texts, views, visible
 from .expressions import user_names
 from .sections import Carried, Columns, ProcessTables, SecretManifests
@@ -169,23 +169,23 @@ class Redactor:
             return [self.values(v) for v in value]
         return value
 
-    def _credentials(self, text: str) -> list[Found]:
+    def _credentials(self, text: str) -> list[FoundCredential]:
         if len(text) < 6:
             return []
-        spans: list[Found] = []
+        spans: list[FoundCredential] = []
         for at in range(0, max(1, len(text) - OVERLAP), LONGEST - OVERLAP):
             piece = text[at : at + LONGEST]
             for view in views(piece):
                 for f in find(view.text):
                     start, end = view.original(f.start, f.end)
-                    spans.append(Found(at + start, at + end, f.kind))
-            spans += [Found(at + f.start, at + f.end, f.kind) for f in detect(piece)]
+                    spans.append(FoundCredential(at + start, at + end, f.kind))
+            spans += [FoundCredential(at + f.start, at + f.end, f.kind) for f in detect(piece)]
             for start, end, said in base64_texts(piece):
                 if re.fullmatch(r"[\w.@\-]{1,64}:\S{4,}", said) or any(True for _ in find(said)):
-                    spans.append(Found(at + start, at + end, "secret"))
+                    spans.append(FoundCredential(at + start, at + end, "secret"))
         return spans
 
-    def _key_line(self, text: str) -> Found | None:
+    def _key_line(self, text: str) -> FoundCredential | None:
         """The body of a private key in a line that stands between its head and its foot."""
         if self._key_left:
             body = text if "-----END" in text else take_apart(text[:4000], 2026).body.strip()
@@ -196,12 +196,12 @@ class Redactor:
             else:
                 self._key_left -= 1
             at = text.rfind(body)
-            return Found(at, at + len(body), "private-key") if m and at >= 0 else None
+            return FoundCredential(at, at + len(body), "private-key") if m and at >= 0 else None
         if _KEY_HEAD.search(text) and text.rfind("-----BEGIN") >= text.rfind("-----END"):
             self._key_left = _KEY_LINES
         return None
 
-    def _replace(self, text: str, spans: Sequence[Found]) -> str:
+    def _replace(self, text: str, spans: Sequence[FoundCredential]) -> str:
         """The text with each span, or what overlapping spans cover together, as one stand-in."""
         out: list[str] = []
         at = 0
@@ -211,7 +211,7 @@ class Redactor:
             at = end
         return "".join([*out, text[at:]]) if out else text
 
-    def _remember(self, text: str, spans: Sequence[Found]) -> None:
+    def _remember(self, text: str, spans: Sequence[FoundCredential]) -> None:
         """Keeps what was found: the same value is secret wherever it stands without its name."""
         for f in spans:
             value = text[f.start : f.end]
@@ -224,14 +224,14 @@ class Redactor:
         words = sorted(self._secrets, key=len, reverse=True)
         return re.compile(rf"(?<![A-Za-z0-9])(?:{'|'.join(map(re.escape, words))})(?![A-Za-z0-9])")
 
-    def _of_the_lines_before(self, text: str) -> list[Found]:
+    def _of_the_lines_before(self, text: str) -> list[FoundCredential]:
         """What this line holds because of those before it; users in it are named on the way."""
         cells, users = self._columns.find(text)
         value, user = self._carried.find(text)
         for start, end in [*users, *([user] if user else [])]:
             if text[start:end].lower() not in _COMMON and len(text[start:end]) >= 3:
                 self._name("user", text[start:end])
-                cells.append(Found(start, end, f"user {text[start:end]}"))
+                cells.append(FoundCredential(start, end, f"user {text[start:end]}"))
         return [*self._manifests.find(text), *cells, *value]
 
     def _in_table(self, text: str) -> str:
@@ -302,7 +302,7 @@ class Redactor:
         return self._names[key]
 
 
-def _merge(spans: Sequence[Found]) -> Iterator[tuple[int, int, str]]:
+def _merge(spans: Sequence[FoundCredential]) -> Iterator[tuple[int, int, str]]:
     current: tuple[int, int, str] | None = None
     for f in sorted(spans, key=lambda f: (f.start, -f.end)):
         if f.end <= f.start:
@@ -317,9 +317,9 @@ def _merge(spans: Sequence[Found]) -> Iterator[tuple[int, int, str]]:
         yield current
 
 
-def _key_blocks(lines: Sequence[str], found: list[list[Found]]) -> None:
+def _key_blocks(lines: Sequence[str], found: list[list[FoundCredential]]) -> None:
     """Bodies of keys without a head: at least two lines in a row that hold base64 and nothing else."""
-    before: tuple[int, Found] | None = None
+    before: tuple[int, FoundCredential] | None = None
     for i, text in enumerate(lines):
         m = _BASE64_LINE.search(text) if len(text) < 400 else None
         if m is None or not (re.search(r"[a-z]", m.group(1)) and re.search(r"[A-Z]", m.group(1))):
@@ -328,19 +328,19 @@ def _key_blocks(lines: Sequence[str], found: list[list[Found]]) -> None:
             ):  # its last, shorter line
                 tail = re.search(r"(?:^|[\s|>\"'])([A-Za-z0-9+/]{8,}={0,2})[\"',\\+]*\s*$", text)
                 if tail and re.search(r"\d|=$", tail.group(1)) and re.search(r"[A-Z]", tail.group(1)):
-                    found[i].append(Found(tail.start(1), tail.end(1), "private-key"))
+                    found[i].append(FoundCredential(tail.start(1), tail.end(1), "private-key"))
             before = None
             continue
-        span = Found(m.start(1), m.end(1), "private-key")
+        span = FoundCredential(m.start(1), m.end(1), "private-key")
         if before is not None and before[0] == i - 1:
-            found[i - 1].append(Found(before[1].start, before[1].end, "private-key"))
+            found[i - 1].append(FoundCredential(before[1].start, before[1].end, "private-key"))
             found[i].append(span)
-            before = (i, Found(span.start, span.end, "key"))
+            before = (i, FoundCredential(span.start, span.end, "key"))
         else:
             before = (i, span)
 
 
-def _broken(lines: Sequence[str], found: list[list[Found]], i: int) -> None:
+def _broken(lines: Sequence[str], found: list[list[FoundCredential]], i: int) -> None:
     """A credential that ends on line i + 1: what an issuer's shape takes across the joint, or the rest of a value.
 
     A word or number that only happens to follow is left: the rest must look like a part of a token itself.
@@ -369,12 +369,12 @@ def _broken(lines: Sequence[str], found: list[list[Found]], i: int) -> None:
             rest = joined[cut:stop]
             if own and not _part_of_token(rest):
                 continue
-            found[i].append(Found(base + start, base + cut, f.kind))
-            found[i + 1].append(Found(head.start(1), head.start(1) + stop - cut, f.kind))
+            found[i].append(FoundCredential(base + start, base + cut, f.kind))
+            found[i + 1].append(FoundCredential(head.start(1), head.start(1) + stop - cut, f.kind))
     # A value that was cut where the terminal or the logger wrapped.
     wrapped = len(lines[i]) >= 60 or first.rstrip().endswith("\\")
     if wrapped and any(g.end - base >= cut for g in found[i]) and _part_of_token(piece):
-        found[i + 1].append(Found(head.start(1), head.end(1), "secret"))
+        found[i + 1].append(FoundCredential(head.start(1), head.end(1), "secret"))
 
 
 def _part_of_token(text: str) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from .credentials import Found, key_kind
+from .credentials import FoundCredential, key_kind
 from .values import holds, is_strange
 
 _SECRET = re.compile(r"""^\W{0,4}kind["']?\s*:\s*["']?(Secret|SealedSecret)["']?\s*,?\s*$""")
@@ -29,7 +29,7 @@ class SecretManifests:
         self._since: int | None = None  # lines since `kind: Secret`
         self._indent: int | None = None  # of the section's head
 
-    def find(self, text: str) -> list[Found]:
+    def find(self, text: str) -> list[FoundCredential]:
         """The values in this line that its section makes secret."""
         if re.search(r"""["']?kind\\*["']?\s*:\s*\\*["']?Secret\b""", text):
             inline = [m for part in _ONE_LINE.finditer(text) for m in _values(part)]
@@ -48,8 +48,8 @@ class SecretManifests:
             if indent > self._indent:
                 pair = _PAIR.match(text)
                 if pair is None:  # a block's line, or base64 that goes on
-                    return [Found(indent, len(text.rstrip()), "secret")]
-                return [Found(pair.start(2), pair.end(2), "secret")] if pair.group(2) else []
+                    return [FoundCredential(indent, len(text.rstrip()), "secret")]
+                return [FoundCredential(pair.start(2), pair.end(2), "secret")] if pair.group(2) else []
             self._indent = None
         head = _DATA.match(text)
         if head and (head.group(2) == "stringData" or self._since is not None):
@@ -57,9 +57,9 @@ class SecretManifests:
         return []
 
 
-def _values(part: re.Match[str]) -> list[Found]:
+def _values(part: re.Match[str]) -> list[FoundCredential]:
     return [
-        Found(part.start(1) + m.start(1), part.start(1) + m.end(1), "secret")
+        FoundCredential(part.start(1) + m.start(1), part.start(1) + m.end(1), "secret")
         for m in _VALUE.finditer(part.group(1))
     ]
 
@@ -115,7 +115,7 @@ class Columns:
         self._sign = ""
         self._kinds: tuple[str, ...] = ()
 
-    def find(self, text: str) -> tuple[list[Found], list[tuple[int, int]]]:
+    def find(self, text: str) -> tuple[list[FoundCredential], list[tuple[int, int]]]:
         """(secret cells, cells that name a user) of this line."""
         if self._sign:
             cells = text.split(self._sign)
@@ -131,8 +131,8 @@ class Columns:
                     break
         return [], []
 
-    def _row(self, cells: list[str]) -> tuple[list[Found], list[tuple[int, int]]]:
-        secret: list[Found] = []
+    def _row(self, cells: list[str]) -> tuple[list[FoundCredential], list[tuple[int, int]]]:
+        secret: list[FoundCredential] = []
         users: list[tuple[int, int]] = []
         at = 0
         for cell, kind in zip(cells, self._kinds, strict=True):
@@ -141,7 +141,7 @@ class Columns:
             if kind == "user" and re.fullmatch(r"[A-Za-z_][\w.\-]{1,40}", bare):
                 users.append((start, start + len(bare)))
             elif kind == "secret" and holds(bare):
-                secret.append(Found(start, start + len(bare), "secret"))
+                secret.append(FoundCredential(start, start + len(bare), "secret"))
             at += len(cell) + 1
         return secret, users
 
@@ -170,21 +170,21 @@ class Carried:
     def __init__(self) -> None:
         self._kind, self._named, self._whoami = "", False, False
 
-    def find(self, text: str) -> tuple[list[Found], tuple[int, int] | None]:
+    def find(self, text: str) -> tuple[list[FoundCredential], tuple[int, int] | None]:
         """(the value, the name of a user) that this line holds because of the last one."""
-        found: list[Found] = []
+        found: list[FoundCredential] = []
         user: tuple[int, int] | None = None
         bare = _BARE_VALUE.match(text) if self._kind or self._whoami else None
         if bare and self._kind and holds(bare.group(1)) and not bare.group(1).startswith(("-", "/")):
             value = bare.group(1)
             word = re.fullmatch(r"[A-Za-z]+[.:!]?|[\w.\-]+[:=]|\d{4}-\d\d-\d\d\S*", value)
             if (self._kind == "strong" and not word) or self._kind == "option" or is_strange(value):
-                found.append(Found(bare.start(1), bare.end(1), "secret"))
+                found.append(FoundCredential(bare.start(1), bare.end(1), "secret"))
         elif bare and self._whoami and re.fullmatch(r"[a-z_][\w.\-]{1,31}", bare.group(1)):
             user = bare.span(1)
         its = _ITS_VALUE.match(text) if self._named else None
         if its and holds(its.group(1)):
-            found.append(Found(its.start(1), its.end(1), "secret"))
+            found.append(FoundCredential(its.start(1), its.end(1), "secret"))
         self._kind, self._named = "", False
         self._whoami = re.search(r"(?:[$#+>] |^)whoami\s*$", text) is not None
         tail = text[-200:].rstrip()

@@ -20,7 +20,7 @@ class Slot:
 
 
 @dataclass(frozen=True)
-class Ended:
+class WorkerEnded:
     """A worker that is no more."""
 
     name: str
@@ -48,7 +48,7 @@ class Engine(Protocol):
         """Starts a worker that joins the coordinator of this file."""
         ...
 
-    def ended(self) -> Sequence[Ended]:
+    def ended(self) -> Sequence[WorkerEnded]:
         """Those that ended since the last call."""
         ...
 

@@ -13,10 +13,10 @@ from ...link.address import connect as link_connect
 from ...link.bounds import Message
 from ...link.tls import Identity
 from ...private import read_secret
-from .wire import Channel
+from .wire import WorkerChannel
 
 
-def connect(cluster: Path | Message, *, within_s: float = 60.0) -> tuple[Channel, Message]:
+def connect(cluster: Path | Message, *, within_s: float = 60.0) -> tuple[WorkerChannel, Message]:
     """A channel to the coordinator that wrote this file (or gave this), and what the file says.
 
     Raises EvaluationError after `within_s`.
@@ -26,7 +26,7 @@ def connect(cluster: Path | Message, *, within_s: float = 60.0) -> tuple[Channel
         try:
             where = cluster if isinstance(cluster, dict) else _read_address(cluster)
             identity = Identity.from_pem(pem, "cluster.json") if (pem := where.get("identity")) else None
-            return Channel(link_connect(Address.parse(where["address"]), identity, within_s=10)), where
+            return WorkerChannel(link_connect(Address.parse(where["address"]), identity, within_s=10)), where
         except (OSError, ValueError, RunError) as e:
             if time.monotonic() > deadline:
                 raise EvaluationError(f"no coordinator answers: {e}", where=str(cluster),

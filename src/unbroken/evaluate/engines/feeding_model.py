@@ -13,7 +13,7 @@ from .block_queue import Item, Queue
 
 
 @dataclass(frozen=True)
-class Ended:
+class BlockEnded:
     """A block that is answered, or why it is not.
 
     Blocks overlap in such a model. Each gets the time since the ones before it had ended, shared out among those that ended
@@ -29,10 +29,10 @@ class Ended:
 
 
 @dataclass(frozen=True)
-class Step:
+class FeedingStep:
     """What came of one step."""
 
-    ended: tuple[Ended, ...] = ()
+    ended: tuple[BlockEnded, ...] = ()
     alone: Item | None = None
     """To be answered by itself now: its harness makes calls of its own, or it is a check in the harness's own batches."""
 
@@ -49,7 +49,7 @@ class Feeding:
         self._clock = time.time()
         self._tokens = (0, 0)
         self._alone: Item | None = None
-        self._unbegun: list[Ended] = []
+        self._unbegun: list[BlockEnded] = []
         """Blocks whose requests could not be read."""
 
     @property
@@ -63,7 +63,7 @@ class Feeding:
         self._clock = time.time()
         self._tokens = self.model.tokens_read, self.model.tokens_made
 
-    def step(self, queue: Queue) -> Step | None:
+    def step(self, queue: Queue) -> FeedingStep | None:
         """Begins what the model has room for, lets it work, returns what has ended; waits where there is nothing to do. None
         when the queue is stopped."""
         while self._alone is None and not self._unbegun and self._has_room():
@@ -73,13 +73,13 @@ class Feeding:
             self._begin(item)
         if self._unbegun:
             failed, self._unbegun = self._unbegun, []
-            return Step(tuple(failed))
+            return FeedingStep(tuple(failed))
         if self._alone is not None and not self._held:
             alone, self._alone = self._alone, None
-            return Step(alone=alone)
+            return FeedingStep(alone=alone)
         if queue.why or not self._held:
-            return None if queue.why else Step()
-        return Step(self._end(self.model.take()))
+            return None if queue.why else FeedingStep()
+        return FeedingStep(self._end(self.model.take()))
 
     def _has_room(self) -> bool:
         return self._samples < self.model.at_once
@@ -98,7 +98,7 @@ class Feeding:
             samples = self.answering.requests(item)
         except Exception as e:  # noqa: BLE001  a harness may raise anything: the block is reported, the others go on
             now = time.time()
-            self._unbegun.append(Ended(item, e, now, now, (0, 0)))
+            self._unbegun.append(BlockEnded(item, e, now, now, (0, 0)))
             return
         if samples is None:
             self._alone = item
@@ -107,7 +107,7 @@ class Feeding:
         self._samples += len(samples)
         self.model.put(item, item.task, [r for s in samples for r in s.requests])
 
-    def _end(self, found: Sequence[tuple[Hashable, list[Json] | Exception]]) -> tuple[Ended, ...]:
+    def _end(self, found: Sequence[tuple[Hashable, list[Json] | Exception]]) -> tuple[BlockEnded, ...]:
         if not found:
             return ()
         now = time.time()
@@ -123,7 +123,7 @@ class Feeding:
                 read // len(found) + (n < read % len(found)),
                 made // len(found) + (n < made % len(found)),
             )
-            ended.append(Ended(item, answers, began, began + share, tokens))
+            ended.append(BlockEnded(item, answers, began, began + share, tokens))
         self.finished += len(found)
         self._clock = now
         self._tokens = self.model.tokens_read, self.model.tokens_made

@@ -15,7 +15,7 @@ from ...journal.codec import decode
 from ...link.bounds import Message
 from ..contracts import Conditions, Model, ModelSpec
 from ..model.cache import Places, take_reference
-from ..model.sources import FileInfo, Manifest, Source, hash_model, memo_folder, open_source
+from ..model.sources import FileInfo, ModelManifest, ModelSource, hash_model, memo_folder, open_source
 from ..suite.registry import get_backend
 from .warming import get_ready
 
@@ -24,7 +24,7 @@ class FilesInPlace:
     """The files of a model that is read where they lie: others may write there, and weights may be mapped."""
 
     def __init__(
-        self, source: Source, there: Sequence[Sequence[Any]], hashed: str, halt: threading.Event
+        self, source: ModelSource, there: Sequence[Sequence[Any]], hashed: str, halt: threading.Event
     ) -> None:
         """Notes the files as they are. Raises ModelChanged if they are not those with this hash; `there`: their names,
         sizes and stamps when they were hashed. `halt` ends the reading of their content."""
@@ -60,7 +60,7 @@ class FilesInPlace:
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedModel:
     """A model that can answer."""
 
     model: Model
@@ -82,7 +82,7 @@ class Loaded:
 
 def load(
     spec: ModelSpec, given: Message, gpus: Sequence[int], held: ExitStack, halt: threading.Event, *, warm: bool
-) -> Loaded:  # fmt: skip
+) -> LoadedModel:  # fmt: skip
     """Loads the model as the coordinator describes it; `held` keeps what must be released at the end.
 
     `warm`: import what the backend needs beside the fetch; not where that has been done, or may have hung. Raises
@@ -100,7 +100,7 @@ def load(
         memory, disks = given["memory"], given["disks"]
         places = Places(Path(memory) if memory else None, tuple(Path(d) for d in disks))
         reference = take_reference(
-            open_source(given["address"]), decode(Manifest, given["manifest"]), places, halt=halt
+            open_source(given["address"]), decode(ModelManifest, given["manifest"]), places, halt=halt
         )
         held.callback(reference.release)
         cached, folder, fetch_s = True, reference.path, reference.fetched_s
@@ -112,4 +112,4 @@ def load(
     model = backend.load(spec, folder, gpus)
     if files is not None:
         files.check()
-    return Loaded(model, files, model.conditions, cached, fetch_s, time.time() - began - fetch_s)
+    return LoadedModel(model, files, model.conditions, cached, fetch_s, time.time() - began - fetch_s)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ..preparation.prepare import child_env
 from ..processes.imports import Forked, Imports, Process
-from . import Ended, Slot
+from . import Slot, WorkerEnded
 
 
 class LocalEngine:
@@ -72,12 +72,12 @@ class LocalEngine:
                 start_new_session=True,
             )
 
-    def ended(self) -> Sequence[Ended]:
+    def ended(self) -> Sequence[WorkerEnded]:
         """By their exit codes."""
         gone = [(n, code) for n, p in self.processes.items() if (code := p.poll()) is not None]
         for name, _ in gone:
             del self.processes[name]
-        return [Ended(n, _explain(code)) for n, code in gone]
+        return [WorkerEnded(n, _explain(code)) for n, code in gone]
 
     def running(self) -> int:
         """Processes that were alive at the last look."""

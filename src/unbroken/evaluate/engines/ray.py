@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import EvaluationError, MissingExtra
-from . import Ended, Slot
+from . import Slot, WorkerEnded
 
 
 class RayEngine:
@@ -62,7 +62,7 @@ class RayEngine:
         self._actors[slot.name] = actor
         self._jobs[actor.serve.remote(json.loads(cluster.read_text()), slot.name)] = slot.name
 
-    def ended(self) -> Sequence[Ended]:
+    def ended(self) -> Sequence[WorkerEnded]:
         """Actors that returned or died."""
         if not self._jobs:
             return []
@@ -72,9 +72,11 @@ class RayEngine:
             name = self._jobs.pop(job)
             self._actors.pop(name, None)
             try:
-                gone.append(Ended(name, f"exit code {self._ray.get(job)}"))
+                gone.append(WorkerEnded(name, f"exit code {self._ray.get(job)}"))
             except self._ray.exceptions.RayError as e:
-                gone.append(Ended(name, f"{type(e).__name__}: {str(e).splitlines()[0] if str(e) else ''}"))
+                gone.append(
+                    WorkerEnded(name, f"{type(e).__name__}: {str(e).splitlines()[0] if str(e) else ''}")
+                )
         return gone
 
     def running(self) -> int:

@@ -33,7 +33,7 @@ from ...link.accepting import Connection
 from ...link.bounds import READ_AHEAD, Malformed, Message
 from ...link.framing import TooLarge, Unpacker
 
-__all__ = ["BODY_S", "FROM_WORKER", "TO_WORKER", "VERSION", "Channel", "Receiver", "TooLarge", "pack"]
+__all__ = ["BODY_S", "FROM_WORKER", "TO_WORKER", "VERSION", "Receiver", "TooLarge", "WorkerChannel", "pack"]
 
 VERSION = 1
 FROM_WORKER = 64 << 20
@@ -49,7 +49,7 @@ def pack(message: Message, limit: int = TO_WORKER) -> bytes:
     return framing.pack(message, limit)
 
 
-class Channel:
+class WorkerChannel:
     """The worker's end: blocking, one reader thread, any number of writers."""
 
     def __init__(self, sock: Connection) -> None:

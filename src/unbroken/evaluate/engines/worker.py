@@ -30,9 +30,9 @@ from .answering import Answering
 from .block_queue import Item, Queue
 from .connecting import connect
 from .feeding_model import Feeding, conditions_of
-from .loading import Loaded, load
+from .loading import LoadedModel, load
 from .warming import count_uncompiled, log, short, stand_by
-from .wire import VERSION, Channel, TooLarge
+from .wire import VERSION, TooLarge, WorkerChannel
 
 GRACE_S = 30.0
 _FATAL = (
@@ -49,7 +49,7 @@ _FATAL = (
 class Worker:
     """One connection, one model."""
 
-    def __init__(self, channel: Channel, name: str, gpus: Sequence[int], *, warm: bool = True) -> None:
+    def __init__(self, channel: WorkerChannel, name: str, gpus: Sequence[int], *, warm: bool = True) -> None:
         """`warm`: import what the backend needs beside the fetch; not where that has been done, or may have hung."""
         self.channel = channel
         self.name = name
@@ -182,7 +182,7 @@ class Worker:
 
     # ---- the main thread
 
-    def _answer_all(self, loaded: Loaded) -> int:
+    def _answer_all(self, loaded: LoadedModel) -> int:
         """Answers what is in the queue until it is stopped; an exit code. Raises ModelChanged."""
         if isinstance(loaded.model, FedModel):
             return self._feed_all(loaded, loaded.model)
@@ -195,7 +195,7 @@ class Worker:
                 return EvaluationError.exit_code
         return 0
 
-    def _feed_all(self, loaded: Loaded, model: FedModel) -> int:
+    def _feed_all(self, loaded: LoadedModel, model: FedModel) -> int:
         """The same for a model that answers many blocks at once."""
         fed = Feeding(model, self.answering)
         self._steps = lambda: fed.finished + model.steps
@@ -219,7 +219,7 @@ class Worker:
                     self._send_block(e.item, e.answers, e.started, e.ended, loaded, e.tokens)
         return 0
 
-    def _answer(self, loaded: Loaded, item: Item) -> bool:
+    def _answer(self, loaded: LoadedModel, item: Item) -> bool:
         """Answers one block, or reports why not; False where the device is lost. Raises ModelChanged."""
         started = time.time()
         self._now = (item.task, item.block, started)
@@ -238,7 +238,7 @@ class Worker:
         return True
 
     def _send_block(
-        self, item: Item, answers: Sequence[Answer], started: float, ended: float, loaded: Loaded, tokens: tuple[int, int]
+        self, item: Item, answers: Sequence[Answer], started: float, ended: float, loaded: LoadedModel, tokens: tuple[int, int]
     ) -> None:  # fmt: skip
         conditions = conditions_of(loaded.model, exact=self.answering.is_exact(item))
         try:

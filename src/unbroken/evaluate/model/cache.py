@@ -33,7 +33,7 @@ from ...errors import NoRoomForModel, RunInterrupted, UnsafeFile
 from ...machine import cgroup_headroom, meminfo
 from ...private import private_folder
 from ...units import Bytes
-from .sources import FileInfo, Manifest, Source, fetch
+from .sources import FileInfo, ModelManifest, ModelSource, fetch
 
 LINGER_S = 60.0
 RESERVE = 0.05
@@ -94,8 +94,8 @@ class ModelReference:
 
 
 def take_reference(
-    source: Source,
-    manifest: Manifest,
+    source: ModelSource,
+    manifest: ModelManifest,
     places: Places,
     *,
     linger_s: float = LINGER_S,
@@ -150,12 +150,12 @@ def take_reference(
 
 
 def fetch_unknown(
-    source: Source,
+    source: ModelSource,
     files: Sequence[FileInfo],
     places: Places,
     halt: threading.Event | None = None,
     linger_s: float = LINGER_S,
-) -> tuple[Manifest, ModelReference | None]:
+) -> tuple[ModelManifest, ModelReference | None]:
     """Fetches a model whose hash nobody knows yet into the first place with room; returns its manifest and a reference.
 
     The hash is computed from the bytes as they come, so that a node reads the source once and not twice; `take_reference` then

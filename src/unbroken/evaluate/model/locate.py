@@ -21,8 +21,8 @@ from .cache import ModelReference, Places, fetch_unknown
 from .sources import (
     PARALLEL,
     FileInfo,
-    Manifest,
-    Source,
+    ModelManifest,
+    ModelSource,
     hash_model,
     memo_folder,
     on_network,
@@ -43,9 +43,9 @@ class Located:
 
     checkpoint: str
     """The hash of what answers."""
-    source: Source | None = None
+    source: ModelSource | None = None
     """None: an endpoint."""
-    manifest: Manifest | None = None
+    manifest: ModelManifest | None = None
     cached: bool = False
     """Workers refer to a copy on their node instead of reading the source."""
     held: ModelReference | None = None
@@ -123,7 +123,7 @@ def locate(
     cached = folder is None or cache == "always" or (cache == "auto" and on_network(folder))
     held: ModelReference | None = None
 
-    def fetching(files: Sequence[FileInfo]) -> Manifest:
+    def fetching(files: Sequence[FileInfo]) -> ModelManifest:
         nonlocal held
         manifest, held = fetch_unknown(source, files, places, halt)
         return manifest
@@ -140,7 +140,7 @@ def locate(
     return Located(manifest.hash, source, manifest, cached, held, files, count)
 
 
-def parameters_of(source: Source, manifest: Manifest, memo: Path) -> int | None:
+def parameters_of(source: ModelSource, manifest: ModelManifest, memo: Path) -> int | None:
     """`count_parameters`, remembered under `memo` for this content: a source that is known is not waited for."""
     path = memo / "parameters" / f"{manifest.hash}.json"
     try:
@@ -158,7 +158,7 @@ def parameters_of(source: Source, manifest: Manifest, memo: Path) -> int | None:
     return found
 
 
-def count_parameters(source: Source, manifest: Manifest) -> int | None:
+def count_parameters(source: ModelSource, manifest: ModelManifest) -> int | None:
     """Elements of all tensors, from the headers of safetensors files, or of the model's in a checkpoint of ours.
 
     The type does not matter: a model has as many parameters in float32 as in bfloat16. None where neither is there, or
@@ -183,7 +183,7 @@ def count_parameters(source: Source, manifest: Manifest) -> int | None:
         return None
 
 
-def _of_header(source: Source, name: str) -> int:
+def _of_header(source: ModelSource, name: str) -> int:
     """Elements of the tensors of one safetensors file: 8 bytes of length, little-endian, then JSON. Raises ValueError."""
     head = source.read(name, 0, HEAD_BYTES)
     length = int.from_bytes(head[:8], "little")
@@ -195,7 +195,7 @@ def _of_header(source: Source, name: str) -> int:
     return sum(math.prod(t["shape"]) for key, t in table.items() if key != "__metadata__")
 
 
-def _of_checkpoint(source: Source, sizes: Mapping[str, int]) -> int:
+def _of_checkpoint(source: ModelSource, sizes: Mapping[str, int]) -> int:
     """Elements of the model's tensors, by the name that exporting looks for; of all where there is none such."""
     marker = Committed.decode(source.read(COMMITTED, 0, sizes[COMMITTED]), where=source.address)
     found = marker.admit(source.read(MANIFEST, 0, sizes[MANIFEST]), where=source.address)

@@ -42,7 +42,7 @@ class FileInfo:
     their time of change put back, but not that of the inode)."""
 
 
-class Source(Protocol):
+class ModelSource(Protocol):
     """The files of one model."""
 
     address: str
@@ -57,7 +57,7 @@ class Source(Protocol):
 
 
 @dataclass(frozen=True)
-class Manifest:
+class ModelManifest:
     """The hash of a model and what it is made of."""
 
     hash: str
@@ -143,7 +143,7 @@ class StoreSource:
                                   hint="Check the network and credentials, then run the same command") from e  # fmt: skip
 
 
-def open_source(address: str) -> Source:
+def open_source(address: str) -> ModelSource:
     """A source by its address: a folder, or a URL that obstore knows (s3://, gs://, az://, file://, memory://)."""
     if "://" in address and not address.startswith("file://"):
         return StoreSource(address)
@@ -163,8 +163,8 @@ def needed(files: Sequence[FileInfo], address: str) -> tuple[FileInfo, ...]:
     return tuple(kept)
 
 
-def fetch(source: Source, files: Sequence[FileInfo], target: Path | None, *, expect: Manifest | None = None,
-          parallel: int = PARALLEL, halt: threading.Event | None = None) -> Manifest:  # fmt: skip
+def fetch(source: ModelSource, files: Sequence[FileInfo], target: Path | None, *, expect: ModelManifest | None = None,
+          parallel: int = PARALLEL, halt: threading.Event | None = None) -> ModelManifest:  # fmt: skip
     """Reads a model in parallel ranges, into a folder if one is given, and returns its manifest.
 
     Raises ModelChanged as soon as a chunk differs from `expect`; OSError from the target (a full disk); EvaluationError
@@ -219,7 +219,7 @@ def fetch(source: Source, files: Sequence[FileInfo], target: Path | None, *, exp
     return found
 
 
-def _unless(halt: threading.Event | None, source: Source) -> None:
+def _unless(halt: threading.Event | None, source: ModelSource) -> None:
     if halt is not None and halt.is_set():
         raise RunInterrupted("the model is not fetched further", where=source.address)
 
@@ -249,18 +249,18 @@ def make_room(fd: int, size: int) -> None:
             raise OSError(number, os.strerror(number))
 
 
-def make_manifest(files: Sequence[tuple[str, int, tuple[str, ...]]]) -> Manifest:
+def make_manifest(files: Sequence[tuple[str, int, tuple[str, ...]]]) -> ModelManifest:
     """The manifest of these files."""
     ordered = tuple(sorted(files))
-    return Manifest(digest([[n, s, list(c)] for n, s, c in ordered]), ordered)
+    return ModelManifest(digest([[n, s, list(c)] for n, s, c in ordered]), ordered)
 
 
 def hash_model(
-    source: Source,
+    source: ModelSource,
     memo: Path,
-    reader: Callable[[Sequence[FileInfo]], Manifest] | None = None,
+    reader: Callable[[Sequence[FileInfo]], ModelManifest] | None = None,
     halt: threading.Event | None = None,
-) -> Manifest:
+) -> ModelManifest:
     """The manifest of a source; read whole once, remembered under `memo` while names, sizes and stamps stay.
 
     `reader` does the reading where it can be of use beside the hash (into the node's cache).
@@ -280,7 +280,7 @@ def hash_model(
     return manifest
 
 
-def small_files(source: Source, target: Path) -> Path:
+def small_files(source: ModelSource, target: Path) -> Path:
     """A folder with the tokenizer, templates and configuration: the source's own where it is one, else a copy in `target`.
 
     Each state of a source has a copy of its own there, so that the files of two models are never mixed.

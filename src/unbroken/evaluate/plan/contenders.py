@@ -12,7 +12,17 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from .simulated import Clock, CpuPool, Dataset, Machines, Process, SharedLink, SimulatedOutcome, Wait, Weights
+from .simulated import (
+    CpuPool,
+    Dataset,
+    Machines,
+    Process,
+    SharedLink,
+    SimulatedClock,
+    SimulatedOutcome,
+    SimulatedWait,
+    Weights,
+)
 
 
 @dataclass(frozen=True)
@@ -69,7 +79,7 @@ def opencompass(
         _by_size(datasets, max_size, gen_coef) if rule == "size" else _by_workers(datasets, workers, min_size)
     )
     found = _simulate(deque(jobs), weights, cluster, Published(False, True, False), metrics=False)
-    clock = Clock()
+    clock = SimulatedClock()
     pool = CpuPool(clock, cluster.cpus * cluster.nodes)
     for d in datasets:
         pool.submit(d.metric_s)
@@ -144,7 +154,7 @@ def _simulate(
     """Runs the jobs; every GPU takes the next one from the common queue."""
     width = min(weights.gpus(), cluster.gpus)
     per_node = cluster.gpus // width
-    clock = Clock()
+    clock = SimulatedClock()
     links = [SharedLink(clock, cluster.link) for _ in range(cluster.nodes)]
     cpus = CpuPool(clock, cluster.cpus * cluster.nodes)
     found = SimulatedOutcome(0.0, 0.0, workers=cluster.nodes * per_node)
@@ -157,26 +167,26 @@ def _simulate(
         while queue:
             job = queue.popleft()
             found.loads += 1
-            yield Wait(seconds=weights.start_s)
+            yield SimulatedWait(seconds=weights.start_s)
             if not how.shared_weights:
-                yield Wait(link=links[index // per_node], size=weights.bytes)
-            yield Wait(seconds=weights.bytes / width / cluster.pcie)
+                yield SimulatedWait(link=links[index // per_node], size=weights.bytes)
+            yield SimulatedWait(seconds=weights.bytes / width / cluster.pcie)
             for d, share in job.pieces:
                 # Every process tokenises and builds the prompts of its own part, but reads the whole dataset.
-                yield Wait(seconds=d.preprocess_s * (0.5 + 0.5 * share))
-                yield Wait(seconds=d.infer_s * share)
+                yield SimulatedWait(seconds=d.preprocess_s * (0.5 + 0.5 * share))
+                yield SimulatedWait(seconds=d.infer_s * share)
                 found.infer_s += d.infer_s * share
                 left[d.name] -= 1
                 if metrics and not left[d.name]:
                     if how.metrics_apart:
                         cpus.submit(d.metric_s)
                     else:
-                        yield Wait(seconds=d.metric_s)
+                        yield SimulatedWait(seconds=d.metric_s)
         found.gpu_end_s = max(found.gpu_end_s, clock.now)
 
     def precursor(node: int) -> Process:
         if how.shared_weights:
-            yield Wait(link=links[node], size=weights.bytes)
+            yield SimulatedWait(link=links[node], size=weights.bytes)
         for g in range(per_node):
             clock.start(gpu(node * per_node + g))
 

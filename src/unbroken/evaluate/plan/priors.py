@@ -64,7 +64,7 @@ class Expected:
 
 
 @dataclass(frozen=True)
-class Measured:
+class TaskMoments:
     """All that was seen of one task, one model size and one device: moments of log seconds per sample."""
 
     task: str
@@ -81,7 +81,7 @@ class Measured:
     size: int = 0
     """Samples of the whole task, though an evaluation may have asked fewer; 0: not known."""
 
-    def add(self, samples: int, seconds: float) -> Measured:
+    def add(self, samples: int, seconds: float) -> TaskMoments:
         """With one more observation, weighed by its number of samples (Welford's update; Chan et al. 1983)."""
         if samples <= 0 or seconds <= 0:
             return self
@@ -93,7 +93,7 @@ class Measured:
             self, count=self.count + 1, samples=total, mean_log=mean, m2=self.m2 + weight * delta * (x - mean)
         )
 
-    def add_score(self, samples: int, seconds: float) -> Measured:
+    def add_score(self, samples: int, seconds: float) -> TaskMoments:
         """With one more scoring."""
         if samples <= 0:
             return self
@@ -130,7 +130,7 @@ class Observation:
 class PriorBook:
     """The history of a user or team; immutable, saved with `save_merged`."""
 
-    rows: Mapping[tuple[str, float, str], Measured] = field(default_factory=dict)
+    rows: Mapping[tuple[str, float, str], TaskMoments] = field(default_factory=dict)
 
     def observe(self, seen: Observation) -> PriorBook:
         """With one more observation."""
@@ -140,10 +140,10 @@ class PriorBook:
         row = replace(row, features=seen.features, size=max(row.size, seen.size))
         return PriorBook({**self.rows, (row.task, row.model_b, row.device): row})
 
-    def row(self, task: str, model_b: float, device: str) -> Measured:
+    def row(self, task: str, model_b: float, device: str) -> TaskMoments:
         """The row of this task, model size (rounded to two digits) and device; an empty one if new."""
         size = round_size(model_b)
-        return self.rows.get((task, size, device)) or Measured(task, size, device)
+        return self.rows.get((task, size, device)) or TaskMoments(task, size, device)
 
     def size(self, task: str) -> int:
         """Samples of the task as far as it has been measured; 0: not known."""
@@ -269,7 +269,7 @@ def load_book(path: Path) -> PriorBook:
         raise ContractError(
             "the stored run times have another schema", where=str(path), hint="Use --priors with another file"
         )
-    rows = [decode(Measured, r, where=str(path)) for r in value["rows"]]
+    rows = [decode(TaskMoments, r, where=str(path)) for r in value["rows"]]
     return PriorBook({(r.task, r.model_b, r.device): r for r in rows})
 
 

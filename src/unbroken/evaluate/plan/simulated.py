@@ -24,7 +24,7 @@ from .planner import SIMULATED_BUNDLES, Costs, Work, lower_bound
 _LEFTOVER = 1024.0
 """Bytes below which a transfer is over: what floating point leaves of 10^11 bytes must not be waited for."""
 
-Process = Generator["Wait", None, None]
+Process = Generator["SimulatedWait", None, None]
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class SimulatedOutcome:
 
 
 @dataclass
-class Wait:
+class SimulatedWait:
     """What a process yields: sleep, or a transfer, or until woken."""
 
     seconds: float | None = None
@@ -110,7 +110,7 @@ class Wait:
     size: float = 0.0
 
 
-class Clock:
+class SimulatedClock:
     """Runs processes in order of simulated time."""
 
     def __init__(self) -> None:
@@ -148,7 +148,7 @@ class Clock:
 class SharedLink:
     """A link that its transfers share evenly (processor sharing)."""
 
-    def __init__(self, clock: Clock, rate: float) -> None:
+    def __init__(self, clock: SimulatedClock, rate: float) -> None:
         self.clock = clock
         self.rate = rate
         self.moved = 0.0
@@ -193,7 +193,7 @@ class SharedLink:
 class CpuPool:
     """CPU workers that take metrics in the order in which they come."""
 
-    def __init__(self, clock: Clock, workers: int) -> None:
+    def __init__(self, clock: SimulatedClock, workers: int) -> None:
         self.clock = clock
         self._free = [0.0] * max(1, workers)
         self.end = 0.0
@@ -222,7 +222,7 @@ class Techniques:
 class _Run:
     """State shared by our processes."""
 
-    clock: Clock
+    clock: SimulatedClock
     cluster: Machines
     dispatcher: Dispatcher
     datasets: Mapping[str, Dataset]
@@ -276,7 +276,7 @@ def ours(
         prompts_s = sum(d.preprocess_s for d in datasets) / len(datasets)
         costs = replace(costs, switch_s=costs.switch_s + prompts_s)
     dispatcher = Dispatcher((), [1] * workers, costs, stealing=stealing)
-    clock = Clock()
+    clock = SimulatedClock()
     cpus = CpuPool(clock, cluster.cpus * cluster.nodes)
     links = [SharedLink(clock, cluster.link) for _ in range(cluster.nodes)]
     named = {d.name: d for d in datasets}
@@ -288,7 +288,7 @@ def ours(
 
     def node(index: int) -> Process:
         if techniques.shared_weights:
-            yield Wait(link=links[index], size=weights.bytes)
+            yield SimulatedWait(link=links[index], size=weights.bytes)
         for gpu in range(per_node):
             clock.start(_worker(run, f"n{index}g{gpu}"))
 
@@ -342,7 +342,7 @@ def _ready(run: _Run, found: Sequence[Dataset]) -> None:
 def _worker(run: _Run, name: str) -> Process:
     if run.techniques.shared_weights:
         # The process starts while the node's fetch runs; what is left of its start-up is paid here.
-        yield Wait(seconds=max(0.0, run.weights.start_s - run.clock.now) + run.load_s)
+        yield SimulatedWait(seconds=max(0.0, run.weights.start_s - run.clock.now) + run.load_s)
     run.dispatcher.join(name)
     yield from _drain(run, name)
 
@@ -367,9 +367,9 @@ def _drain(run: _Run, name: str) -> Process:
         run.given[name] = [(s.task, b) for s in bundle.shards for b in s.blocks]
         if not run.techniques.shared_weights:
             run.loads += 1
-            yield Wait(seconds=run.weights.start_s)
-            yield Wait(link=run.links[int(name[1:].partition("g")[0])], size=run.weights.bytes)
-            yield Wait(seconds=run.load_s)
+            yield SimulatedWait(seconds=run.weights.start_s)
+            yield SimulatedWait(link=run.links[int(name[1:].partition("g")[0])], size=run.weights.bytes)
+            yield SimulatedWait(seconds=run.load_s)
         yield from _answer_bundle(run, name)
 
 
@@ -382,14 +382,14 @@ def _answer_bundle(run: _Run, name: str) -> Process:
         d = run.datasets[task]
         true = d.infer_s * _share(d, number)
         switch = 0.0 if task == previous else run.switch_s + (0.0 if apart else d.preprocess_s)
-        yield Wait(seconds=true + switch)
+        yield SimulatedWait(seconds=true + switch)
         previous = task
         run.infer += true
         if run.dispatcher.answered(name, (task, number), true):
             if apart:
                 run.cpus.submit(d.metric_s)
             else:
-                yield Wait(seconds=d.metric_s)
+                yield SimulatedWait(seconds=d.metric_s)
 
 
 def _share(d: Dataset, number: int) -> float:

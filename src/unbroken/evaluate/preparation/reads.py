@@ -105,7 +105,7 @@ def texts(value: Json) -> Iterator[str]:
             yield from texts(v)
 
 
-class Recorder:
+class ReadsRecorder:
     """Notes what is read while it is active. One at a time in a process."""
 
     def __init__(self, leave_out: Sequence[str] = (), spool: Path | None = None, growing: str = "") -> None:
@@ -232,7 +232,7 @@ class Recorder:
 
 _at_import: dict[str, Stamp] = {}
 """What modules outside of the libraries read while they were imported in this process: no later task reads it again."""
-_active: Recorder | None = None
+_active: ReadsRecorder | None = None
 _hooked = False
 _busy = threading.local()
 
@@ -240,13 +240,13 @@ _busy = threading.local()
 @contextlib.contextmanager
 def recording(
     leave_out: Sequence[str] = (), spool: Path | None = None, growing: str = ""
-) -> Iterator[Recorder]:
+) -> Iterator[ReadsRecorder]:
     """Inside, what is read is noted."""
     global _active, _hooked
     if not _hooked:
         sys.addaudithook(_on_event)  # for as long as the process lives: there is no taking it off
         _hooked = True
-    before, recorder = _active, Recorder(leave_out, spool, growing)
+    before, recorder = _active, ReadsRecorder(leave_out, spool, growing)
     kept = os.environ.get(SPOOL)
     if spool is not None:
         os.environ[SPOOL] = str(spool)
@@ -320,7 +320,7 @@ def _use(path: object, mode: object, flags: object) -> str:
     return "both" if keeps and os.path.isfile(os.fsdecode(path)) else "written"  # type: ignore[arg-type]
 
 
-def _importing(recorder: Recorder) -> bool:
+def _importing(recorder: ReadsRecorder) -> bool:
     """Whether this is the code of a module itself that runs, one of the task's."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:

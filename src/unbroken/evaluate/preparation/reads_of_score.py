@@ -8,10 +8,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from .reads import Recorder, Stamp, unchanged
+from .reads import ReadsRecorder, Stamp, unchanged
 
 
-def note(score: Path, recorder: Recorder, *, first: bool) -> None:
+def note(score: Path, recorder: ReadsRecorder, *, first: bool) -> None:
     """Adds what the recorder saw; `first`: in place of what an earlier scoring noted. Raises OSError."""
     line = {"reads": recorder.reads(blind=False), "own": sorted(recorder.rewritten)}
     score.parent.mkdir(parents=True, exist_ok=True)

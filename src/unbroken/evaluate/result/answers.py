@@ -24,7 +24,7 @@ from ..suite.staged import encode_answer, read_hashes
 
 
 @dataclass(frozen=True)
-class Place:
+class AnswerPlace:
     """Where a block's line lies."""
 
     path: Path
@@ -40,7 +40,7 @@ class AnswerStore:
     def __init__(self, folder: Path, incarnation: int) -> None:
         self.folder = folder
         self.incarnation = incarnation
-        self._places: dict[str, dict[int, Place]] = {}
+        self._places: dict[str, dict[int, AnswerPlace]] = {}
         self._files: dict[str, lines.Appender] = {}
         self._dirty: set[lines.Appender] = set()
         self._passed_over: dict[str, list[tuple[str, str]]] = {}
@@ -59,7 +59,7 @@ class AnswerStore:
                     bad.append((f"{path}, byte {line.offset}", str(e)))
                     continue
                 if usable is not None and usable[0] not in found:
-                    found[usable[0]] = Place(path, line.offset, line.length, usable[1])
+                    found[usable[0]] = AnswerPlace(path, line.offset, line.length, usable[1])
         return set(found)
 
     def passed_over(self, task: str) -> list[tuple[str, str]]:
@@ -88,7 +88,7 @@ class AnswerStore:
         self._dirty.add(file)
         if keep and block not in self._places.setdefault(task, {}):
             bad = sum(1 for a in answers if a.get("problem"))
-            self._places[task][block] = Place(file.path, offset, length, conditions, bad)
+            self._places[task][block] = AnswerPlace(file.path, offset, length, conditions, bad)
 
     def merge(
         self, prepared: PreparedTask, given_up: Mapping[int, str], target: Path
@@ -157,7 +157,7 @@ class AnswerStore:
             self._files[task] = lines.Appender(folder / f"{self.incarnation:04d}.jsonl")
         return self._files[task]
 
-    def _read(self, place: Place) -> list[Json]:
+    def _read(self, place: AnswerPlace) -> list[Json]:
         record = lines.record_at(place.path, place.offset, place.length)
         if record is None:
             raise EvaluationError("answers were changed on disk while the evaluation ran", where=str(place.path),

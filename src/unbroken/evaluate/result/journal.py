@@ -13,7 +13,7 @@ from typing import Any
 from ...journal import lines
 
 
-class Journal:
+class EvaluationJournal:
     """The events of one evaluation."""
 
     def __init__(self, path: Path) -> None:

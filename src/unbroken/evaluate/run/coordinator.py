@@ -34,7 +34,7 @@ from .finish import note_end, save_estimates, write_report
 from .job import Job, Launchers
 from .loop import TICK_S, Loop
 from .settings import Abort, Settings
-from .state import EventLog, Observed, Run, TaskTable
+from .state import EvaluationRun, EventLog, Observed, TaskTable
 from .tasks.checks import Checked, check_tasks, stand_by
 from .tasks.preparation import Preparation
 from .tasks.scoring_queue import ScoringQueue
@@ -132,7 +132,9 @@ class Coordinator:
         job.folder.claim({**job.question(), "checkpoint": located.checkpoint})
         with contextlib.ExitStack() as stack:
             log = stack.enter_context(contextlib.closing(EventLog(job.folder.journal, self.control)))
-            run = Run(job, self.launchers, settings, located, self.control, log, self.observed, table)
+            run = EvaluationRun(
+                job, self.launchers, settings, located, self.control, log, self.observed, table
+            )
             log.note("begin", incarnation=incarnation, key=key, checkpoint=located.checkpoint, tasks=len(checked.tasks))  # fmt: skip
             for why in checked.weaknesses:
                 log.note("sandbox", why=why)

@@ -12,11 +12,11 @@ from ...journal.codec import encode
 from ..contracts import Check, Report, Score
 from ..plan.outcome import Measured, report, with_times_of
 from ..plan.priors import START, Observation, features_of, save_merged
-from .state import Run
+from .state import EvaluationRun
 
 
 def write_report(
-    run: Run, scores: Mapping[str, Score], groups: Sequence[Score], prepare_s: Mapping[str, float], expected_s: float,
+    run: EvaluationRun, scores: Mapping[str, Score], groups: Sequence[Score], prepare_s: Mapping[str, float], expected_s: float,
     checks: Sequence[Check] = (),
 ) -> Report:  # fmt: skip
     """Writes the report, and returns it. `prepare_s`: by task; `expected_s`: the planned makespan. Raises UnbrokenError."""
@@ -40,14 +40,14 @@ def write_report(
     return found
 
 
-def note_end(run: Run, found: Report) -> None:
+def note_end(run: EvaluationRun, found: Report) -> None:
     """The journal's last event."""
     gaps = sorted(run.observed.gaps)
     run.log.note("end", makespan_s=found.makespan_s, lower_bound_s=found.lower_bound_s, busy=found.busy_fraction, gaps=len(gaps),
                  gap_max_s=max(gaps, default=0.0), gap_median_s=gaps[len(gaps) // 2] if gaps else 0.0)  # fmt: skip
 
 
-def save_estimates(run: Run) -> None:
+def save_estimates(run: EvaluationRun) -> None:
     """Adds what was measured to the file of learnt run times, if there is one."""
     observed, settings = run.observed, run.settings
     if settings.priors is None or not (observed.blocks or observed.scorings):

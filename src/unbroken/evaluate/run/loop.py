@@ -15,9 +15,9 @@ from ..plan.planner import SIMULATED_BUNDLES, Costs
 from ..plan.priors import PriorBook, load_book
 from ..result.answers import AnswerStore
 from .control import as_user_error
-from .progress import Display, View
+from .progress import Display, ProgressView
 from .settings import Abort
-from .state import Run
+from .state import EvaluationRun
 from .tasks.checks import Checked
 from .tasks.preparation import Preparation
 from .tasks.scoring_queue import ScoringQueue
@@ -35,7 +35,7 @@ class Loop:
     """Runs one evaluation to its last score."""
 
     def __init__(
-        self, run: Run, checked: Checked, store: AnswerStore, scoring: ScoringQueue, links: dict[str, WorkerLink],
+        self, run: EvaluationRun, checked: Checked, store: AnswerStore, scoring: ScoringQueue, links: dict[str, WorkerLink],
         standing_by: asyncio.Task[None],
     ) -> None:  # fmt: skip
         settings = run.settings
@@ -54,7 +54,7 @@ class Loop:
         self.tasks = Tasks(run, self.dispatcher, store, scoring, book, len(self.waiting))
         self.workers = Workers(run, self.dispatcher, links, standing_by)
         self.feeder = Feeder(run, self.dispatcher, self.tasks, self.workers, links)
-        self.view = View(run, self.dispatcher, links, scoring.scores)
+        self.view = ProgressView(run, self.dispatcher, links, scoring.scores)
 
     @property
     def expected_s(self) -> float:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ..contracts import Assignment, Score
 from ..engines.live import EvaluationProgress, Watcher, WorkerLink
 from ..plan.dispatch import Dispatcher
-from .state import Run, TaskTable
+from .state import EvaluationRun, TaskTable
 from .tasks.preparation import Preparation
 
 EVERY_S = 0.25
@@ -41,10 +41,10 @@ def of_checks(preparation: Preparation, data_there: bool, errors: dict[str, str]
 
 
 @dataclass(frozen=True)
-class View:
+class ProgressView:
     """What the progress of a running evaluation is read from."""
 
-    run: Run
+    run: EvaluationRun
     dispatcher: Dispatcher
     links: dict[str, WorkerLink]
     scores: dict[str, Score]

@@ -12,7 +12,7 @@ from ..contracts import Assignment, PreparedTask, ScoreDone, WorkerSeen
 from ..model.locate import Located
 from ..plan.outcome import BlockTime
 from ..plan.priors import Expected
-from ..result.journal import Journal
+from ..result.journal import EvaluationJournal
 from .control import Control
 from .job import Job, Launchers
 from .settings import Settings
@@ -74,7 +74,7 @@ class EventLog:
     """The journal while the evaluation runs; a disk that is full ends the run instead of whoever writes."""
 
     def __init__(self, path: Path, control: Control) -> None:
-        self._journal: Journal | None = Journal(path)
+        self._journal: EvaluationJournal | None = EvaluationJournal(path)
         self._control = control
 
     def note(self, event: str, **fields: Any) -> None:
@@ -94,7 +94,7 @@ class EventLog:
 
 
 @dataclass(frozen=True)
-class Run:
+class EvaluationRun:
     """One evaluation that has begun: what it is, what runs it, where it writes what happens."""
 
     job: Job

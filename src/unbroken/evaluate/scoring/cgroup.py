@@ -22,7 +22,7 @@ _REMOVE_S = 2.0
 
 
 @dataclass(frozen=True)
-class Parents:
+class CgroupParents:
     """Where groups can be made; one folder in version 2, one for each controller in version 1."""
 
     version: int
@@ -59,13 +59,13 @@ class Group:
                 time.sleep(0.005)
 
 
-def parents() -> Parents | str:
+def parents() -> CgroupParents | str:
     """Where a group can be made, tried out once a process; or why nowhere."""
     return _tried(os.geteuid())
 
 
 @cache
-def _tried(_: int) -> Parents | str:
+def _tried(_: int) -> CgroupParents | str:
     found, why = _places(), "this machine has no control groups with a memory controller"
     for place in found:
         sweep(place)
@@ -77,7 +77,7 @@ def _tried(_: int) -> Parents | str:
     return why
 
 
-def make(place: Parents, *, memory: int, processes: int) -> Group:
+def make(place: CgroupParents, *, memory: int, processes: int) -> Group:
     """A new group with these limits. Raises OSError."""
     name = f"{PREFIX}{os.getpid()}-{secrets.token_hex(4)}"
     folders = [place.memory / name] + ([place.pids / name] if place.pids not in (None, place.memory) else [])
@@ -106,7 +106,7 @@ def make(place: Parents, *, memory: int, processes: int) -> Group:
     return Group(place.version, tuple(folders))
 
 
-def sweep(place: Parents) -> None:
+def sweep(place: CgroupParents) -> None:
     """Removes the groups of processes that are gone."""
     for folder in {place.memory, place.pids or place.memory}:
         for old in folder.glob(f"{PREFIX}*-*"):
@@ -115,10 +115,10 @@ def sweep(place: Parents) -> None:
                 _removed(old)
 
 
-def _places() -> list[Parents]:
+def _places() -> list[CgroupParents]:
     """Folders of the hierarchy in which groups might be made, the likeliest first."""
     own = _own()
-    found: list[Parents] = []
+    found: list[CgroupParents] = []
     if (here := own.get("")) is not None:
         # A group that has processes can have no children with limits (but the root), so ours would be its sibling;
         # not where a limit is set on our own group: a sibling would be outside of it.
@@ -126,9 +126,9 @@ def _places() -> list[Parents]:
             control = _read(folder / "cgroup.subtree_control").split()
             if "memory" not in control or (folder != here and _read(here / "memory.max") not in ("max", "")):
                 continue
-            found.append(Parents(2, folder, folder if "pids" in control else None))
+            found.append(CgroupParents(2, folder, folder if "pids" in control else None))
     if (memory := own.get("memory")) is not None:
-        found.append(Parents(1, memory, own.get("pids")))
+        found.append(CgroupParents(1, memory, own.get("pids")))
     return found
 
 

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from .judge import Unscored
-from .sandbox import Limits, SandboxUnavailable, run
+from .sandbox import SandboxLimits, SandboxUnavailable, run
 
-LIMITS = Limits(cpu_s=10.0, memory=1 << 30, processes=32, scratch=64 << 20)
+LIMITS = SandboxLimits(cpu_s=10.0, memory=1 << 30, processes=32, scratch=64 << 20)
 """What a program may take where nothing else is said."""
 
 _PASSED = 77

@@ -57,7 +57,7 @@ class SandboxUnavailable(EvaluationError):
 
 
 @dataclass(frozen=True)
-class Limits:
+class SandboxLimits:
     """What a command may take."""
 
     cpu_s: float = 10.0
@@ -101,7 +101,7 @@ def sandbox_kind() -> str:
     said = []
     for kind in ("bubblewrap", "namespaces"):
         try:
-            out = _run(kind, ["true"], Limits(wall_s=20.0), b"", {}, (), {})
+            out = _run(kind, ["true"], SandboxLimits(wall_s=20.0), b"", {}, (), {})
         except OSError as e:
             said.append(f"{kind}: {e.strerror or e}")
             continue
@@ -114,7 +114,7 @@ def sandbox_kind() -> str:
 
 def run(
     argv: Sequence[str],
-    limits: Limits | None = None,
+    limits: SandboxLimits | None = None,
     *,
     stdin: bytes = b"",
     files: Mapping[str, bytes] | None = None,
@@ -141,7 +141,7 @@ def run(
             hint="Put the data, the task and the evaluation's folder into folders of their own",
         )  # fmt: skip
     out = _run(
-        kind, argv, limits or Limits(), stdin, dict(files or {}), open_to_it, dict(env or {}), patience
+        kind, argv, limits or SandboxLimits(), stdin, dict(files or {}), open_to_it, dict(env or {}), patience
     )
     if out.status == UNSTARTED:
         last = (out.stderr.decode(errors="replace").strip().splitlines() or ["it said nothing"])[-1]
@@ -182,7 +182,7 @@ def _sweep() -> None:
 def _run(
     kind: str,
     argv: Sequence[str],
-    limits: Limits,
+    limits: SandboxLimits,
     stdin: bytes,
     files: Mapping[str, bytes],
     readable: Iterable[Path | str],
@@ -215,7 +215,7 @@ def _run(
 
 
 @contextmanager
-def _group(limits: Limits) -> Iterator[cgroup.Group | None]:
+def _group(limits: SandboxLimits) -> Iterator[cgroup.Group | None]:
     """A control group for one command; None where none can be made."""
     place = cgroup.parents()
     if isinstance(place, str):
@@ -237,7 +237,7 @@ def _group(limits: Limits) -> Iterator[cgroup.Group | None]:
 def _command(
     kind: str,
     argv: list[str],
-    limits: Limits,
+    limits: SandboxLimits,
     folder: Path,
     readable: Iterable[Path | str],
     env: Mapping[str, str],
@@ -351,7 +351,7 @@ class _Handshake:
 
 def _supervise(
     command: list[str],
-    limits: Limits,
+    limits: SandboxLimits,
     stdin: bytes,
     shake: _Handshake,
     patience: Callable[[bytes], float],

@@ -22,7 +22,7 @@ from ..processes.bytecode import readable_bytecode
 from ..suite.received import words
 from . import watch, worker
 from .paths import is_home, python_paths
-from .sandbox import CommandEnd, Limits, SandboxUnavailable, run
+from .sandbox import CommandEnd, SandboxLimits, SandboxUnavailable, run
 
 _SCORE, _AT = "unbroken-score ", "unbroken-at "
 _SAMPLE = re.compile(re.escape(_AT) + r"(-?[0-9]{1,12})")
@@ -34,7 +34,7 @@ def score_in_sandbox(
     """(answer, "", None), or (None, why it ended, the sample that it was at)."""
     order = {"job": codec.encode(job), "skip": {str(k): v for k, v in skip.items()}, "write": False}
     samples = max(1, job.prepared.samples)
-    limits = Limits(
+    limits = SandboxLimits(
         cpu_s=sample_s * samples + start_s,
         wall_s=sample_s * samples + 2 * start_s,
         memory=memory,

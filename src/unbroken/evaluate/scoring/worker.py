@@ -86,7 +86,7 @@ def serve(order: Mapping[str, Json], harnesses: dict[str, Harness]) -> Json:
         watch.close_watch()
 
 
-def _note_reads(job: ScoreJob, recorder: reads.Recorder, first: bool) -> None:
+def _note_reads(job: ScoreJob, recorder: reads.ReadsRecorder, first: bool) -> None:
     """Keeps beside the score what scoring it read, for the next command. `first`: of the parts of a task."""
     with _writing(Path(job.result)):
         reads_of_score.note(Path(job.result), recorder, first=first)

@@ -37,7 +37,7 @@ Held = Collection[tuple[str, int]]
 
 
 @dataclass(frozen=True)
-class Hello:
+class WorkerHello:
     """The first message."""
 
     name: str
@@ -49,7 +49,7 @@ class Hello:
 
 
 @dataclass(frozen=True)
-class Block:
+class BlockAnswers:
     """A block's answers."""
 
     task: str
@@ -71,12 +71,12 @@ def admits(m: Message | None, token: str) -> bool:
     return m is not None and m["op"] == "hello" and same_secret(m.get("token"), token)
 
 
-def hello(m: Message) -> Hello:
+def hello(m: Message) -> WorkerHello:
     """Who speaks. Raises Malformed."""
     gpus = m.get("gpus")
     if not isinstance(gpus, list) or len(gpus) > 64:
         raise Malformed("'gpus' is no list of at most 64 numbers")
-    return Hello(
+    return WorkerHello(
         text(m.get("name"), "name", empty=False), text(m.get("node"), "node"),
         tuple(whole(g, "gpus", 0, 1 << 16) for g in gpus), whole(m.get("pid"), "pid", 0, 1 << 32),
         number(m.get("now"), "now", 0.0, _LATEST), bool(m.get("sees")),
@@ -128,7 +128,7 @@ def unfit(m: Message) -> Message:
     return {**said, **{k: None if m.get(k) is None else words(m[k]) for k in ("where", "todo")}}
 
 
-def block(m: Message, held: Held, prepared: Mapping[str, PreparedTask]) -> Block:
+def block(m: Message, held: Held, prepared: Mapping[str, PreparedTask]) -> BlockAnswers:
     """A block that was given to this worker, with one answer to each of its samples, in order.
 
     Raises Malformed, BadAnswers where it is one of its blocks; EvaluationError if the task's own files cannot be read.
@@ -140,7 +140,7 @@ def block(m: Message, held: Held, prepared: Mapping[str, PreparedTask]) -> Block
         raise BadAnswers(f"block {n} of {task}: {e}") from None
 
 
-def _block(m: Message, task: str, n: int, p: PreparedTask) -> Block:
+def _block(m: Message, task: str, n: int, p: PreparedTask) -> BlockAnswers:
     started = number(m.get("started"), "started", 0.0, _LATEST)
     ended = max(started, number(m.get("ended"), "ended", 0.0, _LATEST))
     try:
@@ -152,7 +152,7 @@ def _block(m: Message, task: str, n: int, p: PreparedTask) -> Block:
     ids = p.samples_of(n)
     found = answers(m.get("answers"), ids, *asked(p, ids))
     problems = tuple(a["problem"] for a in found if "problem" in a)
-    return Block(
+    return BlockAnswers(
         task,
         n,
         whole(m.get("visit"), "visit", 0, 1 << 48),

@@ -18,7 +18,7 @@ class Superseded(RunInUse):
     """Another supervisor claimed a higher term, while this one did not run."""
 
 
-class Journal(Protocol):
+class RunJournal(Protocol):
     """One term's journal. Where it is `slow` an append takes the time of a network, and is called from a thread."""
 
     slow: bool
@@ -66,5 +66,5 @@ class Record(Protocol):
     def read(self) -> JournalText:
         """Every record that counts, over all terms, in order."""
 
-    def open(self, term: Term, clock: Callable[[], float]) -> Journal:
+    def open(self, term: Term, clock: Callable[[], float]) -> RunJournal:
         """The journal of a term that was claimed."""

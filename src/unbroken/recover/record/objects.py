@@ -31,7 +31,7 @@ from ...checkpoint.storage.base import Storage
 from ...errors import RunDirMismatch, RunInUse, StorageError
 from ...journal.lines import Appender, decode, encode
 from ...progress import JournalText, RunDir, Term
-from ...progress.epochs import term_number
+from ...progress.terms import term_number
 from .base import Superseded
 
 _log = logging.getLogger("unbroken.supervisor")

@@ -18,7 +18,7 @@ from .record.clock import Clock
 
 
 class Diagnosing(Protocol):
-    """Finds verdicts; `incident.diagnosing.Diagnosis` does it in a process of its own."""
+    """Finds verdicts; `incident.diagnosing.IncidentDiagnosis` does it in a process of its own."""
 
     hurry: asyncio.Event
     """Set when the run was asked to stop."""

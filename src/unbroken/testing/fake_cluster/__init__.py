@@ -8,13 +8,23 @@ Faults(cluster).lose("node-00007")
 
 from .agent import FakeNode, VirtualAgent
 from .clock import SimulatedLoop, Stuck, run_simulated
-from .cluster import FakeCluster, Hardware
+from .cluster import FakeCluster, FakeHardware
 from .faults import Faults
 from .journal import MemoryJournal
-from .network import Network, Traffic
+from .network import Network, NetworkTraffic
 from .training import Script
 
 __all__ = [
-    "FakeCluster", "FakeNode", "Faults", "Hardware", "MemoryJournal", "Network", "Script", "SimulatedLoop", "Stuck",
-    "Traffic", "VirtualAgent", "run_simulated",
+    "FakeCluster",
+    "FakeHardware",
+    "FakeNode",
+    "Faults",
+    "MemoryJournal",
+    "Network",
+    "NetworkTraffic",
+    "Script",
+    "SimulatedLoop",
+    "Stuck",
+    "VirtualAgent",
+    "run_simulated",
 ]  # fmt: skip

@@ -15,7 +15,7 @@ from ...checkpoint.catalogue import announcement
 from ...checkpoint.keeper.wire import PROTOCOL
 from ...cluster.clocks import ClockOffset, Exchange, measure
 from ...cluster.contract import AgentCommand
-from ...cluster.hello import Address, Gpu, Hello
+from ...cluster.hello import Gpu, Hello, NodeAddress
 from ...detect import ProcessInfo
 from ...errors import Exit
 from ...link.bounds import Message, proof, same_secret
@@ -24,7 +24,7 @@ from ...link.secret import Secret
 from ...progress.page import Phase
 from ...recover.node.reporting import group_looks
 from ...version import __version__
-from .network import Connection, Network
+from .network import FakeConnection, Network
 from .training import Gang
 
 _RETRY_S = 0.5
@@ -64,7 +64,7 @@ class FakeNode:
         self.wiped += 1
 
 
-class Surroundings(Protocol):
+class AgentSurroundings(Protocol):
     """What a virtual agent needs of its cluster."""
 
     run_id: str
@@ -88,7 +88,9 @@ class Surroundings(Protocol):
 class VirtualAgent:
     """One launch of a node's agent."""
 
-    def __init__(self, cluster: Surroundings, node: FakeNode, launch: str, command: AgentCommand) -> None:
+    def __init__(
+        self, cluster: AgentSurroundings, node: FakeNode, launch: str, command: AgentCommand
+    ) -> None:
         self._cluster, self.node, self.launch, self.command = cluster, node, launch, command
         secret = Secret.from_bytes(command.secret)
         self._token = secret.token if secret is not None else ""
@@ -104,7 +106,7 @@ class VirtualAgent:
         self._told_step = -1
         self._stop_after: int | None = None
         self._candidates: list[Message] = []
-        self._link: Connection | None = None
+        self._link: FakeConnection | None = None
         self._ids = self._introductions = 0
         self._asked: dict[int, asyncio.Future[Message]] = {}
         self._beats: dict[int, float] = {}
@@ -166,7 +168,7 @@ class VirtualAgent:
             node=name, run_id=self._cluster.run_id, host=name, boot_id=f"{name}-boot-{self.node.boot}",
             interpreter="/usr/bin/python3", version=__version__, cpus=96, memory=2 << 40, memory_free=1 << 40,
             scratch="/dev/shm/unbroken", scratch_free=1 << 40,
-            addresses=(Address("eth0", f"10.{i >> 16 & 255}.{i >> 8 & 255}.{i & 255}"),),
+            addresses=(NodeAddress("eth0", f"10.{i >> 16 & 255}.{i >> 8 & 255}.{i & 255}"),),
             visible=tuple(f"GPU-{name}-{g}" for g in range(self.node.gpus)),
             gpus=tuple(Gpu(f"GPU-{name}-{g}", "virtual", 80 << 30) for g in range(self.node.gpus)),
             clock=clock, wall_clock=wall,

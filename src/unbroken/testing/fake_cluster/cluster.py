@@ -31,7 +31,7 @@ _WALL = 1.8e9
 """Seconds since the Unix epoch when a simulation begins."""
 
 
-class Hardware:
+class FakeHardware:
     """The nodes themselves, which outlive supervisors: several `FakeCluster` of one run share them."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, nodes: int, *, gpus: int = 8) -> None:
@@ -67,7 +67,7 @@ class FakeCluster:
     with the same `hardware`."""
 
     def __init__(
-        self, run_id: str, hardware: Hardware, *, script: Script | None = None, fence_s: float = 0.2
+        self, run_id: str, hardware: FakeHardware, *, script: Script | None = None, fence_s: float = 0.2
     ) -> None:
         self.run_id, self.hardware, self.script = run_id, hardware, script or Script()
         self.loop, self.network = hardware.loop, hardware.network

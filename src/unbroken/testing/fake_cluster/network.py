@@ -21,7 +21,7 @@ CONNECT_S = 3.0
 
 
 @dataclass
-class Traffic:
+class NetworkTraffic:
     """What went over the links in one direction: messages, and their size in bytes."""
 
     messages: int = 0
@@ -31,12 +31,12 @@ class Traffic:
         self.messages += data.count(b"\n")
         self.size += len(data)
 
-    def copy(self) -> Traffic:
-        return Traffic(self.messages, self.size)
+    def copy(self) -> NetworkTraffic:
+        return NetworkTraffic(self.messages, self.size)
 
-    def since(self, before: Traffic) -> Traffic:
+    def since(self, before: NetworkTraffic) -> NetworkTraffic:
         """What has been added since that copy was made."""
-        return Traffic(self.messages - before.messages, self.size - before.size)
+        return NetworkTraffic(self.messages - before.messages, self.size - before.size)
 
 
 class _Way:
@@ -69,7 +69,7 @@ class _Way:
             self._deliver(self._kept.popleft())
 
 
-class Connection:
+class FakeConnection:
     """One connection of a node to the supervisor. `receive` gets each line that arrives, `lost` hears of its end."""
 
     def __init__(
@@ -131,7 +131,7 @@ class Connection:
 class _Writer:
     """What the supervisor writes to: as much of a StreamWriter as a link uses."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: FakeConnection) -> None:
         self._connection = connection
         self._closing = False
         self.transport = self
@@ -165,7 +165,7 @@ class _Writer:
         """Is closed at once."""
 
 
-class Door:
+class FakeDoor:
     """Where a supervisor listens; made with the arguments of `listener.Listener`, and used like it."""
 
     def __init__(self, network: Network, serve: Serve, port: int) -> None:
@@ -177,7 +177,7 @@ class Door:
     def known(self, writer: Any) -> None:
         """Nobody is a stranger here."""
 
-    def let_in(self, connection: Connection) -> None:
+    def let_in(self, connection: FakeConnection) -> None:
         async def serve() -> None:
             try:
                 await self._serve(connection.reader, connection.writer)
@@ -197,17 +197,17 @@ class Network:
 
     def __init__(self, loop: asyncio.AbstractEventLoop, latency_s: float = 0.0005) -> None:
         self.loop, self.latency_s = loop, latency_s
-        self.to_supervisor, self.to_nodes = Traffic(), Traffic()
-        self._doors: list[Door] = []
+        self.to_supervisor, self.to_nodes = NetworkTraffic(), NetworkTraffic()
+        self._doors: list[FakeDoor] = []
         self._ports = 0
-        self._open: dict[str, set[Connection]] = {}
+        self._open: dict[str, set[FakeConnection]] = {}
         self._cuts: dict[str, tuple[bool, bool]] = {}
         self._waiting: list[asyncio.Future[None]] = []
 
-    def listen(self, serve: Serve, host: str = "", port: int = 0) -> Door:
+    def listen(self, serve: Serve, host: str = "", port: int = 0) -> FakeDoor:
         """A supervisor's door; nodes come to the newest one. Takes the arguments of `listener.Listener`."""
         self._ports += 1
-        door = Door(self, serve, self._ports)
+        door = FakeDoor(self, serve, self._ports)
         self._doors.append(door)
         waiting, self._waiting = self._waiting, []
         for future in waiting:
@@ -215,7 +215,7 @@ class Network:
                 future.set_result(None)
         return door
 
-    def shut(self, door: Door) -> None:
+    def shut(self, door: FakeDoor) -> None:
         if door in self._doors:
             self._doors.remove(door)
 
@@ -226,13 +226,13 @@ class Network:
         await future
 
     @property
-    def newest(self) -> Door | None:
+    def newest(self) -> FakeDoor | None:
         """Where nodes connect to now."""
         return self._doors[-1] if self._doors else None
 
     async def connect(
         self, node: str, receive: Callable[[bytes], None], lost: Callable[[], None]
-    ) -> Connection:
+    ) -> FakeConnection:
         """A node's connection to the newest supervisor. Raises ConnectionRefusedError, TimeoutError over a cut link."""
         if any(self.cuts(node)):
             await asyncio.sleep(CONNECT_S)
@@ -241,7 +241,7 @@ class Network:
         door = self.newest
         if door is None:
             raise ConnectionRefusedError("no supervisor listens")
-        connection = Connection(self, node, receive, lost)
+        connection = FakeConnection(self, node, receive, lost)
         self._open.setdefault(node, set()).add(connection)
         door.let_in(connection)
         return connection
@@ -272,5 +272,5 @@ class Network:
             for c in list(connections):
                 c.writer.close()
 
-    def forget(self, connection: Connection) -> None:
+    def forget(self, connection: FakeConnection) -> None:
         self._open.get(connection.node, set()).discard(connection)

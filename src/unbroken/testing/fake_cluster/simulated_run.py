@@ -24,7 +24,7 @@ from ...recover.supervise.supervisor import Supervisor
 from ...recover.supervise.surroundings import Surroundings
 from ...recover.wire import Link
 from .clock import SimulatedLoop
-from .cluster import FakeCluster, Hardware
+from .cluster import FakeCluster, FakeHardware
 from .faults import Faults
 from .training import Script
 
@@ -76,7 +76,7 @@ class SimulatedRun:
     ) -> None:
         """`record_of` gives the run's record as the host has it that this is the run directory of; by default that itself."""
         self.loop, self._record_of = loop, record_of
-        self.hardware = Hardware(loop, nodes + spares + idle, gpus=nproc)
+        self.hardware = FakeHardware(loop, nodes + spares + idle, gpus=nproc)
         self.run_dir = RunDir(folder)
         self.run_dir.create()
         self.spec = RunSpec(

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from ...page.charts.spec import Figure
 from ...samples.tables import Findings
-from ..settings import Settings
+from ..settings import ReportSettings
 from . import clusters, hardware, outcomes, people, workloads
 from .reference import Reference
 
 __all__ = ["SECTIONS", "Section", "build"]
 
-Builder = Callable[[Findings, Sequence[Reference], Settings], "Figure | None"]
+Builder = Callable[[Findings, Sequence[Reference], ReportSettings], "Figure | None"]
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ SECTIONS = (
 
 
 def build(
-    found: Findings, references: Sequence[Reference], settings: Settings
+    found: Findings, references: Sequence[Reference], settings: ReportSettings
 ) -> list[tuple[Section, list[Figure], list[tuple[str, str]]]]:
     """Each section with the figures that the findings allow, and (what, needs) of those they do not."""
     out = []

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ...page.charts.scales import amount, seconds
 from ...page.charts.spec import Chart, Figure, LineChart, Series
 from ...samples.tables import Findings
-from ..settings import Settings
+from ..settings import ReportSettings
 from .colors import GREY, color_of
 from .parts import grid, points, whole
 from .reference import Reference
@@ -16,7 +16,7 @@ from .sentences import hours, pct
 SHOWN = 60
 
 
-def clusters(found: Findings, references: Sequence[Reference], settings: Settings) -> Figure | None:
+def clusters(found: Findings, references: Sequence[Reference], settings: ReportSettings) -> Figure | None:
     """The table of clusters and small multiples; None where there are few (Table 2 then compares them)."""
     table, curves = found.get("clusters"), found.get("cluster_run_cdf")
     if not table:

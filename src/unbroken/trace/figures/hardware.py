@@ -9,7 +9,7 @@ from ...page.charts.scales import amount
 from ...page.charts.spec import Bars, Chart, Figure, Grid, LineChart, Series
 from ...page.palette import LIGHT
 from ...samples.tables import Findings, Result
-from ..settings import Settings
+from ..settings import ReportSettings
 from .colors import color_of
 from .parts import grid, one, points, reference_series, weighted_first, whole
 from .reference import Reference
@@ -64,7 +64,7 @@ def median(found: Findings, metric: str) -> float | None:
     return None if row is None else float(row["p50"])
 
 
-def utilisation(found: Findings, references: Sequence[Reference], settings: Settings) -> Figure | None:
+def utilisation(found: Findings, references: Sequence[Reference], settings: ReportSettings) -> Figure | None:
     """Figure 7."""
     percent = (0.0, 100.0)
     made = [
@@ -138,7 +138,7 @@ def network(found: Findings) -> LineChart | None:
     return LineChart("(d) Network", "GB/s", "share of readings, %", tuple(lines), "linear", None, (0, 100))
 
 
-def power(found: Findings, references: Sequence[Reference], settings: Settings) -> Figure | None:
+def power(found: Findings, references: Sequence[Reference], settings: ReportSettings) -> Figure | None:
     """Figure 8."""
     made = [
         cdf_panel(found, references, "(a) GPU power", ("gpu_power_w",), "watts", None),
@@ -163,7 +163,7 @@ def power(found: Findings, references: Sequence[Reference], settings: Settings) 
     )
 
 
-def modules(found: Findings, references: Sequence[Reference], settings: Settings) -> Figure | None:
+def modules(found: Findings, references: Sequence[Reference], settings: ReportSettings) -> Figure | None:
     """Figure 9."""
     table = found.get("power_modules")
     if not table:
@@ -179,7 +179,7 @@ def modules(found: Findings, references: Sequence[Reference], settings: Settings
     )
 
 
-def temperature(found: Findings, references: Sequence[Reference], settings: Settings) -> Figure | None:
+def temperature(found: Findings, references: Sequence[Reference], settings: ReportSettings) -> Figure | None:
     """Temperature, as in the study's appendix."""
     panel = cdf_panel(found, references, "", ("gpu_temp_c", "gpu_mem_temp_c"), "degrees Celsius", None)
     if panel is None:
@@ -194,7 +194,7 @@ def temperature(found: Findings, references: Sequence[Reference], settings: Sett
     return Figure("temperature", "Temperature", "GPU temperature (the study's appendix)", say[:1].upper() + say[1:] + ".", (panel,), (), ("utilisation_cdf",))  # fmt: skip
 
 
-def energy(found: Findings, references: Sequence[Reference], settings: Settings) -> Figure | None:
+def energy(found: Findings, references: Sequence[Reference], settings: ReportSettings) -> Figure | None:
     """Energy and carbon."""
     table = found.get("energy")
     if not table:
@@ -220,7 +220,7 @@ def energy(found: Findings, references: Sequence[Reference], settings: Settings)
     return Figure("energy", "Energy", "Energy and carbon", say, (), (cells,), ("energy",), table.remark)
 
 
-def over_time(found: Findings, references: Sequence[Reference], settings: Settings) -> Figure | None:
+def over_time(found: Findings, references: Sequence[Reference], settings: ReportSettings) -> Figure | None:
     """Means over time."""
     table = found.get("hardware_over_time")
     if not table:
@@ -261,7 +261,7 @@ def time_lines(table: Result, metrics: Sequence[str]) -> tuple[Series, ...]:
     return tuple(lines)
 
 
-def heat(found: Findings, references: Sequence[Reference], settings: Settings) -> Figure | None:
+def heat(found: Findings, references: Sequence[Reference], settings: ReportSettings) -> Figure | None:
     """Failures against temperature and load."""
     table = found.get("failures_by_heat")
     if not table or not sum(table.column("incidents")):

@@ -8,7 +8,7 @@ from ...page.charts.scales import amount, seconds
 from ...page.charts.spec import Bars, Chart, Figure, LineChart, Series
 from ...page.palette import LIGHT
 from ...samples.tables import Findings
-from ..settings import Settings
+from ..settings import ReportSettings
 from .colors import STATE_COLORS, color_of
 from .parts import grid, one, points, two, whole
 from .reference import Reference
@@ -18,7 +18,7 @@ from .workloads import order_types, sentence_case
 STATES = ("COMPLETED", "CANCELLED", "FAILED")
 
 
-def states(found: Findings, references: Sequence[Reference], settings: Settings) -> Figure | None:
+def states(found: Findings, references: Sequence[Reference], settings: ReportSettings) -> Figure | None:
     """Figure 17."""
     table = found.get("by_state")
     if not table:
@@ -104,7 +104,7 @@ def states(found: Findings, references: Sequence[Reference], settings: Settings)
     )
 
 
-def cancelled(found: Findings, references: Sequence[Reference], settings: Settings) -> Figure | None:
+def cancelled(found: Findings, references: Sequence[Reference], settings: ReportSettings) -> Figure | None:
     """Cancelled GPU time: idle tail and worked."""
     table = found.get("cancelled")
     if not table or not sum(table.column("gpu_h")):
@@ -162,7 +162,7 @@ def cancelled(found: Findings, references: Sequence[Reference], settings: Settin
     )
 
 
-def failures(found: Findings, references: Sequence[Reference], settings: Settings) -> Figure | None:
+def failures(found: Findings, references: Sequence[Reference], settings: ReportSettings) -> Figure | None:
     """Table 3."""
     table = found.get("failures")
     published = next((r.findings.get("failures") for r in references if r.findings.get("failures")), None)
@@ -268,7 +268,7 @@ def failures_by_exit(found: Findings) -> Figure | None:
     return Figure("failures", "Table 3", "Failures by exit state", say, (), (cells,), ("failures_by_exit",))
 
 
-def to_failure(found: Findings, references: Sequence[Reference], settings: Settings) -> Figure | None:
+def to_failure(found: Findings, references: Sequence[Reference], settings: ReportSettings) -> Figure | None:
     """Time to failure of failed jobs."""
     table = found.get("failure_cdf")
     if not table or "GPU jobs" not in table.column("type"):
@@ -310,7 +310,7 @@ def to_failure(found: Findings, references: Sequence[Reference], settings: Setti
     )
 
 
-def mttf(found: Findings, references: Sequence[Reference], settings: Settings) -> Figure | None:
+def mttf(found: Findings, references: Sequence[Reference], settings: ReportSettings) -> Figure | None:
     """MTTF and the expected ETTR by size."""
     table = found.get("mttf_by_size")
     if not table:

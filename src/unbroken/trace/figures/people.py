@@ -8,7 +8,7 @@ from ...page.charts.scales import amount, seconds
 from ...page.charts.spec import Bars, Chart, Figure, LineChart, Series
 from ...page.palette import LIGHT
 from ...samples.tables import Findings
-from ..settings import Settings
+from ..settings import ReportSettings
 from .colors import color_of
 from .parts import grid, one, points, weighted_first, whole
 from .reference import Reference
@@ -16,7 +16,7 @@ from .sentences import pct
 from .workloads import day_seconds
 
 
-def fairness(found: Findings, references: Sequence[Reference], settings: Settings) -> Figure | None:
+def fairness(found: Findings, references: Sequence[Reference], settings: ReportSettings) -> Figure | None:
     """Queue time by size."""
     table = found.get("fairness")
     if not table:
@@ -63,7 +63,7 @@ def fairness(found: Findings, references: Sequence[Reference], settings: Setting
     )
 
 
-def users(found: Findings, references: Sequence[Reference], settings: Settings) -> Figure | None:
+def users(found: Findings, references: Sequence[Reference], settings: ReportSettings) -> Figure | None:
     """Users and how concentrated the use is."""
     table, few = found.get("by_user"), found.get("user_concentration")
     if not table or not sum(table.column("gpu_h")):
@@ -131,7 +131,7 @@ def users(found: Findings, references: Sequence[Reference], settings: Settings) 
     )
 
 
-def teams(found: Findings, references: Sequence[Reference], settings: Settings) -> Figure | None:
+def teams(found: Findings, references: Sequence[Reference], settings: ReportSettings) -> Figure | None:
     """Teams and accounts per week."""
     table, weeks = found.get("by_team"), found.get("accounts")
     if not table or not sum(table.column("gpu_h")):

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from ...page.charts.scales import amount, seconds
 from ...page.charts.spec import Bars, Box, Boxes, Chart, Figure, Grid, Heat, LineChart, Series
 from ...samples.tables import Findings, Result
-from ..settings import Settings
+from ..settings import ReportSettings
 from .colors import color_of
 from .parts import points, reference_series, two, weighted_first, whole
 from .reference import Reference
@@ -26,7 +26,7 @@ def order_types(types: Sequence[str]) -> list[str]:
     )
 
 
-def summary(found: Findings, references: Sequence[Reference], settings: Settings) -> Figure | None:
+def summary(found: Findings, references: Sequence[Reference], settings: ReportSettings) -> Figure | None:
     """Table 2."""
     table = found.get("summary")
     if not table:
@@ -73,7 +73,9 @@ def summary(found: Findings, references: Sequence[Reference], settings: Settings
     return Figure("summary", "Table 2", "The trace in numbers", say, (), (grid,), ("summary",))
 
 
-def durations_and_use(found: Findings, references: Sequence[Reference], settings: Settings) -> Figure | None:
+def durations_and_use(
+    found: Findings, references: Sequence[Reference], settings: ReportSettings
+) -> Figure | None:
     """Figure 2."""
     curve = found.get("run_cdf")
     if not curve or "GPU jobs" not in curve.column("type"):
@@ -143,7 +145,7 @@ def durations_and_use(found: Findings, references: Sequence[Reference], settings
     )
 
 
-def sizes(found: Findings, references: Sequence[Reference], settings: Settings) -> Figure | None:
+def sizes(found: Findings, references: Sequence[Reference], settings: ReportSettings) -> Figure | None:
     """Figure 3."""
     curve, classes = found.get("size_cdf"), found.get("by_size")
     if not curve:
@@ -198,7 +200,7 @@ def sizes(found: Findings, references: Sequence[Reference], settings: Settings) 
     )
 
 
-def types(found: Findings, references: Sequence[Reference], settings: Settings) -> Figure | None:
+def types(found: Findings, references: Sequence[Reference], settings: ReportSettings) -> Figure | None:
     """Figure 4: stacked bars in place of the study's tree maps, so that clusters can be compared."""
     table = found.get("by_type")
     if not table:
@@ -254,7 +256,7 @@ def types(found: Findings, references: Sequence[Reference], settings: Settings) 
     )
 
 
-def demand(found: Findings, references: Sequence[Reference], settings: Settings) -> Figure | None:
+def demand(found: Findings, references: Sequence[Reference], settings: ReportSettings) -> Figure | None:
     """Figure 5."""
     table = found.get("demand")
     if not table:
@@ -316,7 +318,7 @@ def matching(references: Sequence[Reference], cluster: str) -> list[Reference]:
     return same or list(references)
 
 
-def durations(found: Findings, references: Sequence[Reference], settings: Settings) -> Figure | None:
+def durations(found: Findings, references: Sequence[Reference], settings: ReportSettings) -> Figure | None:
     """Figure 6: all types in one panel; with a reference one small panel a type."""
     run, queue = found.get("run_cdf"), found.get("queue_cdf")
     if not run:
@@ -405,7 +407,7 @@ def _of_types(run: Result, queue: Result, references: Sequence[Reference]) -> It
             )
 
 
-def arrivals(found: Findings, references: Sequence[Reference], settings: Settings) -> Figure | None:
+def arrivals(found: Findings, references: Sequence[Reference], settings: ReportSettings) -> Figure | None:
     """Arrivals by hour of the week, and each day."""
     week, day = found.get("arrivals_by_weekday"), found.get("arrivals_daily")
     if not week:
@@ -465,7 +467,7 @@ def day_seconds(day: object) -> float:
     return float(calendar.timegm(day.timetuple()))  # type: ignore[attr-defined]
 
 
-def busy(found: Findings, references: Sequence[Reference], settings: Settings) -> Figure | None:
+def busy(found: Findings, references: Sequence[Reference], settings: ReportSettings) -> Figure | None:
     """GPUs held."""
     table = found.get("busy")
     if not table:

@@ -13,7 +13,7 @@ from ...units import Bytes
 from ..store import Store
 from .acme import AcmeReader, HeliosReader
 from .alibaba import PaiReader, PodsReader
-from .base import Head, Options, Reader, peek
+from .base import Head, Reader, ReadOptions, peek
 from .incidents import FaultReader, IncidentReader
 from .kubernetes import KubernetesReader
 from .native import ParquetReader, SamplesTextReader
@@ -22,7 +22,7 @@ from .slurm import SlurmReader
 from .table import TableReader
 from .wide import WideReader, counts_over_time
 
-__all__ = ["READERS", "Options", "detect", "load", "load_into"]
+__all__ = ["READERS", "ReadOptions", "detect", "load", "load_into"]
 
 READERS: tuple[Reader, ...] = (
     ParquetReader(),
@@ -44,7 +44,7 @@ SUFFIXES = (".csv", ".txt", ".json", ".jsonl", ".parquet", ".psv", ".tsv", ".gz"
 COMPANIONS = ("pai_task_table", "pai_instance_table", "pai_sensor_table")
 
 
-def detect(path: Path, options: Options) -> tuple[Reader, Head]:
+def detect(path: Path, options: ReadOptions) -> tuple[Reader, Head]:
     """The reader for a file and the first look at it. Raises InputError where none is sure enough."""
     head = peek(path, options.fields)
     if options.format:
@@ -112,7 +112,7 @@ def files_of(paths: Sequence[Path]) -> list[Path]:
     return files
 
 
-def load_into(store: Store, paths: Sequence[Path], options: Options) -> list[tuple[Path, str]]:
+def load_into(store: Store, paths: Sequence[Path], options: ReadOptions) -> list[tuple[Path, str]]:
     """Reads files into a store; returns each with the format it was read as. Raises InputError."""
     import duckdb
 
@@ -156,14 +156,14 @@ def load_into(store: Store, paths: Sequence[Path], options: Options) -> list[tup
     return read
 
 
-def load(paths: Sequence[Path], options: Options | None = None, *, memory: Bytes | None = None,
+def load(paths: Sequence[Path], options: ReadOptions | None = None, *, memory: Bytes | None = None,
          threads: int | None = None, scratch: Path | None = None) -> Store:  # fmt: skip
     """A store with everything that the files hold."""
     files = files_of(paths)
     size = sum(f.stat().st_size * (1 if f.suffix != ".gz" else 6) for f in files if f.suffix != ".parquet")
     store = Store(memory=memory, threads=threads, input_bytes=size, scratch=scratch)
     try:
-        load_into(store, paths, options or Options())
+        load_into(store, paths, options or ReadOptions())
     except BaseException:
         store.close()
         raise

@@ -8,7 +8,7 @@ cancelled Kalos job and `fail_time` of a failed one are the end seen from inside
 from __future__ import annotations
 
 from ..store import Store
-from .base import Head, Options
+from .base import Head, ReadOptions
 from .table import cluster_from, read_mapped
 
 COMMON = {
@@ -38,7 +38,7 @@ class AcmeReader:
         need = {"job_id", "gpu_num", "type", "state", "submit_time", "start_time", "end_time", "gpu_time"}
         return 95 if need <= head.lower else 0
 
-    def read(self, store: Store, head: Head, options: Options) -> None:
+    def read(self, store: Store, head: Head, options: ReadOptions) -> None:
         """Adds the jobs."""
         kalos = {"fail_time", "stop_time"} <= head.lower or "mem_per_pod_gb" in head.lower
         mapping = {k: c for k, c in COMMON.items() if c in head.lower}
@@ -77,7 +77,7 @@ class HeliosReader:
         }
         return 95 if need <= head.lower else 0
 
-    def read(self, store: Store, head: Head, options: Options) -> None:
+    def read(self, store: Store, head: Head, options: ReadOptions) -> None:
         """Adds the jobs; the folder's name (Venus, Earth, ...) is the cluster's."""
         mapping = {k: c for k, c in COMMON.items() if c in head.lower} | {"team": "vc"}
         read_mapped(store, head, options, mapping, default_cluster=cluster_from(head.path))

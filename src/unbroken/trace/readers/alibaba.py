@@ -7,7 +7,7 @@ from pathlib import Path
 from ...errors import InputError
 from ...samples.tables import Note
 from ..store import Store, literal
-from .base import Head, Options, peek
+from .base import Head, ReadOptions, peek
 from .delimited import collect_rejects, read_delimited
 from .staging import Draft, stage
 from .table import read_mapped
@@ -29,7 +29,7 @@ class PaiReader:
             return 90
         return 0
 
-    def read(self, store: Store, head: Head, options: Options) -> None:
+    def read(self, store: Store, head: Head, options: ReadOptions) -> None:
         """Adds one row a job: GPUs and cores summed over its tasks, start when its first task starts."""
         tasks = beside(head.path, "pai_task_table")
         if tasks is None:
@@ -102,7 +102,7 @@ class PodsReader:
         need = {"name", "cpu_milli", "num_gpu", "gpu_milli", "pod_phase", "creation_time", "deletion_time"}
         return 95 if need <= head.lower else 0
 
-    def read(self, store: Store, head: Head, options: Options) -> None:
+    def read(self, store: Store, head: Head, options: ReadOptions) -> None:
         """Adds one row a pod; a pod with one GPU may hold a thousandth of it and up."""
         mapping = {
             "job_id": "name",

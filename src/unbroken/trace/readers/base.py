@@ -21,7 +21,7 @@ PEEK = 1 << 18
 
 
 @dataclass(frozen=True)
-class Options:
+class ReadOptions:
     """What the user says about the files.
 
     `format`: a reader's name instead of detection. `zone`: the zone of times that carry none (IANA name).
@@ -70,7 +70,7 @@ class Reader(Protocol):
         """How sure it is that the file is its own: 0 (not) to 100."""
         ...
 
-    def read(self, store: Store, head: Head, options: Options) -> None:
+    def read(self, store: Store, head: Head, options: ReadOptions) -> None:
         """Adds the file's rows, rejects and notes to the store."""
         ...
 

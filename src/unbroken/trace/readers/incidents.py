@@ -8,7 +8,7 @@ from typing import Any
 
 from ...samples.tables import Note
 from ..store import Store
-from .base import Head, Options, json_items
+from .base import Head, ReadOptions, json_items
 from .kubernetes import add_incidents, when
 
 
@@ -25,7 +25,7 @@ class IncidentReader:
             return 0
         return 90 if sum(k in head.text for k in keys) >= 3 else 0
 
-    def read(self, store: Store, head: Head, options: Options) -> None:
+    def read(self, store: Store, head: Head, options: ReadOptions) -> None:
         """Adds one incident a verdict; healthy ends are counted and left out."""
         rows, healthy = [], 0
         for i, item in enumerate(json_items(head.path)):
@@ -51,7 +51,7 @@ def flatten_incidents(item: dict[str, Any]) -> dict[str, Any]:
 
 
 def incident_of(
-    item: dict[str, Any], verdict: dict[str, Any], number: str, options: Options, head: Head
+    item: dict[str, Any], verdict: dict[str, Any], number: str, options: ReadOptions, head: Head
 ) -> dict[str, Any]:
     """One row; what a verdict does not say stays empty."""
     root, faulty = verdict.get("root") or {}, verdict.get("faulty") or {}
@@ -88,7 +88,7 @@ class FaultReader:
         """Sure where its keys are seen."""
         return 95 if head.is_json and '"event_time"' in head.text and '"fault_' in head.text else 0
 
-    def read(self, store: Store, head: Head, options: Options) -> None:
+    def read(self, store: Store, head: Head, options: ReadOptions) -> None:
         """Adds one incident a fault; a start without an end has no cost."""
         origin = dt.datetime(2024, 3, 30)
         opened: dict[str, dict[str, Any]] = {}

@@ -16,7 +16,7 @@ from typing import Any
 from ...samples.schema import INCIDENTS, JOBS
 from ...samples.tables import Note
 from ..store import Store
-from .base import Head, Options, json_items
+from .base import Head, ReadOptions, json_items
 from .staging import Draft, stage
 
 GROUP_LABELS = (
@@ -60,7 +60,7 @@ class KubernetesReader:
             return 0
         return 95 if '"metadata"' in head.text else 60
 
-    def read(self, store: Store, head: Head, options: Options) -> None:
+    def read(self, store: Store, head: Head, options: ReadOptions) -> None:
         """Adds jobs from pods, and incidents (and jobs whose pods are gone) from events."""
         items = json_items(head.path)
         pods = [i for i in items if i.get("kind", "Pod") == "Pod" and "spec" in i]

@@ -8,7 +8,7 @@ from ...errors import ContractError, InputError
 from ...samples.schema import JOBS, SAMPLES, STATES, TABLES, VERSION, Table
 from ...samples.tables import Note
 from ..store import Store, literal, name
-from .base import Head, Options
+from .base import Head, ReadOptions
 from .delimited import collect_rejects, instant, read_delimited
 from .staging import Draft, account, finished_sql, stage
 from .table import KEYS, check_mapping, cluster_from, guess, type_sql
@@ -24,7 +24,7 @@ class ParquetReader:
         """Sure of Parquet."""
         return 100 if head.parquet else 0
 
-    def read(self, store: Store, head: Head, options: Options) -> None:
+    def read(self, store: Store, head: Head, options: ReadOptions) -> None:
         """Adds a view of the file; jobs are checked once, and copied only where something has to be fixed."""
         table = own_table(head)
         source = f"read_parquet({literal(str(head.path))})"
@@ -49,7 +49,7 @@ class SamplesTextReader:
         """Sure where the columns are the schema's."""
         return 96 if {"time_utc", "metric", "value"} <= head.lower else 0
 
-    def read(self, store: Store, head: Head, options: Options) -> None:
+    def read(self, store: Store, head: Head, options: ReadOptions) -> None:
         """Adds the rows; a torn last line is rejected."""
         text = read_delimited(store, head, head.columns, header=True)
         part = store.fresh("samples_part")
@@ -103,7 +103,7 @@ def column_or_null(table: Table, column: str, have: tuple[str, ...]) -> str:
     return f"CAST({name(column) if column in have else 'NULL'} AS {kind}) AS {name(column)}"
 
 
-def read_jobs(store: Store, head: Head, options: Options, source: str) -> None:
+def read_jobs(store: Store, head: Head, options: ReadOptions, source: str) -> None:
     """A view of jobs in our schema. The checks run over it; where they find nothing the file is used as it is."""
     have = head.parquet
     columns = {c: f"CAST({name(c)} AS {JOBS.column(c).type})" for c in JOBS.names if c in have}
@@ -166,7 +166,7 @@ def clean(store: Store, head: Head, source: str) -> bool:
     return not left
 
 
-def read_external(store: Store, head: Head, options: Options, source: str) -> None:
+def read_external(store: Store, head: Head, options: ReadOptions, source: str) -> None:
     """Any other Parquet table of jobs, by mapping or by usual names."""
     as_head = Head(head.path, "", head.parquet)
     mapping = {**guess(head.parquet), **check_mapping(options.mapping, as_head)}

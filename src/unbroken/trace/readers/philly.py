@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...samples.tables import Note
 from ..store import Store, literal
-from .base import Head, Options
+from .base import Head, ReadOptions
 from .delimited import instant
 from .staging import Draft, stage
 
@@ -21,7 +21,7 @@ class PhillyReader:
             return 95
         return 0
 
-    def read(self, store: Store, head: Head, options: Options) -> None:
+    def read(self, store: Store, head: Head, options: ReadOptions) -> None:
         """Adds one row a job: from the start of its first attempt, the time of all its attempts together."""
         kind = "STRUCT(start_time VARCHAR, end_time VARCHAR, detail STRUCT(ip VARCHAR, gpus VARCHAR[])[])[]"
         raw = (

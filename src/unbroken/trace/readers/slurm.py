@@ -15,7 +15,7 @@ from itertools import combinations_with_replacement
 from ...errors import InputError
 from ...samples.tables import Note
 from ..store import Store, literal
-from .base import Head, Options
+from .base import Head, ReadOptions
 from .delimited import Delimited, collect_rejects, instant, missing, read_delimited, text
 from .staging import Draft, stage
 
@@ -85,7 +85,7 @@ class SlurmReader:
             return 0
         return min(40 + 8 * len(mine), 98) if head.delimiter == "|" else min(20 + 4 * len(mine), 60)
 
-    def read(self, store: Store, head: Head, options: Options) -> None:
+    def read(self, store: Store, head: Head, options: ReadOptions) -> None:
         """Adds one row a job; steps are counted and left out, broken lines are fixed or rejected."""
         columns = list(head.columns)
         if columns and columns[-1] == "":  # sacct -p ends every line with the delimiter
@@ -179,7 +179,7 @@ def join_lines(parts: list[str], columns: tuple[str, ...]) -> list[str] | None:
     return None
 
 
-def draft_of(store: Store, t: Delimited, head: Head, options: Options) -> Draft:
+def draft_of(store: Store, t: Delimited, head: Head, options: ReadOptions) -> Draft:
     """The draft for whatever fields there are."""
     columns: dict[str, str] = {}
     reads: list[tuple[str, str, str]] = []

@@ -13,7 +13,7 @@ from ...errors import InputError, UsageError
 from ...samples.schema import TYPES
 from ...samples.tables import Note
 from ..store import Store
-from .base import Head, Options
+from .base import Head, ReadOptions
 from .delimited import (
     Delimited,
     collect_rejects,
@@ -100,7 +100,7 @@ class TableReader:
             return 5
         return 20 + min(len(have), 10)
 
-    def read(self, store: Store, head: Head, options: Options) -> None:
+    def read(self, store: Store, head: Head, options: ReadOptions) -> None:
         """Reads with the user's mapping over what the names suggest."""
         mapping = {**guess(head.columns), **check_mapping(options.mapping, head)}
         if options.mapping or mapping:
@@ -157,7 +157,7 @@ def check_mapping(mapping: Mapping[str, str], head: Head) -> dict[str, str]:
 def read_mapped(
     store: Store,
     head: Head,
-    options: Options,
+    options: ReadOptions,
     mapping: Mapping[str, str],
     *,
     overrides: Mapping[str, str] | None = None,
@@ -194,7 +194,7 @@ def mapped_draft(
     table: Delimited,
     mapping: Mapping[str, str],
     head: Head,
-    options: Options,
+    options: ReadOptions,
     overrides: Mapping[str, str],
     state_extra: Mapping[str, str],
     default_cluster: str | None,
@@ -274,7 +274,7 @@ def cluster_from(path: Path) -> str:
     return stem[:1].upper() + stem[1:] if stem.islower() else stem
 
 
-def note_end_minus_submit(store: Store, draft: Draft, head: Head, options: Options) -> None:
+def note_end_minus_submit(store: Store, draft: Draft, head: Head, options: ReadOptions) -> None:
     """Counts how many rows carry end minus submit as their duration, and says what is used instead."""
     from ..store import literal
 

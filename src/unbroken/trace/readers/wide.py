@@ -19,7 +19,7 @@ from ...errors import InputError
 from ...samples.schema import METRICS
 from ...samples.tables import Note
 from ..store import Store
-from .base import Head, Options
+from .base import Head, ReadOptions
 from .table import cluster_from
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class WideReader:
         numbers = sum(bool(re.fullmatch(r"-?[0-9.]+(e[+-]?[0-9]+)?|nan|NaN|NA|", v)) for v in values)
         return 90 if numbers == len(values) else 0
 
-    def read(self, store: Store, head: Head, options: Options) -> None:
+    def read(self, store: Store, head: Head, options: ReadOptions) -> None:
         """Adds the file's histogram and its means over time."""
         from ...samples.wide import count
 
@@ -159,7 +159,7 @@ def rows_of(counts: Counts) -> list[tuple[float, int]]:
     return [(float(v), int(n)) for v, n in zip(grid, here, strict=True) if n > 0]
 
 
-def moments_of(path: Path, head: Head, options: Options) -> list[tuple[float, float, int]]:
+def moments_of(path: Path, head: Head, options: ReadOptions) -> list[tuple[float, float, int]]:
     """(seconds since 1970, mean over all columns, count) of up to MOMENTS rows that are spread over the file."""
     size = path.stat().st_size
     found: dict[float, tuple[float, float, int]] = {}

@@ -14,7 +14,7 @@ from ..figures import Section, build
 from ..figures.reference import Reference
 from ..figures.sentences import pct
 from ..inference import InferenceRule
-from ..settings import Settings
+from ..settings import ReportSettings
 from ..statistics import clusters, compute
 from ..store import Store
 
@@ -31,7 +31,7 @@ class TraceReport:
     rejected: tuple[Rejected, ...]
     rejected_count: int
     references: tuple[Reference, ...]
-    settings: Settings
+    settings: ReportSettings
 
     @property
     def figures(self) -> list[Figure]:
@@ -73,13 +73,13 @@ def build_report(
     store: Store,
     files: Sequence[tuple[str, str]],
     *,
-    settings: Settings | None = None,
+    settings: ReportSettings | None = None,
     rules: Sequence[InferenceRule] | None = None,
     references: Sequence[Reference] = (),
     title: str | None = None,
 ) -> TraceReport:
     """Computes everything and draws what can be drawn."""
-    settings = settings or Settings()
+    settings = settings or ReportSettings()
     many = clusters.count(store) > clusters.MANY
     each = clusters.each(store) if many else []
     if each:

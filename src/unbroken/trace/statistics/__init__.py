@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ...samples.tables import Findings
 from ..inference import InferenceRule, build_work
-from ..settings import Settings
+from ..settings import ReportSettings
 from ..store import Store
 from . import counts, distributions, hardware, people, reliability, timeline
 from .cubes import build_cubes
@@ -15,10 +15,10 @@ __all__ = ["compute"]
 
 
 def compute(
-    store: Store, settings: Settings | None = None, rules: Sequence[InferenceRule] | None = None
+    store: Store, settings: ReportSettings | None = None, rules: Sequence[InferenceRule] | None = None
 ) -> Findings:
     """Everything that the store's data allows, by name."""
-    settings = settings or Settings()
+    settings = settings or ReportSettings()
     found = Findings()
     if store.has("jobs"):
         build_work(store, settings, rules)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ...samples.tables import Result
-from ..settings import Settings
+from ..settings import ReportSettings
 from ..store import Store
 from .cubes import quantiles_sql
 
 FINAL = "state IN ('COMPLETED', 'CANCELLED', 'FAILED')"
 
 
-def results(store: Store, settings: Settings) -> Iterator[Result]:
+def results(store: Store, settings: ReportSettings) -> Iterator[Result]:
     """All of this file."""
     yield summary(store)
     yield by_state(store)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ...samples.tables import Result
-from ..settings import Settings
+from ..settings import ReportSettings
 from ..store import Store
 from .cubes import quantiles_sql
 
 SHARES = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)
 
 
-def results(store: Store, settings: Settings) -> Iterator[Result]:
+def results(store: Store, settings: ReportSettings) -> Iterator[Result]:
     """All of this file."""
     yield quantiles(store, "run_quantiles", "Job duration", "c_run", "")
     yield curve(store, "run_cdf", "Distribution of job duration", "c_run", "n")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ...samples.tables import Result
-from ..settings import Settings
+from ..settings import ReportSettings
 from ..store import Store
 from .cubes import quantiles_sql
 
@@ -17,7 +17,7 @@ BIN = """CASE WHEN metric LIKE '%_pct' THEN round(value, 1) WHEN metric LIKE '%_
 """Percentages to a tenth, watts and degrees whole, large numbers to three digits."""
 
 
-def results(store: Store, settings: Settings) -> Iterator[Result]:
+def results(store: Store, settings: ReportSettings) -> Iterator[Result]:
     """All of this file."""
     store.con.execute(
         f"""CREATE OR REPLACE TABLE c_samples AS SELECT cluster, metric, v, sum(n) AS n, sum(total) AS total FROM (
@@ -62,7 +62,7 @@ def curve(store: Store) -> Result:
     )
 
 
-def bimodality(store: Store, settings: Settings) -> Result:
+def bimodality(store: Store, settings: ReportSettings) -> Result:
     """Shares of readings that are idle and full: how far utilisation is all or nothing."""
     return store.result(
         "polarisation",
@@ -103,7 +103,7 @@ def modules(store: Store) -> Result:
     )
 
 
-def energy(store: Store, settings: Settings) -> Result:
+def energy(store: Store, settings: ReportSettings) -> Result:
     """Energy of what was measured, from mean power times time, and the carbon that follows from what was declared."""
     return store.result(
         "energy",

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ...samples.tables import Result
-from ..settings import Settings
+from ..settings import ReportSettings
 from ..store import Store
 
 
-def results(store: Store, settings: Settings) -> Iterator[Result]:
+def results(store: Store, settings: ReportSettings) -> Iterator[Result]:
     """All of this file."""
     yield by_user(store, settings)
     yield concentration(store)
@@ -17,7 +17,7 @@ def results(store: Store, settings: Settings) -> Iterator[Result]:
     yield accounts(store)
 
 
-def by_user(store: Store, settings: Settings) -> Result:
+def by_user(store: Store, settings: ReportSettings) -> Result:
     """The users that took most GPU time."""
     return store.result(
         "by_user",
@@ -47,7 +47,7 @@ def concentration(store: Store) -> Result:
     )
 
 
-def by_team(store: Store, settings: Settings) -> Result:
+def by_team(store: Store, settings: ReportSettings) -> Result:
     """The teams that took most GPU time."""
     return store.result(
         "by_team",

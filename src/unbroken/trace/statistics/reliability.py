@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ...samples.tables import Note, Result
-from ..settings import Settings
+from ..settings import ReportSettings
 from ..store import Store
 from .cubes import quantiles_sql
 
 
-def results(store: Store, settings: Settings) -> Iterator[Result]:
+def results(store: Store, settings: ReportSettings) -> Iterator[Result]:
     """All of this file."""
     if store.has("incidents"):
         yield failures_from_incidents(store)
@@ -93,7 +93,7 @@ def failures_from_exits(store: Store) -> Result:
     )
 
 
-def cancelled(store: Store, settings: Settings) -> Result:
+def cancelled(store: Store, settings: ReportSettings) -> Result:
     """GPU time of cancelled jobs: after they had stalled (idle tail), and before; by type.
 
     The end of work is `stop_utc` where the trace has it, else the last sample with GPUs busy on the job's nodes.
@@ -138,7 +138,7 @@ def cancelled(store: Store, settings: Settings) -> Result:
     return result
 
 
-def by_size(store: Store, settings: Settings) -> Result:
+def by_size(store: Store, settings: ReportSettings) -> Result:
     """By size class: failures, MTTF (run time per failure), and the ETTR that follows from the declared intervals.
 
     ETTR = 1 / (1 + (interval / 2 + restart) / MTTF): half an interval is done again, then the restart. Where there are

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ...samples.tables import Result
-from ..settings import Settings
+from ..settings import ReportSettings
 from ..store import Store
 
 
-def results(store: Store, settings: Settings) -> Iterator[Result]:
+def results(store: Store, settings: ReportSettings) -> Iterator[Result]:
     """All of this file."""
     yield by_hour(store)
     yield heat(store)

@@ -72,7 +72,7 @@ class PublishedStudy:
 
 
 @dataclass(frozen=True)
-class Failure:
+class FailureRow:
     """One row of the published failure table (Table 3): how many, their mean GPUs, mean minutes to failure, and
     their share of the failed GPU time in percent."""
 
@@ -91,10 +91,10 @@ def load_toml(name: str) -> Mapping[str, Any]:
 
 
 @functools.cache
-def failures() -> tuple[Failure, ...]:
+def failures() -> tuple[FailureRow, ...]:
     """The published failure table, in its order."""
     return tuple(
-        Failure(str(r[0]), str(r[1]), int(r[2]), float(r[3]), float(r[4]), float(r[5]))
+        FailureRow(str(r[0]), str(r[1]), int(r[2]), float(r[3]), float(r[4]), float(r[5]))
         for r in load_toml("failures.toml")["rows"]
     )
 

@@ -15,7 +15,7 @@ IGNORED = -100
 """The target of a token that is not to be learnt, as torch's cross-entropy has it."""
 
 
-class Samples(Protocol):
+class CorpusSamples(Protocol):
     """A data set as samples of one length; which ones a step takes is for `train/order.py` to say."""
 
     @property
@@ -42,12 +42,12 @@ class TextSamples:
         return (len(self.text) - 1) // self.seq
 
     def rows(self, samples: Sequence[int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """As `Samples.rows`."""
+        """As `CorpusSamples.rows`."""
         found = np.stack([self.text[s * self.seq : (s + 1) * self.seq + 1] for s in samples]).astype(np.int64)
         return found[:, :-1], found[:, 1:]
 
     def weight(self, samples: Sequence[int]) -> int:
-        """As `Samples.weight`."""
+        """As `CorpusSamples.weight`."""
         return len(samples) * self.seq
 
 
@@ -66,12 +66,12 @@ class PackedSamples:
         return len(self.tokens) // self.rows_each
 
     def rows(self, samples: Sequence[int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """As `Samples.rows`."""
+        """As `CorpusSamples.rows`."""
         at = [s * self.rows_each + r for s in samples for r in range(self.rows_each)]
         return self.tokens[at], self.targets[at]
 
     def weight(self, samples: Sequence[int]) -> int:
-        """As `Samples.weight`."""
+        """As `CorpusSamples.weight`."""
         if self.rows_each > 1:
             return len(samples)
         return max(1, int((self.rows(samples)[1] != IGNORED).sum()))

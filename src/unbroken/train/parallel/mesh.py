@@ -9,14 +9,14 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from ..planning.layout import Coordinate, Layout
+from ..planning.layout import Coordinate, ParallelLayout
 
 
 @dataclass(frozen=True)
 class Mesh:
     """One rank's view of the groups it is in."""
 
-    layout: Layout
+    layout: ParallelLayout
     here: Coordinate
     device: torch.device
     storage: DeviceMesh
@@ -50,7 +50,7 @@ class Mesh:
         )
 
 
-def open_mesh(layout: Layout, rank: int, device: torch.device) -> Mesh:
+def open_mesh(layout: ParallelLayout, rank: int, device: torch.device) -> Mesh:
     """Makes the groups; every rank calls it. A single process becomes a group of its own."""
     if not dist.is_initialized():
         from torch._C._distributed_c10d import HashStore

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from ...progress import Run
 from ..config import OptimConfig, TrainConfig
 from ..corpus.chat import Conversations
-from ..corpus.samples import Samples, TextSamples
-from ..order import Order, Position
+from ..corpus.samples import CorpusSamples, TextSamples
+from ..order import SampleOrder, SamplePosition
 from ..planning.layout import check, micro_batches
 from ..schedule import learning_rate
 from ..tokens import Tokens
@@ -45,9 +45,9 @@ class PlanTrainer:
     world: World
     run: Run
     tokens: Tokens | Conversations
-    samples: Samples
-    order: Order
-    position: Position
+    samples: CorpusSamples
+    order: SampleOrder
+    position: SamplePosition
     mesh: Mesh
     stages: list[Stage]
     zero: Zero
@@ -79,7 +79,7 @@ class PlanTrainer:
             "optimizer": {k: self.spread.rows(m) for k, m in self.moments.tensors().items()},
         }
 
-    def resume(self, step: int, training: dict[str, Any], position: Position) -> None:
+    def resume(self, step: int, training: dict[str, Any], position: SamplePosition) -> None:
         """Goes on from a checkpoint whose tensors are loaded already; raises InputError if it is of another training."""
         check_same_training(self.config, self.tokens, step, training)
         self.step = step
@@ -183,7 +183,7 @@ def adamw(
 
 
 @torch.no_grad()
-def _preference(mesh: Mesh, beta: float, stage: Stage, samples: Samples) -> Preference:
+def _preference(mesh: Mesh, beta: float, stage: Stage, samples: CorpusSamples) -> Preference:
     """The loss of preferences, which knows what the weights of now say of every answer."""
     loss = Preference(mesh.tensor, beta)
     for s in range(samples.count):
@@ -202,7 +202,9 @@ def build(
     """A rank at step 0. Raises UsageError, with the legal values, for a plan that does not fit; InputError for the text."""
     plan, c = config.plan, config.data
     layout = check(config, world.size)
-    samples: Samples = TextSamples(tokens.map(), c.seq) if isinstance(tokens, Tokens) else tokens.samples
+    samples: CorpusSamples = (
+        TextSamples(tokens.map(), c.seq) if isinstance(tokens, Tokens) else tokens.samples
+    )
     order = order_of(samples.count, config, f"{tokens.count} bytes")
     mesh = open_mesh(layout, world.rank, world.device)
     low = config.run.dtype == "bfloat16"
@@ -254,6 +256,6 @@ def build(
     else:
         zero.hook()
     return PlanTrainer(
-        config, world, run, tokens, samples, order, Position().skipping([*c.skips, *run.skips]), mesh, stages, zero, spread, optimizer,
+        config, world, run, tokens, samples, order, SamplePosition().skipping([*c.skips, *run.skips]), mesh, stages, zero, spread, optimizer,
         OptimizerState(optimizer, weights), loss, pipeline,
     )  # fmt: skip

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from ...errors import UnknownKey, UsageError
 from ..config import PlanConfig, add_option
-from .cost import Workload
+from .cost import TrainingWorkload
 from .hardware import HARDWARE, Hardware
 from .search import Estimate, estimate, search
 from .sizes import RECIPES, active_count, parameter_count
@@ -33,7 +33,7 @@ def main(argv: Sequence[str]) -> int:
     given = {f.name: getattr(args, f.name) for f in dataclasses.fields(PlanConfig)}
     given = {k: v for k, v in given.items() if v is not None}
     batch = args.global_batch or 2 * args.gpus
-    work = Workload(model, args.seq, batch, args.micro_batch)
+    work = TrainingWorkload(model, args.seq, batch, args.micro_batch)
     if given.keys() - {"gradient_dtype", "compile", "attention"}:
         plan = PlanConfig(**(given | {"engine": "plan"}))
         found = [estimate(plan, args.gpus, replace(work, micro_batch=args.micro_batch or 1), hw)]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from ..config import ModelConfig, PlanConfig
 from .hardware import Hardware
-from .layout import Layout
+from .layout import ParallelLayout
 from .sizes import cut, flops_per_token, parameter_shapes
 
 BACKWARD = 2 / 3
@@ -35,7 +35,7 @@ class Traffic:
 
 
 @dataclass(frozen=True)
-class Step:
+class StepCost:
     """One step under a plan, in seconds of the GPU that everybody waits for."""
 
     compute: float
@@ -57,7 +57,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Workload:
+class TrainingWorkload:
     """What is trained in a step."""
 
     model: ModelConfig
@@ -70,7 +70,7 @@ class Workload:
     """Whether new values travel beside the next forward pass, as they do here, or before it."""
 
 
-def cost(layout: Layout, plan: PlanConfig, work: Workload, hw: Hardware) -> Step:
+def cost(layout: ParallelLayout, plan: PlanConfig, work: TrainingWorkload, hw: Hardware) -> StepCost:
     """The cost of a step. Raises nothing: whether the plan is legal and fits is for `search` to say."""
     m, t = work.model, layout.tensor
     micro = max(1, work.global_batch // (layout.data * work.micro_batch))
@@ -124,13 +124,13 @@ def cost(layout: Layout, plan: PlanConfig, work: Workload, hw: Hardware) -> Step
         found.append(rings.hop("stream between stages", stream / t * hops, hops, compute))
     update = elements / layout.optimizer * 28 / hw.memory_bandwidth
     hidden = sum(x.hidden for x in found)
-    return Step(compute, compute * gaps, update, tuple(found), hw.taken * hidden)
+    return StepCost(compute, compute * gaps, update, tuple(found), hw.taken * hidden)
 
 
 @functools.lru_cache(4096)
 def _largest(m: ModelConfig, pipeline: int, stages: int, tensor: int) -> int:
     """Parameters of the pipeline rank that holds most, as tensor parallelism cuts them."""
-    cuts = Layout(pipeline, pipeline, 1, 1, 1, 1, 1, stages).layers(m.layers)
+    cuts = ParallelLayout(pipeline, pipeline, 1, 1, 1, 1, 1, stages).layers(m.layers)
     return max(
         sum(
             math.prod(cut(n, s, tensor)) for r in cuts[i::pipeline] for n, s in parameter_shapes(m, r).items()
@@ -142,7 +142,7 @@ def _largest(m: ModelConfig, pipeline: int, stages: int, tensor: int) -> int:
 class _Rings:
     """Times of collectives along the axes of a layout."""
 
-    def __init__(self, layout: Layout, hw: Hardware) -> None:
+    def __init__(self, layout: ParallelLayout, hw: Hardware) -> None:
         self._layout, self._hw = layout, hw
 
     def _stride(self, axis: str) -> int:

@@ -33,7 +33,7 @@ class Coordinate:
 
 
 @dataclass(frozen=True)
-class Layout:
+class ParallelLayout:
     """A plan that fits a number of ranks, every group size a number."""
 
     world: int
@@ -85,7 +85,7 @@ class Layout:
         return tuple(range(a, a + s) for a, s in zip(starts, sizes, strict=True))
 
 
-def lay_out(plan: PlanConfig, world: int) -> Layout:
+def lay_out(plan: PlanConfig, world: int) -> ParallelLayout:
     """The plan on `world` ranks. Raises UsageError, with the legal values, for sizes that do not divide."""
     for name, rest in (("pipeline", world), ("tensor", world), ("context", world)):
         size = getattr(plan, name)
@@ -124,10 +124,10 @@ def lay_out(plan: PlanConfig, world: int) -> Layout:
                 f"--recompute {plan.recompute} with --schedule zero-bubble computes every block three times",
                 hint="Legal here: --recompute none, or --schedule interleaved",
             )
-    return Layout(world, plan.pipeline, plan.context, plan.tensor, p, g, o, plan.stages)
+    return ParallelLayout(world, plan.pipeline, plan.context, plan.tensor, p, g, o, plan.stages)
 
 
-def check_model(layout: Layout, model: ModelConfig, seq: int) -> None:
+def check_model(layout: ParallelLayout, model: ModelConfig, seq: int) -> None:
     """Raises UsageError, with the legal values, for a model or sequence that the layout cannot split."""
     t, c, n = layout.tensor, layout.context, layout.pipeline * layout.stages
     for name in ("heads", "kv_heads", "hidden", "vocab"):
@@ -154,7 +154,7 @@ def check_model(layout: Layout, model: ModelConfig, seq: int) -> None:
         )
 
 
-def micro_batches(layout: Layout, data: DataConfig, schedule: str = "1f1b") -> int:
+def micro_batches(layout: ParallelLayout, data: DataConfig, schedule: str = "1f1b") -> int:
     """How many micro-batches a step has on each rank. Raises UsageError, with the legal values."""
     if data.global_batch % layout.data:
         raise UsageError(
@@ -181,7 +181,7 @@ def micro_batches(layout: Layout, data: DataConfig, schedule: str = "1f1b") -> i
     return n
 
 
-def check(config: TrainConfig, world: int) -> Layout:
+def check(config: TrainConfig, world: int) -> ParallelLayout:
     """The layout of a whole training, everything checked that can be before the first step. Raises UsageError."""
     layout = lay_out(config.plan, world)
     check_model(layout, config.model, config.data.seq)

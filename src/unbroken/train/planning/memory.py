@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 
 from ..config import ModelConfig, PlanConfig
-from .layout import Coordinate, Layout
+from .layout import Coordinate, ParallelLayout
 from .sizes import cut, parameter_shapes
 
 KEPT_OF_BLOCK = {"none": 34.0, "selective": 18.0, "full": 2.0}
@@ -33,7 +33,7 @@ class Held:
 
 
 def state_bytes(
-    layout: Layout, here: Coordinate, model: ModelConfig, *, parameter: int, gradient: int
+    layout: ParallelLayout, here: Coordinate, model: ModelConfig, *, parameter: int, gradient: int
 ) -> Held:
     """What a rank keeps between steps; `parameter` and `gradient` are bytes of an element.
 
@@ -56,7 +56,7 @@ def state_bytes(
 
 
 def step_bytes(
-    layout: Layout, here: Coordinate, model: ModelConfig, plan: PlanConfig, *, seq: int, micro_batch: int,
+    layout: ParallelLayout, here: Coordinate, model: ModelConfig, plan: PlanConfig, *, seq: int, micro_batch: int,
     micro_batches: int, low: bool = True,
 ) -> Held:  # fmt: skip
     """What a rank needs at the peak of a step: its state, activations of the micro-batches in flight, whole blocks."""
@@ -86,7 +86,7 @@ def _cut_shapes(model: ModelConfig, layers: range, tensor: int) -> tuple[tuple[i
     return tuple(cut(n, s, tensor) for n, s in parameter_shapes(model, layers).items())
 
 
-def _in_flight(layout: Layout, here: Coordinate) -> int:
+def _in_flight(layout: ParallelLayout, here: Coordinate) -> int:
     """Micro-batches that a rank has begun and not ended under 1F1B; with several stages a rank each counts in part."""
     if layout.pipeline == 1:
         return 1

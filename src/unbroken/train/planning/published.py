@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from ..config import PlanConfig
-from .cost import Workload, cost
-from .hardware import HARDWARE, Hardware, Link
+from .cost import TrainingWorkload, cost
+from .hardware import HARDWARE, Hardware, LinkKind
 from .layout import lay_out
 from .sizes import RECIPES
 
@@ -56,7 +56,7 @@ def throughput(hw: Hardware, gpus: int, tensor: int, group: int) -> float:
     plan = PlanConfig(tensor=tensor, optimizer=group, gradient_dtype="bfloat16")
     layout = lay_out(plan, gpus)
     micro = 2 * tensor
-    work = Workload(RECIPES["7b"], 2048, 4 * micro * layout.data, micro, publish_beside_forward=False)
+    work = TrainingWorkload(RECIPES["7b"], 2048, 4 * micro * layout.data, micro, publish_beside_forward=False)
     return work.global_batch * work.seq / gpus / cost(layout, plan, work, hw).seconds
 
 
@@ -109,7 +109,7 @@ LIMITS = ((1e10, 3e11), (1e-6, 2e-4), (1e10, 5e10), (1e-6, 1e-3))
 def _scaled(hw: Hardware, i: int, factor: float) -> Hardware:
     low, high = LIMITS[i]
     which, part = ("inside", "between")[i // 2], ("bandwidth", "latency")[i % 2]
-    link: Link = getattr(hw, which)
+    link: LinkKind = getattr(hw, which)
     value = min(high, max(low, getattr(link, part) * factor))
     return replace(hw, **{which: replace(link, **{part: value})})  # type: ignore[arg-type]
 
@@ -149,7 +149,7 @@ def speedup_of_v2(gpus: int, *, seq: int = 2048, batch: int = 2048) -> float:
     Published: 1.16 on 2,048 GPUs. The global batch was not; 2,048 samples of 2,048 tokens (4 Mi) are what the same authors
     name as usual, one sample a micro-batch.
     """
-    work = Workload(RECIPES["123b"], seq, batch, 1)
+    work = TrainingWorkload(RECIPES["123b"], seq, batch, 1)
     hw = HARDWARE["a100-kalos"]
     v1, v2 = (cost(lay_out(p, gpus), p, work, hw).seconds for p in (V1, V2))
     return v1 / v2

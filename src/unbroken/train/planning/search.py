@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from ...errors import UsageError
 from ...units import Bytes
 from ..config import DataConfig, PlanConfig
-from .cost import Step, Workload, cost
+from .cost import StepCost, TrainingWorkload, cost
 from .hardware import Hardware
-from .layout import Layout, check_model, divisors, lay_out, micro_batches
+from .layout import ParallelLayout, check_model, divisors, lay_out, micro_batches
 from .memory import Held, step_bytes
 from .sizes import flops_per_token
 
@@ -20,18 +20,18 @@ class Estimate:
     """A plan that fits, with what it needs and takes."""
 
     plan: PlanConfig
-    layout: Layout
+    layout: ParallelLayout
     micro_batch: int
     memory: Held
     """Of the fullest GPU."""
-    step: Step
+    step: StepCost
     tokens_per_second: float
     """Of one GPU."""
     mfu: float
     """tokens/s x (6 N + 12 L d T) / the FLOP/s that training reaches there at best."""
 
 
-def estimate(plan: PlanConfig, gpus: int, work: Workload, hw: Hardware) -> Estimate:
+def estimate(plan: PlanConfig, gpus: int, work: TrainingWorkload, hw: Hardware) -> Estimate:
     """What a plan needs and takes. Raises UsageError where it does not divide, or does not fit, saying by how much."""
     layout = lay_out(plan, gpus)
     check_model(layout, work.model, work.seq)
@@ -64,7 +64,7 @@ def estimate(plan: PlanConfig, gpus: int, work: Workload, hw: Hardware) -> Estim
     return Estimate(plan, layout, work.micro_batch, fullest, step, rate, mfu)
 
 
-def search(gpus: int, work: Workload, hw: Hardware, base: PlanConfig | None = None) -> list[Estimate]:
+def search(gpus: int, work: TrainingWorkload, hw: Hardware, base: PlanConfig | None = None) -> list[Estimate]:
     """The legal plans that fit, fastest first; of equal ones the one that needs less. `work.micro_batch` 0 tries several.
 
     Raises UsageError with the reason that stopped the plan which came nearest, where none fits.
@@ -94,7 +94,7 @@ def _needed(e: UsageError) -> float:
     return float(words[words.index("needs") + 1]) if "needs" in words else float("inf")
 
 
-def _plans(gpus: int, work: Workload, hw: Hardware, base: PlanConfig) -> Iterator[PlanConfig]:
+def _plans(gpus: int, work: TrainingWorkload, hw: Hardware, base: PlanConfig) -> Iterator[PlanConfig]:
     """Plans worth trying: each axis a divisor, tensor parallelism inside a node, groups that nest."""
     layers = work.model.layers
     for pipeline in (d for d in divisors(gpus) if d <= layers):

@@ -17,7 +17,7 @@ from ....errors import DoesNotFit
 from ....machine import available_memory
 from ....units import Bytes
 from ...device.host_memory import fill_pages
-from ..clients import Settings, log
+from ..clients import KeeperSettings, log
 from .holdings import CLAIMED, Buffer, Holdings
 
 FILLERS = 3
@@ -31,7 +31,7 @@ class NodeMemory:
     """
 
     def __init__(
-        self, settings: Settings, changed: threading.Condition, filled: Callable[[Buffer, str], None]
+        self, settings: KeeperSettings, changed: threading.Condition, filled: Callable[[Buffer, str], None]
     ) -> None:
         self.settings, self.changed, self.filled = settings, changed, filled
         self.holdings = Holdings(settings.budget, self._free)

@@ -15,7 +15,7 @@ from .commit import Abandoned, chunk_digests
 from .writing import Writing
 
 
-class Home(Protocol):
+class ChecksumHome(Protocol):
     """What taking checksums needs of a keeper."""
 
     changed: threading.Condition
@@ -28,7 +28,7 @@ class Home(Protocol):
         """Gives buffers that have come free to those that wait; `changed` is held."""
 
 
-def take_checksums(keeper: Home) -> None:
+def take_checksums(keeper: ChecksumHome) -> None:
     """Sums the newest snapshot of each rank until the keeper stops; those that are being written are summed there."""
     while not keeper.stop.is_set():
         with keeper.changed:
@@ -49,7 +49,7 @@ def take_checksums(keeper: Home) -> None:
             keeper.changed.notify_all()
 
 
-def _next(keeper: Home) -> tuple[Buffer, Snapshot] | None:
+def _next(keeper: ChecksumHome) -> tuple[Buffer, Snapshot] | None:
     """A buffer of the newest snapshot that has no checksums and is not being written; `changed` is held."""
     for b in keeper.memory.holdings.buffers.values():
         s = b.snapshot
@@ -65,7 +65,7 @@ def _next(keeper: Home) -> tuple[Buffer, Snapshot] | None:
     return None
 
 
-def _unless_wanted(keeper: Home, b: Buffer, snapshot: Snapshot) -> None:
+def _unless_wanted(keeper: ChecksumHome, b: Buffer, snapshot: Snapshot) -> None:
     """Raises Abandoned once a newer snapshot is complete and the rank waits for a buffer: sums may take seconds."""
     with keeper.changed:
         if keeper.memory.holdings.newest != snapshot.snapshot_id and any(

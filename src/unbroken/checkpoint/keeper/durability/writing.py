@@ -29,7 +29,7 @@ Emit = Callable[[dict[str, Any]], None]
 
 
 @dataclass(eq=False)
-class Job:
+class WriteJob:
     """One rank's snapshot on its way to the disk."""
 
     buffer: Buffer
@@ -86,7 +86,7 @@ class Writing:
         self.node = node
         self.after_commit = after_commit
         self.freed = freed
-        self.jobs: list[Job] = []
+        self.jobs: list[WriteJob] = []
         self.watches: dict[SnapshotId, PendingCheckpoint] = {}
         self.failed: dict[SnapshotId, str] = {}
         self.hopeless: set[SnapshotId] = set()
@@ -132,7 +132,7 @@ class Writing:
         if watch is not None and rank in watch.shares:
             return False  # written: a second part could come after the manifest that vouches for the first
         buffer.pins += 1
-        self.jobs.append(Job(buffer, snapshot, periodic=periodic))
+        self.jobs.append(WriteJob(buffer, snapshot, periodic=periodic))
         self._supersede()
         self.changed.notify_all()
         return True
@@ -179,7 +179,7 @@ class Writing:
             self.superseded.discard(snapshot_id)
             self.holdings.released.discard(snapshot_id)
 
-    def _next(self) -> Job | None:
+    def _next(self) -> WriteJob | None:
         """What is written next: what somebody insists on, then what is begun, then the oldest where there is room."""
         idle = [j for j in self.jobs if not j.running]
         begun = {j.snapshot.snapshot_id for j in self.jobs if j.running}
@@ -252,7 +252,7 @@ class Writing:
         self.freed()
         self.changed.notify_all()
 
-    def _finish(self, job: Job) -> None:
+    def _finish(self, job: WriteJob) -> None:
         if job in self.jobs:
             self.jobs.remove(job)
             job.buffer.pins -= 1
@@ -268,7 +268,7 @@ class Writing:
 
     # The rest runs in threads of its own.
 
-    def gate(self, snapshot_id: SnapshotId, job: Job | None = None) -> None:
+    def gate(self, snapshot_id: SnapshotId, job: WriteJob | None = None) -> None:
         """Returns when writing for this checkpoint is allowed; raises Abandoned when it never will be again."""
         with self.changed:
             while True:
@@ -363,7 +363,7 @@ class Writing:
                 job.running = True
             self._write(job)
 
-    def _write(self, job: Job) -> None:
+    def _write(self, job: WriteJob) -> None:
         snapshot, snapshot_id = job.snapshot, job.snapshot.snapshot_id
         why, hopeless = None, False
         began = time.monotonic()

@@ -16,7 +16,7 @@ from .records import (
     STEP_FORMAT,
     JobRecord,
     NodeRecord,
-    StepRecord,
+    SlurmStepRecord,
     parse_config,
     parse_jobs,
     parse_nodes,
@@ -29,7 +29,7 @@ _KEPT = ("SLURM_CONF", "SLURM_CONF_SERVER")
 _OF_A_STEP = ("SLURM_", "SBATCH_", "SRUN_", "SQUEUE_", "SALLOC_", "SCONTROL_", "PMI_", "PMIX_")
 
 
-class Refused(RunError):
+class SlurmRefused(RunError):
     """A command of Slurm that failed; `said` is what it said of that, `printed` its output."""
 
     def __init__(self, command: str, said: str, printed: str = "") -> None:
@@ -102,14 +102,14 @@ class Slurm:
         if process.returncode:
             printed = out.decode(errors="replace")
             said = " ".join(err.decode(errors="replace").split()) or printed.strip()
-            raise Refused(" ".join(argv[:2]), said, printed)
+            raise SlurmRefused(" ".join(argv[:2]), said, printed)
         return out.decode(errors="replace")
 
     async def find_job(self, job: str) -> JobRecord | None:
         """A job that waits or runs; None where the controller has it no more."""
         try:
             jobs = parse_jobs(await self.call("squeue", "-h", "-j", job, "-o", JOB_FORMAT))
-        except Refused as e:
+        except SlurmRefused as e:
             if "nvalid job id" in e.said:
                 return None
             raise
@@ -120,11 +120,11 @@ class Slurm:
         wanted = join(names)
         return parse_nodes(await self.call("scontrol", "-o", "show", "node", *([wanted] if wanted else [])))
 
-    async def list_steps(self, job: str) -> list[StepRecord]:
+    async def list_steps(self, job: str) -> list[SlurmStepRecord]:
         """The steps of a job of which the controller has not heard the end."""
         try:
             return parse_steps(await self.call("squeue", "-s", "-h", "-j", job, "-o", STEP_FORMAT))
-        except Refused as e:
+        except SlurmRefused as e:
             if "nvalid job id" in e.said:
                 return []
             raise
@@ -135,5 +135,5 @@ class Slurm:
 
     async def kill_step(self, step: str) -> None:
         """Kills all processes of a step; does nothing where it has ended."""
-        with contextlib.suppress(Refused):
+        with contextlib.suppress(SlurmRefused):
             await self.call("scancel", "--signal=KILL", step)

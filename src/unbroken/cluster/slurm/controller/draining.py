@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 
 from ....errors import RunError
 from ...contract import Cordon
-from .commands import Refused, Slurm
+from .commands import Slurm, SlurmRefused
 from .cordons import as_reason, find_expired, read_cordon
 from .records import NodeRecord
 
@@ -54,7 +54,7 @@ class Draining:
     async def _update(self, node: str, state: str, *more: str) -> None:
         try:
             await self._slurm.call("scontrol", "update", f"nodename={node}", f"state={state}", *more)
-        except Refused as e:
+        except SlurmRefused as e:
             if any(text in e.said for text in _NO_RIGHT):
                 raise NoRight(
                     f"this user may not {state} nodes: {e.said}",
@@ -95,7 +95,7 @@ class Nodes:
         names = [*names]
         try:
             nodes = await self._slurm.list_nodes(names)
-        except Refused as e:
+        except SlurmRefused as e:
             if "not found" not in e.said:
                 raise
             nodes = {}

@@ -85,7 +85,7 @@ class JobRecord:
 
 
 @dataclass(frozen=True)
-class StepRecord:
+class SlurmStepRecord:
     """A step of a job, as `JOB.STEP`."""
 
     id: str
@@ -138,9 +138,11 @@ def parse_jobs(text: str) -> list[JobRecord]:
     ]  # fmt: skip
 
 
-def parse_steps(text: str) -> list[StepRecord]:
+def parse_steps(text: str) -> list[SlurmStepRecord]:
     """The output of `squeue -s -h -o STEP_FORMAT`. Raises RunError for a line that has another form."""
-    return [StepRecord(id, name, tuple(expand(nodes))) for id, name, nodes in _rows(text, 3, "squeue -s")]
+    return [
+        SlurmStepRecord(id, name, tuple(expand(nodes))) for id, name, nodes in _rows(text, 3, "squeue -s")
+    ]
 
 
 def parse_config(text: str) -> Mapping[str, str]:

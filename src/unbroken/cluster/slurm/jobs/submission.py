@@ -17,7 +17,7 @@ from pathlib import Path
 
 from ....errors import RunError, RunInterrupted, StorageError, UsageError
 from ...contract import Request
-from ..controller.commands import Refused, Slurm
+from ..controller.commands import Slurm, SlurmRefused
 from ..controller.records import JobRecord
 from ..options import SlurmOptions
 
@@ -82,7 +82,7 @@ class Submission:
             ) from e
         try:
             said = await slurm.call("sbatch", "--parsable", text=make_script(self))
-        except Refused as e:
+        except SlurmRefused as e:
             raise RunError(
                 f"the job was not taken: {e.said}",
                 hint="Say the site's options: --cluster slurm,partition=NAME,account=NAME,sbatch=--qos=NAME",
@@ -140,7 +140,7 @@ class Submission:
     async def _read_end(self, slurm: Slurm, job: str, say: Callable[[str], None]) -> int:
         try:
             text = await slurm.call("scontrol", "-o", "show", "job", job)
-        except Refused:
+        except SlurmRefused:
             say(f"job {job} is over; Slurm remembers no more of it. Its output is in {self.output}")
             return 1
         values = dict(w.partition("=")[::2] for w in text.split())
@@ -153,7 +153,7 @@ class Submission:
 async def _start_now(slurm: Slurm, job: str) -> None:
     try:
         await slurm.call("scontrol", "update", f"jobid={job}", "StartTime=now")
-    except Refused:
+    except SlurmRefused:
         return  # a site that does not let its users do it: it starts by itself
 
 

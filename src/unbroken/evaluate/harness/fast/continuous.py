@@ -25,7 +25,7 @@ STALL_S = 300.0
 
 
 @dataclass(frozen=True)
-class Wanted:
+class WantedAnswer:
     """One answer to generate."""
 
     key: Hashable
@@ -53,7 +53,7 @@ class Broken(Exception):
 
 @dataclass
 class _Open:
-    wanted: Wanted
+    wanted: WantedAnswer
     began: float = field(default_factory=time.monotonic)
     seen: int = 0
     tokens: list[int] = field(default_factory=list)
@@ -89,7 +89,7 @@ class Continuous:
         """Grows as long as it works."""
         return int(getattr(self._manager, "current_batch", 0))
 
-    def put(self, wanted: Sequence[Wanted]) -> None:
+    def put(self, wanted: Sequence[WantedAnswer]) -> None:
         """Queues requests. Raises Broken."""
         if self._manager is None:
             self._start()
@@ -133,7 +133,7 @@ class Continuous:
             self._check()
         return done
 
-    def give_up(self) -> list[Wanted]:
+    def give_up(self) -> list[WantedAnswer]:
         """Ends the manager, and returns what has no answer."""
         left = [o.wanted for o in self._open.values()]
         self._open.clear()

@@ -8,7 +8,7 @@ import time
 from ..transformers_model import TransformersModel
 from . import budget
 from .likelihoods import Likelihoods, can_share
-from .prefixes import Batch, Row, Stem
+from .prefixes import PrefixBatch, PrefixRow, Stem
 
 SHARED_ERROR = 0.05
 """What shared prefixes may change of a log-probability (in 16 bits rounding alone does so much); more: they are not used."""
@@ -79,8 +79,8 @@ class Fit:
             self._bytes_of_token = sum(
                 2 * layer.keys[0, :, 0].numel() * layer.keys.element_size() for layer in cache.layers
             )
-            one = likelihoods.collect(likelihoods.score(Batch((), alone), rows, members))
-            two = likelihoods.collect(likelihoods.score(Batch(root, shared), rows, members))
+            one = likelihoods.collect(likelihoods.score(PrefixBatch((), alone), rows, members))
+            two = likelihoods.collect(likelihoods.score(PrefixBatch(root, shared), rows, members))
             likelihoods.forget()
         except Exception as e:  # noqa: BLE001  a model with another kind of cache, or positions of its own
             log(f"prefixes are not shared: {type(e).__name__}: {str(e)[:200]}")
@@ -91,17 +91,17 @@ class Fit:
         return bool(worst <= SHARED_ERROR)
 
 
-def _trial(a: int, b: int) -> tuple[tuple[int, ...], list[Row], tuple[Stem, ...]]:
+def _trial(a: int, b: int) -> tuple[tuple[int, ...], list[PrefixRow], tuple[Stem, ...]]:
     """A root, rows behind it, and their stems: a context with two continuations, a longer one with two, and one alone; so each
     level, with padding in each."""
     root = (a, b, b, a) * 6
     contexts = ((b, a), (a, a, b, a, b), (b, b, a))
     tails = (((b,), (a, b, a)), ((a, b), (b,)), ((b, a),))
-    rows: list[Row] = []
+    rows: list[PrefixRow] = []
     stems: list[Stem] = []
     for context, own in zip(contexts, tails, strict=True):
         stems.append(Stem(context, tuple(range(len(rows), len(rows) + len(own))), own))
-        rows += [Row(root + context + t, len(root + context), 1 + len(t)) for t in own]
+        rows += [PrefixRow(root + context + t, len(root + context), 1 + len(t)) for t in own]
     return root, rows, tuple(stems)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..transformers_model import TransformersModel, is_out_of_memory
-from .continuous import Broken, Continuous, Wanted
+from .continuous import Broken, Continuous, WantedAnswer
 from .fitting import Fit, log
 
 STATIC_ROWS = 128
@@ -116,7 +116,7 @@ class Generations:
             if self._continuous is None:
                 self._continuous = Continuous(self._exact.model, self._decode, self._tail_of)
             self._continuous.put([
-                Wanted(g, g.tokens, g.limit, self._own_stops(g)) for g in sorted(can, key=self._longest_first)
+                WantedAnswer(g, g.tokens, g.limit, self._own_stops(g)) for g in sorted(can, key=self._longest_first)
             ])  # fmt: skip
         except Broken as e:
             self._give_up(e)

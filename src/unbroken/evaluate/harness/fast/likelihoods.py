@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .prefixes import Batch, Row, Stem, Tokens
+from .prefixes import PrefixBatch, PrefixRow, Stem, Tokens
 
 Member = tuple[int, Tokens]
 """A request's number and the tokens of its continuation: a row may stand for several that differ in their last token."""
@@ -31,7 +31,9 @@ class Likelihoods:
         """Frees the root."""
         self._root = None
 
-    def score(self, batch: Batch, rows: Sequence[Row], members: Mapping[int, Sequence[Member]]) -> Started:
+    def score(
+        self, batch: PrefixBatch, rows: Sequence[PrefixRow], members: Mapping[int, Sequence[Member]]
+    ) -> Started:
         """Starts the computation of a batch; `collect` waits for it. `members`: by row, the requests that it stands for.
 
         The sum is taken in the type of the logits, as the harness takes it.
@@ -74,7 +76,7 @@ class Likelihoods:
         return self._root[1]
 
     def _read_tails(
-        self, batch: Batch, deep: Sequence[int], cache: Any, start: int, pieces: dict[int, list[Any]]
+        self, batch: PrefixBatch, deep: Sequence[int], cache: Any, start: int, pieces: dict[int, list[Any]]
     ) -> None:
         """The second pass: what rows read behind a context that they share."""
         torch, stems = self._torch, batch.stems
@@ -126,7 +128,7 @@ class Likelihoods:
     def _gather(
         self,
         pieces: Mapping[int, Sequence[Any]],
-        rows: Sequence[Row],
+        rows: Sequence[PrefixRow],
         members: Mapping[int, Sequence[Member]],
     ) -> Started:
         """One call for all requests of the batch: a kernel for each would take longer than the model."""
@@ -178,5 +180,5 @@ def can_share(cache: Any) -> bool:
     return bool(layers) and all(type(layer).__name__ == "DynamicLayer" for layer in layers or ())
 
 
-def _most(stem: Stem, rows: Sequence[Row]) -> int:
+def _most(stem: Stem, rows: Sequence[PrefixRow]) -> int:
     return max(rows[r].wanted for r in stem.rows)

@@ -13,7 +13,7 @@ from ..transformers_model import Pair, TransformersModel, texts_of_pair
 from .fitting import Fit
 from .generations import Generation, Generations
 from .likelihoods import Likelihoods
-from .waves import Asked, Waves
+from .waves import AskedProbability, Waves
 
 AT_ONCE = 256
 """Samples that a worker gives at once: enough that lengths can be sorted and no place of a batch stays empty."""
@@ -141,7 +141,7 @@ class FastModel:
         known = exact.encode_all(texts)
         pairs = [exact.pair(i, str(r.arguments[0]), str(r.arguments[1]), known) for i, r in found]
         self.tokens_read += sum(len(p.key) for p in pairs)
-        self._waves.put(group, [Asked((key, p.index), p) for p in pairs])
+        self._waves.put(group, [AskedProbability((key, p.index), p) for p in pairs])
 
     def _put_rolling(self, key: Hashable, group: str, requests: Sequence[Request], entry: _Open) -> None:
         exact = self.exact
@@ -152,7 +152,7 @@ class FastModel:
             windows = list(rolling_windows(tokens, exact.prefix, exact.max_length))
             entry.windows[i] = [0.0, float(len(windows))]
             self.tokens_read += len(tokens)
-            self._waves.put(group, [Asked((key, i), Pair(i, c, t)) for c, t in windows])
+            self._waves.put(group, [AskedProbability((key, i), Pair(i, c, t)) for c, t in windows])
             if not windows:
                 self._answer((key, i), 0.0)
 

@@ -19,7 +19,7 @@ Tokens = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Row:
+class PrefixRow:
     """What the model reads for one request, and how much of it is context."""
 
     tokens: Tokens
@@ -47,7 +47,7 @@ class Stem:
 
 
 @dataclass(frozen=True)
-class Batch:
+class PrefixBatch:
     """What is computed together."""
 
     root: Tokens
@@ -72,7 +72,7 @@ def common_prefix(rows: Sequence[Tokens]) -> Tokens:
     return low[:n]
 
 
-def root_of(rows: Sequence[Row]) -> Tokens:
+def root_of(rows: Sequence[PrefixRow]) -> Tokens:
     """The root of rows that belong together, such as those of one task; empty where it is not worth a pass of its own.
 
     It leaves each context at least one token, behind which the first token of a continuation is predicted.
@@ -86,7 +86,7 @@ def root_of(rows: Sequence[Row]) -> Tokens:
     return root if len(root) >= ROOT_AT_LEAST and saved >= SAVED_AT_LEAST * whole else ()
 
 
-def stems_of(rows: Sequence[Row], root: Tokens) -> list[Stem]:
+def stems_of(rows: Sequence[PrefixRow], root: Tokens) -> list[Stem]:
     """Rows joined where their context is the same, behind the root."""
     groups: dict[Tokens, list[int]] = {}
     for i, r in enumerate(rows):
@@ -103,19 +103,21 @@ def stems_of(rows: Sequence[Row], root: Tokens) -> list[Stem]:
     return stems
 
 
-def batches(stems: Iterable[Stem], root: Tokens, budget: int, held: int) -> Iterator[Batch]:
+def batches(stems: Iterable[Stem], root: Tokens, budget: int, held: int) -> Iterator[PrefixBatch]:
     """Batches of at most `budget` computed tokens, and of `held` tokens whose keys and values are in memory; longest first.
 
     A stem that is larger than that makes a batch of its own.
     """
     chosen: list[Stem] = []
     for stem in sorted(stems, key=lambda s: (-len(s.tokens), -s.longest_tail, s.tokens)):
-        if chosen and (Batch(root, (*chosen, stem)).computed > budget or _held(root, [*chosen, stem]) > held):
-            yield Batch(root, tuple(chosen))
+        if chosen and (
+            PrefixBatch(root, (*chosen, stem)).computed > budget or _held(root, [*chosen, stem]) > held
+        ):
+            yield PrefixBatch(root, tuple(chosen))
             chosen = []
         chosen.append(stem)
     if chosen:
-        yield Batch(root, tuple(chosen))
+        yield PrefixBatch(root, tuple(chosen))
 
 
 def _held(root: Tokens, stems: Sequence[Stem]) -> int:

@@ -10,11 +10,11 @@ from ..transformers_model import Pair, TransformersModel, is_out_of_memory
 from . import prefixes
 from .fitting import Fit
 from .likelihoods import Likelihoods, Member
-from .prefixes import Batch, Row, Stem
+from .prefixes import PrefixBatch, PrefixRow, Stem
 
 
 @dataclass(frozen=True)
-class Asked:
+class AskedProbability:
     """One log-probability to find: of a request, or of a window of one."""
 
     place: Any
@@ -23,10 +23,10 @@ class Asked:
 
 @dataclass(frozen=True)
 class _Work:
-    batch: Batch
-    rows: Sequence[Row]
+    batch: PrefixBatch
+    rows: Sequence[PrefixRow]
     members: Mapping[int, Sequence[Member]]
-    asked: Sequence[Asked]
+    asked: Sequence[AskedProbability]
 
 
 class Waves:
@@ -43,7 +43,7 @@ class Waves:
     ) -> None:
         self._exact, self._likelihoods, self._fit = exact, likelihoods, fit
         self._answer, self._fail = answer, fail
-        self._waiting: dict[str, list[Asked]] = {}
+        self._waiting: dict[str, list[AskedProbability]] = {}
         """By group: what belongs together begins alike."""
         self._work: list[_Work] = []
         """Of the present wave, the next one last."""
@@ -52,7 +52,7 @@ class Waves:
     def __bool__(self) -> bool:
         return bool(self._started is not None or self._work or self._waiting)
 
-    def put(self, group: str, asked: Sequence[Asked]) -> None:
+    def put(self, group: str, asked: Sequence[AskedProbability]) -> None:
         """Into the next wave."""
         if asked:
             self._waiting.setdefault(group, []).extend(asked)
@@ -88,7 +88,7 @@ class Waves:
     def _cut_all(self) -> None:
         """Groups whose rows begin alike apart, the others together by length."""
         waiting, self._waiting = self._waiting, {}
-        loose: list[Asked] = []
+        loose: list[AskedProbability] = []
         for some in waiting.values():
             root = prefixes.root_of([self._row(a.pair) for a in some]) if self._fit.shares else ()
             if root:
@@ -97,9 +97,9 @@ class Waves:
                 loose += some
         self._cut(loose, ())
 
-    def _cut(self, asked: Sequence[Asked], root: tuple[int, ...]) -> None:
+    def _cut(self, asked: Sequence[AskedProbability], root: tuple[int, ...]) -> None:
         numbers: dict[tuple[tuple[int, ...], int], int] = {}
-        rows: list[Row] = []
+        rows: list[PrefixRow] = []
         members: dict[int, list[Member]] = {}
         for i, a in enumerate(asked):
             if not a.pair.continuation:
@@ -118,10 +118,10 @@ class Waves:
         made = list(prefixes.batches(stems, root, self._fit.tokens, self._fit.held))
         self._work += [_Work(b, rows, members, asked) for b in reversed(made)]
 
-    def _row(self, pair: Pair) -> Row:
+    def _row(self, pair: Pair) -> PrefixRow:
         tokens = (pair.context + pair.continuation)[-(self._exact.max_length + 1) :][:-1]
         n = min(len(pair.continuation), len(tokens))
-        return Row(tokens, len(tokens) - n + 1, n)
+        return PrefixRow(tokens, len(tokens) - n + 1, n)
 
     def _retry(self, e: Exception, work: _Work) -> None:
         """A batch that raised is cut, until what raises is alone and has no answer; the others have theirs."""
@@ -133,9 +133,9 @@ class Waves:
         batch = work.batch
         if len(batch.stems) > 1:
             half = len(batch.stems) // 2
-            parts = [Batch(batch.root, batch.stems[half:]), Batch(batch.root, batch.stems[:half])]
+            parts = [PrefixBatch(batch.root, batch.stems[half:]), PrefixBatch(batch.root, batch.stems[:half])]
         elif batch.root or len(batch.stems[0].rows) > 1:
-            parts = [Batch((), (_alone(work.rows, i),)) for i in batch.stems[0].rows]
+            parts = [PrefixBatch((), (_alone(work.rows, i),)) for i in batch.stems[0].rows]
         else:
             parts = []
             for number, _ in work.members[batch.stems[0].rows[0]]:
@@ -143,6 +143,6 @@ class Waves:
         self._work += [_Work(b, work.rows, work.members, work.asked) for b in parts]
 
 
-def _alone(rows: Sequence[Row], i: int) -> Stem:
+def _alone(rows: Sequence[PrefixRow], i: int) -> Stem:
     """A row with nothing shared."""
     return Stem(rows[i].tokens, (i,), ((),))

@@ -25,10 +25,10 @@ from ...suite.asking import run_requests
 from ..chat import chat_of, check_kinds
 from .call import keep_data, kept_data, one_process, simple_evaluate
 from .replay import (
-    Captured,
+    CapturedTask,
     Chat,
-    Guard,
     PromptsBuilt,
+    SampleGuard,
     chat_key,
     collecting_lm,
     one_leaf,
@@ -137,7 +137,7 @@ class LmEvalHarness:
         kept: dict[str, Json] = {}
         if spec.chat_template:
             chat, kept = _recording(chat_of(spec, model_files))
-        seen = Captured()
+        seen = CapturedTask()
         recipe = {
             "leaf": leaf.name,
             "spec": leaf.spec,
@@ -203,7 +203,7 @@ class LmEvalHarness:
         """(documents, name of the data set), after loading it. Raises DatasetMissing, UnknownTask."""
         options = self._options(task, suite)
         leaf = self._leaf(task, options)
-        seen = Captured()
+        seen = CapturedTask()
         try:
             with contextlib.redirect_stdout(io.StringIO()):
                 one_leaf(leaf.folders, leaf.name, seen).load([leaf.spec])
@@ -238,8 +238,8 @@ class LmEvalHarness:
         folder = Path(prepared.folder)
         recipe = json.loads((folder / "lm_eval.json").read_text())
         prompts = json.loads((folder / "chat.json").read_text())
-        seen = Captured()
-        guard = Guard(seen, answers)
+        seen = CapturedTask()
+        guard = SampleGuard(seen, answers)
         lm = replaying_lm(seen, answers, prompts, prepared.task.name)
         manager = one_leaf(recipe["folders"], recipe["leaf"], seen, guard)
         inside = bool(os.environ.get(SANDBOXED))

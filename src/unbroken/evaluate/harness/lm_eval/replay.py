@@ -29,7 +29,7 @@ class PromptsBuilt(Exception):
 
 
 @dataclass
-class Captured:
+class CapturedTask:
     """The one task of an evaluation, caught on its way through the harness."""
 
     task: Any = None
@@ -45,7 +45,7 @@ class Captured:
         return self.by_sample
 
 
-def one_leaf(folders: Sequence[str], leaf: str, seen: Captured, guard: Guard | None = None) -> Any:
+def one_leaf(folders: Sequence[str], leaf: str, seen: CapturedTask, guard: SampleGuard | None = None) -> Any:
     """A TaskManager that loads from `folders` alone and hands on only the task `leaf`."""
     tasks = quiet_lm_eval().tasks
 
@@ -120,10 +120,10 @@ def collecting_lm(chat: Chat | None) -> Any:
     return CollectingLM()
 
 
-class Guard:
+class SampleGuard:
     """Keeps one sample's failure from becoming the task's: it is noted, left out, and the rest is scored."""
 
-    def __init__(self, seen: Captured, answers: Sequence[Answer]) -> None:
+    def __init__(self, seen: CapturedTask, answers: Sequence[Answer]) -> None:
         self._seen = seen
         self.notes: dict[int, SampleNote] = {}
         for i, a in enumerate(answers):
@@ -177,7 +177,9 @@ class Guard:
                         instance.filtered_resps[f.name] = None
 
 
-def replaying_lm(seen: Captured, answers: Sequence[Answer], prompts: Mapping[str, Json], where: str) -> Any:
+def replaying_lm(
+    seen: CapturedTask, answers: Sequence[Answer], prompts: Mapping[str, Json], where: str
+) -> Any:
     """A model that repeats `answers`, after checking that each was given to this very prompt."""
 
     class ReplayingLM(_lm_base()):  # type: ignore[misc]

@@ -10,7 +10,7 @@ from typing import Any, cast
 from ....errors import DatasetMissing, EvaluationError, InputError, UnbrokenError
 from ...contracts import Json, Metric, Task, digest
 from ...result.folder import FULL
-from .replay import Captured
+from .replay import CapturedTask
 
 TARGETS = "targets.json"
 """Beside a task's prompts, for `unbroken eval samples`."""
@@ -141,7 +141,7 @@ def no_documents(task: Task) -> InputError:
     )
 
 
-def _is_empty(chain: Sequence[BaseException], seen: Captured) -> bool:
+def _is_empty(chain: Sequence[BaseException], seen: CapturedTask) -> bool:
     """Whether the harness fell over the first document of none: it looks at that one without asking."""
     try:
         if seen.task is not None:
@@ -161,7 +161,7 @@ def _is_empty(chain: Sequence[BaseException], seen: Captured) -> bool:
     return False
 
 
-def why_not_prepared(error: Exception, task: Task, seen: Captured) -> UnbrokenError:
+def why_not_prepared(error: Exception, task: Task, seen: CapturedTask) -> UnbrokenError:
     """A user's error out of whatever the harness raised while it loaded a task."""
     chain: list[BaseException] = []
     link: BaseException | None = error

@@ -22,7 +22,7 @@ Json = Any
 
 
 @dataclass(frozen=True)
-class Entry:
+class TaskEntry:
     """One name: a task, a group of tasks, or a tag (a set of tasks without a score of its own)."""
 
     name: str
@@ -62,13 +62,13 @@ class TaskIndex:
                     hint="Fix `include` in the task's options; relative paths start at the suite's folder",
                 )
         self._local = _scan(self.include, defaults=False) if self.include else {}
-        self._builtin: dict[str, Entry] | None = None
+        self._builtin: dict[str, TaskEntry] | None = None
 
     def names(self) -> list[str]:
         """Every name that may be asked for."""
         return sorted({**self._all_builtin(), **self._local})
 
-    def find(self, name: str) -> Entry:
+    def find(self, name: str) -> TaskEntry:
         """The entry of a name. Raises UnknownTask with the nearest names."""
         entry = self._local.get(name) or self._all_builtin().get(name)
         if entry is None:
@@ -91,7 +91,7 @@ class TaskIndex:
             for leaf, overrides, _ in found
         ]
 
-    def groups(self, name: str) -> list[Entry]:
+    def groups(self, name: str) -> list[TaskEntry]:
         """The group itself and every named group inside it, children first; empty for tasks and tags."""
         entry = self.find(name)
         if entry.kind != "group":
@@ -99,14 +99,16 @@ class TaskIndex:
         inner = [g for child in _children(entry) if (g := self._get(child)) and g.kind == "group"]
         return [x for g in inner for x in self.groups(g.name)] + [entry]
 
-    def children(self, group: Entry) -> list[str]:
+    def children(self, group: TaskEntry) -> list[str]:
         """The leaf tasks below a group, in order."""
         return [leaf for leaf, _, _ in self._walk(group, {})]
 
-    def _get(self, name: str) -> Entry | None:
+    def _get(self, name: str) -> TaskEntry | None:
         return self._local.get(name) or self._all_builtin().get(name)
 
-    def _walk(self, group: Entry, overrides: dict[str, Json]) -> Iterator[tuple[str, dict[str, Json], bool]]:
+    def _walk(
+        self, group: TaskEntry, overrides: dict[str, Json]
+    ) -> Iterator[tuple[str, dict[str, Json], bool]]:
         """(leaf, overrides, must be loaded with its group), as the harness's own factory passes them down."""
         own = {k: v for k, v in group.config.items() if k not in _GROUP_FIELDS}
         merged = {**own, **overrides}
@@ -124,7 +126,7 @@ class TaskIndex:
             if inline or entry is None:
                 # Written out inside the group: it exists nowhere else, so it is loaded with the group.
                 if isinstance(item, Mapping) and "group" in item:
-                    nested = Entry(f"{group.name}::{name}", "group", group.path, item, functions=True)
+                    nested = TaskEntry(f"{group.name}::{name}", "group", group.path, item, functions=True)
                     yield from self._walk(nested, merged)
                 else:
                     yield f"{group.name}::{name}", given, True
@@ -137,7 +139,7 @@ class TaskIndex:
             else:
                 yield str(given.get("task", name)) if name != item else name, given, group.functions
 
-    def _entries(self, entry: Entry) -> list[Entry]:
+    def _entries(self, entry: TaskEntry) -> list[TaskEntry]:
         out = [entry]
         for child in _children(entry):
             found = self._get(child)
@@ -149,11 +151,11 @@ class TaskIndex:
                 out += self._entries(found) if found.kind == "group" else [found]
         return out
 
-    def _folders(self, entries: Iterable[Entry]) -> tuple[str, ...]:
+    def _folders(self, entries: Iterable[TaskEntry]) -> tuple[str, ...]:
         local = {str(p) for p in self.include}
         return tuple(sorted(local | {str(Path(e.path).parent) for e in entries if e.path}))
 
-    def _all_builtin(self) -> dict[str, Entry]:
+    def _all_builtin(self) -> dict[str, TaskEntry]:
         if self._builtin is None:
             self._builtin = _builtin()
         return self._builtin
@@ -169,7 +171,7 @@ def _alone(leaf: str, overrides: Mapping[str, Json]) -> Json:
     return {"group": "unbroken_one", "task": [{"task": leaf, **given}]} if given else leaf
 
 
-def _children(entry: Entry) -> list[str]:
+def _children(entry: TaskEntry) -> list[str]:
     members = entry.config.get("task") or []
     return [
         m if isinstance(m, str) else str(m.get("group") or m.get("task"))
@@ -177,7 +179,7 @@ def _children(entry: Entry) -> list[str]:
     ]
 
 
-def _scan(folders: Sequence[Path], *, defaults: bool) -> dict[str, Entry]:
+def _scan(folders: Sequence[Path], *, defaults: bool) -> dict[str, TaskEntry]:
     """Reads YAML files through the harness's own index."""
     manager = quiet_lm_eval().tasks.TaskManager(
         include_path=[str(f) for f in folders] or None, include_defaults=defaults
@@ -189,7 +191,7 @@ def _scan(folders: Sequence[Path], *, defaults: bool) -> dict[str, Entry]:
         config = _plain(e.cfg) if kind == "group" and e.cfg else {}
         functions = kind == "group" and bool(path) and "!function" in Path(path).read_text(errors="replace")
         members = tuple(sorted(e.tags)) if kind == "tag" else ()
-        out[name] = Entry(name, kind, path, config, members, functions)
+        out[name] = TaskEntry(name, kind, path, config, members, functions)
     return out
 
 
@@ -197,7 +199,7 @@ def _plain(value: Any) -> Json:
     return json.loads(json.dumps(value, default=str))
 
 
-def _builtin() -> dict[str, Entry]:
+def _builtin() -> dict[str, TaskEntry]:
     """The harness's own tasks, from the cache where it is of this version and place."""
     lm_eval = quiet_lm_eval()
     home = str(Path(lm_eval.__file__).parent)
@@ -206,7 +208,7 @@ def _builtin() -> dict[str, Entry]:
     try:
         kept = json.loads(cache.read_text())
         if kept.get("stamp") == stamp:
-            return {n: Entry(n, k, p, c, tuple(m), f) for n, (k, p, c, m, f) in kept["entries"].items()}
+            return {n: TaskEntry(n, k, p, c, tuple(m), f) for n, (k, p, c, m, f) in kept["entries"].items()}
     except (OSError, ValueError, KeyError, TypeError):
         pass  # absent, torn or of another version: made again below
     entries = _scan((), defaults=True)

@@ -12,7 +12,7 @@ from .markup import duration, natural, percent
 
 
 @dataclass(frozen=True)
-class Row(gantt.Row):
+class WorkerRow(gantt.Row):
     """One worker's line."""
 
     cpu: bool = False
@@ -23,7 +23,7 @@ class Row(gantt.Row):
         return "Scoring, CPU" if self.cpu else self.node
 
 
-def rows_of(report: Report) -> list[Row]:
+def rows_of(report: Report) -> list[WorkerRow]:
     """GPU workers by node, then CPU workers; bars in order of time."""
     t0 = report.started
     assignments: dict[str, list[Assignment]] = {}
@@ -35,9 +35,11 @@ def rows_of(report: Report) -> list[Row]:
         bars = list(_starting(w, t0))
         for t in sorted(assignments.pop(w.name, []), key=lambda t: t.started):
             bars.append(_bar(t, t0))
-        rows.append(Row(_name(w), tuple(bars), node=w.node, life=(w.started - t0, (w.ended or last) - t0)))
+        rows.append(
+            WorkerRow(_name(w), tuple(bars), node=w.node, life=(w.started - t0, (w.ended or last) - t0))
+        )
     for name in sorted(assignments):  # a worker that never said hello, yet has some: never hidden
-        rows.append(Row(name, tuple(_bar(t, t0) for t in assignments[name]), life=(0.0, last - t0)))
+        rows.append(WorkerRow(name, tuple(_bar(t, t0) for t in assignments[name]), life=(0.0, last - t0)))
     cpus = sorted({worker for s in report.scorings for worker, _, _ in s.bars}, key=natural)
     for cpu in cpus:
         bars = [
@@ -52,7 +54,9 @@ def rows_of(report: Report) -> list[Row]:
             for worker, start, end in s.bars
             if worker == cpu
         ]
-        rows.append(Row(cpu, tuple(sorted(bars, key=lambda b: b.start)), cpu=True, life=(0.0, last - t0)))
+        rows.append(
+            WorkerRow(cpu, tuple(sorted(bars, key=lambda b: b.start)), cpu=True, life=(0.0, last - t0))
+        )
     return rows
 
 

@@ -13,7 +13,7 @@ from ...plan.priors import Expected, Features, PriorBook, features_of
 from ...result.answers import AnswerStore
 from ...result.sameness import SUFFIX, check_of
 from ..control import as_user_error
-from ..state import Run
+from ..state import EvaluationRun
 from .preparation import Preparation
 from .scoring_queue import ScoringQueue
 
@@ -26,7 +26,7 @@ class Tasks:
     """Moves each task on: what is prepared is planned, what is answered is scored. Used on the event loop's thread."""
 
     def __init__(
-        self, run: Run, dispatcher: Dispatcher, store: AnswerStore, scoring: ScoringQueue, book: PriorBook, waiting: int
+        self, run: EvaluationRun, dispatcher: Dispatcher, store: AnswerStore, scoring: ScoringQueue, book: PriorBook, waiting: int
     ) -> None:  # fmt: skip
         """`waiting`: so many tasks have still to be prepared; `prepare` counts them down."""
         self.run = run

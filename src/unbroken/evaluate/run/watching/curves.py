@@ -14,7 +14,7 @@ from ...result.results import columns
 
 
 @dataclass(frozen=True)
-class Point:
+class CurvePoint:
     """One checkpoint on the curves."""
 
     name: str
@@ -33,7 +33,7 @@ class Point:
     """Tasks that are significantly worse than at the checkpoint before, by `compare`."""
 
 
-def series(points: Sequence[Point]) -> dict[tuple[str, str], list[tuple[int, float, float | None]]]:
+def series(points: Sequence[CurvePoint]) -> dict[tuple[str, str], list[tuple[int, float, float | None]]]:
     """{(task, metric): [(step, value, stderr)]} of each task's headline metric."""
     found: dict[tuple[str, str], list[tuple[int, float, float | None]]] = {}
     for p in points:
@@ -44,7 +44,7 @@ def series(points: Sequence[Point]) -> dict[tuple[str, str], list[tuple[int, flo
     return found
 
 
-def curves_text(points: Sequence[Point]) -> str:
+def curves_text(points: Sequence[CurvePoint]) -> str:
     """A table: one row per checkpoint, one column per task; '!' marks a significant fall."""
     tasks = list(dict.fromkeys(t for t, _ in series(points)))
     rows = [("step", "attempt", *tasks)]
@@ -64,7 +64,7 @@ def curves_text(points: Sequence[Point]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def curves_page(title: str, points: Sequence[Point]) -> str:
+def curves_page(title: str, points: Sequence[CurvePoint]) -> str:
     """A page with one small chart per task: value over step with two standard errors, falls marked."""
     falls = {(t, p.step) for p in points for t in p.worse}
     charts = [(task, metric, _chart(task, rows, falls)) for (task, metric), rows in series(points).items()]

@@ -43,7 +43,7 @@ from ....progress import RunDir, newest_place
 from ...contracts import ModelSpec, Report, Suite
 from ...result.folder import EvalDir, read_json
 from ...result.results import Difference, compare
-from .curves import Point, curves_page, curves_text
+from .curves import CurvePoint, curves_page, curves_text
 from .hold import Holding
 
 PIN_S = 3600.0
@@ -204,7 +204,7 @@ def refuse_unloadable(asked: Watch, storage: Storage) -> None:
 
 def watch(
     asked: Watch, storage: Storage, evaluate: Evaluate, say: Say, *, stop: Callable[[], bool] = lambda: False
-) -> list[Point]:
+) -> list[CurvePoint]:
     """Evaluates each committed checkpoint once, oldest first; returns the curve. Ends by `once`, `last_step` or `stop`.
 
     What failed in an earlier command is tried again. Raises EvaluationInUse where another one watches into this folder.
@@ -222,7 +222,7 @@ def watch(
 
 def _watch(
     asked: Watch, storage: Storage, evaluate: Evaluate, say: Say, stop: Callable[[], bool], holding: Holding
-) -> list[Point]:
+) -> list[CurvePoint]:
     points = {p.name: replace(p, tries=0) if p.code else p for p in read_curve(asked.out)}
     holding.start([n for n, p in points.items() if not _is_open(p)])
     while True:
@@ -230,7 +230,7 @@ def _watch(
         for lost, why in holding.lost():
             if lost.name not in points and not asked.newest_only:
                 say(f"{lost.name}: not evaluated: {why}")
-                points[lost.name] = Point(
+                points[lost.name] = CurvePoint(
                     lost.name, lost.step, lost.attempt, time.time(), failed=why, tries=TRIES
                 )
                 _append(asked.out, points[lost.name])
@@ -254,7 +254,7 @@ def _watch(
             _pause(asked.poll_s, stop)
 
 
-def _waiting(asked: Watch, found: Sequence[Found], points: Mapping[str, Point]) -> list[Found]:
+def _waiting(asked: Watch, found: Sequence[Found], points: Mapping[str, CurvePoint]) -> list[Found]:
     """Committed checkpoints to evaluate, in this order. `found`: newest first, what a later attempt saved before all else."""
     committed = [f for f in found if f.committed]
     if asked.newest_only:
@@ -263,7 +263,7 @@ def _waiting(asked: Watch, found: Sequence[Found], points: Mapping[str, Point]) 
     return sorted((f for f in committed if _is_open(points.get(f.name))), key=lambda f: (f.step, f.attempt))
 
 
-def shortfall(points: Sequence[Point]) -> tuple[str, int]:
+def shortfall(points: Sequence[CurvePoint]) -> tuple[str, int]:
     """What is to be said of the points of one command where some were not evaluated, and its exit code; else ("", 0)."""
     failed = [p for p in points if p.failed and p.code]
     if not failed:
@@ -277,10 +277,10 @@ def shortfall(points: Sequence[Point]) -> tuple[str, int]:
     return f"no checkpoint was evaluated. {first}", failed[0].code
 
 
-def read_curve(out: Path) -> list[Point]:
+def read_curve(out: Path) -> list[CurvePoint]:
     """The points so far, by step; the last line of each checkpoint counts."""
-    found: dict[str, Point] = {}
-    for p in lines.read_as(out / "curve.jsonl", Point):
+    found: dict[str, CurvePoint] = {}
+    for p in lines.read_as(out / "curve.jsonl", CurvePoint):
         found[p.name] = p
     return sorted(found.values(), key=lambda p: (p.step, p.attempt))
 
@@ -310,11 +310,11 @@ def hold_pin(storage: Storage, name: str, holder: str, seconds: float = PIN_S) -
 
 
 def _one(
-    asked: Watch, storage: Storage, found: Found, before: Point | None, evaluate: Evaluate, say: Say
-) -> Point:
+    asked: Watch, storage: Storage, found: Found, before: CurvePoint | None, evaluate: Evaluate, say: Say
+) -> CurvePoint:
     tries = before.tries + 1 if before is not None else 1
     say(f"{found.name}: evaluating")
-    point = Point(found.name, found.step, found.attempt, time.time(), tries=tries)
+    point = CurvePoint(found.name, found.step, found.attempt, time.time(), tries=tries)
     try:
         with hold_pin(storage, found.name, asked.pin_name), _as_model(asked, storage, found.name) as source:
             report = evaluate(
@@ -356,7 +356,7 @@ def _one(
     return replace(point, scores=slim, worse=worse)
 
 
-def _against_previous(asked: Watch, point: Point, report: Report) -> list[Difference]:
+def _against_previous(asked: Watch, point: CurvePoint, report: Report) -> list[Difference]:
     earlier = [p for p in read_curve(asked.out) if not p.failed and p.step < point.step]
     if not earlier:
         return []
@@ -392,11 +392,11 @@ def _says_its_form(storage: Storage, name: str) -> bool:
     return huggingface_of(read_committed(storage, name)) is not None
 
 
-def _is_open(point: Point | None) -> bool:
+def _is_open(point: CurvePoint | None) -> bool:
     return point is None or (bool(point.failed) and point.tries < TRIES)
 
 
-def _append(out: Path, point: Point) -> None:
+def _append(out: Path, point: CurvePoint) -> None:
     file = lines.Appender(out / "curve.jsonl")
     try:
         file.append(encode(point), durable=True)

@@ -18,7 +18,7 @@ from ...plan.outcome import BlockTime
 from ...preparation.prepare import revive
 from ...suite import received
 from ...suite.staged import encode_sample, read_block
-from ..state import Run
+from ..state import EvaluationRun
 from ..tasks.tasks import Tasks
 from .workers import Workers
 
@@ -27,7 +27,12 @@ class Feeder:
     """Answers each message of each worker. Used on the event loop's thread; what it raises ends the link, or the run."""
 
     def __init__(
-        self, run: Run, dispatcher: Dispatcher, tasks: Tasks, workers: Workers, links: dict[str, WorkerLink]
+        self,
+        run: EvaluationRun,
+        dispatcher: Dispatcher,
+        tasks: Tasks,
+        workers: Workers,
+        links: dict[str, WorkerLink],
     ) -> None:
         self.run = run
         self.dispatcher = dispatcher
@@ -134,7 +139,7 @@ class Feeder:
         self.dispatcher.join(link.name, link.width)
         self._feed(link)
 
-    def _block(self, link: WorkerLink, m: received.Block) -> None:
+    def _block(self, link: WorkerLink, m: received.BlockAnswers) -> None:
         prepared, block = self.run.table.find(m.task), (m.task, m.number)
         started, ended = link.believable(m.started, m.ended)
         self.workers.has_answered(link.name)

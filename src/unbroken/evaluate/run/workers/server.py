@@ -22,12 +22,12 @@ from ....private import private_folder, write_secret
 from ...engines.live import WorkerLink
 from ...engines.wire import Receiver
 from ...suite import received
-from ..state import Run
+from ..state import EvaluationRun
 from .feeding import Feeder
 
 
 @contextlib.asynccontextmanager
-async def listening(run: Run, feeder: Feeder) -> AsyncIterator[None]:
+async def listening(run: EvaluationRun, feeder: Feeder) -> AsyncIterator[None]:
     """Workers can join as long as this is open; cluster.json tells them where and with what to show. Raises OSError,
     RunError where workers of other machines need a certificate and none can be made."""
     token = secrets.token_hex(16)
@@ -61,7 +61,7 @@ async def listening(run: Run, feeder: Feeder) -> AsyncIterator[None]:
 
 
 async def _serve(
-    run: Run, feeder: Feeder, token: str, listener: Listener, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    run: EvaluationRun, feeder: Feeder, token: str, listener: Listener, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
 ) -> None:  # fmt: skip
     """One connection, from its first byte to its end."""
     link: WorkerLink | None = None

@@ -13,14 +13,14 @@ from ...engines import Slot
 from ...engines.live import WorkerLink
 from ...model.cache import ModelReference, take_reference
 from ...plan.dispatch import Dispatcher
-from ..state import Run
+from ..state import EvaluationRun
 
 RESTARTS = 3
 """A worker's place is filled again so often without one answered block in between."""
 
 
 @dataclass
-class Place:
+class StartedWorker:
     """One worker that was started here."""
 
     slot: Slot
@@ -35,7 +35,11 @@ class Workers:
     """The engine's workers. `links` holds those that are connected, joined ones too."""
 
     def __init__(
-        self, run: Run, dispatcher: Dispatcher, links: dict[str, WorkerLink], standing_by: asyncio.Task[None]
+        self,
+        run: EvaluationRun,
+        dispatcher: Dispatcher,
+        links: dict[str, WorkerLink],
+        standing_by: asyncio.Task[None],
     ) -> None:
         """`standing_by`: starts processes that import ahead; ended once the workers themselves are started."""
         self.run = run
@@ -43,7 +47,7 @@ class Workers:
         self.dispatcher = dispatcher
         self.links = links
         self.standing_by = standing_by
-        self.places: dict[str, Place] = {}
+        self.places: dict[str, StartedWorker] = {}
         self.staffed = False
         """Every worker of the settings was started."""
         self._why_ended = "all ended"
@@ -88,7 +92,7 @@ class Workers:
                 self.engine.end(name)
 
     def _start(self, slot: Slot, tries: int = 0) -> None:
-        self.places[slot.name] = Place(slot, time.time(), tries)
+        self.places[slot.name] = StartedWorker(slot, time.time(), tries)
         self.engine.start(slot, self.run.job.folder.cluster)
 
     async def _hold_copy(self, stack: contextlib.AsyncExitStack) -> None:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
-from ....cluster import Ended
+from ....cluster import EndedProcesses
 from ....cluster.contract import Cordon
 from ....progress import RunDir
 from ..attempt.attempt import Attempt
@@ -83,7 +83,7 @@ class Fencing:
         )
         return f"{found}; {how}" if found else how
 
-    async def _fence_silent(self, name: str) -> tuple[Ended, str]:
+    async def _fence_silent(self, name: str) -> tuple[EndedProcesses, str]:
         """Fences a node that may go on until its lease has expired, which is waited for no longer once a stop is asked for."""
         left = self._find_lease_left(name)
         fencing = asyncio.create_task(self._fleet.fence(name, left))
@@ -96,7 +96,9 @@ class Fencing:
             await asyncio.wait({fencing}, timeout=_AFTER_STOP_S)
         if not fencing.done():
             fencing.cancel()
-            return Ended(proven=False, why=f"{name} was not fenced before the run was asked to stop"), ""
+            return EndedProcesses(
+                proven=False, why=f"{name} was not fenced before the run was asked to stop"
+            ), ""
         return fencing.result()
 
     def _find_lease_left(self, name: str) -> float:
@@ -111,21 +113,21 @@ class Fencing:
             node = self._fleet.nodes[name]
             cleared = proof.of_message(node.hello.get("cleared", {}))
             if state.held == "marks" != self._fleet.held:
-                cleared |= Ended(proven=False, why=proof.MARKS_LEFT)
+                cleared |= EndedProcesses(proven=False, why=proof.MARKS_LEFT)
             if not cleared.gone:
                 await self.take_proof(name, cleared)
 
     async def _note_reboot(self, name: str) -> bool:
-        """Whether the node's machine was started anew since an attempt last ran there: then nothing of that is left."""
+        """Whether the node's machine was booted again since an attempt last ran there: then nothing of that is left."""
         if not self._fleet.has_rebooted(name, self._recorder.state.boots.get(name, "")):
             return False
         if name in self._unproven.nodes:
             self._unproven.forget(name)
             await self._recorder.record("proven", node=name)
-            self._say(f"{name} was started anew: nothing of the attempts before is left there")
+            self._say(f"{name} was booted again: nothing of the attempts before is left there")
         return True
 
-    async def take_proof(self, name: str, ended: Ended) -> None:
+    async def take_proof(self, name: str, ended: EndedProcesses) -> None:
         """Notes what ending a node's processes came to: parks it where some survived, and says what is not proven."""
         if ended.survivors:
             await self._park(name, ended.survivors)

@@ -6,16 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ....cluster import Ended
+from ....cluster import EndedProcesses
 from ....progress import RunDir
 from ....progress.records.doubt import Doubt
 
 MARKS_LEFT = "it was held by marks in its environment only, before this supervisor"
 
 
-def of_message(answer: Mapping[str, Any]) -> Ended:
+def of_message(answer: Mapping[str, Any]) -> EndedProcesses:
     """What an agent's answer to `stop`, or its `hello`, says of the ranks before."""
-    return Ended(
+    return EndedProcesses(
         tuple(answer.get("survivors", ())),
         bool(answer.get("proven", True)),
         str(answer.get("unproven_why", "")),
@@ -28,7 +28,7 @@ class Unproven:
 
     nodes: dict[str, Doubt] = field(default_factory=dict)
 
-    def take(self, node: str, ended: Ended, attempt: int, held: str = "") -> str:
+    def take(self, node: str, ended: EndedProcesses, attempt: int, held: str = "") -> str:
         """Notes how ending the processes of a node went; returns why it is unproven where that is news, else nothing."""
         before = self.nodes.get(node)
         if ended.gone:

@@ -36,7 +36,7 @@ AFTER_STOP_S = 1.0
 _LINE_MAX = 64 << 20
 
 
-class Diagnosis:
+class IncidentDiagnosis:
     """Diagnoses one attempt at a time. `hurry` is set when the run was asked to stop."""
 
     def __init__(

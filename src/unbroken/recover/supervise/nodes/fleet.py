@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from ....cluster import Ended
+from ....cluster import EndedProcesses
 from ....cluster.contract import (
     AgentCommand,
     Cluster,
@@ -354,7 +354,7 @@ class Fleet:
 
     # --- ending nodes
 
-    async def fence(self, name: str, deadline_s: float = _FENCE_S) -> tuple[Ended, str]:
+    async def fence(self, name: str, deadline_s: float = _FENCE_S) -> tuple[EndedProcesses, str]:
         """Ends all that the run has on a node; whether that is proven, and what its agent was found to do before, if known."""
         fenced = await self._cluster.fence(name, max(_FENCE_LEAST_S, deadline_s))
         survivors = tuple(int(s) for s in fenced.survivors if s.isdigit())
@@ -364,7 +364,7 @@ class Fleet:
             # A node that answers a fence can take an agent again; one that is lost first has to return.
             node.usable = node.usable or not node.gone
             node.state = "lost" if node.state == "lost" else "down"
-        return Ended(
+        return EndedProcesses(
             survivors, fenced.proven or bool(survivors), "" if survivors else fenced.why
         ), fenced.found
 
@@ -420,7 +420,7 @@ class Fleet:
         return {boot: pack(indexes) for boot, indexes in found.items()}
 
     def has_rebooted(self, name: str, boot: str) -> bool:
-        """Whether the machine was started anew since this boot: nothing that ran there then is left."""
+        """Whether the machine was booted again since this boot: nothing that ran there then is left."""
         node = self.nodes.get(name)
         return bool(boot and node and node.facts and node.facts.boot_id and node.facts.boot_id != boot)
 

@@ -2,7 +2,7 @@
 
 Whoever sends says where a piece begins, and is answered how much of that log is here: the length of the file, so that a
 successor knows it too, and a piece that comes twice is written once. `offsets.json` beside a log says by how much it is
-shorter than the one on its node (of which something was lost, which a line in it says), or longer (the node began anew).
+shorter than the one on its node (of which something was lost, which a line in it says), or longer (the node began again).
 """
 
 from __future__ import annotations

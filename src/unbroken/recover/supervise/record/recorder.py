@@ -11,7 +11,7 @@ from ....errors import RunError
 from ....progress import RunDir
 from ....progress.records.incident import Incident
 from ....progress.records.state import RunState
-from ...record.base import Journal, Superseded
+from ...record.base import RunJournal, Superseded
 from .clock import Clock
 from .stop_request import StopRequest
 
@@ -32,7 +32,7 @@ class Recorder:
     def __init__(
         self,
         run_dir: RunDir,
-        journal: Journal,
+        journal: RunJournal,
         state: RunState,
         stop: StopRequest,
         say: Callable[[str], None],

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from unbroken.errors import InputError
-from unbroken.train.witness import StepDigestWriter, digest, read_step_digests, step_digest_path
+from unbroken.train.step_digests import StepDigestWriter, digest, read_step_digests, step_digest_path
 
 
 def test_the_last_execution_counts_and_a_torn_line_is_survived(tmp_path: Path) -> None:

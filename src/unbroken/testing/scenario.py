@@ -1,7 +1,7 @@
-"""The whole story of a run that survives, with real processes and real faults (what `unbroken demo` tells).
+"""The whole scenario of a run that survives, with real processes and real faults (what `unbroken demo` tells).
 
 A reference run without faults; the same run with faults at random steps from a seed; a copy of it with a bug in
-the script. Everything that is claimed is measured from outside: by the clock of this process, by the witness files
+the script. Everything that is claimed is measured from outside: by the clock of this process, by the step digests
 that each rank writes, by the files that the run leaves.
 """
 
@@ -24,8 +24,8 @@ from ..errors import RunError
 from ..progress import RunDir, read_journal
 from ..progress.records.incident import read_incidents
 from ..status import gather
-from ..train.witness import read_step_digests
-from .faults import Faults
+from ..train.step_digests import read_step_digests
+from .faults import RunFaults
 
 KINDS = ("kill_rank", "stop_rank", "kill_node", "kill_supervisor")
 WHAT = {
@@ -182,7 +182,7 @@ class Command:
         return code
 
     def end(self) -> None:
-        """Asks for a stop, then kills: nothing may stay after the story."""
+        """Asks for a stop, then kills: nothing may stay after the scenario."""
         if self.running and self.process is not None:
             self.process.send_signal(signal.SIGTERM)
             try:
@@ -199,8 +199,8 @@ def _environment() -> dict[str, str]:
 
 
 @dataclass(frozen=True)
-class Shape:
-    """How large the story is."""
+class ScenarioSize:
+    """How large the scenario is."""
 
     steps: int = 160
     nodes: int = 2
@@ -255,17 +255,17 @@ def tell(
     folder: Path,
     *,
     seed: int,
-    shape: Shape | None = None,
+    shape: ScenarioSize | None = None,
     kinds: tuple[str, ...] = KINDS,
     say: Callable[[str], None],
     bug: bool = True,
     limit_s: float = 280.0,
 ) -> Scenario:
-    """Runs the whole story in `folder` (which must be empty or absent) and returns what was seen.
+    """Runs the whole scenario in `folder` (which must be empty or absent) and returns what was seen.
 
     Nothing is left running, whatever happens. Raises RunError when a run does not even end.
     """
-    shape = shape or Shape()
+    shape = shape or ScenarioSize()
     scenario = Scenario(seed, shape.steps)
     began = time.monotonic()
     folder.mkdir(parents=True, exist_ok=True)
@@ -284,7 +284,7 @@ def tell(
             f"1. the reference: {shape.world_size} ranks on {shape.nodes} nodes, {shape.steps} steps, no faults"
         )
         reference = command(
-            "reference", shape.options(0), shape.script(folder / "witness" / "reference-{rank}.jsonl")
+            "reference", shape.options(0), shape.script(folder / "step-digests" / "reference-{rank}.jsonl")
         )
         reference.start()
         if reference.wait(left()) != 0:
@@ -297,7 +297,7 @@ def tell(
             + ", ".join(f"{p.kind} after step {p.step}" for p in planned)
         )
         faulted = command(
-            "run", shape.options(shape.spares), shape.script(folder / "witness" / "run-{rank}.jsonl")
+            "run", shape.options(shape.spares), shape.script(folder / "step-digests" / "run-{rank}.jsonl")
         )
         faulted.start()
         for fault in planned:
@@ -312,7 +312,7 @@ def tell(
             script = folder / "train_with_bug.py"
             script.write_text(BUG)
             buggy = command(
-                "bug", shape.options(0), shape.buggy(script, folder / "witness" / "bug-{rank}.jsonl")
+                "bug", shape.options(0), shape.buggy(script, folder / "step-digests" / "bug-{rank}.jsonl")
             )
             buggy.start()
             _judge_bug(scenario, RunDir(folder / "bug"), buggy.wait(left()))
@@ -337,7 +337,7 @@ def _inject(
     _wait(lambda: (run_dir / "run.toml").exists() or not command.running, within, "the run did not start")
     if not command.running:
         raise RunError("the run ended before the first fault", where=str(run_dir))
-    faults = Faults(RunDir(run_dir))
+    faults = RunFaults(RunDir(run_dir))
     faults.wait_for_step(fault.step, within=within, alive=lambda: command.running)
     ranks, nodes = faults.ranks(), faults.nodes()
     attempt, step = faults.step()
@@ -370,7 +370,7 @@ def _inject(
     return injected_fault
 
 
-def _past(faults: Faults, attempt: int, step: int) -> bool:
+def _past(faults: RunFaults, attempt: int, step: int) -> bool:
     now_attempt, now_step = faults.step()
     return now_attempt > attempt and now_step > step
 
@@ -389,12 +389,12 @@ def _wait(condition: Callable[[], bool], within: float, problem: str) -> None:
         time.sleep(0.005)
 
 
-def _compare(scenario: Scenario, folder: Path, shape: Shape) -> None:
+def _compare(scenario: Scenario, folder: Path, shape: ScenarioSize) -> None:
     """Every rank's losses, batches and final state, bit for bit."""
     scenario.identical = True
     for rank in range(shape.world_size):
-        a = read_step_digests(folder / "witness" / f"reference-{rank}.jsonl")
-        b = read_step_digests(folder / "witness" / f"run-{rank}.jsonl")
+        a = read_step_digests(folder / "step-digests" / f"reference-{rank}.jsonl")
+        b = read_step_digests(folder / "step-digests" / f"run-{rank}.jsonl")
         whole = len(a.losses) == shape.steps and a.parameters is not None
         if not whole or not a.same_as(b):
             scenario.identical = False
@@ -446,8 +446,8 @@ def _judge_bug(scenario: Scenario, run_dir: RunDir, code: int) -> None:
 
 
 def _expect_nothing_left(scenario: Scenario, run_dir: RunDir) -> None:
-    """Says what a run left behind, and removes it: a story that failed must not go on in the background."""
-    faults = Faults(run_dir)
+    """Says what a run left behind, and removes it: a scenario that failed must not go on in the background."""
+    faults = RunFaults(run_dir)
     left = faults.left_over()
     if left:
         scenario.problems.append(f"{run_dir.path.name} left things behind: {', '.join(left[:5])}")
