@@ -18,7 +18,7 @@ pytest.importorskip("asyncssh", reason="needs asyncssh: pip install -r requireme
 from unbroken.cluster.holding.processes import marked
 from unbroken.progress import RunDir, read_journal, read_spec, read_terms
 from unbroken.progress.records.incident import read_incidents
-from unbroken.testing.faults import Faults
+from unbroken.testing.faults import RunFaults
 
 from ..support import net_hosts
 from ..support.net_hosts import NetHosts
@@ -146,7 +146,7 @@ class HostsRun:
             self.process.kill()
             self.process.wait(10)
         if self.run_dir.spec.exists():
-            Faults(self.run_dir).end_everything()
+            RunFaults(self.run_dir).end_everything()
 
 
 @pytest.fixture(scope="module")

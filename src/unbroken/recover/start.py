@@ -51,7 +51,7 @@ from .node.checks.command import check_command, check_words
 from .record.base import Record
 from .record.choice import check_record, open_record
 from .record.folder import FolderRecord
-from .supervise.incident.diagnosing import Diagnosis
+from .supervise.incident.diagnosing import IncidentDiagnosis
 from .supervise.screen.terminal_log import logged_to
 from .supervise.screen.view import Lines, View
 from .supervise.supervisor import Supervisor
@@ -386,7 +386,7 @@ def run_supervised(
         if (folder := cluster.socket_folder) is not None:
             on_this_machine.append(folder)
             memory = memory or share_memory(spec.nodes + spec.spares)
-        surroundings = Surroundings(cluster, Diagnosis(folder=run_dir.path), memory, record=record)
+        surroundings = Surroundings(cluster, IncidentDiagnosis(folder=run_dir.path), memory, record=record)
         supervisor = Supervisor(run_dir, spec, surroundings, shown, cwd=here)
         loop = asyncio.get_running_loop()
         for sig in STOP_SIGNALS:

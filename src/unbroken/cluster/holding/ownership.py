@@ -27,7 +27,7 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True)
-class Ended:
+class EndedProcesses:
     """What ending processes came to. `survivors` outlived kill -9 (D state); `proven` says that besides them nothing
     can be left; `why` says in words why that is not proven."""
 
@@ -46,9 +46,9 @@ class Ended:
             "gone": self.gone, "survivors": list(self.survivors), "proven": self.proven, "unproven_why": self.why,
         }  # fmt: skip
 
-    def __or__(self, other: Ended) -> Ended:
+    def __or__(self, other: EndedProcesses) -> EndedProcesses:
         """Both together: proven only where both are."""
-        return Ended(
+        return EndedProcesses(
             tuple(sorted({*self.survivors, *other.survivors})),
             self.proven and other.proven,
             "; ".join(dict.fromkeys(w for w in (self.why, other.why) if w)),
@@ -101,10 +101,10 @@ class Ownership(Protocol):
     def take_census(self, node: str) -> None:
         """Notes what is there now, for the case that what holds it is killed. Cheap; call it about once a second."""
 
-    def end_ranks(self, node: str, within: float = 10.0) -> Ended:
+    def end_ranks(self, node: str, within: float = 10.0) -> EndedProcesses:
         """Kills the ranks of every attempt on a node and all that they started; agent and keeper stay."""
 
-    def end_node(self, node: str, within: float = 10.0) -> Ended:
+    def end_node(self, node: str, within: float = 10.0) -> EndedProcesses:
         """Kills all that the run has on a node, and removes what held it."""
 
     def leave(self, node: str) -> None:
