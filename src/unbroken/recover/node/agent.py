@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from ...checkpoint.keeper.wire import PROTOCOL
-from ...cluster import Ended, Ownership
+from ...cluster import EndedProcesses, Ownership
 from ...cluster.holding.choice import from_text, hold_itself
 from ...cluster.local import share_memory
 from ...cluster.local_events import forget_run
@@ -97,7 +97,7 @@ class Agent:
         self._shipper = LogShipper(RunDir(scratch / "run"), node) if self._apart else None
         self.run_dir, self.run_id, self.node, self.scratch = run_dir, run_id, node, scratch
         self._owner, self._held_before = owner, tuple(held_before)
-        self._cleared = Ended()
+        self._cleared = EndedProcesses()
         self.orphan_grace_s = orphan_grace_s
         self.room_s = room_s
         self.keeper = KeeperProcess(
@@ -405,7 +405,7 @@ class Agent:
         """Ends the ranks of an attempt, first by `sig` with a grace, then by kill; proves that they are gone."""
         if self.ranks and attempt != self.attempt:
             # They are of a newer one: launching it has shown that the old one was gone.
-            return Ended().as_message()
+            return EndedProcesses().as_message()
         if not self.ranks:
             return (await asyncio.to_thread(self._end_ranks)).as_message()
         if sig is not None:
@@ -427,13 +427,13 @@ class Agent:
         self.ranks = {}
         return left.as_message()
 
-    def _end_what_was_before(self) -> Ended:
-        ended = Ended()
+    def _end_what_was_before(self) -> EndedProcesses:
+        ended = EndedProcesses()
         for owner in self._held_before:
             ended |= owner.end_ranks(self.node)
         return ended | self._end_ranks()
 
-    def _end_ranks(self) -> Ended:
+    def _end_ranks(self) -> EndedProcesses:
         """Ends the ranks and all that they started; agent and keeper stay."""
         for process in self.ranks.values():
             process.send(signal.SIGKILL)
