@@ -1,7 +1,7 @@
 """From a finalized snapshot in memory to a committed checkpoint: one rank's file, its part, and the marker.
 
-Each keeper writes its own ranks' files. Whichever keeper first sees every part merges the manifest and creates
-the marker; no keeper waits for another's answer, and no collective is involved. A rank that cannot be written
+Each keeper writes its own ranks' files. The one of rank 0 merges the manifest and creates the marker as soon as every part is
+there, or another one where it does not; no keeper waits for another's answer, and no collective is involved. A rank that cannot be written
 leaves `rank-00003.failed`, so that every node knows at once.
 """
 
@@ -108,10 +108,29 @@ class CommitState:
 
     missing: tuple[int, ...] = ()
     mine: bool = False
+    whole: bool = False
+    """Nothing is missing, and another keeper is to commit it."""
 
 
-def commit(storage: Storage, snapshot_id: SnapshotId, world_size: int, node: str, gate: Gate) -> CommitState:
-    """Commits the checkpoint if all of it is there.
+def is_committed(storage: Storage, snapshot_id: SnapshotId) -> bool:
+    """Whether the marker is there; the folder is not listed for that."""
+    try:
+        storage.size(f"{folder_name(snapshot_id.step, snapshot_id.attempt)}/{COMMITTED}")
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def commit(
+    storage: Storage,
+    snapshot_id: SnapshotId,
+    world_size: int,
+    node: str,
+    gate: Gate,
+    *,
+    may_merge: bool = True,
+) -> CommitState:
+    """Commits the checkpoint if all of it is there; without `may_merge` that is left to another keeper.
 
     Raises RankFailed if a rank's keeper gave up, CheckpointCorrupt if the parts do not fit each other, StorageError.
     """
@@ -128,6 +147,8 @@ def commit(storage: Storage, snapshot_id: SnapshotId, world_size: int, node: str
             raise RankFailed(int(name[5:-7]), *_why(note))
     if missing := tuple(r for r in range(world_size) if part_name(r) not in names):
         return CommitState(missing)
+    if not may_merge:
+        return CommitState(whole=True)
     heads: Heads = {}
     parts = (
         PartManifest.decode(storage.read(f"{folder}/{part_name(r)}"), where=part_name(r), heads=heads)

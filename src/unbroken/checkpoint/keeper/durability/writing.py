@@ -19,7 +19,8 @@ from ....errors import StorageError, UnbrokenError
 from ...format.manifest import folder_name
 from ...storage.base import Storage
 from ..buffers.holdings import Buffer, Holdings, Snapshot, SnapshotId
-from .commit import Abandoned, CommitState, RankFailed, commit, note_failure, write_part
+from .commit import Abandoned, CommitState, RankFailed, commit, is_committed, note_failure, write_part
+from .pending import LISTING_S, PendingCheckpoint
 
 COMMIT_TIMEOUT_S = 600.0
 COMMITS_PENDING_MAX = 3
@@ -39,23 +40,6 @@ class WriteJob:
     running: bool = False
     periodic: bool = False
     """Nobody asked for this very step: a newer one makes up for it."""
-
-
-@dataclass(eq=False)
-class PendingCheckpoint:
-    """A checkpoint whose local parts are written, waiting for those of other nodes."""
-
-    snapshot_id: SnapshotId
-    world_size: int
-    since: float
-    written: float = field(default_factory=time.monotonic)
-    next_poll: float = 0.0
-    polled: float = 0.0
-    """When the last poll began that found `missing`."""
-    pause: float = 0.01
-    missing: tuple[int, ...] = ()
-    shares: set[int] = field(default_factory=set)
-    """The ranks whose share was written here."""
 
 
 class Writing:
@@ -314,7 +298,8 @@ class Writing:
         deadline = began + deadline_s
         with self.changed:
             for watch in self.watches.values():
-                watch.next_poll = 0.0
+                watch.next_poll = watch.next_listing = 0.0
+                watch.urgent = watch.urgent or watch.snapshot_id.attempt <= attempt
             self.changed.notify_all()
             # What is not known complete on all ranks can never commit: its missing ranks are gone.
             for watch in list(self.watches.values()):
@@ -421,15 +406,22 @@ class Writing:
         snapshot_id = watch.snapshot_id
         why, rank, state, hopeless = None, 0, CommitState((0,)), False
         began = time.monotonic()
+        merge = watch.may_merge(began)
         try:
             self.gate(snapshot_id)
-            state = commit(
-                self.storage(snapshot_id),
-                snapshot_id,
-                watch.world_size,
-                self.node,
-                lambda: self.gate(snapshot_id),
-            )
+            storage = self.storage(snapshot_id)
+            if not merge and began < watch.next_listing:
+                state = watch.last if not is_committed(storage, snapshot_id) else CommitState()
+            else:
+                watch.next_listing = began + LISTING_S
+                state = commit(
+                    storage,
+                    snapshot_id,
+                    watch.world_size,
+                    self.node,
+                    lambda: self.gate(snapshot_id),
+                    may_merge=merge,
+                )
         except Abandoned as e:
             why = str(e)
         except RankFailed as e:
@@ -442,10 +434,12 @@ class Writing:
         if why is None and missing and late > COMMIT_TIMEOUT_S:
             why, rank = f"ranks {missing[:8]} did not write their share within {late:.0f} s", missing[0]
         with self.changed:
-            watch.missing, watch.polled = missing, began
+            watch.missing, watch.polled, watch.last = missing, began, state
+            if state.whole and watch.whole_since is None:
+                watch.whole_since = began
             if why is not None:
                 self.give_up(snapshot_id, rank, why, hopeless=hopeless)
-            elif missing:
+            elif missing or state.whole:
                 watch.pause = min(watch.pause * 1.5, 1.0)
                 watch.next_poll = time.monotonic() + watch.pause
             else:
@@ -461,7 +455,7 @@ class Writing:
                     }
                 )  # fmt: skip
                 self.changed.notify_all()
-        if why is None and not missing:
+        if why is None and not missing and not state.whole:
             self.after_commit(self.storage(snapshot_id), snapshot_id, state.mine)
 
 
@@ -472,5 +466,5 @@ def be_nice() -> None:
         import psutil
 
         psutil.Process().ionice(psutil.IOPRIO_CLASS_BE, 6)
-    except (OSError, AttributeError, ImportError):
+    except (OSError, AttributeError):
         return
