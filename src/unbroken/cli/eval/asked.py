@@ -105,6 +105,7 @@ def spec_of(model: str, name: str, asked: Evaluating, begun: EvalDir | None = No
     from ...evaluate.contracts import ModelSpec
     from ...evaluate.engines.local import count_gpus
 
+    asked = replace(asked, backend=asked.backend or _backend(asked, begun))
     auto, width = asked.batch_size == "auto", asked.gpus_per_worker
     try:
         size = (AUTO_BATCH if count_gpus() else 8) if auto else int(asked.batch_size)
@@ -121,6 +122,22 @@ def spec_of(model: str, name: str, asked: Evaluating, begun: EvalDir | None = No
         width, _pairs(asked.option, "--option"),
     )  # fmt: skip
     return replace(spec, exact=_is_exact(asked, begun))
+
+
+def _backend(asked: Evaluating, begun: EvalDir | None) -> str:
+    """The backend where none is named; said where it is not the one that needs nothing else."""
+    from ...evaluate.engines.local import count_gpus
+    from ...evaluate.harness.vllm import is_installed
+
+    if begun is not None and (before := begun.began_with()):
+        return before
+    if asked.exact or asked.engine != "local" or not is_installed() or not count_gpus():
+        return "transformers"
+    print(
+        "unbroken eval: vLLM is installed, so it answers; --backend transformers overrides that",
+        file=sys.stderr,
+    )
+    return "vllm"
 
 
 def _is_exact(asked: Evaluating, begun: EvalDir | None) -> bool:

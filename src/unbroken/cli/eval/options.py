@@ -32,8 +32,9 @@ class Evaluating:
     )
     gpus_per_worker: int = WIDTH
     backend: str = typer.Option(
-        "transformers", "--backend", help="transformers, openai, or package.module:Class"
-    )
+        "", "--backend", help="transformers, vllm, openai, or package.module:Class; default: as the folder was begun, else vllm "
+        "where it is installed and there are GPUs, else transformers"
+    )  # fmt: skip
     exact: bool | None = typer.Option(
         None,
         "--exact/--fast",

@@ -145,6 +145,12 @@ class EvalDir:
             return None
         return bool(read_json(self.asked).get("model", {}).get("exact", True))
 
+    def began_with(self) -> str:
+        """The backend of the evaluation in the folder; empty where there is none."""
+        if not self.asked.exists() or not self._answered():
+            return ""
+        return str(read_json(self.asked).get("model", {}).get("backend", ""))
+
     def last_report(self) -> Report | None:
         """The report that is in the folder; None where there is none that can be read."""
         from ...journal.codec import decode

@@ -17,6 +17,7 @@ HARNESSES: dict[str, str] = {
 }
 BACKENDS: dict[str, str] = {
     "transformers": "unbroken.evaluate.harness.transformers:TransformersBackend",
+    "vllm": "unbroken.evaluate.harness.vllm:VllmBackend",
     "openai": "unbroken.evaluate.harness.openai:OpenAIBackend",
 }
 

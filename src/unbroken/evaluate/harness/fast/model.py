@@ -9,7 +9,8 @@ from typing import Any
 from ....errors import EvaluationError
 from ...contracts import Conditions, Json, Request
 from ..requests import generation_settings, rolling_windows
-from ..transformers_model import Pair, TransformersModel, texts_of_pair
+from ..tokens import Pair, texts_of_pair
+from ..transformers_model import TransformersModel
 from .fitting import Fit
 from .generations import Generation, Generations
 from .likelihoods import Likelihoods

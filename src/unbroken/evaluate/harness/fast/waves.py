@@ -6,7 +6,8 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..transformers_model import Pair, TransformersModel, is_out_of_memory
+from ..tokens import Pair
+from ..transformers_model import TransformersModel, is_out_of_memory
 from . import prefixes
 from .fitting import Fit
 from .likelihoods import Likelihoods, Member
