@@ -307,7 +307,8 @@ class VllmModel:
 
     def _put_rolling(self, place: Place, text: str, entry: _Open) -> None:
         own = self._tokens
-        windows = list(rolling_windows(own.encode(text), own.prefix, own.max_length - 1))
+        # Room for the token before a window, and for the one that is generated behind it, as lm_eval leaves it.
+        windows = list(rolling_windows(own.encode(text), own.prefix, own.max_length - 2))
         entry.sums[place[1]] = len(windows), 0.0
         if not windows:
             self._answer(place, 0.0)
