@@ -24,7 +24,7 @@ class Pair:
         return self.context + self.continuation[:-1]
 
 
-class Tokens:
+class HarnessTokens:
     """A tokenizer, with what the harness puts before an empty context, and how many tokens the model holds."""
 
     def __init__(self, tokenizer: Any, max_length: int, add_bos: Json = None) -> None:

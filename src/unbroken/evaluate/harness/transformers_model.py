@@ -16,10 +16,10 @@ from typing import Any
 from ...errors import EvaluationError, OutOfMemory
 from ..contracts import Conditions, Json, ModelSpec, Request, digest
 from .requests import generation_settings, rolling_windows
-from .tokens import Pair, Tokens, longest_of
+from .tokens import HarnessTokens, Pair, longest_of
 
 
-class TransformersModel(Tokens):
+class TransformersModel(HarnessTokens):
     """A causal language model, loaded."""
 
     def __init__(

@@ -22,7 +22,7 @@ from ...errors import EvaluationError, ModelDoesNotLoad
 from ..contracts import Conditions, Json, ModelSpec, Request
 from ..suite.asking import PROBLEM
 from .requests import generation_settings, rolling_windows
-from .tokens import Pair, Tokens, texts_of_pair
+from .tokens import HarnessTokens, Pair, texts_of_pair
 from .transformers import TransformersBackend
 from .transformers_model import TransformersModel
 
@@ -102,7 +102,7 @@ class VllmModel:
             config.dtype,
             str(getattr(self._engine.vllm_config.device_config, "device_type", "cpu")),
         )
-        self._tokens = Tokens(
+        self._tokens = HarnessTokens(
             _tokenizer(spec, place), int(config.max_model_len), spec.options.get("add_bos_token")
         )
         self._many = hasattr(_vllm().SamplingParams, "__struct_fields__") and "logprob_token_ids" in _vllm().SamplingParams.__struct_fields__  # fmt: skip
