@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from importlib import import_module, util
 from pathlib import Path
 from typing import Any
@@ -42,14 +43,12 @@ _Callback: Any = type("_Callback", tuple(p.Callback for p in _packages()), {})
 
 
 class LightningLoader(StepLoader):
-    """A StepLoader that Lightning takes for one that can be resumed, which it is: by the callback."""
+    """A StepLoader without a state of its own: what Lightning itself saves stays readable without us."""
 
-    def state_dict(self) -> dict[str, Any]:
-        """Nothing: the place is in our checkpoint."""
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Nothing."""
+    def __getattr__(self, name: str) -> Any:
+        if name in ("state_dict", "load_state_dict"):
+            raise AttributeError(name)
+        return super().__getattr__(name)
 
 
 class UnbrokenCallback(_Callback):  # type: ignore[misc]
@@ -84,8 +83,9 @@ class UnbrokenCallback(_Callback):  # type: ignore[misc]
 
         def on_run_start(fetcher: Any) -> None:
             start(fetcher)
-            # What was restored stands between two steps: nothing of a step before it is to be made up for.
-            trainer.fit_loop.restarting = False
+            if self.training is not None and self.training.restored is not None:
+                # It stands between two steps: nothing of a step before it is to be made up for.
+                trainer.fit_loop.restarting = False
 
         source.dataloader, connector.restore_training_state = dataloader, restore_training_state
         loop.on_run_start = on_run_start
@@ -111,10 +111,13 @@ class UnbrokenCallback(_Callback):  # type: ignore[misc]
             state["precision"] = trainer.precision_plugin
         if trainer.datamodule is not None and trainer.datamodule.state_dict():
             state["datamodule"] = trainer.datamodule
+        # It is, by us: it has no state that Lightning knows of.
+        warnings.filterwarnings("ignore", message=".*your dataloader is not resumable")
         if self.training.begin(state) is None and adopted and self.loader is not None:
-            done = trainer.fit_loop.epoch_loop.batch_progress.current.completed
+            done = trainer.fit_loop.epoch_loop.batch_progress.total.ready
             if isinstance(self.loader.loader, Loader):
-                self.loader.loader.start_from(trainer.current_epoch, trainer.global_step, done)
+                epoch, batches = divmod(done, int(trainer.num_training_batches))
+                self.loader.loader.start_from(epoch, trainer.global_step, batches)
 
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int

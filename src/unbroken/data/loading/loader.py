@@ -184,7 +184,8 @@ class Loader(CountingLoader):
                 )
             at = ends[-1]
         self._before = normalize([(0, epoch * size)])
-        self._epoch, self._step, self._in_step = epoch, step, 0
+        self._epoch, self._step = epoch, step
+        self._in_step = batches % self._accumulate  # another program may have saved inside a step
         self._at, self._run_from = at, epoch * size
         self._stale = True
 

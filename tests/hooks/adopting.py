@@ -1,0 +1,65 @@
+"""Three trainings in one process: the framework's own until step 6; with our hook from its checkpoint of step 4; and without our
+hook again from a checkpoint that it wrote meanwhile. Prints a line before each.
+
+    python -m tests.hooks.adopting transformers|lightning FOLDER
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from pathlib import Path
+from typing import Any
+
+PHASES = {"own": (None, 6), "adopted": (4, -1), "back": (16, -1)}
+"""The step of the checkpoint that each begins from, and the last step (-1: two epochs)."""
+
+
+def transformers(folder: Path) -> None:
+    import transformers_trainer as example
+
+    arguments, attach, printing = example.TrainingArguments, example.attach, example.Printing
+    for phase, (start, last) in PHASES.items():
+
+        class FromOwn(printing):  # type: ignore[misc, valid-type]
+            def train(self, start: Any = start, **_: Any) -> Any:
+                return super().train(
+                    resume_from_checkpoint=str(folder / "out" / f"checkpoint-{start}") if start else None
+                )
+
+        def made(last: int = last, **how: Any) -> Any:
+            return arguments(**{**how, "save_strategy": "steps", "save_steps": 4, "max_steps": last, "dataloader_num_workers": 0})  # fmt: skip
+
+        example.TrainingArguments, example.Printing = made, FromOwn
+        example.attach = attach if phase == "adopted" else lambda *_, **__: None
+        print(f"phase {phase}", flush=True)
+        example.main()
+
+
+def lightning(folder: Path) -> None:
+    import lightning_fit as example
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
+    trainer = example.L.Trainer
+    for phase, (start, last) in PHASES.items():
+
+        def made(phase: str = phase, start: Any = start, last: int = last, **how: Any) -> Any:
+            saving = ModelCheckpoint(folder / "own", "{step}", every_n_train_steps=4, save_top_k=-1)
+            callbacks = [*how.pop("callbacks"), saving] if phase == "adopted" else [saving]
+            found = trainer(
+                **{**how, "callbacks": callbacks, "enable_checkpointing": True, "max_steps": last}
+            )
+            path = str(folder / "own" / f"step={start}.ckpt") if start else None
+            found.fit = functools.partial(found.fit, ckpt_path=path, weights_only=False)
+            return found
+
+        example.L.Trainer = made
+        print(f"phase {phase}", flush=True)
+        example.main()
+
+
+if __name__ == "__main__":
+    framework, folder = sys.argv[1:]
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples" / "hooks"))
+    sys.argv = [framework, "--out", str(Path(folder) / "out"), "--epochs", "2"]
+    {"transformers": transformers, "lightning": lightning}[framework](Path(folder))
