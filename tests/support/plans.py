@@ -97,8 +97,8 @@ def do_ddp(trainer: Any, case: dict[str, Any]) -> list[float]:
     found = []
     for step in range(1, case["steps"] + 1):
         indices, trainer.position = trainer.position.take(c.data.global_batch)
-        batch = trainer._batch([trainer.order[i] for i in indices])
-        loss = F.cross_entropy(model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
+        tokens, targets = trainer._rows([trainer.order[i] for i in indices])
+        loss = F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
         loss.backward()
         torch.nn.utils.clip_grad_norm_(stage.parameters(), o.clip)
         for group in optimizer.param_groups:
