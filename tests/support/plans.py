@@ -171,7 +171,7 @@ def main(path: str) -> int:
     ask = json.loads(Path(path).read_text())
     text = Path(ask["folder"], "text")
     text.mkdir(exist_ok=True)
-    messages = [[{"role": "user", "content": f"{i}?"}, {"role": "assistant", "content": "yes" * (i % 5)}] for i in range(90)]  # fmt: skip
+    messages = [[{"role": "user", "content": f"{i}?"}, {"role": "assistant", "content": "yes" * (i % 4)}] for i in range(90)]  # fmt: skip
     Path(ask["folder"], "chat.jsonl").write_text(
         "".join(json.dumps({"messages": m}) + "\n" for m in messages)
     )
