@@ -68,3 +68,22 @@ def test_the_five_lines_make_a_killed_run_end_like_an_undisturbed_one(
     assert killed.returncode == 0, out
     assert "attempt 2" in out and "from the beginning" not in out.split("attempt 2")[1], out
     assert said(tmp_path / "plain") == said(tmp_path / "killed") != {}
+
+
+@pytest.mark.integration
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_from_nothing_to_an_aligned_model(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    command = [
+        sys.executable,
+        str(REPO / "examples" / "train_small.py"),
+        str(tmp_path / "out"),
+        "--steps",
+        "9",
+    ]
+    small = "--size=--dim 32 --layers 2 --heads 2 --kv-heads 2 --hidden 64"
+    done = subprocess.run([*command, small], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert "attempt 2" in done.stdout and (tmp_path / "out" / "scores" / "curves.txt").exists()
+    assert "2 + 3 =" in done.stdout

@@ -20,8 +20,7 @@ PLANS = {
     "V1": V1,
     "V2": V2,
     "zero-bubble": ["--pipeline", "2", "--schedule", "zero-bubble", "--stages", "2", "--gradients", "2"],
-    "context": ["--context", "2", "--tensor", "2", "--micro-batch", "4"],
-    "experts": ["--experts", "4", "--tensor", "2", "--parameters", "2"],
+    "experts x context": ["--experts", "4", "--context", "2", "--tensor", "2", "--micro-batch", "4"],
 }
 
 
