@@ -33,6 +33,7 @@ COMMANDS: dict[str, str] = {
     "trace": "Characterise a cluster from its scheduler records",
     "telemetry": "Record what the hardware of a node does",
     "eval": "Evaluate a checkpoint on many datasets in a fraction of the GPU time",
+    "check": "Check whether this node is fit to train, for a prolog or an init container",
     "doctor": "Check what this machine can do for unbroken, and what is missing",
 }
 

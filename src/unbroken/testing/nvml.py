@@ -32,6 +32,8 @@ class FakeGpu:
     ecc_corrected: int = 0
     ecc_uncorrected: int = 0
     remapped: int = 0
+    remap_pending: bool = False
+    remap_failed: bool = False
     nvlink_replays: int = 0
     nvlink_recoveries: int = 0
     nvlink_crc: int = 0
@@ -39,6 +41,7 @@ class FakeGpu:
     nvlink_by: str = "link"
     """How the driver gives them: a field for each "link", fields of the "total", or one "call" each."""
     links: int = 18
+    links_down: tuple[int, ...] = ()
     gpm: bool = True
     gpm_values: dict[str, float] = field(default_factory=lambda: {"SM_UTIL": 88.5, "ANY_TENSOR_UTIL": 41.25})
     """By the end of NVML's constant; others are 0."""
@@ -161,7 +164,11 @@ class FakeNvml:
     def nvmlDeviceGetNvLinkState(self, h: int, link: int) -> int:
         if link >= self._gpu(h).links:
             raise self.NVMLError(self.NVML_ERROR_NOT_SUPPORTED)
-        return self.NVML_FEATURE_ENABLED
+        return self.NVML_FEATURE_ENABLED if link not in self.gpus[h].links_down else 0
+
+    def nvmlDeviceGetRemappedRows(self, h: int) -> tuple[int, int, int, int]:
+        g = self._gpu(h)
+        return g.remapped, 0, int(g.remap_pending), int(g.remap_failed)
 
     def nvmlDeviceGetNvLinkErrorCounter(self, h: int, link: int, counter: int) -> int:
         g = self._gpu(h)

@@ -1,0 +1,50 @@
+"""Network interfaces and InfiniBand ports, by what Linux says of them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+
+from .checked import Checked, State
+
+
+def check_network(expected: Collection[str] = (), root: Path = Path("/")) -> list[Checked]:
+    """`expected` are interfaces, and ports such as mlx5_0/1, that have to be up. Of others a missing carrier says nothing: they
+    may be meant to have none."""
+    found = []
+    seen = {
+        p.name: _find_interface_trouble(p)
+        for p in sorted(root.glob("sys/class/net/*"))
+        if (p / "device").exists()
+    }
+    ports = sorted(root.glob("sys/class/infiniband/*/ports/*"))
+    seen |= {f"{p.parent.parent.name}/{p.name}": _find_port_trouble(p) for p in ports}
+    for name in sorted(set(expected) - seen.keys()):
+        found.append(Checked("network", State.BAD, "it is not there", name))
+    for name, trouble in seen.items():
+        if not trouble:
+            found.append(Checked("network", State.GOOD, "it is up", name))
+        elif name in expected:
+            found.append(Checked("network", State.BAD, trouble, name))
+        else:
+            found.append(
+                Checked("network", State.NOT_CHECKED, f"{trouble}; expect it, and it is a fault", name)
+            )
+    return found or [Checked("network", State.NOT_CHECKED, "there is no interface of hardware")]
+
+
+def _find_interface_trouble(folder: Path) -> str:
+    state = _read(folder / "operstate")
+    return "" if state == "up" else f"it is {state or 'in an unknown state'}"
+
+
+def _find_port_trouble(folder: Path) -> str:
+    state = _read(folder / "state")
+    return "" if "ACTIVE" in state else f"the port is {state or 'in an unknown state'}"
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""

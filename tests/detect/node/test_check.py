@@ -1,0 +1,150 @@
+"""The quick check of a node: what is explicit is bad, what cannot be read is not checked, and nothing hangs."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from unbroken.cli import check as command
+from unbroken.cli.main import dispatch
+from unbroken.detect.node import Checked, State, Surroundings, check_node, quick
+from unbroken.detect.node.files import check_folder
+from unbroken.detect.node.gpus import check_gpus
+from unbroken.detect.node.kernel import check_kernel_log
+from unbroken.detect.node.network import check_network
+from unbroken.errors import Exit
+from unbroken.testing.nvml import FakeGpu, FakeNvml
+from unbroken.units import Bytes
+
+
+def bad(found: list[Checked]) -> dict[tuple[str, str], str]:
+    return {(c.name, c.device): c.text for c in found if c.state is State.BAD}
+
+
+def test_healthy_gpus_are_not_bad_and_each_thing_is_said() -> None:
+    found = check_gpus(FakeNvml([FakeGpu(), FakeGpu()]))
+    assert not bad(found)
+    assert {c.name for c in found} == {"gpu", "ecc", "rows", "clocks", "nvlink"} and len(found) == 10
+
+
+@pytest.mark.parametrize(
+    ("gpu", "name", "says"),
+    [
+        (FakeGpu(lost=True), "gpu", "does not answer"),
+        (FakeGpu(ecc_uncorrected=2), "ecc", "2 uncorrected"),
+        (FakeGpu(remap_pending=True), "rows", "reset"),
+        (FakeGpu(remap_failed=True), "rows", "replace"),
+        (FakeGpu(throttle=0x40), "clocks", "too hot"),
+        (FakeGpu(throttle=0x88), "clocks", "power brake"),
+        (FakeGpu(links_down=(3,)), "nvlink", "3 are not"),
+    ],
+)
+def test_what_a_gpu_says_of_itself_is_bad_at_that_gpu_alone(gpu: FakeGpu, name: str, says: str) -> None:
+    found = bad(check_gpus(FakeNvml([FakeGpu(), gpu])))
+    assert list(found) == [(name, "gpu 1")] and says in found[name, "gpu 1"]
+
+
+def test_power_capping_and_idle_clocks_are_no_fault() -> None:
+    assert not bad(check_gpus(FakeNvml([FakeGpu(throttle=0x01 | 0x04)])))
+
+
+def test_what_a_driver_does_not_say_is_not_checked_and_never_good() -> None:
+    class Old(FakeNvml):
+        nvmlDeviceGetRemappedRows = property()  # type: ignore[assignment]
+
+    states = {c.name: c.state for c in check_gpus(Old([FakeGpu(links=0)]))}
+    assert states["rows"] is State.NOT_CHECKED and states["nvlink"] is State.NOT_CHECKED
+    (none,) = check_gpus(None, "no driver")
+    assert none.state is State.NOT_CHECKED and none.text == "no driver"
+
+
+def test_the_kernels_log_is_read_for_what_needs_a_reset(tmp_path: Path) -> None:
+    log = tmp_path / "kmsg"
+    now = time.clock_gettime(time.CLOCK_BOOTTIME)
+    lines = [
+        f"4,1,{int((now - 60) * 1e6)},-;NVRM: Xid (PCI:0000:3b:00): 79, pid=1, GPU has fallen off the bus.",
+        f"4,2,{int((now - 30) * 1e6)},-;NVRM: Xid (PCI:0000:5e:00): 13, Graphics Exception",
+        f"4,3,{int((now - 90000) * 1e6)},-;NVRM: Xid (PCI:0000:86:00): 48, an old one",
+    ]
+    log.write_text("\n".join(lines) + "\n")
+    found = check_kernel_log(str(log))
+    if now > 90000:
+        assert [c.device for c in found] == ["0000:3b:00"]
+    assert ("xid", "0000:3b:00") in bad(found) and ("xid", "0000:5e:00") not in bad(found)
+    log.write_text("")
+    assert check_kernel_log(str(log))[0].state is State.GOOD
+    assert check_kernel_log(str(tmp_path / "none"))[0].state is State.NOT_CHECKED
+
+
+def test_a_folder_that_takes_no_bytes_or_has_no_room_is_bad(tmp_path: Path) -> None:
+    assert check_folder(tmp_path).state is State.GOOD
+    assert check_folder(tmp_path / "none").state is State.BAD
+    assert check_folder(tmp_path, Bytes(1 << 60)).state is State.BAD
+    assert list(tmp_path.iterdir()) == [], "nothing is left behind"
+
+
+def test_only_what_is_expected_to_be_up_is_bad_when_it_is_not(tmp_path: Path) -> None:
+    for name, state in (("eth0", "up"), ("eth1", "down")):
+        folder = tmp_path / "sys/class/net" / name
+        (folder / "device").mkdir(parents=True)
+        (folder / "operstate").write_text(state + "\n")
+    port = tmp_path / "sys/class/infiniband/mlx5_0/ports/1"
+    port.mkdir(parents=True)
+    (port / "state").write_text("1: DOWN\n")
+    states = {c.device: c.state for c in check_network((), tmp_path)}
+    assert states == {"eth0": State.GOOD, "eth1": State.NOT_CHECKED, "mlx5_0/1": State.NOT_CHECKED}
+    assert bad(check_network(["eth1", "mlx5_0/1", "eth7"], tmp_path)).keys() == {
+        ("network", "eth1"), ("network", "mlx5_0/1"), ("network", "eth7"),
+    }  # fmt: skip
+
+
+def test_a_file_system_that_does_not_answer_holds_up_no_other_check(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def hang(folder: Path) -> Checked:
+        time.sleep(3)
+        return Checked("folder", State.GOOD, "", str(folder))
+
+    monkeypatch.setattr(quick, "check_folder", hang)
+    began = time.monotonic()
+    found = check_node(Surroundings(folders=[tmp_path], kernel_log=str(tmp_path / "none")), 0.3)
+    assert time.monotonic() - began < 2.5
+    assert bad(found) == {("folder", str(tmp_path)): "no answer within 0.3 s"}
+    assert {c.name for c in found} >= {"gpus", "kernel log", "shared memory"}
+
+
+def test_a_check_that_breaks_is_not_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> list[Checked]:
+        raise RuntimeError("a defect")
+
+    monkeypatch.setattr(quick, "check_gpus", fail)
+    states = {c.name: (c.state, c.text) for c in check_node(Surroundings())}
+    assert states["gpus"] == (State.NOT_CHECKED, "RuntimeError: a defect")
+
+
+def test_the_command_says_all_and_its_exit_code_says_whether_something_is_bad(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    monkeypatch.setattr(command, "_open_nvml", lambda: (FakeNvml([FakeGpu()]), ""))
+    assert dispatch(["check", "--json", "--folder", str(tmp_path)]) in (Exit.OK, Exit.CHECK_FOUND_FAULT)
+    said = json.loads(capsys.readouterr().out)
+    assert {"name": "folder", "state": "good", "device": str(tmp_path)}.items() <= next(
+        c for c in said["checks"] if c["name"] == "folder"
+    ).items()
+    monkeypatch.setattr(command, "_open_nvml", lambda: (FakeNvml([FakeGpu(ecc_uncorrected=1)]), ""))
+    assert dispatch(["check", "--json"]) == Exit.CHECK_FOUND_FAULT == 32
+    assert json.loads(capsys.readouterr().out)["fit"] is False
+    assert dispatch(["check"]) == 32 and "uncorrected memory error" in capsys.readouterr().out
+
+
+def test_root_does_not_check_with_code_of_others(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", "/somewhere")
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    assert dispatch(["check"]) == 2 and "PYTHONPATH" in capsys.readouterr().err
