@@ -133,6 +133,7 @@ def main() -> int:
         "trends": {},
         "healing": {},
         "diverging": {},
+        "slower": {},
     }
     wrong = 0
     for name, curve in curves.items():

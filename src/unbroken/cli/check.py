@@ -27,7 +27,7 @@ def check(
 ) -> None:
     """Check quickly whether this node is fit to train: GPUs, kernel log, network, shared memory, folders. Needs no torch.
 
-    Exit code 0: nothing bad was found, which is not the same as healthy: what could not be read is told as not checked. 32: something
+    Exit code 0: nothing bad was found, which is not the same as healthy: what could not be read is told as not checked. 26: something
     is bad. As root it refuses a PYTHONPATH, by which others could put code of theirs in its place.
     """
     if os.geteuid() == 0 and os.environ.get("PYTHONPATH"):

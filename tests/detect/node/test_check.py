@@ -137,9 +137,9 @@ def test_the_command_says_all_and_its_exit_code_says_whether_something_is_bad(
         c for c in said["checks"] if c["name"] == "folder"
     ).items()
     monkeypatch.setattr(command, "_open_nvml", lambda: (FakeNvml([FakeGpu(ecc_uncorrected=1)]), ""))
-    assert dispatch(["check", "--json"]) == Exit.CHECK_FOUND_FAULT == 32
+    assert dispatch(["check", "--json"]) == Exit.CHECK_FOUND_FAULT == 26
     assert json.loads(capsys.readouterr().out)["fit"] is False
-    assert dispatch(["check"]) == 32 and "uncorrected memory error" in capsys.readouterr().out
+    assert dispatch(["check"]) == 26 and "uncorrected memory error" in capsys.readouterr().out
 
 
 def test_root_does_not_check_with_code_of_others(
