@@ -35,10 +35,10 @@ def check(
             "root does not check with a PYTHONPATH: whoever can write there could run anything",
             hint="Unset PYTHONPATH, or start it as `python -I -m unbroken check`",
         )
-    from ..detect.node import State, Surroundings, check_node
+    from ..detect.node import CheckedNode, State, check_node
 
     nvml, why = _open_nvml()
-    found = check_node(Surroundings(nvml, why, interface or (), folder or ()), within)
+    found = check_node(CheckedNode(nvml, why, interface or (), folder or ()), within)
     bad = any(c.state is State.BAD for c in found)
     if json_out:
         print(json.dumps({"fit": not bad, "checks": [asdict(c) for c in found]}))

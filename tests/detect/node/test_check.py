@@ -11,7 +11,7 @@ import pytest
 
 from unbroken.cli import check as command
 from unbroken.cli.main import dispatch
-from unbroken.detect.node import Checked, State, Surroundings, check_node, quick
+from unbroken.detect.node import CheckedNode, CheckResult, State, check_node, quick
 from unbroken.detect.node.files import check_folder
 from unbroken.detect.node.gpus import check_gpus
 from unbroken.detect.node.kernel import check_kernel_log
@@ -21,7 +21,7 @@ from unbroken.testing.nvml import FakeGpu, FakeNvml
 from unbroken.units import Bytes
 
 
-def bad(found: list[Checked]) -> dict[tuple[str, str], str]:
+def bad(found: list[CheckResult]) -> dict[tuple[str, str], str]:
     return {(c.name, c.device): c.text for c in found if c.state is State.BAD}
 
 
@@ -105,24 +105,24 @@ def test_only_what_is_expected_to_be_up_is_bad_when_it_is_not(tmp_path: Path) ->
 def test_a_file_system_that_does_not_answer_holds_up_no_other_check(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def hang(folder: Path) -> Checked:
+    def hang(folder: Path) -> CheckResult:
         time.sleep(3)
-        return Checked("folder", State.GOOD, "", str(folder))
+        return CheckResult("folder", State.GOOD, "", str(folder))
 
     monkeypatch.setattr(quick, "check_folder", hang)
     began = time.monotonic()
-    found = check_node(Surroundings(folders=[tmp_path], kernel_log=str(tmp_path / "none")), 0.3)
+    found = check_node(CheckedNode(folders=[tmp_path], kernel_log=str(tmp_path / "none")), 0.3)
     assert time.monotonic() - began < 2.5
     assert bad(found) == {("folder", str(tmp_path)): "no answer within 0.3 s"}
     assert {c.name for c in found} >= {"gpus", "kernel log", "shared memory"}
 
 
 def test_a_check_that_breaks_is_not_checked(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> list[Checked]:
+    def fail(*_: object) -> list[CheckResult]:
         raise RuntimeError("a defect")
 
     monkeypatch.setattr(quick, "check_gpus", fail)
-    states = {c.name: (c.state, c.text) for c in check_node(Surroundings())}
+    states = {c.name: (c.state, c.text) for c in check_node(CheckedNode())}
     assert states["gpus"] == (State.NOT_CHECKED, "RuntimeError: a defect")
 
 

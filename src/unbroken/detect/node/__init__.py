@@ -1,10 +1,10 @@
 """Whether a node is fit to train: one check per file, each quick, none of which needs torch. See docs/check.md.
 
-check_node, Surroundings    all quick checks, within a deadline
-Checked, State              good, bad, or not checked; what cannot be read is never good
+check_node, CheckedNode    all quick checks, within a deadline
+CheckResult, State              good, bad, or not checked; what cannot be read is never good
 """
 
-from .checked import Checked, State
-from .quick import Surroundings, check_node
+from .quick import CheckedNode, check_node
+from .result import CheckResult, State
 
-__all__ = ["Checked", "State", "Surroundings", "check_node"]
+__all__ = ["CheckResult", "CheckedNode", "State", "check_node"]

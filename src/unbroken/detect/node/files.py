@@ -7,13 +7,13 @@ import tempfile
 from pathlib import Path
 
 from ...units import Bytes
-from .checked import Checked, State
+from .result import CheckResult, State
 
 _SHM_LEAST = Bytes("64MiB")
 _DISK_LEAST = Bytes("1GiB")
 
 
-def check_folder(folder: Path, least: Bytes = _DISK_LEAST) -> Checked:
+def check_folder(folder: Path, least: Bytes = _DISK_LEAST) -> CheckResult:
     """Writes and syncs 4 KiB, under a name that nobody knows, and removes them."""
     try:
         with tempfile.TemporaryFile(dir=folder, prefix=".unbroken-check-") as probe:
@@ -22,14 +22,14 @@ def check_folder(folder: Path, least: Bytes = _DISK_LEAST) -> Checked:
             os.fsync(probe.fileno())
         room = os.statvfs(folder)
     except OSError as e:
-        return Checked("folder", State.BAD, f"it takes no bytes: {e.strerror}", str(folder))
+        return CheckResult("folder", State.BAD, f"it takes no bytes: {e.strerror}", str(folder))
     free = Bytes(room.f_bavail * room.f_frsize)
     if free < least:
-        return Checked("folder", State.BAD, f"{free} are free, {least} are the least", str(folder))
-    return Checked("folder", State.GOOD, f"it takes bytes; {free} are free", str(folder))
+        return CheckResult("folder", State.BAD, f"{free} are free, {least} are the least", str(folder))
+    return CheckResult("folder", State.GOOD, f"it takes bytes; {free} are free", str(folder))
 
 
-def check_shared_memory(folder: Path = Path("/dev/shm")) -> Checked:
+def check_shared_memory(folder: Path = Path("/dev/shm")) -> CheckResult:
     """Room for what data loaders and NCCL put there."""
     found = check_folder(folder, _SHM_LEAST)
-    return Checked("shared memory", found.state, found.text, str(folder))
+    return CheckResult("shared memory", found.state, found.text, str(folder))

@@ -4,33 +4,33 @@ from __future__ import annotations
 
 from typing import Any
 
-from .checked import Checked, State
+from .result import CheckResult, State
 
 _SLOWED = {0x08: "the hardware slows it down", 0x40: "it is too hot", 0x80: "the power brake is on"}
 """Bits of the clocks' event reasons that no load explains (nvml.h, nvmlClocksEventReasons)."""
 
 
-def check_gpus(nvml: Any | None, why_not: str = "") -> list[Checked]:
+def check_gpus(nvml: Any | None, why_not: str = "") -> list[CheckResult]:
     """Each GPU's own word. `nvml` is the `pynvml` module or its fake, None where it cannot be had, which `why_not` explains."""
     if nvml is None:
-        return [Checked("gpus", State.NOT_CHECKED, why_not or "NVML cannot be read")]
-    found: list[Checked] = []
+        return [CheckResult("gpus", State.NOT_CHECKED, why_not or "NVML cannot be read")]
+    found: list[CheckResult] = []
     count = nvml.nvmlDeviceGetCount()
     for index in range(count):
         found += _check_gpu(nvml, index)
-    return found or [Checked("gpus", State.NOT_CHECKED, "NVML knows of no GPU")]
+    return found or [CheckResult("gpus", State.NOT_CHECKED, "NVML knows of no GPU")]
 
 
-def _check_gpu(nvml: Any, index: int) -> list[Checked]:
+def _check_gpu(nvml: Any, index: int) -> list[CheckResult]:
     device = f"gpu {index}"
     try:
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
         name = nvml.nvmlDeviceGetName(handle)
         nvml.nvmlDeviceGetMemoryInfo(handle)  # the driver answers for a lost one with an error
     except nvml.NVMLError as e:
-        return [Checked("gpu", State.BAD, f"it does not answer: {e}", device)]
+        return [CheckResult("gpu", State.BAD, f"it does not answer: {e}", device)]
     text = name if isinstance(name, str) else name.decode()
-    found = [Checked("gpu", State.GOOD, text, device)]
+    found = [CheckResult("gpu", State.GOOD, text, device)]
     for what, ask in (
         ("ecc", _check_ecc),
         ("rows", _check_rows),
@@ -41,7 +41,7 @@ def _check_gpu(nvml: Any, index: int) -> list[Checked]:
             state, text = ask(nvml, handle)
         except (nvml.NVMLError, AttributeError) as e:  # an older driver, or pynvml, lacks the call
             state, text = State.NOT_CHECKED, f"the driver does not say: {e}"
-        found.append(Checked(what, state, text, device))
+        found.append(CheckResult(what, state, text, device))
     return found
 
 

@@ -7,7 +7,7 @@ import os
 import re
 import time
 
-from .checked import Checked, State
+from .result import CheckResult, State
 
 _PLACE = "/dev/kmsg"
 _WITHIN_S = 2.0
@@ -20,12 +20,12 @@ FATAL = {
 """Those after which NVIDIA's XID catalogue asks for a reset or a repair."""
 
 
-def check_kernel_log(place: str = _PLACE) -> list[Checked]:
+def check_kernel_log(place: str = _PLACE) -> list[CheckResult]:
     """What the log, as far as the ring still holds it, says of the last day."""
     try:
         log = os.open(place, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as e:
-        return [Checked("kernel log", State.NOT_CHECKED, f"{place} cannot be read: {e.strerror}")]
+        return [CheckResult("kernel log", State.NOT_CHECKED, f"{place} cannot be read: {e.strerror}")]
     found: dict[tuple[str, int], float] = {}
     until, now = time.monotonic() + _WITHIN_S, time.clock_gettime(time.CLOCK_BOOTTIME)
     try:
@@ -37,7 +37,7 @@ def check_kernel_log(place: str = _PLACE) -> list[Checked]:
             except BrokenPipeError:
                 continue  # what was to be read next was overwritten meanwhile
             except OSError as e:
-                return [Checked("kernel log", State.NOT_CHECKED, f"{place} cannot be read: {e.strerror}")]
+                return [CheckResult("kernel log", State.NOT_CHECKED, f"{place} cannot be read: {e.strerror}")]
             if not record:
                 break
             for line in record.splitlines():
@@ -45,7 +45,7 @@ def check_kernel_log(place: str = _PLACE) -> list[Checked]:
                     found[m[2].decode(), int(m[3])] = now - int(m[1]) / 1e6
         else:
             return [
-                Checked(
+                CheckResult(
                     "kernel log", State.NOT_CHECKED, f"it could not be read to its end in {_WITHIN_S:.0f} s"
                 )
             ]
@@ -54,6 +54,6 @@ def check_kernel_log(place: str = _PLACE) -> list[Checked]:
             os.close(log)
     lately = {key: ago for key, ago in found.items() if ago < _LATELY_S}
     return [
-        Checked("xid", State.BAD, f"XID {xid}, {max(0, ago) / 60:.0f} minutes ago: {FATAL[xid]}", bus)
+        CheckResult("xid", State.BAD, f"XID {xid}, {max(0, ago) / 60:.0f} minutes ago: {FATAL[xid]}", bus)
         for (bus, xid), ago in sorted(lately.items())
-    ] or [Checked("kernel log", State.GOOD, "no XID of the last day that needs a reset or a repair")]
+    ] or [CheckResult("kernel log", State.GOOD, "no XID of the last day that needs a reset or a repair")]

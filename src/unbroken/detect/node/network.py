@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection
 from pathlib import Path
 
-from .checked import Checked, State
+from .result import CheckResult, State
 
 
-def check_network(expected: Collection[str] = (), root: Path = Path("/")) -> list[Checked]:
+def check_network(expected: Collection[str] = (), root: Path = Path("/")) -> list[CheckResult]:
     """`expected` are interfaces, and ports such as mlx5_0/1, that have to be up. Of others a missing carrier says nothing: they
     may be meant to have none."""
     found = []
@@ -20,17 +20,17 @@ def check_network(expected: Collection[str] = (), root: Path = Path("/")) -> lis
     ports = sorted(root.glob("sys/class/infiniband/*/ports/*"))
     seen |= {f"{p.parent.parent.name}/{p.name}": _find_port_trouble(p) for p in ports}
     for name in sorted(set(expected) - seen.keys()):
-        found.append(Checked("network", State.BAD, "it is not there", name))
+        found.append(CheckResult("network", State.BAD, "it is not there", name))
     for name, trouble in seen.items():
         if not trouble:
-            found.append(Checked("network", State.GOOD, "it is up", name))
+            found.append(CheckResult("network", State.GOOD, "it is up", name))
         elif name in expected:
-            found.append(Checked("network", State.BAD, trouble, name))
+            found.append(CheckResult("network", State.BAD, trouble, name))
         else:
             found.append(
-                Checked("network", State.NOT_CHECKED, f"{trouble}; expect it, and it is a fault", name)
+                CheckResult("network", State.NOT_CHECKED, f"{trouble}; expect it, and it is a fault", name)
             )
-    return found or [Checked("network", State.NOT_CHECKED, "there is no interface of hardware")]
+    return found or [CheckResult("network", State.NOT_CHECKED, "there is no interface of hardware")]
 
 
 def _find_interface_trouble(folder: Path) -> str:

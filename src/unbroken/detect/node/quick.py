@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .checked import Checked, State
 from .files import check_folder, check_shared_memory
 from .gpus import check_gpus
 from .kernel import check_kernel_log
 from .network import check_network
+from .result import CheckResult, State
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class CheckedNode:
     """What is looked at. `nvml` is the `pynvml` module or its fake, None where it cannot be had, which `no_nvml` explains;
     `interfaces` have to be up; `folders` have to take bytes."""
 
@@ -30,9 +30,9 @@ class Surroundings:
     root: Path = Path("/")
 
 
-def check_node(around: Surroundings, within_s: float = 5.0) -> list[Checked]:
+def check_node(around: CheckedNode, within_s: float = 5.0) -> list[CheckResult]:
     """What each check found; of one that does not end in time that it did not."""
-    checks: list[tuple[str, str, Callable[[], list[Checked]]]] = [
+    checks: list[tuple[str, str, Callable[[], list[CheckResult]]]] = [
         ("gpus", "", lambda: check_gpus(around.nvml, around.no_nvml)),
         ("kernel log", "", lambda: check_kernel_log(around.kernel_log)),
         ("network", "", lambda: check_network(around.interfaces, around.root)),
@@ -40,13 +40,15 @@ def check_node(around: Surroundings, within_s: float = 5.0) -> list[Checked]:
     ]
     for folder in around.folders:
         checks.append(("folder", str(folder), lambda f=folder: [check_folder(f)]))  # type: ignore[misc]
-    found: dict[int, list[Checked]] = {}
+    found: dict[int, list[CheckResult]] = {}
 
-    def run(i: int, check: Callable[[], list[Checked]]) -> None:
+    def run(i: int, check: Callable[[], list[CheckResult]]) -> None:
         try:
             found[i] = check()
         except Exception as e:  # noqa: BLE001  a check that cannot be made says so, and is never good
-            found[i] = [Checked(checks[i][0], State.NOT_CHECKED, f"{type(e).__name__}: {e}", checks[i][1])]
+            found[i] = [
+                CheckResult(checks[i][0], State.NOT_CHECKED, f"{type(e).__name__}: {e}", checks[i][1])
+            ]
 
     threads = [threading.Thread(target=run, args=(i, c[2]), daemon=True) for i, c in enumerate(checks)]
     for t in threads:
@@ -58,5 +60,5 @@ def check_node(around: Surroundings, within_s: float = 5.0) -> list[Checked]:
     for i, (name, device, _) in enumerate(checks):
         # A file system that does not answer is at fault; a driver that takes long may only be busy.
         state = State.BAD if name == "folder" else State.NOT_CHECKED
-        out += found.get(i) or [Checked(name, state, f"no answer within {within_s:g} s", device)]
+        out += found.get(i) or [CheckResult(name, state, f"no answer within {within_s:g} s", device)]
     return out

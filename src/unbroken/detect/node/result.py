@@ -15,7 +15,7 @@ class State(StrEnum):
 
 
 @dataclass(frozen=True)
-class Checked:
+class CheckResult:
     """One thing that was looked at. `text` says what was found, or why it was not checked; `device` is the GPU, interface or
     folder, "" for the node."""
 
