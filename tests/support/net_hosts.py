@@ -53,8 +53,15 @@ class NetHosts:
         self.bridge = f"{self._tag}b"
         ip("link", "add", self.bridge, "type", "bridge")
         ip("link", "set", self.bridge, "up")
+        names = "".join(f"{self.address(i)} h{i}\n" for i in range(count))
         for i in range(count):
+            self._etc(i).mkdir(parents=True)
+            (self._etc(i) / "hosts").write_text(f"127.0.0.1 localhost\n{names}")
             self._add(i)
+
+    def _etc(self, i: int) -> Path:
+        """What `ip netns exec` lays over /etc."""
+        return Path("/etc/netns") / self.space(i)
 
     def _add(self, i: int) -> None:
         space = self.space(i)
@@ -149,6 +156,7 @@ class NetHosts:
             self.crash(i)
             ip("netns", "del", self.space(i), check=False)
             ip("link", "del", self.port(i), check=False)
+            shutil.rmtree(self._etc(i), ignore_errors=True)
         ip("link", "del", self.bridge, check=False)
         for child in self._children:
             child.wait(10)
