@@ -40,6 +40,8 @@ import torch, torch.distributed as dist
 import unbroken
 
 run = unbroken.attach(total_steps=100000)
+if out := os.environ.get("UNBROKEN_OUTPUT"):  # what a script saves there no older process can overwrite
+    open(f"{out}/rank-{os.environ['RANK']}", "w").close()
 dist.init_process_group("gloo", timeout=timedelta(seconds=20))
 one, name = torch.ones(1000), os.environ.get("UNBROKEN_ATTEMPT") or os.environ["TORCHELASTIC_RESTART_COUNT"]
 for step in range(1, 100000):
