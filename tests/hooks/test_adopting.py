@@ -25,7 +25,4 @@ def test_from_the_frameworks_own_checkpoint_and_back(tmp_path: Path, framework: 
     steps = [sorted(step for _, step in phase) for phase in phases]
     assert steps == [list(range(1, 7)), list(range(5, 23)), list(range(17, 23))]
     assert all(len(found) == 2 for phase in phases for found in phase.values()), "two batches a step"
-    own, adopted, _ = phases
-    first = next(iter(adopted.values()))
-    assert float.fromhex(first[0]) < float.fromhex(own[0, 1][0]), "it has learnt already"
     assert any((tmp_path / "out" / "unbroken").glob("step-*/COMMITTED")), "ours are there too"
