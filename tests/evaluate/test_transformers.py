@@ -379,7 +379,7 @@ def test_in_a_mixed_batch_no_prompt_is_cut_for_anothers_answer(seed: int) -> Non
     limits = [rng.randint(1, 99) for _ in range(30)]
     lengths = [rng.randint(1, room - n) for n in limits]
     order = sorted(range(30), key=lambda i: -limits[i])
-    like = SimpleNamespace(_batch=most, _max_length=room)
+    like = SimpleNamespace(_batch=most, max_length=room)
     chunks = list(TransformersModel._chunks(like, order, lengths, limits))  # type: ignore[arg-type]
     assert [i for c in chunks for i in c] == order
     for c in chunks:
