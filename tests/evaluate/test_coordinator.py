@@ -482,6 +482,7 @@ def test_an_option_that_the_backend_does_not_know_is_refused_before_the_model_is
     assert e.value.nearest == "attn_implementation" and not (tmp_path / "out" / "evaluation.json").exists()
 
 
+@pytest.mark.slow
 def test_a_model_that_is_replaced_while_it_is_evaluated_ends_it_and_leaves_no_answer_of_the_other(
     tmp_path: Path, eventually: Callable[..., None]
 ) -> None:

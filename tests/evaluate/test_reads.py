@@ -263,6 +263,7 @@ def test_code_that_learns_otherwise_than_from_files_is_prepared_anew(
     assert not reads.unchanged({reads.BLIND: [reads.BLIND]})
 
 
+@pytest.mark.slow
 def test_files_in_odd_places_and_those_that_the_task_writes_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -299,7 +300,10 @@ READINGS: dict[str, Callable[[Path], object]] = {
 }
 
 
-@pytest.mark.parametrize("how", READINGS)
+# Each takes seconds: a few kinds are always looked at, the others by make test-all.
+@pytest.mark.parametrize(
+    "how", [pytest.param(k, marks=() if n % 4 == 0 else pytest.mark.slow) for n, k in enumerate(READINGS)]
+)
 def test_however_a_file_is_opened_its_change_is_noticed(tmp_path: Path, how: str) -> None:
     file = tmp_path / "data" / "a.txt"
     file.parent.mkdir()
@@ -345,6 +349,7 @@ def test_a_file_in_shared_memory_is_a_file() -> None:
         assert f.name in r.reads(blind=False)
 
 
+@pytest.mark.slow
 def test_what_a_shared_module_read_at_its_import_counts_for_every_task(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -249,6 +249,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("hasty")
 def test_a_long_metric_is_shared_out_to_all_workers(tmp_path: Path, pools: Callable[..., Pool]) -> None:
     job = job_of(tmp_path, SLOW, rows=60)
@@ -339,7 +340,7 @@ def test_parts_are_cut_for_all_workers_and_are_worth_their_start(pools: Callable
     assert pool._shares(3, {"upto": 1, "seconds": 60.0, "start_s": 0.0}) == [(1, 2), (2, 3)]
 
 
-@pytest.mark.parametrize("full", ["score.json", "the watch"])
+@pytest.mark.parametrize("full", [pytest.param("score.json", marks=pytest.mark.slow), "the watch"])
 def test_a_full_disk_is_not_the_scorers_fault(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], full: str
 ) -> None:

@@ -474,7 +474,7 @@ def test_a_token_file_made_beforehand_is_not_used(tmp_path: Path) -> None:
             [sys.executable, "-m", "unbroken.evaluate.engines.worker", "--cluster", str(running.cluster), "--name", "w"],
             capture_output=True, text=True,
         )  # fmt: skip
-        assert found.returncode == 5 and "chmod 600" in found.stderr
+        assert found.returncode == 5 and "chmod 600" in found.stderr, (found.stderr, running.failed)
     finally:
         running.stop()
         for f in held:

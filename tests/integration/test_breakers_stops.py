@@ -86,7 +86,7 @@ def test_a_storage_that_refuses_at_the_end_is_waited_for(stage: Stage) -> None:
         assert stage.restored()[starts][0] == last, stage.story()
 
 
-@combinations(launchers=("run",), thin=(("run", "run"),))
+@combinations(launchers=("run",), thin=())
 def test_a_stop_while_an_attempt_starts_loses_nothing(stage: Stage) -> None:
     stage.start().until_step(25)
     stage.kill_ranks()

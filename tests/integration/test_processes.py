@@ -130,7 +130,9 @@ def ends_clean(e: Escaping) -> None:
 HELD_BY = {"cgroup": "a cgroup", "parent": "a small parent", "marks": "marks in their environment only"}
 
 
-@pytest.mark.parametrize("kind", HELD_BY)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(k, marks=() if k == "cgroup" else pytest.mark.slow) for k in HELD_BY]
+)
 def test_nothing_is_left_at_the_end(escaping: Callable[..., Escaping], kind: str) -> None:
     e = escaping(kind, steps=40)
     e.run.start()

@@ -46,6 +46,7 @@ def test_killed_rank_is_restarted(new_run: NewRun) -> None:
     assert run.faults.left_over() == []
 
 
+@pytest.mark.slow
 def test_stopped_rank_is_named_and_restarted(new_run: NewRun) -> None:
     script = """
 import os, sys, time
@@ -119,6 +120,7 @@ def test_lost_node_is_replaced_by_the_spare(new_run: NewRun) -> None:
     assert run.faults.left_over() == []
 
 
+@pytest.mark.slow
 def test_lost_node_returns_where_there_is_no_spare(new_run: NewRun) -> None:
     run = new_run(*TWO).start()
     run.until_step(5)
@@ -139,6 +141,7 @@ def test_killed_agent_restarts_on_its_node(new_run: NewRun) -> None:
     assert run.faults.left_over() == []
 
 
+@pytest.mark.slow
 def test_killed_keeper_does_not_disturb_training(new_run: NewRun) -> None:
     run = new_run(*TWO).start()
     run.until_step(5)
@@ -221,6 +224,7 @@ def test_ranks_without_a_supervisor_stop_when_the_lease_lapses(
     assert incident["verdict"]["decided_by"] == "lapsed-lease"
 
 
+@pytest.mark.slow
 def test_a_rank_that_failed_before_the_lease_lapsed_is_the_story(
     new_run: NewRun, eventually: Callable[..., None]
 ) -> None:
@@ -324,6 +328,7 @@ raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
     assert 1 <= run.attempts() <= 2
 
 
+@pytest.mark.slow
 def test_unmodified_script_is_followed_by_its_log(new_run: NewRun) -> None:
     script = """
 import os, time

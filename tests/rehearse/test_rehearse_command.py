@@ -59,7 +59,7 @@ def test_a_rehearsal_that_is_ended_takes_its_training_and_its_folder_with_it(
         process.send_signal(how)
         said = process.communicate(timeout=60)[1]
         assert "stopped on request" in said and process.returncode not in (0, -how)
-        assert not any(p.is_running() for p in training)
+        assert not psutil.wait_procs(training, timeout=20)[1]
         assert not list((tmp_path / "scratch").iterdir())
     finally:
         for p in psutil.Process(process.pid).children() if process.poll() is None else ():

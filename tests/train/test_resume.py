@@ -62,6 +62,7 @@ def test_killed_at_a_random_step(
     assert killed.step_digests(0).executions < 2 * 24
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_stopped_by_a_signal_to_one_rank_and_gone_on(
     tmp_path: Path, fork_server: ForkServer, text: list[str]
