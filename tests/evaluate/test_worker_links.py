@@ -469,6 +469,8 @@ def test_a_token_file_made_beforehand_is_not_used(tmp_path: Path) -> None:
         assert running.cluster.stat().st_mode & 0o777 == 0o600
         assert not (tmp_path / "elsewhere").exists()
         assert all(running.token not in f.read() for f in held)
+        sock, _ = running.work()  # it has looked at its own file by then, and hands out blocks
+        sock.close()
         running.cluster.chmod(0o644)
         found = subprocess.run(
             [sys.executable, "-m", "unbroken.evaluate.engines.worker", "--cluster", str(running.cluster), "--name", "w"],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,6 +19,7 @@ from unbroken.testing.nvml import FakeGpu, FakeNvml
 @pytest.fixture(scope="module")
 def benchmark() -> ModuleType:
     path = Path(__file__).parents[2] / "benchmarks" / "telemetry.py"
+    sys.path.insert(0, str(path.parent))  # as where it is started as a script: others lie beside it
     spec = importlib.util.spec_from_file_location("telemetry_benchmark", path)
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
