@@ -652,7 +652,15 @@ if sys.argv[2] == "kill":
 """
 
 
-@pytest.mark.parametrize(("how", "code"), [("end", 0), ("block", 35), ("kill", -9), ("crash", 1)])
+@pytest.mark.parametrize(
+    ("how", "code"),
+    [
+        pytest.param("end", 0, marks=pytest.mark.slow),
+        ("block", 35),
+        pytest.param("kill", -9, marks=pytest.mark.slow),
+        ("crash", 1),
+    ],
+)
 def test_the_exit_code_says_whether_all_is_durable(
     own_keepers: Path, tmp_path: Path, how: str, code: int
 ) -> None:

@@ -287,6 +287,7 @@ def test_a_fetch_that_takes_longer_than_the_linger_keeps_its_copy(
     eventually(lambda: not list(root.iterdir()), within=20)
 
 
+@pytest.mark.slow
 def test_who_waits_for_a_fetch_that_is_killed_takes_over(
     model: Path, places: Places, tmp_path: Path, eventually: Callable[..., None]
 ) -> None:

@@ -59,7 +59,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[tuple[str,
     return numbers(evaluate(tmp_path_factory.mktemp("alone"), SUITE, workers=1))
 
 
-@pytest.mark.parametrize("workers", [2, 7])
+@pytest.mark.parametrize("workers", [2, pytest.param(7, marks=pytest.mark.slow)])
 def test_scores_do_not_depend_on_the_number_of_workers(tmp_path: Path, workers: int, alone: object) -> None:
     report = evaluate(tmp_path, SUITE, workers=workers)
     assert numbers(report) == alone
@@ -443,6 +443,7 @@ def test_who_hangs_in_an_import_ends_with_the_coordinator(
     eventually(lambda: not alive(pid), within=20)
 
 
+@pytest.mark.slow
 def test_one_that_never_connects_is_ended_and_replaced(
     tmp_path: Path, slow_model: Callable[[Callable[[], object]], None]
 ) -> None:
@@ -643,6 +644,7 @@ def test_work_is_stolen_at_the_tail(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert 1 <= len(steals) <= 8, "each one moves a block at least"
 
 
+@pytest.mark.slow
 def test_workers_join_and_leave_while_it_runs(tmp_path: Path, eventually: Callable[..., None]) -> None:
     """No slots at all: one worker joins by itself, is killed, and another one finishes."""
     suite = fake_suite(fake_task("a", samples=64, seconds=0.02))

@@ -326,6 +326,7 @@ def test_a_score_that_is_not_whole_is_not_success(place: Path, capsys: pytest.Ca
     assert "scored in part: c" in out.err
 
 
+@pytest.mark.slow
 def test_status_tells_a_killed_evaluation_from_one_that_runs(
     place: Path, eventually: Callable[..., None], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -385,6 +386,7 @@ def test_ctrl_c_ends_it_and_the_same_command_goes_on(place: Path, eventually: Ca
     assert [s["scored"] for s in json.loads(done.stdout)["scores"]] == [160, 20]
 
 
+@pytest.mark.slow
 def test_a_second_ctrl_c_ends_it_even_where_a_store_does_not_answer(
     place: Path, eventually: Callable[..., None]
 ) -> None:

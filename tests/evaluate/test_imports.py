@@ -198,6 +198,7 @@ def test_what_no_language_model_needs_is_not_imported() -> None:
         sys.modules.update(before)
 
 
+@pytest.mark.slow
 def test_those_that_prepare_and_score_are_forked_too(tmp_path: Path) -> None:
 
     from unbroken.testing.evaluation import HARNESS

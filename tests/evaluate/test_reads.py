@@ -325,6 +325,7 @@ def test_however_a_file_is_opened_its_change_is_noticed(tmp_path: Path, how: str
     assert not reads.unchanged(found)
 
 
+@pytest.mark.slow
 def test_an_open_folder_is_listed_and_what_is_made_for_writing_is_no_input(tmp_path: Path) -> None:
     (tmp_path / "many").mkdir()
     with reads.recording() as recorder:
@@ -339,6 +340,7 @@ def test_an_open_folder_is_listed_and_what_is_made_for_writing_is_no_input(tmp_p
     assert not reads.unchanged(found)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not os.access("/dev/shm", os.W_OK), reason="no shared memory here")
 def test_a_file_in_shared_memory_is_a_file() -> None:
     with (

@@ -374,6 +374,7 @@ def test_where_no_process_can_be_started_nobody_waits(
     assert wait(pool, 1)[0].score is not None
 
 
+@pytest.mark.slow
 def test_what_a_scorer_leaves_in_its_module_is_there_for_its_aggregate(
     tmp_path: Path, pools: Callable[..., Pool]
 ) -> None:
@@ -401,6 +402,7 @@ def test_a_harness_that_changes_the_score_alone_is_asked_for_the_whole() -> None
     assert in_parts(Named()) is not None
 
 
+@pytest.mark.slow
 def test_a_first_row_that_loads_something_is_not_taken_for_the_pace(tmp_path: Path) -> None:
     loads = "import time\nheld = []\ndef score(row, output):\n    if not held:\n        held.append(time.sleep(0.5))\n    return 1\n"
     job = job_of(tmp_path, loads, rows=40)

@@ -89,6 +89,7 @@ def test_a_folder_with_other_things_is_not_taken(tmp_path: Path) -> None:
     assert sorted(p.name for p in (tmp_path / "mine").iterdir()) == ["thesis.tex"]
 
 
+@pytest.mark.slow
 def test_epoch_file_of_a_newer_version(new_run: NewRun) -> None:
     run = new_run(steps=3, seconds=0.01).start()
     assert run.wait() == 0

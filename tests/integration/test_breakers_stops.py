@@ -60,7 +60,7 @@ def small_place(stage: Stage) -> Iterator[tuple[Callable[[], None], Callable[[],
         subprocess.run(["umount", "-l", str(folder)], check=False)
 
 
-@combinations(thin=(("own", "alone"),))
+@combinations(thin=())
 def test_a_storage_that_refuses_at_the_end_is_waited_for(stage: Stage) -> None:
     with small_place(stage) as (refuse, allow):
         stage.start().until_durable(10)

@@ -90,6 +90,7 @@ def test_stopped_by_a_signal_to_one_rank_and_gone_on(
     assert evals[0] == evals[1] and len(evals[0]) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_another_training_in_the_same_folder_is_refused(
     tmp_path: Path, fork_server: ForkServer, text: list[str]
