@@ -170,7 +170,7 @@ def run(
     from ..cluster.options import parse_choice
     from ..progress import RunDir, Timeouts, read_policy
     from ..recover.node.checks.command import check_words
-    from ..recover.start import make_spec, run_supervised
+    from ..recover.start import amend_running, make_spec, run_supervised
     from ..recover.submit import submit
 
     words = command or []
@@ -203,6 +203,9 @@ def run(
         on_divergence=on_divergence, policy=rules, budgets=budgets,
         cluster=parse_choice(cluster) if cluster else None, keep_logs=_size("--keep-logs", keep_logs),
     )  # fmt: skip
+    # Before a job is submitted: the run may be going in one.
+    if amend and amend_running(RunDir(folder), spec, print):
+        return
     code = submit(RunDir(folder), spec, _read_arguments(), print)
     if code is not None:
         raise typer.Exit(code)

@@ -12,7 +12,7 @@ import signal
 import socket
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -234,7 +234,8 @@ def _check_journal(run_dir: RunDir, record: Record, spec: RunSpec) -> None:
             raise RunDirMismatch(
                 f"run.toml says {key} = {value}, but this run began with {began[key]}",
                 where=str(run_dir.spec),
-                hint=f"Put that back; to go on with others start a new run: unbroken run --from {run_dir.path} ...",
+                hint="Put that back, or give the command with --amend; to go on with others beside it start a new run: "
+                f"unbroken run --from {run_dir.path} ...",
             )
 
 
@@ -338,6 +339,20 @@ def _check_host(run_dir: RunDir, record: Record) -> None:
         )
 
 
+def amend_running(run_dir: RunDir, wanted: RunSpec, say: Callable[[str], None]) -> bool:
+    """Whether a live supervisor, wherever it is, took the command that is asked for now: an attempt runs with it then.
+
+    Raises UsageError where there is no run, and the errors of `unbroken.errors.RunError`.
+    """
+    if not run_dir.spec.exists():
+        raise UsageError(
+            "there is no run to amend",
+            where=str(run_dir.path),
+            hint="Name its --run-dir, or leave --amend out",
+        )
+    return asyncio.run(amend_live(run_dir, _find_record(run_dir, wanted), wanted, say))
+
+
 def run_supervised(
     run_dir: RunDir,
     wanted: RunSpec,
@@ -348,8 +363,7 @@ def run_supervised(
 ) -> str:
     """Runs a spec to its end in this process; returns completed or interrupted.
 
-    With `amend` the run goes on with the command, nodes and ranks that are asked for now; where a live supervisor took the
-    command, this returns amended once an attempt runs with it. Each of STOP_SIGNALS asks for a stop at a step boundary. What the parts log goes to the view. Raises the errors of `unbroken.errors.RunError`.
+    With `amend` the run goes on with the command, nodes and ranks that are asked for now. Each of STOP_SIGNALS asks for a stop at a step boundary. What the parts log goes to the view. Raises the errors of `unbroken.errors.RunError`.
     """
     here = cwd or Path.cwd()
     check_words(wanted.command)
@@ -360,14 +374,6 @@ def run_supervised(
     shown = view or Lines()
     if run_dir.spec.exists():
         _follow_journal(run_dir, record)
-    elif amend:
-        raise UsageError(
-            "there is no run to amend",
-            where=str(run_dir.path),
-            hint="Name its --run-dir, or leave --amend out",
-        )
-    if amend and asyncio.run(amend_live(run_dir, record, wanted, shown.say)):
-        return "amended"
     # Before anything is written: a directory that remembers what did not fit would refuse what does.
     _check_cluster(run_dir, wanted, here)
     if wanted.origin and not _has_started(record):

@@ -151,7 +151,7 @@ class PlanTrainer:
         return self._agree(total, 0.0)[0]
 
     def _agree(self, total: Tensor, stop: float) -> list[float]:
-        """(sum of the losses, of the wishes to stop) over all ranks, the same bits on each."""
+        """(sum of the losses, how many ask to stop) over all ranks, the same bits on each."""
         # Ranks that share matrices have the same loss: one of them counts.
         counts = self.mesh.here.tensor == 0
         both = torch.tensor(
