@@ -14,6 +14,9 @@ fi
   echo "could not make a virtual environment in $venv (on Debian: apt-get install python3-venv)" >&2; exit 1; }
 [ -f "$venv/.pip-updated" ] || { "$venv/bin/python" -m pip install -q 'pip==25.3' && touch "$venv/.pip-updated"; }
 echo "installing the pinned requirements of requirements/$what.txt into $venv ..."
-"$venv/bin/python" -m pip install -q -r "requirements/$what.txt"
+"$venv/bin/python" -m pip install -q --no-compile -r "requirements/$what.txt"
+# pip compiles on one core, nearly a minute for torch; this takes all of them. Some packages hold files for other
+# versions of Python, which do not compile: no failure.
+"$venv/bin/python" -m compileall -q -j 0 "$venv"/lib/python3.*/site-packages >/dev/null 2>&1 || true
 # --no-deps: every dependency is pinned above. No build isolation, so that nothing unpinned is fetched.
 "$venv/bin/python" -m pip install -q --no-deps --no-build-isolation -e .

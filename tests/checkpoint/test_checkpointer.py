@@ -656,7 +656,7 @@ if sys.argv[2] == "kill":
     ("how", "code"),
     [
         pytest.param("end", 0, marks=pytest.mark.slow),
-        ("block", 35),
+        pytest.param("block", 35, marks=pytest.mark.slow),
         pytest.param("kill", -9, marks=pytest.mark.slow),
         ("crash", 1),
     ],

@@ -90,6 +90,7 @@ def test_a_block_that_kills_every_worker_is_given_up_and_the_rest_scored(tmp_pat
     assert "died" in a.notes[0].why
 
 
+@pytest.mark.slow
 def test_a_block_that_raises_is_tried_again_then_given_up(tmp_path: Path) -> None:
     once = fake_suite(fake_task("a", samples=24, **{"raise": {"3": str(tmp_path / "raised")}}))
     assert evaluate(tmp_path, once, workers=1, out="once").scores[0].scored == 24
@@ -119,6 +120,7 @@ def test_out_of_memory_halves_the_batch_for_that_shard(tmp_path: Path) -> None:
     assert "does not fit" in report.scores[0].notes[0].why
 
 
+@pytest.mark.slow
 def test_the_model_is_loaded_once_per_worker(tmp_path: Path) -> None:
     model = fake_model(tmp_path / "model")
     spec = ModelSpec(str(model), BACKEND, block=8, options={"log": str(tmp_path / "loads")})
@@ -138,6 +140,7 @@ def test_what_is_wrong_is_said_before_a_worker_starts(tmp_path: Path) -> None:
     assert report.scores[0].scored == 10
 
 
+@pytest.mark.slow
 def test_what_is_missing_is_said_without_waiting_long_for_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -192,6 +195,7 @@ def warm_pids(out: Path, said: str = "warm") -> list[int]:
     ]
 
 
+@pytest.mark.slow
 def test_workers_import_while_the_model_is_on_its_way(
     tmp_path: Path, slow_model: Callable[[Callable[[], object]], None]
 ) -> None:
@@ -204,6 +208,7 @@ def test_workers_import_while_the_model_is_on_its_way(
     assert not again.trials and len(warm_pids(tmp_path / "out")) == 2
 
 
+@pytest.mark.slow
 def test_devices_are_made_ready_while_the_model_is_on_its_way_once_the_data_are_there(
     tmp_path: Path, slow_model: Callable[[Callable[[], object]], None]
 ) -> None:
@@ -213,6 +218,7 @@ def test_devices_are_made_ready_while_the_model_is_on_its_way_once_the_data_are_
     assert all(0 <= w.start_s < w.ready - w.started for w in report.workers)
 
 
+@pytest.mark.slow
 def test_missing_data_are_said_while_the_model_is_on_its_way_and_end_its_fetch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -232,6 +238,7 @@ def test_missing_data_are_said_while_the_model_is_on_its_way_and_end_its_fetch(
     assert halted == [True, True]
 
 
+@pytest.mark.slow
 def test_what_could_not_begin_does_not_claim_the_folder(tmp_path: Path) -> None:
     with pytest.raises(ModelDoesNotLoad):
         evaluate(tmp_path, fake_suite(fake_task("a")), spec=ModelSpec(str(tmp_path / "nowhere"), BACKEND))
@@ -252,6 +259,7 @@ class Waits(FolderSource):
         return super().read(name, offset, size)
 
 
+@pytest.mark.slow
 def test_prompts_are_built_while_the_model_is_fetched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -266,8 +274,8 @@ def test_prompts_are_built_while_the_model_is_fetched(
     assert not list((tmp_path / "shm").rglob("*.safetensors")), "the copy went with the evaluation"
 
 
-@pytest.mark.parametrize("store", ["gives it", "breaks"])
-@pytest.mark.parametrize("known", [False, True])
+@pytest.mark.parametrize("store", [pytest.param("gives it", marks=pytest.mark.slow), "breaks"])
+@pytest.mark.parametrize("known", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_stop_ends_the_fetch_of_the_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, known: bool, store: str
 ) -> None:
@@ -308,6 +316,7 @@ def test_a_stop_ends_the_fetch_of_the_model(
     assert not caplog.records, "nothing that asyncio has to tell of futures that nobody asked"
 
 
+@pytest.mark.slow
 def test_who_joins_may_be_faster_than_the_fetch_here(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, eventually: Callable[..., None]
 ) -> None:
@@ -348,6 +357,7 @@ def test_who_joins_may_be_faster_than_the_fetch_here(
     assert not list((tmp_path / "shm").rglob("*.safetensors"))
 
 
+@pytest.mark.slow
 def test_what_cannot_be_written_for_a_task_fails_that_task(tmp_path: Path) -> None:
     (tmp_path / "out" / "tasks").mkdir(parents=True)
     (tmp_path / "out" / "tasks" / "a").write_text("in the way")
@@ -358,6 +368,7 @@ def test_what_cannot_be_written_for_a_task_fails_that_task(tmp_path: Path) -> No
     assert set(report.errors) == {"a"} and [s.scored for s in report.scores] == [10]
 
 
+@pytest.mark.slow
 def test_keep_going_gives_the_same_report_again(tmp_path: Path) -> None:
     suite = fake_suite(fake_task("a"), fake_task("b", missing=True))
     first = evaluate(tmp_path, suite, keep_going=True)
@@ -368,6 +379,7 @@ def test_keep_going_gives_the_same_report_again(tmp_path: Path) -> None:
         evaluate(tmp_path, fake_suite(fake_task("b", missing=True)), keep_going=True, out="none is left")
 
 
+@pytest.mark.slow
 def test_one_that_died_while_it_stood_by_is_replaced(
     tmp_path: Path, slow_model: Callable[[Callable[[], object]], None]
 ) -> None:
@@ -386,6 +398,7 @@ def test_one_that_died_while_it_stood_by_is_replaced(
     assert killed[0] not in {e.get("pid") for e in events(EvalDir(tmp_path / "out").journal)}
 
 
+@pytest.mark.slow
 def test_nobody_stands_by_after_an_end(
     tmp_path: Path, slow_model: Callable[[Callable[[], object]], None]
 ) -> None:
@@ -419,7 +432,10 @@ def test_who_stands_by_ends_with_a_coordinator_that_is_killed(
     eventually(lambda: not alive(pid), within=20)
 
 
-@pytest.mark.parametrize("trouble", ["no input", "exits", "raises"])
+@pytest.mark.parametrize(
+    "trouble",
+    ["exits", *(pytest.param(trouble, marks=pytest.mark.slow) for trouble in ("no input", "raises"))],
+)
 def test_a_backend_whose_imports_misbehave_is_used_all_the_same(
     tmp_path: Path, slow_model: Callable[[Callable[[], object]], None], trouble: str
 ) -> None:
@@ -464,6 +480,7 @@ def test_a_model_that_does_not_load_ends_it_with_the_reason(tmp_path: Path) -> N
         evaluate(tmp_path, fake_suite(fake_task("a")), spec=gone, out="gone")
 
 
+@pytest.mark.slow
 def test_a_model_that_did_not_load_leaves_the_folder_to_the_right_one(tmp_path: Path) -> None:
     suite = fake_suite(fake_task("a"))
     with pytest.raises(ModelDoesNotLoad):
@@ -529,6 +546,7 @@ def test_a_joiner_that_was_started_elsewhere_finds_the_prompts(
     assert [s.scored for s in found[0].scores] == [40]
 
 
+@pytest.mark.slow
 def test_a_joiner_that_cannot_load_the_model_ends_nothing(
     tmp_path: Path, eventually: Callable[..., None]
 ) -> None:
@@ -551,7 +569,9 @@ def test_a_joiner_that_cannot_load_the_model_ends_nothing(
     assert [s.scored for s in found[0].scores] == [40]
 
 
-@pytest.mark.parametrize("text", ["[]", "null", "{", '"x"', "{}"])
+@pytest.mark.parametrize(
+    "text", ["{", *(pytest.param(text, marks=pytest.mark.slow) for text in ("[]", "null", '"x"', "{}"))]
+)
 def test_damaged_files_of_ours_are_made_anew(tmp_path: Path, text: str) -> None:
     whole = evaluate(tmp_path, SUITE)
     damaged = [
@@ -564,7 +584,9 @@ def test_damaged_files_of_ours_are_made_anew(tmp_path: Path, text: str) -> None:
     assert numbers(again) == numbers(whole) and not again.trials and not again.errors
 
 
-@pytest.mark.parametrize("text", ["[]", "null", '"x"', "{"])
+@pytest.mark.parametrize(
+    "text", ["{", *(pytest.param(text, marks=pytest.mark.slow) for text in ("[]", "null", '"x"'))]
+)
 def test_what_was_asked_is_never_made_up_for(tmp_path: Path, text: str) -> None:
     evaluate(tmp_path, SUITE)
     (tmp_path / "out" / "evaluation.json").write_text(text)
@@ -601,6 +623,7 @@ def test_a_changed_prompt_is_asked_again_and_only_that(tmp_path: Path) -> None:
     assert sorted(b for t in evaluate(tmp_path, other).trials for b in t.blocks) == [0, 1, 2, 3, 4]
 
 
+@pytest.mark.slow
 def test_answers_of_one_model_are_never_given_to_another(tmp_path: Path) -> None:
     suite = fake_suite(fake_task("a", samples=40))
     one = evaluate(
@@ -725,6 +748,7 @@ def test_one_coordinator_per_folder(tmp_path: Path) -> None:
         evaluate(tmp_path, fake_suite(fake_task("a")))
 
 
+@pytest.mark.slow
 def test_the_gap_between_shards_is_below_50_ms(tmp_path: Path) -> None:
     """The median: single gaps on a machine that does other things measure that machine."""
     suite = fake_suite(*(fake_task(f"t{i}", samples=80, seconds=0.002) for i in range(6)))
@@ -735,6 +759,7 @@ def test_the_gap_between_shards_is_below_50_ms(tmp_path: Path) -> None:
     assert gaps[len(gaps) // 2] < 0.05
 
 
+@pytest.mark.slow
 def test_priors_are_learnt_from_what_ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from unbroken.evaluate.plan.priors import START, load_book
 
@@ -766,6 +791,7 @@ def test_no_worker_left_is_an_error_and_nothing_is_lost(tmp_path: Path) -> None:
     assert evaluate(tmp_path, fake_suite(fake_task("a", samples=16))).scores[0].scored == 16
 
 
+@pytest.mark.slow
 def test_a_full_disk_ends_it_with_a_reason_and_keeps_what_was_answered(tmp_path: Path) -> None:
     suite = fake_suite(fake_task("a", samples=40))
     c = coordinator(tmp_path, suite, workers=1)

@@ -123,7 +123,7 @@ def test_plan(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "evaluation.json",
         pytest.param("prepared.json", marks=pytest.mark.slow),
         pytest.param("cluster.json", marks=pytest.mark.slow),
-        "eval-priors.json",
+        pytest.param("eval-priors.json", marks=pytest.mark.slow),
     ],
 )
 def test_a_full_disk_is_no_defect_and_the_same_command_goes_on(
@@ -147,6 +147,7 @@ def test_a_full_disk_is_no_defect_and_the_same_command_goes_on(
     assert dispatch([*RUN, "-o", "out"]) == 0
 
 
+@pytest.mark.slow
 def test_a_plan_takes_the_size_of_a_task_that_was_evaluated_whole(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -213,6 +214,7 @@ def test_a_plan_says_what_it_could_not_look_up(
     assert "not looked up: arc: the harness needs lm_eval" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_watch_that_evaluated_nothing_ends_with_the_first_error(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

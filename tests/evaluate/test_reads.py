@@ -201,6 +201,7 @@ def test_all_that_preparation_read_is_noticed(tmp_path: Path, suite: Suite) -> N
     assert fresh(tmp_path, suite)[0] == {}
 
 
+@pytest.mark.slow
 def test_what_is_held_right_is_scored_again_without_asking(tmp_path: Path, suite: Suite) -> None:
     before = {s.task: s.metrics[0].value for s in run(tmp_path, suite).scores}
     data = tmp_path / "suite/idle/data.jsonl"
@@ -214,6 +215,7 @@ def test_what_is_held_right_is_scored_again_without_asking(tmp_path: Path, suite
     assert found == {} and {s.task: s.metrics[0].value for s in report.scores}["idle"] == 1.0
 
 
+@pytest.mark.slow
 def test_what_c_code_reads_is_found_by_its_name(tmp_path: Path) -> None:
     data = tmp_path / "data"
     data.mkdir()
@@ -367,6 +369,7 @@ def test_what_a_shared_module_read_at_its_import_counts_for_every_task(
     del sys.modules["shared_names_of_tasks"]
 
 
+@pytest.mark.slow
 def test_what_scoring_reads_is_noticed_too(tmp_path: Path, suite: Suite) -> None:
     gold = tmp_path / "elsewhere" / "gold.json"
     gold.write_text('"no such words"')

@@ -163,7 +163,15 @@ def _attack(folder: Path, right: object) -> Iterator[Evaluation]:
 
 
 @pytest.mark.parametrize(
-    "body", [NESTED, b'{"op":' + NESTED, b"[]", b"\xff", b"{}", b'{"op":"hello","token":[]}']
+    "body",
+    [
+        NESTED,
+        pytest.param(b'{"op":' + NESTED, marks=pytest.mark.slow),
+        pytest.param(b"[]", marks=pytest.mark.slow),
+        b"\xff",
+        pytest.param(b"{}", marks=pytest.mark.slow),
+        b'{"op":"hello","token":[]}',
+    ],
 )
 def test_one_frame_of_a_stranger_ends_its_link_only(running: Evaluation, right: object, body: bytes) -> None:
     with running.connect() as sock:

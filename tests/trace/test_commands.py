@@ -78,6 +78,7 @@ def test_stats_as_text_and_json(capsys: pytest.CaptureFixture[str], fixtures: Pa
     assert "by_state" in err
 
 
+@pytest.mark.slow
 def test_any_table_through_a_mapping(
     capsys: pytest.CaptureFixture[str], fixtures: Path, tmp_path: Path
 ) -> None:
