@@ -144,11 +144,9 @@ def test_several_that_were_killed_for_memory_at_once_are_all_named(tmp_path: Pat
     assert (v.faulty.rank, v.faulty.node) == (None, "node-000") and "ranks 0, 1" in v.notes[0]
 
 
-def test_completed_and_stopped(tmp_path: Path) -> None:
+def test_completed(tmp_path: Path) -> None:
     logs = run_logs(tmp_path, {0: "UserWarning: something failed harmlessly\n"})
     assert diagnose([logs], facts=Facts(completed=True)).outcome is Outcome.COMPLETED
-    v = diagnose([logs], facts=Facts(stopped_by_user=True))
-    assert v.outcome is Outcome.CANCELLED and v.reason is None and v.action is Action.NONE
 
 
 def test_exit_one_without_a_word_is_unknown(tmp_path: Path) -> None:

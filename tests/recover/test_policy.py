@@ -10,10 +10,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unbroken.diagnose import Facts, HangFact, LossFact, RankExit
+from unbroken.diagnose.match.rules import builtin
 from unbroken.diagnose.report import _ACTIONS
 from unbroken.progress import Budgets
 from unbroken.progress.records.decision import Decision, PastIncident
-from unbroken.progress.records.verdict import KILLED, REASONS, Action, Category, Outcome, Root, Verdict
+from unbroken.progress.records.verdict import (
+    KILLED,
+    PORT_TAKEN,
+    REASONS,
+    Action,
+    Category,
+    Outcome,
+    Root,
+    Verdict,
+)
 from unbroken.recover.decide import policy
 from unbroken.recover.decide.policy import AGENT, DECIDED, cause_of, decide, decide_failed_start, fingerprint
 from unbroken.recover.supervise.incident import recovering
@@ -213,6 +223,22 @@ def test_agents_that_are_lost_again_and_again_wait_and_end_unless_training_gets_
         history.append(d.charged)
     assert delays == [0, 2, 4] and "agents were lost 4 times" in d.why
     assert decide(UNKNOWN, at(8, agents_lost=("node-000",)), history, B, 0).action is Action.RESTART
+
+
+def test_a_taken_port_costs_no_budget_and_is_said_and_bounded() -> None:
+    """Each attempt meets at another port: a restart cures it, unless something takes every port."""
+    taken = verdict("ConnectionError", decided_by=PORT_TAKEN)
+    history: list[PastIncident] = []
+    while (d := decide(taken, at(7, reached=False), history, B, 0)).action is Action.RESTART:
+        assert d.charged.cause == "port" and "another process took the port" in d.why
+        history.append(d.charged)
+    assert len(history) == B.failure and "4 times without progress" in d.why and "ss -ltnp" in d.why
+    other = decide(verdict("ConnectionError"), at(7, reached=False), history, B, 0)
+    assert other.why.startswith("failure: restart 1 of 3"), "taken ports used up what other failures have"
+    assert decide(taken, at(7), [], B, 0).charged.cause == "failure", (
+        "a port in the middle of training is not the meeting's"
+    )
+    assert PORT_TAKEN in {rule.id for rule in builtin()}
 
 
 def test_progress_refills() -> None:

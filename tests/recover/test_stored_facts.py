@@ -14,7 +14,7 @@ import pytest
 from unbroken.diagnose import Facts, diagnose
 from unbroken.diagnose.engine import examine
 from unbroken.diagnose.judge.facts import HangFact, RankExit, RankPlace
-from unbroken.diagnose.observed.stored import read_facts, write_facts
+from unbroken.diagnose.observed.stored import SCHEMA, read_facts, write_facts
 from unbroken.errors import InputError
 from unbroken.progress import RunDir
 from unbroken.progress.spec import Timeouts
@@ -85,7 +85,7 @@ def test_facts_come_back_and_those_of_a_newer_version_too(tmp_path: Path) -> Non
     path.write_text(json.dumps(value))
     with pytest.raises(InputError, match="facts"):
         read_facts(path)
-    path.write_text(json.dumps(value | {"schema": 2}))
+    path.write_text(json.dumps(value | {"schema": SCHEMA + 1}))
     assert read_facts(path) == ALL
 
 

@@ -115,7 +115,6 @@ class Facts:
     nodes: tuple[tuple[int, str], ...] = ()
     oom_kills: tuple[int, ...] = ()
     completed: bool = False
-    stopped_by_user: bool = False
     step: int | None = None
     run_step: int = -1
     total: int | None = None

@@ -25,10 +25,6 @@ def from_facts(
     chron: Timeline, scans: Sequence[FileScan], topology: Topology, facts: Facts
 ) -> Verdict | None:
     """What the supervisor saw itself, where that is stronger than any log."""
-    if facts.stopped_by_user:
-        return Verdict(
-            Outcome.CANCELLED, confidence=0.95, decided_by="supervisor", notes=("stopped on request",)
-        )
     if facts.completed:
         end = chron.endings[-1] if chron.endings else None
         return Verdict(

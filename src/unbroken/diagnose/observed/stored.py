@@ -16,7 +16,8 @@ from ...journal.codec import decode, encode
 from ...progress import RunDir
 from ..judge.facts import Facts
 
-SCHEMA = 1
+SCHEMA = 2
+"""1 had `stopped_by_user`, which nobody ever set."""
 
 
 def write_facts(run_dir: RunDir, attempt: int, facts: Facts) -> None:
@@ -25,11 +26,14 @@ def write_facts(run_dir: RunDir, attempt: int, facts: Facts) -> None:
 
 
 def read_facts(path: Path) -> Facts:
-    """Reads what `write_facts` wrote, also of a newer version. Raises InputError for anything else, OSError."""
+    """Reads what `write_facts` wrote, also of an earlier or newer version. Raises InputError for anything else, OSError."""
     try:
         value: Any = json.loads(path.read_bytes())
-        return decode(Facts, value["facts"], where=str(path), newer=int(value["schema"]) > SCHEMA)
-    except (ValueError, KeyError, TypeError, UnknownKey) as e:
+        schema, facts = int(value["schema"]), value["facts"]
+        if schema == 1:
+            facts.pop("stopped_by_user", None)
+        return decode(Facts, facts, where=str(path), newer=schema > SCHEMA)
+    except (ValueError, KeyError, TypeError, AttributeError, UnknownKey) as e:
         raise InputError(f"no facts of an attempt: {e}", where=str(path)) from None
 
 

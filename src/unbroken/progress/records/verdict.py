@@ -76,6 +76,8 @@ HANG, LOSS_SPIKE, UNKNOWN = "Hang", "LossSpike", "Unknown"
 
 KILLED = "signal"
 """`decided_by` of a verdict that a process was ended from outside, by a signal that nothing in the logs explains."""
+PORT_TAKEN = "port-taken"
+"""`decided_by` of a verdict that the port at which ranks meet was taken: the rule of that name."""
 
 _SEEN = {
     KILLED: "Killed", "early-exit": "LeftEarly", "lost-agent": "AgentLost", "lapsed-lease": "LeaseExpired",

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from ...diagnose.judge.facts import Facts, LossFact
 from ...progress import Budgets, Policy
 from ...progress.records.decision import Decision, PastIncident
-from ...progress.records.verdict import HANG, KILLED, UNKNOWN, Action, Category, Outcome, Verdict
+from ...progress.records.verdict import HANG, KILLED, PORT_TAKEN, UNKNOWN, Action, Category, Outcome, Verdict
 from .rollback import NEAR, describe, plan_rollback
 
 _BACKOFF_FIRST_S = 0.0
@@ -22,8 +22,8 @@ _START_MAX_S = 30.0
 _HOUR_S = 3600.0
 _LIKELY = 0.5
 """A run that stops for a verdict that is no surer than this is told so."""
-FREE, LEASE_EXPIRED, AGENT, LOSS = "free", "lease", "agent", "loss"
-OUTSIDE = ("free", "node_loss", "killed", AGENT, LEASE_EXPIRED)
+FREE, LEASE_EXPIRED, AGENT, LOSS, PORT = "free", "lease", "agent", "loss", "port"
+OUTSIDE = ("free", "node_loss", "killed", AGENT, LEASE_EXPIRED, PORT)
 """Causes from outside the training: they may strike twice at the same step, and are only counted."""
 DECIDED = frozenset({Action.RESTART, Action.RESTART_ELSEWHERE, Action.ROLLBACK_SKIP, Action.STOP})
 """What `decide` may decide: each is carried out by the supervisor. `none` is for a takeover, where nothing is to be done;
@@ -34,12 +34,14 @@ _WHY_COUNTED = {
     "machine, or give a longer --lease",
     AGENT: "agents were lost {n} times without progress between. See what ends them: the kernel's log (out of memory?), and "
     "the agents' logs in the run directory",
+    PORT: "the port at which the ranks meet was taken by another process {n} times without progress between, another port each time. "
+    "See who takes ports there (ss -ltnp), or a range of ports for clients that is too narrow (net.ipv4.ip_local_port_range)",
 }
 
 
 def cause_of(verdict: Verdict, facts: Facts | None = None) -> str:
-    """Which budget an incident is charged to: hang, node_loss, failure, framework, script, killed, unknown, agent, lease, loss
-    or free.
+    """Which budget an incident is charged to: hang, node_loss, failure, framework, script, killed, unknown, agent, lease, loss,
+    port or free.
 
     What the training had no part in must not use up the budget of failures that nobody can explain.
     """
@@ -52,6 +54,8 @@ def cause_of(verdict: Verdict, facts: Facts | None = None) -> str:
             return LEASE_EXPIRED
         if facts.supervisor_lost or facts.launch_error or facts.preempted or facts.taken_over:
             return FREE
+    if facts is not None and facts.step is None and verdict.decided_by == PORT_TAKEN:
+        return PORT
     if verdict.outcome in (Outcome.PREEMPTED, Outcome.TIME_LIMIT):
         return FREE
     if verdict.outcome is Outcome.HUNG or verdict.reason == HANG:
@@ -125,6 +129,9 @@ def decide(
     delay = _delay(len(stalled))
     if cause in (AGENT, LEASE_EXPIRED):
         return Decision(Action.RESTART, _FREE, charged, (), delay)
+    if cause == PORT:
+        why = f"{_FREE}; another process took the port at which the ranks were to meet, and they meet at another one"
+        return Decision(Action.RESTART, why, charged, (), delay)
     used = sum(p.cause == cause for p in stalled) + 1
     why = f"{cause}: {_budget_text(_budget_of(cause, budgets), used)}{_not_as_advised(verdict)}"
     if _is_hopeless(verdict, cause) and verdict.confidence < policy.stop_at:
@@ -211,7 +218,7 @@ def _budget_of(cause: str, budgets: Budgets) -> int | None:
     return {
         FREE: None, "hang": budgets.hang, "node_loss": budgets.node_loss, "failure": budgets.failure, "killed": budgets.killed,
         "framework": budgets.framework, "script": 1, "unknown": budgets.unknown, AGENT: budgets.killed,
-        LEASE_EXPIRED: budgets.unknown, LOSS: budgets.loss,
+        LEASE_EXPIRED: budgets.unknown, LOSS: budgets.loss, PORT: budgets.failure,
     }[cause]  # fmt: skip
 
 
