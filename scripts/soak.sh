@@ -8,7 +8,7 @@ mkdir -p "$out"
 status=0
 part() {
   local name=$1; shift
-  case " ${PARTS:-campaign soak no_false_kill fuzz story} " in *" $name "*) ;; *) return ;; esac
+  case " ${PARTS:-campaign soak no_false_kill fuzz more} " in *" $name "*) ;; *) return ;; esac
   local began=$SECONDS
   "$@" >"$out/$name.log" 2>&1
   local rc=$?
@@ -19,5 +19,5 @@ part campaign "$bin/python" -m tests.support.fault_injection --rounds 500 --out 
 part soak "$bin/python" -m tests.support.soak --kills 100 --seed 1 -o "$out/soak.json"
 part no_false_kill "$bin/python" benchmarks/no_false_kill.py -o "$out/no_false_kill.json"
 part fuzz env UNBROKEN_FUZZ_TIMES=10 "$bin/pytest" -q -m fuzz -p no:cacheprovider --timeout 1200
-part story "$bin/pytest" -q -m slow tests/integration/test_long.py
+part more "$bin/pytest" -q -m soak -n 2 --dist loadfile
 exit $status

@@ -14,7 +14,7 @@ if [ "$which" = fast ]; then
 else
   bash scripts/services.sh || echo "(some services could not be installed; their tests skip with the reason)"
   "$bin/pytest" -q -m "not slow" -n 2 --dist loadfile || status=1
-  # The breaker's list has a command of its own, `make breakers`.
-  "$bin/pytest" -q -m "slow and not breakers" -n 2 --dist loadfile || status=1
+  # The breaker's list and the long proofs have commands of their own, `make breakers` and `make soak`.
+  "$bin/pytest" -q -m "slow and not breakers and not soak" -n 2 --dist loadfile || status=1
 fi
 exit $status

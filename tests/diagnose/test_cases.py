@@ -133,7 +133,9 @@ PARTS = 8
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize(
+    "part", [0, *(pytest.param(part, marks=pytest.mark.soak) for part in range(1, PARTS))]
+)
 @pytest.mark.parametrize("corpus", ["failure_logs", "failure_logs_wild"])
 def test_all_cases_score_the_same_on_redacted_logs(
     benchmark: Any, shared_data: Path, corpus: str, part: int

@@ -108,7 +108,9 @@ def bits(value: Any) -> str:
     return "N/A" if value is None or isinstance(value, str) else float(value).hex()
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3, 7])
+@pytest.mark.parametrize(
+    "workers", [3, *(pytest.param(workers, marks=pytest.mark.soak) for workers in (1, 2, 7))]
+)
 def test_any_number_of_workers(
     place: Path, env: dict[str, str], reference: dict[str, dict[str, Any]], workers: int
 ) -> None:
