@@ -292,6 +292,7 @@ def test_samples_that_kill_the_scorer_are_reported_from_every_part(
 
 
 @pytest.mark.usefixtures("hasty")
+@pytest.mark.slow
 def test_a_part_that_fails_fails_the_task_once(tmp_path: Path, pools: Callable[..., Pool]) -> None:
     broken = "import os, time\ndef score(row, output):\n    time.sleep(0.05)\n    if row['a'] > 20: os.abort()\n    return 1\n"
     pool = pools(2, crashes=3)

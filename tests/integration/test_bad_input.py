@@ -69,6 +69,7 @@ def test_run_directory_of_another_command(new_run: NewRun) -> None:
     assert "nproc was 1, now 2" in out.stderr and "script.py 3 0.01" in out.stderr
 
 
+@pytest.mark.slow
 def test_misspelt_key_in_run_toml_names_the_nearest(new_run: NewRun) -> None:
     run = new_run(steps=3, seconds=0.01).start()
     assert run.wait() == 0

@@ -130,6 +130,7 @@ def test_lost_node_returns_where_there_is_no_spare(new_run: NewRun) -> None:
     assert [r["node"] for r in run.journal("returned")] == ["node-000"]
 
 
+@pytest.mark.slow
 def test_killed_agent_restarts_on_its_node(new_run: NewRun) -> None:
     run = new_run(*TWO).start()
     run.until_step(5)
@@ -345,6 +346,7 @@ for step in range(1, 31):
     assert steps[-1].step == 30 and steps[-1].loss == pytest.approx(0.1)
 
 
+@pytest.mark.slow
 def test_two_supervisors_cannot_share_a_run(new_run: NewRun) -> None:
     run = new_run(*TWO, steps=200).start()
     run.until_step(3)
