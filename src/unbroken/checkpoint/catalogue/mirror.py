@@ -28,6 +28,7 @@ class Mirrored:
     skipped: int
     committed: bool
     seconds: float
+    world_size: int
 
 
 def mirror(
@@ -65,7 +66,7 @@ def mirror(
         target.create(f"{name}/{COMMITTED}", marker)
     if whole and read_committed(target, name).encoded != manifest.encoded:
         raise StorageError("another checkpoint of this name is there", where=f"{target.url}/{name}")
-    return Mirrored(name, sent, skipped, whole, time.monotonic() - began)
+    return Mirrored(name, sent, skipped, whole, time.monotonic() - began, manifest.world_size)
 
 
 def _has(target: Storage, name: str, part: PartManifest, encoded: bytes) -> bool:

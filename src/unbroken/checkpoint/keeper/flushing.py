@@ -12,10 +12,9 @@ import time
 from collections.abc import Collection
 
 from ...errors import UnbrokenError
-from ..format.manifest import folder_name, part_name
 from .buffers.holdings import FINALIZED, Buffer, SnapshotId
 from .clients import OperationRefused, log
-from .durability.commit import name_of_failure_mark
+from .durability.commit import forget_failures, has_part
 from .keeping import Keeper
 from .wire import Message
 
@@ -160,7 +159,7 @@ def _gets_on_until(keeper: Keeper, snapshot_id: SnapshotId, room_until: float, r
 
 def _again(keeper: Keeper, snapshot_id: SnapshotId, mine: list[Buffer]) -> None:
     """Writes the shares of this node that the storage has not got, and watches for the others'."""
-    writing, folder = keeper.writing, folder_name(snapshot_id.step, snapshot_id.attempt)
+    writing = keeper.writing
     with keeper.changed:
         if snapshot_id in writing.failed and snapshot_id not in writing.hopeless:
             del writing.failed[snapshot_id]
@@ -168,19 +167,17 @@ def _again(keeper: Keeper, snapshot_id: SnapshotId, mine: list[Buffer]) -> None:
         elif snapshot_id in writing.failed or snapshot_id in keeper.holdings.durable:
             return
         busy = {j.snapshot.rank for j in writing.jobs if j.snapshot.snapshot_id == snapshot_id}
-    there: set[str] = set()
+    there: set[int] = set()
     try:
         storage = writing.storage(snapshot_id)
-        there = set(storage.list(folder))
-        for b in mine:
-            if name_of_failure_mark(b.rank) in there:
-                storage.delete(f"{folder}/{name_of_failure_mark(b.rank)}")
+        there = {b.rank for b in mine if has_part(storage, snapshot_id, b.rank)}
+        forget_failures(storage, snapshot_id, {b.rank for b in mine})
     except (UnbrokenError, OSError):
         pass  # the writers meet the same, and say it
     with keeper.changed:
         size = max(b.snapshot.world_size for b in mine if b.snapshot)
         for b in mine:
-            if b.rank not in busy and part_name(b.rank) not in there:
+            if b.rank not in busy and b.rank not in there:
                 writing.submit(b)
         if not any(j.snapshot.snapshot_id == snapshot_id for j in writing.jobs):
             writing.expect(snapshot_id, size)

@@ -2,14 +2,15 @@
 
 Each keeper writes its own ranks' files. The one of rank 0 merges the manifest and creates the marker as soon as every part is
 there, or another one where it does not; no keeper waits for another's answer, and no collective is involved. A rank that cannot be written
-leaves `rank-00003.failed`, so that every node knows at once.
+leaves `rank-00003.failed`, and its note again as `rank-00000.failed`: keepers that do not commit look for that name and for the marker
+alone, so that every node knows at once and no folder is listed by all.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -93,10 +94,22 @@ def chunk_digests(view: memoryview, gate: Gate = lambda: None) -> tuple[str, ...
 
 def note_failure(storage: Storage, snapshot: Snapshot, why: str, *, hopeless: bool = True) -> None:
     """Leaves a note for the other nodes; the storage that failed may well refuse this too."""
-    folder = folder_name(snapshot.snapshot_id.step, snapshot.snapshot_id.attempt)
+    failed = RankFailed(snapshot.rank, why[:500], hopeless)
+    _put_note(storage, snapshot.snapshot_id, snapshot.rank, failed)
+    relay_failure(storage, snapshot.snapshot_id, failed)
+
+
+def relay_failure(storage: Storage, snapshot_id: SnapshotId, failed: RankFailed) -> None:
+    """Repeats another rank's note where every keeper looks. Best effort, as the note itself."""
+    if failed.rank != 0:
+        _put_note(storage, snapshot_id, 0, failed)
+
+
+def _put_note(storage: Storage, snapshot_id: SnapshotId, of: int, failed: RankFailed) -> None:
+    folder = folder_name(snapshot_id.step, snapshot_id.attempt)
+    note = {"why": failed.why, "hopeless": failed.hopeless, "rank": failed.rank}
     try:
-        note = json.dumps({"why": why[:500], "hopeless": hopeless}).encode()
-        storage.put(f"{folder}/{name_of_failure_mark(snapshot.rank)}", note)
+        storage.put(f"{folder}/{name_of_failure_mark(of)}", json.dumps(note).encode())
     except StorageError:
         return
 
@@ -113,12 +126,41 @@ class CommitState:
 
 
 def is_committed(storage: Storage, snapshot_id: SnapshotId) -> bool:
-    """Whether the marker is there; the folder is not listed for that."""
+    """Whether the marker is there; the folder is not listed for that. Raises RankFailed where a failure is noted where
+    all look, StorageError."""
+    folder = folder_name(snapshot_id.step, snapshot_id.attempt)
     try:
-        storage.size(f"{folder_name(snapshot_id.step, snapshot_id.attempt)}/{COMMITTED}")
+        storage.size(f"{folder}/{COMMITTED}")
+        return True
+    except FileNotFoundError:
+        pass
+    try:
+        note = storage.read(f"{folder}/{name_of_failure_mark(0)}")
     except FileNotFoundError:
         return False
-    return True
+    raise _as_failure(0, note)
+
+
+def forget_failures(storage: Storage, snapshot_id: SnapshotId, ranks: Collection[int]) -> None:
+    """Takes back the notes of these ranks, which are to be written again, and one that was repeated. Raises StorageError."""
+    folder = folder_name(snapshot_id.step, snapshot_id.attempt)
+    for rank in {0, *ranks}:
+        name = f"{folder}/{name_of_failure_mark(rank)}"
+        try:
+            note = storage.read(name)
+        except FileNotFoundError:
+            continue
+        if rank in ranks or _as_failure(rank, note).rank != rank:
+            storage.delete(name)
+
+
+def has_part(storage: Storage, snapshot_id: SnapshotId, rank: int) -> bool:
+    """Whether a rank's share is there as a whole. Raises StorageError."""
+    try:
+        storage.size(f"{folder_name(snapshot_id.step, snapshot_id.attempt)}/{part_name(rank)}")
+        return True
+    except FileNotFoundError:
+        return False
 
 
 def commit(
@@ -144,7 +186,7 @@ def commit(
                 note = storage.read(f"{folder}/{name}")
             except FileNotFoundError:
                 continue  # that rank tries again
-            raise RankFailed(int(name[5:-7]), *_why(note))
+            raise _as_failure(int(name[5:-7]), note)
     if missing := tuple(r for r in range(world_size) if part_name(r) not in names):
         return CommitState(missing)
     if not may_merge:
@@ -162,10 +204,10 @@ def commit(
     return CommitState(mine=storage.create(f"{folder}/{COMMITTED}", marker))
 
 
-def _why(data: bytes) -> tuple[str, bool]:
-    """What a rank's note says, and whether trying again cannot help."""
+def _as_failure(rank: int, data: bytes) -> RankFailed:
+    """What the note of a rank says; `hopeless` where trying again cannot help."""
     try:
         note = json.loads(data)
-        return str(note["why"]), bool(note.get("hopeless", True))
+        return RankFailed(int(note.get("rank", rank)), str(note["why"]), bool(note.get("hopeless", True)))
     except (ValueError, KeyError, TypeError, AttributeError):
-        return "it left a note that cannot be read", False
+        return RankFailed(rank, "it left a note that cannot be read", False)

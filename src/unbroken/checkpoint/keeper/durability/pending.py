@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from ..buffers.holdings import SnapshotId
@@ -11,8 +12,20 @@ from .commit import CommitState
 
 COMMITTER_S = 1.0
 """How long, in seconds, the keeper with ranks from 1 on waits for that of rank 0; others the longer the higher their ranks."""
+COMMIT_TIMEOUT_S = 600.0
 LISTING_S = 2.0
-"""So often a keeper that is not to commit lists a checkpoint's folder; in between it looks for the marker alone."""
+"""So often one of the keepers that are not to commit lists a checkpoint's folder; the others look for two small files alone."""
+
+
+def find_turn(ranks: Collection[int], world_size: int, since: float, now: float) -> float:
+    """When, after `now`, the node of these ranks lists a folder: one node every `LISTING_S`, in their order from `since` on.
+
+    However many nodes wait, together they list as often as one alone would, and see who is gone as soon.
+    """
+    here = max(1, len(ranks))
+    nodes, index = -(-world_size // here), min(ranks, default=0) // here
+    first, all_turns = since + LISTING_S * index, LISTING_S * max(1, nodes)
+    return first + all_turns * max(0, math.floor((now - first) / all_turns) + 1)
 
 
 @dataclass(eq=False)
@@ -25,18 +38,22 @@ class PendingCheckpoint:
     written: float = field(default_factory=time.monotonic)
     next_poll: float = 0.0
     polled: float = 0.0
-    """When the last poll began that found `missing`."""
+    """When the last poll began that listed the folder, and found `missing`."""
     pause: float = 0.01
     missing: tuple[int, ...] = ()
     last: CommitState = field(default_factory=lambda: CommitState((0,)))
-    """What the last poll found."""
+    """What the last poll that listed the folder found."""
     shares: set[int] = field(default_factory=set)
     """The ranks whose share was written here."""
     whole_since: float | None = None
     """When every share was first seen, where another keeper is to commit."""
-    next_listing: float = 0.0
     urgent: bool = False
     """The attempt is being sealed: nobody is waited for."""
+
+    def may_list(self, now: float) -> bool:
+        """Whether it is this keeper's turn to list the folder, or the time for it is over."""
+        turn = find_turn(self.shares, self.world_size, self.written, max(self.written, self.polled))
+        return now >= turn or now - self.written > COMMIT_TIMEOUT_S
 
     def may_merge(self, now: float) -> bool:
         """Whether this keeper reads all parts and commits: rank 0's does, so that each part is read once. Should it not, the

@@ -1,4 +1,8 @@
-"""From disk to the object store, after the commit: each keeper sends its own ranks' files, the marker goes last."""
+"""From disk to the object store, after the commit: each keeper sends its own ranks' files, the marker goes last.
+
+Whoever comes last finds all there and commits. The others look for the marker; each in its turn (pending.py) also lists what
+is there, and commits where whoever came last is gone.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +13,15 @@ from dataclasses import dataclass, field
 
 from ....errors import UnbrokenError
 from ...catalogue.mirror import mirror
-from ...format.manifest import folder_name
+from ...format.manifest import COMMITTED, folder_name
 from ...storage import open_storage
 from ...storage.base import Storage
 from ..buffers.holdings import SnapshotId
 from ..wire import Message
+from .pending import find_turn
 
 TRIES = 6
+_POLL_S = 0.5
 COMMIT_TIMEOUT_S = 3600.0
 
 
@@ -68,11 +74,9 @@ class Uploading:
                 done = mirror(
                     self.source(snapshot_id), name, target, ranks=ranks, gate=lambda: self.gate(snapshot_id)
                 )
-                deadline = time.monotonic() + COMMIT_TIMEOUT_S
-                while not done.committed and time.monotonic() < deadline:
-                    time.sleep(0.5)
-                    done = mirror(self.source(snapshot_id), name, target, ranks=())
-                return None if done.committed else "other nodes did not send their share"
+                if done.committed or self._wait_for_others(snapshot_id, target, ranks, done.world_size):
+                    return None
+                return "other nodes did not send their share"
             except (UnbrokenError, OSError) as e:
                 why = str(e)
                 if attempt + 1 < TRIES:
@@ -81,3 +85,23 @@ class Uploading:
             except Exception as e:  # noqa: BLE001 - whatever it is fails this copy, and must not end the thread
                 return str(e)
         return why
+
+    def _wait_for_others(
+        self, snapshot_id: SnapshotId, target: Storage, ranks: tuple[int, ...], world_size: int
+    ) -> bool:
+        """Whether all of it is there, and the marker, in the end. Raises StorageError."""
+        source, name = self.source(snapshot_id), folder_name(snapshot_id.step, snapshot_id.attempt)
+        marker, began = source.read(f"{name}/{COMMITTED}"), time.monotonic()
+        turn = find_turn(ranks, world_size, began, began)
+        while (now := time.monotonic()) < began + COMMIT_TIMEOUT_S:
+            time.sleep(_POLL_S)
+            try:
+                if target.read(f"{name}/{COMMITTED}") == marker:
+                    return True
+            except FileNotFoundError:
+                pass
+            if now >= turn:
+                if mirror(source, name, target, ranks=(), gate=lambda: self.gate(snapshot_id)).committed:
+                    return True
+                turn = find_turn(ranks, world_size, began, time.monotonic())
+        return False

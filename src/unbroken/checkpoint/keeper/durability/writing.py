@@ -19,10 +19,18 @@ from ....errors import StorageError, UnbrokenError
 from ...format.manifest import folder_name
 from ...storage.base import Storage
 from ..buffers.holdings import Buffer, Holdings, Snapshot, SnapshotId
-from .commit import Abandoned, CommitState, RankFailed, commit, is_committed, note_failure, write_part
-from .pending import LISTING_S, PendingCheckpoint
+from .commit import (
+    Abandoned,
+    CommitState,
+    RankFailed,
+    commit,
+    is_committed,
+    note_failure,
+    relay_failure,
+    write_part,
+)
+from .pending import COMMIT_TIMEOUT_S, PendingCheckpoint
 
-COMMIT_TIMEOUT_S = 600.0
 COMMITS_PENDING_MAX = 3
 """Checkpoints whose commit is waited for while the next one is written: each of them asks the storage again and again."""
 
@@ -298,7 +306,7 @@ class Writing:
         deadline = began + deadline_s
         with self.changed:
             for watch in self.watches.values():
-                watch.next_poll = watch.next_listing = 0.0
+                watch.next_poll = 0.0
                 watch.urgent = watch.urgent or watch.snapshot_id.attempt <= attempt
             self.changed.notify_all()
             # What is not known complete on all ranks can never commit: its missing ranks are gone.
@@ -404,16 +412,17 @@ class Writing:
 
     def _poll(self, watch: PendingCheckpoint) -> None:
         snapshot_id = watch.snapshot_id
-        why, rank, state, hopeless = None, 0, CommitState((0,)), False
+        why, rank, hopeless = None, 0, False
         began = time.monotonic()
         merge = watch.may_merge(began)
+        lists = merge or watch.may_list(began)
+        state = watch.last
         try:
             self.gate(snapshot_id)
             storage = self.storage(snapshot_id)
-            if not merge and began < watch.next_listing:
-                state = watch.last if not is_committed(storage, snapshot_id) else CommitState()
-            else:
-                watch.next_listing = began + LISTING_S
+            if is_committed(storage, snapshot_id):
+                state = CommitState()
+            elif lists:
                 state = commit(
                     storage,
                     snapshot_id,
@@ -426,6 +435,8 @@ class Writing:
             why = str(e)
         except RankFailed as e:
             why, rank, hopeless = e.why, e.rank, e.hopeless
+            if 0 in watch.shares:
+                relay_failure(storage, snapshot_id, e)
         except Exception as e:  # noqa: BLE001 - as above
             why = str(e) if isinstance(e, UnbrokenError) else repr(e)
             hopeless = not isinstance(e, StorageError | OSError)
@@ -434,7 +445,8 @@ class Writing:
         if why is None and missing and late > COMMIT_TIMEOUT_S:
             why, rank = f"ranks {missing[:8]} did not write their share within {late:.0f} s", missing[0]
         with self.changed:
-            watch.missing, watch.polled, watch.last = missing, began, state
+            if lists:
+                watch.missing, watch.polled, watch.last = missing, began, state
             if state.whole and watch.whole_since is None:
                 watch.whole_since = began
             if why is not None:
