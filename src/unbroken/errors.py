@@ -14,7 +14,8 @@
     │   ├── DoesNotFit                14   more ranks, memory or disk than the machine has
     │   ├── LeaseExpired              15   this process lost its supervisor and must stop
     │   ├── ContractError             16   a file or message from a newer version of unbroken
-    │   └── RunDirLost                17   the run directory was deleted or moved while its run went on
+    │   ├── RunDirLost                17   the run directory was deleted or moved while its run went on
+    │   └── SilentCorruption          18   of a rank: its card does not agree with itself
     ├── CheckpointError               30   checkpoints
     │   ├── NoCheckpoint              30   nothing that verifies was found
     │   ├── CheckpointCorrupt         31   bytes differ from what the manifest promises
@@ -180,6 +181,12 @@ class RunDirLost(RunError):
     """The run directory was deleted or moved while its run went on; says what was saved where."""
 
     exit_code = 17
+
+
+class SilentCorruption(RunError):
+    """A step was computed again, and this rank did not get the same: its card, or its host, is suspect."""
+
+    exit_code = 18
 
 
 class CheckpointError(UnbrokenError):

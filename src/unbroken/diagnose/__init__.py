@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from ..progress.records.verdict import REASONS, Action, Cascade, Category, Faulty, Outcome, Root, Verdict
 from .engine import Diagnosis, diagnose, examine, judge_unread
-from .judge.facts import Facts, HangFact, LossFact, RankExit, RankPlace
+from .judge.facts import CorruptionFact, Facts, HangFact, LossFact, RankExit, RankPlace
 from .match.partial import Limits
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "Action",
     "Cascade",
     "Category",
+    "CorruptionFact",
     "Diagnosis",
     "Facts",
     "Faulty",

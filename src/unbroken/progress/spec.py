@@ -104,12 +104,18 @@ class Policy:
     """So many nodes may be taken out of use within an hour, lost ones not counted: a detector gone mad cannot empty the cluster."""
     cordons_per_hour_and_cause: int = 4
     """And so many of them for the same reason."""
+    on_corruption: str = "roll back"
+    """Where replicas differ that were equal: "roll back" to a checkpoint where they were, or "tell"."""
 
     def __post_init__(self) -> None:
         for name in ("stop_at", "cordon_at"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
                 raise UsageError(f"policy '{name}' must be a confidence from 0 to 1, not {value!r}")
+        if self.on_corruption not in ("roll back", "tell"):
+            raise UsageError(
+                f'policy \'on_corruption\' must be "roll back" or "tell", not {self.on_corruption!r}'
+            )
         for name in ("cordons_per_hour", "cordons_per_hour_and_cause"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 0:

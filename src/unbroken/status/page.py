@@ -29,7 +29,7 @@ KIND_TEXT = {
     "failed": "a rank ended with an error", "hung": "the steps stopped coming", "node_lost": "a node was lost",
     "agent_lost": "a node's agent died", "preempted": "a node was taken away, as announced",
     "supervisor_lost": "the supervisor died and the ranks ended with it",
-    "lease": "a node lost its supervisor", "loss_spike": "the loss diverged",
+    "lease": "a node lost its supervisor", "loss_spike": "the loss diverged", "corrupted": "replicas differed",
 }  # fmt: skip
 ACTION_TEXT = {
     "restart": "restarted", "restart_elsewhere": "restarted elsewhere", "rollback_skip": "taken back before it",
@@ -43,7 +43,7 @@ _HOW = {
     "completed": "completed", "interrupted": "stopped on request", "failed": "a rank failed", "hung": "hang",
     "node_lost": "node lost", "agent_lost": "agent lost", "preempted": "node taken away",
     "supervisor_lost": "supervisor lost", "amended": "stopped to be amended",
-    "lease": "a lease expired", "loss_spike": "loss diverged", "cut off": "cut off", "running": "still running",
+    "lease": "a lease expired", "loss_spike": "loss diverged", "corrupted": "replicas differed", "cut off": "cut off", "running": "still running",
 }  # fmt: skip
 PHASE_KINDS = {
     "detect": "unnoticed", "stop": "fault", "diagnose": "down", "schedule": "finishing", "start": "starting",

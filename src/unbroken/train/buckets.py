@@ -8,7 +8,7 @@ after the backward pass or during it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,6 +51,8 @@ class Buckets:
         self.scalars = self.buckets[-1].gradients[-SCALARS:]
         self._next = 0
         self._pending: list[Any] = []
+        self.before_reduce: Callable[[int, Tensor], None] = _nothing
+        """Called with each bucket's number and gradients before they are reduced, also where there is one rank."""
 
     @staticmethod
     def _plan(
@@ -113,6 +115,8 @@ class Buckets:
     def reduce(self, world_size: int) -> None:
         """Replaces every gradient, and the scalars, by its mean over the ranks; the same bits on every rank."""
         if world_size == 1:
+            for i, b in enumerate(self.buckets):
+                self.before_reduce(i, b.gradients)
             return
         while self._next < len(self.buckets):
             self._launch()
@@ -125,6 +129,7 @@ class Buckets:
     def _launch(self) -> None:
         import torch.distributed as dist
 
+        self.before_reduce(self._next, self.buckets[self._next].gradients)
         self._pending.append(dist.all_reduce(self.buckets[self._next].gradients, async_op=True))
         self._next += 1
 
@@ -161,6 +166,10 @@ class Buckets:
     def parameters(self) -> Mapping[str, Tensor]:
         """The weights by name, without gradient history."""
         return {name: p.detach() for name, p in self.model.named_parameters()}
+
+
+def _nothing(number: int, gradients: Tensor) -> None:
+    return
 
 
 def _aligned(n: int) -> int:

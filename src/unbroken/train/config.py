@@ -154,6 +154,9 @@ class RunConfig:
     snapshot_every: int = option(5, "steps between snapshots in host memory")
     persist_every: int = option(20, "steps between checkpoints on disk")
     keep: int = option(2, "checkpoints to keep on disk")
+    recheck: bool = option(
+        True, "compute a step twice again where its gradient norm is far out, to find a card that is wrong"
+    )
     trace: str | None = option(
         None, "file (append-only JSON lines) for each step's loss and batch hash; '{rank}' is replaced"
     )

@@ -14,6 +14,7 @@ from torch import Tensor
 from ..errors import InputError
 from ..progress import Run
 from .buckets import Buckets
+from .checks.recheck import Recheck, keep_generators
 from .config import TrainConfig
 from .corpus.chat import Conversations
 from .huggingface.names import description
@@ -43,6 +44,7 @@ class Trainer:
     position: SamplePosition
     step: int = 0
     """Steps completed."""
+    recheck: Recheck | None = None
 
     def state(self) -> dict[str, Any]:
         """The state as a checkpoint keeps it; its tensors are the live ones."""
@@ -76,18 +78,19 @@ class Trainer:
         mine = [self.order[indices[i]] for i in w.share(c.data.global_batch)]
         batch = self._batch(mine)
         parts = _parts(len(mine), c.data.micro_batch)
-        b.zero()
-        data = torch.from_numpy(batch).to(w.device, torch.int64)
-        for i, part in enumerate(parts):
-            last = i == len(parts) - 1
-            loss = self._loss(data[part]) * ((part.stop - part.start) / len(mine))
-            b.scalars[0] += loss.detach()
-            if last:
-                b.scalars[1] = float(stop)
-                b.expect()
-            loss.backward()
-        b.reduce(w.size)
-        norm = b.clip(c.optim.clip)
+        put_generators_back = keep_generators(self.recheck is not None and c.model.dropout > 0)
+
+        def compute() -> Tensor:
+            data = torch.from_numpy(batch).to(w.device, torch.int64)
+            return self._make_gradients(data, parts, stop)
+
+        def compute_again() -> Tensor:
+            put_generators_back()
+            return compute()
+
+        norm = compute()
+        if self.recheck is not None:
+            norm = self.recheck.check(self.step + 1, norm, compute_again)
         # Read before the optimizer overwrites the weights: a snapshot may still be copying them.
         mean, stop_flag = b.scalars.tolist()
         fence()
@@ -100,6 +103,21 @@ class Trainer:
         )
         self.step += 1
         return mean, norm, stop_flag > 0, batch.tobytes()
+
+    def _make_gradients(self, data: Tensor, parts: list[slice], stop: bool) -> Tensor:
+        """Leaves the clipped gradients of this step in the buckets, reduced over the ranks; the norm before clipping."""
+        b = self.buckets
+        b.zero()
+        for i, part in enumerate(parts):
+            last = i == len(parts) - 1
+            loss = self._loss(data[part]) * ((part.stop - part.start) / len(data))
+            b.scalars[0] += loss.detach()
+            if last:
+                b.scalars[1] = float(stop)
+                b.expect()
+            loss.backward()
+        b.reduce(self.world.size)
+        return b.clip(self.config.optim.clip)
 
     @torch.no_grad()
     def evaluate(self) -> float:
@@ -142,6 +160,8 @@ def build(config: TrainConfig, world: World, run: Run, tokens: Tokens) -> Traine
     buckets = Buckets(model, config.run.bucket_mb * 1e6, world.device)
     if config.run.overlap and world.size > 1:
         buckets.hook()
+    exact = config.run.mode == "deterministic"
+    recheck = Recheck(world, buckets, exact=exact, say=_say) if config.run.recheck else None
     return Trainer(
         config,
         world,
@@ -152,6 +172,7 @@ def build(config: TrainConfig, world: World, run: Run, tokens: Tokens) -> Traine
         buckets,
         order,
         SamplePosition().skipping([*c.skips, *run.skips]),
+        recheck=recheck,
     )
 
 
@@ -195,6 +216,11 @@ def order_of(samples: int, config: TrainConfig, size: str) -> SampleOrder:
             hint="Give more text, a smaller --global-batch or a shorter --seq",
         )
     return SampleOrder(samples, c.seed)
+
+
+def _say(text: str) -> None:
+    with contextlib.suppress(OSError):  # a full disk under the log is no reason to end a training
+        print(text, flush=True)
 
 
 def _parts(count: int, size: int) -> list[slice]:

@@ -16,7 +16,19 @@ from ..format import layout as arena
 from ..format.manifest import FileRecord, PartManifest, data_name, tensor_part
 from ..ranks.environment import Place
 
-CHANGING = ("check", "kind", "schema", "file", "step", "attempt", "position", "values", "rng", "time")
+CHANGING = (
+    "check",
+    "kind",
+    "schema",
+    "file",
+    "step",
+    "attempt",
+    "position",
+    "values",
+    "rng",
+    "time",
+    "replicas",
+)
 """Keys of a part that each save, or the keeper that writes it, fills in."""
 
 

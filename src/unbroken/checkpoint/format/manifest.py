@@ -19,6 +19,7 @@ from ...errors import CheckpointCorrupt
 from ...journal.checksummed import Fields, decode_checked, digest, encode_checked
 from .position import Position, read_position
 from .position import merged as merged_position
+from .replicas import joined_json, read_joined
 from .shards import RunBuilder
 from .tensors import (
     Heads,
@@ -119,6 +120,8 @@ class PartManifest:
     rng: Any = None
     versions: Mapping[str, str] = field(default_factory=dict)
     time: float = 0.0
+    replicas: str = ""
+    """Digests of what other ranks hold too, 16 characters a tensor in the order of `tensors` (replicas.py); "" for none."""
     check: str = field(default="", compare=False)  # checksum of the bytes that it was decoded from
 
     @cached_property
@@ -140,6 +143,7 @@ class PartManifest:
                 "rng": self.rng,
                 "versions": dict(self.versions),
                 "time": self.time,
+                **({"replicas": joined_json(self.replicas)} if self.replicas else {}),
             },
         )
 
@@ -165,7 +169,8 @@ class PartManifest:
         return cls(
             f.text("run_id"), f.natural("attempt"), f.natural("step"), rank, world, tensors, file,
             read_position(f.value.get("position"), where), aliases, f.value.get("values"),
-            f.value.get("rng"), f.text_map("versions"), f.number("time"), digest(data),
+            f.value.get("rng"), f.text_map("versions"), f.number("time"),
+            read_joined(f.value.get("replicas"), len(tensors)), digest(data),
         )  # fmt: skip
 
 

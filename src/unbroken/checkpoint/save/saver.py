@@ -11,6 +11,7 @@ import torch
 
 from ...errors import DoesNotFit, UnbrokenError
 from ...progress import holding_up
+from ..capture.digests import Digests, begin_digests
 from ..capture.direct import Stamp, write_tensors
 from ..capture.generators import capture_rng
 from ..capture.loaders import position_in
@@ -22,6 +23,7 @@ from ..client.rank_buffer import RankBuffer
 from ..client.session import Session
 from ..device.staging import Copying
 from ..format.position import Position, position_of
+from ..format.replicas import joined_json
 from ..levels import Saved
 from ..options import Options
 from .outcomes import Outcomes
@@ -104,12 +106,16 @@ class Saver:
     ) -> bool:
         """Begins the copy; False if it cannot be made for want of memory, which is no reason to end a training."""
 
+        digests: Digests | None = None
+
         def copied(copying: Copying) -> None:
-            self._copied(copying, buffer, saved, content)
+            self._copied(copying, buffer, saved, content, digests)
 
         buffer.map[: plan.layout.data_start] = plan.header
         protected = frozenset(captured.pieces) if self.options.copies.fenced else captured.protected
         try:
+            if content["persist"]:  # keepers compare what goes to the disk
+                digests = begin_digests(captured, self.session.place.world_size)
             self.buffers.device.stager.copy(captured.pieces, buffer.tensor, plan.layout, protected, copied)
         except BaseException as e:  # an interrupt too: the buffer goes back, and nobody waits for this save
             self.session.memory.release(buffer)
@@ -119,7 +125,14 @@ class Saver:
             return False
         return True
 
-    def _copied(self, copying: Copying, buffer: RankBuffer, saved: Saved, content: dict[str, Any]) -> None:
+    def _copied(
+        self,
+        copying: Copying,
+        buffer: RankBuffer,
+        saved: Saved,
+        content: dict[str, Any],
+        digests: Digests | None,
+    ) -> None:
         """The copy has ended: the buffer is whole, or will never be."""
         memory = self.session.memory
         if copying.error is not None:
@@ -127,6 +140,8 @@ class Saver:
             self.outcomes.fail(saved, copying.error.message)
             return
         saved.reach("staged")
+        if digests is not None:
+            content["part"] = content["part"].with_more({"replicas": joined_json(digests.read())})
         memory.finalize(buffer, saved.step, saved.attempt, content, time.monotonic() - saved.began)
         saved.reach("host")
         if self.session.completion is not None:

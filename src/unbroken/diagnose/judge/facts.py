@@ -85,6 +85,18 @@ class LossFact:
 
 
 @dataclass(frozen=True)
+class CorruptionFact:
+    """Replicas that were equal and differ at `step` (`why` in words). `ranks` are suspect, `confidence` says how sure;
+    `before` is the step of the newest checkpoint where all were equal."""
+
+    step: int
+    why: str
+    ranks: tuple[int, ...]
+    confidence: float
+    before: int
+
+
+@dataclass(frozen=True)
 class RankPlace:
     """How far a rank came: its highest completed step (-1 for none), and its frames, innermost first, where known; `doing`
     is the state of its process, in words, where it was looked at."""
@@ -112,6 +124,7 @@ class Facts:
     lost_nodes: tuple[str, ...] = ()
     hang: HangFact | None = None
     loss: LossFact | None = None
+    corruption: CorruptionFact | None = None
     nodes: tuple[tuple[int, str], ...] = ()
     oom_kills: tuple[int, ...] = ()
     completed: bool = False

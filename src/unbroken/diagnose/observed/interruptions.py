@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ...errors import SilentCorruption
 from ...progress.records.verdict import LOSS_SPIKE, UNKNOWN, Action, Outcome, Root, Verdict
 from ..judge.facts import Facts, LossFact, RankExit
+from .corrupted import judge_corruption, judge_own_corruption
 
 
 def judge_interruption(facts: Facts) -> Verdict | None:
@@ -23,6 +25,12 @@ def judge_interruption(facts: Facts) -> Verdict | None:
         return _preempted(facts)
     if facts.loss is not None:
         return _loss(facts.loss, facts)
+    if facts.corruption is not None:
+        return judge_corruption(facts.corruption, facts)
+    if (
+        corrupt := next((e for e in facts.failures() if e.code == SilentCorruption.exit_code), None)
+    ) is not None:
+        return judge_own_corruption(corrupt, facts)
     if facts.lease_expired is not None:
         # What other ranks said and did after that, their own lease's end or a lost connection, followed from it.
         return _lease_expired(facts.lease_expired)

@@ -16,8 +16,8 @@ from ...journal.codec import decode, encode
 from ...progress import RunDir
 from ..judge.facts import Facts
 
-SCHEMA = 2
-"""1 had `stopped_by_user`, which nobody ever set."""
+SCHEMA = 3
+"""1 had `stopped_by_user`, which nobody ever set; 2 had no `corruption`."""
 
 
 def write_facts(run_dir: RunDir, attempt: int, facts: Facts) -> None:

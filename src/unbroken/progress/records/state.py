@@ -71,6 +71,10 @@ class RunState:
     """(attempt, step) of snapshots that were whole in memory when their attempt was sealed, or were offered to a
     later one: they count, also where they become durable only afterwards."""
 
+    equal: tuple[int, int] | None = None
+    """(attempt, step) of the newest checkpoint where all replicas were equal."""
+    corrupted: list[tuple[str, ...]] = field(default_factory=list)
+    """The nodes that were suspect each time the run was taken back because replicas differed."""
     cordons: list[tuple[float, str]] = field(default_factory=list)
     """When a node was taken out of use (seconds since the epoch), and for which reason."""
     rollbacks: dict[int, int] = field(default_factory=dict)
@@ -139,6 +143,11 @@ class RunState:
                 self.step = int(r["step"])  # on purpose: an import of an earlier step, say
         elif kind == "durable":
             self.durable.append((r["step"], r["attempt"]))
+        elif kind == "replicas":
+            if r.get("equal"):
+                self.equal = (int(r["attempt"]), int(r["step"]))
+        elif kind == "corruption":
+            self.corrupted.append(tuple(r.get("nodes") or ()))
         elif kind == "seal":
             self.seals[r["attempt"]] = tuple(r["checkpoints"])
             self.accepted |= {(int(a), int(s)) for a, s in r.get("memory") or ()}

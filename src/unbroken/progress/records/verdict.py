@@ -79,7 +79,11 @@ KILLED = "signal"
 PORT_TAKEN = "port-taken"
 """`decided_by` of a verdict that the port at which ranks meet was taken: the rule of that name."""
 
+CORRUPTED = "corruption"
+"""`decided_by` of a verdict on wrong numbers: replicas that differ, or a card that does not agree with itself."""
+
 _SEEN = {
+    CORRUPTED: "SilentCorruption",
     KILLED: "Killed", "early-exit": "LeftEarly", "lost-agent": "AgentLost", "lapsed-lease": "LeaseExpired",
     "lost-supervisor": "SupervisorLost", "launch": "NotStarted",
 }  # fmt: skip

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ...diagnose.judge.facts import Facts, LossFact
 from ...progress import Budgets, Policy
-from ...progress.records.decision import Decision, PastIncident
+from ...progress.records.decision import Decision, PastIncident, Rollback
 from ...progress.records.verdict import HANG, KILLED, PORT_TAKEN, UNKNOWN, Action, Category, Outcome, Verdict
 from .rollback import NEAR, describe, plan_rollback
 
@@ -137,7 +138,12 @@ def decide(
     if _is_hopeless(verdict, cause) and verdict.confidence < policy.stop_at:
         why += f"; {verdict.reason} is only {verdict.confidence:.0%} sure, and a run is ended for good from {policy.stop_at:.0%} on"
     doubt = _why_not_to_cordon(verdict, facts, policy, cordons)
-    return _leave_out(verdict, facts, spares, Decision(Action.RESTART, why, charged, (), delay), doubt)
+    decision = _leave_out(verdict, facts, spares, Decision(Action.RESTART, why, charged, (), delay), doubt)
+    if facts.corruption is None:
+        return decision
+    # What was saved since the replicas were equal may hold the wrong numbers on every rank by now.
+    before = facts.corruption.before
+    return replace(decision, why=f"back to step {before}; {decision.why}", rollback=Rollback(before))
 
 
 def _decide_loss(

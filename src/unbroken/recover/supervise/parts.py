@@ -29,6 +29,7 @@ from .record.recorder import Recorder
 from .record.stop_request import StopRequest
 from .record.term import TermWatch
 from .screen.view import View
+from .watch.corruption import CorruptionJudge
 from .watch.loss import LossJudge
 from .watch.news import News
 from .watch.watching import Watching
@@ -109,6 +110,7 @@ def assemble(
     watching = Watching(
         run_dir, fleet, keepers, place, stopping, Following(lambda: amending.command, cwd, spec.timeouts.idle),
         LossJudge(accepting, place, recorder, view.say, spec.on_divergence),
+        CorruptionJudge(accepting, recorder, view.say, spec.policy),
         float(spec.timeouts.suspect), recorder, background,
         term, stop, view, clock, changed, amending,
     )  # fmt: skip

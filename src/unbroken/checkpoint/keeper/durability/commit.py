@@ -28,6 +28,7 @@ from ...format.manifest import (
     merge,
     part_name,
 )
+from ...format.replicas import ReplicaComparison, Replicas
 from ...format.tensors import Heads
 from ...storage.base import Storage
 from ..buffers.holdings import Snapshot, SnapshotId
@@ -123,6 +124,8 @@ class CommitState:
     mine: bool = False
     whole: bool = False
     """Nothing is missing, and another keeper is to commit it."""
+    comparison: ReplicaComparison | None = None
+    """Of what several ranks hold, where it was this poll that merged the parts."""
 
 
 def is_committed(storage: Storage, snapshot_id: SnapshotId) -> bool:
@@ -191,17 +194,23 @@ def commit(
         return CommitState(missing)
     if not may_merge:
         return CommitState(whole=True)
-    heads: Heads = {}
-    parts = (
-        PartManifest.decode(storage.read(f"{folder}/{part_name(r)}"), where=part_name(r), heads=heads)
-        for r in range(world_size)
-    )
-    manifest = merge(parts)
+    replicas = Replicas()
+    manifest = merge(_read_parts(storage, folder, world_size, replicas))
     gate()
     storage.put(f"{folder}/{MANIFEST}", manifest.encoded)
     gate()
     marker = Committed.of(manifest, node=node, time=time.time()).encoded
-    return CommitState(mine=storage.create(f"{folder}/{COMMITTED}", marker))
+    return CommitState(mine=storage.create(f"{folder}/{COMMITTED}", marker), comparison=replicas.compare())
+
+
+def _read_parts(storage: Storage, folder: str, world_size: int, replicas: Replicas) -> Iterator[PartManifest]:
+    """The parts, by rank; each is given to `replicas` too."""
+    heads: Heads = {}
+    for rank in range(world_size):
+        name = part_name(rank)
+        part = PartManifest.decode(storage.read(f"{folder}/{name}"), where=name, heads=heads)
+        replicas.add(rank, part.replicas, part.tensors)
+        yield part
 
 
 def _as_failure(rank: int, data: bytes) -> RankFailed:

@@ -459,6 +459,13 @@ class Writing:
                 self.holdings.durable.add(snapshot_id)
                 self.holdings.released.add(snapshot_id)
                 self.freed()
+                if state.mine and state.comparison is not None and watch.world_size > 1:
+                    self.emit(
+                        {
+                            "event": "replicas", "attempt": snapshot_id.attempt, "step": snapshot_id.step,
+                            "world_size": watch.world_size, **state.comparison.as_message(),
+                        }
+                    )  # fmt: skip
                 self.emit(
                     {
                         "event": "durable", "attempt": snapshot_id.attempt, "step": snapshot_id.step,

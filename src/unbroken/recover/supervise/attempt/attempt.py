@@ -63,6 +63,8 @@ class Attempt:
     last: Step | None = None
     attached_at: float | None = None
     loss: LossFollower = field(default_factory=LossFollower)
+    replicas: list[Message] = field(default_factory=list)
+    """Comparisons of replicas that were not judged yet."""
     total: int | None = None
     step_time: float | None = None
     steps_file: Path | None = None

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from ....detect import Hang, ProcessInfo
-from ....diagnose import LossFact
+from ....diagnose import CorruptionFact, LossFact
 
 
 class NodeEnd(StrEnum):
@@ -23,7 +23,7 @@ class NodeEnd(StrEnum):
 
 @dataclass(frozen=True)
 class AttemptOutcome:
-    """`kind`: completed, interrupted, preempted, amended, failed, hung, loss_spike, lease, agent_lost or node_lost; supervisor_lost and start_failed where
+    """`kind`: completed, interrupted, preempted, amended, failed, hung, loss_spike, corrupted, lease, agent_lost or node_lost; supervisor_lost and start_failed where
     there was no watch; renumbered or refused where the attempt could not keep its checkpoints in its place.
 
     `nodes` are those that were lost, `processes` the ranks' stacks.
@@ -35,6 +35,7 @@ class AttemptOutcome:
     processes: Mapping[int, ProcessInfo] = field(default_factory=dict)
     error: str = ""
     loss: LossFact | None = None
+    corruption: CorruptionFact | None = None
 
     @property
     def lost_nodes(self) -> list[str]:

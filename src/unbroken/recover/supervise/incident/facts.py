@@ -52,6 +52,7 @@ def collect_facts(
         lost_nodes=tuple(outcome.lost_nodes),
         hang=hang,
         loss=outcome.loss,
+        corruption=outcome.corruption,
         nodes=tuple((r, s.node) for r, s in ranks),
         oom_kills=tuple(r for r, s in ranks if s.exit is not None and s.exit.oom),
         completed=attempt.all_finished,

@@ -18,7 +18,7 @@ _LATEST = 1e12
 _PHASES = {int(p) for p in Phase}
 _KEEPER_NEEDS = {
     "host": ("attempt", "step"), "durable": ("attempt", "step"), "failed": ("attempt", "step"),
-    "waiting": ("attempt", "step"), "restored": ("attempt",), "superseded": ("attempt", "step", "by"), "place": ("attempt",),
+    "waiting": ("attempt", "step"), "restored": ("attempt",), "superseded": ("attempt", "step", "by"), "replicas": ("attempt", "step"), "place": ("attempt",),
 }  # fmt: skip
 """What the supervisor reads of each event of a keeper; the rest may be missing or null."""
 
@@ -57,6 +57,8 @@ def check(m: Message, world_size: int) -> Message:
                 whole(m.get(key), key, least, most)
         if m["event"] == "host":
             _host(m, world_size)
+        elif m["event"] == "replicas":
+            _replicas(m, world_size)
     return m
 
 
@@ -100,6 +102,25 @@ def _host(m: Message, world_size: int) -> None:
         return
     if any(r >= world_size for r in unpack(m["ranks"], "ranks", world_size)):
         raise Malformed(f"'ranks' names a rank that there is not: there are {world_size}")
+
+
+def _replicas(m: Message, world_size: int) -> None:
+    """What was compared, and of some tensors that differ which ranks have the same bits."""
+    for key in ("compared", "alone", "differing"):
+        whole(m.get(key), key, 0, _MOST)
+    if not isinstance(m.get("differences"), list):
+        raise Malformed("'differences' is no list")
+    for d in m["differences"]:
+        text(_table(d, "difference").get("name"), "name", most=4096)
+        groups = d.get("groups")
+        if not isinstance(groups, list) or not groups:
+            raise Malformed("'groups' is no list")
+        for group in groups:
+            if not isinstance(group, list) or len(group) != 2 or not isinstance(group[0], list):
+                raise Malformed("a group is no list of ranks and their number")
+            for rank in group[0]:
+                whole(rank, "rank", 0, world_size - 1)
+            whole(group[1], "count", 1, world_size)
 
 
 def _groups(m: Message, world_size: int) -> None:

@@ -113,6 +113,9 @@ class News:
             case "durable":
                 if attempt.tracker.on_durable(event["step"]):
                     self._note("durable", attempt=number, step=step, seconds=event.get("seconds"))
+            case "replicas":
+                attempt.replicas.append(event)
+                self._changed.set()
             case "restored":
                 self._view.restored(event)
                 if (event.get("of"), step) in self._recorder.state.brought_offers:

@@ -25,6 +25,7 @@ from ..record.stop_request import StopRequest
 from ..record.term import TermWatch
 from ..screen.view import View
 from . import stacks
+from .corruption import CorruptionJudge
 from .loss import LossJudge
 
 _TICK_S = 0.1
@@ -47,6 +48,7 @@ class Watching:
         stopping: Stopping,
         following: Following,
         losses: LossJudge,
+        corruption: CorruptionJudge,
         suspect_s: float,
         recorder: Recorder,
         background: Background,
@@ -61,7 +63,7 @@ class Watching:
         self._amending = amending
         self._run_dir, self._fleet, self._keepers, self._place = run_dir, fleet, keepers, place
         self._stopping, self._following, self._recorder = stopping, following, recorder
-        self._losses = losses
+        self._losses, self._corruption = losses, corruption
         self._suspect_s = suspect_s
         self._background, self._term, self._stop = background, term, stop
         self._view, self._clock, self._changed = view, clock, changed
@@ -111,6 +113,8 @@ class Watching:
                 return AttemptOutcome(kind)
             elif loss := await self._losses.judge(attempt):
                 return AttemptOutcome("loss_spike", loss=loss)
+            elif corruption := await self._corruption.judge(attempt):
+                return AttemptOutcome("corrupted", corruption=corruption)
             if judging.is_due(now):
                 if words := self._following.news(attempt, self._clock.wall()):
                     self._view.say(words)

@@ -1,0 +1,1 @@
+"""What a trainer looks at of its own steps before it applies them."""
