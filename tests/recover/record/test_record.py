@@ -362,6 +362,53 @@ def test_what_is_appended_between_a_seal_and_its_claim_is_not_acted_on(tmp_path:
     assert kinds(new) == ["before"]
 
 
+def test_a_successor_that_sleeps_between_seal_and_claim_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one before waited for the claim, and went on: all that it was told to be written counts."""
+    monkeypatch.setattr(objects, "CLAIM_S", 0.05)
+    store = memory_store()
+    old, new = (ObjectRecord(S3Storage(store, "memory://run"), RunDir(tmp_path / n)) for n in "ab")
+    _, journal = begin(old)
+    journal.append("a")
+    sealed = new.seal(new.terms())
+    journal.append("b")
+    journal.append("c")
+    term = new.claim(2, run_id="r", address="unix:/x", sealed=sealed)
+    assert term is not None and term.number == 3, "the claim that did not count them is not the last one"
+    with pytest.raises(Superseded):
+        journal.append("late")
+    new.open(term, lambda: 5.0).append("d")
+    third = ObjectRecord(S3Storage(store, "memory://run"), RunDir(tmp_path / "c"))
+    assert kinds(new) == kinds(old) == kinds(third) == ["a", "b", "c", "d"]
+    copied = [r["kind"] for r in read_journal(RunDir(tmp_path / "b")).records]
+    assert [k for k in copied if k != "closed"] == ["a", "b", "c", "d"]
+
+
+def test_a_claim_in_the_moment_in_which_the_one_before_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its first record after the wait is either counted by the claim, or never acknowledged."""
+    monkeypatch.setattr(objects, "CLAIM_S", 0.05)
+    store = memory_store()
+    old, new = (ObjectRecord(S3Storage(store, "memory://run"), RunDir(tmp_path / n)) for n in "ab")
+    _, journal = begin(old)
+    journal.append("a")
+    sealed = new.seal(new.terms())
+    create = S3Storage.create
+
+    def claim_first(self: S3Storage, name: str, data: Any) -> bool:
+        if name == "journal/000001/00000003.json":
+            monkeypatch.setattr(S3Storage, "create", create)
+            assert new.claim(2, run_id="r", address="unix:/x", sealed=sealed) is not None
+        return create(self, name, data)
+
+    monkeypatch.setattr(S3Storage, "create", claim_first)
+    with pytest.raises(Superseded):
+        journal.append("b")
+    assert kinds(new) == ["a"]
+
+
 # --- which
 
 

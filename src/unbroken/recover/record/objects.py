@@ -6,7 +6,8 @@
     run.toml                        what was asked, for a supervisor on another host
 
 Who takes over closes the journal before it: it makes the next number itself, so that the one before, which may be only
-stopped, can append no more and learns why. What it appended in that very moment counts, or was never appended.
+stopped, can append no more and learns why. What it appended in that very moment counts, or was never appended. Where the claim
+does not follow, the one before goes on; a successor that slept between the two sees so after its claim, and claims once more.
 
 Everything is copied into the run directory as it is written, in the form that it has there, for whoever reads that: status,
 report, diagnosis, and agents of this host.
@@ -85,8 +86,21 @@ class ObjectRecord:
         term = Term.mine(number, run_id=run_id, address=address, sealed=sealed)
         if not self._storage.create(f"terms/{number:06d}.json", term.encode()):
             return None
+        before = max(map(int, sealed), default=0)
+        if before and self._went_on(before, sealed[str(before)]):
+            # It had waited for this claim in vain. What it wrote counts: the next claim says so.
+            fresh = {**sealed, str(before): self._close(before), str(number): 0}
+            return self.claim(number + 1, run_id=run_id, address=address, sealed=fresh)
         self._copy(term)
         return term
+
+    def _went_on(self, term: int, sealed: int) -> bool:
+        """Whether a term's owner has appended records after the number that was to be its last."""
+        for number in range(sealed + 1, self._last(term) + 1):
+            record = decode(self._read_line(_object(term, number)))
+            if record is None or record["kind"] != _CLOSED:
+                return True
+        return False
 
     def seal(self, terms: list[Term]) -> dict[str, int]:
         sealed = dict(terms[-1].sealed) if terms else {}
@@ -119,8 +133,8 @@ class ObjectRecord:
         records: list[dict[str, Any]] = []
         damaged = 0
         terms = self.terms()
-        for i, term in enumerate(terms):
-            limit = terms[i + 1].sealed.get(str(term.number)) if i + 1 < len(terms) else None
+        for term in terms:
+            limit = terms[-1].sealed.get(str(term.number))
             for record in map(decode, self._lines(term.number, limit)):
                 if record is None:
                     damaged += 1
@@ -158,10 +172,10 @@ class ObjectRecord:
         try:
             self._run_dir.create()
             terms, sizes = self.terms(), dict[str, int]()
-            for i, term in enumerate(terms):
+            for term in terms:
                 copy = replace(term, sealed=dict(sizes))
                 if term.number < mine.number:
-                    limit = terms[i + 1].sealed.get(str(term.number))
+                    limit = terms[-1].sealed.get(str(term.number))
                     data = b"".join(self._lines(term.number, limit))
                     self._storage.create(f"journal/{term.number:06d}.jsonl", data)
                     atomic.write_bytes(self._run_dir.journal(term.number), data)
@@ -217,6 +231,8 @@ class ObjectJournal:
         self._number = 0
         self._uncertain = set[bytes]()
         """Appends of the next number that failed, and may have arrived all the same."""
+        self._closed = False
+        """A successor has closed this journal and not claimed the run: nothing has been appended since."""
         self._guard = threading.Lock()
         self._copy = run_dir.journal(term)
         self._uncopied: list[dict[str, Any]] = []
@@ -259,16 +275,28 @@ class ObjectJournal:
                 self._uncertain.add(line)
                 raise
             if created:
+                self._check_owner(line)
                 self._number, self._uncertain = number, set()
                 return record
             found = self._storage.read(_object(self.term, number))
             if found in self._uncertain and (arrived := decode(found)) is not None:
+                self._check_owner(found)
                 self._number, self._uncertain = number, set()
                 if encode({**arrived, "t": 0}) == encode({**record, "t": 0}):
                     return arrived  # it was only the answer that was lost: written once, told once
             else:
                 self._wait_for_successor()
-                self._number = number
+                self._number, self._closed = number, True
+
+    def _check_owner(self, line: bytes) -> None:
+        """Of the first record after a closing that no claim followed: a claim that came before it does not count it, one that
+        comes later sees it. Raises Superseded, StorageError."""
+        if not self._closed:
+            return
+        self._uncertain.add(line)
+        if self._newest() > self.term:
+            raise self._superseded()
+        self._closed = False
 
     def _wait_for_successor(self) -> None:
         """Somebody has closed this journal. Raises Superseded once the run is claimed; returns where that does not come:
@@ -276,11 +304,15 @@ class ObjectJournal:
         deadline = time.monotonic() + CLAIM_S
         while True:
             if self._newest() > self.term:
-                raise Superseded("another supervisor took over this run while this one did not run",
-                                 where=self._storage.url)  # fmt: skip
+                raise self._superseded()
             if time.monotonic() > deadline:
                 return
             time.sleep(min(0.2, CLAIM_S))
+
+    def _superseded(self) -> Superseded:
+        return Superseded(
+            "another supervisor took over this run while this one did not run", where=self._storage.url
+        )
 
     def close(self) -> None:
         """Copies what is not copied yet."""
