@@ -42,14 +42,13 @@ from .contract import (
 from .holding.choice import choose, every
 from .holding.ownership import EndedProcesses, Kind, Ownership
 from .holding.processes import marked, read_stat
-from .holding.subreaper import is_listening
 from .local import check_fits, check_scratch, find_root, name_node
+from .local_folder import RECORD
 from .stream import EventStream
 
 _FIND_S = 30.0
 _TOGETHER_S = 0.2
 """Processes of a node that end within so much have ended together: then the node was lost, and not its agent alone."""
-_RECORD = "cluster.json"
 
 
 @dataclass(frozen=True)
@@ -379,7 +378,7 @@ class LocalCluster:
 
     @property
     def _record(self) -> Path:
-        return self._root / _RECORD
+        return self._root / RECORD
 
     def _read(self) -> dict[str, list]:
         try:
@@ -410,18 +409,6 @@ class LocalCluster:
         for task in self._tasks:
             task.cancel()
         self._stream.close()
-
-
-def forget_run(root: Path) -> None:
-    """Removes a run's volatile folder, and what is noted there of its nodes, where nothing of any node is left, and no
-    supervisor listens."""
-    with contextlib.suppress(OSError):
-        for path in root.glob("*.sock"):
-            if not is_listening(str(path)):
-                path.unlink(missing_ok=True)
-        if [p.name for p in root.iterdir()] == [_RECORD]:
-            (root / _RECORD).unlink()
-        root.rmdir()
 
 
 def describe_agent(run_id: str, node: str) -> str:

@@ -21,7 +21,7 @@ from ..checkpoint.convert.origin import find_origin
 from ..checkpoint.format.manifest import COMMITTED, parse_folder_name
 from ..cluster.contract import Cluster, Request
 from ..cluster.local import share_memory
-from ..cluster.local_events import forget_run
+from ..cluster.local_folder import forget_run, hold_run
 from ..cluster.registry import find_cluster, make_cluster
 from ..errors import (
     RunDirMismatch,
@@ -388,9 +388,15 @@ def run_supervised(
 
     async def go() -> str:
         cluster = _open_cluster(run_dir, spec)
+        if (folder := cluster.socket_folder) is None:
+            return await supervise(cluster)
+        on_this_machine.append(folder)
+        with hold_run(folder):
+            return await supervise(cluster)
+
+    async def supervise(cluster: Cluster) -> str:
         memory = int(spec.host_memory)
-        if (folder := cluster.socket_folder) is not None:
-            on_this_machine.append(folder)
+        if cluster.socket_folder is not None:
             memory = memory or share_memory(spec.nodes + spec.spares)
         surroundings = Surroundings(cluster, IncidentDiagnosis(folder=run_dir.path), memory, record=record)
         supervisor = Supervisor(run_dir, spec, surroundings, shown, cwd=here)

@@ -26,7 +26,7 @@ from ...checkpoint.keeper.wire import PROTOCOL
 from ...cluster import EndedProcesses, Ownership
 from ...cluster.holding.choice import from_text, hold_itself
 from ...cluster.local import share_memory
-from ...cluster.local_events import forget_run
+from ...cluster.local_folder import forget_run
 from ...cluster.survey import describe_node
 from ...detect.stacks import ProcessInfo, collect_stacks
 from ...errors import RunError, UnsafeFile
