@@ -12,10 +12,12 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.support.superseded import check_run, find_runs
 
 REPO = Path(__file__).resolve().parents[1]
 
@@ -92,6 +94,16 @@ def eventually() -> Callable[..., None]:
         raise AssertionError(f"did not come true within {within} s")
 
     return wait
+
+
+@pytest.fixture(autouse=True)
+def lineage(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Whatever run a test made: nothing of a superseded supervisor or attempt was used."""
+    folder = request.getfixturevalue("tmp_path") if "tmp_path" in request.fixturenames else None
+    yield
+    made_up = request.node.get_closest_marker("made_up")
+    if folder is not None and made_up is None:
+        assert [problem for run in find_runs(folder) for problem in check_run(run)] == []
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -24,6 +24,8 @@ from unbroken.status import gather, report_json, write_report, write_report_safe
 from unbroken.status.curve import Steps, read_executions, thin
 from unbroken.status.page import page, time_split
 
+pytestmark = pytest.mark.made_up
+
 
 @pytest.fixture
 def made(tmp_path: Path) -> RunFolder:

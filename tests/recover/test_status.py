@@ -22,6 +22,8 @@ from unbroken.errors import InputError
 from unbroken.progress import RunDir
 from unbroken.status import gather, read_status
 
+pytestmark = pytest.mark.made_up
+
 
 @pytest.fixture
 def made(tmp_path: Path) -> RunFolder:

@@ -48,7 +48,7 @@ def gather(run_dir: RunDir, *, now: float | None = None, with_steps: bool = True
     ) or read_executions([])
     if executions.damaged:
         problems.append(f"{executions.damaged} lines of steps.jsonl cannot be read and were left out")
-    incidents = tuple(_read_incidents(run_dir, problems))
+    incidents = tuple(_counted(_read_incidents(run_dir, problems), records, problems))
     status, why = status_of(records, terms)
     started, ended = _extent(records, executions, terms, status, moment)
     attempts = tuple(_attempts(records, executions, status, ended))
@@ -106,6 +106,18 @@ def _read_incidents(run_dir: RunDir, problems: list[str]) -> list[Incident]:
         except (OSError, ValueError, ContractError) as e:
             problems.append(f"{path.relative_to(run_dir.path)} cannot be read: {e}")
     return found
+
+
+def _counted(incidents: list[Incident], records: list[Record], problems: list[str]) -> list[Incident]:
+    """Without those that the record does not know: a supervisor that was superseded meanwhile wrote them, or one that was
+    killed, or is about to write them down. A run whose record cannot be read, or is an older tool's, shows all."""
+    known = {int(r["incident"]) for r in records if r["kind"] == "incident" and "incident" in r}
+    if not any(r["kind"] == "epoch" for r in records):
+        return incidents
+    for number in sorted({i.number for i in incidents} - known):
+        if number < max(known, default=0):  # a higher one may be on its way into the record
+            problems.append(f"incident {number} is not in the run's record and was left out")
+    return [i for i in incidents if i.number in known]
 
 
 def _with_last_sign(incidents: Iterable[Incident], attempts: Iterable[AttemptRecord]) -> list[Incident]:

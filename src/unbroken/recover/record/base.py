@@ -22,6 +22,7 @@ class RunJournal(Protocol):
     """One term's journal. Where it is `slow` an append takes the time of a network, and is called from a thread."""
 
     slow: bool
+    term: int
 
     def append(self, kind: str, **fields: Any) -> dict[str, Any]:
         """Writes one record and returns it; it is durable then. Raises OSError where it could not be written, which must

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ....errors import RunError
-from ....progress import RunDir
+from ....progress import RunDir, newest_term
 from ....progress.records.incident import Incident
 from ....progress.records.state import RunState
 from ...record.base import RunJournal, Superseded
@@ -110,7 +110,13 @@ class Recorder:
         self.write_later()
 
     def write_incident(self, incident: Incident) -> None:
-        """Writes the incident's file now, or later where the disk refuses."""
+        """Writes the incident's file now, or later where the disk refuses.
+
+        One that was superseded while it did not run writes none: the number is its successor's by now.
+        """
+        if newest_term(self._run_dir) > self._journal.term:
+            _log.warning("incident %d is not written: another supervisor has the run", incident.number)
+            return
         try:
             incident.write(self._run_dir)
             self._incidents.pop(incident.number, None)
