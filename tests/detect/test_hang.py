@@ -72,7 +72,7 @@ def test_a_suspected_step_that_comes_is_no_hang() -> None:
     ("phase", "suspect", "declare"),
     [
         (Phase.STARTING, 300, 600), (Phase.COMPILING, 300, 600), (Phase.TRAINING, 5, 60),
-        (Phase.EVALUATING, 150, 300), (Phase.CHECKPOINTING, 100, 200), (Phase.STOPPING, 100, 200),
+        (Phase.EVALUATING, 5, 300), (Phase.CHECKPOINTING, 5, 200), (Phase.STOPPING, 100, 200),
     ],
 )  # fmt: skip
 def test_each_phase_has_its_deadline(phase: Phase, suspect: float, declare: float) -> None:

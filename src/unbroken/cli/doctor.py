@@ -41,11 +41,11 @@ def doctor(
 
 def examine() -> list[Finding]:
     """What was found, in the order of the screen."""
-    from ..detect.stacks import _py_spy
+    from ..detect.stacks.collecting import find_py_spy
     from ..machine import available_memory, usable_cpus
     from ..units import Bytes
 
-    stacks = _py_spy()
+    stacks = find_py_spy()
     memory = available_memory()
     return [
         _ownership(),

@@ -7,24 +7,28 @@ corruption              replicas that differ, and cards that do not agree with t
 node                    whether a node is fit to train
 pairwise                which nodes and links are at fault, from tests of pairs
 collect_stacks          what a process is doing, without disturbing it
+explain_hang            who waits for whom, and which ranks hold the others up
 """
 
 from .hang import Hang, HangDetector, Level, RankView
 from .logstep import StepPattern
 from .loss import LossFinding, LossKind, LossSettings, LossWatch
-from .stacks import ProcessInfo, collect_stacks, late_ranks
+from .stacks import Culprit, HangPicture, ProcessInfo, RankStep, collect_stacks, explain_hang
 
 __all__ = [
+    "Culprit",
     "Hang",
     "HangDetector",
+    "HangPicture",
     "Level",
     "LossFinding",
     "LossKind",
     "LossSettings",
     "LossWatch",
     "ProcessInfo",
+    "RankStep",
     "RankView",
     "StepPattern",
     "collect_stacks",
-    "late_ranks",
+    "explain_hang",
 ]

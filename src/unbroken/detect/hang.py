@@ -18,6 +18,7 @@ _WATCHED_GAP = 1.0
 """Seconds between two looks that count in full; a longer gap counts as this much."""
 _SLOWEST_OF = 100
 _FACTOR = 4.0
+_PHASE_FACTOR = 2.0
 
 
 class Level(IntEnum):
@@ -66,6 +67,9 @@ class HangDetector:
         self._seen: dict[int, tuple[int, Phase]] = {}
         self._durations: deque[float] = deque(maxlen=_SLOWEST_OF)
         self._last_poll: float | None = None
+        self._entered: dict[int, float] = {}
+        self._longest: dict[Phase, float] = {}
+        """Of evaluations and checkpoints that ended, the longest."""
 
     def step_took(self, seconds: float) -> None:
         """Tells the duration of a completed training step (the first of an attempt is not one)."""
@@ -80,15 +84,28 @@ class HangDetector:
         if phase in (Phase.STARTING, Phase.COMPILING):
             limit = float(t.first_step)
         elif phase is Phase.EVALUATING:
-            limit = float(t.evaluating)
+            return self._may_take(phase, float(t.evaluating), learned)
         elif phase is Phase.CHECKPOINTING:
-            limit = float(t.checkpointing)
+            return self._may_take(phase, float(t.checkpointing), learned)
         elif phase is Phase.STOPPING:
             limit = max(float(t.stop), float(t.checkpointing))
         else:
             suspect = max(float(t.suspect), learned)
             return suspect, max(float(t.hang), learned, suspect)
         return limit / 2, limit
+
+    def _may_take(self, phase: Phase, limit: float, learned: float) -> tuple[float, float]:
+        """(suspect, declare) of a phase that has no steps: to suspect only collects stacks, so it is done early."""
+        usual = _PHASE_FACTOR * self._longest.get(phase, 0.0)
+        return min(max(float(self._timeouts.suspect), learned, usual), limit / 2), limit
+
+    def _note_phase(self, rank: int, now: float, before: Phase | None, phase: Phase) -> None:
+        if before is phase:
+            return
+        if before in (Phase.EVALUATING, Phase.CHECKPOINTING):
+            took = now - self._entered.get(rank, now)
+            self._longest[before] = max(self._longest.get(before, 0.0), took)
+        self._entered[rank] = now
 
     def poll(self, now: float, ranks: Mapping[int, RankView]) -> Hang:
         """Judges the ranks at `now` (seconds on one monotonic clock)."""
@@ -101,6 +118,8 @@ class HangDetector:
         for rank, view in sorted(ranks.items()):
             sign = (view.count, view.phase)
             if view.finished or self._seen.get(rank) != sign:
+                before = self._seen.get(rank)
+                self._note_phase(rank, now, before[1] if before else None, view.phase)
                 self._seen[rank] = sign
                 self._idle[rank] = 0.0
             else:

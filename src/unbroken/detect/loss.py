@@ -117,7 +117,9 @@ class LossWatch:
         self._excess.append(excess)
         if excess >= self._s.unusual and self._onset is None:
             self._onset = step
-        return self._find_divergence(step, loss, usual, spread) or self._find_slow(step, loss, usual, spread)
+        return self._find_divergence(step, loss, usual, spread, excess) or self._find_slow(
+            step, loss, usual, spread
+        )
 
     def _note_nan(self, step: int, loss: float) -> LossFinding:
         self._nans += 1
@@ -147,7 +149,9 @@ class LossWatch:
         if excess < self._s.unusual:
             self._norm_good.append(value)
 
-    def _find_divergence(self, step: int, loss: float, usual: float, spread: float) -> LossFinding | None:
+    def _find_divergence(
+        self, step: int, loss: float, usual: float, spread: float, excess: float
+    ) -> LossFinding | None:
         s = self._s
         if len(self._excess) < s.steps or self._onset is None:
             return None
@@ -159,7 +163,8 @@ class LossWatch:
         # Where the gradients have left their band too, less of the loss is needed.
         norm_out = len(self._norm_excess) == s.steps and median(self._norm_excess) > s.bad
         least = max(s.bad / 2 if norm_out else s.bad, s.share * abs(usual) / spread)
-        if middle < least or step - self._onset + 1 < s.since:
+        # A step that is good itself declares nothing: it may be the first one after a spike.
+        if middle < least or step - self._onset + 1 < s.since or excess < s.unusual:
             self._held = 0
             return None
         half = len(recent) // 2

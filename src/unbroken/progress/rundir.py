@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+WAITING = "waiting.json"
+"""In the evidence of an incident that was a hang: who waits for whom."""
 _ATTEMPT = re.compile(r"\d{4,}")
 
 
@@ -24,7 +26,7 @@ class RunDir:
     attempts/0001/steps.jsonl            step, loss, tokens, time as the supervisor received them
     checkpoints/                         step-00001200.a0003/ and so on
     incidents/0001.json                  one interruption: verdict, action, cost
-    incidents/0001/                      stacks and other evidence
+    incidents/0001/                      stacks and other evidence; waiting.json: who waits for whom
     report.html
     """
 

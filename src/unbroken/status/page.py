@@ -15,6 +15,7 @@ from ..version import __version__
 from .curve import thin
 from .data import PHASES, AttemptRecord, RunReport, has_stacks, same_command, seconds_text
 from .figures import curve_figure, timeline_figure
+from .waiting import read_waiting
 
 _MAX_INCIDENTS = 200
 _MAX_ATTEMPTS = 150
@@ -104,6 +105,7 @@ def page(report: RunReport, *, base: str = "") -> str:
         since=lambda when: since_text(report, when),
         resumed=lambda i: seconds_text(i.resumed_s) if i.resumed_s is not None else _not_resumed(i, report),
         details=_details,
+        waiting=lambda i: read_waiting(i, report.run_dir),
         has_stacks=lambda i: has_stacks(i, report.run_dir),
         in_run=lambda file: _in_run(file, report),
         origin_of=_origin,

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from ...cluster.clocks import ClockOffset, Moment, find_first
 from ...data.position import Position, Ranges
+from ...detect.stacks import Culprit
 
 _SIGNAL_CODES = range(129, 160)
 """Exit codes of a shell, or of a launcher, whose child was ended by signal code - 128."""
@@ -60,7 +61,8 @@ class RankExit:
 class HangFact:
     """A run that stopped making progress. `late` are the ranks that had not entered the collective, or whose
     step lags, as far as that is known; `stacks` is the folder with the collected stacks, `where` says in short where the
-    ranks stood, the same for the same hang ("" where no stack is known)."""
+    ranks stood, the same for the same hang ("" where no stack is known). `named` are those that hold the others up with what
+    each was doing, and `why` how that is known."""
 
     step: int
     phase: str
@@ -68,6 +70,8 @@ class HangFact:
     late: tuple[int, ...] = ()
     stacks: str | None = None
     where: str = ""
+    named: tuple[Culprit, ...] = ()
+    why: str = ""
 
 
 @dataclass(frozen=True)

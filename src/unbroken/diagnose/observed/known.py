@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from ...detect.stacks import Doing
 from ...progress.records.verdict import HANG, UNKNOWN, Action, Category, Faulty, Outcome, Root, Verdict
 from ..judge.chronology import Timeline
 from ..judge.decide import failed
 from ..judge.exits import by_exit_code
-from ..judge.facts import Facts, RankExit, first_of
+from ..judge.facts import Facts, HangFact, RankExit, first_of
 from ..judge.roots import all_cascade, root_of
 from ..judge.training_curve import read_curve
 from ..match.events import FileScan, LogEvent, Topology
@@ -17,6 +18,7 @@ from ..match.rules import defaults
 from ..read.flight_recorder import Flight
 from .first_failure import find_first_ends, lost_others, uncertain, weigh_rivals
 
+_NAMED = 8
 _LEFT_BEHIND = 0.6
 """How sure an end without a word is the first failure, where the others report that they lost a peer."""
 
@@ -124,16 +126,45 @@ def _hung(facts: Facts, topology: Topology) -> Verdict:
     assert hang is not None
     late = hang.late[0] if len(hang.late) == 1 else None
     faulty = Faulty(topology.node_of(late), late, topology.gpu_of(late)) if late is not None else None
+    nodes = {topology.node_of(r) for r in hang.late}
+    if faulty is None and len(nodes) == 1 and len(topology.nodes) > 1:
+        faulty = Faulty(nodes.pop())
     at = f"at step {hang.step}" if hang.step >= 0 else "before the first step"
     notes = [f"no progress for {hang.idle_s:.0f} s in phase {hang.phase} {at}"]
     if hang.late:
         notes.append(f"late: rank {', '.join(map(str, hang.late))}")
+    if hang.why:
+        notes.append(hang.why)
+    notes += [c.describe() for c in hang.named[:_NAMED]]
+    if len(hang.named) > _NAMED:
+        notes.append(f"and {len(hang.named) - _NAMED} more ranks: waiting.json beside the stacks has all")
     if hang.stacks:
         notes.append(f"stacks: {hang.stacks}")
     return Verdict(
-        Outcome.HUNG, None, HANG, faulty=faulty, recoverable=True, action=Action.RESTART, mitigation=defaults()[HANG].mitigation,
+        Outcome.HUNG, None, HANG, faulty=faulty, recoverable=True, action=Action.RESTART, mitigation=_advise_hang(hang),
+        root=Root(text=hang.named[0].describe(), rank=hang.named[0].rank, node=topology.node_of(hang.named[0].rank)) if hang.named else None,
         confidence=0.9 if late is not None else 0.8, decided_by="hang-detector", notes=tuple(notes),
     )  # fmt: skip
+
+
+_ADVICE = {
+    Doing.STOPPED: "A signal stopped it: see who sent one, and whether its job was suspended.",
+    Doing.KERNEL: "It waits in the kernel: see the device or the file system that it uses, and the node's kernel log.",
+    Doing.LOCK_HELD: "C code waits without letting go of the interpreter's lock: its stack with the frames of C is in the evidence folder.",
+    Doing.LOADER: "See the worker's stack and what it reads; `timeout=` of the DataLoader makes an error of it.",
+    Doing.CHECKPOINT: "See the storage that it writes to.",
+    Doing.EVALUATION: "See what the evaluation waits for; a deadline of its own keeps it from holding the training up.",
+    Doing.CHILD: "See that process's stack in the evidence folder.",
+    Doing.COLLECTIVE: "Every rank has to call the same collectives in the same order, as often: look for a branch, a shorter data set, or a filter that only some ranks take.",
+    Doing.FINISHED: "Every rank has to make the same steps: look for a shorter data set on it.",
+}
+"""By what the first rank that holds the others up was doing: what to look at."""
+
+
+def _advise_hang(hang: HangFact) -> str:
+    """What to do about a hang: what to look at, where that is known."""
+    advice = next((_ADVICE[d] for d in _ADVICE if hang.named and hang.named[0].doing == d), "")
+    return f"{defaults()[HANG].mitigation} {advice}".strip()
 
 
 def _with_exits(verdict: Verdict, topology: Topology) -> Verdict:

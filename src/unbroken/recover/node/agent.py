@@ -28,10 +28,8 @@ from ...cluster.holding.choice import from_text, hold_itself
 from ...cluster.local import share_memory
 from ...cluster.local_folder import forget_run
 from ...cluster.survey import describe_node
-from ...detect.stacks import ProcessInfo, collect_stacks
 from ...errors import RunError, UnsafeFile
 from ...link.address import Address
-from ...link.runs import unpack
 from ...link.secret import Secret, take_from_input
 from ...private import private_folder
 from ...progress import RunDir
@@ -51,7 +49,7 @@ from .logs.folder import find_folder
 from .logs.shipping import LogShipper
 from .port import PortReservation
 from .ranks import LaunchOrder, RankProcess
-from .reporting import HostReport, ProgressReport, group_looks
+from .reporting import HostReport, Looks, ProgressReport
 from .signals import pass_over_signals
 from .supervisors import Supervisors
 
@@ -59,7 +57,6 @@ _log = logging.getLogger("unbroken.agent")
 _POLL_S = 0.05
 _REPORT_S = 0.2
 """Progress is told so often at most."""
-_MOST_RANKS = 1 << 20
 _UNSENT_MAX = 20_000
 _CENSUS_EVERY_S = 1.0
 _NEWER_EVERY_S = 0.5
@@ -118,8 +115,7 @@ class Agent:
         self._port = PortReservation()
         self._progress = ProgressReport()
         self._hosts = HostReport(lambda event: self._tell(op="keeper", **event))
-        self._looks: dict[int, ProcessInfo] = {}
-        """As they were when they were last asked for."""
+        self._looks = Looks()
 
     async def main(self) -> None:
         """Runs until told to quit, or until no supervisor came for the grace time."""
@@ -274,10 +270,9 @@ class Agent:
         if op == "stop_at":
             return self._stop_at(message["step"])
         if op == "look":
-            return await self._look(unpack(message["ranks"], "ranks", _MOST_RANKS))
+            return await self._looks.collect(message, {r: p.pid for r, p in self.ranks.items()})
         if op == "stacks":
-            asked = unpack(message["ranks"], "ranks", _MOST_RANKS)
-            return {"texts": {str(r): self._looks[r].text for r in asked if r in self._looks}}
+            return await self._looks.tell(message, {r: p.pid for r, p in self.ranks.items()})
         if op == "ship":
             return {"shipped": await self._ship(message["within_s"])}
         if op == "keeper":
@@ -328,7 +323,7 @@ class Agent:
         if self.ranks:
             raise RunError("ranks of an earlier attempt are still here", where=f"node {self.node}")
         self.attempt, self._expired = order.attempt, {}
-        self._progress, self._looks = ProgressReport(), {}
+        self._progress, self._looks = ProgressReport(), Looks()
         pages = self.scratch / "pages"
         started = time.monotonic()
         for rank, local_rank in order.ranks.items():
@@ -447,13 +442,6 @@ class Agent:
             furthest = max(furthest, process.stop_at(step))
             told = told and process.attached
         return {"furthest": furthest, "told": told}
-
-    async def _look(self, ranks: list[int]) -> Message:
-        """Collects state and stacks of ranks, all at once; answers where each stands."""
-        asked = [(r, self.ranks[r]) for r in ranks if r in self.ranks]
-        looks = await asyncio.gather(*(asyncio.to_thread(collect_stacks, p.pid) for _, p in asked))
-        self._looks = {r: k for (r, _), k in zip(asked, looks, strict=True)}
-        return group_looks(self._looks)
 
     async def _on_keeper(self, event: Message) -> None:
         if event.get("event") == "host":

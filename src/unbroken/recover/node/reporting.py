@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
+import json
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from ...link.runs import pack
+from ...detect.stacks import ProcessInfo, collect_native, collect_stacks
+from ...link.runs import pack, unpack
 from ..wire import Message
 
+_CHILD_FRAMES = 12
+_MOST_RANKS = 1 << 20
 _TOGETHER_S = 0.05
 """Ranks of a node save at the same moment, as far as anybody can tell who is not there."""
 
@@ -76,11 +80,48 @@ class HostReport:
             )
 
 
-def group_looks(looks: dict[int, Any]) -> Message:
+def group_looks(looks: dict[int, ProcessInfo]) -> Message:
     """The answer to `look`: ranks that stand in the same place as one row `[runs, state, wchan, frames]`, process ids in the
-    order of the ranks. What was collected beside that (`text`) is asked for of few."""
+    order of the ranks. What few have to tell beside that is in `details`, as `[runs, ...]` too. What was collected whole (`text`) is
+    asked for of few."""
     groups: dict[tuple[Any, ...], list[int]] = {}
+    details: dict[str, list[int]] = {}
     for rank, look in sorted(looks.items()):
         groups.setdefault((look.state, look.wchan, tuple(look.frames)), []).append(rank)
+        if (detail := _find_details(look)) is not None:
+            details.setdefault(json.dumps(detail), []).append(rank)
     rows = [[pack(ranks), state, wchan, list(frames)] for (state, wchan, frames), ranks in groups.items()]
-    return {"groups": rows, "pids": [look.pid for _, look in sorted(looks.items())]}
+    more = [[pack(ranks), json.loads(detail)] for detail, ranks in details.items()]
+    return {"groups": rows, "pids": [look.pid for _, look in sorted(looks.items())], "details": more}
+
+
+def _find_details(look: ProcessInfo) -> Message | None:
+    children = [[c.pid, c.name, c.state, list(c.frames[:_CHILD_FRAMES])] for c in look.children]
+    if not (look.site or look.gil or children or look.busy is not None):
+        return None
+    return {"site": look.site, "gil": list(look.gil), "busy": look.busy, "children": children}
+
+
+class Looks:
+    """What the ranks of an attempt were doing when they were last looked at."""
+
+    def __init__(self) -> None:
+        self._found: dict[int, ProcessInfo] = {}
+
+    async def collect(self, message: Message, pids: Mapping[int, int]) -> Message:
+        """Collects state and stacks of the ranks that are asked for, all at once; answers where each stands."""
+        asked = [r for r in unpack(message["ranks"], "ranks", _MOST_RANKS) if r in pids]
+        found = await asyncio.gather(*(asyncio.to_thread(collect_stacks, pids[r]) for r in asked))
+        self._found = dict(zip(asked, found, strict=True))
+        return group_looks(self._found)
+
+    async def tell(self, message: Message, pids: Mapping[int, int]) -> Message:
+        """All that was collected of them; of the ranks in `native` the frames of C besides, as they are now."""
+        asked = unpack(message["ranks"], "ranks", _MOST_RANKS)
+        deep = [r for r in unpack(message.get("native", []), "native", _MOST_RANKS) if r in pids]
+        native = await asyncio.gather(*(asyncio.to_thread(collect_native, pids[r]) for r in deep))
+        texts = {str(r): self._found[r].text for r in asked if r in self._found}
+        for r, text in zip(deep, native, strict=True):
+            if text:
+                texts[str(r)] = f"{texts.get(str(r), '')}\nwith the frames of C and C++:\n{text}"
+        return {"texts": texts}

@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ....cluster.clocks import ClockOffset
-from ....detect import late_ranks
-from ....detect.stacks import place as name_stacks
+from ....detect.stacks import name_place
 from ....diagnose import Facts, HangFact, RankPlace
 from ....progress import RunDir
+from ....progress.rundir import WAITING
 from ..attempt.attempt import Attempt
+from ..attempt.hang import explain, write_picture
 from ..attempt.outcome import AttemptOutcome, NodeEnd
 
 
@@ -25,10 +26,13 @@ def describe_hang(attempt: Attempt, outcome: AttemptOutcome, evidence: Path) -> 
     """The hang that ended an attempt, if it was one; `evidence` is where its stacks lie, if any were collected."""
     if outcome.hang is None:
         return None
+    picture = explain(attempt, outcome.processes)
+    if outcome.processes:
+        write_picture(picture, evidence / WAITING)
     return HangFact(
         step=attempt.step, phase=outcome.hang.phase.name.lower(), idle_s=round(outcome.hang.idle_s, 2),
-        late=late_ranks(outcome.processes, outcome.hang.behind), stacks=str(evidence) if evidence.is_dir() else None,
-        where=name_stacks(outcome.processes),
+        late=tuple(c.rank for c in picture.culprits) or outcome.hang.behind, stacks=str(evidence) if evidence.is_dir() else None,
+        where=name_place(outcome.processes), named=picture.culprits, why=picture.why,
     )  # fmt: skip
 
 

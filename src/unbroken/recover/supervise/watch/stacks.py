@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from ....detect import ProcessInfo
+from ....detect.stacks import ChildInfo
 from ....link.bounds import Malformed, Message
 from ....link.runs import unpack
 
@@ -32,14 +34,27 @@ def read_processes(answer: Message, ranks: Sequence[int]) -> dict[int, ProcessIn
             for rank in unpack(runs, "ranks", len(ranks)):
                 found[rank] = ProcessInfo(0, str(state), str(wchan), where, "")
         pids = dict(zip(sorted(found), answer["pids"], strict=True))
-        return {
-            r: ProcessInfo(int(pids[r]), p.state, p.wchan, p.frames, "")
-            for r, p in found.items()
-            if r in ranks
-        }
+        found = {r: replace(p, pid=int(pids[r])) for r, p in found.items() if r in ranks}
+        for runs, detail in answer.get("details", ()):
+            for rank in unpack(runs, "ranks", len(ranks)):
+                if rank in found:
+                    found[rank] = _add_details(found[rank], detail)
+        return found
     except (Malformed, KeyError, TypeError, ValueError, AttributeError) as e:
         _log.warning("what an agent saw of its ranks was passed over: %s", e)
         return {}
+
+
+def _add_details(process: ProcessInfo, detail: Message) -> ProcessInfo:
+    children = tuple(
+        ChildInfo(int(pid), str(name), str(state), tuple(str(f) for f in frames))
+        for pid, name, state, frames in detail["children"]
+    )
+    busy = detail["busy"]
+    return replace(
+        process, site=str(detail["site"]), gil=tuple(str(f) for f in detail["gil"]), children=children,
+        busy=None if busy is None else bool(busy),
+    )  # fmt: skip
 
 
 def group(processes: Mapping[int, ProcessInfo]) -> list[list[int]]:

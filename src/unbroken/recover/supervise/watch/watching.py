@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from dataclasses import replace
 
-from ....detect import Hang, Level, ProcessInfo
+from ....detect import Hang, HangPicture, Level, ProcessInfo
 from ....link.runs import pack
 from ....progress import RunDir
+from ....progress.rundir import WAITING
 from ..accept.placing import CheckpointPlace
 from ..attempt.attempt import Attempt
 from ..attempt.following import Following, ends_normally
+from ..attempt.hang import explain, write_picture
 from ..attempt.outcome import AttemptOutcome, name_loss
 from ..fence.stopping import Stopping
 from ..launch.amending import Amending
@@ -33,6 +35,9 @@ _POLLS = 20
 """So often hangs are looked for within the time after which one is suspected, between once and ten times a second."""
 _SLOWEST_S = 1.0
 _LOOK_S = 30.0
+_OLD_S = 20.0
+_MOST_NATIVE = 8
+_NAMED = 4
 _Looking = asyncio.Task[Mapping[int, ProcessInfo]]
 
 
@@ -159,8 +164,11 @@ class Watching:
                 await self._recorder.record_soft(
                     "suspected", attempt=attempt.number, idle_s=round(hang.idle_s, 2)
                 )
-                suspicion.looking = asyncio.create_task(self._collect_stacks(attempt))
+                suspicion.begin(self._collect_stacks(attempt), self._clock.monotonic())
                 self._background.start(self._keepers.reconcile(attempt))
+            if hang.level is Level.DECLARED and suspicion.is_old(self._clock.monotonic()):
+                # Where they stood when it was suspected may be long ago: an evaluation has an hour.
+                suspicion.begin(self._collect_stacks(attempt), self._clock.monotonic())
             return suspicion.looking
         if hang.level is Level.OK and suspicion.looking is not None and suspicion.looking.done():
             suspicion.looking = None
@@ -183,13 +191,21 @@ class Watching:
         found: dict[int, ProcessInfo] = {}
         for n, answer in answers.items():
             found |= stacks.read_processes(answer, ranks[n])
-        chosen = stacks.choose(found)
-        wanted = {n: {"ranks": pack(mine)} for n in answers if lean[n] and (mine := chosen & {*ranks[n]})}
+        picture = explain(attempt, found)
+        odd = [c.rank for c in picture.culprits][: stacks.MOST_TEXTS]
+        chosen = stacks.choose(found) | {*odd}
+        wanted = {
+            n: {"ranks": pack(mine), "native": pack(mine & {*odd[:_MOST_NATIVE]})}
+            for n in answers
+            if lean[n] and (mine := chosen & {*ranks[n]})
+        }
         for answer in (await self._fleet.ask_each(wanted, "stacks", timeout=_LOOK_S)).values():
             for rank, text in answer.get("texts", {}).items():
                 found[int(rank)] = replace(found[int(rank)], text=str(text))
         folder = self._run_dir.evidence(self._recorder.state.incident + 1)
         await asyncio.to_thread(stacks.write, found, folder)
+        await asyncio.to_thread(write_picture, picture, folder / WAITING)
+        self._view.say(_describe(picture))
         return found
 
 
@@ -198,6 +214,13 @@ class _Suspicion:
 
     def __init__(self) -> None:
         self.looking: _Looking | None = None
+        self._since = 0.0
+
+    def begin(self, looking: Coroutine[None, None, Mapping[int, ProcessInfo]], now: float) -> None:
+        self.looking, self._since = asyncio.create_task(looking), now
+
+    def is_old(self, now: float) -> bool:
+        return self.looking is not None and self.looking.done() and now - self._since > _OLD_S
 
 
 class _Leaving:
@@ -224,6 +247,15 @@ class _Every:
             return False
         self._next = now + self._seconds
         return True
+
+
+def _describe(picture: HangPicture) -> str:
+    """What the stacks say, in a line or a few."""
+    if not picture.culprits:
+        return f"stacks collected: {picture.why}"
+    more = len(picture.culprits) - _NAMED
+    named = [c.describe() for c in picture.culprits[:_NAMED]]
+    return "stacks collected: " + "; ".join([*named, *([f"and {more} more ranks"] if more > 0 else [])])
 
 
 def _judge_exits(attempt: Attempt) -> str:
