@@ -3,7 +3,7 @@
     python benchmarks/hangs.py [--only NAME ...] [--at-once 2] [-o RESULT.json]
 
 Each is a real `unbroken run` of `hang_kinds.py` on four ranks, with the default suspicion (5 s) and a step declared hung after
-15 s. *Suspected*: from the moment the script wrote down to the record in the journal. *Named*: the ranks in `waiting.json`
+15 s. *Suspected*: from the moment the script wrote down to the record in the journal (of the incident, where the others fail at once). *Named*: the ranks in `waiting.json`
 are exactly those that were made to hang. A machine is localised where its rank is: precision and recall are over ranks.
 Exits 1 where a hang was not suspected within 10 s, fewer than 18 of 20 were named, or a healthy script was killed.
 """
@@ -28,6 +28,7 @@ except ImportError:  # imported by a test
     from benchmarks.machine import describe_machine
 
 from unbroken.progress import RunDir, read_journal
+from unbroken.progress.records.incident import read_incidents
 from unbroken.progress.rundir import WAITING
 
 SCRIPT = Path(__file__).with_name("hang_kinds.py")
@@ -49,9 +50,15 @@ def judge_hang(name: str, folder: Path) -> dict[str, Any]:
     """One hang: when it was suspected, who was named, and what the named were said to do."""
     kind, records = HANGS[name], run_one(name, folder)
     began = min((float(p.read_text()) for p in folder.glob("began-*")), default=None)
-    suspected = next((r["t"] for r in records if r["kind"] == "suspected"), None)
+    suspected = next((r["t"] for r in records if r["kind"] in ("suspected", "incident")), None)
     path = RunDir(folder).evidence(1) / WAITING
     culprits = json.loads(path.read_text())["culprits"] if path.is_file() else []
+    incident = next(iter(read_incidents(RunDir(folder))), None)
+    if not culprits and incident is not None and incident["verdict"].get("decided_by") == "early-exit":
+        # The others do not hang then: they lose their connections, and the verdict names who left.
+        who = incident["verdict"]["faulty"]["rank"]
+        text = incident["verdict"]["root"]["text"]
+        culprits = [{"rank": who, "doing": "has finished", "text": text, "missed": ""}]
     named = sorted(c["rank"] for c in culprits)
     return {
         "suspected_s": None if began is None or suspected is None else round(suspected - began, 2),

@@ -14,6 +14,8 @@ from unbroken.progress.rundir import WAITING
 from unbroken.recover.supervise.attempt.hang import write_picture
 from unbroken.status import write_report
 
+pytestmark = pytest.mark.made_up
+
 
 def make_page(folder: Path, ranks: int) -> str:
     made = RunFolder(RunDir(folder / "run"))

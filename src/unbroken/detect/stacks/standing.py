@@ -100,7 +100,13 @@ def find_standing(rank: int, process: ProcessInfo | None, phase: Phase, finished
         waits = f", in {process.wchan}" if process.wchan else ""
         return Standing(rank, Doing.KERNEL, site=site, detail=f"{STATES['D']}{waits}")
     if process.gil and not in_collective(process.gil):
-        return Standing(rank, Doing.LOCK_HELD, site=site, detail=f"in C code called by {process.gil[0]}")
+        held = f"in C code called by {process.gil[0]}"
+        doing = _find_doing(frames, phase, bool(process.children))
+        if doing in (Doing.CHECKPOINT, Doing.EVALUATION, Doing.LOADER):
+            return Standing(
+                rank, doing, site=site, detail=f"sleeps {held}, which holds the interpreter's lock"
+            )
+        return Standing(rank, Doing.LOCK_HELD, site=site, detail=held)
     if in_collective(frames):
         return Standing(rank, Doing.COLLECTIVE, op=_name_collective(frames), site=site)
     child = _find_child(process.children)
