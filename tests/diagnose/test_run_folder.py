@@ -12,6 +12,8 @@ from unbroken.progress import RunDir
 
 from .logs import steps, traceback
 
+pytestmark = pytest.mark.made_up
+
 
 def ran(tmp_path: Path, log: str, end: str) -> Path:
     """A run whose second attempt printed `log` and that ended so."""

@@ -18,6 +18,8 @@ import pytest
 from unbroken.errors import ContractError
 from unbroken.progress import RunDir, Term, claim, newest_term, read_terms
 
+pytestmark = pytest.mark.made_up
+
 RACERS = 20
 
 

@@ -16,6 +16,8 @@ from unbroken.recover.node.checks.command import check_command
 from unbroken.recover.start import _write_report, make_spec, run_supervised, settle_spec
 from unbroken.units import Bytes, Duration
 
+pytestmark = pytest.mark.made_up
+
 
 @pytest.fixture
 def run_dir(tmp_path: Path) -> RunDir:

@@ -3,6 +3,7 @@ finds each such use, and an incident's page of one is neither written nor shown.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 from collections.abc import Callable
@@ -87,7 +88,7 @@ def incident(number: int, why: str) -> Incident:
 
 def recorder(run_dir: RunDir, term: int) -> Recorder:
     journal = JournalWriter(run_dir, term)
-    stop = StopRequest(Clock(), lambda: None)
+    stop = StopRequest(Clock(), asyncio.Event())
     return Recorder(run_dir, journal, RunState(), stop, lambda _: None, Clock(), 1.0)
 
 
