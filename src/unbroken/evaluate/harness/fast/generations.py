@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..transformers_model import TransformersModel, is_out_of_memory
+from . import flash
 from .continuous import Broken, Continuous, WantedAnswer
 from .fitting import Fit, log
 
@@ -45,12 +46,17 @@ class Generations:
         fit: Fit,
         answer: Callable[[Any, str, int], None],
         fail: Callable[[Any, Exception], None],
+        *,
+        at_once: int = STATIC_ROWS,
     ) -> None:
-        """`answer`: place, text, its tokens."""
+        """`answer`: place, text, its tokens; `at_once`: answers together."""
         self._exact, self._fit, self._answer, self._fail = exact, fit, answer, fail
         self._waiting: list[Generation] = []
         self._continuous: Continuous | None = None
         self._static_only = exact.spec.options.get("generation") == "static"
+        self._at_once = at_once
+        self._flash: bool | None = False if exact.spec.options.get("generation") == "as-is" else None
+        """Whether torch's own flash attention is used; None: not tried yet."""
         self._tails: dict[str, int] = {}
         self._lengths: dict[str, tuple[int, int]] = {}
         """By group: texts that were made, and their tokens."""
@@ -114,7 +120,7 @@ class Generations:
             return
         try:
             if self._continuous is None:
-                self._continuous = Continuous(self._exact.model, self._decode, self._tail_of)
+                self._continuous = self._begin()
             self._continuous.put([
                 WantedAnswer(g, g.tokens, g.limit, self._own_stops(g)) for g in sorted(can, key=self._longest_first)
             ])  # fmt: skip
@@ -123,10 +129,23 @@ class Generations:
             return
         self._waiting = [g for g in self._waiting if not g.plain]
 
+    def _begin(self) -> Continuous:
+        exact = self._exact
+        if self._flash is None:
+            reason = flash.reason_against(exact.torch, exact.model)
+            flash.say(reason)
+            self._flash = reason is None
+        return Continuous(exact.model, self._decode, self._tail_of, longest=exact.max_length,
+                          at_once=self._at_once, own_flash=self._flash)  # fmt: skip
+
     def _give_up(self, why: Broken) -> None:
-        """From now on static batches: whatever a version, a model or a card lacks."""
-        log(f"no continuous batching: {why}; texts are generated in static batches")
-        self._static_only = True
+        """Without torch's flash attention from now on, then in static batches: whatever a version, a model or a card lacks."""
+        if self._continuous is not None and self._continuous.own_flash:
+            log(f"no torch's flash attention: {why}; attention as transformers chooses")
+            self._flash = False
+        else:
+            log(f"no continuous batching: {why}; texts are generated in static batches")
+            self._static_only = True
         if self._continuous is not None:
             begun = {id(g) for g in self._waiting}
             left: list[Any] = [w.key for w in self._continuous.give_up()]

@@ -47,7 +47,7 @@ class FastModel:
         with exact.torch.inference_mode():
             self._fit = Fit(exact, self._likelihoods)
         self._waves = Waves(exact, self._likelihoods, self._fit, self._answer_pair, self._fail)
-        self._texts = Generations(exact, self._fit, self._answer_text, self._fail)
+        self._texts = Generations(exact, self._fit, self._answer_text, self._fail, at_once=self.at_once)
 
     # ---- what the worker calls
 
