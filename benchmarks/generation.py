@@ -11,6 +11,7 @@ benchmarks/results/generation-DEVICE.json.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import random
 import sys
@@ -58,10 +59,10 @@ def load(folder: Path, on_gpu: bool, **options: Any) -> Any:
 
 
 def text(rng: random.Random, tokens: int) -> str:
-    """Words of about so many tokens."""
+    """Words of about so many tokens: the tiny tokenizer has one for each of them."""
     from tests.support.tiny_tasks import WORDS
 
-    return " ".join(rng.choice(WORDS) for _ in range(max(1, tokens // 2)))
+    return " ".join(rng.choice(WORDS) for _ in range(max(1, tokens)))
 
 
 def timed(call: Callable[[], Any], torch: Any) -> tuple[float, Any]:
@@ -76,11 +77,11 @@ def timed(call: Callable[[], Any], torch: Any) -> tuple[float, Any]:
 def compare(model: Any, torch: Any, requests: Sequence[Any], few: Sequence[Any]) -> dict[str, Any]:
     """Requests a second both ways; the slow way is asked a few of them. What the first call makes ready is timed apart."""
     warm_s, _ = timed(lambda: model.respond(requests[:8]), torch)
-    model.exact.respond([_short(r) for r in few[:8]])
+    model.respond_exactly([_short(r) for r in few[:8]])
     read, wrote = model.tokens_read, model.tokens_made
     fast_s, fast = timed(lambda: model.respond(requests), torch)
     read, wrote = model.tokens_read - read, model.tokens_made - wrote
-    exact_s, exact = timed(lambda: model.exact.respond(few), torch)
+    exact_s, exact = timed(lambda: model.respond_exactly(few), torch)
     place = {id(r): i for i, r in enumerate(requests)}
     same = sum(_alike(fast[place[id(r)]], b) for r, b in zip(few, exact, strict=True))
     asked = sum(_limit(r) for r in few)
@@ -91,6 +92,31 @@ def compare(model: Any, torch: Any, requests: Sequence[Any], few: Sequence[Any])
         "times": wrote / fast_s * exact_s / asked if asked else len(requests) / fast_s * exact_s / len(few),
         "alike": same, "asked_both_ways": len(few),
     }  # fmt: skip
+
+
+def as_is(model: Any, torch: Any, requests: Sequence[Any]) -> dict[str, Any]:
+    """The same texts by continuous batching as it comes."""
+    from unbroken.evaluate.harness.fast.model import FastModel
+
+    model.close_texts()
+    options = {
+        **model.exact.spec.options,
+        "generation": "as-is",
+        "batch_tokens": model.conditions.batch_tokens,
+    }
+    model.exact.spec = dataclasses.replace(model.exact.spec, options=options)
+    other = FastModel(model.exact)
+    try:
+        warm_s, _ = timed(lambda: other.respond(requests[:8]), torch)
+        before = other.tokens_made
+        seconds, _ = timed(lambda: other.respond(requests), torch)
+        return {
+            "first_call_s": warm_s,
+            "seconds": seconds,
+            "tokens_made_per_s": (other.tokens_made - before) / seconds,
+        }
+    finally:
+        other.close_texts()
 
 
 def _limit(r: Any) -> int:
@@ -117,9 +143,7 @@ def main() -> int:
     parser.add_argument("--prompts", type=int, default=0, help="default: 256 on a GPU, 24 on a CPU")
     parser.add_argument("--parts", default="", help="some of texts,likelihoods,five shots; default: all")
     parser.add_argument(
-        "--generation",
-        default="",
-        help="as-is: attention as transformers chooses; static: no continuous batching",
+        "--as-is", action="store_true", help="texts once more with the attention that transformers chooses"
     )
     parser.add_argument("--out", default="")
     given = parser.parse_args()
@@ -146,16 +170,16 @@ def main() -> int:
     result: dict[str, Any] = {"machine": describe_machine(), "torch": torch.__version__}
     if given.gpu:
         result |= {"gpu": torch.cuda.get_device_name(), "driver": driver()}
-    with tempfile.TemporaryDirectory() as folder:
-        began = time.perf_counter()
-        options = {"generation": given.generation} if given.generation else {}
-        model = load(Path(folder), given.gpu, **options)
-        # The harness's batches of eight, though lengths differ: answered one by one they would take eight times as long.
-        model.exact.mix_settings = True
-        result["load_s"] = time.perf_counter() - began
-        result["batch_tokens"] = model.conditions.batch_tokens
-        print(json.dumps(result), flush=True)
-        few = max(8, n // 16)
+    folder = tempfile.TemporaryDirectory()
+    began = time.perf_counter()
+    model = load(Path(folder.name), given.gpu)
+    # The harness's batches of eight, though lengths differ: answered one by one they would take eight times as long.
+    model.exact.mix_settings = True
+    result["load_s"] = time.perf_counter() - began
+    result["batch_tokens"] = model.conditions.batch_tokens
+    print(json.dumps(result), flush=True)
+    few = max(8, n // 16)
+    try:
         for name, requests, some in (
             ("likelihoods", likely, likely[: 64 * few]),
             ("five shots", choices, choices[: 8 * few]),
@@ -165,7 +189,11 @@ def main() -> int:
                 continue
             result[name] = compare(model, torch, requests, some)
             print(name, json.dumps(result[name]), flush=True)
-        model.close()
+        if given.as_is:
+            result["texts as transformers attends"] = as_is(model, torch, texts)
+            print("as is", json.dumps(result["texts as transformers attends"]), flush=True)
+    finally:
+        model.close()  # its thread would hold this process
     out = (
         Path(given.out)
         if given.out

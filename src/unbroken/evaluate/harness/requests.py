@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ..contracts import Json
+from ..suite.asking import LIMITS, limit_of
 
 
 def rolling_windows(
@@ -36,10 +37,9 @@ def generation_settings(given: Mapping[str, Json]) -> dict[str, Any]:
     """
     out = dict(given)
     until = out.pop("until", None) or []
-    tokens = [
-        out.pop(k, None) for k in ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
-    ]
-    out["max_gen_toks"] = int(next((t for t in tokens if t is not None), 256))
+    limit = limit_of(out)
+    out = {k: v for k, v in out.items() if k not in LIMITS}
+    out["max_gen_toks"] = limit
     out["until"] = [until] if isinstance(until, str) else list(until)
     temperature = float(out.pop("temperature", None) or 0.0)
     sample = out.pop("do_sample", None)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..contracts import Answer, Check, Json, Metric, PreparedTask, Request, Sample, Score, digest
+from ..suite.asking import most_tokens
 from ..suite.staged import read_samples, write_samples
 from .results import compare
 
@@ -25,15 +26,21 @@ SMALL = 0.02
 """A difference of less than so much of the score's own standard error is nothing, however regular it is."""
 
 
-def chosen(samples: int) -> list[int]:
-    """The ids of the samples that are asked both ways, evenly over the task."""
-    n = min(samples, max(LEAST, min(MOST, samples // SHARE)))
+TOKENS = 2048
+"""Where answers are long, no more samples than have so many new tokens: 16 answers of 256 in the harness's own batches take as
+long as hundreds in the fast way."""
+
+
+def chosen(samples: int, tokens: int = 0) -> list[int]:
+    """The ids of the samples that are asked both ways, evenly over the task; `tokens`: what an answer may have."""
+    n = min(samples, max(LEAST, min(MOST, samples // SHARE, TOKENS // max(1, tokens))))
     return [(2 * i + 1) * samples // (2 * n) for i in range(n)]
 
 
 def check_of(prepared: PreparedTask) -> PreparedTask:
     """The task of these samples alone, in one block; writes its requests beside those of the whole."""
-    ids = chosen(prepared.samples)
+    first = read_samples(Path(prepared.folder), range(1))[0]
+    ids = chosen(prepared.samples, sum(most_tokens(r) for r in first.requests))
     folder = Path(prepared.folder) / "exact"
     found = [read_samples(Path(prepared.folder), range(i, i + 1))[0] for i in ids]
     rows = [Sample(n, s.requests, s.prompt_hash, s.document) for n, s in enumerate(found)]

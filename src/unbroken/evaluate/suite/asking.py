@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from ..contracts import Answer, Json, Model, Sample
+from ..contracts import Answer, Json, Model, Request, Sample
 
 PROBLEM = "problem"
 """The key of an output that stands for "no answer": {"problem": why}."""
+
+
+LIMITS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
+"""Names of the setting that bounds an answer's new tokens; the first one that is given counts."""
+USUAL_LIMIT = 256
+
+
+def limit_of(settings: Mapping[str, Json]) -> int:
+    """New tokens at most of a generation with these settings."""
+    return int(next((t for k in LIMITS if (t := settings.get(k)) is not None), USUAL_LIMIT))
+
+
+def most_tokens(r: Request) -> int:
+    """New tokens that the answer to a request may have; 0 where none are made."""
+    given = r.arguments[1] if r.kind == "generate_until" and len(r.arguments) > 1 else None
+    return limit_of(given) if isinstance(given, dict) else 0
 
 
 def problem_of(output: Json) -> str:

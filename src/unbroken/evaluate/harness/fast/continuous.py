@@ -197,7 +197,7 @@ class Continuous:
                 made = self._model.init_continuous_batching(
                     generation_config=self._settings, continuous_batching_config=settings
                 )
-                if self.own_flash:
+                if self.own_flash and flash.has_pages():
                     # transformers turns the table of pages off where it finds no package that reads one.
                     page = flash.PAGE if self._model.device.type == "cuda" else PAGE
                     pages = -(-min(self._longest, LONGEST_BY_PAGES) // page) + 1
@@ -218,7 +218,8 @@ class Continuous:
         more: dict[str, Any] = {"max_memory_percent": GPU_SHARE, "max_requests_per_batch": self._at_once}
         if self.own_flash:
             # Graphs for steps of one token each alone: prompts come in so many sizes that each would need one of its own.
-            more |= {"page_size": flash.PAGE, "use_cuda_graph": (False, True), "use_async_batching": True}
+            graphs = flash.has_pages()
+            more |= {"page_size": flash.PAGE, "use_cuda_graph": (False, graphs), "use_async_batching": graphs}
         return kind(**_known(kind, more))
 
     def _has_stopped(self, o: _Open) -> bool:

@@ -1,9 +1,9 @@
 """torch's own flash attention under transformers' continuous batching, where no package of flash attention is installed.
 
 Without such a package transformers attends over the keys of the whole batch under a mask: on an H200 712 tokens a second of a
-5.9 B model. torch brings the same kernel (`torch.nn.attention.varlen`), with pages and lengths of each sequence. This file is
-the adapter between the two, and a trial that decides whether it may be used: no kernel of our own. The calling convention of
-continuous batching changed between transformers 5.17 and 5.24; both are served.
+5.9 B model. torch brings the same kernel (`torch.nn.attention.varlen`); from 2.12 on it also reads keys through a table of pages. This
+file is the adapter between the two, and a trial that decides whether it may be used: no kernel of our own. The calling
+convention of continuous batching changed between transformers 5.17 and 5.24; both are served.
 """
 
 from __future__ import annotations
@@ -69,7 +69,21 @@ def varlen(*arrays: Any, **more: Any) -> Any:
     """torch's kernel; imported where it is used, since torch before 2.10 has none."""
     from torch.nn.attention.varlen import varlen_attn
 
+    known = inspect.signature(varlen_attn).parameters
+    if (
+        "enable_gqa" not in known
+    ):  # until 2.11 nobody asks, and the kernel takes fewer heads of keys as they are
+        more.pop("enable_gqa", None)
     return varlen_attn(*arrays, **more)
+
+
+def has_pages() -> bool:
+    """Whether torch's kernel reads keys through a table of pages: then a step of one token each is captured in a graph."""
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        return False
+    return {"block_table", "seqused_k"} <= set(inspect.signature(varlen_attn).parameters)
 
 
 def use(model: Any) -> None:
@@ -91,25 +105,23 @@ def reason_against(torch: Any, model: Any) -> str | None:
         return "transformers has a package of flash attention"
     if not getattr(model, "_supports_flash_attn", False):
         return "the model's code does not support flash attention"
-    try:
-        from torch.nn.attention.varlen import varlen_attn
-    except ImportError:
+    if importlib.util.find_spec("torch.nn.attention.varlen") is None:
         return f"torch {torch.__version__} has no varlen_attn"
-    if not {"block_table", "seqused_k", "enable_gqa"} <= set(inspect.signature(varlen_attn).parameters):
-        return f"varlen_attn of torch {torch.__version__} takes no pages"
     config = model.config.get_text_config()
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     if width > LARGEST_HEAD or width % 8 or getattr(config, "attn_logit_softcapping", None):
         return f"heads of {width}, or a soft cap"
     try:
-        worst = trial(torch, model.device, model.dtype, config.num_attention_heads, heads, width)
+        worst = trial(torch, model.device, model.dtype, config.num_attention_heads, heads, width, paged=has_pages())  # fmt: skip
     except Exception as e:  # noqa: BLE001  whatever a build or a card lacks: there is another way
         return f"{type(e).__name__}: {str(e)[:200]}"
     return None if worst <= ERROR else f"it differs from the plain computation by {worst:.2g}"
 
 
-def trial(torch: Any, device: Any, dtype: Any, heads: int, kv_heads: int, width: int) -> float:
+def trial(
+    torch: Any, device: Any, dtype: Any, heads: int, kv_heads: int, width: int, *, paged: bool = True
+) -> float:
     """The largest relative error of both uses of the kernel against attention written out in float32: sequences in a row, and
     one new token each behind pages that lie out of order."""
     lengths, scale = (5, 300, 257), width**-0.5
@@ -127,6 +139,8 @@ def trial(torch: Any, device: Any, dtype: Any, heads: int, kv_heads: int, width:
     starts = ints([0, *(sum(lengths[: i + 1]) for i in range(len(lengths)))])
     found = varlen(q, k, v, starts, starts, max(lengths), max(lengths), scale=scale, window_size=(-1, 0), enable_gqa=True)  # fmt: skip
     worst = _error(found, torch.cat(wanted))
+    if not paged:
+        return worst
     pages = [drawn(6, PAGE, kv_heads, width) for _ in range(2)]
     table, at = ints([-1] * 2 * (len(lengths) + 1)).view(-1, 2), 5
     for i, (_, *kv) in enumerate(rows):

@@ -124,6 +124,10 @@ class FastModel:
         """Of `respond_exactly`."""
         return self.exact.conditions
 
+    def close_texts(self) -> None:
+        """Ends continuous batching and its thread; it begins anew with the next text."""
+        self._texts.close()
+
     def close(self) -> None:
         """Frees the device."""
         self._texts.close()

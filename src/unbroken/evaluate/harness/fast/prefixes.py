@@ -109,19 +109,45 @@ def batches(stems: Iterable[Stem], root: Tokens, budget: int, held: int) -> Iter
     A stem that is larger than that makes a batch of its own.
     """
     chosen: list[Stem] = []
-    for stem in sorted(stems, key=lambda s: (-len(s.tokens), -s.longest_tail, s.tokens)):
-        if chosen and (
-            PrefixBatch(root, (*chosen, stem)).computed > budget or _held(root, [*chosen, stem]) > held
-        ):
+    size = _Size(len(root))
+    order = [(s, s.longest_tail) for s in stems]
+    order.sort(key=lambda x: (-len(x[0].tokens), -x[1], x[0].tokens))
+    for stem, longest_tail in order:
+        more = size.with_stem(stem, longest_tail)
+        if chosen and (more.computed > budget or more.held > held):
             yield PrefixBatch(root, tuple(chosen))
-            chosen = []
+            chosen, more = [], _Size(len(root)).with_stem(stem, longest_tail)
         chosen.append(stem)
+        size = more
     if chosen:
         yield PrefixBatch(root, tuple(chosen))
 
 
-def _held(root: Tokens, stems: Sequence[Stem]) -> int:
-    """Tokens in memory at the end of a batch: each row has its own copy of what it continues."""
-    first = len(root) + max(len(s.tokens) for s in stems)
-    tails = sum(len(s.tails) for s in stems if s.longest_tail)
-    return len(stems) * first + tails * (first + max(s.longest_tail for s in stems))
+@dataclass(frozen=True, slots=True)
+class _Size:
+    """Of a batch as it grows: what it computes is `PrefixBatch.computed`, without looking at all of its stems again."""
+
+    root: int
+    stems: int = 0
+    width: int = 0
+    tails: int = 0
+    """Those that are not empty."""
+    rows_behind: int = 0
+    """All tails of stems that have one."""
+    longest_tail: int = 0
+
+    def with_stem(self, stem: Stem, longest_tail: int) -> _Size:
+        return _Size(
+            self.root, self.stems + 1, max(self.width, len(stem.tokens)), self.tails + (sum(map(bool, stem.tails)) if longest_tail else 0),
+            self.rows_behind + (len(stem.tails) if longest_tail else 0), max(self.longest_tail, longest_tail),
+        )  # fmt: skip
+
+    @property
+    def computed(self) -> int:
+        return self.stems * self.width + self.tails * self.longest_tail
+
+    @property
+    def held(self) -> int:
+        """Tokens in memory at the end: each row has its own copy of what it continues."""
+        first = self.root + self.width
+        return self.stems * first + self.rows_behind * (first + self.longest_tail)
