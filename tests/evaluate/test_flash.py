@@ -12,9 +12,11 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("transformers", reason="transformers is not installed (requirements/all.txt)")
 
 from tests.support.tiny_model import write_tiny_model
-from unbroken.evaluate.contracts import ModelSpec
+from unbroken.evaluate.contracts import ModelSpec, Request
 from unbroken.evaluate.harness.fast import flash
+from unbroken.evaluate.harness.fast import model as fast_model
 from unbroken.evaluate.harness.fast.continuous import Continuous, WantedAnswer
+from unbroken.evaluate.harness.fast.model import FastModel
 from unbroken.evaluate.harness.transformers import TransformersBackend
 from unbroken.evaluate.harness.transformers_model import TransformersModel
 
@@ -92,3 +94,27 @@ def test_texts_are_those_of_generate(
     assert found == wanted
     assert any(WITH_PAGES) == pages and not all(WITH_PAGES), "each way of the kernel was used where it can be"
     assert exact.model.config._attn_implementation == "sdpa"
+
+
+@pytest.mark.slow
+def test_a_model_that_attends_so_answers_the_other_ways_in_between(
+    plain_kernel: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flash, "reason_against", lambda torch, model: None)
+    monkeypatch.setattr(fast_model, "SLICE", 2)
+    folder = write_tiny_model(tmp_path / "model")
+    model = TransformersBackend().load(ModelSpec(str(folder), dtype="float32", exact=False), folder, ())
+    assert isinstance(model, FastModel)
+    texts = [Request("generate_until", (f"amber {'birch ' * i}", {"until": [stop], "max_gen_toks": 6 + 3 * i}))
+             for i, stop in enumerate(["\n", "zz", "\n", "q", "\n"])]  # fmt: skip
+    pairs = [Request("loglikelihood", (f"cedar {'delta ' * i}", " ember")) for i in range(5)]
+    wanted = model.respond_exactly(texts), model.respond_exactly(pairs)
+    for _ in range(2):
+        assert model.respond(texts) == wanted[0]
+        assert "flash" in model.exact.model.config._attn_implementation
+        assert model.respond_exactly(texts) == wanted[0]
+        for found, known in zip(model.respond(pairs), wanted[1], strict=True):
+            assert found == [pytest.approx(known[0], abs=1e-3), known[1]]
+    assert WITH_PAGES
+    model.close()
+    assert model.exact.model is None

@@ -169,7 +169,9 @@ class Continuous:
             try:
                 yield
             finally:
-                if now != self._attention:
+                if now != self._attention and self.own_flash:
+                    flash.use(self._model)
+                elif now != self._attention:
                     self._model.set_attn_implementation(now)
 
     def close(self) -> None:

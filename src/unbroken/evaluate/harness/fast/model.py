@@ -19,8 +19,18 @@ from .waves import AskedProbability, Waves
 AT_ONCE = 256
 """Samples that a worker gives at once: enough that lengths can be sorted and no place of a batch stays empty."""
 
+SLICE = 1024
+"""Requests of one call that are cut into tokens together."""
+
 Place = tuple[Hashable, int]
 """A key, and the number of one of its requests."""
+
+
+@dataclass(frozen=True)
+class _Slice:
+    """Some of the requests of one call."""
+
+    number: int
 
 
 @dataclass
@@ -95,15 +105,23 @@ class FastModel:
 
     def respond(self, requests: Sequence[Request]) -> list[Json]:
         """One output per request, in order, with nothing else in flight. Raises what answering them raises."""
-        key = object()
-        self.put(key, "", requests)
-        while True:
-            for k, found in self.take():
-                if k is not key:
-                    raise EvaluationError("a model was asked in two ways at once")
-                if isinstance(found, Exception):
-                    raise found
-                return found
+        found: dict[int, list[Json]] = {}
+        starts = range(0, max(1, len(requests)), SLICE)
+        for n, at in enumerate(starts):
+            self.put(_Slice(n), "", requests[at : at + SLICE])
+            if n + 1 < len(starts):  # the device works while the next ones are cut into tokens
+                self._collect(found, within_s=0.0)
+        while len(found) < len(starts):
+            self._collect(found, within_s=1.0)
+        return [output for n in range(len(starts)) for output in found[n]]
+
+    def _collect(self, found: dict[int, list[Json]], within_s: float) -> None:
+        for key, outputs in self.take(within_s):
+            if not isinstance(key, _Slice):
+                raise EvaluationError("a model was asked in two ways at once")
+            if isinstance(outputs, Exception):
+                raise outputs
+            found[key.number] = outputs
 
     def halve(self) -> bool:
         """Halves the tokens of a batch; False where it holds one."""
