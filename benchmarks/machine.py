@@ -19,15 +19,11 @@ def describe_machine() -> dict[str, Any]:
         model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), None)
     except OSError:
         pass  # no Linux: the processor stays unknown
-    asked = ["git", "describe", "--always", "--dirty", "--abbrev=9", "--exclude=*"]
-    try:
-        told = subprocess.run(asked, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
-        commit = told.stdout.strip() or None
-        carried = Path(__file__).parent.parent / "COMMIT"
-        if commit is None and carried.is_file():  # a tree without its history
-            commit = carried.read_text().strip()
-    except OSError:
-        commit = None  # no git here
+    carried = Path(__file__).parent.parent / "COMMIT"
+    if carried.is_file():  # a tree that was carried to another machine, perhaps into another repository
+        commit: str | None = carried.read_text().strip()
+    else:
+        commit = _describe_commit()
     return {
         "processor": model,
         "cores": os.cpu_count(),
@@ -37,6 +33,15 @@ def describe_machine() -> dict[str, Any]:
         "commit": commit,
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
     }
+
+
+def _describe_commit() -> str | None:
+    asked = ["git", "describe", "--always", "--dirty", "--abbrev=9", "--exclude=*"]
+    try:
+        told = subprocess.run(asked, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
+    except OSError:
+        return None  # no git here
+    return told.stdout.strip() or None
 
 
 def driver() -> str | None:

@@ -104,7 +104,7 @@ class Feeding:
             self._alone = item
             return
         self._held[item] = item, samples
-        self._samples += len(samples)
+        self._samples += _places(samples)
         self.model.put(item, item.task, [r for s in samples for r in s.requests])
 
     def _end(self, found: Sequence[tuple[Hashable, list[Json] | Exception]]) -> tuple[BlockEnded, ...]:
@@ -116,7 +116,7 @@ class Feeding:
         ended = []
         for n, (key, outputs) in enumerate(found):
             item, samples = self._held.pop(key)
-            self._samples -= len(samples)
+            self._samples -= _places(samples)
             answers = outputs if isinstance(outputs, Exception) else answers_of(samples, outputs)
             began = self._clock + n * share
             tokens = (
@@ -128,6 +128,17 @@ class Feeding:
         self._clock = now
         self._tokens = self.model.tokens_read, self.model.tokens_made
         return tuple(ended)
+
+
+LIKELIHOODS_A_PLACE = 4
+"""They are read in one pass and gone, and fill a batch only by the hundred."""
+
+
+def _places(samples: Sequence[Sample]) -> int:
+    """What samples take of the places in a model: each text one, several samples without a text one."""
+    if any(r.kind == "generate_until" for s in samples for r in s.requests):
+        return len(samples)
+    return -(-len(samples) // LIKELIHOODS_A_PLACE)
 
 
 def conditions_of(model: Model, *, exact: bool) -> Conditions:
