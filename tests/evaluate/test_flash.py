@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="torch is not installed")
+pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("transformers", reason="transformers is not installed (requirements/all.txt)")
+
+import torch
 
 from tests.support.tiny_model import write_tiny_model
 from unbroken.evaluate.contracts import ModelSpec, Request

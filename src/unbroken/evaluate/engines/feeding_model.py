@@ -135,10 +135,13 @@ LIKELIHOODS_A_PLACE = 4
 
 
 def _places(samples: Sequence[Sample]) -> int:
-    """What samples take of the places in a model: each text one, several samples without a text one."""
-    if any(r.kind == "generate_until" for s in samples for r in s.requests):
-        return len(samples)
-    return -(-len(samples) // LIKELIHOODS_A_PLACE)
+    """What samples take of the places in a model: each text one, several likelihoods one."""
+    if all(r.kind in _LIKELIHOODS for s in samples for r in s.requests):
+        return -(-len(samples) // LIKELIHOODS_A_PLACE)
+    return len(samples)
+
+
+_LIKELIHOODS = ("loglikelihood", "loglikelihood_rolling", "multiple_choice")
 
 
 def conditions_of(model: Model, *, exact: bool) -> Conditions:

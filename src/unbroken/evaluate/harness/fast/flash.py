@@ -50,12 +50,13 @@ def attend(
         # One new token of each sequence; the keys before it are found through the table of pages.
         keys, values, table, lengths = _pages_of(module, cache, table, more)
         return _decode(q, key, value, keys, values, table, lengths, starts, scale)[None], None
-    ends, longest_q, longest_k = more["cu_seq_lens_k"], more.get("max_seqlen_q"), more.get("max_seqlen_k")
+    ends = more["cu_seq_lens_k"]
     if cache is not None:  # until 5.23 the keys before these are the attention's own business
         k, v = cache.update(key_states=key, value_states=value, layer_idx=module.layer_idx,
                             read_index=more["read_index"], write_index=more["write_index"])  # fmt: skip
         kind = "sliding_attention" if window else "full_attention"
         ends = ends[kind] if isinstance(ends, dict) else ends
+        longest_q, longest_k = more["max_seqlen_q"], more["max_seqlen_k"]
         longest_k = longest_k[kind] if isinstance(longest_k, dict) else longest_k
     else:
         k, v = key[0].transpose(0, 1), value[0].transpose(0, 1)
@@ -154,7 +155,8 @@ def trial(
             table[i, 1] = at
     last = [torch.stack([r[j][-1] for r in rows] + [rows[0][j][0]]) for j in range(3)]  # and a row of padding
     new_starts = ints([*range(len(lengths) + 1), len(lengths)])
-    seen = _decode(last[0], *(x.transpose(0, 1)[None] for x in last[1:]), *pages, table, ints([*lengths, 0]), new_starts, scale)  # fmt: skip
+    key, value = (x.transpose(0, 1)[None] for x in last[1:])
+    seen = _decode(last[0], key, value, pages[0], pages[1], table, ints([*lengths, 0]), new_starts, scale)
     return max(worst, _error(seen[: len(lengths)], torch.stack([w[-1] for w in wanted])))
 
 
