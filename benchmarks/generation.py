@@ -30,6 +30,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "src"), str(HERE.parent)]
 def load(folder: Path, on_gpu: bool, **options: Any) -> Any:
     """The fast way's model with the tiny tokenizer; on a GPU one of 5.9 B, whose random weights are drawn there and lie in no file."""
     from tests.support.tiny_model import write_tiny_model
+
     from unbroken.evaluate.contracts import ModelSpec
     from unbroken.evaluate.harness.fast.model import FastModel
     from unbroken.evaluate.harness.transformers import TransformersBackend

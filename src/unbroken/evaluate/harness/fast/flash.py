@@ -88,7 +88,7 @@ def has_pages() -> bool:
 
 
 def use(model: Any) -> None:
-    """The model attends in this way from now on, inside continuous batching only; `set_attn_implementation` ends it."""
+    """The model attends in this way from now on, inside continuous batching only; its own setter of another implementation ends it."""
     from transformers import AttentionInterface
 
     # Until 5.23 an implementation for pages has a prefix.
