@@ -12,7 +12,12 @@ from unbroken.cluster.hello import Gpu, Hello, NodeAddress
 from unbroken.cluster.survey import find_visible
 from unbroken.progress.records.state import RunState
 from unbroken.recover.node.port import PortReservation
-from unbroken.recover.supervise.nodes.machines import find_meeting, name_interface, share_devices
+from unbroken.recover.supervise.nodes.machines import (
+    describe_memory,
+    find_meeting,
+    name_interface,
+    share_devices,
+)
 from unbroken.recover.supervise.nodes.node import Node
 from unbroken.testing.fake_cluster.simulated_run import SimulatedRun
 
@@ -157,3 +162,29 @@ def test_what_could_not_be_proven_is_by_another_boot(simulate: Simulate) -> None
         assert "node-00003" not in run.journal("attempt")[2]["slots"]
 
     simulate(act, 8, spares=1)
+
+
+def test_what_keepers_may_hold_is_what_their_own_nodes_say() -> None:
+    nodes = [Node(name, hello={"keeper_bytes": size << 30}) for name, size in (("a", 4), ("b", 2), ("c", 4))]
+    assert describe_memory([]) == describe_memory([Node("d")]) == ""
+    assert describe_memory(nodes[::2]) == "snapshots may take up to 4 GiB of memory on each node"
+    assert describe_memory(nodes) == "snapshots may take up to 2 GiB (b) to 4 GiB of memory on a node"
+
+
+def test_an_agent_that_is_started_again_gives_its_keeper_what_the_one_before_had(simulate: Simulate) -> None:
+    """Free memory is another by then: half of it would be less each time."""
+
+    def given(run: SimulatedRun, option: str) -> str:
+        command = run.hardware.nodes["node-00001"].command
+        assert command is not None
+        return command.arguments[command.arguments.index(option) + 1]
+
+    async def act(run: SimulatedRun) -> None:
+        await reach(run, 1, 5)
+        assert (given(run, "--keeper-memory"), given(run, "--keeper-share")) == ("0", "1")
+        assert "snapshots may take up to 512 GiB of memory on each node" in run.screen.lines
+        run.faults.crash_agent("node-00001")
+        await run.until(lambda: run.journal("resumed"))
+        assert given(run, "--keeper-memory") == str(512 << 30)
+
+    simulate(act, 3)

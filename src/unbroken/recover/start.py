@@ -20,7 +20,6 @@ from ..checkpoint.catalogue.placement import CLAIMS, check_folder
 from ..checkpoint.convert.origin import find_origin
 from ..checkpoint.format.manifest import COMMITTED, parse_folder_name
 from ..cluster.contract import Cluster, Request
-from ..cluster.local import share_memory
 from ..cluster.local_folder import forget_run, hold_run
 from ..cluster.registry import find_cluster, make_cluster
 from ..errors import (
@@ -395,10 +394,7 @@ def run_supervised(
             return await supervise(cluster)
 
     async def supervise(cluster: Cluster) -> str:
-        memory = int(spec.host_memory)
-        if cluster.socket_folder is not None:
-            memory = memory or share_memory(spec.nodes + spec.spares)
-        surroundings = Surroundings(cluster, IncidentDiagnosis(folder=run_dir.path), memory, record=record)
+        surroundings = Surroundings(cluster, IncidentDiagnosis(folder=run_dir.path), record=record)
         supervisor = Supervisor(run_dir, spec, surroundings, shown, cwd=here)
         loop = asyncio.get_running_loop()
         for sig in STOP_SIGNALS:

@@ -223,6 +223,7 @@ class Agent:
             "held": self._owner.kind.value,
             "folder": self._folder.shared,
             "protocol": min(PROTOCOL, self.keeper.protocol),
+            "keeper_bytes": self.keeper.budget,
             "leased": self.lease_until is not None and time.monotonic() < self.lease_until,
         }
 
@@ -468,7 +469,7 @@ def main() -> None:
         args.node,
         args.scratch,
         args.orphan_grace,
-        args.keeper_memory or share_memory(1),
+        args.keeper_memory or share_memory(args.keeper_share),
         owner,
         args.wait_for_room,
         args.room_elsewhere,

@@ -27,7 +27,10 @@ def parse_arguments(description: str | None) -> argparse.Namespace:
     parser.add_argument(
         "--held-before", action="append", default=[], help="how they may have been held before"
     )
-    parser.add_argument("--keeper-memory", type=int, default=0, help="bytes; 0 takes half of what is free")
+    parser.add_argument(
+        "--keeper-memory", type=int, default=0, help="bytes; 0 takes half of what is free, shared as below"
+    )
+    parser.add_argument("--keeper-share", type=int, default=1, help="nodes of the run on this machine")
     parser.add_argument("--wait-for-room", type=float, default=600.0, help="seconds")
     parser.add_argument("--room-elsewhere", default="", help="where the last checkpoint goes after that")
     parser.add_argument("--record", default="shared", help="where the record of the run lies")

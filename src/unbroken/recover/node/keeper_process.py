@@ -37,6 +37,7 @@ class _Channel:
         self.pid: int | None = None
         """The keeper's process, as it says."""
         self.protocol = 1
+        self.budget = 0
 
     @classmethod
     async def connect(cls, path: Path) -> _Channel:
@@ -49,6 +50,7 @@ class _Channel:
             channel.close()
             raise
         channel.pid, channel.protocol = answer.get("pid"), int(answer.get("protocol", 1))
+        channel.budget = int(answer.get("budget", 0))
         return channel
 
     async def ask(self, request: Message) -> Message:
@@ -98,7 +100,9 @@ class KeeperProcess:
         self._secret = secret if secret is not None and secret.identity is not None else None
         self._folder, self._run_id, self._node = folder, run_id, node
         self._on_event = on_event
-        self._budget, self._room_s, self._elsewhere = budget_bytes, room_s, elsewhere
+        self._room_s, self._elsewhere = room_s, elsewhere
+        self.budget = budget_bytes
+        """What it may hold, in bytes: of one that was taken over what it says."""
         self.socket = scratch / "keeper.sock"
         self._events_task: asyncio.Task[None] | None = None
         self._lease_until = 0.0
@@ -120,6 +124,7 @@ class KeeperProcess:
         except OSError:
             channel = await self._spawn()
         self.alive, self.pid, self.protocol = True, channel.pid, channel.protocol
+        self.budget = channel.budget or self.budget
         self._events_task = asyncio.create_task(self._follow(channel))
         if self._lease_task is None:
             self._lease_task = asyncio.create_task(self._renew())
@@ -135,7 +140,7 @@ class KeeperProcess:
                 [
                     sys.executable, "-m", "unbroken.checkpoint.keeper",
                     "--socket", str(self.socket), "--node", self._node, "--run-id", self._run_id,
-                    "--checkpoints", str(self._folder.run.checkpoints), "--budget", str(self._budget),
+                    "--checkpoints", str(self._folder.run.checkpoints), "--budget", str(self.budget),
                     "--wait-for-room", str(self._room_s), "--room-elsewhere", self._elsewhere,
                     *(["--secret-on-input"] if given else []),
                 ],

@@ -23,7 +23,6 @@ from ...link.secret import Secret
 from ...link.tls import make_identity
 from ...progress import RunDir, RunSpec, read_spec, write_spec
 from ...progress.records.state import RunState
-from ...units import Bytes
 from ..decide.policy import decide_failed_start
 from ..record.folder import FolderRecord
 from .attempt.outcome import AttemptOutcome, name_loss
@@ -34,6 +33,7 @@ from .nodes.desk import Desk, Inbox, make_token
 from .nodes.door import Listen, find_first_door, local_door, wide_door
 from .nodes.fleet import Fleet
 from .nodes.logs import ShippedLogs
+from .nodes.machines import describe_memory
 from .parts import Parts, assemble
 from .record.background import Background
 from .record.old_logs import OldLogs
@@ -164,21 +164,26 @@ class Supervisor:
         arguments = {
             "--run-dir": self._run_dir.path.absolute(), "--run-id": spec.run_id,
             "--orphan-grace": max(_ORPHAN_LEAST_S, _ORPHAN_LEASES * float(timeouts.lease)),
-            "--keeper-memory": self._around.keeper_bytes, "--wait-for-room": float(timeouts.room),
+            "--keeper-share": spec.nodes + spec.spares if self._around.cluster.socket_folder is not None else 1,
+            "--wait-for-room": float(timeouts.room),
             "--room-elsewhere": elsewhere, "--record": self._spec.record,
         }  # fmt: skip
         words = tuple(str(word) for pair in arguments.items() for word in pair)
 
         def command(node: str) -> AgentCommand:
             apart = ("--supervisor", str(door())) if secret.identity is not None else ()
+            # What its keeper had before: what is free now lacks what others on that machine hold meanwhile.
+            memory = int(spec.host_memory) or fleet.nodes[node].keeper_bytes
             return AgentCommand(
-                "unbroken.recover.node.agent", (*words, *apart, "--node", node), secret=secret.as_bytes()
-            )
+                "unbroken.recover.node.agent", (*words, "--keeper-memory", str(memory), *apart, "--node", node),
+                secret=secret.as_bytes(),
+            )  # fmt: skip
 
-        return Fleet(
+        fleet = Fleet(
             spec.run_id, self._around.cluster, Request(spec.nodes, spec.spares, spec.nproc), command,
             lease_s=float(timeouts.lease), say=self._view.say, clock=self._clock, changed=self._changed,
         )  # fmt: skip
+        return fleet
 
     async def _sweep(self, fleet: Fleet) -> None:
         """Ends whatever is left of a run that is completed."""
@@ -211,17 +216,15 @@ class Supervisor:
 
     async def _supervise(self, parts: Parts) -> str:
         """Attempt after attempt, until one ends the run."""
-        memory = self._around.keeper_bytes
-        self._view.say(
-            f"{self._spec.nodes} nodes x {self._spec.nproc} ranks, {self._spec.spares} spares; snapshots may take up to "
-            f"{Bytes(memory) if memory else 'half of what is free'} of memory on each node"
-        )
+        self._view.say(f"{self._spec.nodes} nodes x {self._spec.nproc} ranks, {self._spec.spares} spares")
         self._view.say(parts.fleet.describe())
         self._view.say(self._record.describe())
         self._background.start(parts.fleet.follow_events())
         if not await self._acquire(parts):
             return await parts.finishing.finish("interrupted")
         await parts.launching.bring_up()
+        if memory := describe_memory(parts.fleet.nodes.values()):
+            self._view.say(memory)
         attempt, whole = await parts.taking_over.take_over()
         if attempt is not None and not whole:
             await parts.recovering.recover(attempt, AttemptOutcome("supervisor_lost"))

@@ -30,14 +30,12 @@ class Diagnosing(Protocol):
 
 @dataclass(frozen=True)
 class Surroundings:
-    """`keeper_bytes` is how much memory each node's keeper may use, 0 for half of what its node has free; `connect` reaches an earlier supervisor, to ask
-    whether it is there. `listen` is where agents come in, None for what the cluster asks for. `advertised` is this
+    """`connect` reaches an earlier supervisor, to ask whether it is there. `listen` is where agents come in, None for what the cluster asks for. `advertised` is this
     machine's address as agents on others reach it; "" for the one that its routes name. `record` is where the run's record
     lies, None for the run directory."""
 
     cluster: Cluster
     diagnosis: Diagnosing
-    keeper_bytes: int
     clock: Clock = field(default_factory=Clock)
     listen: Listen | None = None
     connect: Callable[..., Awaitable[Link]] = Link.connect

@@ -177,7 +177,7 @@ class VirtualAgent:
         leased = self.lease_until is not None and self._loop.time() < self.lease_until
         return facts.as_message() | {
             "pid": int(self.launch.rpartition("/")[2]), "epoch": self.term, "attempt": self.attempt, "ranks": ranks, "leased": leased,
-            "cleared": _GONE, "protocol": PROTOCOL,
+            "cleared": _GONE, "protocol": PROTOCOL, "keeper_bytes": 1 << 39,
         }  # fmt: skip
 
     def _describe(self, rank: int) -> Message:

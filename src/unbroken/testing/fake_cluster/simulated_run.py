@@ -96,7 +96,6 @@ class SimulatedRun:
         surroundings = Surroundings(
             self.cluster,
             _Diagnosis(self.run_dir.path.with_name("empty.log")),
-            1 << 40,
             clock,
             self.hardware.network.listen,
             _reach_nobody,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from ....cluster.survey import find_gpus, find_visible
+from ....units import Bytes
 from .node import Node
 
 _LOOPBACK = "127.0.0.1"
@@ -46,3 +47,14 @@ def share_devices(nodes: Mapping[str, Node], slots: Sequence[str], nproc: int) -
         wanted = [gpus[(first + i) % len(gpus)] for i in range(nproc)] if gpus else []
         found.append(",".join(dict.fromkeys(wanted)) if wanted else None)
     return found
+
+
+def describe_memory(nodes: Iterable[Node]) -> str:
+    """What the keepers of these nodes may hold, as each node says, in words; "" where none says so."""
+    by_bytes = sorted((n.keeper_bytes, n.name) for n in nodes if n.keeper_bytes)
+    if not by_bytes:
+        return ""
+    (least, where), (most, _) = by_bytes[0], by_bytes[-1]
+    if str(Bytes(least)) == str(Bytes(most)):
+        return f"snapshots may take up to {Bytes(least)} of memory on each node"
+    return f"snapshots may take up to {Bytes(least)} ({where}) to {Bytes(most)} of memory on a node"

@@ -63,6 +63,11 @@ class Node:
         """Whether the node has the run directory."""
         return bool(self.hello.get("folder", True))
 
+    @property
+    def keeper_bytes(self) -> int:
+        """What its keeper may hold of snapshots, as its agent said last; 0 where that is not known."""
+        return int(self.hello.get("keeper_bytes", 0))
+
     def take_clocks(self, message: Message) -> None:
         """Takes what its agent says of its clocks, which was checked."""
         self.clock = clock_of(message.get("clock"))

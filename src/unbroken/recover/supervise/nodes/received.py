@@ -72,6 +72,7 @@ def hello(m: Message, world_size: int) -> Message:
     if type(m.get("folder", True)) is not bool:
         raise Malformed("'folder' is neither true nor false")
     whole(m.get("protocol", 1), "protocol", 1, _MOST)
+    whole(m.get("keeper_bytes", 0), "keeper_bytes", 0, _MOST)
     for rank, described in _table(m.get("ranks"), "ranks").items():
         _rank(rank, world_size)
         d = _table(described, "rank")
