@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from unbroken.checkpoint.catalogue.contents import Found
 from unbroken.progress.records.state import RunState
-from unbroken.recover.supervise.accept.accepting import find_whole, widen_seals
+from unbroken.recover.supervise.accept.accepting import find_left_behind, find_whole, widen_seals
 from unbroken.recover.supervise.attempt.farewell import Last
 
 
@@ -54,6 +54,25 @@ def test_what_was_offered_to_a_later_attempt_counts_and_what_nobody_accepted_doe
     offered = {"kind": "attempt", "attempt": 2, "slots": ["a"], "candidates": [{"attempt": 1, "step": 30}]}
     late = [found("step-00000030.a0001"), found("step-00000035.a0001")]
     assert widen_seals(late, state(seal, offered)) == {1: ("step-00000020.a0001", "step-00000030.a0001")}
+
+
+def test_a_snapshot_of_which_a_node_that_is_left_alone_has_a_part_is_found() -> None:
+    ranks, behind = {0: "a", 1: "b"}, Last(1, 40, {"a": (0,), "b": (1,)})
+    inventories = {"a": held(1, 40, 0), "b": held(1, 40, 1), "spare": []}
+    now = state(FINALIZED)
+    assert find_left_behind(inventories, ranks, ["a", "spare"], now) == behind
+    assert find_left_behind(inventories, ranks, ["a", "b"], now) is None, "nobody is left"
+    copied = {**inventories, "a": [*held(1, 40, 0), *held(1, 40, 1, peer=True)]}
+    assert find_left_behind(copied, ranks, ["a", "spare"], now) is None, "its copy stays"
+    older = {**inventories, "a": [*held(1, 40, 0), *held(1, 35, 0), *held(1, 35, 1, peer=True)]}
+    assert find_left_behind(older, ranks, ["a", "spare"], now) == behind, (
+        "an older one that stays is no reason"
+    )
+    durable = state(FINALIZED, {"kind": "durable", "attempt": 1, "step": 40})
+    assert (40, 1) not in durable.durable or find_left_behind(
+        inventories, ranks, ["a", "spare"], durable
+    ) is None
+    assert find_left_behind({"a": held(1, 40, 0)}, ranks, ["a"], now) is None, "what is not whole is no loss"
 
 
 def test_an_attempt_that_is_not_sealed_is_left_to_its_seal() -> None:

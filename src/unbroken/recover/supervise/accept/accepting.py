@@ -109,6 +109,11 @@ class Accepting:
         held = await self._keepers.list_snapshots(self._fleet.up(), _INVENTORY_S)
         return find_whole(self._of_this_size(held), self.map_ranks(self._state.slots))
 
+    def find_left_behind(self, slots: Sequence[str], inventories: Inventories) -> Last | None:
+        """What goes with the nodes that are left, where these go on: see the function of that name."""
+        ranks = self.map_ranks(self._state.slots)
+        return find_left_behind(self._of_this_size(inventories), ranks, slots, self._state)
+
     def list_candidates(self, slots: Sequence[str], inventories: Inventories) -> list[CandidateMessage]:
         """What an attempt on these nodes may restore from, newest first."""
         places = {n: self._place.of(n) for n in self._state.places}
@@ -138,6 +143,26 @@ def find_whole(
             shares.setdefault(node, []).append(int(rank))
         last.append(Last(c["attempt"], c["step"], {n: tuple(r) for n, r in shares.items()}))
     return last
+
+
+def find_left_behind(
+    inventories: Mapping[str, Sequence[Mapping[str, Any]]],
+    rank_nodes: Mapping[int, str],
+    slots: Sequence[str],
+    state: RunState,
+) -> Last | None:
+    """The newest snapshot that counts and is whole in memory, where a part of it is in that of none of these nodes and it is on no
+    disk. None where all of it stays, or nothing is whole."""
+
+    def find_newest(held: Mapping[str, Sequence[Mapping[str, Any]]]) -> Last | None:
+        whole = find_whole(held, rank_nodes)
+        return next((m for m in whole if not state.is_rolled_back(m.attempt, m.step)), None)
+
+    best = find_newest(inventories)
+    if best is None or (best.step, best.attempt) in state.durable:
+        return None
+    near = find_newest({n: held for n, held in inventories.items() if n in slots})
+    return None if near is not None and (near.attempt, near.step) == (best.attempt, best.step) else best
 
 
 def widen_seals(found: Iterable[Found], state: RunState) -> dict[int, tuple[str, ...]]:

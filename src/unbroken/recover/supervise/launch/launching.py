@@ -17,8 +17,10 @@ from ...wire import Message
 from ..accept.accepting import Accepting
 from ..accept.placing import CheckpointPlace, told
 from ..attempt.attempt import Attempt
+from ..attempt.farewell import Last
 from ..attempt.outcome import AttemptOutcome
 from ..fence.fencing import Fencing
+from ..fence.stopping import FLUSH_S
 from ..nodes.fleet import Fleet
 from ..nodes.keepers import Keepers
 from ..nodes.machines import find_meeting, name_interface, share_devices
@@ -135,10 +137,23 @@ class Launching:
             return None
         number = await self._place.take()
         held = await self._keepers.list_snapshots(self._fleet.up())
+        if (behind := self._accepting.find_left_behind(slots, held)) is not None:
+            await self._save_behind(slots, behind)
         candidates = self._accepting.list_candidates(slots, held)
         if not await self._fencing.wait_for_proof(accepted=bool(candidates)):
             return None
         return slots, number, candidates
+
+    async def _save_behind(self, slots: tuple[str, ...], behind: Last) -> None:
+        """Makes a snapshot durable of which nodes that are left have a part: ranks fetch from each other's nodes alone."""
+        away = [n for n in behind.shares if n not in slots]
+        self._view.say(
+            f"saving step {behind.step} first: {', '.join(away)} is left, which alone has a part of it"
+        )
+        now = self._clock.monotonic()
+        left = [at - now for n in away if (at := self._fleet.nodes[n].preempted) is not None]
+        await self._keepers.save(behind, max(1.0, min([FLUSH_S, *left])))
+        await self._accepting.accept_late()
 
     async def _check_command(self, slots: tuple[str, ...]) -> None:
         """Asks each node once whether the command can be run there. Raises RunStopped where it cannot: no restart helps."""

@@ -12,6 +12,7 @@ from ....link.bounds import Malformed
 from ....link.runs import pack, unpack
 from ...wire import Message
 from ..attempt.attempt import Attempt
+from ..attempt.farewell import Last
 from ..record.background import Background
 from .fleet import Fleet
 
@@ -65,6 +66,15 @@ class Keepers:
         """Tells all, without waiting, that every rank has this snapshot: older buffers may be used again."""
         request = {"op": "complete", "attempt": attempt, "step": step}
         self._background.start(self._fleet.ask_all(self._fleet.up(), "keeper", request=request, timeout=20))
+
+    async def save(self, snapshot: Last, deadline_s: float) -> None:
+        """Has those that hold it make a snapshot durable, and waits for that as long."""
+        asked = {
+            n: {"request": {"op": "flush", "deadline_s": deadline_s, "room_s": 0.0, "ranks": list(ranks),
+                            "mark": [snapshot.attempt, snapshot.step]}}
+            for n, ranks in snapshot.shares.items()
+        }  # fmt: skip
+        await self._fleet.ask_each(asked, "keeper", timeout=deadline_s + _SETTLE_S)
 
     async def reconcile(self, attempt: Attempt) -> None:
         """Asks what they hold: what they told while nobody listened must not stay unknown."""
