@@ -61,6 +61,13 @@ class Evaluating:
     engine: str = typer.Option(
         "local", "--engine", help="local, ray, or none (only workers that `unbroken eval join`)"
     )
+    cluster: str = typer.Option(
+        "",
+        "--cluster",
+        help="Start workers on the nodes of a cluster, as `unbroken run --cluster` does: NAME[,option=value...]; "
+        "--gpus or --workers are of each node then",
+    )
+    nodes: int = typer.Option(1, "--nodes", min=1, help="Nodes of the cluster")
     ray_address: str = typer.Option("", "--ray-address", help="An existing Ray cluster")
     cpu_workers: int | None = typer.Option(
         None, "--cpu-workers", help="Processes for metrics; default: the CPUs left beside the GPU workers"

@@ -45,7 +45,9 @@ def run(
     spec = spec_of(model, name, asked, folder)
     slots = slots_of(asked, spec)
     settings = settings_of(slots, asked)
-    with worker_imports(asked.engine, slots if len(slots) > 1 else (), spec, folder) as imports:
+    with worker_imports(
+        asked.cluster or asked.engine, slots if len(slots) > 1 else (), spec, folder
+    ) as imports:
         started = engine_of(asked, folder, slots, imports)
         report = run_evaluation(suite_asked(suite, asked), spec, folder, started, settings, quiet or as_json)
     _show(report, folder, as_json)

@@ -81,7 +81,7 @@ def watch(
         say(f"no checkpoint is in {storage.url.removeprefix('file://')} yet; waiting for the first")
     began = time.time()
     with (  # made once, for all checkpoints
-        worker_imports(asked.engine, slots, spec, EvalDir(out)) as imports,
+        worker_imports("" if asked.cluster else asked.engine, slots, spec, EvalDir(out)) as imports,
         harness_imports(whole, EvalDir(out)) as harnesses,
     ):
         points = watch_run(watched, storage, evaluate, say)

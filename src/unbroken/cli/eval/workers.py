@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...errors import UsageError
 
 if TYPE_CHECKING:
+    from ...cluster.contract import Cluster
     from ...evaluate.contracts import ModelSpec, Suite
     from ...evaluate.engines import Engine, Slot
     from ...evaluate.processes.imports import Imports
@@ -28,12 +30,21 @@ def slots_of(asked: Evaluating, spec: ModelSpec) -> tuple[Slot, ...]:
     engine, gpus, workers, width = asked.engine, asked.gpus, asked.workers, asked.gpus_per_worker
     if engine not in ("local", "ray", "none"):
         raise UsageError(f"there is no engine '{engine}'", hint="Choose local, ray or none")
+    if asked.cluster and engine != "local":
+        raise UsageError(
+            f"--cluster beside --engine {engine}", hint="Leave --engine out: the cluster starts the workers"
+        )
     if engine == "none":
         return ()
     if gpus is not None and gpus < 0:
         raise UsageError(f"--gpus {gpus}", hint="Give how many to use; 0 for none")
     if workers is not None and workers < 1:
         raise UsageError("--workers must be at least 1", hint="`--engine none` starts no worker")
+    if asked.cluster:
+        each = gpus or 0
+        if each % width:
+            raise UsageError(f"{each} GPUs of a node cannot be shared out to workers of {width}")
+        return tuple(Slot(f"n{i}", width=width if each else 0) for i in range(asked.nodes))
     if not get_backend(spec.backend).needs_weights:
         return tuple(Slot(f"w{i}") for i in range(workers or 4))
     have = count_gpus() if engine == "local" else 0
@@ -64,14 +75,32 @@ def settings_of(slots: tuple[Slot, ...], asked: Evaluating) -> Settings:
     places = default_places()
     if asked.cache_disk:
         places = Places(places.memory, tuple(asked.cache_disk))
-    return Settings(slots=slots, cpu_workers=free, prepare_workers=min(free, 8), cache=asked.cache, places=places,
+    address = cluster_of(asked).door_address if asked.cluster else ""
+    return Settings(slots=slots, advertise=address, cpu_workers=free, prepare_workers=min(free, 8), cache=asked.cache, places=places,
                     priors=estimates_file(asked.priors), device=device_name(), keep_going=asked.keep_going)  # fmt: skip
+
+
+def cluster_of(asked: Evaluating, folder: EvalDir | None = None) -> Cluster:
+    """The cluster that was asked for: the same evaluation finds the nodes that it had. Raises UsageError, UnknownKey."""
+    from ...cluster.options import parse_choice
+    from ...cluster.registry import make_cluster
+
+    choice = parse_choice(asked.cluster)
+    place = str(folder.root.resolve()) if folder is not None else ""
+    run_id = f"eval{sha256(place.encode()).hexdigest()[:10]}"
+    log_of = None if folder is None else (lambda node: folder.root / "logs" / f"{node}.log")
+    return make_cluster(choice.name, run_id, choice.options, log_of=log_of)
 
 
 def engine_of(
     asked: Evaluating, folder: EvalDir, slots: tuple[Slot, ...], imports: Imports | None = None
 ) -> Engine:
     """What starts the workers."""
+    if asked.cluster:
+        from ...evaluate.engines.cluster.engine import ClusterEngine
+
+        each = (asked.gpus or 0) // asked.gpus_per_worker or (asked.workers or 1)
+        return ClusterEngine(cluster_of(asked, folder), nodes=asked.nodes, workers=each, width=slots[0].width)
     if asked.engine == "ray":
         from ...evaluate.engines.ray import RayEngine
 

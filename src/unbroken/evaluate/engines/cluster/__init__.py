@@ -1,0 +1,1 @@
+"""Workers on the nodes of a cluster: `engine` starts a process on each, `node`, which starts the workers there."""
