@@ -9,7 +9,7 @@ from importlib import metadata
 from pathlib import Path
 
 MAKE_TARGETS = {
-    "eval": "install-eval", "ray": "install-all", "s3": "install-all", "hosts": "install-all",
+    "eval": "install-eval", "ray": "install-all", "s3": "install-all", "hosts": "install-all", "kubernetes": "install-all",
     "hooks-transformers": "install-all",
     "hooks-accelerate": "install-all", "hooks-lightning": "install-all", "hooks-torchft": "install-all",
 }  # fmt: skip

@@ -15,6 +15,7 @@ from .options import make_options
 ENTRY_POINTS = "unbroken.clusters"
 _OURS = {
     "hosts": "unbroken.cluster.hosts.cluster:HostsCluster",
+    "kubernetes": "unbroken.cluster.kubernetes.cluster:KubernetesCluster",
     "local": "unbroken.cluster.local_events:LocalCluster",
     "slurm": "unbroken.cluster.slurm.cluster:SlurmCluster",
 }

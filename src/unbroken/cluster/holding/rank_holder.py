@@ -19,6 +19,8 @@ import sys
 _PR_SET_PDEATHSIG = 1
 _OOM_FIRST = "1000"
 _MOST = 1 << 22
+STEP_NAMES = "UNBROKEN_STEP_NAMES"
+"""Names of variables, with commas, that ranks have of this process and not of their agent."""
 
 
 def main(path: str) -> int:
@@ -86,8 +88,9 @@ def start(agent: socket.socket, order: dict, out: int, ranks: dict) -> None:
 
 
 def step_environment() -> dict[str, str]:
-    """What the scheduler has set for this step: the agent's own are another step's."""
-    return {k: v for k, v in os.environ.items() if k.startswith(("SLURM_", "SLURMD_"))}
+    """What the scheduler has set for this step, or container: the agent's own are another one's."""
+    named = os.environ.get(STEP_NAMES, "").split(",")
+    return {k: v for k, v in os.environ.items() if k in named or k.startswith(("SLURM_", "SLURMD_"))}
 
 
 def as_a_rank() -> None:

@@ -26,19 +26,18 @@ from ..contract import (
     Allocation,
     Cordon,
     Event,
-    Exited,
     Fenced,
     Lost,
     Pending,
     Request,
     Returned,
-    Started,
     Unreachable,
 )
 from ..stream import EventStream
 from .connection import Connection, load_asyncssh
 from .options import Host, HostsOptions, list_hosts
 from .program import Message
+from .reported import ReportedAgents
 
 _ASK_AGAIN_S = 2.0
 _FENCE_MARGIN_S = 2.0
@@ -61,7 +60,6 @@ class HostsCluster:
         """`log_of` is not used: what an agent prints comes over its own link."""
         self.run_id, self._options, self._clock = run_id, options, clock
         self._links: dict[str, Connection] = {}
-        self._launches: dict[str, str] = {}
         self._boots: dict[str, str] = {}
         self._unreachable: dict[str, str] = {}
         self._given: set[str] = set()
@@ -70,6 +68,7 @@ class HostsCluster:
         self._tasks: set[asyncio.Task[None]] = set()
         self._moved = asyncio.Event()
         self._stream = EventStream(self._current)
+        self._agents = ReportedAgents(self._stream, clock)
 
     @functools.cached_property
     def _hosts(self) -> list[Host]:
@@ -134,10 +133,7 @@ class HostsCluster:
         elif report["given"]:
             self._given.add(name)
         before, self._boots[name] = self._boots.get(name), report["boot"]
-        launch = self._launches.get(name)
-        if launch is not None and launch not in report["running"]:
-            del self._launches[name]
-            self._stream.publish(Exited(self._now(), name, launch))
+        self._agents.compare(name, report["running"])
         if before and report["boot"] and before != report["boot"]:
             self._stream.publish(Lost(self._now(), name, "the host was started again", True))
             self._unreachable[name] = ""
@@ -153,31 +149,12 @@ class HostsCluster:
         self._moved.set()
 
     def _note_event(self, link: Connection, message: Message) -> None:
-        name, now = link.host.name, self._clock()
-        at = Moment(now - float(message.get("ago", 0.0)) - 1.0, now)
-        match message["event"]:
-            case "Started":
-                self._note_started(name, str(message["launch"]))
-            case "Exited":
-                launch = str(message["launch"])
-                if self._launches.get(name) == launch:
-                    del self._launches[name]
-                self._stream.publish(Exited(at, name, launch, message["code"], message["signal"]))
-            case "Lost":
-                self._launches.pop(name, None)
-                self._stream.publish(Lost(at, name, str(message["why"]), bool(message["proven"])))
-            case "Returned":
-                self._stream.publish(Returned(self._now(), name))
-
-    def _note_started(self, name: str, launch: str) -> None:
-        if self._launches.get(name) != launch:
-            self._launches[name] = launch
-            self._stream.publish(Started(self._now(), name, launch))
+        self._agents.apply(link.host.name, message)
 
     def _current(self) -> list[Event]:
         now = self._now()
-        started: list[Event] = [Started(now, n, launch) for n, launch in self._launches.items()]
-        return [*started, *(Unreachable(now, n, why) for n, why in self._unreachable.items())]
+        away = [Unreachable(now, n, why) for n, why in self._unreachable.items()]
+        return [*self._agents.list_events(), *away]
 
     def events(self) -> AsyncIterator[Event]:
         if not self._stream.closed:

@@ -169,9 +169,12 @@ class Connection:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(3):
                 said = (await process.stderr.read()).strip()
-        last = said.splitlines()[-1] if said else "it said nothing"
-        raise HostRefused(
-            f"{self.host.name} does not run our program: {last[:300]}", where=self.host.python or self._options.python,
+        raise self._explain_silence(said.splitlines()[-1][:300] if said else "it said nothing")
+
+    def _explain_silence(self, said: str) -> HostRefused:
+        """What it means that our program does not answer, of which the last word was `said`."""
+        return HostRefused(
+            f"{self.host.name} does not run our program: {said}", where=self.host.python or self._options.python,
             hint="Name a Python there that has unbroken: --cluster hosts,...,python=/path/to/python, or python= in its line",
         )  # fmt: skip
 

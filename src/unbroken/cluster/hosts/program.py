@@ -111,22 +111,25 @@ class OneNode(LocalCluster):
 class Program:
     """Answers orders for one node."""
 
-    def __init__(self, run_id: str, node: str, ownership: str, send: Callable[[Message], None]) -> None:
+    def __init__(self, run_id: str, node: str, cluster: OneNode, send: Callable[[Message], None]) -> None:
         self._run_id, self._node, self._send = run_id, node, send
-        self._cluster = OneNode(run_id, node, ownership)
+        self._cluster = cluster
         self._notes = Notes(node)
 
     async def report(self) -> None:
         """Says what the host is, and then all that happens there."""
         events = self._cluster.events()
+        self._send(await self._describe_host())
+        async for event in events:
+            self._send({"event": type(event).__name__, **_describe(event)})
+
+    async def _describe_host(self) -> Message:
         notes = self._notes.read()
-        self._send({
+        return {
             "unbroken": __version__, "boot": read_boot_id(), "given": self._run_id in notes["given"],
             "cordon": notes["cordon"], "running": self._cluster.launches(), "holding": self._cluster.describe_holding(),
             "cpus": usable_cpus(), "others": sorted(find_runs(self._node) - {self._run_id}),
-        })  # fmt: skip
-        async for event in events:
-            self._send({"event": type(event).__name__, **_describe(event)})
+        }  # fmt: skip
 
     async def carry_out(self, message: Message) -> None:
         """Carries out one order and answers it."""
@@ -175,8 +178,8 @@ def _describe(event: Event) -> Message:
     return {"ago": max(0.0, time.monotonic() - event.at.earliest), **fields}
 
 
-async def serve(run_id: str, node: str, ownership: str) -> None:
-    """Until standard input ends: whoever gave orders is gone then, and what runs goes on."""
+async def serve(make: Callable[[Callable[[Message], None]], Program]) -> None:
+    """Until standard input ends: whoever gave orders is gone then, and what runs goes on. `make` is given what sends a line."""
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader(limit=LINE_BYTES)
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(os.dup(0), "rb"))
@@ -186,7 +189,7 @@ async def serve(run_id: str, node: str, ownership: str) -> None:
     def send(message: Message) -> None:
         out.write(json.dumps(message).encode() + b"\n")
 
-    program = Program(run_id, node, ownership, send)
+    program = make(send)
     tasks = {asyncio.create_task(program.report())}
     try:
         while line := await reader.readline():
@@ -208,7 +211,8 @@ def main() -> None:
     parser.add_argument("--ownership", default="auto")
     args = parser.parse_args()
     try:
-        asyncio.run(serve(args.run_id, args.node, args.ownership))
+        node = OneNode(args.run_id, args.node, args.ownership)
+        asyncio.run(serve(lambda send: Program(args.run_id, args.node, node, send)))
     except UnbrokenError as e:
         sys.exit(str(e))
 
