@@ -25,6 +25,7 @@ COMMANDS: dict[str, str] = {
     "ls": "List runs: which, where, and their state",
     "logs": "Show what the ranks of a run print; compress logs",
     "nodes": "List the nodes of a cluster; put one out of use, and give it back",
+    "agent": "Let this host take part in runs: wait for supervisors, where nobody may log in",
     "report": "Write a run's report.html: loss, timeline, incidents",
     "demo": "Watch a real run get killed, hung and robbed of a node, and come back each time",
     "train": "The reference trainer: a small Llama-style model, bit-identical after a resume",

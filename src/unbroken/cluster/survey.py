@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from ..errors import UsageError
 from ..machine import available_memory, usable_cpus, usable_memory
 from ..version import __version__
 from .clocks import ClockOffset
@@ -61,6 +62,21 @@ def find_addresses() -> list[NodeAddress]:
         if a.family in families
     ]
     return rank_addresses(found)
+
+
+def find_address(interface: str) -> str:
+    """The address of an interface of this host, IPv4 first. Raises UsageError for one that is not there or has none."""
+    import psutil
+
+    addresses = psutil.net_if_addrs()
+    if interface not in addresses:
+        raise UsageError(
+            f"this host has no interface '{interface}'", hint=f"It has {', '.join(sorted(addresses))}"
+        )
+    found = [a.address for a in addresses[interface] if a.family.name in ("AF_INET", "AF_INET6")]
+    if not found:
+        raise UsageError(f"the interface '{interface}' has no address", hint="Choose another")
+    return str(min(found, key=lambda a: ":" in a)).partition("%")[0]
 
 
 def rank_addresses(found: Iterable[NodeAddress]) -> list[NodeAddress]:

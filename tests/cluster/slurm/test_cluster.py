@@ -27,8 +27,9 @@ from unbroken.cluster.contract import (
     Unreachable,
 )
 from unbroken.cluster.holding.processes import end, marked
-from unbroken.cluster.slurm.cluster import SlurmCluster, find_address
+from unbroken.cluster.slurm.cluster import SlurmCluster
 from unbroken.cluster.slurm.options import SlurmOptions
+from unbroken.cluster.survey import find_address
 from unbroken.errors import DoesNotFit, RunError, UsageError
 from unbroken.units import Duration
 

@@ -34,6 +34,7 @@ from ..contract import (
     Unreachable,
 )
 from ..stream import EventStream
+from ..survey import find_address
 from .connection import Connection, load_asyncssh
 from .options import Host, HostsOptions, list_hosts
 from .program import Message
@@ -80,16 +81,20 @@ class HostsCluster:
 
     @property
     def door_address(self) -> str:
+        if self._options.interface:
+            return find_address(self._options.interface)
         return own_address(self._hosts[0].address or self._hosts[0].name)
 
     def describe(self) -> str:
         held = {c.report["holding"] for c in self._links.values() if c.report}
         how = f"; processes are held by {' or '.join(sorted(held))}" if held else ""
-        return f"{len(self._hosts)} hosts over ssh{how}"
+        how += f"; they reach this host by {self._options.interface}" if self._options.interface else ""
+        return f"{len(self._hosts)} hosts {'that wait' if self._options.identity else 'over ssh'}{how}"
 
     def check(self, request: Request) -> None:
         """Reaches for the hosts too: a key that is not known, or a Python without unbroken, is said before training starts."""
-        load_asyncssh()
+        if not self._options.identity:
+            load_asyncssh()
         if len(self._hosts) < request.nodes + request.spares:
             raise DoesNotFit(
                 f"{request.nodes} nodes and {request.spares} spares are more than the {len(self._hosts)} hosts of the list",
@@ -108,7 +113,7 @@ class HostsCluster:
                 raise RunError(f"{refused[0].why}{more}", where=refused[0].host.name, hint=refused[0].hint)
             if len(self._links) == len(bad):
                 raise RunError(f"no host can be reached: {bad[0].why}", where=bad[0].host.name,
-                               hint="See whether you can log in there with ssh")  # fmt: skip
+                               hint=bad[0].hint or "See whether you can log in there with ssh")  # fmt: skip
         finally:
             await self.close()
 

@@ -1,4 +1,4 @@
-"""One host as a supervisor reaches it over ssh: connected again after each break, its orders answered or refused."""
+"""One host as a supervisor reaches it, over ssh or where it waits: connected again after each break, its orders answered or refused."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ import shlex
 from collections.abc import Callable
 from typing import Any
 
-from ...errors import MissingExtra, RunError
+from ...errors import MissingExtra, RunError, UnsafeFile
+from ...link.tls import Identity
 from .options import Host, HostsOptions
 from .program import Message
+from .waiting import PORT, NotOurs, reach
 
 _log = logging.getLogger("unbroken.supervisor")
 _CONNECT_S = 15.0
@@ -116,6 +118,33 @@ class Connection:
             self._note_down(broken)
 
     async def _open(self, stack: contextlib.AsyncExitStack) -> Any:
+        return await (self._reach(stack) if self._options.identity else self._log_in(stack))
+
+    async def _reach(self, stack: contextlib.AsyncExitStack) -> Any:
+        """To a host that waits."""
+        o, h = self._options, self.host
+        assert o.identity is not None
+        where, port = h.address or h.name, h.port or o.port or PORT
+        try:
+            async with asyncio.timeout(_CONNECT_S):
+                identity = Identity.read(o.identity)
+                connecting = reach(where, port, identity, self._run_id, h.name, o.ownership, float(o.notice))
+                return await stack.enter_async_context(connecting)
+        except (UnsafeFile, NotOurs) as e:
+            raise HostRefused(
+                e.message,
+                where=e.where,
+                hint=e.hint or "Copy the file of identity= to every host: the same one",
+            ) from e
+        except TimeoutError:
+            raise RunError(f"no answer within {_CONNECT_S:g} s", where=f"{where}:{port}") from None
+        except OSError as e:
+            raise RunError(
+                f"nobody waits there: {e.strerror or e}", where=f"{where}:{port}",
+                hint=f"On {h.name}: unbroken agent --identity FILE",
+            ) from e  # fmt: skip
+
+    async def _log_in(self, stack: contextlib.AsyncExitStack) -> Any:
         ssh, o, h = load_asyncssh(), self._options, self.host
         given: dict[str, Any] = {
             "keepalive_interval": max(1.0, float(o.notice) / 3),
@@ -173,6 +202,11 @@ class Connection:
 
     def _explain_silence(self, said: str) -> HostRefused:
         """What it means that our program does not answer, of which the last word was `said`."""
+        if self._options.identity:
+            return HostRefused(
+                f"{self.host.name} gives us no program: {said}", where=self.host.name,
+                hint="See what `unbroken agent` says there; it needs the same file as identity= names here",
+            )  # fmt: skip
         return HostRefused(
             f"{self.host.name} does not run our program: {said}", where=self.host.python or self._options.python,
             hint="Name a Python there that has unbroken: --cluster hosts,...,python=/path/to/python, or python= in its line",

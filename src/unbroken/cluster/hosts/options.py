@@ -25,13 +25,17 @@ class HostsOptions:
     user: str = ""
     """Whom to log in as; by default ssh's configuration says."""
     port: int = 0
-    """0: as ssh's configuration says."""
+    """0: as ssh's configuration says; with `identity` 7171."""
     key: Path | None = None
     """A private key for ssh, beside those that it finds itself."""
     known_hosts: Path | None = None
     """The file of known host keys; by default ssh's own."""
+    identity: Path | None = None
+    """Nobody logs in: the hosts wait for supervisors (`unbroken agent`), and this is the certificate that all have."""
     python: str = "python3"
     """The Python on the hosts, which has unbroken."""
+    interface: str = ""
+    """The interface of the supervisor's host by which the hosts reach it, such as ib0. Default: by the routes of this host."""
     ownership: str = "auto"
     """How processes are held there: cgroup, parent, marks; auto takes the surest that works."""
     notice: Duration = Duration("6s")
@@ -41,6 +45,10 @@ class HostsOptions:
         if bool(self.file) == bool(self.hosts):
             raise UsageError(
                 "say which hosts: either file=HOSTS, or hosts=a,b,c", hint="--cluster hosts,file=HOSTS"
+            )
+        if self.identity and (self.user or self.key or self.known_hosts):
+            raise UsageError(
+                "hosts that wait (identity=) are not logged in to: no user=, key= or known_hosts= counts"
             )
         if not 0 <= self.port < 1 << 16:
             raise UsageError(f"there is no port {self.port}")

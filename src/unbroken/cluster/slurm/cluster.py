@@ -17,14 +17,13 @@ from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequen
 from dataclasses import replace
 from pathlib import Path
 
-import psutil
-
 from ...errors import DoesNotFit, RunError, UsageError
 from ...machine import python_path
 from ..contract import AgentCommand, Allocation, Cordon, Event, Fenced, Request
 from ..holding.apart import Container
 from ..local_events import _importable
 from ..stream import EventStream
+from ..survey import find_address
 from .command_lines import StepOrder, node_program, srun, srun_from_node
 from .controller.commands import NEEDED, NoAnswer, Slurm, SlurmRefused, find_missing, is_contained
 from .controller.draining import Draining, Nodes, NoRight, check_owner
@@ -435,16 +434,3 @@ class SlurmCluster:
         await self._watching.stop()
         self._stream.close()
         self._launches.tidy()
-
-
-def find_address(interface: str) -> str:
-    """The address of an interface of this host, IPv4 first. Raises UsageError for one that is not there or has none."""
-    addresses = psutil.net_if_addrs()
-    if interface not in addresses:
-        raise UsageError(
-            f"this host has no interface '{interface}'", hint=f"It has {', '.join(sorted(addresses))}"
-        )
-    found = [a.address for a in addresses[interface] if a.family.name in ("AF_INET", "AF_INET6")]
-    if not found:
-        raise UsageError(f"the interface '{interface}' has no address", hint="Choose another")
-    return str(min(found, key=lambda a: ":" in a)).partition("%")[0]
