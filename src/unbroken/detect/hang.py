@@ -63,7 +63,10 @@ class HangDetector:
         """`steps_known` is False for a script whose steps are not known: then only idleness counts, for long."""
         self._timeouts = timeouts
         self.steps_known = steps_known
-        self._idle: dict[int, float] = {}
+        self._watched = 0.0
+        """Seconds for which somebody has watched."""
+        self._since: dict[int, float] = {}
+        """How much of that was over at each rank's last sign."""
         self._seen: dict[int, tuple[int, Phase]] = {}
         self._durations: deque[float] = deque(maxlen=_SLOWEST_OF)
         self._last_poll: float | None = None
@@ -110,35 +113,44 @@ class HangDetector:
     def poll(self, now: float, ranks: Mapping[int, RankView]) -> Hang:
         """Judges the ranks at `now` (seconds on one monotonic clock)."""
         gap = 0.0 if self._last_poll is None else max(0.0, min(now - self._last_poll, _WATCHED_GAP))
-        self._last_poll = now
-        furthest = max((v.step for v in ranks.values() if v.step is not None), default=None)
-        judged: list[tuple[int, Hang]] = []
-        excused = False
-        limits = {phase: self.deadlines(phase) for phase in {v.phase for v in ranks.values()}}
-        for rank, view in sorted(ranks.items()):
-            sign = (view.count, view.phase)
-            if view.finished or self._seen.get(rank) != sign:
-                before = self._seen.get(rank)
-                self._note_phase(rank, now, before[1] if before else None, view.phase)
-                self._seen[rank] = sign
-                self._idle[rank] = 0.0
-            else:
-                self._idle[rank] = self._idle.get(rank, 0.0) + gap
+        self._last_poll, self._watched = now, self._watched + gap
+        # Tens of thousands of ranks are polled once a second: what is the same for all ranks of a phase is found once.
+        least: dict[Phase, float] = {}
+        most: dict[Phase, float] = {}
+        furthest: int | None = None
+        seen, since, watched = self._seen, self._since, self._watched
+        for rank, view in ranks.items():
+            phase, step = view.phase, view.step
+            before = seen.get(rank)
+            if view.finished or before is None or before[0] != view.count or before[1] is not phase:
+                self._note_phase(rank, now, before[1] if before else None, phase)
+                seen[rank] = (view.count, phase)
+                since[rank] = watched
+            if step is not None and (furthest is None or step > furthest):
+                furthest = step
             if view.finished:
                 continue
-            suspect, declare = limits[view.phase]
-            idle = self._idle[rank]
-            level = Level.DECLARED if idle > declare else Level.SUSPECT if idle > suspect else Level.OK
-            # A rank that evaluates or saves within its deadline holds the others up rightfully.
-            excused |= view.phase not in (Phase.TRAINING, Phase.STOPPING) and level < Level.DECLARED
-            judged.append((rank, Hang(level, idle, suspect, declare, view.phase)))
-        if excused:
+            at = since[rank]
+            if phase not in least:
+                least[phase] = most[phase] = at
+            elif at < least[phase]:
+                least[phase] = at
+            elif at > most[phase]:
+                most[phase] = at
+        # A rank that evaluates or saves within its deadline holds the others up rightfully.
+        if (
+            any(
+                phase not in (Phase.TRAINING, Phase.STOPPING) and watched - newest <= self.deadlines(phase)[1]
+                for phase, newest in most.items()
+            )
+            and least.pop(Phase.TRAINING, None) is not None
+        ):
             # Those that wait for it get their whole deadline when it is done, not what is left of it.
-            for rank, hang in judged:
-                if hang.phase is Phase.TRAINING:
-                    self._idle[rank] = 0.0
-            judged = [(r, h) for r, h in judged if h.phase is not Phase.TRAINING]
-        worst = max((h for _, h in judged), key=lambda h: (h.level, h.idle_s), default=_NOTHING)
+            since.update(
+                {r: watched for r, v in ranks.items() if v.phase is Phase.TRAINING and not v.finished}
+            )
+        judged = [self._judge(phase, watched - oldest) for phase, oldest in least.items()]
+        worst = max(judged, key=lambda h: (h.level, h.idle_s), default=_NOTHING)
         if worst.level is Level.OK:
             return worst
         behind = tuple(
@@ -147,3 +159,9 @@ class HangDetector:
             if not v.finished and furthest is not None and (v.step is None or v.step < furthest)
         )
         return Hang(worst.level, worst.idle_s, worst.suspect_s, worst.declare_s, worst.phase, behind)
+
+    def _judge(self, phase: Phase, idle: float) -> Hang:
+        """What it means that a rank is idle for so long in this phase."""
+        suspect, declare = self.deadlines(phase)
+        level = Level.DECLARED if idle > declare else Level.SUSPECT if idle > suspect else Level.OK
+        return Hang(level, idle, suspect, declare, phase)

@@ -187,10 +187,16 @@ class Attempt:
         return tuple(sorted((s.exit for s in self.ranks.values() if s.exit), key=lambda e: e.time))
 
     def views(self) -> dict[int, RankView]:
-        return {
-            r: RankView(s.count, s.phase, s.step if s.step >= 0 else None, s.exit is not None)
-            for r, s in self.ranks.items()
-        }
+        """How far each rank is; ranks that are equally far share one view, because there are tens of thousands of them."""
+        made: dict[tuple[int, Phase, int, bool], RankView] = {}
+        found: dict[int, RankView] = {}
+        for rank, s in self.ranks.items():
+            key = (s.count, s.phase, s.step, s.exit is not None)
+            view = made.get(key)
+            if view is None:
+                view = made[key] = RankView(s.count, s.phase, s.step if s.step >= 0 else None, key[3])
+            found[rank] = view
+        return found
 
     @property
     def steps_known(self) -> bool:
