@@ -20,10 +20,13 @@ from typing import Annotated, Any, TypeVar, Union, cast, get_args, get_origin, g
 from ..errors import InputError, UnknownKey
 
 T = TypeVar("T")
+_PLAIN = (str, int, float, bool, type(None))
 
 
 def encode(value: Any) -> Any:
     """Plain JSON of a dataclass, named tuple, mapping, sequence or scalar."""
+    if type(value) in _PLAIN:
+        return value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: encode(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, Mapping):
@@ -48,6 +51,21 @@ def _hints(cls: type) -> dict[str, Any]:
     return get_type_hints(cls, include_extras=True)
 
 
+@cache
+def _shape(kind: Any) -> tuple[Any, tuple[Any, ...]]:
+    """Origin and arguments of a type, looked up once: thousands of agents say hello in the same second."""
+    return get_origin(kind), get_args(kind)
+
+
+@cache
+def _fields_of(cls: type) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The type of each field that may be given, and the names of those that must be."""
+    fields = [f for f in dataclasses.fields(cls) if f.init]
+    nothing = dataclasses.MISSING
+    must = tuple(f.name for f in fields if f.default is nothing and f.default_factory is nothing)
+    return {f.name: _hints(cls)[f.name] for f in fields}, must
+
+
 @dataclasses.dataclass(frozen=True)
 class _Decoder:
     newer: bool
@@ -56,7 +74,9 @@ class _Decoder:
         """The value as this kind of thing."""
         if kind is Any:
             return value
-        origin, kinds = get_origin(kind), get_args(kind)
+        if type(value) is kind and kind in _PLAIN:
+            return value
+        origin, kinds = _shape(kind)
         if origin is Annotated:
             for check in kinds[1:]:
                 value = check(value, where)
@@ -101,19 +121,21 @@ class _Decoder:
     def _fields(self, cls: type, value: Any, where: str) -> Any:
         if not isinstance(value, Mapping):
             raise _wrong(where, "a table", value)
-        fields = {f.name: f for f in dataclasses.fields(cls) if f.init}
-        unknown = [key for key in value if key not in fields]
-        if unknown and not self.newer:
-            raise UnknownKey(unknown[0], fields, where=where)
-        missing = [
-            n for n, f in fields.items()
-            if n not in value and f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
-        ]  # fmt: skip
-        if missing:
-            raise InputError(f"'{missing[0]}' is missing", where=where, hint=f"Give every {cls.__name__} one")
-        hints = _hints(cls)
-        given = {k: v for k, v in value.items() if k in fields}
-        return cls(**{k: self.decode(hints[k], v, f"{where}.{k}" if where else k) for k, v in given.items()})
+        fields, must = _fields_of(cls)
+        if not self.newer:
+            for key in value:
+                if key not in fields:
+                    raise UnknownKey(key, fields, where=where)
+        for name in must:
+            if name not in value:
+                raise InputError(f"'{name}' is missing", where=where, hint=f"Give every {cls.__name__} one")
+        return cls(
+            **{
+                k: self.decode(fields[k], v, f"{where}.{k}" if where else k)
+                for k, v in value.items()
+                if k in fields
+            }
+        )
 
 
 def _key(kind: Any, key: Any, where: str) -> Any:
