@@ -264,8 +264,12 @@ class Attempt:
         """The rank whose steps are shown: the lowest; where only logs tell steps, the first that told one."""
         if self._leader is None and told:
             by_log = all(self.ranks[r].source != "page" for r in told)
-            self._leader = min(told) if by_log else min(self.ranks)
-        return min(self.ranks) if self._leader is None else self._leader
+            self._leader = min(told) if by_log else self._lowest
+        return self._lowest if self._leader is None else self._leader
+
+    @functools.cached_property
+    def _lowest(self) -> int:
+        return min(self.ranks)
 
     def _keep(self, steps: Iterable[Step]) -> None:
         """Appends to steps.jsonl; not fsynced, and kept for later where the disk refuses."""

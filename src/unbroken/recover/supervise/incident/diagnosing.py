@@ -90,11 +90,7 @@ class IncidentDiagnosis:
         await self.warm_up()
         process = self._process
         assert process is not None and process.stdin is not None and process.stdout is not None
-        request = {
-            "logs": [str(p) for p in logs], "facts": encode(facts), "seconds": self.within_s, "bytes": self.limit_bytes,
-            "folder": str(self._folder) if self._folder else None,
-        }  # fmt: skip
-        process.stdin.write(json.dumps(request).encode(errors="surrogateescape") + b"\n")
+        process.stdin.write(await asyncio.to_thread(self._phrase, logs, facts))  # facts grow with the ranks
         await process.stdin.drain()
         line = await process.stdout.readline()
         if not line:
@@ -103,6 +99,13 @@ class IncidentDiagnosis:
         if "error" in answer:
             raise ValueError(answer["error"])
         return Verdict.from_json(answer["verdict"])
+
+    def _phrase(self, logs: Sequence[Path], facts: Facts) -> bytes:
+        request = {
+            "logs": [str(p) for p in logs], "facts": encode(facts), "seconds": self.within_s, "bytes": self.limit_bytes,
+            "folder": str(self._folder) if self._folder else None,
+        }  # fmt: skip
+        return json.dumps(request).encode(errors="surrogateescape") + b"\n"
 
     async def close(self) -> None:
         """Ends the process."""

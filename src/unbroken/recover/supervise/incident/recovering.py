@@ -91,7 +91,7 @@ class Recovering:
             noticed=self._clock.wall(),
             wall_clocks={n: self._fleet.nodes[n].wall_clock for n in attempt.nodes},
         )
-        self._keep_facts(attempt.number, facts)
+        await self._keep_facts(attempt.number, facts)
         await self._fleet.gather_logs(attempt.nodes)
         verdict = await self._diagnose(logs_of(self._run_dir, attempt), facts)
         incident.phases["diagnose"] = self._clock.monotonic() - diagnose_began
@@ -159,10 +159,10 @@ class Recovering:
             )  # fmt: skip
         return decision
 
-    def _keep_facts(self, attempt: int, facts: Facts) -> None:
+    async def _keep_facts(self, attempt: int, facts: Facts) -> None:
         """Writes down what the verdict comes from, so that it can be come to again; a disk that refuses holds nothing up."""
         try:
-            write_facts(self._run_dir, attempt, facts)
+            await asyncio.to_thread(write_facts, self._run_dir, attempt, facts)  # they grow with the ranks
         except OSError as e:
             _log.warning("what was seen of the end of attempt %d cannot be written: %s", attempt, e)
 
