@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from unbroken.recover.node.ranks import _as_a_rank
+from unbroken.recover.node.ranks import as_a_rank
 
 from ..support.memory_limit import join, memory_group
 
@@ -42,7 +42,7 @@ def test_a_rank_goes_before_a_larger_keeper() -> None:
 
             def enter() -> None:
                 join(group)
-                _as_a_rank()
+                as_a_rank()
 
             rank = subprocess.Popen([sys.executable, "-c", _EATS], preexec_fn=enter)
             assert rank.wait(60) == -signal.SIGKILL
@@ -56,7 +56,7 @@ def test_what_a_rank_starts_goes_first_too() -> None:
     code = "import subprocess, sys; print(open('/proc/self/oom_score_adj').read().strip()); sys.stdout.flush(); " \
         "subprocess.run(['cat', '/proc/self/oom_score_adj'])"  # fmt: skip
     told = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, preexec_fn=_as_a_rank, check=True
+        [sys.executable, "-c", code], capture_output=True, text=True, preexec_fn=as_a_rank, check=True
     )
     assert told.stdout.split() == ["1000", "1000"]
     assert Path("/proc/self/oom_score_adj").read_text().strip() != "1000", "whoever started it is not touched"

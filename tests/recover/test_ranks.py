@@ -18,7 +18,14 @@ from unbroken.cluster.holding.descent import Marks
 from unbroken.cluster.holding.processes import end, marked
 from unbroken.progress import Phase, RunDir
 from unbroken.recover.node.logs.folder import NodeFolder
-from unbroken.recover.node.ranks import LaunchOrder, RankProcess, _argv
+from unbroken.recover.node.ranks import (
+    LaunchOrder,
+    RankProcess,
+    _argv,
+    describe_start,
+    prepare_files,
+    run_cold,
+)
 
 ORDER = LaunchOrder(
     attempt=3, run_id="test", command=("script.py", "--x"), cwd="/", ranks={2: 0, 3: 1}, world_size=4, slot=1, slots=2,
@@ -78,10 +85,12 @@ class Started:
                 "devices": None,
             }
         )
-        rank = RankProcess.launch(
-            order, 2, 0, NodeFolder(self.run_dir, self.run_dir), "node-001", self.folder / "pages", self.folder / "keeper.sock",
-            Marks(self.run_id, self.folder),
+        start = describe_start(
+            order, 2, 0, NodeFolder(self.run_dir, self.run_dir), "node-001", self.folder / "pages", self.folder / "keeper.sock"
         )  # fmt: skip
+        prepare_files(start)
+        process = run_cold(start, "node-001", Marks(self.run_id, self.folder))
+        rank = RankProcess(process, start, follow_log)
         self.all.append(rank)
         return rank
 
@@ -257,12 +266,15 @@ def test_a_rank_never_outlives_its_agent(tmp_path: Path, eventually: Callable[..
         from unbroken.cluster.holding.descent import Marks
         from unbroken.progress import RunDir
         from unbroken.recover.node.logs.folder import NodeFolder
-        from unbroken.recover.node.ranks import LaunchOrder, RankProcess
+        from unbroken.recover.node.ranks import LaunchOrder, describe_start, prepare_files, run_cold
         here = Path(sys.argv[1])
         order = LaunchOrder(1, sys.argv[2], ("script.py",), str(here), {0: 0}, 1, 0, 1, 1, "127.0.0.1", 1, 0)
         owner = Marks(sys.argv[2], here)
         run_dir = RunDir(here / "run")
-        RankProcess.launch(order, 0, 0, NodeFolder(run_dir, run_dir), "node-000", here / "pages", here / "s", owner)
+        folder = NodeFolder(run_dir, run_dir)
+        start = describe_start(order, 0, 0, folder, "node-000", here / "pages", here / "s")
+        prepare_files(start)
+        run_cold(start, "node-000", owner)
         print("go", flush=True)
         time.sleep(300)
     """)

@@ -103,6 +103,18 @@ def run(
             "tells its data position)."
         ),
     ] = "auto",
+    warm: Annotated[
+        bool | None,
+        typer.Option(
+            "--warm/--no-warm",
+            help="Keep processes ready that have imported what the script imports, for the ranks of the next attempt. They take "
+            "a processor for seconds, and memory for as long as they wait. Default: --warm.",
+            show_default=False,
+        ),
+    ] = None,
+    warm_after: Annotated[
+        str, typer.Option(help="How long after an attempt's first step they are made.")
+    ] = "30s",
     stop_within: Annotated[str, typer.Option(help="Time to save and exit when asked to stop.")] = "60s",
     wait_for_room: Annotated[
         str,
@@ -200,6 +212,7 @@ def run(
         words, nodes=nodes, nproc=nproc, spares=spares, timeouts=times,
         host_memory=_memory(host_memory), ownership=ownership, origin=_absolute(start_from), trust_pickle=trust_pickle,
         room_elsewhere=_absolute(room_elsewhere), record=record.rstrip("/"), resume_arg=resume_arg, resume_from=resume_from,
+        warm={None: "auto", True: "on", False: "off"}[warm], warm_after=_duration("--warm-after", warm_after),
         on_divergence=on_divergence, policy=rules, budgets=budgets,
         cluster=parse_choice(cluster) if cluster else None, keep_logs=_size("--keep-logs", keep_logs),
     )  # fmt: skip

@@ -19,6 +19,8 @@ FIXED = ("command", "nodes", "nproc", "run_id")
 """Keys that belong to the identity of a run; the others may differ from one call to the next."""
 
 KEEP_LOGS = Bytes("20GiB")
+WARM = ("auto", "on", "off")
+WARM_AFTER = Duration(30)
 ON_DIVERGENCE = ("auto", "rollback", "tell")
 OWNERSHIPS = ("auto", "cgroup", "parent", "marks")
 
@@ -177,6 +179,10 @@ class RunSpec:
     """What the ranks' logs of all attempts may take together; the oldest go first, the newest two attempts' never."""
     room_elsewhere: str = ""
     """A folder or address for the last checkpoint, where the storage refuses it even after `timeouts.room`."""
+    warm: str = "auto"
+    """Whether processes that have imported what the script imports wait for the next attempt: on, off, or auto, which is on."""
+    warm_after: Duration = WARM_AFTER
+    """How long after an attempt's first step they are made: importing takes a processor for seconds."""
     on_divergence: str = "auto"
     """What is done when the loss diverges: rollback, tell, or auto: rollback where a checkpoint tells its data position."""
     timeouts: Timeouts = field(default_factory=Timeouts)
@@ -197,6 +203,14 @@ class RunSpec:
             )
         if not isinstance(self.run_id, str) or not self.run_id:
             raise UsageError(f"'run_id' must be text, not {self.run_id!r}")
+        if self.warm not in WARM:
+            raise UsageError(f"'warm' must be one of {', '.join(WARM)}, not {self.warm!r}")
+        try:
+            object.__setattr__(self, "warm_after", Duration(self.warm_after))
+        except (TypeError, ValueError):
+            raise UsageError(f"'warm_after' must be a duration, not {self.warm_after!r}") from None
+        if not 0 <= self.warm_after < math.inf:
+            raise UsageError(f"'warm_after' must be finite and not negative, not {self.warm_after}")
         for name in ("host_memory", "keep_logs"):
             try:
                 object.__setattr__(self, name, Bytes(getattr(self, name)))

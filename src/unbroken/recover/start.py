@@ -43,8 +43,8 @@ from ..progress import (
     write_spec,
 )
 from ..progress.records.state import RunState
-from ..progress.spec import KEEP_LOGS
-from ..units import Bytes
+from ..progress.spec import KEEP_LOGS, WARM_AFTER
+from ..units import Bytes, Duration
 from .amend import amend_live
 from .node.checks.command import check_command, check_words
 from .record.base import Record
@@ -94,6 +94,8 @@ def make_spec(
     record: str = "auto",
     keep_logs: Bytes = KEEP_LOGS,
     on_divergence: str = "auto",
+    warm: str = "auto",
+    warm_after: Duration = WARM_AFTER,
     cluster: ClusterChoice | None = None,
 ) -> RunSpec:
     """A spec with a fresh run id, for a `cluster` or wherever its run is already. Raises UsageError on impossible numbers."""
@@ -102,7 +104,7 @@ def make_spec(
         timeouts=timeouts or Timeouts(), budgets=budgets or Budgets(), policy=policy or Policy(), host_memory=host_memory, ownership=ownership,
         origin=origin, trust_pickle=trust_pickle, room_elsewhere=room_elsewhere, record=check_record(record),
         resume_arg=resume_arg, resume_from=resume_from, keep_logs=keep_logs,
-        on_divergence=on_divergence,
+        on_divergence=on_divergence, warm=warm, warm_after=warm_after,
         cluster=cluster or _UNASKED,
     )  # fmt: skip
 
@@ -166,6 +168,8 @@ def settle_spec(run_dir: RunDir, wanted: RunSpec, *, amend: bool = False) -> Run
         ownership=old.ownership if wanted.ownership == "auto" else wanted.ownership,
         room_elsewhere=wanted.room_elsewhere or old.room_elsewhere,
         on_divergence=old.on_divergence if wanted.on_divergence == "auto" else wanted.on_divergence,
+        warm=old.warm if wanted.warm == "auto" else wanted.warm,
+        warm_after=old.warm_after if wanted.warm_after == WARM_AFTER else wanted.warm_after,
         resume_arg=wanted.resume_arg or old.resume_arg, resume_from=wanted.resume_from or old.resume_from,
         keep_logs=old.keep_logs if wanted.keep_logs == KEEP_LOGS else wanted.keep_logs,
         record=old.record if wanted.record == "auto" else wanted.record, cluster=_choose_cluster(wanted, old),

@@ -15,7 +15,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -71,6 +71,9 @@ class Apart(Parents):
             holder = self._holders[node, attempt] = self._start_holder(node, attempt)
         return Start(tuple(argv), spawn=holder.spawn)
 
+    def start_warm(self, node: str, argv: Sequence[str]) -> Start | None:
+        return None  # what runs in no container of its attempt is not held as its ranks are
+
     def _start_holder(self, node: str, attempt: int) -> Holder:
         """Starts the container and waits until its holder has come. Raises OSError."""
         folder = self._scratch / node
@@ -98,7 +101,7 @@ class Apart(Parents):
             finally:
                 path.unlink(missing_ok=True)
 
-    def end_ranks(self, node: str, within: float = 10.0) -> EndedProcesses:
+    def end_ranks(self, node: str, within: float = 10.0, keep: Collection[int] = ()) -> EndedProcesses:
         for holder in self._holders.values():
             holder.close()
         self._holders.clear()

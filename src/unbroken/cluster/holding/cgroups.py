@@ -1,6 +1,7 @@
 """Processes held by cgroups v2: the kernel lists them, kills them all at once, and tells when none is left.
 
     <own cgroup of the supervisor>/unbroken-<run id>/<node>/service         agent and keeper
+                                                            warm            processes that wait to become ranks
                                                             attempt-0001    the ranks of an attempt, all they start
 
 No controller is enabled, nothing is limited: the folders only hold. They work as root, in a container with a cgroup
@@ -17,11 +18,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
+from .descent import end_marked_warm, with_descendants
 from .ownership import EndedProcesses, Kind, Start
-from .processes import Marked, end, marked
+from .processes import WARM, Marked, end, marked
 
 _MOUNTS, _OWN = Path("/proc/self/mountinfo"), Path("/proc/self/cgroup")
 _POLL_S = 0.002
@@ -29,7 +31,7 @@ _KILL_AGAIN_S = 0.1
 _PROBE_S = 5.0
 _WALK_MAX = 20_000
 """Folders that are looked through for what an earlier supervisor left; a node of a large cluster has some thousands."""
-_SERVICE, _ATTEMPT = "service", re.compile(r"attempt-(\d+)")
+_SERVICE, _WARM, _ATTEMPT = "service", "warm", re.compile(r"attempt-(\d+)")
 
 
 class Cgroups:
@@ -74,11 +76,30 @@ class Cgroups:
         return self._start(self.root / node / _SERVICE, argv)
 
     def start_rank(self, node: str, attempt: int, argv: Sequence[str]) -> Start:
-        folder = self.root / node / f"attempt-{attempt:04d}"
+        folder = self._attempt(node, attempt)
         start = self._start(folder, argv)
         with contextlib.suppress(OSError):  # only where the memory controller was delegated
             (folder / "memory.oom.group").write_text("1")  # half of an attempt is of no use
         return start
+
+    def _attempt(self, node: str, attempt: int) -> Path:
+        return self.root / node / f"attempt-{attempt:04d}"
+
+    def start_warm(self, node: str, argv: Sequence[str]) -> Start | None:
+        return self._start(self.root / node / _WARM, argv)
+
+    def move_warm(self, node: str, attempt: int, pid: int) -> None:
+        start = self.start_rank(node, attempt, ())
+        start.close()
+        (self._attempt(node, attempt) / "cgroup.procs").write_text(str(pid))
+
+    def end_warm(self, node: str, keep: Collection[int] = ()) -> None:
+        kept = {pid for pid, _ in with_descendants(keep)}
+        for pid in _pids(self.root / node / _WARM):
+            if pid not in kept and pid > 0:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        end_marked_warm(self.run_id, node, keep)
 
     def take_census(self, node: str) -> None:
         return  # the kernel keeps it
@@ -88,13 +109,15 @@ class Cgroups:
         procs = os.open(folder / "cgroup.procs", os.O_WRONLY | os.O_CLOEXEC)
         return Start(tuple(argv), lambda: _enter(procs), lambda: os.close(procs))
 
-    def end_ranks(self, node: str, within: float = 10.0) -> EndedProcesses:
+    def end_ranks(self, node: str, within: float = 10.0, keep: Collection[int] = ()) -> EndedProcesses:
         deadline = time.monotonic() + within
         ended = EndedProcesses()
+        if keep:
+            self.end_warm(node, keep)
         for folder in self._folders(node):
-            if folder.name != _SERVICE:
+            if folder.name != _SERVICE and not (keep and folder.name == _WARM):
                 ended |= _end(folder, deadline)
-        return ended | self._end_marked(node, deadline, ranks=True)
+        return ended | self._end_marked(node, deadline, ranks=True, keep=keep)
 
     def end_node(self, node: str, within: float = 10.0) -> EndedProcesses:
         deadline = time.monotonic() + within
@@ -108,12 +131,15 @@ class Cgroups:
                 folder.rmdir()  # others may still use it
         return ended
 
-    def _end_marked(self, node: str, deadline: float, *, ranks: bool) -> EndedProcesses:
+    def _end_marked(
+        self, node: str, deadline: float, *, ranks: bool, keep: Collection[int] = ()
+    ) -> EndedProcesses:
         """What somebody has moved to another cgroup still carries the run's mark, mostly."""
 
         def find() -> list[Marked]:
+            kept = {pid for pid, _ in with_descendants(keep)}
             there = [p for p in marked(self.run_id, node=node) if p.role != "parent"]
-            return [p for p in there if not ranks or p.role == "rank"]
+            return [p for p in there if not ranks or (p.role in ("rank", WARM) and p.pid not in kept)]
 
         return EndedProcesses(tuple(p.pid for p in end(find, within=max(0.1, deadline - time.monotonic()))))
 

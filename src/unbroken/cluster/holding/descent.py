@@ -8,13 +8,13 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 
 from ... import atomic
 from . import subreaper
 from .ownership import EndedProcesses, Kind, Start
-from .processes import Marked, marked, read_stat, still_there
+from .processes import WARM, Marked, end, marked, read_stat, still_there
 
 _KEPT = ("agent", "keeper", "parent")
 _STOP_ROUNDS = 20
@@ -43,6 +43,15 @@ class Marks:
     def start_rank(self, node: str, attempt: int, argv: Sequence[str]) -> Start:
         return Start(tuple(argv))
 
+    def start_warm(self, node: str, argv: Sequence[str]) -> Start | None:
+        return Start(tuple(argv))
+
+    def move_warm(self, node: str, attempt: int, pid: int) -> None:
+        return  # it is known by its marks, which it writes over, and by descent
+
+    def end_warm(self, node: str, keep: Collection[int] = ()) -> None:
+        end_marked_warm(self.run_id, node, keep)
+
     def take_census(self, node: str) -> None:
         now = sorted(self._held(node))
         place = self._census(node)
@@ -51,8 +60,8 @@ class Marks:
                 place.parent.mkdir(parents=True, exist_ok=True)
                 atomic.write_json(place, now, durable=False)
 
-    def end_ranks(self, node: str, within: float = 10.0) -> EndedProcesses:
-        return self._end(node, within, ranks=True)
+    def end_ranks(self, node: str, within: float = 10.0, keep: Collection[int] = ()) -> EndedProcesses:
+        return self._end(node, within, ranks=True, keep=keep)
 
     def end_node(self, node: str, within: float = 10.0) -> EndedProcesses:
         ended = self._end(node, within, ranks=False)
@@ -79,12 +88,12 @@ class Marks:
     def forget(self, node: str) -> None:
         self._census(node).unlink(missing_ok=True)
 
-    def _end(self, node: str, within: float, *, ranks: bool) -> EndedProcesses:
+    def _end(self, node: str, within: float, *, ranks: bool, keep: Collection[int] = ()) -> EndedProcesses:
         why = self._unproven(node)
 
         def find() -> set[Process]:
             found = self._held(node)
-            return found - self._service(node, found) if ranks else found
+            return found - self._service(node, found) - with_descendants(keep) if ranks else found
 
         left = end_all(find, within)
         return EndedProcesses(tuple(sorted(p for p, _ in left)), not why, why)
@@ -141,7 +150,7 @@ class Parents(Marks):
     def leave(self, node: str) -> None:
         return  # its parent removes what is left, after it
 
-    def _end(self, node: str, within: float, *, ranks: bool) -> EndedProcesses:
+    def _end(self, node: str, within: float, *, ranks: bool, keep: Collection[int] = ()) -> EndedProcesses:
         deadline = time.monotonic() + within
         why = self._unproven(node)
         parents = {p for _, p in self._records(node)}
@@ -158,7 +167,7 @@ class Parents(Marks):
 
         def find() -> set[Process]:
             found = self._held(node) - parents
-            found = found - self._service(node, found) if ranks else found
+            found = found - self._service(node, found) - with_descendants(keep) if ranks else found
             return found | {
                 p for pid in taken_in() if (p := _process(pid)) is not None
             }  # last: it must be fresh
@@ -234,6 +243,22 @@ def end_all(
         pause = min(time.monotonic() + 0.5, deadline)
         while any(_lives(p) for p in left) and time.monotonic() < pause:
             time.sleep(0.002)
+
+
+def with_descendants(pids: Collection[int]) -> set[Process]:
+    """The living processes of these numbers, and all that descend from them."""
+    roots = {p for pid in pids if (p := _process(pid)) is not None}
+    return roots | descendants(roots) if roots else set()
+
+
+def end_marked_warm(run_id: str, node: str, keep: Collection[int]) -> None:
+    """Kills the processes of a node that carry the mark of a warm process, but for those in `keep` and their descendants."""
+
+    def find() -> list[Marked]:
+        kept = with_descendants(keep)
+        return [p for p in marked(run_id, node=node) if p.role == WARM and (p.pid, p.started) not in kept]
+
+    end(find, within=1.0)
 
 
 def descendants(roots: Iterable[Process]) -> set[Process]:

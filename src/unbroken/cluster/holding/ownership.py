@@ -12,7 +12,7 @@ marks     the environment, and who descends from whom: good for finding, never a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
@@ -98,11 +98,21 @@ class Ownership(Protocol):
     def start_rank(self, node: str, attempt: int, argv: Sequence[str]) -> Start:
         """How the node's agent starts a rank, apart from itself and its keeper. Raises OSError."""
 
+    def start_warm(self, node: str, argv: Sequence[str]) -> Start | None:
+        """How the node's agent starts a warm process, which belongs to no attempt yet; None where none can be held. Raises OSError."""
+
+    def move_warm(self, node: str, attempt: int, pid: int) -> None:
+        """Makes a warm process one of an attempt's, before it runs anything of the attempt. Raises OSError."""
+
+    def end_warm(self, node: str, keep: Collection[int] = ()) -> None:
+        """Kills what warm processes have left, but for the processes in `keep` and what descends from them."""
+
     def take_census(self, node: str) -> None:
         """Notes what is there now, for the case that what holds it is killed. Cheap; call it about once a second."""
 
-    def end_ranks(self, node: str, within: float = 10.0) -> EndedProcesses:
-        """Kills the ranks of every attempt on a node and all that they started; agent and keeper stay."""
+    def end_ranks(self, node: str, within: float = 10.0, keep: Collection[int] = ()) -> EndedProcesses:
+        """Kills the ranks of every attempt on a node and all that they started; agent and keeper stay, and the warm processes in
+        `keep` with what descends from them."""
 
     def end_node(self, node: str, within: float = 10.0) -> EndedProcesses:
         """Kills all that the run has on a node, and removes what held it."""

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+WARM = "warm"
+"""The role of a warm process, until it becomes a rank."""
 _EMPTY_LOOKS = 5
 _BETWEEN_LOOKS_S = 0.007
 

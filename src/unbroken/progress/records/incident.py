@@ -12,7 +12,7 @@ from .. import RunDir
 from .decision import Decision
 from .verdict import Verdict
 
-SCHEMA = 1
+SCHEMA = 2
 
 
 @dataclass
@@ -35,6 +35,10 @@ class Incident:
     resumed_step: int | None = None
     steps_lost: int | None = None
     next_attempt: int | None = None
+    warm: int | None = None
+    """How many ranks of the next attempt started from warm processes; None where that was not tried."""
+    cold_why: str = ""
+    """Why the others started cold."""
 
     def decide(self, verdict: Verdict, decision: Decision) -> None:
         """Takes in what it was and what is done about it."""
@@ -83,7 +87,9 @@ class Incident:
         value = asdict(self)
         value["verdict"] = self.verdict.as_json() if self.verdict else None
         value["phases"] = {k: round(v, 3) for k, v in self.phases.items()}
-        return {"schema": SCHEMA, **value}
+        if self.warm is None:  # as before there were any
+            del value["warm"], value["cold_why"]
+        return {"schema": SCHEMA if self.warm is not None else 1, **value}
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Incident:
@@ -106,6 +112,8 @@ class Incident:
                 resumed_step=value.get("resumed_step"),
                 steps_lost=value.get("steps_lost"),
                 next_attempt=value.get("next_attempt"),
+                warm=value.get("warm"),
+                cold_why=str(value.get("cold_why", "")),
             )
         except (ValueError, KeyError, TypeError, AttributeError) as e:
             raise ContractError(f"not an incident: {e}") from e

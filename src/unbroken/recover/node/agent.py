@@ -33,7 +33,6 @@ from ...link.address import Address
 from ...link.secret import Secret, take_from_input
 from ...private import private_folder
 from ...progress import RunDir
-from ...progress.page import NO_STOP
 from ..record.base import Record
 from ..record.choice import open_record
 from ..record.folder import FolderRecord
@@ -48,9 +47,10 @@ from .keeper_process import KeeperProcess
 from .logs.folder import find_folder
 from .logs.shipping import LogShipper
 from .port import PortReservation
-from .ranks import LaunchOrder, RankProcess
+from .ranks import LaunchOrder, RankProcess, ask_to_stop
 from .reporting import HostReport, Looks, ProgressReport
 from .signals import pass_over_signals
+from .starting import Starting
 from .supervisors import Supervisors
 
 _log = logging.getLogger("unbroken.agent")
@@ -115,6 +115,9 @@ class Agent:
         self._port = PortReservation()
         self._progress = ProgressReport()
         self._hosts = HostReport(lambda event: self._tell(op="keeper", **event))
+        self._starting = Starting(node, scratch, self._folder, self.keeper.socket, owner, self._tell)
+        self._changing = asyncio.Lock()
+        """Ranks are being launched, or ended."""
         self._looks = Looks()
 
     async def main(self) -> None:
@@ -128,6 +131,7 @@ class Agent:
         finally:
             for task in tasks:
                 task.cancel()
+            self._starting.end()
             self._end_ranks()
 
     async def _follow_supervisors(self) -> None:
@@ -264,12 +268,17 @@ class Agent:
             return find_refusal(message["command"], Path(message["cwd"]))
         if op == "launch":
             return await self._launch(LaunchOrder.from_message(message))
+        if op == "imports":
+            return {"imports": self._starting.read_records()}
+        if op == "warm":
+            self._starting.make_ready_for(LaunchOrder.from_message(message["order"]), message["imports"])
+            return {}
         if op == "freeze":
             return self._freeze(message["attempt"])
         if op == "stop":
             return await self._stop(message["attempt"], message.get("signal"), message.get("grace_s", 0.0))
         if op == "stop_at":
-            return self._stop_at(message["step"])
+            return ask_to_stop(self.ranks.values(), message["step"])
         if op == "look":
             return await self._looks.collect(message, {r: p.pid for r, p in self.ranks.items()})
         if op == "stacks":
@@ -303,6 +312,7 @@ class Agent:
         """Ends ranks and keeper, after the keeper has saved what it holds; not if another supervisor comes meanwhile."""
         term, closed = self.term, {}
         await self._stop(self.attempt, None, 0.0)
+        self._starting.end()
         if message.get("flush", True):
             what: Message = {k: message[k] for k in ("mark", "ranks") if message.get("mark") is not None}
             deadline_s, room_s = message.get("deadline_s", 60.0), message.get("room_s", 0.0)
@@ -317,24 +327,22 @@ class Agent:
     # --- ranks
 
     async def _launch(self, order: LaunchOrder) -> Message:
-        if order.attempt <= self.attempt:
-            raise RunError(
-                f"attempt {order.attempt} is not newer than {self.attempt}", where=f"node {self.node}"
-            )
-        if self.ranks:
-            raise RunError("ranks of an earlier attempt are still here", where=f"node {self.node}")
-        self.attempt, self._expired = order.attempt, {}
-        self._progress, self._looks = ProgressReport(), Looks()
-        pages = self.scratch / "pages"
-        started = time.monotonic()
-        for rank, local_rank in order.ranks.items():
-            process = RankProcess.launch(
-                order, rank, local_rank, self._folder, self.node, pages, self.keeper.socket, self._owner
-            )
-            if self.lease_until is not None:
-                process.set_lease(self.lease_until, self.term)
-            self.ranks[rank] = process
-        return {"seconds": time.monotonic() - started, "pids": {str(r): p.pid for r, p in self.ranks.items()}}
+        async with self._changing:
+            if order.attempt <= self.attempt:
+                raise RunError(
+                    f"attempt {order.attempt} is not newer than {self.attempt}", where=f"node {self.node}"
+                )
+            if self.ranks:
+                raise RunError("ranks of an earlier attempt are still here", where=f"node {self.node}")
+            self.attempt, self._expired = order.attempt, {}
+            self._progress, self._looks = ProgressReport(), Looks()
+            answer = await self._starting.launch(order, self._take_rank)
+            return {**answer, "pids": {str(r): p.pid for r, p in self.ranks.items()}}
+
+    def _take_rank(self, process: RankProcess) -> None:
+        if self.lease_until is not None:
+            process.set_lease(self.lease_until, self.term)
+        self.ranks[process.rank] = process
 
     async def _watch_ranks(self) -> None:
         """Tells the supervisor of exits at once, and of steps and phases where there is news of them."""
@@ -346,11 +354,15 @@ class Agent:
                 fresh = process.sample(now, final=ended)
                 if fresh is not None:
                     self._progress.add(rank, fresh, self.ranks)
+                    if fresh["steps"]:
+                        self._starting.note_steps()
                 if ended:
                     self._report_progress()  # its last steps first: what comes after its end is no longer heard
                     self._tell_end(rank, process)
             if now - sent > _REPORT_S and self._report_progress():
                 sent = now
+            if self.ranks:
+                self._starting.make_ready(now)
             await asyncio.sleep(_POLL_S)
 
     def _report_progress(self) -> bool:
@@ -399,6 +411,10 @@ class Agent:
 
     async def _stop(self, attempt: int, sig: int | None, grace_s: float) -> Message:
         """Ends the ranks of an attempt, first by `sig` with a grace, then by kill; proves that they are gone."""
+        async with self._changing:
+            return await self._end_attempt(attempt, sig, grace_s)
+
+    async def _end_attempt(self, attempt: int, sig: int | None, grace_s: float) -> Message:
         if self.ranks and attempt != self.attempt:
             # They are of a newer one: launching it has shown that the old one was gone.
             return EndedProcesses().as_message()
@@ -430,19 +446,10 @@ class Agent:
         return ended | self._end_ranks()
 
     def _end_ranks(self) -> EndedProcesses:
-        """Ends the ranks and all that they started; agent and keeper stay."""
+        """Ends the ranks and all that they started; agent and keeper stay, and what waits to be a rank."""
         for process in self.ranks.values():
             process.send(signal.SIGKILL)
-        return self._owner.end_ranks(self.node)
-
-    def _stop_at(self, step: int) -> Message:
-        """Asks all ranks to stop after `step`; answers with the furthest step seen after that was written."""
-        furthest = NO_STOP
-        told = bool(self.ranks)
-        for process in self.ranks.values():
-            furthest = max(furthest, process.stop_at(step))
-            told = told and process.attached
-        return {"furthest": furthest, "told": told}
+        return self._starting.end_ranks()
 
     async def _on_keeper(self, event: Message) -> None:
         if event.get("event") == "host":

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,12 @@ from ...errors import LeaseExpired
 from ...journal.codec import decode, encode
 from ...progress import PageReader, Phase, StepRecord
 from ...progress import page as pages_module
+from ...progress.page import NO_STOP
 from ..wire import Message
 from .kernel_log import killed_for_memory
 from .log_follower import LogFollower
 from .logs.folder import NodeFolder
+from .warm.process import RankStart
 
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -57,6 +60,10 @@ class LaunchOrder:
     """The newest whole checkpoint that the script itself wrote; "" where there is none."""
     skips: str = ""
     """Samples that are never used, as `UNBROKEN_SKIPS` says them."""
+    warm_after: float | None = None
+    """So many seconds after the first step warm processes are made for the attempt that may follow; None for none."""
+    cold: bool = False
+    """Whether all start cold, also where a warm process is ready."""
 
     def as_message(self) -> Message:
         message: Message = encode(self)
@@ -104,16 +111,10 @@ class LaunchOrder:
 class RankProcess:
     """A launched rank. `killed_by_agent` says that we ended it ourselves, so that its end explains nothing."""
 
-    def __init__(
-        self,
-        process: Process,
-        rank: int,
-        attempt: int,
-        page: PageReader,
-        log: Path,
-        follow_log: bool,
-    ) -> None:
-        self._process, self.rank, self.attempt, self._page = process, rank, attempt, page
+    def __init__(self, process: Process, start: RankStart, follow_log: bool) -> None:
+        """`prepare_files` was called for this start."""
+        self._process, self.rank, self.attempt = process, start.rank, start.attempt
+        self._page = PageReader(Path(start.env["UNBROKEN_PAGE"]))
         self.pid = process.pid
         self.killed_by_agent = False
         self._told_end = False
@@ -122,66 +123,11 @@ class RankProcess:
         self._ran_at = time.monotonic()
         """When it was last seen to run: it ended after that."""
         self._sign: tuple[int, int] | None = None
-        self._log = LogFollower(log, enabled=follow_log)
+        self._log = LogFollower(start.log, enabled=follow_log)
         self._oom: bool | None = None
         self._cpu = 0.0
         self._cpu_at = 0.0
         self._busy_count = 0
-
-    @classmethod
-    def launch(
-        cls,
-        order: LaunchOrder,
-        rank: int,
-        local_rank: int,
-        folder: NodeFolder,
-        node: str,
-        pages: Path,
-        keeper_socket: Path,
-        owner: Ownership,
-    ) -> RankProcess:
-        """Starts one rank, held by `owner`; its output goes straight into its log file, so that no kill loses a line."""
-        page_path = pages / f"rank-{rank}.a{order.attempt:04d}.page"
-        for old in pages.glob(f"rank-{rank}.a*.page"):
-            old.unlink(missing_ok=True)
-        pages_module.create(page_path, rank=rank, attempt=order.attempt)
-        log = folder.own.rank_log(order.attempt, node, rank)
-        log.parent.mkdir(parents=True, exist_ok=True)
-        folder.own.output(order.attempt).mkdir(parents=True, exist_ok=True)
-        env = {
-            **os.environ,
-            **order.environment(rank, local_rank),
-            "UNBROKEN_ROLE": "rank",
-            "UNBROKEN_RUN_ID": order.run_id,
-            "UNBROKEN_RUN_DIR": str(folder.run.path),
-            "UNBROKEN_NODE": node,
-            "UNBROKEN_OUTPUT": str(folder.own.output(order.attempt)),
-            "UNBROKEN_ATTEMPT": str(order.attempt),
-            "UNBROKEN_PAGE": str(page_path),
-            "UNBROKEN_KEEPER": str(keeper_socket),
-            "UNBROKEN_SKIPS": order.skips,
-        }
-        start = owner.start_rank(node, order.attempt, _argv(order.command))
-
-        def enter() -> None:
-            start.enter()
-            _as_a_rank()
-
-        try:
-            with open(log, "ab", buffering=0) as out:
-                process = (start.spawn or subprocess.Popen)(
-                    start.argv,
-                    cwd=order.cwd,
-                    env=env,
-                    stdin=subprocess.DEVNULL,
-                    stdout=out,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                    preexec_fn=enter,
-                )
-        finally:
-            start.close()
-        return cls(process, rank, order.attempt, PageReader(page_path), log, order.follow_log)
 
     @property
     def running(self) -> bool:
@@ -327,6 +273,73 @@ def _record(r: StepRecord) -> list[Any]:
     return [r.step, r.tokens, float(r.loss).hex(), r.time]
 
 
+def describe_start(
+    order: LaunchOrder,
+    rank: int,
+    local_rank: int,
+    folder: NodeFolder,
+    node: str,
+    pages: Path,
+    keeper_socket: Path,
+) -> RankStart:
+    """What a rank is started with."""
+    env = {
+        **os.environ,
+        **order.environment(rank, local_rank),
+        "UNBROKEN_ROLE": "rank",
+        "UNBROKEN_RUN_ID": order.run_id,
+        "UNBROKEN_RUN_DIR": str(folder.run.path),
+        "UNBROKEN_NODE": node,
+        "UNBROKEN_OUTPUT": str(folder.own.output(order.attempt)),
+        "UNBROKEN_ATTEMPT": str(order.attempt),
+        "UNBROKEN_PAGE": str(pages / f"rank-{rank}.a{order.attempt:04d}.page"),
+        "UNBROKEN_KEEPER": str(keeper_socket),
+        "UNBROKEN_SKIPS": order.skips,
+    }
+    log = folder.own.rank_log(order.attempt, node, rank)
+    return RankStart(rank, order.attempt, tuple(_argv(order.command)), order.cwd, env, log)
+
+
+def ask_to_stop(ranks: Collection[RankProcess], step: int) -> Message:
+    """Asks all ranks to stop after `step`; the answer has the furthest step seen after that was written."""
+    furthest = max((r.stop_at(step) for r in ranks), default=NO_STOP)
+    return {"furthest": furthest, "told": bool(ranks) and all(r.attached for r in ranks)}
+
+
+def prepare_files(start: RankStart) -> None:
+    """Makes a rank's page, and the folders of its log and its output."""
+    page = Path(start.env["UNBROKEN_PAGE"])
+    for old in page.parent.glob(f"rank-{start.rank}.a*.page"):
+        old.unlink(missing_ok=True)
+    pages_module.create(page, rank=start.rank, attempt=start.attempt)
+    start.log.parent.mkdir(parents=True, exist_ok=True)
+    Path(start.env["UNBROKEN_OUTPUT"]).mkdir(parents=True, exist_ok=True)
+
+
+def run_cold(start: RankStart, node: str, owner: Ownership) -> Process:
+    """Starts a rank's process, held by `owner`; its output goes straight into its log file, so that no kill loses a line."""
+    held = owner.start_rank(node, start.attempt, start.argv)
+
+    def enter() -> None:
+        held.enter()
+        as_a_rank()
+
+    try:
+        with open(start.log, "ab", buffering=0) as out:
+            return (held.spawn or subprocess.Popen)(
+                held.argv,
+                cwd=start.cwd,
+                env=start.env,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=enter,
+            )
+    finally:
+        held.close()
+
+
 def _argv(command: tuple[str, ...]) -> list[str]:
     """A Python script or module is run by this interpreter; anything else is run as it is."""
     first = command[0]
@@ -339,7 +352,7 @@ def _argv(command: tuple[str, ...]) -> list[str]:
     return list(command)
 
 
-def _as_a_rank() -> None:
+def as_a_rank() -> None:
     """A rank never outlives its agent (the kernel kills it when the agent dies), hears the signals that the agent does not,
     and goes first where memory runs out: the keeper, which holds the snapshots, is mostly the largest process."""
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as f:

@@ -20,6 +20,7 @@ from .incident.recovering import Diagnose, Recovering
 from .launch.amending import Amending
 from .launch.launching import Launching
 from .launch.taking_over import TakingOver
+from .launch.warm_starts import WarmStarts
 from .nodes.desk import Inbox
 from .nodes.fleet import Fleet
 from .nodes.keepers import Keepers
@@ -47,6 +48,7 @@ class Parts:
     term: TermWatch
     place: CheckpointPlace
     launching: Launching
+    warm_starts: WarmStarts
     taking_over: TakingOver
     watching: Watching
     recovering: Recovering
@@ -98,9 +100,10 @@ def assemble(
         keepers, recorder, background, view, changed, on_step=recovering.note_steps,
         on_place=lambda attempt, url: background.start(settle_place(attempt, url)),
     )  # fmt: skip
+    warm_starts = WarmStarts(spec, fleet, recorder, background, view.say, news.is_current)
     launching = Launching(
         run_dir, spec, str(cwd), fleet, keepers, place, accepting, fencing, recorder, term, stop, view, clock,
-        amending, make_attempt=make_attempt, follow=news.follow, note_schedule=recovering.note_schedule,
+        amending, warm_starts, make_attempt=make_attempt, follow=news.follow, note_schedule=recovering.note_schedule,
     )  # fmt: skip
     taking_over = TakingOver(
         run_dir, fleet, keepers, inbox, recorder, view.say, make_attempt=make_attempt,
@@ -116,5 +119,15 @@ def assemble(
     )  # fmt: skip
     finishing = Finishing(run_dir, stopping, accepting, place, recorder, view, elsewhere)
     return Parts(
-        fleet, recorder, term, place, launching, taking_over, watching, recovering, stopping, finishing
+        fleet,
+        recorder,
+        term,
+        place,
+        launching,
+        warm_starts,
+        taking_over,
+        watching,
+        recovering,
+        stopping,
+        finishing,
     )

@@ -257,6 +257,7 @@ class Supervisor:
             if outcome.kind in ("renumbered", "refused"):
                 await parts.launching.end_misplaced(attempt, outcome)
             else:
+                parts.warm_starts.note_end(attempt)
                 await parts.recovering.recover(attempt, outcome)
             attempt = None
 

@@ -73,6 +73,10 @@ class Attempt:
     """The highest completed step of any rank, -1 before the first."""
     ended: int = 0
     """How many ranks have ended."""
+    warm: int | None = None
+    """How many of its ranks started from warm processes; None where it was not tried."""
+    cold_why: str = ""
+    """Why the others did not, in most cases."""
     taken_over: bool = False
     """Whether a supervisor before this one started it."""
     _finished: int = 0

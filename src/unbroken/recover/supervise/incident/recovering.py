@@ -95,7 +95,7 @@ class Recovering:
         await self._fleet.gather_logs(attempt.nodes)
         verdict = await self._diagnose(logs_of(self._run_dir, attempt), facts)
         incident.phases["diagnose"] = self._clock.monotonic() - diagnose_began
-        decision = await self._decide(incident, verdict, facts)
+        decision = await self._decide(incident, verdict, facts, attempt)
         self._view.incident(incident, self._clock.monotonic() - began)
         self._open = incident
         for name in outcome.lost_nodes:
@@ -133,13 +133,23 @@ class Recovering:
             return replace(outcome, kind="lease")
         return outcome
 
-    async def _decide(self, incident: Incident, verdict: Verdict, facts: Facts) -> Decision:
+    async def _decide(
+        self, incident: Incident, verdict: Verdict, facts: Facts, attempt: Attempt | None = None
+    ) -> Decision:
         """Decides, and writes it down before anything is done."""
         state = self._recorder.state
         free = self._fleet.find_free(state.slots, {*incident.nodes, *state.cordoned})
         decision = decide(
             verdict, facts, state.history, self._budgets, len(free), self._policy, state.cordons
         )
+        if (
+            decision.action is Action.STOP
+            and attempt is not None
+            and attempt.warm
+            and attempt.first_step is None
+        ):
+            why = f"{attempt.warm} ranks had started from warm processes: once more, cold ({decision.why})"
+            decision = replace(decision, action=Action.RESTART, why=why)
         charged = decision.charged
         incident.decide(verdict, decision)
         self._recorder.write_incident(incident)
@@ -226,7 +236,7 @@ class Recovering:
             # Its first steps, and how it started, were another supervisor's to see.
             self._background.start(self._tell_resumed(incident, attempt, up.time))
             return
-        incident.resumed_step = first.step
+        incident.resumed_step, incident.warm, incident.cold_why = first.step, attempt.warm, attempt.cold_why
         incident.steps_lost = max(0, incident.step - first.step + 1)
         start = attempt.attached_at or attempt.started
         incident.phases["start"] = max(0.0, start - attempt.started)

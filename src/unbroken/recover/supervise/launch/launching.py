@@ -31,6 +31,7 @@ from ..record.term import TermWatch
 from ..screen.view import View
 from .amending import Amending
 from .own_checkpoints import add_argument, find_newest
+from .warm_starts import WarmStarts
 
 _LAUNCH_S = 60.0
 _SETTLE_S = 0.5
@@ -71,6 +72,7 @@ class Launching:
         view: View,
         clock: Clock,
         amending: Amending,
+        warm_starts: WarmStarts,
         *,
         make_attempt: Callable[[int, tuple[str, ...]], Attempt],
         follow: Callable[[Attempt], None],
@@ -82,7 +84,7 @@ class Launching:
         self._fleet, self._keepers, self._place = fleet, keepers, place
         self._accepting, self._fencing, self._recorder = accepting, fencing, recorder
         self._term, self._stop, self._view, self._clock = term, stop, view, clock
-        self._amending = amending
+        self._amending, self._warm_starts = amending, warm_starts
         self._make_attempt, self._follow, self._note_schedule = make_attempt, follow, note_schedule
         self._checked: set[tuple[str, tuple[str, ...]]] = set()
         """Nodes, each with a command that it can run."""
@@ -208,7 +210,7 @@ class Launching:
         own = await self._find_own(attempt.number)
         command = add_argument(self._state.command, spec.resume_arg, own)
 
-        def order(slot: int) -> dict[str, Any]:
+        def order(slot: int) -> LaunchOrder:
             return LaunchOrder(
                 attempt=attempt.number, run_id=spec.run_id, command=command, cwd=self._cwd,
                 ranks={slot * spec.nproc + i: i for i in range(spec.nproc)}, world_size=spec.world_size,
@@ -216,11 +218,16 @@ class Launching:
                 master_port=port, restarts=self._state.restarts,
                 devices=devices[slot], interface=name_interface(self._fleet.nodes[slots[slot]], address),
                 resume_from=str(own or ""), skips=",".join(f"{a}:{b}" for a, b in self._state.skips),
-            ).as_message()  # fmt: skip
+                **self._warm_starts.settings(),
+            )  # fmt: skip
 
-        await asyncio.gather(
-            *(self._fleet.ask(n, "launch", timeout=_LAUNCH_S, **order(i)) for i, n in enumerate(slots))
+        answers = await asyncio.gather(
+            *(
+                self._fleet.ask(n, "launch", timeout=_LAUNCH_S, **order(i).as_message())
+                for i, n in enumerate(slots)
+            )
         )
+        self._warm_starts.note_launch(attempt, order(0), dict(zip(slots, answers, strict=True)))
 
     async def _find_own(self, attempt: int) -> Path | None:
         """The newest whole checkpoint that the script itself wrote in the attempts before."""

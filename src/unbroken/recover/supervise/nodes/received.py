@@ -47,6 +47,14 @@ def check(m: Message, world_size: int) -> Message:
     elif op == "clocks":
         for key in ("clock", "wall_clock"):
             clock_of(m.get(key))
+    elif op == "warm":
+        whole(m.get("local"), "local", 0, 1 << 20)
+        text(m.get("why"), "why", most=4096)
+        if type(m.get("ready")) is not bool:
+            raise Malformed("'ready' is neither true nor false")
+        for key in ("modules", "bytes"):
+            whole(m.get(key), key, 0, _MOST)
+        number(m.get("seconds"), "seconds", 0.0, _LATEST)
     elif op == "keeper":
         text(m.get("event"), "event", most=64)
         # A restore that found nothing has no step, and what went wrong on no rank in particular has rank -1.

@@ -38,6 +38,7 @@ class News:
         self._on_step, self._on_place = on_step, on_place
         self._attempt: Attempt | None = None
         self._start_seen = False
+        self._cold_whys: set[str] = set()
 
     def follow(self, attempt: Attempt, *, start_seen: bool = True) -> None:
         """From now on messages are this attempt's. `start_seen` is False for one that was taken over: how long its first
@@ -55,6 +56,8 @@ class News:
             return
         if op == "keeper":
             self._read_keeper(attempt, node, message)
+        elif op == "warm":
+            self._read_warm(node, message)
         elif op == "progress" and message["attempt"] == attempt.number:
             if "groups" in message:
                 steps = attempt.take_groups(message["sent"], message["groups"], message["steps"])
@@ -68,6 +71,16 @@ class News:
         elif op == "exited" and message["attempt"] == attempt.number:
             attempt.note_exit(message["rank"], message, node.translate(message.get("at")))
             self._changed.set()
+
+    def _read_warm(self, node: Node, m: Message) -> None:
+        """What became of a warm process; what is said of one is not said again of the next."""
+        if not m["ready"] and m["why"] not in self._cold_whys:
+            self._cold_whys.add(m["why"])
+            self._view.say(f"{node.name}: the next attempt would start cold: {m['why']}")
+        self._note(
+            "warm", node=node.name, local=m["local"], ready=m["ready"], why=m["why"], modules=m["modules"], bytes=m["bytes"],
+            seconds=round(m["seconds"], 3),
+        )  # fmt: skip
 
     def _note_first_step(self, attempt: Attempt) -> None:
         first = attempt.first_step

@@ -1,0 +1,296 @@
+"""From `kill -9` of a rank to the first new step, on one machine: `unbroken run` with and without warm processes, and torchrun.
+
+    python benchmarks/restart.py [--script plain|compiled] [--repeats 5] [--contenders warm cold torchrun] [--out RESULT.json]
+
+One script, the same for all, which knows nothing of `unbroken`: it saves by itself at step 10 and goes on from there when it is
+started again. `plain` is a small model on the processor. `compiled` is a decoder of 0.97 B parameters whose blocks are compiled,
+on a GPU (AdamW is left out so that what it saves is all of its state; 3.8 GB), with NCCL. Each repetition kills the rank once it
+has made 3 steps in its attempt, and, for `warm`, once the next warm process is ready. torchrun comes first and fills the compile
+caches, which all share (a folder of this call). Losses are compared too: every step made again must have the loss of the first
+time, bit by bit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.machine import describe_machine
+
+from unbroken.cluster.holding.processes import end, marked
+from unbroken.progress import RunDir, read_journal, read_spec
+from unbroken.progress.records.incident import read_incidents
+
+WITHIN_S, SAVED_AT, STEPS_BEFORE = 120.0, 10, 3
+PLAIN = """
+import os, sys, time
+import torch
+import torch.nn as nn
+
+DEVICE, SIZE, BACKEND = "cpu", 64, "gloo"
+def make():
+    return nn.Sequential(nn.Linear(SIZE, SIZE), nn.Tanh(), nn.Linear(SIZE, SIZE))
+def loss_of(model, step):
+    torch.manual_seed(step)
+    return model(torch.randn(8, SIZE)).square().mean()
+"""
+COMPILED = """
+import os, sys, time
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+DEVICE, BACKEND = "cuda", "nccl"
+LAYERS, D, HEADS, VOCAB, B, S = (int(x) for x in os.environ["MODEL"].split())
+if D < 512:
+    DEVICE, BACKEND = "cpu", "gloo"
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.n1, self.n2 = nn.RMSNorm(D), nn.RMSNorm(D)
+        self.qkv, self.out = nn.Linear(D, 3 * D, bias=False), nn.Linear(D, D, bias=False)
+        self.up, self.down = nn.Linear(D, 4 * D, bias=False), nn.Linear(4 * D, D, bias=False)
+    def forward(self, x):
+        q, k, v = (t.view(B, S, HEADS, -1).transpose(1, 2) for t in self.qkv(self.n1(x)).chunk(3, -1))
+        x = x + self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(B, S, D))
+        return x + self.down(F.gelu(self.up(self.n2(x))))
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.emb, self.norm = nn.Embedding(VOCAB, D), nn.RMSNorm(D)
+        self.blocks, self.head = nn.ModuleList(Block() for _ in range(LAYERS)), nn.Linear(D, VOCAB, bias=False)
+    def forward(self, x):
+        x = self.emb(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
+def make():
+    with torch.device(DEVICE):
+        model = Model()
+    for block in model.blocks:
+        block.compile()
+    return model
+def loss_of(model, step):
+    torch.manual_seed(step)
+    x = torch.randint(0, VOCAB, (B, S + 1), device=DEVICE)
+    with torch.autocast(DEVICE, torch.bfloat16):
+        return F.cross_entropy(model(x[:, :-1]).flatten(0, 1).float(), x[:, 1:].flatten())
+"""
+LOOP = """
+import torch.distributed as dist
+
+def main(folder):
+    def mark(what):
+        with open(f"{folder}/marks", "a") as f:
+            f.write(f"{time.time()} {os.getpid()} {what}\\n")
+    mark("imported")
+    torch.use_deterministic_algorithms(True)
+    if DEVICE == "cuda":
+        torch.cuda.set_device(0)
+        torch.ones(1, device=DEVICE).item()
+        mark("context")
+    dist.init_process_group(BACKEND)
+    dist.all_reduce(torch.ones(1, device=DEVICE))
+    mark("group")
+    torch.manual_seed(0)
+    model, saved, first = make(), f"{folder}/saved.pt", 0
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, fused=True)
+    mark("model")
+    if os.path.exists(saved):
+        first = SAVED_AT
+        model.load_state_dict(torch.load(saved, map_location=DEVICE, weights_only=True, mmap=True))
+    mark("restored")
+    for step in range(first + 1, 1000000):
+        loss = loss_of(model, step)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        value = loss.item()
+        if step == SAVED_AT and not os.path.exists(saved):
+            torch.save(model.state_dict(), saved + ".new")
+            os.rename(saved + ".new", saved)
+        print(f"step {step} loss {value:.6f}", flush=True)
+        with open(f"{folder}/steps", "a") as f:
+            f.write(f"{time.time()} {os.getpid()} {step} {value.hex()}\\n")
+        time.sleep(0.1)
+
+if __name__ == "__main__":
+    main(sys.argv[1])
+"""
+
+
+class Job:
+    """A run of the script under one of the launchers."""
+
+    def __init__(self, contender: str, folder: Path, script: Path, env: dict[str, str]) -> None:
+        self.contender, self.folder = contender, folder
+        folder.mkdir()
+        self.run_dir = RunDir(folder / "run")
+        self.kills: list[float] = []
+        self._log = open(folder / "output", "ab")  # noqa: SIM115  closed in `end`
+        words = [str(script), str(folder)]
+        if contender == "torchrun":
+            argv = [
+                "-m",
+                "torch.distributed.run",
+                "--standalone",
+                "--nproc-per-node=1",
+                "--max-restarts=100",
+                *words,
+            ]
+        else:
+            how = ["--warm", "--warm-after", "0.5s"] if contender == "warm" else ["--no-warm"]
+            argv = ["-m", "unbroken", "run", "--run-dir", str(self.run_dir.path), *how, "--", *words]
+        self._process = subprocess.Popen(
+            [sys.executable, *argv], cwd=folder, env=env, stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log,
+            start_new_session=True,
+        )  # fmt: skip
+
+    def steps(self) -> list[tuple[float, int, int, str]]:
+        """(time, process, step, loss) of each."""
+        path = self.folder / "steps"
+        rows = [x.split() for x in path.read_text().splitlines()] if path.exists() else []
+        return [(float(x[0]), int(x[1]), int(x[2]), x[3]) for x in rows if len(x) == 4]
+
+    def wait(self, what: str, ready: Callable[[], Any], within_s: float = WITHIN_S) -> Any:
+        deadline = time.monotonic() + within_s
+        while not (found := ready()):
+            if time.monotonic() > deadline or self._process.poll() is not None:
+                raise TimeoutError(
+                    f"{self.contender}: no {what}\n{(self.folder / 'output').read_text()[-3000:]}"
+                )
+            time.sleep(0.02)
+        return found
+
+    def warm_count(self) -> int:
+        """How many warm processes were ready so far, or came to nothing."""
+        return (
+            sum(r["kind"] == "warm" for r in read_journal(self.run_dir).records)
+            if self.run_dir.spec.exists()
+            else 0
+        )
+
+    def measure(self, number: int) -> float:
+        """Seconds from the kill to the first step of another process; `number` counts from 1."""
+
+        def trains() -> int:
+            rows = self.steps()
+            mine = [r for r in rows if r[1] == rows[-1][1]]
+            return mine[0][1] if len(mine) >= STEPS_BEFORE and rows[-1][2] > SAVED_AT else 0
+
+        pid = self.wait("steps", lambda: bool(self.steps()) and trains())
+        if self.contender == "warm":
+            self.wait("warm process", lambda: self.warm_count() >= number)
+        at = time.time()
+        self.kills.append(at)
+        os.kill(pid, signal.SIGKILL)
+        return float(
+            self.wait("new step", lambda: [r for r in self.steps() if r[1] != pid and r[0] > at])[0][0] - at
+        )
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.wait(20)
+        if self.run_dir.spec.exists():
+            end(lambda: marked(read_spec(self.run_dir.spec).run_id))
+        for _, pid, _, _ in self.steps()[-1:]:
+            try:
+                if str(self.folder).encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    os.kill(pid, signal.SIGKILL)
+            except OSError:
+                pass  # gone with its launcher
+        self._log.close()
+
+
+def measure(contender: str, folder: Path, script: Path, env: dict[str, str], repeats: int) -> dict[str, Any]:
+    """The figures of one contender; of a failure what was measured until then, and why."""
+    job, seconds, error = Job(contender, folder / contender, script, env), [], ""
+    try:
+        for number in range(1, repeats + 1):
+            seconds.append(round(job.measure(number), 2))
+            print(f"{contender} {number}: {seconds[-1]} s", flush=True)
+    except (TimeoutError, OSError, KeyboardInterrupt) as e:
+        error = str(e) or "interrupted"
+        print(error, flush=True)
+    finally:
+        job.end()
+    losses: dict[int, set[str]] = {}
+    for _, _, step, loss in job.steps():
+        losses.setdefault(step, set()).add(loss)
+    again = [step for step in losses if step > SAVED_AT]
+    found: dict[str, Any] = {
+        "seconds": seconds, "error": error[-500:], "losses": {s: sorted(x) for s, x in losses.items() if s <= SAVED_AT + 3},
+        "the same losses": all(len(losses[s]) == 1 for s in again),
+    }  # fmt: skip
+    found["marks"] = [x.split() for x in (job.folder / "marks").read_text().splitlines()]
+    found["first steps"] = [r[:3] for r in job.steps() if r[2] in (1, SAVED_AT + 1)]
+    found["kills"] = job.kills
+    if seconds:
+        found |= {"min": min(seconds), "median": statistics.median(seconds), "max": max(seconds)}
+    if job.run_dir.spec.exists():
+        found["phases"] = [i["phases"] for i in read_incidents(job.run_dir)]
+        found["warm"] = [
+            {k: r.get(k) for k in ("ready", "why", "seconds", "modules", "bytes")}
+            for r in read_journal(job.run_dir).records
+            if r["kind"] == "warm"
+        ]
+        found["cold"] = [r["cold"] for r in read_journal(job.run_dir).records if r["kind"] == "launched"]
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--script", choices=["plain", "compiled"], default="plain")
+    parser.add_argument(
+        "--model", default="26 1664 13 32000 4 1024", help="layers, width, heads, words, batch, length"
+    )
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--torchrun-repeats", type=int)
+    parser.add_argument(
+        "--contenders", nargs="+", choices=["torchrun", "cold", "warm"], default=["torchrun", "cold", "warm"]
+    )
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    result: dict[str, Any] = {"machine": describe_machine(), "script": args.script, "model": args.model}
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as made:
+        folder = Path(made)
+        script = folder / "train.py"
+        body = PLAIN if args.script == "plain" else COMPILED
+        script.write_text(body + f"SAVED_AT = {SAVED_AT}\n" + LOOP)
+        env = {
+            **os.environ, "CUBLAS_WORKSPACE_CONFIG": ":4096:8", "OMP_NUM_THREADS": "1", "MODEL": args.model, "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
+            "TRITON_CACHE_DIR": str(folder / "triton"),
+        }  # fmt: skip
+        for contender in args.contenders:
+            repeats = (
+                args.torchrun_repeats if contender == "torchrun" and args.torchrun_repeats else args.repeats
+            )
+            result[contender] = measure(contender, folder, script, env, repeats)
+            if args.out:
+                args.out.write_text(json.dumps(result, indent=1) + "\n")
+    for contender in args.contenders:
+        r = result[contender]
+        print(
+            f"{contender}: {r.get('min')} / {r.get('median')} / {r.get('max')} s, the same losses: {r['the same losses']}"
+        )
+    medians = {c: result[c]["median"] for c in args.contenders if "median" in result[c]}
+    if "torchrun" in medians and "warm" in medians:
+        print(f"warm / torchrun: {medians['warm'] / medians['torchrun']:.2f}")
+
+
+if __name__ == "__main__":
+    main()

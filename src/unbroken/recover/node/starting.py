@@ -1,0 +1,109 @@
+"""Starts the ranks of an attempt on a node, warm where a process waits for that, and keeps such processes ready."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ...cluster import EndedProcesses, Ownership
+from ..wire import Message
+from .logs.folder import NodeFolder
+from .ranks import LaunchOrder, RankProcess, as_a_rank, describe_start, prepare_files, run_cold
+from .warm.imports import check_lines
+from .warm.pool import WarmPool
+from .warm.process import RankStart
+
+_WITHOUT_STEPS_S = 600.0
+"""Where no step of the ranks is known, they are taken to train after so long: what they compile first is to be among the imports."""
+
+
+class Starting:
+    """How ranks of this node come to run, and what waits to be one."""
+
+    def __init__(
+        self, node: str, scratch: Path, folder: NodeFolder, keeper_socket: Path, owner: Ownership, tell: Callable[..., None]
+    ) -> None:  # fmt: skip
+        self._node, self._pages, self._folder = node, scratch / "pages", folder
+        self._keeper_socket, self._owner = keeper_socket, owner
+        self._pool = WarmPool(node, scratch, owner, as_a_rank, tell)
+        self._order: LaunchOrder | None = None
+        self._due: float | None = None
+        """When warm processes are to be made (CLOCK_MONOTONIC)."""
+
+    async def launch(self, order: LaunchOrder, started: Callable[[RankProcess], None]) -> Message:
+        """Starts the ranks, and hands each on as soon as it runs. Returns the message about it. Raises OSError."""
+        began = time.monotonic()
+        self._order, self._due = order, None
+        starts = self._describe(order)
+        for start in starts.values():
+            prepare_files(start)
+        if order.cold or order.warm_after is None:
+            self._pool.end()
+        cold: dict[str, str] = {}
+        found = await asyncio.gather(*(self._take(order, r, s) for r, s in starts.items()))
+        for (rank, start), process in sorted(zip(starts.items(), found, strict=True), key=_cold_last):
+            if isinstance(process, str):
+                cold[str(rank)] = process
+                if order.warm_after is not None:
+                    start = self._pool.record(order.ranks[rank], start)
+                process = run_cold(start, self._node, self._owner)
+            started(RankProcess(process, start, order.follow_log))
+        if order.warm_after is not None:
+            self._due = time.monotonic() + _WITHOUT_STEPS_S + order.warm_after
+        return {"seconds": time.monotonic() - began, "cold": cold if order.restarts else {}}
+
+    def _describe(self, order: LaunchOrder) -> dict[int, RankStart]:
+        return {
+            r: describe_start(order, r, local, self._folder, self._node, self._pages, self._keeper_socket)
+            for r, local in order.ranks.items()
+        }
+
+    async def _take(self, order: LaunchOrder, rank: int, start: RankStart) -> Any:
+        if order.cold:
+            return "a start from warm processes failed before its first step"
+        if order.warm_after is None:
+            return "no warm processes are wanted (--no-warm)"
+        return await self._pool.take(order.ranks[rank], start)
+
+    # --- what waits
+
+    def note_steps(self) -> None:
+        """The ranks made steps."""
+        if (
+            self._order is not None
+            and self._due is not None
+            and (after := self._order.warm_after) is not None
+        ):
+            self._due = min(self._due, time.monotonic() + after)
+
+    def make_ready(self, now: float) -> None:
+        """Begins to make warm processes when it is time; `now` is CLOCK_MONOTONIC."""
+        if self._order is None or self._due is None or now < self._due:
+            return
+        self._due = None
+        self._pool.prepare({self._order.ranks[r]: start for r, start in self._describe(self._order).items()})
+
+    def read_records(self) -> dict[str, list[str]]:
+        """What the ranks have imported, by local rank."""
+        return {str(local): lines for local, lines in self._pool.read_records().items()}
+
+    def make_ready_for(self, order: LaunchOrder, imports: Message) -> None:
+        """Begins to make warm processes on a node without ranks, from what those of another node have imported."""
+        known = {int(local): check_lines(lines) for local, lines in imports.items()}
+        self._pool.prepare({order.ranks[r]: start for r, start in self._describe(order).items()}, known)
+
+    def end_ranks(self, *, keep_warm: bool = True) -> EndedProcesses:
+        """Kills all ranks and what they have started; blocks meanwhile."""
+        return self._owner.end_ranks(self._node, keep=self._pool.pids if keep_warm else ())
+
+    def end(self) -> None:
+        """Ends what waits."""
+        self._due = None
+        self._pool.end()
+
+
+def _cold_last(started: tuple[Any, Any]) -> bool:
+    return isinstance(started[1], str)
