@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from unbroken.diagnose.read.sources import blocks, expand
 from unbroken.progress import RunDir
+from unbroken.progress.growing_logs import drop_middle, used_bytes
 from unbroken.recover.supervise.record import old_logs
-from unbroken.recover.supervise.record.old_logs import tidy_logs
-from unbroken.status.rank_logs import rank_logs, read_tail
+from unbroken.recover.supervise.record.old_logs import bound_newest, tidy_logs
+from unbroken.status.rank_logs import Wanted, rank_logs, read_tail
 
 LINE = "step 1 of many, as a rank prints them\n"
 
@@ -63,3 +65,43 @@ def test_a_log_that_cannot_be_compressed_stays_as_it_is(run: RunDir, monkeypatch
     monkeypatch.undo()
     assert tidy_logs(run, 5, 1 << 40).compressed == 6
     assert gzip.decompress((run.node(1, "node-0") / "rank-0.log.gz").read_bytes()) == text
+
+
+def test_a_log_that_grows_without_end_keeps_its_beginning_and_its_end(run: RunDir) -> None:
+    """The writer goes on appending to the same file; every reader passes over what was left out."""
+    path = run.rank_log(5, "node-0", 0)
+    with open(path, "ab") as writer:
+        for n in range(200_000):
+            writer.write(f"line {n} of a loop\n".encode())
+        writer.flush()
+        long, keep = path.stat().st_size, 1 << 20
+        if not growing_logs_can_shrink(path.parent):
+            pytest.skip("this file system frees no middle of a file")
+        freed, refused = bound_newest(run, 5, keep)
+        assert refused == "" and freed[path] > long / 2
+        assert used_bytes(path) < keep, "beside the least of each"
+        writer.write(b"the last line\n")
+    assert path.stat().st_size > long, "offsets stay: whoever follows it misses nothing"
+    (log,) = rank_logs(run, 5, Wanted(ranks=frozenset({0})))
+    lines = list(read_tail(log, None))
+    assert lines[0] == "attempt 5" and lines[-1] == "the last line" and not any("\0" in x for x in lines)
+    assert sum("left out here" in x for x in lines) == 1
+    assert list(read_tail(log, 2)) == ["line 199999 of a loop", "the last line"]
+    notes: list[str] = []
+    read = b"".join(b for s in expand([path]).logs for b in blocks(s, notes))
+    assert b"\0" not in read and read.endswith(b"the last line\n") and len(read) < keep
+    assert bound_newest(run, 5, keep)[0] == {}, "once is enough until it has grown again"
+    tidy_logs(run, 7, 1 << 40)
+    (packed,) = rank_logs(run, 5, Wanted(ranks=frozenset({0})))
+    assert packed.path.suffix == ".gz" and list(read_tail(packed, None)) == lines
+
+
+def growing_logs_can_shrink(folder: Path) -> bool:
+    probe = folder / "probe"
+    probe.write_bytes(b"x" * (1 << 20))
+    try:
+        return drop_middle(probe, 4096, 4096) > 0
+    except OSError:
+        return False
+    finally:
+        probe.unlink()

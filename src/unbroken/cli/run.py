@@ -133,7 +133,7 @@ def run(
         str,
         typer.Option(
             help="What the logs of all attempts may take together. Those of older attempts are compressed; beyond this the "
-            "oldest go."
+            "oldest go, and then the middle of the longest."
         ),
     ] = "20GiB",
     amend: Annotated[

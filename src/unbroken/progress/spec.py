@@ -176,7 +176,8 @@ class RunSpec:
     resume_from: str = ""
     """Where that lies: a pattern below the folder of the call; empty: in the attempts' own output folders."""
     keep_logs: Bytes = KEEP_LOGS
-    """What the ranks' logs of all attempts may take together; the oldest go first, the newest two attempts' never."""
+    """What the ranks' logs of all attempts may take together; the oldest go first, and of the newest two attempts the middle
+    of the longest."""
     room_elsewhere: str = ""
     """A folder or address for the last checkpoint, where the storage refuses it even after `timeouts.room`."""
     warm: str = "auto"

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from ..progress import RunDir, read_journal, read_terms
+from ..progress.growing_logs import open_past_holes
 from .gather import status_of
 
 _NAME = re.compile(r"rank-(\d+)\.log(\.gz)?")
@@ -64,7 +65,7 @@ def read_tail(log: RankLog, lines: int | None) -> Iterator[str]:
         with gzip.open(log.path, "rb") as f:
             yield from map(_text, f if lines is None else deque(f, maxlen=lines))
         return
-    with open(log.path, "rb") as f:
+    with open_past_holes(log.path) if lines is None else open(log.path, "rb") as f:
         if lines is not None:
             f.seek(_start_of_last(f, lines))
         yield from map(_text, f)
@@ -149,8 +150,9 @@ class _Growing:
         self.log = log
         self.last = False
         """Its attempt is over: it is read once more."""
-        self._file = open(log.path, "rb")  # noqa: SIM115  closed by its follower
-        self._file.seek(0 if lines is None else _start_of_last(self._file, lines))
+        self._file = open_past_holes(log.path) if lines is None else open(log.path, "rb")  # noqa: SIM115  closed by its follower
+        if lines is not None:
+            self._file.seek(_start_of_last(self._file, lines))
         self._rest = b""
 
     def read(self, *, whole: bool) -> list[str]:

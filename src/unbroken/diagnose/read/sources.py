@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import IO
 
 from ...errors import InputError, MissingExtra
+from ...progress.growing_logs import has_hole, open_past_holes
 from .encoding import Utf8, encoding_of
 
 BLOCK = 4 << 20
@@ -268,7 +269,7 @@ def opened(source: Source) -> Iterator[IO[bytes]]:
     if source.path is None:
         yield sys.stdin.buffer
         return
-    raw = source.path.open("rb")
+    raw = open_past_holes(source.path) if _has_hole(source.path) else source.path.open("rb")
     try:
         magic = raw.peek(4)[:4] if isinstance(raw, io.BufferedReader) else b""
         if magic[:2] == b"\x1f\x8b":
@@ -287,9 +288,16 @@ def opened(source: Source) -> Iterator[IO[bytes]]:
         raw.close()
 
 
+def _has_hole(path: Path) -> bool:
+    try:
+        return has_hole(path)
+    except OSError:
+        return False  # opening it says why
+
+
 def seekable(source: Source) -> bool:
-    """Whether any part of a log can be read without what lies before it: a plain file of an 8-bit encoding."""
-    if source.path is None or source.kind == "pipe":
+    """Whether any part of a log can be read without what lies before it: a plain file of an 8-bit encoding, and whole."""
+    if source.path is None or source.kind == "pipe" or _has_hole(source.path):
         return False
     try:
         with source.path.open("rb") as f:

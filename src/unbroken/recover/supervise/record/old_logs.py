@@ -1,7 +1,7 @@
-"""Keeps the logs of attempts that are over small: compressed, and within what the run may keep of them.
+"""Keeps a run's logs within what it may keep of them: those of attempts that are over compressed, then removed.
 
-The newest attempt and the one before it are left as they are: somebody may be reading them, and lines of a node without the
-run directory may still arrive. What an incident quotes is kept with the incident, whatever becomes of the logs.
+The newest attempt and the one before it are never compressed: somebody may be reading them, and lines of a node without the
+run directory may still arrive. Where they alone are too much, the middle of the longest is left out while they grow. What an incident quotes is kept with the incident, whatever becomes of the logs.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ....progress import RunDir
+from ....progress.growing_logs import drop_middle, open_past_holes, used_bytes
 from ....units import Bytes
 
 _log = logging.getLogger("unbroken.supervisor")
@@ -25,6 +26,11 @@ _SMALL = 4096
 """A block of a file system: compressing less than that saves nothing."""
 _PIECE = 4 << 20
 _LEVEL = 4
+_EVERY_S = 60.0
+_SHARE = 100
+"""Looking at all logs may take so small a part of the time."""
+_LEAST_OF_ONE = 256 << 10
+"""What is kept of one log at least."""
 
 
 @dataclass(frozen=True)
@@ -45,9 +51,15 @@ class OldLogs:
         self._run_dir, self._keep, self._say = run_dir, keep, say
         self._turn = asyncio.Lock()
         self._over = threading.Event()
+        self._newest = 0
+        self._bounding: asyncio.Task[None] | None = None
+        self._refused = ""
 
     async def tidy(self, newest: int) -> None:
-        """Once an attempt is launched: what it leaves behind."""
+        """Once an attempt is launched: what it leaves behind. From then on what grows is kept within its bounds too."""
+        self._newest = newest
+        if self._bounding is None:
+            self._bounding = asyncio.create_task(self._bound_often())
         async with self._turn:
             done = await asyncio.to_thread(tidy_logs, self._run_dir, newest, self._keep, self._over)
         if done.removed:
@@ -56,8 +68,23 @@ class OldLogs:
                 f"the logs of attempts {shown} were removed: all together they are above {Bytes(self._keep)} (--keep-logs)"
             )
 
+    async def _bound_often(self) -> None:
+        while True:
+            began = time.monotonic()
+            freed, refused = await asyncio.to_thread(bound_newest, self._run_dir, self._newest, self._keep)
+            for path, size in freed.items():
+                _log.info("%s: %s of its middle left out", path, Bytes(size))
+            if refused and refused != self._refused:
+                self._refused = refused
+                self._say(
+                    f"the logs are above {Bytes(self._keep)} (--keep-logs) and cannot be kept smaller: {refused}"
+                )
+            await asyncio.sleep(max(_EVERY_S, _SHARE * (time.monotonic() - began)))
+
     def close(self) -> None:
         self._over.set()
+        if self._bounding is not None:
+            self._bounding.cancel()
 
 
 def tidy_logs(run_dir: RunDir, newest: int, keep: int, over: threading.Event | None = None) -> Tidied:
@@ -79,11 +106,37 @@ def tidy_logs(run_dir: RunDir, newest: int, keep: int, over: threading.Event | N
     return Tidied(done, before, after, tuple(_make_room(run_dir, old, keep)))
 
 
+def bound_newest(run_dir: RunDir, newest: int, keep: int) -> tuple[dict[Path, int], str]:
+    """Leaves the middle of the longest logs of the newest two attempts out, where all logs together take more than `keep` bytes.
+    Returns what was freed of each, and why a file system refused that, "" where none did."""
+    numbers = run_dir.attempt_numbers()
+    sizes = {p: used_bytes(p) for n in numbers for p in _list_logs(run_dir, n)}
+    if sum(sizes.values()) <= keep:
+        return {}, ""
+    growing = [
+        p
+        for n in numbers
+        if n > newest - _LEFT_AS_THEY_ARE
+        for p in _list_logs(run_dir, n)
+        if p.suffix == ".log"
+    ]
+    each = max(_LEAST_OF_ONE, keep // max(1, len(growing)))
+    freed, refused = {}, ""
+    for path in (p for p in growing if sizes.get(p, 0) > each):
+        try:
+            # How a rank began says what it is; the rest is of use for what happened last.
+            if size := drop_middle(path, each // 4, each // 2):
+                freed[path] = size
+        except OSError as e:
+            refused = f"{path}: {e.strerror or e}"
+    return freed, refused
+
+
 def _compress(path: Path, over: threading.Event) -> int:
     """Puts `path`.gz in its place, whole or not at all; its size. Raises OSError, also where it is over before."""
     aside, done = path.with_name(f".{path.name}.gz.aside"), path.with_name(f"{path.name}.gz")
     try:
-        with open(path, "rb") as source, gzip.open(aside, "wb", compresslevel=_LEVEL) as sink:
+        with open_past_holes(path) as source, gzip.open(aside, "wb", compresslevel=_LEVEL) as sink:
             began = time.monotonic()
             while piece := source.read(_PIECE):
                 sink.write(piece)
@@ -101,7 +154,7 @@ def _compress(path: Path, over: threading.Event) -> int:
 
 def _make_room(run_dir: RunDir, old: list[int], keep: int) -> Iterator[int]:
     """Removes the logs of the oldest attempts, until what is left is at most `keep` bytes; their numbers."""
-    sizes = {n: sum(map(_size, _list_logs(run_dir, n))) for n in run_dir.attempt_numbers()}
+    sizes = {n: sum(map(used_bytes, _list_logs(run_dir, n))) for n in run_dir.attempt_numbers()}
     total = sum(sizes.values())
     for number in old:
         if total <= keep:
@@ -116,10 +169,3 @@ def _make_room(run_dir: RunDir, old: list[int], keep: int) -> Iterator[int]:
 
 def _list_logs(run_dir: RunDir, attempt: int) -> list[Path]:
     return sorted(run_dir.attempt(attempt).glob("*/rank-*.log*"))
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0
