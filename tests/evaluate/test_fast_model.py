@@ -226,3 +226,46 @@ def test_six_kinds_of_task_fast_and_exact_and_a_worker_killed_in_the_middle(plac
     same = command(place, "fast", "--option", f"at_once={at_once}")
     again = subprocess.run(same, env=env(place), capture_output=True, text=True, check=True)
     assert json.loads(again.stdout)["asked_now"] is False
+
+
+def test_a_text_ends_with_its_time_and_keeps_what_there_is(tmp_path: Path) -> None:
+    """16,384 tokens and more may be asked for; no text holds the others up."""
+    long = write_tiny_model(tmp_path / "long", context=32768)
+    asked = [
+        Request("generate_until", ("amber birch", {"until": ["never said"], "max_gen_toks": 20000})),
+        Request("generate_until", ("cedar", {"until": [], "max_gen_toks": 4})),
+    ]
+    for more in ({}, {"generation": "static"}):
+        model = fast(long, sample_seconds=0.7, **more)
+        cut, whole = model.respond(asked)
+        assert isinstance(cut, dict) and "0.7 s were over after" in str(cut["partial"])
+        # While the thread may still be at what was cut: nobody else may use the model meanwhile.
+        start = str(
+            model.respond_exactly(
+                [Request("generate_until", ("amber birch", {"until": [], "max_gen_toks": 8}))]
+            )[0]
+        )
+        assert str(cut["text"]).startswith(start[:-1]) and len(str(cut["text"])) > len(start)
+        if not more:  # a static batch ends as a whole
+            assert isinstance(whole, str)
+            assert model.respond(asked[1:]) == [whole]
+        model.close()
+
+
+def test_long_texts_that_are_drawn_flow_too_and_may_wait_for_others(folder: Path) -> None:
+    model = fast(folder)
+    greedy = Request("generate_until", ("amber", {"until": [], "max_gen_toks": 6}))
+    drawn = Request(
+        "generate_until", ("amber", {"until": [" "], "max_gen_toks": 1100, "temperature": 0.7, "top_k": 1})
+    )
+    long = write_tiny_model(folder.parent / "longer", context=2048)
+    model.close()
+    model = fast(long)
+    wanted = model.respond([greedy])[0]
+    found = model.respond([greedy, drawn, drawn, greedy])
+    assert found[0] == found[3] == wanted
+    # Of one candidate the draw is the greedy one.
+    as_greedy = Request("generate_until", ("amber", {"until": [" "], "max_gen_toks": 1100}))
+    assert found[1] == found[2] == model.respond([as_greedy])[0]
+    assert model._texts._static_only is False
+    model.close()

@@ -31,12 +31,15 @@ class Shown:
     scores: Mapping[str, float | None] = field(default_factory=dict)
     note: str = ""
     """Why it has no verdict."""
+    partial: str = ""
+    """Why its answer was cut short."""
 
     def as_json(self) -> Json:
         """One object."""
         return {
             "task": self.task, "sample": self.sample, "prompts": list(self.prompts), "answers": list(self.answers),
             "target": self.target, "scores": dict(self.scores), **({"note": self.note} if self.note else {}),
+            **({"partial": self.partial} if self.partial else {}),
         }  # fmt: skip
 
     def as_text(self) -> str:
@@ -48,6 +51,8 @@ class Shown:
             lines += [f"-- prompt{'' if len(self.prompts) == 1 else f' {i + 1}'}", _text(p)]
             if i < len(self.answers):
                 lines += ["-- answer", _text(self.answers[i])]
+        if self.partial:
+            lines.append(f"-- cut short: {self.partial}")
         if self.target is not None:
             lines += ["-- target", _text(self.target)]
         return "\n".join([*lines, *([f"-- no verdict: {self.note}"] if self.note else [])]) + "\n"
@@ -89,7 +94,14 @@ def _of_task(folder: EvalDir, key: str, name: str, score: Score) -> Iterator[Sho
             prompts = tuple(_prompt(r.kind, r.arguments) for r in sample.requests)
             own = {k: v[sample.id] for k, v in numbers.items() if sample.id < len(v)}
             yield Shown(
-                prepared.task.name, sample.id, prompts, answer.outputs, target, own, notes.get(sample.id, "")
+                prepared.task.name,
+                sample.id,
+                prompts,
+                answer.outputs,
+                target,
+                own,
+                notes.get(sample.id, ""),
+                answer.partial,
             )
 
 

@@ -41,6 +41,8 @@ class Answer:
     """One per request of the sample, in their order: [logprob, is_greedy], text, ..."""
     problem: str = ""
     """Not empty: there is no answer (an endpoint refused it, ...). Tried again, then counted as unanswered."""
+    partial: str = ""
+    """Not empty: a text of it was cut short (its time was over). Scored as it is, and counted on the page."""
 
 
 @dataclass(frozen=True)

@@ -52,6 +52,8 @@ class Score:
     values: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)
     """By metric: a number of each sample whose sum the metric follows (its mean, or for perplexities the log-likelihood);
     `compare` pairs these. Metrics that are nothing of the kind are not in it."""
+    partial: tuple[int, ...] = ()
+    """Samples whose answer was cut short (their time was over), and counts as it is."""
     documents: str = ""
     inputs: str = ""
     """As in PreparedTask: a score is shown again only where they are the same."""

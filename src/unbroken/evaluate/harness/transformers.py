@@ -22,14 +22,15 @@ class TransformersBackend:
     `add_bos_token`, `chat_template_args`, `cudnn_attention` (for generation too: see
     `repeatable_generation`), `threads` (CPU only; 1 where nothing is said), `allow_missing` (weights that the files lack
     are random, instead of an error). Of the fast way: `batch_tokens` (instead of what is measured), `generation` ("static":
-    no continuous batching), `at_once` (samples in flight)."""
+    no continuous batching; "as-is": with the attention that transformers chooses), `at_once` (samples in flight),
+    `sample_seconds` (a text ends so long after its first token, and what there is of it counts)."""
 
     needs_weights = True
     ways = ("fast", "exact")
     """How it can be asked; the first one where nothing is said."""
     options = (
         "trust_remote_code", "attn_implementation", "add_bos_token", "chat_template_args", "cudnn_attention", "threads",
-        "allow_missing", "batch_tokens", "generation", "at_once",
+        "allow_missing", "batch_tokens", "generation", "at_once", "sample_seconds",
     )  # fmt: skip
 
     def fingerprint(self, spec: ModelSpec) -> str | None:
@@ -63,6 +64,9 @@ class TransformersBackend:
             import transformers
         except ModuleNotFoundError as e:
             raise MissingExtra(e.name or "transformers", "eval", what="the transformers backend") from e
+        if spec.exact and spec.options.get("sample_seconds"):
+            raise ModelDoesNotLoad("answers in the harness's own batches have no time of their own", where="sample_seconds",
+                                   hint="Leave sample_seconds out, or --exact")  # fmt: skip
         transformers.utils.logging.set_verbosity_error()
         with contextlib.suppress(AttributeError):
             transformers.utils.logging.disable_progress_bar()

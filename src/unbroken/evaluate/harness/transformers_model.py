@@ -206,6 +206,12 @@ class TransformersModel(HarnessTokens):
 
     def continue_texts(self, prompts: list[str], settings: Sequence[Mapping[str, Any]]) -> list[str]:
         """One text per prompt, in one batch; the settings differ in `until` and `max_gen_toks` at most."""
+        return [text for text, _ in self.continue_within(prompts, settings, 0.0)]
+
+    def continue_within(
+        self, prompts: list[str], settings: Sequence[Mapping[str, Any]], seconds: float
+    ) -> list[tuple[str, bool]]:
+        """The same for so many seconds at most (0: as long as it takes), and whether each text had not ended by then."""
         given = {k: v for k, v in settings[0].items() if k not in ("max_gen_toks", "until")}
         limits = [int(s["max_gen_toks"]) for s in settings]
         new_tokens = max(limits)
@@ -216,6 +222,8 @@ class TransformersModel(HarnessTokens):
             # The same draws for the same prompts, whichever worker meets them, and when.
             self.torch.manual_seed(int(digest([prompts, settings[0]])[:12], 16))
         length = given.pop("max_length", tokens.shape[1] + new_tokens)
+        if seconds:
+            given["max_time"] = seconds
         with repeatable_generation(str(self.device), torchs_own=self._torchs_attention):
             made = self.model.generate(
                 input_ids=tokens,
@@ -232,7 +240,10 @@ class TransformersModel(HarnessTokens):
         for row, own, limit in zip(made.tolist(), stops, limits, strict=True):
             # With one limit for all, `length` has held it already (and may say another thing).
             end = tokens.shape[1] + limit if limit < new_tokens else None
-            texts.append(self.text(row[tokens.shape[1] : end], own))
+            text = self.text(row[tokens.shape[1] : end], own)
+            whole = self.tokenizer.decode(row[tokens.shape[1] : end])
+            ended = len(row) - tokens.shape[1] >= limit or any(stop and stop in whole for stop in own)
+            texts.append((text, bool(seconds) and not ended))
         return texts
 
     # ------------------------------------------------------------------ tokens

@@ -13,6 +13,7 @@ import gc
 import importlib.util
 import os
 import sys
+import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,7 +21,7 @@ from typing import Any
 
 from ...errors import EvaluationError, ModelDoesNotLoad
 from ..contracts import Conditions, Json, ModelSpec, Request
-from ..suite.asking import PROBLEM
+from ..suite.asking import PROBLEM, cut_short
 from .requests import generation_settings, rolling_windows
 from .tokens import HarnessTokens, Pair, texts_of_pair
 from .transformers import TransformersBackend
@@ -46,11 +47,19 @@ class _Open:
 
 class VllmBackend:
     """Loads a folder with vLLM. Options: `model_args` (of vLLM's EngineArgs, as they are: gpu_memory_utilization, quantization,
-    max_num_seqs, enforce_eager, ...), `trust_remote_code`, `add_bos_token`, `chat_template_args`, `at_once` (samples in flight)."""
+    max_num_seqs, enforce_eager, ...), `trust_remote_code`, `add_bos_token`, `chat_template_args`, `at_once` (samples in flight),
+    `sample_seconds` (a text ends so long after its first token, and what there is of it counts)."""
 
     needs_weights = True
     ways = ("fast",)
-    options = ("model_args", "trust_remote_code", "add_bos_token", "chat_template_args", "at_once")
+    options = (
+        "model_args",
+        "trust_remote_code",
+        "add_bos_token",
+        "chat_template_args",
+        "at_once",
+        "sample_seconds",
+    )
 
     def fingerprint(self, spec: ModelSpec) -> str | None:
         """None: the files of the folder are hashed."""
@@ -93,6 +102,9 @@ class VllmModel:
         self.tokens_read, self.tokens_made, self.steps = 0, 0, 0
         self._open: dict[Hashable, _Open] = {}
         self._asked: dict[str, tuple[Hashable, Finish]] = {}
+        self._seconds = float(spec.options.get("sample_seconds") or 0.0)
+        self._timed: dict[str, tuple[float, Any]] = {}
+        """Texts with a time: when the first token was there, and what there is."""
         self._done: list[tuple[Hashable, list[Json] | Exception]] = []
         self._count = 0
         self._exact: TransformersModel | None = None
@@ -129,6 +141,7 @@ class VllmModel:
             self._engine.abort_request([n for n in entry.names if n in self._asked])
             for n in entry.names:
                 self._asked.pop(n, None)
+                self._timed.pop(n, None)
             self._close_key(key, e)
 
     def take(self, within_s: float = 1.0) -> list[tuple[Hashable, list[Json] | Exception]]:
@@ -138,9 +151,28 @@ class VllmModel:
             for out in self._engine.step():
                 if out.finished and out.request_id in self._asked:
                     _, finish = self._asked.pop(out.request_id)
+                    self._timed.pop(out.request_id, None)
                     finish(out)
+                elif out.request_id in self._timed and out.outputs:
+                    self._timed[out.request_id] = self._timed[out.request_id][0] or time.monotonic(), out
+            self._end_late()
         ready, self._done = self._done, []
         return ready
+
+    def _end_late(self) -> None:
+        """Ends the texts whose time is over, with what there is of them."""
+        now = time.monotonic()
+        late = {
+            n: out
+            for n, (began, out) in self._timed.items()
+            if out is not None and now - began > self._seconds
+        }
+        if late:
+            self._engine.abort_request(list(late))
+        for name, out in late.items():
+            del self._timed[name]
+            _, finish = self._asked.pop(name)
+            finish(out)
 
     def respond_exactly(self, requests: Sequence[Request]) -> list[Json]:
         """By transformers, in the harness's own batches: the engine gives the device back first."""
@@ -243,7 +275,8 @@ class VllmModel:
     def _exact_options(self) -> Mapping[str, Json]:
         return {k: v for k, v in self.spec.options.items() if k in ("trust_remote_code", "add_bos_token")}
 
-    def _ask(self, key: Hashable, tokens: Sequence[int], finish: Finish, **settings: Any) -> None:
+    def _ask(self, key: Hashable, tokens: Sequence[int], finish: Finish, **settings: Any) -> str:
+        """Gives the engine a request; its name there."""
         vllm = _vllm()
         self._count += 1
         params = vllm.SamplingParams(**settings)
@@ -253,6 +286,7 @@ class VllmModel:
         self._open[key].names.append(name)
         self._engine.add_request(name, prompt, params)
         self.tokens_read += len(tokens)
+        return name
 
     # ---- likelihoods
 
@@ -348,10 +382,12 @@ class VllmModel:
             for stop in stops:
                 if stop:
                     text = text.split(stop)[0]
-            self._answer(place, text)
+            self._answer(place, text if out.finished else cut_short(text, len(made.token_ids), self._seconds))
 
-        self._ask(place[0], tokens, finish, temperature=temperature, max_tokens=limit, stop=[s for s in stops if s],
-                  skip_special_tokens=False, spaces_between_special_tokens=False, **more)  # fmt: skip
+        name = self._ask(place[0], tokens, finish, temperature=temperature, max_tokens=limit, stop=[s for s in stops if s],
+                         skip_special_tokens=False, spaces_between_special_tokens=False, **more)  # fmt: skip
+        if self._seconds:
+            self._timed[name] = 0.0, None
 
     # ---- answers go out
 

@@ -120,7 +120,15 @@ class AnswerStore:
             for a in said:
                 ids.append(a["sample"])
                 exact.append(
-                    encode_answer(Answer(a["sample"], a["hash"], tuple(a["outputs"]), a.get("problem", "")))
+                    encode_answer(
+                        Answer(
+                            a["sample"],
+                            a["hash"],
+                            tuple(a["outputs"]),
+                            a.get("problem", ""),
+                            a.get("partial", ""),
+                        )
+                    )
                 )
                 if a["hash"] != hashes[a["sample"]]:
                     raise EvaluationError(

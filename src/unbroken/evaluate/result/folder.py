@@ -98,9 +98,14 @@ class EvalDir:
         """What the model with this key said."""
         return self.shared / "answers" / key
 
+    @property
+    def landed(self) -> Path:
+        """The exact sets of all models' answers, a folder for each model's key."""
+        return self.shared / "landed"
+
     def exact_answers(self, key: str, task: str) -> Path:
         """The exact set of a task's answers."""
-        return self.shared / "landed" / key / f"{task}.jsonl"
+        return self.landed / key / f"{task}.jsonl"
 
     def score(self, key: str, task: str) -> Path:
         """A task's score."""

@@ -183,6 +183,10 @@ def table(report: Report) -> str:
             }
             what = ", ".join(f"{n} {k}" for k, n in kinds.items() if n)
             lines.append(f"{s.task}: {what}; sample {s.notes[0].sample}: {s.notes[0].why}")
+        if s.partial:
+            lines.append(
+                f"{s.task}: {len(s.partial)} answers were cut short (their time was over), and count as they are"
+            )
     lines += [f"{task}: no score: {why}" for task, why in report.errors.items()]
     if report.checks:
         lines += ["", *checked(report)]

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ...errors import EvaluationError
 from ..contracts import Answer, Check, Json, Metric, PreparedTask, Request, Sample, Score, digest
 from ..suite.asking import most_tokens
 from ..suite.staged import read_samples, write_samples
@@ -31,6 +32,10 @@ TOKENS = 2048
 long as hundreds in the fast way."""
 
 
+LONGEST = 4096
+"""Tokens of an answer at most that is asked both ways: in the harness's own batches one of 16,384 takes minutes."""
+
+
 def chosen(samples: int, tokens: int = 0) -> list[int]:
     """The ids of the samples that are asked both ways, evenly over the task; `tokens`: what an answer may have."""
     n = min(samples, max(LEAST, min(MOST, samples // SHARE, TOKENS // max(1, tokens))))
@@ -38,8 +43,17 @@ def chosen(samples: int, tokens: int = 0) -> list[int]:
 
 
 def check_of(prepared: PreparedTask) -> PreparedTask:
-    """The task of these samples alone, in one block; writes its requests beside those of the whole."""
+    """The task of these samples alone, in one block; writes its requests beside those of the whole.
+
+    Raises EvaluationError where answers may be so long that asking a few of them twice would outlast the evaluation.
+    """
     first = read_samples(Path(prepared.folder), range(1))[0]
+    limit = max((most_tokens(r) for r in first.requests), default=0)
+    if limit > LONGEST:
+        raise EvaluationError(
+            f"answers of up to {limit:,} tokens are not asked twice",
+            hint="--exact asks all of them in the harness's own batches",
+        )
     ids = chosen(prepared.samples, sum(most_tokens(r) for r in first.requests))
     folder = Path(prepared.folder) / "exact"
     found = [read_samples(Path(prepared.folder), range(i, i + 1))[0] for i in ids]
@@ -65,8 +79,10 @@ class Compared:
 def compare_answers(
     prepared: PreparedTask, fast: Mapping[int, Answer], exact: Mapping[int, Answer]
 ) -> Compared:
-    """What differs; a sample without an answer on either side is not counted."""
-    both = sorted(i for i in exact if i in fast and not exact[i].problem and not fast[i].problem)
+    """What differs; a sample without an answer on either side, or with one that was cut short, is not counted."""
+    both = sorted(
+        i for i in exact if i in fast and not any(x.problem or x.partial for x in (exact[i], fast[i]))
+    )
     differ, largest, drawn = [], 0.0, False
     for i in both:
         requests = read_samples(Path(prepared.folder), range(i, i + 1))[0].requests

@@ -18,7 +18,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -106,7 +106,8 @@ def score_job(job: ScoreJob, harness: Harness, skip: Mapping[int, str]) -> Score
 
     Raises EvaluationError where the answers are not exactly those of the task's samples.
     """
-    return _complete(job, harness.score(job.prepared, _answers(job, skip)))
+    answers = _answers(job, skip)
+    return _complete(job, harness.score(job.prepared, answers), answers)
 
 
 def _answers(job: ScoreJob, skip: Mapping[int, str]) -> list[Answer]:
@@ -116,9 +117,9 @@ def _answers(job: ScoreJob, skip: Mapping[int, str]) -> list[Answer]:
     return answers
 
 
-def _complete(job: ScoreJob, score: Score) -> Score:
+def _complete(job: ScoreJob, score: Score, answers: Sequence[Answer]) -> Score:
     p = job.prepared
-    return replace(score, checkpoint=job.checkpoint, conditions=job.conditions or score.conditions, documents=p.documents,
+    return replace(score, partial=tuple(a.sample for a in answers if a.partial), checkpoint=job.checkpoint, conditions=job.conditions or score.conditions, documents=p.documents,
                    inputs=p.inputs)  # fmt: skip
 
 
@@ -128,7 +129,7 @@ def _in_parts(
     """What to say, or the score where it is all there. Raises EvaluationError where verdicts are missing."""
     began, folder = time.monotonic(), Path(order["parts"])
     if "part" not in order:
-        return None, _score_of(job, harness, folder)
+        return None, _score_of(job, harness, folder, skip)
     start, stop = order["part"]
     found = harness.score_part(
         job.prepared, _answers(job, skip), range(start, stop), float(order.get("for_s") or math.inf)
@@ -142,11 +143,11 @@ def _in_parts(
         folder.mkdir(parents=True, exist_ok=True)
         atomic.write_json(folder / f"{start}.json", said)
     if start == 0 and upto == job.prepared.samples:
-        return None, _score_of(job, harness, folder)
+        return None, _score_of(job, harness, folder, skip)
     return {"upto": upto, "seconds": seconds, "start_s": time.monotonic() - began - seconds}, None
 
 
-def _score_of(job: ScoreJob, harness: ScoresInParts, folder: Path) -> Score:
+def _score_of(job: ScoreJob, harness: ScoresInParts, folder: Path, skip: Mapping[int, str]) -> Score:
     parts = sorted((json.loads(f.read_text()) for f in folder.glob("*.json")), key=lambda p: p["start"])
     verdicts: list[Json] = []
     for part in parts:
@@ -156,7 +157,9 @@ def _score_of(job: ScoreJob, harness: ScoresInParts, folder: Path) -> Score:
     else:
         if len(verdicts) == job.prepared.samples:
             score = harness.score_of_parts(job.prepared, verdicts)
-            return _complete(job, replace(score, seconds=sum(p["seconds"] for p in parts)))
+            return _complete(
+                job, replace(score, seconds=sum(p["seconds"] for p in parts)), _answers(job, skip)
+            )
     raise EvaluationError(
         f"the verdicts on '{job.prepared.task.name}' are not one for each of its {job.prepared.samples} samples",
         where=str(folder),

@@ -205,7 +205,8 @@ def answers(
             found.append({"sample": sample, "hash": hashed, "outputs": [], "problem": words(problem)})
             continue
         _check_outputs(outputs, requests[i], sample)
-        found.append({"sample": sample, "hash": hashed, "outputs": outputs})
+        cut = {"partial": words(a["partial"])} if a.get("partial") else {}
+        found.append({"sample": sample, "hash": hashed, "outputs": outputs, **cut})
     return found
 
 

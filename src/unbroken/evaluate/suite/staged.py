@@ -154,13 +154,15 @@ def encode_answer(answer: Answer) -> str:
     }
     if answer.problem:
         value["problem"] = answer.problem
+    if answer.partial:
+        value["partial"] = answer.partial
     return json.dumps(value, separators=(",", ":"))
 
 
 def decode_answer(line: bytes | str) -> Answer:
     """The inverse of `encode_answer`. Lists inside outputs stay lists."""
     v = json.loads(line)
-    return Answer(v["sample"], v["hash"], tuple(v["outputs"]), v.get("problem", ""))
+    return Answer(v["sample"], v["hash"], tuple(v["outputs"]), v.get("problem", ""), v.get("partial", ""))
 
 
 def read_answers(path: Path) -> list[Answer]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import time
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,7 +38,7 @@ class WantedAnswer:
     """New tokens at most."""
     stops: tuple[str, ...] = ()
     seconds: float = 0.0
-    """At most so long, from when it was given; 0: as long as it takes."""
+    """At most so long, from its first token; 0: as long as it takes."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,8 @@ class Broken(Exception):
 @dataclass
 class _Open:
     wanted: WantedAnswer
-    began: float = field(default_factory=time.monotonic)
+    began: float = 0.0
+    """When its first token was there; before that it only waits for its turn."""
     seen: int = 0
     tokens: list[int] = field(default_factory=list)
 
@@ -75,9 +76,11 @@ class Continuous:
         longest: int,
         at_once: int,
         own_flash: bool = False,
+        drawing: Mapping[str, float] | None = None,
     ) -> None:
         """`decode`: tokens to text with special tokens; `tail_of`: tokens that a stop string may take at the end of one;
-        `longest`: tokens of a prompt with its answer; `at_once`: answers together; `own_flash`: attention by flash.py.
+        `longest`: tokens of a prompt with its answer; `at_once`: answers together; `own_flash`: attention by flash.py; `drawing`:
+        temperature, top_p, top_k of texts that are drawn at random, greedy ones without.
 
         Raises Broken where this version, model or setting has no continuous batching.
         """
@@ -88,7 +91,11 @@ class Continuous:
         self._manager: Any = None
         self._step, self._stepped = -1, time.monotonic()
         self._settings = copy.deepcopy(model.generation_config)
-        self._settings.update(do_sample=False, num_beams=1, num_return_sequences=1, temperature=None, top_p=None, top_k=None)  # fmt: skip
+        self._drawing = dict(drawing or {})
+        if self._drawing:
+            self._settings.update(do_sample=True, num_beams=1, num_return_sequences=1, **self._drawing)
+        else:
+            self._settings.update(do_sample=False, num_beams=1, num_return_sequences=1, temperature=None, top_p=None, top_k=None)  # fmt: skip
         self._attention = model.config._attn_implementation
         check(model, self._settings)
 
@@ -136,6 +143,7 @@ class Continuous:
             if out.error:
                 raise Broken(str(out.error))
             found.tokens = out.generated_tokens
+            found.began = found.began or time.monotonic()
             if out.is_finished() or self._has_stopped(found):
                 done.append(Made(found.wanted.key, tuple(found.tokens)))
                 del self._open[name]
@@ -163,7 +171,7 @@ class Continuous:
         """Inside, the model is the caller's, and attends as it did before: the manager may have given it another
         implementation."""
         now = self._model.config._attn_implementation
-        with self._manager.pause() if self._open else contextlib.nullcontext():
+        with self._nothing_runs():
             if now != self._attention:
                 self._model.set_attn_implementation(self._attention)
             try:
@@ -173,6 +181,28 @@ class Continuous:
                     flash.use(self._model)
                 elif now != self._attention:
                     self._model.set_attn_implementation(now)
+
+    @contextlib.contextmanager
+    def _nothing_runs(self) -> Iterator[None]:
+        """Inside, the manager's thread makes no step, not even of what was cancelled: two threads in one model get wrong numbers."""
+        if self._manager is None or not self._manager.is_running():
+            yield
+        elif hasattr(self._manager, "pause"):
+            with self._manager.pause():
+                yield
+        else:
+            until = time.monotonic() + STALL_S
+            while not self._idle():
+                if time.monotonic() > until:
+                    raise Broken(f"it did not stop within {STALL_S:.0f} s")
+                time.sleep(0.002)
+            yield
+
+    def _idle(self) -> bool:
+        manager = self._manager
+        queued = not (manager.input_queue.empty() and manager.cancel_queue.empty())
+        work = manager.batch_processor is not None and manager.batch_processor.has_pending_requests()
+        return not (queued or work)
 
     def close(self) -> None:
         """Ends the manager's thread and frees its memory."""
@@ -217,7 +247,11 @@ class Continuous:
         model = self._model
         if model.device.type != "cuda":
             return _settings_on_cpu(model, kind)
-        more: dict[str, Any] = {"max_memory_percent": GPU_SHARE, "max_requests_per_batch": self._at_once}
+        more: dict[str, Any] = {
+            "seed": 0,
+            "max_memory_percent": GPU_SHARE,
+            "max_requests_per_batch": self._at_once,
+        }
         if self.own_flash:
             # Graphs for steps of one token each alone: prompts come in so many sizes that each would need one of its own.
             graphs = flash.has_pages()
@@ -236,7 +270,7 @@ class Continuous:
     def _late(self) -> list[Made]:
         now, late = time.monotonic(), []
         for name, o in list(self._open.items()):
-            if o.wanted.seconds and now - o.began > o.wanted.seconds:
+            if o.wanted.seconds and o.began and now - o.began > o.wanted.seconds:
                 late.append(Made(o.wanted.key, tuple(o.tokens), late=True))
                 del self._open[name]
                 self._manager.cancel_request(name)
@@ -262,10 +296,12 @@ def check(model: Any, settings: Any) -> None:
         raise Broken("an encoder-decoder model")
     if len(set(getattr(model, "hf_device_map", {}).values())) > 1:
         raise Broken("its layers are spread over several devices")
-    processors = model._get_logits_processor(settings)
-    if len(processors):
+    known = ("TemperatureLogitsWarper", "TopKLogitsWarper", "TopPLogitsWarper") if settings.do_sample else ()
+    names = ", ".join(
+        n for p in model._get_logits_processor(settings) if (n := type(p).__name__) not in known
+    )
+    if names:
         # A penalty of the model's own settings, which would be dropped.
-        names = ", ".join(type(p).__name__ for p in processors)
         raise Broken(f"the model's generation settings ask for {names}")
 
 

@@ -7,11 +7,16 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ...contracts import Json
+from ...suite.asking import cut_short
 from ..transformers_model import TransformersModel, is_out_of_memory
 from . import flash
 from .continuous import Broken, Continuous, WantedAnswer
 from .fitting import Fit, log
 
+DRAWN_FROM = 1024
+"""Texts that may have so many tokens flow through continuous batching also where they are drawn at random: in a static batch of
+128 all would wait for the longest."""
 STATIC_ROWS = 128
 """Sequences of a static batch at most; memory may allow fewer."""
 
@@ -32,6 +37,19 @@ class Generation:
         return int(self.settings["max_gen_toks"])
 
     @property
+    def drawing(self) -> tuple[tuple[str, float], ...] | None:
+        """How a long text is drawn, where continuous batching can draw it; () of a greedy one, None of all others.
+
+        Short ones are drawn in static batches, whose draws are the same whatever else is asked.
+        """
+        if self.plain:
+            return ()
+        if not self.settings["do_sample"] or self.limit < DRAWN_FROM:
+            return None
+        own = {k: v for k, v in self.settings.items() if k not in ("until", "max_gen_toks", "do_sample")}
+        return tuple(sorted(own.items())) if set(own) <= {"temperature", "top_p", "top_k"} else None
+
+    @property
     def plain(self) -> bool:
         """Greedy, with no setting but its length and its stop strings: it may share a batch with any other such one."""
         return not self.settings["do_sample"] and set(self.settings) <= {"until", "max_gen_toks", "do_sample"}
@@ -44,7 +62,7 @@ class Generations:
         self,
         exact: TransformersModel,
         fit: Fit,
-        answer: Callable[[Any, str, int], None],
+        answer: Callable[[Any, Json, int], None],
         fail: Callable[[Any, Exception], None],
         *,
         at_once: int = STATIC_ROWS,
@@ -55,6 +73,8 @@ class Generations:
         self._continuous: Continuous | None = None
         self._static_only = exact.spec.options.get("generation") == "static"
         self._at_once = at_once
+        self._drawing: tuple[tuple[str, float], ...] = ()
+        self._seconds = float(exact.spec.options.get("sample_seconds") or 0.0)
         self._flash: bool | None = False if exact.spec.options.get("generation") == "as-is" else None
         """Whether torch's own flash attention is used; None: not tried yet."""
         self._tails: dict[str, int] = {}
@@ -102,7 +122,8 @@ class Generations:
                 return
             for m in made:
                 g: Any = m.key
-                self._end(g, self._exact.text(m.tokens, self._exact.stops(g.settings)), len(m.tokens))
+                text = self._exact.text(m.tokens, self._exact.stops(g.settings))
+                self._end(g, text, len(m.tokens), late=m.late)
         elif self._waiting:
             self._static_batch()
 
@@ -115,19 +136,23 @@ class Generations:
 
     def _feed(self) -> None:
         """Gives continuous batching what it can answer, the longest first: a long text that is begun last ends last."""
-        can = [] if self._static_only else [g for g in self._waiting if g.plain]
+        can = [] if self._static_only else [g for g in self._waiting if g.drawing is not None]
+        if can and not self.running:
+            self._draw_as(min(can, key=self._longest_first).drawing or ())
+        can = [g for g in can if g.drawing == self._drawing]
         if not can:
             return
         try:
             if self._continuous is None:
                 self._continuous = self._begin()
             self._continuous.put([
-                WantedAnswer(g, g.tokens, g.limit, self._own_stops(g)) for g in sorted(can, key=self._longest_first)
+                WantedAnswer(g, g.tokens, g.limit, self._own_stops(g), self._seconds) for g in sorted(can, key=self._longest_first)
             ])  # fmt: skip
         except Broken as e:
             self._give_up(e)
             return
-        self._waiting = [g for g in self._waiting if not g.plain]
+        given = {id(g) for g in can}
+        self._waiting = [g for g in self._waiting if id(g) not in given]
 
     def _begin(self) -> Continuous:
         exact = self._exact
@@ -135,8 +160,15 @@ class Generations:
             reason = flash.reason_against(exact.torch, exact.model)
             flash.say(reason)
             self._flash = reason is None
-        return Continuous(exact.model, self._decode, self._tail_of, longest=exact.max_length,
-                          at_once=self._at_once, own_flash=self._flash)  # fmt: skip
+        return Continuous(exact.model, self._decode, self._tail_of, longest=exact.max_length, at_once=self._at_once,
+                          own_flash=self._flash, drawing=dict(self._drawing))  # fmt: skip
+
+    def _draw_as(self, drawing: tuple[tuple[str, float], ...]) -> None:
+        """One way of drawing at a time: all texts of a batch are drawn alike."""
+        if drawing != self._drawing and self._continuous is not None:
+            self._continuous.close()
+            self._continuous = None
+        self._drawing = drawing
 
     def _give_up(self, why: Broken) -> None:
         """Without torch's flash attention from now on, then in static batches: whatever a version, a model or a card lacks."""
@@ -178,28 +210,31 @@ class Generations:
         chunk = sorted(can, key=self._longest_first)[:rows]
         chosen = {id(g) for g in chunk}
         self._waiting = [g for g in self._waiting if id(g) not in chosen]
-        for g, text in self._texts(chunk):
+        for g, text, late in self._texts(chunk):
             if isinstance(text, Exception):
                 self._fail(g.place, text)
             else:
-                self._end(g, text, len(self._exact.encode(text, special=False)) if text else 0)
+                self._end(g, text, len(self._exact.encode(text, special=False)) if text else 0, late=late)
 
     def _fits(self, g: Generation, first: Generation) -> bool:
         """Whether it may stand in one batch with `first`, and neither prompt is cut for the other's answer."""
         whole = max(len(g.tokens), len(first.tokens)) + first.limit <= self._exact.max_length
         return g is first or whole or (g.limit == first.limit and g.settings == first.settings)
 
-    def _texts(self, chunk: Sequence[Generation]) -> Iterator[tuple[Generation, str | Exception]]:
+    def _texts(self, chunk: Sequence[Generation]) -> Iterator[tuple[Generation, str | Exception, bool]]:
         try:
             with self.paused():
-                texts = self._exact.continue_texts([g.prompt for g in chunk], [g.settings for g in chunk])
-            yield from zip(chunk, texts, strict=True)
+                texts = self._exact.continue_within(
+                    [g.prompt for g in chunk], [g.settings for g in chunk], self._seconds
+                )
+            for g, (text, late) in zip(chunk, texts, strict=True):
+                yield g, text, late
         except Exception as e:  # noqa: BLE001  cut in half, until what has no answer is alone
             memory = isinstance(e, RuntimeError | MemoryError) and is_out_of_memory(self._exact.torch, e)
             if memory:
                 self._fit.free()
             if len(chunk) == 1:
-                yield chunk[0], self._exact.out_of_memory() if memory else e
+                yield chunk[0], self._exact.out_of_memory() if memory else e, False
                 return
             half = len(chunk) // 2
             yield from self._texts(chunk[:half])
@@ -207,10 +242,10 @@ class Generations:
 
     # ---- both
 
-    def _end(self, g: Generation, text: str, tokens: int) -> None:
+    def _end(self, g: Generation, text: str, tokens: int, *, late: bool = False) -> None:
         count, total = self._lengths.get(g.group, (0, 0))
         self._lengths[g.group] = count + 1, total + tokens
-        self._answer(g.place, text, tokens)
+        self._answer(g.place, cut_short(text, tokens, self._seconds) if late else text, tokens)
 
     def _longest_first(self, g: Generation) -> tuple[float, int, int]:
         """By how long texts of its group have been, as far as that is known, then by what it may take at most."""

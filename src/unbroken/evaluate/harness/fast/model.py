@@ -206,7 +206,7 @@ class FastModel:
         if window[1] == 0:
             self._answer(place, window[0])
 
-    def _answer_text(self, place: Place, text: str, tokens: int) -> None:
+    def _answer_text(self, place: Place, text: Json, tokens: int) -> None:
         self.tokens_made += tokens
         self._answer(place, text)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from ....errors import ModelDoesNotLoad
 from ...contracts import Conditions, Json, Model, ModelSpec, Request
-from ...suite.asking import problem_of
+from ...suite.asking import partial_of, problem_of
 from .folder import Folder, settings_of
 
 
@@ -32,7 +32,8 @@ class Handle:
     ) -> list[str]:
         """One continuation per prompt (text or chat messages)."""
         settings = settings_of({"max_tokens": max_tokens, "stop": list(stop), "temperature": temperature})
-        return [str(o) for o in self._ask([Request("generate_until", (p, settings)) for p in prompts])]
+        outputs = self._ask([Request("generate_until", (p, settings)) for p in prompts])
+        return [str(o["text"] if partial_of(o) else o) for o in outputs]
 
     def loglikelihood(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[float, bool]]:
         """(log-probability, is it the greedy one) of each continuation after its context."""

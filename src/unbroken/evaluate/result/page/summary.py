@@ -95,6 +95,11 @@ def conditions(c: Conditions) -> str:
     return f"{c.engine} on {c.device}, {c.dtype}, {size}{padding}"
 
 
+def _some(ids: Sequence[int]) -> str:
+    shown = ", ".join(map(str, ids[:20]))
+    return shown if len(ids) <= 20 else f"{shown} and {len(ids) - 20} more"
+
+
 def facts(score: Score, standard: Conditions | None) -> list[tuple[str, str]]:
     """What unfolds below a task beside its metrics."""
     ran = "; ".join(conditions(c) for c in score.conditions if c != standard)
@@ -102,6 +107,12 @@ def facts(score: Score, standard: Conditions | None) -> list[tuple[str, str]]:
         ("Coverage", percent(score.coverage)),
         ("Version", score.version),
         ("Prompts", score.prompt_hash),
+        (
+            "Cut short",
+            f"{len(score.partial)} answers had no time to end, and count as they are: samples {_some(score.partial)}"
+            if score.partial
+            else "",
+        ),
         ("Ran as", ran),
     ]
 

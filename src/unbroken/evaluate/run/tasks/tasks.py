@@ -11,6 +11,7 @@ from ...plan.dispatch import Dispatcher
 from ...plan.planner import Work
 from ...plan.priors import Expected, Features, PriorBook, features_of
 from ...result.answers import AnswerStore
+from ...result.lengths import block_weights, learnt_lengths
 from ...result.sameness import SUFFIX, check_of
 from ..control import as_user_error
 from ..state import EvaluationRun
@@ -106,7 +107,7 @@ class Tasks:
                               expected_s=expected.seconds, prior=expected.source)  # fmt: skip
             if left:
                 self.run.table.states[name] = "running"
-                work.append(_work(p, left, expected))
+                work.append(_work(p, left, expected, self._lengths(p)))
             else:
                 self.run.table.states[name] = "landed"
                 complete.append(name)
@@ -116,6 +117,10 @@ class Tasks:
             self.dispatcher.add(work, budget=budget)
         for name in complete:
             self.score(name)
+
+    def _lengths(self, p: PreparedTask) -> tuple[float, ...] | None:
+        folder = self.run.job.folder
+        return learnt_lengths(folder.landed, self.store.folder.name, p)
 
     def score(self, task: str) -> None:
         """Hands a task to scoring: its last block is here."""
@@ -155,9 +160,16 @@ class Tasks:
             _log.warning("%s: stored answers were passed over, and are asked again: %s", where, why)
 
 
-def _work(p: PreparedTask, left: Sequence[int], expected: Expected) -> Work:
-    """The blocks of a task that are still to be answered, with their share of its expected time."""
+def _work(
+    p: PreparedTask, left: Sequence[int], expected: Expected, lengths: Sequence[float] | None = None
+) -> Work:
+    """The blocks of a task that are still to be answered, with their share of its expected time; `lengths`: of its answers, where
+    they were learnt from another checkpoint. Then the longest blocks come first."""
     weights = p.weights or tuple(float(len(p.samples_of(b))) for b in range(p.blocks))
+    order = list(left)
+    if lengths is not None:
+        weights = block_weights(p, lengths)
+        order.sort(key=lambda b: (-weights[b], b))
     total = sum(weights) or 1.0
-    times = tuple(max(expected.seconds * weights[b] / total, 1e-6) for b in left)
-    return Work(p.task.name, times, tuple(left), expected.score_s, p.task.gpus)
+    times = tuple(max(expected.seconds * weights[b] / total, 1e-6) for b in order)
+    return Work(p.task.name, times, tuple(order), expected.score_s, p.task.gpus)
