@@ -15,6 +15,9 @@ pytest.importorskip(
 pytest.importorskip("kmock", reason="needs kmock: pip install -r requirements/all.txt")
 
 from unbroken.cluster.contract import Cordon, Pending, Request
+from unbroken.cluster.kubernetes.cluster import KubernetesCluster
+from unbroken.cluster.kubernetes.options import KubernetesOptions
+from unbroken.cluster.options import make_options
 from unbroken.cluster.registry import make_cluster
 from unbroken.errors import DoesNotFit, RunError, UnbrokenError, UsageError
 
@@ -173,6 +176,26 @@ def test_cordons_are_kept_by_taints_or_a_list_whoever_else_writes(site: Kubernet
     site.api.denied |= {"update configmaps", "create configmaps"}
     with pytest.raises(RunError, match="neither patch nodes nor keep a ConfigMap"):
         asyncio.run(cordon("auto"))
+
+
+def test_nodes_are_listed_put_out_of_use_and_given_back(site: KubernetesSite) -> None:
+    """`unbroken nodes`, without a run and without an image."""
+    asked = make_options(KubernetesOptions, {"kubeconfig": str(site.kubeconfig)}, where="here")
+    nodes = KubernetesCluster.open_nodes(asked)
+    asyncio.run(nodes.cordon(Cordon("k1", "ann", "new cables")))
+    lines, cordons = asyncio.run(nodes.list())
+    assert (
+        set(lines) == {"k0", "k1"}
+        and lines["k0"].states == {"ready"}
+        and lines["k0"].gres == "nvidia.com/gpu:8"
+    )
+    assert cordons["k1"] == Cordon("k1", "ann", "new cables")
+    with pytest.raises(RunError, match="cordoned by ann"):
+        asyncio.run(nodes.release("k1", "unbroken"))
+    assert asyncio.run(nodes.release("k1", "ann")) and not asyncio.run(nodes.release("k1", "ann"))
+    site.set_unschedulable("k0", True)
+    assert asyncio.run(nodes.list())[0]["k0"].states == {"ready", "cordoned"}
+    site.set_unschedulable("k0", False)
 
 
 def test_a_watch_that_has_lost_its_place_misses_nothing(site: KubernetesSite) -> None:

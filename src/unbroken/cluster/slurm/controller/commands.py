@@ -106,14 +106,15 @@ class Slurm:
         return out.decode(errors="replace")
 
     async def find_job(self, job: str) -> JobRecord | None:
-        """A job that waits or runs; None where the controller has it no more."""
+        """A job that waits or runs, or a task of an array; None where the controller has it no more."""
         try:
             jobs = parse_jobs(await self.call("squeue", "-h", "-j", job, "-o", JOB_FORMAT))
         except SlurmRefused as e:
             if "nvalid job id" in e.said:
                 return None
             raise
-        return jobs[0] if jobs else None
+        # Of an array one task has the number of the whole, by which all of them are listed.
+        return next((j for j in jobs if j.id == job), jobs[0] if "_" in job and jobs else None)
 
     async def list_nodes(self, names: Iterable[str] = ()) -> dict[str, NodeRecord]:
         """Nodes as the controller sees them; all without names."""

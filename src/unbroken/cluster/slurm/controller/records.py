@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from ....errors import RunError
 from .hostlist import expand
 
-JOB_FORMAT = "%i|%T|%N|%e|%r|%S|%D"
+JOB_FORMAT = "%A|%T|%N|%e|%r|%S|%D"
+"""%A, not %i: each task of an array has a number of its own."""
 STEP_FORMAT = "%i|%j|%N"
 _KEY = re.compile(r"(?:^|\s)([A-Z][A-Za-z/:_]*)=")
 _REASON = re.compile(r"(?:^|\s)Reason=(.*?)(?:\s*\[([^\]\s@]+)@([^\]]*)\])")
