@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 
 import pytest
 
@@ -207,3 +208,17 @@ def test_an_allocation_that_ends_is_left_in_time(simulate: Simulate) -> None:
         assert run.journal("seal")
 
     simulate(act, 8, spares=1)
+
+
+def test_a_supervisor_that_is_killed_leaves_no_task_of_its_own(simulate: Simulate) -> None:
+    async def act(run: SimulatedRun) -> None:
+        await reach(run, 1, 5)
+        found: list[str] = []
+        run.loop.set_exception_handler(lambda _, context: found.append(context["message"]))
+        run.kill_supervisor()
+        run.restart_supervisor()
+        await run.until(lambda: run.journal("adopted"))
+        gc.collect()
+        assert not found
+
+    simulate(act, 3)

@@ -114,6 +114,7 @@ class SimulatedRun:
         coroutine: Any = self.task.get_coro()
         coroutine.close()  # not cancelled, which it could answer by leaving its nodes in order
         self.task.cancel()
+        self.supervisor._changed.set()  # a wait for news is a task of its own, and would be left pending
 
     def restart_supervisor(self, elsewhere: Path | None = None) -> None:
         """Gives the same command again; on another host, whose run directory is `elsewhere` and holds this run's key."""
