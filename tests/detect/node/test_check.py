@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from unbroken.cli import check as command
 from unbroken.cli.main import dispatch
-from unbroken.detect.node import CheckedNode, CheckResult, State, check_node, quick
+from unbroken.detect.node import CheckedNode, CheckResult, State, check_node, quick, whole
 from unbroken.detect.node.files import check_folder
 from unbroken.detect.node.gpus import check_gpus
 from unbroken.detect.node.kernel import check_kernel_log
@@ -130,13 +129,13 @@ def test_the_command_says_all_and_its_exit_code_says_whether_something_is_bad(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.delenv("PYTHONPATH", raising=False)
-    monkeypatch.setattr(command, "_open_nvml", lambda: (FakeNvml([FakeGpu()]), ""))
+    monkeypatch.setattr(whole, "open_nvml", lambda: (FakeNvml([FakeGpu()]), ""))
     assert dispatch(["check", "--json", "--folder", str(tmp_path)]) in (Exit.OK, Exit.CHECK_FOUND_FAULT)
     said = json.loads(capsys.readouterr().out)
     assert {"name": "folder", "state": "good", "device": str(tmp_path)}.items() <= next(
         c for c in said["checks"] if c["name"] == "folder"
     ).items()
-    monkeypatch.setattr(command, "_open_nvml", lambda: (FakeNvml([FakeGpu(ecc_uncorrected=1)]), ""))
+    monkeypatch.setattr(whole, "open_nvml", lambda: (FakeNvml([FakeGpu(ecc_uncorrected=1)]), ""))
     assert dispatch(["check", "--json"]) == Exit.CHECK_FOUND_FAULT == 26
     assert json.loads(capsys.readouterr().out)["fit"] is False
     assert dispatch(["check"]) == 26 and "uncorrected memory error" in capsys.readouterr().out

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .clock import check_clock
 from .files import check_folder, check_shared_memory
 from .gpus import check_gpus
 from .kernel import check_kernel_log
@@ -35,6 +36,7 @@ def check_node(around: CheckedNode, within_s: float = 5.0) -> list[CheckResult]:
     checks: list[tuple[str, str, Callable[[], list[CheckResult]]]] = [
         ("gpus", "", lambda: check_gpus(around.nvml, around.no_nvml)),
         ("kernel log", "", lambda: check_kernel_log(around.kernel_log)),
+        ("clock", "", lambda: [check_clock()]),
         ("network", "", lambda: check_network(around.interfaces, around.root)),
         ("shared memory", str(around.shared_memory), lambda: [check_shared_memory(around.shared_memory)]),
     ]

@@ -1,0 +1,457 @@
+"""Injected corruption: which kinds are found and how often, what lies below the noise, and what looking for it costs.
+
+    python benchmarks/corruption.py [--trials 40] [--device auto] [--dim 1024 --layers 8 ...] [--full-check] [-o RESULT.json]
+
+Kinds of three places. *State*: one of four replicas is hurt between two checkpoints; found where the digests name exactly that
+replica. *Steps*: the reference trainer's gradients are hurt once, or each time with a chance, before they are reduced; found where
+the step is computed again and the card does not agree with itself. *Device* (--full-check): results of the full check's products,
+memory and copies are hurt. Costs: the share of a step that watching takes, step by step in turns with and without; the time of the
+digests of a whole state against the time of the steps between two checkpoints; the time of a full check.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from statistics import median
+from typing import Any
+
+import torch
+
+from unbroken.checkpoint.capture.digests import digest_tensors
+from unbroken.detect.corruption import ReplicaWatch, SuspicionSettings
+from unbroken.errors import SilentCorruption
+from unbroken.progress import attach
+from unbroken.train.checks.recheck import Recheck
+from unbroken.train.config import parse
+from unbroken.train.tokens import open_tokens
+from unbroken.train.trainer import Trainer, build
+from unbroken.train.world import World, pin_environment, start_world
+
+try:
+    from machine import describe_machine
+except ImportError:  # imported by a test
+    from benchmarks.machine import describe_machine
+
+RANKS, BETWEEN = 4, 100
+"""Replicas, and steps between two checkpoints."""
+State = dict[str, torch.Tensor]
+
+
+# --- state
+
+
+def flip(t: torch.Tensor, random: Random, bits: range) -> None:
+    """One bit of one element."""
+    words = t.view(-1).view(torch.int32)
+    at, bit = random.randrange(len(words)), random.choice(bits)
+    words[at] ^= -(1 << 31) if bit == 31 else 1 << bit
+
+
+def cancel(t: torch.Tensor, random: Random) -> None:
+    """Two words whose plain sum stays as it was."""
+    words = t.view(-1).view(torch.int32)
+    a, b = random.sample(range(len(words) // 2), 2)
+    words[2 * a] += 4096
+    words[2 * b] -= 4096
+
+
+def zero_page(t: torch.Tensor, random: Random) -> None:
+    """4 KiB that read as zero."""
+    at = random.randrange(max(1, t.numel() - 1024))
+    t.view(-1)[at : at + 1024] = 0
+
+
+def swap(t: torch.Tensor, random: Random) -> None:
+    """Two elements in each other's place."""
+    flat = t.view(-1)
+    a, b = random.sample(range(flat.numel()), 2)
+    flat[a], flat[b] = flat[b].clone(), flat[a].clone()
+
+
+def swap_same_column(t: torch.Tensor, random: Random) -> None:
+    """The same, a multiple of 8 KiB apart: known to be invisible to these digests, and no fault of a card that anybody has seen."""
+    words = t.view(-1).view(torch.int64)
+    a = random.randrange(max(1, words.numel() - 1024))
+    b = (a + 1024) % (words.numel() // 1024 * 1024)
+    words[a], words[b] = words[b].clone(), words[a].clone()
+
+
+Hurt = Callable[[torch.Tensor, Random], None]
+STATE_KINDS: dict[str, tuple[str, Hurt]] = {
+    "weight, lowest bit": ("w", lambda t, r: flip(t, r, range(1))),
+    "weight, a bit of the mantissa": ("w", lambda t, r: flip(t, r, range(1, 23))),
+    "weight, a bit of the exponent": ("w", lambda t, r: flip(t, r, range(23, 31))),
+    "weight, sign": ("w", lambda t, r: flip(t, r, range(31, 32))),
+    "first moment, any bit": ("m", lambda t, r: flip(t, r, range(32))),
+    "second moment, any bit": ("v", lambda t, r: flip(t, r, range(32))),
+    "two words that cancel in a plain sum": ("w", cancel),
+    "a page of zeros": ("w", zero_page),
+    "one update left out (a row)": ("w", lambda t, r: t[r.randrange(len(t))].mul_(1 - 1e-6)),
+    "an all-reduced gradient that arrived otherwise on one rank": ("m", lambda t, r: t[r.randrange(len(t))].add_(1e-9)),
+    "two elements swapped": ("w", swap),
+}  # fmt: skip
+BLIND_KINDS: dict[str, tuple[str, Hurt]] = {"two words of one column swapped": ("w", swap_same_column)}
+
+
+def make_state(device: torch.device, seed: int) -> State:
+    generator = torch.Generator().manual_seed(seed)
+    return {n: torch.randn(513, 257, generator=generator).to(device) for n in ("w", "m", "v")}
+
+
+def compare(states: list[State], step: int) -> dict[str, Any]:
+    """What a keeper would say of the digests of these ranks."""
+    digests = [dict(zip(s, digest_tensors(list(s.values())).tolist(), strict=True)) for s in states]
+    differences = []
+    for name in states[0]:
+        groups: dict[int, list[int]] = {}
+        for rank, d in enumerate(digests):
+            groups.setdefault(d[name], []).append(rank)
+        if len(groups) > 1:
+            differences.append({"name": name, "groups": [[r, len(r)] for r in groups.values()]})
+    return {
+        "step": step, "compared": len(states[0]), "alone": 0, "differing": len(differences), "differences": differences,
+    }  # fmt: skip
+
+
+def try_state(kinds: dict[str, tuple[str, Hurt]], device: torch.device, trials: int) -> dict[str, Any]:
+    found = {}
+    for kind, (name, hurt) in kinds.items():
+        right = 0
+        for trial in range(trials):
+            random = Random(trial)
+            good = make_state(device, trial)
+            states = [{n: t.clone() for n, t in good.items()} for _ in range(RANKS)]
+            watch, victim = ReplicaWatch(), random.randrange(RANKS)
+            assert watch.take(1, compare(states, 1)) is None
+            hurt(states[victim][name], random)
+            finding = watch.take(1, compare(states, 2))
+            right += finding is not None and finding.ranks == (victim,)
+        found[kind] = {"by": "replicas", "found": right, "of": trials}
+    healthy = sum(
+        ReplicaWatch((1, 0)).take(1, compare([make_state(device, t)] * RANKS, 2)) is not None
+        for t in range(trials)
+    )
+    found["healthy replicas"] = {"by": "replicas", "found": healthy, "of": trials, "should_be": 0}
+    return found
+
+
+# --- steps
+
+
+def hurt_bits(g: torch.Tensor, random: Random, bits: range) -> None:
+    flip(g, random, bits)
+
+
+def no_number(g: torch.Tensor, random: Random) -> None:
+    g[random.randrange(g.numel() - 2)] = float("nan")
+
+
+def infinite(g: torch.Tensor, random: Random) -> None:
+    g[random.randrange(g.numel() - 2)] = float("inf")
+
+
+def tile(g: torch.Tensor, random: Random) -> None:
+    """A tile of a product that is 1,000 times too large."""
+    at = random.randrange(max(1, g.numel() - 258))
+    g[at : at + 256] *= 1000.0
+
+
+def lost_tile(g: torch.Tensor, random: Random) -> None:
+    at = random.randrange(max(1, g.numel() - 258))
+    g[at : at + 256] = 0.0
+
+
+STEP_KINDS: dict[str, Hurt] = {
+    "gradient: not a number, once": no_number,
+    "gradient: infinite, once": infinite,
+    "gradient: highest bit of an exponent, once": lambda g, r: hurt_bits(g, r, range(30, 31)),
+    "gradient: a tile 1,000 times too large, once": tile,
+}
+SMALL_STEP_KINDS: dict[str, Hurt] = {
+    "gradient: a lower bit of an exponent, once": lambda g, r: hurt_bits(g, r, range(23, 28)),
+    "gradient: a sign, once": lambda g, r: hurt_bits(g, r, range(31, 32)),
+    "gradient: a bit of the mantissa, once": lambda g, r: hurt_bits(g, r, range(23)),
+    "gradient: a tile of zeros, once": lost_tile,
+}
+CHANCES = (1.0, 0.3, 0.1, 0.01)
+
+
+def make_trainer(args: argparse.Namespace, world: World, mode: str, recheck: bool = True) -> Trainer:
+    words = [
+        "--data", "stdlib", "--dim", str(args.dim), "--layers", str(args.layers), "--heads", str(args.heads), "--kv-heads", str(args.heads),
+        "--hidden", str(args.hidden), "--seq", str(args.seq), "--global-batch", str(args.batch), "--mode", mode, "--steps", "100000",
+        "--bucket-mb", "64", "--clip", "0", *([] if recheck else ["--no-recheck"]),
+        *(["--dtype", "bfloat16"] if world.device.type == "cuda" else []),
+    ]  # fmt: skip
+    config = parse(words)
+    return build(config, world, attach(), open_tokens("stdlib", None))
+
+
+class Injector:
+    """Hurts gradients before they are looked at: where `when` says so, of the computations of the steps since it was set."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self.take = trainer.buckets.before_reduce
+        self.hurt: Hurt | None = None
+        self.random = Random(0)
+        self.when: Callable[[], bool] = lambda: False
+        trainer.buckets.before_reduce = self
+
+    def __call__(self, i: int, gradients: torch.Tensor) -> None:
+        if i == 0 and self.hurt is not None and self.when():
+            self.hurt(gradients, self.random)
+        self.take(i, gradients)
+
+
+def try_steps(
+    args: argparse.Namespace, world: World, mode: str, kinds: dict[str, Hurt], trials: int
+) -> dict[str, Any]:
+    """Each trial hurts one computation of one step; the step is not applied, whatever comes of it."""
+    trainer = make_trainer(args, world, mode)
+    assert trainer.recheck is not None
+    trainer.recheck._say = lambda text: None
+    trainer.recheck.suspicion.settings = SuspicionSettings(audit_every=0, budget=1e9)
+    injector = Injector(trainer)
+    for _ in range(30):
+        trainer.train_step(lambda: None, False)
+    found: dict[str, Any] = {}
+    for kind, hurt in kinds.items():
+        right = 0
+        for trial in range(trials):
+            left = [1]
+            injector.hurt, injector.random = hurt, Random(trial)
+            injector.when = lambda left=left: bool(left) and bool(left.pop())  # type: ignore[misc]
+            try:
+                step_without_update(trainer)
+            except SilentCorruption:
+                right += 1
+            injector.hurt = None
+        found[kind] = {"by": f"steps, {mode}", "found": right, "of": trials}
+    healthy = 0
+    trainer.recheck.suspicion.settings = SuspicionSettings(audit_every=1, budget=1e9)
+    for _ in range(trials):  # each of these is computed again
+        try:
+            step_without_update(trainer)
+        except SilentCorruption:
+            healthy += 1
+    found[f"healthy steps, {mode}"] = {"by": f"steps, {mode}", "found": healthy, "of": trials, "should_be": 0}
+    return found
+
+
+def step_without_update(trainer: Trainer) -> None:
+    before, update = trainer.step, trainer.buckets.adamw
+    trainer.buckets.adamw = lambda *a, **k: None  # type: ignore[method-assign, assignment]
+    try:
+        trainer.train_step(lambda: None, False)
+    finally:
+        trainer.buckets.adamw = update  # type: ignore[method-assign]
+        trainer.step = before
+
+
+def try_audits(args: argparse.Namespace, world: World, trials: int) -> dict[str, Any]:
+    """A card that hurts any step with a chance, by so little that no norm shows it: by how many audits it is found."""
+    trainer = make_trainer(args, world, "deterministic")
+    assert trainer.recheck is not None
+    trainer.recheck._say = lambda text: None
+    trainer.recheck.suspicion.settings = SuspicionSettings(audit_every=1, budget=1e9)
+    injector = Injector(trainer)
+    for _ in range(5):
+        trainer.train_step(lambda: None, False)
+    out = {}
+    for chance in CHANCES:
+        caught = 0
+        for trial in range(trials):
+            random = Random(trial)
+            injector.hurt, injector.random = SMALL_STEP_KINDS["gradient: a bit of the mantissa, once"], random
+            injector.when = lambda random=random, chance=chance: random.random() < chance  # type: ignore[misc]
+            try:
+                step_without_update(trainer)
+            except SilentCorruption:
+                caught += 1
+        injector.hurt = None
+        expected = 1 - chance**3 - (1 - chance) ** 3 if chance < 1 else 1.0
+        out[f"each computation with a chance of {chance:g}, a bit of the mantissa"] = {
+            "found_by_one_audit": caught / trials, "of": trials, "expected": round(expected, 4),
+            "steps_until_half_are_found": round(2000 * _half(caught / trials)) if caught else None,
+        }  # fmt: skip
+    return out
+
+
+def _half(p: float) -> float:
+    import math
+
+    return 1.0 if p >= 1 else math.log(0.5) / math.log(1 - p)
+
+
+# --- costs
+
+
+def time_steps(args: argparse.Namespace, world: World, mode: str, steps: int) -> dict[str, float]:
+    """Seconds of a step with and without watching, in turns, by the wall clock around work that is waited for."""
+    trainer = make_trainer(args, world, mode)
+    recheck, take = trainer.recheck, trainer.buckets.before_reduce
+    assert isinstance(recheck, Recheck)
+    recheck.suspicion.settings = SuspicionSettings(audit_every=0)
+    taken: dict[bool, list[float]] = {True: [], False: []}
+    for i in range(2 * steps + 10):
+        watched = i % 2 == 0
+        trainer.recheck = recheck if watched else None
+        trainer.buckets.before_reduce = take if watched else lambda i, g: None
+        _wait(world)
+        began = time.perf_counter()
+        trainer.train_step(lambda: None, False)
+        _wait(world)
+        if i >= 10:
+            taken[watched].append(time.perf_counter() - began)
+    on, off = median(taken[True]), median(taken[False])
+    return {"step_ms": 1e3 * off, "watched_step_ms": 1e3 * on, "overhead_pct": 100 * (on - off) / off}
+
+
+def time_digests(trainer: Trainer, world: World, step_s: float) -> dict[str, float]:
+    """The digests of a whole state (weights and two moments), against the steps between two checkpoints."""
+    tensors = [t for b in (trainer.final_tensors()) for t in b.values()]
+    digest_tensors(tensors)
+    taken, launched = [], []
+    for _ in range(10):
+        _wait(world)
+        began = time.perf_counter()
+        digest_tensors(tensors)
+        launched.append(time.perf_counter() - began)
+        _wait(world)
+        taken.append(time.perf_counter() - began)
+    size = sum(t.numel() * t.element_size() for t in tensors)
+    seconds = median(taken)
+    return {
+        "gigabytes": size / 1e9, "tensors": len(tensors), "ms": 1e3 * seconds, "launch_ms": 1e3 * median(launched),
+        "gigabytes_per_s": size / 1e9 / seconds, "pct_of_the_steps_between_two_checkpoints": 100 * seconds / (BETWEEN * step_s),
+    }  # fmt: skip
+
+
+def _wait(world: World) -> None:
+    if world.device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+# --- the device itself
+
+
+def try_full_check(device: torch.device, seconds: float) -> dict[str, Any]:
+    """How long it takes, what it says of healthy hardware, and which flips it finds."""
+    from unbroken.detect.node import State
+    from unbroken.detect.node.active.full import FullCheck, check_fully
+    from unbroken.detect.node.whole import check_this_node, open_nvml
+
+    began = time.monotonic()
+    quick = check_this_node(folders=[Path("/tmp")])
+    quick_s = time.monotonic() - began
+    nvml, _ = open_nvml()
+    began = time.monotonic()
+    results = check_fully(FullCheck(nvml, [Path("/tmp")], seconds))
+    took = time.monotonic() - began
+    names = ("gpu products", "gpu memory") if device.type == "cuda" else ("products", "memory")
+    found = {}
+    for name in names:
+        done = [0]
+
+        def meddle(check: str, written: torch.Tensor, name: str = name, done: list[int] = done) -> None:
+            if check == name and done[0] < 1:
+                done[0] += 1
+                flip(
+                    written.view(torch.int32) if written.element_size() >= 4 else written.float(),
+                    Random(1),
+                    range(32),
+                )
+
+        meddled = check_fully(FullCheck(nvml, [], 8.0, 1 << 28, meddle=meddle))
+        found[name] = [f"{c.name} {c.device}: {c.text}" for c in meddled if c.state is State.BAD]
+    return {
+        "quick_s": round(quick_s, 2), "quick_fit": quick.fit, "seconds": round(took, 1),
+        "results": [f"{c.state} {c.name} {c.device}: {c.text}" for c in (*quick.checks, *results)], "one_flip_found": found,
+    }  # fmt: skip
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--trials", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--device", default="auto")
+    for name, value in (
+        ("dim", 128),
+        ("layers", 4),
+        ("heads", 4),
+        ("hidden", 344),
+        ("seq", 128),
+        ("batch", 8),
+    ):
+        parser.add_argument(f"--{name}", type=int, default=value)
+    parser.add_argument("--full-check", type=float, default=0.0, metavar="SECONDS")
+    parser.add_argument("-o", "--out", type=Path)
+    args = parser.parse_args()
+    pin_environment()
+    world = start_world(parse(["--device", args.device]).run)
+    began = time.monotonic()
+    result: dict[str, Any] = {"machine": describe_machine()}
+
+    def part(name: str, make: Callable[[], Any]) -> Any:
+        """One part; an error in it does not take the others along."""
+        try:
+            result[name] = make()
+        except Exception as e:  # noqa: BLE001
+            result[name] = {"error": f"{type(e).__name__}: {e}"}
+        print(f"--- {name} ({time.monotonic() - began:.0f} s)", flush=True)
+        if args.out:
+            args.out.write_text(json.dumps(result, indent=1) + "\n")
+        return result[name]
+
+    part("state", lambda: try_state(STATE_KINDS, world.device, args.trials))
+    part("state, known to be invisible", lambda: try_state(BLIND_KINDS, world.device, args.trials))
+    for mode in ("deterministic", "fast"):
+        part(f"steps, {mode}", lambda: try_steps(args, world, mode, STEP_KINDS, args.trials))  # noqa: B023
+        part(
+            f"steps below the noise, {mode}",
+            lambda: try_steps(args, world, mode, SMALL_STEP_KINDS, args.trials),
+        )
+    part("audits", lambda: try_audits(args, world, args.trials))
+    if args.full_check:
+        part("full check", lambda: try_full_check(world.device, args.full_check))
+    for mode in ("deterministic", "fast"):
+        timed = part(f"cost of a step, {mode}", lambda: time_steps(args, world, mode, args.steps))  # noqa: B023
+        if mode == "deterministic" and "step_ms" in timed:
+            part(
+                "cost of digests",
+                lambda: time_digests(
+                    make_trainer(args, world, "deterministic"), world, timed["step_ms"] / 1e3
+                ),
+            )
+    listed = [
+        v for k in ("state", "steps, deterministic", "steps, fast")
+        for v in result[k].values() if isinstance(v, dict) and "should_be" not in v
+    ]  # fmt: skip
+    total, right = sum(v["of"] for v in listed), sum(v["found"] for v in listed)
+    false = sum(
+        v["found"] for k in result if isinstance(result[k], dict)
+        for v in result[k].values() if isinstance(v, dict) and v.get("should_be") == 0
+    )  # fmt: skip
+    result["listed_kinds"] = {
+        "kinds": len(listed),
+        "injected": total,
+        "found": right,
+        "share": right / max(1, total),
+        "false_alarms": false,
+    }
+    result["seconds"] = round(time.monotonic() - began)
+    print(json.dumps({k: v for k, v in result.items() if k != "full check"}, indent=1))
+    print(json.dumps(result.get("full check", {}), indent=1))
+    if args.out:
+        args.out.write_text(json.dumps(result, indent=1) + "\n")
+    return 0 if right >= 0.95 * total and not false else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,71 @@
+"""One node checked as the command line asks, as plain data: what travels from a node to who compares nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ...errors import InputError, MissingExtra
+from .quick import CheckedNode, check_node
+from .result import CheckResult, State
+from .versions import read_versions
+
+
+@dataclass(frozen=True)
+class NodeReport:
+    """`fit`: nothing was found bad, which is not the same as healthy."""
+
+    checks: tuple[CheckResult, ...]
+    versions: dict[str, str]
+
+    @property
+    def fit(self) -> bool:
+        return not any(c.state is State.BAD for c in self.checks)
+
+    def as_json(self) -> dict[str, Any]:
+        """The JSON of `unbroken check --json`."""
+        return {"fit": self.fit, "checks": [asdict(c) for c in self.checks], "versions": self.versions}
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> NodeReport:
+        """Reads `as_json`. Raises KeyError, TypeError or ValueError for anything else."""
+        checks = tuple(
+            CheckResult(str(c["name"]), State(c["state"]), str(c["text"]), str(c["device"]))
+            for c in value["checks"]
+        )
+        return cls(checks, {str(k): str(v) for k, v in value["versions"].items()})
+
+
+def check_this_node(
+    *,
+    full: bool = False,
+    interfaces: Sequence[str] = (),
+    folders: Sequence[Path] = (),
+    within_s: float = 5.0,
+    full_s: float = 55.0,
+) -> NodeReport:
+    """The quick checks, and the active ones where `full` asks for them. Raises MissingExtra for those without torch."""
+    nvml, why = open_nvml()
+    found = list(check_node(CheckedNode(nvml, why, interfaces, folders), within_s))
+    if full:
+        try:
+            from .active.full import FullCheck, check_fully
+        except ImportError as e:
+            raise MissingExtra("torch", "train", what="a full check") from e
+        found += check_fully(FullCheck(nvml, folders or (Path.cwd(),), full_s))
+        found += [
+            c for c in check_node(CheckedNode(nvml, why), within_s) if c.state is State.BAD and c not in found
+        ]
+    return NodeReport(tuple(found), read_versions(nvml))
+
+
+def open_nvml() -> tuple[Any | None, str]:
+    """NVML, or why there is none."""
+    from ...telemetry.samplers.gpu import load_nvml
+
+    try:
+        return load_nvml(), ""
+    except (MissingExtra, InputError) as e:
+        return None, e.message
