@@ -101,7 +101,7 @@ BLIND_KINDS: dict[str, tuple[str, Hurt]] = {"two words of one column swapped": (
 
 def make_state(device: torch.device, seed: int) -> State:
     generator = torch.Generator().manual_seed(seed)
-    return {n: torch.randn(513, 257, generator=generator).to(device) for n in ("w", "m", "v")}
+    return {n: torch.randn(514, 257, generator=generator).to(device) for n in ("w", "m", "v")}
 
 
 def compare(states: list[State], step: int) -> dict[str, Any]:
@@ -156,10 +156,10 @@ def infinite(g: torch.Tensor, random: Random) -> None:
     g[random.randrange(g.numel() - 2)] = float("inf")
 
 
-def tile(g: torch.Tensor, random: Random, factor: float = 1e6) -> None:
-    """A tile of a product that is too large."""
+def tile(g: torch.Tensor, random: Random, factor: float = 1e4) -> None:
+    """A tile of a product that is so many times the largest element (elements alone may be zero: nothing would change)."""
     at = random.randrange(max(1, g.numel() - 258))
-    g[at : at + 256] *= factor
+    g[at : at + 256] = factor * g[:-2].abs().max()
 
 
 def lost_tile(g: torch.Tensor, random: Random) -> None:
@@ -171,13 +171,13 @@ STEP_KINDS: dict[str, Hurt] = {
     "gradient: not a number, once": no_number,
     "gradient: infinite, once": infinite,
     "gradient: highest bit of an exponent, once": lambda g, r: hurt_bits(g, r, range(30, 31)),
-    "gradient: a tile a million times too large, once": tile,
+    "gradient: a tile of 10,000 times the largest element, once": tile,
 }
 SMALL_STEP_KINDS: dict[str, Hurt] = {
     "gradient: a lower bit of an exponent, once": lambda g, r: hurt_bits(g, r, range(23, 28)),
     "gradient: a sign, once": lambda g, r: hurt_bits(g, r, range(31, 32)),
     "gradient: a bit of the mantissa, once": lambda g, r: hurt_bits(g, r, range(23)),
-    "gradient: a tile 100 times too large, once": lambda g, r: tile(g, r, 100.0),
+    "gradient: a tile of the largest element, once": lambda g, r: tile(g, r, 1.0),
     "gradient: a tile of zeros, once": lost_tile,
 }
 CHANCES = (1.0, 0.3, 0.1, 0.01)

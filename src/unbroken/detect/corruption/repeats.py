@@ -9,7 +9,7 @@ from enum import StrEnum
 from statistics import median
 
 Print = Sequence[float]
-"""A gradient in a few numbers: under deterministic kernels its digests (whole numbers, the same bits give the same), else sums
+"""A gradient in a few numbers: under deterministic kernels its digests (whole numbers, the same bits give the same), else norms
 that move a little from one time to the next."""
 
 
@@ -77,6 +77,6 @@ def _distance(a: Print, b: Print, noise: Sequence[float] | None) -> float:
         if noise is None or not (math.isfinite(x) and math.isfinite(y)):
             return math.inf
         # A sum that never moved may move by its last bits: a noise of 0 is not believed.
-        floor = max(noise[i], 1e-12 * max(abs(x), abs(y)))
+        floor = max(noise[i], 1e-6 * max(abs(x), abs(y)))
         worst = max(worst, abs(x - y) / floor) if floor else math.inf
     return worst

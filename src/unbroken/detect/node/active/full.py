@@ -48,29 +48,29 @@ def check_fully(c: FullCheck) -> list[CheckResult]:
     ]
     for t in threads:
         t.start()
-    for t in threads:
-        t.join(max(0.1, c.seconds - (time.monotonic() - began)))
-    out = []
-    for i, d in enumerate(gpus):
-        out += found.get(i) or [_late(f"gpu {d.index or 0}", c.seconds)]
-    if not gpus:
-        out.append(CheckResult("gpus", State.NOT_CHECKED, "torch sees no GPU here"))
-    host = torch.device("cpu")
-    out += _guard(
+    # Meanwhile what is not the GPUs'.
+    host, rest = torch.device("cpu"), list[CheckResult]()
+    for folder in c.folders:
+        share = 0.3 / len(c.folders)
+        rest.append(check_disk(folder, seconds=_left(c, began, share), after=lambda fd: c.meddle("disk", fd)))
+    rest += _guard(
         "products",
         "cpu",
         lambda: check_products(host, _left(c, began, 0.2), lambda p: c.meddle("products", p)),
     )
-    out += _guard(
+    rest += _guard(
         "memory",
         "cpu",
         lambda: [check_memory(host, c.host_bytes, _left(c, began, 0.4), lambda b: c.meddle("memory", b))],
     )
-    for folder in c.folders:
-        if _left(c, began, 1.0) < 1.0:
-            out.append(_late(str(folder), c.seconds))
-            continue
-        out.append(check_disk(folder, seconds=_left(c, began, 0.3), after=lambda fd: c.meddle("disk", fd)))
+    for t in threads:
+        t.join(max(0.1, c.seconds - (time.monotonic() - began)))
+    out: list[CheckResult] = []
+    for i, d in enumerate(gpus):
+        out += found.get(i) or [_late(f"gpu {d.index or 0}", c.seconds)]
+    if not gpus:
+        out.append(CheckResult("gpus", State.NOT_CHECKED, "torch sees no GPU here"))
+    out += rest
     return out + compare_settings(before, read_settings(c.nvml))
 
 
