@@ -7,11 +7,12 @@ import getpass
 import json
 import time
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from ..errors import UsageError
+from ..errors import InputError, UsageError
 from ..units import Duration
 
 app = typer.Typer(
@@ -70,6 +71,46 @@ def list_nodes(
         state = "+".join(sorted(record.states)).lower()
         print(
             f"{name:<{width}}  {state:<16}  {record.gres or '-':<10}  {_describe(cordons.get(name))}".rstrip()
+        )
+
+
+@app.command()
+def history(
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="The site's node history (`history` of the policy).")
+    ],
+    lemons: Annotated[
+        bool,
+        typer.Option(
+            "--lemons", help="Only the few nodes that stand for half of all, as a report to their owner."
+        ),
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+) -> None:
+    """Shows what is held against each node and GPU over all runs of a site, the worst first; what is old counts for less."""
+    from ..recover.site.history import AVOID_AT, find_lemons
+    from ..recover.site.store import SiteHistory
+
+    if not folder.is_dir():
+        raise InputError("there is no such folder", where=str(folder), hint="Name the policy's `history`")
+    scores = SiteHistory(folder, "").score(time.time())
+    found = find_lemons(scores) if lemons else sorted(scores.values(), key=lambda s: (-s.score, s.node))
+    if as_json:
+        print(json.dumps({"nodes": [asdict(s) | {"avoided": s.score >= AVOID_AT} for s in found]}, indent=1))
+        return
+    if lemons and found:
+        share = sum(s.score for s in found) / sum(s.score for s in scores.values())
+        print(
+            f"{len(found)} of {len(scores)} nodes with a history stand for {share:.0%} of all that is held against any:"
+        )
+    width = max((len(s.node) for s in found), default=4)
+    for s in found:
+        reasons = ", ".join(f"{n} x {r}" for r, n in s.reasons.items())
+        gpus = "".join(f"; {g} {score:.1f}" for g, score in sorted(s.gpus.items(), key=lambda g: -g[1])[:4])
+        last = time.strftime("%d %b %Y", time.localtime(s.last))
+        avoided = "  avoided" if s.score >= AVOID_AT else ""
+        print(
+            f"{s.node:<{width}}  {s.score:5.2f}  {s.incidents} in {s.runs} runs, last {last}: {reasons}{gpus}{avoided}"
         )
 
 

@@ -119,6 +119,11 @@ class RunDir:
         return self.path / "data"
 
     @property
+    def metrics(self) -> Path:
+        """The run in Prometheus' text format."""
+        return self.path / "metrics.prom"
+
+    @property
     def incidents(self) -> Path:
         return self.path / "incidents"
 

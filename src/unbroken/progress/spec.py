@@ -108,6 +108,8 @@ class Policy:
     """And so many of them for the same reason."""
     on_corruption: str = "roll back"
     """Where replicas differ that were equal: "roll back" to a checkpoint where they were, or "tell"."""
+    history: str = ""
+    """The folder of the site's node history, which all runs share; "" for none."""
 
     def __post_init__(self) -> None:
         for name in ("stop_at", "cordon_at"):

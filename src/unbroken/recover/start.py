@@ -55,6 +55,7 @@ from .supervise.screen.terminal_log import logged_to
 from .supervise.screen.view import Lines, View
 from .supervise.supervisor import Supervisor
 from .supervise.surroundings import Surroundings
+from .telling.webhook import open_webhook
 
 STOP_SIGNALS = (
     signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU,
@@ -398,7 +399,9 @@ def run_supervised(
             return await supervise(cluster)
 
     async def supervise(cluster: Cluster) -> str:
-        surroundings = Surroundings(cluster, IncidentDiagnosis(folder=run_dir.path), record=record)
+        surroundings = Surroundings(
+            cluster, IncidentDiagnosis(folder=run_dir.path), record=record, webhook=open_webhook()
+        )
         supervisor = Supervisor(run_dir, spec, surroundings, shown, cwd=here)
         loop = asyncio.get_running_loop()
         for sig in STOP_SIGNALS:

@@ -6,8 +6,9 @@ Pure: no clock, no disk, no process. The simulator runs the same code.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 from ...diagnose.judge.facts import Facts, LossFact
 from ...progress import Budgets, Policy
@@ -95,9 +96,10 @@ def decide(
     spares: int,
     policy: Policy = Policy(),
     cordons: Sequence[tuple[float, str]] = (),
+    priors: Mapping[str, float] = MappingProxyType({}),
 ) -> Decision:
     """The action after an incident; `history` has the oldest first, `spares` is how many nodes could take another's place, `cordons` says when nodes
-    were taken out of use (seconds since the epoch) and why.
+    were taken out of use (seconds since the epoch) and why, `priors` how likely each node is a cause by what happened to it in other runs.
 
     What a verdict may do that is less sure than `policy` asks for is in `Policy`: it neither stops a run by itself nor takes a
     node out of use.
@@ -137,7 +139,7 @@ def decide(
     why = f"{cause}: {_budget_text(_budget_of(cause, budgets), used)}{_not_as_advised(verdict)}"
     if _is_hopeless(verdict, cause) and verdict.confidence < policy.stop_at:
         why += f"; {verdict.reason} is only {verdict.confidence:.0%} sure, and a run is ended for good from {policy.stop_at:.0%} on"
-    doubt = _why_not_to_cordon(verdict, facts, policy, cordons)
+    doubt = _why_not_to_cordon(verdict, facts, policy, cordons, priors)
     decision = _leave_out(verdict, facts, spares, Decision(Action.RESTART, why, charged, (), delay), doubt)
     if facts.corruption is None:
         return decision
@@ -199,10 +201,16 @@ def _is_hopeless(verdict: Verdict, cause: str) -> bool:
 
 
 def _why_not_to_cordon(
-    verdict: Verdict, facts: Facts, policy: Policy, cordons: Sequence[tuple[float, str]]
+    verdict: Verdict,
+    facts: Facts,
+    policy: Policy,
+    cordons: Sequence[tuple[float, str]],
+    priors: Mapping[str, float],
 ) -> str:
     """Why no node is taken out of use on this verdict's word; "" where it may be."""
-    if verdict.confidence < policy.cordon_at:
+    # Two signs that do not depend on each other: what this incident shows, and what the node did before.
+    before = max((priors.get(n, 0.0) for n in verdict.cordon), default=0.0)
+    if 1 - (1 - verdict.confidence) * (1 - before) < policy.cordon_at:
         return f"the verdict is {verdict.confidence:.0%} sure, and a node is taken out of use from {policy.cordon_at:.0%} on"
     if facts.noticed is None:
         return ""

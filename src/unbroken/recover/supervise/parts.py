@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ...detect import HangDetector
 from ...progress import RunDir, RunSpec
+from ..telling.teller import Teller
 from .accept.accepting import Accepting
 from .accept.placing import CheckpointPlace
 from .attempt.attempt import Attempt
@@ -72,6 +73,7 @@ def assemble(
     changed: asyncio.Event,
     elsewhere: str,
     amending: Amending,
+    teller: Teller,
 ) -> Parts:
     """Makes them all; nothing happens by that."""
 
@@ -94,7 +96,7 @@ def assemble(
     fencing = Fencing(run_dir, fleet, recorder, term, stop, view.say, clock)
     stopping = Stopping(spec, fleet, keepers, accepting, fencing, recorder, stop, view, clock, elsewhere)
     recovering = Recovering(
-        run_dir, spec, fleet, fencing, stopping, diagnose, recorder, background, stop, view, clock
+        run_dir, spec, fleet, fencing, stopping, diagnose, recorder, background, stop, view, clock, teller
     )
     news = News(
         keepers, recorder, background, view, changed, on_step=recovering.note_steps,
@@ -117,7 +119,7 @@ def assemble(
         float(spec.timeouts.suspect), recorder, background,
         term, stop, view, clock, changed, amending,
     )  # fmt: skip
-    finishing = Finishing(run_dir, stopping, accepting, place, recorder, view, elsewhere)
+    finishing = Finishing(run_dir, stopping, accepting, place, recorder, view, elsewhere, teller)
     return Parts(
         fleet,
         recorder,

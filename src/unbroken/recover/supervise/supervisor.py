@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -25,6 +26,9 @@ from ...progress import RunDir, RunSpec, read_spec, write_spec
 from ...progress.records.state import RunState
 from ..decide.policy import decide_failed_start
 from ..record.folder import FolderRecord
+from ..site.store import SiteHistory
+from ..telling.teller import Teller
+from .attempt.attempt import Attempt
 from .attempt.outcome import AttemptOutcome, name_loss
 from .launch.amending import Amending
 from .launch.launching import StartFailed
@@ -46,6 +50,7 @@ from .surroundings import Surroundings
 
 _log = logging.getLogger("unbroken.supervisor")
 _SWEEP_S = 10.0
+_METRICS_S = 10.0
 _ALLOCATION_EVERY_S = 1.0
 _GRANTED_BEFORE_S = 5.0
 """What a run has been given before is granted again within so much; what it lacks may take for hours."""
@@ -75,6 +80,13 @@ class Supervisor:
         self._background = Background()
         self._old_logs = OldLogs(run_dir, int(spec.keep_logs), view.say)
         self._elsewhere = elsewhere_of(spec.room_elsewhere, spec.run_id)
+        site = (
+            SiteHistory(Path(spec.policy.history).expanduser(), spec.run_id) if spec.policy.history else None
+        )
+        self._teller = Teller(
+            spec.run_id, webhook=surroundings.webhook, history=site, metrics=run_dir.metrics
+        )
+        self._attempt: Attempt | None = None
 
     def request_stop(self) -> None:
         """Asks for a stop at a step boundary; the second time, at once. Safe to call from a signal handler."""
@@ -128,7 +140,7 @@ class Supervisor:
                 self._background.start(term.follow())
                 parts = assemble(
                     self._run_dir, self._spec, self._cwd, fleet, inbox, recorder, term, self._stop, self._background,
-                    self._around.diagnosis, self._view, self._clock, self._changed, self._elsewhere, amending,
+                    self._around.diagnosis, self._view, self._clock, self._changed, self._elsewhere, amending, self._teller,
                 )  # fmt: skip
                 return await self._lead(parts)
             finally:
@@ -202,6 +214,7 @@ class Supervisor:
         lost = _FolderLoss()
         self._background.start(self._watch_folder(parts, lost))
         self._background.start(self._watch_allocation(parts))
+        self._background.start(self._keep_metrics(parts))
         try:
             ended = await self._supervise(parts)
             if lost.why:
@@ -223,6 +236,7 @@ class Supervisor:
         if not await self._acquire(parts):
             return await parts.finishing.finish("interrupted")
         await parts.launching.bring_up()
+        self._teller.note_gpus(self._clock.wall(), parts.fleet.list_gpus())
         if memory := describe_memory(parts.fleet.nodes.values()):
             self._view.say(memory)
         attempt, whole = await parts.taking_over.take_over()
@@ -243,6 +257,7 @@ class Supervisor:
                     failed_starts += 1
                     await self._note_failed_start(parts, e, failed_starts)
                 continue
+            self._attempt = attempt
             outcome = await parts.watching.watch(attempt)
             if outcome.kind == "amended":
                 await parts.launching.end_amended(attempt, outcome)
@@ -267,6 +282,12 @@ class Supervisor:
         Where ranks may run on the nodes that the run had, nobody waits for spares beside them.
         """
         state = parts.recorder.state
+        await asyncio.to_thread(self._teller.read_history, self._clock.wall())
+        if avoided := self._teller.avoided - {*state.slots}:
+            self._view.say(
+                f"{', '.join(sorted(avoided))} is not asked for: its history (`unbroken nodes history`)"
+            )
+            parts.fleet.avoid(avoided)
         acquiring = asyncio.create_task(parts.fleet.acquire())
         asked = asyncio.create_task(self._stop.asked.wait())
         patience, goes_on = self._clock.monotonic() + _GRANTED_BEFORE_S, False
@@ -285,6 +306,17 @@ class Supervisor:
             asked.cancel()
             if not goes_on:
                 acquiring.cancel()
+
+    async def _keep_metrics(self, parts: Parts) -> None:
+        """Writes the file of metrics anew every few seconds."""
+        while True:
+            a = self._attempt
+            loss = a.last.loss if a is not None and a.last is not None else None
+            self._teller.write_metrics(
+                parts.recorder.state, self._clock.wall(), step=a.step if a is not None else -1,
+                loss=loss if loss is not None and math.isfinite(loss) else None, step_s=a.step_time if a is not None else None,
+            )  # fmt: skip
+            await asyncio.sleep(_METRICS_S)
 
     async def _note_failed_start(self, parts: Parts, failed: StartFailed, count: int) -> None:
         """Says that an attempt could not be launched, and waits before the next one; raises RunStopped after too many."""

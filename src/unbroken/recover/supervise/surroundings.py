@@ -12,6 +12,7 @@ from ...cluster.contract import Cluster
 from ...diagnose.judge.facts import Facts
 from ...progress.records.verdict import Verdict
 from ..record.base import Record
+from ..telling.webhook import Webhook
 from ..wire import Link
 from .nodes.door import Listen
 from .record.clock import Clock
@@ -32,7 +33,7 @@ class Diagnosing(Protocol):
 class Surroundings:
     """`connect` reaches an earlier supervisor, to ask whether it is there. `listen` is where agents come in, None for what the cluster asks for. `advertised` is this
     machine's address as agents on others reach it; "" for the one that its routes name. `record` is where the run's record
-    lies, None for the run directory."""
+    lies, None for the run directory. `webhook` is told of each incident."""
 
     cluster: Cluster
     diagnosis: Diagnosing
@@ -41,3 +42,4 @@ class Surroundings:
     connect: Callable[..., Awaitable[Link]] = Link.connect
     advertised: str = ""
     record: Record | None = None
+    webhook: Webhook | None = None

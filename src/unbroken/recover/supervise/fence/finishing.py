@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
+
 from ....checkpoint.format.manifest import folder_name
 from ....errors import NotDurable, RunDirLost
 from ....progress import RunDir
+from ...telling.teller import Teller
 from ..accept.accepting import Accepting
 from ..accept.placing import CheckpointPlace
 from ..attempt.farewell import Farewell, Last
@@ -25,10 +29,12 @@ class Finishing:
         recorder: Recorder,
         view: View,
         elsewhere: str,
+        teller: Teller,
     ) -> None:
         """`elsewhere` is where keepers write what its own place refuses; "" for nowhere."""
         self._run_dir, self._stopping, self._accepting, self._place = run_dir, stopping, accepting, place
         self._recorder, self._view, self._elsewhere = recorder, view, elsewhere
+        self._teller = teller
 
     async def finish(self, kind: str) -> str:
         """Lets the keepers make the last snapshot durable, ends agents and keepers, and says how it ended.
@@ -53,6 +59,8 @@ class Finishing:
             self._view.say(
                 f"{e.message}: the next start will take this end for a lost supervisor, and lose nothing by it"
             )
+        self._teller.write_metrics(state, time.time(), up=False)
+        await asyncio.to_thread(self._teller.tell_end, kind, state.step, unsaved)
         self._view.finished(kind, state.step, await self._name_newest(last))
         if unsaved:
             raise NotDurable(

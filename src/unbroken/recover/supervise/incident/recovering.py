@@ -19,6 +19,7 @@ from ....progress.records.incident import Incident
 from ....progress.records.steps import read_steps
 from ....progress.records.verdict import Action, Verdict
 from ...decide.policy import decide
+from ...telling.teller import Teller
 from ..attempt.attempt import Attempt
 from ..attempt.outcome import AttemptOutcome, name_loss
 from ..fence.fencing import Fencing
@@ -55,12 +56,13 @@ class Recovering:
         stop: StopRequest,
         view: View,
         clock: Clock,
+        teller: Teller,
     ) -> None:
         self._run_dir, self._budgets, self._fleet = run_dir, spec.budgets, fleet
         self._policy = spec.policy
         self._fencing, self._stopping, self._diagnose = fencing, stopping, diagnose
         self._recorder, self._background, self._stop = recorder, background, stop
-        self._view, self._clock = view, clock
+        self._view, self._clock, self._teller = view, clock, teller
         self._open = self._find_open()
         """The newest one, until training is past the step that it was at."""
 
@@ -140,7 +142,14 @@ class Recovering:
         state = self._recorder.state
         free = self._fleet.find_free(state.slots, {*incident.nodes, *state.cordoned})
         decision = decide(
-            verdict, facts, state.history, self._budgets, len(free), self._policy, state.cordons
+            verdict,
+            facts,
+            state.history,
+            self._budgets,
+            len(free),
+            self._policy,
+            state.cordons,
+            self._teller.priors,
         )
         if (
             decision.action is Action.STOP
@@ -167,6 +176,7 @@ class Recovering:
                 "rollback", incident=incident.number, attempt=incident.attempt, before=decision.rollback.before,
                 skip=[list(r) for r in decision.rollback.skip],
             )  # fmt: skip
+        self._teller.tell_incident(incident, self._fleet.list_gpus())
         return decision
 
     async def _keep_facts(self, attempt: int, facts: Facts) -> None:
@@ -180,6 +190,8 @@ class Recovering:
         """Leaves the nodes and raises RunStopped."""
         await self._recorder.record("status", status="stopped", why=decision.why)
         await self._stopping.leave(flush=True)
+        self._teller.write_metrics(self._recorder.state, self._clock.wall(), up=False)
+        await asyncio.to_thread(self._teller.tell_end, "stopped", self._recorder.state.step, decision.why)
         self._view.stopped(incident, self._run_dir)
         raise RunStopped(
             decision.why, where=f"incident {incident.number} in {self._run_dir.incident(incident.number)}",

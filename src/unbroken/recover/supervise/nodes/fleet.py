@@ -8,11 +8,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ....cluster import EndedProcesses
 from ....cluster.contract import (
     AgentCommand,
+    Allocation,
     Cluster,
     Cordon,
     EndingAt,
@@ -193,7 +195,7 @@ class Fleet:
 
     async def acquire(self) -> None:
         """Asks the cluster for the run's nodes, and waits until they are granted."""
-        allocation = await self._cluster.acquire(self.request)
+        allocation = await self._ask_cluster()
         self.ends = allocation.ends if allocation.ends is not None else self.ends
         given = {n: self.nodes.get(n) or Node(n) for n in allocation.everything}
         for node in given.values():
@@ -201,12 +203,37 @@ class Fleet:
         self.nodes = given | {n: node for n, node in self.nodes.items() if n not in given}
         self._note_change()
 
+    async def _ask_cluster(self) -> Allocation:
+        """The run's nodes, without those to avoid where the cluster has others."""
+        try:
+            return await self._cluster.acquire(self.request)
+        except DoesNotFit:
+            if not self.request.exclude:
+                raise
+            self._say(
+                f"there are no others than {', '.join(sorted(self.request.exclude))}, which have a history: they are used"
+            )
+            self.request = replace(self.request, exclude=frozenset())
+            return await self._cluster.acquire(self.request)
+
+    def avoid(self, names: Collection[str]) -> None:
+        """Nodes that are not to be asked for, as far as there are others."""
+        self.request = replace(self.request, exclude=frozenset(names))
+
     def remember(self, names: Iterable[str], *, given: bool = False) -> None:
         """Nodes that the run had: those that the cluster does not give it any more are lost, unless they are `given`."""
         for name in names:
             if name not in self.nodes:
                 gone = "" if given else "the cluster gives it to the run no more"
                 self.nodes[name] = Node(name, gone=gone, usable=given)
+
+    def list_gpus(self) -> dict[str, tuple[str, ...]]:
+        """The UUIDs of each node's GPUs, by their place, as far as its agent has said."""
+        return {
+            n: tuple(g.uuid for g in node.facts.gpus)
+            for n, node in self.nodes.items()
+            if node.facts is not None
+        }
 
     def runs_on(self, names: Collection[str]) -> bool:
         """Whether the cluster says that agents run on any of these."""

@@ -1,0 +1,1 @@
+"""What a site remembers of its nodes over all runs."""

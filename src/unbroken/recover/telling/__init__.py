@@ -1,0 +1,1 @@
+"""What people and monitors are told of a run: webhooks and metrics."""
