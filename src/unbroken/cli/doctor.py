@@ -53,6 +53,7 @@ def examine() -> list[Finding]:
         Finding(
             "stacks", stacks is not None, stacks or "py-spy is not installed: a hang shows no Python stacks"
         ),
+        *_more(),
         Finding("memory", True, f"{Bytes(memory)} free" if memory is not None else "not known"),
         Finding("processors", True, f"{usable_cpus()} usable"),
     ]
@@ -78,3 +79,98 @@ def _kernel_log() -> Finding:
             "kernel log", False, "/dev/kmsg cannot be read: a kill for memory cannot be told from another"
         )
     return Finding("kernel log", True, f"{Path('/dev/kmsg')} can be read: kills for memory are known")
+
+
+def _more() -> list[Finding]:
+    """What is missing for which feature."""
+    return [_bytecode(), _gpus(), _ptrace(), _memlock(), _clock(), _shared_memory()]
+
+
+def _bytecode() -> Finding:
+    """Whether what a rank imports is compiled: without it each start compiles anew."""
+    import importlib.util
+    import os
+
+    lacking = []
+    for name in ("unbroken", "torch"):
+        found = importlib.util.find_spec(name)
+        if found is None or found.origin is None:
+            continue
+        cache = Path(importlib.util.cache_from_source(found.origin))
+        if not cache.exists() and not os.access(
+            cache.parent if cache.parent.exists() else Path(found.origin).parent, os.W_OK
+        ):
+            lacking.append(name)
+    if lacking:
+        text = f"{', '.join(lacking)} has no bytecode and none can be written: each start takes seconds longer. Run `python -m compileall` once as its owner"
+        return Finding("bytecode", False, text)
+    return Finding("bytecode", True, "what ranks import is compiled, or will be at the first start")
+
+
+def _gpus() -> Finding:
+    from ..detect.node.whole import open_nvml
+
+    nvml, why = open_nvml()
+    if nvml is None:
+        return Finding("gpus", False, f"{why}: no health of GPUs, no GPU utilisation, no XIDs by NVML")
+    return Finding("gpus", True, f"{nvml.nvmlDeviceGetCount()} by NVML")
+
+
+def _ptrace() -> Finding:
+    """Whether stacks of processes that are no children of ours may be read."""
+    import os
+
+    scope = Path("/proc/sys/kernel/yama/ptrace_scope")
+    try:
+        level = int(scope.read_text())
+    except (OSError, ValueError):
+        level = 0
+    if level == 0 or os.geteuid() == 0 or level == 1:
+        note = "" if level == 0 or os.geteuid() == 0 else " (of processes that we started)"
+        return Finding("ptrace", True, f"native and Python stacks can be read{note}")
+    return Finding(
+        "ptrace",
+        False,
+        f"ptrace_scope is {level}: a hang shows no stacks. Set it to 1, or give CAP_SYS_PTRACE",
+    )
+
+
+def _memlock() -> Finding:
+    import resource
+
+    from ..units import Bytes
+
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    least = 1 << 30
+    if soft == resource.RLIM_INFINITY:
+        return Finding("memlock", True, "unlimited")
+    good = soft >= least
+    hint = "" if good else ": InfiniBand and pinned buffers may be refused. Set `ulimit -l unlimited`"
+    return Finding("memlock", good, f"{Bytes(soft)}{hint}")
+
+
+def _clock() -> Finding:
+    from ..detect.node.clock import check_clock
+    from ..detect.node.result import State
+
+    found = check_clock()
+    good = found.state is State.GOOD
+    hint = (
+        ""
+        if good
+        else ": which node failed first is told by measured offsets all the same; logs of other tools may mislead"
+    )
+    return Finding("clock", good, f"{found.text}{hint}")
+
+
+def _shared_memory() -> Finding:
+    from ..detect.node.files import check_shared_memory
+    from ..detect.node.result import State
+
+    found = check_shared_memory()
+    hint = (
+        ""
+        if found.state is State.GOOD
+        else ": data loaders and NCCL fail there. In a container: --shm-size=16g"
+    )
+    return Finding("shared memory", found.state is State.GOOD, f"{found.text}{hint}")

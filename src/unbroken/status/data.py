@@ -15,6 +15,7 @@ from ..progress.records.amendment import describe_amendment
 from ..progress.records.incident import Incident
 from ..units import Duration
 from .curve import Executions
+from .effective import measure
 
 Record = dict[str, Any]
 PHASES = ("detect", "stop", "diagnose", "schedule", "start", "restore_and_first_step", "replay")
@@ -141,6 +142,18 @@ class RunReport:
         if not len(self.executions.all) or self.wall_s <= 0:
             return None
         return min(1.0, self.executions.productive_s / self.wall_s)
+
+    @property
+    def effective(self) -> dict[str, Any] | None:
+        """Both published forms of ETTR with their inputs, losses by cause and phase, the budget of an incident; None without
+        an incident that ended an attempt and was got over."""
+        over = [(i.reason, i.phases) for i in self.incidents if i.ended_attempt and i.resumed is not None]
+        return measure(self.executions.productive_s, over)
+
+    @property
+    def interventions_avoided(self) -> int:
+        """Incidents after which the run went on by itself: each of them would have waited for a person."""
+        return sum(i.resumed is not None for i in self.incidents)
 
     @property
     def step(self) -> int:

@@ -71,6 +71,8 @@ def report_json(report: RunReport, path: Path | None = None) -> dict[str, Any]:
         "paused_s": round(report.paused_s, 3),
         "productive_s": round(report.executions.productive_s, 3),
         "ettr": None if report.ettr is None else round(report.ettr, 6),
+        "effective": report.effective,
+        "interventions_avoided": report.interventions_avoided,
         "time": {k: round(s, 3) for k, _, s in time_split(report)},
         "step": report.step,
         "loss": loss if loss is not None and math.isfinite(loss) else None,
