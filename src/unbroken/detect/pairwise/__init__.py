@@ -4,6 +4,8 @@ PairwiseTest            whom to pair in each round, until the deadline
 judge, Judgement        convicted nodes and links, groups of suspects, and how sure each answer is
 TwoRounds               the published test, to compare with
 
+Beside it, with processes: `running` (rounds on real nodes) and `probe` (one side of a test; needs torch).
+
 Pure: no process, no clock, no network. Who runs the tests calls it with the results.
 """
 
