@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from unbroken.cli.main import dispatch
 from unbroken.status.effective import (
     Inputs,
     advise_spares,
@@ -47,3 +48,10 @@ def test_losses_are_told_by_cause_and_phase() -> None:
     assert list(found) == ["hang", "node"] and found["hang"].count == 100
     assert found["hang"].p99 == 15.0 and found["hang"].phases == {"detect": 1090.0, "start": 495.0}
     assert lose_by_cause([("a", {"x": 1.0}), ("a", {"x": 9.0})])["a"].p99 == 9.0
+
+
+def test_spares_are_advised_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["nodes", "spares", "--nodes", "1024", "--rate", "0.005", "--replace", "2h"]
+    assert dispatch(words) == 0 and capsys.readouterr().out.startswith("2 spares last in 99 % of cases, 3 in")
+    assert dispatch([*words, "--group", "8", "--json"]) == 0
+    assert '"0.99": 8' in capsys.readouterr().out

@@ -114,6 +114,39 @@ def history(
         )
 
 
+@app.command()
+def spares(
+    nodes: Annotated[int, typer.Option(min=1, help="Nodes that train.")],
+    rate: Annotated[
+        float, typer.Option(min=0.0, help="Failures of a node a day; published fleets have 0.0012 to 0.0065.")
+    ] = 0.005,
+    replace: Annotated[str, typer.Option(help="Until a failed node is replaced, such as 30m or 1d.")] = "8h",
+    group: Annotated[
+        int, typer.Option(min=1, help="The most nodes that may leave at once: a rack, a switch.")
+    ] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+) -> None:
+    """Advises how many spares a run should have: the fewest that last until failed nodes are replaced, in 99 and 99.9 of 100 cases."""
+    from ..status.effective import advise_spares
+
+    seconds = float(Duration(replace))
+    advised = {str(q): advise_spares(nodes, rate, seconds, q, group) for q in (0.99, 0.999)}
+    if as_json:
+        print(
+            json.dumps(
+                {"nodes": nodes, "rate": rate, "replace_s": seconds, "group": group, "spares": advised}
+            )
+        )
+        return
+    print(
+        f"{advised['0.99']} spares last in 99 % of cases, {advised['0.999']} in 99.9 %, for {nodes} nodes of which each fails {rate:g} times a day"
+    )
+    if group > 1:
+        print(
+            f"never fewer than the {group} that may leave at once; a larger group needs nodes from the cluster, which takes {replace}"
+        )
+
+
 def _describe(cordon: Any) -> str:
     if cordon is None:
         return ""
