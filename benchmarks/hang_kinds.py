@@ -411,6 +411,7 @@ def main() -> None:
     if int(os.environ.get("UNBROKEN_ATTEMPT", "1")) > 1:
         return
     (HANGS | HEALTHY)[sys.argv[1]].train(Loop())
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

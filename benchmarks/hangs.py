@@ -76,7 +76,7 @@ def judge_healthy(name: str, folder: Path) -> dict[str, Any]:
     records = run_one(name, folder)
     kinds = [r["kind"] for r in records]
     return {
-        "killed": "incident" in kinds,
+        "killed": any(r["kind"] == "incident" for r in records),
         "attempts": kinds.count("attempt"),
         "completed": any(r["kind"] == "status" and r.get("status") == "completed" for r in records),
         "suspected": kinds.count("suspected"),

@@ -2,15 +2,14 @@
 
     python benchmarks/judgement.py [--nodes 1200] [--days 90] [--seeds 3] [-o RESULT.json]
 
-The same faults for everybody (`judgement_inputs.py`: published mix, rates, real repair times, lemons, faults in pairs, one switch).
-For ours each incident is a labelled log that `diagnose` reads, and the real `decide` with its history, budgets and limits; where
-two failures of the infrastructure name nobody within an hour the real pairwise test runs on simulated pairs. Named but not
-certain nodes leave at once, are tested aside and return (`two moves`); `as decided` is without that. Times are from results of
-other benchmarks or cited; half and twice of all of them are run too. ETTR is productive time (no step counted twice) over wall
-time, beside the exact form 1 / (1 + b/D + loss per incident / M) with its inputs.
-Then: a crash loop, spares that are bad, second failures during recovery, a detector gone mad. Exits 1 where ETTR is below 0.99,
-innocents cost an hour a fault or more after their first ten minutes, the pool costs more than 3 % of unlimited spares, or one of
-those four is not survived.
+The same faults for everybody (`judgement_inputs.py`: published mix and rates, real repair times, lemons, faults in pairs, one
+switch). For ours each incident is a labelled log that `diagnose` reads, and the real `decide` with its history, budgets and limits.
+Where a verdict of the infrastructure or a hang leaves open which node it was, a quick check looks at all, whoever is named leaves at
+once, is tested aside and returns, and where two in an hour name nobody the real pairwise test runs on simulated pairs: the *two
+moves*; without them is a contender of its own. Times are from results of other benchmarks or cited; half and twice of all of
+them are run too. ETTR is productive time (no step counted twice) over wall time, beside the exact form
+1 / (1 + b/D + loss per incident / M) with its inputs. Two rates: the one for which the best published ETTR, 0.97, holds, and four times
+that. Then: a crash loop, spares that are bad, second failures during recovery, a detector gone mad. Exits 1 where a check fails.
 """
 
 from __future__ import annotations
@@ -403,7 +402,13 @@ class Simulation:
         return clock + 23.0 + self.times.person
 
 
-HANG_RECALL = 0.95
+def read_hang_recall() -> float:
+    """How often the rank that holds the others up was named: `hangs.py`; 0.9 where it was not measured."""
+    path = inputs.RESULTS / "hangs.json"
+    return float(json.loads(path.read_text())["total"]["recall"]) if path.is_file() else 0.9
+
+
+HANG_RECALL = read_hang_recall()
 CODE_REASONS = ("KeyError", "TypeError", "AssertionError", "ValueError", "IndexError", "AttributeError", "NameError", "RuntimeError")  # fmt: skip
 
 
@@ -445,6 +450,7 @@ def report(tally: Tally, times: inputs.Times, between: float) -> dict[str, Any]:
         "pair_tests": tally.pair_tests,
         "pool_empty": tally.shortages,
         "waited_for_nodes_s": tally.waited_s,
+        "more_lost_than_with_unlimited_spares": tally.waited_s / max(1.0, sum(tally.losses) - tally.waited_s),
         "during_recovery": tally.during_recovery,
         "replayed_s": tally.replayed_s,
         "loss_mean_s": loss,
@@ -506,56 +512,79 @@ def merge(tallies: Sequence[Tally]) -> Tally:
     return total
 
 
+def choose_contenders(pool: int) -> list[Rules]:
+    """Ours and what it is compared with."""
+    return [
+        Rules("ours", spares=pool),
+        Rules("ours, without the two moves", two_moves=False, spares=pool),
+        Rules("published rules", group=8, returns=False, spares=5, hang_s=600.0, ladder_s=PUBLISHED),
+        Rules("torchrun", spares=pool, person_each=True, disk_s=1800.0, hang_s=600.0),
+    ]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What all contenders of a rate share."""
+
+    times: inputs.Times
+    cases: Sequence[inputs.Case]
+    repairs: Sequence[float]
+    nodes: int
+    days: float
+    seeds: int
+    rate: float
+
+    def run(self, rules: Rules, scale: float = 1.0) -> dict[str, Any]:
+        times, tallies = self.times.scale(scale), []
+        for seed in range(self.seeds):
+            events = inputs.draw_faults(self.nodes, self.days, self.rate, self.repairs, seed)
+            simulation = Simulation(rules, times, self.cases, self.nodes, self.days, events, seed)
+            tallies.append(simulation.run())
+        found = report(merge(tallies), times, simulation.between)
+        print(f"{self.rate:.2e} {rules.name} x{scale:g}: ETTR {found['ettr']:.4f}, {found['incidents']} incidents", file=sys.stderr, flush=True)  # fmt: skip
+        return found
+
+    def compare(self, pool: int) -> dict[str, Any]:
+        contenders = choose_contenders(pool)
+        rows = {r.name: self.run(r) for r in contenders}
+        rows["ours, times x0.5"], rows["ours, times x2"] = (
+            self.run(contenders[0], 0.5),
+            self.run(contenders[0], 2.0),
+        )
+        return rows
+
+
 def main() -> int:
     """Runs everything; prints and writes one JSON object."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--nodes", type=int, default=1200)
     parser.add_argument("--days", type=float, default=90.0)
-    parser.add_argument("--rate", type=float, default=6.5e-3, help="incidents for a node and day (Meta RSC)")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--data", type=Path, default=inputs.DATA)
     parser.add_argument("-o", "--out", type=Path)
     args = parser.parse_args()
     began = time.process_time()
     cases = inputs.read_cases([args.data / "failure_logs", args.data / "failure_logs_wild"], CODE_REASONS)
-    repairs = inputs.read_repairs(args.data / "node_faults")
+    repairs = inputs.read_repairs(args.data / "node_faults") if cases else []
     if not cases or not repairs:
         print(f"there are no log cases or node faults in {args.data}", file=sys.stderr)
         return 2
     read_s = time.process_time() - began
-    times = inputs.read_times()
-    mean_repair = mean(repairs)
+    times, away = inputs.read_times(), mean(repairs)
     node_share = sum(c.share * c.node for c in inputs.CLASSES) / sum(c.share for c in inputs.CLASSES)
-    away = args.rate * node_share * (1 + inputs.TOGETHER)
-    pool = advise_spares(args.nodes, away, mean_repair)
-    contenders = {
-        "ours": Rules("ours", spares=pool),
-        "ours, unlimited spares": Rules("ours, unlimited spares"),
-        "ours, as decided": Rules("ours, as decided", two_moves=False, spares=pool),
-        "published rules": Rules("published rules", group=8, returns=False, spares=5, hang_s=600.0, ladder_s=PUBLISHED),
-        "torchrun": Rules("torchrun", spares=pool, person_each=True, disk_s=1800.0, hang_s=600.0),
-    }  # fmt: skip
-
-    def run(rules: Rules, t: inputs.Times) -> dict[str, Any]:
-        tallies = []
-        for seed in range(args.seeds):
-            events = inputs.draw_faults(args.nodes, args.days, args.rate, repairs, seed)
-            simulation = Simulation(rules, t, cases, args.nodes, args.days, events, seed)
-            tallies.append(simulation.run())
-        found = report(merge(tallies), t, simulation.between)
-        print(f"{rules.name}: ETTR {found['ettr']:.4f}, {found['incidents']} incidents", file=sys.stderr, flush=True)  # fmt: skip
-        return found
-
-    rows = {name: run(rules, times) for name, rules in contenders.items()}
-    half, twice = run(contenders["ours"], times.scale(0.5)), run(contenders["ours"], times.scale(2.0))
+    rates, pools = {}, {}
+    for name, rate in (("published", inputs.PUBLISHED_RATE), ("four times that (Meta)", inputs.META_RATE)):
+        pools[name] = advise_spares(args.nodes, rate * node_share * (1 + inputs.TOGETHER), away)
+        setting = Setting(times, cases, repairs, args.nodes, args.days, args.seeds, rate)
+        rates[name] = {"incidents_per_node_day": rate, "pool": pools[name], **setting.compare(pools[name])}
     hardships = try_hardships(times, cases, args.nodes)
-    ours, free = rows["ours"], rows["ours, unlimited spares"]
-    pool_cost = (1 - ours["ettr"]) / (1 - free["ettr"]) - 1
+    ours, torchrun = rates["published"]["ours"], rates["published"]["torchrun"]
     checks = {
         "ettr_at_least_0.99": ours["ettr"] >= 0.99,
         "innocent_hours_below_1_after_ten_minutes": ours["innocent_node_hours_per_fault_after_ten_minutes"]
         < 1,
-        "pool_within_3_percent_of_unlimited": pool_cost <= 0.03,
+        "pool_within_3_percent_of_unlimited": ours["more_lost_than_with_unlimited_spares"] <= 0.03,
+        "persons_90_percent_fewer_than_torchrun": ours["persons"] <= 0.1 * torchrun["persons"],
         **{name: h["well"] for name, h in hardships.items()},
     }
     result = {
@@ -565,21 +594,20 @@ def main() -> int:
         "nodes": args.nodes,
         "days": args.days,
         "seeds": args.seeds,
-        "rate_per_node_day": args.rate,
         "log_cases": len(cases),
-        "log_cases_whose_node_is_named_right": sum(c.right for c in cases),
         "log_cases_with_a_node": sum(c.named for c in cases),
-        "mean_repair_h": round(mean_repair / 3600, 2),
-        "pool": pool,
-        "pool_costs_more_than_unlimited": round(pool_cost, 4),
+        "log_cases_whose_node_is_named_right": sum(c.right for c in cases),
+        "real_repairs": len(repairs),
+        "mean_repair_h": round(away / 3600, 2),
         "times": asdict(times),
-        "contenders": inputs.describe(rows),
-        "times_x0.5": inputs.describe(half),
-        "times_x2": inputs.describe(twice),
+        "rates": inputs.describe(rates),
         "hardships": hardships,
         "checks": checks,
     }
-    print(json.dumps({"ettr": {n: round(r["ettr"], 4) for n, r in rows.items()}, "x0.5": round(half["ettr"], 4), "x2": round(twice["ettr"], 4), "pool": pool, "checks": checks}, indent=1))  # fmt: skip
+    short = {
+        n: {c: round(v["ettr"], 4) for c, v in r.items() if isinstance(v, dict)} for n, r in rates.items()
+    }
+    print(json.dumps({"ettr": short, "pools": pools, "checks": checks}, indent=1))
     if args.out:
         args.out.write_text(json.dumps(result, indent=1) + "\n")
     return 0 if all(checks.values()) else 1

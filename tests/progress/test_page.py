@@ -117,12 +117,12 @@ def test_what_is_no_page_of_this_version_is_refused(path: Path, spoil: object) -
 
 def test_the_layout_is_frozen() -> None:
     """Another version of the trainer's library may write this page: offsets and sizes never change silently."""
-    assert (layout.VERSION, layout.SIZE, layout.RING_AT, layout.RING) == (1, 28672, 4096, 512)
+    assert (layout.VERSION, layout.SIZE, layout.RING_AT, layout.RING) == (2, 36864, 4096, 512)
     assert (layout.HEADER.size, layout.STATE.size, layout.CONTROL.size, layout.RECORD.size) == (
         40,
         32,
         24,
-        48,
+        64,
     )
     assert [(p.name, p.value) for p in Phase] == [
         ("STARTING", 0), ("COMPILING", 1), ("TRAINING", 2), ("EVALUATING", 3), ("CHECKPOINTING", 4),

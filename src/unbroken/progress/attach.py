@@ -59,6 +59,8 @@ class Run:
         step: int,
         *,
         loss: float = _NAN,
+        norm: float = _NAN,
+        busy: float = _NAN,
         tokens: int = 0,
         _pack: Callable[..., None] = _page.RECORD.pack_into,
         _at: int = _page.RING_AT,
@@ -69,12 +71,14 @@ class Run:
         """Says that `step` is complete; call it once per step, on every rank.
 
         `loss` is a float (a tensor on a GPU would have to be waited for: pass `.item()` of an older step);
+        `norm` is that of the gradient, before it is clipped; `busy` the seconds of this step in which the rank did not wait for
+        others (from its start to the end of backward, by CUDA events): what finds a slow node where there are GPUs.
         `tokens` counts this step's tokens on all ranks together. Takes about a microsecond, more with cold caches. Raises
         LeaseExpired when this node lost its supervisor for longer than its lease: let it end the process.
         """
         now = _now()
         n = self._count = self._count + 1
-        _pack(self._map, _at + (n % _ring) * _size, n, step, tokens, loss, now, n)
+        _pack(self._map, _at + (n % _ring) * _size, n, step, tokens, loss, norm, busy, now, n)
         self._state[0] = n
         if self._phase is not Phase.TRAINING:
             self._enter(Phase.TRAINING)

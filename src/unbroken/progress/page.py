@@ -10,13 +10,14 @@ Layout, little-endian, frozen (a change raises VERSION):
     64   state    u64 count of ring records, u64 phase, f64 time of the phase's start,
                   f64 time of the step at which the rank found its lease expired (0 never)
     128  control  f64 lease until, i64 stop at step (-1 none), u64 epoch           written by the agent
-    4096 ring     512 records: u64 n, i64 step, i64 tokens, f64 loss, f64 time, u64 n
+    4096 ring     512 records: u64 n, i64 step, i64 tokens, f64 loss, f64 norm, f64 busy, f64 time, u64 n
 
 Times are CLOCK_MONOTONIC of the node, in seconds. A record is valid where both of its n are the one asked for.
 """
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import struct
@@ -28,13 +29,13 @@ from ..errors import ContractError
 from ..private import private_folder
 
 MAGIC = b"UNBROKEN"
-VERSION = 1
+VERSION = 2
 RING = 512
 RING_AT = 4096
 HEADER = struct.Struct("<8sIIQQq")
 STATE = struct.Struct("<QQdd")
 CONTROL = struct.Struct("<dqQ")
-RECORD = struct.Struct("<QqqddQ")
+RECORD = struct.Struct("<QqqddddQ")
 STATE_AT, CONTROL_AT = 64, 128
 SIZE = RING_AT + RING * RECORD.size
 NO_STOP = -1
@@ -54,12 +55,15 @@ class Phase(IntEnum):
 
 @dataclass(frozen=True)
 class StepRecord:
-    """One completed step. `time` is CLOCK_MONOTONIC of the node, in seconds; `loss` may be NaN."""
+    """One completed step. `time` is CLOCK_MONOTONIC of the node, in seconds; `loss` may be NaN; the
+    `norm` of the gradient and the seconds at work (`busy`) are None where they were not given."""
 
     step: int
     tokens: int
     loss: float
     time: float
+    norm: float | None = None
+    busy: float | None = None
 
 
 @dataclass(frozen=True)
@@ -141,11 +145,11 @@ class PageReader:
     def _record(self, n: int) -> StepRecord | None:
         # The writer may be inside this very record: then its two numbers differ, and it is read again.
         for _ in range(3):
-            a, step, tokens, loss, time, b = RECORD.unpack_from(
+            a, step, tokens, loss, norm, busy, time, b = RECORD.unpack_from(
                 self._page, RING_AT + (n % RING) * RECORD.size
             )
             if a == b == n:
-                return StepRecord(step, tokens, loss, time)
+                return StepRecord(step, tokens, loss, time, _given(norm), _given(busy))
         return None
 
     def expired_at(self) -> float | None:
@@ -162,3 +166,7 @@ class PageReader:
     def set_stop(self, step: int) -> None:
         """Asks the trainer to stop after completing `step`."""
         struct.pack_into("<q", self._page, CONTROL_AT + 8, step)
+
+
+def _given(value: float) -> float | None:
+    return None if math.isnan(value) else value

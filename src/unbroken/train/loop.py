@@ -52,7 +52,7 @@ def _steps(t: Training, saving: Saving, stop_flag: list[int]) -> bool:
         loss, norm, asked, batch = t.train_step(saving.wait_for_copies, asked)
         if writer:
             writer.step(t.step, loss, batch)
-        run.step(t.step, loss=loss, tokens=tokens_per_step)
+        run.step(t.step, loss=loss, norm=float(norm), tokens=tokens_per_step)
         now = time.perf_counter()
         if world.rank == 0 and (t.step % c.log_every == 0 or t.step in (1, c.steps)):
             rate = tokens_per_step / (now - before)

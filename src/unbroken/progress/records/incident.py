@@ -17,7 +17,7 @@ SCHEMA = 2
 
 @dataclass
 class Incident:
-    """`kind` is failed, hung, loss_spike, corrupted, lease, agent_lost, node_lost, preempted, supervisor_lost or start_failed; times are seconds since the epoch, `phases`
+    """`kind` is failed, hung, loss_spike, corrupted, lease, agent_lost, node_lost, preempted, slow, supervisor_lost or start_failed; times are seconds since the epoch, `phases`
     seconds each (detect, stop, diagnose, schedule, start, restore_and_first_step, replay)."""
 
     number: int

@@ -11,17 +11,19 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Step:
-    """One step of the leading rank. `time` is seconds since the epoch; `loss` may be NaN."""
+    """One step of the leading rank. `time` is seconds since the epoch; `loss` may be NaN, and the `norm` of the gradient None, where it was not given."""
 
     step: int
     loss: float
     tokens: int
     time: float
+    norm: float | None = None
 
 
 def step_record(s: Step) -> dict[str, Any]:
     """The line of steps.jsonl: the loss as a hex float keeps every bit."""
-    return {"step": s.step, "loss": s.loss.hex(), "tokens": s.tokens, "t": round(s.time, 6)}
+    norm = {} if s.norm is None else {"norm": s.norm.hex()}
+    return {"step": s.step, "loss": s.loss.hex(), "tokens": s.tokens, "t": round(s.time, 6)} | norm
 
 
 def read_steps(path: Path) -> list[Step]:
@@ -34,7 +36,8 @@ def read_steps(path: Path) -> list[Step]:
     for line in lines:
         try:
             r = json.loads(line)
-            steps.append(Step(r["step"], float.fromhex(r["loss"]), r["tokens"], r["t"]))
+            norm = float.fromhex(r["norm"]) if "norm" in r else None
+            steps.append(Step(r["step"], float.fromhex(r["loss"]), r["tokens"], r["t"], norm))
         except (ValueError, KeyError):
             continue
     return steps

@@ -356,6 +356,9 @@ class Agent:
                     self._progress.add(rank, fresh, self.ranks)
                     if fresh["steps"]:
                         self._starting.note_steps()
+                if process.work is not None:
+                    self._progress.add_work(rank, process.work)
+                    process.work = None
                 if ended:
                     self._report_progress()  # its last steps first: what comes after its end is no longer heard
                     self._tell_end(rank, process)

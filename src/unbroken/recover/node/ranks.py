@@ -17,6 +17,7 @@ from typing import Any
 import psutil
 
 from ...cluster import Ownership, Process
+from ...detect.work import WorkMeter, WorkWindow
 from ...errors import LeaseExpired
 from ...journal.codec import decode, encode
 from ...progress import PageReader, Phase, StepRecord
@@ -128,6 +129,9 @@ class RankProcess:
         self._cpu = 0.0
         self._cpu_at = 0.0
         self._busy_count = 0
+        self._meter = WorkMeter(process.pid, on_processor=not start.env.get("CUDA_VISIBLE_DEVICES"))
+        self.work: WorkWindow | None = None
+        """Its newest window, until somebody takes it."""
 
     @property
     def running(self) -> bool:
@@ -233,6 +237,8 @@ class RankProcess:
                 # What looks like a step is not believed before it has advanced a few times.
                 records, source = [], "idle"
                 self._watch_cpu(now)
+        elif (window := self._meter.take(progress.count, records, now)) is not None:
+            self.work = window
         count = {"page": progress.count, "log": self._log.count, "idle": self._busy_count}[source]
         phase = progress.phase
         if source != "page" and count:
@@ -270,7 +276,9 @@ class RankProcess:
 
 def _record(r: StepRecord) -> list[Any]:
     # hex keeps every bit of the loss; NaN and infinity have no JSON form.
-    return [r.step, r.tokens, float(r.loss).hex(), r.time]
+    # A norm is a fifth, where there is one.
+    norm = [] if r.norm is None else [float(r.norm).hex()]
+    return [r.step, r.tokens, float(r.loss).hex(), r.time, *norm]
 
 
 def describe_start(

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from ...detect.stacks import ProcessInfo, collect_native, collect_stacks
+from ...detect.work import WorkWindow
 from ...link.runs import pack, unpack
 from ..wire import Message
 
@@ -23,6 +24,7 @@ class ProgressReport:
     def __init__(self) -> None:
         self._news: dict[int, Message] = {}
         self._steps: dict[int, int] = {}
+        self._work: list[list[Any]] = []
         self._lead: int | None = None
         self._lead_steps: list[Any] = []
 
@@ -40,6 +42,11 @@ class ProgressReport:
         if rank == self._lead:
             self._lead_steps += steps
 
+    def add_work(self, rank: int, w: WorkWindow) -> None:
+        """Takes what a rank worked in a window of its steps."""
+        row = (w.wall, w.busy, w.peak)
+        self._work.append([rank, w.step, w.steps, *(None if x is None else round(x, 7) for x in row)])
+
     def take(self) -> Message | None:
         """The fields of a `progress` message, and starts afresh; None where there is no news."""
         if not self._news:
@@ -49,8 +56,9 @@ class ProgressReport:
             key = (n["count"], n["phase"], n["source"], n["total"], self._steps.get(rank, -1))
             groups.setdefault(key, []).append(rank)
         steps = {str(self._lead): self._lead_steps} if self._lead_steps else {}
-        self._news, self._lead_steps = {}, []
-        return {"groups": [[pack(ranks), *key] for key, ranks in groups.items()], "steps": steps}
+        work = {"work": self._work} if self._work else {}
+        self._news, self._lead_steps, self._work = {}, [], []
+        return {"groups": [[pack(ranks), *key] for key, ranks in groups.items()], "steps": steps} | work
 
 
 class HostReport:

@@ -34,6 +34,7 @@ from .screen.view import View
 from .watch.corruption import CorruptionJudge
 from .watch.loss import LossJudge
 from .watch.news import News
+from .watch.slow import SlowJudge
 from .watch.watching import Watching
 
 _EARLIER = 5
@@ -115,6 +116,7 @@ def assemble(
     watching = Watching(
         run_dir, fleet, keepers, place, stopping, Following(lambda: amending.command, cwd, spec.timeouts.idle),
         LossJudge(accepting, place, recorder, view.say, spec.on_divergence),
+        SlowJudge(fleet, fencing, recorder, view.say, clock),
         CorruptionJudge(accepting, recorder, view.say, spec.policy),
         float(spec.timeouts.suspect), recorder, background,
         term, stop, view, clock, changed, amending,

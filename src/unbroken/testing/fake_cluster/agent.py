@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -25,11 +26,12 @@ from ...progress.page import Phase
 from ...recover.node.reporting import group_looks
 from ...version import __version__
 from .network import FakeConnection, Network
-from .training import Gang
+from .training import Gang, Script
 
 _RETRY_S = 0.5
 _KEPT_SNAPSHOTS = 3
 _SAVE_S = 0.5
+_WINDOW = 10
 _KILL = 9
 
 
@@ -98,6 +100,8 @@ class VirtualAgent:
         self.attempt = 0
         self.term = 0
         self.ranks: dict[int, str] = {}
+        self.slowness: dict[int, float] = {}
+        """How many times as long a rank takes for its own work."""
         """rank -> running, hung, ended."""
         self._endings: dict[int, Message] = {}
         self.lease_until: float | None = None
@@ -352,7 +356,9 @@ class VirtualAgent:
             new = [[s, 0, (1.0).hex(), at] for s in range(self._told_step + 1, step + 1)]
             self._told_step = step
             row = [pack(living), step + 1, int(Phase.TRAINING), "page", gang.script.steps, step]
-            self._tell(op="progress", attempt=attempt, groups=[row], steps={str(min(self.ranks)): new})
+            work = self._work(step, living, gang.script)
+            steps = {str(min(self.ranks)): new}
+            self._tell(op="progress", attempt=attempt, groups=[row], steps=steps, work=work)
             if gang.script.save_every and (step + 1) % gang.script.save_every == 0:
                 self._loop.call_later(_SAVE_S, self._save, attempt, step, living)
         if gang.finished:
@@ -361,6 +367,14 @@ class VirtualAgent:
             self._end_ranks(code=int(Exit.RANK_STOPPED_ON_REQUEST), signal=None, ours=False)
         elif not gang.stands:
             self._loop.call_later(gang.script.step_s, self._step, attempt)
+
+    def _work(self, step: int, ranks: list[int], script: Script) -> list[list[float | None]]:
+        """Each tenth step, what each rank worked in those ten."""
+        if not script.work_s or (step + 1) % _WINDOW:
+            return []
+        draw = random.Random(f"{self.node.name} {self.attempt} {step}")
+        each = {r: self.slowness.get(r, 1.0) * draw.gauss(1.0, script.work_noise) for r in ranks}
+        return [[r, step, _WINDOW, script.step_s, script.work_s * x, None] for r, x in each.items()]
 
     def _time_out(self, attempt: int) -> None:
         if attempt == self.attempt:

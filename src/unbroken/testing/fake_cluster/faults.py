@@ -42,6 +42,10 @@ class Faults:
 
         self._loop.call_later(noticed_after_s, notice) if noticed_after_s else notice()
 
+    def slow_rank(self, name: str, rank: int, factor: float) -> None:
+        """From now on a rank of a node takes so many times as long for its own work."""
+        self._agent(name).slowness[rank] = factor
+
     def isolate(self, name: str, *, noticed_after_s: float = 0.0) -> None:
         """A node loses all its links, and goes on. Collectives with it stand."""
         node, since = self._node(name), self._loop.time()

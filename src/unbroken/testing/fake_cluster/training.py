@@ -10,13 +10,16 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class Script:
     """What a virtual script does. `start_s` from launch to the first step, `step_s` a step; it saves each `save_every`
-    steps (0 for never) and ends well after `steps`. Ranks whose collective does not come back for `timeout_s` abort."""
+    steps (0 for never) and ends well after `steps`. Ranks whose collective does not come back for `timeout_s` abort. Of a step each
+    rank works `work_s` (0: they tell nothing of it), give or take `work_noise` of it."""
 
     start_s: float = 20.0
     step_s: float = 5.0
     save_every: int = 0
     steps: int | None = None
     timeout_s: float = 600.0
+    work_s: float = 0.0
+    work_noise: float = 0.01
 
 
 class Gang:

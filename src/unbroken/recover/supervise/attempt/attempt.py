@@ -23,6 +23,7 @@ from ...wire import Message
 from ..record.clock import Clock
 from .ledger import SnapshotTracker
 from .loss import LossFollower
+from .slow import WorkFollower
 
 _UNKEPT_MAX = 100_000
 
@@ -225,6 +226,11 @@ class Attempt:
                 self._note(rank, count, how, source, total, step)
         return self._take_steps(sent, steps)
 
+    @functools.cached_property
+    def work(self) -> WorkFollower:
+        """What its ranks report of their work."""
+        return WorkFollower({r: s.node for r, s in self.ranks.items()})
+
     def _note(self, rank: int, count: int, phase: Phase, source: str, total: int | None, step: int) -> None:
         state = self.ranks.get(rank)
         if state is None:
@@ -244,7 +250,10 @@ class Attempt:
         told: dict[int, list[tuple[Step, float]]] = {}
         for key, steps in ranks.items():
             if steps and (rank := int(key)) in self.ranks:
-                told[rank] = [(Step(s, float.fromhex(x), t, at + offset), at) for s, t, x, at in steps]
+                told[rank] = [
+                    (Step(s, float.fromhex(x), t, at + offset, float.fromhex(n[0]) if n else None), at)
+                    for s, t, x, at, *n in steps
+                ]
         leader = self._leading(told)
         fresh = told.get(leader, [])
         for step, at in fresh:

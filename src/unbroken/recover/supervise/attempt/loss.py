@@ -64,6 +64,6 @@ class LossFollower:
             self._in_a_row = 0
             return
         self._in_a_row = self._in_a_row + 1 if follows and reported else max(self._in_a_row, int(reported))
-        found = self._watch.observe(step.step, step.loss)
+        found = self._watch.observe(step.step, step.loss, step.norm)
         if found is not None and (self.finding is None or self.finding.level is not Level.DECLARED):
             self.finding = found

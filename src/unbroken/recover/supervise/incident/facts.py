@@ -67,7 +67,7 @@ def collect_facts(
         agents_lost=tuple(agents) if kind == "agent_lost" else (),
         lease_expired=attempt.stopped_by_us() if kind in ("lease", "supervisor_lost") else None,
         launch_error=outcome.error if kind == "start_failed" else "",
-        preempted=outcome.error if kind == "preempted" else "",
+        preempted=outcome.error if kind in ("preempted", "slow") else "",
         supervisor_lost=kind == "supervisor_lost",
         places={
             r: RankPlace(

@@ -206,7 +206,7 @@ class Recovering:
         failures = attempt.failures()
         if outcome.kind == "failed" and failures:
             return failures[0].time
-        if outcome.kind == "preempted":
+        if outcome.kind in ("preempted", "slow"):
             return self._clock.wall()
         now, clock = self._clock.wall(), self._clock.monotonic()
         heard = [now - (clock - self._fleet.nodes[n].heard) for n in outcome.nodes]

@@ -147,6 +147,21 @@ def _groups(m: Message, world_size: int) -> None:
     for rank, steps in _table(m.get("steps"), "steps").items():
         _rank(rank, world_size)
         _steps(steps)
+    _work(m.get("work", []), world_size)
+
+
+def _work(rows: Any, world_size: int) -> None:
+    """Rows `[rank, step, steps, wall, busy, peak]`, the last three in seconds."""
+    if not isinstance(rows, list):
+        raise Malformed("'work' is no list")
+    for row in rows:
+        if not isinstance(row, list) or len(row) != 6:
+            raise Malformed("a row of 'work' is no list of six")
+        whole(row[0], "rank", 0, world_size - 1)
+        whole(row[1], "step", -_MOST, _MOST)
+        whole(row[2], "steps", 1, _MOST)
+        for value in (*row[3:5], *([] if row[5] is None else [row[5]])):
+            number(value, "seconds of work", 0.0, _LATEST)
 
 
 def _news(news: Message) -> None:
@@ -167,14 +182,15 @@ def _steps(steps: Any) -> None:
     if not isinstance(steps, list):
         raise Malformed("'steps' is no list")
     for step in steps:
-        if not isinstance(step, list) or len(step) != 4:
-            raise Malformed("a step is no list of four")
+        if not isinstance(step, list) or len(step) not in (4, 5):
+            raise Malformed("a step is no list of four or five")
         whole(step[0], "step", -_MOST, _MOST)
         whole(step[1], "tokens", -_MOST, _MOST)
         try:
-            float.fromhex(text(step[2], "loss", most=64))
+            for value in (step[2], *step[4:]):
+                float.fromhex(text(value, "loss or norm", most=64))
         except (ValueError, OverflowError):
-            raise Malformed("a loss is no hexadecimal number") from None
+            raise Malformed("a loss or norm is no hexadecimal number") from None
         number(step[3], "time", 0.0, _LATEST)
 
 

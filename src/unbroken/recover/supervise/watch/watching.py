@@ -29,6 +29,7 @@ from ..screen.view import View
 from . import stacks
 from .corruption import CorruptionJudge
 from .loss import LossJudge
+from .slow import SlowJudge
 
 _TICK_S = 0.1
 _POLLS = 20
@@ -53,6 +54,7 @@ class Watching:
         stopping: Stopping,
         following: Following,
         losses: LossJudge,
+        slow: SlowJudge,
         corruption: CorruptionJudge,
         suspect_s: float,
         recorder: Recorder,
@@ -68,7 +70,7 @@ class Watching:
         self._amending = amending
         self._run_dir, self._fleet, self._keepers, self._place = run_dir, fleet, keepers, place
         self._stopping, self._following, self._recorder = stopping, following, recorder
-        self._losses, self._corruption = losses, corruption
+        self._slow, self._losses, self._corruption = slow, losses, corruption
         self._suspect_s = suspect_s
         self._background, self._term, self._stop = background, term, stop
         self._view, self._clock, self._changed = view, clock, changed
@@ -105,6 +107,8 @@ class Watching:
                     leaving.kind, leaving.why = "amended", self._amending.why()
                 else:
                     leaving.why = self._find_preemption(attempt)
+                if not leaving.why and (why := await self._slow.judge(attempt)):
+                    leaving.kind, leaving.why = "slow", why
             if self._stop or leaving.why:
                 leaving.task = leaving.task or asyncio.create_task(
                     self._stopping.stop_ranks(attempt, leaving.why)

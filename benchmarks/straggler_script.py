@@ -1,0 +1,49 @@
+"""A synchronous training on CPUs for `stragglers.py`: each rank multiplies matrices, then all reduce.
+
+    unbroken run --nodes 4 --nproc 2 -- benchmarks/straggler_script.py KIND STEPS WORK
+
+KIND: steady; slow (one rank works a tenth more from step 100 on); uneven (each step another length for each rank); pauses (now and
+then a rank stops for a while); loader (ranks wait for their data now and then). WORK is the number of products in a step.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+
+import unbroken
+
+SLOW_RANK, FROM, MORE = 5, 100, 1.1
+
+
+def main() -> None:
+    """One rank."""
+    kind, steps, work = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    run, rank = unbroken.attach(total_steps=steps), int(os.environ["RANK"])
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    draw, a, value = random.Random(rank), torch.randn(96, 96), torch.ones(256)
+    for step in range(1, steps + 1):
+        products = float(work)
+        if kind == "slow" and rank == SLOW_RANK and step >= FROM:
+            products *= MORE
+        elif kind == "uneven":
+            products *= draw.uniform(0.5, 1.5)
+        elif kind == "pauses" and draw.random() < 0.01:
+            products *= 4
+        elif kind == "loader" and draw.random() < 0.02:
+            time.sleep(0.02)
+        for _ in range(round(products)):
+            a @ a
+        dist.all_reduce(value)
+        run.step(step, loss=1.0)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

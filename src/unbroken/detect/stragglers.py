@@ -1,0 +1,271 @@
+"""Finds who makes a synchronous training slow, from the time that each rank spends not waiting for the others. See docs/stragglers.md.
+
+Pure. All ranks show the same step time, so it says nothing of who is slow; their own work differs. It is compared between ranks
+that do the same, as ratios within one window of steps, so no clock of two hosts is compared. Where there is no signal, or it
+does not point at one node steadily, nobody is named: most slow jobs are slow for their code.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from statistics import fmean as mean
+from statistics import median
+
+
+class SlowKind(StrEnum):
+    """What makes it slow."""
+
+    NODE = "one node"
+    STAGE = "one pipeline stage"
+    UNEVEN = "uneven work, as of sequence lengths"
+    PAUSES = "pauses of single ranks, as of garbage collection"
+    STORAGE = "storage"
+    FABRIC = "the whole fabric"
+    EVERYBODY = "all ranks alike"
+    SEVERAL = "ranks of several nodes"
+
+
+@dataclass(frozen=True)
+class RankWork:
+    """One rank's window of steps, in seconds a step: `busy` not waiting for others, `peak` that of its worst step, `data` waiting for
+    its data. None: not known."""
+
+    busy: float
+    peak: float | None = None
+    data: float | None = None
+
+
+@dataclass(frozen=True)
+class SlowSettings:
+    """When somebody is named. The defaults named nobody in the steps that we recorded (docs/stragglers.md)."""
+
+    windows: int = 8
+    """So many windows are looked at together,"""
+    least: float = 0.06
+    """in their mean a rank has so much more work than its peers,"""
+    spreads: float = 6.0
+    """so many spreads of such a mean more,"""
+    share: float = 0.01
+    """and so much of the step's time: what is less does not make it slow."""
+    most: float = 0.75
+    """In so many of the windows it has half of that, at least: a short slowness is none."""
+    held: int = 4
+    """What is said of all ranks holds in so many windows one after the other."""
+    peers: int = 3
+    """Fewer ranks with a signal say nothing."""
+    baseline: int = 8
+    """So many windows say what is usual for the run itself."""
+    slower: float = 0.1
+    """A step that takes so much longer than usual is slow, whoever it is."""
+    pause: float = 2.0
+    """A step of a rank with so much more work than its usual one is a pause."""
+
+
+@dataclass(frozen=True)
+class SlowFinding:
+    """What makes the training slow, as of `step`. `ranks` and `nodes` only where one node is at fault (`kind` NODE), or its storage;
+    `excess` is how much longer a step takes for it, in seconds; `why` in words."""
+
+    kind: SlowKind
+    step: int
+    excess: float
+    why: str
+    ranks: tuple[int, ...] = ()
+    nodes: tuple[str, ...] = ()
+
+
+@dataclass
+class SlowWatch:
+    """Watches one attempt. `peers` says which ranks do the same work (a pipeline stage, say); without it all do. `nodes` is the node
+    of each rank."""
+
+    nodes: Mapping[int, str]
+    peers: Mapping[int, str] = field(default_factory=dict)
+    settings: SlowSettings = SlowSettings()
+
+    def __post_init__(self) -> None:
+        keep = 2 * self.settings.held
+        self._ratios: dict[int, deque[float]] = {r: deque(maxlen=self.settings.windows) for r in self.nodes}
+        self._first: list[tuple[float, float, float]] = []
+        self._tops: deque[int | None] = deque(maxlen=keep)
+        self._pausing: deque[tuple[int, ...]] = deque(maxlen=keep)
+        self._stages: deque[str | None] = deque(maxlen=keep)
+        self._slow: deque[SlowKind | None] = deque(maxlen=keep)
+
+    def observe(self, step: int, step_s: float, work: Mapping[int, RankWork]) -> SlowFinding | None:
+        """Takes a window that ended with `step`, of steps of `step_s` seconds; what makes it slow now, if anything does."""
+        s = self.settings
+        known = {r: w for r, w in work.items() if r in self._ratios and w.busy > 0}
+        if len(known) < s.peers or step_s <= 0:
+            return None
+        groups: dict[str, list[int]] = {}
+        for r in known:
+            groups.setdefault(self.peers.get(r, ""), []).append(r)
+        medians = {g: median(known[r].busy for r in ranks) for g, ranks in groups.items()}
+        self._take(known, groups, medians, step_s)
+        return (
+            self._find_node(step, step_s, known, medians)
+            or self._find_stage(step, step_s, medians)
+            or self._find_uneven(step, step_s, known, medians)
+            or self._find_slower(step, step_s, known)
+        )
+
+    def _take(
+        self,
+        known: Mapping[int, RankWork],
+        groups: Mapping[str, list[int]],
+        medians: Mapping[str, float],
+        step_s: float,
+    ) -> None:
+        s = self.settings
+        top: tuple[float, int] | None = None
+        for g, ranks in groups.items():
+            if len(ranks) < s.peers:
+                continue
+            ratios = {r: known[r].busy / medians[g] for r in ranks}
+            limit = 1 + max(s.least, s.spreads * _measure(ratios.values()))
+            for r, x in ratios.items():
+                self._ratios[r].append(x)
+                if (
+                    x > limit
+                    and known[r].busy - medians[g] > s.share * step_s
+                    and (top is None or x > top[0])
+                ):
+                    top = (x, r)
+        self._tops.append(top[1] if top else None)
+        paused = [
+            r for r, w in known.items() if w.peak is not None and w.peak > s.pause * w.busy and w.peak - w.busy > s.share * step_s
+        ]  # fmt: skip
+        self._pausing.append(tuple(paused))
+        if len(medians) > 1:
+            high, *rest = sorted(medians, key=lambda g: -medians[g])
+            usual = median(medians[g] for g in rest)
+            self._stages.append(high if medians[high] > (1 + s.slower) * usual else None)
+
+    def _find_node(
+        self, step: int, step_s: float, known: Mapping[int, RankWork], medians: Mapping[str, float]
+    ) -> SlowFinding | None:
+        s = self.settings
+        held = []
+        for g in medians:
+            peers = [r for r in known if self.peers.get(r, "") == g and len(self._ratios[r]) == s.windows]
+            if len(peers) >= s.peers:
+                held += self._find_outliers(peers, s.share * step_s / medians[g])
+        if not held:
+            return None
+        excess = max(known[r].busy - medians[self.peers.get(r, "")] for r in held)
+        nodes = Counter(self.nodes[r] for r in held)
+        share = median(mean(self._ratios[r]) for r in held) - 1
+        ranks = tuple(sorted(held))
+        if len(nodes) > 1:
+            why = f"{len(ranks)} ranks on {len(nodes)} nodes have {share:.0%} more work than their peers: see what they have in common"
+            return SlowFinding(SlowKind.SEVERAL, step, excess, why)
+        (node,) = nodes
+        named = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks[:8]))}"
+        why = f"{named} on {node}: {share:.0%} more time at work than {'its' if len(ranks) == 1 else 'their'} peers, who wait {excess:.3g} s in each step of {step_s:.3g} s"
+        return SlowFinding(SlowKind.NODE, step, excess, why, ranks, (node,))
+
+    def _find_outliers(self, peers: Sequence[int], share: float) -> list[int]:
+        """Those whose mean over the windows is far above 1, where the mean of that many would be by chance. Windows are taken as
+        independent; what differs between two ranks all the time and by little is below `least`."""
+        s = self.settings
+        spread = _measure(x for r in peers for x in self._ratios[r]) / math.sqrt(s.windows)
+        more = max(s.least, s.spreads * spread, share)
+        return [
+            r for r in peers
+            if mean(self._ratios[r]) > 1 + more and sum(x > 1 + s.least / 2 for x in self._ratios[r]) >= s.most * s.windows
+        ]  # fmt: skip
+
+    def _find_stage(self, step: int, step_s: float, medians: Mapping[str, float]) -> SlowFinding | None:
+        s = self.settings
+        last = list(self._stages)[-s.held :]
+        if len(last) < s.held or last[0] is None or len(set(last)) > 1:
+            return None
+        usual = median(m for g, m in medians.items() if g != last[0])
+        excess = medians[last[0]] - usual
+        if excess <= s.share * step_s:
+            return None
+        why = f"stage {last[0]} has {medians[last[0]] / usual - 1:.0%} more work than the others, on all of its ranks: balance the layers"
+        return SlowFinding(SlowKind.STAGE, step, excess, why)
+
+    def _find_uneven(
+        self, step: int, step_s: float, known: Mapping[int, RankWork], medians: Mapping[str, float]
+    ) -> SlowFinding | None:
+        """Somebody else is slow each time."""
+        s = self.settings
+        pausing = [p for p in self._pausing if p]
+        ranks = {r for p in pausing for r in p}
+        if len(pausing) >= s.held and len(ranks) >= s.peers:
+            excess = median(max(known[r].peak or 0.0 for r in known) - known[r].busy for r in known)
+            why = f"single steps of {len(ranks)} ranks take {s.pause:g} times their usual work and more, now this one and now that one: garbage collection, at its own time on each rank? (gc.freeze, gc.collect every so many steps)"
+            return SlowFinding(SlowKind.PAUSES, step, excess, why)
+        tops = [t for t in self._tops if t is not None]
+        if (
+            len(self._tops) == self._tops.maxlen
+            and len(tops) > len(self._tops) // 2
+            and len(set(tops)) >= s.peers
+        ):
+            excess = max(known[r].busy - medians[self.peers.get(r, "")] for r in known)
+            why = f"{len(set(tops))} different ranks had the most work in the last {len(self._tops)} windows: the work is uneven, see the lengths of the sequences"
+            return SlowFinding(SlowKind.UNEVEN, step, excess, why)
+        return None
+
+    def _find_slower(self, step: int, step_s: float, known: Mapping[int, RankWork]) -> SlowFinding | None:
+        """The step takes longer than it did, and no rank stands out."""
+        s = self.settings
+        busy = median(w.busy for w in known.values())
+        waits = [w.data for w in known.values() if w.data is not None]
+        data = max(waits, default=0.0)
+        if len(self._first) < s.baseline:
+            self._first.append((step_s, busy, data))
+            return None
+        usual, usual_busy, usual_data = (median(x[i] for x in self._first) for i in range(3))
+        excess = step_s - usual
+        spread = 1.4826 * median(abs(x[0] - usual) for x in self._first)
+        kind = None
+        if excess > max(s.slower * usual, s.spreads * spread):
+            if data - usual_data > excess / 2:
+                kind = SlowKind.STORAGE
+            elif busy - usual_busy > excess / 2:
+                kind = SlowKind.EVERYBODY
+            else:
+                kind = SlowKind.FABRIC
+        self._slow.append(kind)
+        if kind is None or len(self._slow) < 2 * s.held or {*self._slow} != {kind}:
+            return None
+        what = {
+            SlowKind.STORAGE: "and the time that ranks wait for their data grew with it",
+            SlowKind.EVERYBODY: "and the work of all ranks grew with it: clocks, code or data, but no single node",
+            SlowKind.FABRIC: "and no rank works longer: the collectives do; see the network as a whole",
+        }[kind]
+        return SlowFinding(
+            kind, step, excess, f"a step takes {step_s:.3g} s where {usual:.3g} s was usual, {what}"
+        )
+
+
+@dataclass
+class SlowCost:
+    """What a slow node has cost so far, against what it costs to leave it: the dearer action is worth it when the loss reaches its
+    price (ski rental: never more than twice what was best)."""
+
+    price_s: float
+    lost_s: float = 0.0
+    _node: tuple[str, ...] = ()
+
+    def add(self, finding: SlowFinding | None, steps: int) -> bool:
+        """Counts `steps` more; True once the loss has reached the price for the same node."""
+        if finding is None or finding.kind is not SlowKind.NODE:
+            return False
+        if finding.nodes != self._node:
+            self._node, self.lost_s = finding.nodes, 0.0
+        self.lost_s += finding.excess * steps
+        return self.lost_s >= self.price_s
+
+
+def _measure(ratios: Iterable[float]) -> float:
+    """The spread of ratios around 1, as the median deviation says it."""
+    return 1.4826 * median(abs(x - 1) for x in ratios)

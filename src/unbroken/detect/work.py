@@ -1,0 +1,66 @@
+"""How much a rank works in a window of its steps, seen from outside or as it reports it: what `stragglers` compares.
+
+On a processor: the time of its main thread on one, by the kernel's count (`schedstat`). A rank that waits for the others in a
+collective sleeps. How long it waited for a processor is left out: on a host with more ranks than cores, or beside other jobs, that
+names somebody else each minute. With a GPU the main thread tells nothing (waiting for a
+kernel spins): there only what the script reports counts (`run.step(..., busy=...)`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..progress import StepRecord
+
+_LEAST_STEPS, _LEAST_S = 10, 0.5
+
+
+@dataclass(frozen=True)
+class WorkWindow:
+    """`steps` steps that ended with `step`, in seconds a step: `wall` between its ends, `busy` at work, `peak` the work of the worst step (None where it is not known)."""
+
+    step: int
+    steps: int
+    wall: float
+    busy: float
+    peak: float | None = None
+
+
+class WorkMeter:
+    """One rank's; a new one for each process."""
+
+    def __init__(self, pid: int, *, on_processor: bool = True) -> None:
+        """`on_processor` is False for ranks with a GPU."""
+        self._pid, self._on_processor = pid, on_processor
+        self._count, self._at, self._used = 0, 0.0, 0.0
+        self._begun = False
+        self._reported: list[float | None] = []
+
+    def take(self, count: int, records: Sequence[StepRecord], now: float) -> WorkWindow | None:
+        """The window that is over, if one is: `count` steps were made so far, `records` are the newest of them."""
+        self._reported += [r.busy for r in records]
+        steps, wall = count - self._count, now - self._at
+        if self._begun and (steps < _LEAST_STEPS or wall < _LEAST_S):
+            return None
+        before, self._used = self._used, read_used(self._pid) if self._on_processor else 0.0
+        reported, self._reported = self._reported, []
+        begun, self._begun = self._begun, True
+        self._count, self._at = count, now
+        last = records[-1].step if records else -1
+        if not begun or last < 0:
+            return None
+        given = [b for b in reported if b is not None]
+        if reported and len(given) == len(reported):
+            return WorkWindow(last, steps, wall / steps, sum(given) / len(given), peak=max(given))
+        busy = max(0.0, self._used - before) / steps
+        return WorkWindow(last, steps, wall / steps, busy) if busy > 0 else None
+
+
+def read_used(pid: int) -> float:
+    """Seconds that the main thread was on a processor; 0 where that cannot be read."""
+    try:
+        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return 0.0

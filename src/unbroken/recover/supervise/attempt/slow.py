@@ -1,0 +1,33 @@
+"""What the ranks of one attempt report of their work, put together window by window."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import Any
+
+from ....detect.stragglers import RankWork, SlowFinding, SlowWatch
+from ....detect.work import WorkWindow
+
+
+class WorkFollower:
+    """`finding` is the newest one that was not taken yet, and how many steps its window had."""
+
+    def __init__(self, nodes: Mapping[int, str]) -> None:
+        self._watch = SlowWatch(nodes)
+        self._ranks = frozenset(nodes)
+        self._news: dict[int, WorkWindow] = {}
+        self.finding: tuple[SlowFinding, int] | None = None
+
+    def take(self, rows: Sequence[Sequence[Any]]) -> None:
+        """Takes an agent's rows `[rank, step, steps, wall, busy, peak]`; a window is judged once all ranks have told one."""
+        for rank, *window in rows:
+            self._news[rank] = WorkWindow(*window)
+        if not self._ranks <= self._news.keys():
+            return
+        news, self._news = self._news, {}
+        step, steps = min(w.step for w in news.values()), min(w.steps for w in news.values())
+        step_s = median(w.wall for w in news.values())
+        found = self._watch.observe(step, step_s, {r: RankWork(w.busy, w.peak) for r, w in news.items()})
+        if found is not None:
+            self.finding = (found, steps)

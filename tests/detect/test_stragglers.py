@@ -1,0 +1,122 @@
+"""Who makes a training slow is named where one node does, and nobody else."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from unbroken.detect.stragglers import RankWork, SlowCost, SlowFinding, SlowKind, SlowWatch
+
+STEPS = 10
+"""In a window."""
+
+
+def watch(ranks: int = 64, per_node: int = 8, stages: int = 1) -> SlowWatch:
+    peers = {r: f"{r * stages // ranks}" for r in range(ranks)} if stages > 1 else {}
+    return SlowWatch({r: f"n{r // per_node}" for r in range(ranks)}, peers)
+
+
+def run(
+    w: SlowWatch,
+    factor: dict[int, float],
+    *,
+    windows: int = 10,
+    seed: int = 0,
+    noise: float = 0.01,
+    step_s: float = 1.0,
+    calm: int = 0,
+) -> list[SlowFinding]:
+    """What is found in so many windows of ranks whose work is 0.7 s times a factor, after `calm` windows without."""
+    draw = random.Random(seed)
+    found = []
+    for k in range(calm + windows):
+        slow = factor if k >= calm else {}
+        work = {r: RankWork(0.7 * slow.get(r, 1.0) * draw.gauss(1, noise)) for r in w.nodes}
+        excess = max(x.busy for x in work.values()) - 0.7
+        f = w.observe((k + 1) * STEPS, step_s + excess, work)
+        if f is not None:
+            found.append(f)
+    return found
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_one_rank_of_64_a_tenth_slower_is_named_within_100_steps(seed: int) -> None:
+    first = run(watch(), {37: 1.1}, seed=seed)[0]
+    assert (first.kind, first.ranks, first.nodes) == (SlowKind.NODE, (37,), ("n4",))
+    assert first.step <= 100 and 0.05 < first.excess < 0.09
+
+
+def test_a_slow_node_is_named_with_all_its_ranks() -> None:
+    first = run(watch(), dict.fromkeys(range(8, 16), 1.15))[0]
+    assert first.nodes == ("n1",) and first.ranks == tuple(range(8, 16))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_nobody_is_named_for_noise(seed: int) -> None:
+    assert not run(watch(8), {}, windows=250, seed=seed, noise=(0.002, 0.02, 0.05, 0.1)[seed % 4])
+
+
+def test_a_short_slowness_is_left_alone() -> None:
+    w = watch()
+    assert not run(w, {3: 1.5}, windows=3)
+    assert not run(w, {}, windows=20)
+
+
+def test_ranks_of_two_nodes_are_not_named() -> None:
+    first = run(watch(), {3: 1.2, 60: 1.2})[0]
+    assert first.kind is SlowKind.SEVERAL and not first.ranks and not first.nodes
+
+
+def test_a_stage_is_not_a_node() -> None:
+    found = run(watch(stages=4), dict.fromkeys(range(48, 64), 1.3))
+    assert {(f.kind, f.nodes) for f in found} == {(SlowKind.STAGE, ())} and "stage 3" in found[0].why
+    # A slow rank of it is found among its own.
+    both = run(watch(stages=4), dict.fromkeys(range(48, 63), 1.3) | {63: 1.5})
+    assert both[-1].ranks == (63,)
+
+
+def test_uneven_sequences_name_nobody() -> None:
+    w, draw, found = watch(), random.Random(1), []
+    for k in range(40):
+        work = {r: RankWork(0.7 * draw.gauss(1, 0.01)) for r in w.nodes}
+        work[draw.randrange(64)] = RankWork(1.1)
+        found.append(w.observe(k * STEPS, 1.4, work))
+    assert {f.kind for f in found if f} == {SlowKind.UNEVEN}
+
+
+def test_pauses_now_here_now_there_are_told_as_such() -> None:
+    w, draw, found = watch(), random.Random(1), []
+    for k in range(20):
+        work = {r: RankWork(0.7 * draw.gauss(1, 0.01), peak=0.75) for r in w.nodes}
+        for r in draw.sample(range(64), 3):
+            work[r] = RankWork(0.72, peak=1.9)
+        found.append(w.observe(k * STEPS, 1.2, work))
+    assert {f.kind for f in found if f} == {SlowKind.PAUSES}
+
+
+@pytest.mark.parametrize(
+    ("busy", "data", "kind"),
+    [(0.7, 0.0, SlowKind.FABRIC), (0.7, 0.4, SlowKind.STORAGE), (1.1, 0.0, SlowKind.EVERYBODY)],
+)
+def test_a_run_that_grows_slow_on_all_ranks_names_nobody(busy: float, data: float, kind: SlowKind) -> None:
+    w, found = watch(16), []
+    for k in range(30):
+        slow = k >= 15
+        work = {r: RankWork(busy if slow else 0.7, data=data if slow else 0.0) for r in w.nodes}
+        found.append(w.observe(k * STEPS, 1.4 if slow else 1.0, work))
+    assert {(f.kind, f.nodes) for f in found if f} == {(kind, ())}
+
+
+def test_without_a_signal_nobody_is_named() -> None:
+    w = watch(8)
+    assert all(w.observe(k, 1.0, {}) is None for k in range(30))
+    assert all(w.observe(k, 1.0, {0: RankWork(0.9), 1: RankWork(0.1)}) is None for k in range(30))
+
+
+def test_the_dearer_action_waits_until_the_loss_has_reached_its_price() -> None:
+    cost = SlowCost(price_s=60.0)
+    finding = SlowFinding(SlowKind.NODE, 0, 0.5, "", (1,), ("n0",))
+    assert [cost.add(finding, 50) for _ in range(4)] == [False, False, True, True]
+    other = SlowFinding(SlowKind.NODE, 0, 0.5, "", (9,), ("n1",))
+    assert not cost.add(other, 50) and not cost.add(None, 50)

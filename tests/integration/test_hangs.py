@@ -1,0 +1,26 @@
+"""Hangs made on purpose are suspected within ten seconds with the right ranks: four of the twenty of `benchmarks/hangs.py`, and two that
+are only slow."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from benchmarks.hangs import judge_hang, judge_healthy
+
+pytestmark = [pytest.mark.slow, pytest.mark.made_up]
+
+
+@pytest.mark.parametrize(
+    "name", ["loader_worker_stopped", "lock_held_in_c", "one_collective_more", "two_of_four"]
+)
+def test_a_hang_is_suspected_and_its_ranks_are_named(tmp_path: Path, name: str) -> None:
+    found = judge_hang(name, tmp_path / "run")
+    assert found["right"] and found["recognised"], found
+    assert found["suspected_s"] <= 10
+
+
+@pytest.mark.parametrize("name", ["stopped_for_a_while", "checkpoint_by_one"])
+def test_one_that_is_only_slow_is_let_alone(tmp_path: Path, name: str) -> None:
+    found = judge_healthy(name, tmp_path / "run")
+    assert found["completed"] and not found["killed"], found
