@@ -1,14 +1,14 @@
-"""What training reaches on this machine's GPUs, beside plain FSDP2 in the same run.
+"""What training reaches on this machine's GPUs, beside plain FSDP2 and transformers' Trainer in the same run.
 
-    torchrun --nproc-per-node N benchmarks/train.py --out RESULT.json [--sizes 1b 3b 7b] [--peers fsdp2 fsdp2-full] [--tiny]
+    python benchmarks/train.py --out FOLDER [--gpus N] [--parts rates 1b 3b 7b trainer four] [--seconds S] [--tiny]
 
-Each contender trains the same model on the same random tokens (bfloat16, AdamW, each block compiled): the plans of `OURS` that go
-with N GPUs, with flash and cuDNN attention, and FSDP2 as torch's own tutorial has it, with and without recomputation. Each is tried
-with growing micro-batches until memory ends, and reports its best: median of ten steps, tokens/s/GPU, MFU = tokens/s x (6 N + 12 L d T)
-/ 989 TFLOP/s (Hopper's dense bf16, N without the embedding, attention counted whole), the share of this card's measured rate of
-matrix products, peak memory, and SM activity over the ten steps where NVML's GPM gives it. The contenders come one after the
-other, and round again (`--rounds`), so that a card that grows hot slows all. `--tiny` goes through all of it on a processor with
-gloo, to see that the script works: its figures mean nothing.
+Each part is a process of its own (one for each GPU), with a time-out, and writes every figure as soon as it has it: FOLDER/PART.jsonl,
+all together FOLDER/train.json. A part's cases come one after the other, contenders in turn, so that a card that grows hot slows all.
+Every contender trains the same model on random tokens with bf16 arithmetic, AdamW in float32, clipping, compiled blocks and loss. A figure
+is the mean over steps between two synchronisations, so that nobody is made to wait after each step. MFU = tokens/s x (6 N + 12 L d T)
+/ 989 TFLOP/s (Hopper's dense bf16; N without the embedding, attention counted whole); `of_matrix_rate` divides by what a bare
+product of 8,192^3 reaches on this card in this run. Activity is NVML's GPM; where the time goes is from a trace of two more steps.
+`--tiny` goes through all of it on a processor, to see that the script works: its figures mean nothing.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ import dataclasses
 import gc
 import json
 import os
-import statistics
+import signal
+import socket
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,239 +34,301 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
 import torch  # noqa: E402
-import torch.distributed as dist  # noqa: E402
+from train_contenders import Case, fsdp2, ours, trainer_loop  # noqa: E402
 
-from unbroken.train.config import ModelConfig, RunConfig, TrainConfig, build  # noqa: E402
-from unbroken.train.planning.sizes import RECIPES, flops_per_token  # noqa: E402
+from unbroken.train.config import ModelConfig, RunConfig  # noqa: E402
+from unbroken.train.planning.sizes import RECIPES, flops_per_token, parameter_count  # noqa: E402
+from unbroken.train.profiling.activity import ActivityRecorder  # noqa: E402
+from unbroken.train.profiling.kernels import longest, read_trace, time_by_kind  # noqa: E402
 from unbroken.train.world import World, start_world  # noqa: E402
 
 PEAK = 989e12
 TINY = ModelConfig(dim=64, layers=4, heads=4, kv_heads=4, hidden=128, vocab=512)
-OURS: dict[str, dict[str, Any]] = {
-    "zero-1": {"engine": "plan", "optimizer": -1},
-    "V2": {"parameters": -1},
-    "V2, recomputed": {"parameters": -1, "recompute": "full"},
-    "V2, selective": {"parameters": -1, "recompute": "selective"},
-    "V1": {"pipeline": 2, "tensor": 2, "optimizer": -1},
-}
-STEPS, WARM = 10, 5
-
-
-def tokens_file(folder: Path, vocab: int, count: int) -> str:
-    """Random tokens as datatrove lays them out."""
-    import numpy as np
-
-    path = folder / "tokens.ds"
-    if not path.exists():
-        np.random.default_rng(0).integers(0, vocab, count, dtype=np.uint32).tofile(path)
-        np.array([count], np.uint64).tofile(folder / "tokens.ds.index")
-    return str(path)
-
-
-def ours(plan: dict[str, Any], attention: str, model: ModelConfig, world: World, args: argparse.Namespace, micro: int) -> Callable[[], float]:  # fmt: skip
-    """One step of our trainer; returns the loss."""
-    from unbroken.progress import attach
-    from unbroken.train.training import open_corpus, open_training
-
-    copies = world.size // (plan.get("pipeline", 1) * plan.get("tensor", 1))
-    n = 2 * plan.get("pipeline", 1) if plan.get("pipeline", 1) > 1 else 1
-    batch = copies * micro * n
-    source = tokens_file(args.folder, model.vocab, 64 * batch * args.seq + 1)
-    config: TrainConfig = build({
-        "model": dataclasses.asdict(model),
-        "data": {"data": source, "cache": str(args.folder), "seq": args.seq, "global_batch": batch, "micro_batch": micro},
-        "run": {"mode": "fast", "dtype": "bfloat16", "steps": 1000},
-        "plan": {"compile": not args.tiny, "attention": attention, "gradient_dtype": "bfloat16", **plan},
-    })  # fmt: skip
-    trainer = open_training(config, world, attach(), open_corpus(config))
-    return lambda: trainer.train_step(lambda: None, False)[0]
-
-
-def plain_fsdp2(recompute: bool, model: ModelConfig, world: World, args: argparse.Namespace, micro: int) -> Callable[[], float]:  # fmt: skip
-    """FSDP2 as torch's documentation has it: float32 weights, bf16 computation, each block wrapped and compiled."""
-    import torch.nn.functional as F
-    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-
-    from unbroken.train.parallel.stage import Stage
-
-    with torch.device(world.device):
-        net = Stage(model, range(model.layers))
-    net.set_positions(model, torch.arange(args.seq), world.device)
-    for name in list(net.blocks):
-        if recompute:
-            net.blocks[name] = checkpoint_wrapper(net.blocks[name], preserve_rng_state=False)
-        if not args.tiny:
-            net.blocks[name].compile()
-    mesh = init_device_mesh(world.device.type, (world.size,))
-    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    for block in net.blocks.values():
-        fully_shard(block, mesh=mesh, mp_policy=policy)
-    fully_shard(net, mesh=mesh, mp_policy=policy)
-    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-4, fused=world.device.type == "cuda")
-
-    def step() -> float:
-        x = torch.randint(0, model.vocab, (micro, args.seq + 1), device=world.device)
-        loss = F.cross_entropy(net(x[:, :-1]).flatten(0, 1).float(), x[:, 1:].flatten())
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        return float(loss.detach())
-
-    return step
-
-
-def measure(make: Callable[[int], Callable[[], float]], world: World, args: argparse.Namespace) -> dict[str, Any] | None:  # fmt: skip
-    """The best of growing micro-batches; None if not even one sample fits."""
-    best: dict[str, Any] | None = None
-    for micro in (1, 2, 4, 8, 12, 16) if not args.tiny else (1, 2):
-        try:
-            found = _timed(make(micro), micro, world, args)
-        except torch.OutOfMemoryError:
-            found = None
-        gc.collect()
-        if world.device.type == "cuda":
-            torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats()
-        fits = torch.tensor(float(found is not None), device=world.device)
-        dist.all_reduce(fits, op=dist.ReduceOp.MIN)
-        if not fits.item():
-            break
-        if best is None or (found and found["step_s"] / micro < best["step_s"] / best["micro_batch"]):
-            best = found
-    return best
-
-
-def _timed(step: Callable[[], float], micro: int, world: World, args: argparse.Namespace) -> dict[str, Any]:
-    wait = torch.cuda.synchronize if world.device.type == "cuda" else lambda: None
-    for _ in range(WARM if not args.tiny else 1):
-        step()
-    before = _gpm(world)
-    times = []
-    for _ in range(STEPS if not args.tiny else 2):
-        wait()
-        began = time.perf_counter()
-        step()
-        wait()
-        times.append(time.perf_counter() - began)
-    memory = torch.cuda.max_memory_allocated() if world.device.type == "cuda" else 0
-    return {"micro_batch": micro, "step_s": statistics.median(times), "steps_s": times, "peak_bytes": memory,
-            "activity": _activity(before, _gpm(world))}  # fmt: skip
-
-
-def _gpm(world: World) -> Any:
-    """A sample of NVML's GPM; None where there is none."""
-    if world.device.type != "cuda":
-        return None
-    try:
-        import pynvml as nv
-
-        nv.nvmlInit()
-        handle = nv.nvmlDeviceGetHandleByUUID(
-            "GPU-" + str(torch.cuda.get_device_properties(world.device).uuid)
-        )
-        sample = nv.nvmlGpmSampleAlloc()
-        nv.nvmlGpmSampleGet(handle, sample)
-        return sample
-    except Exception as e:  # noqa: BLE001  an older card or driver: the figure is left out, and said so
-        return str(e)
-
-
-def _activity(a: Any, b: Any) -> dict[str, float] | str | None:
-    if a is None or isinstance(a, str) or isinstance(b, str):
-        return a if isinstance(a, str) else b if isinstance(b, str) else None
-    import pynvml as nv
-
-    ids = {"sm": 2, "occupancy": 3, "tensor": 5, "dram": 10, "pcie_tx_mib_s": 20, "pcie_rx_mib_s": 21}
-    get = nv.c_nvmlGpmMetricsGet_t()
-    get.version, get.numMetrics, get.sample1, get.sample2 = nv.NVML_GPM_METRICS_GET_VERSION, len(ids), a, b
-    for i, metric in enumerate(ids.values()):
-        get.metrics[i].metricId = metric
-    nv.nvmlGpmMetricsGet(get)
-    return {name: get.metrics[i].value for i, name in enumerate(ids)}
-
-
-def matrix_rate(world: World) -> float | None:
-    """FLOP/s of a bare product of 8,192 x 8,192 in bfloat16."""
-    if world.device.type != "cuda":
-        return None
-    a, b = (torch.randn(8192, 8192, device=world.device, dtype=torch.bfloat16) for _ in range(2))
-    for _ in range(20):
-        a @ b
-    torch.cuda.synchronize()
-    began = time.perf_counter()
-    for _ in range(100):
-        a @ b
-    torch.cuda.synchronize()
-    return float(100 * 2 * 8192**3 / (time.perf_counter() - began))
-
-
-def contenders(args: argparse.Namespace, world: World, model: ModelConfig) -> dict[str, Callable[[int], Callable[[], float]]]:  # fmt: skip
-    """Name -> what makes a step of it for a micro-batch."""
-    found: dict[str, Callable[[int], Callable[[], float]]] = {}
-    for name, plan in OURS.items():
-        if world.size % (plan.get("pipeline", 1) * plan.get("tensor", 1)) or (world.size == 1 and "V2" in name and "rec" not in name and "sel" not in name):  # fmt: skip
-            continue
-        for attention in ["auto"] if args.tiny else ["flash", "cudnn"]:
-            found[f"{name}, {attention}"] = lambda m, p=plan, a=attention: ours(p, a, model, world, args, m)  # type: ignore[misc]
-    for peer in args.peers:
-        found[peer] = lambda m, r=peer == "fsdp2-full": plain_fsdp2(r, model, world, args, m)  # type: ignore[misc]
-    return found
+PARTS: dict[str, tuple[int, list[Case]]] = {
+    # Part: (seconds it may take, its cases).
+    "rates": (25, []),
+    "1b": (100, [
+        Case("fsdp2", "1b", 8), Case("ours", "1b", 8), Case("ours", "1b", 8, "flash", steps=5),
+        Case("fsdp2", "1b", 8, "flash", steps=5), Case("ours", "1b", 16, trace=True), Case("fsdp2", "1b", 16, trace=True),
+    ]),
+    "3b": (60, [Case("fsdp2", "3b", 6, steps=6), Case("ours", "3b", 6, steps=6), Case("ours", "3b", 8, steps=5), Case("fsdp2", "3b", 8, steps=5)]),
+    "7b": (75, [
+        Case("ours", "7b", 2, recompute="selective", steps=6), Case("fsdp2", "7b", 8, recompute="full", warm=1, steps=2),
+        Case("ours", "7b", 8, recompute="full", warm=1, steps=2),
+    ]),
+    "trainer": (60, [Case("trainer", "1b", 8, "default", steps=6)]),
+    "four": (110, [
+        Case("fsdp2", "1b", 8), Case("ours", "1b", 8, plan='{"optimizer": -1}'), Case("ours", "1b", 8, plan='{"parameters": -1}'),
+        Case("ours", "1b", 8, plan='{"pipeline": 2, "tensor": 2, "optimizer": -1}', accumulate=4),
+    ]),
+}  # fmt: skip
 
 
 def main() -> int:
-    """Measures all, prints and writes; 0."""
+    """Runs the parts and prints what they found; 1 if a part came to no figure."""
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--out", type=Path)
-    p.add_argument("--sizes", nargs="+", default=["1b"], choices=sorted(RECIPES))
-    p.add_argument("--peers", nargs="*", default=["fsdp2", "fsdp2-full"], choices=["fsdp2", "fsdp2-full"])
-    p.add_argument("--rounds", type=int, default=2)
+    p.add_argument("--out", type=Path, required=True, help="folder for the figures")
+    p.add_argument("--gpus", type=int, default=1)
+    p.add_argument(
+        "--parts", nargs="+", default=["rates", "1b", "3b", "7b", "trainer"], choices=sorted(PARTS)
+    )
+    p.add_argument("--cases", help="cases of the one part that is given, as JSON, in place of its own")
+    p.add_argument(
+        "--seconds", type=float, default=3600, help="all parts together; what would come later is left out"
+    )
     p.add_argument("--seq", type=int, default=4096)
     p.add_argument("--tiny", action="store_true")
-    p.add_argument("--folder", type=Path, help="where the random tokens lie meanwhile")
+    p.add_argument("--part", help=argparse.SUPPRESS)
     args = p.parse_args()
+    if args.part:
+        return run_part(args)
     use_own_folders()
+    args.out.mkdir(parents=True, exist_ok=True)
+    until = time.monotonic() + args.seconds
+    # All import at once; each then waits for its turn.
+    started = {part: start_part(part, args) for part in args.parts}
+    bad = 0
+    for part in args.parts:
+        (args.out / f"{part}.go").touch()
+        bad += not finish_part(part, started[part], min(until, time.monotonic() + PARTS[part][0]), args)
+    rows = [json.loads(x) for f in sorted(args.out.glob("*.jsonl")) for x in f.read_text().splitlines()]
+    rate = next((r["matrix_flops"] for r in rows if r.get("matrix_flops")), None)
+    for r in rows:
+        if rate and r.get("flops_s"):
+            r["of_matrix_rate"] = r["flops_s"] / rate
+    result = {"machine": describe_machine(), "seq": args.seq, "gpus": args.gpus, "rows": rows}
+    (args.out / "train.json").write_text(json.dumps(result, indent=1) + "\n")
+    table(rows)
+    return min(bad, 1)
+
+
+def start_part(part: str, args: argparse.Namespace) -> list[subprocess.Popen[bytes]]:
+    """The processes of a part, one for each GPU, in a process group each."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    command = [sys.executable, __file__, *sys.argv[1:], "--part", part]
+    found = []
+    for rank in range(1 if part in ("rates", "trainer") else args.gpus):
+        size = 1 if part in ("rates", "trainer") else args.gpus
+        env = os.environ | {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(size),
+                            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}  # fmt: skip
+        with open(args.out / f"{part}.{rank}.log", "wb") as log:
+            found.append(subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True))
+    return found
+
+
+def finish_part(part: str, processes: list[subprocess.Popen[bytes]], until: float, args: argparse.Namespace) -> bool:  # fmt: skip
+    """Waits for a part, at most so long; whether it came to its end. What it wrote stays."""
+    began = time.monotonic()
+    while any(p.poll() is None for p in processes) and time.monotonic() < until:
+        time.sleep(0.05)
+    late = [p for p in processes if p.poll() is None]
+    for p in late:
+        os.killpg(p.pid, signal.SIGKILL)
+    codes = [p.wait() for p in processes]
+    said = f"{part}: {time.monotonic() - began:.0f} s, " + ("cut off" if late else f"codes {codes}")
+    if any(codes):
+        said += "\n" + (args.out / f"{part}.0.log").read_text(errors="replace")[-1500:]
+    print(said, flush=True)
+    return not any(codes)
+
+
+def run_part(args: argparse.Namespace) -> int:
+    """One process of a part."""
+    if args.part == "trainer":
+        import transformers  # noqa: F401
+    while not (args.out / f"{args.part}.go").exists():
+        time.sleep(0.02)
     torch.set_float32_matmul_precision("high")
-    world = start_world(RunConfig(mode="fast", device="cpu" if args.tiny else "auto", backend="gloo" if args.tiny else "auto"))  # fmt: skip
-    args.folder = (args.folder or Path(tempfile.gettempdir())) / f"unbroken-train-{os.getppid()}-{world.rank}"
-    args.folder.mkdir(parents=True, exist_ok=True)
-    if not dist.is_initialized():
-        dist.init_process_group("gloo" if args.tiny else "nccl", init_method="tcp://127.0.0.1:29517", rank=0, world_size=1)  # fmt: skip
+    config = RunConfig(mode="fast", device="cpu" if args.tiny else "auto")
+    world = start_world(config)
+    file = args.out / f"{args.part}.jsonl"
+    about = {"part": args.part, "torch": torch.__version__, "commit": commit(), **card(world)}
+    if args.part == "rates":
+        for row in rates(world, args):
+            note(file, about | row)
+        return 0
+    cases = PARTS[args.part][1]
+    if args.cases:
+        cases = [Case(**c) for c in json.loads(args.cases)]
     if args.tiny:
-        args.seq, args.rounds, args.sizes = 64, 1, ["tiny"]
-    rate = matrix_rate(world)
-    result: dict[str, Any] = {"machine": describe_machine(), "torch": torch.__version__, "ranks": world.size, "seq": args.seq,
-                              "gpu": torch.cuda.get_device_name() if rate else None, "matrix_flops": rate, "runs": []}  # fmt: skip
-    for size in args.sizes:
-        model = TINY if args.tiny else RECIPES[size]
-        for round_ in range(args.rounds):
-            for name, make in contenders(args, world, model).items():
-                found = measure(make, world, args)
-                if world.rank == 0:
-                    result["runs"].append(_said(size, name, round_, found, model, world, args, rate))
-                    print(json.dumps({k: v for k, v in result["runs"][-1].items() if k != "steps_s"}), flush=True)  # fmt: skip
-                    if args.out:
-                        args.out.write_text(json.dumps(result, indent=1) + "\n")
-    for file in args.folder.iterdir():
-        file.unlink()
-    args.folder.rmdir()
-    dist.barrier()
-    dist.destroy_process_group()
-    return 0
+        cases = [dataclasses.replace(c, micro=min(2, c.micro), warm=1, steps=2) for c in cases]
+    with tempfile.TemporaryDirectory() as folder:
+        for case in cases:
+            row = about | dataclasses.asdict(case) | {"ranks": world.size}
+            try:
+                row |= run_case(case, world, Path(folder), args)
+            except torch.OutOfMemoryError as e:
+                row["out_of_memory"] = str(e)[:200]
+            if world.rank == 0:
+                note(file, row)
+            clean(world)
+    os._exit(0)  # what compiles in the background is of no more use
 
 
-def _said(size: str, name: str, round_: int, found: dict[str, Any] | None, model: ModelConfig, world: World, args: argparse.Namespace, rate: float | None) -> dict[str, Any]:  # fmt: skip
-    said: dict[str, Any] = {"size": size, "contender": name, "round": round_}
-    if found is None:
-        return said | {"fits": False}
-    plan = next((p for n, p in OURS.items() if name == f"{n}, {name.rsplit(', ', 1)[-1]}"), {})
-    pipeline, tensor = plan.get("pipeline", 1), plan.get("tensor", 1)
-    samples = found["micro_batch"] * (2 * pipeline if pipeline > 1 else 1) / (pipeline * tensor)
-    tokens = samples * args.seq / found["step_s"]
-    flops = tokens * flops_per_token(model, args.seq)
-    return said | found | {"tokens_s_gpu": tokens, "mfu": flops / PEAK, "of_matrix_rate": flops / rate if rate else None}  # fmt: skip
+def note(file: Path, row: dict[str, Any]) -> None:
+    """Adds a figure to a part's file at once."""
+    with open(file, "a") as f:
+        f.write(json.dumps(row) + "\n")
+
+
+def run_case(case: Case, world: World, folder: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """The figures of one case."""
+    model = TINY if args.tiny else RECIPES[case.size]
+    cuda = world.device.type == "cuda"
+    began = time.monotonic()
+    recorder = ActivityRecorder() if world.rank == 0 else None
+    moments: list[float] = []
+    options: dict[str, Any] = {"seq": 64 if args.tiny else args.seq, "tiny": args.tiny}
+    if case.contender == "trainer":
+
+        def each(done: int) -> None:
+            if done in (case.warm, case.warm + case.steps) and cuda:
+                torch.cuda.synchronize()
+            moments.append(time.monotonic())
+
+        if recorder:
+            recorder.start()
+        trainer_loop(case, model, world, folder, on_step=each, **options)
+        moments = moments[case.warm - 1 :]
+        step = held = None
+    else:
+        step, held = {"ours": ours, "fsdp2": fsdp2}[case.contender](case, model, world, folder, **options)
+        for _ in range(case.warm):
+            step()
+        synchronize(world)
+        if recorder:
+            recorder.start()
+        moments = [time.monotonic()]
+        for _ in range(case.steps):
+            step()
+            moments.append(time.monotonic())
+        synchronize(world)
+        moments[-1] = time.monotonic()
+    found = recorder.stop().between(moments[0], moments[-1]) if recorder else None
+    seconds = (moments[-1] - moments[0]) / case.steps
+    split = 1
+    for axis in ("pipeline", "tensor", "context"):
+        split *= json.loads(case.plan).get(axis, 1)
+    tokens = case.micro * case.accumulate * options["seq"] / seconds / split
+    row = {
+        "parameters": parameter_count(model), "step_s": seconds, "moments": [m - moments[0] for m in moments],
+        "tokens_s_gpu": tokens, "flops_s": tokens * flops_per_token(model, options["seq"]),
+        "mfu": tokens * flops_per_token(model, options["seq"]) / PEAK,
+        "peak_bytes": torch.cuda.max_memory_allocated() if cuda else None,
+        "reserved_bytes": torch.cuda.max_memory_reserved() if cuda else None,
+        "activity": found.means() if found else None, "activity_samples": len(found.samples) if found else 0,
+        "not_measured": found.not_measured if found else {}, "seconds_in_all": time.monotonic() - began,
+    }  # fmt: skip
+    if case.trace and step is not None:
+        row["time"] = traced(step, world, folder)
+    del held
+    return row
+
+
+def traced(step: Any, world: World, folder: Path) -> dict[str, Any]:
+    """Where the time of two steps goes; every rank calls it."""
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    if world.device.type == "cuda":
+        activities = [torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities) as profile:
+        for _ in range(2):
+            step()
+        synchronize(world)
+    file = folder / f"trace-{world.rank}.json"
+    profile.export_chrome_trace(str(file))
+    kernels = read_trace(file)
+    return {"seconds_by_kind": time_by_kind(kernels), "longest": longest(kernels), "steps": 2}
+
+
+def rates(world: World, args: argparse.Namespace) -> list[dict[str, Any]]:
+    """What this card reaches alone: products of matrices of the models' shapes, attention, copies."""
+    n = 256 if args.tiny else 8192
+    found: list[dict[str, Any]] = [{"matrix_flops": product_rate(world, n, n, n)}]
+    tokens = 256 if args.tiny else 65536
+    libraries = ["cublas", "cublaslt"] if world.device.type == "cuda" else [""]
+    for library in libraries:
+        if library:
+            torch.backends.cuda.preferred_blas_library(library)
+        for width, out in ((2048, 2048), (2048, 5504), (5504, 2048), (2048, 32000), (4096, 11008)):
+            if args.tiny:
+                width, out = 64, 96
+            found.append({"library": library, "shape": [tokens, width, out], "flops": product_rate(world, tokens, width, out),
+                          "flops_of_weight_gradient": product_rate(world, width, tokens, out)})  # fmt: skip
+    return found
+
+
+def product_rate(world: World, m: int, k: int, n: int) -> float:
+    """FLOP/s of a bf16 product of (m, k) and (n, k) transposed, random values."""
+    a = torch.randn(m, k, device=world.device, dtype=torch.bfloat16)
+    b = torch.randn(n, k, device=world.device, dtype=torch.bfloat16).t()
+    times = max(3, min(100, int(6e13 / (2 * m * k * n)))) if world.device.type == "cuda" else 2
+    for _ in range(3):
+        a @ b
+    synchronize(world)
+    began = time.perf_counter()
+    for _ in range(times):
+        a @ b
+    synchronize(world)
+    return times * 2 * m * k * n / (time.perf_counter() - began)
+
+
+def synchronize(world: World) -> None:
+    """Waits for the device."""
+    if world.device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def clean(world: World) -> None:
+    """Frees what a case held; every rank calls it."""
+    import torch._functorch.config as functorch
+
+    functorch.activation_memory_budget = 1.0  # type: ignore[assignment]
+    torch._dynamo.reset()  # else the eighth shape of a block is no longer compiled
+    gc.collect()
+    if world.device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    if world.size > 1:
+        torch.distributed.barrier()
+
+
+def card(world: World) -> dict[str, Any]:
+    """Card and driver."""
+    if world.device.type != "cuda":
+        return {"gpu": None}
+    asked = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0"]
+    told = subprocess.run(asked, capture_output=True, text=True, check=False)
+    return {"gpu": torch.cuda.get_device_name(), "driver": told.stdout.strip() or None}
+
+
+def commit() -> str | None:
+    """The commit, also where only its tree was brought."""
+    file = ROOT / "COMMIT"
+    found: str | None = file.read_text().strip() if file.exists() else describe_machine()["commit"]
+    return found
+
+
+def table(rows: list[dict[str, Any]]) -> None:
+    """What was found, a line each."""
+    for r in rows:
+        if "matrix_flops" in r:
+            print(f"bare product of 8,192^3: {r['matrix_flops'] / 1e12:.0f} TFLOP/s")
+        elif "shape" in r:
+            print(f"product {r['shape']} {r['library']}: {r['flops'] / 1e12:.0f}, of weight gradients {r['flops_of_weight_gradient'] / 1e12:.0f} TFLOP/s")  # fmt: skip
+        else:
+            name = f"{r['contender']:7} {r['size']:3} batch {r['micro']}x{r['accumulate']} {r['attention']:7} {r['recompute']:9} {r['plan']}"
+            if "step_s" not in r:
+                print(name, "out of memory")
+                continue
+            activity = next(iter((r["activity"] or {}).values()), {})
+            said = " ".join(f"{k.split('_')[0]} {activity[k]:.0f}" for k in ("sm_active_pct", "tensor_active_pct", "dram_active_pct", "gpu_power_w") if k in activity)  # fmt: skip
+            print(f"{name}: {r['tokens_s_gpu']:,.0f} tokens/s/GPU, {r['step_s'] * 1e3:.0f} ms, MFU {100 * r['mfu']:.1f} %, of matrix rate "
+                  f"{100 * r.get('of_matrix_rate', 0):.1f} %, peak {(r['peak_bytes'] or 0) / 1e9:.0f} GB; {said}; took {r['seconds_in_all']:.0f} s")  # fmt: skip
+            if "time" in r:
+                whole = sum(r["time"]["seconds_by_kind"].values()) or 1
+                print("   " + ", ".join(f"{k} {100 * v / whole:.1f} %" for k, v in sorted(r["time"]["seconds_by_kind"].items(), key=lambda x: -x[1])))  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -43,8 +43,9 @@ def choose_attention(config: TrainConfig, device: torch.device, rank: int) -> st
     heads = max(1, c.heads // config.plan.tensor)
     shape = (config.data.micro_batch or 1, heads, config.data.seq, c.dim // c.heads)
     if asked != "auto":
-        works = [n for n in BACKENDS if _seconds(n, shape, dtype, device, 1) is not None]
-        if asked not in works:
+        one = (1, *shape[1:])
+        if _seconds(asked, one, dtype, device, 1) is None:
+            works = [n for n in BACKENDS if _seconds(n, one, dtype, device, 1) is not None]
             raise UsageError(
                 f"--attention {asked} does not run on {device.type} with heads of {shape[-1]} in {config.run.dtype}",
                 hint=f"Legal here: auto, {', '.join(works)}",

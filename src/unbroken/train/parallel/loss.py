@@ -22,17 +22,19 @@ from ..corpus.samples import IGNORED
 class NextToken:
     """Cross-entropy of the tokens that are to be learnt."""
 
-    def __init__(self, mesh: DeviceMesh) -> None:
+    def __init__(self, mesh: DeviceMesh, *, compile: bool = False) -> None:
         self._mesh = mesh
+        # Compiled, the logits are read in 16 bits: their float32 copies would be the largest tensors of a step.
+        self._sum = torch.compile(_sum) if compile else _sum
         self.total = 1
         """Tokens of the global batch that are learnt."""
 
     def __call__(self, logits: Tensor, targets: Tensor) -> Tensor:
         """logits (batch, time, this rank's vocabulary), targets (batch, time) of int64 -> scalar of float32."""
+        if self._mesh.size() == 1:
+            return self._sum(logits, targets) / self.total
         logits = logits.float().flatten(0, 1)
         targets = targets.flatten()
-        if self._mesh.size() == 1:
-            return F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum") / self.total
         spread = DTensor.from_local(logits, self._mesh, [Shard(-1)], run_check=False)
         same = DTensor.from_local(targets, self._mesh, [Replicate()], run_check=False)
         loss = F.cross_entropy(spread, same, ignore_index=IGNORED, reduction="sum")
@@ -41,6 +43,10 @@ class NextToken:
     def scope(self) -> contextlib.AbstractContextManager[None]:
         """What forward and backward pass run within."""
         return loss_parallel() if self._mesh.size() > 1 else contextlib.nullcontext()
+
+
+def _sum(logits: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="sum")  # fmt: skip
 
 
 class Preference(NextToken):

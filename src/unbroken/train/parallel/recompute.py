@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -18,11 +19,17 @@ _MATRIX_PRODUCTS = frozenset(
 """Their results are kept: cheap to hold, dear to compute."""
 
 
+_BUDGET = 0.8
+"""Share of a compiled block's activations to keep: all that its matrix products and attention need (23.5 of 33 bytes for each
+token and unit of width); with less, torch's partitioner computes attention again."""
+
+
 class Recompute:
     """Calls a block so that its backward pass computes again what the plan says."""
 
     def __init__(self, what: str) -> None:
         self._options: dict[str, Any] | None = None
+        self._selective = what == "selective"
         if what != "none":
             # The model draws no random numbers in its forward pass: none have to be kept.
             self._options = {"use_reentrant": False, "preserve_rng_state": False}
@@ -39,6 +46,17 @@ class Recompute:
             return out
         again: Tensor = checkpoint(block, *args, **self._options)
         return again
+
+    def compile(self, blocks: Iterable[nn.Module]) -> None:
+        """Compiles blocks. What they keep selectively is then for torch's compiler to choose, which sees inside them."""
+        if self._selective:
+            # What torch.compile's own setting means: https://pytorch.org/blog/activation-checkpointing-techniques/
+            import torch._functorch.config as functorch
+
+            functorch.activation_memory_budget = _BUDGET  # type: ignore[assignment]
+            self._options = None
+        for block in blocks:
+            block.compile()
 
 
 def _keep_matrix_products(_: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:

@@ -45,6 +45,12 @@ class Stage(nn.Module):
             x = self.head(self.norm(x))
         return x
 
+    def compile_parts(self) -> None:
+        """Each block and the last norm become code of torch's compiler at their first call: one compilation for all blocks."""
+        self._recompute.compile(self.blocks.values())
+        if self.norm is not None:
+            self.norm.compile()
+
     def set_positions(self, c: ModelConfig, positions: Tensor, device: torch.device) -> None:
         """The places in the sequence of the tokens that this rank sees."""
         cos, sin = rotary(int(positions.max()) + 1, c.dim // c.heads, c.rope_base)

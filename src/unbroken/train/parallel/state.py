@@ -110,14 +110,14 @@ class OptimizerState:
     def _make(self) -> None:
         """Makes torch create its state by an update that changes nothing, as its distributed checkpoints do."""
         rates = [g["lr"] for g in self._optimizer.param_groups]
-        for w in self._weights.values():
-            w.grad = torch.zeros_like(w)
         for g in self._optimizer.param_groups:
             g["lr"] = torch.zeros_like(g["lr"]) if isinstance(g["lr"], Tensor) else 0.0
-        self._optimizer.step()
+        for w in self._weights.values():  # one after the other: gradients of all may not fit
+            w.grad = torch.zeros_like(w)
+            self._optimizer.step()
+            w.grad = None
         for g, rate in zip(self._optimizer.param_groups, rates, strict=True):
             g["lr"] = rate
-        self._optimizer.zero_grad(set_to_none=True)
         self.set_step(0)
         for n, w in self._weights.items():
             for key, value in self._optimizer.state[w].items():

@@ -104,20 +104,21 @@ class PlanTrainer:
         self.loss.total = self.samples.weight(chosen)
         rows = self._rows(chosen)
         with self.loss.scope():
-            total = self._forward_and_backward(*rows)
+            total = self._forward_and_backward(*(self._to_device(r) for r in rows))
         self.zero.finish()
         norm = self.zero.clip(self.config.optim.clip)
-        mean, stop_flag = self._agree(total, float(stop))
+        agreed = self._agree(total, float(stop))
         wait_for_copies()
         for group in self.optimizer.param_groups:
             group["lr"] = self.rate(self.config.optim, self.step + 1, self.config.run.steps)
-        self.optimizer.step()
-        self.zero.publish()
+        self.zero.update(self.optimizer)
         if self.config.model.experts:
             for stage in self.stages:
                 balance(stage, self.mesh.reading)
         self.step += 1
-        return mean, norm, stop_flag > 0, b"".join(r.cpu().numpy().tobytes() for r in rows)
+        # Read only now: while the device updates, the next step's rows are made and its kernels launched.
+        mean, stop_flag = agreed()
+        return mean, norm, stop_flag > 0, b"".join(r.numpy().tobytes() for r in rows)
 
     def _forward_and_backward(self, tokens: Tensor, targets: Tensor) -> Tensor:
         if self.pipeline is not None:
@@ -143,33 +144,47 @@ class PlanTrainer:
         total = torch.zeros((), device=self.world.device)
         with self.loss.scope():
             for start in range(first, first + count, at_once):
-                tokens, targets = self._rows(range(start, min(start + at_once, first + count)))
+                rows = self._rows(range(start, min(start + at_once, first + count)))
+                tokens, targets = (self._to_device(r) for r in rows)
                 if self.pipeline is not None:
                     total += self.pipeline.evaluate(tokens, targets)
                 else:
                     total += self.loss(self.stages[0](tokens), targets)
-        return self._agree(total, 0.0)[0]
+        return self._agree(total, 0.0)()[0]
 
-    def _agree(self, total: Tensor, stop: float) -> list[float]:
-        """(sum of the losses, how many ask to stop) over all ranks, the same bits on each."""
+    def _agree(self, total: Tensor, stop: float) -> Callable[[], list[float]]:
+        """(sum of the losses, how many ask to stop) over all ranks, the same bits on each; it waits where it is called."""
+        both = torch.full((2,), stop, dtype=torch.float64, device=self.world.device)
         # Ranks that share matrices have the same loss: one of them counts.
-        counts = self.mesh.here.tensor == 0
-        both = torch.tensor(
-            [float(total) if counts else 0.0, stop], dtype=torch.float64, device=self.world.device
-        )
+        both[0] = total if self.mesh.here.tensor == 0 else 0.0
         if self.world.size > 1:
             dist.all_reduce(both)
-        values: list[float] = both.tolist()
-        return values
+        if not both.is_cuda:
+            return both.tolist
+        host = torch.empty(2, dtype=torch.float64, pin_memory=True)
+        host.copy_(both, non_blocking=True)
+        there = torch.cuda.current_stream().record_event()
+
+        def read() -> list[float]:
+            there.synchronize()
+            values: list[float] = host.tolist()
+            return values
+
+        return read
 
     def _rows(self, samples: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """This rank's share of a batch, at the places of the sequence that it sees: tokens and targets, of int64."""
+        """This rank's share of a batch, at the places of the sequence that it sees: tokens and targets, of int64, on the host."""
         here, layout = self.mesh.here, self.mesh.layout
         each = len(samples) // layout.data
         mine = self.samples.rows(samples[here.data * each : (here.data + 1) * each])
         at = positions(self.config.data.seq, here.context, layout.context)
-        tokens, targets = (torch.from_numpy(x)[:, at].to(self.world.device) for x in mine)
+        tokens, targets = (torch.from_numpy(x)[:, at] for x in mine)
         return tokens, targets
+
+    def _to_device(self, rows: Tensor) -> Tensor:
+        if self.world.device.type != "cuda":
+            return rows
+        return rows.pin_memory().to(self.world.device, non_blocking=True)
 
 
 def adamw(
@@ -220,8 +235,7 @@ def build(
         use_attention(stage, kernel)
         split_matrices(stage, mesh.tensor)
         if plan.compile:
-            for block in stage.blocks.values():
-                block.compile()
+            stage.compile_parts()
         share_parameters(stage, mesh.shard, reshard=plan.reshard, gradient_dtype=gradients)
         stage.to_empty(device=world.device)
         stage.set_positions(config.model, positions(c.seq, mesh.here.context, layout.context), world.device)
@@ -243,7 +257,11 @@ def build(
         [w for n, w in weights.items() if n not in matrices],
         config.optim,
     )
-    loss = NextToken(mesh.tensor) if c.task != "dpo" else _preference(mesh, c.beta, stages[0], samples)
+    loss = (
+        NextToken(mesh.tensor, compile=plan.compile)
+        if c.task != "dpo"
+        else _preference(mesh, c.beta, stages[0], samples)
+    )
     pipeline = None
     if layout.pipeline > 1:
         n = micro_batches(layout, c, plan.schedule)

@@ -4,7 +4,8 @@ FSDP2 leaves each rank the gradients of its piece of the parameters. Here they g
 reduce-scattered over the ranks that share one copy of the gradients and added up there; after the last one they are
 reduce-scattered over those that share an optimizer state and summed over its replicas. torch's optimizer updates the
 rows that are left to a rank, and two all-gathers publish them. All this in units (a block each), beside the backward
-pass where gradients arrive, and beside the next forward pass, which waits for a unit when it comes to it.
+pass where gradients arrive, and beside the next forward pass, which waits for a unit when it comes to it. The update goes
+unit by unit, too: gradients of 32 bits are there for one at a time.
 """
 
 from __future__ import annotations
@@ -63,13 +64,14 @@ class Unit:
         """Takes the parameters' gradients of one micro-batch, shared out, into the sum."""
         grads = [_gradient(p, part) for p, part in zip(self.named.values(), self.parts, strict=True)]
         split = self.to_gradients
-        sent = split.pack(grads, empty_parts(split, self.sum, self.sum.dtype))
         if split.size > 1:
+            sent = split.pack(grads, empty_parts(split, self.sum, self.sum.dtype))
             got = torch.empty_like(self.sum)
             _reduce_scatter(got, sent.view(-1), group=self._mesh.group("gradients"))
+            self.sum.copy_(got) if first else self.sum.add_(got)
         else:
-            got = sent.view(-1)
-        self.sum.copy_(got) if first else self.sum.add_(got)
+            kept = split.views(self.sum, 0)
+            torch._foreach_copy_(kept, grads) if first else torch._foreach_add_(kept, grads)
         for p in self.named.values():
             p.grad = None
 
@@ -82,20 +84,35 @@ class Unit:
             _reduce_scatter(self._own, sent.view(-1), group=self._mesh.group("optimizer"))
         if self.replicas > 1:
             dist.all_reduce(self._own, group=self._mesh.group("replicate"))
-        grads = split.views(self._own, self._optimizer_at)
-        for w, g in zip(self.weights.values(), grads, strict=True):
-            w.grad = g.to(w.dtype)
+
+    def reduced(self) -> list[Tensor]:
+        """Gradients of the rows to update, in the order of `weights`."""
+        return self.to_optimizer.views(self._own, self._optimizer_at)
+
+    def give_gradients(self, scale: Tensor | None) -> None:
+        """Sets `.grad` of the weights, in float32, scaled."""
+        flat = self._own
+        if flat.dtype != torch.float32:
+            flat = flat.float()
+        if scale is not None:
+            flat.mul_(scale)
+        for w, g in zip(self.weights.values(), self.to_optimizer.views(flat, self._optimizer_at), strict=True):  # fmt: skip
+            w.grad = g
+
+    def drop_gradients(self) -> None:
+        """Lets go of what `give_gradients` set."""
+        for w in self.weights.values():
+            w.grad = None
 
     def publish(self) -> None:
         """Brings the updated rows to all ranks that hold the parameters."""
         like = self.parts[0]
         outer, inner = self.to_optimizer, self.to_gradients
         kept = [p[a:b] for p, (a, b) in zip(self.parts, inner.rows(self._gradients_at), strict=True)]
-        for k, w, (a, b) in zip(kept, self.weights.values(), outer.rows(self._optimizer_at), strict=True):
-            if k.dtype != torch.float32:
-                k[a:b].copy_(w.detach())
+        mine = [k[a:b] for k, (a, b) in zip(kept, outer.rows(self._optimizer_at), strict=True)]
+        if like.dtype != torch.float32:  # else the optimizer updated the parameters themselves
+            torch._foreach_copy_(mine, [w.detach() for w in self.weights.values()])
         if outer.size > 1:
-            mine = [k[a:b] for k, (a, b) in zip(kept, outer.rows(self._optimizer_at), strict=True)]
             self._gather(outer, self._optimizer_at, mine, kept, "optimizer", like)
         if inner.size > 1:
             self._gather(inner, self._gradients_at, kept, self.parts, "gradients", like)
@@ -117,7 +134,9 @@ class Zero:
         gradient_dtype: torch.dtype,
     ) -> None:  # fmt: skip
         self._mesh = mesh
-        self._stream = torch.cuda.Stream() if mesh.device.type == "cuda" else None
+        alone = mesh.layout.storage[1:4] == (1, 1, 1)
+        self._stream = torch.cuda.Stream() if mesh.device.type == "cuda" and not alone else None
+        self._scale: Tensor | None = None
         self.units = [
             Unit({names[p]: p for m in unit for p in m.parameters()}, mesh, gradient_dtype)
             for unit in modules
@@ -168,18 +187,22 @@ class Zero:
             torch.cuda.current_stream().wait_stream(self._stream)
 
     def clip(self, limit: float) -> Tensor:
-        """Scales the gradients to a norm of at most `limit` (0: no limit); returns the norm before, over the whole model."""
-        weights = [(n, p, w) for u in self.units for (n, p), w in zip(u.named.items(), u.weights.values(), strict=True)]  # fmt: skip
-        square = torch.zeros((), dtype=torch.float64, device=self._mesh.device)
-        for _, p, w in weights:
-            assert w.grad is not None
+        """The norm of the gradients over the whole model; the next update scales them to one of at most `limit` (0: none)."""
+        found: list[tuple[float, Tensor]] = [
             # Ranks that hold the same rows count them once, together.
-            square += torch.linalg.vector_norm(w.grad).double().square() / self._holders(p)
+            (1 / self._holders(p), g)
+            for u in self.units
+            for p, g in zip(u.named.values(), u.reduced(), strict=True)
+            if g.numel()
+        ]
+        device = self._mesh.device
+        square = torch.zeros((), dtype=torch.float64, device=device)
+        if found:
+            norms = torch.stack(torch._foreach_norm([g for _, g in found], 2.0, dtype=torch.float32)).double()
+            square = (norms.square() * torch.tensor([f for f, _ in found], dtype=torch.float64).to(device, non_blocking=True)).sum()  # fmt: skip
         dist.all_reduce(square)
         norm = square.sqrt()
-        if limit:
-            scale = (limit / (norm + 1e-6)).clamp(max=1.0).float()
-            torch._foreach_mul_([w.grad for _, _, w in weights if w.grad is not None], scale)
+        self._scale = (limit / (norm + 1e-6)).clamp(max=1.0).float() if limit else None
         return norm
 
     def _holders(self, p: nn.Parameter) -> int:
@@ -191,11 +214,28 @@ class Zero:
     # --- new values
 
     @torch.no_grad()
+    def update(self, optimizer: torch.optim.Optimizer) -> None:
+        """A step of the optimizer on each unit's rows, and their new values to all ranks that hold the parameters."""
+        for unit in self.units:
+            unit.give_gradients(self._scale)
+            optimizer.step()  # touches what has a gradient
+            unit.drop_gradients()
+            with self._beside(unit, published=True):
+                unit.publish()
+        self._wait_for_shards()
+
+    @torch.no_grad()
     def publish(self) -> None:
-        """After an update or a restore: brings the new values to all ranks that hold the parameters."""
+        """After a restore: brings the new values to all ranks that hold the parameters."""
         for unit in self.units:
             with self._beside(unit, published=True):
                 unit.publish()
+        self._wait_for_shards()
+
+    def _wait_for_shards(self) -> None:
+        """FSDP gathers in streams of its own, which wait for the current one once, before the first block."""
+        if self._stream is not None and self._mesh.shard.size() > 1:
+            torch.cuda.current_stream().wait_stream(self._stream)
 
     def _wait_for(self, unit: Unit) -> None:
         if unit.ready is not None:
