@@ -1,9 +1,9 @@
 """What training reaches on this machine's GPUs, beside plain FSDP2 and transformers' Trainer in the same run.
 
-    python benchmarks/train.py --out FOLDER [--gpus N] [--parts rates 1b 3b 7b trainer four] [--seconds S] [--tiny]
+    python benchmarks/train.py --out FOLDER [--gpus N] [--parts rates 1b flash 3b 7b trainer four] [--seconds S] [--tiny]
 
-Each part is a process of its own (one for each GPU), with a time-out, and writes every figure as soon as it has it: FOLDER/PART.jsonl,
-all together FOLDER/train.json. A part's cases come one after the other, contenders in turn, so that a card that grows hot slows all.
+Each case is a process of its own (one for each GPU), with a time-out, and writes its figure as soon as it has it: FOLDER/PART.jsonl,
+all together FOLDER/train.json. Cases come one after the other, contenders in turn, so that a card that grows hot slows all.
 Every contender trains the same model on random tokens with bf16 arithmetic, AdamW in float32, clipping, compiled blocks and loss. A figure
 is the mean over steps between two synchronisations, so that nobody is made to wait after each step. MFU = tokens/s x (6 N + 12 L d T)
 / 989 TFLOP/s (Hopper's dense bf16; N without the embedding, attention counted whole); `of_matrix_rate` divides by what a bare
@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import gc
 import json
 import os
 import signal
@@ -45,19 +44,17 @@ from unbroken.train.world import World, start_world  # noqa: E402
 PEAK = 989e12
 TINY = ModelConfig(dim=64, layers=4, heads=4, kv_heads=4, hidden=128, vocab=512)
 PARTS: dict[str, tuple[int, list[Case]]] = {
-    # Part: (seconds it may take, its cases).
+    # Part: (seconds that one case may take, its cases).
     "rates": (25, []),
-    "1b": (100, [
-        Case("fsdp2", "1b", 8), Case("ours", "1b", 8), Case("ours", "1b", 8, "flash", steps=5),
-        Case("fsdp2", "1b", 8, "flash", steps=5), Case("ours", "1b", 16, trace=True), Case("fsdp2", "1b", 16, trace=True),
+    "1b": (60, [
+        Case("fsdp2", "1b", 8, trace=True), Case("ours", "1b", 8, trace=True),
+        Case("ours", "1b", 16, warm=2, steps=5), Case("fsdp2", "1b", 16, warm=2, steps=5),
     ]),
-    "3b": (60, [Case("fsdp2", "3b", 6, steps=6), Case("ours", "3b", 6, steps=6), Case("ours", "3b", 8, steps=5), Case("fsdp2", "3b", 8, steps=5)]),
-    "7b": (75, [
-        Case("ours", "7b", 2, recompute="selective", steps=6), Case("fsdp2", "7b", 8, recompute="full", warm=1, steps=2),
-        Case("ours", "7b", 8, recompute="full", warm=1, steps=2),
-    ]),
+    "flash": (60, [Case("fsdp2", "1b", 8, "flash", steps=5), Case("ours", "1b", 8, "flash", steps=5)]),
+    "3b": (60, [Case("fsdp2", "3b", 8, warm=2, steps=5), Case("ours", "3b", 8, warm=2, steps=5)]),
+    "7b": (70, [Case("ours", "7b", 2, recompute="selective", warm=2, steps=6), Case("fsdp2", "7b", 8, recompute="full", warm=1, steps=2)]),
     "trainer": (60, [Case("trainer", "1b", 8, "default", steps=6)]),
-    "four": (110, [
+    "four": (60, [
         Case("fsdp2", "1b", 8), Case("ours", "1b", 8, plan='{"optimizer": -1}'), Case("ours", "1b", 8, plan='{"parameters": -1}'),
         Case("ours", "1b", 8, plan='{"pipeline": 2, "tensor": 2, "optimizer": -1}', accumulate=4),
     ]),
@@ -72,25 +69,27 @@ def main() -> int:
     p.add_argument(
         "--parts", nargs="+", default=["rates", "1b", "3b", "7b", "trainer"], choices=sorted(PARTS)
     )
-    p.add_argument("--cases", help="cases of the one part that is given, as JSON, in place of its own")
     p.add_argument(
         "--seconds", type=float, default=3600, help="all parts together; what would come later is left out"
     )
     p.add_argument("--seq", type=int, default=4096)
     p.add_argument("--tiny", action="store_true")
-    p.add_argument("--part", help=argparse.SUPPRESS)
+    p.add_argument("--job", help=argparse.SUPPRESS)
     args = p.parse_args()
-    if args.part:
-        return run_part(args)
+    if args.job:
+        return run_job(args)
     use_own_folders()
     args.out.mkdir(parents=True, exist_ok=True)
     until = time.monotonic() + args.seconds
-    # All import at once; each then waits for its turn.
-    started = {part: start_part(part, args) for part in args.parts}
-    bad = 0
-    for part in args.parts:
-        (args.out / f"{part}.go").touch()
-        bad += not finish_part(part, started[part], min(until, time.monotonic() + PARTS[part][0]), args)
+    jobs = [f"{part}.{i}" for part in args.parts for i in range(max(1, len(PARTS[part][1])))]
+    bad, started = 0, {}
+    for n, job in enumerate(jobs):
+        for ahead in jobs[n : n + 4]:  # they import meanwhile; each then waits for its turn
+            if ahead not in started:
+                started[ahead] = start_job(ahead, args)
+        (args.out / f"{job}.go").touch()
+        most = PARTS[job.split(".")[0]][0]
+        bad += not finish_job(job, started[job], min(until, time.monotonic() + most), args)
     rows = [json.loads(x) for f in sorted(args.out.glob("*.jsonl")) for x in f.read_text().splitlines()]
     rate = next((r["matrix_flops"] for r in rows if r.get("matrix_flops")), None)
     for r in rows:
@@ -102,24 +101,25 @@ def main() -> int:
     return min(bad, 1)
 
 
-def start_part(part: str, args: argparse.Namespace) -> list[subprocess.Popen[bytes]]:
-    """The processes of a part, one for each GPU, in a process group each."""
+def start_job(job: str, args: argparse.Namespace) -> list[subprocess.Popen[bytes]]:
+    """The processes of a case, one for each GPU, in a process group each."""
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
-    command = [sys.executable, __file__, *sys.argv[1:], "--part", part]
+    command = [sys.executable, __file__, *sys.argv[1:], "--job", job]
+    alone = job.startswith(("rates", "trainer"))
     found = []
-    for rank in range(1 if part in ("rates", "trainer") else args.gpus):
-        size = 1 if part in ("rates", "trainer") else args.gpus
+    size = 1 if alone else args.gpus
+    for rank in range(size):
         env = os.environ | {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(size),
                             "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}  # fmt: skip
-        with open(args.out / f"{part}.{rank}.log", "wb") as log:
+        with open(args.out / f"{job}.{rank}.log", "wb") as log:
             found.append(subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True))
     return found
 
 
-def finish_part(part: str, processes: list[subprocess.Popen[bytes]], until: float, args: argparse.Namespace) -> bool:  # fmt: skip
-    """Waits for a part, at most so long; whether it came to its end. What it wrote stays."""
+def finish_job(job: str, processes: list[subprocess.Popen[bytes]], until: float, args: argparse.Namespace) -> bool:  # fmt: skip
+    """Waits for a case, at most so long; whether it came to its end. What it wrote stays."""
     began = time.monotonic()
     while any(p.poll() is None for p in processes) and time.monotonic() < until:
         time.sleep(0.05)
@@ -127,43 +127,40 @@ def finish_part(part: str, processes: list[subprocess.Popen[bytes]], until: floa
     for p in late:
         os.killpg(p.pid, signal.SIGKILL)
     codes = [p.wait() for p in processes]
-    said = f"{part}: {time.monotonic() - began:.0f} s, " + ("cut off" if late else f"codes {codes}")
+    said = f"{job}: {time.monotonic() - began:.0f} s, " + ("cut off" if late else f"codes {codes}")
     if any(codes):
-        said += "\n" + (args.out / f"{part}.0.log").read_text(errors="replace")[-1500:]
+        said += "\n" + (args.out / f"{job}.0.log").read_text(errors="replace")[-1500:]
     print(said, flush=True)
     return not any(codes)
 
 
-def run_part(args: argparse.Namespace) -> int:
-    """One process of a part."""
-    if args.part == "trainer":
+def run_job(args: argparse.Namespace) -> int:
+    """One process of a case."""
+    part, _, number = args.job.partition(".")
+    if part == "trainer":
         import transformers  # noqa: F401
-    while not (args.out / f"{args.part}.go").exists():
+    while not (args.out / f"{args.job}.go").exists():
         time.sleep(0.02)
     torch.set_float32_matmul_precision("high")
-    config = RunConfig(mode="fast", device="cpu" if args.tiny else "auto")
-    world = start_world(config)
-    file = args.out / f"{args.part}.jsonl"
-    about = {"part": args.part, "torch": torch.__version__, "commit": commit(), **card(world)}
-    if args.part == "rates":
+    world = start_world(RunConfig(mode="fast", device="cpu" if args.tiny else "auto"))
+    file = args.out / f"{part}.jsonl"
+    about = {"part": part, "torch": torch.__version__, "commit": commit(), **card(world)}
+    if part == "rates":
         for row in rates(world, args):
             note(file, about | row)
         return 0
-    cases = PARTS[args.part][1]
-    if args.cases:
-        cases = [Case(**c) for c in json.loads(args.cases)]
+    case = PARTS[part][1][int(number)]
     if args.tiny:
-        cases = [dataclasses.replace(c, micro=min(2, c.micro), warm=1, steps=2) for c in cases]
+        case = dataclasses.replace(case, micro=min(2, case.micro), warm=1, steps=2)
+    row = about | dataclasses.asdict(case) | {"ranks": world.size}
     with tempfile.TemporaryDirectory() as folder:
-        for case in cases:
-            row = about | dataclasses.asdict(case) | {"ranks": world.size}
-            try:
-                row |= run_case(case, world, Path(folder), args)
-            except torch.OutOfMemoryError as e:
-                row["out_of_memory"] = str(e)[:200]
-            if world.rank == 0:
-                note(file, row)
-            clean(world)
+        try:
+            row |= run_case(case, world, Path(folder), args)
+        except torch.OutOfMemoryError as e:
+            row["out_of_memory"] = str(e)[:200]
+        if world.rank == 0:
+            note(file, row)
+    sys.stdout.flush()
     os._exit(0)  # what compiles in the background is of no more use
 
 
@@ -180,6 +177,7 @@ def run_case(case: Case, world: World, folder: Path, args: argparse.Namespace) -
     began = time.monotonic()
     recorder = ActivityRecorder() if world.rank == 0 else None
     moments: list[float] = []
+    losses: list[Any] = []
     options: dict[str, Any] = {"seq": 64 if args.tiny else args.seq, "tiny": args.tiny}
     if case.contender == "trainer":
 
@@ -192,17 +190,16 @@ def run_case(case: Case, world: World, folder: Path, args: argparse.Namespace) -
             recorder.start()
         trainer_loop(case, model, world, folder, on_step=each, **options)
         moments = moments[case.warm - 1 :]
-        step = held = None
+        step = None
     else:
-        step, held = {"ours": ours, "fsdp2": fsdp2}[case.contender](case, model, world, folder, **options)
-        for _ in range(case.warm):
-            step()
+        step, _ = {"ours": ours, "fsdp2": fsdp2}[case.contender](case, model, world, folder, **options)
+        losses = [step() for _ in range(case.warm)]
         synchronize(world)
         if recorder:
             recorder.start()
         moments = [time.monotonic()]
         for _ in range(case.steps):
-            step()
+            losses.append(step())
             moments.append(time.monotonic())
         synchronize(world)
         moments[-1] = time.monotonic()
@@ -213,7 +210,7 @@ def run_case(case: Case, world: World, folder: Path, args: argparse.Namespace) -
         split *= json.loads(case.plan).get(axis, 1)
     tokens = case.micro * case.accumulate * options["seq"] / seconds / split
     row = {
-        "parameters": parameter_count(model), "step_s": seconds, "moments": [m - moments[0] for m in moments],
+        "parameters": parameter_count(model), "step_s": seconds, "losses": [float(x) for x in losses], "moments": [m - moments[0] for m in moments],
         "tokens_s_gpu": tokens, "flops_s": tokens * flops_per_token(model, options["seq"]),
         "mfu": tokens * flops_per_token(model, options["seq"]) / PEAK,
         "peak_bytes": torch.cuda.max_memory_allocated() if cuda else None,
@@ -223,7 +220,6 @@ def run_case(case: Case, world: World, folder: Path, args: argparse.Namespace) -
     }  # fmt: skip
     if case.trace and step is not None:
         row["time"] = traced(step, world, folder)
-    del held
     return row
 
 
@@ -280,20 +276,6 @@ def synchronize(world: World) -> None:
         torch.cuda.synchronize()
 
 
-def clean(world: World) -> None:
-    """Frees what a case held; every rank calls it."""
-    import torch._functorch.config as functorch
-
-    functorch.activation_memory_budget = 1.0  # type: ignore[assignment]
-    torch._dynamo.reset()  # else the eighth shape of a block is no longer compiled
-    gc.collect()
-    if world.device.type == "cuda":
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
-    if world.size > 1:
-        torch.distributed.barrier()
-
-
 def card(world: World) -> dict[str, Any]:
     """Card and driver."""
     if world.device.type != "cuda":
@@ -325,7 +307,7 @@ def table(rows: list[dict[str, Any]]) -> None:
             activity = next(iter((r["activity"] or {}).values()), {})
             said = " ".join(f"{k.split('_')[0]} {activity[k]:.0f}" for k in ("sm_active_pct", "tensor_active_pct", "dram_active_pct", "gpu_power_w") if k in activity)  # fmt: skip
             print(f"{name}: {r['tokens_s_gpu']:,.0f} tokens/s/GPU, {r['step_s'] * 1e3:.0f} ms, MFU {100 * r['mfu']:.1f} %, of matrix rate "
-                  f"{100 * r.get('of_matrix_rate', 0):.1f} %, peak {(r['peak_bytes'] or 0) / 1e9:.0f} GB; {said}; took {r['seconds_in_all']:.0f} s")  # fmt: skip
+                  f"{100 * r.get('of_matrix_rate', 0):.1f} %, peak {(r['peak_bytes'] or 0) / 1e9:.0f} GB; {said}; loss {' '.join(f'{x:.3f}' for x in r['losses'][:1] + r['losses'][-1:])}; took {r['seconds_in_all']:.0f} s")  # fmt: skip
             if "time" in r:
                 whole = sum(r["time"]["seconds_by_kind"].values()) or 1
                 print("   " + ", ".join(f"{k} {100 * v / whole:.1f} %" for k, v in sorted(r["time"]["seconds_by_kind"].items(), key=lambda x: -x[1])))  # fmt: skip

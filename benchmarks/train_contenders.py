@@ -15,7 +15,8 @@ from unbroken.train.parallel.attention import use_attention
 from unbroken.train.parallel.stage import Stage
 from unbroken.train.world import World
 
-Step = Callable[[], None]
+Step = Callable[[], Any]
+"""Returns the loss: a number, or a tensor that nobody waits for."""
 
 
 @dataclass(frozen=True)
@@ -52,14 +53,15 @@ def ours(case: Case, model: ModelConfig, world: World, folder: Path, *, seq: int
         "model": dataclasses.asdict(model),
         "data": {"data": tokens_file(folder, model.vocab, 64 * batch * seq + 1), "cache": str(folder), "seq": seq,
                  "global_batch": batch, "micro_batch": case.micro},
+        "optim": {"lr": 1e-4, "min_lr": 1e-4, "warmup": 1},
         "run": {"mode": "fast", "dtype": "bfloat16", "steps": 1000, "device": world.device.type},
         "plan": {"engine": "plan", "compile": not tiny, "attention": "auto" if tiny else case.attention,
                  "gradient_dtype": "bfloat16", "recompute": case.recompute, **plan},
     })  # fmt: skip
     trainer = open_training(config, world, attach(), open_corpus(config))
 
-    def step() -> None:
-        trainer.train_step(lambda: None, False)
+    def step() -> float:
+        return trainer.train_step(lambda: None, False)[0]
 
     return step, trainer
 
@@ -97,13 +99,17 @@ def fsdp2(case: Case, model: ModelConfig, world: World, folder: Path, *, seq: in
 
     loss_of = entropy if tiny else torch.compile(entropy)
 
-    def step() -> None:
+    def step() -> torch.Tensor:
+        total = torch.zeros((), device=world.device)
         for _ in range(case.accumulate):
             x = torch.randint(0, model.vocab, (case.micro, seq + 1), device=world.device)
-            (loss_of(net(x[:, :-1]), x[:, 1:]) / case.accumulate).backward()
+            loss = loss_of(net(x[:, :-1]), x[:, 1:]) / case.accumulate
+            loss.backward()
+            total += loss.detach()
         torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
+        return total
 
     return step, net
 

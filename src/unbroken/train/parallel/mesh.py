@@ -45,7 +45,10 @@ class Mesh:
         tensor, shard, gradients, optimizer. They only describe where things lie: they have no groups."""
         names = ("replicate", "tensor", "shard", "gradients", "optimizer")
         return tuple(
-            DeviceMesh("cpu", ranks.permute(0, 4, 3, 2, 1), mesh_dim_names=names, _init_backend=False)
+            # Of another device's kind it would copy what it describes.
+            DeviceMesh(
+                self.device.type, ranks.permute(0, 4, 3, 2, 1), mesh_dim_names=names, _init_backend=False
+            )
             for ranks in self.storage.mesh
         )
 

@@ -31,6 +31,7 @@ from .shard import share_parameters, units
 from .stage import Stage, draw_weights
 from .state import OptimizerState, Spread, load_weights
 from .tensor import split_matrices
+from .zero.one_pass import OnePass
 from .zero.units import Zero
 
 MakeOptimizer = Callable[[Iterable[nn.Parameter], Iterable[nn.Parameter], OptimConfig], torch.optim.Optimizer]
@@ -257,6 +258,9 @@ def build(
         [w for n, w in weights.items() if n not in matrices],
         config.optim,
     )
+    moments = OptimizerState(optimizer, weights)
+    if plan.compile and low and isinstance(optimizer, torch.optim.AdamW) and OnePass.can(optimizer):
+        zero.one_pass = OnePass(optimizer)
     loss = (
         NextToken(mesh.tensor, compile=plan.compile)
         if c.task != "dpo"
@@ -275,5 +279,5 @@ def build(
         zero.hook()
     return PlanTrainer(
         config, world, run, tokens, samples, order, SamplePosition().skipping([*c.skips, *run.skips]), mesh, stages, zero, spread, optimizer,
-        OptimizerState(optimizer, weights), loss, pipeline,
+        moments, loss, pipeline,
     )  # fmt: skip

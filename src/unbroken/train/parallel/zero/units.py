@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from ..mesh import Mesh
+from .one_pass import OnePass
 from .split import Split, empty_parts, split_of
 
 # torch 2.13 gave them other names; the old ones warn on every call.
@@ -104,14 +105,26 @@ class Unit:
         for w in self.weights.values():
             w.grad = None
 
+    @property
+    def low(self) -> bool:
+        """Whether the parameters have 16 bits; else the optimizer updates the parameters themselves."""
+        return self.parts[0].dtype != torch.float32
+
+    def rows(self) -> tuple[list[Tensor], list[Tensor]]:
+        """Of each parameter what this rank keeps gradients of, and what it updates."""
+        kept = [p[a:b] for p, (a, b) in zip(self.parts, self.to_gradients.rows(self._gradients_at), strict=True)]  # fmt: skip
+        return kept, [k[a:b] for k, (a, b) in zip(kept, self.to_optimizer.rows(self._optimizer_at), strict=True)]  # fmt: skip
+
+    def round(self) -> None:
+        """Copies updated rows to the parameters of 16 bits."""
+        if self.low:
+            torch._foreach_copy_(self.rows()[1], [w.detach() for w in self.weights.values()])
+
     def publish(self) -> None:
         """Brings the updated rows to all ranks that hold the parameters."""
         like = self.parts[0]
         outer, inner = self.to_optimizer, self.to_gradients
-        kept = [p[a:b] for p, (a, b) in zip(self.parts, inner.rows(self._gradients_at), strict=True)]
-        mine = [k[a:b] for k, (a, b) in zip(kept, outer.rows(self._optimizer_at), strict=True)]
-        if like.dtype != torch.float32:  # else the optimizer updated the parameters themselves
-            torch._foreach_copy_(mine, [w.detach() for w in self.weights.values()])
+        kept, mine = self.rows()
         if outer.size > 1:
             self._gather(outer, self._optimizer_at, mine, kept, "optimizer", like)
         if inner.size > 1:
@@ -137,6 +150,8 @@ class Zero:
         alone = mesh.layout.storage[1:4] == (1, 1, 1)
         self._stream = torch.cuda.Stream() if mesh.device.type == "cuda" and not alone else None
         self._scale: Tensor | None = None
+        self.one_pass: OnePass | None = None
+        """What updates in one pass over memory, where the optimizer can."""
         self.units = [
             Unit({names[p]: p for m in unit for p in m.parameters()}, mesh, gradient_dtype)
             for unit in modules
@@ -216,21 +231,31 @@ class Zero:
     @torch.no_grad()
     def update(self, optimizer: torch.optim.Optimizer) -> None:
         """A step of the optimizer on each unit's rows, and their new values to all ranks that hold the parameters."""
+        if self.one_pass is not None:
+            self.one_pass.begin(self._mesh.device)
         for unit in self.units:
-            unit.give_gradients(self._scale)
-            optimizer.step()  # touches what has a gradient
-            unit.drop_gradients()
-            with self._beside(unit, published=True):
-                unit.publish()
+            if self.one_pass is not None:
+                scale = self._scale if self._scale is not None else torch.ones((), device=self._mesh.device)
+                self.one_pass.update(zip(unit.weights.values(), unit.reduced(), unit.rows()[1], strict=True), scale)  # fmt: skip
+            else:
+                unit.give_gradients(self._scale)
+                optimizer.step()  # touches what has a gradient
+                unit.drop_gradients()
+                unit.round()
+            self._publish(unit)
         self._wait_for_shards()
 
     @torch.no_grad()
     def publish(self) -> None:
         """After a restore: brings the new values to all ranks that hold the parameters."""
         for unit in self.units:
-            with self._beside(unit, published=True):
-                unit.publish()
+            unit.round()
+            self._publish(unit)
         self._wait_for_shards()
+
+    def _publish(self, unit: Unit) -> None:
+        with self._beside(unit, published=True):
+            unit.publish()
 
     def _wait_for_shards(self) -> None:
         """FSDP gathers in streams of its own, which wait for the current one once, before the first block."""
