@@ -19,6 +19,9 @@ from typing import Any
 from unbroken.train.planning.layout import group_sizes
 
 TINY = ["--dim", "32", "--heads", "4", "--kv-heads", "4", "--layers", "4", "--hidden", "64", "--seq", "32"]
+ONE_THREAD = dict.fromkeys(
+    ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1"
+)
 WORDS = "the quick brown fox jumps over the lazy dog and runs on through woods and fields; "
 
 
@@ -30,7 +33,7 @@ def run_plans(world: int, cases: list[dict[str, Any]], timeout_s: float = 240) -
         root = Path(__file__).resolve().parents[2]
         done = subprocess.run(
             [sys.executable, "-m", "tests.support.plans", str(ask)], cwd=root, capture_output=True, text=True,
-            timeout=timeout_s, env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(root)},
+            timeout=timeout_s, env=os.environ | ONE_THREAD | {"PYTHONPATH": str(root)},
         )  # fmt: skip
         answer = Path(folder) / "answers.json"
         assert done.returncode == 0 and answer.exists(), done.stdout[-2000:] + done.stderr[-6000:]
@@ -116,20 +119,12 @@ def do_bytes(trainer: Any, case: dict[str, Any]) -> Any:
     import torch.distributed as dist
 
     from unbroken.train.planning.memory import state_bytes
+    from unbroken.train.profiling.memory import held_bytes
 
     if case.get("step"):
         trainer.train_step(lambda: None, False)
     low = trainer.config.run.dtype == "bfloat16"
-    units, moments = trainer.zero.units, trainer.moments.tensors()
-    parts = {p.untyped_storage().data_ptr(): p.untyped_storage() for u in units for p in u.parts}
-    state = [t.untyped_storage() for m in moments.values() for t in m.values()]
-    state += [w.untyped_storage() for w in trainer.zero.weights.values()]
-    own = {s.data_ptr(): s for s in state if s.data_ptr() not in parts}
-    held = {
-        "parameters": sum(s.nbytes() for s in parts.values()),
-        "gradients": sum(u.sum.untyped_storage().nbytes() for u in units),
-        "optimizer": sum(s.nbytes() for s in own.values()),
-    }
+    held = held_bytes(trainer)
     layout = trainer.mesh.layout
     said = state_bytes(layout, trainer.mesh.here, trainer.config.model, parameter=2 if low else 4, gradient=4)
     mine = [held, {k: getattr(said, k) for k in held}]
@@ -179,8 +174,13 @@ def main(path: str) -> int:
     from unbroken.train.world import pin_environment
 
     pin_environment()
+    import torch
+
+    torch.set_num_threads(
+        1
+    )  # also where the machine has hundreds of cores: 17 processes of 640 threads were seen
     import torch.distributed.pipelining
-    import torch.distributed.tensor.parallel  # noqa: F401
+    import torch.distributed.tensor.parallel
 
     import unbroken.train.parallel.trainer  # noqa: F401
 

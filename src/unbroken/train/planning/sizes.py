@@ -91,3 +91,8 @@ def flops_per_token(c: ModelConfig, seq: int) -> float:
     The formula of Narayanan et al. 2021 as the field writes it for MFU; N without the embedding.
     """
     return 6 * active_count(c) + 12 * c.layers * c.dim * seq
+
+
+def layer_flops_per_token(c: ModelConfig, seq: int) -> float:
+    """Of `flops_per_token` those of the blocks alone, without the head."""
+    return flops_per_token(c, seq) - 6 * c.vocab * c.dim

@@ -61,20 +61,20 @@ class ActivityRecorder:
 
     def __init__(self, nvml: Callable[[], Any] = load_nvml, period_s: float = PERIOD_S) -> None:
         self._period = max(period_s, 1.01 * GPM_LEAST_S)
-        self._found = Activity()
-        self._stop = threading.Event()
+        self.found = Activity()
+        self.stopped = threading.Event()
         self._thread: threading.Thread | None = None
         try:
             self._sampler: GpuSampler | None = GpuSampler(nvml(), share=1.0)
         except UnbrokenError as e:
             self._sampler = None
-            self._found.not_measured = dict.fromkeys(SHOWN, str(e))
+            self.found.not_measured = dict.fromkeys(SHOWN, str(e))
             return
         if not self._sampler.count:
-            self._found.not_measured = dict.fromkeys(SHOWN, "no GPU here")
+            self.found.not_measured = dict.fromkeys(SHOWN, "no GPU here")
         else:
             missing = dict(self._sampler.coverage().missing)
-            self._found.not_measured = {m: missing[m] for m in SHOWN if m in missing}
+            self.found.not_measured = {m: missing[m] for m in SHOWN if m in missing}
 
     def start(self) -> None:
         """Begins to sample."""
@@ -84,26 +84,26 @@ class ActivityRecorder:
 
     def stop(self) -> Activity:
         """Ends it; what was measured."""
-        self._stop.set()
+        self.stopped.set()
         if self._thread is not None:
             self._thread.join()
         if self._sampler is not None:
             self._sampler.close()
             self._sampler = None
-        return self._found
+        return self.found
 
     def _run(self) -> None:
         assert self._sampler is not None
         gpm = {m for m, _, _ in GPM_METRICS}
-        while not self._stop.wait(self._period):
+        while not self.stopped.wait(self._period):
             now = time.monotonic()
             of: dict[int, dict[str, float]] = {}
             for r in self._sampler.read(now):
                 if r.metric in SHOWN:
                     of.setdefault(r.gpu if r.gpu is not None else 0, {})[r.metric] = r.value
-            self._found.samples += [ActivitySample(now, g, v) for g, v in of.items() if v.keys() & gpm or not self._gpm]  # fmt: skip
+            self.found.samples += [ActivitySample(now, g, v) for g, v in of.items() if v.keys() & gpm or not self._gpm]  # fmt: skip
 
     @property
     def _gpm(self) -> bool:
         """Whether the counters are there: the first reading of a GPU has none yet, and is left out then."""
-        return "sm_active_pct" not in self._found.not_measured
+        return "sm_active_pct" not in self.found.not_measured

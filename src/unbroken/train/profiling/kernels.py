@@ -1,4 +1,4 @@
-"""Where the time of a step goes, from a Kineto trace (`torch.profiler`): by kind of kernel, and idle."""
+"""Where the time of a step goes, from a Kineto trace (torch.profiler): by kind of kernel, and idle."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Kernel:
 
 
 def read_trace(path: Path) -> list[Kernel]:
-    """The kernels of a trace as `export_chrome_trace` wrote it, by their start (in seconds)."""
+    """The kernels of a trace as torch exports it for Chrome, by their start (in seconds)."""
     events = json.loads(path.read_text())["traceEvents"]
     found = [
         Kernel(e["name"], e["ts"] / 1e6, e["dur"] / 1e6, _blocks(e.get("args", {}).get("grid", ())))
