@@ -31,6 +31,10 @@ def main(argv: list[str] | None = None, prog: str = "unbroken train") -> int:
             from unbroken.train.planning.command import main as plan
 
             return plan(argv[1:])
+        if argv[:1] == ["tokenize"]:
+            from unbroken.train.corpus.tokenize import main as tokenize
+
+            return tokenize(argv[1:])
         if argv[:1] == ["profile"]:
             from unbroken.train.profiling.command import main as profile
 
