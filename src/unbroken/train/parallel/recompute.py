@@ -53,7 +53,7 @@ class Recompute:
             # What torch.compile's own setting means: https://pytorch.org/blog/activation-checkpointing-techniques/
             import torch._functorch.config as functorch
 
-            functorch.activation_memory_budget = _BUDGET  # type: ignore[assignment]
+            functorch.activation_memory_budget = _BUDGET
             self._options = None
         for block in blocks:
             block.compile()

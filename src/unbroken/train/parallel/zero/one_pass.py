@@ -40,14 +40,20 @@ class OnePass:
         for w, grad, low in rows:
             i = self._group[w]
             g, state = self._optimizer.param_groups[i], self._optimizer.state[w]
-            flat = (t.view(-1) for t in (low, w.detach(), grad, state["exp_avg"], state["exp_avg_sq"]))
-            self._update(*flat, state["step"], scale, self._rates[i], g["betas"], g["eps"], g["weight_decay"])
+            flat = [t.view(-1) for t in (low, w.detach(), grad, state["exp_avg"], state["exp_avg_sq"])]
+            self._update(flat, state["step"], scale, self._rates[i], g["betas"], g["eps"], g["weight_decay"])
 
 
 def _update(
-    low: Tensor, weight: Tensor, grad: Tensor, mean: Tensor, square: Tensor, step: Tensor, scale: Tensor, rate: Tensor,
-    betas: tuple[float, float], eps: float, decay: float,
-) -> None:  # fmt: skip
+    flat: list[Tensor],
+    step: Tensor,
+    scale: Tensor,
+    rate: Tensor,
+    betas: tuple[float, float],
+    eps: float,
+    decay: float,
+) -> None:
+    low, weight, grad, mean, square = flat
     options: dict[str, Any] = {"foreach": False, "fused": False, "capturable": True, "amsgrad": False, "maximize": False}  # fmt: skip
     adamw([weight], [grad.float() * scale], [mean], [square], [], [step], beta1=betas[0], beta2=betas[1], lr=rate,
           weight_decay=decay, eps=eps, **options)  # fmt: skip
