@@ -62,6 +62,7 @@ class DataConfig:
     data: str = option(
         "stdlib",
         "folder or file of text, 'stdlib' (the source of Python's own library), a token file (.bin with .idx, .ds), "
+        "several by weights (0.7*a.ds,0.3*b.ds), "
         "or JSON lines for the other tasks",
     )
     task: str = option(
@@ -242,7 +243,8 @@ class TrainConfig:
     @property
     def wants_plan(self) -> bool:
         """Whether the trainer of plans runs; the reference trainer is data parallel, and dense."""
-        special = self.data.task != "text" or self.run.weights_from is not None
+        mixed = "*" in self.data.data
+        special = mixed or self.data.task != "text" or self.run.weights_from is not None
         return self.plan.wanted or special or bool(self.model.experts)
 
     def identity(self, fingerprint: str) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from .buckets import Buckets
 from .checks.recheck import Recheck, keep_generators
 from .config import TrainConfig
 from .corpus.chat import Conversations
+from .corpus.mixture import TokenMixture
 from .huggingface.names import description
 from .model import Decoder
 from .order import SampleOrder, SamplePosition
@@ -176,7 +177,9 @@ def build(config: TrainConfig, world: World, run: Run, tokens: Tokens) -> Traine
     )
 
 
-def training_values(config: TrainConfig, step: int, tokens: Tokens | Conversations) -> dict[str, Any]:
+def training_values(
+    config: TrainConfig, step: int, tokens: Tokens | Conversations | TokenMixture
+) -> dict[str, Any]:
     """What a checkpoint says beside its tensors: where it stands, of which training it is, what Hugging Face calls it."""
     return {
         "step": step,
@@ -186,7 +189,7 @@ def training_values(config: TrainConfig, step: int, tokens: Tokens | Conversatio
 
 
 def check_same_training(
-    config: TrainConfig, tokens: Tokens | Conversations, step: int, training: dict[str, Any]
+    config: TrainConfig, tokens: Tokens | Conversations | TokenMixture, step: int, training: dict[str, Any]
 ) -> None:
     """Raises InputError if a checkpoint is of another training than this one, saying what differs."""
     mine = config.identity(tokens.fingerprint)

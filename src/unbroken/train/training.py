@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ..progress import Run
 from .config import TrainConfig
 from .corpus.chat import Conversations, open_conversations, open_preferences
+from .corpus.mixture import MixedOrder, TokenMixture, is_mixture, open_mixture
 from .corpus.token_files import is_token_file, open_token_file
 from .order import SampleOrder, SamplePosition
 from .tokens import Tokens, open_tokens
@@ -24,13 +25,13 @@ class Training(Protocol):
     config: TrainConfig
     world: World
     run: Run
-    order: SampleOrder
+    order: SampleOrder | MixedOrder
     position: SamplePosition
     step: int
     """Steps completed."""
 
     @property
-    def tokens(self) -> Tokens | Conversations:
+    def tokens(self) -> Tokens | Conversations | TokenMixture:
         """What is trained on."""
 
     @property
@@ -56,19 +57,25 @@ class Training(Protocol):
         """What this rank holds at the end: parameters, and optimizer state, by name."""
 
 
-def open_corpus(config: TrainConfig) -> Tokens | Conversations:
+def open_corpus(config: TrainConfig) -> Tokens | Conversations | TokenMixture:
     """What is trained on. Raises InputError for what cannot be read, UsageError where it does not go with the trainer."""
     c, cache = config.data, Path(config.data.cache) if config.data.cache else None
     if c.task == "sft":
         return open_conversations(Path(c.data).expanduser(), c.seq)
     if c.task == "dpo":
         return open_preferences(Path(c.data).expanduser(), c.seq)
-    if is_token_file(c.data):
-        return open_token_file(c.data, config.model.vocab, cache)
-    return open_tokens(c.data, cache)
+    if is_mixture(c.data):
+        return open_mixture(c.data, c.seq, lambda source: _open(source, config.model.vocab, cache))
+    return _open(c.data, config.model.vocab, cache)
 
 
-def open_training(config: TrainConfig, world: World, run: Run, tokens: Tokens | Conversations) -> Training:
+def _open(source: str, vocab: int, cache: Path | None) -> Tokens:
+    return open_token_file(source, vocab, cache) if is_token_file(source) else open_tokens(source, cache)
+
+
+def open_training(
+    config: TrainConfig, world: World, run: Run, tokens: Tokens | Conversations | TokenMixture
+) -> Training:
     """A rank at step 0: of the reference trainer, or of a plan. Raises UsageError, InputError."""
     if config.wants_plan:
         from .parallel.trainer import build as build_plan

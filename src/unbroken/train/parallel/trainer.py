@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from ...progress import Run
 from ..config import OptimConfig, TrainConfig
 from ..corpus.chat import Conversations
+from ..corpus.mixture import MixedOrder, TokenMixture
 from ..corpus.samples import CorpusSamples, TextSamples
 from ..order import SampleOrder, SamplePosition
 from ..planning.layout import check, micro_batches
@@ -45,9 +46,9 @@ class PlanTrainer:
     config: TrainConfig
     world: World
     run: Run
-    tokens: Tokens | Conversations
+    tokens: Tokens | Conversations | TokenMixture
     samples: CorpusSamples
-    order: SampleOrder
+    order: SampleOrder | MixedOrder
     position: SamplePosition
     mesh: Mesh
     stages: list[Stage]
@@ -212,7 +213,7 @@ def build(
     config: TrainConfig,
     world: World,
     run: Run,
-    tokens: Tokens | Conversations,
+    tokens: Tokens | Conversations | TokenMixture,
     make_optimizer: MakeOptimizer = adamw,
 ) -> PlanTrainer:
     """A rank at step 0. Raises UsageError, with the legal values, for a plan that does not fit; InputError for the text."""
@@ -221,7 +222,9 @@ def build(
     samples: CorpusSamples = (
         TextSamples(tokens.map(), c.seq) if isinstance(tokens, Tokens) else tokens.samples
     )
-    order = order_of(samples.count, config, f"{tokens.count} bytes")
+    order: SampleOrder | MixedOrder = order_of(samples.count, config, f"{tokens.count} bytes")
+    if isinstance(tokens, TokenMixture):
+        order = tokens.order(config.run.eval_samples if config.run.eval_every else 0, c.seed)
     mesh = open_mesh(layout, world.rank, world.device)
     low = config.run.dtype == "bfloat16"
     gradients = torch.bfloat16 if plan.gradient_dtype == "bfloat16" else torch.float32
