@@ -86,3 +86,18 @@ def test_from_one_plan_to_another_and_back(tmp_path: Path, plan_server: ForkServ
                 i,
                 step,
             )
+
+
+def test_skipped_samples_are_as_if_they_had_never_been_there(
+    tmp_path: Path, plan_server: ForkServer, argv: list[str]
+) -> None:
+    """Batches 3 and 4 left out, half of it said only when the run goes on: every rank sees batches 1, 2, 5, 6, ..."""
+    whole = Training(plan_server, tmp_path / "a", 4, [*argv, *V2, "--steps", "7"])
+    whole.start()
+    whole.finish()
+    skipping = Training(plan_server, tmp_path / "b", 4, [*argv, *V2, *checkpoints(tmp_path / "b")])
+    for until, more in ((1, ["--skip", "32:48"]), (5, ["--skip", "48:64"])):
+        skipping.start("--steps", str(until), *more)
+        skipping.finish()
+    for x, y in zip(whole.all_step_digests(), skipping.all_step_digests(), strict=True):
+        assert y.batches == {s: x.batches[s if s <= 2 else s + 2] for s in range(1, 6)}

@@ -25,10 +25,13 @@ class Training(Protocol):
     config: TrainConfig
     world: World
     run: Run
-    order: SampleOrder | MixedOrder
     position: SamplePosition
     step: int
     """Steps completed."""
+
+    @property
+    def order(self) -> SampleOrder | MixedOrder:
+        """Which sample comes when."""
 
     @property
     def tokens(self) -> Tokens | Conversations | TokenMixture:
