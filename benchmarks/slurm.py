@@ -5,7 +5,10 @@
 Starts the testbed of scripts/slurm_testbed.sh (Debian, root). Three nodes, two of them train, one process each, on the CPU.
 `unbroken run --cluster slurm` and `torchrun` run the same script on the same fault. torchrun is tried in both ways that it has:
 `torchrun-spare` starts three agents of which it needs two (`--nnodes=2:2`), `torchrun-shrink` trains on all three and goes on
-with two (`--nnodes=2:3`). Times are read from what rank 0 writes at each step.
+with two (`--nnodes=2:3`). Both get TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1: as it is by default (`torchrun-default`, the first way) an
+agent that joins in a later round waits for the address of rank 0, which was written in the first round alone; after a minute
+all give up (torch 2.13, `_bootstrap_store_info` in dynamic_rendezvous.py; seen on one machine without Slurm too). Times are read
+from what rank 0 writes at each step.
 
 down -> fenced       (unbroken) nothing of the run can be left on the lost node
 fenced -> new step   (unbroken) to the first step of the next attempt
@@ -177,9 +180,9 @@ def measure_unbroken(bed: Bed, folder: Path) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def measure_torchrun(bed: Bed, folder: Path, nodes: str) -> dict[str, Any]:
+def measure_torchrun(bed: Bed, folder: Path, nodes: str, *, share_store: bool = False) -> dict[str, Any]:
     torchrun = (
-        f"{sys.executable} -m torch.distributed.run --nnodes={nodes} --nproc-per-node=1 --max-restarts=3 --rdzv-backend=c10d "
+        f"env TORCH_DISABLE_SHARE_RDZV_TCP_STORE={int(not share_store)} {sys.executable} -m torch.distributed.run --nnodes={nodes} --nproc-per-node=1 --max-restarts=3 --rdzv-backend=c10d "
         "--rdzv-endpoint=127.0.0.1:29617 --rdzv-conf=join_timeout=60,last_call_timeout=5 --rdzv-id=bench train.py"
     )
     # The store's node first; the third agent comes last, and waits.
@@ -194,6 +197,7 @@ CONTENDERS: dict[str, Callable[[Bed, Path], dict[str, Any]]] = {
     "unbroken": measure_unbroken,
     "torchrun-spare": lambda bed, folder: measure_torchrun(bed, folder, "2:2"),
     "torchrun-shrink": lambda bed, folder: measure_torchrun(bed, folder, "2:3"),
+    "torchrun-default": lambda bed, folder: measure_torchrun(bed, folder, "2:2", share_store=True),
 }
 
 
@@ -212,6 +216,7 @@ def main() -> None:
     )
     parser.add_argument("-o", "--output", type=Path, required=True)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", nargs="+", choices=list(CONTENDERS), default=list(CONTENDERS))
     args = parser.parse_args()
     use_own_folders()
     place = Path(tempfile.mkdtemp(prefix="unbroken-slurm-"))
@@ -219,18 +224,18 @@ def main() -> None:
     bed = Bed(place)
     result: dict[str, Any] = {
         "machine": describe_machine(), "slurm": bed.call("sinfo", "--version"),
-        "containment": (place / "containment").read_text().strip(), **{name: [] for name in CONTENDERS},
+        "containment": (place / "containment").read_text().strip(), **{name: [] for name in args.only},
     }  # fmt: skip
     try:
         for _ in range(args.rounds):
-            for name, measure in CONTENDERS.items():
+            for name, measure in ((n, CONTENDERS[n]) for n in args.only):
                 folder = Path(tempfile.mkdtemp(prefix="round-", dir=place))
                 result[name].append(measure(bed, folder))
                 print(name, json.dumps(result[name][-1]), flush=True)
                 bed.clear()
     finally:
         bed.close()
-    result["summary"] = {name: summarize(result[name]) for name in CONTENDERS}
+    result["summary"] = {name: summarize(result[name]) for name in args.only}
     args.output.write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps(result["summary"], indent=1))
 
