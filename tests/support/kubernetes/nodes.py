@@ -373,3 +373,4 @@ async def _serve(socket: Any, argv: list[str], env: Mapping[str, str]) -> None:
     if process.returncode is None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(process.pid, signal.SIGKILL)
+        await process.wait()
