@@ -57,7 +57,7 @@ def main() -> int:
     args = parser.parse_args()
     result: dict[str, Any] = {"machine": describe_machine(), "ranks": 8, "well": {}}
     with tempfile.TemporaryDirectory(prefix="unbroken-slow-") as place:
-        told, made, each = run(Path(place) / "slow", "slow", 400, 300)
+        told, made, each = run(Path(place) / "slow", "slow", 300, 1000)
         first = next((t for t in told if t["nodes"]), None)
         result["slow"] = {
             "steps": made,

@@ -49,7 +49,7 @@ class SlowSettings:
     """in their mean a rank has so much more work than its peers,"""
     spreads: float = 6.0
     """so many spreads of such a mean more,"""
-    share: float = 0.01
+    share: float = 0.005
     """and so much of the step's time: what is less does not make it slow."""
     most: float = 0.75
     """In so many of the windows it has half of that, at least: a short slowness is none."""
