@@ -32,6 +32,9 @@ class Assignment:
     """'done', 'shared' (its tail went to another worker), 'lost' (the worker died), 'failed'."""
     why: str = ""
     expected_s: float = 0.0
+    tokens_read: int = 0
+    tokens_made: int = 0
+    """Of requests, and generated; 0 where the model does not count them."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,8 @@ class WorkerSeen:
     """From `started` until it had connected: what was left of its imports, and of making its devices ready."""
     uncompiled: int = 0
     """Modules that it imported without compiled bytecode, and that every other start will have to compile too."""
+    energy_j: float | None = None
+    """What its GPUs took from its start to its end, by their own counters; None where there are none, or it did not say goodbye."""
 
 
 @dataclass(frozen=True)

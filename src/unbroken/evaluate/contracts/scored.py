@@ -179,6 +179,8 @@ class Report:
     licences: Mapping[str, str] = field(default_factory=dict)
     reused: int = 0
     """Samples that an earlier command had answered: no time here is theirs."""
+    model_b: float = 0.0
+    """Billions of parameters; 0: not known."""
     checks: tuple[Check, ...] = ()
     """Where the model was asked the fast way: what the other way would have changed."""
 

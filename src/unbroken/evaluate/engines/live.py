@@ -24,6 +24,8 @@ class OpenAssignment:
     ended: float = 0.0
     busy_s: float = 0.0
     shared: bool = False
+    tokens_read: int = 0
+    tokens_made: int = 0
     given: frozenset[int] = frozenset()
     """The blocks of it."""
     left: int = 0
@@ -50,6 +52,7 @@ class WorkerLink:
     load_s: float = 0.0
     ready: float = 0.0
     uncompiled: int = 0
+    energy_j: float | None = None
     sent: set[str] = field(default_factory=set)
     assignments: dict[int, OpenAssignment] = field(default_factory=dict)
     answered: int = 0
@@ -75,7 +78,7 @@ class WorkerLink:
         """For the report."""
         return WorkerSeen(
             self.name, self.node, self.gpus, self.started, self.fetch_s, self.load_s, self.ready, ended, why, self.start_s,
-            self.uncompiled,
+            self.uncompiled, self.energy_j,
         )  # fmt: skip
 
     def believable(self, started: float, ended: float) -> tuple[float, float]:
@@ -88,7 +91,13 @@ class WorkerLink:
         return max(ended - took, self.started), ended
 
     def note_block(
-        self, number: int, block: int, started: float, ended: float, prefetched: bool
+        self,
+        number: int,
+        block: int,
+        started: float,
+        ended: float,
+        prefetched: bool,
+        tokens: tuple[int, int] = (0, 0),
     ) -> OpenAssignment | None:
         """Adds a block to its assignment; returns the assignment that it ended by beginning another one."""
         self.answered += 1
@@ -106,6 +115,8 @@ class WorkerLink:
         assignment.blocks.append(block)
         assignment.ended = ended
         assignment.busy_s += ended - started
+        assignment.tokens_read += tokens[0]
+        assignment.tokens_made += tokens[1]
         self.last_end = ended
         return before
 
@@ -125,6 +136,8 @@ class WorkerLink:
             "shared" if outcome == "done" and assignment.shared else outcome,
             why,
             assignment.expected_s,
+            assignment.tokens_read,
+            assignment.tokens_made,
         )
 
 

@@ -29,6 +29,7 @@ from ..suite.staged import encode_answer
 from .answering import Answering
 from .block_queue import Item, Queue
 from .connecting import connect
+from .energy import EnergyCounter
 from .feeding_model import Feeding, conditions_of
 from .loading import LoadedModel, load
 from .warming import count_uncompiled, log, short, stand_by
@@ -62,6 +63,7 @@ class Worker:
         self._halt = threading.Event()
         """The model is not needed any more: ends its fetch."""
         self._answered = 0
+        self._energy = EnergyCounter(())
         self._steps: Callable[[], int] = lambda: 0
 
     def serve(self, token: str, shared: Path) -> int:
@@ -76,6 +78,7 @@ class Worker:
             why = welcome.get("why") if welcome else hung_up
             print(f"unbroken eval worker: the coordinator did not take {self.name}: {why}", file=sys.stderr)
             return EvaluationError.exit_code
+        self._energy = EnergyCounter(self.gpus)
         spec = decode(ModelSpec, welcome["spec"])
         suite = (
             f"suite {welcome['suite']}, " if welcome.get("suite") else ""
@@ -114,7 +117,7 @@ class Worker:
             code = self._answer_all(loaded)
         except ModelChanged as e:
             return self._unfit(e)
-        self._send("bye", why=self.queue.why)
+        self._send("bye", why=self.queue.why, energy_j=self._energy.joules)
         self._log_end(self.queue.why or "the device is lost, see above")
         return code
 

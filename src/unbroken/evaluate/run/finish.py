@@ -31,7 +31,8 @@ def write_report(
     seen = Measured(suite.name, run.job.spec.title, run.located.checkpoint, started, observed.assignments, observed.blocks,
                     observed.scorings, observed.workers, prepare_s, run.settings.cpu_workers, expected_s, observed.reused)  # fmt: skip
     ordered = sorted(scores.values(), key=lambda s: order.get(s.task, len(order)))
-    found = replace(report(seen, table.prepared, ordered, groups, table.errors), checks=tuple(checks))
+    found = replace(report(seen, table.prepared, ordered, groups, table.errors), checks=tuple(checks),
+                    model_b=run.located.model_b or 0.0)  # fmt: skip
     folder = run.job.folder
     try:
         atomic.write_json(folder.report, encode(with_times_of(found, folder.last_report())))

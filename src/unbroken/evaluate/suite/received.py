@@ -89,6 +89,11 @@ def words(value: Any) -> str:
     return "".join(c if c.isprintable() or c == "\n" else "?" for c in said[:WORDS])
 
 
+def energy(m: Message) -> float | None:
+    """Joules that the worker's GPUs have taken; None where it does not know. Raises Malformed."""
+    return None if m.get("energy_j") is None else number(m["energy_j"], "energy_j", 0.0, 1e15)
+
+
 def ready(m: Message) -> tuple[float, float, int, int]:
     """(seconds of the fetch, of the load, modules without bytecode, samples at once). Raises Malformed."""
     # A clock that was set back while the model was loaded makes these negative; that is no reason to lose a worker.

@@ -21,6 +21,7 @@ from ....page.charts.gantt import share_curve
 from ....page.charts.spark import interval
 from ....page.elements import Markup
 from ...contracts import Metric, Report
+from ..cost import FORMULA
 from ..results import checked, finite
 from . import gantt, summary
 from .markup import duration, number, percent, when
@@ -79,6 +80,7 @@ def render(report: Report) -> str:
         ),
         alike=[c for c in report.checks if not (c.differ or c.why)],
         conditions=summary.conditions,
+        formula=FORMULA,
         facts=lambda score: summary.facts(score, standard),
         spark=_spark,
         known=lambda value: value is not None and isfinite(value),

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from math import isfinite
 
 from ...contracts import Conditions, Report, Score, WorkerSeen
+from ..cost import cost_of
 from ..results import against_naive
 from .markup import duration, natural, percent
 
@@ -53,12 +54,41 @@ def tiles(report: Report) -> list[Tile]:
         than = f"{how} {'as' if how == 'as fast' else 'than'} one job per dataset"
         takes = f"which takes {duration(report.naive_s)} with the same times"
         out.append((figure, than, takes, "warn" if how == "slower" else ""))
+    out += cost_tiles(report)
     busy = report.busy_fraction
     mood = "good" if busy >= 0.9 else "warn" if busy < 0.5 else ""
     return [
         *out,
         (percent(busy), "of worker time spent on inference", "until the last assignment ended", mood),
     ]
+
+
+def cost_tiles(report: Report) -> list[Tile]:
+    """Tokens a second, share of the limit, GPU hours, energy: what is known of them."""
+    cost = cost_of(report)
+    on_gpus = any(w.gpus for w in report.workers)
+    unit = "GPU" if on_gpus else "worker"
+    out: list[Tile] = []
+    if cost.tokens_read + cost.tokens_made:
+        made = f"{cost.made_per_s:,.0f} made, " if cost.tokens_made else ""
+        said = f"{made}{cost.read_per_s:,.0f} read; {cost.tokens_read + cost.tokens_made:,} in all"
+        out.append((f"{cost.read_per_s + cost.made_per_s:,.0f}", f"tokens a second per {unit}", said, ""))
+    if cost.limit_share is not None:
+        out.append(
+            (
+                percent(cost.limit_share),
+                "of what the GPU can do at all",
+                "the formula is at the end of the page",
+                "",
+            )
+        )
+    if cost.gpu_hours:
+        energy = (
+            f"; {cost.energy_j / 3.6e6:.3g} kWh by their own counters" if cost.energy_j is not None else ""
+        )
+        hours = f"{cost.gpu_hours:.2f}" if cost.gpu_hours >= 0.1 else f"{cost.gpu_hours:.1g}"
+        out.append((hours, f"{unit} hours", f"from each worker's start to its end{energy}", ""))
+    return out
 
 
 def spans(report: Report) -> list[tuple[str, float, str, str]]:

@@ -121,6 +121,7 @@ class Feeder:
                 self._unfit(link, m)
             case "bye":
                 link.leaving = received.words(m.get("why") or "left")
+                link.energy_j = received.energy(m)
             case "beat":
                 at, steps = received.beat(m)
                 if (at, steps) != (link.at, link.steps):
@@ -143,7 +144,7 @@ class Feeder:
         prepared, block = self.run.table.find(m.task), (m.task, m.number)
         started, ended = link.believable(m.started, m.ended)
         self.workers.has_answered(link.name)
-        before = link.note_block(m.assignment, m.number, started, ended, prefetched=True)
+        before = link.note_block(m.assignment, m.number, started, ended, True, m.tokens)
         if before is not None:
             self._close_assignment(link, before.number)
         own = link.assignments.get(m.assignment)
