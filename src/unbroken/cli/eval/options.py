@@ -32,7 +32,7 @@ class Evaluating:
     )
     gpus_per_worker: int = WIDTH
     backend: str = typer.Option(
-        "", "--backend", help="transformers, vllm, openai, or package.module:Class; default: as the folder was begun, else vllm "
+        "", "--backend", help="transformers, vllm, sglang, openai, or package.module:Class; default: as the folder was begun, else vllm "
         "where it is installed and there are GPUs, else transformers"
     )  # fmt: skip
     exact: bool | None = typer.Option(

@@ -117,7 +117,7 @@ class VllmModel:
         self._tokens = HarnessTokens(
             _tokenizer(spec, place), int(config.max_model_len), spec.options.get("add_bos_token")
         )
-        self._many = hasattr(_vllm().SamplingParams, "__struct_fields__") and "logprob_token_ids" in _vllm().SamplingParams.__struct_fields__  # fmt: skip
+        self._many = "logprob_token_ids" in getattr(self._library().SamplingParams, "__struct_fields__", ())
 
     # ---- what the worker calls
 
@@ -229,6 +229,10 @@ class VllmModel:
 
     # ---- the engine
 
+    def _library(self) -> Any:
+        """Where the classes of requests come from."""
+        return _vllm()
+
     def _start(self) -> Any:
         try:
             _say_where_it_runs()
@@ -277,10 +281,10 @@ class VllmModel:
 
     def _ask(self, key: Hashable, tokens: Sequence[int], finish: Finish, **settings: Any) -> str:
         """Gives the engine a request; its name there."""
-        vllm = _vllm()
+        library = self._library()
         self._count += 1
-        params = vllm.SamplingParams(**settings)
-        prompt = vllm.TokensPrompt(prompt_token_ids=list(tokens))
+        params = library.SamplingParams(**settings)
+        prompt = library.TokensPrompt(prompt_token_ids=list(tokens))
         name = f"u{self._count}"
         self._asked[name] = key, finish
         self._open[key].names.append(name)
@@ -337,7 +341,14 @@ class VllmModel:
                 greedy = greedy and max(values, key=values.__getitem__) == token
             answer([total, greedy])
 
-        self._ask(key, tokens, finish, temperature=0, max_tokens=1, prompt_logprobs=1, detokenize=False)
+        more = (
+            {"prompt_start": first}
+            if "prompt_start" in self._library().SamplingParams.__struct_fields__
+            else {}
+        )
+        self._ask(
+            key, tokens, finish, temperature=0, max_tokens=1, prompt_logprobs=1, detokenize=False, **more
+        )
 
     def _put_rolling(self, place: Place, text: str, entry: _Open) -> None:
         own = self._tokens
@@ -367,7 +378,7 @@ class VllmModel:
         tokens = own.encode_all([prompt], prompts=True)[prompt][-(own.max_length - limit) :]
         stops = own.stops(settings)
         more = {k: v for k, v in settings.items() if k not in ("until", "max_gen_toks", "do_sample")}
-        unknown = sorted(set(more) - set(_vllm().SamplingParams.__struct_fields__))
+        unknown = sorted(set(more) - set(self._library().SamplingParams.__struct_fields__))
         if unknown:
             self._answer(place, {PROBLEM: f"vLLM has no setting {', '.join(unknown)}"})
             return

@@ -18,6 +18,7 @@ HARNESSES: dict[str, str] = {
 BACKENDS: dict[str, str] = {
     "transformers": "unbroken.evaluate.harness.transformers:TransformersBackend",
     "vllm": "unbroken.evaluate.harness.vllm:VllmBackend",
+    "sglang": "unbroken.evaluate.harness.sglang:SglangBackend",
     "openai": "unbroken.evaluate.harness.openai:OpenAIBackend",
 }
 
