@@ -64,7 +64,7 @@ class SglangModel(VllmModel):
         return Conditions(f"sglang {_sglang().__version__}", device, str(dtype).removeprefix("torch."), 0, "continuous batches")  # fmt: skip
 
     def _library(self) -> Any:
-        return SimpleNamespace(SamplingParams=Asked, TokensPrompt=dict)
+        return SimpleNamespace(SamplingParams=AskedOfEngine, TokensPrompt=dict)
 
     def _start(self) -> Any:
         given = dict(self.spec.options.get("model_args", {}) or {})
@@ -83,7 +83,7 @@ class SglangModel(VllmModel):
 
 
 @dataclass
-class Asked:
+class AskedOfEngine:
     """The settings of a request under vLLM's names, as VllmModel gives them."""
 
     temperature: float = 0.0
@@ -129,7 +129,7 @@ class FedEngine:
         self.vllm_config = SimpleNamespace(device_config=SimpleNamespace(device_type="cuda"))
         self.engine_core = SimpleNamespace(shutdown=self._shutdown)
 
-    def add_request(self, name: str, prompt: Mapping[str, Any], params: Asked) -> None:
+    def add_request(self, name: str, prompt: Mapping[str, Any], params: AskedOfEngine) -> None:
         """Queues a request: it begins with the next step."""
         self._tasks[name] = self._loop.create_task(
             self._answer(name, list(prompt["prompt_token_ids"]), params)
@@ -165,7 +165,7 @@ class FedEngine:
         self.abort_request(list(self._tasks))
         self._engine.shutdown()
 
-    async def _answer(self, name: str, tokens: list[int], params: Asked) -> None:
+    async def _answer(self, name: str, tokens: list[int], params: AskedOfEngine) -> None:
         wants = params.prompt_logprobs is not None or params.logprob_token_ids is not None
         start = max(0, params.prompt_start - 1) if params.prompt_logprobs is not None else len(tokens)
         found = await self._engine.async_generate(
