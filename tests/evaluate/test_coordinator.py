@@ -420,6 +420,7 @@ time.sleep(1000)
 """
 
 
+@pytest.mark.slow
 def test_who_stands_by_ends_with_a_coordinator_that_is_killed(
     tmp_path: Path, eventually: Callable[..., None]
 ) -> None:
@@ -432,6 +433,7 @@ def test_who_stands_by_ends_with_a_coordinator_that_is_killed(
     eventually(lambda: not alive(pid), within=20)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "trouble",
     ["exits", *(pytest.param(trouble, marks=pytest.mark.slow) for trouble in ("no input", "raises"))],
@@ -446,6 +448,7 @@ def test_a_backend_whose_imports_misbehave_is_used_all_the_same(
     assert numbers(report) == numbers(evaluate(tmp_path, SUITE, workers=1, out="undisturbed"))
 
 
+@pytest.mark.slow
 def test_who_hangs_in_an_import_ends_with_the_coordinator(
     tmp_path: Path, eventually: Callable[..., None]
 ) -> None:
@@ -527,6 +530,7 @@ def test_a_model_that_is_replaced_while_it_is_evaluated_ends_it_and_leaves_no_an
     assert numbers(evaluate(tmp_path, suite)) == numbers(evaluate(tmp_path, suite, out="undisturbed"))
 
 
+@pytest.mark.slow
 def test_a_joiner_that_was_started_elsewhere_finds_the_prompts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, eventually: Callable[..., None]
 ) -> None:

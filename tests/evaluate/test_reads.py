@@ -232,6 +232,7 @@ def test_what_c_code_reads_is_found_by_its_name(tmp_path: Path) -> None:
     assert {Path(p).name for p in found if str(data) in p} == {"a.parquet", "b.parquet", "c.parquet"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("code", "blind"),
     [
@@ -303,6 +304,7 @@ READINGS: dict[str, Callable[[Path], object]] = {
 
 
 # Each takes seconds: a few kinds are always looked at, the others by make test-all.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "how", [pytest.param(k, marks=() if n % 4 == 0 else pytest.mark.slow) for n, k in enumerate(READINGS)]
 )
