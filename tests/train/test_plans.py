@@ -75,19 +75,29 @@ def one() -> dict[str, Any]:
     return run_plans(1, [*alone, *cases(CHAT, {"chat": []}), {"name": "bfloat16", "argv": low, "steps": 3}])
 
 
-def test_every_axis_on_four_ranks(one: dict[str, Any]) -> None:
-    low = {
-        "data": ["--engine", "plan"],
-        "groups": ["--parameters", "2", "--optimizer", "4"],
-        "tensor": ["--tensor", "2"],
-    }
-    argv = [*BASE, "--dtype", "bfloat16"]
-    found = run_plans(4, cases(BASE, FOUR) + cases([*BASE, "--experts", "4"], EXPERTS)
-                      + [{**c, "name": f"bfloat16 {c['name']}"} for c in cases(argv, low)])  # fmt: skip
-    assert_same({n: found[n] for n in FOUR}, one["dense"], SAME)
-    assert_same({n: found[n] for n in EXPERTS}, one["experts"], SAME)
+LOW = {
+    "data": ["--engine", "plan"],
+    "groups": ["--parameters", "2", "--optimizer", "4"],
+    "tensor": ["--tensor", "2"],
+}
+FIFTY = [*BASE, "--dim", "16", "--layers", "2", "--hidden", "32"]
+
+
+@pytest.fixture(scope="module")
+def four() -> dict[str, Any]:
+    """All that four ranks are asked, in one launch."""
+    low = [{**c, "name": f"bfloat16 {c['name']}"} for c in cases([*BASE, "--dtype", "bfloat16"], LOW)]
+    fifty = [{"name": "zero", "argv": [*FIFTY, "--parameters", "2", "--gradients", "2", "--optimizer", "4"], "steps": 50},
+             {"name": "ddp", "do": "ddp", "argv": [*FIFTY, "--engine", "plan"], "steps": 50}]  # fmt: skip
+    sizes = [{**c, "name": f"{c['name']} {d}"} for d in ("float32", "bfloat16") for c in byte_cases(4, d)]
+    return run_plans(4, cases(BASE, FOUR) + cases([*BASE, "--experts", "4"], EXPERTS) + low + fifty + sizes)
+
+
+def test_every_axis_on_four_ranks(one: dict[str, Any], four: dict[str, Any]) -> None:
+    assert_same({n: four[n] for n in FOUR}, one["dense"], SAME)
+    assert_same({n: four[n] for n in EXPERTS}, one["experts"], SAME)
     # Activations of 16 bits: their last digits differ with every order of sums.
-    assert_same({n: v for n, v in found.items() if n.startswith("bfloat16")}, one["bfloat16"], 2e-3)
+    assert_same({n: four[n] for n in four if n.startswith("bfloat16")}, one["bfloat16"], 2e-3)
 
 
 def test_pairs_of_axes_on_eight_ranks(one: dict[str, Any]) -> None:
@@ -97,20 +107,14 @@ def test_pairs_of_axes_on_eight_ranks(one: dict[str, Any]) -> None:
     assert_same(found, one["dense"], SAME)
 
 
-def test_fifty_steps_are_those_of_ddp() -> None:
-    argv = [*BASE, "--dim", "16", "--layers", "2", "--hidden", "32"]
-    plans = {"zero": ["--parameters", "2", "--gradients", "2", "--optimizer", "4"]}
-    found = run_plans(4, [{"name": "zero", "argv": [*argv, *plans["zero"]], "steps": 50},
-                          {"name": "ddp", "do": "ddp", "argv": [*argv, "--engine", "plan"], "steps": 50}])  # fmt: skip
-    assert found["zero"]["losses"] == pytest.approx(found["ddp"], rel=2e-5)
-    assert found["ddp"][-1] < found["ddp"][0] - 1
+def test_fifty_steps_are_those_of_ddp(four: dict[str, Any]) -> None:
+    assert four["zero"]["losses"] == pytest.approx(four["ddp"], rel=2e-5)
+    assert four["ddp"][-1] < four["ddp"][0] - 1
 
 
-def test_bytes_by_category_are_those_of_the_formula() -> None:
+def test_bytes_by_category_are_those_of_the_formula(four: dict[str, Any]) -> None:
     """Parts that do not divide, all legal group sizes of four ranks; of 8 and 16: benchmarks/plan.py --bytes."""
-    both = [{**c, "name": f"{c['name']} {d}"} for d in ("float32", "bfloat16") for c in byte_cases(4, d)]
-    found = run_plans(4, both)
-    assert len(found) == 2 * len(list(group_sizes(4)))
-    for name, ranks in found.items():
-        for rank, (held, said) in enumerate(ranks):
-            assert held == said, (name, rank)
+    for sizes in group_sizes(4):
+        for dtype in ("float32", "bfloat16"):
+            for rank, (held, said) in enumerate(four[" ".join(map(str, sizes)) + f" {dtype}"]):
+                assert held == said, (sizes, dtype, rank)
