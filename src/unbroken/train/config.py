@@ -149,7 +149,9 @@ class RunConfig:
     eval_samples: int = option(64, "held-out samples of an evaluation, over all ranks")
     log_every: int = option(1, "steps between the lines that rank 0 prints")
     weights_from: str | None = option(
-        None, "checkpoint (or folder of them) whose weights the training begins with, as a new training"
+        None,
+        "checkpoint (or folder of them), or folder of a Hugging Face Llama, whose weights the training begins with, as a new "
+        "training",
     )
     checkpoints: str | None = option(None, "folder of checkpoints [default: the run's; outside a run none]")
     snapshot_every: int = option(5, "steps between snapshots in host memory")

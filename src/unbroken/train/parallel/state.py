@@ -17,6 +17,7 @@ from ...checkpoint.format.sharding import describe
 from ...checkpoint.storage import open_storage
 from ...errors import InputError, UsageError
 from ..config import ModelConfig
+from ..huggingface.weights import LlamaFolder
 from ..planning.sizes import cut_dimension, parameter_shapes
 from .mesh import Mesh
 
@@ -68,26 +69,43 @@ class Spread:
 
 
 @torch.no_grad()
-def load_weights(weights: Mapping[str, Tensor], source: str) -> None:
-    """Fills weights (as `Spread.own_rows` describes them) from a checkpoint of any plan; one tensor at a time is whole.
+def load_weights(weights: Mapping[str, Tensor], source: str, model: ModelConfig) -> None:
+    """Fills weights (as `Spread.own_rows` describes them) from a checkpoint of any plan, or a Llama of Hugging Face; one
+    tensor at a time is whole.
 
-    Raises UsageError where the checkpoint has another model; what its reading raises.
+    Raises UsageError where that has another model; what its reading raises.
     """
-    folder, name = newest_of(source)
-    whole = Whole(open_storage(folder), name)
+    reader = LlamaFolder(Path(source), model) if LlamaFolder.is_one(source) else _Checkpoint(source)
     for key, weight in weights.items():
-        record = whole.manifest.tensors.get(f"model.{key}")
-        if record is None or tuple(record.shape) != tuple(weight.shape):
-            found = "no such tensor" if record is None else f"one of {tuple(record.shape)}"
+        shape = reader.shape(key)
+        if shape != tuple(weight.shape):
+            found = "no such tensor" if shape is None else f"one of {shape}"
             raise UsageError(
                 f"--weights-from has another model: of {key} {tuple(weight.shape)} it has {found}",
-                where=f"{folder}/{name}",
+                where=source,
                 hint="Give the options of the model that wrote it",
             )
         sharding, pieces = describe(weight, key=key)
-        full = whole.read(f"model.{key}")
+        full = reader.read(key)
         for (start, size), piece in zip(sharding.boxes, pieces, strict=True):
             piece.copy_(full[tuple(slice(a, a + n) for a, n in zip(start, size, strict=True))])
+
+
+class _Checkpoint:
+    """A checkpoint's model, by the names of its parameters."""
+
+    def __init__(self, source: str) -> None:
+        folder, name = newest_of(source)
+        self._whole = Whole(open_storage(folder), name)
+
+    def shape(self, key: str) -> tuple[int, ...] | None:
+        """The shape of a parameter; None where there is none."""
+        record = self._whole.manifest.tensors.get(f"model.{key}")
+        return None if record is None else tuple(record.shape)
+
+    def read(self, key: str) -> Tensor:
+        """A parameter, whole."""
+        return self._whole.read(f"model.{key}")
 
 
 def newest_of(source: str) -> tuple[str, str]:

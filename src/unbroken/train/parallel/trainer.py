@@ -252,7 +252,7 @@ def build(
     spread = Spread(mesh, config.model)
     draw_weights(spread.own_rows(zero.weights), config.model, c.seed)
     if config.run.weights_from is not None:
-        load_weights(spread.own_rows(zero.weights), config.run.weights_from)
+        load_weights(spread.own_rows(zero.weights), config.run.weights_from, config.model)
     zero.publish()
     matrices = {n for s in stages for n, p in s.named_parameters() if p.ndim > 1}
     weights = zero.weights
