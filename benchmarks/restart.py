@@ -6,7 +6,11 @@ One script, the same for all, which knows nothing of `unbroken`: it saves by its
 started again. `plain` is a small model on the processor. `compiled` is a decoder of 0.97 B parameters whose blocks are compiled,
 on a GPU (AdamW is left out so that what it saves is all of its state; 3.8 GB), with NCCL. Each repetition kills the rank once it
 has made 3 steps in its attempt, and, for `warm`, once the next warm process is ready. torchrun comes first and fills the compile
-caches, which all share (a folder of this call). Losses are compared too: every step made again must have the loss of the first
+caches, which all share (a folder of this call). `nvrx` is NVIDIA's ft_launcher, where it is installed
+(`pip install nvidia-resiliency-ext`); its time-outs by heartbeat are set to ten minutes, so that only the end of the process counts.
+
+With `--fault node` all of a virtual node is killed (agent, keeper, rank, its memory), and a spare takes its place; measured is from
+the moment when it is fenced to the first new step, beside the cold start of the same run's first attempt. Losses are compared too: every step made again must have the loss of the first
 time, bit by bit.
 """
 
@@ -32,6 +36,7 @@ from benchmarks.machine import describe_machine
 from unbroken.cluster.holding.processes import end, marked
 from unbroken.progress import RunDir, read_journal, read_spec
 from unbroken.progress.records.incident import read_incidents
+from unbroken.testing.faults import RunFaults
 
 WITHIN_S, SAVED_AT, STEPS_BEFORE = 120.0, 10, 3
 PLAIN = """
@@ -134,8 +139,8 @@ if __name__ == "__main__":
 class Job:
     """A run of the script under one of the launchers."""
 
-    def __init__(self, contender: str, folder: Path, script: Path, env: dict[str, str]) -> None:
-        self.contender, self.folder = contender, folder
+    def __init__(self, contender: str, folder: Path, script: Path, env: dict[str, str], spares: int) -> None:
+        self.contender, self.folder, self._spares = contender, folder, spares
         folder.mkdir()
         self.run_dir = RunDir(folder / "run")
         self.kills: list[float] = []
@@ -150,9 +155,16 @@ class Job:
                 "--max-restarts=100",
                 *words,
             ]
+        elif contender == "nvrx":
+            argv = [
+                "-m", "nvidia_resiliency_ext.fault_tolerance.launcher", "--standalone", "--nproc-per-node=1", "--max-restarts=100",
+                "--ft-param-initial_rank_heartbeat_timeout=600", "--ft-param-rank_heartbeat_timeout=600", *words,
+            ]  # fmt: skip
         else:
             how = ["--warm", "--warm-after", "0.5s"] if contender == "warm" else ["--no-warm"]
-            argv = ["-m", "unbroken", "run", "--run-dir", str(self.run_dir.path), *how, "--", *words]
+            argv = [
+                "-m", "unbroken", "run", "--run-dir", str(self.run_dir.path), "--spares", str(spares), *how, "--", *words,
+            ]  # fmt: skip
         self._process = subprocess.Popen(
             [sys.executable, *argv], cwd=folder, env=env, stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log,
             start_new_session=True,
@@ -174,13 +186,16 @@ class Job:
             time.sleep(0.02)
         return found
 
-    def warm_count(self) -> int:
-        """How many warm processes were ready so far, or came to nothing."""
-        return (
-            sum(r["kind"] == "warm" for r in read_journal(self.run_dir).records)
-            if self.run_dir.spec.exists()
-            else 0
-        )
+    def is_warm(self, number: int) -> bool:
+        """Whether the process that is to take over is ready, or came to nothing."""
+        records = read_journal(self.run_dir).records if self.run_dir.spec.exists() else []
+        told = [r["node"] for r in records if r["kind"] == "warm"]
+        return f"node-{number:03d}" in told if self._spares else len(told) >= number
+
+    def find_phases(self, number: int) -> dict[str, float]:
+        """Those of an incident that is over; none before."""
+        found = [i for i in read_incidents(self.run_dir) if i["number"] == number and i["resumed"]]
+        return dict(found[0]["phases"]) if found else {}
 
     def measure(self, number: int) -> float:
         """Seconds from the kill to the first step of another process; `number` counts from 1."""
@@ -192,9 +207,14 @@ class Job:
 
         pid = self.wait("steps", lambda: bool(self.steps()) and trains())
         if self.contender == "warm":
-            self.wait("warm process", lambda: self.warm_count() >= number)
+            self.wait("warm process", lambda: self.is_warm(number))
         at = time.time()
         self.kills.append(at)
+        if self._spares:
+            RunFaults(self.run_dir).kill_node(f"node-{number - 1:03d}")
+            self.wait("new step", lambda: [r for r in self.steps() if r[1] != pid and r[0] > at])
+            phases = self.wait("end of the incident", lambda: self.find_phases(number))
+            return sum(phases[k] for k in ("diagnose", "schedule", "start", "restore_and_first_step"))
         os.kill(pid, signal.SIGKILL)
         return float(
             self.wait("new step", lambda: [r for r in self.steps() if r[1] != pid and r[0] > at])[0][0] - at
@@ -214,9 +234,11 @@ class Job:
         self._log.close()
 
 
-def measure(contender: str, folder: Path, script: Path, env: dict[str, str], repeats: int) -> dict[str, Any]:
+def measure(
+    contender: str, folder: Path, script: Path, env: dict[str, str], repeats: int, spares: int
+) -> dict[str, Any]:
     """The figures of one contender; of a failure what was measured until then, and why."""
-    job, seconds, error = Job(contender, folder / contender, script, env), [], ""
+    job, seconds, error = Job(contender, folder / contender, script, env, spares), [], ""
     try:
         for number in range(1, repeats + 1):
             seconds.append(round(job.measure(number), 2))
@@ -246,6 +268,9 @@ def measure(contender: str, folder: Path, script: Path, env: dict[str, str], rep
             for r in read_journal(job.run_dir).records
             if r["kind"] == "warm"
         ]
+        found["cold starts"] = [
+            r["seconds"] for r in read_journal(job.run_dir).records if r["kind"] == "first_step"
+        ][:1]
         found["cold"] = [r["cold"] for r in read_journal(job.run_dir).records if r["kind"] == "launched"]
     return found
 
@@ -260,11 +285,17 @@ def main() -> None:
     )
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--torchrun-repeats", type=int)
+    parser.add_argument("--fault", choices=["rank", "node"], default="rank")
     parser.add_argument(
-        "--contenders", nargs="+", choices=["torchrun", "cold", "warm"], default=["torchrun", "cold", "warm"]
+        "--contenders",
+        nargs="+",
+        choices=["torchrun", "nvrx", "cold", "warm"],
+        default=["torchrun", "cold", "warm"],
     )
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
+    if args.fault == "node":  # the others know no spares
+        args.contenders = [c for c in args.contenders if c in ("cold", "warm")]
     result: dict[str, Any] = {"machine": describe_machine(), "script": args.script, "model": args.model}
     with tempfile.TemporaryDirectory(dir="/dev/shm") as made:
         folder = Path(made)
@@ -276,16 +307,18 @@ def main() -> None:
             "TRITON_CACHE_DIR": str(folder / "triton"),
         }  # fmt: skip
         for contender in args.contenders:
+            spares = args.repeats if args.fault == "node" else 0
             repeats = (
                 args.torchrun_repeats if contender == "torchrun" and args.torchrun_repeats else args.repeats
             )
-            result[contender] = measure(contender, folder, script, env, repeats)
+            result[contender] = measure(contender, folder, script, env, repeats, spares)
             if args.out:
                 args.out.write_text(json.dumps(result, indent=1) + "\n")
     for contender in args.contenders:
         r = result[contender]
+        beside = f", a cold start {r['cold starts'][0]} s" if r.get("cold starts") else ""
         print(
-            f"{contender}: {r.get('min')} / {r.get('median')} / {r.get('max')} s, the same losses: {r['the same losses']}"
+            f"{contender}: {r.get('min')} / {r.get('median')} / {r.get('max')} s{beside}, the same losses: {r['the same losses']}"
         )
     medians = {c: result[c]["median"] for c in args.contenders if "median" in result[c]}
     if "torchrun" in medians and "warm" in medians:

@@ -24,11 +24,13 @@ def main():
         found = torch.load(saved, weights_only=True)
         step, state, rng = found["step"], found["model"], found["rng"]
         model.load_state_dict(state)
-        torch.set_rng_state(rng)
     data = TensorDataset(torch.arange(8.0 * steps).reshape(steps, 8) / steps)
     loader = DataLoader(data, batch_size=1, num_workers=1, multiprocessing_context=sys.argv[2])
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    for number, (x,) in enumerate(loader, 1):
+    batches = iter(loader)  # which draws a number
+    if step:
+        torch.set_rng_state(rng)
+    for number, (x,) in enumerate(batches, 1):
         if number <= step:
             continue
         loss = model(x).square().mean()

@@ -356,3 +356,16 @@ def test_what_waits_dies_with_its_agent(tmp_path: Path) -> None:
     assert len(ranks.pool.pids) == 1
     assert ranks.owner.end_ranks("n0").gone and ranks.pool.pids == frozenset()
     ranks.pool.end()
+
+
+def test_a_sitecustomize_of_the_users_own_is_loaded(ranks: Ranks) -> None:
+    """Ours stands in front of it, and steps aside."""
+    ranks.package("sitecustomize", "import sys\nsys.of_the_user = __file__")
+    ranks.package("good", "import decimal")
+    ranks.script("import good, colorsys, sys\nprint(sys.of_the_user, sys.modules['sitecustomize'].__file__)")
+    assert asyncio.run(ranks.both()) == 0
+    assert (
+        ranks.log(1)
+        == ranks.log(2)
+        == f"{ranks.packages}/sitecustomize.py {ranks.packages}/sitecustomize.py\n"
+    )

@@ -42,6 +42,7 @@ from .beats import Beats
 from .checks.alone import claim_node
 from .checks.command import find_refusal
 from .checks.place import check_place
+from .checks.versions import read_versions
 from .clocks import NodeClocks
 from .keeper_process import KeeperProcess
 from .logs.folder import find_folder
@@ -265,7 +266,7 @@ class Agent:
         if op == "port":
             return {"port": self._port.take()}
         if op == "check":
-            return find_refusal(message["command"], Path(message["cwd"]))
+            return find_refusal(message["command"], Path(message["cwd"])) | {"versions": read_versions()}
         if op == "launch":
             return await self._launch(LaunchOrder.from_message(message))
         if op == "imports":

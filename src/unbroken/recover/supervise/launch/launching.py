@@ -21,6 +21,7 @@ from ..attempt.farewell import Last
 from ..attempt.outcome import AttemptOutcome
 from ..fence.fencing import Fencing
 from ..fence.stopping import FLUSH_S
+from ..nodes.alike import find_odd
 from ..nodes.fleet import Fleet
 from ..nodes.keepers import Keepers
 from ..nodes.machines import find_meeting, name_interface, share_devices
@@ -88,6 +89,8 @@ class Launching:
         self._make_attempt, self._follow, self._note_schedule = make_attempt, follow, note_schedule
         self._checked: set[tuple[str, tuple[str, ...]]] = set()
         """Nodes, each with a command that it can run."""
+        self._versions: dict[str, dict[str, str]] = {}
+        """What each node said that its ranks would import."""
 
     @property
     def _state(self) -> RunState:
@@ -161,9 +164,12 @@ class Launching:
         """Asks each node once whether the command can be run there. Raises RunStopped where it cannot: no restart helps."""
         command = self._amending.command
         fresh = [n for n in slots if (n, command) not in self._checked]
+        if not self._state.attempt:  # spares too, while there is time to do something about them
+            fresh += [n for n in self._fleet.up() if n not in slots]
         for name, answer in (
             await self._fleet.ask_all(fresh, "check", command=list(command), cwd=self._cwd)
         ).items():
+            self._versions[name] = {str(k): str(v) for k, v in (answer.get("versions") or {}).items()}
             if refused := answer.get("refused"):
                 why = RunStopped(str(refused), where=f"node {name}, in {self._cwd}", hint=answer.get("hint"))
                 await self._recorder.record(
@@ -171,8 +177,23 @@ class Launching:
                 )
                 raise why
             self._checked.add((name, command))
+        if fresh:
+            await self._check_alike()
         if apart := [n for n in fresh if not self._fleet.nodes[n].has_folder]:
             await self._note_apart(apart)
+
+    async def _check_alike(self) -> None:
+        """Raises RunStopped where nodes are not alike before anything was trained; later it is said only."""
+        facts = {n: self._fleet.nodes[n].facts for n in self._versions}
+        odd = find_odd(self._versions, {n: len(f.visible) for n, f in facts.items() if f is not None})
+        if odd is None:
+            return
+        shown = ", ".join(odd.nodes[:6])
+        if self._state.attempt:
+            self._view.say(f"{shown}: {odd.what}. {odd.hint}")
+            return
+        await self._recorder.record("status", status="stopped", step=self._state.step, why=odd.what)
+        raise RunStopped(odd.what, where=shown, hint=odd.hint)
 
     async def _note_apart(self, names: list[str]) -> None:
         """Says what it means that nodes have not got the run directory. Raises RunStopped where they were said to have it."""
