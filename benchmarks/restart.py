@@ -17,6 +17,7 @@ time, bit by bit.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import signal
@@ -221,7 +222,8 @@ class Job:
         )
 
     def end(self) -> None:
-        self._process.kill()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)  # a launcher has helpers
         self._process.wait(20)
         if self.run_dir.spec.exists():
             end(lambda: marked(read_spec(self.run_dir.spec).run_id))
