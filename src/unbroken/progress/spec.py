@@ -108,6 +108,8 @@ class Policy:
     """And so many of them for the same reason."""
     on_corruption: str = "roll back"
     """Where replicas differ that were equal: "roll back" to a checkpoint where they were, or "tell"."""
+    check_nodes: str = "quick"
+    """Whether nodes are checked before they train: "quick", or "off"."""
     history: str = ""
     """The folder of the site's node history, which all runs share; "" for none."""
 
@@ -116,6 +118,8 @@ class Policy:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
                 raise UsageError(f"policy '{name}' must be a confidence from 0 to 1, not {value!r}")
+        if self.check_nodes not in ("quick", "off"):
+            raise UsageError(f'policy \'check_nodes\' must be "quick" or "off", not {self.check_nodes!r}')
         if self.on_corruption not in ("roll back", "tell"):
             raise UsageError(
                 f'policy \'on_corruption\' must be "roll back" or "tell", not {self.on_corruption!r}'

@@ -41,6 +41,7 @@ from .arguments import parse_arguments
 from .beats import Beats
 from .checks.alone import claim_node
 from .checks.command import find_refusal
+from .checks.health import check_health
 from .checks.place import check_place
 from .checks.versions import read_versions
 from .clocks import NodeClocks
@@ -267,6 +268,8 @@ class Agent:
             return {"port": self._port.take()}
         if op == "check":
             return find_refusal(message["command"], Path(message["cwd"])) | {"versions": read_versions()}
+        if op == "health":
+            return await asyncio.to_thread(check_health)
         if op == "launch":
             return await self._launch(LaunchOrder.from_message(message))
         if op == "imports":

@@ -31,6 +31,7 @@ from ..record.stop_request import StopRequest
 from ..record.term import TermWatch
 from ..screen.view import View
 from .amending import Amending
+from .health import HealthCheck
 from .own_checkpoints import add_argument, find_newest
 from .warm_starts import WarmStarts
 
@@ -87,6 +88,7 @@ class Launching:
         self._term, self._stop, self._view, self._clock = term, stop, view, clock
         self._amending, self._warm_starts = amending, warm_starts
         self._make_attempt, self._follow, self._note_schedule = make_attempt, follow, note_schedule
+        self._health = HealthCheck(fleet, fencing, recorder, view.say, clock, spec.policy)
         self._checked: set[tuple[str, tuple[str, ...]]] = set()
         """Nodes, each with a command that it can run."""
         self._versions: dict[str, dict[str, str]] = {}
@@ -136,6 +138,11 @@ class Launching:
         if slots is None:
             return None
         await self._check_command(slots)
+        while await self._health.put_out_bad(slots):
+            slots = await self._fill_slots()
+            if slots is None:
+                return None
+            await self._check_command(slots)
         await self._fencing.check_cleared(slots)
         await self._accepting.seal_before()
         if self._stop:
