@@ -3,8 +3,7 @@
 It outlives its supervisor: when the link breaks it goes on until its lease expires, then ends its ranks, keeps the keeper (and so the
 snapshots), and waits for a successor. When nobody comes it lets the keeper make the newest snapshot durable and leaves nothing behind.
 
-Started as `python -m unbroken.recover.node.agent --run-dir DIR --run-id ID --node NAME`, the run's secret on its standard
-input. Whoever starts it may say how its processes are held and where its volatile folder is; else it sees to both itself.
+Its command line is in arguments.py; the run's secret comes on its standard input.
 """
 
 from __future__ import annotations
