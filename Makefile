@@ -9,7 +9,7 @@ EVAL_STAMP := $(VENV)/.installed-eval
 export PYTHONUNBUFFERED := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: install install-eval install-all demo test test-all breakers soak check format clean
+.PHONY: install install-eval install-all install-hooks demo test test-all breakers soak check format clean
 
 install: $(RUN_STAMP)
 
@@ -22,6 +22,10 @@ install-eval: $(EVAL_STAMP)
 
 # Everything that any command or test can use.
 install-all: $(ALL_STAMP)
+
+# Trainers that want GPUs (torchtitan, DeepSpeed, Megatron), for the tests that run them on a CPU; torchtitan wants an older datasets.
+install-hooks: $(ALL_STAMP)
+	DS_BUILD_OPS=0 $(BIN)/python -m pip install -q --no-deps --no-build-isolation -r requirements/hooks-components.txt
 
 $(EVAL_STAMP): $(RUN_STAMP) requirements/install-eval.txt requirements/eval.txt requirements/models.txt
 	PYTHON=$(PYTHON) bash scripts/install.sh $(VENV) install-eval

@@ -55,10 +55,8 @@ def main() -> None:
                 scheduler.step()
                 optimizer.zero_grad()
             if accelerator.sync_gradients:
-                print(
-                    f"rank {accelerator.process_index} step {loader.step} loss {loss.item().hex()}",
-                    flush=True,
-                )
+                step = int(next(iter(optimizer.state.values()))["step"])
+                print(f"rank {accelerator.process_index} step {step} loss {loss.item().hex()}", flush=True)
         model.eval()
         with torch.no_grad():
             right = sum((model(x).argmax(1) == y).sum().item() for x, y in held_out)

@@ -53,9 +53,7 @@ def main() -> None:
         Noisy(), replica_rank=group, num_replica_groups=groups, group_rank=0, num_replicas=1, shuffle=True
     )
     loader = DataLoader(Noisy(), batch_size=4, sampler=sampler, num_workers=2)
-    loader = attach(
-        manager, loader, {"model": model, "optimizer": optimizer}, options.out, snapshot_every=2
-    )  # +
+    loader = attach(manager, loader, state, options.out, snapshot_every=2)  # +
 
     while manager.current_step() < options.steps:
         for x, y in loader:
@@ -66,7 +64,6 @@ def main() -> None:
             print(f"rank {group} step {manager.current_step()} loss {loss.item().hex()}", flush=True)
             if manager.current_step() >= options.steps:
                 break
-    loader.finish()
     manager.shutdown()
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError
-from .steps import StepLoader, keep_place
+from .steps import EpochLoader, keep_place
 from .training import HookedTraining, check_version, folder_of
 
 check_version("accelerate", "1.15", "hooks-accelerate")
@@ -64,31 +64,17 @@ def attach(
     return found
 
 
-class AcceleratedLoader(StepLoader):
-    """A StepLoader that tells accelerate when an epoch ends, and puts batches on its device."""
+class AcceleratedLoader(EpochLoader):
+    """An EpochLoader that tells accelerate when an epoch ends, and puts batches on its device."""
 
     def __init__(self, loader: Any, training: HookedTraining, accelerator: Accelerator) -> None:
         super().__init__(loader, training, self._ready)
-        self._accelerator, self._passes = accelerator, 0
+        self._accelerator = accelerator
         self.end_of_dataloader = False
         """Whether the batch that the loop holds is the last of its epoch: accelerate then makes the step."""
         self.remainder = -1
 
-    @property
-    def step(self) -> int:
-        """Complete steps, over all epochs and attempts."""
-        return int(self.loader.step)
-
-    def epochs(self, total: int) -> Iterator[int]:
-        """The epochs that are not trained yet, of `total`: may stand in place of `range(total)`."""
-        for epoch in self.loader.epochs(total):
-            self._passes = epoch
-            yield epoch
-
     def __iter__(self) -> Iterator[Any]:
-        self._passes += 1
-        if self._passes <= self.loader.epoch:
-            return  # it was trained before the restart
         gradients = self._accelerator.gradient_state
         self.end_of_dataloader = False
         gradients._add_dataloader(self)

@@ -76,3 +76,27 @@ class StepLoader:
         if name.startswith("_") or name == "loader":
             raise AttributeError(name)
         return getattr(self.loader, name)
+
+
+class EpochLoader(StepLoader):
+    """A StepLoader of which each iteration is an epoch: one that was trained before the restart comes without a batch."""
+
+    def __init__(self, *args: Any, **how: Any) -> None:
+        super().__init__(*args, **how)
+        self._passes = 0
+
+    @property
+    def step(self) -> int:
+        """Complete steps, over all epochs and attempts."""
+        return int(self.loader.step)
+
+    def epochs(self, total: int) -> Iterator[int]:
+        """The epochs that are not trained yet, of `total`: may stand in place of `range(total)`."""
+        for epoch in self.loader.epochs(total):
+            self._passes = epoch
+            yield epoch
+
+    def __iter__(self) -> Iterator[Any]:
+        self._passes += 1
+        if self._passes > self.loader.epoch:
+            yield from super().__iter__()

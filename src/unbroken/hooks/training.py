@@ -135,6 +135,10 @@ class Loss:
             loss = loss.detach()
         self._value = loss
 
+    def noted(self) -> Any:
+        """What was noted last, as it was given."""
+        return self._value
+
     def read(self) -> float:
         """The loss as far as it is known now; NaN where it is not."""
         value = self._value

@@ -94,6 +94,10 @@ class StatefulLoader(CountingLoader):
             "identity": self._identity(), "ended": self._ended, "loader": own,
         }  # fmt: skip
 
+    def count_from(self, step: int) -> None:
+        """Goes on after so many steps, as a training that another program saved, whose place the given loader has."""
+        self._step, self._in_step = step, 0
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on from there. Raises InputError for another number of ranks or workers, or other data."""
         self._check_state(
