@@ -36,7 +36,7 @@ __all__ = ["attach", "wrappers"]
 def attach(engine: Any, loader: Any, directory: str | Path | None = None, **options: Any) -> EngineLoader:
     """The loader to train with, after everything was restored: call it once, after `initialize` and before the loop.
 
-    `loader` is an ordinary one, with a rank's batch (`train_micro_batch_size_per_gpu`). `directory` and `options` are those of
+    `loader` is an ordinary one, with a rank's batch (train_micro_batch_size_per_gpu). `directory` and `options` are those of
     `unbroken.Checkpointer`. Raises UsageError for what an exact resume cannot be promised of.
     """
     refuse_unkept(engine)
