@@ -24,7 +24,7 @@ from typing import Any
 
 from ..errors import UsageError
 from . import wrappers  # its ZeRO optimizers
-from .states.deepspeed import Counters, gather_again, refuse_unkept
+from .states.deepspeed import EngineCounters, gather_again, refuse_unkept
 from .steps import EpochLoader, keep_place
 from .training import HookedTraining, check_version, folder_of
 
@@ -48,7 +48,7 @@ def attach(engine: Any, loader: Any, directory: str | Path | None = None, **opti
         )
     kept = keep_place(loader)  # the engine counts the steps: they go on from one epoch into the next
     training = HookedTraining("deepspeed", folder_of(directory, None), **options)
-    state: dict[str, Any] = {"optimizer": engine.optimizer, "engine": Counters(engine), "loader": kept}
+    state: dict[str, Any] = {"optimizer": engine.optimizer, "engine": EngineCounters(engine), "loader": kept}
     if engine.zero_optimization_stage() < 3:
         state["module"] = engine.module
     else:  # its parameters are empty between steps, what they were is in the optimizer

@@ -9,7 +9,7 @@ from ...errors import UsageError
 _COUNTERS = ("global_steps", "global_samples", "micro_steps", "skipped_steps")
 
 
-class Counters:
+class EngineCounters:
     """An engine's counters, as part of a state."""
 
     def __init__(self, engine: Any) -> None:
