@@ -185,9 +185,11 @@ def measure_torchrun(bed: Bed, folder: Path, nodes: str, *, share_store: bool = 
         f"env TORCH_DISABLE_SHARE_RDZV_TCP_STORE={int(not share_store)} {sys.executable} -m torch.distributed.run --nnodes={nodes} --nproc-per-node=1 --max-restarts=3 --rdzv-backend=c10d "
         "--rdzv-endpoint=127.0.0.1:29617 --rdzv-conf=join_timeout=60,last_call_timeout=5 --rdzv-id=bench train.py"
     )
-    # The store's node first; the third agent comes last, and waits.
+    # The store is the first agent's, whose node stays: the others begin once it listens, the third one last. On a busy machine a pause
+    # alone had let the lost node have it, and without its store torchrun ends.
+    listens = "until (exec 3<>/dev/tcp/127.0.0.1/29617) 2>/dev/null; do sleep 0.2; done"
     command = "\n".join(
-        f"(sleep {i * 3}; srun --overlap --mem=0 --cpu-bind=none -w b{i + 1} -N1 -n1 {torchrun}) &"
+        f"({listens if i else 'true'}; sleep {i * 3}; srun --overlap --mem=0 --cpu-bind=none -w b{i + 1} -N1 -n1 {torchrun}) &"
         for i in range(3)
     )
     return break_node(bed, folder, submit(bed, folder, f"{command}\nwait"))
