@@ -14,7 +14,7 @@ from torchtitan.components.loss import CrossEntropyLoss
 from torchtitan.components.metrics import MetricsProcessor
 from torchtitan.components.optimizer import LRSchedulersContainer, default_adamw
 from torchtitan.components.tokenizer import BaseTokenizer
-from torchtitan.config import ParallelismConfig, TrainingConfig
+from torchtitan.config import DebugConfig, ParallelismConfig, TrainingConfig
 from torchtitan.models.common.attention import ScaledDotProductAttention
 from torchtitan.models.llama3 import model_registry
 from torchtitan.trainer import Trainer
@@ -110,6 +110,7 @@ def main() -> None:
         training=TrainingConfig(
             local_batch_size=2, global_batch_size=8, seq_len=32, steps=options.steps, disable_cuda_graphs=True
         ),
+        debug=DebugConfig(seed=1),
         parallelism=ParallelismConfig(spmd_backend="partial_dtensor"),
         metrics=MetricsProcessor.Config(log_freq=5),
         checkpoint=UnbrokenCheckpoints.Config(options={"snapshot_every": 2, "persist_every": 4}),  # +
