@@ -56,9 +56,8 @@ class WarmPool:
             self._records.pop(local, None)
             return start
         folder = self._make_folder(local)
-        shutil.rmtree(
-            folder, ignore_errors=True
-        )  # an agent before this one, which was killed, counted from 1 too
+        # An agent before this one, which was killed, counted from 1 too.
+        shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True, mode=0o700)
         self._set_record(local, folder)
         return RankStart(
