@@ -45,4 +45,4 @@ def test_what_cannot_be_done_is_said(slurm: FakeSlurm, capsys: pytest.CaptureFix
     assert dispatch(["nodes", "release", "n9"]) == 10
     assert "knows no such node" in capsys.readouterr().err
     assert dispatch(["nodes", "ls", "--cluster", "local"]) == 2
-    assert "Clusters with nodes of their own: slurm" in capsys.readouterr().err
+    assert "Clusters with nodes of their own: kubernetes, slurm" in capsys.readouterr().err
