@@ -15,6 +15,9 @@ pytest.importorskip(
     "kubernetes_asyncio", reason="needs kubernetes_asyncio: pip install -r requirements/all.txt"
 )
 pytest.importorskip("kmock", reason="needs kmock: pip install -r requirements/all.txt")
+pytest.importorskip(
+    "kubernetes_validate", reason="needs kubernetes-validate: pip install -r requirements/all.txt"
+)
 
 from unbroken.cluster.holding.processes import marked
 from unbroken.progress import read_spec

@@ -20,8 +20,11 @@ def hold_run(root: Path) -> Iterator[None]:
     """Keeps a run's volatile folder from `forget_run` while a supervisor uses it, also where its last agent ends just as it
     starts. Raises UnsafeFile, OSError."""
     while True:
-        private_folder(root)
-        held = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            private_folder(root)
+            held = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
+        except FileNotFoundError:
+            continue  # it was removed in between
         fcntl.flock(held, fcntl.LOCK_SH)
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(os.stat(root), os.fstat(held)):

@@ -13,6 +13,9 @@ pytest.importorskip(
     "kubernetes_asyncio", reason="needs kubernetes_asyncio: pip install -r requirements/all.txt"
 )
 pytest.importorskip("kmock", reason="needs kmock: pip install -r requirements/all.txt")
+pytest.importorskip(
+    "kubernetes_validate", reason="needs kubernetes-validate: pip install -r requirements/all.txt"
+)
 
 from unbroken.cluster.contract import Cordon, Pending, Request
 from unbroken.cluster.kubernetes.cluster import KubernetesCluster

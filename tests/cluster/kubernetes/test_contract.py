@@ -11,6 +11,9 @@ pytest.importorskip(
     "kubernetes_asyncio", reason="needs kubernetes_asyncio: pip install -r requirements/all.txt"
 )
 pytest.importorskip("kmock", reason="needs kmock: pip install -r requirements/all.txt")
+pytest.importorskip(
+    "kubernetes_validate", reason="needs kubernetes-validate: pip install -r requirements/all.txt"
+)
 
 from ..contract import ClusterContract
 from .bench import KubernetesBench, clear_memory
