@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from unbroken.recover.node.checks.versions import read_versions
+from unbroken.recover.node.checks.versions import read_needed
 from unbroken.recover.supervise.nodes.alike import find_odd
 
 SAME = {"python": "3.12.1", "torch": "2.11.0"}
@@ -28,5 +28,5 @@ def test_nodes_that_are_alike_pass_and_what_is_not_known_is_no_difference() -> N
 
 
 def test_a_node_says_what_its_ranks_would_import() -> None:
-    found = read_versions()
+    found = read_needed()
     assert set(found) == {"python", "unbroken", "torch"} and all(found.values())

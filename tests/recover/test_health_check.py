@@ -76,8 +76,10 @@ def test_a_detector_gone_mad_and_a_policy_that_says_no_take_no_node() -> None:
 
 
 def test_other_versions_than_most_nodes_have_are_told() -> None:
-    site = Site({"a": GOOD, "b": GOOD, "c": {**GOOD, "versions": {"torch": "1"}}})
-    assert not site.run() and site.said == ["c: torch is 1; 2 of 3 nodes have 2"]
+    """But for those of what ranks import: the launch stops on these, and says so itself."""
+    usual = {**GOOD, "versions": {"torch": "2", "driver": "580"}}
+    site = Site({"a": usual, "b": usual, "c": {**GOOD, "versions": {"torch": "1", "driver": "570"}}})
+    assert not site.run() and site.said == ["c: driver is 570; 2 of 3 nodes have 580"]
 
 
 def test_this_node_answers_in_the_form_that_is_read() -> None:

@@ -24,6 +24,8 @@ def hold_run(root: Path) -> Iterator[None]:
             private_folder(root)
             held = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
         except FileNotFoundError:
+            if not root.parent.is_dir():
+                raise
             continue  # it was removed in between
         fcntl.flock(held, fcntl.LOCK_SH)
         with contextlib.suppress(FileNotFoundError):

@@ -8,14 +8,15 @@ from collections.abc import Mapping
 from importlib import metadata
 from typing import Any
 
+from ...version import __version__
 from .result import CheckResult, State
 
-_LIBRARIES = ("torch", "triton", "nvidia-nccl-cu12", "nvidia-nccl-cu13", "numpy", "safetensors", "unbroken")
+_LIBRARIES = ("torch", "triton", "nvidia-nccl-cu12", "nvidia-nccl-cu13", "numpy", "safetensors")
 
 
 def read_versions(nvml: Any | None = None) -> dict[str, str]:
     """By name; what is not there is left out. torch is not imported."""
-    found = {"kernel": platform.release(), "python": platform.python_version()}
+    found = {"kernel": platform.release(), "python": platform.python_version(), "unbroken": __version__}
     for name in _LIBRARIES:
         try:
             found[name] = metadata.version(name)

@@ -41,7 +41,7 @@ from .checks.alone import claim_node
 from .checks.command import find_refusal
 from .checks.health import check_health
 from .checks.place import check_place
-from .checks.versions import read_versions
+from .checks.versions import read_needed
 from .clocks import NodeClocks
 from .keeper_process import KeeperProcess
 from .logs.folder import find_folder
@@ -265,7 +265,7 @@ class Agent:
         if op == "port":
             return {"port": self._port.take()}
         if op == "check":
-            return find_refusal(message["command"], Path(message["cwd"])) | {"versions": read_versions()}
+            return find_refusal(message["command"], Path(message["cwd"])) | {"versions": read_needed()}
         if op == "health":
             return await asyncio.to_thread(check_health)
         if op == "launch":

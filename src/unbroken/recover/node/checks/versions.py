@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-import platform
-from importlib.metadata import PackageNotFoundError, version
+from ....detect.node.versions import read_versions
 
-from ....version import __version__
-
-_PACKAGES = ("torch",)
-"""Whose versions decide how ranks talk with each other, and what they compute."""
+SAME = ("python", "unbroken", "torch")
+"""What decides how ranks talk with each other, and what they compute."""
 
 
-def read_versions() -> dict[str, str]:
+def read_needed() -> dict[str, str]:
     """By name; "none" for a package that is not installed. Nothing is imported."""
-    found = {"python": platform.python_version(), "unbroken": __version__}
-    for name in _PACKAGES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = "none"
-    return found
+    found = read_versions()
+    return {name: found.get(name, "none") for name in SAME}

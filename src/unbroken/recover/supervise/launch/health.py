@@ -8,6 +8,7 @@ from ....detect.node.result import State
 from ....detect.node.versions import compare_versions
 from ....link.bounds import Message
 from ....progress import Policy
+from ...node.checks.versions import SAME
 from ..fence.fencing import Fencing
 from ..nodes.fleet import Fleet
 from ..record.clock import Clock
@@ -79,8 +80,12 @@ class HealthCheck:
         return True
 
     def _tell_versions(self, answers: dict[str, Message]) -> None:
-        """What is installed otherwise than on most nodes."""
-        versions = {n: v for n, a in answers.items() if isinstance(v := a.get("versions"), dict)}
+        """What is installed otherwise than on most nodes; of what has to be the same the launch itself speaks."""
+        versions = {
+            n: {k: x for k, x in v.items() if k not in SAME}
+            for n, a in answers.items()
+            if isinstance(v := a.get("versions"), dict)
+        }
         for name, found in compare_versions(versions).items():
             for c in found:
                 self._tell(f"{name}: {c.text}")
