@@ -87,7 +87,7 @@ def _more() -> list[Finding]:
 
 
 def _bytecode() -> Finding:
-    """Whether what a rank imports is compiled: without it each start compiles anew."""
+    """Whether what a rank imports is compiled: without it each start compiles again."""
     import importlib.util
     import os
 

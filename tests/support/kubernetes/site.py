@@ -144,7 +144,7 @@ contexts: [{{name: test, context: {{cluster: test, user: test, namespace: team}}
                 transport.abort()
 
     def restore(self, node: str) -> None:
-        """The node is there again; one that was off is started anew."""
+        """The node is there again; one that was off is started again."""
 
         def work() -> None:
             found = self.all.nodes[node]

@@ -308,7 +308,7 @@ class Supervisor:
                 acquiring.cancel()
 
     async def _keep_metrics(self, parts: Parts) -> None:
-        """Writes the file of metrics anew every few seconds."""
+        """Writes the file of metrics again every few seconds."""
         while True:
             a = self._attempt
             loss = a.last.loss if a is not None and a.last is not None else None

@@ -91,7 +91,7 @@ class Teller:
         step_s: float | None = None,
         up: bool = True,
     ) -> None:
-        """Writes the file of metrics anew; a disk that refuses costs a line in the log."""
+        """Writes the file of metrics again; a disk that refuses costs a line in the log."""
         if self._metrics is None:
             return
         text = render_metrics(self.run_id, state, now, step=step, loss=loss, step_s=step_s, up=up)

@@ -58,7 +58,7 @@ class Recheck:
         self._made = 0
 
     def check(self, step: int, norm: torch.Tensor, compute: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """The norm of a step's gradients, computed again where it is suspicious: `compute` makes the gradients anew, on every
+        """The norm of a step's gradients, computed again where it is suspicious: `compute` makes the gradients again, on every
         rank. Raises SilentCorruption where this rank did not get the same each time."""
         self._made += 1
         if not self._prints.exact and self._made == _NOISE_AT:

@@ -143,7 +143,7 @@ class FastModel:
         return self.exact.conditions
 
     def close_texts(self) -> None:
-        """Ends continuous batching and its thread; it begins anew with the next text."""
+        """Ends continuous batching and its thread; it begins again with the next text."""
         self._texts.close()
 
     def close(self) -> None:
