@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import ClassVar
@@ -15,24 +13,20 @@ pytest.importorskip("asyncssh", reason="needs asyncssh: pip install -r requireme
 import sys
 
 from unbroken.cluster.contract import Cluster, Request
-from unbroken.cluster.holding.cgroups import Cgroups
 from unbroken.cluster.registry import make_cluster
 from unbroken.errors import DoesNotFit, UnbrokenError
 
 from ...support.ssh_server import SshHosts, make_keys
 from ..contract import ClusterContract
-from ..test_contract_local import LocalBench, hold_by
+from ..test_contract_local import LocalBench
+from .bench import IMPOSSIBLE, lend
 
 pytestmark = pytest.mark.slow
 NAMES = [f"h{i}" for i in range(4)]
 
 
 class HostsBench(LocalBench):
-    impossible: ClassVar[Mapping[str, str]] = {
-        "lose": "a host that does not answer may live: it is unreachable, and lost only where it says so",
-        "preempt": "nobody takes hosts away",
-        "end_allocation": "hosts of one's own have no end",
-    }
+    impossible: ClassVar[Mapping[str, str]] = IMPOSSIBLE
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, None)
@@ -63,23 +57,13 @@ class HostsBench(LocalBench):
     def return_node(self, node: str) -> None:
         self.ssh.open(node)
 
+    def close(self) -> None:
+        self.ssh.close()
+
 
 @pytest.fixture
 def bench(tmp_path: Path) -> Iterator[HostsBench]:
-    made = HostsBench(tmp_path)
-    local = hold_by(None, tmp_path)
-    there = next(local)
-    there.run_id = made.run_id
-    yield made
-    made.ssh.close()
-    time.sleep(0.2)
-    for root in Cgroups.left_by(made.run_id):
-        # Several programs on one machine try it at once, and may be ended over that.
-        for folder in (*root.glob("probe-*"), root):
-            with contextlib.suppress(OSError):
-                folder.rmdir()
-    for _ in local:
-        pass
+    yield from lend(HostsBench(tmp_path))
 
 
 class TestHosts(ClusterContract):

@@ -10,7 +10,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import ClassVar
@@ -18,7 +17,6 @@ from typing import ClassVar
 import pytest
 
 from unbroken.cluster.contract import Cluster, Request
-from unbroken.cluster.holding.cgroups import Cgroups
 from unbroken.cluster.hosts.options import HostsOptions
 from unbroken.cluster.hosts.waiting import _read_order
 from unbroken.cluster.registry import make_cluster
@@ -26,7 +24,8 @@ from unbroken.errors import UnbrokenError, UsageError
 from unbroken.link.tls import Identity
 
 from ..contract import ClusterContract
-from ..test_contract_local import LocalBench, hold_by
+from ..test_contract_local import LocalBench
+from .bench import IMPOSSIBLE, lend
 
 NAMES = [f"h{i}" for i in range(4)]
 AGENT = [sys.executable, "-m", "unbroken", "agent"]
@@ -61,11 +60,7 @@ class WaitingHost:
 
 
 class WaitingBench(LocalBench):
-    impossible: ClassVar[Mapping[str, str]] = {
-        "lose": "a host that does not answer may live: it is unreachable, and lost only where it says so",
-        "preempt": "nobody takes hosts away",
-        "end_allocation": "hosts of one's own have no end",
-    }
+    impossible: ClassVar[Mapping[str, str]] = IMPOSSIBLE
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, None)
@@ -104,20 +99,7 @@ class WaitingBench(LocalBench):
 
 @pytest.fixture
 def bench(tmp_path: Path) -> Iterator[WaitingBench]:
-    made = WaitingBench(tmp_path)
-    local = hold_by(None, tmp_path)
-    there = next(local)
-    there.run_id = made.run_id
-    yield made
-    made.close()
-    time.sleep(0.2)
-    for root in Cgroups.left_by(made.run_id):
-        # Several programs on one machine try it at once, and may be ended over that.
-        for folder in (*root.glob("probe-*"), root):
-            with contextlib.suppress(OSError):
-                folder.rmdir()
-    for _ in local:
-        pass
+    yield from lend(WaitingBench(tmp_path))
 
 
 @pytest.mark.slow
