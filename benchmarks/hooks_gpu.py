@@ -1,6 +1,6 @@
 """What the hooks cost a training on one GPU: a save of a 1 B model through each, and the steps between saves.
 
-    python benchmarks/hooks_gpu.py --out hooks-gpu.json     # four minutes on an H200, 20 s a framework of them for memory
+    python benchmarks/hooks_gpu.py --out hooks-gpu.json     # five minutes on an H200, 20 s a framework of them for memory
     python benchmarks/hooks_gpu.py --model tiny --device cpu --pairs 3 --saves 2     # the same on a CPU, for the script itself
 
 Each framework has a process of its own and in it two trainings of the same model, each in a thread: one is the framework's alone,
@@ -36,7 +36,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from checkpoint import MODELS, Model, machine, student
 
-FRAMEWORKS = ("transformers", "accelerate", "lightning")
+FRAMEWORKS = ("transformers", "accelerate", "lightning", "trl")
 SETTLE = 2
 """Steps of a training after the other one's turn that are not looked at."""
 
@@ -221,7 +221,51 @@ def train_lightning(course: Course, size: tuple[int, ...], folder: Path, hook: d
     trainer.fit(Module(), loader(course, size))
 
 
-TRAIN = {"transformers": train_transformers, "accelerate": train_accelerate, "lightning": train_lightning}
+def train_trl(course: Course, size: tuple[int, ...], folder: Path, hook: dict[str, Any] | None) -> None:
+    """A GPT-2 of about the same size, since SFTTrainer wants a model of transformers'."""
+    from datasets import Dataset as Table
+    from tokenizers import Tokenizer, models
+    from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+    from trl import SFTConfig, SFTTrainer
+
+    width, layers, heads, vocabulary, length, batch, _ = size
+    cpu = course.device == "cpu"
+    words = Tokenizer(models.WordLevel({"<pad>": 0, "<eos>": 1}, unk_token="<pad>"))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", eos_token="<eos>")
+
+    texts = Tokens(vocabulary, length)
+
+    def collate(rows: list[Any]) -> dict[str, torch.Tensor]:
+        tokens = course.collate([texts[row["number"]] for row in rows])["tokens"][:, :-1]
+        return {"input_ids": tokens, "labels": tokens, "attention_mask": torch.ones_like(tokens)}
+
+    args = SFTConfig(
+        output_dir=str(folder / "out"), max_steps=10**6, gradient_accumulation_steps=course.accumulate,
+        per_device_train_batch_size=batch, bf16=not cpu, use_cpu=cpu, save_strategy="no", logging_strategy="no",
+        report_to="none", disable_tqdm=True, remove_unused_columns=False, gradient_checkpointing=False,
+        dataset_kwargs={"skip_prepare_dataset": True},
+    )  # fmt: skip
+    torch.manual_seed(0)
+    shape = GPT2Config(
+        vocab_size=vocabulary, n_positions=length, n_embd=width, n_layer=layers, n_head=heads, eos_token_id=1
+    )
+    with torch.device(course.device):
+        model = GPT2LMHeadModel(shape)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=not cpu)
+    trainer = SFTTrainer(
+        model, args, train_dataset=Table.from_dict({"number": range(len(texts))}), data_collator=collate,
+        processing_class=tokenizer, optimizers=(optimizer, None),
+    )  # fmt: skip
+    if hook is not None:
+        from unbroken.hooks.transformers import attach
+
+        attach(trainer, folder / "c", **hook)
+    trainer.train()
+
+
+TRAIN = {
+    "transformers": train_transformers, "accelerate": train_accelerate, "lightning": train_lightning, "trl": train_trl,
+}  # fmt: skip
 
 
 def measure(framework: str, a: argparse.Namespace, tell: Callable[[dict[str, Any]], None]) -> None:
@@ -345,7 +389,7 @@ def start(framework: str, a: argparse.Namespace) -> subprocess.Popen[str]:
 def alone(framework: str, a: argparse.Namespace) -> None:
     """One framework in this process."""
     __import__({"lightning": "pytorch_lightning"}.get(framework, framework))
-    if framework == "transformers":
+    if framework in ("transformers", "trl"):
         from transformers import Trainer  # noqa: F401  seconds
     sys.stdin.readline()
     measure(framework, a, lambda result: print("RESULT " + json.dumps(result), flush=True))
