@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from unbroken.recover.node.kernel_log import killed_for_memory
+from unbroken.recover.node.ranks.kernel_log import killed_for_memory
 
 LINES = {
     "6,1,100,-;Out of memory: Killed process 4242 (python) total-vm:1kB, anon-rss:1kB": True,

@@ -18,7 +18,7 @@ from unbroken.link.bounds import Malformed
 from unbroken.link.runs import pack, unpack
 from unbroken.progress import RunDir, Timeouts
 from unbroken.progress.records.state import RunState
-from unbroken.recover.node.reporting import HostReport, ProgressReport, group_looks
+from unbroken.recover.node.supervision.reporting import HostReport, ProgressReport, group_looks
 from unbroken.recover.supervise.attempt.attempt import Attempt
 from unbroken.recover.supervise.nodes.keepers import _read_inventory
 from unbroken.recover.supervise.nodes.received import check

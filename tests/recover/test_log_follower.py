@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from unbroken.recover.node.log_follower import LogFollower
+from unbroken.recover.node.logs.log_follower import LogFollower
 
 FLOODS = {
     "a warning": b"WARNING: tokens beyond 4096 are cut, this message repeats for every sample 254\n",

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from unbroken.recover.node.ranks import as_a_rank
+from unbroken.recover.node.ranks.process import as_a_rank
 
 from ..support.memory_limit import join, memory_group
 

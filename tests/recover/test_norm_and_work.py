@@ -16,7 +16,7 @@ from unbroken.link.bounds import Malformed
 from unbroken.progress import PageReader, Run, StepRecord
 from unbroken.progress import page as layout
 from unbroken.progress.records.steps import Step, read_steps, step_record
-from unbroken.recover.node.ranks import _record
+from unbroken.recover.node.ranks.process import _record
 from unbroken.recover.supervise.attempt.loss import LossFollower
 from unbroken.recover.supervise.attempt.slow import WorkFollower
 from unbroken.recover.supervise.nodes.received import check

@@ -18,7 +18,7 @@ from unbroken.cluster.holding.descent import Marks
 from unbroken.cluster.holding.processes import end, marked
 from unbroken.progress import Phase, RunDir
 from unbroken.recover.node.logs.folder import NodeFolder
-from unbroken.recover.node.ranks import (
+from unbroken.recover.node.ranks.process import (
     LaunchOrder,
     RankProcess,
     _argv,
@@ -266,7 +266,7 @@ def test_a_rank_never_outlives_its_agent(tmp_path: Path, eventually: Callable[..
         from unbroken.cluster.holding.descent import Marks
         from unbroken.progress import RunDir
         from unbroken.recover.node.logs.folder import NodeFolder
-        from unbroken.recover.node.ranks import LaunchOrder, describe_start, prepare_files, run_cold
+        from unbroken.recover.node.ranks.process import LaunchOrder, describe_start, prepare_files, run_cold
         here = Path(sys.argv[1])
         order = LaunchOrder(1, sys.argv[2], ("script.py",), str(here), {0: 0}, 1, 0, 1, 1, "127.0.0.1", 1, 0)
         owner = Marks(sys.argv[2], here)

@@ -20,7 +20,7 @@ import pytest
 
 from unbroken.cluster.holding.descent import Marks, Parents
 from unbroken.cluster.holding.processes import end, marked, still_there
-from unbroken.recover.node.ranks import as_a_rank, run_cold
+from unbroken.recover.node.ranks.process import as_a_rank, run_cold
 from unbroken.recover.node.warm.imports import can_record, check_lines, find_own_folder, read_imports
 from unbroken.recover.node.warm.pool import WarmPool
 from unbroken.recover.node.warm.process import RankStart

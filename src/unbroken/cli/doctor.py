@@ -72,7 +72,7 @@ def _ownership() -> Finding:
 
 
 def _kernel_log() -> Finding:
-    from ..recover.node.kernel_log import killed_for_memory
+    from ..recover.node.ranks.kernel_log import killed_for_memory
 
     if killed_for_memory(0) is None:
         return Finding(

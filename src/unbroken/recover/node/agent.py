@@ -36,22 +36,22 @@ from ..record.choice import open_record
 from ..record.folder import FolderRecord
 from ..wire import Link, Message, list_doors, read_token
 from .arguments import parse_arguments
-from .beats import Beats
 from .checks.alone import claim_node
 from .checks.command import find_refusal
 from .checks.health import check_health
 from .checks.place import check_place
 from .checks.versions import read_needed
-from .clocks import NodeClocks
 from .keeper_process import KeeperProcess
 from .logs.folder import find_folder
 from .logs.shipping import LogShipper
 from .port import PortReservation
-from .ranks import LaunchOrder, RankProcess, ask_to_stop
-from .reporting import HostReport, Looks, ProgressReport
+from .ranks.process import LaunchOrder, RankProcess, ask_to_stop
+from .ranks.starting import Starting
 from .signals import pass_over_signals
-from .starting import Starting
-from .supervisors import Supervisors
+from .supervision.beats import Beats
+from .supervision.clocks import NodeClocks
+from .supervision.reporting import HostReport, Looks, ProgressReport
+from .supervision.supervisors import Supervisors
 
 _log = logging.getLogger("unbroken.agent")
 _POLL_S = 0.05

@@ -23,7 +23,7 @@ from ...link.bounds import Message, proof, same_secret
 from ...link.runs import pack, unpack
 from ...link.secret import Secret
 from ...progress.page import Phase
-from ...recover.node.reporting import group_looks
+from ...recover.node.supervision.reporting import group_looks
 from ...version import __version__
 from .network import FakeConnection, Network
 from .training import Gang, Script

@@ -12,7 +12,7 @@ from ....checkpoint.catalogue.candidates import CandidateMessage
 from ....errors import RunError, RunInUse, RunStopped
 from ....progress import RunDir, RunSpec
 from ....progress.records.state import RunState
-from ...node.ranks import LaunchOrder
+from ...node.ranks.process import LaunchOrder
 from ...wire import Message
 from ..accept.accepting import Accepting
 from ..accept.placing import CheckpointPlace, told

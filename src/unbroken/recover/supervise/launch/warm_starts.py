@@ -10,7 +10,7 @@ from typing import Any
 
 from ....errors import RunError
 from ....progress import RunSpec
-from ...node.ranks import LaunchOrder
+from ...node.ranks.process import LaunchOrder
 from ...wire import Message
 from ..attempt.attempt import Attempt
 from ..nodes.fleet import Fleet

@@ -8,8 +8,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from ...detect.logstep import StepPattern
-from ...progress import StepRecord
+from ....detect.logstep import StepPattern
+from ....progress import StepRecord
 
 _PIECE = 256 << 10
 """Bytes read at a time: twenty times a second that is 5 MiB/s, far above what a person would print."""

@@ -7,10 +7,10 @@ import logging
 import time
 from collections.abc import Sequence
 
-from ...errors import StorageError
-from ...link.address import Address
-from ...link.bounds import Malformed
-from ..record.base import Record
+from ....errors import StorageError
+from ....link.address import Address
+from ....link.bounds import Malformed
+from ...record.base import Record
 
 _log = logging.getLogger("unbroken.agent")
 _EVERY_S = 2.0

@@ -8,13 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ...cluster import EndedProcesses, Ownership
-from ..wire import Message
-from .logs.folder import NodeFolder
-from .ranks import LaunchOrder, RankProcess, as_a_rank, describe_start, prepare_files, run_cold
-from .warm.imports import check_lines
-from .warm.pool import WarmPool
-from .warm.process import RankStart
+from ....cluster import EndedProcesses, Ownership
+from ...wire import Message
+from ..logs.folder import NodeFolder
+from ..warm.imports import check_lines
+from ..warm.pool import WarmPool
+from ..warm.process import RankStart
+from .process import LaunchOrder, RankProcess, as_a_rank, describe_start, prepare_files, run_cold
 
 _WITHOUT_STEPS_S = 600.0
 """Where no step of the ranks is known, they are taken to train after so long: what they compile first is to be among the imports."""

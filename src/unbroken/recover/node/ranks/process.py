@@ -16,18 +16,18 @@ from typing import Any
 
 import psutil
 
-from ...cluster import Ownership, Process
-from ...detect.work import WorkMeter, WorkWindow
-from ...errors import LeaseExpired
-from ...journal.codec import decode, encode
-from ...progress import PageReader, Phase, StepRecord
-from ...progress import page as pages_module
-from ...progress.page import NO_STOP
-from ..wire import Message
+from ....cluster import Ownership, Process
+from ....detect.work import WorkMeter, WorkWindow
+from ....errors import LeaseExpired
+from ....journal.codec import decode, encode
+from ....progress import PageReader, Phase, StepRecord
+from ....progress import page as pages_module
+from ....progress.page import NO_STOP
+from ...wire import Message
+from ..logs.folder import NodeFolder
+from ..logs.log_follower import LogFollower
+from ..warm.process import RankStart
 from .kernel_log import killed_for_memory
-from .log_follower import LogFollower
-from .logs.folder import NodeFolder
-from .warm.process import RankStart
 
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)

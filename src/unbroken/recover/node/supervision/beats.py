@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from ..wire import Link, Message
+from ...wire import Link, Message
 from .clocks import NodeClocks
 
 _EVERY_LEAST_S = 0.2

@@ -7,10 +7,10 @@ import json
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from ...detect.stacks import ProcessInfo, collect_native, collect_stacks
-from ...detect.work import WorkWindow
-from ...link.runs import pack, unpack
-from ..wire import Message
+from ....detect.stacks import ProcessInfo, collect_native, collect_stacks
+from ....detect.work import WorkWindow
+from ....link.runs import pack, unpack
+from ...wire import Message
 
 _CHILD_FRAMES = 12
 _MOST_RANKS = 1 << 20

@@ -7,9 +7,9 @@ import time
 from collections import deque
 from typing import Any
 
-from ...cluster.clocks import ClockOffset, Exchange, measure
-from ...errors import RunError
-from ..wire import Link, Message
+from ....cluster.clocks import ClockOffset, Exchange, measure
+from ....errors import RunError
+from ...wire import Link, Message
 
 _KEPT = 8
 """Exchanges of which the best is used: an old one has had time to become wrong."""

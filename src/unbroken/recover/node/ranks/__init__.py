@@ -1,0 +1,1 @@
+"""The ranks of a node: their processes, how they are started, why the kernel ended one."""
