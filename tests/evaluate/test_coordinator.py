@@ -681,7 +681,8 @@ def test_workers_join_and_leave_while_it_runs(tmp_path: Path, eventually: Callab
     thread.start()
     cluster = tmp_path / "out" / "cluster.json"
     eventually(cluster.exists, within=20)
-    join = [sys.executable, "-m", "unbroken.evaluate.engines.worker", "--cluster", str(cluster), "--name"]
+    worker = "unbroken.evaluate.engines.worker.process"
+    join = [sys.executable, "-m", worker, "--cluster", str(cluster), "--name"]
     first = subprocess.Popen([*join, "first"])
     eventually(lambda: len(c.observed.blocks) >= 2, within=30)
     first.kill()

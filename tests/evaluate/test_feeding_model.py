@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from unbroken.evaluate.contracts import Conditions, FedModel, Json, Request, Sample
-from unbroken.evaluate.engines.block_queue import Item, Queue
-from unbroken.evaluate.engines.feeding_model import Feeding
+from unbroken.evaluate.engines.worker.block_queue import Item, Queue
+from unbroken.evaluate.engines.worker.feeding_model import Feeding
 
 
 class Slow:

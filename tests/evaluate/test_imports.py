@@ -104,7 +104,7 @@ def test_an_import_that_hangs_ends_with_the_engine(tmp_path: Path, eventually: C
     root = Path(__file__).resolve().parents[2]
     env = child_env(PYTHONPATH=os.pathsep.join([str(root), str(root / "src")]))
     made = Imports("tests.evaluate.misbehaving:Hangs", env, tmp_path / "imports.log")
-    child = made.fork(["unbroken.evaluate.engines.worker"], env, tmp_path / "w.log", with_input=False)
+    child = made.fork(["unbroken.evaluate.engines.worker.process"], env, tmp_path / "w.log", with_input=False)
     eventually(lambda: "warm" in (tmp_path / "imports.log").read_text(), within=40)
     assert child.poll() is None and child.pid == 0
     child.kill()

@@ -91,7 +91,7 @@ def test_codec_round_trip() -> None:
 
 def test_light_imports() -> None:
     """The planner and the coordinator run where no torch is."""
-    modules = "unbroken.evaluate.run.coordinator, unbroken.evaluate.engines.worker, unbroken.evaluate.run.forecast, unbroken.cli.eval"
+    modules = "unbroken.evaluate.run.coordinator, unbroken.evaluate.engines.worker.process, unbroken.evaluate.run.forecast, unbroken.cli.eval"
     code = f"import {modules}, sys; sys.exit(any(m in sys.modules for m in ('torch', 'transformers', 'lm_eval', 'ray')))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 

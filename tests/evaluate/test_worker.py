@@ -13,10 +13,10 @@ import pytest
 
 from unbroken.errors import EvaluationError, ModelChanged
 from unbroken.evaluate.contracts import ModelSpec
-from unbroken.evaluate.engines.connecting import connect
-from unbroken.evaluate.engines.loading import FilesInPlace
 from unbroken.evaluate.engines.wire import Message, WorkerChannel
-from unbroken.evaluate.engines.worker import Worker
+from unbroken.evaluate.engines.worker.connecting import connect
+from unbroken.evaluate.engines.worker.loading import FilesInPlace
+from unbroken.evaluate.engines.worker.process import Worker
 from unbroken.evaluate.model.sources import FolderSource, hash_model
 from unbroken.journal.codec import encode
 from unbroken.testing.evaluation import BACKEND, fake_model
@@ -111,7 +111,7 @@ def test_a_file_that_names_no_coordinator_is_waited_for_and_then_said(tmp_path: 
 @pytest.mark.parametrize("how", [["-O"], ["-X", "pycache_prefix={tmp}"], []])
 def test_bytecode_is_missed_only_where_compileall_would_bring_it(tmp_path: Path, how: list[str]) -> None:
     (tmp_path / "fresh.py").write_text("")
-    code = "import fresh; from unbroken.evaluate.engines.warming import count_uncompiled; print(count_uncompiled())"
+    code = "import fresh; from unbroken.evaluate.engines.worker.warming import count_uncompiled; print(count_uncompiled())"
     flags = [flag.format(tmp=tmp_path / "elsewhere") for flag in how]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, sys.path)])}
     said = subprocess.check_output([sys.executable, "-B", *flags, "-c", code], env=env, text=True)

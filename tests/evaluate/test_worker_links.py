@@ -104,7 +104,7 @@ class Evaluation:
             [
                 sys.executable,
                 "-m",
-                "unbroken.evaluate.engines.worker",
+                "unbroken.evaluate.engines.worker.process",
                 "--cluster",
                 str(self.cluster),
                 "--name",
@@ -481,7 +481,7 @@ def test_a_token_file_made_beforehand_is_not_used(tmp_path: Path) -> None:
         sock.close()
         running.cluster.chmod(0o644)
         found = subprocess.run(
-            [sys.executable, "-m", "unbroken.evaluate.engines.worker", "--cluster", str(running.cluster), "--name", "w"],
+            [sys.executable, "-m", "unbroken.evaluate.engines.worker.process", "--cluster", str(running.cluster), "--name", "w"],
             capture_output=True, text=True,
         )  # fmt: skip
         assert found.returncode == 5 and "chmod 600" in found.stderr, (found.stderr, running.failed)

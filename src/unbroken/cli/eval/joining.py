@@ -22,7 +22,7 @@ def join(
     wait: float = typer.Option(60.0, "--wait", help="Seconds to wait for the coordinator"),
 ) -> None:
     """Add a worker to a running evaluation, for as long as it likes; it may be killed at any time."""
-    from ...evaluate.engines.worker import join as join_run
+    from ...evaluate.engines.worker.process import join as join_run
 
     cluster = out / "cluster.json" if out.is_dir() or out.suffix != ".json" else out
     try:

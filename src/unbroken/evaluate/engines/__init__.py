@@ -1,4 +1,4 @@
-"""Ways to start workers. All of them run worker.py, which connects to the coordinator: same planner, same results."""
+"""Ways to start workers. All of them run worker/process.py, which connects to the coordinator: same planner, same results."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ from typing import Any
 
 MESSAGE = 1 << 16
 """Bytes of a request at most."""
-WORKERS = ("unbroken.evaluate.engines.worker",)
+WORKERS = ("unbroken.evaluate.engines.worker.process",)
 SCORERS = ("unbroken.evaluate.preparation.prepare", "unbroken.evaluate.scoring.worker")
 
 
@@ -78,7 +78,7 @@ def serve(fd: int, backend: str, harnesses: Sequence[str] = ()) -> int:
 def _import(backend: str, harnesses: Sequence[str]) -> None:
     """`backend`: its workers; else the processes that prepare and score tasks of these harnesses."""
     from ..suite.registry import get_backend, get_harness
-    from .warming import log
+    from .worker.warming import log
 
     began = time.monotonic()
     try:

@@ -54,7 +54,7 @@ class LocalEngine:
                         TOKENIZERS_PARALLELISM="false")  # fmt: skip
         if self.threads:
             env |= {"OMP_NUM_THREADS": str(self.threads), "MKL_NUM_THREADS": str(self.threads)}
-        argv = ["unbroken.evaluate.engines.worker", "--cluster", str(cluster), "--name", slot.name]
+        argv = ["unbroken.evaluate.engines.worker.process", "--cluster", str(cluster), "--name", slot.name]
         if slot.gpus:
             argv += ["--gpus", ",".join(str(i) for i in range(len(slot.gpus)))]
         if self.imports is not None and self.imports.usable:

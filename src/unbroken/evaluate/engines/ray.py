@@ -122,7 +122,7 @@ class _Worker:
     def serve(self, where: dict[str, Any], name: str) -> int:
         import ray
 
-        from .worker import join
+        from .worker.process import join
 
         gpus = [int(g) for g in ray.get_gpu_ids()]
         # Ray has set CUDA_VISIBLE_DEVICES to these: inside, they count from 0.

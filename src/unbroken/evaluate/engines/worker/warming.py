@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Sequence
 
-from ..suite.registry import get_backend
+from ...suite.registry import get_backend
 
 
 def stand_by(backend: str, gpus: Sequence[int]) -> None:

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...errors import ModelChanged, ModelDoesNotLoad
-from ...journal.codec import decode
-from ...link.bounds import Message
-from ..contracts import Conditions, Model, ModelSpec
-from ..model.cache import Places, take_reference
-from ..model.sources import FileInfo, ModelManifest, ModelSource, hash_model, memo_folder, open_source
-from ..suite.registry import get_backend
+from ....errors import ModelChanged, ModelDoesNotLoad
+from ....journal.codec import decode
+from ....link.bounds import Message
+from ...contracts import Conditions, Model, ModelSpec
+from ...model.cache import Places, take_reference
+from ...model.sources import FileInfo, ModelManifest, ModelSource, hash_model, memo_folder, open_source
+from ...suite.registry import get_backend
 from .warming import get_ready
 
 

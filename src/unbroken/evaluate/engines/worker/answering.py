@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ...errors import EvaluationError, OutOfMemory
-from ..contracts import Answer, Harness, Json, Model, PreparedTask, Request, Sample
-from ..suite.registry import get_harness
-from ..suite.staged import decode_sample
+from ....errors import EvaluationError, OutOfMemory
+from ...contracts import Answer, Harness, Json, Model, PreparedTask, Request, Sample
+from ...suite.registry import get_harness
+from ...suite.staged import decode_sample
 from .block_queue import Item
 
 

@@ -1,6 +1,6 @@
 """A worker: connects to the coordinator, loads the model once, then answers blocks until it is asked to stop.
 
-python -m unbroken.evaluate.engines.worker --cluster OUT/cluster.json --name w0 [--gpus 0,1]
+python -m unbroken.evaluate.engines.worker.process --cluster OUT/cluster.json --name w0 [--gpus 0,1]
 
 It writes no file: answers go to the coordinator, block by block. Between two blocks it does nothing but take the next
 one from its queue; the coordinator refills the queue before it is empty. If the coordinator dies, the worker ends
@@ -21,11 +21,12 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from ...errors import EvaluationError, ModelChanged, RunInterrupted, UnbrokenError
-from ...journal.codec import decode, encode
-from ...link.bounds import Message
-from ..contracts import Answer, FedModel, ModelSpec, PreparedTask
-from ..suite.staged import encode_answer
+from ....errors import EvaluationError, ModelChanged, RunInterrupted, UnbrokenError
+from ....journal.codec import decode, encode
+from ....link.bounds import Message
+from ...contracts import Answer, FedModel, ModelSpec, PreparedTask
+from ...suite.staged import encode_answer
+from ..wire import VERSION, TooLarge, WorkerChannel
 from .answering import Answering
 from .block_queue import Item, Queue
 from .connecting import connect
@@ -33,7 +34,6 @@ from .energy import EnergyCounter
 from .feeding_model import Feeding, conditions_of
 from .loading import LoadedModel, load
 from .warming import count_uncompiled, log, short, stand_by
-from .wire import VERSION, TooLarge, WorkerChannel
 
 GRACE_S = 30.0
 _FATAL = (
@@ -269,7 +269,7 @@ def join(
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The process that engines start."""
-    parser = argparse.ArgumentParser(prog="unbroken.evaluate.engines.worker")
+    parser = argparse.ArgumentParser(prog="unbroken.evaluate.engines.worker.process")
     parser.add_argument("--cluster", type=Path, required=True)
     parser.add_argument("--name", required=True)
     parser.add_argument("--gpus", default="")

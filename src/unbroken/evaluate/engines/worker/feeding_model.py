@@ -6,8 +6,8 @@ import time
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
-from ..contracts import Answer, Conditions, FedModel, Json, Model, Sample
-from ..suite.asking import answers_of
+from ...contracts import Answer, Conditions, FedModel, Json, Model, Sample
+from ...suite.asking import answers_of
 from .answering import Answering
 from .block_queue import Item, Queue
 

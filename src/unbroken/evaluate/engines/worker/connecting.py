@@ -7,13 +7,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ...errors import EvaluationError, RunError
-from ...link.address import Address
-from ...link.address import connect as link_connect
-from ...link.bounds import Message
-from ...link.tls import Identity
-from ...private import read_secret
-from .wire import WorkerChannel
+from ....errors import EvaluationError, RunError
+from ....link.address import Address
+from ....link.address import connect as link_connect
+from ....link.bounds import Message
+from ....link.tls import Identity
+from ....private import read_secret
+from ..wire import WorkerChannel
 
 
 def connect(cluster: Path | Message, *, within_s: float = 60.0) -> tuple[WorkerChannel, Message]:
