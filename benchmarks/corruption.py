@@ -29,7 +29,7 @@ from unbroken.errors import SilentCorruption
 from unbroken.progress import attach
 from unbroken.train.checks.recheck import Recheck
 from unbroken.train.config import parse
-from unbroken.train.tokens import open_tokens
+from unbroken.train.corpus.tokens import open_tokens
 from unbroken.train.trainer import Trainer, build
 from unbroken.train.world import World, pin_environment, start_world
 

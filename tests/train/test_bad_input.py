@@ -10,9 +10,9 @@ import torch
 
 from unbroken.errors import InputError, UsageError
 from unbroken.train.config import parse
+from unbroken.train.corpus.tokens import open_tokens
 from unbroken.train.parallel.attention import choose_attention
 from unbroken.train.planning.layout import check
-from unbroken.train.tokens import open_tokens
 from unbroken.train.trainer import check_same_training, training_values
 from unbroken.train.training import open_corpus
 

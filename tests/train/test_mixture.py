@@ -11,7 +11,7 @@ import pytest
 from unbroken.errors import InputError, UsageError
 from unbroken.train.config import parse
 from unbroken.train.corpus.mixture import TokenMixture
-from unbroken.train.order import SamplePosition
+from unbroken.train.corpus.order import SamplePosition
 from unbroken.train.training import open_corpus
 
 SEQ = 16

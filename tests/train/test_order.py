@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unbroken.errors import ContractError, UsageError
-from unbroken.train.order import Permutation, SampleOrder, SamplePosition, merge
+from unbroken.train.corpus.order import Permutation, SampleOrder, SamplePosition, merge
 
 ranges = st.lists(
     st.tuples(st.integers(0, 300), st.integers(0, 40)).map(lambda p: (p[0], p[0] + p[1])), max_size=8

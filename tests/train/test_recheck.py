@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from unbroken.errors import SilentCorruption
-from unbroken.train.tokens import Tokens
+from unbroken.train.corpus.tokens import Tokens
 from unbroken.train.trainer import Trainer
 
 from .test_trainer import steps, tokens, trainer  # noqa: F401  a fixture among them

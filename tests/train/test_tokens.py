@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from unbroken.errors import InputError
-from unbroken.train.tokens import find_corpus, open_tokens
+from unbroken.train.corpus.tokens import find_corpus, open_tokens
 
 
 def text(folder: Path, **files: str) -> Path:
@@ -55,7 +55,7 @@ def test_a_damaged_cache_is_written_again(tmp_path: Path, damage: str) -> None:
 
 def test_many_processes_at_once_and_one_killed(tmp_path: Path) -> None:
     folder = text(tmp_path / "text", **{f"f{i:03}": str(i) * 20_000 for i in range(120)})
-    code = "import sys; from pathlib import Path; from unbroken.train.tokens import open_tokens; t = open_tokens(sys.argv[1], Path(sys.argv[2])); print(t.fingerprint, len(t.map()))"
+    code = "import sys; from pathlib import Path; from unbroken.train.corpus.tokens import open_tokens; t = open_tokens(sys.argv[1], Path(sys.argv[2])); print(t.fingerprint, len(t.map()))"
     starts = [
         subprocess.Popen(
             [sys.executable, "-c", code, str(folder), str(tmp_path / "c")], stdout=subprocess.PIPE, text=True

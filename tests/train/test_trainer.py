@@ -14,9 +14,9 @@ from unbroken.errors import InputError, UsageError
 from unbroken.progress import attach
 from unbroken.train import script_path
 from unbroken.train.config import TrainConfig, parse
-from unbroken.train.order import SamplePosition
+from unbroken.train.corpus.order import SamplePosition
+from unbroken.train.corpus.tokens import Tokens, open_tokens
 from unbroken.train.step_digests import digest
-from unbroken.train.tokens import Tokens, open_tokens
 from unbroken.train.trainer import Trainer, build
 from unbroken.train.world import World, environment_rank, start_world
 

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .config import ModelConfig
-from .order import mix
+from .corpus.order import mix
 
 
 class Attention(nn.Module):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 from ..checkpoint.format.position import Position as SavedPosition
 from ..progress import Run
 from .config import RunConfig
-from .order import SamplePosition
+from .corpus.order import SamplePosition
 
 if TYPE_CHECKING:
     from ..checkpoint import Checkpointer

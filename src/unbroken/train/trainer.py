@@ -18,11 +18,11 @@ from .checks.recheck import Recheck, keep_generators
 from .config import TrainConfig
 from .corpus.chat import Conversations
 from .corpus.mixture import TokenMixture
+from .corpus.order import SampleOrder, SamplePosition
+from .corpus.tokens import Tokens
 from .huggingface.names import description
 from .model import Decoder
-from .order import SampleOrder, SamplePosition
 from .schedule import learning_rate
-from .tokens import Tokens
 from .world import World
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ from ..progress import Run
 from .config import TrainConfig
 from .corpus.chat import Conversations, open_conversations, open_preferences
 from .corpus.mixture import MixedOrder, TokenMixture, is_mixture, open_mixture
+from .corpus.order import SampleOrder, SamplePosition
 from .corpus.token_files import is_token_file, open_token_file
-from .order import SampleOrder, SamplePosition
-from .tokens import Tokens, open_tokens
+from .corpus.tokens import Tokens, open_tokens
 from .world import World
 
 if TYPE_CHECKING:

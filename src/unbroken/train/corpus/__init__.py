@@ -1,1 +1,1 @@
-"""What is trained on beside plain text: token files of other tools, conversations, preferences."""
+"""What is trained on, and in which order: plain text, token files of other tools, conversations, preferences."""

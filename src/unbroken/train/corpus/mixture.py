@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from ...data.ordering.mixture import BLOCK, Mixture, MixtureOrder
 from ...errors import InputError, UsageError
-from ..tokens import Tokens
 from .samples import TextSamples
+from .tokens import Tokens
 
 _PART = re.compile(r"\s*([0-9.eE+-]+)\s*\*\s*(\S.*?)\s*")
 

@@ -16,7 +16,7 @@ IGNORED = -100
 
 
 class CorpusSamples(Protocol):
-    """A data set as samples of one length; which ones a step takes is for `train/order.py` to say."""
+    """A data set as samples of one length; which ones a step takes is for `train/corpus/order.py` to say."""
 
     @property
     def count(self) -> int:

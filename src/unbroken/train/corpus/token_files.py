@@ -10,7 +10,7 @@ import numpy as np
 
 from ... import atomic
 from ...errors import InputError
-from ..tokens import Tokens, default_cache
+from .tokens import Tokens, default_cache
 
 _MEGATRON_MAGIC = b"MMIDIDX\x00\x00"
 _MEGATRON_TYPES = {1: "uint8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"}

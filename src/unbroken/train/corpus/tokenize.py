@@ -23,7 +23,7 @@ import numpy as np
 
 from ... import atomic
 from ...errors import InputError, MissingExtra, UsageError
-from ..tokens import find_corpus
+from .tokens import find_corpus
 
 ROWS = 20_000
 """Rows of a dataset in a part."""

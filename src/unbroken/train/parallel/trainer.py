@@ -15,11 +15,11 @@ from ...progress import Run
 from ..config import OptimConfig, TrainConfig
 from ..corpus.chat import Conversations
 from ..corpus.mixture import MixedOrder, TokenMixture
+from ..corpus.order import SampleOrder, SamplePosition
 from ..corpus.samples import CorpusSamples, TextSamples
-from ..order import SampleOrder, SamplePosition
+from ..corpus.tokens import Tokens
 from ..planning.layout import check, micro_batches
 from ..schedule import learning_rate
-from ..tokens import Tokens
 from ..trainer import check_same_training, order_of, training_values
 from ..world import World
 from .attention import choose_attention, use_attention

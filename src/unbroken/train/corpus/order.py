@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import ContractError, UsageError
+from ...errors import ContractError, UsageError
 
 Range = tuple[int, int]
 _MASK = (1 << 64) - 1

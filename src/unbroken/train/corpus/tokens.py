@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import InputError, UnsafeFile
-from ..private import private_folder
+from ...errors import InputError, UnsafeFile
+from ...private import private_folder
 
 if TYPE_CHECKING:
     import numpy as np
