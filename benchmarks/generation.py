@@ -3,9 +3,9 @@
     python benchmarks/generation.py                       # on a CPU, a tiny model, a minute
     python benchmarks/generation.py --gpu                 # one H200: a Llama of 5.9 B random weights in bfloat16, 256 prompts
 
-The targets on one H200: texts at 10 x the batches of eight (900 useful tokens/s at least), likelihoods of 100-token samples at 38,000
-tokens/s, a five-shot multiple-choice task at 3 x. The fourth (lm_eval's `hf`, six tasks) is benchmarks/engines.py. The result goes to
-benchmarks/results/generation-DEVICE.json.
+The targets on one H200: texts at 10 x static batches of eight (900 useful tokens/s at least; generation_texts.py), likelihoods of 100-token
+samples at 38,000 tokens/s, a five-shot multiple-choice task at 3 x the harness's own batches. The fourth (lm_eval's `hf`, six tasks) is
+benchmarks/engines.py. The result goes to benchmarks/results/generation-DEVICE.json.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ import random
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from generation_texts import compare_texts, timed
 from machine import describe_machine, driver
 
 HERE = Path(__file__).resolve().parent
@@ -66,32 +67,18 @@ def text(rng: random.Random, tokens: int) -> str:
     return " ".join(rng.choice(WORDS) for _ in range(max(1, tokens)))
 
 
-def timed(call: Callable[[], Any], torch: Any) -> tuple[float, Any]:
-    """(seconds, what it gave)."""
-    began = time.perf_counter()
-    found = call()
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    return time.perf_counter() - began, found
-
-
-def compare(model: Any, torch: Any, requests: Sequence[Any], few: Sequence[Any]) -> dict[str, Any]:
-    """Requests a second both ways; the slow way is asked a few of them. What the first call makes ready is timed apart."""
+def compare(model: Any, torch: Any, requests: Sequence[Any], few: int) -> dict[str, Any]:
+    """Likelihoods a second both ways; the exact way is asked the first few. What the first call makes ready is timed apart."""
     warm_s, _ = timed(lambda: model.respond(requests[:8]), torch)
-    model.respond_exactly([_short(r) for r in few[:8]])
-    read, wrote = model.tokens_read, model.tokens_made
+    model.respond_exactly(requests[:8])
+    read = model.tokens_read
     fast_s, fast = timed(lambda: model.respond(requests), torch)
-    read, wrote = model.tokens_read - read, model.tokens_made - wrote
-    exact_s, exact = timed(lambda: model.respond_exactly(few), torch)
-    place = {id(r): i for i, r in enumerate(requests)}
-    same = sum(_alike(fast[place[id(r)]], b) for r, b in zip(few, exact, strict=True))
-    asked = sum(_limit(r) for r in few)
+    read = model.tokens_read - read
+    exact_s, exact = timed(lambda: model.respond_exactly(requests[:few]), torch)
     return {
         "requests": len(requests), "first_call_s": warm_s, "seconds": fast_s, "tokens_read_per_s": read / fast_s,
-        "tokens_made_per_s": wrote / fast_s, "requests_per_s": len(requests) / fast_s, "exact_requests_per_s": len(few) / exact_s,
-        "exact_tokens_made_per_s": asked / exact_s,
-        "times": wrote / fast_s * exact_s / asked if asked else len(requests) / fast_s * exact_s / len(few),
-        "alike": same, "asked_both_ways": len(few),
+        "requests_per_s": len(requests) / fast_s, "exact_requests_per_s": few / exact_s, "times": len(requests) / fast_s * exact_s / few,
+        "alike": sum(_alike(a, b) for a, b in zip(fast, exact, strict=False)), "asked_both_ways": few,
     }  # fmt: skip
 
 
@@ -120,19 +107,26 @@ def as_is(model: Any, torch: Any, requests: Sequence[Any]) -> dict[str, Any]:
         other.close_texts()
 
 
-def _limit(r: Any) -> int:
-    """Tokens that a text may have: all of them are used, since nothing stops these."""
-    return int(r.arguments[1]["max_gen_toks"]) if r.kind == "generate_until" else 0
-
-
-def _short(r: Any) -> Any:
-    if r.kind != "generate_until":
-        return r
-    return type(r)(r.kind, (r.arguments[0], {**r.arguments[1], "max_gen_toks": 4}))
-
-
 def _alike(a: Any, b: Any) -> bool:
-    return a == b if isinstance(a, str) else abs(a[0] - b[0]) <= 0.02 * max(1.0, abs(b[0])) and a[1] == b[1]
+    return abs(a[0] - b[0]) <= 0.02 * max(1.0, abs(b[0])) and a[1] == b[1]
+
+
+TARGETS = (
+    ("likelihoods", "tokens_read_per_s", 38_000),
+    ("five shots", "times", 3),
+    ("texts", "tokens_made_per_s", 900),
+    ("texts", "times_static", 10),
+)
+"""Of one H200: (part, figure, at least)."""
+
+
+def missed(result: Mapping[str, Any]) -> list[str]:
+    """The targets that the parts of this result do not reach, each with what was measured."""
+    return [
+        f"{part}, {figure}: {result[part][figure]:.4g} of {least:,}"
+        for part, figure, least in TARGETS
+        if part in result and result[part][figure] < least
+    ]
 
 
 def main() -> int:
@@ -180,15 +174,14 @@ def main() -> int:
     result["batch_tokens"] = model.conditions.batch_tokens
     print(json.dumps(result), flush=True)
     few = max(8, n // 16)
+    wanted = given.parts.split(",") if given.parts else ["likelihoods", "five shots", "texts"]
     try:
-        for name, requests, some in (
-            ("likelihoods", likely, likely[: 64 * few]),
-            ("five shots", choices, choices[: 8 * few]),
-            ("texts", texts, texts[: max(8, n // 32)]),
-        ):
-            if given.parts and name not in given.parts.split(","):
-                continue
-            result[name] = compare(model, torch, requests, some)
+        for name in wanted:
+            if name == "texts":
+                result[name] = compare_texts(model, torch, texts, max(8, n // 8))
+            else:
+                requests, some = (likely, 64 * few) if name == "likelihoods" else (choices, 8 * few)
+                result[name] = compare(model, torch, requests, min(some, len(requests)))
             print(name, json.dumps(result[name]), flush=True)
         if given.as_is:
             result["texts as transformers attends"] = as_is(model, torch, texts)
@@ -201,14 +194,9 @@ def main() -> int:
         else HERE / "results" / f"generation-{'gpu' if given.gpu else 'cpu'}.json"
     )
     out.write_text(json.dumps(result, indent=1) + "\n")
-    reached = (
-        not given.parts and result["texts"]["tokens_made_per_s"] >= 900 and result["texts"]["times"] >= 10
-        and result["likelihoods"]["tokens_read_per_s"] >= 38_000 and result["five shots"]["times"] >= 3
-    )  # fmt: skip
-    print(
-        f"targets of an H200: {'reached' if reached else 'not reached' if given.gpu else 'not measured'}; {out}"
-    )
-    return 0 if reached or not given.gpu else 1
+    found = missed(result) if given.gpu else ["not measured: no GPU was asked for"]
+    print(f"targets of an H200 ({', '.join(wanted)}): {'; '.join(found) or 'reached'}; {out}")
+    return 1 if given.gpu and found else 0
 
 
 if __name__ == "__main__":

@@ -10,8 +10,10 @@
 #   benchmarks/gpus.sh limits OUT       all GPUs: what bare copies of the 7 B state cost the steps beside them (not run yet)
 #   benchmarks/gpus.sh evaluation OUT   all GPUs: `unbroken eval` and one job per dataset              (8 minutes on two;
 #                                       ARMS=ours for ours alone, 4 minutes)
-#   benchmarks/gpus.sh generation OUT   one GPU: texts, likelihoods, five shots against batches of eight (2 minutes)
-#   benchmarks/gpus.sh engines OUT      one GPU: six tasks, ours against lm_eval's own `hf`; needs lm-eval (3 minutes)
+#   benchmarks/gpus.sh generation OUT   one GPU: texts, likelihoods, five shots against batches of eight (3 minutes;
+#                                       PARTS=texts for one of them)
+#   benchmarks/gpus.sh engines OUT      one GPU: six tasks, ours against lm_eval's own `hf` with automatic batch size; needs
+#                                       lm-eval (MODEL=6b or 1b, DOCUMENTS=300; 4 minutes)
 #   benchmarks/gpus.sh start OUT        all GPUs: a worker's start without bytecode, with ours, and forked          (1 minute)
 #   benchmarks/gpus.sh torn OUT         one GPU: the torn state of DCP's stager, and ours                (1 minute)
 #
@@ -21,7 +23,7 @@ cd "$(dirname "$0")/.."
 part=${1:?which part: tests, scores, checkpoint, peers, fsdp2, limits, evaluation, generation, engines, start, torn}
 out=${2:?a folder for the results}
 mkdir -p "$out"
-export PYTHONPATH=src PYTHONUNBUFFERED=1
+export PYTHONPATH=$PWD/src${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1
 python=${PYTHON:-python3}
 gpus=$("$python" -c "import torch; print(torch.cuda.device_count())")
 memory=$("$python" -c "from unbroken.machine import usable_memory; print(f'{usable_memory() * 74 // 100 >> 20}MiB')")
@@ -47,10 +49,12 @@ limits)
 evaluation)
 	"$python" benchmarks/evaluation.py --real --seconds 150 --arms "${ARMS:-ours,baseline}" --out "$out"
 	;;
-generation) "$python" benchmarks/generation.py --gpu --out "$out/generation-gpu.json" ;;
+generation)
+	"$python" benchmarks/generation.py --gpu --parts "${PARTS:-}" --out "$out/generation-${PARTS:+$PARTS-}gpu.json"
+	;;
 engines)
-	"$python" benchmarks/engines.py --engine hf --make "${MODEL:-1b}" --device cuda:0 --dtype bfloat16 --suite six \
-		--documents "${DOCUMENTS:-300}" --out "$out/engines-hf-gpu.json"
+	"$python" benchmarks/engines.py --engine hf --make "${MODEL:-6b}" --device cuda:0 --dtype bfloat16 --suite six \
+		--documents "${DOCUMENTS:-300}" --keep "$out/engines-ours" --out "$out/engines-hf-gpu.json"
 	;;
 start) "$python" benchmarks/evaluation_start.py --out "$out/start.json" ;;
 torn) "$python" benchmarks/torn_snapshot.py --out "$out/torn.json" ;;
