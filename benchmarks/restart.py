@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -26,6 +27,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -40,8 +42,15 @@ from unbroken.progress.records.incident import read_incidents
 from unbroken.testing.faults import RunFaults
 
 WITHIN_S, SAVED_AT, STEPS_BEFORE = 120.0, 10, 3
-PLAIN = """
+HEAD = """
 import os, sys, time
+FOLDER = sys.argv[1]
+def mark(what):
+    with open(f"{FOLDER}/marks", "a") as f:
+        f.write(f"{os.getpid()} {time.time()} {time.process_time()} {len(sys.modules)} {what}\\n")
+mark("script")
+"""
+PLAIN = """
 import torch
 import torch.nn as nn
 
@@ -53,7 +62,6 @@ def loss_of(model, step):
     return model(torch.randn(8, SIZE)).square().mean()
 """
 COMPILED = """
-import os, sys, time
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
@@ -97,12 +105,24 @@ def loss_of(model, step):
 LOOP = """
 import torch.distributed as dist
 
+SAMPLING = [True]
 def main(folder):
-    def mark(what):
-        with open(f"{folder}/marks", "a") as f:
-            f.write(f"{time.time()} {os.getpid()} {what}\\n")
-    mark("imported")
+    mark("imports")
+    if os.path.exists(f"{folder}/sample"):
+        import threading
+        def sample(main):
+            with open(f"{folder}/stacks.{os.getpid()}", "w") as f:
+                while SAMPLING:
+                    time.sleep(0.02)
+                    frame, frames = sys._current_frames().get(main), []
+                    while frame:
+                        code = frame.f_code
+                        frames.append(f"{os.path.basename(code.co_filename)}:{frame.f_lineno}:{code.co_name}")
+                        frame = frame.f_back
+                    f.write(" < ".join(frames) + "\\n")
+        threading.Thread(target=sample, args=[threading.get_ident()], daemon=True).start()
     torch.use_deterministic_algorithms(True)
+    mark("deterministic kernels")
     if DEVICE == "cuda":
         torch.cuda.set_device(0)
         torch.ones(1, device=DEVICE).item()
@@ -117,23 +137,32 @@ def main(folder):
     if os.path.exists(saved):
         first = SAVED_AT
         model.load_state_dict(torch.load(saved, map_location=DEVICE, weights_only=True, mmap=True))
-    mark("restored")
+        if DEVICE == "cuda":
+            torch.cuda.synchronize()
+    mark("restore")
     for step in range(first + 1, 1000000):
         loss = loss_of(model, step)
+        if step == first + 1:
+            mark("first forward")
         loss.backward()
+        if step == first + 1:
+            mark("first backward")
         optimizer.step()
         optimizer.zero_grad()
         value = loss.item()
         if step == SAVED_AT and not os.path.exists(saved):
             torch.save(model.state_dict(), saved + ".new")
             os.rename(saved + ".new", saved)
+        if step == first + 1:
+            mark("first step")
+            SAMPLING.clear()
         print(f"step {step} loss {value:.6f}", flush=True)
         with open(f"{folder}/steps", "a") as f:
             f.write(f"{time.time()} {os.getpid()} {step} {value.hex()}\\n")
         time.sleep(0.1)
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(FOLDER)
 """
 
 
@@ -236,8 +265,40 @@ class Job:
         self._log.close()
 
 
+def list_starts(marks: str, kills: list[float]) -> list[dict[str, Any]]:
+    """Each process of the script that came to its first step: by part of its start (seconds, CPU seconds, modules imported)."""
+    rows: dict[int, list[tuple[float, float, int, str]]] = {}
+    for pid, at, cpu, modules, what in (x.split(" ", 4) for x in marks.splitlines()):
+        rows.setdefault(int(pid), []).append((float(at), float(cpu), int(modules), what))
+    found = []
+    for pid, mine in rows.items():
+        killed = max((k for k in kills if k < mine[0][0]), default=None)
+        parts = {
+            what: [round(at - before[0], 3), round(cpu - before[1], 3), modules - before[2]]
+            for before, (at, cpu, modules, what) in itertools.pairwise(mine)
+        }
+        found.append(
+            {
+                "process": pid, "from the kill to the script's first line": killed and round(mine[0][0] - killed, 3),
+                "modules there": mine[0][2], "parts": parts,
+            }
+        )  # fmt: skip
+    return found
+
+
+def count_stacks(text: str) -> list[list[Any]]:
+    """[samples, where]: how many samples of the main thread lay in each function with so many of its callers; most first."""
+    counts: Counter[str] = Counter()
+    for line in text.splitlines():
+        frames = line.split(" < ")
+        counts.update(
+            {" < ".join(frames[:depth]) for depth in (1, 4)} | {f for f in frames if ":<module>" not in f}
+        )
+    return [[n, where] for where, n in counts.most_common(150)]
+
+
 def measure(
-    contender: str, folder: Path, script: Path, env: dict[str, str], repeats: int, spares: int
+    contender: str, folder: Path, script: Path, env: dict[str, str], repeats: int, spares: int, stacks: bool
 ) -> dict[str, Any]:
     """The figures of one contender; of a failure what was measured until then, and why."""
     job, seconds, error = Job(contender, folder / contender, script, env, spares), [], ""
@@ -245,6 +306,9 @@ def measure(
         for number in range(1, repeats + 1):
             seconds.append(round(job.measure(number), 2))
             print(f"{contender} {number}: {seconds[-1]} s", flush=True)
+        if stacks:
+            (job.folder / "sample").touch()
+            print(f"{contender}, sampled: {job.measure(repeats + 1):.2f} s", flush=True)
     except (TimeoutError, OSError, KeyboardInterrupt) as e:
         error = str(e) or "interrupted"
         print(error, flush=True)
@@ -258,9 +322,9 @@ def measure(
         "seconds": seconds, "error": error[-500:], "losses": {s: sorted(x) for s, x in losses.items() if s <= SAVED_AT + 3},
         "the same losses": all(len(losses[s]) == 1 for s in again),
     }  # fmt: skip
-    found["marks"] = [x.split() for x in (job.folder / "marks").read_text().splitlines()]
-    found["first steps"] = [r[:3] for r in job.steps() if r[2] in (1, SAVED_AT + 1)]
-    found["kills"] = job.kills
+    found["starts"] = list_starts((job.folder / "marks").read_text(), job.kills)
+    if stacks:
+        found["stacks"] = {p.suffix[1:]: count_stacks(p.read_text()) for p in job.folder.glob("stacks.*")}
     if seconds:
         found |= {"min": min(seconds), "median": statistics.median(seconds), "max": max(seconds)}
     if job.run_dir.spec.exists():
@@ -294,6 +358,11 @@ def main() -> None:
         choices=["torchrun", "nvrx", "cold", "warm"],
         default=["torchrun", "cold", "warm"],
     )
+    parser.add_argument(
+        "--stacks",
+        action="store_true",
+        help="one more repetition, not counted, that samples where the start spends its time",
+    )
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     if args.fault == "node":  # the others know no spares
@@ -303,17 +372,17 @@ def main() -> None:
         folder = Path(made)
         script = folder / "train.py"
         body = PLAIN if args.script == "plain" else COMPILED
-        script.write_text(body + f"SAVED_AT = {SAVED_AT}\n" + LOOP)
+        script.write_text(HEAD + body + f"SAVED_AT = {SAVED_AT}\n" + LOOP)
         env = {
             **os.environ, "CUBLAS_WORKSPACE_CONFIG": ":4096:8", "OMP_NUM_THREADS": "1", "MODEL": args.model, "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
             "TRITON_CACHE_DIR": str(folder / "triton"),
         }  # fmt: skip
         for contender in args.contenders:
-            spares = args.repeats if args.fault == "node" else 0
+            spares = args.repeats + args.stacks if args.fault == "node" else 0
             repeats = (
                 args.torchrun_repeats if contender == "torchrun" and args.torchrun_repeats else args.repeats
             )
-            result[contender] = measure(contender, folder, script, env, repeats, spares)
+            result[contender] = measure(contender, folder, script, env, repeats, spares, args.stacks)
             if args.out:
                 args.out.write_text(json.dumps(result, indent=1) + "\n")
     for contender in args.contenders:

@@ -23,6 +23,14 @@ _LAUNCH = (
 """With UNBROKEN_* and TORCHELASTIC_*, all that may differ from one attempt to the next."""
 _WHILE_IMPORTING = {"TORCH_WARM_POOL": "0"}
 """In a warm process: inductor would start its pool of compile workers with the import. The first compilation does."""
+_OF_COMPILERS = frozenset(
+    {
+        "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TRITON_PTXAS_PATH", "TRITON_LIBDEVICE_PATH", "KMP_DUPLICATE_LIB_OK",
+        "CUDA_HOME", "_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR",
+    }
+)  # fmt: skip
+"""What inductor and Triton set for themselves while they compile (torch/_inductor: cache_dir_utils, compile_tasks, codecache,
+triton_heuristics, cpp_builder). What they import after that does not depend on it; an import that reads one is left out."""
 _WAITED_OUT = 86
 _BROKEN = 87
 
@@ -160,6 +168,7 @@ class WarmInterpreter:
                 raise Spoiled(f"importing {line} fails: {type(e).__name__}: {e}", line) from None
             if self._spoiled is not None:
                 raise self._spoiled
+            self._check_variables(then, line)
             self._check(fds, line)
             if sys.path[: len(path)] != path:
                 raise Spoiled(f"importing {line} changes sys.path", line)
@@ -174,8 +183,15 @@ class WarmInterpreter:
         if then is None:
             return "the script changes sys.path before it imports the rest"
         now: dict[str, str] = self._recorder.changed()
-        differ = [k for k in {**then, **now} if then.get(k) != now.get(k)]
+        differ = [k for k in {**then, **now} if then.get(k) != now.get(k) and k not in _OF_COMPILERS]
         return f"the script sets {differ[0]} before it imports the rest" if differ else ""
+
+    def _check_variables(self, then: dict[str, str] | None, name: str) -> None:
+        """Raises Spoiled where the import has read a variable of the compilers that was another one when it was recorded."""
+        now: dict[str, str] = self._recorder.changed()
+        for key in _OF_COMPILERS.intersection(then or ()):
+            if _WatchedEnviron.read.get(key) == name and (then or {}).get(key) != now.get(key):
+                raise Spoiled(f"importing {name} reads {key}, which the script has set by then", name)
 
     def _check(self, fds: set[tuple[str, str]], name: str) -> None:
         import _thread
