@@ -253,6 +253,21 @@ def test_imports_after_the_script_set_a_variable_are_its_own(ranks: Ranks) -> No
     assert "THE_HOME" in ranks.told[0]["why"] and ranks.told[0]["ready"]
 
 
+def test_what_a_compiler_sets_for_itself_keeps_no_import_back(ranks: Ranks) -> None:
+    ranks.package("plain", "import decimal")
+    ranks.package("last", "")
+    ranks.package("reader", "import os\nHOME = os.environ.get('TRITON_CACHE_DIR')")
+    ranks.script(
+        "import sys, os\nbefore = ['decimal' in sys.modules, 'reader' in sys.modules, 'colorsys' in sys.modules]\n"
+        "os.environ['TRITON_CACHE_DIR'] = 'there'\nimport plain, reader, colorsys, last\nprint(reader.HOME, *before)"
+    )
+    assert asyncio.run(ranks.both()) == 0
+    assert ranks.log(2) == "there True False True\n"
+    assert ranks.told[0] | {"seconds": 0, "modules": 0, "bytes": 0} == {
+        "op": "warm", "local": 0, "ready": True, "why": "", "seconds": 0, "modules": 0, "bytes": 0
+    }  # fmt: skip
+
+
 def test_a_variable_that_was_read_may_not_be_another_one(ranks: Ranks) -> None:
     ranks.package("reader", "import os\nRANK = os.environ['MASTER_PORT']")
     ranks.script("import reader, colorsys\nprint(reader.RANK)")
