@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -78,6 +79,15 @@ def test_all_that_never_joined_are_named_with_what_they_missed() -> None:
         (True, 1, "never joined"),
         (False, 998, "joined"),
     ]
+
+
+def test_tens_of_thousands_of_ranks_are_judged_in_a_moment_wherever_they_stand() -> None:
+    """Seconds of a processor, so that other load does not count: about 0.2; by comparing each with all it took 8."""
+    here, there = waits(), look("R", "f (x.py:1)")
+    looks = {r: here if r % 2 else there for r in range(32_000)}
+    began = time.process_time()
+    assert len(named(looks)) == 16_000
+    assert time.process_time() - began < 2
 
 
 def test_one_in_another_collective_is_named_and_nobody_where_two_halves_differ() -> None:

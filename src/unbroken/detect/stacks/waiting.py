@@ -7,7 +7,7 @@ from ever joining, then by who is not in a collective, then by who is in another
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ...progress import Phase
@@ -74,9 +74,10 @@ def explain_hang(
     the collective that each missed: where they name any, they are right and stacks only say what these do."""
     ranks = sorted({*processes, *(r for r, s in steps.items() if s.finished)})
     at = {r: steps.get(r, RankStep()) for r in ranks}
-    standing = {r: find_standing(r, processes.get(r), at[r].phase, at[r].finished) for r in ranks}
+    standing = _find_standings(ranks, processes, at)
     odd, why = _find_odd(standing, at, missing or {})
-    others = [standing[r] for r in ranks if r not in odd and standing[r].doing is Doing.COLLECTIVE]
+    named = set(odd)
+    others = [standing[r] for r in ranks if r not in named and standing[r].doing is Doing.COLLECTIVE]
     missed = _name_missed(others)
     recorded = missing or {}
     culprits = tuple(
@@ -85,7 +86,29 @@ def explain_hang(
         )
         for r in odd
     )
-    return HangPicture(culprits, _group(standing, processes, at, set(odd)), why)
+    return HangPicture(culprits, _group(standing, processes, at, named), why)
+
+
+def _find_standings(
+    ranks: Sequence[int], processes: Mapping[int, ProcessInfo], at: Mapping[int, RankStep]
+) -> dict[int, Standing]:
+    """What each rank is doing. Most of tens of thousands stand in the same place: what is the same is found once."""
+    known: dict[tuple[object, ...], Standing] = {}
+    found = {}
+    for rank in ranks:
+        process, step = processes.get(rank), at[rank]
+        if process is None:
+            found[rank] = find_standing(rank, None, step.phase, step.finished)
+            continue
+        place = (
+            process.state, process.wchan, process.frames, process.site, process.gil, process.busy, process.children,
+            step.phase, step.finished,
+        )  # fmt: skip
+        same = known.get(place)
+        if same is None:
+            same = known[place] = find_standing(rank, process, step.phase, step.finished)
+        found[rank] = Standing(rank, same.doing, same.op, same.site, same.detail)
+    return found
 
 
 def _find_odd(
@@ -97,7 +120,7 @@ def _find_odd(
     joined = [r for r, s in standing.items() if s.doing is Doing.COLLECTIVE]
     stuck = [r for r, s in standing.items() if s.doing in _STUCK]
     known = [r for r, s in standing.items() if s.doing not in (Doing.UNKNOWN, Doing.FINISHED)]
-    away = [r for r in known if r not in joined]
+    away = [r for r in known if standing[r].doing is not Doing.COLLECTIVE]
     if joined and away:
         return tuple(away), f"{len(joined)} ranks wait in a collective, and these have not joined it"
     if stuck:
@@ -117,7 +140,9 @@ def _find_odd(
         return (), "all have joined the same collective: see the network, or a device"
     if behind:
         return behind, "these are behind"
-    odd = _find_minority({r: (str(s.doing), s.site, 0) for r, s in standing.items() if r in known and s.site})
+    odd = _find_minority(
+        {r: (str(standing[r].doing), standing[r].site, 0) for r in known if standing[r].site}
+    )
     return (
         odd,
         "these stand elsewhere than the rest" if odd else "nobody is in a collective, and nobody stands out",

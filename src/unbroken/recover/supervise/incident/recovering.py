@@ -79,7 +79,9 @@ class Recovering:
             nodes={n: end.value for n, end in outcome.nodes.items()},
         )  # fmt: skip
         incident.phases["detect"] = max(0.0, detected - incident.last_sign)
-        hang = describe_hang(attempt, outcome, self._run_dir.evidence(incident.number))
+        # What grows with the ranks, or asks the file system for each of them, must not keep agents from their leases.
+        evidence = self._run_dir.evidence(incident.number)
+        hang = await asyncio.to_thread(describe_hang, attempt, outcome, evidence)
         stop_began = self._clock.monotonic()
         silent = await self._fencing.end_attempt(attempt, outcome)
         diagnose_began = self._clock.monotonic()
@@ -95,7 +97,8 @@ class Recovering:
         )
         await self._keep_facts(attempt.number, facts)
         await self._fleet.gather_logs(attempt.nodes)
-        verdict = await self._diagnose(logs_of(self._run_dir, attempt), facts)
+        logs = await asyncio.to_thread(logs_of, self._run_dir, attempt)
+        verdict = await self._diagnose(logs, facts)
         incident.phases["diagnose"] = self._clock.monotonic() - diagnose_began
         decision = await self._decide(incident, verdict, facts, attempt)
         self._view.incident(incident, self._clock.monotonic() - began)

@@ -195,7 +195,7 @@ class Watching:
         found: dict[int, ProcessInfo] = {}
         for n, answer in answers.items():
             found |= stacks.read_processes(answer, ranks[n])
-        picture = explain(attempt, found)
+        picture = await asyncio.to_thread(explain, attempt, found)
         odd = [c.rank for c in picture.culprits][: stacks.MOST_TEXTS]
         chosen = stacks.choose(found) | {*odd}
         wanted = {
