@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from unbroken.cli.demo import _MARK
 from unbroken.cli.main import dispatch
+from unbroken.cli.runs.demo import _MARK
 from unbroken.progress import RunDir
 from unbroken.testing.faults import RunFaults
 
@@ -93,7 +93,7 @@ def test_the_bug_of_the_demo_is_where_the_trainer_looks(monkeypatch: pytest.Monk
 
 def test_the_table_names_a_verdict_as_the_page_does() -> None:
     """A kill that no log explains is "Killed" on the page and was "Unknown" here."""
-    from unbroken.cli.demo import _table
+    from unbroken.cli.runs.demo import _table
     from unbroken.progress.records.verdict import KILLED, UNKNOWN, Outcome, Verdict
     from unbroken.testing.scenario import InjectedFault, Scenario
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from unbroken.cli.doctor import examine
+from unbroken.cli.cluster.doctor import examine
 from unbroken.cli.main import dispatch
 from unbroken.cluster.holding.cgroups import Cgroups
 from unbroken.cluster.local_events import LocalCluster

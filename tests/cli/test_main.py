@@ -70,11 +70,14 @@ def test_commands_and_files_are_the_same() -> None:
     """A command without a file is not offered; a file without a line of help is a mistake."""
     folder = cli.__file__.rsplit("/", 1)[0]
     files = {p.stem for p in Path(folder).glob("*.py")} - {"__init__", "main"}
-    files |= {p.name for p in Path(folder).iterdir() if (p / "__init__.py").exists()}
+    files |= {p.name for p in Path(folder).iterdir() if (p / "__init__.py").exists()} - {*cli.FOLDERS}
+    for name, commands in cli.FOLDERS.items():
+        assert {p.stem for p in Path(folder, name).glob("*.py")} - {"__init__"} == {*commands}
+        files |= {*commands}
     private = {f for f in files if f.startswith("_")}
     assert files - private == set(cli.available())
     for name in cli.available():
-        assert hasattr(importlib.import_module(f"unbroken.cli.{name}"), "app")
+        assert hasattr(importlib.import_module(cli.name_module(name)), "app")
 
 
 @pytest.fixture

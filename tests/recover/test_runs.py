@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from unbroken.cli import logs, ls
+from unbroken.cli import logs
 from unbroken.cli.main import dispatch
+from unbroken.cli.runs import ls
 from unbroken.errors import InputError
 from unbroken.progress import RunDir
 from unbroken.progress.journal import JournalWriter

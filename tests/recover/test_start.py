@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.run_folder import RunFolder
-from unbroken.cli.run import _default_name
+from unbroken.cli.runs.run import _default_name
 from unbroken.errors import DoesNotFit, InputError, RunDirMismatch, UsageError
 from unbroken.progress import Budgets, ClusterChoice, RunDir, Timeouts, read_spec, write_spec
 from unbroken.recover.node.checks.command import check_command

@@ -17,7 +17,7 @@ import pytest
 
 from tests.support.run_folder import RunFolder
 from unbroken.cli.main import dispatch
-from unbroken.cli.status import screen
+from unbroken.cli.runs.status import screen
 from unbroken.errors import InputError
 from unbroken.progress import RunDir
 from unbroken.status import gather, read_status

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from tests.support.keepers import until
-from unbroken.cli.rehearse import rehearse as rehearse_command
+from unbroken.cli.runs.rehearse import rehearse as rehearse_command
 from unbroken.errors import UsageError
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -1,6 +1,6 @@
 """Finds the command, imports its file alone, and turns errors into one paragraph and an exit code.
 
-Each file of this folder holds `app`, a `typer.Typer`. A command that needs torch, DuckDB or a harness
+Each file or folder of a command holds `app`, a `typer.Typer`. A command that needs torch, DuckDB or a harness
 imports it inside the function that uses it, so that `unbroken --help` answers at once.
 """
 
@@ -38,10 +38,22 @@ COMMANDS: dict[str, str] = {
     "doctor": "Check what this machine can do for unbroken, and what is missing",
 }
 
+FOLDERS = {
+    "runs": ("run", "rehearse", "status", "ls", "report", "demo"),
+    "cluster": ("nodes", "agent", "check", "doctor"),
+}
+"""Commands of one kind lie together; the others beside this file."""
+
+
+def name_module(command: str) -> str:
+    """Where a command lies."""
+    folder = next((f"{f}." for f, names in FOLDERS.items() if command in names), "")
+    return f"unbroken.cli.{folder}{command}"
+
 
 def available() -> dict[str, str]:
     """The commands whose file is there, with their one-line help."""
-    return {n: h for n, h in COMMANDS.items() if importlib.util.find_spec(f"unbroken.cli.{n}")}
+    return {n: h for n, h in COMMANDS.items() if importlib.util.find_spec(name_module(n))}
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -75,7 +87,7 @@ def _dispatch(args: list[str]) -> int:
         print(f"unbroken: {text}", file=sys.stderr)
         return UsageError.exit_code
     try:
-        module = importlib.import_module(f"unbroken.cli.{name}")
+        module = importlib.import_module(name_module(name))
         code = module.app(args=rest, prog_name=f"unbroken {name}", standalone_mode=True)
         return code if isinstance(code, int) else Exit.OK
     except SystemExit as e:

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..errors import Exit
+from ...errors import Exit
 
 if TYPE_CHECKING:
-    from ..detect.node import CheckResult
-    from ..detect.node.whole import NodeReport
+    from ...detect.node import CheckResult
+    from ...detect.node.whole import NodeReport
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -50,8 +50,8 @@ def check(
     Exit code 0: nothing bad was found, which is not the same as healthy: what could not be read is told as not checked. 26: something
     is bad. As root it runs nothing that others can write, and refuses a PYTHONPATH.
     """
-    from ..detect.node.trusted import refuse_as_root
-    from ..detect.node.whole import check_this_node
+    from ...detect.node.trusted import refuse_as_root
+    from ...detect.node.whole import check_this_node
 
     if nodes:
         _check_nodes(nodes, cluster, full, interface or (), folder or (), within, json_out)
@@ -76,7 +76,7 @@ def _check_nodes(
     json_out: bool,
 ) -> None:
     """Each node says of itself what it finds; what differs from the other nodes is added."""
-    from ..detect.node import CheckResult, State, compare_versions
+    from ...detect.node import CheckResult, State, compare_versions
 
     reports = asyncio.run(_ask_nodes(count, cluster, full, interfaces, folders, within))
     versions = {n: r.versions for n, r in reports.items() if not isinstance(r, str)}
@@ -118,10 +118,10 @@ async def _ask_nodes(
     count: int, cluster: str, full: bool, interfaces: Sequence[str], folders: Sequence[Path], within: float
 ) -> dict[str, NodeReport | str]:
     """By node its report, or why there is none."""
-    from ..cluster.contract import AgentCommand, Request
-    from ..cluster.once import run_once
-    from ..cluster.options import parse_choice
-    from ..cluster.registry import make_cluster
+    from ...cluster.contract import AgentCommand, Request
+    from ...cluster.once import run_once
+    from ...cluster.options import parse_choice
+    from ...cluster.registry import make_cluster
 
     choice = parse_choice(cluster)
     arguments = [
@@ -150,8 +150,8 @@ async def _ask_nodes(
 
 def _read(text: str) -> NodeReport | str:
     """The report in what a node printed, or its error; "" where there is neither."""
-    from ..detect.node.__main__ import MARK
-    from ..detect.node.whole import NodeReport
+    from ...detect.node.__main__ import MARK
+    from ...detect.node.whole import NodeReport
 
     for line in reversed(text.splitlines()):
         if MARK not in line:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..errors import InputError, RunError, UsageError
+from ...errors import InputError, RunError, UsageError
 
 if TYPE_CHECKING:
-    from ..link.tls import Identity
+    from ...link.tls import Identity
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -36,7 +36,7 @@ def agent(
     Who has the file may run anything here as you, as with a key for ssh. Runs go on when this process ends; a supervisor
     connects again once it is back.
     """
-    from ..link.tls import Identity
+    from ...link.tls import Identity
 
     if make:
         _make(identity)
@@ -48,7 +48,7 @@ def agent(
                          hint=f"Make one once, and copy it to every host: unbroken agent --identity {identity} --make")  # fmt: skip
     ours = Identity.read(identity)
     if interface:
-        from ..cluster.survey import find_address
+        from ...cluster.survey import find_address
 
         listen = find_address(interface)
     with contextlib.suppress(asyncio.CancelledError):
@@ -56,7 +56,7 @@ def agent(
 
 
 def _make(path: Path) -> None:
-    from ..link.tls import Identity
+    from ...link.tls import Identity
 
     if path.exists():
         raise UsageError("there is one already: who has it would be shut out", where=str(path),
@@ -68,7 +68,7 @@ def _make(path: Path) -> None:
 
 
 async def _wait(identity: Identity, listen: str, port: int) -> None:
-    from ..cluster.hosts.waiting import wait
+    from ...cluster.hosts.waiting import wait
 
     task = asyncio.current_task()
     assert task is not None

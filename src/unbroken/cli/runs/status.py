@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from ..status.run_status import NodeStatus, RunStatus
+    from ...status.run_status import NodeStatus, RunStatus
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 _INCIDENTS = 5
@@ -27,8 +27,8 @@ def status(
 
     Only reads, and works at any moment. Exit codes: 0 told, 3 the folder is no run directory.
     """
-    from ..progress import RunDir
-    from ..status import read_status
+    from ...progress import RunDir
+    from ...status import read_status
 
     told = read_status(RunDir(run_dir))
     print(json.dumps(told.as_json()) if json_out else screen(told))
@@ -36,8 +36,8 @@ def status(
 
 def screen(s: RunStatus) -> str:
     """The screen as text, at most about 30 lines."""
-    from ..status.data import seconds_text
-    from ..status.page import STATUS_TEXT, clock, node_list, when_text
+    from ...status.data import seconds_text
+    from ...status.page import STATUS_TEXT, clock, node_list, when_text
 
     lines: list[tuple[str, str]] = [("run", s.run_dir + (f"  ({s.run_id})" if s.run_id else ""))]
     state = STATUS_TEXT.get(s.status, "its supervisor is on another host")

@@ -12,8 +12,8 @@ from typing import Annotated, Any
 
 import typer
 
-from ..errors import InputError, UsageError
-from ..units import Duration
+from ...errors import InputError, UsageError
+from ...units import Duration
 
 app = typer.Typer(
     add_completion=False,
@@ -30,8 +30,8 @@ Owner = Annotated[
 
 def _open(cluster: str) -> Any:
     """The nodes of a cluster that can list them without a run. Raises UsageError, UnknownKey."""
-    from ..cluster.options import make_options, parse_choice
-    from ..cluster.registry import find_cluster, names
+    from ...cluster.options import make_options, parse_choice
+    from ...cluster.registry import find_cluster, names
 
     choice = parse_choice(cluster)
     kind = find_cluster(choice.name)
@@ -88,8 +88,8 @@ def history(
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
 ) -> None:
     """Shows what is held against each node and GPU over all runs of a site, the worst first; what is old counts for less."""
-    from ..recover.site.history import AVOID_AT, find_lemons
-    from ..recover.site.store import SiteHistory
+    from ...recover.site.history import AVOID_AT, find_lemons
+    from ...recover.site.store import SiteHistory
 
     if not folder.is_dir():
         raise InputError("there is no such folder", where=str(folder), hint="Name the policy's `history`")
@@ -127,7 +127,7 @@ def spares(
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
 ) -> None:
     """Advises how many spares a run should have: the fewest that last until failed nodes are replaced, in 99 and 99.9 of 100 cases."""
-    from ..status.effective import advise_spares
+    from ...status.effective import advise_spares
 
     seconds = float(Duration(replace))
     advised = {str(q): advise_spares(nodes, rate, seconds, q, group) for q in (0.99, 0.999)}
@@ -167,7 +167,7 @@ def cordon(
     cluster: Cluster = "slurm",
 ) -> None:
     """Takes a node out of use; what runs there goes on."""
-    from ..cluster.contract import Cordon
+    from ...cluster.contract import Cordon
 
     if not reason.strip():
         raise UsageError("a cordon needs a reason: somebody will ask", hint="Add --reason TEXT")

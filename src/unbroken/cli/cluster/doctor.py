@@ -41,9 +41,9 @@ def doctor(
 
 def examine() -> list[Finding]:
     """What was found, in the order of the screen."""
-    from ..detect.stacks.collecting import find_py_spy
-    from ..machine import available_memory, usable_cpus
-    from ..units import Bytes
+    from ...detect.stacks.collecting import find_py_spy
+    from ...machine import available_memory, usable_cpus
+    from ...units import Bytes
 
     stacks = find_py_spy()
     memory = available_memory()
@@ -61,8 +61,8 @@ def examine() -> list[Finding]:
 
 def _ownership() -> Finding:
     """How the processes of a run started here would be held."""
-    from ..cluster import Kind
-    from ..cluster.local_events import LocalCluster
+    from ...cluster import Kind
+    from ...cluster.local_events import LocalCluster
 
     cluster = LocalCluster(f"doctor{secrets.token_hex(4)}")
     text = cluster.describe_holding()
@@ -72,7 +72,7 @@ def _ownership() -> Finding:
 
 
 def _kernel_log() -> Finding:
-    from ..recover.node.ranks.kernel_log import killed_for_memory
+    from ...recover.node.ranks.kernel_log import killed_for_memory
 
     if killed_for_memory(0) is None:
         return Finding(
@@ -108,7 +108,7 @@ def _bytecode() -> Finding:
 
 
 def _gpus() -> Finding:
-    from ..detect.node.whole import open_nvml
+    from ...detect.node.whole import open_nvml
 
     nvml, why = open_nvml()
     if nvml is None:
@@ -138,7 +138,7 @@ def _ptrace() -> Finding:
 def _memlock() -> Finding:
     import resource
 
-    from ..units import Bytes
+    from ...units import Bytes
 
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     least = 1 << 30
@@ -150,8 +150,8 @@ def _memlock() -> Finding:
 
 
 def _clock() -> Finding:
-    from ..detect.node.clock import check_clock
-    from ..detect.node.result import State
+    from ...detect.node.clock import check_clock
+    from ...detect.node.result import State
 
     found = check_clock()
     good = found.state is State.GOOD
@@ -164,8 +164,8 @@ def _clock() -> Finding:
 
 
 def _shared_memory() -> Finding:
-    from ..detect.node.files import check_shared_memory
-    from ..detect.node.result import State
+    from ...detect.node.files import check_shared_memory
+    from ...detect.node.result import State
 
     found = check_shared_memory()
     hint = (

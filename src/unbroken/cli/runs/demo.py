@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..errors import RunError, RunInterrupted, StorageError, UsageError
-from ..units import Duration
+from ...errors import RunError, RunInterrupted, StorageError, UsageError
+from ...units import Duration
 
 if TYPE_CHECKING:
-    from ..testing.scenario import Scenario
+    from ...testing.scenario import Scenario
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 _MARK = ".unbroken-demo"
@@ -46,9 +46,9 @@ def demo(
     script. Exit code 0 only if the final loss is bit-identical, the run came back each time, the bug stopped it at
     once, and nothing is left behind; 11 stopped on request.
     """
-    from ..progress import RunDir
-    from ..status import write_report
-    from ..testing.scenario import ScenarioSize, tell
+    from ...progress import RunDir
+    from ...status import write_report
+    from ...testing.scenario import ScenarioSize, tell
 
     out = sys.stderr if json_out else sys.stdout
 
@@ -111,7 +111,7 @@ def _empty(folder: Path) -> None:
 
 def _name(verdict: dict[str, Any]) -> str:
     """What the run's own page calls it; "?" where there is none."""
-    from ..progress.records.verdict import Verdict
+    from ...progress.records.verdict import Verdict
 
     return Verdict.from_json(verdict).title if verdict else "?"
 

@@ -24,8 +24,8 @@ def report(
     Works at any moment, also while the run goes on and where parts of its folder are damaged. The page needs no
     network. Exit codes: 0 written, 3 the folder is no run directory, 34 the page cannot be written.
     """
-    from ..progress import RunDir
-    from ..status import gather, report_json, write_report
+    from ...progress import RunDir
+    from ...status import gather, report_json, write_report
 
     folder = RunDir(run_dir)
     told = gather(folder)

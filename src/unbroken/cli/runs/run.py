@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from ..errors import NoCheckpoint, RunInterrupted, UsageError
-from ..units import Bytes, Duration
+from ...errors import NoCheckpoint, RunInterrupted, UsageError
+from ...units import Bytes, Duration
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 _SIZE = ("nodes", "nproc", "spares")
@@ -179,11 +179,11 @@ def run(
     on request (give the same command to go on), 12 and 13 the run directory is another's or in use, 14 it does
     not fit on this machine.
     """
-    from ..cluster.options import parse_choice
-    from ..progress import RunDir, Timeouts, read_policy
-    from ..recover.node.checks.command import check_words
-    from ..recover.start import amend_running, make_spec, run_supervised
-    from ..recover.submit import submit
+    from ...cluster.options import parse_choice
+    from ...progress import RunDir, Timeouts, read_policy
+    from ...recover.node.checks.command import check_words
+    from ...recover.start import amend_running, make_spec, run_supervised
+    from ...recover.submit import submit
 
     words = command or []
     check_words(words)
@@ -233,7 +233,7 @@ def run(
 
 def _keep_size(ctx: typer.Context, folder: Path, *given: int) -> tuple[int, ...]:
     """Nodes, ranks and spares of the run, where the command line does not say others."""
-    from ..progress import RunDir, read_spec
+    from ...progress import RunDir, read_spec
 
     path = RunDir(folder).spec
     if not path.exists():
@@ -246,8 +246,8 @@ def _keep_size(ctx: typer.Context, folder: Path, *given: int) -> tuple[int, ...]
 
 def _find_step(run: str, step: int) -> str:
     """The checkpoint of this step among those of a run. Raises UsageError, InputError, NoCheckpoint."""
-    from ..progress import RunDir
-    from ..status import gather
+    from ...progress import RunDir
+    from ...status import gather
 
     if not run or "://" in run:
         raise UsageError(
@@ -274,7 +274,7 @@ def _absolute(place: str) -> str:
 
 def _default_name(words: list[str]) -> str:
     """`train` for train.py, `pkg-train` for -m pkg.train, else the program's name."""
-    from ..recover.node.checks.command import python_script
+    from ...recover.node.checks.command import python_script
 
     if words[0] == "-m":
         return words[1].replace(".", "-")

@@ -12,8 +12,8 @@ from typing import Annotated
 
 import typer
 
-from ..errors import Exit, RunInterrupted, UsageError
-from ..units import Duration
+from ...errors import Exit, RunInterrupted, UsageError
+from ...units import Duration
 
 LAUNCHERS = (
     "unbroken", "torch.distributed.run", "torch.distributed.launch", "torchrun", "accelerate", "accelerate.commands.launch",
@@ -46,9 +46,9 @@ def rehearse(
     optimizer, the scheduler, a tensor by its name. The script needs no change. Nothing of the present folder is
     written to: where the script is told a folder for its output, write {dir}. Exit codes: 0 exact, 24 not exact.
     """
-    from ..rehearse.launch import Plain, Supervised
-    from ..rehearse.rehearsal import Rehearsal
-    from ..rehearse.report import lines
+    from ...rehearse.launch import Plain, Supervised
+    from ...rehearse.rehearsal import Rehearsal
+    from ...rehearse.report import lines
 
     words = tuple(command or ())
     if not words or not (words[0] == "-m" or words[0].endswith(".py")):

@@ -33,10 +33,10 @@ def ls(
 
     Only reads. Exit codes: 0 listed, also where there is none, 3 a folder is not there.
     """
-    from ..status.page import STATUS_TEXT
-    from ..status.runs import find_runs, summarize_run
-    from ..units import Duration
-    from .checkpoint.listing import columns
+    from ...status.page import STATUS_TEXT
+    from ...status.runs import find_runs, summarize_run
+    from ...units import Duration
+    from ..checkpoint.listing import columns
 
     places = folders or [Path("runs") if Path("runs").is_dir() else Path()]
     now = time.time()

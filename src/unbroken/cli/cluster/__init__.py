@@ -1,0 +1,1 @@
+"""Commands about the machines below: their nodes, what each can do, whether it is fit."""

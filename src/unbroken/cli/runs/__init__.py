@@ -1,0 +1,1 @@
+"""Commands about runs: start one, look at it, see what it survives."""
