@@ -24,6 +24,8 @@ FROM_SUPERVISOR = 64 << 20
 """Bytes of one message of the supervisor, whom an agent has asked for a proof: where to restore from, for 100,000 ranks."""
 PENDING = 1024
 """Messages of one link that are being handled at a time."""
+IN_ONE_GO = 2
+"""Messages of one link that are taken before the others have their turn: their leases wait for that."""
 _log = logging.getLogger(__name__)
 
 
@@ -128,6 +130,7 @@ class Link:
 
     async def serve(self) -> None:
         """Reads until the other side is gone; then every waiting call raises LinkClosed."""
+        taken = 0
         try:
             while (body := await self._body()) is not None:
                 try:
@@ -144,6 +147,9 @@ class Link:
                         waiting.set_result(message)
                     continue
                 if "id" not in message and self._read_news(message):
+                    taken += 1
+                    if taken % IN_ONE_GO == 0:
+                        await asyncio.sleep(0)
                     continue
                 if len(self._tasks) >= PENDING:
                     raise Malformed(f"{PENDING} messages of this link are being handled already")

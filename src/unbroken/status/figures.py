@@ -156,7 +156,7 @@ def _nodes_to_show(report: RunReport) -> tuple[list[str], str]:
         return list(report.nodes), ""
     told = dict.fromkeys(n for i in report.incidents for n in (i.node, *i.nodes) if n)
     told.update(dict.fromkeys(str(e["node"]) for e in report.events if e["kind"] in ("lost", "cordon")))
-    first = report.attempts[0].slots
+    first = set(report.attempts[0].slots)
     changed = dict.fromkeys(n for a in report.attempts for n in a.slots if n not in first)
     chosen = list(dict.fromkeys([*told, *changed, *report.nodes]))[:_MAX_NODES]
     hidden = len(report.nodes) - len(chosen)

@@ -241,11 +241,12 @@ def _nodes(report: RunReport, counts: Mapping[str, Counter[str]] | None) -> list
     nproc = report.spec.nproc if report.spec else 1
     going = last is not None and last.ended is None and report.status == "running"
     stepping = last is not None and bool(_tail(report.run_dir.steps(last.number)))
+    places = {name: slot for slot, name in reversed([*enumerate(last.slots if last else ())])}
     found = []
     for name in report.nodes:
         doing = out.get(name)
-        if doing is None and last is not None and name in last.slots:
-            slot = last.slots.index(name)
+        if doing is None and name in places:
+            slot = places[name]
             low, high = slot * nproc, slot * nproc + nproc - 1
             ranks = f"rank {low}" if low == high else f"ranks {low}–{high}"
             doing = f"{'training' if stepping else 'starting'}, {ranks}" if going else f"had {ranks}"

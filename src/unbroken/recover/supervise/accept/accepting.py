@@ -7,6 +7,7 @@ it is the same snapshot byte for byte, and the next start takes it into the seal
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -26,7 +27,10 @@ _LAST_S = 60.0
 
 
 class Accepting:
-    """Seals attempts, and lists what they left."""
+    """Seals attempts, and lists what they left.
+
+    What keepers hold is put together in threads: it grows with the ranks, and the loop has leases to renew.
+    """
 
     def __init__(
         self,
@@ -107,18 +111,23 @@ class Accepting:
     async def list_in_memory(self) -> list[Last]:
         """The snapshots that are whole in the keepers' memory, the newest first."""
         held = await self._keepers.list_snapshots(self._fleet.up(), _INVENTORY_S)
-        return find_whole(self._of_this_size(held), self.map_ranks(self._state.slots))
+        ranks = self.map_ranks(self._state.slots)
+        return await asyncio.to_thread(find_whole, self._of_this_size(held), ranks)
 
-    def find_left_behind(self, slots: Sequence[str], inventories: Inventories) -> Last | None:
+    async def find_left_behind(self, slots: Sequence[str], inventories: Inventories) -> Last | None:
         """What goes with the nodes that are left, where these go on: see the function of that name."""
         ranks = self.map_ranks(self._state.slots)
-        return find_left_behind(self._of_this_size(inventories), ranks, slots, self._state)
+        held = self._of_this_size(inventories)
+        if not held.keys() - {*slots}:
+            return None  # nobody is left
+        return await asyncio.to_thread(find_left_behind, held, ranks, slots, self._state)
 
-    def list_candidates(self, slots: Sequence[str], inventories: Inventories) -> list[CandidateMessage]:
+    async def list_candidates(self, slots: Sequence[str], inventories: Inventories) -> list[CandidateMessage]:
         """What an attempt on these nodes may restore from, newest first."""
         places = {n: self._place.of(n) for n in self._state.places}
-        found = candidates(
-            self._state.seals,
+        found = await asyncio.to_thread(
+            candidates,
+            dict(self._state.seals),
             self._of_this_size(inventories),
             self.map_ranks(slots),
             brought=self._place.brought(),
@@ -161,7 +170,8 @@ def find_left_behind(
     best = find_newest(inventories)
     if best is None or (best.step, best.attempt) in state.durable:
         return None
-    near = find_newest({n: held for n, held in inventories.items() if n in slots})
+    staying = set(slots)
+    near = find_newest({n: held for n, held in inventories.items() if n in staying})
     return None if near is not None and (near.attempt, near.step) == (best.attempt, best.step) else best
 
 

@@ -107,7 +107,8 @@ class Fencing:
     async def check_cleared(self, slots: Sequence[str]) -> None:
         """Takes what the agents of these nodes said, when they came, of the ranks before."""
         state = self._recorder.state
-        for name in dict.fromkeys(n for n in slots if n in state.slots) if state.attempt else ():
+        before = set(state.slots) if state.attempt else set()
+        for name in dict.fromkeys(n for n in slots if n in before):
             if await self._note_reboot(name):
                 continue
             node = self._fleet.nodes[name]

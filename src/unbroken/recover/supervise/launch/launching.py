@@ -149,16 +149,17 @@ class Launching:
             return None
         number = await self._place.take()
         held = await self._keepers.list_snapshots(self._fleet.up())
-        if (behind := self._accepting.find_left_behind(slots, held)) is not None:
+        if (behind := await self._accepting.find_left_behind(slots, held)) is not None:
             await self._save_behind(slots, behind)
-        candidates = self._accepting.list_candidates(slots, held)
+        candidates = await self._accepting.list_candidates(slots, held)
         if not await self._fencing.wait_for_proof(accepted=bool(candidates)):
             return None
         return slots, number, candidates
 
     async def _save_behind(self, slots: tuple[str, ...], behind: Last) -> None:
         """Makes a snapshot durable of which nodes that are left have a part: ranks fetch from each other's nodes alone."""
-        away = [n for n in behind.shares if n not in slots]
+        staying = set(slots)
+        away = [n for n in behind.shares if n not in staying]
         self._view.say(
             f"saving step {behind.step} first: {', '.join(away)} is left, which alone has a part of it"
         )
@@ -172,7 +173,8 @@ class Launching:
         command = self._amending.command
         fresh = [n for n in slots if (n, command) not in self._checked]
         if not self._state.attempt:  # spares too, while there is time to do something about them
-            fresh += [n for n in self._fleet.up() if n not in slots]
+            training = set(slots)
+            fresh += [n for n in self._fleet.up() if n not in training]
         for name, answer in (
             await self._fleet.ask_all(fresh, "check", command=list(command), cwd=self._cwd)
         ).items():
@@ -285,7 +287,7 @@ class Launching:
             self._fleet.give_up(name)  # also what a supervisor before this one gave up
         usable = [n for n in self._fleet.nodes if n not in state.lost and n not in state.cordoned]
         gone = [n for n in usable if not self._fleet.nodes[n].usable]
-        missing = await self._fleet.bring_up([n for n in usable if n not in gone])
+        missing = await self._fleet.bring_up([n for n in usable if self._fleet.nodes[n].usable])
         for name in [*gone, *missing]:
             await self._fencing.lose(name, self._fleet.nodes[name].gone or "its agent did not come up")
 
@@ -370,7 +372,7 @@ class Launching:
             return
         if not agreed and self._place.refusal is None:
             return  # started again under a number that is free there
-        candidates = self._accepting.list_candidates(
+        candidates = await self._accepting.list_candidates(
             attempt.slots, await self._keepers.list_snapshots(attempt.nodes)
         )
         requests = self._make_announcements(attempt, candidates)

@@ -361,16 +361,18 @@ class Fleet:
 
     def find_free(self, slots: Collection[str], gone: Collection[str]) -> list[str]:
         """Nodes that could take another one's place now: none that trains, and none that is `gone` or out of use."""
+        taken = frozenset(slots)
         return [
             n for n, node in self.nodes.items()
-            if n not in slots and n not in gone and self._answers(node) and node.preempted is None
+            if n not in taken and n not in gone and self._answers(node) and node.preempted is None
         ]  # fmt: skip
 
     def find_returned(self, slots: Collection[str]) -> list[str]:
         """Nodes that were given up, and of which the cluster has said since that they can be used again."""
+        taken = frozenset(slots)
         return [
             n for n, node in self.nodes.items()
-            if n not in slots and node.returned and node.usable and not node.unreachable and node.preempted is None
+            if n not in taken and node.returned and node.usable and not node.unreachable and node.preempted is None
         ]  # fmt: skip
 
     async def wait_for_returned(self, slots: Collection[str], out: Collection[str]) -> str:

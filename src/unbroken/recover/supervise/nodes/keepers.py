@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -35,7 +36,7 @@ class Keepers:
         """What each of these holds; those that do not answer are left out."""
         request = {"op": "inventory", "runs": True}
         answers = await self._fleet.ask_all(names, "keeper", request=request, timeout=timeout)
-        return {n: _read_inventory(a) for n, a in answers.items()}
+        return await asyncio.to_thread(_read_inventories, answers)
 
     async def announce(self, requests: Mapping[str, Message]) -> None:
         """Tells each keeper of an attempt, as far as it answers."""
@@ -80,10 +81,12 @@ class Keepers:
         """Asks what they hold: what they told while nobody listened must not stay unknown."""
         done = -1
         inventories = await self.list_snapshots(attempt.nodes)
-        entries = [e for held in inventories.values() for e in held if e["attempt"] == attempt.number]
-        for e in sorted(entries, key=lambda e: e["step"]):
-            if attempt.tracker.on_host(e["step"], [e["rank"]]):
-                done = e["step"]
+        ranks: dict[int, list[int]] = {}
+        for e in (e for held in inventories.values() for e in held if e["attempt"] == attempt.number):
+            ranks.setdefault(e["step"], []).append(e["rank"])
+        for step in sorted(ranks):
+            if attempt.tracker.on_host(step, ranks[step]):
+                done = step
         if done >= 0:
             self.tell_complete(attempt.number, done)
 
@@ -91,6 +94,11 @@ class Keepers:
         """Continues keepers that somebody stopped; {node: process} of those."""
         answers = await self._fleet.ask_all(names, "wake", timeout=_WAKE_S)
         return {n: int(a["woken"]) for n, a in answers.items() if a.get("woken")}
+
+
+def _read_inventories(answers: Mapping[str, Message]) -> Inventories:
+    """What each keeper holds; in a thread, since there is an entry for each rank and snapshot."""
+    return {n: _read_inventory(a) for n, a in answers.items()}
 
 
 def _read_inventory(answer: Message) -> list[dict[str, Any]]:
