@@ -113,3 +113,9 @@ def test_shots_and_generation_settings_of_every_task() -> None:
         suite_of("plain:b", "", None, None, ["top_p=0.9"])
     with pytest.raises(UsageError, match="--gen x"):
         suite_of("plain:b", "", None, None, ["x"])
+    (c,) = suite_of("lm_eval:a", "", None, None, ["temperature=0.7"], 4).tasks
+    assert c.options == {"samples": 4, "gen_kwargs": {"do_sample": True, "temperature": 0.7}}
+    (d,) = suite_of("plain:b", "", None, None, ["temperature=0.7"], 4).tasks
+    assert d.options == {"samples": 4, "temperature": 0.7}
+    with pytest.raises(UsageError, match="--samples 4: the other"):
+        suite_of("other:b", "", None, None, [], 4)

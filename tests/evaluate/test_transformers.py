@@ -106,6 +106,7 @@ def test_sampling_draws_the_same_for_the_same_prompts(folder: Path) -> None:
     ours.respond(generations())
     assert ours.respond(asked) == first
     assert len(set(map(str, ours.respond(asked * 4)))) > 4, "repeats of a question are drawn again"
+    assert len(set(map(str, ours.respond(asked[:1] * 12)))) > 6, "also where they fill several batches alone"
 
 
 def test_conditions_and_halving(folder: Path) -> None:

@@ -21,7 +21,12 @@ AUTO_BATCH = 128
 
 
 def suite_of(
-    place: str, only: str, limit: float | None, shots: int | None = None, gen: Sequence[str] = ()
+    place: str,
+    only: str,
+    limit: float | None,
+    shots: int | None = None,
+    gen: Sequence[str] = (),
+    samples: int | None = None,
 ) -> Suite:
     """The suite of a command line, with its options applied to every task. Raises UsageError, UnknownTask, InputError."""
     from ...errors import UnknownTask
@@ -62,7 +67,24 @@ def suite_of(
     if gen:
         settings = _pairs(gen, "--gen")
         suite = replace(suite, tasks=tuple(_generating(t, settings) for t in suite.tasks))
+    if samples is not None:
+        suite = replace(suite, tasks=tuple(_asked_often(t, samples) for t in suite.tasks))
     return suite
+
+
+def _asked_often(task: Task, samples: int) -> Task:
+    """The task with so many answers to each prompt. Raises UsageError where its harness knows nothing of that."""
+    if task.harness not in ("lm_eval", "plain"):
+        raise UsageError(
+            f"--samples {samples}: the {task.harness} harness of task '{task.name}' does not take it",
+            hint="--tasks leaves it out",
+        )
+    options = {**task.options, "samples": samples}
+    given = dict(options.get("gen_kwargs") or {})
+    if samples > 1 and float(given.get("temperature") or 0) > 0:
+        # A task that says it is greedy would stay so, whatever the temperature is.
+        options["gen_kwargs"] = {"do_sample": True, **given}
+    return replace(task, options=options)
 
 
 def _generating(task: Task, settings: dict[str, Any]) -> Task:
@@ -72,11 +94,11 @@ def _generating(task: Task, settings: dict[str, Any]) -> Task:
         given = {**dict(task.options.get("gen_kwargs") or {}), **settings}
         return replace(task, options={**task.options, "gen_kwargs": given})
     settings = {"max_tokens" if k == "max_gen_toks" else k: v for k, v in settings.items()}
-    others = sorted(set(settings) - {"max_tokens"})
+    others = sorted(set(settings) - {"max_tokens", "temperature"})
     if task.harness != "plain" or others:
         raise UsageError(
             f"--gen {', '.join(others or settings)}: task '{task.name}' of the {task.harness} harness says that itself",
-            hint="A plain task takes max_tokens; what else it wants stands in its infer.py (--tasks leaves it out)",
+            hint="A plain task takes max_tokens and temperature, where its infer.py says none; what else it wants stands there",
         )
     return replace(task, options={**task.options, **settings})
 
@@ -97,7 +119,7 @@ def _pairs(texts: Sequence[str], what: str) -> dict[str, Any]:
 
 def suite_asked(place: str, asked: Evaluating) -> Suite:
     """`suite_of` a command that evaluates."""
-    return suite_of(place, asked.tasks, asked.limit, asked.shots, asked.gen)
+    return suite_of(place, asked.tasks, asked.limit, asked.shots, asked.gen, asked.samples)
 
 
 def spec_of(model: str, name: str, asked: Evaluating, begun: EvalDir | None = None) -> ModelSpec:

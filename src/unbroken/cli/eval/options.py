@@ -90,3 +90,10 @@ class Evaluating:
     gen: list[str] = typer.Option(
         [], "--gen", help="KEY=VALUE of the generation settings of every task, such as temperature=0.7"
     )
+    samples: int | None = typer.Option(
+        None,
+        "--samples",
+        min=1,
+        help="Answers to each prompt that asks for a text: their mean, pass@k, and what most of them say. They have to be drawn at "
+        "random: --gen temperature=0.8",
+    )

@@ -182,8 +182,12 @@ class TransformersModel(HarnessTokens):
                 places, key=lambda i: (-settings[i]["max_gen_toks"], -lengths[i], str(arguments[i][0]))
             )
             for chunk in self._chunks(order, lengths, [int(s["max_gen_toks"]) for s in settings]):
+                # Of the same question asked again: other draws.
+                first = chunk[0]
+                drawn = settings[first]["do_sample"]
+                again = sum(arguments[i] == arguments[first] for i in range(first)) if drawn else 0
                 texts = self.continue_texts(
-                    [str(arguments[i][0]) for i in chunk], [settings[i] for i in chunk]
+                    [str(arguments[i][0]) for i in chunk], [settings[i] for i in chunk], again
                 )
                 for i, text in zip(chunk, texts, strict=True):
                     out[i] = text
@@ -204,12 +208,15 @@ class TransformersModel(HarnessTokens):
         if chunk:
             yield chunk
 
-    def continue_texts(self, prompts: list[str], settings: Sequence[Mapping[str, Any]]) -> list[str]:
-        """One text per prompt, in one batch; the settings differ in `until` and `max_gen_toks` at most."""
-        return [text for text, _ in self.continue_within(prompts, settings, 0.0)]
+    def continue_texts(
+        self, prompts: list[str], settings: Sequence[Mapping[str, Any]], again: int = 0
+    ) -> list[str]:
+        """One text per prompt, in one batch; the settings differ in `until` and `max_gen_toks` at most. `again`: how often its
+        first question was asked before in other batches: its draws are others each time."""
+        return [text for text, _ in self.continue_within(prompts, settings, 0.0, again)]
 
     def continue_within(
-        self, prompts: list[str], settings: Sequence[Mapping[str, Any]], seconds: float
+        self, prompts: list[str], settings: Sequence[Mapping[str, Any]], seconds: float, again: int = 0
     ) -> list[tuple[str, bool]]:
         """The same for so many seconds at most (0: as long as it takes), and whether each text had not ended by then."""
         given = {k: v for k, v in settings[0].items() if k not in ("max_gen_toks", "until")}
@@ -220,7 +227,8 @@ class TransformersModel(HarnessTokens):
         tokens, mask = self._encode_batch(prompts, room)
         if given.get("do_sample"):
             # The same draws for the same prompts, whichever worker meets them, and when.
-            self.torch.manual_seed(int(digest([prompts, settings[0]])[:12], 16))
+            drawn = [prompts, settings[0], *([again] if again else [])]
+            self.torch.manual_seed(int(digest(drawn)[:12], 16))
         length = given.pop("max_length", tokens.shape[1] + new_tokens)
         if seconds:
             given["max_time"] = seconds

@@ -30,6 +30,8 @@ class Generation:
     prompt: str
     tokens: tuple[int, ...]
     settings: dict[str, Any]
+    again: int = 0
+    """How often its key has asked the same before: drawn at random, each is another text."""
 
     @property
     def limit(self) -> int:
@@ -225,7 +227,7 @@ class Generations:
         try:
             with self.paused():
                 texts = self._exact.continue_within(
-                    [g.prompt for g in chunk], [g.settings for g in chunk], self._seconds
+                    [g.prompt for g in chunk], [g.settings for g in chunk], self._seconds, chunk[0].again
                 )
             for g, (text, late) in zip(chunk, texts, strict=True):
                 yield g, text, late

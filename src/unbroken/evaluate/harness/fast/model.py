@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -183,6 +184,7 @@ class FastModel:
         exact = self.exact
         found = [(i, r) for i, r in enumerate(requests) if r.kind == "generate_until"]
         known = exact.encode_all({str(r.arguments[0]) for _, r in found}, prompts=True)
+        before: Counter[str] = Counter()
         for i, r in found:
             prompt, settings = str(r.arguments[0]), generation_settings(r.arguments[1])
             limit = int(settings["max_gen_toks"])
@@ -190,7 +192,9 @@ class FastModel:
                 self._answer((key, i), problem)
                 continue
             tokens = tuple(known[prompt][-(exact.max_length - limit) :])
-            self._texts.put(Generation((key, i), group, prompt, tokens, settings))
+            same = prompt if settings["do_sample"] else ""  # greedy texts are the same each time
+            self._texts.put(Generation((key, i), group, prompt, tokens, settings, before[same]))
+            before[same] += settings["do_sample"]
             self.tokens_read += len(tokens)
 
     # ---- answers go out

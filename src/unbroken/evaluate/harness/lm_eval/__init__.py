@@ -22,6 +22,7 @@ from ....errors import EvaluationError, UnbrokenError, UnknownKey
 from ...contracts import Answer, Json, Model, ModelSpec, PreparedTask, Sample, Score, Suite, Task, digest
 from ...suite import staged
 from ...suite.asking import run_requests
+from .. import repeated
 from ..chat import chat_of, check_kinds
 from .call import keep_data, kept_data, one_process, simple_evaluate
 from .replay import (
@@ -44,6 +45,7 @@ from .results import (
     targets_of,
     task_version,
     values_of,
+    votes_of,
     why_not_prepared,
 )
 from .task_index import Leaf, TaskIndex, quiet_lm_eval
@@ -66,6 +68,8 @@ class LmEvalOptions:
     bootstrap_iters: int = 100_000
     metadata: Mapping[str, Json] | None = None
     fewshot_seed: int = 1234
+    samples: int = 1
+    """Answers to each prompt that asks for a text; no option of lm_eval's (see harness/repeated.py)."""
     in_group: str = ""
     """Set by `expand`: the group through which the task is loaded."""
 
@@ -167,7 +171,9 @@ class LmEvalHarness:
         if getattr(seen.task, "UNSAFE_CODE", False):
             task = replace(task, metric="code")
             recipe["data"] = keep_data(seen.task, folder)
-        requests = [requests_of(instances, task.name) for instances in seen.sort_instances()]
+        asked = [requests_of(instances, task.name) for instances in seen.sort_instances()]
+        recipe["samples"] = repeated.count_of(asked, options.samples, task.name)
+        requests = [repeated.repeat(rs, recipe["samples"]) for rs in asked]
         check_kinds(spec, {r.kind for rs in requests for r in rs}, task.name)
         wrote = staged.write_samples(folder, requests, block=spec.block)
         atomic.write_json(folder / TARGETS, targets_of(seen.task, seen.sort_instances()), indent=None)
@@ -234,13 +240,22 @@ class LmEvalHarness:
         A sample whose scorer raises, or that has no answer, becomes a note, and the metrics are those of the rest.
         Raises EvaluationError where an answer belongs to another prompt than the harness builds now.
         """
+        recipe = json.loads((Path(prepared.folder) / "lm_eval.json").read_text())
+        count = int(recipe.get("samples", 1))
+        if count == 1:
+            return self._score_draw(prepared, answers, recipe, 0)[0]
+        draws = [self._score_draw(prepared, answers, recipe, draw) for draw in range(count)]
+        return repeated.score_of([s for s, _ in draws], [v for _, v in draws])
+
+    def _score_draw(
+        self, prepared: PreparedTask, answers: Sequence[Answer], recipe: dict[str, Any], draw: int
+    ) -> tuple[Score, dict[str, list[Json]]]:
+        """The score with one of the answers to each prompt, and by metric what each sample answered."""
         started = time.monotonic()
-        folder = Path(prepared.folder)
-        recipe = json.loads((folder / "lm_eval.json").read_text())
-        prompts = json.loads((folder / "chat.json").read_text())
+        prompts = json.loads((Path(prepared.folder) / "chat.json").read_text())
         seen = CapturedTask()
         guard = SampleGuard(seen, answers)
-        lm = replaying_lm(seen, answers, prompts, prepared.task.name)
+        lm = replaying_lm(seen, answers, prompts, prepared.task.name, (draw, int(recipe.get("samples", 1))))
         manager = one_leaf(recipe["folders"], recipe["leaf"], seen, guard)
         inside = bool(os.environ.get(SANDBOXED))
         if prepared.task.metric == "code" and not inside:
@@ -256,7 +271,7 @@ class LmEvalHarness:
         metrics = metrics_of(results, recipe["leaf"], seen.task)
         effective = int(results["n-samples"][recipe["leaf"]]["effective"])
         values = values_of(results, recipe["leaf"], seen.task, metrics, len(answers))
-        return Score(
+        score = Score(
             task=prepared.task.name,
             metrics=metrics,
             values=values,
@@ -268,6 +283,7 @@ class LmEvalHarness:
             per_sample=per_sample(values, seen.task, metrics),
             seconds=time.monotonic() - started,
         )
+        return score, votes_of(results, recipe["leaf"], metrics, len(answers))
 
     def combine(self, group: str, prepared: Sequence[PreparedTask], scores: Sequence[Score]) -> Score | None:
         """The group's own aggregation of its leaves' metrics; None for tags and for groups that define none.

@@ -18,6 +18,7 @@ from ....errors import EvaluationError
 from ...contracts import Answer, Json, Request, SampleNote, digest, prompt_hash
 from ...scoring import watch
 from ...scoring.judge import Unscored
+from ..repeated import repeat
 from .task_index import quiet_lm_eval
 
 Chat = Callable[[list[dict[str, str]], bool], Any]
@@ -178,9 +179,14 @@ class SampleGuard:
 
 
 def replaying_lm(
-    seen: CapturedTask, answers: Sequence[Answer], prompts: Mapping[str, Json], where: str
+    seen: CapturedTask,
+    answers: Sequence[Answer],
+    prompts: Mapping[str, Json],
+    where: str,
+    draw: tuple[int, int] = (0, 1),
 ) -> Any:
-    """A model that repeats `answers`, after checking that each was given to this very prompt."""
+    """A model that repeats `answers`, after checking that each was given to this very prompt; `draw`: which one of how many
+    answers to each prompt."""
 
     class ReplayingLM(_lm_base()):  # type: ignore[misc]
         tokenizer_name = "unbroken"
@@ -191,7 +197,7 @@ def replaying_lm(
 
         def _replay(self, requests: Sequence[Any]) -> list[Any]:
             if self._outputs is None:
-                self._outputs = _match(seen.sort_instances(), answers, where)
+                self._outputs = _match(seen.sort_instances(), answers, where, *draw)
             return [_output(r.request_type, self._outputs[id(r)].pop(0)) for r in requests]
 
         loglikelihood = loglikelihood_rolling = generate_until = _replay
@@ -217,7 +223,9 @@ def as_chat(messages: Json) -> Any:
     return JsonChatStr(json.dumps(messages, ensure_ascii=False))
 
 
-def _match(samples: list[list[Any]], answers: Sequence[Answer], where: str) -> dict[int, list[Json]]:
+def _match(
+    samples: list[list[Any]], answers: Sequence[Answer], where: str, draw: int, count: int
+) -> dict[int, list[Json]]:
     if len(samples) != len(answers):
         raise EvaluationError(
             f"the task has {len(samples)} documents now, but {len(answers)} were answered",
@@ -226,7 +234,7 @@ def _match(samples: list[list[Any]], answers: Sequence[Answer], where: str) -> d
         )
     out: dict[int, list[Json]] = {}
     for i, (instances, answer) in enumerate(zip(samples, answers, strict=True)):
-        requests = requests_of(instances, where)
+        requests = repeat(requests_of(instances, where), count)
         if answer.sample != i or answer.prompt_hash != prompt_hash(requests):
             raise EvaluationError(
                 f"sample {i} was answered for another prompt than the harness builds now",
@@ -238,6 +246,7 @@ def _match(samples: list[list[Any]], answers: Sequence[Answer], where: str) -> d
             raise EvaluationError(
                 f"sample {i} has {len(outputs)} outputs for {len(requests)} requests", where=where
             )
+        outputs = outputs[draw::count]
         at = 0
         for instance in instances:
             repeats = instance.repeats or 1

@@ -122,6 +122,19 @@ def values_of(
     return found
 
 
+def votes_of(
+    results: Mapping[str, Any], leaf: str, metrics: Sequence[Metric], samples: int
+) -> dict[str, list[Json]]:
+    """By metric, what each sample answered behind the metric's filter."""
+    by_filter: dict[str, list[Json]] = {}
+    for row in results["samples"][leaf]:
+        said = by_filter.setdefault(row["filter"], [None] * samples)
+        said[row["doc_id"]] = row["filtered_resps"]
+    return {
+        m.name: by_filter.get(name, [None] * samples) for m in metrics for name in [m.name.partition(",")[2]]
+    }
+
+
 def per_sample(
     values: Mapping[str, tuple[float | None, ...]], task: Any, metrics: Sequence[Metric]
 ) -> tuple[float | None, ...]:

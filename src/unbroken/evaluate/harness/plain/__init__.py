@@ -4,6 +4,7 @@
     infer.py     def prompt(row): ...            what to send for a row; the worker sends it
               or def infer(model, rows): ...     the calls themselves, on the worker; one output a row
     score.py     def score(row, output): ...     a number, True/False, or {"metric": number}
+                 def vote(row, output): ...      optional: what counts as the same answer in a majority of `--samples`
                  def aggregate(values): ...      optional: {"metric": [numbers]} -> {"metric": number or (number, stderr)}
                  THREADS = 8                     optional: rows scored at once, for scorers that wait (a judge)
                  APART = False                   optional: one process scores all rows, in order; else several may share
@@ -40,10 +41,12 @@ from ...contracts import (
     Suite,
     Task,
     digest,
+    prompt_hash,
 )
 from ...preparation import reads
 from ...suite import staged
 from ...suite.asking import run_requests
+from .. import repeated
 from ..chat import check_kinds
 from .folder import Folder, check_score, rows_of, samples_of
 from .model import Handle, PlainBackend, PlainModel, Unanswered
@@ -87,9 +90,17 @@ class PlainHarness:
         if not rows:
             raise _no_rows(task, source)
         samples = list(samples_of(rows, infer, source, task, spec, model_files))
+        count = repeated.count_of(
+            [s.requests for s in samples], int(task.options.get("samples", 1)), task.name
+        )
+        if count > 1:
+            whole = [repeated.repeat(s.requests, count) for s in samples]
+            samples = [
+                Sample(s.id, rs, prompt_hash(rs), s.document) for s, rs in zip(samples, whole, strict=True)
+            ]
         check_kinds(spec, {r.kind for s in samples for r in s.requests} - {"plain"}, task.name)
         wrote = staged.write_samples(folder, samples, block=spec.block)
-        (folder / "plain.json").write_text(json.dumps({"source": str(source.path)}))
+        (folder / "plain.json").write_text(json.dumps({"source": str(source.path), "samples": count}))
         tokens = [
             float(dict(r.arguments[1])["max_gen_toks"])
             for s in samples
@@ -168,7 +179,7 @@ class PlainHarness:
         started = time.monotonic()
         module = self._scorer(prepared)
         self._scoring = None  # the next task begins with a module of its own
-        verdicts = score_all(module, list(_rows(prepared)), answers)
+        verdicts = score_all(module, list(_rows(prepared)), answers, _count(prepared))
         return replace(_whole(prepared, module, verdicts), seconds=time.monotonic() - started)
 
     def score_part(
@@ -182,7 +193,8 @@ class PlainHarness:
         if not apart(module):
             return None  # what was loaded is for `score`
         rows = itertools.islice(_rows(prepared), part.start, part.stop)
-        found, seconds = score_some(module, rows, answers[part.start : part.stop], for_s)
+        some = answers[part.start : part.stop]
+        found, seconds = score_some(module, rows, some, for_s, _count(prepared))
         # As pairs, for the first metric is the headline, and JSON may be sorted.
         return [
             {"note": [v.sample, v.status, v.why]} if isinstance(v, SampleNote) else list(v.items())
@@ -257,6 +269,11 @@ def _source(prepared: PreparedTask) -> Folder:
     return Folder(Path(json.loads((Path(prepared.folder) / "plain.json").read_text())["source"]))
 
 
+def _count(prepared: PreparedTask) -> int:
+    """Answers to each prompt."""
+    return int(json.loads((Path(prepared.folder) / "plain.json").read_text()).get("samples", 1))
+
+
 def _rows(prepared: PreparedTask) -> Iterator[Json]:
     for s in staged.iter_samples(Path(prepared.folder)):
         yield s.requests[0].arguments[0] if s.document is None else s.document
@@ -269,6 +286,9 @@ def _whole(prepared: PreparedTask, module: Any, verdicts: Sequence[Verdict]) -> 
         if isinstance(v, dict):
             for name, number in v.items():
                 values.setdefault(name, []).append(number)
+    # Of several answers to a prompt: pass@k where every sample has it.
+    whole = max(map(len, values.values()), default=0)
+    values = {n: v for n, v in values.items() if len(v) == whole or not repeated.is_summary(n)}
     higher = bool(prepared.task.options.get("higher_is_better", True))
     metrics = aggregate(module, values, higher)
     headline = metrics[0].name if metrics else ""

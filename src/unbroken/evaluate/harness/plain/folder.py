@@ -14,7 +14,7 @@ from ....errors import DatasetMissing, InputError, UnknownKey, UnknownTask
 from ...contracts import Json, ModelSpec, Request, Sample, Suite, Task, digest, prompt_hash
 from ..chat import chat_of
 
-_OPTIONS = frozenset({"data", "higher_is_better", "max_tokens"})
+_OPTIONS = frozenset({"data", "higher_is_better", "max_tokens", "samples", "temperature"})
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,8 @@ def _requests(part: Any, chat: Any, task: Task) -> Iterator[Request]:
     prompt = given.pop("prompt")
     if chat is not None:
         prompt = chat(prompt if _is_chat(prompt) else [{"role": "user", "content": prompt}], True)
-    given.setdefault("max_tokens", task.options.get("max_tokens", 256))
+    for name, usual in (("max_tokens", 256), ("temperature", 0.0)):
+        given.setdefault(name, task.options.get(name, usual))
     yield Request("generate_until", (prompt, settings_of(given)))
 
 

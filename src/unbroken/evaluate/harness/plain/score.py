@@ -11,6 +11,7 @@ from typing import Any
 from ...contracts import Answer, Json, Metric, SampleNote
 from ...scoring import watch
 from ...scoring.judge import Unscored
+from .. import repeated
 
 Verdict = dict[str, float] | SampleNote
 
@@ -27,15 +28,15 @@ def threads(module: Any) -> int:
 
 
 def score_some(
-    module: Any, rows: Iterable[Json], answers: Sequence[Answer], for_s: float
+    module: Any, rows: Iterable[Json], answers: Sequence[Answer], for_s: float, count: int = 1
 ) -> tuple[list[Verdict], float]:
     """Verdicts of these, one after the other, until `for_s` are over; and the seconds that they took, at the pace of
-    those after the first, in which a scorer may load what it needs."""
+    those after the first, in which a scorer may load what it needs. `count`: answers to each prompt."""
     began = time.monotonic()
     found: list[Verdict] = []
     first = 0.0
     for row, answer in zip(rows, answers, strict=True):
-        found.append(_score_one(module, row, answer, watched=True))
+        found.append(_score_one(module, row, answer, count, watched=True))
         took = time.monotonic() - began
         first = first or took
         if took > for_s:
@@ -44,28 +45,32 @@ def score_some(
     return found, min(first, rest / (n - 1)) + rest if n > 1 else first
 
 
-def score_all(module: Any, rows: Sequence[Json], answers: Sequence[Answer]) -> list[Verdict]:
+def score_all(module: Any, rows: Sequence[Json], answers: Sequence[Answer], count: int = 1) -> list[Verdict]:
     if threads(module) <= 1:
-        return score_some(module, rows, answers, math.inf)[0]
+        return score_some(module, rows, answers, math.inf, count)[0]
     with ThreadPoolExecutor(threads(module)) as pool:
-        return list(
-            pool.map(lambda ra: _score_one(module, *ra, watched=False), zip(rows, answers, strict=True))
-        )
+        pairs = zip(rows, answers, strict=True)
+        return list(pool.map(lambda ra: _score_one(module, ra[0], ra[1], count, watched=False), pairs))
 
 
-def _score_one(module: Any, row: Json, answer: Answer, *, watched: bool) -> Verdict:
+def _score_one(module: Any, row: Json, answer: Answer, count: int, *, watched: bool) -> Verdict:
     if answer.problem:
         crashed = answer.problem.removeprefix("crashed: ")
         return SampleNote(answer.sample, "crashed" if crashed != answer.problem else "unanswered", crashed)
-    output = answer.outputs[0] if len(answer.outputs) == 1 else list(answer.outputs)
     if watched:
         watch.at(answer.sample)
     try:
-        verdict = module.score(row, output)
-        if verdict is None:
-            return SampleNote(answer.sample, "unscored", "score() gave None")
-        given = verdict if isinstance(verdict, Mapping) else {"score": verdict}
-        return {str(k): float(v) for k, v in given.items()}
+        outputs = [_output(answer.outputs[draw::count]) for draw in range(count)]
+        found = [_numbers(module.score(row, o)) for o in outputs]
+        if count == 1:
+            return found[0]
+        vote = getattr(module, "vote", lambda row, output: output)
+        votes = [vote(row, o.strip() if isinstance(o, str) else o) for o in outputs]
+        return {
+            f"{name}{end}": number
+            for name in found[0]
+            for end, number in repeated.summarize([f[name] for f in found], votes).items()
+        }
     except Unscored as e:
         return SampleNote(answer.sample, "unscored", str(e))
     except Exception as e:  # noqa: BLE001  the user's scorer may raise anything; its sample is reported
@@ -75,14 +80,32 @@ def _score_one(module: Any, row: Json, answer: Answer, *, watched: bool) -> Verd
             watch.at(-1)
 
 
+def _output(outputs: Sequence[Json]) -> Json:
+    return outputs[0] if len(outputs) == 1 else list(outputs)
+
+
+def _numbers(verdict: Any) -> dict[str, float]:
+    """By metric. Raises Unscored where there is no verdict."""
+    if verdict is None:
+        raise Unscored("score() gave None")
+    given = verdict if isinstance(verdict, Mapping) else {"score": verdict}
+    return {str(k): float(v) for k, v in given.items()}
+
+
 def aggregate(module: Any, values: Mapping[str, list[float]], higher: bool) -> tuple[Metric, ...]:
     own = getattr(module, "aggregate", None)
     if own is not None and values:
         out = []
-        for name, made in own({k: list(v) for k, v in values.items()}).items():
+        plain = {k: list(v) for k, v in values.items() if not repeated.is_summary(k)}
+        for name, made in own(plain).items():
             value, stderr = made if isinstance(made, tuple | list) else (made, None)
             out.append(Metric(str(name), float(value), None if stderr is None else float(stderr), higher))
-        return tuple(out)
+        values = {k: v for k, v in values.items() if k not in plain}  # of several answers: means as ever
+        return (*out, *_means(values, higher))
+    return _means(values, higher)
+
+
+def _means(values: Mapping[str, Sequence[float]], higher: bool) -> tuple[Metric, ...]:
     return tuple(Metric(k, math.fsum(v) / len(v), _stderr(v), higher) for k, v in values.items())
 
 
