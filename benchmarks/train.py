@@ -34,6 +34,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
 import torch  # noqa: E402
 from train_contenders import Case, fsdp2, ours, trainer_loop  # noqa: E402
+from train_variants import use  # noqa: E402
 
 from unbroken.train.config import ModelConfig, RunConfig  # noqa: E402
 from unbroken.train.planning.sizes import RECIPES, flops_per_token, parameter_count  # noqa: E402
@@ -53,7 +54,16 @@ PARTS: dict[str, tuple[int, list[Case]]] = {
     "flash": (60, [Case("fsdp2", "1b", 8, "flash", steps=5), Case("ours", "1b", 8, "flash", steps=5)]),
     "3b": (60, [Case("fsdp2", "3b", 8, warm=2, steps=5), Case("ours", "3b", 8, warm=2, steps=5)]),
     "7b": (70, [Case("ours", "7b", 2, recompute="selective", warm=2, steps=6), Case("fsdp2", "7b", 8, recompute="full", warm=1, steps=2)]),
-    "trainer": (60, [Case("trainer", "1b", 8, "default", steps=6)]),
+    # What each change to ours is worth; what won is built in.
+    "variants": (45, [
+        *(Case("ours", "1b", 8, warm=4, steps=12, trace=c in ("", "qkv+gates+norm+tuned"), change=c)
+          for c in ("", "qkv+gates+norm+tuned", "qkv+gates", "norm", "graph")),
+        Case("fsdp2", "1b", 8, warm=4, steps=12),
+        *(Case("ours", "1b", 8, warm=4, steps=12, change=c) for c in ("tuned", "qkv+gates+norm", "qkv", "pointwise")),
+        Case("ours", "1b", 12, warm=3, steps=8, change="qkv+gates+norm+tuned"),
+        Case("fsdp2", "1b", 12, warm=3, steps=8),
+    ]),
+    "trainer": (150, [Case("trainer", "1b", 8, "default", steps=6)]),
     "four": (60, [
         Case("fsdp2", "1b", 8), Case("ours", "1b", 8, plan='{"optimizer": -1}'), Case("ours", "1b", 8, plan='{"parameters": -1}'),
         Case("ours", "1b", 8, plan='{"pipeline": 2, "tensor": 2, "optimizer": -1}', accumulate=4),
@@ -154,6 +164,9 @@ def run_job(args: argparse.Namespace) -> int:
         case = dataclasses.replace(case, micro=min(2, case.micro), warm=1, steps=2)
     row = about | dataclasses.asdict(case) | {"ranks": world.size}
     with tempfile.TemporaryDirectory() as folder:
+        use(case.change)
+        if case.trace and part == "variants":
+            torch._logging.set_logs(output_code=True)  # the compiler's kernels, in the case's log
         try:
             row |= run_case(case, world, Path(folder), args)
         except torch.OutOfMemoryError as e:
@@ -235,7 +248,7 @@ def traced(step: Any, world: World, folder: Path) -> dict[str, Any]:
     file = folder / f"trace-{world.rank}.json"
     profile.export_chrome_trace(str(file))
     kernels = read_trace(file)
-    return {"seconds_by_kind": time_by_kind(kernels), "longest": longest(kernels), "steps": 2}
+    return {"seconds_by_kind": time_by_kind(kernels), "longest": longest(kernels, 60), "steps": 2}
 
 
 def rates(world: World, args: argparse.Namespace) -> list[dict[str, Any]]:
@@ -300,7 +313,7 @@ def table(rows: list[dict[str, Any]]) -> None:
         elif "shape" in r:
             print(f"product {r['shape']} {r['library']}: {r['flops'] / 1e12:.0f}, of weight gradients {r['flops_of_weight_gradient'] / 1e12:.0f} TFLOP/s")  # fmt: skip
         else:
-            name = f"{r['contender']:7} {r['size']:3} batch {r['micro']}x{r['accumulate']} {r['attention']:7} {r['recompute']:9} {r['plan']}"
+            name = f"{r['contender']:7} {r['size']:3} batch {r['micro']}x{r['accumulate']} {r['attention']:7} {r['recompute']:9} {r['plan']} {r['change']}"
             if "step_s" not in r:
                 print(name, "out of memory")
                 continue

@@ -37,6 +37,8 @@ class Case:
     steps: int = 8
     trace: bool = False
     """Whether two steps more are traced."""
+    change: str = ""
+    """What `train_variants.py` changes in ours, joined by +."""
 
 
 def ours(case: Case, model: ModelConfig, world: World, folder: Path, *, seq: int, tiny: bool) -> tuple[Step, Any]:  # fmt: skip
@@ -130,13 +132,13 @@ def trainer_loop(case: Case, model: ModelConfig, world: World, folder: Path, *, 
             on_step(state.global_step)
             return control
 
-    net = LlamaForCausalLM(LlamaConfig(
+    config = LlamaConfig(
         hidden_size=model.dim, intermediate_size=model.hidden, num_hidden_layers=model.layers, vocab_size=model.vocab,
         num_attention_heads=model.heads, num_key_value_heads=model.kv_heads, max_position_embeddings=seq,
         attn_implementation="sdpa", use_cache=False,
-    ))  # fmt: skip
-    if world.device.type == "cuda":
-        net.to(world.device)
+    )  # fmt: skip
+    with world.device:  # drawn where they stay: on one core of a processor this takes longer than the steps
+        net = LlamaForCausalLM(config)
     args = TrainingArguments(
         output_dir=str(folder / "trainer"), per_device_train_batch_size=case.micro, max_steps=case.warm + case.steps,
         gradient_accumulation_steps=case.accumulate, bf16=not tiny, torch_compile=not tiny, logging_steps=1000, save_strategy="no",

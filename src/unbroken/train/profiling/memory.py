@@ -20,7 +20,7 @@ def held_bytes(trainer: PlanTrainer) -> dict[str, int]:
     state = _storages([t for m in moments.values() for t in m.values()] + list(trainer.zero.weights.values()))
     return {
         "parameters": sum(parts.values()),
-        "gradients": sum(_storages(u.sum for u in units).values()),
+        "gradients": sum(u.gradient_bytes for u in units),
         "optimizer": sum(n for at, n in state.items() if at not in parts),
     }
 

@@ -40,7 +40,10 @@ class OnePass:
         for w, grad, low in rows:
             i = self._group[w]
             g, state = self._optimizer.param_groups[i], self._optimizer.state[w]
-            flat = [t.view(-1) for t in (low, w.detach(), grad, state["exp_avg"], state["exp_avg_sq"])]
+            flat = [
+                t.view(-1)
+                for t in (low, w.detach(), grad.contiguous(), state["exp_avg"], state["exp_avg_sq"])
+            ]
             self._update(flat, state["step"], scale, self._rates[i], g["betas"], g["eps"], g["weight_decay"])
 
 

@@ -41,7 +41,11 @@ class Unit:
         # The groups beside this one may keep more rows: all pack alike.
         self.to_optimizer = Split(tuple(kept), o, self.to_gradients.each)
         like = self.parts[0]
-        self.sum = torch.zeros(self.to_gradients.total, dtype=gradient_dtype, device=like.device)
+        # Nobody to share with: the gradients stay where the backward pass wrote them, nothing is copied.
+        self._in_place = (g, o, self.replicas) == (1, 1, 1) and gradient_dtype == like.dtype
+        self._grads: list[Tensor] = []
+        size = 0 if self._in_place else self.to_gradients.total
+        self.sum = torch.zeros(size, dtype=gradient_dtype, device=like.device)
         """Gradients added up so far: this rank's share of them."""
         self._own = self.sum[: self.to_optimizer.total]
         self.weights = self._rows_to_update()
@@ -65,7 +69,12 @@ class Unit:
         """Takes the parameters' gradients of one micro-batch, shared out, into the sum."""
         grads = [_gradient(p, part) for p, part in zip(self.named.values(), self.parts, strict=True)]
         split = self.to_gradients
-        if split.size > 1:
+        if self._in_place:
+            if first:
+                self._grads = grads
+            else:
+                torch._foreach_add_(self._grads, grads)
+        elif split.size > 1:
             sent = split.pack(grads, empty_parts(split, self.sum, self.sum.dtype))
             got = torch.empty_like(self.sum)
             _reduce_scatter(got, sent.view(-1), group=self._mesh.group("gradients"))
@@ -88,22 +97,23 @@ class Unit:
 
     def reduced(self) -> list[Tensor]:
         """Gradients of the rows to update, in the order of `weights`."""
-        return self.to_optimizer.views(self._own, self._optimizer_at)
+        return self._grads if self._in_place else self.to_optimizer.views(self._own, self._optimizer_at)
 
     def give_gradients(self, scale: Tensor | None) -> None:
         """Sets `.grad` of the weights, in float32, scaled."""
-        flat = self._own
-        if flat.dtype != torch.float32:
-            flat = flat.float()
-        if scale is not None:
-            flat.mul_(scale)
-        for w, g in zip(self.weights.values(), self.to_optimizer.views(flat, self._optimizer_at), strict=True):  # fmt: skip
-            w.grad = g
+        for w, g in zip(self.weights.values(), self.reduced(), strict=True):
+            w.grad = g.float() if scale is None else g.float().mul_(scale)
 
     def drop_gradients(self) -> None:
-        """Lets go of what `give_gradients` set."""
+        """Lets go of the gradients that were used, and of what `give_gradients` set."""
+        self._grads = []
         for w in self.weights.values():
             w.grad = None
+
+    @property
+    def gradient_bytes(self) -> int:
+        """What the gradients take from a backward pass to the update."""
+        return sum(p.nbytes for p in self.parts) if self._in_place else self.sum.nbytes
 
     @property
     def low(self) -> bool:
@@ -240,8 +250,8 @@ class Zero:
             else:
                 unit.give_gradients(self._scale)
                 optimizer.step()  # touches what has a gradient
-                unit.drop_gradients()
                 unit.round()
+            unit.drop_gradients()
             self._publish(unit)
         self._wait_for_shards()
 
