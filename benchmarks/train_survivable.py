@@ -92,7 +92,7 @@ def inner(args: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory() as folder:
         _, trainer = ours(case, model, world, Path(folder), seq=64 if args.tiny else 4096, tiny=args.tiny)
         options = RunConfig(snapshot_every=WINDOW, persist_every=10**9, keep=1)
-        saving, _ = open_saving(options, trainer.run, trainer)
+        saving, _ = open_saving(options, trainer.run, trainer, {})
         course = Course(trainer, saving)
         course.prepare()
         pairs: list[tuple[float, float]] = []

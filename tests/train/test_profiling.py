@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from unbroken.errors import UsageError
+from unbroken.progress import RunDir
+from unbroken.status.profile import profile_section
 from unbroken.testing.nvml import FakeGpu, FakeNvml
 from unbroken.train.config import ModelConfig
 from unbroken.train.planning.sizes import flops_per_token, layer_flops_per_token
@@ -97,6 +99,21 @@ def test_the_page_and_the_table_show_it_and_say_what_is_not_measured() -> None:
     assert "Not measured here" in bare and "no GPU here" in bare and "kind of kernel" not in bare
     said = table(profile(False))
     assert "not measured: sm_active_pct: no GPU here" in said and "MFU = 6 N" in said and "1,234" in said
+
+
+def test_the_report_of_a_run_shows_the_newest_profile_that_can_be_read(tmp_path: Path) -> None:
+    pytest.importorskip("jinja2")
+    run = RunDir(tmp_path)
+    for attempt, text in (
+        (1, json.dumps(profile(True)["profiles"]["V1"] | {"first_step": 11, "last_step": 20})),
+        (2, "{torn"),
+    ):  # type: ignore[index]
+        run.profile(attempt).parent.mkdir(parents=True)
+        run.profile(attempt).write_text(text)
+    found = profile_section(run)
+    assert found is not None and found.title == "attempt 1, steps 11 to 20"
+    assert ("MFU, %", ["51.0"]) in found.rows and len(found.figures) >= 3
+    assert profile_section(RunDir(tmp_path / "none")) is None
 
 
 @pytest.mark.slow

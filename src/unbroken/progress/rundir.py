@@ -109,6 +109,10 @@ class RunDir:
     def steps(self, attempt: int) -> Path:
         return self.attempt(attempt) / "steps.jsonl"
 
+    def profile(self, attempt: int) -> Path:
+        """What the training measured of itself (`unbroken train` writes it)."""
+        return self.attempt(attempt) / "profile.json"
+
     @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"

@@ -15,6 +15,7 @@ from ..version import __version__
 from .curve import thin
 from .data import PHASES, AttemptRecord, RunReport, has_stacks, same_command, seconds_text
 from .figures import curve_figure, timeline_figure
+from .profile import profile_section
 from .waiting import read_waiting
 
 _MAX_INCIDENTS = 200
@@ -85,6 +86,7 @@ def page(report: RunReport, *, base: str = "") -> str:
         curve=curve,
         timeline=timeline,
         kinds=[(k, t) for k, t in STRETCH_TEXT.items() if k in kinds],
+        profile=profile_section(report.run_dir),
         incidents=incidents,
         phases=[(PHASE_KINDS[k], PHASE_TEXT[k]) for k in PHASES],
         phase_shares=lambda i: [

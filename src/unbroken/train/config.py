@@ -160,6 +160,9 @@ class RunConfig:
     recheck: bool = option(
         True, "compute a step twice again where its gradient norm is far out, to find a card that is wrong"
     )
+    profile: bool = option(
+        True, "in a run, on a plan: measure steps 11 to 20 of each attempt for the run's report"
+    )
     trace: str | None = option(
         None, "file (append-only JSON lines) for each step's loss and batch hash; '{rank}' is replaced"
     )

@@ -6,36 +6,46 @@ import contextlib
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import FrameType
 
 from ..errors import Exit
-from ..progress import attach
+from ..progress import RunDir, attach
+from .batches import BatchJournal
+from .callbacks import Callback, by_name
 from .config import TrainConfig
 from .saving import Saving, open_saving
 from .step_digests import StepDigestWriter, digest, step_digest_path
-from .training import Training, open_corpus, open_training
+from .training import OpenTraining, Training, open_corpus, open_training
 from .world import start_world, stop_world
 
 
-def train(config: TrainConfig) -> int:
-    """Runs a training to its end, or to a stop on request; returns the exit code."""
+def train(
+    config: TrainConfig, *, open_trainer: OpenTraining = open_training, callbacks: Sequence[Callback] = ()
+) -> int:
+    """Runs a training to its end, or to a stop on request; returns the exit code.
+
+    `open_trainer` makes the trainer of a rank, with parts of your own in it; `callbacks` are saved with it.
+    """
     run = attach(total_steps=config.run.steps)
     with run.phase("starting"), _stop_signals() as stop_flag:
         tokens = open_corpus(config)
         world = start_world(config.run)
-        trainer = open_training(config, world, run, tokens)
-        saving, resumed = open_saving(config.run, run, trainer)
+        trainer = open_trainer(config, world, run, tokens)
+        saving, resumed = open_saving(config.run, run, trainer, by_name(callbacks))
+        callbacks = [*callbacks, *_profile(trainer)]
         if world.rank == 0:
             _say(_banner(trainer))
             if resumed:
                 _say(resumed)
-        stopped = _steps(trainer, saving, stop_flag)
+        for callback in callbacks:
+            callback.on_start(trainer)
+        stopped = _steps(trainer, saving, stop_flag, callbacks)
         stop_world(world)
     return Exit.RANK_STOPPED_ON_REQUEST if stopped else Exit.OK
 
 
-def _steps(t: Training, saving: Saving, stop_flag: list[int]) -> bool:
+def _steps(t: Training, saving: Saving, stop_flag: list[int], callbacks: Sequence[Callback]) -> bool:
     """Trains until the last step; True if it ended before on request."""
     c, run, world = t.config.run, t.run, t.world
     writer = (
@@ -43,16 +53,21 @@ def _steps(t: Training, saving: Saving, stop_flag: list[int]) -> bool:
         if c.trace
         else None
     )
+    batches = BatchJournal(t)
     tokens_per_step = t.config.data.global_batch * t.config.data.seq
     asked = False
     before = time.perf_counter()
     # Until the first step is complete this is the phase "starting", with its long deadline: step() ends it.
     while t.step < c.steps and not asked:
         asked = bool(stop_flag) or run.should_stop(t.step + 1)
+        position = t.position
         loss, norm, asked, batch = t.train_step(saving.wait_for_copies, asked)
         if writer:
             writer.step(t.step, loss, batch)
         run.step(t.step, loss=loss, norm=float(norm), tokens=tokens_per_step)
+        batches.step(position)
+        for callback in callbacks:
+            callback.on_step(t, loss, norm)
         now = time.perf_counter()
         if world.rank == 0 and (t.step % c.log_every == 0 or t.step in (1, c.steps)):
             rate = tokens_per_step / (now - before)
@@ -65,6 +80,8 @@ def _steps(t: Training, saving: Saving, stop_flag: list[int]) -> bool:
                 held_out = t.evaluate()
             if world.rank == 0:
                 _say(f"eval step {t.step} loss {held_out:.4f}")
+            for callback in callbacks:
+                callback.on_evaluation(t, held_out)
         if not asked and t.step < c.steps and saving.due():
             saving.save()  # holds nothing up: a rank that hangs in it is found by the step's deadline
     stopped = asked and t.step < c.steps
@@ -80,6 +97,15 @@ def _steps(t: Training, saving: Saving, stop_flag: list[int]) -> bool:
     if writer:
         writer.close()
     return stopped
+
+
+def _profile(t: Training) -> list[Callback]:
+    """What measures a plan's steps for the run's report; nothing outside a run, and of the reference trainer."""
+    if t.run.run_dir is None or not t.config.run.profile or not t.config.wants_plan:
+        return []
+    from .profiling.measure import ProfileRun
+
+    return [ProfileRun(RunDir(t.run.run_dir).profile(t.run.attempt))]
 
 
 def _banner(t: Training) -> str:

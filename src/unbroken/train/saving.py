@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..checkpoint.format.position import Position as SavedPosition
 from ..progress import Run
@@ -11,6 +12,7 @@ from .corpus.order import SamplePosition
 
 if TYPE_CHECKING:
     from ..checkpoint import Checkpointer
+    from .callbacks import Callback
     from .training import Training
 
 
@@ -50,8 +52,10 @@ class NoSaving:
 class CheckpointSaving:
     """Snapshots of a trainer's whole state, by its own step."""
 
-    def __init__(self, checkpoints: Checkpointer, trainer: Training, durable_step: int | None) -> None:
-        self._checkpoints, self._trainer = checkpoints, trainer
+    def __init__(
+        self, checkpoints: Checkpointer, trainer: Training, more: dict[str, Any], durable_step: int | None
+    ) -> None:
+        self._checkpoints, self._trainer, self._more = checkpoints, trainer, more
         self._durable_step = durable_step
         self.wait_for_copies = checkpoints.wait_for_copies  # type: ignore[method-assign]
 
@@ -74,7 +78,7 @@ class CheckpointSaving:
 
     def _save(self, persist: bool | None) -> None:
         t = self._trainer
-        self._checkpoints.save(t.step, t.state(), position=position_of(t), persist=persist)
+        self._checkpoints.save(t.step, t.state() | self._more, position=position_of(t), persist=persist)
 
 
 def position_of(t: Training) -> SavedPosition:
@@ -84,7 +88,9 @@ def position_of(t: Training) -> SavedPosition:
     return SavedPosition(epoch, p.consumed, p.skips, t.tokens.fingerprint)
 
 
-def open_saving(config: RunConfig, run: Run, trainer: Training) -> tuple[Saving, str | None]:
+def open_saving(
+    config: RunConfig, run: Run, trainer: Training, callbacks: Mapping[str, Callback]
+) -> tuple[Saving, str | None]:
     """Where the training's checkpoints go, after it resumed from the newest one there; and that one, in words.
 
     Raises InputError if the checkpoint is of another training.
@@ -100,11 +106,12 @@ def open_saving(config: RunConfig, run: Run, trainer: Training) -> tuple[Saving,
         keep=config.keep,
         fenced=True,
     )
-    state = trainer.state()
+    more: dict[str, Any] = {"callbacks": dict(callbacks)} if callbacks else {}
+    state = trainer.state() | more
     restored = checkpoints.restore(state)
     # Not by the source, which differs from rank to rank: all save the last step again, or none does.
     durable = restored.step if restored and restored.durable else None
-    saving = CheckpointSaving(checkpoints, trainer, durable)
+    saving = CheckpointSaving(checkpoints, trainer, more, durable)
     if restored is None:
         return saving, None
     where = SamplePosition(restored.position.samples, restored.position.skips)

@@ -19,6 +19,7 @@ from .config import TrainConfig
 from .corpus.chat import Conversations
 from .corpus.mixture import TokenMixture
 from .corpus.order import SampleOrder, SamplePosition
+from .corpus.samples import TextSamples
 from .corpus.tokens import Tokens
 from .huggingface.names import description
 from .model import Decoder
@@ -59,6 +60,11 @@ class Trainer:
         """What this rank holds at the end: parameters, and optimizer state, by name."""
         moments = self.state()["optimizer"]
         return self.buckets.parameters(), {f"{k}.{n}": v for k, m in moments.items() for n, v in m.items()}
+
+    @property
+    def samples(self) -> TextSamples:
+        """The text as samples."""
+        return TextSamples(self.text, self.config.data.seq)
 
     @property
     def parameter_count(self) -> int:

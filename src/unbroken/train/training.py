@@ -11,6 +11,7 @@ from .config import TrainConfig
 from .corpus.chat import Conversations, open_conversations, open_preferences
 from .corpus.mixture import MixedOrder, TokenMixture, is_mixture, open_mixture
 from .corpus.order import SampleOrder, SamplePosition
+from .corpus.samples import CorpusSamples
 from .corpus.token_files import is_token_file, open_token_file
 from .corpus.tokens import Tokens, open_tokens
 from .world import World
@@ -36,6 +37,10 @@ class Training(Protocol):
     @property
     def tokens(self) -> Tokens | Conversations | TokenMixture:
         """What is trained on."""
+
+    @property
+    def samples(self) -> CorpusSamples:
+        """The data set as samples."""
 
     @property
     def parameter_count(self) -> int:
@@ -88,3 +93,7 @@ def open_training(
 
     assert isinstance(tokens, Tokens), "conversations are for plans alone"
     return build(config, world, run, tokens)
+
+
+OpenTraining = Callable[[TrainConfig, World, Run, Tokens | Conversations | TokenMixture], Training]
+"""As `open_training`."""

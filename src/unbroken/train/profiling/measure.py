@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import tempfile
 import time
@@ -10,9 +11,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from ... import atomic
 from ...progress import attach
+from ..callbacks import Callback
 from ..config import ModelConfig, TrainConfig
 from ..parallel.trainer import PlanTrainer
 from ..planning.sizes import flops_per_token, layer_flops_per_token
@@ -31,48 +34,103 @@ HFU = "as MFU, with the blocks' forward pass once more where it is recomputed in
 def run_rank(config: TrainConfig, out: Path, *, warm: int, steps: int) -> None:
     """Trains `warm` and then `steps` steps of a plan, two more under a trace, and writes `out` on rank 0."""
     world = start_world(config.run)
-    cuda = world.device.type == "cuda"
     trainer = open_training(config, world, attach(), open_corpus(config))
     assert isinstance(trainer, PlanTrainer)
     for _ in range(warm):
         trainer.train_step(_nothing, False)
-    if cuda:
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-    recorder = ActivityRecorder() if world.local_rank == 0 else None
-    if recorder:
-        recorder.start()
-    moments = [time.monotonic()]
+    watch = Watch(trainer)
     for _ in range(steps):
         loss, *_ = trainer.train_step(_nothing, False)
-        moments.append(time.monotonic())
-    if cuda:
-        torch.cuda.synchronize()
-    moments[-1] = time.monotonic()
-    activity = recorder.stop().between(moments[0], moments[-1]) if recorder else None
-    held = held_bytes(trainer)
-    mine = {
-        "rank": world.rank,
-        "bytes": held | peak_bytes(held, world.device),
-        "kernels": _traced(trainer, cuda),
-    }
-    everyone: list[Any] = [mine]
-    if world.size > 1:
-        everyone = [None] * world.size
-        dist.all_gather_object(everyone, mine)
-    if world.rank == 0 and activity is not None:
-        seconds = (moments[-1] - moments[0]) / steps
-        found = {
-            "device": torch.cuda.get_device_name() if cuda else "cpu", "torch": torch.__version__, "ranks": world.size,
-            "parameters": trainer.parameter_count, "loss": loss, "step_seconds": seconds,
-            "steps": [m - moments[0] for m in moments],
-            "activity": [{"at": s.at - moments[0], "gpu": s.gpu, **s.values} for s in activity.samples],
-            "activity_means": {str(g): m for g, m in activity.means().items()}, "by_rank": everyone,
-            **_rates(config, seconds, world.size, torch.cuda.get_device_name() if cuda else "cpu"),
-            "not_measured": activity.not_measured | ({} if cuda else {"activations": "only CUDA's allocator counts them", "kernels": "no GPU here"}),
-        }  # fmt: skip
+        watch.step()
+    watch.stop()
+    found = watch.found(loss, _traced(trainer, world.device.type == "cuda"))
+    if found is not None:
         atomic.write_text(out, json.dumps(found, indent=1) + "\n")
     stop_world(world)
+
+
+class Watch:
+    """Steps of a plan that are watched: when each was complete, what the devices did meanwhile, what memory they took."""
+
+    def __init__(self, trainer: PlanTrainer) -> None:
+        self._trainer = trainer
+        self._cuda = trainer.world.device.type == "cuda"
+        if self._cuda:
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+        self._recorder = ActivityRecorder() if trainer.world.local_rank == 0 else None
+        if self._recorder:
+            self._recorder.start()
+        self._first_step = trainer.step + 1
+        self._moments = [time.monotonic()]
+
+    def step(self) -> None:
+        """After each step."""
+        self._moments.append(time.monotonic())
+
+    def stop(self) -> None:
+        """After the last one: waits for it."""
+        if self._cuda:
+            torch.cuda.synchronize()
+        self._moments[-1] = time.monotonic()
+        self._last_step = self._trainer.step
+        self._activity = (
+            self._recorder.stop().between(self._moments[0], self._moments[-1]) if self._recorder else None
+        )
+
+    def found(self, loss: float, kernels: dict[str, Any] | None) -> dict[str, Any] | None:
+        """The profile, on rank 0; every rank calls it."""
+        t, moments = self._trainer, self._moments
+        world = t.world
+        held = held_bytes(t)
+        mine = {"rank": world.rank, "bytes": held | peak_bytes(held, world.device), "kernels": kernels}
+        everyone: list[Any] = [mine]
+        if world.size > 1:
+            everyone = [None] * world.size
+            dist.all_gather_object(everyone, mine)
+        if world.rank != 0 or self._activity is None:
+            return None
+        seconds = (moments[-1] - moments[0]) / (len(moments) - 1)
+        device = torch.cuda.get_device_name() if self._cuda else "cpu"
+        without = (
+            {}
+            if self._cuda
+            else {"activations": "only CUDA's allocator counts them", "kernels": "no GPU here"}
+        )
+        return {
+            "plan": "", "device": device, "torch": torch.__version__, "ranks": world.size, "first_step": self._first_step,
+            "last_step": self._last_step, "parameters": t.parameter_count, "loss": loss, "step_seconds": seconds,
+            "steps": [m - moments[0] for m in moments],
+            "activity": [{"at": s.at - moments[0], "gpu": s.gpu, **s.values} for s in self._activity.samples],
+            "activity_means": {str(g): m for g, m in self._activity.means().items()}, "by_rank": everyone,
+            **_rates(t.config, seconds, world.size, device), "not_measured": self._activity.not_measured | without,
+        }  # fmt: skip
+
+
+class ProfileRun(Callback):
+    """Measures some steps of a run, early in each attempt, for its report."""
+
+    AFTER, STEPS = 10, 10
+
+    def __init__(self, out: Path) -> None:
+        self._out = out
+        self._watch: Watch | None = None
+
+    def on_start(self, training: Any) -> None:
+        self._begin = training.step + self.AFTER
+
+    def on_step(self, training: Any, loss: float, norm: Tensor) -> None:
+        if training.step == self._begin:
+            self._watch = Watch(training)
+        elif self._watch is not None:
+            self._watch.step()
+            if training.step == self._begin + self.STEPS:
+                self._watch.stop()
+                found = self._watch.found(loss, None)
+                self._watch = None
+                if found is not None:
+                    with contextlib.suppress(OSError):  # a full disk is no reason to end a training
+                        atomic.write_text(self._out, json.dumps(found) + "\n")
 
 
 def _nothing() -> None:
