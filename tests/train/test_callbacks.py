@@ -9,9 +9,9 @@ import pytest
 
 from unbroken.data.digest import digest
 from unbroken.errors import UsageError
-from unbroken.train.batches import record
 from unbroken.train.callbacks import Callback, by_name
 from unbroken.train.config import parse
+from unbroken.train.corpus.batches import record
 from unbroken.train.corpus.order import SamplePosition
 
 

@@ -11,9 +11,9 @@ from types import FrameType
 
 from ..errors import Exit
 from ..progress import RunDir, attach
-from .batches import BatchJournal
 from .callbacks import Callback, by_name
 from .config import TrainConfig
+from .corpus.batches import BatchJournal
 from .saving import Saving, open_saving
 from .step_digests import StepDigestWriter, digest, step_digest_path
 from .training import OpenTraining, Training, open_corpus, open_training

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .corpus.order import SamplePosition
+from .order import SamplePosition
 
 if TYPE_CHECKING:
-    from ..data.journal import Journal
-    from ..data.loading.loader import BatchRecord
-    from .training import Training
+    from ...data.journal import Journal
+    from ...data.loading.loader import BatchRecord
+    from ..training import Training
 
 
 class BatchJournal:
@@ -24,7 +24,7 @@ class BatchJournal:
         self._journal: Journal | None = None
         self._trainer = trainer
         if trainer.world.rank == 0 and trainer.run.run_dir is not None:
-            from ..data.journal import Journal
+            from ...data.journal import Journal
 
             self._journal = Journal()
 
@@ -36,8 +36,8 @@ class BatchJournal:
 
 def record(t: Training, before: SamplePosition) -> BatchRecord:
     """What the step that is complete was given."""
-    from ..data.digest import digest
-    from ..data.loading.loader import BatchRecord
+    from ...data.digest import digest
+    from ...data.loading.loader import BatchRecord
 
     indices, _ = before.take(t.config.data.global_batch)
     digests = []
