@@ -11,8 +11,8 @@ from unbroken.data.digest import digest
 from unbroken.errors import UsageError
 from unbroken.train.callbacks import Callback, by_name
 from unbroken.train.config import parse
-from unbroken.train.corpus.batches import record
-from unbroken.train.corpus.order import SamplePosition
+from unbroken.train.corpus.batches import GlobalBatches
+from unbroken.train.corpus.order import SampleOrder, SamplePosition
 
 
 class Count(Callback):
@@ -88,23 +88,18 @@ def test_callbacks_of_one_name_are_refused() -> None:
 
 
 class FewSamples:
-    """What `record` asks of a training."""
+    count = 5
 
-    class config:
-        class data:
-            global_batch = 2
+    def rows(self, samples: Any) -> Any:
+        return samples, samples
 
-    step, order = 1, range(100)
-
-    class samples:
-        @staticmethod
-        def rows(samples: list[int]) -> Any:
-            return samples, samples
+    def weight(self, samples: Any) -> int:
+        return len(samples)
 
 
 def test_a_batch_is_its_samples_and_their_digest() -> None:
-    FewSamples.order = type("Order", (), {"samples": 5, "__getitem__": lambda _, i: i % 5})()  # type: ignore[assignment]
-    whole = SamplePosition(((0, 4),), ((5, 7),))
-    found = record(FewSamples(), whole)  # type: ignore[arg-type]
-    assert (found.samples, found.epoch, found.rank, found.world_size) == (((4, 5), (7, 8)), 0, 0, 1)
-    assert found.digest == (digest((4, [4], [4])) + digest((7, [2], [2]))) % 2**64
+    order = SampleOrder(5, seed=0)
+    found = GlobalBatches(order, FewSamples(), 2).record(3, SamplePosition(((0, 4),), ((5, 7),)))
+    assert (found.step, found.samples, found.epoch) == (3, ((4, 5), (7, 8)), 0)
+    expected = [digest((i, [order[i]], [order[i]])) for i in (4, 7)]
+    assert found.digest == sum(expected) % 2**64

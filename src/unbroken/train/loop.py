@@ -8,16 +8,20 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from ..errors import Exit
 from ..progress import RunDir, attach
 from .callbacks import Callback, by_name
 from .config import TrainConfig
-from .corpus.batches import BatchJournal
+from .corpus.batches import GlobalBatches
 from .saving import Saving, open_saving
 from .step_digests import StepDigestWriter, digest, step_digest_path
 from .training import OpenTraining, Training, open_corpus, open_training
 from .world import start_world, stop_world
+
+if TYPE_CHECKING:
+    from ..data.journal import Journal
 
 
 def train(
@@ -53,7 +57,8 @@ def _steps(t: Training, saving: Saving, stop_flag: list[int], callbacks: Sequenc
         if c.trace
         else None
     )
-    batches = BatchJournal(t)
+    batches = GlobalBatches(t.order, t.samples, t.config.data.global_batch)
+    journal = _journal(t)
     tokens_per_step = t.config.data.global_batch * t.config.data.seq
     asked = False
     before = time.perf_counter()
@@ -65,7 +70,8 @@ def _steps(t: Training, saving: Saving, stop_flag: list[int], callbacks: Sequenc
         if writer:
             writer.step(t.step, loss, batch)
         run.step(t.step, loss=loss, norm=float(norm), tokens=tokens_per_step)
-        batches.step(position)
+        if journal is not None:
+            journal(batches.record(t.step, position))
         for callback in callbacks:
             callback.on_step(t, loss, norm)
         now = time.perf_counter()
@@ -97,6 +103,15 @@ def _steps(t: Training, saving: Saving, stop_flag: list[int], callbacks: Sequenc
     if writer:
         writer.close()
     return stopped
+
+
+def _journal(t: Training) -> Journal | None:
+    """Where rank 0 of a run writes what each step was given."""
+    if t.world.rank != 0 or t.run.run_dir is None:
+        return None
+    from ..data.journal import Journal
+
+    return Journal()
 
 
 def _profile(t: Training) -> list[Callback]:

@@ -38,7 +38,7 @@ def run_rank(config: TrainConfig, out: Path, *, warm: int, steps: int) -> None:
     assert isinstance(trainer, PlanTrainer)
     for _ in range(warm):
         trainer.train_step(_nothing, False)
-    watch = Watch(trainer)
+    watch = StepWatch(trainer)
     for _ in range(steps):
         loss, *_ = trainer.train_step(_nothing, False)
         watch.step()
@@ -49,7 +49,7 @@ def run_rank(config: TrainConfig, out: Path, *, warm: int, steps: int) -> None:
     stop_world(world)
 
 
-class Watch:
+class StepWatch:
     """Steps of a plan that are watched: when each was complete, what the devices did meanwhile, what memory they took."""
 
     def __init__(self, trainer: PlanTrainer) -> None:
@@ -114,14 +114,14 @@ class ProfileRun(Callback):
 
     def __init__(self, out: Path) -> None:
         self._out = out
-        self._watch: Watch | None = None
+        self._watch: StepWatch | None = None
 
     def on_start(self, training: Any) -> None:
         self._begin = training.step + self.AFTER
 
     def on_step(self, training: Any, loss: float, norm: Tensor) -> None:
         if training.step == self._begin:
-            self._watch = Watch(training)
+            self._watch = StepWatch(training)
         elif self._watch is not None:
             self._watch.step()
             if training.step == self._begin + self.STEPS:
