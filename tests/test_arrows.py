@@ -195,13 +195,18 @@ def test_a_file_is_read_in_one_go() -> None:
 def test_where_a_thing_is_added_there_are_such_files() -> None:
     found = re.search(r"^## Where a thing is added\n(.*?)^## ", PAGE.read_text(), re.M | re.S)
     assert found
-    places = re.findall(r"`((?:\w+/)+\w+(?:\.\w+)?|detect)`", found[1])
-    assert len(places) > 20
+    rows = [line.split("|")[1].split()[0] for line in found[1].splitlines() if line.startswith("| ")]
+    assert {"rule", "storage", "cluster", "check", "harness,", "page"} <= {*rows}, "asked for by name"
+    places = re.findall(r"`((?:[\w.]+/)+[\w.]+|detect|hooks|cli)`", found[1])
+    assert len(places) > 40
     assert [p for p in places if not (ROOT / p).exists() and not (REPO / p).exists()] == []
     for path, names in (
         ("checkpoint/storage/__init__.py", "open_storage"), ("evaluate/suite/registry.py", "HARNESSES BACKENDS"),
         ("evaluate/contracts/protocols.py", "Harness Backend"), ("diagnose/judge/facts.py", "Facts"),
-        ("cli/cluster/doctor.py", "examine Finding"), ("page/shell.py", "render"), ("cluster/contract.py", "Cluster"),
+        ("cli/cluster/doctor.py", "examine Finding"), ("detect/node/quick.py", "check_node"),
+        ("detect/node/active/full.py", "check_fully"), ("cli/main.py", "COMMANDS FOLDERS"),
+        ("checkpoint/storage/base.py", "Storage"), ("page/shell.py", "render"),
+        ("cluster/contract.py", "Cluster"),
     ):  # fmt: skip
         assert path in found[1]
         for name in names.split():
