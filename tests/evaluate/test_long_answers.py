@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,8 +14,10 @@ from unbroken.errors import EvaluationError
 from unbroken.evaluate.contracts import Answer, Json, PreparedTask, Request, Sample, Task
 from unbroken.evaluate.contracts.samples import prompt_hash
 from unbroken.evaluate.plan.priors import Expected
+from unbroken.evaluate.result.folder import EvalDir
 from unbroken.evaluate.result.lengths import block_weights, learnt_lengths
 from unbroken.evaluate.result.sameness import check_of, chosen
+from unbroken.evaluate.run.tasks.scoring_queue import ScoringQueue
 from unbroken.evaluate.run.tasks.tasks import _work
 from unbroken.evaluate.suite import received, staged
 from unbroken.evaluate.suite.asking import answers_of, cut_short
@@ -54,6 +57,30 @@ def test_long_answers_are_asked_twice_seldom_or_not_at_all(tmp_path: Path) -> No
     assert check_of(prepared(tmp_path / "a", tokens=4096)).samples == 4
     with pytest.raises(EvaluationError, match="16,384 tokens are not asked twice"):
         check_of(prepared(tmp_path / "b", tokens=16384))
+
+
+@pytest.mark.parametrize(("n", "tokens"), [(40, 64), (100, 256), (400, 2000)])
+def test_answers_of_both_ways_are_compared_sample_by_sample(tmp_path: Path, n: int, tokens: int) -> None:
+    """However many of them are asked twice: long ones are fewer than their task's size alone says."""
+    p, folder = prepared(tmp_path / "task", n, tokens), EvalDir(tmp_path / "out")
+    check, hashes = check_of(p), staged.read_hashes(Path(p.folder))
+
+    def write(path: Path, prepared: PreparedTask, texts: list[str]) -> None:
+        own = staged.read_hashes(Path(prepared.folder))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        rows = [Answer(i, h, (t,)) for i, (h, t) in enumerate(zip(own, texts, strict=True))]
+        path.write_text("".join(staged.encode_answer(a) + "\n" for a in rows))
+
+    def merge(prepared: PreparedTask, given_up: dict[int, str], target: Path) -> tuple[()]:
+        # Each text names its prompt; the last one is another text.
+        asked = [hashes.index(h) for h in staged.read_hashes(Path(prepared.folder))]
+        write(target, prepared, [f"text {i}" for i in asked[:-1]] + ["another"])
+        return ()
+
+    write(folder.exact_answers("key", "t"), p, [f"text {i}" for i in range(n)])
+    queue = ScoringQueue(folder, "key", "c", SimpleNamespace(merge=merge), lambda: None, lambda: None)  # type: ignore[arg-type,return-value]
+    found, job = queue._write_check(check, p)
+    assert len(found.ids) == check.samples and found.differ == found.ids[-1:] and job is not None
 
 
 def landed(folder: Path, key: str, p: PreparedTask, lengths: list[int], written: float) -> None:

@@ -38,7 +38,11 @@ LONGEST = 4096
 
 def chosen(samples: int, tokens: int = 0) -> list[int]:
     """The ids of the samples that are asked both ways, evenly over the task; `tokens`: what an answer may have."""
-    n = min(samples, max(LEAST, min(MOST, samples // SHARE, TOKENS // max(1, tokens))))
+    return spread(samples, min(samples, max(LEAST, min(MOST, samples // SHARE, TOKENS // max(1, tokens)))))
+
+
+def spread(samples: int, n: int) -> list[int]:
+    """The ids of `n` samples, evenly over the task."""
     return [(2 * i + 1) * samples // (2 * n) for i in range(n)]
 
 

@@ -14,7 +14,7 @@ from ...contracts import Check, PreparedTask, Score, ScoreDone, ScoreJob, Scorin
 from ...preparation import reads_of_score
 from ...result.answers import AnswerStore
 from ...result.folder import EvalDir, read_json
-from ...result.sameness import SUFFIX, Compared, checks, chosen, compare_answers
+from ...result.sameness import SUFFIX, Compared, checks, compare_answers, spread
 from ...suite.staged import encode_answer, read_answers
 
 
@@ -131,7 +131,7 @@ class ScoringQueue:
         """The comparison; where something differs, also what is to be scored to see what that changes. In a thread."""
         target = self.folder.exact_answers(self.key, check.task.name)
         conditions = self.store.merge(check, {}, target)
-        ids = chosen(prepared.samples)
+        ids = spread(prepared.samples, check.samples)
         exact = {i: replace(a, sample=i) for i, a in zip(ids, read_answers(target), strict=True)}
         fast = read_answers(self.folder.exact_answers(self.key, prepared.task.name))
         found = compare_answers(prepared, {i: fast[i] for i in ids}, exact)
