@@ -77,7 +77,9 @@ def test_the_types_of_a_snapshot_are_those_that_are_drawn() -> None:
     page = (ROOT.parents[1] / "docs" / "architecture.md").read_text()
     drawn = page.partition("## A snapshot, stage by stage")[2].partition("## ")[0]
     named = set(re.findall(r"\b[A-Z][a-z]+(?:[A-Z][a-z]+)*\b", drawn.partition("```")[2])) - {"JSON"}
-    code = "\n".join(p.read_text() for p in (ROOT / "checkpoint").rglob("*.py"))
+    code = "\n".join(
+        p.read_text() for folder in ("checkpoint", "progress/records") for p in (ROOT / folder).rglob("*.py")
+    )
     gone = [n for n in named if not re.search(rf"^(?:class {n}\b|{n} = )", code, re.MULTILINE)]
     assert len(named) > 12 and not gone
 

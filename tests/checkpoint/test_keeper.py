@@ -12,10 +12,10 @@ import pytest
 
 from tests.support.keepers import FakeAgent, FakeRank, alive, until
 from unbroken.checkpoint.catalogue import contents as catalogue
-from unbroken.checkpoint.catalogue.candidates import Candidate
 from unbroken.checkpoint.client.links import KeeperGone, KeeperRefused, NotAnnounced
 from unbroken.checkpoint.storage import open_storage
 from unbroken.errors import DoesNotFit
+from unbroken.progress.records.candidate import Candidate
 
 
 def committed(agent: FakeAgent) -> list[str]:

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from unbroken.checkpoint.catalogue import contents as catalogue
-from unbroken.checkpoint.format.manifest import parse_folder_name
 from unbroken.checkpoint.storage.posix import PosixStorage
+from unbroken.progress.records.candidate import parse_folder_name
 
 pytestmark = [pytest.mark.slow, pytest.mark.integration, pytest.mark.timeout(900)]
 KILLS = int(os.environ.get("KILLS", "40"))

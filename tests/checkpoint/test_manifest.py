@@ -20,9 +20,7 @@ from unbroken.checkpoint.format.manifest import (
     PartManifest,
     Sharding,
     data_name,
-    folder_name,
     merge,
-    parse_folder_name,
     stored_name,
     tensor_part,
 )
@@ -31,6 +29,7 @@ from unbroken.checkpoint.format.shards import RunBuilder, ShardRun, TensorShard,
 from unbroken.data.position import normalize
 from unbroken.errors import CheckpointCorrupt, CheckpointTooNew
 from unbroken.journal import checksummed
+from unbroken.progress.records.candidate import folder_name, parse_folder_name
 
 
 def part(

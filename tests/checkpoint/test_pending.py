@@ -10,8 +10,8 @@ import pytest
 
 from tests.support.keepers import FakeAgent, FakeRank, until
 from unbroken.checkpoint.catalogue import contents as catalogue
-from unbroken.checkpoint.catalogue.candidates import Candidate
 from unbroken.checkpoint.storage import open_storage
+from unbroken.progress.records.candidate import Candidate
 from unbroken.testing.http_faults import Fault
 from unbroken.testing.object_store import FakeS3
 

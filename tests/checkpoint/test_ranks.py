@@ -17,13 +17,13 @@ import torch
 from tests.support.keepers import FakeAgent, SharedAgreement, alive, until
 from unbroken.checkpoint import Checkpointer, checkpointer
 from unbroken.checkpoint.catalogue import contents as catalogue
-from unbroken.checkpoint.catalogue.candidates import Candidate
 from unbroken.checkpoint.client import session
 from unbroken.checkpoint.interval import Bounds
 from unbroken.checkpoint.ranks.environment import Place
 from unbroken.checkpoint.restore.selection import Restored
 from unbroken.checkpoint.storage import open_storage
 from unbroken.errors import CheckpointError, NotDurable, StorageError
+from unbroken.progress.records.candidate import Candidate
 
 
 class Ranks:

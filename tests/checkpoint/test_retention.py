@@ -21,9 +21,10 @@ from unbroken.checkpoint.catalogue.retention import (
     read_pins,
     unpin_checkpoint,
 )
-from unbroken.checkpoint.format.manifest import COMMITTED, data_name, folder_name
+from unbroken.checkpoint.format.manifest import COMMITTED, data_name
 from unbroken.checkpoint.storage.posix import PosixStorage
 from unbroken.errors import NoCheckpoint, StorageError, UsageError
+from unbroken.progress.records.candidate import folder_name
 
 NOW = 1_800_000_000.0
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unbroken.checkpoint.catalogue.candidates import candidates
-from unbroken.checkpoint.format.manifest import folder_name
+from unbroken.progress.records.candidate import folder_name
 
 SLOTS = {0: "a", 1: "a", 2: "b", 3: "b"}
 

@@ -36,11 +36,10 @@ from typing import Any
 
 from tests.support.keepers import FakeAgent, alive, until
 from unbroken.checkpoint.catalogue import contents as catalogue
-from unbroken.checkpoint.catalogue.candidates import Candidate
 from unbroken.checkpoint.client.links import KeeperGone
-from unbroken.checkpoint.format.manifest import folder_name
 from unbroken.checkpoint.storage import open_storage
 from unbroken.errors import UnbrokenError
+from unbroken.progress.records.candidate import Candidate, folder_name
 
 SIZE = 0.16  # megabytes a rank
 PERSIST = 3

@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from unbroken.checkpoint.catalogue.candidates import Candidate
 from unbroken.checkpoint.client.links import (
     KeeperLink,
     RankLink,
@@ -32,6 +31,7 @@ from unbroken.checkpoint.format import layout as arena
 from unbroken.checkpoint.format.manifest import FileRecord, PartManifest, Sharding, data_name, tensor_part
 from unbroken.checkpoint.keeper.wire import Message
 from unbroken.journal.checksummed import decode_checked
+from unbroken.progress.records.candidate import Candidate
 
 
 def alive(pid: int) -> bool:

@@ -21,10 +21,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from unbroken.checkpoint.catalogue.contents import listing, verify_in
-from unbroken.checkpoint.format.manifest import folder_name
 from unbroken.checkpoint.storage.posix import PosixStorage
 from unbroken.errors import RunError, UnbrokenError
 from unbroken.progress import RunDir, read_journal
+from unbroken.progress.records.candidate import folder_name
 from unbroken.testing.faults import RunFaults
 from unbroken.testing.scenario import Command, ScenarioSize
 from unbroken.train.step_digests import read_step_digests

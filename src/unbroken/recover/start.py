@@ -18,7 +18,7 @@ from typing import TypeVar
 
 from ..checkpoint.catalogue.placement import CLAIMS, check_folder
 from ..checkpoint.convert.origin import find_origin
-from ..checkpoint.format.manifest import COMMITTED, parse_folder_name
+from ..checkpoint.format.manifest import COMMITTED
 from ..cluster.contract import Cluster, Request
 from ..cluster.local_folder import forget_run, hold_run
 from ..cluster.registry import find_cluster, make_cluster
@@ -42,6 +42,7 @@ from ..progress import (
     read_spec,
     write_spec,
 )
+from ..progress.records.candidate import parse_folder_name
 from ..progress.records.state import RunState
 from ..progress.spec import KEEP_LOGS, WARM_AFTER
 from ..units import Bytes, Duration

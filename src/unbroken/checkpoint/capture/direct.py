@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import CheckpointError
 from ...journal.checksummed import digest
+from ...progress.records.candidate import folder_name
 from ...version import __version__
 from ..format import layout as arena
 from ..format.manifest import (
@@ -22,7 +23,6 @@ from ..format.manifest import (
     PartManifest,
     Sharding,
     data_name,
-    folder_name,
     merge,
     part_name,
     stored_name,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..format.manifest import folder_name
+from ...progress.records.candidate import folder_name
 
 _ON_DISK, _BROUGHT = 1, 2
 _MOST_RANKS = 1 << 16

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from ...errors import CheckpointCorrupt, CheckpointError, CheckpointTooNew, NoCheckpoint, StorageError
 from ...journal.checksummed import digest
+from ...progress.records.candidate import parse_folder_name
 from ..format import layout as arena
 from ..format.manifest import (
     COMMITTED,
@@ -22,7 +23,6 @@ from ..format.manifest import (
     Manifest,
     PartManifest,
     data_name,
-    parse_folder_name,
     part_name,
 )
 from ..storage.base import Storage

@@ -28,7 +28,7 @@ from typing import Any
 
 from ...errors import StorageError, UnbrokenError, UsageError
 from ...progress import RunDir, read_journal, read_spec
-from ..format.manifest import parse_folder_name
+from ...progress.records.candidate import parse_folder_name
 from ..storage.base import Storage
 from .contents import listing
 

@@ -11,9 +11,10 @@ from pathlib import Path
 
 from ...errors import CheckpointError, InputError, UnbrokenError
 from ...progress import RunDir, newest_place, read_journal
+from ...progress.records.candidate import parse_folder_name
 from ..catalogue import contents as catalogue
 from ..catalogue.mirror import mirror
-from ..format.manifest import COMMITTED, parse_folder_name
+from ..format.manifest import COMMITTED
 from ..storage import open_storage
 from ..storage.base import Storage
 

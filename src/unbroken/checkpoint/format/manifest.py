@@ -17,6 +17,7 @@ from typing import Any
 
 from ...errors import CheckpointCorrupt
 from ...journal.checksummed import Fields, decode_checked, digest, encode_checked
+from ...progress.records.candidate import folder_name
 from .position import Position, read_position
 from .position import merged as merged_position
 from .replicas import joined_json, read_joined
@@ -38,8 +39,8 @@ from .tensors import (
 
 __all__ = [
     "ALGORITHM", "CHUNK_BYTES", "COMMITTED", "MANIFEST", "Committed", "FileRecord", "Manifest", "PartManifest",
-    "PartRecord", "Sharding", "TensorPart", "TensorRecord", "data_name", "folder_name", "item_bytes", "merge",
-    "parse_folder_name", "part_name", "stored_name", "tensor_part",
+    "PartRecord", "Sharding", "TensorPart", "TensorRecord", "data_name", "item_bytes", "merge",
+    "part_name", "stored_name", "tensor_part",
 ]  # fmt: skip
 
 MANIFEST = "manifest.json"
@@ -47,18 +48,6 @@ COMMITTED = "COMMITTED"
 CHUNK_BYTES = 16 * 2**20
 ALGORITHM = "xxh3_64"
 MAX_WORLD = 2**20
-_FOLDER = re.compile(r"step-(\d{8,18})\.a(\d{4,9})")
-
-
-def folder_name(step: int, attempt: int) -> str:
-    """The name of the folder that an attempt writes a step's checkpoint to."""
-    return f"step-{step:08d}.a{attempt:04d}"
-
-
-def parse_folder_name(name: str) -> tuple[int, int] | None:
-    """(step, attempt) of a checkpoint's folder, or None for any other name."""
-    m = _FOLDER.fullmatch(name)
-    return (int(m[1]), int(m[2])) if m and folder_name(int(m[1]), int(m[2])) == name else None
 
 
 def data_name(rank: int) -> str:

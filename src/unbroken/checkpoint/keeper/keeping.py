@@ -21,9 +21,9 @@ from ...errors import UnbrokenError
 from ...link.accepting import Acceptor, Connection
 from ...link.bounds import HELLO_BYTES
 from ...link.runs import unpack
+from ...progress.records.candidate import folder_name
 from ..catalogue import retention
 from ..catalogue.retention import Retention
-from ..format.manifest import folder_name
 from ..storage import open_storage
 from ..storage.base import Storage
 from .buffers.holdings import CLAIMED, FREE, Buffer, Holdings, SnapshotId

@@ -8,9 +8,9 @@ import time
 from typing import Any
 
 from ...errors import CheckpointError
+from ...progress.records.candidate import Candidate
 from ..capture.generators import restore_rng
 from ..catalogue import contents as catalogue
-from ..catalogue.candidates import Candidate
 from ..catalogue.placement import same_place
 from ..client.buffers import Buffers
 from ..client.links import RankLink

@@ -19,21 +19,13 @@ import torch
 
 from ...errors import CheckpointCorrupt, CheckpointError, NoCheckpoint, UnbrokenError
 from ...journal.checksummed import digest, encode_checked
+from ...progress.records.candidate import Candidate, folder_name
 from ..catalogue import contents as catalogue
-from ..catalogue.candidates import Candidate
 from ..client.links import RankLink
 from ..client.rank_buffer import RankBuffer
 from ..client.rank_memory import RankMemory
 from ..device.targets import typed_view
-from ..format.manifest import (
-    CHUNK_BYTES,
-    FileRecord,
-    PartManifest,
-    Sharding,
-    TensorPart,
-    data_name,
-    folder_name,
-)
+from ..format.manifest import CHUNK_BYTES, FileRecord, PartManifest, Sharding, TensorPart, data_name
 from ..format.memory import memory_of
 from ..format.position import Position
 from ..keeper.buffers.holdings import SnapshotId

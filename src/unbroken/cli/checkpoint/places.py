@@ -26,9 +26,9 @@ One = Annotated[
 def place_of(text: str, *, must_exist: bool = True) -> tuple[Storage, str | None]:
     """The storage that a user means, and the checkpoint in it if they named one."""
     from ...checkpoint.catalogue.placement import check_folder
-    from ...checkpoint.format.manifest import parse_folder_name
     from ...checkpoint.storage import open_storage
     from ...progress import RunDir, newest_place
+    from ...progress.records.candidate import parse_folder_name
 
     above, _, last = text.rstrip("/").rpartition("/")
     if parse_folder_name(last):
@@ -114,6 +114,6 @@ def newest_attempt(to: str) -> int:
 
 
 def _holds_checkpoints(folder: Path) -> bool:
-    from ...checkpoint.format.manifest import parse_folder_name
+    from ...progress.records.candidate import parse_folder_name
 
     return any(parse_folder_name(p.name) for p in folder.iterdir())

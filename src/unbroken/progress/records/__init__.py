@@ -1,1 +1,1 @@
-"""What a run writes down: verdicts, decisions, incidents, steps, and the state that its journal folds to."""
+"""What a run writes down: verdicts, decisions, incidents, candidates, steps, and the state that its journal folds to."""

@@ -12,10 +12,10 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from ...checkpoint.catalogue.contents import newest
 from ...checkpoint.convert.export import Whole
-from ...checkpoint.format.manifest import parse_folder_name
 from ...checkpoint.format.sharding import describe
 from ...checkpoint.storage import open_storage
 from ...errors import InputError, UsageError
+from ...progress.records.candidate import parse_folder_name
 from ..config import ModelConfig
 from ..huggingface.weights import LlamaFolder
 from ..planning.sizes import cut_dimension, parameter_shapes

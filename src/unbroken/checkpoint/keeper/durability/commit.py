@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from ....errors import CheckpointCorrupt, StorageError
 from ....journal.checksummed import digest, encode_checked
+from ....progress.records.candidate import folder_name
 from ...format.manifest import (
     CHUNK_BYTES,
     COMMITTED,
@@ -24,7 +25,6 @@ from ...format.manifest import (
     FileRecord,
     PartManifest,
     data_name,
-    folder_name,
     merge,
     part_name,
 )

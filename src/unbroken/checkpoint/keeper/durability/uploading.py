@@ -12,8 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ....errors import UnbrokenError
+from ....progress.records.candidate import folder_name
 from ...catalogue.mirror import mirror
-from ...format.manifest import COMMITTED, folder_name
+from ...format.manifest import COMMITTED
 from ...storage import open_storage
 from ...storage.base import Storage
 from ..buffers.holdings import SnapshotId

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ....errors import StorageError, UnbrokenError
-from ...format.manifest import folder_name
+from ....progress.records.candidate import folder_name
 from ...storage.base import Storage
 from ..buffers.holdings import Buffer, Holdings, Snapshot, SnapshotId
 from .commit import (

@@ -18,7 +18,6 @@ from pathlib import Path
 from .... import atomic
 from ....checkpoint.catalogue.contents import Found, listing
 from ....checkpoint.catalogue.retention import pin_checkpoint, unpin_checkpoint
-from ....checkpoint.format.manifest import parse_folder_name
 from ....checkpoint.storage import open_storage
 from ....checkpoint.storage.base import Storage
 from ....errors import (
@@ -40,6 +39,7 @@ from ....journal import lines
 from ....journal.codec import decode, encode
 from ....page.shell import write_beside
 from ....progress import RunDir, newest_place
+from ....progress.records.candidate import parse_folder_name
 from ...contracts import ModelSpec, Report, Suite
 from ...result.folder import EvalDir, read_json
 from ...result.results import Difference, compare

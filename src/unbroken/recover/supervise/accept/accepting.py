@@ -11,10 +11,11 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from ....checkpoint.catalogue.candidates import CandidateMessage, candidates
+from ....checkpoint.catalogue.candidates import candidates
 from ....checkpoint.catalogue.contents import Found
 from ....errors import RunStopped, StorageError, UnbrokenError
 from ....progress import RunSpec
+from ....progress.records.candidate import CandidateMessage
 from ....progress.records.state import RunState
 from ..attempt.farewell import Last
 from ..nodes.fleet import Fleet

@@ -20,11 +20,11 @@ from ....checkpoint.catalogue.placement import (
     survey,
 )
 from ....checkpoint.convert.origin import bring, find_origin
-from ....checkpoint.format.manifest import parse_folder_name
 from ....checkpoint.storage import open_storage
 from ....checkpoint.storage.base import Storage
 from ....errors import RunStopped, StorageError, UnbrokenError
 from ....progress import RunDir
+from ....progress.records.candidate import parse_folder_name
 from ....progress.records.state import Brought, RunState
 from ...wire import Message
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 
-from ....checkpoint.format.manifest import folder_name
 from ....errors import NotDurable, RunDirLost
 from ....progress import RunDir
+from ....progress.records.candidate import folder_name
 from ...telling.teller import Teller
 from ..accept.accepting import Accepting
 from ..accept.placing import CheckpointPlace

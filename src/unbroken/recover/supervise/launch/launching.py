@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from ....checkpoint.catalogue.announcement import pack
-from ....checkpoint.catalogue.candidates import CandidateMessage
 from ....errors import RunError, RunInUse, RunStopped
 from ....progress import RunDir, RunSpec
+from ....progress.records.candidate import CandidateMessage
 from ....progress.records.state import RunState
 from ...node.ranks.process import LaunchOrder
 from ...wire import Message
