@@ -26,6 +26,7 @@ install-all: $(ALL_STAMP)
 # Trainers that want GPUs (torchtitan, DeepSpeed, Megatron), for the tests that run them on a CPU; torchtitan wants an older datasets.
 install-hooks: $(ALL_STAMP)
 	DS_BUILD_OPS=0 $(BIN)/python -m pip install -q --no-deps --no-build-isolation -r requirements/hooks-components.txt
+	bash scripts/megatron.sh $(VENV)
 
 $(EVAL_STAMP): $(RUN_STAMP) requirements/install-eval.txt requirements/eval.txt requirements/models.txt
 	PYTHON=$(PYTHON) bash scripts/install.sh $(VENV) install-eval

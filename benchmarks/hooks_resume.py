@@ -2,6 +2,7 @@
 way, and goes on from there in a new process. Told is whether every loss is that of the undisturbed training, bit for bit.
 
     python benchmarks/hooks_resume.py             # prints a table, writes benchmarks/results/hooks_resume.json; minutes
+    python benchmarks/hooks_resume.py --frameworks lightning     # one of them; the other rows of the file stay
 
 One process, CPU; shuffled, dropout, two workers, two batches a step, samples that draw. The resume begins after step 4 (first epoch of
 eleven steps) or 14 (second epoch). `noise` tells whether the dataset draws for each sample.
@@ -28,6 +29,7 @@ SCRIPTS = {
     "transformers": "transformers_trainer",
     "accelerate": "accelerate_loop",
     "lightning": "lightning_fit",
+    "deepspeed": "deepspeed_zero",
 }
 AFTER = (4, 14)
 
@@ -117,6 +119,55 @@ def _lightning(example: Any, folder: Path, resume: int) -> None:
     example.main()
 
 
+def _deepspeed(example: Any, folder: Path, resume: int) -> None:
+    """What its documentation tells to write: the step in `client_state`, and batches that are skipped by the script."""
+    sys.path.insert(0, str(ROOT))
+    from tests.hooks.on_cpu.zero import stand_in
+
+    stand_in()
+
+    class Own:
+        def __init__(self, engine: Any, loader: Any) -> None:
+            self.engine, self.loader, self.skip = engine, loader, 0
+            if resume:
+                _, state = engine.load_checkpoint(str(folder / "own"), tag=str(resume))
+                self.skip = state["batches"]
+
+        def __iter__(self) -> Iterator[Any]:
+            for batch in self.loader:
+                if self.skip:
+                    self.skip -= 1
+                    continue
+                yield batch
+                engine = self.engine
+                if not resume and engine.global_steps in AFTER and engine.micro_steps % 2 == 0:
+                    state = {"batches": engine.micro_steps}
+                    engine.save_checkpoint(
+                        str(folder / "own"), tag=str(engine.global_steps), client_state=state
+                    )
+
+    example.attach = lambda engine, loader, *_, **__: Own(engine, loader)
+    sys.argv += ["--stage", "2"]
+    for name, value in {
+        "RANK": 0,
+        "LOCAL_RANK": 0,
+        "WORLD_SIZE": 1,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": free_port(),
+    }.items():
+        os.environ[name] = str(value)
+    example.main()
+
+
+def free_port() -> int:
+    """A port that nothing listens on now."""
+    import socket
+
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
 def losses(framework: str, folder: Path, resume: int, noise: bool) -> dict[int, list[str]]:
     """The losses of each step in a process of its own. SystemExit where it fails."""
     words = [
@@ -161,6 +212,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results" / "hooks_resume.json")
+    parser.add_argument("--frameworks", default=",".join(SCRIPTS))
     parser.add_argument("--train", choices=list(SCRIPTS), help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--resume", type=int, default=0, help=argparse.SUPPRESS)
@@ -171,13 +223,15 @@ def main() -> None:
         return
     from machine import describe_machine
 
-    rows = {
-        name: {"version": version(name), "noise": compare(name, True), "no_noise": compare(name, False)}
-        for name in SCRIPTS
-    }
-    args.output.write_text(json.dumps({"machine": describe_machine(), "own_resume": rows}, indent=1) + "\n")
-    for name, row in rows.items():
-        print(name, row)
+    rows = json.loads(args.output.read_text())["own_resume"] if args.output.exists() else {}
+    for name in args.frameworks.split(","):
+        rows[name] = {"version": version(name)}
+        for kind, noise in {"noise": True, "no_noise": False}.items():
+            rows[name][kind] = compare(name, noise)
+            print(name, kind, rows[name][kind], flush=True)
+            args.output.write_text(
+                json.dumps({"machine": describe_machine(), "own_resume": rows}, indent=1) + "\n"
+            )
 
 
 if __name__ == "__main__":

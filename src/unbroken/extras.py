@@ -12,7 +12,7 @@ MAKE_TARGETS = {
     "eval": "install-eval", "ray": "install-all", "s3": "install-all", "hosts": "install-all", "kubernetes": "install-all",
     "hooks-transformers": "install-all",
     "hooks-accelerate": "install-all", "hooks-lightning": "install-all", "hooks-torchft": "install-all",
-    "hooks-torchtitan": "install-hooks", "hooks-deepspeed": "install-hooks",
+    "hooks-torchtitan": "install-hooks", "hooks-deepspeed": "install-hooks", "hooks-megatron": "install-hooks",
 }  # fmt: skip
 """Extras that `make install` leaves out, and the target of a checkout's Makefile that brings them."""
 _ROOT = Path(__file__).resolve().parents[2]

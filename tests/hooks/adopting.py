@@ -1,11 +1,12 @@
 """Three trainings in one process: the framework's own until step 6; with our hook from its checkpoint of step 4; and without our
 hook again from a checkpoint that it wrote meanwhile. Prints a line before each.
 
-    python -m tests.hooks.adopting transformers|lightning FOLDER
+    python -m tests.hooks.adopting transformers|lightning|accelerate FOLDER
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 from pathlib import Path
@@ -58,8 +59,65 @@ def lightning(folder: Path) -> None:
         example.main()
 
 
+def accelerate(folder: Path) -> None:
+    import accelerate_loop as example
+    from accelerate import skip_first_batches
+
+    attach = example.attach
+
+    class Over(Exception):
+        """The phase has made its steps."""
+
+    class Saving:
+        """The script's own checkpoints, each fourth step: accelerate leaves the place in the data to the script."""
+
+        def __init__(self, accelerator: Any, loader: Any, start: int, last: int) -> None:
+            self.accelerator, self.loader, self.step, self.last = accelerator, loader, start, last
+
+        def __iter__(self) -> Any:
+            for number, batch in enumerate(self.loader, 1):
+                yield batch
+                self.step += number % 2 == 0
+                if number % 2 == 0 and self.step % 4 == 0:
+                    self.accelerator.save_state(str(folder / f"own-{self.step}"))
+                if self.step == self.last:
+                    raise Over
+
+    class Rest:
+        """The loader as accelerate tells to write it: epochs that are done have no batch, of the present one some are skipped."""
+
+        def __init__(self, loader: Any, batches: int) -> None:
+            self.loader, (self.epochs, self.batches) = loader, divmod(batches, len(loader))
+
+        def __iter__(self) -> Any:
+            self.epochs -= 1
+            if self.epochs == -1:
+                yield from skip_first_batches(self.loader, self.batches)
+            elif self.epochs < 0:
+                yield from self.loader
+
+    for phase, (start, last) in PHASES.items():
+
+        def made(accelerator: Any, loader: Any, phase: str = phase, start: Any = start, last: int = last, **how: Any) -> Any:  # fmt: skip
+            own = str(folder / f"own-{start}")
+            if phase == "adopted":
+                loader = attach(accelerator, loader, **how)
+                if loader.step == 0:  # there is no checkpoint of ours yet
+                    accelerator.load_state(own)
+                    loader.start_from(epoch=0, step=start, batches=2 * start)
+            elif start:
+                accelerator.load_state(own)
+                loader = Rest(loader, 2 * start)
+            return Saving(accelerator, loader, start or 0, last)
+
+        example.attach = made
+        print(f"phase {phase}", flush=True)
+        with contextlib.suppress(Over):
+            example.main()
+
+
 if __name__ == "__main__":
     framework, folder = sys.argv[1:]
     sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples" / "hooks"))
     sys.argv = [framework, "--out", str(Path(folder) / "out"), "--epochs", "2"]
-    {"transformers": transformers, "lightning": lightning}[framework](Path(folder))
+    {"transformers": transformers, "lightning": lightning, "accelerate": accelerate}[framework](Path(folder))

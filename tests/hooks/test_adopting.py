@@ -13,7 +13,7 @@ from . import exact
 pytestmark = [pytest.mark.slow, pytest.mark.integration]
 
 
-@pytest.mark.parametrize("framework", ["transformers", "lightning"])
+@pytest.mark.parametrize("framework", ["transformers", "lightning", "accelerate"])
 def test_from_the_frameworks_own_checkpoint_and_back(tmp_path: Path, framework: str) -> None:
     pytest.importorskip(framework, reason="needs requirements/hooks.txt")
     done = subprocess.run(
@@ -24,5 +24,6 @@ def test_from_the_frameworks_own_checkpoint_and_back(tmp_path: Path, framework: 
     phases = [exact.losses(text) for text in done.stdout.split("phase ")[1:]]
     steps = [sorted(step for _, step in phase) for phase in phases]
     assert steps == [list(range(1, 7)), list(range(5, 23)), list(range(17, 23))]
-    assert all(len(found) == 2 for phase in phases for found in phase.values()), "two batches a step"
+    printed = 1 if framework == "accelerate" else 2  # of a step's two batches
+    assert all(len(found) == printed for phase in phases for found in phase.values())
     assert any((tmp_path / "out" / "unbroken").glob("step-*/COMMITTED")), "ours are there too"

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import signal
+import contextlib
 import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from unbroken.errors import UsageError
@@ -60,10 +60,20 @@ def train(folder: Path, kill_at: int = 0) -> exact.Losses:
     finally:
         for g in groups:
             if g.poll() is None:
-                os.killpg(g.pid, signal.SIGKILL)
+                _kill(g.pid)
             g.wait()
         lighthouse.shutdown()
     return {at: found for log in logs for at, found in exact.losses(log.read_text()).items()}
+
+
+def _kill(launcher: int) -> None:
+    """Ends a launcher and its ranks with signal 9, but not their keepers. Ranks have sessions of their own, and outlive a launcher that is
+    killed alone."""
+    above = psutil.Process(launcher)
+    for process in [above, *above.children(recursive=True)]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if str(SCRIPT) in process.cmdline():
+                process.kill()
 
 
 def test_exact_after_all_groups_were_killed(tmp_path: Path) -> None:

@@ -82,6 +82,7 @@ class UnbrokenCallback(_Callback):  # type: ignore[misc]
             self._begin(trainer)
 
         def on_run_start(fetcher: Any) -> None:
+            states.count_epoch(trainer, self.loader)
             start(fetcher)
             if self.training is not None and self.training.restored is not None:
                 # It stands between two steps: nothing of a step before it is to be made up for.
@@ -119,9 +120,7 @@ class UnbrokenCallback(_Callback):  # type: ignore[misc]
                 epoch, batches = divmod(done, int(trainer.num_training_batches))
                 self.loader.loader.start_from(epoch, trainer.global_step, batches)
 
-    def on_train_batch_end(
-        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, *_: Any) -> None:
         """Notes this rank's loss."""
         if self.training is not None:
             self.training.loss.note(outputs.get("loss") if isinstance(outputs, dict) else outputs)

@@ -70,7 +70,8 @@ class StepLoader:
         self._given_all = False
 
     def __len__(self) -> int:
-        return len(self.loader)
+        """Batches of an undisturbed epoch: a framework makes its schedule of it, the same after a rollback as before."""
+        return self.loader.batches_of_epoch() if isinstance(self.loader, data.Loader) else len(self.loader)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or name == "loader":

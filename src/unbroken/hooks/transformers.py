@@ -25,7 +25,7 @@ check_version("transformers", "5.23", "hooks-transformers")
 import transformers.trainer as _trainer  # noqa: E402  only where it is known to be there
 from transformers import Trainer, TrainerCallback  # noqa: E402
 
-from .states.transformers import Counters  # noqa: E402
+from .states.transformers import Counters, Epochs  # noqa: E402
 
 
 def attach(trainer: Trainer, directory: str | Path | None = None, **options: Any) -> HookedTraining:
@@ -53,7 +53,7 @@ class _Attached(TrainerCallback):  # type: ignore[misc]
         self.loader: StepLoader | None = None
         self.prepared: Any = None
         self.resumed_epoch = -1
-        self.counters = Counters(trainer)
+        self.counters, self.epochs = Counters(trainer), Epochs(trainer)
         self.init_state, self.prepare = trainer._init_training_state, trainer._prepare_for_training
         self.run_epoch, self.train_step = trainer._run_epoch, trainer.training_step
         self.make_loader, self.load_rng = trainer.get_train_dataloader, trainer._load_rng_state
@@ -97,14 +97,13 @@ class _Attached(TrainerCallback):  # type: ignore[misc]
             if resume is not None and isinstance(loader.loader, Loader):
                 loader.loader.start_from(found[0], trainer.state.global_step, found[1])
             return found
-        done = trainer.state.global_step
-        self.resumed_epoch = done // steps
-        return done // steps, done % steps * trainer.args.gradient_accumulation_steps
+        self.resumed_epoch, trained = self.epochs.resume(loader, steps)
+        return self.resumed_epoch, trained
 
     def _epoch(self, **kwargs: Any) -> None:
         if kwargs["epoch"] == self.resumed_epoch:
             kwargs["resume_from_checkpoint"] = "unbroken"  # it counts from where the epoch was left
-        self.run_epoch(**kwargs)
+        self.run_epoch(**kwargs | self.epochs.count(self.loader, **kwargs))
 
     def _generators(self, checkpoint: Any) -> None:
         if self.training.restored is None:

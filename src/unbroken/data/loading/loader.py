@@ -144,6 +144,21 @@ class Loader(CountingLoader):
         """Batches of the whole epoch on this rank."""
         return self._shared().batches(self._epoch, self._skips)
 
+    def batches_of_epoch(self) -> int:
+        """Batches on this rank of an epoch of which nothing is skipped: what a schedule goes by. Raises TypeError where `len` does."""
+        return self._shared().batches(self._epoch, ())
+
+    def batches_left(self, epoch: int) -> int:
+        """Batches on this rank of that epoch, the present one or a later one, that the loop was not given yet and that are not
+        skipped. Raises TypeError where `len` does."""
+        start = self._at if epoch == self._epoch else epoch * self._order.size
+        return self._shared().batches(epoch, self._skips, start)
+
+    def begin_inside_step(self, batches: int) -> None:
+        """The first step from here on has so many batches less: a framework's own count of its epoch's batches wants that where
+        the batch size, the ranks or the samples changed at a resume."""
+        self._in_step = whole_number("batches", batches, 0) % self._accumulate
+
     def set_epoch(self, epoch: int) -> None:
         """Nothing where the training is in that epoch already; a later one is begun. Raises UsageError for an earlier one."""
         epoch = whole_number("the epoch", epoch)

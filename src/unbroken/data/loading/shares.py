@@ -56,17 +56,19 @@ class Sharing:
             return self._units(self.order, epoch, start, skips)
         return self._samples(epoch, start, skips)
 
-    def batches(self, epoch: int, skips: Ranges) -> int:
-        """How many batches a whole epoch has. Raises TypeError where that is not known without making all packs."""
+    def batches(self, epoch: int, skips: Ranges, start: int | None = None) -> int:
+        """How many batches an epoch has, from the absolute number `start` on. Raises TypeError where that is not known without
+        making all packs."""
         size = self.order.size
         begin = epoch * size
+        start = begin if start is None else start
         whole = self.batch * self.world_size
         if isinstance(self.order, UnitOrder):
             if not isinstance(self.order, ListedBatches):
                 raise TypeError("how many packs an epoch has is known only once they are made")
-            left = len(self.order.unit_ends(self.seed, epoch, 0, size))
+            left = len(self.order.unit_ends(self.seed, epoch, start - begin, size))
         else:
-            left = count(subtract([(begin, begin + size)], skips))
+            left = count(subtract([(start, begin + size)], skips))
         return left // whole + bool(self._tail(left % whole))
 
     def _samples(self, epoch: int, start: int, skips: Ranges) -> Iterator[Share]:

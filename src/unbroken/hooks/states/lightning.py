@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ...data import Loader
 from ...errors import UsageError
 
 
@@ -31,6 +32,19 @@ def refuse_unkept(trainer: Any) -> None:
             f"{type(trainer.strategy).__name__} keeps optimizer and weights to itself",
             hint="Use the ddp or fsdp strategy",
         )
+
+
+def count_epoch(trainer: Any, steps: Any) -> None:
+    """Lightning knows the last batch of an epoch by counting: what is skipped counts as trained, and after a resume with another
+    number of ranks or batch size, what is behind counts in batches of now. `steps` is the StepLoader, or None."""
+    whole, loader = trainer.num_training_batches, getattr(steps, "loader", None)
+    if not isinstance(whole, int) or not isinstance(loader, Loader) or whole != len(steps):
+        return
+    current = trainer.fit_loop.epoch_loop.batch_progress.current
+    behind = whole - loader.batches_left(max(trainer.current_epoch, loader.epoch))
+    if behind != current.ready:
+        current.ready = current.started = current.processed = current.completed = behind
+        loader.begin_inside_step(behind)
 
 
 def show(trainer: Any) -> dict[str, Any]:

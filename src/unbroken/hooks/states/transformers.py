@@ -1,10 +1,13 @@
-"""What a Trainer counts: its TrainerState, the sums between two logs, and callbacks that export a state. Needs transformers."""
+"""What a Trainer counts: its TrainerState, the sums between two logs, callbacks that export a state, and what is left of each epoch.
+Needs transformers."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from transformers.trainer_callback import ExportableState
+
+from ...data import Loader
 
 _COUNTERS = (
     "epoch", "global_step", "num_input_tokens_seen", "total_flos", "log_history", "best_metric", "best_global_step",
@@ -45,3 +48,51 @@ class Counters:
             now = getattr(self._trainer, name)
             setattr(self._trainer, name, now + value if name == "_tr_loss" else type(now)(value))
         self._sums = {}
+
+
+class Epochs:
+    """What is left of each epoch in a Trainer's own count. Where nothing is skipped, and ranks and batch size are those of before, that
+    is what it would count by itself."""
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+
+    def resume(self, loader: Any, steps: int) -> tuple[int, int]:
+        """(epochs done, batches done of the next one) of a training that was restored; an undisturbed epoch has so many `steps`."""
+        state, args = self._trainer.state, self._trainer.args
+        done, accumulate = state.global_step, args.gradient_accumulation_steps
+        if not _is_counted(loader):
+            return done // steps, done % steps * accumulate
+        epoch: int = loader.loader.epoch
+        trained = self._trained(loader, epoch)
+        if args.max_steps <= 0:  # it is to train so many epochs, and they have other steps than those before
+            state.max_steps += done - epoch * steps - trained // accumulate
+        return epoch, trained
+
+    def count(
+        self, loader: Any, epoch: int, steps_in_epoch: int, epochs_trained: int, steps_trained_in_current_epoch: int,
+        resume_from_checkpoint: Any, **_: Any,
+    ) -> dict[str, int]:  # fmt: skip
+        """What `_run_epoch` is given instead for an epoch that ends earlier or later than it would think."""
+        if not _is_counted(loader):
+            return {}
+        accumulate = self._trainer.args.gradient_accumulation_steps
+        resumed = epoch == epochs_trained and resume_from_checkpoint is not None
+        before, left = steps_trained_in_current_epoch if resumed else 0, loader.loader.batches_left(epoch)
+        if before + left == steps_in_epoch:
+            return {}
+        updates = before // accumulate + -(-left // accumulate)
+        return {"steps_in_epoch": before + left, "num_update_steps_per_epoch": updates}
+
+    def _trained(self, loader: Any, epoch: int) -> int:
+        """Batches that are behind the training, or skipped, in whole steps."""
+        behind: int = len(loader) - loader.loader.batches_left(epoch)
+        return behind - behind % int(self._trainer.args.gradient_accumulation_steps)
+
+
+def _is_counted(loader: Any) -> bool:
+    """Whether it is known how many batches an epoch has."""
+    try:
+        return isinstance(loader.loader, Loader) and len(loader) > 0
+    except TypeError:
+        return False

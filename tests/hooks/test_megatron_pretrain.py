@@ -1,0 +1,35 @@
+"""Megatron's own trainer with two lines of ours, DistributedOptimizer in bf16 on two ranks by gloo: killed twice, every loss as undisturbed."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+from . import exact
+
+pytestmark = [pytest.mark.slow, pytest.mark.integration]
+ON_CPU = Path(__file__).parent / "on_cpu" / "pretrain.py"
+SCRIPT = str(exact.EXAMPLES / "megatron_pretrain.py")
+OPTIONS = shlex.split(
+    "--num-layers 2 --hidden-size 32 --num-attention-heads 2 --seq-length 16 --max-position-embeddings 16 --micro-batch-size 2 "
+    "--global-batch-size 8 --train-iters 12 --lr 1e-3 --lr-decay-style cosine --lr-warmup-iters 2 --bf16 --use-distributed-optimizer "
+    "--overlap-grad-reduce --overlap-param-gather --use-cpu-initialization --transformer-impl local --no-persist-layer-norm "
+    "--no-gradient-accumulation-fusion --no-masked-softmax-fusion --no-bias-gelu-fusion --no-bias-dropout-fusion --no-rope-fusion "
+    "--tokenizer-type NullTokenizer --vocab-size 63 --make-vocab-size-divisible-by 1 --log-interval 1 --eval-interval 6 "
+    "--eval-iters 1 --dataloader-type cyclic --num-workers 2 --distributed-backend gloo"
+)
+
+
+def test_exact_after_kill_nine_in_both_epochs(tmp_path: Path) -> None:
+    """Its own loop, schedule, shuffled order and evaluation; dropout, two workers, two batches a step, weights that are gathered in
+    the next forward pass. Five steps are an epoch."""
+    if not (Path(sys.prefix) / "megatron" / "megatron" / "training").exists():
+        pytest.skip("needs megatron-core 0.19 with its trainer: make install-hooks")
+    (tmp_path / "one").mkdir(), (tmp_path / "two").mkdir()
+    undisturbed, _ = exact.torchrun(tmp_path / "one", ON_CPU, SCRIPT, *OPTIONS)
+    made, code = exact.supervised(tmp_path / "two", ON_CPU, SCRIPT, *OPTIONS, kill_at=(4, 9))
+    assert code == 0
+    exact.check_exact(undisturbed, made, 2)
