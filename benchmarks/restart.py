@@ -298,14 +298,22 @@ def count_stacks(text: str) -> list[list[Any]]:
 
 
 def measure(
-    contender: str, folder: Path, script: Path, env: dict[str, str], repeats: int, spares: int, stacks: bool
+    contender: str,
+    folder: Path,
+    script: Path,
+    env: dict[str, str],
+    repeats: int,
+    spares: int,
+    stacks: bool,
+    keep: Callable[[dict[str, Any]], None],
 ) -> dict[str, Any]:
-    """The figures of one contender; of a failure what was measured until then, and why."""
+    """The figures of one contender; of a failure what was measured until then, and why. `keep` takes them after each repetition."""
     job, seconds, error = Job(contender, folder / contender, script, env, spares), [], ""
     try:
         for number in range(1, repeats + 1):
             seconds.append(round(job.measure(number), 2))
             print(f"{contender} {number}: {seconds[-1]} s", flush=True)
+            keep(describe(job, seconds))
         if stacks:
             (job.folder / "sample").touch()
             print(f"{contender}, sampled: {job.measure(repeats + 1):.2f} s", flush=True)
@@ -314,17 +322,25 @@ def measure(
         print(error, flush=True)
     finally:
         job.end()
+    found = describe(job, seconds) | {"error": error[-500:]}
+    if stacks:
+        found["stacks"] = {p.suffix[1:]: count_stacks(p.read_text()) for p in job.folder.glob("stacks.*")}
+    keep(found)
+    return found
+
+
+def describe(job: Job, seconds: list[float]) -> dict[str, Any]:
+    """What is known so far."""
     losses: dict[int, set[str]] = {}
     for _, _, step, loss in job.steps():
         losses.setdefault(step, set()).add(loss)
     again = [step for step in losses if step > SAVED_AT]
+    marks = job.folder / "marks"
     found: dict[str, Any] = {
-        "seconds": seconds, "error": error[-500:], "losses": {s: sorted(x) for s, x in losses.items() if s <= SAVED_AT + 3},
+        "seconds": list(seconds), "losses": {s: sorted(x) for s, x in losses.items() if s <= SAVED_AT + 3},
         "the same losses": all(len(losses[s]) == 1 for s in again),
+        "starts": list_starts(marks.read_text() if marks.exists() else "", job.kills),
     }  # fmt: skip
-    found["starts"] = list_starts((job.folder / "marks").read_text(), job.kills)
-    if stacks:
-        found["stacks"] = {p.suffix[1:]: count_stacks(p.read_text()) for p in job.folder.glob("stacks.*")}
     if seconds:
         found |= {"min": min(seconds), "median": statistics.median(seconds), "max": max(seconds)}
     if job.run_dir.spec.exists():
@@ -351,6 +367,7 @@ def main() -> None:
     )
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--torchrun-repeats", type=int)
+    parser.add_argument("--cold-repeats", type=int)
     parser.add_argument("--fault", choices=["rank", "node"], default="rank")
     parser.add_argument(
         "--contenders",
@@ -379,12 +396,18 @@ def main() -> None:
         }  # fmt: skip
         for contender in args.contenders:
             spares = args.repeats + args.stacks if args.fault == "node" else 0
-            repeats = (
-                args.torchrun_repeats if contender == "torchrun" and args.torchrun_repeats else args.repeats
+            repeats = {"torchrun": args.torchrun_repeats, "cold": args.cold_repeats}.get(
+                contender
+            ) or args.repeats
+
+            def keep(found: dict[str, Any], contender: str = contender) -> None:
+                result[contender] = found
+                if args.out:
+                    args.out.write_text(json.dumps(result, indent=1) + "\n")
+
+            measure(
+                contender, folder, script, env, repeats, spares, args.stacks and contender != "cold", keep
             )
-            result[contender] = measure(contender, folder, script, env, repeats, spares, args.stacks)
-            if args.out:
-                args.out.write_text(json.dumps(result, indent=1) + "\n")
     for contender in args.contenders:
         r = result[contender]
         beside = f", a cold start {r['cold starts'][0]} s" if r.get("cold starts") else ""

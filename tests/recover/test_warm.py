@@ -268,6 +268,20 @@ def test_what_a_compiler_sets_for_itself_keeps_no_import_back(ranks: Ranks) -> N
     }  # fmt: skip
 
 
+def test_what_a_compiler_hashes_of_its_own_files_is_known_before_the_script(ranks: Ranks) -> None:
+    (ranks.packages / "triton" / "runtime").mkdir(parents=True)
+    for name in ("", "runtime/"):
+        (ranks.packages / "triton" / f"{name}__init__.py").touch()
+    ranks.package(
+        "triton/runtime/cache",
+        "import functools\n@functools.lru_cache\ndef triton_key():\n    return 'key'\n",
+    )
+    ranks.package("last", "")
+    ranks.script("import triton.runtime.cache as c, last\nprint(c.triton_key.cache_info().currsize)")
+    assert asyncio.run(ranks.both()) == 0
+    assert ranks.log(1) == "0\n" and ranks.log(2) == "1\n"
+
+
 def test_a_variable_that_was_read_may_not_be_another_one(ranks: Ranks) -> None:
     ranks.package("reader", "import os\nRANK = os.environ['MASTER_PORT']")
     ranks.script("import reader, colorsys\nprint(reader.RANK)")

@@ -24,6 +24,8 @@ from .logs.folder import NodeFolder
 
 _log = logging.getLogger("unbroken.agent")
 _START_S = 20.0
+_COME_UP_S = 240.0
+"""While its process runs: a busy machine imports for minutes. The supervisor waits for an agent a little longer."""
 _LEASE_EVERY_S = 0.5
 
 
@@ -150,7 +152,7 @@ class KeeperProcess:
                 stderr=out,
                 start_new_session=True,
             )  # fmt: skip
-        deadline = time.monotonic() + _START_S
+        deadline = time.monotonic() + _COME_UP_S
         while time.monotonic() < deadline:
             try:
                 return await _Channel.connect(self.socket)

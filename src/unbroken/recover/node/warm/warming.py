@@ -31,6 +31,8 @@ _OF_COMPILERS = frozenset(
 )  # fmt: skip
 """What inductor and Triton set for themselves while they compile (torch/_inductor: cache_dir_utils, compile_tasks, codecache,
 triton_heuristics, cpp_builder). What they import after that does not depend on it; an import that reads one is left out."""
+_OF_FILES_ALONE = (("triton.runtime.cache", "triton_key"), ("triton.compiler.compiler", "triton_key"))
+"""Functions that hash a package's own files and keep the result for the process: the first compilation would wait for it."""
 _WAITED_OUT = 86
 _BROKEN = 87
 
@@ -123,6 +125,7 @@ class WarmInterpreter:
         self._recorder.watch = self._watch
         try:
             stopped = self._import(fds, path, cwd)
+            self._hash_files(fds)
         except Spoiled as e:
             _tell(self._folder, "said", {"why": e.why, "name": e.name})
             os._exit(_BROKEN)
@@ -177,6 +180,18 @@ class WarmInterpreter:
             self._check_generators(line)
         self._check_torch()
         return stopped
+
+    def _hash_files(self, fds: set[tuple[str, str]]) -> None:
+        for module, name in _OF_FILES_ALONE:
+            function = getattr(sys.modules.get(module), name, None)
+            if hasattr(function, "cache_info"):
+                self._importing = _WatchedEnviron.importing = module
+                try:
+                    function()
+                except Exception:  # noqa: BLE001  the script meets it, if it asks at all
+                    continue
+                self._check(fds, module)
+        self._check_torch()
 
     def _compare(self, then: dict[str, str] | None) -> str:
         """Why nothing more may be imported: what the script had changed by here. "" where it had changed nothing."""

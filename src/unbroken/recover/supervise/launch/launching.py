@@ -287,7 +287,8 @@ class Launching:
             self._fleet.give_up(name)  # also what a supervisor before this one gave up
         usable = [n for n in self._fleet.nodes if n not in state.lost and n not in state.cordoned]
         gone = [n for n in usable if not self._fleet.nodes[n].usable]
-        missing = await self._fleet.bring_up([n for n in usable if self._fleet.nodes[n].usable])
+        coming = [n for n in usable if self._fleet.nodes[n].usable]
+        missing = await self._fleet.bring_up(coming, self._stop.__bool__)
         for name in [*gone, *missing]:
             await self._fencing.lose(name, self._fleet.nodes[name].gone or "its agent did not come up")
 
@@ -319,7 +320,7 @@ class Launching:
 
     async def _find_node(self, old: str) -> str | None:
         """The same node, started again, or another one that the cluster gives; None where a stop was asked for meanwhile."""
-        if self._can_return(old) and await self._fleet.return_node(old):
+        if self._can_return(old) and await self._fleet.return_node(old, self._stop.__bool__):
             await self._recorder.record("returned", node=old)
             self._view.say(f"no spare is left; {old} was started again, without its memory")
             return old
@@ -330,7 +331,7 @@ class Launching:
                     hint="Give the run more --spares, or wait until the node is repaired, and use the same command",
                 )  # fmt: skip
             was_lost = found in self._state.lost
-            if await self._fleet.return_node(found):
+            if await self._fleet.return_node(found, self._stop.__bool__):
                 if was_lost:
                     await self._recorder.record("returned", node=found)
                     self._view.say(f"{found} can be reached again")

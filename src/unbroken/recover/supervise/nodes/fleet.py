@@ -35,6 +35,7 @@ from ....link.runs import pack
 from ...wire import Link, Message
 from ..attempt.outcome import NodeEnd
 from ..record.clock import Clock
+from .coming_up import bring_up
 from .node import Node
 
 _log = logging.getLogger("unbroken.supervisor")
@@ -251,27 +252,16 @@ class Fleet:
         self.nodes.setdefault(name, Node(name))
         return name
 
-    async def bring_up(self, names: Collection[str], within_s: float = 30.0) -> list[str]:
-        """Starts agents where none runs, waits for all to come; returns those that did not."""
-        deadline = self._clock.monotonic() + within_s
-        waiting = [n for n in names if not self.nodes[n].up]
-        for name in waiting:
-            self.nodes[name].state = "starting"
-        started: dict[str, int] = {}
-        while True:
-            self._moved.clear()
-            waiting = [n for n in waiting if not self.nodes[n].up]
-            left = deadline - self._clock.monotonic()
-            if not waiting or left <= 0:
-                return waiting
-            # One that ran a moment ago may have been on its way out: then another is started, once.
-            idle = [n for n in waiting if self.nodes[n].launch is None and started.get(n, 0) < 2]
-            started |= {n: started.get(n, 0) + 1 for n in idle}
-            await self._start_all(idle)
-            try:
-                await asyncio.wait_for(self._moved.wait(), left)
-            except TimeoutError:
-                continue
+    async def bring_up(self, names: Collection[str], hurried: Callable[[], bool] = bool) -> list[str]:
+        """Starts agents where none runs, waits for all to come; returns those that did not. `hurried`: nobody wants to wait
+        for slow ones any more."""
+
+        def needs_them() -> bool:
+            return not hurried() and len(self.up()) < self.request.nodes
+
+        return await bring_up(
+            self.nodes, names, self._start_all, self._moved, self._clock, self._say, needs_them
+        )
 
     async def _start_all(self, names: Collection[str]) -> None:
         turn = asyncio.Semaphore(_AT_ONCE)
@@ -285,11 +275,11 @@ class Fleet:
 
         await asyncio.gather(*(start(n) for n in names))
 
-    async def return_node(self, name: str) -> bool:
+    async def return_node(self, name: str, hurried: Callable[[], bool] = bool) -> bool:
         """Starts a lost node again, empty; whether it came."""
         node = self.nodes[name]
         node.state, node.gone, node.exited, node.returned = "down", "", None, False
-        return not await self.bring_up([name])
+        return not await self.bring_up([name], hurried)
 
     # --- who is lost
 
