@@ -183,7 +183,7 @@ class WarmInterpreter:
 
     def _hash_files(self, fds: set[tuple[str, str]]) -> None:
         for module, name in _OF_FILES_ALONE:
-            function = getattr(sys.modules.get(module), name, None)
+            function: Any = getattr(sys.modules.get(module), name, None)
             if hasattr(function, "cache_info"):
                 self._importing = _WatchedEnviron.importing = module
                 try:
