@@ -1,6 +1,7 @@
 """What the fast way gives on one device: texts, likelihoods, and a five-shot task, against the harness's own batches of eight.
 
     python benchmarks/generation.py                       # on a CPU, a tiny model, a minute
+    python benchmarks/generation.py --dtype bfloat16 --parts texts --prompts 128       # where texts in 16 bits part, and why
     python benchmarks/generation.py --gpu                 # one H200: a Llama of 5.9 B random weights in bfloat16, 256 prompts
 
 The targets on one H200: texts at 10 x static batches of eight (900 useful tokens/s at least; generation_texts.py), likelihoods of 100-token
@@ -28,7 +29,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "src"), str(HERE.parent)]
 
 
-def load(folder: Path, on_gpu: bool, **options: Any) -> Any:
+def load(folder: Path, on_gpu: bool, dtype: str, **options: Any) -> Any:
     """The fast way's model with the tiny tokenizer; on a GPU one of 5.9 B, whose random weights are drawn there and lie in no file."""
     from tests.support.tiny_model import write_tiny_model
 
@@ -38,8 +39,8 @@ def load(folder: Path, on_gpu: bool, **options: Any) -> Any:
     from unbroken.evaluate.harness.transformers_model import TransformersModel
 
     if not (folder / "config.json").is_file():
-        write_tiny_model(folder, context=4096)
-    spec = ModelSpec(str(folder), dtype="bfloat16" if on_gpu else "float32", exact=False, options=options)
+        write_tiny_model(folder, hidden=64 if dtype == "float32" else 128, context=4096, dtype=dtype)
+    spec = ModelSpec(str(folder), dtype=dtype, exact=False, options=options)
     if not on_gpu:
         model = TransformersBackend().load(spec, folder, ())
         assert isinstance(model, FastModel)  # as asked for
@@ -135,6 +136,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--gpu", action="store_true")
+    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"), help="on a CPU")
     parser.add_argument("--prompts", type=int, default=0, help="default: 256 on a GPU, 24 on a CPU")
     parser.add_argument("--parts", default="", help="some of texts,likelihoods,five shots; default: all")
     parser.add_argument(
@@ -167,7 +169,7 @@ def main() -> int:
         result |= {"gpu": torch.cuda.get_device_name(), "driver": driver()}
     folder = tempfile.TemporaryDirectory()
     began = time.perf_counter()
-    model = load(Path(folder.name), given.gpu)
+    model = load(Path(folder.name), given.gpu, "bfloat16" if given.gpu else given.dtype)
     # The harness's batches of eight, though lengths differ: answered one by one they would take eight times as long.
     model.exact.mix_settings = True
     result["load_s"] = time.perf_counter() - began
