@@ -15,6 +15,7 @@ from unbroken.evaluate.plan.priors import (
     PriorBook,
     fit_rates,
     load_book,
+    measured_on,
     save_merged,
     scale,
 )
@@ -41,6 +42,16 @@ def test_sources_from_best_to_worst() -> None:
     assert other.source == "scaled from 7B"
     assert other.seconds == pytest.approx(30.0 * 2**0.9)
     assert other.spread > found.spread
+
+
+def test_run_times_of_one_engine_are_a_guess_for_another() -> None:
+    fast, exact = (measured_on("A100", "transformers", exact=e) for e in (False, True))
+    assert (fast, exact, measured_on("A100", "vllm", exact=False)) == ("A100", "A100 (exact)", "A100 (vllm)")
+    assert measured_on("A100", "package.module:Own", exact=True) == "A100"
+    book = PriorBook().observe(seen("t", 100, 30.0, device=fast)).observe(seen("t", 100, 300.0, device=exact))
+    assert book.expect("t", 100, Features(), 7.0, exact).seconds == pytest.approx(300.0)
+    assert book.expect("t", 100, Features(), 7.0, fast).seconds == pytest.approx(30.0)
+    assert book.expect("t", 100, Features(), 7.0, "A100 (vllm)").source != "measured"
 
 
 def test_unknown_tasks_are_fitted_to_lengths() -> None:

@@ -110,6 +110,19 @@ class TaskMoments:
         return math.exp(math.sqrt((variance * self.count + prior) / (self.count + 1)))
 
 
+WAYS = {"transformers": ("exact", ""), "vllm": ("vllm", "vllm"), "sglang": ("sglang", "sglang")}
+"""What stands behind a device's name: of the harness's own batches, and of the fast way."""
+
+
+def measured_on(device: str, backend: str, *, exact: bool) -> str:
+    """The name under which run times are remembered: the device, and the engine where it is not the usual one.
+
+    Ways of asking differ by a factor of ten on one GPU, as two GPUs do: what was seen of one is a guess for another.
+    """
+    way = WAYS.get(backend, ("", ""))[0 if exact else 1]
+    return f"{device} ({way})" if way else device
+
+
 @dataclass(frozen=True)
 class Observation:
     """One finished task of one evaluation: what `save_merged` adds to the history."""

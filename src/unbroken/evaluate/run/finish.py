@@ -53,7 +53,7 @@ def save_estimates(run: EvaluationRun) -> None:
     observed, settings = run.observed, run.settings
     if settings.priors is None or not (observed.blocks or observed.scorings):
         return
-    model_b, device = run.located.model_b or 7.0, settings.device
+    model_b, device = run.located.model_b or 7.0, run.measured_on
     scoring = {s.task: s.seconds for s in observed.scorings if s.score is not None}
     found = []
     for name, p in run.table.prepared.items():

@@ -42,7 +42,7 @@ class Loop:
         book = load_book(settings.priors) if settings.priors else PriorBook()
         load_s = settings.load_s
         if load_s is None:
-            load_s = book.start_s(run.located.model_b, settings.device)
+            load_s = book.start_s(run.located.model_b, run.measured_on)
         costs = Costs(load_s, SWITCH_S, settings.cpu_workers)
         self.widths = [max(1, slot.width) for slot in settings.slots] or [run.job.spec.gpus]
         self.dispatcher = Dispatcher((), self.widths, costs, stealing=settings.stealing)

@@ -11,7 +11,7 @@ from typing import Any
 from ..contracts import Assignment, PreparedTask, ScoreDone, WorkerSeen
 from ..model.locate import Located
 from ..plan.outcome import BlockTime
-from ..plan.priors import Expected
+from ..plan.priors import Expected, measured_on
 from ..result.journal import EvaluationJournal
 from .control import Control
 from .job import Job, Launchers
@@ -105,3 +105,8 @@ class EvaluationRun:
     log: EventLog
     observed: Observed
     table: TaskTable
+
+    @property
+    def measured_on(self) -> str:
+        """Under which name its run times are remembered."""
+        return measured_on(self.settings.device, self.job.spec.backend, exact=self.job.spec.exact)

@@ -84,7 +84,7 @@ class Tasks:
         """Expected seconds of a task that is not prepared yet: the order in which to prepare."""
         stated = self.run.job.suite.priors.get(task.name)
         samples = stated.samples if stated and stated.samples else 1000
-        model_b, device = self.run.located.model_b, self.run.settings.device
+        model_b, device = self.run.located.model_b, self.run.measured_on
         found = self.book.expect(task.name, samples, Features(), model_b, device, stated)
         return found.seconds + found.score_s
 
@@ -99,7 +99,7 @@ class Tasks:
             left = [b for b in range(p.blocks) if b not in done]
             self.run.observed.reused += sum(len(p.samples_of(b)) for b in done)
             expected = self.book.expect(
-                name, p.samples, features_of(p), self.run.located.model_b, self.run.settings.device,
+                name, p.samples, features_of(p), self.run.located.model_b, self.run.measured_on,
                 self.run.job.suite.priors.get(name),
             )  # fmt: skip
             self.run.table.expected[name] = expected
