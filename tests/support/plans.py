@@ -22,6 +22,32 @@ TINY = ["--dim", "32", "--heads", "4", "--kv-heads", "4", "--layers", "4", "--hi
 ONE_THREAD = dict.fromkeys(
     ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1"
 )
+PIPE = ["--pipeline", "2"]
+INTERLEAVED = [*PIPE, "--schedule", "interleaved", "--stages", "2"]
+ZERO_BUBBLE = [*PIPE, "--schedule", "zero-bubble", "--stages", "2"]
+FOUR = {
+    "reference": ["--engine", "reference"],
+    "data": ["--engine", "plan"],
+    "accumulation": ["--micro-batch", "2", "--optimizer", "-1"],
+    "parameters": ["--parameters", "4", "--recompute", "selective"],
+    "kept whole": ["--parameters", "2", "--gradients", "4", "--no-reshard", "--micro-batch", "2"],
+    "optimizer alone": ["--optimizer", "4"],
+    "tensor": ["--tensor", "4"],
+    "context": ["--context", "4", "--optimizer", "2"],
+    "pipeline": ["--pipeline", "4", "--global-batch", "16", "--micro-batch", "2"],
+    "gpipe": [*PIPE, "--schedule", "gpipe", "--recompute", "full"],
+    "zero-bubble": ZERO_BUBBLE,
+}
+EIGHT = {
+    "three groups": ["--parameters", "2", "--gradients", "4", "--optimizer", "8", "--micro-batch", "1"],
+    "tensor x parameters": ["--tensor", "2", "--parameters", "2", "--optimizer", "4", "--recompute", "full"],
+    "tensor x context": ["--tensor", "2", "--context", "2", "--gradients", "2"],
+    "context x parameters": ["--context", "2", "--parameters", "8"],
+    "pipeline x parameters": [*INTERLEAVED, "--parameters", "2", "--optimizer", "4"],
+    "pipeline x tensor": [*ZERO_BUBBLE, "--tensor", "2", "--optimizer", "2"],
+    "pipeline x context": [*PIPE, "--context", "2", "--gradients", "4"],
+    "all": [*PIPE, "--tensor", "2", "--context", "2"],
+}
 WORDS = "the quick brown fox jumps over the lazy dog and runs on through woods and fields; "
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.plans import TINY, byte_cases, run_plans
+from tests.support.plans import EIGHT, FOUR, TINY, ZERO_BUBBLE, byte_cases, run_plans
 from unbroken.train.planning.layout import group_sizes
 
 pytestmark = [pytest.mark.slow, pytest.mark.integration]
@@ -14,32 +14,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.integration]
 SAME = 2e-6
 """Relative: sums in float32 of a few thousand terms, grouped otherwise."""
 BASE = [*TINY, "--global-batch", "16", "--lr", "0.01", "--warmup", "2", "--eval-every", "1", "--eval-samples", "16"]  # fmt: skip
-PIPE = ["--pipeline", "2"]
-INTERLEAVED = [*PIPE, "--schedule", "interleaved", "--stages", "2"]
-ZERO_BUBBLE = [*PIPE, "--schedule", "zero-bubble", "--stages", "2"]
-FOUR = {
-    "reference": ["--engine", "reference"],
-    "data": ["--engine", "plan"],
-    "accumulation": ["--micro-batch", "2", "--optimizer", "-1"],
-    "parameters": ["--parameters", "4", "--recompute", "selective"],
-    "kept whole": ["--parameters", "2", "--gradients", "4", "--no-reshard", "--micro-batch", "2"],
-    "optimizer alone": ["--optimizer", "4"],
-    "tensor": ["--tensor", "4"],
-    "context": ["--context", "4", "--optimizer", "2"],
-    "pipeline": ["--pipeline", "4", "--global-batch", "16", "--micro-batch", "2"],
-    "gpipe": [*PIPE, "--schedule", "gpipe", "--recompute", "full"],
-    "zero-bubble": ZERO_BUBBLE,
-}
-EIGHT = {
-    "three groups": ["--parameters", "2", "--gradients", "4", "--optimizer", "8", "--micro-batch", "1"],
-    "tensor x parameters": ["--tensor", "2", "--parameters", "2", "--optimizer", "4", "--recompute", "full"],
-    "tensor x context": ["--tensor", "2", "--context", "2", "--gradients", "2"],
-    "context x parameters": ["--context", "2", "--parameters", "8"],
-    "pipeline x parameters": [*INTERLEAVED, "--parameters", "2", "--optimizer", "4"],
-    "pipeline x tensor": [*ZERO_BUBBLE, "--tensor", "2", "--optimizer", "2"],
-    "pipeline x context": [*PIPE, "--context", "2", "--gradients", "4"],
-    "all": [*PIPE, "--tensor", "2", "--context", "2"],
-}
 EXPERTS = {
     "experts": [],
     "experts x tensor": ["--tensor", "2", "--parameters", "2"],
