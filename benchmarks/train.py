@@ -19,6 +19,7 @@ import json
 import os
 import signal
 import socket
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -29,12 +30,13 @@ from typing import Any
 from machine import describe_machine
 from own_folders import use_own_folders
 
+from checkpoint import student
+
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
 import torch  # noqa: E402
 from train_contenders import Case, fsdp2, ours, trainer_loop  # noqa: E402
-from train_variants import use  # noqa: E402
 
 from unbroken.train.config import ModelConfig, RunConfig  # noqa: E402
 from unbroken.train.planning.sizes import RECIPES, flops_per_token, parameter_count  # noqa: E402
@@ -47,22 +49,18 @@ TINY = ModelConfig(dim=64, layers=4, heads=4, kv_heads=4, hidden=128, vocab=512)
 PARTS: dict[str, tuple[int, list[Case]]] = {
     # Part: (seconds that one case may take, its cases).
     "rates": (25, []),
-    "1b": (60, [
-        Case("fsdp2", "1b", 8, trace=True), Case("ours", "1b", 8, trace=True),
-        Case("ours", "1b", 16, warm=2, steps=5), Case("fsdp2", "1b", 16, warm=2, steps=5),
+    # Each in one process with plain FSDP2, in turns; batch 16 has room for one of them.
+    "1b": (150, [
+        Case("ours", "1b", 8, beside=("fsdp2", "ours whole"), windows=6, steps=4, trace=True),
+        Case("ours", "1b", 12, beside=("fsdp2",), windows=4, steps=4),
+        Case("fsdp2", "1b", 16, warm=3, steps=10), Case("ours", "1b", 16, warm=3, steps=10),
     ]),
     "flash": (60, [Case("fsdp2", "1b", 8, "flash", steps=5), Case("ours", "1b", 8, "flash", steps=5)]),
-    "3b": (60, [Case("fsdp2", "3b", 8, warm=2, steps=5), Case("ours", "3b", 8, warm=2, steps=5)]),
-    "7b": (70, [Case("ours", "7b", 2, recompute="selective", warm=2, steps=6), Case("fsdp2", "7b", 8, recompute="full", warm=1, steps=2)]),
-    # What each change to ours is worth; what won is built in.
-    "variants": (45, [
-        *(Case("ours", "1b", 8, warm=4, steps=12, trace=c in ("", "qkv+gates+norm+tuned"), change=c)
-          for c in ("", "qkv+gates+norm+tuned", "qkv+gates", "norm", "graph")),
-        Case("fsdp2", "1b", 8, warm=4, steps=12),
-        *(Case("ours", "1b", 8, warm=4, steps=12, change=c) for c in ("tuned", "qkv+gates+norm", "qkv", "pointwise")),
-        Case("ours", "1b", 12, warm=3, steps=8, change="qkv+gates+norm+tuned"),
-        Case("fsdp2", "1b", 12, warm=3, steps=8),
+    "3b": (120, [
+        Case("ours", "3b", 4, beside=("fsdp2",), windows=4, steps=4),
+        Case("fsdp2", "3b", 8, warm=2, steps=6), Case("ours", "3b", 8, warm=2, steps=6),
     ]),
+    "7b": (70, [Case("ours", "7b", 2, recompute="selective", warm=2, steps=6), Case("fsdp2", "7b", 8, recompute="full", warm=1, steps=2)]),
     "trainer": (150, [Case("trainer", "1b", 8, "default", steps=6)]),
     "four": (60, [
         Case("fsdp2", "1b", 8), Case("ours", "1b", 8, plan='{"optimizer": -1}'), Case("ours", "1b", 8, plan='{"parameters": -1}'),
@@ -164,10 +162,11 @@ def run_job(args: argparse.Namespace) -> int:
         case = dataclasses.replace(case, micro=min(2, case.micro), warm=1, steps=2)
     row = about | dataclasses.asdict(case) | {"ranks": world.size}
     with tempfile.TemporaryDirectory() as folder:
-        use(case.change)
-        if case.trace and part == "variants":
-            torch._logging.set_logs(output_code=True)  # the compiler's kernels, in the case's log
         try:
+            if case.beside:
+                take_turns(case, world, Path(folder), args, lambda found: note(file, row | found))
+                sys.stdout.flush()
+                os._exit(0)
             row |= run_case(case, world, Path(folder), args)
         except torch.OutOfMemoryError as e:
             row["out_of_memory"] = str(e)[:200]
@@ -234,6 +233,47 @@ def run_case(case: Case, world: World, folder: Path, args: argparse.Namespace) -
     if case.trace and step is not None:
         row["time"] = traced(step, world, folder)
     return row
+
+
+def take_turns(case: Case, world: World, folder: Path, args: argparse.Namespace, tell: Any) -> None:
+    """Several contenders in one process, a window of steps each in turn; a row of each, with what each pair of windows said."""
+    model = TINY if args.tiny else RECIPES[case.size]
+    seq = 64 if args.tiny else args.seq
+    names = (case.contender, *case.beside)
+    steps = {}
+    for n in names:
+        make = fsdp2 if n == "fsdp2" else ours
+        steps[n], _ = make(
+            dataclasses.replace(case, contender=n), model, world, folder, seq=seq, tiny=args.tiny
+        )
+        for _ in range(case.warm):
+            steps[n]()
+        synchronize(world)
+    took: dict[str, list[float]] = {n: [] for n in names}
+    losses: dict[str, Any] = {}
+    for turn in range(case.windows):
+        for n in names if turn % 2 else names[::-1]:
+            losses[n] = steps[n]()  # the one before has left the card as it is: one step is not looked at
+            synchronize(world)
+            began = time.monotonic()
+            for _ in range(case.steps):
+                losses[n] = steps[n]()
+            synchronize(world)
+            took[n].append((time.monotonic() - began) / case.steps)
+    for n in names:
+        seconds = statistics.mean(took[n])
+        ratios = [a / b for a, b in zip(took["fsdp2"], took[n], strict=True)]
+        tokens = case.micro * seq / seconds
+        flops = tokens * flops_per_token(model, seq)
+        row = {
+            "contender": n, "parameters": parameter_count(model), "step_s": seconds, "windows_s": took[n], "losses": [float(losses[n])],
+            "tokens_s_gpu": tokens, "flops_s": flops, "mfu": flops / PEAK, "over_fsdp2": statistics.mean(ratios),
+            "half": student(len(ratios)) * statistics.stdev(ratios) / len(ratios) ** 0.5, "activity": None,
+            "peak_bytes": torch.cuda.max_memory_allocated() if world.device.type == "cuda" else None, "seconds_in_all": 0.0,
+        }  # fmt: skip
+        if case.trace:
+            row["time"] = traced(steps[n], world, folder)
+        tell(row)
 
 
 def traced(step: Any, world: World, folder: Path) -> dict[str, Any]:
@@ -313,12 +353,14 @@ def table(rows: list[dict[str, Any]]) -> None:
         elif "shape" in r:
             print(f"product {r['shape']} {r['library']}: {r['flops'] / 1e12:.0f}, of weight gradients {r['flops_of_weight_gradient'] / 1e12:.0f} TFLOP/s")  # fmt: skip
         else:
-            name = f"{r['contender']:7} {r['size']:3} batch {r['micro']}x{r['accumulate']} {r['attention']:7} {r['recompute']:9} {r['plan']} {r['change']}"
+            name = f"{r['contender']:7} {r['size']:3} batch {r['micro']}x{r['accumulate']} {r['attention']:7} {r['recompute']:9} {r['plan']}"
             if "step_s" not in r:
                 print(name, "out of memory")
                 continue
             activity = next(iter((r["activity"] or {}).values()), {})
             said = " ".join(f"{k.split('_')[0]} {activity[k]:.0f}" for k in ("sm_active_pct", "tensor_active_pct", "dram_active_pct", "gpu_power_w") if k in activity)  # fmt: skip
+            if "over_fsdp2" in r:
+                print(f"   in turns: {r['over_fsdp2']:.4f} +- {r['half']:.4f} x FSDP2's")
             print(f"{name}: {r['tokens_s_gpu']:,.0f} tokens/s/GPU, {r['step_s'] * 1e3:.0f} ms, MFU {100 * r['mfu']:.1f} %, of matrix rate "
                   f"{100 * r.get('of_matrix_rate', 0):.1f} %, peak {(r['peak_bytes'] or 0) / 1e9:.0f} GB; {said}; loss {' '.join(f'{x:.3f}' for x in r['losses'][:1] + r['losses'][-1:])}; took {r['seconds_in_all']:.0f} s")  # fmt: skip
             if "time" in r:

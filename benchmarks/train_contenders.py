@@ -37,8 +37,10 @@ class Case:
     steps: int = 8
     trace: bool = False
     """Whether two steps more are traced."""
-    change: str = ""
-    """What `train_variants.py` changes in ours, joined by +."""
+    beside: tuple[str, ...] = ()
+    """More contenders in the same process, whose windows of steps alternate with this one's: they share heat and power."""
+    windows: int = 1
+    """Of `steps` steps each, of every contender."""
 
 
 def ours(case: Case, model: ModelConfig, world: World, folder: Path, *, seq: int, tiny: bool) -> tuple[Step, Any]:  # fmt: skip
@@ -46,8 +48,10 @@ def ours(case: Case, model: ModelConfig, world: World, folder: Path, *, seq: int
     import json
 
     from unbroken.progress import attach
+    from unbroken.train.parallel import recompute
     from unbroken.train.training import open_corpus, open_training
 
+    recompute.HALVES = case.contender != "ours whole"
     plan = json.loads(case.plan)
     split = plan.get("pipeline", 1) * plan.get("tensor", 1) * plan.get("context", 1)
     batch = world.size // split * case.micro * case.accumulate

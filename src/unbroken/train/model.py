@@ -88,7 +88,14 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """x (batch, time, dim) -> (batch, time, dim)."""
-        x = x + self._drop(self.attention(self.attention_norm(x), cos, sin))
+        return self.fed(self.attended(x, cos, sin))
+
+    def attended(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """The first half: x and what attention adds to it."""
+        return x + self._drop(self.attention(self.attention_norm(x), cos, sin))
+
+    def fed(self, x: Tensor) -> Tensor:
+        """The second half: x and what the feed-forward network adds to it."""
         return x + self._drop(self.feed_forward(self.forward_norm(x)))
 
     def _drop(self, x: Tensor) -> Tensor:

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+from ..model import Block
+
 _MATRIX_PRODUCTS = frozenset(
     op
     for name in ("mm", "bmm", "addmm", "_scaled_dot_product_flash_attention", "_scaled_dot_product_cudnn_attention",
@@ -18,7 +20,7 @@ _MATRIX_PRODUCTS = frozenset(
 )  # fmt: skip
 """Their results are kept: cheap to hold, dear to compute."""
 
-
+HALVES = True
 _BUDGET = 0.8
 """Share of a compiled block's activations to keep: all that its matrix products and attention need (23.5 of 33 bytes for each
 token and unit of width); with less, torch's partitioner computes attention again."""
@@ -56,7 +58,13 @@ class Recompute:
             functorch.activation_memory_budget = _BUDGET
             self._options = None
         for block in blocks:
-            block.compile()
+            if self._options is None and not self._selective and isinstance(block, Block) and HALVES:
+                # Each half by itself keeps the stream between them: as one, the compiler adds it up again in each of four kernels
+                # and reads three tensors once more for the second norm's weight.
+                block.attended = torch.compile(block.attended)  # type: ignore[method-assign]
+                block.fed = torch.compile(block.fed)  # type: ignore[method-assign]
+            else:
+                block.compile()
 
 
 def _keep_matrix_products(_: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:

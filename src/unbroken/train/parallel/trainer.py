@@ -109,7 +109,7 @@ class PlanTrainer:
             total = self._forward_and_backward(*(self._to_device(r) for r in rows))
         self.zero.finish()
         norm = self.zero.clip(self.config.optim.clip)
-        agreed = self._agree(total, float(stop))
+        agreed = self._agree(total, float(stop), norm)
         wait_for_copies()
         for group in self.optimizer.param_groups:
             group["lr"] = self.rate(self.config.optim, self.step + 1, self.config.run.steps)
@@ -119,8 +119,13 @@ class PlanTrainer:
                 balance(stage, self.mesh.reading)
         self.step += 1
         # Read only now: while the device updates, the next step's rows are made and its kernels launched.
-        mean, stop_flag = agreed()
-        return mean, norm, stop_flag > 0, b"".join(r.numpy().tobytes() for r in rows)
+        mean, stop_flag, size = agreed()
+        return (
+            mean,
+            torch.tensor(size, dtype=torch.float64),
+            stop_flag > 0,
+            b"".join(r.numpy().tobytes() for r in rows),
+        )
 
     def _forward_and_backward(self, tokens: Tensor, targets: Tensor) -> Tensor:
         if self.pipeline is not None:
@@ -152,19 +157,21 @@ class PlanTrainer:
                     total += self.pipeline.evaluate(tokens, targets)
                 else:
                     total += self.loss(self.stages[0](tokens), targets)
-        return self._agree(total, 0.0)()[0]
+        return self._agree(total, 0.0, total)()[0]
 
-    def _agree(self, total: Tensor, stop: float) -> Callable[[], list[float]]:
-        """(sum of the losses, how many ask to stop) over all ranks, the same bits on each; it waits where it is called."""
+    def _agree(self, total: Tensor, stop: float, norm: Tensor) -> Callable[[], list[float]]:
+        """(sum of the losses, how many ask to stop) over all ranks, the same bits on each, and the norm, which all have; it
+        waits where it is called, for nothing that comes after this call."""
         both = torch.full((2,), stop, dtype=torch.float64, device=self.world.device)
         # Ranks that share matrices have the same loss: one of them counts.
         both[0] = total if self.mesh.here.tensor == 0 else 0.0
         if self.world.size > 1:
             dist.all_reduce(both)
-        if not both.is_cuda:
-            return both.tolist
-        host = torch.empty(2, dtype=torch.float64, pin_memory=True)
-        host.copy_(both, non_blocking=True)
+        told = torch.cat((both, norm.detach().double().reshape(1)))
+        if not told.is_cuda:
+            return told.tolist
+        host = torch.empty(3, dtype=torch.float64, pin_memory=True)
+        host.copy_(told, non_blocking=True)
         there = torch.cuda.current_stream().record_event()
 
         def read() -> list[float]:

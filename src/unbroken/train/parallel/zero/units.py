@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -213,22 +214,26 @@ class Zero:
 
     def clip(self, limit: float) -> Tensor:
         """The norm of the gradients over the whole model; the next update scales them to one of at most `limit` (0: none)."""
-        found: list[tuple[float, Tensor]] = [
-            # Ranks that hold the same rows count them once, together.
-            (1 / self._holders(p), g)
-            for u in self.units
-            for p, g in zip(u.named.values(), u.reduced(), strict=True)
-            if g.numel()
-        ]
-        device = self._mesh.device
-        square = torch.zeros((), dtype=torch.float64, device=device)
-        if found:
-            norms = torch.stack(torch._foreach_norm([g for _, g in found], 2.0, dtype=torch.float32)).double()
-            square = (norms.square() * torch.tensor([f for f, _ in found], dtype=torch.float64).to(device, non_blocking=True)).sum()  # fmt: skip
-        dist.all_reduce(square)
+        grads = [g for u in self.units for g in u.reduced() if g.numel()]
+        square = torch.zeros((), dtype=torch.float64, device=self._mesh.device)
+        if grads:
+            norms = torch.stack(torch._foreach_norm(grads, 2.0, dtype=torch.float32)).double()
+            square = (norms.square() * self._shares).sum()
+        if dist.get_world_size() > 1:
+            dist.all_reduce(square)
         norm = square.sqrt()
         self._scale = (limit / (norm + 1e-6)).clamp(max=1.0).float() if limit else None
         return norm
+
+    @cached_property
+    def _shares(self) -> Tensor:
+        """What each gradient here counts for: ranks that hold the same rows count them once, together.
+
+        Made once: a number that is brought to a GPU at each step makes the processor wait for all that was launched before.
+        """
+        pairs = [(p, g) for u in self.units for p, g in zip(u.named.values(), u.reduced(), strict=True)]
+        counted = [1 / self._holders(p) for p, g in pairs if g.numel()]
+        return torch.tensor(counted, dtype=torch.float64).to(self._mesh.device)
 
     def _holders(self, p: nn.Parameter) -> int:
         cut = isinstance(p, DTensor) and any(
