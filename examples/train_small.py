@@ -20,7 +20,7 @@ import threading
 from pathlib import Path
 
 from unbroken.progress import RunDir
-from unbroken.testing.faults import Faults
+from unbroken.testing.faults import RunFaults
 
 HERE = Path(__file__).parent
 MODEL = ["--dim", "192", "--layers", "6", "--heads", "6", "--kv-heads", "6", "--hidden", "512"]
@@ -68,7 +68,7 @@ def kill_a_rank(run: Path, step: int, process: subprocess.Popen[bytes]) -> None:
         if process.poll() is not None:
             return
         threading.Event().wait(0.1)
-    faults = Faults(RunDir(run))
+    faults = RunFaults(RunDir(run))
     faults.wait_for_step(step, within=1800, alive=lambda: process.poll() is None)
     faults.kill_rank(1)
 
