@@ -33,6 +33,7 @@ from .attempt.outcome import AttemptOutcome, name_loss
 from .launch.amending import Amending
 from .launch.launching import StartFailed
 from .launch.takeover import take_over
+from .nodes.acquiring import acquire
 from .nodes.desk import Desk, Inbox, make_token
 from .nodes.door import Listen, find_first_door, local_door, wide_door
 from .nodes.fleet import Fleet
@@ -42,7 +43,7 @@ from .parts import Parts, assemble
 from .record.background import Background
 from .record.old_logs import OldLogs
 from .record.recorder import Recorder
-from .record.run_folder import EVERY_S, RunFolderWatch
+from .record.run_folder import FolderLoss, RunFolderWatch
 from .record.stop_request import StopRequest
 from .record.term import Superseded, TermWatch
 from .screen.view import View
@@ -52,8 +53,6 @@ _log = logging.getLogger("unbroken.supervisor")
 _SWEEP_S = 10.0
 _METRICS_S = 10.0
 _ALLOCATION_EVERY_S = 1.0
-_GRANTED_BEFORE_S = 5.0
-"""What a run has been given before is granted again within so much; what it lacks may take for hours."""
 _ORPHAN_LEAST_S = 60.0
 _ORPHAN_LEASES = 6
 """Agents without a supervisor wait for so many leases for another one."""
@@ -211,8 +210,10 @@ class Supervisor:
         """One term, from its first record on."""
         self._background.start(self._around.diagnosis.warm_up())
         await parts.place.start_from(self._spec.origin, self._spec.trust_pickle)
-        lost = _FolderLoss()
-        self._background.start(self._watch_folder(parts, lost))
+        # Of a record elsewhere the run directory has copies only.
+        watch = RunFolderWatch(self._run_dir, 0 if self._record.slow else parts.term.number)
+        lost = FolderLoss("saved there" if self._record.slow else "recorded")
+        self._background.start(lost.follow(watch, parts.term, self._view.say, self.request_stop))
         self._background.start(self._watch_allocation(parts))
         self._background.start(self._keep_metrics(parts))
         try:
@@ -233,7 +234,9 @@ class Supervisor:
         self._view.say(parts.fleet.describe())
         self._view.say(self._record.describe())
         self._background.start(parts.fleet.follow_events())
-        if not await self._acquire(parts):
+        if not await acquire(
+            parts.fleet, parts.recorder.state, parts.term, self._stop, self._teller, self._background, self._clock, self._view.say,
+        ):  # fmt: skip
             return await parts.finishing.finish("interrupted")
         await parts.launching.bring_up()
         self._teller.note_gpus(self._clock.wall(), parts.fleet.list_gpus())
@@ -276,37 +279,6 @@ class Supervisor:
                 await parts.recovering.recover(attempt, outcome)
             attempt = None
 
-    async def _acquire(self, parts: Parts) -> bool:
-        """Waits for the run's nodes; False where a stop was asked for meanwhile, which withdraws the request.
-
-        Where ranks may run on the nodes that the run had, nobody waits for spares beside them.
-        """
-        state = parts.recorder.state
-        await asyncio.to_thread(self._teller.read_history, self._clock.wall())
-        if avoided := self._teller.avoided - {*state.slots}:
-            self._view.say(
-                f"{', '.join(sorted(avoided))} is not asked for: its history (`unbroken nodes history`)"
-            )
-            parts.fleet.avoid(avoided)
-        acquiring = asyncio.create_task(parts.fleet.acquire())
-        asked = asyncio.create_task(self._stop.asked.wait())
-        patience, goes_on = self._clock.monotonic() + _GRANTED_BEFORE_S, False
-        try:
-            while True:
-                await asyncio.wait({acquiring, asked}, timeout=1.0, return_when=asyncio.FIRST_COMPLETED)
-                if acquiring.done() or asked.done():
-                    return acquiring.done() and acquiring.result() is None
-                parts.term.check()
-                if self._clock.monotonic() >= patience and parts.fleet.runs_on(state.slots):
-                    parts.fleet.remember(state.slots, given=True)
-                    self._background.start(_finish(acquiring))
-                    goes_on = True
-                    return True
-        finally:
-            asked.cancel()
-            if not goes_on:
-                acquiring.cancel()
-
     async def _keep_metrics(self, parts: Parts) -> None:
         """Writes the file of metrics again every few seconds."""
         while True:
@@ -344,42 +316,3 @@ class Supervisor:
                     self.request_stop()
                     return
             await asyncio.sleep(_ALLOCATION_EVERY_S)
-
-    # --- the run directory
-
-    async def _watch_folder(self, parts: Parts, loss: _FolderLoss) -> None:
-        """Says what becomes of the run directory; where it is gone the ranks are asked to save and stop.
-
-        Nothing can be recorded or saved there then, so nothing may be decided any more: what the keepers hold is the run.
-        """
-        # Of a record elsewhere the run directory has copies only.
-        watch = RunFolderWatch(self._run_dir, 0 if self._record.slow else parts.term.number)
-        shown, cannot = "", "saved there" if self._record.slow else "recorded"
-        while True:
-            await asyncio.sleep(EVERY_S)
-            now = await asyncio.to_thread(watch.poll)
-            if now.lost and not parts.term.is_over:
-                loss.why = now.lost
-                self._view.say(
-                    f"{now.lost}, while the run goes on: nothing can be {cannot} any more. The ranks are asked to save "
-                    "and stop, and the keepers to write what they hold"
-                )
-                self.request_stop()
-                return
-            if now.trouble != shown:
-                shown = now.trouble
-                self._view.say(
-                    f"{shown}: training goes on, and what is to be written waits"
-                    if shown
-                    else "it can be written again"
-                )
-
-
-async def _finish(work: asyncio.Task[None]) -> None:
-    await work
-
-
-class _FolderLoss:
-    """Why the run directory is not the run's any more; nothing while it is."""
-
-    why = ""

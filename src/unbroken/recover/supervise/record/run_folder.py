@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ....progress import RunDir
 from ....units import Bytes
+from .term import TermWatch
 
-EVERY_S = 1.0
+_EVERY_S = 1.0
 _ROOM_LEAST = Bytes("1MiB")
 
 
@@ -49,3 +52,43 @@ class RunFolderWatch:
         if free.f_bavail * free.f_frsize < _ROOM_LEAST:
             return FolderState(trouble=f"{path} is full")
         return FolderState()
+
+
+class FolderLoss:
+    """Says what becomes of the run directory; where it is gone the ranks are asked to save and stop.
+
+    Nothing can be recorded or saved there then, so nothing may be decided any more: what the keepers hold is the run. `why`
+    is empty while the folder is the run's.
+    """
+
+    def __init__(self, cannot: str) -> None:
+        """`cannot`: what is not done any more without the folder, in a word or two."""
+        self._cannot, self.why = cannot, ""
+
+    async def follow(
+        self,
+        watch: RunFolderWatch,
+        term: TermWatch,
+        say: Callable[[str], None],
+        request_stop: Callable[[], None],
+    ) -> None:
+        """Looks every second, until the folder is lost."""
+        shown = ""
+        while True:
+            await asyncio.sleep(_EVERY_S)
+            now = await asyncio.to_thread(watch.poll)
+            if now.lost and not term.is_over:
+                self.why = now.lost
+                say(
+                    f"{now.lost}, while the run goes on: nothing can be {self._cannot} any more. The ranks are asked to save "
+                    "and stop, and the keepers to write what they hold"
+                )
+                request_stop()
+                return
+            if now.trouble != shown:
+                shown = now.trouble
+                say(
+                    f"{shown}: training goes on, and what is to be written waits"
+                    if shown
+                    else "it can be written again"
+                )
