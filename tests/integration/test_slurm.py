@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 from tests.support.slurm import Testbed, testbed, wait_for
 from unbroken.cluster.holding.processes import marked
 from unbroken.cluster.local import find_root
-from unbroken.progress import read_spec
+from unbroken.progress import RunDir, read_journal, read_spec
 
 from .conftest import SCRIPT, RunUnderTest
 
@@ -181,6 +182,89 @@ def test_a_supervisor_elsewhere_is_succeeded_and_an_agent_that_is_killed_is_repl
     assert run.wait() == 11, run.output
     assert not marked(run_id)
     assert not find_root(f"{run_id}-slurm").exists()
+
+
+def test_the_tasks_of_an_array_are_runs_of_their_own(bed: Testbed, tmp_path: Path) -> None:
+    """One of them has the number of the whole array: what is asked of that concerns all. A node of one is lost: its run alone ends."""
+    bed.clear()
+    (tmp_path / "script.py").write_text(SCRIPT)
+    runs = tmp_path / "runs"
+    command = f"{sys.executable} -m unbroken run --run-dir {runs}/$SLURM_ARRAY_TASK_ID --cluster slurm,poll=500ms --nodes 2 -- script.py"
+    job = tmp_path / "job.sh"
+    job.write_text(f"#!/bin/bash\nexec {command} $((40 + 260 * ($SLURM_ARRAY_TASK_ID - 1))) 0.05\n")
+    options = (
+        "--parsable",
+        "--array=1-2",
+        "-N2",
+        "--no-kill",
+        "-D",
+        str(tmp_path),
+        "-o",
+        f"{tmp_path}/out.%a",
+    )
+    array = bed.call("sbatch", *options, str(job))
+    first, second = (RunDir(runs / str(n)) for n in (1, 2))
+
+    def said(n: int) -> str:
+        out = tmp_path / f"out.{n}"
+        return out.read_text(errors="replace") if out.exists() else ""
+
+    def steps(run: RunDir) -> int:
+        return len(run.steps(1).read_text().splitlines()) if run.steps(1).exists() else 0
+
+    try:
+        wait_for(lambda: steps(second) >= 5, "the second task to train", 120)
+        wait_for(lambda: "completed at step 40" in said(1), "the first task to end", 120)
+        nodes = [
+            {slot for r in read_journal(run).records if r["kind"] == "attempt" for slot in r["slots"]}
+            for run in (first, second)
+        ]
+        assert len(nodes[0]) == len(nodes[1]) == 2 and not nodes[0] & nodes[1]
+        assert steps(second) < 300 and "completed" not in said(2)
+        before = steps(second)
+        wait_for(lambda: steps(second) > before + 5, "the second task to go on", 30)
+    except AssertionError as e:
+        raise AssertionError(f"{e}\n{said(1)}\n{said(2)}") from None
+    finally:
+        bed.call("scancel", array, check=False)
+        bed.clear()
+        for run in (first, second):
+            if run.spec.exists():
+                shutil.rmtree(find_root(f"{read_spec(run.spec).run_id}-slurm"), ignore_errors=True)
+
+
+def test_a_live_run_is_amended_from_the_login_node_that_submitted_it(
+    new_run: NewRun, bed: Testbed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The live supervisor in the job is asked: no other job is submitted."""
+    bed.clear()
+    monkeypatch.setenv("SLURM_CONF", bed.environment["SLURM_CONF"])
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    run = new_run("--nodes", "2", "--cluster", "slurm,poll=500ms", steps=2000).start()
+    wait_for(lambda: run.run_dir.spec.exists() and run.run_dir.steps(1).exists(), "the first step", 120)
+    argv = [
+        sys.executable,
+        "-m",
+        "unbroken",
+        "run",
+        "--run-dir",
+        str(run.run_dir.path),
+        "--amend",
+        "--cluster",
+        "slurm,poll=500ms",
+    ]
+    amended = subprocess.run(
+        [*argv, "--", "script.py", "60", "0.05"],
+        cwd=run.folder,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert amended.returncode == 0, amended.stderr + amended.stdout
+    assert len(bed.call("squeue", "-h", "-o", "%i").splitlines()) == 1
+    assert run.wait(120) == 0, run.output
+    assert run.attempts() == 2 and "completed at step 60" in run.story()
 
 
 def test_an_allocation_that_is_too_small_is_refused_before_anything_starts(
