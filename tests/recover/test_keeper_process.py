@@ -57,6 +57,49 @@ def test_what_is_asked_while_a_killed_keeper_is_replaced_is_answered_by_the_new_
     assert events[0] == "keeper_lost"
 
 
+def test_a_keeper_that_cannot_be_started_for_a_while_is_back_after_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The folder of its log is gone: without a second try the node had no keeper any more, and every later attempt failed."""
+
+    async def outlast() -> list[str]:
+        events: list[str] = []
+
+        async def on_event(event: Message) -> None:
+            events.append(event["event"])
+
+        async def wait_for(event: str) -> None:
+            async with asyncio.timeout(30):
+                while event not in events:
+                    await asyncio.sleep(0.01)
+
+        run_dir = RunDir(tmp_path / "run")
+        logs = run_dir.agent_log("node-000").parent
+        logs.mkdir(parents=True)
+        with tempfile.TemporaryDirectory(prefix="ub-") as scratch:
+            keeper = KeeperProcess(
+                NodeFolder(run_dir, run_dir), "r" * 12, "node-000", Path(scratch), 1 << 26, on_event
+            )
+            await keeper.start()
+            try:
+                logs.rename(tmp_path / "away")
+                logs.touch()
+                assert keeper.pid is not None
+                os.kill(keeper.pid, signal.SIGKILL)
+                await wait_for("keeper_lost")
+                async with asyncio.timeout(30):
+                    while "no keeper can be started" not in caplog.text:
+                        await asyncio.sleep(0.01)
+                logs.unlink()
+                await wait_for("keeper_back")
+                assert (await keeper.call({"op": "inventory"}))["inventory"] == []
+            finally:
+                await keeper.close()
+        return events
+
+    assert asyncio.run(outlast()) == ["keeper_lost", "keeper_back"]
+
+
 def test_a_keeper_that_talks_nonsense_is_an_error_and_no_defect(tmp_path: Path) -> None:
     """Its answers are bounded and read as those of all links."""
     hello = pack({"ok": True, "pid": 1})

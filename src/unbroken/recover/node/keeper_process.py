@@ -26,6 +26,7 @@ _log = logging.getLogger("unbroken.agent")
 _START_S = 20.0
 _COME_UP_S = 240.0
 """While its process runs: a busy machine imports for minutes. The supervisor waits for an agent a little longer."""
+_RETRY_S, _RETRY_MOST_S = 1.0, 30.0
 _LEASE_EVERY_S = 0.5
 
 
@@ -188,10 +189,29 @@ class KeeperProcess:
         await self._on_event({"event": "keeper_lost"})
         if self._process is not None:
             self._process.poll()
-        await self.start()
-        if self._attempt is not None:
-            await self.call(self._attempt, timeout=20)
+        if not await self._start_again():
+            return
+        while self._attempt is not None and self.alive and not self._closing:
+            try:
+                await self.call(self._attempt, timeout=20)
+                break
+            except RunError as e:  # one that has died again is another call's of this
+                _log.warning("the new keeper is not told of the attempt yet: %s", e)
+                await asyncio.sleep(_RETRY_S)
         await self._on_event({"event": "keeper_back"})
+
+    async def _start_again(self) -> bool:
+        """Starts another keeper, however often that fails: without one no snapshot of this node would be kept any more."""
+        pause = _RETRY_S
+        while not self._closing:
+            try:
+                await self.start()
+                return True
+            except (RunError, OSError) as e:  # no memory, a folder that is gone for a while
+                _log.error("no keeper can be started, tried again in %.0f s: %s", pause, e)
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _RETRY_MOST_S)
+        return False
 
     async def call(self, request: Message, timeout: float = 60.0) -> Message:
         """Asks on a connection of its own; one that died just now has until `_START_S` to be back.
