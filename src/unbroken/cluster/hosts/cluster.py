@@ -105,6 +105,9 @@ class HostsCluster:
     async def _try(self, request: Request) -> None:
         try:
             await self._reach_all()
+            while not any(c.up for c in self._links.values()) and any(c.slow for c in self._links.values()):
+                self._moved.clear()
+                await self._moved.wait()
             self._check_size(request)
             bad = [c for c in self._links.values() if not c.up]
             refused = [c for c in bad if c.refused]

@@ -23,6 +23,7 @@ _AGAIN_S = 1.0
 _AGAIN_MOST_S = 5.0
 _NOISE_LINES = 200
 _ORDER_S = 30.0
+_SLOW_S = 300.0
 
 
 class HostRefused(RunError):
@@ -57,6 +58,8 @@ class Connection:
         self.why = "not reached yet"
         self.hint: str | None = None
         self.refused = False
+        self.slow = False
+        """Its program was started, and has said nothing yet for a while."""
         self.tried = asyncio.Event()
         """Set once it was reached or not: then `why` says something."""
         self._process: Any = None
@@ -182,23 +185,51 @@ class Connection:
             raise RunError(f"it cannot be reached: {getattr(e, 'strerror', None) or e}", where=where) from e
 
     async def _read_report(self, process: Any) -> Message:
-        """What the program says first, behind whatever a login shell prints. Raises RunError."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_ORDER_S):
-                for _ in range(_NOISE_LINES):
-                    line = await process.stdout.readline()
-                    if not line:
-                        break
-                    with contextlib.suppress(ValueError):
-                        found = json.loads(line)
-                        if isinstance(found, dict) and "unbroken" in found:
-                            return found
+        """What the program says first; a busy host, or a busy file system that Python comes from, has minutes to start it, and
+        others are not held up meanwhile. Raises RunError."""
+        reading = asyncio.create_task(self._find_report(process))
+        try:
+            if not (await asyncio.wait({reading}, timeout=_ORDER_S))[0]:
+                self.slow = True
+                self._note_down(
+                    RunError(
+                        f"its program has not started within {_ORDER_S:.0f} s: the host is busy, or its file system",
+                        where=self.host.name,
+                    )
+                )
+                await asyncio.wait({reading}, timeout=_SLOW_S)
+            if reading.done() and (found := reading.result()) is not None:
+                return found
+        except RunError:
+            raise
+        except Exception as e:  # whatever the library raises of a broken connection
+            raise RunError(f"the connection to it broke: {e}", where=self.host.name) from e
+        finally:
+            self.slow = False
+            late = not reading.done()
+            reading.cancel()
         process.stdin.write_eof()
         said = ""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(3):
                 said = (await process.stderr.read()).strip()
+        if late and not said:
+            raise RunError(
+                f"its program did not start within {_SLOW_S / 60:.0f} minutes", where=self.host.name
+            )
         raise self._explain_silence(said.splitlines()[-1][:300] if said else "it said nothing")
+
+    async def _find_report(self, process: Any) -> Message | None:
+        """The report, behind whatever a login shell prints; None where the program ends without one."""
+        for _ in range(_NOISE_LINES):
+            line = await process.stdout.readline()
+            if not line:
+                break
+            with contextlib.suppress(ValueError):
+                found = json.loads(line)
+                if isinstance(found, dict) and "unbroken" in found:
+                    return found
+        return None
 
     def _explain_silence(self, said: str) -> HostRefused:
         """What it means that our program does not answer, of which the last word was `said`."""

@@ -1,0 +1,75 @@
+"""What a host's first words mean, and its silence: a busy host is no host without our program."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from unbroken.cluster.hosts import connection
+from unbroken.cluster.hosts.connection import Connection, HostRefused
+from unbroken.cluster.hosts.options import Host, HostsOptions
+from unbroken.errors import RunError
+
+
+class FakeProcess:
+    """Says these lines, each after so many seconds; then it ends, or stays silent."""
+
+    def __init__(self, *lines: tuple[float, str], ends: bool = True, error: str = "") -> None:
+        self._lines, self._ends, self._error = list(lines), ends, error
+        self.stdout = self.stderr = self.stdin = self
+
+    async def readline(self) -> str:
+        if not self._lines:
+            if not self._ends:
+                await asyncio.sleep(60)
+            return ""
+        after, line = self._lines.pop(0)
+        await asyncio.sleep(after)
+        return line
+
+    async def read(self) -> str:
+        return self._error
+
+    def write_eof(self) -> None:
+        self._ends = True
+
+
+def ask(process: FakeProcess, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, list[str]]:
+    """The report, or the error; and why it was down meanwhile."""
+    monkeypatch.setattr(connection, "_ORDER_S", 0.05)
+    monkeypatch.setattr(connection, "_SLOW_S", 0.3)
+    down: list[str] = []
+
+    async def main() -> Any:
+        link = Connection(
+            "r", Host("h1"), HostsOptions(hosts=("h1",)), on_up=lambda *_: None, on_down=lambda c: down.append(f"{c.why} {c.slow}"),
+            on_event=lambda *_: None,
+        )  # fmt: skip
+        try:
+            return await link._read_report(process)
+        except RunError as e:
+            return e
+
+    return asyncio.run(main()), down
+
+
+REPORT = json.dumps({"unbroken": "1"}) + "\n"
+
+
+def test_a_busy_host_is_waited_for_and_said_to_be_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, down = ask(FakeProcess((0.0, "welcome\n"), (0.15, REPORT)), monkeypatch)
+    assert found == {"unbroken": "1"}
+    assert len(down) == 1 and "the host is busy" in down[0] and down[0].endswith("True")
+
+
+def test_one_that_never_says_anything_is_no_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, _ = ask(FakeProcess(ends=False), monkeypatch)
+    assert not isinstance(found, HostRefused) and "did not start within" in found.message
+
+
+def test_a_python_without_our_program_is_refused_with_its_last_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, down = ask(FakeProcess(error="No module named unbroken"), monkeypatch)
+    assert isinstance(found, HostRefused) and "No module named unbroken" in found.message and not down
