@@ -73,3 +73,29 @@ def test_one_that_never_says_anything_is_no_refusal(monkeypatch: pytest.MonkeyPa
 def test_a_python_without_our_program_is_refused_with_its_last_word(monkeypatch: pytest.MonkeyPatch) -> None:
     found, down = ask(FakeProcess(error="No module named unbroken"), monkeypatch)
     assert isinstance(found, HostRefused) and "No module named unbroken" in found.message and not down
+
+
+def test_whatever_breaks_a_connection_that_begins_it_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library raised something else than expected: the host was never tried again, and whoever waited for it hung for ever."""
+    monkeypatch.setattr(connection, "_AGAIN_S", 0.01)
+    why: list[str] = []
+
+    async def main() -> None:
+        link = Connection(
+            "r", Host("h1"), HostsOptions(hosts=("h1",)), on_up=lambda *_: None, on_down=lambda c: why.append(c.why), on_event=lambda *_: None
+        )  # fmt: skip
+        tries = iter([ValueError("no such channel"), BrokenPipeError("closed"), RunError("not there")])
+
+        async def break_down(stack: object) -> None:
+            raise next(tries, RunError("still not there"))
+
+        monkeypatch.setattr(link, "_open", break_down)
+        link.start()
+        async with asyncio.timeout(5):
+            await link.tried.wait()
+            while len(why) < 4:
+                await asyncio.sleep(0.01)
+        await link.close()
+
+    asyncio.run(main())
+    assert "no such channel" in why[0] and "closed" in why[1] and why[2:4] == ["not there", "still not there"]

@@ -88,6 +88,9 @@ class Connection:
                 self._note_down(e)
             except RunError as e:
                 self._note_down(e)
+            except Exception as e:  # noqa: BLE001  whatever the library raises of a connection that breaks while it begins
+                _log.warning("%s: %s: %s", self.host.name, type(e).__name__, e)
+                self._note_down(RunError(f"the connection to it broke: {e}", where=self.host.name))
             await asyncio.sleep(pause)
             pause = min(2 * pause, _AGAIN_MOST_S)
 
