@@ -1,6 +1,7 @@
 """What a run costs its supervisor, by the number of nodes: the real loop over a fake cluster, in simulated time.
 
     python benchmarks/cluster.py [--nodes 8 64 1200 8000] [--nproc 8] [--json FILE]
+    python benchmarks/cluster.py --show FILE      # the table of docs/cluster.md
 
 For each size: from `acquire` until all agents have greeted and train, a node lost and replaced by a spare, a rank that
 hangs, a node that is preempted, a supervisor that is killed and succeeded. For each of these: messages and bytes in both
@@ -188,13 +189,39 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, nargs="+", default=[8, 64, 1200, 8000])
     parser.add_argument("--nproc", type=int, default=8)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--show", type=Path, metavar="FILE", help="print what --json wrote, as a table")
     args = parser.parse_args()
+    if args.show:
+        print(describe(json.loads(args.show.read_text())["costs"]))
+        return
     logging.disable(logging.WARNING)  # lost nodes do not answer: that is what is measured
     costs: list[Cost] = []
     for nodes in args.nodes:
         simulate(nodes, args.nproc, costs)
         if args.json:
             write(args.json, args.nproc, costs)  # what is there is kept, also of a run that is cut off
+
+
+WORDS = {
+    "start": "acquired, greeted, first steps", "100 s": "100 s of training", "node lost": "a node lost, until training is past it",
+    "hang": "a hang", "preemption": "a node taken away", "takeover": "a supervisor killed and succeeded",
+}  # fmt: skip
+
+
+def describe(costs: list[dict[str, Any]]) -> str:
+    """The costs as a table, event by event."""
+    lines = [
+        "| nodes | event | received | sent | supervisor's loop | in threads | longest turn | memory |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for event, words in WORDS.items():
+        for c in (c for c in costs if c["event"] == event):
+            lines.append(
+                f"| {c['nodes']:,} | {words} | {c['messages_received']:,}, {c['received'] / 1e6:.2f} MB "
+                f"| {c['messages_sent']:,}, {c['sent'] / 1e6:.2f} MB | {c['cpu_s']:.1f} s | {c['threads_cpu_s']:.1f} s "
+                f"| {c['longest_turn_s'] * 1e3:,.0f} ms | {c['peak_rss'] / 1e6:.0f} MB |"
+            )
+    return "\n".join(lines)
 
 
 def write(path: Path, nproc: int, costs: list[Cost]) -> None:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from unbroken.progress import RunDir
-from unbroken.recover.supervise.record.run_folder import RunFolderWatch
+from unbroken.recover.supervise.record.run_folder import FolderLoss, RunFolderWatch
+from unbroken.recover.supervise.record.term import TermWatch
+from unbroken.testing.fake_cluster import SimulatedLoop
+from unbroken.testing.fake_cluster.clock import run_simulated
 
 
 @pytest.fixture
@@ -56,3 +62,25 @@ def test_one_that_is_full_or_read_only_is_in_trouble_and_not_lost(
     for kind, words in ((Full, "is full"), (ReadOnly, "is read-only")):
         monkeypatch.setattr(os, "statvfs", lambda path, kind=kind: kind)
         assert words in watch.poll().trouble and not watch.poll().lost
+
+
+def test_where_the_folder_is_gone_the_ranks_are_asked_to_stop_once(run_dir: RunDir, tmp_path: Path) -> None:
+    said: list[str] = []
+    stops: list[float] = []
+    lost = FolderLoss("recorded")
+
+    async def go(loop: SimulatedLoop) -> None:
+        watch = RunFolderWatch(run_dir, 0)
+        term = cast(TermWatch, SimpleNamespace(is_over=False))
+        following = asyncio.create_task(
+            lost.follow(watch, term, said.append, lambda: stops.append(loop.time()))
+        )
+        await asyncio.sleep(5)
+        assert lost.why == "" and said == []
+        run_dir.path.rename(tmp_path / "moved")
+        await following
+        assert loop.time() < 7
+
+    run_simulated(go)
+    assert "was deleted or moved" in lost.why and len(stops) == 1
+    assert len(said) == 1 and "nothing can be recorded any more" in said[0]
