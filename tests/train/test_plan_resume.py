@@ -88,6 +88,28 @@ def test_from_one_plan_to_another_and_back(tmp_path: Path, plan_server: ForkServ
             )
 
 
+def test_fast_mode_goes_on_with_the_same_samples_on_the_same_plan_and_another(
+    tmp_path: Path, plan_server: ForkServer, argv: list[str]
+) -> None:
+    """V2 to step 4, V2 again to 8, V1 to 12: the batches and losses of one deterministic rank."""
+    whole = Training(plan_server, tmp_path / "whole", 1, argv)
+    whole.start()
+    whole.finish()
+    expected = whole.step_digests(0)
+    for until, plan in ((4, V2), (8, V2), (12, V1)):
+        t = Training(
+            plan_server, tmp_path / f"to-{until}", 4, [*argv, "--decay-steps", "12", "--mode", "fast", *plan]
+        )
+        t.start(*checkpoints(tmp_path), "--steps", str(until))
+        t.finish()
+        assert f"from step {until - 4} to {until}" in t.log(0).read_text()
+        for step, loss in t.step_digests(0).losses.items():
+            assert float.fromhex(loss) == pytest.approx(float.fromhex(expected.losses[step]), rel=2e-4), (
+                until,
+                step,
+            )
+
+
 def test_skipped_samples_are_as_if_they_had_never_been_there(
     tmp_path: Path, plan_server: ForkServer, argv: list[str]
 ) -> None:
