@@ -48,7 +48,7 @@ EIGHT = {
     "pipeline x context": [*PIPE, "--context", "2", "--gradients", "4"],
     "all": [*PIPE, "--tensor", "2", "--context", "2"],
 }
-_AT_ONCE = 10
+_AT_ONCE = 5
 """Cases of one set of ranks: the threads of a plan's groups stay until their process ends, hundreds of each rank were seen."""
 WORDS = "the quick brown fox jumps over the lazy dog and runs on through woods and fields; "
 
