@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from unbroken.cluster.contract import Request
 from unbroken.cluster.hosts import connection
+from unbroken.cluster.hosts.cluster import HostsCluster
 from unbroken.cluster.hosts.connection import Connection, HostRefused
 from unbroken.cluster.hosts.options import Host, HostsOptions
 from unbroken.errors import RunError
@@ -99,3 +101,36 @@ def test_whatever_breaks_a_connection_that_begins_it_is_tried_again(monkeypatch:
 
     asyncio.run(main())
     assert "no such channel" in why[0] and "closed" in why[1] and why[2:4] == ["not there", "still not there"]
+
+
+class FakeLink:
+    """A host that is reached, has no agent, and is lost with its first order to be the run's where `breaks`."""
+
+    def __init__(self, host: Host, *, breaks: bool = False) -> None:
+        self.host, self.up, self.why, self.tried = host, True, "", asyncio.Event()
+        self.report, self.given, self._breaks = {"cpus": 8}, False, breaks
+        self.tried.set()
+
+    async def order(self, op: str, **fields: Any) -> dict[str, Any]:
+        if op == "give" and self._breaks:
+            self.up, self.why = False, "the connection to it broke"
+            raise RunError(self.why)
+        self.given |= op == "give"
+        return {"ok": True, "others": [], "cordon": None}
+
+
+def test_a_host_that_is_lost_as_it_is_taken_ends_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        cluster = HostsCluster("r", HostsOptions(hosts=("h1", "h2")))
+        links = {h.name: FakeLink(h, breaks=h.name == "h1") for h in cluster._hosts}
+
+        async def reach_all() -> None:
+            cluster._links = links  # type: ignore[assignment]
+
+        monkeypatch.setattr(cluster, "_reach_all", reach_all)
+        monkeypatch.setattr("unbroken.cluster.hosts.cluster._ASK_AGAIN_S", 0.01)
+        async with asyncio.timeout(5):
+            assert (await cluster.acquire(Request(1))).nodes == ("h2",)
+        assert links["h2"].given and not links["h1"].given
+
+    asyncio.run(main())

@@ -11,6 +11,7 @@ import asyncio
 import base64
 import contextlib
 import functools
+import logging
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping
 from dataclasses import asdict
@@ -40,6 +41,7 @@ from .options import Host, HostsOptions, list_hosts
 from .program import Message
 from .reported import ReportedAgents
 
+_log = logging.getLogger("unbroken.supervisor")
 _ASK_AGAIN_S = 2.0
 _FENCE_MARGIN_S = 2.0
 _RANKS_PER_CPU = 64
@@ -201,12 +203,10 @@ class HostsCluster:
             idle = await self._find_idle([n for n in names if n not in self._given])
             free = idle[: wanted - len(held)]
             taken = [*held, *free]
-            if len(taken) >= wanted or (
+            enough = len(taken) >= wanted or (
                 not request.replaces and len(taken) >= request.nodes and self._are_lost(names)
-            ):
-                for name in free:
-                    await self._links[name].order("give", given=True)
-                    self._given.add(name)
+            )
+            if enough and await self._give(free):
                 self._given -= set(request.replaces)
                 self._replaced |= set(request.replaces)
                 for name in request.replaces:
@@ -231,6 +231,17 @@ class HostsCluster:
                 await asyncio.wait_for(self._moved.wait(), _ASK_AGAIN_S)
             except TimeoutError:
                 continue
+
+    async def _give(self, names: Collection[str]) -> bool:
+        """Lets hosts know that they are the run's; False where one was lost just now, and others are to be found."""
+        for name in names:
+            try:
+                await self._links[name].order("give", given=True)
+            except RunError as e:
+                _log.warning("%s cannot be taken: %s", name, e)
+                return False
+            self._given.add(name)
+        return True
 
     async def _find_idle(self, names: Collection[str]) -> list[str]:
         """Those that are reached and have no agent of another run; what the others have is noted in `_others`."""
