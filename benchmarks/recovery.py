@@ -1,19 +1,31 @@
-"""How long until training goes on after a fault: `unbroken run` and torchrun on the same hosts, with the same script and faults.
+"""How long until training goes on after a fault: `unbroken run`, torchrun and others on the same hosts, with the same script.
 
-    python benchmarks/recovery.py [--rows agent store ...] [--out benchmarks/results/recovery.json]     # as root
+    python benchmarks/recovery.py [--rows agent store ...] [--contenders unbroken torchrun nvrx] [--out RESULT.json]     # as root
 
 Three hosts and a spare are network namespaces of this machine (tests/support/net_hosts.py), each with one rank: a small step and an
 all-reduce over gloo with a time-out of 20 s. torchrun has the three hosts (`--nnodes 2:3`, c10d rendezvous on the first, three
-restarts): it knows no spares. `unbroken run` has them and the spare, its supervisor on a host of its own, `--hang-after 20s`, else
-as it comes. The time is from the fault to the first step that a rank 0 made after it in a new attempt; "never" is not within 120 s.
+restarts): it knows no spares. `nvrx` is NVIDIA's ft_launcher with the same options, where it is installed (`pip install
+nvidia-resiliency-ext`), its heartbeats set to ten minutes: the script sends none. `unbroken run` has them and the spare, its
+supervisor on a host of its own, `--hang-after 20s`, else as it comes. The time is from the fault to the first step that a rank 0 made
+after it in a new attempt; "never" is not within 120 s. The result file is written after each figure, and what it has of others stays.
 
-rows: worker (kill -9 of a rank), stopped (SIGSTOP of a rank), agent (kill -9 of the agent of a host), cut (its link goes dead
-without a reset), host (it is gone), store (the host of rank 0 and of torchrun's store is gone).
+    worker      kill -9 of a rank
+    stopped     SIGSTOP of a rank
+    long        the same, with the time-out of torch's collectives as it comes (30 min)
+    agent       kill -9 of the agent of a host
+    cut         the link of a host goes dead without a reset
+    host        a host is gone
+    fixed       the same, where torchrun was given `--nnodes 3`
+    store       the host of rank 0 and of torchrun's store is gone
+    clock       one host's clock is a minute behind: from the start to the first step of all three
+    supervisor  the supervisor's host is gone, and the command is given on another one at once: the longest time without a step
+                (torchrun and ft_launcher have no such host)
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import signal
@@ -21,7 +33,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -29,10 +44,17 @@ from benchmarks.machine import describe_machine
 from tests.support.net_hosts import NetHosts, net_hosts, why_not
 
 from unbroken.cluster.holding.processes import end, marked
-from unbroken.progress import RunDir, read_spec
+from unbroken.progress import RunDir, read_spec, read_terms
 
-ROWS = ("worker", "stopped", "agent", "cut", "host", "store")
+ROWS = ("worker", "stopped", "long", "agent", "cut", "host", "fixed", "store", "clock", "supervisor")
 NEVER_S, START_S = 120.0, 180.0
+HOSTS = 6
+"""The supervisor's, three and a spare, and one for the next supervisor."""
+BEHIND = """
+import time
+real, real_ns = time.time, time.time_ns
+time.time, time.time_ns = lambda: real() - 60, lambda: real_ns() - 60 * 10**9
+"""
 SCRIPT = """
 import os, sys, time
 from datetime import timedelta
@@ -42,7 +64,7 @@ import unbroken
 run = unbroken.attach(total_steps=100000)
 if out := os.environ.get("UNBROKEN_OUTPUT"):  # what a script saves there no older process can overwrite
     open(f"{out}/rank-{os.environ['RANK']}", "w").close()
-dist.init_process_group("gloo", timeout=timedelta(seconds=20))
+dist.init_process_group("gloo", timeout=timedelta(seconds=int(sys.argv[2])))
 one, name = torch.ones(1000), os.environ.get("UNBROKEN_ATTEMPT") or os.environ["TORCHELASTIC_RESTART_COUNT"]
 for step in range(1, 100000):
     time.sleep(0.1)
@@ -50,57 +72,87 @@ for step in range(1, 100000):
     run.step(step, loss=1.0, tokens=1)
     if dist.get_rank() == 0:
         with open(sys.argv[1], "a") as f:
-            f.write(f"{time.time()} {name}-{os.getpid()} {step}\\n")
+            f.write(f"{time.clock_gettime(time.CLOCK_REALTIME)} {name}-{os.getpid()} {step} {dist.get_world_size()}\\n")
 """
 
 
 class Contender:
     """One way of running the script on hosts."""
 
-    def __init__(self, hosts: NetHosts, folder: Path) -> None:
-        self.hosts, self.folder = hosts, folder
+    name = ""
+
+    def __init__(self, hosts: NetHosts, folder: Path, row: str) -> None:
+        self.hosts, self.folder, self.row = hosts, folder, row
         folder.mkdir()
         self.script, self.steps = folder / "train.py", folder / "steps"
         self.script.write_text(SCRIPT)
+        (behind := folder / "behind").mkdir()
+        (behind / "sitecustomize.py").write_text(BEHIND)
+        self.behind = os.pathsep.join(p for p in (str(behind), os.environ.get("PYTHONPATH", "")) if p)
         self.children: list[subprocess.Popen[bytes]] = []
 
-    def spawn(self, host: int, command: list[str]) -> None:
+    @staticmethod
+    def why_not() -> str:
+        """Why it cannot be measured here; nothing where it can."""
+        return ""
+
+    @property
+    def words(self) -> list[str]:
+        """Script and arguments."""
+        return [str(self.script), str(self.steps), "1800" if self.row == "long" else "20"]
+
+    def spawn(self, host: int, command: list[str], **env: str) -> None:
         with open(self.folder / f"h{host}.log", "ab") as log:
             self.children.append(
                 subprocess.Popen(
                     self.hosts.argv(host, command), cwd=self.folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                    env={**os.environ, "GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1"}, start_new_session=True,
+                    env={**os.environ, "GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1", **env}, start_new_session=True,
                 )
             )  # fmt: skip
 
     def lines(self) -> list[list[str]]:
-        return [x.split() for x in self.steps.read_text().splitlines()] if self.steps.exists() else []
+        lines = self.steps.read_text().splitlines() if self.steps.exists() else []
+        return [words for x in lines if len(words := x.split()) == 4]
+
+    def wait(self, within_s: float, found: Callable[[], Any]) -> Any:
+        """What is found within the time; None where nothing is."""
+        deadline = time.monotonic() + within_s
+        while not (value := found()):
+            if time.monotonic() > deadline:
+                return None
+            time.sleep(0.1)
+        return value
 
     def wait_for_steps(self, count: int) -> None:
-        deadline = time.monotonic() + START_S
-        while len(self.lines()) < count:
-            if time.monotonic() > deadline:
-                raise TimeoutError("\n".join(p.read_text()[-3000:] for p in self.folder.glob("*.log")))
-            time.sleep(0.1)
+        if not self.wait(START_S, lambda: len(self.lines()) >= count):
+            raise TimeoutError("\n".join(p.read_text()[-3000:] for p in self.folder.glob("*.log")))
 
-    def measure(self, row: str) -> float | None:
+    def measure(self) -> float | None:
         """Seconds until training goes on after the fault; None for never."""
+        began = time.time()
         self.start()
+        if self.row == "clock":
+            whole = self.wait(NEVER_S, lambda: [x for x in self.lines() if x[3] == "3"])
+            return float(whole[0][0]) - began if whole else None
         self.wait_for_steps(20)
+        if self.row == "supervisor":
+            return self.measure_supervisor()
         before = {x[1] for x in self.lines()}
         at = time.time()
-        self.harm(row)
-        while time.time() < at + NEVER_S:
-            if new := [x for x in self.lines() if len(x) == 3 and x[1] not in before]:
-                return float(new[0][0]) - at
-            time.sleep(0.1)
-        return None
+        self.harm()
+        new = self.wait(NEVER_S, lambda: [x for x in self.lines() if x[1] not in before])
+        return float(new[0][0]) - at if new else None
 
-    def harm(self, row: str) -> None:
-        host = 1 if row == "store" else 2
-        match row:
-            case "worker" | "stopped":
-                os.kill(self.find(host, "rank"), signal.SIGKILL if row == "worker" else signal.SIGSTOP)
+    def measure_supervisor(self) -> float | None:
+        raise NotImplementedError
+
+    def harm(self) -> None:
+        host = 1 if self.row == "store" else 2
+        match self.row:
+            case "worker":
+                os.kill(self.find(host, "rank"), signal.SIGKILL)
+            case "stopped" | "long":
+                os.kill(self.find(host, "rank"), signal.SIGSTOP)
             case "agent":
                 os.kill(self.find(host, "agent"), signal.SIGKILL)
             case "cut":
@@ -122,35 +174,70 @@ class Contender:
 
 
 class Torchrun(Contender):
+    name, module = "torchrun", "torch.distributed.run"
+    options: tuple[str, ...] = ()
+
     def start(self) -> None:
         for i in (1, 2, 3):
+            late = {"PYTHONPATH": self.behind} if self.row == "clock" and i == 3 else {}
             self.spawn(i, [
-                sys.executable, "-m", "torch.distributed.run", "--nnodes=2:3", "--nproc-per-node=1", "--max-restarts=3",
-                "--rdzv-backend=c10d", f"--rdzv-endpoint={self.hosts.address(1)}:29400", "--rdzv-id=x",
-                "--rdzv-conf=join_timeout=60,last_call_timeout=10", f"--local-addr={self.hosts.address(i)}",
-                str(self.script), str(self.steps),
-            ])  # fmt: skip
+                sys.executable, "-m", self.module, f"--nnodes={'3' if self.row == 'fixed' else '2:3'}", "--nproc-per-node=1",
+                "--max-restarts=3", "--rdzv-backend=c10d", f"--rdzv-endpoint={self.hosts.address(1)}:29400", "--rdzv-id=x",
+                "--rdzv-conf=join_timeout=60,last_call_timeout=10", f"--local-addr={self.hosts.address(i)}", *self.options,
+                *self.words,
+            ], **late)  # fmt: skip
 
     def find(self, host: int, role: str) -> int:
         for pid in self.hosts.pids(host):
             words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-            is_agent = b"torch.distributed.run" in words
+            is_agent = self.module.encode() in words
             if (
                 b"train.py" in b" ".join(words)
                 and is_agent == (role == "agent")
-                and words[0].endswith(b"python")
+                and b"python" in words[0].rpartition(b"/")[2]
             ):
                 return pid
         raise LookupError(f"no {role} on host {host}")
 
 
+class Nvrx(Torchrun):
+    name, module = "nvrx", "nvidia_resiliency_ext.fault_tolerance.launcher"
+    options = ("--ft-param-initial_rank_heartbeat_timeout=600", "--ft-param-rank_heartbeat_timeout=600")
+
+    @staticmethod
+    def why_not() -> str:
+        known = importlib.util.find_spec("nvidia_resiliency_ext")
+        return "" if known else "not installed: pip install nvidia-resiliency-ext"
+
+
 class Unbroken(Contender):
+    name = "unbroken"
+
     def start(self) -> None:
-        self.spawn(0, [
+        for i in (1, 2, 3, 4):
+            late = {"PYTHONPATH": self.behind} if self.row == "clock" and i == 3 else {}
+            self.hosts.serve_ssh(i, **late)
+        self.hosts.wait_for_ssh([1, 2, 3, 4])
+        self.supervise(0)
+
+    def supervise(self, host: int) -> None:
+        record = "shared" if self.row == "supervisor" else "own-disk"
+        self.spawn(host, [
             sys.executable, "-m", "unbroken", "run", "--run-dir", str(self.folder / "run"), "--nodes", "3", "--spares", "1",
-            "--record", "own-disk", "--hang-after", "20s", "--cluster", self.hosts.cluster([1, 2, 3, 4]), "--",
-            str(self.script), str(self.steps),
+            "--record", record, "--hang-after", "20s", "--cluster", self.hosts.cluster([1, 2, 3, 4]), "--", *self.words,
         ])  # fmt: skip
+
+    def measure_supervisor(self) -> float | None:
+        """The longest time between two steps, from before its host was lost until its successor has been there for 5 s."""
+        first = len(self.lines()) - 1
+        self.hosts.crash(0)
+        self.supervise(HOSTS - 1)
+        if not self.wait(NEVER_S, lambda: len(read_terms(RunDir(self.folder / "run"))) > 1):
+            return None
+        until = time.time() + 5
+        if not self.wait(NEVER_S, lambda: float(self.lines()[-1][0]) > until):
+            return None
+        return max(float(b[0]) - float(a[0]) for a, b in pairwise(self.lines()[first:]))
 
     @property
     def run_id(self) -> str:
@@ -161,7 +248,31 @@ class Unbroken(Contender):
 
     def end(self) -> None:
         super().end()
-        end(lambda: marked(self.run_id))
+        if RunDir(self.folder / "run").spec.exists():
+            end(lambda: marked(self.run_id))
+
+
+CONTENDERS: dict[str, type[Contender]] = {c.name: c for c in (Unbroken, Torchrun, Nvrx)}
+
+
+def measure(kind: type[Contender], row: str) -> dict[str, Any]:
+    """One figure: `seconds` (None for never), or `why` there is none."""
+    if row == "supervisor" and kind is not Unbroken:
+        return {"why": "it has no such host"}
+    if row == "fixed" and kind is Unbroken:
+        return {"why": "see the row host: it has a spare"}
+    if why := kind.why_not():
+        return {"why": why}
+    with tempfile.TemporaryDirectory() as folder, net_hosts(Path(folder) / "hosts", HOSTS) as hosts:
+        contender = kind(hosts, Path(folder) / "run", row)
+        load = round(os.getloadavg()[0], 1)
+        try:
+            seconds = contender.measure()
+        except (TimeoutError, LookupError, StopIteration) as e:
+            return {"why": f"{type(e).__name__}: {str(e)[-2000:]}", "load": load}
+        finally:
+            contender.end()
+    return {"seconds": None if seconds is None else round(seconds, 1), "load": load}
 
 
 def main() -> None:
@@ -169,30 +280,23 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS))
+    parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=list(CONTENDERS))
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     if why := why_not():
         sys.exit(why)
-    found: dict[str, dict[str, float | None]] = {}
+    found: dict[str, Any] = {"rows": {}}
+    if args.out and args.out.exists():
+        found = json.loads(args.out.read_text())
+    found["machine"] = describe_machine()
     for row in args.rows:
-        for kind in (Unbroken, Torchrun):
-            with tempfile.TemporaryDirectory() as folder, net_hosts(Path(folder) / "hosts", 5) as hosts:
-                for i in (1, 2, 3, 4) if kind is Unbroken else ():
-                    hosts.serve_ssh(i)
-                if kind is Unbroken:
-                    hosts.wait_for_ssh([1, 2, 3, 4])
-                contender = kind(hosts, Path(folder) / "run")
-                try:
-                    seconds = contender.measure(row)
-                finally:
-                    contender.end()
-            found.setdefault(row, {})[kind.__name__.lower()] = seconds
-            print(
-                f"{row}: {kind.__name__.lower()} {f'{seconds:.1f} s' if seconds is not None else 'never'}",
-                flush=True,
-            )
-    if args.out:
-        args.out.write_text(json.dumps({"machine": describe_machine(), "seconds": found}, indent=1) + "\n")
+        for name in args.contenders:
+            cell = measure(CONTENDERS[name], row)
+            found["rows"].setdefault(row, {})[name] = cell
+            seconds = cell.get("seconds", cell.get("why"))
+            print(f"{row}: {name} {'never' if seconds is None else seconds}", flush=True)
+            if args.out:
+                args.out.write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":
