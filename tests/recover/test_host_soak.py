@@ -6,6 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+pytest.importorskip("asyncssh", reason="needs asyncssh: pip install -r requirements/all.txt")
+
 from ..support.host_soak import judge_samples, read_lineage
 
 
