@@ -14,11 +14,18 @@ from collections import defaultdict
 from pathlib import Path
 
 import psutil
+import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples" / "hooks"
 LOSS = re.compile(r"^rank (\d+) step (\d+) loss (\S+)$", re.M)
 DEADLINE_S = float(os.environ.get("UNBROKEN_TEST_DEADLINE_S", "240"))
+
+KILLS = [
+    pytest.param((9,), id="second epoch"),
+    pytest.param((4, 9), id="both epochs", marks=pytest.mark.soak),
+]
+"""The steps at which a training is killed, where an epoch is six."""
 
 Losses = dict[tuple[int, int], list[str]]
 """The losses of each (rank, step), one for each batch of the step."""
@@ -68,7 +75,7 @@ def _log(attempt: Path, rank: int) -> str:
 def supervised(
     folder: Path, script: Path, *options: str, ranks: int = 2, kill_at: tuple[int, ...] = (), stop_at: int = 0
 ) -> tuple[list[Losses], int]:
-    """The losses of each attempt under `unbroken run`, and its exit code. Rank 1 is killed with signal 9 once it is in each of these
+    """The losses of each attempt under `unbroken run`, and its exit code. The last rank is killed with signal 9 once it is in each of these
     steps, in an attempt of its own; at step `stop_at` the run is asked to stop."""
     run = folder / "run"
     log = folder / f"log-{time.monotonic_ns()}"
@@ -80,7 +87,7 @@ def supervised(
         deadline = time.monotonic() + DEADLINE_S
         while p.poll() is None and time.monotonic() < deadline:
             seen = {step for _, step in (attempts(run) or [{}])[-1]}
-            if left and left[0] in seen and (pid := _rank(run, 1)) and pid not in killed:
+            if left and left[0] in seen and (pid := _rank(run, ranks - 1)) and pid not in killed:
                 os.kill(pid, signal.SIGKILL)
                 killed.add(pid)
                 left.pop(0)

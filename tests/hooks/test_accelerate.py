@@ -11,18 +11,19 @@ from unbroken.errors import RunInterrupted, UsageError
 from . import exact
 
 pytest.importorskip("accelerate", reason="needs requirements/hooks.txt")
-pytestmark = [pytest.mark.slow, pytest.mark.integration]
+pytestmark = [pytest.mark.slow, pytest.mark.integration, pytest.mark.timeout(900)]
 SCRIPT = exact.EXAMPLES / "accelerate_loop.py"
 
 
-def test_exact_after_kill_nine_in_both_epochs_and_a_stop(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kill_at", exact.KILLS)
+def test_exact_after_kill_nine_and_a_stop(tmp_path: Path, kill_at: tuple[int, ...]) -> None:
     """Shuffled, dropout, two workers, accumulation, noise drawn for each sample; an evaluation that draws between the epochs."""
     (tmp_path / "one").mkdir(), (tmp_path / "two").mkdir()
     undisturbed, _ = exact.torchrun(tmp_path / "one", SCRIPT)
-    made, code = exact.supervised(tmp_path / "two", SCRIPT, kill_at=(4, 9), stop_at=11)
+    made, code = exact.supervised(tmp_path / "two", SCRIPT, kill_at=kill_at, stop_at=11)
     if code == RunInterrupted.exit_code:  # else it was over before it was asked
         made, code = exact.supervised(tmp_path / "two", SCRIPT)
-        assert len(made) == 4
+        assert len(made) == len(kill_at) + 2
     assert code == 0
     exact.check_exact(undisturbed, made, len(made) - 1)
 

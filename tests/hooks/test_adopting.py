@@ -10,7 +10,7 @@ import pytest
 
 from . import exact
 
-pytestmark = [pytest.mark.slow, pytest.mark.integration]
+pytestmark = [pytest.mark.slow, pytest.mark.integration, pytest.mark.timeout(900)]
 
 
 @pytest.mark.parametrize("framework", ["transformers", "lightning", "accelerate"])

@@ -20,7 +20,7 @@ from . import exact
 from .test_inputs import Points, Regression
 from .test_training import Stops
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("own_keepers")]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("own_keepers"), pytest.mark.timeout(900)]
 SAMPLES, EPOCHS = 24, 2
 
 

@@ -12,12 +12,13 @@ from unbroken.errors import RunInterrupted, UsageError
 from . import exact
 
 pytest.importorskip("lightning", reason="needs requirements/hooks.txt")
-pytestmark = [pytest.mark.slow, pytest.mark.integration]
+pytestmark = [pytest.mark.slow, pytest.mark.integration, pytest.mark.timeout(900)]
 SCRIPT = exact.EXAMPLES / "lightning_fit.py"
 
 
-def test_exact_after_kill_nine_in_both_epochs_and_a_stop(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("kill_at", exact.KILLS)
+def test_exact_after_kill_nine_and_a_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kill_at: tuple[int, ...]
 ) -> None:
     """Shuffled by an ordinary loader, dropout, two workers, accumulation, noise drawn for each sample, a validation within the
     epoch that draws, and a schedule that goes by its result. The undisturbed training is the other package's."""
@@ -25,10 +26,12 @@ def test_exact_after_kill_nine_in_both_epochs_and_a_stop(
     monkeypatch.setenv("LIGHTNING", "pytorch_lightning")
     undisturbed, _ = exact.torchrun(tmp_path / "one", SCRIPT)
     monkeypatch.setenv("LIGHTNING", "lightning.pytorch")
-    made, code = exact.supervised(tmp_path / "two", SCRIPT, kill_at=(4, 9), stop_at=11)
+    made, code = exact.supervised(
+        tmp_path / "two", SCRIPT, kill_at=kill_at, stop_at=11 if len(kill_at) > 1 else 0
+    )
     if code == RunInterrupted.exit_code:  # else it was over before it was asked
         made, code = exact.supervised(tmp_path / "two", SCRIPT)
-        assert len(made) == 4
+        assert len(made) == len(kill_at) + 2
     assert code == 0
     exact.check_exact(undisturbed, made, len(made) - 1)
 

@@ -10,7 +10,7 @@ import pytest
 
 from . import exact
 
-pytestmark = [pytest.mark.slow, pytest.mark.integration]
+pytestmark = [pytest.mark.slow, pytest.mark.integration, pytest.mark.timeout(900)]
 ON_CPU = Path(__file__).parent / "on_cpu" / "pretrain.py"
 SCRIPT = str(exact.EXAMPLES / "megatron_pretrain.py")
 OPTIONS = shlex.split(
@@ -23,13 +23,20 @@ OPTIONS = shlex.split(
 )
 
 
-def test_exact_after_kill_nine_in_both_epochs(tmp_path: Path) -> None:
-    """Its own loop, schedule, shuffled order and evaluation; dropout, two workers, two batches a step, weights that are gathered in
+@pytest.mark.parametrize(
+    ("ranks", "kill_at"),
+    [
+        pytest.param(1, (9,), id="1 rank, second epoch"),
+        pytest.param(2, (4, 9), id="2 ranks, both epochs", marks=pytest.mark.soak),
+    ],
+)
+def test_exact_after_kill_nine(tmp_path: Path, ranks: int, kill_at: tuple[int, ...]) -> None:
+    """Its own loop, schedule, shuffled order and evaluation; dropout, two workers, several batches a step, weights that are gathered in
     the next forward pass. Five steps are an epoch."""
     if not (Path(sys.prefix) / "megatron" / "megatron" / "training").exists():
         pytest.skip("needs megatron-core 0.19 with its trainer: make install-hooks")
     (tmp_path / "one").mkdir(), (tmp_path / "two").mkdir()
-    undisturbed, _ = exact.torchrun(tmp_path / "one", ON_CPU, SCRIPT, *OPTIONS)
-    made, code = exact.supervised(tmp_path / "two", ON_CPU, SCRIPT, *OPTIONS, kill_at=(4, 9))
+    undisturbed, _ = exact.torchrun(tmp_path / "one", ON_CPU, SCRIPT, *OPTIONS, ranks=ranks)
+    made, code = exact.supervised(tmp_path / "two", ON_CPU, SCRIPT, *OPTIONS, ranks=ranks, kill_at=kill_at)
     assert code == 0
-    exact.check_exact(undisturbed, made, 2)
+    exact.check_exact(undisturbed, made, len(kill_at))
