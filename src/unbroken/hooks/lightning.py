@@ -11,7 +11,6 @@ What ModelCheckpoint saves stays as it is; `fit(ckpt_path=...)` counts until the
 
 from __future__ import annotations
 
-import os
 import sys
 import warnings
 from importlib import import_module, util
@@ -73,7 +72,7 @@ class UnbrokenCallback(_Callback):  # type: ignore[misc]
         make, restore, start = source.dataloader, connector.restore_training_state, loop.on_run_start
 
         def dataloader() -> Any:
-            kept = keep_place(make(), seed=_seed(), accumulate=trainer.accumulate_grad_batches)
+            kept = keep_place(make(), seed=states.seed(), accumulate=trainer.accumulate_grad_batches)
             self.loader = LightningLoader(kept, self.training)  # type: ignore[arg-type]
             return self.loader
 
@@ -89,11 +88,14 @@ class UnbrokenCallback(_Callback):  # type: ignore[misc]
                 trainer.fit_loop.restarting = False
 
         source.dataloader, connector.restore_training_state = dataloader, restore_training_state
-        loop.on_run_start = on_run_start
-        self._undo = [(source, "dataloader"), (connector, "restore_training_state"), (loop, "on_run_start")]
+        loop.on_run_start, precision = on_run_start, trainer.precision_plugin
+        precision.optimizer_step = states.update_after_backward(precision)
         self.training.during(loop.val_loop, "run", "evaluating")
         self.training.during(trainer, "save_checkpoint", "checkpointing")
-        self._undo += [(loop.val_loop, "run"), (trainer, "save_checkpoint")]
+        self._undo = [
+            (source, "dataloader"), (connector, "restore_training_state"), (loop, "on_run_start"), (precision, "optimizer_step"),
+            (loop.val_loop, "run"), (trainer, "save_checkpoint"),
+        ]  # fmt: skip
 
     def _begin(self, trainer: Any) -> None:
         """Everything is built: restores it."""
@@ -142,8 +144,3 @@ class UnbrokenCallback(_Callback):  # type: ignore[misc]
                 vars(owner).pop(name, None)
             self.training.finish()
             self.training = self.loader = None
-
-
-def _seed() -> int:
-    """The seed that Lightning was given for everything, if it was."""
-    return int(os.environ.get("PL_GLOBAL_SEED") or 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from ...data import Loader
@@ -32,6 +33,25 @@ def refuse_unkept(trainer: Any) -> None:
             f"{type(trainer.strategy).__name__} keeps optimizer and weights to itself",
             hint="Use the ddp or fsdp strategy",
         )
+
+
+def update_after_backward(precision: Any) -> Any:
+    """A precision plugin's `optimizer_step` with forward and backward pass before the optimizer's step, and no longer inside of it.
+
+    What an optimizer waits for at its beginning, copies of the state, can run beside both then. Optimizers that are not torch's own,
+    and LBFGS, may ask for the loss more than once: they keep it inside. With a scaler of gradients it is before already.
+    """
+    original = precision.optimizer_step
+
+    def optimizer_step(optimizer: Any, model: Any, closure: Any, **how: Any) -> Any:
+        kind = type(optimizer)
+        asks_once = kind.__module__.startswith("torch.optim.") and kind.__name__ != "LBFGS"
+        if not asks_once or getattr(precision, "scaler", None) is not None:
+            return original(optimizer, model=model, closure=closure, **how)
+        loss = precision._wrap_closure(model, optimizer, closure)
+        return optimizer.step(closure=lambda: loss, **how)
+
+    return optimizer_step
 
 
 def count_epoch(trainer: Any, steps: Any) -> None:
@@ -71,3 +91,8 @@ def _adds(module: Any, hook: str) -> bool:
     """Whether the user's module has a hook of its own: of the framework's classes the last that has it does nothing."""
     kinds = [k for k in type(module).__mro__ if hook in vars(k)]
     return bool(kinds) and not kinds[0].__module__.startswith(("lightning.", "pytorch_lightning."))
+
+
+def seed() -> int:
+    """The seed that Lightning was given for everything, if it was."""
+    return int(os.environ.get("PL_GLOBAL_SEED") or 0)
