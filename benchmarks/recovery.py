@@ -47,7 +47,7 @@ from unbroken.cluster.holding.processes import end, marked
 from unbroken.progress import RunDir, read_spec, read_terms
 
 ROWS = ("worker", "stopped", "long", "agent", "cut", "host", "fixed", "store", "clock", "supervisor")
-NEVER_S, START_S = 120.0, 180.0
+NEVER_S, START_S = 120.0, 600.0
 HOSTS = 6
 """The supervisor's, three and a spare, and one for the next supervisor."""
 BEHIND = """
