@@ -5,7 +5,7 @@
 One script, the same for all, which knows nothing of `unbroken`: it saves by itself at step 10 and goes on from there when it is
 started again. `plain` is a small model on the processor. `compiled` is a decoder of 0.97 B parameters whose blocks are compiled,
 on a GPU (AdamW is left out so that what it saves is all of its state; 3.8 GB), with NCCL. Each repetition kills the rank once it
-has made 3 steps in its attempt, and, for `warm`, once the next warm process is ready. torchrun comes first and fills the compile
+has made 3 steps in its attempt and is further than any attempt before, and, for `warm`, once the next warm process is ready. torchrun comes first and fills the compile
 caches, which all share (a folder of this call). `nvrx` is NVIDIA's ft_launcher, where it is installed
 (`pip install nvidia-resiliency-ext`); its time-outs by heartbeat are set to ten minutes, so that only the end of the process counts.
 
@@ -233,7 +233,9 @@ class Job:
         def trains() -> int:
             rows = self.steps()
             mine = [r for r in rows if r[1] == rows[-1][1]]
-            return mine[0][1] if len(mine) >= STEPS_BEFORE and rows[-1][2] > SAVED_AT else 0
+            # It has to be further than any attempt before: after a failure without progress `unbroken run` waits, by its policy.
+            furthest = max([SAVED_AT, *(r[2] for r in rows if r[1] != rows[-1][1])])
+            return mine[0][1] if len(mine) >= STEPS_BEFORE and rows[-1][2] > furthest else 0
 
         pid = self.wait("steps", lambda: bool(self.steps()) and trains())
         if self.contender == "warm":
