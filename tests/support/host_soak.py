@@ -44,7 +44,7 @@ from .net_hosts import NetHosts, net_hosts, why_not
 from .superseded import check_run, read_counted
 
 SUPERVISORS, TRAINERS, RANKS, BATCH = (0, 5), (1, 2, 3, 4), 3, 4
-LEASE_S, LONG_S = 5, 20.0
+LEASE_S, LONG_S = 15, 40.0
 """Seconds: the run's lease, and how long a fault lasts at most."""
 STEPS_PER_MINUTE = 200
 """At ten a second a third of the time is training: the rest is faults."""
