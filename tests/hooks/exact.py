@@ -73,13 +73,20 @@ def _log(attempt: Path, rank: int) -> str:
 
 
 def supervised(
-    folder: Path, script: Path, *options: str, ranks: int = 2, kill_at: tuple[int, ...] = (), stop_at: int = 0
+    folder: Path,
+    script: Path,
+    *options: str,
+    ranks: int = 2,
+    kill_at: tuple[int, ...] = (),
+    stop_at: int = 0,
+    amend: bool = False,
 ) -> tuple[list[Losses], int]:
     """The losses of each attempt under `unbroken run`, and its exit code. The last rank is killed with signal 9 once it is in each of these
     steps, in an attempt of its own; at step `stop_at` the run is asked to stop."""
     run = folder / "run"
     log = folder / f"log-{time.monotonic_ns()}"
     command = [sys.executable, "-u", "-m", "unbroken", "run", "--nproc", str(ranks), "--run-dir", str(run)]
+    command += ["--amend"] if amend else []
     with open(log, "wb") as out:
         p = subprocess.Popen([*command, "--", str(script), *options], cwd=folder, env=environment(), stdout=out, stderr=out)  # fmt: skip
     left, killed, asked = list(kill_at), set[int](), False

@@ -149,14 +149,14 @@ def test_other_batches_and_samples_left_out(
     ],
 )
 def test_half_of_the_ranks(script: str, printed: int, tmp_path: Path) -> None:
-    """Two ranks, stopped; one goes on, by the same command with another --nproc: what is left of the 88 samples of the epoch, and
+    """Two ranks, stopped; one goes on, by the same command with another --nproc and --amend: what is left of the 88 samples of the epoch, and
     the next one whole."""
     pytest.importorskip(script.partition("_")[0], reason="needs requirements/hooks.txt")
     made, code = exact.supervised(tmp_path, exact.EXAMPLES / script, "--epochs", "2", stop_at=2)
     assert code == RunInterrupted.exit_code
     stopped = max(step for _, step in made[0])
     assert stopped < 6, "in the first epoch"
-    made, code = exact.supervised(tmp_path, exact.EXAMPLES / script, "--epochs", "2", ranks=1)
+    made, code = exact.supervised(tmp_path, exact.EXAMPLES / script, "--epochs", "2", ranks=1, amend=True)
     assert code == 0
     left = 11 - 2 * stopped  # steps of 8 samples, and no longer of 16
     assert sorted(made[-1]) == [(0, step) for step in range(stopped + 1, stopped + 1 + left + 11)]
