@@ -286,7 +286,7 @@ def measure(framework: str, a: argparse.Namespace, tell: Callable[[dict[str, Any
 
     HookedTraining.begin = noting  # type: ignore[method-assign]
     folder = a.folder / framework
-    options = {"snapshot_every": 1, "persist_every": 10**9, "buffers": 2}
+    options = {"snapshot_every": 1, "persist_every": 10**9, "buffers": 2, "throttle": a.throttle}
     result: dict[str, Any] = {"version": version(framework.replace("lightning", "pytorch-lightning"))}
     began = time.perf_counter()
     ours = Course(lambda c: TRAIN[framework](c, size, folder, options), a.device, a.accumulate)
@@ -380,6 +380,7 @@ def start(framework: str, a: argparse.Namespace) -> subprocess.Popen[str]:
         "--accumulate",
         str(a.accumulate),
     ]
+    words += ["--throttle", a.throttle] if a.throttle else []
     env = {k: v for k, v in os.environ.items() if not k.startswith("UNBROKEN_")}
     return subprocess.Popen(
         [sys.executable, __file__, *words], env=env, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -422,6 +423,7 @@ def main() -> None:
     p.add_argument("--pairs", type=int, default=8)
     p.add_argument("--saves", type=int, default=6, help="the first apart")
     p.add_argument("--window", type=int, default=4, help="steps")
+    p.add_argument("--throttle", help="of the copies, such as 30GB a second")
     p.add_argument("--seconds", type=float, default=90, help="each framework has at most")
     p.add_argument("--frameworks", default=",".join(FRAMEWORKS))
     p.add_argument(
@@ -438,6 +440,7 @@ def main() -> None:
         "model": a.model,
         "batch": a.batch,
         "accumulate": a.accumulate,
+        "throttle": a.throttle,
         "hooks": {},
     }
     processes = {f: start(f, a) for f in a.frameworks.split(",")}
