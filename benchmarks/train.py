@@ -51,7 +51,7 @@ PARTS: dict[str, tuple[int, list[Case]]] = {
     "rates": (25, []),
     # Each in one process with plain FSDP2, in turns; batch 16 has room for one of them.
     "1b": (150, [
-        Case("ours", "1b", 8, beside=("fsdp2", "ours whole"), windows=6, steps=4, trace=True),
+        Case("ours", "1b", 8, beside=("fsdp2",), windows=6, steps=4, trace=True),
         Case("ours", "1b", 12, beside=("fsdp2",), windows=4, steps=4),
         Case("fsdp2", "1b", 16, warm=3, steps=10), Case("ours", "1b", 16, warm=3, steps=10),
     ]),

@@ -48,10 +48,8 @@ def ours(case: Case, model: ModelConfig, world: World, folder: Path, *, seq: int
     import json
 
     from unbroken.progress import attach
-    from unbroken.train.parallel import recompute
     from unbroken.train.training import open_corpus, open_training
 
-    recompute.HALVES = case.contender != "ours whole"
     plan = json.loads(case.plan)
     split = plan.get("pipeline", 1) * plan.get("tensor", 1) * plan.get("context", 1)
     batch = world.size // split * case.micro * case.accumulate

@@ -20,7 +20,6 @@ _MATRIX_PRODUCTS = frozenset(
 )  # fmt: skip
 """Their results are kept: cheap to hold, dear to compute."""
 
-HALVES = True
 _BUDGET = 0.8
 """Share of a compiled block's activations to keep: all that its matrix products and attention need (23.5 of 33 bytes for each
 token and unit of width); with less, torch's partitioner computes attention again."""
@@ -58,7 +57,7 @@ class Recompute:
             functorch.activation_memory_budget = _BUDGET
             self._options = None
         for block in blocks:
-            if self._options is None and not self._selective and isinstance(block, Block) and HALVES:
+            if self._options is None and not self._selective and isinstance(block, Block):
                 # Each half by itself keeps the stream between them: as one, the compiler adds it up again in each of four kernels
                 # and reads three tensors once more for the second norm's weight.
                 block.attended = torch.compile(block.attended)  # type: ignore[method-assign]
