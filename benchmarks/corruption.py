@@ -1,6 +1,6 @@
 """Injected corruption: which kinds are found and how often, what lies below the noise, and what looking for it costs.
 
-    python benchmarks/corruption.py [--trials 40] [--device auto] [--dim 1024 --layers 8 ...] [--full-check] [-o RESULT.json]
+    python benchmarks/corruption.py [--trials 40] [--device auto] [--dim 1024 --layers 8 ...] [--only cost] [--full-check 55] [-o RESULT.json]
 
 Kinds of three places. *State*: one of four replicas is hurt between two checkpoints; found where the digests name exactly that
 replica. *Steps*: the reference trainer's gradients are hurt once, or each time with a chance, before they are reduced; found where
@@ -34,8 +34,10 @@ from unbroken.train.trainer import Trainer, build
 from unbroken.train.world import World, pin_environment, start_world
 
 try:
+    from corruption_kinds import BLIND_KINDS, SMALL_STEP_KINDS, STATE_KINDS, STEP_KINDS, Hurt, flip
     from machine import describe_machine
 except ImportError:  # imported by a test
+    from benchmarks.corruption_kinds import BLIND_KINDS, SMALL_STEP_KINDS, STATE_KINDS, STEP_KINDS, Hurt, flip
     from benchmarks.machine import describe_machine
 
 RANKS, BETWEEN = 4, 100
@@ -44,59 +46,6 @@ State = dict[str, torch.Tensor]
 
 
 # --- state
-
-
-def flip(t: torch.Tensor, random: Random, bits: range) -> None:
-    """One bit of one element."""
-    words = t.view(-1).view(torch.int32)
-    at, bit = random.randrange(len(words)), random.choice(bits)
-    words[at] ^= -(1 << 31) if bit == 31 else 1 << bit
-
-
-def cancel(t: torch.Tensor, random: Random) -> None:
-    """Two words whose plain sum stays as it was."""
-    words = t.view(-1).view(torch.int32)
-    a, b = random.sample(range(len(words) // 2), 2)
-    words[2 * a] += 4096
-    words[2 * b] -= 4096
-
-
-def zero_page(t: torch.Tensor, random: Random) -> None:
-    """4 KiB that read as zero."""
-    at = random.randrange(max(1, t.numel() - 1024))
-    t.view(-1)[at : at + 1024] = 0
-
-
-def swap(t: torch.Tensor, random: Random) -> None:
-    """Two elements in each other's place."""
-    flat = t.view(-1)
-    a, b = random.sample(range(flat.numel()), 2)
-    flat[a], flat[b] = flat[b].clone(), flat[a].clone()
-
-
-def swap_same_column(t: torch.Tensor, random: Random) -> None:
-    """The same, a multiple of 8 KiB apart: known to be invisible to these digests, and no fault of a card that anybody has seen."""
-    words = t.view(-1).view(torch.int64)
-    a = random.randrange(max(1, words.numel() - 1024))
-    b = (a + 1024) % (words.numel() // 1024 * 1024)
-    words[a], words[b] = words[b].clone(), words[a].clone()
-
-
-Hurt = Callable[[torch.Tensor, Random], None]
-STATE_KINDS: dict[str, tuple[str, Hurt]] = {
-    "weight, lowest bit": ("w", lambda t, r: flip(t, r, range(1))),
-    "weight, a bit of the mantissa": ("w", lambda t, r: flip(t, r, range(1, 23))),
-    "weight, a bit of the exponent": ("w", lambda t, r: flip(t, r, range(23, 31))),
-    "weight, sign": ("w", lambda t, r: flip(t, r, range(31, 32))),
-    "first moment, any bit": ("m", lambda t, r: flip(t, r, range(32))),
-    "second moment, any bit": ("v", lambda t, r: flip(t, r, range(32))),
-    "two words that cancel in a plain sum": ("w", cancel),
-    "a page of zeros": ("w", zero_page),
-    "one update left out (a row)": ("w", lambda t, r: t[r.randrange(len(t))].mul_(1 - 1e-6)),
-    "an all-reduced gradient that arrived otherwise on one rank": ("m", lambda t, r: t[r.randrange(len(t))].add_(1e-9)),
-    "two elements swapped": ("w", swap),
-}  # fmt: skip
-BLIND_KINDS: dict[str, tuple[str, Hurt]] = {"two words of one column swapped": ("w", swap_same_column)}
 
 
 def make_state(device: torch.device, seed: int) -> State:
@@ -144,50 +93,14 @@ def try_state(kinds: dict[str, tuple[str, Hurt]], device: torch.device, trials: 
 # --- steps
 
 
-def hurt_bits(g: torch.Tensor, random: Random, bits: range) -> None:
-    flip(g, random, bits)
-
-
-def no_number(g: torch.Tensor, random: Random) -> None:
-    g[random.randrange(g.numel() - 2)] = float("nan")
-
-
-def infinite(g: torch.Tensor, random: Random) -> None:
-    g[random.randrange(g.numel() - 2)] = float("inf")
-
-
-def tile(g: torch.Tensor, random: Random, factor: float = 1e4) -> None:
-    """A tile of a product that is so many times the largest element (elements alone may be zero: nothing would change)."""
-    at = random.randrange(max(1, g.numel() - 258))
-    g[at : at + 256] = factor * g[:-2].abs().max()
-
-
-def lost_tile(g: torch.Tensor, random: Random) -> None:
-    at = random.randrange(max(1, g.numel() - 258))
-    g[at : at + 256] = 0.0
-
-
-STEP_KINDS: dict[str, Hurt] = {
-    "gradient: not a number, once": no_number,
-    "gradient: infinite, once": infinite,
-    "gradient: highest bit of an exponent, once": lambda g, r: hurt_bits(g, r, range(30, 31)),
-    "gradient: a tile of 10,000 times the largest element, once": tile,
-}
-SMALL_STEP_KINDS: dict[str, Hurt] = {
-    "gradient: a lower bit of an exponent, once": lambda g, r: hurt_bits(g, r, range(23, 28)),
-    "gradient: a sign, once": lambda g, r: hurt_bits(g, r, range(31, 32)),
-    "gradient: a bit of the mantissa, once": lambda g, r: hurt_bits(g, r, range(23)),
-    "gradient: a tile of the largest element, once": lambda g, r: tile(g, r, 1.0),
-    "gradient: a tile of zeros, once": lost_tile,
-}
 CHANCES = (1.0, 0.3, 0.1, 0.01)
 
 
-def make_trainer(args: argparse.Namespace, world: World, mode: str, recheck: bool = True) -> Trainer:
+def make_trainer(args: argparse.Namespace, world: World, mode: str) -> Trainer:
     words = [
         "--data", "stdlib", "--dim", str(args.dim), "--layers", str(args.layers), "--heads", str(args.heads), "--kv-heads", str(args.heads),
         "--hidden", str(args.hidden), "--seq", str(args.seq), "--global-batch", str(args.batch), "--mode", mode, "--steps", "100000",
-        "--bucket-mb", "64", "--clip", "0", *([] if recheck else ["--no-recheck"]),
+        "--bucket-mb", str(args.bucket_mb), "--clip", "0",
         *(["--dtype", "bfloat16"] if world.device.type == "cuda" else []),
     ]  # fmt: skip
     config = parse(words)
@@ -293,15 +206,48 @@ def _half(p: float) -> float:
 # --- costs
 
 
-def time_steps(args: argparse.Namespace, world: World, mode: str, steps: int) -> dict[str, float]:
-    """Seconds of a step with and without watching, in turns, by the wall clock around work that is waited for."""
-    trainer = make_trainer(args, world, mode)
-    recheck, take = trainer.recheck, trainer.buckets.before_reduce
-    assert isinstance(recheck, Recheck)
-    recheck.suspicion.settings = SuspicionSettings(audit_every=0)
+WAYS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "sum of int64": lambda g: torch.sum(g.view(torch.int64)),
+    "sum of int32": lambda g: torch.sum(g.view(torch.int32), dtype=torch.int32),
+    "sum of columns of int64": lambda g: torch.sum(g[: len(g) // 2048 * 2048].view(torch.int64).view(-1, 1024), dim=0),
+    "norm": torch.linalg.vector_norm,
+    "norm by foreach": lambda g: torch._foreach_norm([g])[0],
+    "sum of float32": torch.sum,
+    "product with itself": lambda g: torch.dot(g, g),
+}  # fmt: skip
+"""What may be taken of a bucket: the first are exact digests, the others move within a fast mode's noise."""
+
+
+def time_prints(trainer: Trainer) -> dict[str, Any]:
+    """Milliseconds in which each way reads all gradients once, bucket by bucket, as launched by the host and waited for."""
+    buckets = [b.gradients for b in trainer.buckets.buckets]
+    size = sum(g.numel() * g.element_size() for g in buckets)
+    out: dict[str, Any] = {"gigabytes": size / 1e9, "buckets": len(buckets)}
+    for name, way in WAYS.items():
+        taken = []
+        for i in range(13):
+            _wait(trainer.world)
+            began = time.perf_counter()
+            for g in buckets:
+                way(g)
+            _wait(trainer.world)
+            if i >= 3:
+                taken.append(time.perf_counter() - began)
+        out[name] = {"ms": 1e3 * median(taken), "gigabytes_per_s": size / 1e9 / median(taken)}
+    return out
+
+
+def time_steps(trainer: Trainer, mode: str, steps: int, several: bool) -> dict[str, Any]:
+    """Seconds of a step with and without watching, in turns, by the wall clock around work that is waited for. `several`: as each
+    of several ranks pays for it, whose prints are taken of every step, since the reduction overwrites the gradients."""
+    world = trainer.world
+    trainer.buckets.before_reduce = lambda i, g: None
+    recheck = Recheck(world, trainer.buckets, exact=mode == "deterministic", say=print, at_once=several)
+    take = trainer.buckets.before_reduce
     taken: dict[bool, list[float]] = {True: [], False: []}
     for i in range(2 * steps + 10):
         watched = i % 2 == 0
+        recheck.suspicion.settings = SuspicionSettings(audit_every=0)
         trainer.recheck = recheck if watched else None
         trainer.buckets.before_reduce = take if watched else lambda i, g: None
         _wait(world)
@@ -311,12 +257,16 @@ def time_steps(args: argparse.Namespace, world: World, mode: str, steps: int) ->
         if i >= 10:
             taken[watched].append(time.perf_counter() - began)
     on, off = median(taken[True]), median(taken[False])
-    return {"step_ms": 1e3 * off, "watched_step_ms": 1e3 * on, "overhead_pct": 100 * (on - off) / off}
+    pairs = [100 * (a - b) / b for a, b in zip(taken[True], taken[False], strict=True)]
+    return {
+        "step_ms": 1e3 * off, "watched_step_ms": 1e3 * on, "overhead_pct": 100 * (on - off) / off,
+        "overhead_pct_of_each_pair": [round(p, 2) for p in pairs],
+    }  # fmt: skip
 
 
-def time_digests(args: argparse.Namespace, world: World, step_s: float) -> dict[str, float]:
+def time_digests(trainer: Trainer, step_s: float) -> dict[str, float]:
     """The digests of a whole state (weights and two moments), against the steps between two checkpoints."""
-    trainer = make_trainer(args, world, "deterministic")
+    world = trainer.world
     tensors = [t for b in trainer.final_tensors() for t in b.values()]
     digest_tensors(tensors)
     taken, launched = [], []
@@ -389,6 +339,13 @@ def main() -> int:
     parser.add_argument("--hidden", type=int, default=344)
     parser.add_argument("--seq", type=int, default=128)
     parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--bucket-mb", type=float, default=64)
+    parser.add_argument(
+        "--only",
+        choices=("kinds", "cost", "check"),
+        action="append",
+        help="such parts alone; may be repeated",
+    )
     parser.add_argument("--full-check", type=float, default=0.0, metavar="SECONDS")
     parser.add_argument("-o", "--out", type=Path)
     args = parser.parse_args()
@@ -408,22 +365,32 @@ def main() -> int:
             args.out.write_text(json.dumps(result, indent=1) + "\n")
         return result[name]
 
-    part("state", try_state, STATE_KINDS, world.device, args.trials)
-    part("state, known to be invisible", try_state, BLIND_KINDS, world.device, args.trials)
-    for mode in ("deterministic", "fast"):
-        part(f"steps, {mode}", try_steps, args, world, mode, STEP_KINDS, args.trials)
-        part(f"steps below the noise, {mode}", try_steps, args, world, mode, SMALL_STEP_KINDS, args.trials)
-    part("audits", try_audits, args, world, args.trials)
-    for mode in ("deterministic", "fast"):
-        timed = part(f"cost of a step, {mode}", time_steps, args, world, mode, args.steps)
-        if mode == "deterministic" and "step_ms" in timed:
-            part("cost of digests", time_digests, args, world, timed["step_ms"] / 1e3)
-    torch.cuda.empty_cache()
-    if args.full_check:
+    wanted = args.only or ["kinds", "cost", "check"]
+    if "kinds" in wanted:
+        part("state", try_state, STATE_KINDS, world.device, args.trials)
+        part("state, known to be invisible", try_state, BLIND_KINDS, world.device, args.trials)
+        for mode in ("deterministic", "fast"):
+            part(f"steps, {mode}", try_steps, args, world, mode, STEP_KINDS, args.trials)
+            part(
+                f"steps below the noise, {mode}", try_steps, args, world, mode, SMALL_STEP_KINDS, args.trials
+            )
+        part("audits", try_audits, args, world, args.trials)
+    if "cost" in wanted:
+        trainer = make_trainer(args, world, "deterministic")
+        part("ways to take a print", time_prints, trainer)
+        for mode in ("deterministic", "fast"):
+            timed = part(f"cost of a step, {mode}", time_steps, trainer, mode, args.steps, False)
+            part(f"cost of a step, {mode}, one of several ranks", time_steps, trainer, mode, args.steps, True)
+            if mode == "deterministic" and "step_ms" in timed:
+                part("cost of digests", time_digests, trainer, timed["step_ms"] / 1e3)
+        del trainer
+    if world.device.type == "cuda":
+        torch.cuda.empty_cache()
+    if "check" in wanted and args.full_check:
         part("full check", try_full_check, world.device, args.full_check)
     listed = [
         v for k in ("state", "steps, deterministic", "steps, fast")
-        for v in result[k].values() if isinstance(v, dict) and "should_be" not in v
+        for v in result.get(k, {}).values() if isinstance(v, dict) and "should_be" not in v
     ]  # fmt: skip
     total, right = sum(v["of"] for v in listed), sum(v["found"] for v in listed)
     false = sum(

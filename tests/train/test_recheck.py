@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from unbroken.errors import SilentCorruption
+from unbroken.train.checks.recheck import Recheck
 from unbroken.train.corpus.tokens import Tokens
 from unbroken.train.trainer import Trainer
 
@@ -82,6 +83,19 @@ def test_bad_data_gives_the_same_twice_and_the_training_goes_on(
     steps(t, 40)
     assert made.count(40) == 3 and made.count(39) == 1
     assert "computed 2 times again it is the same: the data or the model" in capsys.readouterr().out
+
+
+def test_prints_of_every_step_find_the_same_as_prints_when_asked_for(tokens: Tokens) -> None:  # noqa: F811
+    """Several ranks take them at once, since the reduction overwrites the gradients; clipping does in any case."""
+    t = trainer(tokens, "--steps", "60", "--clip", "0.01")
+    t.recheck = Recheck(t.world, t.buckets, exact=True, say=print, at_once=True)
+    break_steps(t, lambda step, made: step == 30 and made == 0, flip)
+    with pytest.raises(SilentCorruption, match="the first time differs"):
+        steps(t, 30)
+    lazy = trainer(tokens, "--steps", "60", "--clip", "0.01")
+    break_steps(lazy, lambda step, made: step == 30 and made == 0, flip)
+    with pytest.raises(SilentCorruption, match="the first time differs"):
+        steps(lazy, 30)
 
 
 def test_watching_changes_no_bit(tokens: Tokens) -> None:  # noqa: F811

@@ -133,15 +133,18 @@ class Buckets:
         self._pending.append(dist.all_reduce(self.buckets[self._next].gradients, async_op=True))
         self._next += 1
 
-    def clip(self, limit: float) -> Tensor:
-        """Scales the gradients to a norm of at most `limit` (0: no limit); returns the norm before."""
+    def norm(self) -> Tensor:
+        """The norm of all gradients, where they lie."""
         parts = [torch.linalg.vector_norm(self._only_gradients(b)) for b in self.buckets]
         norm: Tensor = torch.linalg.vector_norm(torch.stack(parts))
+        return norm
+
+    def clip(self, norm: Tensor, limit: float) -> None:
+        """Scales the gradients, which have this norm, to one of at most `limit` (0: no limit)."""
         if limit:
             scale = (limit / (norm + 1e-6)).clamp(max=1.0)
             for b in self.buckets:
                 self._only_gradients(b).mul_(scale)
-        return norm
 
     @staticmethod
     def _only_gradients(b: Bucket) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor
 from ..errors import InputError
 from ..progress import Run
 from .buckets import Buckets
-from .checks.recheck import Recheck, keep_generators
+from .checks.recheck import Recheck, StepNumbers, keep_generators
 from .config import TrainConfig
 from .corpus.chat import Conversations
 from .corpus.mixture import TokenMixture
@@ -77,7 +77,7 @@ class Trainer:
         self.step = step
         self.position = position.skipping(self.position.skips)
 
-    def train_step(self, fence: Any, stop: bool) -> tuple[float, Tensor, bool, bytes]:
+    def train_step(self, fence: Any, stop: bool) -> tuple[float, float, bool, bytes]:
         """One update of the weights. Returns (mean loss of all ranks, gradient norm, whether any rank wants to stop,
         this rank's tokens)."""
         c, w, b = self.config, self.world, self.buckets
@@ -87,19 +87,20 @@ class Trainer:
         parts = _parts(len(mine), c.data.micro_batch)
         put_generators_back = keep_generators(self.recheck is not None and c.model.dropout > 0)
 
-        def compute() -> Tensor:
+        def compute() -> StepNumbers:
             data = torch.from_numpy(batch).to(w.device, torch.int64)
-            return self._make_gradients(data, parts, stop)
+            norm = self._make_gradients(data, parts, stop)
+            # The one time in a step that the host waits for the device: all numbers at once.
+            return StepNumbers(norm, *torch.cat([norm.view(1), b.scalars]).tolist())
 
-        def compute_again() -> Tensor:
+        def compute_again() -> StepNumbers:
             put_generators_back()
             return compute()
 
-        norm = compute()
+        made = compute()
         if self.recheck is not None:
-            norm = self.recheck.check(self.step + 1, norm, compute_again)
-        # Read before the optimizer overwrites the weights: a snapshot may still be copying them.
-        mean, stop_flag = b.scalars.tolist()
+            made = self.recheck.check(self.step + 1, made, compute_again)
+        b.clip(made.norm_on_device, c.optim.clip)
         fence()
         b.adamw(
             self.step + 1,
@@ -109,10 +110,10 @@ class Trainer:
             c.optim.weight_decay,
         )
         self.step += 1
-        return mean, norm, stop_flag > 0, batch.tobytes()
+        return made.loss, made.norm, made.stop > 0, batch.tobytes()
 
     def _make_gradients(self, data: Tensor, parts: list[slice], stop: bool) -> Tensor:
-        """Leaves the clipped gradients of this step in the buckets, reduced over the ranks; the norm before clipping."""
+        """Leaves the gradients of this step in the buckets, reduced over the ranks; returns their norm."""
         b = self.buckets
         b.zero()
         for i, part in enumerate(parts):
@@ -124,7 +125,7 @@ class Trainer:
                 b.expect()
             loss.backward()
         b.reduce(self.world.size)
-        return b.clip(self.config.optim.clip)
+        return b.norm()
 
     @torch.no_grad()
     def evaluate(self) -> float:

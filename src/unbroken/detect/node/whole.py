@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,6 +12,11 @@ from ...errors import InputError, MissingExtra
 from .quick import CheckedNode, check_node
 from .result import CheckResult, State
 from .versions import read_versions
+
+FULL_S = 56.0
+"""Of the minute that a full check may take: the interpreter starts and ends besides."""
+_AFTER_S, _LEAST_S = 2.0, 5.0
+"""For the quick checks after it; and what the active ones have at least, however long the start took."""
 
 
 @dataclass(frozen=True)
@@ -44,9 +50,11 @@ def check_this_node(
     interfaces: Sequence[str] = (),
     folders: Sequence[Path] = (),
     within_s: float = 5.0,
-    full_s: float = 55.0,
+    full_s: float = FULL_S,
 ) -> NodeReport:
-    """The quick checks, and the active ones where `full` asks for them. Raises MissingExtra for those without torch."""
+    """The quick checks, and the active ones where `full` asks for them: all of it, with the import of torch, within about `full_s`.
+    Raises MissingExtra for the active ones without torch."""
+    until = time.monotonic() + full_s
     nvml, why = open_nvml()
     found = list(check_node(CheckedNode(nvml, why, interfaces, folders), within_s))
     if full:
@@ -54,10 +62,10 @@ def check_this_node(
             from .active.full import FullCheck, check_fully
         except ImportError as e:
             raise MissingExtra("torch", "train", what="a full check") from e
-        found += check_fully(FullCheck(nvml, folders or (Path.cwd(),), full_s))
-        found += [
-            c for c in check_node(CheckedNode(nvml, why), within_s) if c.state is State.BAD and c not in found
-        ]
+        seconds = max(_LEAST_S, until - _AFTER_S - time.monotonic())
+        found += check_fully(FullCheck(nvml, folders or (Path.cwd(),), seconds))
+        after = check_node(CheckedNode(nvml, why), min(within_s, _AFTER_S))
+        found += [c for c in after if c.state is State.BAD and c not in found]
     return NodeReport(tuple(found), read_versions(nvml))
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,19 +23,33 @@ _NOISE_AT = 3
 """The step of a process after which a fast mode's noise is measured: the first ones choose kernels."""
 
 
+@dataclass(frozen=True)
+class StepNumbers:
+    """What a computation of a step's gradients gave, the same on every rank: their norm before clipping (on the device too), the
+    mean loss, and how much of the ranks wants to stop."""
+
+    norm_on_device: torch.Tensor
+    norm: float
+    loss: float
+    stop: float
+
+
 class Prints:
     """This rank's gradients in a few numbers, taken on the device before they are reduced; read only where they are needed.
 
-    Deterministic: one digest a bucket, of all its bits. Else its norm, which moves a little from one time to the next.
+    Deterministic: one digest a bucket, of all its bits. Else its norm, which moves a little from one time to the next. With
+    one rank nothing overwrites the gradients until they are clipped, so that the numbers are taken only when they are read.
     """
 
-    def __init__(self, buckets: Buckets, *, exact: bool) -> None:
+    def __init__(self, buckets: Buckets, *, exact: bool, at_once: bool) -> None:
         self.exact = exact
         device = buckets.scalars.device
         # In float32: a sum in float64 takes five times as long on a GPU.
         kind = torch.int64 if exact else torch.float32
+        self._buckets = () if at_once else tuple(b.gradients for b in buckets.buckets)
         self._values = torch.zeros(len(buckets.buckets), dtype=kind, device=device)
-        buckets.before_reduce = self._take
+        if at_once:
+            buckets.before_reduce = self._take
 
     def _take(self, i: int, gradients: torch.Tensor) -> None:
         if self.exact:
@@ -43,32 +58,43 @@ class Prints:
             torch.linalg.vector_norm(gradients, out=self._values[i])
 
     def read(self) -> list[float]:
-        """As they are now. Waits for the GPU."""
+        """Those of the last computation, before its gradients are clipped. Waits for the GPU."""
+        for i, gradients in enumerate(self._buckets):
+            self._take(i, gradients)
         return self._values.tolist()
 
 
 class Recheck:
-    """Watches the norms of one rank's steps. `say` prints for people; only rank 0 has something to say."""
+    """Watches the norms of one rank's steps. `say` prints for people; only rank 0 has something to say. `at_once` takes the
+    prints of every step, as several ranks have to (default: where there are several)."""
 
-    def __init__(self, world: World, buckets: Buckets, *, exact: bool, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        world: World,
+        buckets: Buckets,
+        *,
+        exact: bool,
+        say: Callable[[str], None],
+        at_once: bool | None = None,
+    ) -> None:
         self._world, self._say = world, say
-        self._prints = Prints(buckets, exact=exact)
+        self._prints = Prints(buckets, exact=exact, at_once=world.size > 1 if at_once is None else at_once)
         self.suspicion = StepSuspicion()
         self._noise: tuple[float, ...] | None = None
         self._made = 0
 
-    def check(self, step: int, norm: torch.Tensor, compute: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """The norm of a step's gradients, computed again where it is suspicious: `compute` makes the gradients again, on every
+    def check(self, step: int, made: StepNumbers, compute: Callable[[], StepNumbers]) -> StepNumbers:
+        """The numbers of a step, computed again where its norm is suspicious: `compute` makes the gradients again, on every
         rank. Raises SilentCorruption where this rank did not get the same each time."""
         self._made += 1
         if not self._prints.exact and self._made == _NOISE_AT:
-            self._measure(compute)
-        why = self.suspicion.judge(step, float(norm))
+            made = self._measure(compute)
+        why = self.suspicion.judge(step, made.norm)
         if not why or (not self._prints.exact and self._noise is None):
-            return norm
-        first, repeats, norms = self._prints.read(), [], []
+            return made
+        first, repeats, now = self._prints.read(), [], made
         for _ in range(REPEATS):
-            norms.append(compute())
+            now = compute()
             repeats.append(self._prints.read())
         self.suspicion.note_repeats(REPEATS)
         found = judge_repeats(first, repeats, self._noise)
@@ -78,20 +104,20 @@ class Recheck:
                 hint="The run goes on without it; see the card with `unbroken check --full`",
             )  # fmt: skip
         if self._world.rank == 0:
-            self._say(f"step {step}: {why}; {found.why}{self._of_sum(norm, norms[-1])}")
-        return norms[-1]
+            self._say(f"step {step}: {why}; {found.why}{self._of_sum(made.norm, now.norm)}")
+        return now
 
-    def _measure(self, compute: Callable[[], torch.Tensor]) -> None:
-        """How much a step's prints move by themselves."""
+    def _measure(self, compute: Callable[[], StepNumbers]) -> StepNumbers:
+        """How much a step's prints move by themselves; the numbers of the last computation, whose gradients are there now."""
         prints = [self._prints.read()]
         for _ in range(_NOISE_REPEATS):
-            compute()
+            made = compute()
             prints.append(self._prints.read())
         self._noise = measure_noise(prints)
+        return made
 
-    def _of_sum(self, before: torch.Tensor, now: torch.Tensor) -> str:
+    def _of_sum(self, a: float, b: float) -> str:
         """What is to be said of the reduction over the ranks: nobody's own part was other, and the sum may be."""
-        a, b = float(before), float(now)
         if a == b or (math.isnan(a) and math.isnan(b)) or not self._prints.exact:
             return ""
         return f"; but its sum over the ranks was {a:.9g} and is {b:.9g} now: the network, or a card that reduced it"
