@@ -20,7 +20,7 @@ from unbroken.detect.pairwise.running import PairwiseRun, combine
 DEAD, HANGING, SLOW, HALF = "dead", "hanging", "slow", "half"
 
 
-def free_port(node: str) -> str:
+async def meet(pair: tuple[str, str]) -> str:
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         return f"127.0.0.1:{s.getsockname()[1]}"
@@ -71,7 +71,7 @@ def test_real_nodes_at_fault_are_convicted_or_kept_off_and_no_other_is_convicted
 
     names = [f"n{i:02d}" for i in range(10)]
     nodes = Nodes(faults)
-    run = PairwiseRun(nodes.start, free_port, test_s=3.0, megabytes=0.2)
+    run = PairwiseRun(nodes.start, meet, test_s=3.0, megabytes=0.2)
     test = PairwiseTest(names, seconds=21.0, test_s=3.0, seed=1)
 
     async def both_moves() -> tuple[Any, ...]:

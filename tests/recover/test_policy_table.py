@@ -26,12 +26,41 @@ NOW = 10_000.0
 AT_5 = Facts(step=5, run_step=5, noticed=NOW)
 
 
+KEEP = Policy(on_doubt="keep")
+
+
 def test_a_doubtful_verdict_takes_no_node_out_of_use_and_says_so() -> None:
     assert decide(ECC, AT_5, [], Budgets(), 2).exclude == ("node-003",)
-    d = decide(replace(ECC, confidence=0.59), AT_5, [], Budgets(), 2)
+    d = decide(replace(ECC, confidence=0.59), AT_5, [], Budgets(), 2, KEEP)
     assert (d.action, d.exclude) == (Action.RESTART, ())
     assert "node-003 stays in use: the verdict is 59% sure" in d.why
     assert decide(replace(ECC, confidence=0.59), AT_5, [], Budgets(), 2, Policy(cordon_at=0.5)).exclude
+
+
+def test_who_may_be_at_fault_leaves_at_once_and_is_tested_where_there_are_spares() -> None:
+    unsure = replace(ECC, confidence=0.59)
+    d = decide(unsure, AT_5, [], Budgets(), 2)
+    assert (d.action, d.exclude, d.suspects) == (Action.RESTART_ELSEWHERE, (), ("node-003",))
+    assert "leaves at once and is tested aside" in d.why and "stays" not in d.why
+    assert not decide(unsure, AT_5, [], Budgets(), 0).suspects, "nobody could take its place"
+    assert not decide(unsure, AT_5, [], Budgets(), 2, cordons=[(NOW, "x")] * 8).suspects, (
+        "a detector gone mad"
+    )
+    pair = replace(unsure, cordon=("node-003", "node-004"))
+    assert decide(pair, AT_5, [], Budgets(), 2).suspects == ("node-003", "node-004")
+    assert not decide(pair, AT_5, [], Budgets(), 1).suspects, "the group that surely holds it, or nobody"
+    assert not decide(replace(BUG, action=Action.RESTART, recoverable=True), AT_5, [], Budgets(), 2).suspects
+
+
+def test_the_second_incident_within_an_hour_that_names_nobody_asks_for_a_test_of_all() -> None:
+    nobody = replace(ECC, cordon=(), reason="NCCLTimeoutError")
+    first = decide(nobody, AT_5, [], Budgets(), 2)
+    later = Facts(step=50, run_step=50, noticed=NOW + 3000)
+    assert not first.test_pairs and not first.charged.named
+    assert decide(nobody, later, [first.charged], Budgets(), 2).test_pairs
+    assert not decide(nobody, replace(later, noticed=NOW + 4000), [first.charged], Budgets(), 2).test_pairs
+    assert not decide(nobody, later, [first.charged], Budgets(), 2, KEEP).test_pairs
+    assert not decide(ECC, later, [first.charged], Budgets(), 2).test_pairs, "it names one"
 
 
 def test_a_doubtful_verdict_stops_no_run_by_itself_but_the_same_failure_again_does() -> None:

@@ -25,39 +25,66 @@ ON_DIVERGENCE = ("auto", "rollback", "tell")
 OWNERSHIPS = ("auto", "cgroup", "parent", "marks")
 
 
+_DERIVED: Any = None
+_TIMEOUTS_S = {
+    "lease": 15, "hang": 60, "suspect": 5, "first_step": 1800, "evaluating": 3600, "checkpointing": 1800, "idle": 1800, "stop": 60,
+    "room": 600, "pair": 30, "pairs": 120,
+}  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Timeouts:
-    """How long to wait, in seconds; all derive from a few settings and are checked to nest."""
+    """How long to wait, in seconds. What is not given is its default times `patience`; all are checked to nest."""
 
-    lease: Duration = Duration(15)
-    """A node that has not heard from its supervisor for this long stops its ranks."""
-    hang: Duration = Duration(60)
-    """A training step that makes no progress for this long is declared hung (never below four times the
+    patience: float = 1.0
+    """The one setting for a machine or network that is slower than others: all defaults times so much."""
+    lease: Duration = _DERIVED
+    """15 s: a node that has not heard from its supervisor for this long stops its ranks."""
+    hang: Duration = _DERIVED
+    """60 s: a training step that makes no progress for this long is declared hung (never below four times the
     slowest of the last hundred steps)."""
-    suspect: Duration = Duration(5)
-    """After this long without a step the stacks are collected, nothing else."""
-    first_step: Duration = Duration(1800)
-    """Deadline of the phases starting and compiling."""
-    evaluating: Duration = Duration(3600)
-    """Deadline of an evaluation inside the training process."""
-    checkpointing: Duration = Duration(1800)
-    """Deadline of a checkpoint that holds the training process up."""
-    idle: Duration = Duration(1800)
-    """For scripts that do not tell their progress and print no step: idle CPUs and GPUs for this long."""
-    stop: Duration = Duration(60)
-    """Time for the ranks to checkpoint and exit when the run is asked to stop."""
-    room: Duration = Duration(600)
-    """How long the last snapshot waits, at an end, for a storage that refuses it (full disk, used-up quota)."""
+    suspect: Duration = _DERIVED
+    """5 s: after this long without a step the stacks are collected, nothing else."""
+    first_step: Duration = _DERIVED
+    """30 min: deadline of the phases starting and compiling."""
+    evaluating: Duration = _DERIVED
+    """1 h: deadline of an evaluation inside the training process."""
+    checkpointing: Duration = _DERIVED
+    """30 min: deadline of a checkpoint that holds the training process up."""
+    idle: Duration = _DERIVED
+    """30 min: for scripts that do not tell their progress and print no step, idle CPUs and GPUs for this long."""
+    stop: Duration = _DERIVED
+    """60 s: time for the ranks to checkpoint and exit when the run is asked to stop."""
+    room: Duration = _DERIVED
+    """10 min: how long the last snapshot waits, at an end, for a storage that refuses it (full disk, used-up quota)."""
+    pair: Duration = _DERIVED
+    """30 s: one test of two nodes."""
+    pairs: Duration = _DERIVED
+    """2 min: the test of all nodes in pairs, while nobody trains."""
 
     def __post_init__(self) -> None:
-        for f in fields(self):
-            value = getattr(self, f.name)
+        if (
+            isinstance(self.patience, bool)
+            or not isinstance(self.patience, int | float)
+            or not 0 < self.patience < math.inf
+        ):
+            raise UsageError(
+                f"timeout 'patience' must be a number above zero, not {self.patience!r}",
+                hint="1 is the default",
+            )
+        derived = [name for name in _TIMEOUTS_S if getattr(self, name) is None]
+        for name in derived:
+            object.__setattr__(self, name, Duration(_TIMEOUTS_S[name] * self.patience))
+        for name in _TIMEOUTS_S:
+            value = getattr(self, name)
             try:
-                object.__setattr__(self, f.name, Duration(value))
+                object.__setattr__(self, name, Duration(value))
             except (TypeError, ValueError):
-                raise UsageError(f"timeout '{f.name}' must be a duration, not {value!r}") from None
-            if not 0 < getattr(self, f.name) < math.inf:
-                raise UsageError(f"timeout '{f.name}' must be above zero and finite, not {value}")
+                raise UsageError(f"timeout '{name}' must be a duration, not {value!r}") from None
+            if not 0 < getattr(self, name) < math.inf:
+                raise UsageError(f"timeout '{name}' must be above zero and finite, not {value}")
+        if "suspect" in derived:
+            object.__setattr__(self, "suspect", min(self.suspect, self.hang))
         if self.suspect > self.hang:
             raise UsageError(
                 f"timeouts do not nest: suspect ({self.suspect}) is longer than hang ({self.hang})",
@@ -67,6 +94,11 @@ class Timeouts:
             raise UsageError(
                 f"timeouts do not nest: hang ({self.hang}) is longer than first_step ({self.first_step})",
                 hint="Raise first_step: the first step compiles and restores, and is the slowest",
+            )
+        if self.pair > self.pairs:
+            raise UsageError(
+                f"timeouts do not nest: pair ({self.pair}) is longer than pairs ({self.pairs}), which no test would fit into",
+                hint="Set pairs to at least four times pair: fewer rounds convict nobody",
             )
         if self.lease < 2:
             raise UsageError(
@@ -106,6 +138,9 @@ class Policy:
     """So many nodes may be taken out of use within an hour, lost ones not counted: a detector gone mad cannot empty the cluster."""
     cordons_per_hour_and_cause: int = 4
     """And so many of them for the same reason."""
+    on_doubt: str = "test"
+    """Where it is not certain which node is at fault: "test" (those that may be leave at once, are tested aside and return where
+    nothing is found), or "keep" them."""
     on_corruption: str = "roll back"
     """Where replicas differ that were equal: "roll back" to a checkpoint where they were, or "tell"."""
     check_nodes: str = "quick"
@@ -120,6 +155,8 @@ class Policy:
                 raise UsageError(f"policy '{name}' must be a confidence from 0 to 1, not {value!r}")
         if self.check_nodes not in ("quick", "off"):
             raise UsageError(f'policy \'check_nodes\' must be "quick" or "off", not {self.check_nodes!r}')
+        if self.on_doubt not in ("test", "keep"):
+            raise UsageError(f'policy \'on_doubt\' must be "test" or "keep", not {self.on_doubt!r}')
         if self.on_corruption not in ("roll back", "tell"):
             raise UsageError(
                 f'policy \'on_corruption\' must be "roll back" or "tell", not {self.on_corruption!r}'

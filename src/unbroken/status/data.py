@@ -156,6 +156,19 @@ class RunReport:
         return sum(i.resumed is not None for i in self.incidents)
 
     @property
+    def innocent_node_hours(self) -> float:
+        """How long nodes were out of use that returned with nothing found."""
+        return (
+            sum(float(e["seconds"]) for e in self.events if e["kind"] == "cleared" and e.get("innocent"))
+            / 3600
+        )
+
+    @property
+    def node_faults(self) -> int:
+        """How often a node was lost, or put out of use."""
+        return sum(e["kind"] in ("lost", "cordon") for e in self.events)
+
+    @property
     def step(self) -> int:
         """The newest step of the line of steps that counts, -1 before the first."""
         last = self.executions.last

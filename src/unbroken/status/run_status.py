@@ -235,7 +235,9 @@ def _nodes(report: RunReport, counts: Mapping[str, Counter[str]] | None) -> list
             out[str(e["node"])] = f"lost: {e.get('reason', '')}".rstrip(": ")
         elif e["kind"] == "cordon":
             out[str(e["node"])] = f"cordoned: {e.get('reason', '')}".rstrip(": ")
-        elif e["kind"] == "returned":
+        elif e["kind"] == "suspect":
+            out[str(e["node"])] = f"suspect, tested aside: {e.get('why', '')}".rstrip(": ")
+        elif e["kind"] in ("returned", "cleared"):
             out.pop(str(e["node"]), None)
     last = report.attempts[-1] if report.attempts else None
     nproc = report.spec.nproc if report.spec else 1

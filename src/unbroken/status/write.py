@@ -73,6 +73,8 @@ def report_json(report: RunReport, path: Path | None = None) -> dict[str, Any]:
         "ettr": None if report.ettr is None else round(report.ettr, 6),
         "effective": report.effective,
         "interventions_avoided": report.interventions_avoided,
+        "innocent_node_hours": round(report.innocent_node_hours, 6),
+        "node_faults": report.node_faults,
         "time": {k: round(s, 3) for k, _, s in time_split(report)},
         "step": report.step,
         "loss": loss if loss is not None and math.isfinite(loss) else None,

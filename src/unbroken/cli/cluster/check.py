@@ -51,7 +51,7 @@ def check(
     is bad. As root it runs nothing that others can write, and refuses a PYTHONPATH.
     """
     from ...detect.node.trusted import refuse_as_root
-    from ...detect.node.whole import check_this_node
+    from ...detect.node.whole import check_this_node, leave
 
     if nodes:
         _check_nodes(nodes, cluster, full, interface or (), folder or (), within, json_out)
@@ -62,6 +62,7 @@ def check(
         print(json.dumps(report.as_json()))
     else:
         _show(report.checks)
+    leave(Exit.OK if report.fit else Exit.CHECK_FOUND_FAULT)
     if not report.fit:
         raise typer.Exit(Exit.CHECK_FOUND_FAULT)
 

@@ -46,20 +46,34 @@ def run(
     nodes: Annotated[int, typer.Option(min=1, help="Nodes that train.")] = 1,
     nproc: Annotated[int, typer.Option(min=1, help="Ranks per node.")] = 1,
     spares: Annotated[int, typer.Option(min=0, help="Nodes kept ready to take a lost node's place.")] = 0,
-    hang_after: Annotated[str, typer.Option(help="A step without progress for this long is a hang.")] = "60s",
+    patience: Annotated[
+        float,
+        typer.Option(
+            help="For a machine or network that is slower than others: every time-out that is not given is so many times its default."
+        ),
+    ] = 1.0,
+    hang_after: Annotated[
+        str, typer.Option(help="A step without progress for this long is a hang. Default: 60s.")
+    ] = "",
     suspect_after: Annotated[
-        str, typer.Option(help="After this long stacks are collected, nothing else.")
-    ] = "5s",
-    first_step: Annotated[str, typer.Option(help="Deadline of start, compilation and first step.")] = "30m",
-    evaluating: Annotated[str, typer.Option(help="Deadline of the phase evaluating.")] = "1h",
-    checkpointing: Annotated[str, typer.Option(help="Deadline of the phase checkpointing.")] = "30m",
+        str, typer.Option(help="After this long stacks are collected, nothing else. Default: 5s.")
+    ] = "",
+    first_step: Annotated[
+        str, typer.Option(help="Deadline of start, compilation and first step. Default: 30m.")
+    ] = "",
+    evaluating: Annotated[str, typer.Option(help="Deadline of the phase evaluating. Default: 1h.")] = "",
+    checkpointing: Annotated[
+        str, typer.Option(help="Deadline of the phase checkpointing. Default: 30m.")
+    ] = "",
     idle_after: Annotated[
         str,
         typer.Option(
-            help="For scripts whose steps are unknown: all processors idle for this long is a hang."
+            help="For scripts whose steps are unknown: all processors idle for this long is a hang. Default: 30m."
         ),
-    ] = "30m",
-    lease: Annotated[str, typer.Option(help="A node without its supervisor for this long stops.")] = "15s",
+    ] = "",
+    lease: Annotated[
+        str, typer.Option(help="A node without its supervisor for this long stops. Default: 15s.")
+    ] = "",
     host_memory: Annotated[
         str,
         typer.Option(help="Memory on each node for snapshots, such as 64GiB. Default: half of what is free."),
@@ -115,13 +129,15 @@ def run(
     warm_after: Annotated[
         str, typer.Option(help="How long after an attempt's first step they are made.")
     ] = "30s",
-    stop_within: Annotated[str, typer.Option(help="Time to save and exit when asked to stop.")] = "60s",
+    stop_within: Annotated[
+        str, typer.Option(help="Time to save and exit when asked to stop. Default: 60s.")
+    ] = "",
     wait_for_room: Annotated[
         str,
         typer.Option(
-            help="At the end: how long the last snapshot waits in memory for a disk that is full or refuses it."
+            help="At the end: how long the last snapshot waits in memory for a disk that is full or refuses it. Default: 10m."
         ),
-    ] = "10m",
+    ] = "",
     record: Annotated[
         str,
         typer.Option(
@@ -187,17 +203,13 @@ def run(
 
     words = command or []
     check_words(words)
-    times = Timeouts(
-        lease=_duration("--lease", lease),
-        hang=_duration("--hang-after", hang_after),
-        suspect=min(_duration("--suspect-after", suspect_after), _duration("--hang-after", hang_after)),
-        first_step=_duration("--first-step", first_step),
-        evaluating=_duration("--evaluating", evaluating),
-        checkpointing=_duration("--checkpointing", checkpointing),
-        idle=_duration("--idle-after", idle_after),
-        stop=_duration("--stop-within", stop_within),
-        room=_duration("--wait-for-room", wait_for_room),
-    )
+    given = {
+        "lease": ("--lease", lease), "hang": ("--hang-after", hang_after), "suspect": ("--suspect-after", suspect_after),
+        "first_step": ("--first-step", first_step), "evaluating": ("--evaluating", evaluating),
+        "checkpointing": ("--checkpointing", checkpointing), "idle": ("--idle-after", idle_after),
+        "stop": ("--stop-within", stop_within), "room": ("--wait-for-room", wait_for_room),
+    }  # fmt: skip
+    times = Timeouts(patience, **{k: _duration(option, text) for k, (option, text) in given.items() if text})
     if hosts:
         if cluster:
             raise UsageError("--hosts and --cluster both say where to run", hint="Write one of the two")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ...errors import Exit, UnbrokenError
 from .trusted import refuse_as_root
-from .whole import check_this_node
+from .whole import check_this_node, leave
 
 MARK = "unbroken-check "
 """What the line begins with: a cluster may print things of its own."""
@@ -34,7 +34,9 @@ def main() -> int:
         print(f"{MARK}{json.dumps(e.as_json())}", flush=True)
         return e.exit_code
     print(f"{MARK}{json.dumps(report.as_json())}", flush=True)
-    return Exit.OK if report.fit else Exit.CHECK_FOUND_FAULT
+    code = Exit.OK if report.fit else Exit.CHECK_FOUND_FAULT
+    leave(code)
+    return code
 
 
 if __name__ == "__main__":

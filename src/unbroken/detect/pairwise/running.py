@@ -10,14 +10,15 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 
+from ...errors import UnbrokenError
 from .model import Judgement, Pair, PairResult
 from .probe import ProbeOptions, ProbeResult
 from .rounds import PairwiseTest
 
 Start = Callable[[str, ProbeOptions], Awaitable[ProbeResult]]
 """Runs one side on a node; is cancelled at the round's deadline, and then ends what it has started."""
-Meet = Callable[[str], str]
-"""HOST:PORT at which a pair meets on its first node; another port each time."""
+Meet = Callable[[Pair], Awaitable[str]]
+"""HOST:PORT at which a pair meets on its first node; another port each time. May raise what `Start` may."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,10 @@ class PairwiseRun:
 
     async def _run_pair(self, pair: Pair) -> PairResult:
         within = 0.9 * self.test_s
-        address = self.meet(pair[0])
+        try:
+            address = await self.meet(pair)
+        except (OSError, UnbrokenError) as e:
+            return combine(pair, ProbeResult(False, why=str(e)), ProbeResult(False, why="nobody to meet"))
         sides = await asyncio.gather(
             *(
                 self._run_side(
@@ -78,7 +82,7 @@ class PairwiseRun:
             return await asyncio.wait_for(self.start(node, options), self.test_s)
         except TimeoutError:
             return ProbeResult(False, why=f"no answer within {self.test_s:g} s")
-        except OSError as e:
+        except (OSError, UnbrokenError) as e:
             return ProbeResult(False, why=str(e))
 
 

@@ -81,6 +81,14 @@ class RunState:
     """{attempt: step}: of this attempt and those before it nothing after the step is restored."""
     skips: list[tuple[int, int]] = field(default_factory=list)
     """Samples [start, stop) that are never used, in absolute numbers; in the order in which it was decided."""
+    suspects: dict[str, float] = field(default_factory=dict)
+    """Nodes that left without anybody being certain of them, and since when (seconds since the epoch): they are out of use too."""
+    pairs_due: bool = False
+    """Whether all nodes are to be tested in pairs before the next attempt."""
+    innocent_s: float = 0.0
+    """How long nodes were out of use that returned, with nothing found."""
+    faults: int = 0
+    """Nodes that were lost, or put out of use."""
     launches: int = 0
     expiry: dict[str, float] = field(default_factory=dict)
 
@@ -162,7 +170,17 @@ class RunState:
         elif kind == "incident":
             self.incident = r["incident"]
             self.unresumed = r["incident"]
-            self.history.append(PastIncident(r["cause"], r["fingerprint"], r["step"], r.get("reached", True)))
+            self.history.append(
+                PastIncident(
+                    r["cause"],
+                    r["fingerprint"],
+                    r["step"],
+                    r.get("reached", True),
+                    r.get("named", True),
+                    r.get("t"),
+                )
+            )
+            self.pairs_due = bool(r.get("test_pairs", False))
             self.step = max(self.step, r["step"])
         elif kind == "resumed":
             self.unresumed = None
@@ -172,11 +190,28 @@ class RunState:
             self.skips += [s for a, b in r["skip"] if (s := (int(a), int(b))) not in self.skips]
         elif kind == "lost":
             self.lost.add(r["node"])
+            self.faults += 1
+            self.suspects.pop(r["node"], None)
         elif kind == "returned":
             self.lost.discard(r["node"])
+        elif kind == "suspect":
+            self.cordoned[r["node"]] = f"suspect since incident {r['incident']}"
+            self.suspects[r["node"]] = float(r["t"])
+            self.cordons.append((float(r["t"]), "suspect"))
+            self.expiry[r["node"]] = math.inf
+        elif kind == "cleared":
+            if self.suspects.pop(r["node"], None) is not None:
+                self.cordoned.pop(r["node"], None)
+                self.expiry.pop(r["node"], None)
+            self.innocent_s += float(r["seconds"]) if r.get("innocent") else 0.0
+        elif kind == "pairs":
+            self.pairs_due = False
         elif kind == "cordon":
             self.cordoned[r["node"]] = r["reason"]
-            self.cordons.append((float(r["t"]), str(r["reason"])))
+            self.faults += 1
+            # One that left as a suspect has been counted among those that left within the hour.
+            if self.suspects.pop(r["node"], None) is None:
+                self.cordons.append((float(r["t"]), str(r["reason"])))
             self.expiry[r["node"]] = r["t"] + r["expires_s"] if "expires_s" in r else math.inf
         elif kind == "unproven":
             self.unproven[r["node"]] = Doubt(int(r["attempt"]), str(r["why"]), str(r.get("held", "")))

@@ -27,6 +27,8 @@ _LIKELY = 0.5
 FREE, LEASE_EXPIRED, AGENT, LOSS, PORT = "free", "lease", "agent", "loss", "port"
 OUTSIDE = ("free", "node_loss", "killed", AGENT, LEASE_EXPIRED, PORT)
 """Causes from outside the training: they may strike twice at the same step, and are only counted."""
+_OF_NODES = ("failure", "hang")
+"""Causes that may be a node's fault without saying whose."""
 DECIDED = frozenset({Action.RESTART, Action.RESTART_ELSEWHERE, Action.ROLLBACK_SKIP, Action.STOP})
 """What `decide` may decide: each is carried out by the supervisor. `none` is for a takeover, where nothing is to be done;
 `rollback_skip` needs the loss that was watched: where only a log speaks of it the run is restarted, and that is said."""
@@ -116,7 +118,10 @@ def decide(
     step = facts.run_step if facts.step is None else max(facts.run_step, facts.step)
     cause, stacks = cause_of(verdict, facts), facts.hang.where if facts.hang is not None else ""
     mark = "takeover" if facts.taken_over else fingerprint(verdict, stacks)
-    charged = PastIncident(cause, mark, step, facts.step is not None)
+    named = _name_nodes(verdict, facts)
+    charged = PastIncident(
+        cause, mark, step, facts.step is not None, bool(named or facts.lost_nodes), facts.noticed
+    )
     if facts.taken_over:
         return Decision(Action.NONE, "a successor took over; no rank was touched", charged)
     if cause == LOSS and facts.loss is not None:
@@ -139,8 +144,12 @@ def decide(
     why = f"{cause}: {_budget_text(_budget_of(cause, budgets), used)}{_not_as_advised(verdict)}"
     if _is_hopeless(verdict, cause) and verdict.confidence < policy.stop_at:
         why += f"; {verdict.reason} is only {verdict.confidence:.0%} sure, and a run is ended for good from {policy.stop_at:.0%} on"
-    doubt = _why_not_to_cordon(verdict, facts, policy, cordons, priors)
-    decision = _leave_out(verdict, facts, spares, Decision(Action.RESTART, why, charged, (), delay), doubt)
+    limit = _why_no_more(verdict, facts, policy, cordons)
+    doubt = _why_unsure(verdict, policy, priors) or limit
+    bare = Decision(Action.RESTART, why, charged, (), delay)
+    decision = _leave_out(verdict, facts, spares, bare, doubt)
+    if not limit:
+        decision = _doubt(verdict, facts, history, spares, policy, cordons, named, bare, decision)
     if facts.corruption is None:
         return decision
     # What was saved since the replicas were equal may hold the wrong numbers on every rank by now.
@@ -200,18 +209,17 @@ def _is_hopeless(verdict: Verdict, cause: str) -> bool:
     return verdict.action is Action.STOP or (cause == "script" and not verdict.recoverable)
 
 
-def _why_not_to_cordon(
-    verdict: Verdict,
-    facts: Facts,
-    policy: Policy,
-    cordons: Sequence[tuple[float, str]],
-    priors: Mapping[str, float],
-) -> str:
-    """Why no node is taken out of use on this verdict's word; "" where it may be."""
+def _why_unsure(verdict: Verdict, policy: Policy, priors: Mapping[str, float]) -> str:
+    """Why this verdict's word is not enough to take a node out of use; "" where it is."""
     # Two signs that do not depend on each other: what this incident shows, and what the node did before.
     before = max((priors.get(n, 0.0) for n in verdict.cordon), default=0.0)
     if 1 - (1 - verdict.confidence) * (1 - before) < policy.cordon_at:
         return f"the verdict is {verdict.confidence:.0%} sure, and a node is taken out of use from {policy.cordon_at:.0%} on"
+    return ""
+
+
+def _why_no_more(verdict: Verdict, facts: Facts, policy: Policy, cordons: Sequence[tuple[float, str]]) -> str:
+    """Why no further node is taken out of use within this hour; "" where one may be."""
     if facts.noticed is None:
         return ""
     lately = [reason for at, reason in cordons if facts.noticed - at < _HOUR_S]
@@ -253,6 +261,55 @@ def _leave_out(verdict: Verdict, facts: Facts, spares: int, decision: Decision, 
     elsewhere = bool(out or (lost and spares))
     action = Action.RESTART_ELSEWHERE if elsewhere else Action.RESTART
     return Decision(action, why, decision.charged, (*lost, *out), decision.delay_s)
+
+
+def _name_nodes(verdict: Verdict, facts: Facts) -> tuple[str, ...]:
+    """Nodes that may be at fault, sure or not: those of the verdict, and of the ranks that hold a hang up."""
+    place = dict(facts.nodes)
+    late = [place.get(c.rank) for c in facts.hang.named] if facts.hang is not None else []
+    at = verdict.faulty.node if verdict.faulty is not None else None
+    found = dict.fromkeys(n for n in (*verdict.cordon, at, *late) if n)
+    return tuple(n for n in found if n not in facts.lost_nodes)
+
+
+def _doubt(
+    verdict: Verdict,
+    facts: Facts,
+    history: Sequence[PastIncident],
+    spares: int,
+    policy: Policy,
+    cordons: Sequence[tuple[float, str]],
+    named: Sequence[str],
+    bare: Decision,
+    decision: Decision,
+) -> Decision:
+    """The decision with those nodes that leave at once and are tested aside, or with a test of all nodes where a second incident within
+    an hour names none. Only for what may be a node's fault: a script's error is nobody's.
+
+    The group that surely holds the culprit has to have spares, and counts among the nodes that may leave within an hour.
+    """
+    at_node = verdict.category is Category.INFRASTRUCTURE or decision.charged.cause == "hang"
+    if policy.on_doubt != "test" or not at_node or decision.action is Action.STOP:
+        return decision
+    suspects = tuple(n for n in named if n not in decision.exclude)
+    now = facts.noticed
+    if suspects:
+        lately = sum(now is not None and now - at < _HOUR_S for at, _ in cordons)
+        if len(suspects) > spares - len(decision.exclude) or lately + len(suspects) > policy.cordons_per_hour:
+            return decision
+        base = decision.why if decision.exclude else bare.why
+        why = f"{base}; {', '.join(suspects)} leaves at once and is tested aside: it is not certain that it is at fault"
+        return replace(decision, action=Action.RESTART_ELSEWHERE, why=why, suspects=suspects)
+    before = [
+        p for p in history if not p.named and p.at is not None and now is not None and now - p.at < _HOUR_S
+    ]
+    if decision.charged.named or not any(p.cause in _OF_NODES for p in before):
+        return decision
+    return replace(
+        decision,
+        why=f"{decision.why}; the second within an hour that names no node: all are tested in pairs first",
+        test_pairs=True,
+    )
 
 
 def _not_as_advised(verdict: Verdict) -> str:

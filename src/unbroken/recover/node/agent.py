@@ -39,6 +39,7 @@ from .arguments import parse_arguments
 from .checks.alone import claim_node
 from .checks.command import find_refusal
 from .checks.health import check_health
+from .checks.pair import probe_pair
 from .checks.place import check_place
 from .checks.versions import read_needed
 from .keeper_process import KeeperProcess
@@ -112,7 +113,7 @@ class Agent:
         self._refused = ""
         self._quit = asyncio.Event()
         self._unsent: list[Message] = []
-        self._port = PortReservation()
+        self._port, self._pair_port = PortReservation(), PortReservation()
         self._progress = ProgressReport()
         self._hosts = HostReport(lambda event: self._tell(op="keeper", **event))
         self._starting = Starting(node, scratch, self._folder, self.keeper.socket, owner, self._tell)
@@ -262,12 +263,12 @@ class Agent:
             return None
         if op == "ping":
             return {}
-        if op == "port":
-            return {"port": self._port.take()}
+        if op in ("port", "pair_port"):
+            return {"port": (self._port if op == "port" else self._pair_port).take()}
         if op == "check":
             return find_refusal(message["command"], Path(message["cwd"])) | {"versions": read_needed()}
-        if op == "health":
-            return await asyncio.to_thread(check_health)
+        if op in ("health", "pair"):
+            return await (asyncio.to_thread(check_health) if op == "health" else probe_pair(message))
         if op == "launch":
             return await self._launch(LaunchOrder.from_message(message))
         if op == "imports":
@@ -281,10 +282,9 @@ class Agent:
             return await self._stop(message["attempt"], message.get("signal"), message.get("grace_s", 0.0))
         if op == "stop_at":
             return ask_to_stop(self.ranks.values(), message["step"])
-        if op == "look":
-            return await self._looks.collect(message, {r: p.pid for r, p in self.ranks.items()})
-        if op == "stacks":
-            return await self._looks.tell(message, {r: p.pid for r, p in self.ranks.items()})
+        if op in ("look", "stacks"):
+            pids = {r: p.pid for r, p in self.ranks.items()}
+            return await (self._looks.collect if op == "look" else self._looks.tell)(message, pids)
         if op == "ship":
             return {"shipped": await self._ship(message["within_s"])}
         if op == "keeper":

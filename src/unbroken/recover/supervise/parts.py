@@ -31,6 +31,7 @@ from .record.recorder import Recorder
 from .record.stop_request import StopRequest
 from .record.term import TermWatch
 from .screen.view import View
+from .suspects.suspects import Suspects
 from .watch.corruption import CorruptionJudge
 from .watch.loss import LossJudge
 from .watch.news import News
@@ -56,6 +57,7 @@ class Parts:
     recovering: Recovering
     stopping: Stopping
     finishing: Finishing
+    suspects: Suspects
 
 
 def assemble(
@@ -96,8 +98,21 @@ def assemble(
     accepting = Accepting(spec, fleet, keepers, recorder, place, view.say, elsewhere)
     fencing = Fencing(run_dir, fleet, recorder, term, stop, view.say, clock)
     stopping = Stopping(spec, fleet, keepers, accepting, fencing, recorder, stop, view, clock, elsewhere)
+    suspects = Suspects(fleet, fencing, recorder, stop, view.say, clock, spec.policy, spec.timeouts)
     recovering = Recovering(
-        run_dir, spec, fleet, fencing, stopping, diagnose, recorder, background, stop, view, clock, teller
+        run_dir,
+        spec,
+        fleet,
+        fencing,
+        stopping,
+        diagnose,
+        recorder,
+        background,
+        stop,
+        view,
+        clock,
+        teller,
+        suspects,
     )
     news = News(
         keepers, recorder, background, view, changed, on_step=recovering.note_steps,
@@ -106,7 +121,7 @@ def assemble(
     warm_starts = WarmStarts(spec, fleet, recorder, background, view.say, news.is_current)
     launching = Launching(
         run_dir, spec, str(cwd), fleet, keepers, place, accepting, fencing, recorder, term, stop, view, clock,
-        amending, warm_starts, make_attempt=make_attempt, follow=news.follow, note_schedule=recovering.note_schedule,
+        amending, warm_starts, suspects, make_attempt=make_attempt, follow=news.follow, note_schedule=recovering.note_schedule,
     )  # fmt: skip
     taking_over = TakingOver(
         run_dir, fleet, keepers, inbox, recorder, view.say, make_attempt=make_attempt,
@@ -134,4 +149,5 @@ def assemble(
         recovering,
         stopping,
         finishing,
+        suspects,
     )

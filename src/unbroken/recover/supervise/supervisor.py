@@ -216,6 +216,7 @@ class Supervisor:
         self._background.start(lost.follow(watch, parts.term, self._view.say, self.request_stop))
         self._background.start(self._watch_allocation(parts))
         self._background.start(self._keep_metrics(parts))
+        self._background.start(parts.suspects.settle())
         try:
             ended = await self._supervise(parts)
             if lost.why:

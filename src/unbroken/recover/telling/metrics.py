@@ -19,6 +19,12 @@ _KINDS = {
     ),
     "cordoned_nodes": ("gauge", "Nodes out of use for this run."),
     "lost_nodes": ("gauge", "Nodes that are lost."),
+    "suspect_nodes": ("gauge", "Nodes that left without anybody being certain of them, and are tested."),
+    "node_faults_total": ("counter", "Nodes that were lost, or put out of use."),
+    "innocent_node_seconds_total": (
+        "counter",
+        "How long nodes were out of use that returned with nothing found.",
+    ),
     "rollbacks_total": ("counter", "Attempts of which later steps do not count any more."),
     "loss": ("gauge", "The newest loss that was reported."),
     "step_seconds": ("gauge", "How long a step takes, smoothed."),
@@ -38,7 +44,8 @@ def render_metrics(
     values: list[tuple[str, Mapping[str, str], float]] = [
         ("step", {}, max(step, state.step)), ("durable_step", {}, durable), ("attempts_total", {}, state.attempt),
         ("incidents_total", {}, state.incident), ("cordoned_nodes", {}, len(state.cordoned)), ("lost_nodes", {}, len(state.lost)),
-        ("rollbacks_total", {}, len(state.rollbacks)), ("up", {}, float(up)), ("updated_seconds", {}, now),
+        ("suspect_nodes", {}, len(state.suspects)), ("node_faults_total", {}, state.faults),
+        ("innocent_node_seconds_total", {}, state.innocent_s), ("rollbacks_total", {}, len(state.rollbacks)), ("up", {}, float(up)), ("updated_seconds", {}, now),
     ]  # fmt: skip
     causes = Counter(p.cause for p in state.history)
     values += [("incidents_by_cause_total", {"cause": c}, n) for c, n in sorted(causes.items())]

@@ -31,6 +31,7 @@ from .training import Gang, Script
 _RETRY_S = 0.5
 _KEPT_SNAPSHOTS = 3
 _SAVE_S = 0.5
+_PAIR_S = 4.0
 _WINDOW = 10
 _KILL = 9
 
@@ -49,6 +50,8 @@ class FakeNode:
     state: str = "up"
     unfenceable: bool = False
     wiped: int = 0
+    pair_fails: float = 0.0
+    """The share of tests with another node that fail for its sake."""
     agent: VirtualAgent | None = None
     command: AgentCommand | None = None
     """How its agent was started last."""
@@ -98,6 +101,7 @@ class VirtualAgent:
         self._token = secret.token if secret is not None else ""
         self._loop, self._network = cluster.loop, cluster.network
         self.attempt = 0
+        self._pairs = 0
         self.term = 0
         self.ranks: dict[int, str] = {}
         self.slowness: dict[int, float] = {}
@@ -268,6 +272,11 @@ class VirtualAgent:
         if message["op"] == "lease":
             self._take_lease(message)
             return
+        if message["op"] == "pair":
+            self._loop.call_later(
+                _PAIR_S, self._send, {"answer": message["id"], "ok": True, **self._test_pair(message)}
+            )
+            return
         answer = self._answer(message)
         if "id" in message:
             self._send({"answer": message["id"], "ok": True, **answer})
@@ -312,6 +321,9 @@ class VirtualAgent:
                 return self._keeper(m["request"])
             case "port":
                 return {"port": 29500 + self.attempt % 1000}
+            case "pair_port":
+                self._pairs += 1
+                return {"port": 20000 + self._pairs % 40000}
             case "wake":
                 return {"woken": None}
             case "quit":
@@ -320,6 +332,19 @@ class VirtualAgent:
             case "ping" | "check" | "freeze":
                 return {}
         return {"ok": False, "what": f"the agent knows no '{m['op']}'"}
+
+    def _test_pair(self, m: Message) -> Message:
+        """This side of a test of two nodes: it fails as often as this node does."""
+        address, rank = m["options"]["address"], m["options"]["rank"]
+        draw = random.Random(f"{self.node.name} {address} {rank}")
+        bad = draw.random() < self.node.pair_fails
+        rate = draw.gauss(1e9, 3e7)
+        return {
+            "passed": not bad,
+            "received": not bad,
+            "rate": 0.0 if bad else rate,
+            "why": "it fails" if bad else "",
+        }
 
     # --- ranks
 

@@ -161,6 +161,10 @@ class Faults:
         """A rank goes on for ever without a step; the others wait for it."""
         self._agent(name).hang(rank)
 
+    def fail_pairs(self, name: str, share: float) -> None:
+        """From now on so many of the tests of two nodes fail that this node is part of."""
+        self._node(name).pair_fails = share
+
     def kill_supervisor(self) -> None:
         """Every link breaks and no door is open. (End its tasks, too.)"""
         self._network.drop_all()

@@ -66,8 +66,10 @@ def check_fully(c: FullCheck) -> list[CheckResult]:
     for t in threads:
         t.join(max(0.1, c.seconds - (time.monotonic() - began)))
     out: list[CheckResult] = []
-    for i, d in enumerate(gpus):
-        out += found.get(i) or [_late(f"gpu {d.index or 0}", c.seconds)]
+    for i, (d, t) in enumerate(zip(gpus, threads, strict=True)):
+        out += list(found.get(i, ()))
+        if t.is_alive():
+            out.append(_late(f"gpu {d.index or 0}", c.seconds))
     if not gpus:
         out.append(CheckResult("gpus", State.NOT_CHECKED, "torch sees no GPU here"))
     out += rest
@@ -78,7 +80,7 @@ def _check_into(
     found: dict[int, list[CheckResult]], i: int, device: torch.device, c: FullCheck, seconds: float
 ) -> None:
     """All of one GPU."""
-    place, out = f"gpu {device.index or 0}", []
+    place, out = f"gpu {device.index or 0}", found.setdefault(i, [])
     with torch.cuda.device(device):
         for name, check in (
             ("bus", lambda: check_bus(device, c.nvml)),
@@ -93,7 +95,6 @@ def _check_into(
             ),
         ):
             out += _guard(name, place, check)
-    found[i] = out
 
 
 def _guard(name: str, place: str, check: Callable[[], list[CheckResult]]) -> list[CheckResult]:
@@ -124,4 +125,4 @@ def _left(c: FullCheck, began: float, share: float) -> float:
 
 
 def _late(place: str, seconds: float) -> CheckResult:
-    return CheckResult("full check", State.NOT_CHECKED, f"no answer within {seconds:g} s", place)
+    return CheckResult("full check", State.NOT_CHECKED, f"not at its end within {seconds:.0f} s", place)

@@ -30,6 +30,7 @@ from ..record.clock import Clock
 from ..record.recorder import Recorder
 from ..record.stop_request import StopRequest
 from ..screen.view import View
+from ..suspects.suspects import Suspects
 from .facts import collect_facts, describe_hang, logs_of
 
 _log = logging.getLogger("unbroken.supervisor")
@@ -57,12 +58,13 @@ class Recovering:
         view: View,
         clock: Clock,
         teller: Teller,
+        suspects: Suspects,
     ) -> None:
         self._run_dir, self._budgets, self._fleet = run_dir, spec.budgets, fleet
         self._policy = spec.policy
         self._fencing, self._stopping, self._diagnose = fencing, stopping, diagnose
         self._recorder, self._background, self._stop = recorder, background, stop
-        self._view, self._clock, self._teller = view, clock, teller
+        self._view, self._clock, self._teller, self._suspects = view, clock, teller, suspects
         self._open = self._find_open()
         """The newest one, until training is past the step that it was at."""
 
@@ -110,6 +112,10 @@ class Recovering:
         for name in decision.exclude:
             if name in self._fleet.nodes and name not in outcome.nodes:
                 await self._fencing.cordon(name, verdict.reason, verdict.confidence)
+        leaving = [n for n in decision.suspects if n in self._fleet.nodes and n not in outcome.nodes]
+        await self._suspects.leave(
+            leaving, incident.number, f"{verdict.title}, {verdict.confidence:.0%} sure"
+        )
         if decision.delay_s:
             self._view.say(
                 f"waiting {decision.delay_s:.0f} s before the restart (no progress since the last one)"
@@ -172,7 +178,7 @@ class Recovering:
         await self._recorder.record(
             "incident", incident=incident.number, attempt=incident.attempt, what=incident.kind, step=incident.step,
             cause=charged.cause, fingerprint=charged.fingerprint, reason=verdict.reason, outcome=verdict.outcome.value,
-            action=incident.action, why=decision.why, reached=charged.reached,
+            action=incident.action, why=decision.why, reached=charged.reached, named=charged.named, test_pairs=decision.test_pairs,
         )  # fmt: skip
         if decision.rollback is not None:
             await self._recorder.record(

@@ -30,6 +30,7 @@ from ..record.recorder import Recorder
 from ..record.stop_request import StopRequest
 from ..record.term import TermWatch
 from ..screen.view import View
+from ..suspects.suspects import Suspects
 from .amending import Amending
 from .health import HealthCheck
 from .own_checkpoints import add_argument, find_newest
@@ -75,6 +76,7 @@ class Launching:
         clock: Clock,
         amending: Amending,
         warm_starts: WarmStarts,
+        suspects: Suspects,
         *,
         make_attempt: Callable[[int, tuple[str, ...]], Attempt],
         follow: Callable[[Attempt], None],
@@ -86,7 +88,7 @@ class Launching:
         self._fleet, self._keepers, self._place = fleet, keepers, place
         self._accepting, self._fencing, self._recorder = accepting, fencing, recorder
         self._term, self._stop, self._view, self._clock = term, stop, view, clock
-        self._amending, self._warm_starts = amending, warm_starts
+        self._amending, self._warm_starts, self._suspects = amending, warm_starts, suspects
         self._make_attempt, self._follow, self._note_schedule = make_attempt, follow, note_schedule
         self._health = HealthCheck(fleet, fencing, recorder, view.say, clock, spec.policy)
         self._checked: set[tuple[str, tuple[str, ...]]] = set()
@@ -139,6 +141,11 @@ class Launching:
             return None
         await self._check_command(slots)
         while await self._health.put_out_bad(slots):
+            slots = await self._fill_slots()
+            if slots is None:
+                return None
+            await self._check_command(slots)
+        if await self._suspects.test_all(slots):
             slots = await self._fill_slots()
             if slots is None:
                 return None
@@ -319,7 +326,10 @@ class Launching:
         return node.up and node.preempted is None and name not in state.lost and name not in state.cordoned
 
     async def _find_node(self, old: str) -> str | None:
-        """The same node, started again, or another one that the cluster gives; None where a stop was asked for meanwhile."""
+        """A suspect, the same node started again, or another one that the cluster gives; None where a stop was asked for
+        meanwhile."""
+        if (suspect := await self._suspects.give_one_back()) is not None:
+            return suspect
         if self._can_return(old) and await self._fleet.return_node(old, self._stop.__bool__):
             await self._recorder.record("returned", node=old)
             self._view.say(f"no spare is left; {old} was started again, without its memory")

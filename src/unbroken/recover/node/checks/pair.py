@@ -1,0 +1,37 @@
+"""This node's side of a test of two nodes: a process of its own, with a deadline, that ends with its agent."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+from dataclasses import asdict
+
+from ....detect.pairwise.probe import ProbeOptions, ProbeResult, make_arguments, read_probe
+from ...wire import Message
+from ..ranks import as_a_rank
+
+_END_S = 2.0
+
+
+async def probe_pair(message: Message) -> Message:
+    """What this side saw: a `ProbeResult` as a message."""
+    options = ProbeOptions(**message["options"])
+    interface = str(message.get("interface") or "")
+    names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME") if interface else ()
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "unbroken.detect.pairwise.probe", *make_arguments(options), stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL, env={**os.environ, **dict.fromkeys(names, interface)},
+        start_new_session=True, preexec_fn=as_a_rank,
+    )  # fmt: skip
+    try:
+        out, _ = await asyncio.wait_for(process.communicate(), options.within_s + _END_S)
+        found = read_probe(out.decode(errors="replace"))
+    except TimeoutError:
+        found = ProbeResult(False, why=f"this side did not end within {options.within_s:g} s")
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+    return asdict(found)
