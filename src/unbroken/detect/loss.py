@@ -40,8 +40,11 @@ class LossSettings:
     """And above the usual loss by this share of it: what is less may be a new learning rate, or another part of the data."""
     steps: int = 10
     """So many steps are looked at together."""
-    since: int = 9
+    since: int = 10
     """So long it has lasted: an excursion that is shorter is a spike."""
+    since_growing: int = 8
+    """And so long where it still grows: the newest steps are `growing` times as far out as its first ones."""
+    growing: float = 1.5
     held: int = 3
     """And so many steps in a row all of this has to hold."""
     healing: float = 0.9
@@ -84,6 +87,9 @@ class LossWatch:
         self._good: deque[float] = deque(maxlen=settings.window)
         self._excess: deque[float] = deque(maxlen=settings.healing_steps)
         self._onset: int | None = None
+        self._outs: list[float] = []
+        """The excess of each step since then, and how many of them are out."""
+        self._out_count = 0
         self._held = 0
         self._nans = 0
         self._first_nan = -1
@@ -115,11 +121,24 @@ class LossWatch:
             self._good.append(loss)
         self._take_norm(norm)
         self._excess.append(excess)
-        if excess >= self._s.unusual and self._onset is None:
-            self._onset = step
+        self._note_excursion(step, excess)
         return self._find_divergence(step, loss, usual, spread, excess) or self._find_slow(
             step, loss, usual, spread
         )
+
+    def _note_excursion(self, step: int, excess: float) -> None:
+        """When what is going on began. One or two steps that are out by chance a moment before are no part of it: in real noise each 70th step
+        is out alone, and counted with a spike of ten steps it makes a divergence of it."""
+        is_out = excess >= self._s.unusual
+        if is_out and (self._onset is None or (self._outs[-1] < self._s.unusual and self._out_count < 3)):
+            self._onset, self._outs, self._out_count = step, [], 0
+        if self._onset is not None:
+            self._outs.append(excess)
+            self._out_count += is_out
+
+    def _is_growing(self) -> bool:
+        first, last = median(self._outs[:3]), median(self._outs[-3:])
+        return last > self._s.growing * first
 
     def _note_nan(self, step: int, loss: float) -> LossFinding:
         self._nans += 1
@@ -164,7 +183,8 @@ class LossWatch:
         norm_out = len(self._norm_excess) == s.steps and median(self._norm_excess) > s.bad
         least = max(s.bad / 2 if norm_out else s.bad, s.share * abs(usual) / spread)
         # A step that is good itself declares nothing: it may be the first one after a spike.
-        if middle < least or step - self._onset + 1 < s.since or excess < s.unusual:
+        since = s.since_growing if self._is_growing() else s.since
+        if middle < least or step - self._onset + 1 < since or excess < s.unusual:
             self._held = 0
             return None
         half = len(recent) // 2
