@@ -17,6 +17,8 @@ from dataclasses import asdict, dataclass
 from datetime import timedelta
 
 MARK = "unbroken-pair "
+READY = "unbroken-pair-ready"
+"""Printed once everything is imported: until then a slow side is a busy machine, and no test."""
 
 
 @dataclass(frozen=True)
@@ -34,12 +36,14 @@ class ProbeOptions:
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """What one side saw: `received` says that the other's data came, `rate` is in bytes per second (0 where it failed)."""
+    """What one side saw: `received` says that the other's data came, `rate` is in bytes per second (0 where it failed), `ready_s` is how long
+    it took to start, None where it did not in time: then there was no test."""
 
     passed: bool
     received: bool = False
     rate: float = 0.0
     why: str = ""
+    ready_s: float | None = 0.0
 
 
 def probe(o: ProbeOptions) -> ProbeResult:
@@ -123,6 +127,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--within", type=float, default=30.0)
     parser.add_argument("--pause", type=float, default=0.0)
     a = parser.parse_args(arguments)
+    import torch.distributed  # noqa: F401
+
+    print(READY, flush=True)
     found = probe(ProbeOptions(a.rank, a.address, a.backend, a.megabytes, a.times, a.within, a.pause))
     print(MARK + json.dumps(asdict(found)), flush=True)
     return 0 if found.passed else 1

@@ -58,10 +58,12 @@ class PairwiseRun:
         return frozenset(convicted), frozenset(returned), frozenset(waiting)
 
     async def run_round(self, pairs: Sequence[Pair]) -> list[PairResult]:
-        """All pairs at once; one that does not end in time has failed."""
-        return list(await asyncio.gather(*(self._run_pair(p) for p in pairs)))
+        """All pairs at once; one that does not end in time has failed. Missing are those of which a side did not start in time, or so
+        late that the other may have given up: a busy machine is no fault."""
+        made = await asyncio.gather(*(self._run_pair(p) for p in pairs))
+        return [r for r in made if r is not None]
 
-    async def _run_pair(self, pair: Pair) -> PairResult:
+    async def _run_pair(self, pair: Pair) -> PairResult | None:
         within = 0.9 * self.test_s
         try:
             address = await self.meet(pair)
@@ -75,6 +77,9 @@ class PairwiseRun:
                 for rank, node in enumerate(pair)
             )
         )
+        first, second = (s.ready_s for s in sides)
+        if first is None or second is None or abs(first - second) > within / 2:
+            return None
         return combine(pair, sides[0], sides[1])
 
     async def _run_side(self, node: str, options: ProbeOptions) -> ProbeResult:

@@ -344,6 +344,7 @@ class VirtualAgent:
             "received": not bad,
             "rate": 0.0 if bad else rate,
             "why": "it fails" if bad else "",
+            "ready_s": 1.0,
         }
 
     # --- ranks

@@ -6,9 +6,10 @@ import asyncio
 import contextlib
 import os
 import sys
-from dataclasses import asdict
+import time
+from dataclasses import asdict, replace
 
-from ....detect.pairwise.probe import ProbeOptions, ProbeResult, make_arguments, read_probe
+from ....detect.pairwise.probe import READY, ProbeOptions, ProbeResult, make_arguments, read_probe
 from ...wire import Message
 from ..ranks import as_a_rank
 
@@ -25,11 +26,17 @@ async def probe_pair(message: Message) -> Message:
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL, env={**os.environ, **dict.fromkeys(names, interface)},
         start_new_session=True, preexec_fn=as_a_rank,
     )  # fmt: skip
+    assert process.stdout is not None
+    began, ready_s = time.monotonic(), None
     try:
+        line = await asyncio.wait_for(process.stdout.readline(), options.within_s)
+        ready_s = time.monotonic() - began if line.decode(errors="replace").startswith(READY) else None
         out, _ = await asyncio.wait_for(process.communicate(), options.within_s + _END_S)
-        found = read_probe(out.decode(errors="replace"))
+        found = replace(read_probe(out.decode(errors="replace")), ready_s=ready_s)
     except TimeoutError:
-        found = ProbeResult(False, why=f"this side did not end within {options.within_s:g} s")
+        found = ProbeResult(
+            False, why=f"this side did not end within {options.within_s:g} s", ready_s=ready_s
+        )
     finally:
         with contextlib.suppress(ProcessLookupError):
             process.kill()

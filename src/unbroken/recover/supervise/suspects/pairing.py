@@ -22,8 +22,9 @@ class PairTests:
         self._fleet, self.test_s = fleet, test_s
 
     async def run_round(self, pairs: Sequence[tuple[str, str]]) -> list[PairResult]:
-        """What each pair's test says; one that does not end in time, or whose agent does not answer, has failed."""
-        run = PairwiseRun(self._start, self._meet, self.test_s, self._choose_backend(pairs))
+        """What each pair's test says; one that does not end in time, or whose agent does not answer, has failed. As long again is
+        allowed for the start of its processes."""
+        run = PairwiseRun(self._start, self._meet, 2 * self.test_s + _ANSWER_S, self._choose_backend(pairs))
         return await run.run_round(pairs)
 
     def _choose_backend(self, pairs: Sequence[tuple[str, str]]) -> str:
@@ -36,11 +37,11 @@ class PairTests:
         return f"{find_meeting(self._fleet.nodes, pair)}:{int(answer['port'])}"
 
     async def _start(self, node: str, options: ProbeOptions) -> ProbeResult:
-        within = replace(options, within_s=max(1.0, options.within_s))
+        within = replace(options, within_s=0.9 * self.test_s)
         interface = name_interface(self._fleet.nodes[node], options.address.rpartition(":")[0])
         return _read(
             await self._fleet.ask(
-                node, "pair", timeout=self.test_s, options=asdict(within), interface=interface
+                node, "pair", timeout=2 * self.test_s + _ANSWER_S, options=asdict(within), interface=interface
             )
         )
 
@@ -49,6 +50,8 @@ def _read(answer: dict[str, object]) -> ProbeResult:
     """What an agent's side says; a side that makes no sense has failed."""
     try:
         rate, why = number(answer.get("rate"), "rate", 0.0, 1e18), text(answer.get("why"), "why", most=1000)
+        ready = answer.get("ready_s")
+        ready_s = None if ready is None else number(ready, "ready_s", 0.0, 1e6)
     except Malformed as e:
         return ProbeResult(False, why=str(e))
-    return ProbeResult(answer.get("passed") is True, answer.get("received") is True, rate, why)
+    return ProbeResult(answer.get("passed") is True, answer.get("received") is True, rate, why, ready_s)

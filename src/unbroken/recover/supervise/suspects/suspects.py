@@ -92,7 +92,7 @@ class Suspects:
         for number in range(_ROUNDS):
             # Most rounds end long before their time, so that they are counted as the plan has them, beside the deadline.
             pairs = test.next_round(number * test_s)
-            if self._stop or not pairs or self._clock.monotonic() + test_s > until:
+            if self._stop or not pairs or self._clock.monotonic() + 2 * test_s > until:
                 break
             task = asyncio.create_task(self._tests.run_round(pairs))
             try:
