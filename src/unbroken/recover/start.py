@@ -254,12 +254,13 @@ def _has_started(record: Record) -> bool:
 
 def _asked(wanted: T, old: T) -> T:
     """`old` with those settings of `wanted` that are not at their default."""
+    default = type(wanted)()
     return dataclasses.replace(
         old,  # type: ignore[type-var]
         **{
             f.name: getattr(wanted, f.name)
             for f in dataclasses.fields(wanted)  # type: ignore[arg-type]
-            if getattr(wanted, f.name) != f.default
+            if getattr(wanted, f.name) != getattr(default, f.name)
         },
     )
 
