@@ -77,7 +77,7 @@ class Trainer:
         self.step = step
         self.position = position.skipping(self.position.skips)
 
-    def train_step(self, fence: Any, stop: bool) -> tuple[float, float, bool, bytes]:
+    def train_step(self, fence: Any, stop: bool) -> tuple[float, Tensor, bool, bytes]:
         """One update of the weights. Returns (mean loss of all ranks, gradient norm, whether any rank wants to stop,
         this rank's tokens)."""
         c, w, b = self.config, self.world, self.buckets
@@ -110,7 +110,8 @@ class Trainer:
             c.optim.weight_decay,
         )
         self.step += 1
-        return made.loss, made.norm, made.stop > 0, batch.tobytes()
+        # Of the host, so that whoever reads it waits for nothing.
+        return made.loss, torch.tensor(made.norm), made.stop > 0, batch.tobytes()
 
     def _make_gradients(self, data: Tensor, parts: list[slice], stop: bool) -> Tensor:
         """Leaves the gradients of this step in the buckets, reduced over the ranks; returns their norm."""

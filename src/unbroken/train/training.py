@@ -54,7 +54,7 @@ class Training(Protocol):
 
     def train_step(
         self, wait_for_copies: Callable[[], None], stop: bool
-    ) -> tuple[float, Tensor | float, bool, bytes]:
+    ) -> tuple[float, Tensor, bool, bytes]:
         """One update. Returns (mean loss of the global batch, gradient norm, whether any rank wants to stop, this rank's
         tokens)."""
 

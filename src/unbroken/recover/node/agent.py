@@ -39,13 +39,13 @@ from .arguments import parse_arguments
 from .checks.alone import claim_node
 from .checks.command import find_refusal
 from .checks.health import check_health
-from .checks.pair import probe_pair
 from .checks.place import check_place
 from .checks.versions import read_needed
 from .keeper_process import KeeperProcess
 from .logs.folder import find_folder
 from .logs.shipping import LogShipper
 from .port import PortReservation
+from .ranks.pair_side import probe_pair
 from .ranks.process import LaunchOrder, RankProcess, ask_to_stop
 from .ranks.starting import Starting
 from .signals import pass_over_signals

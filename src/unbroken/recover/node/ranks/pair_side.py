@@ -11,7 +11,7 @@ from dataclasses import asdict, replace
 
 from ....detect.pairwise.probe import READY, ProbeOptions, ProbeResult, make_arguments, read_probe
 from ...wire import Message
-from ..ranks import as_a_rank
+from .process import as_a_rank
 
 _END_S = 2.0
 
