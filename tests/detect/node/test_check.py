@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -147,3 +149,16 @@ def test_root_does_not_check_with_code_of_others(
     monkeypatch.setenv("PYTHONPATH", "/somewhere")
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     assert dispatch(["check"]) == 2 and "PYTHONPATH" in capsys.readouterr().err
+
+
+def test_a_gpu_that_hangs_in_its_driver_holds_up_no_end_and_nothing_else_is_cut_short() -> None:
+    program = (
+        "import threading, sys; from unbroken.detect.node.result import GPU_CHECK; from unbroken.detect.node.whole import leave\n"
+        "threading.Thread(target=threading.Event().wait, name={name}).start(); print('told'); leave(26); print('on'); sys.stdout.flush()\n"
+        "import os; os._exit(0)"
+    )
+    for name, code, said in (("GPU_CHECK", 26, "told\n"), ("'a folder'", 0, "told\non\n")):
+        done = subprocess.run(
+            [sys.executable, "-c", program.format(name=name)], capture_output=True, text=True, timeout=60
+        )
+        assert (done.returncode, done.stdout) == (code, said), done.stderr

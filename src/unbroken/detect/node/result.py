@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+GPU_CHECK = "the check of a gpu"
+"""The name of threads that may hang in a driver."""
+
 
 class State(StrEnum):
     """Bad is explicit: something was read that says so. What could not be read is not checked, and never good."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from ...errors import InputError, MissingExtra
 from .quick import CheckedNode, check_node
-from .result import CheckResult, State
+from .result import GPU_CHECK, CheckResult, State
 from .versions import read_versions
 
 FULL_S = 56.0
@@ -73,8 +73,8 @@ def check_this_node(
 
 
 def leave(code: int) -> None:
-    """Ends this process where a check still hangs, in a driver say: an ordinary end would wait for it, or abort. Else does nothing."""
-    if any(t is not threading.main_thread() and t.is_alive() for t in threading.enumerate()):
+    """Ends this process where the check of a GPU still hangs in its driver: an ordinary end would abort. Else does nothing."""
+    if any(t.name == GPU_CHECK for t in threading.enumerate()):
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ..result import CheckResult, State
+from ..result import GPU_CHECK, CheckResult, State
 from .bandwidth import check_bandwidth
 from .bus import check_bus
 from .disk import check_disk
@@ -43,7 +43,9 @@ def check_fully(c: FullCheck) -> list[CheckResult]:
     gpus = [d for d in devices if d.type == "cuda"]
     found: dict[int, list[CheckResult]] = {}
     threads = [
-        threading.Thread(target=_check_into, args=(found, i, d, c, c.seconds * 0.55), daemon=True)
+        threading.Thread(
+            target=_check_into, args=(found, i, d, c, c.seconds * 0.55), daemon=True, name=GPU_CHECK
+        )
         for i, d in enumerate(gpus)
     ]
     for t in threads:
