@@ -140,13 +140,10 @@ def test_other_batches_and_samples_left_out(
         assert steps == list(range(2, 2 + len(steps)))
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
-    ("script", "printed"),
-    [
-        ("accelerate_loop.py", 1),  # losses of each step
-        pytest.param("transformers_trainer.py", 2, marks=pytest.mark.soak),
-        pytest.param("lightning_fit.py", 2, marks=pytest.mark.soak),
-    ],
+    ("script", "printed"),  # losses of each step
+    [("accelerate_loop.py", 1), ("transformers_trainer.py", 2), ("lightning_fit.py", 2)],
 )
 def test_half_of_the_ranks(script: str, printed: int, tmp_path: Path) -> None:
     """Two ranks, stopped; one goes on, by the same command with another --nproc and --amend: what is left of the 88 samples of the epoch, and
