@@ -40,12 +40,12 @@ class LossSettings:
     """And above the usual loss by this share of it: what is less may be a new learning rate, or another part of the data."""
     steps: int = 10
     """So many steps are looked at together."""
-    since: int = 10
+    since: int = 11
     """So long it has lasted: an excursion that is shorter is a spike."""
-    since_growing: int = 8
+    since_growing: int = 9
     """And so long where it still grows: the newest steps are `growing` times as far out as its first ones."""
     growing: float = 1.5
-    held: int = 3
+    held: int = 2
     """And so many steps in a row all of this has to hold."""
     healing: float = 0.9
     """An excess of the last `healing_steps` whose newer half is below this share of the older half is healing, and left alone."""
