@@ -40,14 +40,14 @@ class LossSettings:
     """And above the usual loss by this share of it: what is less may be a new learning rate, or another part of the data."""
     steps: int = 10
     """So many steps are looked at together."""
-    since: int = 11
+    since: int = 10
     """So long it has lasted: an excursion that is shorter is a spike."""
-    since_growing: int = 9
+    since_growing: int = 8
     """And so long where it still grows: the newest steps are `growing` times as far out as its first ones."""
     growing: float = 1.5
-    held: int = 2
-    """And so many steps in a row all of this has to hold."""
-    healing: float = 0.9
+    held: int = 3
+    """And for so many steps all of this has to hold, with nothing but dips between."""
+    healing: float = 0.85
     """An excess of the last `healing_steps` whose newer half is below this share of the older half is healing, and left alone."""
     healing_steps: int = 12
     most_healing: int = 200
@@ -182,11 +182,14 @@ class LossWatch:
         # Where the gradients have left their band too, less of the loss is needed.
         norm_out = len(self._norm_excess) == s.steps and median(self._norm_excess) > s.bad
         least = max(s.bad / 2 if norm_out else s.bad, s.share * abs(usual) / spread)
-        # A step that is good itself declares nothing: it may be the first one after a spike.
         since = s.since_growing if self._is_growing() else s.since
-        if middle < least or step - self._onset + 1 < since or excess < s.unusual:
+        if middle < least or step - self._onset + 1 < since:
             self._held = 0
             return None
+        if excess < s.unusual:
+            return (
+                None  # one that is good itself declares nothing: it may be the first after a spike, or a dip
+            )
         half = len(recent) // 2
         older, newer = median(recent[:half]), median(recent[half:])
         if newer < s.healing * older and step - self._onset < s.most_healing:
