@@ -47,6 +47,7 @@ def until(condition: Callable[[], object], within: float) -> None:
         time.sleep(0.1)
 
 
+@pytest.mark.timeout(900)
 def test_a_run_with_suspects_tells_the_webhook_the_metrics_and_the_history(
     new_run: NewRun, webhook: tuple[str, Told], tmp_path: Path
 ) -> None:
@@ -66,7 +67,7 @@ def test_a_run_with_suspects_tells_the_webhook_the_metrics_and_the_history(
     (suspect,) = run.journal("suspect")
     assert suspect["node"] == first[1] and first[1] not in run.journal("attempt")[1]["slots"]
     # The second: tested aside by real probes, nothing is found, and it is a spare again.
-    until(lambda: run.journal("cleared"), 300)
+    until(lambda: run.journal("cleared"), 600)
     (cleared,) = run.journal("cleared")
     assert cleared["node"] == first[1] and cleared["innocent"] and cleared["repeats"] >= 10
     assert not run.journal("cordon")
