@@ -103,6 +103,7 @@ def bench(tmp_path: Path) -> Iterator[WaitingBench]:
 
 
 @pytest.mark.slow
+@pytest.mark.soak  # the same contract that hosts with a login pass in `make test-all`
 class TestWaitingHosts(ClusterContract):
     pass
 
