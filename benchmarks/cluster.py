@@ -129,7 +129,9 @@ async def measure(
     )  # fmt: skip
 
 
-async def go(loop: MeasuredLoop, folder: Path, nodes: int, nproc: int, costs: list[Cost]) -> None:
+async def go(
+    loop: MeasuredLoop, folder: Path, nodes: int, nproc: int, costs: list[Cost], keep: Callable[[], None]
+) -> None:
     script = Script(start_s=20, step_s=5, save_every=4)
     timeouts = Timeouts(suspect=30, hang=60, lease=60)  # type: ignore[arg-type]
     run = SimulatedRun(loop, folder, nodes, spares=2, nproc=nproc, script=script, timeouts=timeouts)
@@ -160,21 +162,23 @@ async def go(loop: MeasuredLoop, folder: Path, nodes: int, nproc: int, costs: li
         run.restart_supervisor()
         await run.until(lambda: run.journal("adopted"))
 
-    await measure(run, loop, "start", lambda: reach(5, 1), costs)
-    await measure(run, loop, "100 s", lambda: asyncio.sleep(100), costs)
-    await measure(run, loop, "node lost", lose, costs)
-    await measure(run, loop, "hang", hang, costs)
-    await measure(run, loop, "preemption", preempt, costs)
-    await measure(run, loop, "takeover", take_over, costs)
+    events: dict[str, Callable[[], Awaitable[None]]] = {
+        "start": lambda: reach(5, 1), "100 s": lambda: asyncio.sleep(100), "node lost": lose, "hang": hang,
+        "preemption": preempt, "takeover": take_over,
+    }  # fmt: skip
+    for event, act in events.items():
+        await measure(run, loop, event, act, costs)
+        keep()
 
 
-def simulate(nodes: int, nproc: int, costs: list[Cost]) -> None:
+def simulate(nodes: int, nproc: int, costs: list[Cost], keep: Callable[[], None]) -> None:
+    """Appends to `costs`, and calls `keep` after each event: ending 8,000 nodes takes minutes, and may be cut off."""
     loop = MeasuredLoop()
     loop.count_nodes()
     asyncio.set_event_loop(loop)
     with tempfile.TemporaryDirectory() as folder:
         try:
-            loop.run_until_complete(go(loop, Path(folder) / "run", nodes, nproc, costs))
+            loop.run_until_complete(go(loop, Path(folder) / "run", nodes, nproc, costs, keep))
         finally:
             left = asyncio.all_tasks(loop)
             for task in left:
@@ -197,9 +201,10 @@ def main() -> None:
     logging.disable(logging.WARNING)  # lost nodes do not answer: that is what is measured
     costs: list[Cost] = []
     for nodes in args.nodes:
-        simulate(nodes, args.nproc, costs)
-        if args.json:
-            write(args.json, args.nproc, costs)  # what is there is kept, also of a run that is cut off
+        simulate(
+            nodes, args.nproc, costs,
+            lambda: write(args.json, args.nproc, costs) if args.json else None,
+        )  # fmt: skip
 
 
 WORDS = {
