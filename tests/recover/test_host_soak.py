@@ -18,9 +18,9 @@ def write(folder: Path, attempt: int, rank: int, steps: dict[int, list[list[int]
     (folder / f"attempt-{attempt:04d}-rank-{rank:05d}.jsonl").write_text("\n".join(lines) + "\n")
 
 
-def batches(first: int, last: int, rank: int) -> dict[int, list[list[int]]]:
-    """Steps of two ranks with two samples each."""
-    return {s: [[4 * (s - 1) + 2 * rank, 4 * (s - 1) + 2 * rank + 2]] for s in range(first, last + 1)}
+def batches(first: int, last: int) -> dict[int, list[list[int]]]:
+    """Steps of four samples: each rank writes those of all."""
+    return {s: [[4 * (s - 1), 4 * s]] for s in range(first, last + 1)}
 
 
 RECORDS: list[dict[str, Any]] = [
@@ -38,9 +38,9 @@ def run(folder: Path, skips: tuple[tuple[int, int], ...] = ()) -> list[str]:
 
 def lay(folder: Path) -> None:
     for rank in (0, 1):
-        write(folder, 1, rank, batches(1, 5, rank))
-        write(folder, 2, rank, batches(4, 7, rank))
-        write(folder, 3, rank, batches(6, 8, rank))
+        write(folder, 1, rank, batches(1, 5))
+        write(folder, 2, rank, batches(4, 7))
+        write(folder, 3, rank, batches(6, 8))
 
 
 def test_steps_that_do_not_survive_count_for_nothing(tmp_path: Path) -> None:
@@ -51,18 +51,26 @@ def test_steps_that_do_not_survive_count_for_nothing(tmp_path: Path) -> None:
 
 def test_a_sample_that_is_missing_or_comes_twice_is_found(tmp_path: Path) -> None:
     lay(tmp_path)
-    write(tmp_path, 3, 1, batches(6, 7, 1))
-    assert run(tmp_path) == ["2 samples were neither consumed nor skipped: ((30, 32),)"]
-    assert run(tmp_path, ((30, 32),)) == []
+    for rank in (0, 1):
+        write(tmp_path, 3, rank, batches(6, 7))
+    assert run(tmp_path) == ["4 samples were neither consumed nor skipped: ((28, 32),)"]
+    assert run(tmp_path, ((28, 32),)) == []
     lay(tmp_path)
-    write(tmp_path, 3, 0, batches(6, 8, 0) | {8: [[0, 2]]})
-    assert "2 samples were consumed twice" in run(tmp_path)
+    for rank in (0, 1):
+        write(tmp_path, 3, rank, batches(6, 8) | {8: [[0, 4]]})
+    assert "4 samples were consumed twice" in run(tmp_path)
     lay(tmp_path)
     assert run(tmp_path, ((0, 1),)) == ["1 samples are skipped and were consumed in steps that survive"]
+
+
+def test_ranks_that_do_not_agree_are_found(tmp_path: Path) -> None:
+    lay(tmp_path)
+    write(tmp_path, 3, 1, batches(6, 8) | {8: [[24, 28]]})
+    assert "1 steps survive twice" in run(tmp_path)
 
 
 def test_a_resume_that_lost_steps_is_found(tmp_path: Path) -> None:
     lay(tmp_path)
     for rank in (0, 1):
-        write(tmp_path, 2, rank, batches(5, 7, rank))
+        write(tmp_path, 2, rank, batches(5, 7))
     assert run(tmp_path) == ["4 samples were neither consumed nor skipped: ((12, 16),)"]
