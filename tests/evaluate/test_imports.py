@@ -260,3 +260,15 @@ def test_two_forks_do_not_share_their_random_numbers(tmp_path: Path) -> None:
         assert first[0] != second[0] and first[1] != second[1]
     finally:
         made.close()
+
+
+def test_a_process_that_has_ended_and_that_nobody_took_away_does_not_run() -> None:
+    from unbroken.evaluate.processes.imports import _alive
+
+    ended = subprocess.Popen([sys.executable, "-S", "-c", ""])
+    try:
+        os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
+        assert not _alive(ended.pid) and _alive(os.getpid())
+    finally:
+        ended.wait()
+    assert not _alive(ended.pid)

@@ -237,10 +237,12 @@ def end_piped(process: Process) -> None:
 
 
 def _alive(pid: int) -> bool:
+    """Whether it runs. One that has ended and that nobody has taken away yet does not: in a container the first process need not."""
+    import psutil
+
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
         return False
-    except PermissionError:
+    except psutil.AccessDenied:
         return True
-    return True
