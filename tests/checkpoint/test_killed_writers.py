@@ -24,7 +24,6 @@ HOST = """
 import os, signal, sys
 from pathlib import Path
 from unbroken.checkpoint.catalogue.retention import Retention, apply
-from unbroken.checkpoint.format.manifest import parse_folder_name
 from unbroken.checkpoint.storage.posix import PosixStorage
 from tests.support.checkpoints import save_small
 import torch

@@ -48,6 +48,7 @@ def browser() -> str:
     pytest.skip("there is no Chromium")
 
 
+@pytest.mark.made_up
 @pytest.mark.parametrize("incidents", [0, 1, 30])
 def test_in_a_browser(tmp_path: Path, incidents: int) -> None:
     made = RunFolder(RunDir(tmp_path / "run"))

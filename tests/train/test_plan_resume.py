@@ -73,7 +73,7 @@ def test_from_one_plan_to_another_and_back(tmp_path: Path, plan_server: ForkServ
     whole.start()
     whole.finish()
     expected = whole.step_digests(0)
-    moves = [(4, 3, V1), (4, 6, V2), (4, 9, [*V1, "--optimizer", "2"]), (1, 12, [])]
+    moves = [(4, 3, V1), (4, 6, V2), (4, 9, ["--pipeline", "2", "--optimizer", "2"]), (1, 12, [])]
     for i, (ranks, until, plan) in enumerate(moves):
         t = Training(plan_server, tmp_path / str(i), ranks, [*argv, "--decay-steps", "12", *plan])
         t.start(*checkpoints(tmp_path), "--steps", str(until))

@@ -6,6 +6,7 @@ read(folder)[12].digest == read(other_folder)[12].digest                  # step
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +18,9 @@ from .position import Ranges, normalize
 
 if TYPE_CHECKING:
     from .loading.loader import BatchRecord
+
+
+_log = logging.getLogger("unbroken.data")
 
 
 @dataclass(frozen=True)
@@ -51,7 +55,8 @@ class Journal:
     """Appends a line for each batch to a file of this rank: call it with BatchRecords.
 
     `folder` is by default `data` in the run's folder. Raises UsageError outside of a run without a folder. A line has a
-    checksum, as in the run's journal; it is not synced to disk, which would hold the training up.
+    checksum, as in the run's journal; it is not synced to disk, which would hold the training up. Where a line cannot be
+    written (a full disk) the training goes on without it: that is said once.
     """
 
     def __init__(self, folder: str | Path | None = None) -> None:
@@ -66,12 +71,18 @@ class Journal:
         self._folder = Path(folder)
         self._attempt = self._number = run.attempt
         self._file: lines.Appender | None = None
+        self._told = False
 
     def __call__(self, record: BatchRecord) -> None:
-        """Writes one line."""
-        if self._file is None:
-            self._file = self._open(record.rank)
-        self._file.append({"attempt": self._number, **record.as_json()})
+        """Writes one line, if that is possible."""
+        try:
+            if self._file is None:
+                self._file = self._open(record.rank)
+            self._file.append({"attempt": self._number, **record.as_json()})
+        except OSError as e:
+            if not self._told:
+                _log.warning("the journal of the data lacks step %d, and others maybe: %s", record.step, e)
+            self._told = True
 
     def _open(self, rank: int) -> lines.Appender:
         self._folder.mkdir(parents=True, exist_ok=True)
