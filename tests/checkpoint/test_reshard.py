@@ -34,6 +34,8 @@ MESHES = [(1,), (2,), (3,), (2, 2), (3, 2), (5,), (1, 4)]
 def as_rank(rank: int, mesh_shape: tuple[int, ...]) -> Iterator[Any]:
     """This process as one rank of a world of that mesh; no other process is there, and none is asked."""
     world = torch.Size(mesh_shape).numel()
+    if dist.is_initialized():  # a trainer of another test in this process has left its own
+        dist.destroy_process_group()
     dist.init_process_group("fake", rank=rank, world_size=world, store=FakeStore())
     try:
         yield init_device_mesh("cpu", mesh_shape, mesh_dim_names=("dp", "tp")[: len(mesh_shape)])

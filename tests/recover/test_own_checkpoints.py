@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import re
@@ -157,7 +158,10 @@ def test_an_unmodified_script_is_killed_hangs_and_is_told_of_its_own_checkpoints
         [sys.executable, "-m", "unbroken", "run", *words], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=150
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    logs = sorted((tmp_path / "run" / "attempts").glob("*/node-000/rank-0.log"))
-    begun = [int(re.search(r"begins after step (\d+)", log.read_text())[1]) for log in logs]  # type: ignore[index]
+    logs = sorted(
+        (tmp_path / "run" / "attempts").glob("*/node-000/rank-0.log*")
+    )  # older ones may be compressed
+    texts = [gzip.decompress(f.read_bytes()).decode() if f.suffix == ".gz" else f.read_text() for f in logs]
+    begun = [int(re.search(r"begins after step (\d+)", text)[1]) for text in texts]  # type: ignore[index]
     assert begun[0] == 0 and begun[1] in (30, 35, 40) and begun[2:] == [45], begun
     assert "hang" in done.stdout.lower() and "own newest checkpoint is" in done.stdout
