@@ -285,7 +285,7 @@ def test_a_run_submits_itself_is_preempted_requeued_and_goes_on(
     bed.clear()
     monkeypatch.setenv("SLURM_CONF", bed.environment["SLURM_CONF"])
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    run = new_run("--nodes", "2", "--spares", "1", "--cluster", "slurm,poll=500ms", steps=300).start()
+    run = new_run("--nodes", "2", "--spares", "1", "--cluster", "slurm,poll=500ms", steps=600).start()
     wait_for(lambda: run.run_dir.spec.exists() and run.run_dir.steps(1).exists(), "the first step", 90)
     job = bed.call("squeue", "-h", "-p", "main", "-o", "%i")
     nodes = f"-N{len(bed.nodes)}"

@@ -286,7 +286,7 @@ def test_stop_request_ends_all_ranks_at_one_step_and_the_same_command_goes_on(ne
     assert run.attempts() == 2
 
 
-@pytest.mark.parametrize("times", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("times", [1, 2])
 def test_a_script_that_knows_nothing_of_us_ends_by_sigterm_or_when_asked_twice(
     new_run: NewRun, times: int
 ) -> None:

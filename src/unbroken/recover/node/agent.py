@@ -46,7 +46,7 @@ from .logs.folder import find_folder
 from .logs.shipping import LogShipper
 from .port import PortReservation
 from .ranks.pair_side import probe_pair
-from .ranks.process import LaunchOrder, RankProcess, ask_to_stop
+from .ranks.process import LaunchOrder, RankProcess, ask_to_stop, end_by
 from .ranks.starting import Starting
 from .signals import pass_over_signals
 from .supervision.beats import Beats
@@ -119,6 +119,7 @@ class Agent:
         self._starting = Starting(node, scratch, self._folder, self.keeper.socket, owner, self._tell)
         self._changing = asyncio.Lock()
         """Ranks are being launched, or ended."""
+        self._hurry = asyncio.Event()  # somebody waits to end them, and gives no grace
         self._looks = Looks()
 
     async def main(self) -> None:
@@ -416,7 +417,10 @@ class Agent:
 
     async def _stop(self, attempt: int, sig: int | None, grace_s: float) -> Message:
         """Ends the ranks of an attempt, first by `sig` with a grace, then by kill; proves that they are gone."""
+        if not grace_s and attempt == self.attempt:
+            self._hurry.set()  # a stop under way that still gives a grace ends now
         async with self._changing:
+            self._hurry.clear()
             return await self._end_attempt(attempt, sig, grace_s)
 
     async def _end_attempt(self, attempt: int, sig: int | None, grace_s: float) -> Message:
@@ -426,12 +430,7 @@ class Agent:
         if not self.ranks:
             return (await asyncio.to_thread(self._end_ranks)).as_message()
         if sig is not None:
-            for process in self.ranks.values():
-                process.killed_by_agent = True
-                process.send(sig)
-            deadline = time.monotonic() + grace_s
-            while time.monotonic() < deadline and any(p.running for p in self.ranks.values()):
-                await asyncio.sleep(0.02)
+            await end_by(sig, self.ranks.values(), grace_s, self._hurry)
         for process in self.ranks.values():
             if process.running:
                 process.killed_by_agent = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import ctypes
 import os
@@ -306,6 +307,16 @@ def describe_start(
     }
     log = folder.own.rank_log(order.attempt, node, rank)
     return RankStart(rank, order.attempt, tuple(_argv(order.command)), order.cwd, env, log)
+
+
+async def end_by(sig: int, ranks: Collection[RankProcess], grace_s: float, hurry: asyncio.Event) -> None:
+    """Sends them a signal and waits for their end: so long at most, and no longer once `hurry` is set."""
+    for process in ranks:
+        process.killed_by_agent = True
+        process.send(sig)
+    deadline = time.monotonic() + grace_s
+    while time.monotonic() < deadline and not hurry.is_set() and any(p.running for p in ranks):
+        await asyncio.sleep(0.02)
 
 
 def ask_to_stop(ranks: Collection[RankProcess], step: int) -> Message:
