@@ -272,3 +272,16 @@ def test_a_process_that_has_ended_and_that_nobody_took_away_does_not_run() -> No
     finally:
         ended.wait()
     assert not _alive(ended.pid)
+
+
+def test_one_that_does_not_lead_its_session_yet_is_killed(tmp_path: Path) -> None:
+    server = Imports("", {}, tmp_path / "log")
+    server.gone = True
+    just_forked = subprocess.Popen(
+        [sys.executable, "-S", "-c", "import time; time.sleep(1000)"]
+    )  # in our session
+    child = Forked(server, 1, None)
+    child.pid = just_forked.pid
+    child.kill()
+    assert just_forked.wait(20) == -signal.SIGKILL
+    assert child.poll() is not None

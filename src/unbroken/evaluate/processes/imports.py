@@ -58,9 +58,11 @@ class Forked:
             return
         if not self.pid:
             self._server.close()
-        elif self.pid:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.pid, signal.SIGKILL)
+        else:
+            # By its own number too: just forked, it may not lead its session yet, and would live on.
+            for end in (os.killpg, os.kill):
+                with contextlib.suppress(ProcessLookupError):
+                    end(self.pid, signal.SIGKILL)
 
 
 Process = subprocess.Popen[bytes] | Forked
