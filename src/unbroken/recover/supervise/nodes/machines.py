@@ -17,11 +17,16 @@ def _machine(node: Node) -> tuple[str, str]:
     return (facts.boot_id, facts.host) if facts is not None and facts.boot_id else ("", node.name)
 
 
+def share_machine(nodes: Mapping[str, Node], names: Sequence[str]) -> bool:
+    """Whether these nodes are virtual ones of one machine: no network lies between them."""
+    return len({_machine(nodes[n]) for n in names}) == 1
+
+
 def find_meeting(nodes: Mapping[str, Node], slots: Sequence[str]) -> str:
     """The address at which rank 0 of these nodes is reached by all others: loopback where they are one machine, else the
     first address of its node that others can reach."""
     facts = nodes[slots[0]].facts
-    if facts is None or not facts.addresses or len({_machine(nodes[n]) for n in slots}) == 1:
+    if facts is None or not facts.addresses or share_machine(nodes, slots):
         return _LOOPBACK
     return facts.addresses[0].address
 
