@@ -196,6 +196,7 @@ def test_the_tasks_of_an_array_are_runs_of_their_own(bed: Testbed, tmp_path: Pat
         "--parsable",
         "--array=1-2",
         "-N2",
+        "--exclusive",
         "--no-kill",
         "-D",
         str(tmp_path),
