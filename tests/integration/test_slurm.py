@@ -296,7 +296,7 @@ def test_a_run_submits_itself_is_preempted_requeued_and_goes_on(
     for said in (
         f"submitted as job {job}",
         f"job {job} is requeued and goes on",
-        "the run is completed at step 300",
+        "the run is completed at step 600",
     ):
         assert said in run.output, run.output
     assert "Restarts=1" in bed.call("scontrol", "-o", "show", "job", job)
