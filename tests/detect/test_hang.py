@@ -73,6 +73,7 @@ def test_a_suspected_step_that_comes_is_no_hang() -> None:
     [
         (Phase.STARTING, 300, 600), (Phase.COMPILING, 300, 600), (Phase.TRAINING, 5, 60),
         (Phase.EVALUATING, 5, 300), (Phase.CHECKPOINTING, 5, 200), (Phase.STOPPING, 100, 200),
+        (Phase.EXITING, 5, 60),
     ],
 )  # fmt: skip
 def test_each_phase_has_its_deadline(phase: Phase, suspect: float, declare: float) -> None:

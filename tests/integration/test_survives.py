@@ -108,6 +108,14 @@ sys.exit(main())
     assert run.attempts() == 2
 
 
+@pytest.mark.slow
+def test_an_interpreter_that_takes_long_to_end_does_not_hang(new_run: NewRun) -> None:
+    script = "import atexit, time\n" + SCRIPT + "\natexit.register(time.sleep, 5)\n"
+    run = new_run("--hang-after", "2s", "--suspect-after", "1s", steps=5, script=script).start()
+    assert run.wait() == 0, run.output
+    assert run.incidents() == [] and run.attempts() == 1
+
+
 def test_lost_node_is_replaced_by_the_spare(new_run: NewRun) -> None:
     run = new_run(*TWO, "--spares", "1").start()
     run.until_step(5)

@@ -74,6 +74,28 @@ def test_a_checkpoint_that_holds_up_says_so_only_where_the_script_attached(page:
     assert page.read().phase is Phase.STOPPING
 
 
+ENDS = """
+import atexit, os, threading, unbroken
+from pathlib import Path
+from unbroken.progress import PageReader
+
+run, page = unbroken.attach(), PageReader(Path(os.environ["UNBROKEN_PAGE"]))
+atexit.register(lambda: print(page.read().phase.name))
+threading.Thread(target=lambda: (threading.main_thread().join(), print(page.read().phase.name))).start()
+run.step(1)
+if os.fork() == 0:
+    raise SystemExit
+os.wait()
+print(page.read().phase.name)
+"""
+
+
+def test_an_interpreter_that_ends_says_so_before_anything_else_of_its_end(page: PageReader) -> None:
+    done = subprocess.run([sys.executable, "-c", ENDS], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-3:] == ["TRAINING", "EXITING", "EXITING"]
+    assert page.read().phase is Phase.EXITING
+
+
 def test_an_empty_variable_is_no_page(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UNBROKEN_PAGE", "")
     with detached():

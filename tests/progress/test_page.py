@@ -126,7 +126,7 @@ def test_the_layout_is_frozen() -> None:
     )
     assert [(p.name, p.value) for p in Phase] == [
         ("STARTING", 0), ("COMPILING", 1), ("TRAINING", 2), ("EVALUATING", 3), ("CHECKPOINTING", 4),
-        ("STOPPING", 5),
+        ("STOPPING", 5), ("EXITING", 6),
     ]  # fmt: skip
 
 

@@ -19,6 +19,7 @@ _WATCHED_GAP = 1.0
 _SLOWEST_OF = 100
 _FACTOR = 4.0
 _PHASE_FACTOR = 2.0
+_HOLD_NOBODY_UP = (Phase.TRAINING, Phase.STOPPING, Phase.EXITING)
 
 
 class Level(IntEnum):
@@ -90,6 +91,8 @@ class HangDetector:
             return self._may_take(phase, float(t.evaluating), learned)
         elif phase is Phase.CHECKPOINTING:
             return self._may_take(phase, float(t.checkpointing), learned)
+        elif phase is Phase.EXITING:
+            return self._may_take(phase, max(float(t.stop), float(t.hang)), learned)
         elif phase is Phase.STOPPING:
             limit = max(float(t.stop), float(t.checkpointing))
         else:
@@ -140,7 +143,7 @@ class HangDetector:
         # A rank that evaluates or saves within its deadline holds the others up rightfully.
         if (
             any(
-                phase not in (Phase.TRAINING, Phase.STOPPING) and watched - newest <= self.deadlines(phase)[1]
+                phase not in _HOLD_NOBODY_UP and watched - newest <= self.deadlines(phase)[1]
                 for phase, newest in most.items()
             )
             and least.pop(Phase.TRAINING, None) is not None

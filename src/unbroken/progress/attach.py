@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -53,6 +55,9 @@ class Run:
         self._since[0] = monotonic()
         if total_steps is not None:
             self._total[0] = total_steps
+        # Before threads are joined and what others registered runs: all of that is the interpreter's end, and takes its time.
+        register = getattr(threading, "_register_atexit", atexit.register)
+        register(self._exit, os.getpid())
 
     def step(
         self,
@@ -112,6 +117,11 @@ class Run:
         if self.active:
             self._since[0] = monotonic()
             self._state[1] = int(phase)
+
+    def _exit(self, pid: int) -> None:
+        """Says that the interpreter ends. A forked child ends too, and its parent trains on."""
+        if os.getpid() == pid:
+            self._enter(Phase.EXITING)
 
     def _stop_expired(self, step: int, now: float) -> NoReturn:
         # However the script ends now, its agent can tell that it is no failure of its own.

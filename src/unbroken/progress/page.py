@@ -51,6 +51,8 @@ class Phase(IntEnum):
     EVALUATING = 3
     CHECKPOINTING = 4
     STOPPING = 5
+    EXITING = 6
+    """The script is done and its interpreter ends; readers older than this phase take it for training."""
 
 
 @dataclass(frozen=True)
