@@ -282,11 +282,11 @@ def test_an_allocation_that_is_too_small_is_refused_before_anything_starts(
 def test_a_run_submits_itself_is_preempted_requeued_and_goes_on(
     new_run: NewRun, bed: Testbed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A job of a higher partition takes its nodes, with 20 s of notice. Slurm shows that end only of a job with a time limit."""
+    """A job of a higher partition takes its nodes, with 20 s of notice. It has no time limit: Slurm shows no end of it."""
     bed.clear()
     monkeypatch.setenv("SLURM_CONF", bed.environment["SLURM_CONF"])
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    run = new_run("--nodes", "2", "--spares", "1", "--cluster", "slurm,poll=500ms,time=60", steps=600).start()
+    run = new_run("--nodes", "2", "--spares", "1", "--cluster", "slurm,poll=500ms", steps=600).start()
     wait_for(lambda: run.run_dir.spec.exists() and run.run_dir.steps(1).exists(), "the first step", 90)
     job = bed.call("squeue", "-h", "-p", "main", "-o", "%i")
     nodes = f"-N{len(bed.nodes)}"

@@ -46,6 +46,8 @@ class FakeSlurm(Slurm):
     job_nodes: list[str] | None = None
     state: str = "RUNNING"
     ends: str = "N/A"
+    preempted: str = "None"
+    grace: int = 20
     operator: bool = True
     contained: bool = True
     calls: list[tuple[str, ...]] = field(default_factory=list)
@@ -71,7 +73,12 @@ class FakeSlurm(Slurm):
                 names = ",".join(self.job_nodes if self.job_nodes is not None else self.nodes)
                 return f"{self.job}|{self.state}|{names}|{self.ends}|None|1700000000|{len(self.nodes)}"
             case ("scontrol", "show", "config"):
-                return f"ProctrackType           = proctrack/{'cgroup' if self.contained else 'linuxproc'}"
+                held = "cgroup" if self.contained else "linuxproc"
+                return f"PreemptType = preempt/partition_prio\nProctrackType           = proctrack/{held}"
+            case ("scontrol", "-o", "show", "job", job):
+                return f"JobId={job} QOS=(null) EndTime=Unknown PreemptTime={self.preempted} Partition=main Power="
+            case ("scontrol", "-o", "show", "partition"):
+                return f"PartitionName=main GraceTime={self.grace} PreemptMode=REQUEUE State=UP"
             case ("scontrol", "-o", "show", "node", *_):
                 return "\n".join(self._show(name, node) for name, node in self.nodes.items())
             case ("scontrol", "update", node, state, *reason):

@@ -136,6 +136,26 @@ def test_what_becomes_of_job_and_nodes_is_reported(bench: FakeBench) -> None:
     asyncio.run(scenario())
 
 
+def test_the_end_of_a_preempted_job_without_a_time_limit_is_known_by_its_grace(bench: FakeBench) -> None:
+    """Slurm shows no end of it before it has come."""
+
+    async def scenario() -> None:
+        cluster = bench.open()
+        assert (await cluster.acquire(Request(2))).ends is None
+        watch = Watch(cluster)
+        await eventually(lambda: ("scontrol", "-o", "show", "job", "7") in bench.slurm.calls)
+        assert not watch.all(EndingAt)
+        bench.slurm.preempted = str(int(time.time()))
+        ending = await watch.next(EndingAt)
+        assert 18 < ending.deadline - time.monotonic() < 21
+        assert (await cluster.acquire(Request(2))).ends == ending.deadline
+        await cluster.close()
+        await watch.end()
+        assert len(watch.all(EndingAt)) == 1
+
+    asyncio.run(scenario())
+
+
 def test_without_a_cgroup_the_loss_of_a_node_proves_nothing(bench: FakeBench) -> None:
     async def scenario() -> None:
         bench.slurm.contained = False

@@ -10,10 +10,15 @@ from unbroken.cluster.slurm.controller.hostlist import expand
 from unbroken.cluster.slurm.controller.records import (
     JobRecord,
     NodeRecord,
+    PartitionRecord,
+    QueueRecord,
     SlurmStepRecord,
     parse_config,
+    parse_duration,
     parse_jobs,
     parse_nodes,
+    parse_partitions,
+    parse_queue,
     parse_states,
     parse_steps,
 )
@@ -103,6 +108,21 @@ def test_jobs_steps_and_settings() -> None:
     )
     with pytest.raises(RunError, match="cannot be read"):
         parse_jobs("slurm_load_jobs error: something")
+
+
+def test_a_preempted_task_of_an_array_its_partition_and_durations() -> None:
+    tasks = (
+        "JobId=9 ArrayJobId=8 Priority=1 Account=(null) QOS=(null) PreemptEligibleTime=1795984000 PreemptTime=None Partition=main Power=\n"
+        "JobId=8 ArrayJobId=8 Priority=1 QOS=high PreemptTime=1795984100 SuspendTime=None Partition=main,urgent AllocNode:Sid=l:1\n"
+    )
+    assert parse_queue(tasks, "8") == QueueRecord(("main", "urgent"), "high", 1795984100.0)
+    assert parse_queue(tasks, "9") == QueueRecord(("main",))
+    assert parse_queue("", "9") == QueueRecord()
+    line = "PartitionName=main Default=YES GraceTime=20 Hidden=NO PreemptMode=GANG,REQUEUE State=UP"
+    assert parse_partitions(f"{line}\n") == {"main": PartitionRecord("main", "GANG,REQUEUE", 20.0)}
+    assert parse_partitions(line)["main"].preempts and not PartitionRecord("x", "SUSPEND").preempts
+    durations = ("20", "01:30", "1-00:00:10", "UNLIMITED", "")
+    assert [parse_duration(t) for t in durations] == [20.0, 90.0, 86410.0, 0.0, 0.0]
 
 
 def _drained(reason: str, by: str = "root") -> NodeRecord:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from unbroken.cluster.slurm.jobs.submission import (
     Output,
     Submission,
     describe,
+    find_preemption_risk,
     make_script,
     rebuild_arguments,
 )
@@ -101,6 +103,43 @@ def test_inside_an_allocation_nothing_is_submitted(monkeypatch: pytest.MonkeyPat
         SlurmCluster.plan_submission(SlurmOptions(), Request(1), [], tmp_path)
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     assert SlurmCluster.plan_submission(SlurmOptions(), Request(1), [], tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("mode", "grace", "qos", "says"),
+    [
+        (
+            "REQUEUE",
+            "0",
+            None,
+            r"job 7 can be preempted in partition main \(PreemptMode=REQUEUE\), without any notice",
+        ),
+        ("CANCEL", "3", None, "with 3 s of notice .*, of which up to 5 s pass before it is seen"),
+        ("REQUEUE", "60", None, ""),
+        ("OFF", "0", None, ""),
+        ("GANG,SUSPEND", "0", None, ""),
+        ("REQUEUE", "0", "00:01:00", ""),
+        ("REQUEUE", "60", "", r"the notice of its QOS \(normal\) cannot be read"),
+    ],
+)
+def test_a_job_that_can_be_preempted_without_notice_is_told_so(
+    mode: str, grace: str, qos: str | None, says: str
+) -> None:
+    class Preempting(Slurm):
+        async def call(self, *argv: str, **_: object) -> str:
+            match argv:
+                case ("scontrol", "show", "config"):
+                    return f"PreemptType = preempt/{'partition_prio' if qos is None else 'qos'}"
+                case ("scontrol", "-o", "show", "job", "7"):
+                    return "JobId=7 QOS=normal PreemptTime=None Partition=main Power="
+                case ("scontrol", "-o", "show", "partition"):
+                    return f"PartitionName=main GraceTime={grace} PreemptMode={mode}"
+            if not qos:
+                raise SlurmRefused("sacctmgr", "no accounting here")
+            return f"{qos}\n"
+
+    said = asyncio.run(find_preemption_risk(Preempting(), "7", 5.0))
+    assert re.search(says, said) if says else said == ""
 
 
 class Site(Slurm):

@@ -21,7 +21,7 @@ import time
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
-from .descent import end_marked_warm, with_descendants
+from .descent import end_marked_warm, find_marked, with_descendants
 from .ownership import EndedProcesses, Kind, Start
 from .processes import WARM, Marked, end, marked
 
@@ -94,12 +94,16 @@ class Cgroups:
         (self._attempt(node, attempt) / "cgroup.procs").write_text(str(pid))
 
     def end_warm(self, node: str, keep: Collection[int] = ()) -> None:
-        kept = {pid for pid, _ in with_descendants(keep)}
-        for pid in _pids(self.root / node / _WARM):
-            if pid not in kept and pid > 0:
+        self._kill_warm(node, keep)
+        end_marked_warm(self.run_id, node, keep)
+
+    def _kill_warm(self, node: str, keep: Collection[int]) -> None:
+        there = [pid for pid in _pids(self.root / node / _WARM) if pid > 0 and pid not in keep]
+        kept = {pid for pid, _ in with_descendants(keep)} if there else set()
+        for pid in there:
+            if pid not in kept:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-        end_marked_warm(self.run_id, node, keep)
 
     def take_census(self, node: str) -> None:
         return  # the kernel keeps it
@@ -113,7 +117,7 @@ class Cgroups:
         deadline = time.monotonic() + within
         ended = EndedProcesses()
         if keep:
-            self.end_warm(node, keep)
+            self._kill_warm(node, keep)
         for folder in self._folders(node):
             if folder.name != _SERVICE and not (keep and folder.name == _WARM):
                 ended |= _end(folder, deadline)
@@ -137,9 +141,9 @@ class Cgroups:
         """What somebody has moved to another cgroup still carries the run's mark, mostly."""
 
         def find() -> list[Marked]:
-            kept = {pid for pid, _ in with_descendants(keep)}
-            there = [p for p in marked(self.run_id, node=node) if p.role != "parent"]
-            return [p for p in there if not ranks or (p.role in ("rank", WARM) and p.pid not in kept)]
+            if ranks:
+                return find_marked(self.run_id, node, ("rank", WARM), keep)
+            return [p for p in marked(self.run_id, node=node) if p.role != "parent"]
 
         return EndedProcesses(tuple(p.pid for p in end(find, within=max(0.1, deadline - time.monotonic()))))
 

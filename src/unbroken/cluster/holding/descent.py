@@ -14,13 +14,15 @@ from pathlib import Path
 from ... import atomic
 from . import subreaper
 from .ownership import EndedProcesses, Kind, Start
-from .processes import WARM, Marked, end, marked, read_stat, still_there
+from .processes import WARM, Marked, end, marked, read_marked, read_stat, still_there
 
 _KEPT = ("agent", "keeper", "parent")
 _STOP_ROUNDS = 20
 _EMPTY_LOOKS = 3
 Process = tuple[int, int]
 """(pid, start time in ticks)."""
+Tree = dict[int, list[int]]
+"""The children of each process, by number."""
 
 
 class Marks:
@@ -53,7 +55,7 @@ class Marks:
         end_marked_warm(self.run_id, node, keep)
 
     def take_census(self, node: str) -> None:
-        now = sorted(self._held(node))
+        now = sorted(self._find(node, ranks=False, keep=()))
         place = self._census(node)
         with contextlib.suppress(OSError, ValueError):
             if not place.exists() or json.loads(place.read_text()) != [list(p) for p in now]:
@@ -79,7 +81,7 @@ class Marks:
                 folder.rmdir()
 
     def left(self, node: str) -> list[int]:
-        return [pid for pid, _ in self._held(node)]
+        return [pid for pid, _ in self._find(node, ranks=False, keep=())]
 
     def nodes(self) -> list[str]:
         folder = self._folder("x").parent
@@ -92,8 +94,7 @@ class Marks:
         why = self._unproven(node)
 
         def find() -> set[Process]:
-            found = self._held(node)
-            return found - self._service(node, found) - with_descendants(keep) if ranks else found
+            return self._find(node, ranks=ranks, keep=keep)
 
         left = end_all(find, within)
         return EndedProcesses(tuple(sorted(p for p, _ in left)), not why, why)
@@ -101,17 +102,22 @@ class Marks:
     def _unproven(self, node: str) -> str:
         return f"the processes of {node} are known by marks in their environment only, which they can lose"
 
-    def _roots(self, node: str) -> set[Process]:
-        return {(p.pid, p.started) for p in marked(self.run_id, node=node)}
+    def _find(self, node: str, *, ranks: bool, keep: Collection[int]) -> set[Process]:
+        """What is held on a node; of `ranks` without agent, keeper and parent, our own programs, which never lose their mark, and
+        without `keep` and what that started."""
+        there, tree = marked(self.run_id, node=node), read_children()
+        found = self._held(node, there, tree)
+        if not ranks:
+            return found
+        service = {(p.pid, p.started) for p in there if p.role in _KEPT}
+        return found - service - with_descendants(keep, tree)
 
-    def _held(self, node: str) -> set[Process]:
-        roots = self._roots(node) | {p for p in self._noted(node) if _lives(p)}
-        return descendants(roots) | {p for p in roots if _lives(p)}
+    def _roots(self, node: str, there: Iterable[Marked]) -> set[Process]:
+        return {(p.pid, p.started) for p in there}
 
-    def _service(self, node: str, found: Iterable[Process]) -> set[Process]:
-        """Agent, keeper and parent: our own programs, which never lose their mark."""
-        kept = {(p.pid, p.started) for p in marked(self.run_id, node=node) if p.role in _KEPT}
-        return {p for p in found if p in kept}
+    def _held(self, node: str, there: Iterable[Marked], tree: Tree) -> set[Process]:
+        roots = {p for p in self._roots(node, there) | self._noted(node) if _lives(p)}
+        return descendants(roots, tree) | roots
 
     def _noted(self, node: str) -> set[Process]:
         try:
@@ -159,15 +165,10 @@ class Parents(Marks):
             """Who is a child of a parent now. Whoever forks and exits without end slips through a listing of /proc, not
             through this one: all that he leaves is handed to the parent, at the end of its list, before he is gone."""
             listed = {pid for p in parents if _lives(p) for pid in _living_children(p[0])}
-            return (
-                listed - {p.pid for p in marked(self.run_id, node=node) if p.role in _KEPT}
-                if ranks
-                else listed
-            )
+            return {pid for pid in listed if not self._is_service(pid)} if ranks else listed
 
         def find() -> set[Process]:
-            found = self._held(node) - parents
-            found = found - self._service(node, found) - with_descendants(keep) if ranks else found
+            found = self._find(node, ranks=ranks, keep=keep) - parents
             return found | {
                 p for pid in taken_in() if (p := _process(pid)) is not None
             }  # last: it must be fresh
@@ -191,8 +192,12 @@ class Parents(Marks):
                 found.append((path, (int(pid), int(started))))
         return found
 
-    def _roots(self, node: str) -> set[Process]:
-        return super()._roots(node) | {p for _, p in self._records(node) if _lives(p)}
+    def _is_service(self, pid: int) -> bool:
+        found = read_marked(pid, self.run_id)
+        return found is not None and found.role in _KEPT
+
+    def _roots(self, node: str, there: Iterable[Marked]) -> set[Process]:
+        return super()._roots(node, there) | {p for _, p in self._records(node) if _lives(p)}
 
     def _unproven(self, node: str) -> str:
         lost = [p for path, p in self._records(node) if not _lives(p) and path.exists()]
@@ -245,29 +250,40 @@ def end_all(
             time.sleep(0.002)
 
 
-def with_descendants(pids: Collection[int]) -> set[Process]:
+def with_descendants(pids: Collection[int], tree: Tree | None = None) -> set[Process]:
     """The living processes of these numbers, and all that descend from them."""
     roots = {p for pid in pids if (p := _process(pid)) is not None}
-    return roots | descendants(roots) if roots else set()
+    return roots | descendants(roots, tree) if roots else set()
 
 
 def end_marked_warm(run_id: str, node: str, keep: Collection[int]) -> None:
     """Kills the processes of a node that carry the mark of a warm process, but for those in `keep` and their descendants."""
-
-    def find() -> list[Marked]:
-        kept = with_descendants(keep)
-        return [p for p in marked(run_id, node=node) if p.role == WARM and (p.pid, p.started) not in kept]
-
-    end(find, within=1.0)
+    end(lambda: find_marked(run_id, node, (WARM,), keep), within=1.0)
 
 
-def descendants(roots: Iterable[Process]) -> set[Process]:
-    """All living processes that descend from the living ones among `roots`; the roots are not among them."""
-    children: dict[int, list[int]] = {}
+def find_marked(run_id: str, node: str, roles: Collection[str], keep: Collection[int]) -> list[Marked]:
+    """Those of a node that carry the mark of such a role, but for those in `keep` and their descendants."""
+    found = [p for p in marked(run_id, node=node) if p.role in roles and p.pid not in keep]
+    if not found or not keep:
+        return found  # mostly: then nobody's descent has to be known
+    kept = with_descendants(keep)
+    return [p for p in found if (p.pid, p.started) not in kept]
+
+
+def read_children() -> Tree:
+    """The children of each process, by one listing of /proc."""
+    children: Tree = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
             with contextlib.suppress(OSError, ValueError, IndexError):
                 children.setdefault(_parent_of(int(name)), []).append(int(name))
+    return children
+
+
+def descendants(roots: Iterable[Process], tree: Tree | None = None) -> set[Process]:
+    """All living processes that descend from the living ones among `roots`; the roots are not among them. `tree` is what
+    `read_children` has just found."""
+    children = read_children() if tree is None else tree
     found: set[Process] = set()
     waiting = [pid for pid, _ in (p for p in roots if _lives(p))]
     seen = set(waiting)

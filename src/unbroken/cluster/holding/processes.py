@@ -35,36 +35,34 @@ class Marked:
 
 def marked(run_id: str, *, node: str | None = None) -> list[Marked]:
     """The processes of a run on this machine; zombies are left out. Needs a readable /proc/PID/environ."""
-    mark = f"UNBROKEN_RUN_ID={run_id}".encode()
-    found = []
-    for name in os.listdir("/proc"):
-        if not name.isdigit():
-            continue
-        try:
-            with open(f"/proc/{name}/environ", "rb") as f:
-                environ = f.read()
-            if mark not in environ:
-                continue
-            env = dict(p.split(b"=", 1) for p in environ.split(b"\0") if b"=" in p)
-            if _text(env, b"UNBROKEN_RUN_ID") != run_id:
-                continue
-            state, started = read_stat(int(name))
-        except (OSError, ValueError):
-            continue
-        if state in "ZX":
-            continue
-        p = Marked(
-            pid=int(name),
-            started=started,
-            state=state,
-            node=_text(env, b"UNBROKEN_NODE"),
-            role=_text(env, b"UNBROKEN_ROLE"),
-            attempt=_number(env, b"UNBROKEN_ATTEMPT", 0),
-            rank=_number(env, b"RANK", -1) if env.get(b"UNBROKEN_ROLE") == b"rank" else -1,
-        )
-        if node is None or p.node == node:
-            found.append(p)
-    return found
+    found = (read_marked(int(name), run_id) for name in os.listdir("/proc") if name.isdigit())
+    return [p for p in found if p is not None and (node is None or p.node == node)]
+
+
+def read_marked(pid: int, run_id: str) -> Marked | None:
+    """A process that carries a run's mark; None for any other, and for a zombie."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as f:
+            environ = f.read()
+        if f"UNBROKEN_RUN_ID={run_id}".encode() not in environ:
+            return None
+        env = dict(p.split(b"=", 1) for p in environ.split(b"\0") if b"=" in p)
+        if _text(env, b"UNBROKEN_RUN_ID") != run_id:
+            return None
+        state, started = read_stat(pid)
+    except (OSError, ValueError):
+        return None
+    if state in "ZX":
+        return None
+    return Marked(
+        pid=pid,
+        started=started,
+        state=state,
+        node=_text(env, b"UNBROKEN_NODE"),
+        role=_text(env, b"UNBROKEN_ROLE"),
+        attempt=_number(env, b"UNBROKEN_ATTEMPT", 0),
+        rank=_number(env, b"RANK", -1) if env.get(b"UNBROKEN_ROLE") == b"rank" else -1,
+    )
 
 
 def find_runs(node: str) -> set[str]:

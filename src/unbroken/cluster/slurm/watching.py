@@ -63,6 +63,8 @@ class SlurmWatching:
         self._ends: tuple[float, float] | None = None
         """When the job ends: by the time of day, and on our clock."""
         self._near_told = False
+        self._grace_ends: float | None = None
+        """When a job that is preempted will be ended, by the time of day, where Slurm shows no end of it."""
         self._elsewhere: dict[str, str] = {}
         """Launches of a supervisor on another host, which have no srun here -> their node."""
         self._tasks: list[asyncio.Task[None]] = []
@@ -91,6 +93,7 @@ class SlurmWatching:
 
     def convert_end(self, ends: float | None) -> float | None:
         """When the job ends, on our clock: the same answer for the same end."""
+        ends = self._grace_ends if ends is None else ends
         if ends is None:
             return None
         if self._ends is None or abs(self._ends[0] - ends) > _CHANGED_S:
@@ -168,19 +171,34 @@ class SlurmWatching:
         names = list(self.watched)
         nodes = await self._slurm.list_nodes(names) if names else {}
         steps = await self._slurm.list_steps(self._job) if job is not None and names else []
+        ends = await self._find_end(job)
         now = self._clock()
-        self._compare_end(job, now)
+        self._compare_end(ends, now)
         for name in names:
             self._compare(name, job, nodes.get(name), Moment(self._looked_at, now))
         self._compare_steps({(s.name, n) for s in steps for n in s.nodes})
         self._looked_at = now
         return job
 
-    def _compare_end(self, job: JobRecord | None, now: float) -> None:
-        if job is None or job.ends is None:
+    async def _find_end(self, job: JobRecord | None) -> float | None:
+        """When the job will be ended, by the time of day. Of one without a time limit that is preempted Slurm shows no end
+        (22.05) until its grace is over: it is told by when that began, and by the grace of its partition or QOS."""
+        if job is None or job.ends is not None or not job.runs or self._grace_ends is not None:
+            return job.ends if job is not None and job.ends is not None else self._grace_ends
+        try:
+            queue = await self._slurm.read_queue(self._job)
+            if queue.preempted is not None:
+                # Where nobody can say how long it has, it has no time to lose.
+                self._grace_ends = queue.preempted + (await self._slurm.read_grace(queue) or 0.0)
+        except RunError as e:
+            _log.warning("whether the job is preempted cannot be asked: %s", e)
+        return self._grace_ends
+
+    def _compare_end(self, ends: float | None, now: float) -> None:
+        if ends is None:
             return
         before = self._ends
-        at = self.convert_end(job.ends)
+        at = self.convert_end(ends)
         assert at is not None
         near = at - now < _NEAR_S
         if (before is not None and before != self._ends) or (near and not self._near_told):

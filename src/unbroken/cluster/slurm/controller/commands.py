@@ -16,10 +16,15 @@ from .records import (
     STEP_FORMAT,
     JobRecord,
     NodeRecord,
+    PartitionRecord,
+    QueueRecord,
     SlurmStepRecord,
     parse_config,
+    parse_duration,
     parse_jobs,
     parse_nodes,
+    parse_partitions,
+    parse_queue,
     parse_steps,
 )
 
@@ -133,6 +138,28 @@ class Slurm:
     async def read_config(self) -> Mapping[str, str]:
         """What the site has set."""
         return parse_config(await self.call("scontrol", "show", "config"))
+
+    async def read_queue(self, job: str) -> QueueRecord:
+        """Partitions and QOS of a job, and whether it is preempted."""
+        return parse_queue(await self.call("scontrol", "-o", "show", "job", job), job)
+
+    async def list_partitions(self) -> Mapping[str, PartitionRecord]:
+        """All partitions."""
+        return parse_partitions(await self.call("scontrol", "-o", "show", "partition"))
+
+    async def read_grace(self, queue: QueueRecord) -> float | None:
+        """Seconds from the moment when such a job is preempted to its end, the shortest of its partitions; None where that is
+        for its QOS to say, and cannot be read here."""
+        if (await self.read_config()).get("PreemptType") == "preempt/qos":
+            try:
+                said = await self.call(
+                    "sacctmgr", "-nP", "show", "qos", f"name={queue.qos}", "format=gracetime"
+                )
+            except RunError:
+                return None
+            return parse_duration(said.strip() or "0")
+        known = await self.list_partitions()
+        return min((known[p].grace_s for p in queue.partitions if p in known), default=0.0)
 
     async def kill_step(self, step: str) -> None:
         """Kills all processes of a step; does nothing where it has ended."""

@@ -86,6 +86,30 @@ class JobRecord:
 
 
 @dataclass(frozen=True)
+class QueueRecord:
+    """What a job that runs may be told before others take its nodes: its partitions, its QOS, and since when it is preempted
+    (seconds since the Unix epoch, None where it is not)."""
+
+    partitions: tuple[str, ...] = ()
+    qos: str = ""
+    preempted: float | None = None
+
+
+@dataclass(frozen=True)
+class PartitionRecord:
+    """How a partition takes nodes from jobs: `mode` is Slurm's PreemptMode, `grace_s` the notice that a job has."""
+
+    name: str
+    mode: str = "OFF"
+    grace_s: float = 0.0
+
+    @property
+    def preempts(self) -> bool:
+        """Whether its jobs can be ended for others. What is only suspended goes on."""
+        return bool({"REQUEUE", "CANCEL"} & set(self.mode.split(",")))
+
+
+@dataclass(frozen=True)
 class SlurmStepRecord:
     """A step of a job, as `JOB.STEP`."""
 
@@ -137,6 +161,41 @@ def parse_jobs(text: str) -> list[JobRecord]:
         )
         for id, state, nodes, ends, reason, starts, count in _rows(text, 7, "squeue")
     ]  # fmt: skip
+
+
+def parse_queue(text: str, job: str) -> QueueRecord:
+    """The output of `scontrol -o show job JOB`: of an array it lists all tasks, of which one has the number of the whole."""
+    found = [_read_pairs(line) for line in text.splitlines()]
+    values = next((v for v in found if v.get("JobId") == job), found[0] if found else {})
+    partitions, qos = values.get("Partition", ""), values.get("QOS", "")
+    return QueueRecord(
+        tuple(p for p in partitions.split(",") if p), "" if qos == "(null)" else qos,
+        _seconds(values.get("PreemptTime", "")),
+    )  # fmt: skip
+
+
+def parse_partitions(text: str) -> dict[str, PartitionRecord]:
+    """The output of `scontrol -o show partition`."""
+    found = [_read_pairs(line) for line in text.splitlines()]
+    return {
+        v["PartitionName"]: PartitionRecord(
+            v["PartitionName"], v.get("PreemptMode", "OFF"), parse_duration(v.get("GraceTime", ""))
+        )
+        for v in found
+        if "PartitionName" in v
+    }
+
+
+def parse_duration(text: str) -> float:
+    """Seconds of `20`, `01:30` or `1-00:00:00`, as Slurm prints them; 0 for what is none."""
+    days, _, clock = text.strip().rpartition("-")
+    words = clock.split(":")
+    if not all(w.isdigit() for w in [*words, days or "0"]):
+        return 0.0
+    seconds = 0
+    for word in words:
+        seconds = 60 * seconds + int(word)
+    return float(86400 * int(days or 0) + seconds)
 
 
 def parse_steps(text: str) -> list[SlurmStepRecord]:

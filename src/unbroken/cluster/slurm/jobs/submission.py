@@ -100,6 +100,8 @@ class Submission:
             asyncio.get_running_loop().add_signal_handler(sig, asked.put_nowait, sig)
         job = await self.submit(slurm)
         say(f"submitted as job {job}; the run directory is {self.run_dir}, the output {self.output}")
+        if warning := await find_preemption_risk(slurm, job, float(self.options.poll)):
+            say(warning)
         if self.options.detach:
             return 0
         following = asyncio.ensure_future(self.follow(slurm, job, say))
@@ -148,6 +150,30 @@ class Submission:
         say(f"job {job} is over: {state.lower()}; its output is in {self.output}")
         number, _, by = code.partition(":")
         return int(number) or (128 + int(by) if by.isdigit() and int(by) else 0)
+
+
+async def find_preemption_risk(slurm: Slurm, job: str, poll_s: float) -> str:
+    """Why this job may be ended for another one before it can save, in words; "" where it is told in time, or never is."""
+    try:
+        if (await slurm.read_config()).get("PreemptType", "preempt/none") == "preempt/none":
+            return ""
+        queue, known = await slurm.read_queue(job), await slurm.list_partitions()
+        takers = [known[p] for p in queue.partitions if p in known and known[p].preempts]
+        grace = await slurm.read_grace(queue)
+    except RunError:
+        return ""  # what cannot be asked is no reason to hold a job up
+    if not takers or (grace is not None and grace > poll_s):
+        return ""
+    where = ", ".join(f"{t.name} (PreemptMode={t.mode})" for t in takers)
+    notice = (
+        f"the notice of its QOS ({queue.qos or 'none'}) cannot be read here" if grace is None
+        else "without any notice (GraceTime=0)" if not grace
+        else f"with {grace:g} s of notice (GraceTime), of which up to {poll_s:g} s pass before it is seen (poll)"
+    )  # fmt: skip
+    return (
+        f"job {job} can be preempted in partition {where}, {notice}: what came after its newest checkpoint on disk would be lost. "
+        "Persist often, or ask for a partition or QOS with a longer GraceTime"
+    )
 
 
 async def _start_now(slurm: Slurm, job: str) -> None:
