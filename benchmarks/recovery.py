@@ -7,7 +7,8 @@ all-reduce over gloo with a time-out of 20 s. torchrun has the three hosts (`--n
 restarts): it knows no spares. `nvrx` is NVIDIA's ft_launcher with the same options, where it is installed (`pip install
 nvidia-resiliency-ext`), its heartbeats set to ten minutes: the script sends none. `unbroken run` has them and the spare, its
 supervisor on a host of its own, `--hang-after 20s`, else as it comes. The time is from the fault to the first step that a rank 0 made
-after it in a new attempt; "never" is not within 120 s. The result file is written after each figure, and what it has of others stays.
+after it in a new attempt; "never" is not within 90 s, or once all of its launchers have ended; `goes_on` says whether steps were made to
+the end without a new attempt. The result file is written after each figure, and what it has of others stays.
 
     worker      kill -9 of a rank
     stopped     SIGSTOP of a rank
@@ -17,7 +18,7 @@ after it in a new attempt; "never" is not within 120 s. The result file is writt
     host        a host is gone
     fixed       the same, where torchrun was given `--nnodes 3`
     store       the host of rank 0 and of torchrun's store is gone
-    clock       one host's clock is a minute behind: from the start to the first step of all three
+    clock       one host's clock is a minute behind (libfaketime): from the start to the first step of all three
     supervisor  the supervisor's host is gone, and the command is given on another one at once: the longest time without a step
                 (torchrun and ft_launcher have no such host)
 """
@@ -47,14 +48,10 @@ from unbroken.cluster.holding.processes import end, marked
 from unbroken.progress import RunDir, read_spec, read_terms
 
 ROWS = ("worker", "stopped", "long", "agent", "cut", "host", "fixed", "store", "clock", "supervisor")
-NEVER_S, START_S = 120.0, 600.0
+NEVER_S, START_S, RECENT_S = 90.0, 300.0, 5.0
 HOSTS = 6
 """The supervisor's, three and a spare, and one for the next supervisor."""
-BEHIND = """
-import time
-real, real_ns = time.time, time.time_ns
-time.time, time.time_ns = lambda: real() - 60, lambda: real_ns() - 60 * 10**9
-"""
+BEHIND = {"FAKETIME": "-60s", "DONT_FAKE_MONOTONIC": "1"}
 SCRIPT = """
 import os, sys, time
 from datetime import timedelta
@@ -86,15 +83,16 @@ class Contender:
         folder.mkdir()
         self.script, self.steps = folder / "train.py", folder / "steps"
         self.script.write_text(SCRIPT)
-        (behind := folder / "behind").mkdir()
-        (behind / "sitecustomize.py").write_text(BEHIND)
-        self.behind = os.pathsep.join(p for p in (str(behind), os.environ.get("PYTHONPATH", "")) if p)
         self.children: list[subprocess.Popen[bytes]] = []
 
     @staticmethod
     def why_not() -> str:
         """Why it cannot be measured here; nothing where it can."""
         return ""
+
+    def set_clock(self, host: int) -> dict[str, str]:
+        """What makes the clock of the third host a minute late, where the row is about that."""
+        return BEHIND | {"LD_PRELOAD": find_faketime()} if self.row == "clock" and host == 3 else {}
 
     @property
     def words(self) -> list[str]:
@@ -118,10 +116,16 @@ class Contender:
         """What is found within the time; None where nothing is."""
         deadline = time.monotonic() + within_s
         while not (value := found()):
-            if time.monotonic() > deadline:
-                return None
+            ended = all(child.poll() is not None for child in self.children)
+            if time.monotonic() > deadline or ended:
+                return found() or None
             time.sleep(0.1)
         return value
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether a step was made just now."""
+        return bool(self.lines()) and time.time() - float(self.lines()[-1][0]) < RECENT_S
 
     def wait_for_steps(self, count: int) -> None:
         if not self.wait(START_S, lambda: len(self.lines()) >= count):
@@ -179,13 +183,12 @@ class Torchrun(Contender):
 
     def start(self) -> None:
         for i in (1, 2, 3):
-            late = {"PYTHONPATH": self.behind} if self.row == "clock" and i == 3 else {}
             self.spawn(i, [
                 sys.executable, "-m", self.module, f"--nnodes={'3' if self.row == 'fixed' else '2:3'}", "--nproc-per-node=1",
                 "--max-restarts=3", "--rdzv-backend=c10d", f"--rdzv-endpoint={self.hosts.address(1)}:29400", "--rdzv-id=x",
                 "--rdzv-conf=join_timeout=60,last_call_timeout=10", f"--local-addr={self.hosts.address(i)}", *self.options,
                 *self.words,
-            ], **late)  # fmt: skip
+            ], **self.set_clock(i))  # fmt: skip
 
     def find(self, host: int, role: str) -> int:
         for pid in self.hosts.pids(host):
@@ -210,13 +213,34 @@ class Nvrx(Torchrun):
         return "" if known else "not installed: pip install nvidia-resiliency-ext"
 
 
+class Dlrover(Torchrun):
+    name, module = "dlrover", "dlrover.trainer.torch.elastic_run"
+
+    @staticmethod
+    def why_not() -> str:
+        return "" if importlib.util.find_spec("dlrover") else "not installed: pip install dlrover[torch]"
+
+    def start(self) -> None:
+        master = f"{self.hosts.address(1)}:29500"
+        self.spawn(1, [
+            sys.executable, "-m", "dlrover.python.master.main", "--platform", "local", "--port", "29500", "--node_num", "3",
+            "--job_name", "x",
+        ])  # fmt: skip
+        for i in (1, 2, 3):
+            number = str(i - 1)
+            self.spawn(i, [
+                sys.executable, "-m", self.module, f"--nnodes={'3' if self.row == 'fixed' else '2:3'}", "--nproc-per-node=1",
+                "--max-restarts=3", "--rdzv-conf=join_timeout=60,last_call_timeout=10", *self.words,
+            ], DLROVER_MASTER_ADDR=master, NODE_ID=number, NODE_RANK=number, NODE_NUM="3", NODE_TYPE="worker",
+                ELASTIC_JOB_NAME="x", POD_IP=self.hosts.address(i), **self.set_clock(i))  # fmt: skip
+
+
 class Unbroken(Contender):
     name = "unbroken"
 
     def start(self) -> None:
         for i in (1, 2, 3, 4):
-            late = {"PYTHONPATH": self.behind} if self.row == "clock" and i == 3 else {}
-            self.hosts.serve_ssh(i, **late)
+            self.hosts.serve_ssh(i, **self.set_clock(i))
         self.hosts.wait_for_ssh([1, 2, 3, 4])
         self.supervise(0)
 
@@ -252,7 +276,12 @@ class Unbroken(Contender):
             end(lambda: marked(self.run_id))
 
 
-CONTENDERS: dict[str, type[Contender]] = {c.name: c for c in (Unbroken, Torchrun, Nvrx)}
+CONTENDERS: dict[str, type[Contender]] = {c.name: c for c in (Unbroken, Torchrun, Nvrx, Dlrover)}
+
+
+def find_faketime() -> str:
+    """The library that gives processes another clock; nothing where it is not installed."""
+    return next((str(p) for p in Path("/usr/lib").glob("*/faketime/libfaketime.so.1")), "")
 
 
 def measure(kind: type[Contender], row: str) -> dict[str, Any]:
@@ -263,16 +292,19 @@ def measure(kind: type[Contender], row: str) -> dict[str, Any]:
         return {"why": "see the row host: it has a spare"}
     if why := kind.why_not():
         return {"why": why}
+    if row == "clock" and not find_faketime():
+        return {"why": "no libfaketime here: apt-get install libfaketime"}
     with tempfile.TemporaryDirectory() as folder, net_hosts(Path(folder) / "hosts", HOSTS) as hosts:
         contender = kind(hosts, Path(folder) / "run", row)
-        load = round(os.getloadavg()[0], 1)
+        load, goes_on = round(os.getloadavg()[0], 1), False
         try:
             seconds = contender.measure()
+            goes_on = contender.goes_on
         except (TimeoutError, LookupError, StopIteration) as e:
             return {"why": f"{type(e).__name__}: {str(e)[-2000:]}", "load": load}
         finally:
             contender.end()
-    return {"seconds": None if seconds is None else round(seconds, 1), "load": load}
+    return {"seconds": None if seconds is None else round(seconds, 1), "goes_on": goes_on, "load": load}
 
 
 def main() -> None:
@@ -294,7 +326,8 @@ def main() -> None:
             cell = measure(CONTENDERS[name], row)
             found["rows"].setdefault(row, {})[name] = cell
             seconds = cell.get("seconds", cell.get("why"))
-            print(f"{row}: {name} {'never' if seconds is None else seconds}", flush=True)
+            never = "never, and trains on" if cell.get("goes_on") else "never"
+            print(f"{row}: {name} {never if seconds is None else seconds}", flush=True)
             if args.out:
                 args.out.write_text(json.dumps(found, indent=1) + "\n")
 

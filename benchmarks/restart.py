@@ -1,6 +1,6 @@
 """From `kill -9` of a rank to the first new step, on one machine: `unbroken run` with and without warm processes, and torchrun.
 
-    python benchmarks/restart.py [--script plain|compiled] [--repeats 5] [--contenders warm cold torchrun] [--out RESULT.json]
+    python benchmarks/restart.py [--script plain|compiled] [--repeats 5] [--contenders warm cold torchrun] [--no-bytecode] [--out RESULT.json]
 
 One script, the same for all, which knows nothing of `unbroken`: it saves by itself at step 10 and goes on from there when it is
 started again. `plain` is a small model on the processor. `compiled` is a decoder of 0.97 B parameters whose blocks are compiled,
@@ -8,6 +8,9 @@ on a GPU (AdamW is left out so that what it saves is all of its state; 3.8 GB), 
 has made 3 steps in its attempt and is further than any attempt before, and, for `warm`, once the next warm process is ready. torchrun comes first and fills the compile
 caches, which all share (a folder of this call). `nvrx` is NVIDIA's ft_launcher, where it is installed
 (`pip install nvidia-resiliency-ext`); its time-outs by heartbeat are set to ten minutes, so that only the end of the process counts.
+
+`--no-bytecode` runs every interpreter without compiled modules (`PYTHONPYCACHEPREFIX` is an empty folder that nothing is written to),
+as in a container whose image was made without them: importing torch and the compiler is most of a restart then.
 
 With `--fault node` all of a virtual node is killed (agent, keeper, rank, its memory), and a spare takes its place; measured is from
 the moment when it is fenced to the first new step, beside the cold start of the same run's first attempt. Losses are compared too: every step made again must have the loss of the first
@@ -346,7 +349,17 @@ def describe(job: Job, seconds: list[float]) -> dict[str, Any]:
     if seconds:
         found |= {"min": min(seconds), "median": statistics.median(seconds), "max": max(seconds)}
     if job.run_dir.spec.exists():
-        found["phases"] = [i["phases"] for i in read_incidents(job.run_dir)]
+        incidents = read_incidents(job.run_dir)
+        found["phases"] = [i["phases"] for i in incidents]
+        # From the kill until the agent has seen the end, and until the next attempt is launched: the rest is the script's start.
+        launched = {r["attempt"]: r["t"] for r in read_journal(job.run_dir).records if r["kind"] == "attempt"}
+        found["before the launch"] = [
+            {
+                "its end is seen": round(i["last_sign"] - kill, 3),
+                "launched": round(at - kill, 3) if (at := launched.get(i["next_attempt"])) else None,
+            }
+            for i, kill in zip(incidents, job.kills, strict=False)
+        ]
         found["warm"] = [
             {k: r.get(k) for k in ("ready", "why", "seconds", "modules", "bytes")}
             for r in read_journal(job.run_dir).records
@@ -382,11 +395,16 @@ def main() -> None:
         action="store_true",
         help="one more repetition, not counted, that samples where the start spends its time",
     )
+    parser.add_argument(
+        "--no-bytecode", action="store_true", help="interpreters without compiled modules, for all contenders"
+    )
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     if args.fault == "node":  # the others know no spares
         args.contenders = [c for c in args.contenders if c in ("cold", "warm")]
-    result: dict[str, Any] = {"machine": describe_machine(), "script": args.script, "model": args.model}
+    result: dict[str, Any] = {
+        "machine": describe_machine(), "script": args.script, "model": args.model, "bytecode": not args.no_bytecode,
+    }  # fmt: skip
     with tempfile.TemporaryDirectory(dir="/dev/shm") as made:
         folder = Path(made)
         script = folder / "train.py"
@@ -396,6 +414,8 @@ def main() -> None:
             **os.environ, "CUBLAS_WORKSPACE_CONFIG": ":4096:8", "OMP_NUM_THREADS": "1", "MODEL": args.model, "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
             "TRITON_CACHE_DIR": str(folder / "triton"),
         }  # fmt: skip
+        if args.no_bytecode:
+            env |= {"PYTHONPYCACHEPREFIX": str(folder / "no-bytecode"), "PYTHONDONTWRITEBYTECODE": "1"}
         for contender in args.contenders:
             spares = args.repeats + args.stacks if args.fault == "node" else 0
             repeats = {"torchrun": args.torchrun_repeats, "cold": args.cold_repeats}.get(

@@ -269,17 +269,24 @@ def test_what_a_compiler_sets_for_itself_keeps_no_import_back(ranks: Ranks) -> N
 
 
 def test_what_a_compiler_hashes_of_its_own_files_is_known_before_the_script(ranks: Ranks) -> None:
-    (ranks.packages / "triton" / "runtime").mkdir(parents=True)
-    for name in ("", "runtime/"):
-        (ranks.packages / "triton" / f"{name}__init__.py").touch()
+    for folder in ("triton", "triton/runtime", "torch", "torch/_inductor"):
+        (ranks.packages / folder).mkdir()
+        (ranks.packages / folder / "__init__.py").touch()
     ranks.package(
         "triton/runtime/cache",
         "import functools\n@functools.lru_cache\ndef triton_key():\n    return 'key'\n",
     )
-    ranks.package("last", "")
-    ranks.script("import triton.runtime.cache as c, last\nprint(c.triton_key.cache_info().currsize)")
+    ranks.package(
+        "torch/_inductor/codecache",
+        "known = []\ndef torch_key():\n    known.append('key')\ntorch_key.set = known.append\n",
+    )
+    ranks.package("last", "import gc")
+    ranks.script(
+        "import triton.runtime.cache as c, torch._inductor.codecache as d, last, gc\n"
+        "print(c.triton_key.cache_info().currsize, len(d.known), gc.get_freeze_count() > 1000)"
+    )
     assert asyncio.run(ranks.both()) == 0
-    assert ranks.log(1) == "0\n" and ranks.log(2) == "1\n"
+    assert ranks.log(1) == "0 0 False\n" and ranks.log(2) == "1 1 True\n"
 
 
 def test_a_variable_that_was_read_may_not_be_another_one(ranks: Ranks) -> None:

@@ -47,12 +47,14 @@ class Request:
 @dataclass(frozen=True)
 class Allocation:
     """Nodes that a run may use, in order: `nodes` first, then `spares`. `ends` is when they are taken away, on the
-    supervisor's monotonic clock; None where the cluster knows no end. `name` is what the cluster calls it (a job id)."""
+    supervisor's monotonic clock; None where the cluster knows no end. `name` is what the cluster calls it (a job id). `notes`
+    are what whoever gave the command should know before training starts, each in a sentence."""
 
     name: str
     nodes: tuple[str, ...]
     spares: tuple[str, ...] = ()
     ends: float | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def everything(self) -> tuple[str, ...]:

@@ -74,7 +74,8 @@ class FakeSlurm(Slurm):
                 return f"{self.job}|{self.state}|{names}|{self.ends}|None|1700000000|{len(self.nodes)}"
             case ("scontrol", "show", "config"):
                 held = "cgroup" if self.contained else "linuxproc"
-                return f"PreemptType = preempt/partition_prio\nProctrackType           = proctrack/{held}"
+                accounting = "AccountingStorageType = accounting_storage/none\nSlurmUser = slurm(64030)"
+                return f"PreemptType = preempt/partition_prio\nProctrackType           = proctrack/{held}\n{accounting}"
             case ("scontrol", "-o", "show", "job", job):
                 return f"JobId={job} QOS=(null) EndTime=Unknown PreemptTime={self.preempted} Partition=main Power="
             case ("scontrol", "-o", "show", "partition"):

@@ -8,6 +8,7 @@ import secrets
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,6 +29,7 @@ from unbroken.cluster.contract import (
 )
 from unbroken.cluster.holding.processes import end, marked
 from unbroken.cluster.slurm.cluster import SlurmCluster
+from unbroken.cluster.slurm.controller import draining
 from unbroken.cluster.slurm.options import SlurmOptions
 from unbroken.cluster.survey import find_address
 from unbroken.errors import DoesNotFit, RunError, UsageError
@@ -200,6 +202,21 @@ def test_without_an_operators_rights_a_cordon_is_the_runs_own(bench: FakeBench) 
         await cluster.close()
 
     asyncio.run(scenario())
+
+
+def test_what_a_run_should_know_of_its_job_is_said_before_training(
+    bench: FakeBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No right to drain nodes, and a partition that preempts without notice."""
+    bench.slurm.grace = 0
+    monkeypatch.setattr(draining, "os", SimpleNamespace(geteuid=lambda: 1))
+    with pytest.raises(
+        RunError, match=r"cannot be drained: daemon is neither root nor slurm.*leave cordon=drain out"
+    ):
+        asyncio.run(bench.open(cordon="drain").acquire(Request(2)))
+    preempted, drain = asyncio.run(bench.open().acquire(Request(2))).notes
+    assert "job 7 can be preempted in partition main" in preempted and "kept out of this run alone" in drain
+    assert not asyncio.run(bench.open().acquire(Request(2))).notes, "a run that goes on has read it"
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ from .controller.commands import NEEDED, NoAnswer, Slurm, SlurmRefused, find_mis
 from .controller.draining import Draining, Nodes, NoRight, check_owner
 from .controller.records import KILL_FAILED, JobRecord, NodeRecord
 from .jobs.batch import find_excluded
-from .jobs.submission import Submission, rebuild_arguments
+from .jobs.submission import Submission, find_preemption_risk, rebuild_arguments
 from .launches import Launches, name_other
 from .memory import Memory, NodeFacts
 from .options import SlurmOptions
@@ -140,6 +140,7 @@ class SlurmCluster:
         least = request.nodes if given else wanted
         if len(found) < least:
             raise self._too_few(request, job, nodes, usable, out)
+        notes = () if given or request.replaces else await self._list_notes()
         facts = await self._survey(fresh)
         self._memory.give([*(n for n in given if n not in request.replaces), *fresh])
         self._memory.learn(facts)
@@ -147,8 +148,23 @@ class SlurmCluster:
             self._watching.watched.setdefault(node, NodeView())
         return Allocation(
             self.job, tuple(found[: request.nodes]), tuple(found[request.nodes :]),
-            self._watching.convert_end(job.ends),
+            self._watching.convert_end(job.ends), notes,
         )  # fmt: skip
+
+    async def _list_notes(self) -> tuple[str, ...]:
+        """What a run that begins should know of this job. Raises RunError where cordons are to be drains, and cannot be."""
+        risk = await find_preemption_risk(self._slurm, self.job, float(self._options.poll))
+        lack = await self._draining.find_lack_of_right() if self._options.cordon != "own" else ""
+        if lack and self._options.cordon == "drain":
+            raise RunError(
+                f"nodes that the run convicts cannot be drained: {lack}", where=f"job {self.job}",
+                hint="Ask an operator of the cluster for the right, or leave cordon=drain out: the run keeps a list of its own",
+            )  # fmt: skip
+        note = (
+            f"nodes that the run convicts are kept out of this run alone, and not drained: {lack}. "
+            "An operator can drain them: unbroken nodes cordon NODE"
+        )  # fmt: skip
+        return tuple(n for n in (risk, note if lack else "") if n)
 
     async def _find_job(self) -> JobRecord:
         job = await self._slurm.find_job(self.job)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import pwd
 import time
 from collections.abc import Iterable, Mapping
 
@@ -26,6 +28,25 @@ class Draining:
 
     def __init__(self, slurm: Slurm) -> None:
         self._slurm = slurm
+
+    async def find_lack_of_right(self) -> str:
+        """Why this user may not drain nodes, as far as that can be told without trying; "" where nothing speaks against it.
+
+        Slurm lets root, its own user and operators do it; who is an operator its accounting knows.
+        """
+        uid = os.geteuid()
+        config = await self._slurm.read_config()
+        if uid == 0 or config.get("SlurmUser", "").endswith(f"({uid})"):
+            return ""
+        name = pwd.getpwuid(uid).pw_name
+        if config.get("AccountingStorageType") == "accounting_storage/none":
+            return f"{name} is neither root nor {config.get('SlurmUser', 'its own user')}, and this Slurm has no accounting that names operators"
+        try:
+            said = await self._slurm.call("sacctmgr", "-nP", "show", "user", name, "format=adminlevel")
+        except RunError:
+            return ""
+        level = said.strip().lower() or "none"
+        return f"{name} has no operator's rights (AdminLevel {level})" if level == "none" else ""
 
     async def drain(self, cordon: Cordon) -> None:
         """Drains a node; what runs there goes on."""

@@ -197,6 +197,8 @@ class Fleet:
     async def acquire(self) -> None:
         """Asks the cluster for the run's nodes, and waits until they are granted."""
         allocation = await self._ask_cluster()
+        for note in allocation.notes:
+            self._say(note)
         self.ends = allocation.ends if allocation.ends is not None else self.ends
         given = {n: self.nodes.get(n) or Node(n) for n in allocation.everything}
         for node in given.values():
