@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -14,6 +15,10 @@ import pytest
 
 import unbroken
 from unbroken import Checkpointer
+from unbroken.checkpoint.client import discovery
+from unbroken.checkpoint.client.discovery import supervised_keeper
+from unbroken.checkpoint.client.links import KeeperGone
+from unbroken.checkpoint.ranks.environment import Place
 from unbroken.errors import UsageError
 from unbroken.machine import python_path
 
@@ -62,3 +67,26 @@ def test_a_socket_path_that_is_too_long_is_refused_at_once(
         Checkpointer(tmp_path / "checkpoints").restore({"step": 1})
     assert time.monotonic() - began < 5
     assert f"Set {setting} to a shorter folder" in str(e.value.hint)
+
+
+def test_the_keeper_of_a_busy_agent_is_waited_for_and_said_to_be(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A rank that gave up after a minute had ended its attempt, and the next one met the same load."""
+    now, comes_at = [0.0], [200.0]
+
+    def link(*_: object, **__: object) -> str:
+        if now[0] < comes_at[0]:
+            raise KeeperGone("there is none yet")
+        return "linked"
+
+    monkeypatch.setattr(discovery, "RankLink", link)
+    monkeypatch.setattr(discovery.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(discovery.time, "sleep", lambda s: now.__setitem__(0, now[0] + 20 * s))
+    here = Place(0, 1, 0, "n", "r", 1, Path("/none"), None)
+    assert supervised_keeper(here, {})(lambda _: None, lambda: None) == "linked"
+    said = [r.getMessage() for r in caplog.records if "waiting for the keeper" in r.getMessage()]
+    assert len(said) == 6 and "there is none yet" in said[0]
+    comes_at[0] = math.inf
+    with pytest.raises(KeeperGone):
+        supervised_keeper(here, {})(lambda _: None, lambda: None)

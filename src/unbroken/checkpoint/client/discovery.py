@@ -27,7 +27,10 @@ from .rank_memory import RankMemory
 logger = logging.getLogger("unbroken.checkpoint")
 
 T = TypeVar("T")
-FIND_S = 60.0
+FIND_S = 300.0
+"""For the agent's keeper, which a busy machine may take minutes to start: without one nothing can be restored or saved, and a rank
+that gives up ends the attempt. The agent starts another whenever one ends."""
+SAID_EVERY_S = 30.0
 ENDING_S = 15.0
 SETTLE_S = 600.0
 ORPHAN_GRACE_S = 60.0
@@ -39,16 +42,20 @@ def supervised_keeper(p: Place, options: Mapping[str, Any]) -> Connect:
     """Connects to the keeper that the agent started; waits a little for one that is being respawned."""
 
     def connect(listener: Callable[[Message], None], ended: Callable[[], None]) -> RankLink:
-        deadline = time.monotonic() + FIND_S
+        began = said = time.monotonic()
         while True:
             try:
                 return RankLink(
                     p.keeper or "", rank=p.rank, attempt=p.attempt or 0, world_size=p.world_size,
                     local_rank=p.local_rank, listener=listener, ended=ended, options=options,
                 )  # fmt: skip
-            except (KeeperGone, NotAnnounced):
-                if time.monotonic() > deadline:
+            except (KeeperGone, NotAnnounced) as e:
+                now = time.monotonic()
+                if now > began + FIND_S:
                     raise
+                if now > said + SAID_EVERY_S:
+                    said = now
+                    logger.warning("waiting for the keeper of this node since %.0f s: %s", now - began, e)
                 time.sleep(0.05)
 
     return connect
