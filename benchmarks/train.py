@@ -1,6 +1,6 @@
-"""What training reaches on this machine's GPUs, beside plain FSDP2 and transformers' Trainer in the same run.
+"""What training reaches on this machine's GPUs, beside plain FSDP2, transformers' Trainer and torchtitan in the same run.
 
-    python benchmarks/train.py --out FOLDER [--gpus N] [--parts rates 1b flash 3b 7b trainer four] [--seconds S] [--tiny]
+    python benchmarks/train.py --out FOLDER [--gpus N] [--parts rates 1b flash 3b 7b trainer titan four] [--seconds S] [--tiny]
 
 Each case is a process of its own (one for each GPU), with a time-out, and writes its figure as soon as it has it: FOLDER/PART.jsonl,
 all together FOLDER/train.json. Cases come one after the other, contenders in turn, so that a card that grows hot slows all.
@@ -36,7 +36,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
 import torch  # noqa: E402
-from train_contenders import Case, fsdp2, ours, trainer_loop  # noqa: E402
+from train_contenders import Case, fsdp2, ours, titan_loop, trainer_loop  # noqa: E402
 
 from unbroken.train.config import ModelConfig, RunConfig  # noqa: E402
 from unbroken.train.planning.sizes import RECIPES, flops_per_token, parameter_count  # noqa: E402
@@ -45,6 +45,8 @@ from unbroken.train.profiling.kernels import longest, read_trace, time_by_kind  
 from unbroken.train.world import World, start_world  # noqa: E402
 
 PEAK = 989e12
+LOOPS = {"trainer": trainer_loop, "titan": titan_loop}
+"""Trainers that run a loop of their own, on one GPU."""
 TINY = ModelConfig(dim=64, layers=4, heads=4, kv_heads=4, hidden=128, vocab=512)
 PARTS: dict[str, tuple[int, list[Case]]] = {
     # Part: (seconds that one case may take, its cases).
@@ -62,6 +64,7 @@ PARTS: dict[str, tuple[int, list[Case]]] = {
     ]),
     "7b": (70, [Case("ours", "7b", 2, recompute="selective", warm=2, steps=6), Case("fsdp2", "7b", 8, recompute="full", warm=1, steps=2)]),
     "trainer": (150, [Case("trainer", "1b", 8, "default", steps=6)]),
+    "titan": (80, [Case("titan", "1b", 8, "default", steps=10), Case("titan", "1b", 12, "default", steps=8)]),
     "four": (60, [
         Case("fsdp2", "1b", 8), Case("ours", "1b", 8, plan='{"optimizer": -1}'), Case("ours", "1b", 8, plan='{"parameters": -1}'),
         Case("ours", "1b", 8, plan='{"pipeline": 2, "tensor": 2, "optimizer": -1}', accumulate=4),
@@ -115,7 +118,7 @@ def start_job(job: str, args: argparse.Namespace) -> list[subprocess.Popen[bytes
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
     command = [sys.executable, __file__, *sys.argv[1:], "--job", job]
-    alone = job.startswith(("rates", "trainer"))
+    alone = job.startswith(("rates", *LOOPS))
     found = []
     size = 1 if alone else args.gpus
     for rank in range(size):
@@ -191,7 +194,7 @@ def run_case(case: Case, world: World, folder: Path, args: argparse.Namespace) -
     moments: list[float] = []
     losses: list[Any] = []
     options: dict[str, Any] = {"seq": 64 if args.tiny else args.seq, "tiny": args.tiny}
-    if case.contender == "trainer":
+    if case.contender in LOOPS:
 
         def each(done: int) -> None:
             if done in (case.warm, case.warm + case.steps) and cuda:
@@ -200,7 +203,7 @@ def run_case(case: Case, world: World, folder: Path, args: argparse.Namespace) -
 
         if recorder:
             recorder.start()
-        trainer_loop(case, model, world, folder, on_step=each, **options)
+        LOOPS[case.contender](case, model, world, folder, on_step=each, **options)
         moments = moments[case.warm - 1 :]
         step = None
     else:

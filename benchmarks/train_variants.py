@@ -34,12 +34,12 @@ sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
 import torch  # noqa: E402
 from torch import Tensor  # noqa: E402
-from train import TINY, card, commit, synchronize, traced  # noqa: E402
 from train_contenders import Case, ours  # noqa: E402
+from train_products import add_product, product, products_of  # noqa: E402
 
+from train import TINY, card, commit, synchronize, traced  # noqa: E402
 from unbroken.train.config import RunConfig  # noqa: E402
 from unbroken.train.model import Block, rotate  # noqa: E402
-from unbroken.train.parallel.products import add_product, product, products_of  # noqa: E402
 from unbroken.train.planning.sizes import RECIPES, flops_per_token  # noqa: E402
 from unbroken.train.world import start_world  # noqa: E402
 
@@ -85,7 +85,7 @@ def main() -> int:
                         losses[n] = (around or step)()
                 synchronize(world)
                 warm[n] = time.monotonic() - at
-            except Exception:
+            except Exception:  # noqa: BLE001  the others go on; its traceback is kept
                 failed[n] = traceback.format_exc()[-1500:]
                 made.pop(n, None)
             print(

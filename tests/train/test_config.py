@@ -73,6 +73,14 @@ def test_bad_values(argv: list[str]) -> None:
         parse(argv)
 
 
+@pytest.mark.parametrize(
+    "options",
+    ["", "--pipeline 2 --tensor 2 --optimizer -1", "--parameters 8 --no-reshard --recompute full --gradient-dtype bfloat16 --compile"],
+)  # fmt: skip
+def test_a_plan_is_named_by_its_options(options: str) -> None:
+    assert parse(["--engine", "plan", *options.split()]).plan.options == options
+
+
 def test_the_rate_warms_up_and_decays() -> None:
     c = OptimConfig(lr=1.0, min_lr=0.1, warmup=10)
     rates = [learning_rate(c, s, 100) for s in range(1, 101)]

@@ -154,5 +154,6 @@ def test_two_plans_on_two_processes(tmp_path: Path) -> None:
     # V2 shares everything evenly; V1's last stage has the head, its first the embedding: as large here.
     assert sum(b["parameters"] for b in v2) == pytest.approx(sum(b["parameters"] for b in v1), rel=0.02)
     assert v2[0]["optimizer"] == pytest.approx(v2[1]["optimizer"], rel=0.02)
+    assert [p["plan"] for p in found.values()] == ["--pipeline 2", "--parameters 2"]
     assert found["V1"]["not_measured"] and found["V1"]["mfu"] is None
     assert (out / "profile.html").exists() and not list(out.glob("*.log"))

@@ -230,6 +230,16 @@ class PlanConfig:
         _one_of(self, "engine", "schedule", "recompute", "gradient_dtype", "attention")
 
     @property
+    def options(self) -> str:
+        """What makes this plan, as options of the command line: all that is not as by default."""
+        found = []
+        for f in dataclasses.fields(self):
+            value, flag = getattr(self, f.name), f.name.replace("_", "-")
+            if f.name != "engine" and value != f.default:
+                found.append(f"--{'' if value else 'no-'}{flag}" if isinstance(value, bool) else f"--{flag} {value}")  # fmt: skip
+        return " ".join(found)
+
+    @property
     def wanted(self) -> bool:
         """Whether the trainer of plans runs, not the reference trainer."""
         return self.engine == "plan" or (self.engine == "auto" and self != PlanConfig())

@@ -47,7 +47,7 @@ def main(argv: Sequence[str]) -> int:
     found = {}
     for name, options in plans.items():
         print(f"{name}: {options}", flush=True)
-        found[name] = _run(name, _options(training, options), ranks, args) | {"plan": options}
+        found[name] = _run(name, _options(training, options), ranks, args)
     result = {"schema": 1, "training": training, "profiles": found}
     atomic.write_text(args.out / "profile.json", json.dumps(result, indent=1) + "\n")
     from .page import render_profile, table

@@ -98,7 +98,7 @@ class StepWatch:
             else {"activations": "only CUDA's allocator counts them", "kernels": "no GPU here"}
         )
         return {
-            "plan": "", "device": device, "torch": torch.__version__, "ranks": world.size, "first_step": self._first_step,
+            "plan": t.config.plan.options or "as by default", "device": device, "torch": torch.__version__, "ranks": world.size, "first_step": self._first_step,
             "last_step": self._last_step, "parameters": t.parameter_count, "loss": loss, "step_seconds": seconds,
             "steps": [m - moments[0] for m in moments],
             "activity": [{"at": s.at - moments[0], "gpu": s.gpu, **s.values} for s in self._activity.samples],
