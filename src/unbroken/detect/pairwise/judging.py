@@ -184,4 +184,5 @@ class _Evidence:
         one_way = len(lost) == 1 and all(len(r.lost) == 1 for r in tests)
         sender = next(iter(lost)) if one_way else None
         slow = all(r.passed for r in tests)
-        return BadLink(pair, slow, min(confidence, 1.0), len(tests), len(tests), sender)
+        settled = confidence >= self._model.certain_of_link
+        return BadLink(pair, slow, min(confidence, 1.0), len(tests), len(tests), sender, settled)

@@ -13,6 +13,8 @@ from .model import FaultModel, Judgement, Pair, PairResult, sort_pair
 
 _CERTAIN = 0.99999
 """Who is at fault with this probability is not tested any more: it only spoils its partner's tests."""
+_LIKELY = 0.1
+"""Above this probability a node's routes are given up: it will be kept off."""
 
 
 class PairwiseTest:
@@ -116,18 +118,23 @@ class PairwiseTest:
     # --- who meets whom
 
     def _find_routes(self, judgement: Judgement) -> list[Pair]:
-        """Routes that were not tested yet, then those that were bad the one time they were. Not at nodes that were bad with others
-        than their neighbours: they are kept off, their routes are given up with them, and another partner says more of them."""
+        """Routes that were not tested yet, in their order. Not at nodes whose last test was bad, as long as they may be at fault:
+        another partner tells a node from its link, which the same test again would not. Not at nodes that probably failed with
+        others than their neighbours: they are kept off, and their routes with them."""
         routes = set(self._routes)
+        chance = judgement.probability
         bad = [
             r for r in find_bad(self._results, self._model.slow) if not judgement.convicted_nodes & {*r.nodes}
         ]
+        elsewhere = {n for r in bad if r.nodes not in routes for n in r.nodes}
+        last = {n: r for r in self._results for n in r.nodes}
+        just_now = {n for r in bad for n in r.nodes if last[n] is r}
         out = judgement.convicted_nodes | {
-            n for r in bad if r.nodes not in routes for n in r.nodes if judgement.probability.get(n)
+            n
+            for n in elsewhere | just_now
+            if chance.get(n, 0.0) >= (_LIKELY if n not in just_now else self._model.doubt_at_link)
         }
-        usable = [p for p in self._routes if not out & {*p}]
-        once = {r.nodes for r in bad}
-        return [p for p in usable if not self._met[p[0]][p[1]]] + [p for p in usable if p in once]
+        return [p for p in self._routes if not out & {*p} and not self._met[p[0]][p[1]]]
 
     def _match(self, suspects: Sequence[str], clean: Sequence[str], picked: _Picked) -> None:
         """Each suspect with a clean one that it met least often."""
