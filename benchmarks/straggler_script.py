@@ -19,6 +19,7 @@ import torch.distributed as dist
 import unbroken
 
 SLOW_RANK, FROM, MORE = 5, 100, 1.1
+SIZE = 96
 
 
 def main() -> None:
@@ -27,7 +28,7 @@ def main() -> None:
     run, rank = unbroken.attach(total_steps=steps), int(os.environ["RANK"])
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    draw, a, value = random.Random(rank), torch.randn(96, 96), torch.ones(256)
+    draw, a, value = random.Random(rank), torch.randn(SIZE, SIZE), torch.ones(256)
     for step in range(1, steps + 1):
         products = float(work)
         if kind == "slow" and rank == SLOW_RANK and step >= FROM:

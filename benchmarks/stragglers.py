@@ -1,9 +1,10 @@
 """Who is named for being slow: one rank of eight that works a tenth more, and nobody in 20,000 steps of runs that are well.
 
-    python benchmarks/stragglers.py [--steps 20000] [-o RESULT.json]
+    python benchmarks/stragglers.py [--steps 20000] [--slow-ms 100] [--well-ms 20] [-o RESULT.json]
 
-Real runs of `straggler_script.py`, four virtual nodes of two ranks on this machine, without a spare; what the supervisor told is
-read from the journal (`slow`). Of the slow one: after how many steps it was named, and whether it alone. Of the others (steady,
+Real runs of `straggler_script.py`, four virtual nodes of two ranks on this machine (it needs ten cores that have nothing else to
+do), without a spare; what the supervisor told is read from the journal (`slow`). How much work takes `--slow-ms` or `--well-ms` is
+measured first; 20,000 steps of 20 ms take 7 minutes. Of the slow one: after how many steps it was named, and whether it alone. Of the others (steady,
 uneven lengths, pauses, waiting for data; a quarter of the steps each): how often a node was named, which has to be never, and what
 else was told. The same in simulated time with 64 ranks: `pytest tests/recover/test_slow_simulated.py`, and pure:
 `tests/detect/test_stragglers.py`. Exits 1 where the slow one was not named within 100 steps, or anybody else was.
@@ -16,16 +17,17 @@ import json
 import subprocess
 import sys
 import tempfile
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 try:
     from machine import describe_machine
-    from straggler_script import FROM, SLOW_RANK
+    from straggler_script import FROM, SIZE, SLOW_RANK
 except ImportError:  # imported by a test
     from benchmarks.machine import describe_machine
-    from benchmarks.straggler_script import FROM, SLOW_RANK
+    from benchmarks.straggler_script import FROM, SIZE, SLOW_RANK
 
 from unbroken.progress import RunDir, read_journal
 from unbroken.progress.records.steps import read_steps
@@ -33,6 +35,21 @@ from unbroken.progress.records.steps import read_steps
 SCRIPT = Path(__file__).with_name("straggler_script.py")
 WELL = ("steady", "uneven", "pauses", "loader")
 WITHIN = 100
+
+
+def count_products(ms: float) -> int:
+    """How many products of the script make a step of so many milliseconds on one core."""
+    import torch
+
+    torch.set_num_threads(1)
+    a = torch.randn(SIZE, SIZE)
+    best = float("inf")
+    for _ in range(5):
+        began = time.perf_counter()
+        for _ in range(1000):
+            a @ a
+        best = min(best, time.perf_counter() - began)
+    return max(10, round(ms / best))
 
 
 def run(folder: Path, kind: str, steps: int, work: int) -> tuple[list[dict[str, Any]], int, float]:
@@ -53,11 +70,13 @@ def main() -> int:
     """Runs them; prints and writes one JSON object."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=20_000)
+    parser.add_argument("--slow-ms", type=float, default=100.0)
+    parser.add_argument("--well-ms", type=float, default=20.0)
     parser.add_argument("-o", "--out", type=Path)
     args = parser.parse_args()
     result: dict[str, Any] = {"machine": describe_machine(), "ranks": 8, "well": {}}
     with tempfile.TemporaryDirectory(prefix="unbroken-slow-") as place:
-        told, made, each = run(Path(place) / "slow", "slow", 300, 1000)
+        told, made, each = run(Path(place) / "slow", "slow", 300, count_products(args.slow_ms))
         first = next((t for t in told if t["nodes"]), None)
         result["slow"] = {
             "steps": made,
@@ -68,8 +87,9 @@ def main() -> int:
             "why": first["why"] if first else "",
         }
         print(f"slow: {json.dumps(result['slow'])}", file=sys.stderr, flush=True)
+        work = count_products(args.well_ms)
         for kind in WELL:
-            told, made, each = run(Path(place) / kind, kind, args.steps // len(WELL), 20)
+            told, made, each = run(Path(place) / kind, kind, args.steps // len(WELL), work)
             names = [t["nodes"] for t in told if t["nodes"]]
             kinds = dict(Counter(t["what"] for t in told))
             result["well"][kind] = {
