@@ -1,6 +1,6 @@
 """False alarms and delays of the watch over the loss: real curves, their noise over trends, and injected divergences.
 
-    python benchmarks/spikes.py [--data ../shared/data/loss_curves] [-o RESULT.json]
+    python benchmarks/spikes.py [--data ../shared/data/loss_curves] [--seeds 1 2 3] [-o RESULT.json]
 
 Real: every curve of the folder, whole and from each of its thousands on. Noise: what the real curve has beside its median
 is laid, in its own order and from a place by chance, over trends that a healthy run has (flat, decay, warm restart, rewarming, steps
@@ -119,16 +119,21 @@ def main() -> int:
     """Runs everything; prints and writes one JSON object."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, default=DATA)
-    parser.add_argument("--places", type=int, default=200)
+    parser.add_argument("--places", type=int, default=200, help="of each shape, for each seed")
+    parser.add_argument(
+        "--seeds", type=int, nargs="+", default=[1], help="1 is the one that the rule was tuned on"
+    )
     parser.add_argument("-o", "--out", type=Path)
     args = parser.parse_args()
     curves = {p.name: read_curve(p) for p in sorted(args.data.glob("*.csv"))}
     if not curves:
         print(f"there is no curve in {args.data}", file=sys.stderr)
         return 2
-    draw = random.Random(1)
+    draws = [random.Random(seed) for seed in args.seeds]
+    places = [draw for draw in draws for _ in range(args.places)]
     result: dict[str, Any] = {
         "machine": describe_machine(),
+        "seeds": args.seeds,
         "real": {},
         "trends": {},
         "healing": {},
@@ -148,24 +153,28 @@ def main() -> int:
     noise = [x for curve in curves.values() for x in find_noise(curve)]
     for name, trend in TRENDS.items():
         rollbacks = slow = 0
-        for _ in range(20):
+        for draw in draws * 20:
             findings = watch(lay(noise, trend, draw.randrange(len(noise)), LENGTH))
             rollbacks += declared(findings) is not None
             slow += sum(f.kind is LossKind.SLOW for f in findings)
-        result["trends"][name] = {"steps": 20 * LENGTH, "rollbacks": rollbacks, "told_as_slow": slow}
+        result["trends"][name] = {
+            "steps": 20 * len(draws) * LENGTH,
+            "rollbacks": rollbacks,
+            "told_as_slow": slow,
+        }
         wrong += rollbacks
     for name, shape in HEALING.items():
-        delays = [inject(noise, shape, draw) for _ in range(args.places)]
+        delays = [inject(noise, shape, draw) for draw in places]
         result["healing"][name] = {"injected": len(delays), "rollbacks": sum(d is not None for d in delays)}
         wrong += result["healing"][name]["rollbacks"]
     for name, shape in DIVERGING.items():
-        result["diverging"][name] = describe_delays([inject(noise, shape, draw) for _ in range(args.places)])
-        wrong += args.places - result["diverging"][name]["within_20_steps"]
+        result["diverging"][name] = describe_delays([inject(noise, shape, draw) for draw in places])
+        wrong += len(places) - result["diverging"][name]["within_20_steps"]
     for name, shape in SLOWER.items():
-        result["slower"][name] = describe_delays([inject(noise, shape, draw) for _ in range(args.places)])
-    result["nan"] = inject_nan(noise, args.places, draw)
+        result["slower"][name] = describe_delays([inject(noise, shape, draw) for draw in places])
+    result["nan"] = inject_nan(noise, places)
     wrong += result["nan"]["not_seen_at_once"]
-    result["slow_ramps"] = {str(rate): find_slow(noise, rate, draw) for rate in (0.02, 0.1, 0.3, 1.0)}
+    result["slow_ramps"] = {str(rate): find_slow(noise, rate, draws[0]) for rate in (0.02, 0.1, 0.3, 1.0)}
     text = json.dumps(result, indent=1)
     print(text)
     if args.out:
@@ -173,17 +182,17 @@ def main() -> int:
     return 1 if wrong else 0
 
 
-def inject_nan(noise: Sequence[float], places: int, draw: random.Random) -> dict[str, Any]:
+def inject_nan(noise: Sequence[float], places: Sequence[random.Random]) -> dict[str, Any]:
     """NaN from a step on: seen at once, declared with the third; a single one is not rolled back."""
     late = single = 0
-    for _ in range(places):
+    for draw in places:
         at = draw.randint(0, 600)
         losses = lay(noise, TRENDS["flat"], draw.randrange(len(noise)), at + 50)
         findings = watch([x if i < at else math.nan for i, x in enumerate(losses)])
         late += not findings or findings[0].step != at + 1 or declared(findings) is None
         single += declared(watch([math.nan if i == at else x for i, x in enumerate(losses)])) is not None
     return {
-        "injected": places,
+        "injected": len(places),
         "not_seen_at_once": late,
         "declared_after_steps": 3,
         "single_ones_rolled_back": single,
