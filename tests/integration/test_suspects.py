@@ -53,7 +53,7 @@ def test_a_run_with_suspects_tells_the_webhook_the_metrics_and_the_history(
 ) -> None:
     address, told = webhook
     history = tmp_path / "history"
-    (tmp_path / "policy.toml").write_text(f'[policy]\nhistory = "{history}"\n')
+    (tmp_path / "policy.toml").write_text(f'[policy]\nhistory = "{history}"\non_doubt = "test"\n')
     run = new_run(
         "--nodes", "2", "--spares", "2", "--hang-after", "4s", "--suspect-after", "1s", "--no-warm", "--policy", "policy.toml",
         steps=6000, seconds=0.1,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from unbroken.progress import Policy
 from unbroken.progress.records.state import RunState
 from unbroken.progress.records.verdict import Action, Category, Outcome, Verdict
 from unbroken.testing.fake_cluster import simulated_run
@@ -96,3 +97,18 @@ def test_the_second_incident_that_names_nobody_tests_all_in_pairs(
         assert run.loop.time() < 1000
 
     simulate(act, 8, spares=2)
+
+
+@pytest.mark.parametrize(("on_doubt", "suspects"), [("auto", 0), ("test", 1)])
+def test_virtual_nodes_of_one_machine_are_kept_unless_the_policy_says_test(
+    simulate: Simulate, on_doubt: str, suspects: int
+) -> None:
+    async def act(run: SimulatedRun) -> None:
+        await reach(run, 1, 9)
+        run.faults.hang_rank("node-00003", 7)
+        await run.until(lambda: run.journal("resumed"))
+        (incident,) = run.incidents()
+        assert len(run.journal("suspect")) == suspects
+        assert incident["action"] == ("restart_elsewhere" if suspects else "restart")
+
+    simulate(act, 4, spares=2, one_machine=True, policy=Policy(on_doubt=on_doubt))

@@ -138,9 +138,10 @@ class Policy:
     """So many nodes may be taken out of use within an hour, lost ones not counted: a detector gone mad cannot empty the cluster."""
     cordons_per_hour_and_cause: int = 4
     """And so many of them for the same reason."""
-    on_doubt: str = "test"
+    on_doubt: str = "auto"
     """Where it is not certain which node is at fault: "test" (those that may be leave at once, are tested aside and return where
-    nothing is found), or "keep" them."""
+    nothing is found), or "keep" them. "auto" keeps virtual nodes of one machine, which share whatever may be at fault, and tests
+    all others."""
     on_corruption: str = "roll back"
     """Where replicas differ that were equal: "roll back" to a checkpoint where they were, or "tell"."""
     check_nodes: str = "quick"
@@ -155,8 +156,8 @@ class Policy:
                 raise UsageError(f"policy '{name}' must be a confidence from 0 to 1, not {value!r}")
         if self.check_nodes not in ("quick", "off"):
             raise UsageError(f'policy \'check_nodes\' must be "quick" or "off", not {self.check_nodes!r}')
-        if self.on_doubt not in ("test", "keep"):
-            raise UsageError(f'policy \'on_doubt\' must be "test" or "keep", not {self.on_doubt!r}')
+        if self.on_doubt not in ("auto", "test", "keep"):
+            raise UsageError(f'policy \'on_doubt\' must be "auto", "test" or "keep", not {self.on_doubt!r}')
         if self.on_corruption not in ("roll back", "tell"):
             raise UsageError(
                 f'policy \'on_corruption\' must be "roll back" or "tell", not {self.on_corruption!r}'

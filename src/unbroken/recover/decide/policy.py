@@ -289,7 +289,7 @@ def _doubt(
     The group that surely holds the culprit has to have spares, and counts among the nodes that may leave within an hour.
     """
     at_node = verdict.category is Category.INFRASTRUCTURE or decision.charged.cause == "hang"
-    if policy.on_doubt != "test" or not at_node or decision.action is Action.STOP:
+    if policy.on_doubt == "keep" or not at_node or decision.action is Action.STOP:
         return decision
     suspects = tuple(n for n in named if n not in decision.exclude)
     now = facts.noticed

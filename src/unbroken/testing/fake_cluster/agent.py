@@ -52,6 +52,8 @@ class FakeNode:
     wiped: int = 0
     pair_fails: float = 0.0
     """The share of tests with another node that fail for its sake."""
+    host: str = ""
+    """The machine of which it is a virtual node; "" where it is a machine of its own."""
     agent: VirtualAgent | None = None
     command: AgentCommand | None = None
     """How its agent was started last."""
@@ -172,8 +174,9 @@ class VirtualAgent:
 
     def _hello(self, clock: ClockOffset, wall: ClockOffset) -> Message:
         i, name = self._cluster.number_of(self.node.name), self.node.name
+        host = self.node.host or name
         facts = Hello(
-            node=name, run_id=self._cluster.run_id, host=name, boot_id=f"{name}-boot-{self.node.boot}",
+            node=name, run_id=self._cluster.run_id, host=host, boot_id=f"{host}-boot-{self.node.boot}",
             interpreter="/usr/bin/python3", version=__version__, cpus=96, memory=2 << 40, memory_free=1 << 40,
             scratch="/dev/shm/unbroken", scratch_free=1 << 40,
             addresses=(NodeAddress("eth0", f"10.{i >> 16 & 255}.{i >> 8 & 255}.{i & 255}"),),

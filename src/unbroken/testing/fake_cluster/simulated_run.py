@@ -14,7 +14,7 @@ from typing import Any
 from ...diagnose import diagnose
 from ...diagnose.judge.facts import Facts
 from ...private import write_secret
-from ...progress import ClusterChoice, RunDir, RunSpec, Timeouts, read_journal, write_spec
+from ...progress import ClusterChoice, Policy, RunDir, RunSpec, Timeouts, read_journal, write_spec
 from ...progress.records.incident import read_incidents
 from ...progress.records.verdict import Verdict
 from ...recover.record.base import Record
@@ -74,15 +74,20 @@ class SimulatedRun:
         script: Script | None = None,
         timeouts: Timeouts | None = None,
         record_of: Callable[[RunDir], Record] | None = None,
+        policy: Policy | None = None,
+        one_machine: bool = False,
     ) -> None:
-        """`record_of` gives the run's record as the host has it that this is the run directory of; by default that itself."""
+        """`record_of` gives the run's record as the host has it that this is the run directory of; by default that itself.
+        `one_machine`: its nodes are virtual ones."""
         self.loop, self._record_of = loop, record_of
         self.hardware = FakeHardware(loop, nodes + spares + idle, gpus=nproc)
+        for node in self.hardware.nodes.values() if one_machine else ():
+            node.host = "host"
         self.run_dir = RunDir(folder)
         self.run_dir.create()
         self.spec = RunSpec(
             command=("train.py",), run_id="simulated", nodes=nodes, nproc=nproc, spares=spares, cluster=ClusterChoice("fake"),
-            timeouts=timeouts or Timeouts(),
+            timeouts=timeouts or Timeouts(), policy=policy or Policy(),
         )  # fmt: skip
         write_spec(self.run_dir, self.spec, first=True)
         self._script = script or Script()

@@ -13,7 +13,7 @@ from ....diagnose import Facts
 from ....diagnose.observed.interruptions import judge_interruption
 from ....diagnose.observed.stored import write_facts
 from ....errors import ContractError, RunStopped
-from ....progress import RunDir, RunSpec
+from ....progress import Policy, RunDir, RunSpec
 from ....progress.records.decision import Decision
 from ....progress.records.incident import Incident
 from ....progress.records.steps import read_steps
@@ -25,6 +25,7 @@ from ..attempt.outcome import AttemptOutcome, name_loss
 from ..fence.fencing import Fencing
 from ..fence.stopping import Stopping
 from ..nodes.fleet import Fleet
+from ..nodes.machines import share_machine
 from ..record.background import Background
 from ..record.clock import Clock
 from ..record.recorder import Recorder
@@ -144,6 +145,14 @@ class Recovering:
             return replace(outcome, kind="lease")
         return outcome
 
+    def _choose_policy(self) -> Policy:
+        """The policy, with what "auto" means for these nodes. A spare on the same machine takes over the GPUs of the slot too, so
+        that on one machine nothing that may be at fault would leave with a node."""
+        known = [name for name, node in self._fleet.nodes.items() if node.facts is not None]
+        if self._policy.on_doubt != "auto" or not known or not share_machine(self._fleet.nodes, known):
+            return self._policy
+        return replace(self._policy, on_doubt="keep")
+
     async def _decide(
         self, incident: Incident, verdict: Verdict, facts: Facts, attempt: Attempt | None = None
     ) -> Decision:
@@ -156,7 +165,7 @@ class Recovering:
             state.history,
             self._budgets,
             len(free),
-            self._policy,
+            self._choose_policy(),
             state.cordons,
             self._teller.priors,
         )
