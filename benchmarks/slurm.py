@@ -1,9 +1,10 @@
 """A node set down under a run in a Slurm job with a spare: how long until it is fenced, and until the first new step.
 
-    python benchmarks/slurm.py -o slurm.json [--rounds 3]
+    python benchmarks/slurm.py -o slurm.json [--rounds 3] [--only unbroken-warm unbroken-cold torchrun-spare]
 
 Starts the testbed of scripts/slurm_testbed.sh (Debian, root). Three nodes, two of them train, one process each, on the CPU.
-`unbroken run --cluster slurm` and `torchrun` run the same script on the same fault. torchrun is tried in both ways that it has:
+`unbroken run --cluster slurm` and `torchrun` run the same script on the same fault. `unbroken-warm` has warm processes, and its node is
+set down once all three nodes have theirs; `unbroken-cold` has none. torchrun is tried in both ways that it has:
 `torchrun-spare` starts three agents of which it needs two (`--nnodes=2:2`), `torchrun-shrink` trains on all three and goes on
 with two (`--nnodes=2:3`). Both get TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1: as it is by default (`torchrun-default`, the first way) an
 agent that joins in a later round waits for the address of rank 0, which was written in the first round alone; after a minute
@@ -14,6 +15,9 @@ down -> fenced       (unbroken) nothing of the run can be left on the lost node
 fenced -> new step   (unbroken) to the first step of the next attempt
 cold start           from the launch of the first attempt to its first step
 down -> new step     both
+
+The figures are written after each round. At the end: whether each fence came within the lease and 3 s, and the share of a cold start
+that each new start took.
 """
 
 from __future__ import annotations
@@ -72,7 +76,7 @@ for step in range(first, steps + 1):
         torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}, path + ".aside")
         os.rename(path + ".aside", path)
 """
-WITHIN_S = 150.0
+WITHIN_S, LEASE_S, MARGIN_S = 150.0, 15.0, 3.0
 
 
 class Bed:
@@ -133,10 +137,13 @@ def submit(bed: Bed, folder: Path, command: str) -> str:
     )
 
 
-def break_node(bed: Bed, folder: Path, job: str) -> dict[str, Any]:
-    """Sets the second node down in full training, and waits for the first step after it."""
-    if not until(lambda: len(read_steps(folder)) >= 60, "training"):
-        return {"failed": (folder / "out").read_text()[-800:]}
+def break_node(
+    bed: Bed, folder: Path, job: str, ready: Callable[[], object] = lambda: True
+) -> dict[str, Any]:
+    """Sets the second node down in full training, once it is `ready`, and waits for the first step after it."""
+    if not until(lambda: len(read_steps(folder)) >= 60 and ready(), "training"):
+        out = folder / "out"
+        return {"failed": out.read_text(errors="replace")[-800:] if out.exists() else "the job did not start"}
     down = time.time()
     bed.call("scontrol", "update", "nodename=b2", "state=down", "reason=benchmark")
     # A step that was under way may still end: what comes after a pause is the next attempt's.
@@ -158,25 +165,36 @@ def break_node(bed: Bed, folder: Path, job: str) -> dict[str, Any]:
     }
 
 
-def measure_unbroken(bed: Bed, folder: Path) -> dict[str, Any]:
-    command = f"exec {sys.executable} -m unbroken run --cluster slurm --nodes 2 --spares 1 --run-dir {folder}/run -- train.py"
-    found = break_node(bed, folder, submit(bed, folder, command))
+def read_records(folder: Path) -> list[dict[str, Any]]:
+    """The run's journal."""
+    files = sorted((folder / "run" / "journal").glob("*.jsonl"))
+    return [json.loads(x) for p in files for x in p.read_text().split("\n")[:-1]]
+
+
+def measure_unbroken(bed: Bed, folder: Path, *, warm: bool) -> dict[str, Any]:
+    how = "--warm --warm-after 1s" if warm else "--no-warm"
+    command = (
+        f"exec {sys.executable} -m unbroken run --cluster slurm --nodes 2 --spares 1 --lease {LEASE_S:g}s {how} "
+        f"--run-dir {folder}/run -- train.py"
+    )
+
+    def ready() -> bool:
+        return not warm or len({r["node"] for r in read_records(folder) if r["kind"] == "warm"}) == 3
+
+    found = break_node(bed, folder, submit(bed, folder, command), ready)
     if "step_at" not in found:
         return found
-    until(lambda: list((folder / "run" / "incidents").glob("*.json")), "the incident", 20)
+    until(lambda: any(r["kind"] == "resumed" for r in read_records(folder)), "the end of the incident", 20)
     incident = json.loads(next((folder / "run" / "incidents").glob("*.json")).read_text())
-    records = [
-        json.loads(x)
-        for p in (folder / "run" / "journal").glob("*.jsonl")
-        for x in p.read_text().splitlines()
-    ]
+    records = read_records(folder)
     launched = next(r["t"] for r in records if r["kind"] == "attempt")
     fenced = incident["detected"] + incident["phases"].get("stop", 0.0)
     return found | {
         "down_to_fenced_s": round(fenced - found["down"], 2),
         "fenced_to_step_s": round(found["step_at"] - fenced, 2),
         "cold_start_s": round(read_steps(folder)[0][0] - launched, 2),
-        "phases": incident["phases"], "what": incident["kind"],
+        "phases": incident["phases"], "what": incident["kind"], "warm_ranks": incident.get("warm"),
+        "cold_why": incident.get("cold_why"), "warm": [r for r in records if r["kind"] == "warm"],
     }  # fmt: skip
 
 
@@ -196,7 +214,8 @@ def measure_torchrun(bed: Bed, folder: Path, nodes: str, *, share_store: bool = 
 
 
 CONTENDERS: dict[str, Callable[[Bed, Path], dict[str, Any]]] = {
-    "unbroken": measure_unbroken,
+    "unbroken-warm": lambda bed, folder: measure_unbroken(bed, folder, warm=True),
+    "unbroken-cold": lambda bed, folder: measure_unbroken(bed, folder, warm=False),
     "torchrun-spare": lambda bed, folder: measure_torchrun(bed, folder, "2:2"),
     "torchrun-shrink": lambda bed, folder: measure_torchrun(bed, folder, "2:3"),
     "torchrun-default": lambda bed, folder: measure_torchrun(bed, folder, "2:2", share_store=True),
@@ -209,7 +228,15 @@ def summarize(rows: list[dict[str, Any]]) -> dict[str, Any]:
     for key in keys:
         if values := [r[key] for r in rows if key in r]:
             spread[key] = {"min": min(values), "median": statistics.median(values), "max": max(values)}
-    return spread | {"failed": sum("failed" in r for r in rows)}
+    shares = [r["fenced_to_step_s"] / r["cold_start_s"] for r in rows if "fenced_to_step_s" in r]
+    if shares:
+        spread["share_of_a_cold_start"] = {
+            "min": round(min(shares), 2), "median": round(statistics.median(shares), 2), "max": round(max(shares), 2)
+        }  # fmt: skip
+        spread["fenced_within_the_lease_and_3_s"] = all(
+            r["down_to_fenced_s"] <= LEASE_S + MARGIN_S for r in rows if "down_to_fenced_s" in r
+        )
+    return spread | {"rounds": len(rows), "failed": sum("failed" in r for r in rows)}
 
 
 def main() -> None:
@@ -232,13 +259,16 @@ def main() -> None:
         for _ in range(args.rounds):
             for name, measure in ((n, CONTENDERS[n]) for n in args.only):
                 folder = Path(tempfile.mkdtemp(prefix="round-", dir=place))
-                result[name].append(measure(bed, folder))
+                try:
+                    result[name].append(measure(bed, folder))
+                except (OSError, ValueError, StopIteration, subprocess.TimeoutExpired) as e:
+                    result[name].append({"failed": f"{type(e).__name__}: {e}"})
                 print(name, json.dumps(result[name][-1]), flush=True)
+                result["summary"] = {n: summarize(result[n]) for n in args.only}
+                args.output.write_text(json.dumps(result, indent=1) + "\n")
                 bed.clear()
     finally:
         bed.close()
-    result["summary"] = {name: summarize(result[name]) for name in args.only}
-    args.output.write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps(result["summary"], indent=1))
 
 

@@ -101,6 +101,43 @@ def test_a_container_that_somebody_else_killed_is_proven_gone_where_that_is_know
     owner.forget("n1")
 
 
+def spawn_warm(owner: Apart, out: Path) -> HeldProcess:
+    owner.prepare_warm("n1")
+    start = owner.start_warm("n1", ["/bin/sh", "-c", "echo $SLURM_STEP_ID; sleep 300"])
+    assert start is not None and start.spawn is not None
+    env = {**os.environ, "UNBROKEN_RUN_ID": owner.run_id, "UNBROKEN_NODE": "n1", "UNBROKEN_ROLE": "warm"}
+    with open(out, "ab", buffering=0) as f:
+        process = start.spawn(start.argv, cwd="/", env=env, stdout=f, stdin=None, preexec_fn=None)
+    assert isinstance(process, HeldProcess)
+    return process
+
+
+def test_warm_processes_wait_in_the_next_attempts_container(owner: Apart, tmp_path: Path) -> None:
+    owner.prepare_warm("n1")
+    assert owner.start_warm("n1", ["true"]) is None, "there is one container only"
+    owner._container = Container(("/usr/bin/env", "SLURM_STEP_ID=7"), ("true",), several=True)
+    first = spawn(owner, "setsid sleep 300 & sleep 301", tmp_path / "log")
+    warm = [spawn_warm(owner, tmp_path / "warm") for _ in range(2)]
+    assert owner.end_ranks("n1", keep=[w.pid for w in warm]).gone
+    assert first.poll() == -9 and [w.poll() for w in warm] == [None, None]
+    assert (tmp_path / "warm").read_text() == "7\n" * 2
+    for w in warm:
+        owner.move_warm("n1", 2, w.pid)
+    cold = spawn(owner, "sleep 302", tmp_path / "log", attempt=2)
+    assert len(owner._records("n1")) == 1, "all of an attempt are in one container"
+    third = spawn_warm(owner, tmp_path / "warm")
+    assert owner.end_ranks("n1", keep=[third.pid]).gone
+    until(lambda: [*(w.poll() for w in warm), cold.poll()] == [-9, -9, -9])
+    os.kill(owner._next["n1"].pid, signal.SIGKILL)
+    until(lambda: third.poll() == -9)
+    with pytest.raises(OSError, match="is gone"):
+        owner.move_warm("n1", 3, third.pid)
+    assert spawn(owner, "exit 0", tmp_path / "log", attempt=3).pid
+    fourth = spawn_warm(owner, tmp_path / "warm")
+    assert owner.end_ranks("n1").gone and owner.left("n1") == []
+    until(lambda: fourth.poll() == -9)
+
+
 def test_another_process_makes_the_same_of_its_text(owner: Apart) -> None:
     again = from_text(owner.as_text(), owner.run_id, find_root(owner.run_id))
     assert isinstance(again, Apart) and again.as_text() == owner.as_text()

@@ -12,14 +12,16 @@ import signal
 import sys
 import textwrap
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from unbroken.cluster.holding.apart import Apart, Container
 from unbroken.cluster.holding.descent import Marks, Parents
 from unbroken.cluster.holding.processes import end, marked, still_there
+from unbroken.private import private_folder
 from unbroken.recover.node.ranks.process import as_a_rank, run_cold
 from unbroken.recover.node.warm.imports import can_record, check_lines, find_own_folder, read_imports
 from unbroken.recover.node.warm.pool import WarmPool
@@ -45,7 +47,7 @@ print("to the other one", file=sys.stderr)
 class Ranks:
     """Starts a script as rank 0, cold and then warm, on a node of its own."""
 
-    def __init__(self, folder: Path, kind: type[Marks] = Marks) -> None:
+    def __init__(self, folder: Path, kind: Callable[[str, Path], Marks] = Marks) -> None:
         self.folder, self.packages = folder, folder / "site-packages"
         (folder / "project").mkdir()
         self.packages.mkdir()
@@ -130,6 +132,33 @@ def test_a_script_sees_what_it_sees_cold(ranks: Ranks) -> None:
     assert "PYTHONPATH" in warm["environ"] and not [k for k in warm["environ"] if k == "UNBROKEN_START"]
     assert ranks.log(1).splitlines()[0] == ranks.log(2).splitlines()[0] == "hello from an import"
     assert ranks.told[0]["ready"], ranks.told
+
+
+def test_a_warm_process_in_the_container_of_the_next_attempt_is_a_rank_of_that(tmp_path: Path) -> None:
+    """As on Slurm: each attempt's ranks have a step of their own, with variables that their agent does not know."""
+
+    def apart(run_id: str, place: Path) -> Apart:
+        private_folder(place)
+        return Apart(
+            run_id, place, Container(("/bin/sh", "-c", 'SLURM_STEP_ID=$$ exec "$@"', "sh"), several=True)
+        )
+
+    ranks = Ranks(tmp_path, apart)
+    ranks.script(
+        "import os, decimal, colorsys\nprint(os.environ['SLURM_STEP_ID'], os.environ['UNBROKEN_ATTEMPT'])"
+    )
+
+    async def go() -> int | str:
+        assert await ranks.cold() == 0
+        await ranks.make_ready()
+        ended = await asyncio.to_thread(ranks.owner.end_ranks, "n0", keep=ranks.pool.pids)
+        assert ended.gone
+        return await ranks.warm()
+
+    assert asyncio.run(go()) == 0, ranks.told
+    (one, first), (two, second) = ranks.log(1).split(), ranks.log(2).split()
+    assert one != two and (first, second) == ("1", "2")
+    assert ranks.owner.end_ranks("n0").gone and end(lambda: marked(ranks.run_id)) == []
 
 
 def test_without_the_hook_it_would_see_the_same(ranks: Ranks) -> None:

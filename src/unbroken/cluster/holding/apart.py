@@ -14,6 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,28 +34,35 @@ _LOOK_S = 0.2
 @dataclass(frozen=True)
 class Container:
     """How a container of its own is had on this node. `start` starts a program in one (`srun ...`, to which the program is
-    added); `gone` is a command that succeeds once nothing of those that ended is left, for certain; empty where nobody knows."""
+    added); `gone` is a command that succeeds once nothing of those that ended is left, for certain; empty where nobody knows.
+    `several` says that another one can be had while one is there."""
 
     start: tuple[str, ...]
     gone: tuple[str, ...] = ()
+    several: bool = False
 
     def as_text(self) -> str:
-        return json.dumps([list(self.start), list(self.gone)])
+        return json.dumps([list(self.start), list(self.gone), self.several])
 
     @classmethod
     def from_text(cls, text: str) -> Container:
         """Raises ValueError."""
-        start, gone = json.loads(text)
-        return cls(tuple(start), tuple(gone))
+        start, gone, *more = json.loads(text)  # one of an earlier version says nothing more
+        return cls(tuple(start), tuple(gone), bool(more and more[0]))
 
 
 class Apart(Parents):
-    """Agent and keeper are held by a small parent, the ranks of each attempt by another in a container."""
+    """Agent and keeper are held by a small parent, the ranks of each attempt by another in a container.
+
+    Where several containers can be had, warm processes wait in the next attempt's, which it finds there.
+    """
 
     def __init__(self, run_id: str, scratch: Path, container: Container) -> None:
         super().__init__(run_id, scratch)
         self._container = container
         self._holders: dict[tuple[str, int], Holder] = {}
+        self._next: dict[str, Holder] = {}
+        self._count = 0
 
     def describe(self) -> str:
         return f"{super().describe()}, ranks in a container of their own"
@@ -63,22 +71,45 @@ class Apart(Parents):
         return f"{self.kind}:{self._container.as_text()}"
 
     def start_rank(self, node: str, attempt: int, argv: Sequence[str]) -> Start:
-        holder = self._holders.get((node, attempt))
-        if holder is None:
-            for old in self._holders.values():
-                old.close()
-            self._holders.clear()
-            holder = self._holders[node, attempt] = self._start_holder(node, attempt)
-        return Start(tuple(argv), spawn=holder.spawn)
+        if (node, attempt) not in self._holders:
+            self._begin(node, attempt, self._take_next(node) or self._start_holder(node))
+        return Start(tuple(argv), spawn=self._holders[node, attempt].spawn)
+
+    def prepare_warm(self, node: str) -> None:
+        if self._container.several and (node not in self._next or self._next[node].lost):
+            self._next[node] = self._start_holder(node)
 
     def start_warm(self, node: str, argv: Sequence[str]) -> Start | None:
-        return None  # what runs in no container of its attempt is not held as its ranks are
+        holder = self._next.get(node)
+        return None if holder is None or holder.lost else Start(tuple(argv), spawn=holder.spawn)
 
-    def _start_holder(self, node: str, attempt: int) -> Holder:
+    def move_warm(self, node: str, attempt: int, pid: int) -> None:
+        if (node, attempt) in self._holders:
+            return  # the first of its ranks has brought the container
+        holder = self._take_next(node)
+        if holder is None:
+            raise OSError(0, "the container in which it waits is gone")
+        self._begin(node, attempt, holder)
+
+    def _begin(self, node: str, attempt: int, holder: Holder) -> None:
+        for old in self._holders.values():
+            old.close()
+        self._holders = {(node, attempt): holder}
+
+    def _take_next(self, node: str) -> Holder | None:
+        holder = self._next.pop(node, None)
+        return holder if holder is not None and not holder.lost else None
+
+    def _close_next(self, node: str) -> None:
+        if (holder := self._next.pop(node, None)) is not None:
+            holder.close()
+
+    def _start_holder(self, node: str) -> Holder:
         """Starts the container and waits until its holder has come. Raises OSError."""
         folder = self._scratch / node
         private_folder(folder)
-        path = folder / f"ranks-{attempt}.sock"
+        self._count += 1
+        path = folder / f"ranks-{os.getpid()}-{self._count}.sock"
         path.unlink(missing_ok=True)
         argv = [
             *self._container.start, sys.executable, "-I", "-S", subreaper.__file__, str(self._folder(node) / _RECORD), "holder",
@@ -106,8 +137,16 @@ class Apart(Parents):
             holder.close()
         self._holders.clear()
         deadline = time.monotonic() + within
-        ended = super().end_ranks(node, within)
-        if ended.gone or not self._forget_killed(node, deadline):
+        if not keep:
+            self._close_next(node)
+        elif (waiting := self._next.get(node)) is not None:
+            keep = {*keep, waiting.pid}
+        ended = super().end_ranks(node, within, keep)
+        if ended.gone:
+            return ended
+        self._close_next(node)  # who asks whether nothing is left of such containers is told of this one too
+        super().end_ranks(node, max(0.5, deadline - time.monotonic()))
+        if not self._forget_killed(node, deadline):
             return ended
         return super().end_ranks(node, max(0.5, deadline - time.monotonic()))
 
@@ -143,9 +182,16 @@ class Holder:
         self.gone = False
         """Whether nothing more will be heard of it: its ranks have ended with it."""
         self._data = b""
+        self._reading = threading.Lock()
         self._ended: dict[int, int] = {}
         self._answers: list[dict[str, Any]] = []
-        self._wait_for_answer()  # its hello
+        self.pid = int(self._wait_for_answer()["hello"])
+
+    @property
+    def lost(self) -> bool:
+        """Whether it has ended, or its container has."""
+        self._read(0.0)
+        return self.gone or self._process.poll() is not None
 
     def spawn(
         self, argv: Sequence[str], *, cwd: str, env: Mapping[str, str], stdout: IO[bytes], **_: Any
@@ -176,8 +222,10 @@ class Holder:
 
     def _read(self, wait_s: float) -> bool:
         """Takes in what it has said; False where nothing came."""
-        if self.gone:
-            return False
+        with self._reading:
+            return not self.gone and self._receive(wait_s)
+
+    def _receive(self, wait_s: float) -> bool:
         self._link.settimeout(wait_s)
         try:
             piece = self._link.recv(1 << 16)

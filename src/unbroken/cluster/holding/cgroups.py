@@ -88,6 +88,9 @@ class Cgroups:
     def start_warm(self, node: str, argv: Sequence[str]) -> Start | None:
         return self._start(self.root / node / _WARM, argv)
 
+    def prepare_warm(self, node: str) -> None:
+        return  # a folder is made at once
+
     def move_warm(self, node: str, attempt: int, pid: int) -> None:
         start = self.start_rank(node, attempt, ())
         start.close()

@@ -45,6 +45,9 @@ class Marks:
     def start_rank(self, node: str, attempt: int, argv: Sequence[str]) -> Start:
         return Start(tuple(argv))
 
+    def prepare_warm(self, node: str) -> None:
+        return  # they are children of the agent
+
     def start_warm(self, node: str, argv: Sequence[str]) -> Start | None:
         return Start(tuple(argv))
 
@@ -165,7 +168,9 @@ class Parents(Marks):
             """Who is a child of a parent now. Whoever forks and exits without end slips through a listing of /proc, not
             through this one: all that he leaves is handed to the parent, at the end of its list, before he is gone."""
             listed = {pid for p in parents if _lives(p) for pid in _living_children(p[0])}
-            return {pid for pid in listed if not self._is_service(pid)} if ranks else listed
+            return (
+                {pid for pid in listed if pid not in keep and not self._is_service(pid)} if ranks else listed
+            )
 
         def find() -> set[Process]:
             found = self._find(node, ranks=ranks, keep=keep) - parents

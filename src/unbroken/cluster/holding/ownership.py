@@ -98,6 +98,9 @@ class Ownership(Protocol):
     def start_rank(self, node: str, attempt: int, argv: Sequence[str]) -> Start:
         """How the node's agent starts a rank, apart from itself and its keeper. Raises OSError."""
 
+    def prepare_warm(self, node: str) -> None:
+        """Makes what `start_warm` needs on a node, which may take seconds. Raises OSError."""
+
     def start_warm(self, node: str, argv: Sequence[str]) -> Start | None:
         """How the node's agent starts a warm process, which belongs to no attempt yet; None where none can be held. Raises OSError."""
 

@@ -290,6 +290,7 @@ class SlurmCluster:
                     self._options, "gone", "--run-id", self.run_id, "--job", self.job, "--node", node
                 )
             ),
+            several=True,  # steps share what the job has: warm processes wait in the next attempt's
         )
         ranks_in = ["--ranks-in", apart.as_text()] if facts.srun else []
         program = node_program(

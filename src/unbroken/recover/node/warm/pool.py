@@ -108,12 +108,15 @@ class WarmPool:
         if not await asyncio.to_thread(self._probe, start):
             return Readiness(why="the interpreter does not load what has to run before the script")
         readiness = Readiness()
+        await asyncio.to_thread(self._owner.prepare_warm, self._node)
         for _ in range(_TRIALS):
             made = WarmProcess.launch(
                 start, lines, self._without, self._make_folder(local), self._node, self._owner, self._enter
             )
             if made is None:
-                return Readiness(why="ranks are held apart here, each attempt's in a container of its own")
+                return Readiness(
+                    why="ranks are held apart here, and there is no container for those of the next attempt"
+                )
             self._being_made = made
             try:
                 readiness = await made.wait_until_ready()

@@ -21,6 +21,7 @@ _LAUNCH = (
     "MASTER_ADDR", "MASTER_PORT", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME",
 )  # fmt: skip
 """With UNBROKEN_* and TORCHELASTIC_*, all that may differ from one attempt to the next."""
+_OF_A_STEP = (b"SLURM_", b"SLURMD_")
 _WHILE_IMPORTING = {"TORCH_WARM_POOL": "0"}
 """In a warm process: inductor would start its pool of compile workers with the import. The first compilation does."""
 _OF_COMPILERS = frozenset(
@@ -323,6 +324,8 @@ class WarmInterpreter:
         """Becomes the rank that is ordered; ends, and says why, where it cannot."""
         order = _read(f"{self._folder}/launch")
         base, then = self._recorder.base, {os.fsencode(k): os.fsencode(v) for k, v in order["env"].items()}
+        # What Slurm has set for the step in which this process waits is that of its rank too: the agent does not know it.
+        then = {k: v for k, v in base.items() if k.startswith(_OF_A_STEP)} | then
         if why := self._find_refusal(order, base, then, files):
             _tell(self._folder, "answer", {"why": why})
             os._exit(_WAITED_OUT)
