@@ -8,6 +8,7 @@ on a GPU (AdamW is left out so that what it saves is all of its state; 3.8 GB), 
 has made 3 steps in its attempt and is further than any attempt before, and, for `warm`, once the next warm process is ready. torchrun comes first and fills the compile
 caches, which all share (a folder of this call). `nvrx` is NVIDIA's ft_launcher, where it is installed
 (`pip install nvidia-resiliency-ext`); its time-outs by heartbeat are set to ten minutes, so that only the end of the process counts.
+`torchft` has a script of its own (restart_torchft.py), with `--script plain` alone.
 
 `--no-bytecode` runs every interpreter without compiled modules (`PYTHONPYCACHEPREFIX` is an empty folder that nothing is written to),
 as in a container whose image was made without them: importing torch and the compiler is most of a restart then.
@@ -37,6 +38,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks import restart_torchft
 from benchmarks.machine import describe_machine
 
 from unbroken.cluster.holding.processes import end, marked
@@ -179,6 +181,9 @@ class Job:
         self.kills: list[float] = []
         self._log = open(folder / "output", "ab")  # noqa: SIM115  closed in `end`
         words = [str(script), str(folder)]
+        if contender == "torchft":
+            self._processes = restart_torchft.start(folder, env, self._log)
+            return
         if contender == "torchrun":
             argv = [
                 "-m",
@@ -198,10 +203,12 @@ class Job:
             argv = [
                 "-m", "unbroken", "run", "--run-dir", str(self.run_dir.path), "--spares", str(spares), *how, "--", *words,
             ]  # fmt: skip
-        self._process = subprocess.Popen(
-            [sys.executable, *argv], cwd=folder, env=env, stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log,
-            start_new_session=True,
-        )  # fmt: skip
+        self._processes = [
+            subprocess.Popen(
+                [sys.executable, *argv], cwd=folder, env=env, stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log,
+                start_new_session=True,
+            )
+        ]  # fmt: skip
 
     def steps(self) -> list[tuple[float, int, int, str]]:
         """(time, process, step, loss) of each."""
@@ -212,7 +219,7 @@ class Job:
     def wait(self, what: str, ready: Callable[[], Any], within_s: float = WITHIN_S) -> Any:
         deadline = time.monotonic() + within_s
         while not (found := ready()):
-            if time.monotonic() > deadline or self._process.poll() is not None:
+            if time.monotonic() > deadline or self._processes[-1].poll() is not None:
                 raise TimeoutError(
                     f"{self.contender}: no {what}\n{(self.folder / 'output').read_text()[-3000:]}"
                 )
@@ -256,17 +263,16 @@ class Job:
         )
 
     def end(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)  # a launcher has helpers
-        self._process.wait(20)
+        for process in self._processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # a launcher has helpers
+            process.wait(20)
         if self.run_dir.spec.exists():
             end(lambda: marked(read_spec(self.run_dir.spec).run_id))
-        for _, pid, _, _ in self.steps()[-1:]:
-            try:
-                if str(self.folder).encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
-                    os.kill(pid, signal.SIGKILL)
-            except OSError:
-                pass  # gone with its launcher
+        for place in Path("/proc").glob("[0-9]*"):  # ranks have sessions of their own
+            with contextlib.suppress(OSError):
+                if str(self.folder).encode() in (place / "cmdline").read_bytes():
+                    os.kill(int(place.name), signal.SIGKILL)
         self._log.close()
 
 
@@ -387,7 +393,7 @@ def main() -> None:
     parser.add_argument(
         "--contenders",
         nargs="+",
-        choices=["torchrun", "nvrx", "cold", "warm"],
+        choices=["torchrun", "nvrx", "torchft", "cold", "warm"],
         default=["torchrun", "cold", "warm"],
     )
     parser.add_argument(
@@ -400,6 +406,8 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
+    if "torchft" in args.contenders and (args.script != "plain" or restart_torchft.why_not()):
+        parser.error(restart_torchft.why_not() or "torchft runs with --script plain alone")
     if args.fault == "node":  # the others know no spares
         args.contenders = [c for c in args.contenders if c in ("cold", "warm")]
     result: dict[str, Any] = {
