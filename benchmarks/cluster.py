@@ -172,7 +172,7 @@ async def go(
 
 
 def simulate(nodes: int, nproc: int, costs: list[Cost], keep: Callable[[], None]) -> None:
-    """Appends to `costs`, and calls `keep` after each event: ending 8,000 nodes takes minutes, and may be cut off."""
+    """Appends to `costs`, and calls `keep` after each event: what is done is kept where it is cut off."""
     loop = MeasuredLoop()
     loop.count_nodes()
     asyncio.set_event_loop(loop)

@@ -26,6 +26,7 @@ from ..link.address import check_socket
 from ..link.secret import as_input
 from ..machine import python_path
 from ..private import private_folder
+from .at_once import fence_all
 from .clocks import Moment
 from .contract import (
     AgentCommand,
@@ -154,11 +155,10 @@ class LocalCluster:
 
     async def give_back(self, nodes: Collection[str]) -> None:
         given = self._given()
-        for node in [n for n in given if n in nodes]:
-            fenced = await self.fence(node, 10.0)
-            if not fenced.proven:
-                raise RunError(f"the node is not given back: {fenced.why}", where=node)
-        self._write(given=[n for n in given if n not in nodes])
+        proven, error = await fence_all(self.fence, [n for n in given if n in nodes])
+        self._write(given=[n for n in self._given() if n not in proven])
+        if error is not None:
+            raise error
 
     # --- agents
 

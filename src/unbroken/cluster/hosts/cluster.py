@@ -21,6 +21,7 @@ from typing import Any
 from ...errors import DoesNotFit, RunError
 from ...journal.codec import decode
 from ...link.address import own_address
+from ..at_once import fence_all, for_each
 from ..clocks import Moment
 from ..contract import (
     AgentCommand,
@@ -269,12 +270,15 @@ class HostsCluster:
         return all(self._links[n].up or self._links[n].tried.is_set() for n in names)
 
     async def give_back(self, nodes: Collection[str]) -> None:
-        for name in [n for n in nodes if n in self._given]:
-            fenced = await self.fence(name, 10.0)
-            if not fenced.proven:
-                raise RunError(f"the node is not given back: {fenced.why}", where=name)
+        proven, error = await fence_all(self.fence, [n for n in nodes if n in self._given])
+
+        async def give(name: str) -> None:
             await self._links[name].order("give", given=False)
             self._given.discard(name)
+
+        await for_each(proven, give)
+        if error is not None:
+            raise error
 
     # --- agents
 

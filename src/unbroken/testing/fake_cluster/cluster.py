@@ -7,6 +7,7 @@ import math
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping
 from pathlib import Path
 
+from ...cluster.at_once import fence_all
 from ...cluster.clocks import Moment
 from ...cluster.contract import (
     AgentCommand,
@@ -154,11 +155,12 @@ class FakeCluster:
         return (n.name for n in self.nodes.values() if n.state == "up" and n.gpus >= request.ranks_per_node)
 
     async def give_back(self, nodes: Collection[str]) -> None:
-        for name in [n for n in nodes if n in self.hardware.given]:
-            if not (await self.fence(name, 10.0)).proven:
-                raise RunError("the node is not given back: it cannot be reached", where=name)
+        proven, error = await fence_all(self.fence, [n for n in nodes if n in self.hardware.given])
+        for name in proven:
             self.hardware.given.pop(name)
         self.hardware.change()
+        if error is not None:
+            raise error
 
     # --- agents
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from ....cluster import EndedProcesses
+from ....cluster.at_once import for_each
 from ....cluster.contract import (
     AgentCommand,
     Allocation,
@@ -48,8 +49,6 @@ _LAST_WORDS_S = 1.0
 _SCAN_S = 0.5
 _FENCE_S, _FENCE_LEAST_S = 10.0, 5.0
 _LOGS_S = 10.0
-_AT_ONCE = 256
-"""So many agents are started or asked at a time: answers of thousands at once would only wait in the loop."""
 
 
 class Fleet:
@@ -266,16 +265,13 @@ class Fleet:
         )
 
     async def _start_all(self, names: Collection[str]) -> None:
-        turn = asyncio.Semaphore(_AT_ONCE)
-
         async def start(name: str) -> None:
-            async with turn:
-                try:
-                    self.nodes[name].launch = await self._cluster.start(name, self._command(name))
-                except RunError as e:
-                    _log.warning("the agent of %s is not started: %s", name, e)
+            try:
+                self.nodes[name].launch = await self._cluster.start(name, self._command(name))
+            except RunError as e:
+                _log.warning("the agent of %s is not started: %s", name, e)
 
-        await asyncio.gather(*(start(n) for n in names))
+        await for_each(names, start)
 
     async def return_node(self, name: str, hurried: Callable[[], bool] = bool) -> bool:
         """Starts a lost node again, empty; whether it came."""
@@ -469,18 +465,16 @@ class Fleet:
         self, requests: Mapping[str, Mapping[str, Any]], op: str, *, timeout: float = 30.0
     ) -> dict[str, Message]:
         """Asks each node its own question; those that fail are left out (their loss shows elsewhere)."""
-        turn = asyncio.Semaphore(_AT_ONCE)
 
-        async def one(name: str, fields: Mapping[str, Any]) -> tuple[str, Message | None]:
-            async with turn:
-                try:
-                    return name, await self.ask(name, op, timeout=timeout, **fields)
-                except RunError as e:
-                    _log.warning("%s did not answer '%s': %s", name, op, e)
-                    return name, None
+        async def one(name: str) -> Message | None:
+            try:
+                return await self.ask(name, op, timeout=timeout, **requests[name])
+            except RunError as e:
+                _log.warning("%s did not answer '%s': %s", name, op, e)
+                return None
 
-        answers = await asyncio.gather(*(one(n, f) for n, f in requests.items()))
-        return {n: a for n, a in answers if a is not None}
+        answers = await for_each(requests, one)
+        return {n: a for n, a in answers.items() if a is not None}
 
     async def ask_all(
         self, names: Iterable[str], op: str, *, timeout: float = 30.0, **fields: Any
