@@ -13,6 +13,7 @@ from typing import NoReturn
 
 from ..errors import ContractError, LeaseExpired, UsageError
 from . import page as _page
+from .output import spare_training
 from .page import Phase
 
 _NAN = float("nan")
@@ -175,6 +176,8 @@ def attach(*, total_steps: int | None = None) -> Run:
     key = _key()
     if key not in _attached:
         _attached[key] = Run(Path(place) if place else None, total_steps)
+        if place:
+            spare_training()
     elif total_steps is not None and _attached[key].active:
         _attached[key]._total[0] = total_steps
     return _attached[key]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import json
@@ -106,7 +107,8 @@ class Attempt:
                 rank = slot * nproc + local
                 attempt.ranks[rank] = RankState(rank, node)
         attempt.steps_file = run_dir.steps(number)
-        attempt.steps_file.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(OSError):  # a disk that refuses: what comes is kept until there is a folder
+            attempt.steps_file.parent.mkdir(parents=True, exist_ok=True)
         return attempt
 
     @functools.cached_property
