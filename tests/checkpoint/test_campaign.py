@@ -14,8 +14,8 @@ from tests.support.fault_injection import FaultInjection
     ("rounds", "megabytes"),
     [
         (2, 0.16),
-        pytest.param(60, 0.16, marks=[pytest.mark.slow, pytest.mark.timeout(900)]),
-        pytest.param(15, 40.0, marks=[pytest.mark.slow, pytest.mark.timeout(900)]),  # several chunks a file
+        pytest.param(20, 0.16, marks=[pytest.mark.slow, pytest.mark.timeout(900)]),
+        pytest.param(5, 40.0, marks=[pytest.mark.slow, pytest.mark.timeout(900)]),  # several chunks a file
     ],
 )
 def test_nothing_torn_passes_nothing_announced_is_lost_all_ranks_agree(

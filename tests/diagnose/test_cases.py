@@ -127,7 +127,7 @@ def test_some_cases_score_the_same_on_redacted_logs(benchmark: Any, shared_data:
     compare_redacted(benchmark, folder, small[::4])
 
 
-PARTS = 8
+PARTS = 24
 """The first corpus is 74 MB unpacked, and redacting takes minutes: no part may take as long as a test may."""
 
 

@@ -63,7 +63,7 @@ def narrow(r: random.Random) -> list[Work]:
     return found
 
 
-@pytest.mark.parametrize("count", [300, pytest.param(5000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [300, pytest.param(5000, marks=[pytest.mark.slow, pytest.mark.soak])])
 def test_random_suites_stay_near_the_bound(count: int) -> None:
     """LPT's guarantee on indivisible shards, here against the bound instead of the optimum, and with metrics."""
     r = random.Random(count)

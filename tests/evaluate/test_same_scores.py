@@ -117,7 +117,7 @@ def test_any_number_of_workers(
     same(finish(command(place, f"w{workers}", workers), env), reference)
 
 
-@pytest.mark.parametrize("victim", ["worker", "coordinator", "node"])
+@pytest.mark.parametrize("victim", [pytest.param("worker", marks=pytest.mark.soak), "coordinator", "node"])
 def test_kill_9_in_the_middle(
     place: Path,
     env: dict[str, str],
@@ -187,6 +187,7 @@ def ray_cluster() -> Iterator[Any]:
     cluster.shutdown()
 
 
+@pytest.mark.soak
 def test_ray_gives_the_same(
     place: Path, env: dict[str, str], reference: dict[str, dict[str, Any]], ray_cluster: Any
 ) -> None:

@@ -1,5 +1,5 @@
-"""Hangs made on purpose are suspected within ten seconds with the right ranks: four of the twenty of `benchmarks/hangs.py`, and two that
-are only slow."""
+"""Hangs made on purpose are suspected within ten seconds with the right ranks: some of the twenty of `benchmarks/hangs.py`, and two that
+are only slow. Those that are one of a kind that another stands for are run by `make soak`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.made_up]
 
 
 @pytest.mark.parametrize(
-    "name", ["loader_worker_stopped", "lock_held_in_c", "one_collective_more", "two_of_four"]
+    "name",
+    [
+        "lock_held_in_c",
+        "two_of_four",
+        *(pytest.param(n, marks=pytest.mark.soak) for n in ("loader_worker_stopped", "one_collective_more")),
+    ],
 )
 def test_a_hang_is_suspected_and_its_ranks_are_named(tmp_path: Path, name: str) -> None:
     found = judge_hang(name, tmp_path / "run")
@@ -20,7 +25,9 @@ def test_a_hang_is_suspected_and_its_ranks_are_named(tmp_path: Path, name: str) 
     assert found["suspected_s"] <= 10
 
 
-@pytest.mark.parametrize("name", ["stopped_for_a_while", "checkpoint_by_one"])
+@pytest.mark.parametrize(
+    "name", ["stopped_for_a_while", pytest.param("checkpoint_by_one", marks=pytest.mark.soak)]
+)
 def test_one_that_is_only_slow_is_let_alone(tmp_path: Path, name: str) -> None:
     found = judge_healthy(name, tmp_path / "run")
     assert found["completed"] and not found["killed"], found

@@ -22,11 +22,14 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.soak) for seed in (2, 3, 4, 5))])
-def test_story_holds(seed: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("seed", "nproc"), [(1, 1), *(pytest.param(seed, 2, marks=pytest.mark.soak) for seed in (1, 2, 3, 4, 5))]
+)
+def test_story_holds(seed: int, nproc: int, tmp_path: Path) -> None:
     """Bit-identical losses, batches and state on every rank; each fault noticed, named and fixed in time."""
     out = subprocess.run(
-        [sys.executable, "-m", "unbroken", "demo", "--dir", str(tmp_path / "demo"), "--seed", str(seed), "--json"],
+        [sys.executable, "-m", "unbroken", "demo", "--dir", str(tmp_path / "demo"), "--seed", str(seed),
+         "--nproc", str(nproc), "--json"],
         capture_output=True, text=True, timeout=380, check=False, cwd=tmp_path,
     )  # fmt: skip
     assert out.stdout, out.stderr[-3000:]
@@ -38,17 +41,17 @@ def test_story_holds(seed: int, tmp_path: Path) -> None:
         most = {"kill_rank": 5, "stop_rank": 5, "kill_node": 40, "kill_supervisor": 0}[incident["kind"]]
         assert incident["steps_lost"] <= most, incident
         if incident["kind"] in ("kill_rank", "kill_node"):
-            net = incident["resumed_s"] - incident["replay_s"]
-            assert net <= 1.5 * story["cold_start_s"], incident
+            # What a busy machine makes of the script's own start is no matter of ours.
+            assert incident["own_s"] <= story["cold_start_s"], (incident, story["cold_start_s"])
     assert Path(story["report"]).stat().st_size < 5_000_000
 
 
 @pytest.mark.timeout(900)
 def test_soak_of_random_kills(tmp_path: Path) -> None:
-    shape = ScenarioSize(steps=200, nodes=2, nproc=1, spares=0, hang_after="30s")
-    result = soak(tmp_path / "soak", 10, 7, shape)
+    shape = ScenarioSize(steps=120, nodes=2, nproc=1, spares=0, hang_after="30s")
+    result = soak(tmp_path / "soak", 5, 7, shape)
     assert result.problems == []
-    assert sum(result.kills.values()) == 10
+    assert sum(result.kills.values()) == 5
     assert result.announced > 0 and result.verified > 0
 
 
@@ -60,7 +63,11 @@ def test_disk_that_fills_up_does_not_end_the_run(tmp_path: Path, eventually: Cal
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=100m", "tmpfs", str(small)], check=False)
     if mounted.returncode:
         pytest.skip("this machine does not let us mount a small file system")
-    run = RunUnderTest(tmp_path, ["-m", "unbroken.train", "--steps", "400"], ["--nodes", "2", "--nproc", "1"])
+    run = RunUnderTest(
+        tmp_path,
+        ["-m", "unbroken.train", "--steps", "140", "--persist-every", "10"],
+        ["--nodes", "2", "--nproc", "1"],
+    )
     run.run_dir = RunDir(small / "run")
     try:
         run.start()
@@ -75,7 +82,7 @@ def test_disk_that_fills_up_does_not_end_the_run(tmp_path: Path, eventually: Cal
             except OSError:
                 pass
         reached = run.faults.step()[1]
-        run.until_step(reached + 60, within=120)  # a whole disk interval and more: training goes on
+        run.until_step(reached + 30, within=120)  # a whole disk interval and more: training goes on
         filler.unlink()
         freed = time.time()
         assert run.wait(200) == 0, run.output

@@ -79,7 +79,7 @@ def warm(run: RunUnderTest, node: str = "") -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["fork", "spawn"])
+@pytest.mark.parametrize("how", ["spawn", pytest.param("fork", marks=pytest.mark.soak)])
 def test_losses_of_a_plain_script_are_those_of_a_run_that_was_never_killed(
     new_run: Callable[..., RunUnderTest], how: str
 ) -> None:

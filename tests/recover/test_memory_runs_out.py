@@ -64,7 +64,7 @@ def test_what_a_rank_starts_goes_first_too() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("how", ["the kernel", "all at once"])
+@pytest.mark.parametrize("how", ["the kernel", pytest.param("all at once", marks=pytest.mark.soak)])
 def test_ranks_that_are_taken_take_no_snapshot_with_them(tmp_path: Path, how: str) -> None:
     """`all at once` is what a kernel does that ends a whole cgroup (memory.oom.group), for machines that allow no limits."""
     from ..integration.conftest import RunUnderTest

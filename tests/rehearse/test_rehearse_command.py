@@ -70,13 +70,16 @@ def test_a_rehearsal_that_is_ended_takes_its_training_and_its_folder_with_it(
 
 @pytest.mark.slow
 @pytest.mark.integration
-def test_the_examples_are_exact_on_two_ranks_and_with_data(tmp_path: Path) -> None:
-    for script, ranks in (("five_lines/after.py", 2), ("exact_data/after.py", 1)):
-        done = rehearse("--nproc", str(ranks), "--json", "--", script, cwd=ROOT / "examples")
-        assert done.returncode == 0, done.stdout + done.stderr
-        report = json.loads(done.stdout)
-        assert report["exact"] and len(report["kills"]) == 2 and report["saved_by"] == "unbroken"
-        assert report["snapshot_bytes"] > 0 and report["notes"] == []
+@pytest.mark.parametrize(
+    ("script", "ranks"),
+    [("five_lines/after.py", 2), pytest.param("exact_data/after.py", 1, marks=pytest.mark.soak)],
+)
+def test_the_examples_are_exact_on_two_ranks_and_with_data(tmp_path: Path, script: str, ranks: int) -> None:
+    done = rehearse("--nproc", str(ranks), "--json", "--", script, cwd=ROOT / "examples")
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads(done.stdout)
+    assert report["exact"] and len(report["kills"]) == 2 and report["saved_by"] == "unbroken"
+    assert report["snapshot_bytes"] > 0 and report["notes"] == []
 
 
 @pytest.mark.slow

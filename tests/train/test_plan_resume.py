@@ -45,7 +45,9 @@ def checkpoints(folder: Path) -> list[str]:
     return ["--checkpoints", str(folder / "checkpoints")]
 
 
-@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize(
+    "plan", [pytest.param(p, marks=pytest.mark.soak if p == "V1" else ()) for p in PLANS]
+)
 def test_killed_at_a_random_step(tmp_path: Path, plan_server: ForkServer, argv: list[str], plan: str) -> None:
     undisturbed = Training(plan_server, tmp_path / "a", 4, [*argv, *PLANS[plan]])
     undisturbed.start()

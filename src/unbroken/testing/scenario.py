@@ -50,7 +50,8 @@ class Planned:
 class InjectedFault:
     """One fault as it went. Times are seconds; `injected` is seconds since the epoch. `resumed_s` runs from the
     injection to the completion of the first step above the highest completed before it, `replay_s` is the part
-    of it that repeats steps."""
+    of it that repeats steps, `own_s` what is neither that nor the script's start, restore and first step: noticing, ending,
+    diagnosing, deciding, launching."""
 
     kind: str
     at_step: int
@@ -58,6 +59,7 @@ class InjectedFault:
     detected_s: float | None = None
     resumed_s: float | None = None
     replay_s: float = 0.0
+    own_s: float | None = None
     steps_lost: int | None = None
     verdict: dict[str, Any] = field(default_factory=dict)
     action: str = ""
@@ -99,8 +101,8 @@ class Scenario:
             "incidents": [
                 {
                     "kind": t.kind, "at_step": t.at_step, "detected_s": _round(t.detected_s),
-                    "resumed_s": _round(t.resumed_s), "replay_s": _round(t.replay_s), "steps_lost": t.steps_lost,
-                    "action": t.action, "verdict": t.verdict,
+                    "resumed_s": _round(t.resumed_s), "replay_s": _round(t.replay_s), "own_s": _round(t.own_s),
+                    "steps_lost": t.steps_lost, "action": t.action, "verdict": t.verdict,
                 }
                 for t in self.incidents
             ],
@@ -423,7 +425,11 @@ def _measure(scenario: Scenario, run_dir: RunDir) -> None:
         injected_fault.verdict, injected_fault.action = found["verdict"], found["action"]
         if found["steps_lost"] is not None:
             injected_fault.steps_lost = found["steps_lost"]
-        injected_fault.replay_s = found["phases"].get("replay", 0.0)
+        phases = found["phases"]
+        injected_fault.replay_s = phases.get("replay", 0.0)
+        if injected_fault.resumed_s is not None and "start" in phases:
+            scripts = phases["start"] + phases["restore_and_first_step"] + injected_fault.replay_s
+            injected_fault.own_s = max(0.0, injected_fault.resumed_s - scripts)
     for extra in incidents:
         scenario.problems.append(f"incident {extra['number']} was not injected: {extra['kind']}")
 
