@@ -15,6 +15,7 @@ else
   bash scripts/services.sh || echo "(some services could not be installed; their tests skip with the reason)"
   "$bin/pytest" -q -m "not slow" -n 2 --dist loadfile || status=1
   # The breaker's list and the long proofs have commands of their own, `make breakers` and `make soak`.
-  "$bin/pytest" -q -m "slow and not breakers and not soak" -n 2 --dist loadfile || status=1
+  # Files in the order of tests/conftest.py, the longest first: else those with few tests come last, and they are the longest.
+  "$bin/pytest" -q -m "slow and not breakers and not soak" -n 2 --dist loadfile --no-loadscope-reorder --durations 40 || status=1
 fi
 exit $status

@@ -51,6 +51,22 @@ def _profiles() -> None:
 _profiles()
 
 
+LONGEST = (
+    "integration/test_survives.py", "integration/test_long.py", "evaluate/test_same_scores.py", "integration/test_slurm.py",
+    "integration/test_suspects.py", "integration/test_hosts.py", "train/test_plan_resume.py", "train/test_examples.py",
+    "integration/test_hangs.py", "integration/test_kubernetes.py", "integration/test_amend.py", "train/test_plans.py",
+    "rehearse/test_rehearse_command.py", "checkpoint/test_campaign.py", "evaluate/test_scoring.py", "hooks/test_transformers.py",
+    "integration/test_loss.py", "hooks/test_lightning.py", "hooks/test_accelerate.py", "hooks/test_torchft.py",
+)  # fmt: skip
+"""Files that take about a minute or more in `make test-all`: they begin first, so that no core waits for one of them at the end."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest files first; all others as they were collected."""
+    first = {REPO / "tests" / name: i for i, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: first.get(item.path, len(first)))
+
+
 def touched(home: Path) -> list[Path]:
     """Files of ours under a home folder: none, where every command kept to the folders that it was given."""
     places = [

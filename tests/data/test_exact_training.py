@@ -58,7 +58,7 @@ def test_at_most_seven_lines_make_a_plain_loop_exact() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.soak), 2])
 def test_exact_after_kill_nine_in_the_first_and_in_the_second_epoch(tmp_path: Path, workers: int) -> None:
     """Shuffled, with dropout, workers, accumulation and random augmentation."""
     options = ("--workers", str(workers))

@@ -63,7 +63,10 @@ class Nodes:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("faults", [{"n02": DEAD, "n05": SLOW}, {"n04": HANGING, "n07": HALF}])
+@pytest.mark.parametrize(
+    "faults",
+    [pytest.param({"n02": DEAD, "n05": SLOW}, marks=pytest.mark.soak), {"n04": HANGING, "n07": HALF}],
+)
 def test_real_nodes_at_fault_are_convicted_or_kept_off_and_no_other_is_convicted(
     faults: dict[str, str],
 ) -> None:

@@ -260,7 +260,7 @@ def test_chat_templates_are_those_of_the_harness(folder: Path) -> None:
     assert render(prefilled, False) == theirs._lm.apply_chat_template(prefilled, add_generation_prompt=False)
 
 
-@pytest.mark.parametrize(("batch", "block"), [(1, 4), (8, 10_000)])
+@pytest.mark.parametrize(("batch", "block"), [pytest.param(1, 4, marks=pytest.mark.soak), (8, 10_000)])
 def test_scores_are_those_of_lm_eval_with_its_own_model(
     folder: Path, tmp_path: Path, batch: int, block: int
 ) -> None:

@@ -13,7 +13,9 @@ from . import exact
 pytestmark = [pytest.mark.slow, pytest.mark.integration, pytest.mark.timeout(900)]
 
 
-@pytest.mark.parametrize("framework", ["transformers", "lightning", "accelerate"])
+@pytest.mark.parametrize(
+    "framework", ["transformers", "lightning", pytest.param("accelerate", marks=pytest.mark.soak)]
+)
 def test_from_the_frameworks_own_checkpoint_and_back(tmp_path: Path, framework: str) -> None:
     pytest.importorskip(framework, reason="needs requirements/hooks.txt")
     done = subprocess.run(

@@ -95,6 +95,7 @@ def test_a_nan_meets_the_same_data_once_more_and_skips_them_when_it_comes_again(
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_where_it_is_asked_for_it_is_told_and_the_run_goes_on(new_run: NewRun) -> None:
     options = ["--nodes", "1", "--nproc", "1", "--on-divergence", "tell"]
     run = new_run(*options, script=POISONED.replace("WHICH", "rises"), args=OPTIONS).start()

@@ -187,7 +187,8 @@ def test_killed_supervisor_is_succeeded_and_the_ranks_never_stop(
     "by",
     [
         "one of each",
-        *(pytest.param(by, marks=pytest.mark.slow) for by in ("agents", "ranks", "agents that wake late")),
+        pytest.param("agents that wake late", marks=pytest.mark.slow),
+        *(pytest.param(by, marks=[pytest.mark.slow, pytest.mark.soak]) for by in ("agents", "ranks")),
     ],
 )
 def test_ranks_without_a_supervisor_stop_when_the_lease_lapses(
