@@ -14,7 +14,7 @@ from pathlib import Path
 from ... import atomic
 from . import subreaper
 from .ownership import EndedProcesses, Kind, Start
-from .processes import WARM, Marked, end, marked, read_marked, read_stat, still_there
+from .processes import WARM, Marked, end, marked, read_marked, read_proc, read_stat, still_there
 
 _KEPT = ("agent", "keeper", "parent")
 _STOP_ROUNDS = 20
@@ -308,8 +308,7 @@ def descendants(roots: Iterable[Process], tree: Tree | None = None) -> set[Proce
 
 
 def _parent_of(pid: int) -> int:
-    with open(f"/proc/{pid}/stat", "rb") as f:
-        return int(f.read().rpartition(b")")[2].split()[1])
+    return int(read_proc(f"/proc/{pid}/stat").rpartition(b")")[2].split(None, 2)[1])
 
 
 def _children(pid: int) -> set[int]:

@@ -17,6 +17,7 @@ WARM = "warm"
 """The role of a warm process, until it becomes a rank."""
 _EMPTY_LOOKS = 5
 _BETWEEN_LOOKS_S = 0.007
+_PIECE = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -42,8 +43,7 @@ def marked(run_id: str, *, node: str | None = None) -> list[Marked]:
 def read_marked(pid: int, run_id: str) -> Marked | None:
     """A process that carries a run's mark; None for any other, and for a zombie."""
     try:
-        with open(f"/proc/{pid}/environ", "rb") as f:
-            environ = f.read()
+        environ = read_proc(f"/proc/{pid}/environ")
         if f"UNBROKEN_RUN_ID={run_id}".encode() not in environ:
             return None
         env = dict(p.split(b"=", 1) for p in environ.split(b"\0") if b"=" in p)
@@ -93,9 +93,20 @@ def _number(env: dict[bytes, bytes], key: bytes, otherwise: int) -> int:
 
 def read_stat(pid: int) -> tuple[str, int]:
     """(state letter, start time in ticks) of a process. Raises OSError when it is gone."""
-    text = Path(f"/proc/{pid}/stat").read_text()
-    rest = text[text.rindex(")") + 2 :].split()
-    return rest[0], int(rest[19])
+    rest = read_proc(f"/proc/{pid}/stat").rpartition(b")")[2].split()
+    return rest[0].decode(), int(rest[19])
+
+
+def read_proc(path: str) -> bytes:
+    """A file of /proc, a third as long under way as `open` would be: thousands are read before a run goes on. Raises OSError."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        data = b""
+        while piece := os.read(fd, _PIECE):
+            data += piece
+        return data
+    finally:
+        os.close(fd)
 
 
 def still_there(process: Marked) -> bool:
