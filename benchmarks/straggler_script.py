@@ -1,9 +1,10 @@
 """A synchronous training on CPUs for `stragglers.py`: each rank multiplies matrices, then all reduce.
 
-    unbroken run --nodes 4 --nproc 2 -- benchmarks/straggler_script.py KIND STEPS WORK
+    unbroken run --nodes 4 --nproc 2 -- benchmarks/straggler_script.py KIND STEPS WORK [CORES]
 
 KIND: steady; slow (one rank works a tenth more from step 100 on); uneven (each step another length for each rank); pauses (now and
-then a rank stops for a while); loader (ranks wait for their data now and then). WORK is the number of products in a step.
+then a rank stops for a while); loader (ranks wait for their data now and then). WORK is the number of products in a step; CORES are processors, with
+commas, of which each rank takes the one of its number.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ def main() -> None:
     """One rank."""
     kind, steps, work = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     run, rank = unbroken.attach(total_steps=steps), int(os.environ["RANK"])
+    if cores := [int(c) for c in (sys.argv[4] if len(sys.argv) > 4 else "").split(",") if c]:
+        os.sched_setaffinity(0, {cores[rank]})
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     draw, a, value = random.Random(rank), torch.randn(SIZE, SIZE), torch.ones(256)

@@ -2,8 +2,9 @@
 
     python benchmarks/stragglers.py [--steps 20000] [--slow-ms 100] [--well-ms 20] [-o RESULT.json]
 
-Real runs of `straggler_script.py`, four virtual nodes of two ranks on this machine (it needs ten cores that have nothing else to
-do), without a spare; what the supervisor told is read from the journal (`slow`). How much work takes `--slow-ms` or `--well-ms` is
+Real runs of `straggler_script.py`, four virtual nodes of two ranks on this machine, without a spare; what the supervisor told is
+read from the journal (`slow`). Each rank is pinned to a core of its own where there are eight: two threads of one core slow each other
+by more than a tenth. How much work takes `--slow-ms` or `--well-ms` is
 measured first; 20,000 steps of 20 ms take 7 minutes. Of the slow one: after how many steps it was named, and whether it alone. Of the others (steady,
 uneven lengths, pauses, waiting for data; a quarter of the steps each): how often a node was named, which has to be never, and what
 else was told. The same in simulated time with 64 ranks: `pytest tests/recover/test_slow_simulated.py`, and pure:
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -34,7 +36,7 @@ from unbroken.progress.records.steps import read_steps
 
 SCRIPT = Path(__file__).with_name("straggler_script.py")
 WELL = ("steady", "uneven", "pauses", "loader")
-WITHIN = 100
+WITHIN, RANKS = 100, 8
 
 
 def count_products(ms: float) -> int:
@@ -52,11 +54,22 @@ def count_products(ms: float) -> int:
     return max(10, round(ms / best))
 
 
+def pick_cores() -> list[int]:
+    """One processor of each of eight cores that this process may use; all that it may use where they are fewer."""
+    allowed = sorted(os.sched_getaffinity(0))
+    cores: dict[str, int] = {}
+    for cpu in allowed:
+        path = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+        cores.setdefault(path.read_text() if path.exists() else str(cpu), cpu)
+    picked = list(cores.values())
+    return picked[:RANKS] if len(picked) >= RANKS else []
+
+
 def run(folder: Path, kind: str, steps: int, work: int) -> tuple[list[dict[str, Any]], int, float]:
     """(what was told of slowness, steps made, seconds a step)."""
     argv = [
         sys.executable, "-m", "unbroken", "run", "--run-dir", str(folder), "--nodes", "4", "--nproc", "2", "--",
-        str(SCRIPT), kind, str(steps), str(work),
+        str(SCRIPT), kind, str(steps), str(work), ",".join(map(str, pick_cores())),
     ]  # fmt: skip
     with folder.with_suffix(".txt").open("w") as out:
         subprocess.run(argv, stdout=out, stderr=subprocess.STDOUT, check=False)
@@ -74,7 +87,12 @@ def main() -> int:
     parser.add_argument("--well-ms", type=float, default=20.0)
     parser.add_argument("-o", "--out", type=Path)
     args = parser.parse_args()
-    result: dict[str, Any] = {"machine": describe_machine(), "ranks": 8, "well": {}}
+    result: dict[str, Any] = {
+        "machine": describe_machine(),
+        "ranks": RANKS,
+        "cores": pick_cores(),
+        "well": {},
+    }
     with tempfile.TemporaryDirectory(prefix="unbroken-slow-") as place:
         told, made, each = run(Path(place) / "slow", "slow", 300, count_products(args.slow_ms))
         first = next((t for t in told if t["nodes"]), None)

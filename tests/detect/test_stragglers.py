@@ -120,3 +120,8 @@ def test_the_dearer_action_waits_until_the_loss_has_reached_its_price() -> None:
     assert [cost.add(finding, 50) for _ in range(4)] == [False, False, True, True]
     other = SlowFinding(SlowKind.NODE, 0, 0.5, "", (9,), ("n1",))
     assert not cost.add(other, 50) and not cost.add(None, 50)
+    fabric = SlowFinding(SlowKind.FABRIC, 0, 0.5, "")
+    assert [cost.add(fabric, 50) for _ in range(3)] == [False, False, True], (
+        "a test of pairs finds a slow card"
+    )
+    assert not cost.add(SlowFinding(SlowKind.STORAGE, 0, 9.0, ""), 50)

@@ -249,19 +249,19 @@ class SlowWatch:
 
 @dataclass
 class SlowCost:
-    """What a slow node has cost so far, against what it costs to leave it: the dearer action is worth it when the loss reaches its
-    price (ski rental: never more than twice what was best)."""
+    """What a slow node has cost so far, or a slow fabric, against what it costs to leave the node, or to test all nodes in pairs: the
+    dearer action is worth it when the loss reaches its price (ski rental: never more than twice what was best)."""
 
     price_s: float
     lost_s: float = 0.0
-    _node: tuple[str, ...] = ()
+    _of: tuple[SlowKind, tuple[str, ...]] | None = None
 
     def add(self, finding: SlowFinding | None, steps: int) -> bool:
-        """Counts `steps` more; True once the loss has reached the price for the same node."""
-        if finding is None or finding.kind is not SlowKind.NODE:
+        """Counts `steps` more; True once the loss has reached the price for the same node, or for the fabric."""
+        if finding is None or finding.kind not in (SlowKind.NODE, SlowKind.FABRIC):
             return False
-        if finding.nodes != self._node:
-            self._node, self.lost_s = finding.nodes, 0.0
+        if (finding.kind, finding.nodes) != self._of:
+            self._of, self.lost_s = (finding.kind, finding.nodes), 0.0
         self.lost_s += finding.excess * steps
         return self.lost_s >= self.price_s
 

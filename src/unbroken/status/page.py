@@ -29,7 +29,7 @@ STATUS_TEXT = {
 }  # fmt: skip
 KIND_TEXT = {
     "failed": "a rank ended with an error", "hung": "the steps stopped coming", "node_lost": "a node was lost",
-    "agent_lost": "a node's agent died", "preempted": "a node was taken away, as announced", "slow": "a node made it slow and was left",
+    "agent_lost": "a node's agent died", "preempted": "a node was taken away, as announced", "slow": "it was slow: a node was left, or all were tested",
     "supervisor_lost": "the supervisor died and the ranks ended with it",
     "lease": "a node lost its supervisor", "loss_spike": "the loss diverged", "corrupted": "replicas differed",
 }  # fmt: skip
@@ -43,7 +43,7 @@ PHASE_TEXT = {
 }  # fmt: skip
 _HOW = {
     "completed": "completed", "interrupted": "stopped on request", "failed": "a rank failed", "hung": "hang",
-    "node_lost": "node lost", "agent_lost": "agent lost", "preempted": "node taken away", "slow": "slow node left",
+    "node_lost": "node lost", "agent_lost": "agent lost", "preempted": "node taken away", "slow": "slow",
     "supervisor_lost": "supervisor lost", "amended": "stopped to be amended",
     "lease": "a lease expired", "loss_spike": "loss diverged", "corrupted": "replicas differed", "cut off": "cut off", "running": "still running",
 }  # fmt: skip

@@ -54,6 +54,7 @@ class PairwiseTest:
         self._count: dict[str, int] = defaultdict(int)
         self._partners: frozenset[str] | None = None
         self._judged: Judgement | None = None
+        self._over = False
 
     @property
     def results(self) -> Sequence[PairResult]:
@@ -63,6 +64,7 @@ class PairwiseTest:
     def next_round(self, elapsed_s: float) -> list[Pair]:
         """The pairs to test at once, none of which shares a node; empty where no round fits into the time that is left."""
         if elapsed_s + self._test_s > self._seconds:
+            self._over, self._judged = True, None
             return []
         judgement = self.judge()
         gone = {c.node for c in judgement.convicted if c.confidence >= _CERTAIN}
@@ -102,13 +104,24 @@ class PairwiseTest:
     def judge(self) -> Judgement:
         """What is known so far: at the deadline, the answer."""
         if self._judged is None:
-            self._judged = judge(self._results, self._routes, self._model)
+            found = judge(self._results, self._routes, self._model)
+            self._judged = self._keep_untested(found) if self._over else found
         return self._judged
+
+    def _keep_untested(self, found: Judgement) -> Judgement:
+        """Nodes that were cleared so late that there was no round left for their routes leave too: nothing is known of those ways."""
+        bad = {n for r in find_bad(self._results, self._model.slow) for n in r.nodes}
+        off = found.kept_off
+        late = {
+            n for p in self._routes if not self._met[p[0]][p[1]] and not off & {*p} for n in p if n in bad
+        }
+        return replace(found, groups=tuple(sorted((*found.groups, *((n,) for n in late))))) if late else found
 
     def go_on_with(self, suspects: Iterable[str], partners: Iterable[str], seconds: float) -> None:
         """From here on only the suspects are tested, each with one of the partners, which are known to be good: in the
         background, for so many seconds more. What was found stays."""
         self._nodes, self._partners = sorted(set(suspects)), frozenset(partners) - set(suspects)
+        self._over = False
         self._seconds = seconds
         # The link stays out of use: an end of it returns as sure as any other suspect. To be ten times as sure took 82 tests, at
         # 30 s each more than half an hour.

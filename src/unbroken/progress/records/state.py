@@ -180,7 +180,7 @@ class RunState:
                     r.get("t"),
                 )
             )
-            self.pairs_due = bool(r.get("test_pairs", False))
+            self.pairs_due = self.pairs_due or bool(r.get("test_pairs", False))
             self.step = max(self.step, r["step"])
         elif kind == "resumed":
             self.unresumed = None
@@ -204,6 +204,8 @@ class RunState:
                 self.cordoned.pop(r["node"], None)
                 self.expiry.pop(r["node"], None)
             self.innocent_s += float(r["seconds"]) if r.get("innocent") else 0.0
+        elif kind == "pairs_due":
+            self.pairs_due = True
         elif kind == "pairs":
             self.pairs_due = False
         elif kind == "cordon":

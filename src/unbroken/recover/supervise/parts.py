@@ -131,7 +131,7 @@ def assemble(
     watching = Watching(
         run_dir, fleet, keepers, place, stopping, Following(lambda: amending.command, cwd, spec.timeouts.idle),
         LossJudge(accepting, place, recorder, view.say, spec.on_divergence),
-        SlowJudge(fleet, fencing, recorder, view.say, clock),
+        SlowJudge(fleet, fencing, recorder, view.say, clock, spec.policy, float(spec.timeouts.pairs)),
         CorruptionJudge(accepting, recorder, view.say, spec.policy),
         float(spec.timeouts.suspect), recorder, background,
         term, stop, view, clock, changed, amending,

@@ -52,6 +52,10 @@ class FakeNode:
     wiped: int = 0
     pair_fails: float = 0.0
     """The share of tests with another node that fail for its sake."""
+    pair_rate: float = 1.0
+    """The share of the usual rate that a test with it reaches."""
+    bad_links: set[str] = field(default_factory=set)
+    """The nodes with which each of its tests fails, for the sake of the way between them."""
     host: str = ""
     """The machine of which it is a virtual node; "" where it is a machine of its own."""
     agent: VirtualAgent | None = None
@@ -82,6 +86,9 @@ class AgentSurroundings(Protocol):
     def number_of(self, node: str) -> int:
         """Which node it is, from 0."""
 
+    def node_at(self, address: str) -> str:
+        """The node that has this HOST:PORT; "" for none."""
+
     def gang(self, attempt: int, world_size: int, first: int) -> Gang:
         """The ranks of an attempt."""
 
@@ -106,9 +113,13 @@ class VirtualAgent:
         self._pairs = 0
         self.term = 0
         self.ranks: dict[int, str] = {}
+        """rank -> running, hung, ended."""
         self.slowness: dict[int, float] = {}
         """How many times as long a rank takes for its own work."""
-        """rank -> running, hung, ended."""
+        self.delays: dict[int, tuple[float, float]] = {}
+        """(share of its steps, seconds) by which a rank is late."""
+        self.looks: dict[int, ProcessInfo] = {}
+        """What its process shows of a rank that hangs; of others, and where nothing is given, an endless loop."""
         self._endings: dict[int, Message] = {}
         self.lease_until: float | None = None
         self._lease_s = 15.0
@@ -340,8 +351,10 @@ class VirtualAgent:
         """This side of a test of two nodes: it fails as often as this node does."""
         address, rank = m["options"]["address"], m["options"]["rank"]
         draw = random.Random(f"{self.node.name} {address} {rank}")
-        bad = draw.random() < self.node.pair_fails
-        rate = draw.gauss(1e9, 3e7)
+        bad = draw.random() < self.node.pair_fails or (
+            rank == 1 and bool(self.node.bad_links & {self._cluster.node_at(address)})
+        )
+        rate = draw.gauss(1e9, 3e7) * self.node.pair_rate
         return {
             "passed": not bad,
             "received": not bad,
@@ -403,7 +416,12 @@ class VirtualAgent:
             return []
         draw = random.Random(f"{self.node.name} {self.attempt} {step}")
         each = {r: self.slowness.get(r, 1.0) * draw.gauss(1.0, script.work_noise) for r in ranks}
-        return [[r, step, _WINDOW, script.step_s, script.work_s * x, None] for r, x in each.items()]
+        rows: list[list[float | None]] = []
+        for r, x in each.items():
+            share, late_s = self.delays.get(r, (0.0, 0.0))
+            late = late_s * sum(draw.random() < share for _ in range(_WINDOW)) / _WINDOW
+            rows.append([r, step, _WINDOW, script.step_s + late, script.work_s * x + late, None])
+        return rows
 
     def _time_out(self, attempt: int) -> None:
         if attempt == self.attempt:
@@ -418,14 +436,16 @@ class VirtualAgent:
         self.ranks[rank] = "hung"
         self._stand()
 
-    def end_rank(self, rank: int, code: int | None, signal: int | None, *, ours: bool = False) -> None:
+    def end_rank(
+        self, rank: int, code: int | None, signal: int | None, *, ours: bool = False, oom: bool | None = None
+    ) -> None:
         """A rank's process ends, and the agent says so."""
         if self.ranks.get(rank, "ended") == "ended":
             return
         self.ranks[rank] = "ended"
         if code != 0:
             self._stand()
-        ending = {"code": code, "signal": signal, "time": self.wall(), "ours": ours, "oom": None}
+        ending = {"code": code, "signal": signal, "time": self.wall(), "ours": ours, "oom": oom}
         self._endings[rank] = {**ending, "at": [self.monotonic(), self.monotonic()]}
         self._tell(op="exited", attempt=self.attempt, rank=rank, **self._endings[rank])
 
@@ -436,6 +456,8 @@ class VirtualAgent:
 
     def _look(self, rank: int) -> ProcessInfo:
         stands = self.ranks[rank] == "hung"
+        if stands and rank in self.looks:
+            return self.looks[rank]
         frames = ["loop_forever (train.py:1)"] if stands else ["all_reduce (torch/distributed.py:1)"]
         return ProcessInfo(rank + 2, "R" if stands else "S", "", tuple(frames), frames[0])
 

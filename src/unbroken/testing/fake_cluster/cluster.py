@@ -108,6 +108,13 @@ class FakeCluster:
         """Which one it is, from 0."""
         return int(node.rpartition("-")[2])
 
+    def node_at(self, address: str) -> str:
+        """The node that has this HOST:PORT; "" for none."""
+        parts = address.rpartition(":")[0].split(".")
+        if len(parts) != 4 or parts[0] != "10":
+            return ""
+        return f"node-{(int(parts[1]) << 16) + (int(parts[2]) << 8) + int(parts[3]):05d}"
+
     # --- nodes
 
     async def acquire(self, request: Request) -> Allocation:

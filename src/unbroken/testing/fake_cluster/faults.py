@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from ...cluster.clocks import Moment
 from ...cluster.contract import EndingAt, Lost, PreemptingAt, Returned, Unreachable
+from ...detect import ProcessInfo
 from .agent import FakeNode, VirtualAgent
 from .cluster import FakeCluster
+from .training import Gang
 
 
 class Faults:
@@ -153,17 +155,54 @@ class Faults:
         """Its agent dies, and the ranks with it; its keeper lives."""
         self._cluster.agent_ended(self._agent(name), None, signal)
 
-    def fail_rank(self, name: str, rank: int, *, code: int | None = 1, signal: int | None = None) -> None:
-        """A rank's process ends by itself."""
-        self._agent(name).end_rank(rank, code, signal)
+    def fail_rank(
+        self,
+        name: str,
+        rank: int,
+        *,
+        code: int | None = 1,
+        signal: int | None = None,
+        oom: bool | None = None,
+    ) -> None:
+        """A rank's process ends by itself, or is ended by a signal; `oom`: whether the kernel's log says that memory ran out."""
+        self._agent(name).end_rank(rank, code, signal, oom=oom)
 
-    def hang_rank(self, name: str, rank: int) -> None:
-        """A rank goes on for ever without a step; the others wait for it."""
-        self._agent(name).hang(rank)
+    def hang_rank(self, name: str, rank: int, look: ProcessInfo | None = None) -> None:
+        """A rank goes on for ever without a step; the others wait for it. `look` is what its process shows then."""
+        agent = self._agent(name)
+        if look is not None:
+            agent.looks[rank] = look
+        agent.hang(rank)
+
+    def stall(self, name: str) -> None:
+        """Nothing comes from a node any more, or reaches it, but for the supervisor's messages: all ranks wait in the collective."""
+        self._agent(name)._stand()
+
+    def delay_rank(self, name: str, rank: int, share: float, seconds: float) -> None:
+        """From now on a rank is late by so many seconds in such a share of its steps, and all wait for it."""
+        self._agent(name).delays[rank] = (share, seconds)
+        self.slow_steps(1 + share * seconds / self._gang().script.step_s)
+
+    def slow_steps(self, factor: float) -> None:
+        """From now on each step of the newest attempt takes so many times as long, and nobody works longer."""
+        self._gang().slow_down(factor)
+
+    def slow_pairs(self, name: str, share: float) -> None:
+        """From now on tests of two nodes reach such a share of the usual rate where this node is part of them."""
+        self._node(name).pair_rate = share
 
     def fail_pairs(self, name: str, share: float) -> None:
         """From now on so many of the tests of two nodes fail that this node is part of."""
         self._node(name).pair_fails = share
+
+    def fail_link(self, a: str, b: str) -> None:
+        """From now on nothing passes between two nodes."""
+        self._node(a).bad_links.add(b)
+        self._node(b).bad_links.add(a)
+
+    def _gang(self) -> Gang:
+        gangs = self._hardware.gangs
+        return gangs[max(gangs)]
 
     def kill_supervisor(self) -> None:
         """Every link breaks and no door is open. (End its tasks, too.)"""

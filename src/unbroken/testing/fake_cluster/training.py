@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,14 @@ class Gang:
         if self._stood is None:
             self._stood = self._loop.time()
             self._loop.call_later(self.script.timeout_s, self._time_out)
+
+    def slow_down(self, factor: float) -> None:
+        """From the step that is under way on, each takes so many times as long."""
+        if self._began is not None:
+            done = self.step() + 1 - self.first
+            self._began += done * self.script.step_s
+            self.first += done
+        self.script = replace(self.script, step_s=self.script.step_s * factor)
 
     def _time_out(self) -> None:
         for _, stuck in self._members:
