@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-
 from benchmarks.localisation import one, summarise
 from benchmarks.localisation_kinds import KINDS
 
