@@ -115,6 +115,8 @@ def main() -> int:
                 "why": [t["why"] for t in told][:4],
             }  # fmt: skip
             print(f"{kind}: {json.dumps(result['well'][kind])}", file=sys.stderr, flush=True)
+            if args.out:
+                args.out.write_text(json.dumps(result, indent=1) + "\n")
     result["steps_that_are_well"] = sum(w["steps"] for w in result["well"].values())
     result["nodes_named_wrongly"] = sum(w["nodes_named"] for w in result["well"].values())
     print(json.dumps(result, indent=1))
