@@ -11,15 +11,19 @@ from .contract import Fenced
 
 AT_ONCE = 256
 """Answers of thousands at once would only wait in the loop."""
+FENCES_AT_ONCE = 32
+"""A fence may be commands of a scheduler's: more at once would make each miss its deadline, and prove nothing."""
 GIVEN_BACK_S = 10.0
 """So long a fence may take of a node that is given back."""
 
 T = TypeVar("T")
 
 
-async def for_each(names: Collection[str], work: Callable[[str], Awaitable[T]]) -> dict[str, T]:
+async def for_each(
+    names: Collection[str], work: Callable[[str], Awaitable[T]], at_once: int = AT_ONCE
+) -> dict[str, T]:
     """What `work` gives for each of them, in their order. Raises the first of what any of them raises."""
-    turn = asyncio.Semaphore(AT_ONCE)
+    turn = asyncio.Semaphore(at_once)
 
     async def one(name: str) -> T:
         async with turn:
@@ -33,7 +37,7 @@ async def fence_all(
     fence: Callable[[str, float], Awaitable[Fenced]], names: Collection[str]
 ) -> tuple[list[str], RunError | None]:
     """Fences nodes that are given back: those that are proven, and the error that names the first that is not."""
-    found = await for_each(names, lambda name: fence(name, GIVEN_BACK_S))
+    found = await for_each(names, lambda name: fence(name, GIVEN_BACK_S), FENCES_AT_ONCE)
     kept = [
         RunError(f"the node is not given back: {f.why}", where=n) for n, f in found.items() if not f.proven
     ]

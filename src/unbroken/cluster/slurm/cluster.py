@@ -19,7 +19,7 @@ from pathlib import Path
 
 from ...errors import DoesNotFit, RunError, UsageError
 from ...machine import python_path
-from ..at_once import GIVEN_BACK_S, for_each
+from ..at_once import FENCES_AT_ONCE, GIVEN_BACK_S, for_each
 from ..contract import AgentCommand, Allocation, Cordon, Event, Fenced, Request
 from ..holding.apart import Container
 from ..local_events import _importable
@@ -240,7 +240,9 @@ class SlurmCluster:
     async def give_back(self, nodes: Collection[str]) -> None:
         """Ends what is left there. The job keeps them until it ends: Slurm takes no node back before."""
         given = self._memory.given
-        fenced = await for_each([n for n in given if n in nodes], lambda n: self.fence(n, GIVEN_BACK_S))
+        fenced = await for_each(
+            [n for n in given if n in nodes], lambda n: self.fence(n, GIVEN_BACK_S), FENCES_AT_ONCE
+        )
         for node, f in fenced.items():
             if not f.proven and not self._is_lost(node):
                 raise RunError(f"the node is not given back: {f.why}", where=node)

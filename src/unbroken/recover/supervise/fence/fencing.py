@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
 from ....cluster import EndedProcesses
-from ....cluster.at_once import for_each
+from ....cluster.at_once import FENCES_AT_ONCE, for_each
 from ....cluster.contract import Cordon
 from ....progress import RunDir
 from ..attempt.attempt import Attempt
@@ -203,8 +203,8 @@ class Fencing:
     async def clear(self, names: Sequence[str]) -> None:
         """Ends whatever is left on nodes that the run leaves, and returns them to the cluster; writes down for the next
         start what is not proven."""
-        proven = []
-        for name, (ended, _) in (await for_each(names, self._fleet.fence)).items():
+        proven, found = [], await for_each(names, self._fleet.fence, FENCES_AT_ONCE)
+        for name, (ended, _) in found.items():
             if ended.survivors:
                 self._say(f"processes {list(ended.survivors)} on {name} survive kill -9")
             elif not ended.proven:
