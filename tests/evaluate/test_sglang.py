@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
+import importlib.util
 from collections.abc import AsyncIterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +18,7 @@ from unbroken.errors import EvaluationError, ModelDoesNotLoad
 from unbroken.evaluate.contracts import FedModel, Json, ModelSpec, Request
 from unbroken.evaluate.harness import sglang as backend
 from unbroken.evaluate.harness import vllm
-from unbroken.evaluate.harness.sglang import SglangBackend, SglangModel
+from unbroken.evaluate.harness.sglang import AskedOfEngine, SglangBackend, SglangModel
 
 
 class Engine:
@@ -147,3 +150,47 @@ def test_without_sglang_it_says_so() -> None:
     if backend.importlib.util.find_spec("sglang") is None:
         with pytest.raises(ModelDoesNotLoad, match="not installed"):
             SglangBackend().load(ModelSpec("m", "sglang"), None, (0,))
+
+
+SOURCES = importlib.util.find_spec("sglang")
+
+
+@pytest.mark.skipif(SOURCES is None, reason="SGLang is not installed (pip install --no-deps sglang suffices)")
+def test_the_installed_version_has_all_that_is_called() -> None:
+    """Its sources are read, not imported: importing it needs a GPU's libraries. The names are those of `sglang.Engine`'s documentation."""
+    assert SOURCES is not None and SOURCES.origin is not None
+    srt = Path(SOURCES.origin).parent / "srt"
+
+    def classes(file: str) -> dict[str, ast.ClassDef]:
+        return {
+            c.name: c for c in ast.walk(ast.parse((srt / file).read_text())) if isinstance(c, ast.ClassDef)
+        }
+
+    def fields(c: ast.ClassDef) -> set[str]:
+        return {
+            a.target.id for a in c.body if isinstance(a, ast.AnnAssign) and isinstance(a.target, ast.Name)
+        }
+
+    def method(c: ast.ClassDef, name: str) -> ast.FunctionDef | ast.AsyncFunctionDef:
+        return next(
+            f for f in c.body if isinstance(f, ast.FunctionDef | ast.AsyncFunctionDef) and f.name == name
+        )
+
+    def parameters(f: ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:
+        return {a.arg for a in (*f.args.args, *f.args.kwonlyargs)}
+
+    engine = classes("entrypoints/engine.py")["Engine"]
+    asked = {"input_ids", "sampling_params", "rid", "stream", "return_logprob", "logprob_start_len", "top_logprobs_num", "token_ids_logprob"}  # fmt: skip
+    assert asked <= parameters(method(engine, "async_generate")) and method(engine, "shutdown")
+    own = {a.attr for a in ast.walk(engine) if isinstance(a, ast.Attribute) and isinstance(a.value, ast.Name) and a.value.id == "self"}  # fmt: skip
+    assert {"loop", "tokenizer_manager"} <= own
+    manager = srt / "managers/tokenizer_manager.py"
+    assert "rid" in parameters(method(classes("managers/tokenizer_manager.py")["TokenizerManager"], "abort_request"))  # fmt: skip
+    told = {"input_token_logprobs", "input_top_logprobs", "output_token_ids_logprobs", "output_top_logprobs", "finish_reason", "output_ids"}  # fmt: skip
+    assert all(f'"{key}"' in manager.read_text() for key in told)
+    settings = AskedOfEngine(seed=1, top_p=0.9, top_k=5, min_p=0.1, frequency_penalty=0.1, presence_penalty=0.1, repetition_penalty=1.1).sampling()  # fmt: skip
+    assert set(settings) <= fields(classes("sampling/sampling_params.py")["SamplingParams"])
+    places = ("server_args.py", *(str(p.relative_to(srt)) for p in (srt / "arg_groups/fields").glob("*.py")))
+    known = {f for p in places for c in classes(p).values() for f in fields(c)}
+    assert {"model_path", "tokenizer_path", "dtype", "context_length", "tp_size", "log_level", "random_seed", "trust_remote_code",
+            "mem_fraction_static"} <= known  # fmt: skip

@@ -56,6 +56,27 @@ def test_samples_are_shown_with_prompt_answer_target_and_scores(done: Path) -> N
     assert invoke("samples", done / "good", "--below", 1) == ""
 
 
+def test_samples_that_were_answered_otherwise_in_the_harness_s_own_batches_are_shown_with_both(
+    done: Path,
+) -> None:
+    out = done / "good"
+    assert invoke("samples", out, "--differ") == ""
+    before = (out / "report.json").read_text()
+    (answers,) = (out / "landed").glob("*/sums.jsonl")
+    try:
+        report = json.loads(before)
+        report["checks"] = [{"task": "sums", "samples": 2, "differ": [2]}]
+        (out / "report.json").write_text(json.dumps(report))
+        lines = answers.read_text().splitlines()
+        lines[2] = lines[2].replace('" 4"', '" 5"')
+        answers.with_name("sums--exact.jsonl").write_text("\n".join(lines) + "\n")
+        (line,) = invoke("samples", out, "--differ", "--json").splitlines()
+        assert json.loads(line)["answers"] == [" 4"] and json.loads(line)["exactly"] == [" 5"]
+        assert "-- answer\n 4\n-- in the harness's own batches\n 5" in invoke("samples", out, "--differ")
+    finally:
+        (out / "report.json").write_text(before)
+
+
 def test_many_models_stand_in_one_table(done: Path) -> None:
     text = invoke("table", done / "good", done / "bad")
     assert text.splitlines()[0].split() == ["task", "metric", "good", "bad"]

@@ -249,3 +249,40 @@ def test_the_real_engine_on_a_cpu(tmp_path: Path) -> None:
     assert (
         int(same) >= int(texts) - 2
     )  # special tokens inside a text are left in, as lm_eval's vLLM model leaves them
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(not REAL, reason="vLLM is not installed")
+def test_a_worker_killed_in_the_middle_costs_what_was_in_flight(tmp_path: Path) -> None:
+    from tests.evaluate.test_fast_model import run_and_kill, write_place
+
+    place = write_place(tmp_path, documents=30, hidden=256, context=512)
+    found = run_and_kill(place, 8, "--backend", "vllm", "--gen", "do_sample=false")
+    assert len(found["scores"]) == 6 and not found["errors"]
+    assert all(s["scored"] == s["samples"] for s in found["scores"])
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(REAL, reason="vLLM is installed here, and would answer")
+def test_where_vllm_does_not_load_the_model_transformers_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("transformers", reason="transformers is not installed (requirements/all.txt)")
+    from tests.support.tiny_model import write_tiny_model
+    from unbroken.cli.eval import asked
+    from unbroken.cli.main import dispatch
+
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setattr(asked, "_backend", lambda given, begun: begun.began_with() or "vllm")  # as with a GPU
+    model = write_tiny_model(tmp_path / "m")
+    suite = Path(__file__).parents[2] / "examples/evaluate_own_tasks/suite.toml"
+    line = ["eval", "run", str(suite), "--tasks", "likely", "-m", str(model), "-o", str(tmp_path / "out"), "--workers", "1", "--json"]  # fmt: skip
+    assert dispatch([*line, "--option", 'model_args={"max_num_seqs": 2}']) == ModelDoesNotLoad.exit_code
+    capsys.readouterr()
+    assert dispatch(line) == 0
+    said = capsys.readouterr()
+    assert "vLLM is not installed" in said.err and "So transformers answers" in said.err
+    assert (
+        dispatch(line) == 0 and "So transformers" not in capsys.readouterr().err
+    )  # it goes on with what it was begun with

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ..errors import InputError, UnbrokenError, UnknownTask
@@ -15,6 +15,7 @@ from .harness.lm_eval.results import TARGETS
 from .result.folder import EvalDir, read_json
 from .result.journal import events
 from .result.results import columns, number
+from .result.sameness import SUFFIX
 from .suite import staged
 
 
@@ -33,13 +34,15 @@ class Shown:
     """Why it has no verdict."""
     partial: str = ""
     """Why its answer was cut short."""
+    exactly: tuple[Json, ...] = ()
+    """What was answered in the harness's own batches, where that was asked too and differs."""
 
     def as_json(self) -> Json:
         """One object."""
         return {
             "task": self.task, "sample": self.sample, "prompts": list(self.prompts), "answers": list(self.answers),
             "target": self.target, "scores": dict(self.scores), **({"note": self.note} if self.note else {}),
-            **({"partial": self.partial} if self.partial else {}),
+            **({"partial": self.partial} if self.partial else {}), **({"exactly": list(self.exactly)} if self.exactly else {}),
         }  # fmt: skip
 
     def as_text(self) -> str:
@@ -51,6 +54,8 @@ class Shown:
             lines += [f"-- prompt{'' if len(self.prompts) == 1 else f' {i + 1}'}", _text(p)]
             if i < len(self.answers):
                 lines += ["-- answer", _text(self.answers[i])]
+            if i < len(self.exactly):
+                lines += ["-- in the harness's own batches", _text(self.exactly[i])]
         if self.partial:
             lines.append(f"-- cut short: {self.partial}")
         if self.target is not None:
@@ -58,8 +63,9 @@ class Shown:
         return "\n".join([*lines, *([f"-- no verdict: {self.note}"] if self.note else [])]) + "\n"
 
 
-def samples_of(out: Path, tasks: Sequence[str] = ()) -> Iterator[Shown]:
-    """The samples of an evaluation, task by task. Raises InputError where there is none, UnknownTask."""
+def samples_of(out: Path, tasks: Sequence[str] = (), *, differ: bool = False) -> Iterator[Shown]:
+    """The samples of an evaluation, task by task; `differ`: only those whose answers differ between the fast way and the harness's own
+    batches, with both. Raises InputError where there is none, UnknownTask."""
     folder = EvalDir(out, out if (out / "tasks").is_dir() else out.parent)
     began = [e for e in events(folder.journal) if e["event"] == "begin"]
     report = folder.last_report()
@@ -69,8 +75,25 @@ def samples_of(out: Path, tasks: Sequence[str] = ()) -> Iterator[Shown]:
     for name in tasks:
         if name not in scores:
             raise UnknownTask(name, scores, where=str(out))
+    others = {c.task: c.differ for c in report.checks}
+    key = str(began[-1]["key"])
     for name in tasks or scores:
-        yield from _of_task(folder, str(began[-1]["key"]), name, scores[name])
+        found = _of_task(folder, key, name, scores[name])
+        yield from _with_both(folder, key, name, found, others.get(name, ())) if differ else found
+
+
+def _with_both(
+    folder: EvalDir, key: str, name: str, shown: Iterator[Shown], ids: Sequence[int]
+) -> Iterator[Shown]:
+    """The samples of these ids, with the answers of the check."""
+    place = folder.exact_answers(key, name + SUFFIX)
+    if not ids or not place.exists():
+        return
+    wanted = set(ids)
+    with open(place, "rb") as lines:
+        for one, line in zip(shown, lines, strict=False):
+            if one.sample in wanted:
+                yield replace(one, exactly=staged.decode_answer(line).outputs)
 
 
 def _of_task(folder: EvalDir, key: str, name: str, score: Score) -> Iterator[Shown]:

@@ -9,9 +9,10 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ...errors import RunInterrupted
+from ...errors import ModelDoesNotLoad, RunInterrupted, UnknownKey
 
 if TYPE_CHECKING:
     from ...evaluate.contracts import ModelSpec, Report, Suite
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from ...evaluate.processes.imports import Imports
     from ...evaluate.result.folder import EvalDir
     from ...evaluate.run.settings import Settings
+    from . import options
 
 AGAIN_S = 2.0
 """A signal that comes so much later than the first one ends the command at once; sooner, the two are one."""
@@ -60,6 +62,22 @@ def run_evaluation(
             shutdown = getattr(engine, "shutdown", None)
             if shutdown is not None:
                 shutdown()
+
+
+def by_transformers(e: ModelDoesNotLoad, spec: ModelSpec, asked: options.Evaluating) -> ModelSpec:
+    """The same model with the backend that needs nothing else, which is said. Raises `e` where the engine was asked for, or options
+    are given that only it knows."""
+    from ...evaluate.suite.registry import check_options
+
+    otherwise = replace(spec, backend="transformers")
+    if asked.backend or spec.backend == otherwise.backend:
+        raise e
+    try:
+        check_options(otherwise)
+    except UnknownKey:
+        raise e from None
+    print(f"unbroken eval: {e.message}. So transformers answers; --backend {spec.backend} insists", file=sys.stderr)  # fmt: skip
+    return otherwise
 
 
 @contextlib.contextmanager

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from ...errors import EvaluationIncomplete
+from ...errors import EvaluationIncomplete, ModelDoesNotLoad
 from .._shared_options import takes
 from . import options
 from .asked import spec_of, suite_asked
-from .evaluating import run_evaluation, write_results
-from .workers import engine_of, settings_of, slots_of, worker_imports
+from .evaluating import by_transformers, run_evaluation, write_results
+from .workers import engine_of, harness_imports, settings_of, slots_of, worker_imports
 
 if TYPE_CHECKING:
-    from ...evaluate.contracts import Report
+    from ...evaluate.contracts import ModelSpec, Report, Suite
     from ...evaluate.result.folder import EvalDir
 
 
@@ -43,14 +43,26 @@ def run(
     keep_bytecode()  # where there is none it is compiled from here on, beside all that follows
     folder = EvalDir(out)
     spec = spec_of(model, name, asked, folder)
+    wanted = suite_asked(suite, asked)
+    try:
+        report = _evaluate(wanted, spec, folder, asked, quiet or as_json)
+    except ModelDoesNotLoad as e:
+        report = _evaluate(wanted, by_transformers(e, spec, asked), folder, asked, quiet or as_json)
+    _show(report, folder, as_json)
+
+
+def _evaluate(
+    suite: Suite, spec: ModelSpec, folder: EvalDir, asked: options.Evaluating, quiet: bool
+) -> Report:
     slots = slots_of(asked, spec)
     settings = settings_of(slots, asked)
-    with worker_imports(
-        asked.cluster or asked.engine, slots if len(slots) > 1 else (), spec, folder
-    ) as imports:
+    kind = asked.cluster or asked.engine
+    with (
+        worker_imports(kind, slots if len(slots) > 1 else (), spec, folder) as imports,
+        harness_imports(suite, folder) as harnesses,
+    ):
         started = engine_of(asked, folder, slots, imports)
-        report = run_evaluation(suite_asked(suite, asked), spec, folder, started, settings, quiet or as_json)
-    _show(report, folder, as_json)
+        return run_evaluation(suite, spec, folder, started, settings, quiet, harnesses)
 
 
 def _show(report: Report, folder: EvalDir, as_json: bool) -> None:

@@ -14,6 +14,7 @@ def samples(
     out: Path = typer.Argument(help="Folder of an evaluation"),
     task: list[str] = typer.Option([], "--task", help="Only this task (again for more)"),
     below: float | None = typer.Option(None, "--below", help="Only samples whose headline metric is below this: 1 shows what is not right"),
+    differ: bool = typer.Option(False, "--differ", help="Only samples that were asked both ways and answered differently, with both answers"),
     first: int | None = typer.Option(None, "--first", min=1, help="Only so many of each task"),
     as_json: bool = typer.Option(False, "--json", help="One JSON object a line"),
 ) -> None:  # fmt: skip
@@ -21,7 +22,7 @@ def samples(
     from ...evaluate.show import samples_of
 
     counts: dict[str, int] = {}
-    for s in samples_of(out, task):
+    for s in samples_of(out, task, differ=differ):
         headline = next(iter(s.scores.values()), None)
         if below is not None and headline is not None and headline >= below:
             continue

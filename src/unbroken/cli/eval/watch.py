@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from ...errors import UsageError
+from ...errors import ModelDoesNotLoad, UsageError
 from .._shared_options import takes
 from . import options
 from .asked import spec_of, suite_asked
-from .evaluating import run_evaluation, write_results
+from .evaluating import by_transformers, run_evaluation, write_results
 from .workers import engine_of, harness_imports, settings_of, slots_of, worker_imports
 
 if TYPE_CHECKING:
@@ -63,8 +63,12 @@ def watch(
     settings = settings_of(slots, asked)
 
     def evaluate(s: Suite, m: ModelSpec, folder: EvalDir) -> Report:
-        started = engine_of(asked, folder, slots, imports)
-        report = run_evaluation(s, m, folder, started, settings, True, harnesses)
+        try:
+            started = engine_of(asked, folder, slots, imports)
+            report = run_evaluation(s, m, folder, started, settings, True, harnesses)
+        except ModelDoesNotLoad as e:
+            otherwise = by_transformers(e, m, asked)
+            report = run_evaluation(s, otherwise, folder, engine_of(asked, folder, slots), settings, True, harnesses)  # fmt: skip
         write_results(report, folder)
         return report
 

@@ -39,7 +39,7 @@ class TransformersBackend:
 
     def warm(self) -> None:
         """Imports what takes seconds to import, as far as it is the same for every decoder."""
-        with _quick_imports():
+        with quick_imports():
             import torch  # noqa: F401
             import transformers
 
@@ -118,13 +118,13 @@ for the losses and processors of images and sound."""
 
 
 @contextlib.contextmanager
-def _quick_imports() -> Iterator[None]:
-    """Inside, garbage is not collected, which is a quarter of the time, and what is UNNEEDED is not found: two seconds more.
+def quick_imports(unneeded: Sequence[str] = UNNEEDED) -> Iterator[None]:
+    """Inside, garbage is not collected, which is a quarter of the time, and what is not needed is not found: two seconds more.
 
     transformers then takes those for missing in this process, for good.
     """
     collects = gc.isenabled()
-    hidden = [name for name in UNNEEDED if name not in sys.modules]
+    hidden = [name for name in unneeded if name not in sys.modules]
     gc.disable()
     sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]
     try:

@@ -24,7 +24,7 @@ from ..contracts import Conditions, Json, ModelSpec, Request
 from ..suite.asking import PROBLEM, cut_short
 from .requests import generation_settings, rolling_windows
 from .tokens import HarnessTokens, Pair, texts_of_pair
-from .transformers import TransformersBackend
+from .transformers import TransformersBackend, quick_imports
 from .transformers_model import TransformersModel
 
 AT_ONCE = 512
@@ -66,9 +66,9 @@ class VllmBackend:
         return None
 
     def warm(self) -> None:
-        """Imports vLLM, and transformers before it."""
+        """Imports vLLM, and transformers with it."""
         _say_where_it_runs()
-        with contextlib.redirect_stdout(sys.stderr):
+        with contextlib.redirect_stdout(sys.stderr), quick_imports(("sklearn",)):  # vLLM knows the rest
             import vllm
 
             _ = vllm.SamplingParams, vllm.LLMEngine
@@ -242,6 +242,8 @@ class VllmModel:
                 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
                 given.setdefault("enforce_eager", True)  # compiling takes longer than it saves
                 given.setdefault("distributed_executor_backend", "uni")  # no process that outlives this one
+                if given["enforce_eager"]:
+                    _leave_out_the_compiler()
             settings: dict[str, Any] = {
                 "model": self._place, "tokenizer": self.spec.tokenizer or None, "dtype": self.spec.dtype,
                 "max_model_len": self.spec.max_length, "tensor_parallel_size": max(1, len(self._devices)),
@@ -284,6 +286,8 @@ class VllmModel:
         library = self._library()
         self._count += 1
         params = library.SamplingParams(**settings)
+        if not self._seconds and hasattr(params, "output_kind"):  # what there is meanwhile is not looked at
+            params.output_kind = type(params.output_kind).FINAL_ONLY
         prompt = library.TokensPrompt(prompt_token_ids=list(tokens))
         name = f"u{self._count}"
         self._asked[name] = key, finish
@@ -420,6 +424,15 @@ def _vllm() -> Any:
     import vllm
 
     return vllm
+
+
+def _leave_out_the_compiler() -> None:
+    """vLLM gives a few small functions to torch's compiler even then (the ranks of log-probabilities): 18 processor seconds of C++
+    the first time, 3 later, for sums that take milliseconds."""
+    with contextlib.suppress(ImportError):
+        import torch._dynamo
+
+        torch._dynamo.config.disable = True
 
 
 def _tokenizer(spec: ModelSpec, place: str) -> Any:

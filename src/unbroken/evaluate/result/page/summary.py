@@ -120,9 +120,11 @@ def usual(scores: Sequence[Score]) -> Conditions | None:
 
 def conditions(c: Conditions) -> str:
     """How a task ran, in words."""
-    padding = f", padding {c.padding}" if c.padding else ""
-    size = f"up to {c.batch_tokens:,} tokens a batch" if c.batch_tokens else f"batch size {c.batch_size}"
-    return f"{c.engine} on {c.device}, {c.dtype}, {size}{padding}"
+    if not c.batch_size:  # the fast way says in words how it batches
+        size = f"{c.padding}, up to {c.batch_tokens:,} each" if c.batch_tokens else c.padding
+    else:
+        size = f"batch size {c.batch_size}" + (f", padding {c.padding}" if c.padding else "")
+    return f"{c.engine} on {c.device}, {c.dtype}, {size}"
 
 
 def _some(ids: Sequence[int]) -> str:

@@ -63,6 +63,8 @@ LASTING = (
 """What another try a moment later would meet again."""
 WAIT_S = 0.2
 """Between looks for the folder: a checkpoint takes longer to be written, and is held before it can be superseded."""
+LOAD_FOLDERS = ("transformers", "vllm", "sglang")
+"""Backends that load a folder of Hugging Face and nothing else."""
 GONE = "removed before it could be pinned"
 OURS = ("evaluations", "watchers")
 """What a folder of checkpoints may hold before the first of them."""
@@ -189,7 +191,7 @@ def refuse_unloadable(asked: Watch, storage: Storage) -> None:
     refuse_unlike(asked)
     if asked.like is not None:
         return
-    if asked.spec.backend != "transformers":
+    if asked.spec.backend not in LOAD_FOLDERS:
         return  # another backend may load a checkpoint as it is
     there = [f.name for f in listing(storage, quick=True) if f.committed]
     if there and _says_its_form(storage, there[0]):
@@ -368,7 +370,7 @@ def _against_previous(asked: Watch, point: CurvePoint, report: Report) -> list[D
 @contextlib.contextmanager
 def _as_model(asked: Watch, storage: Storage, name: str) -> Iterator[str]:
     """The checkpoint as something that a backend loads: exported to Hugging Face's layout, or as it is."""
-    if asked.like is None and not (asked.spec.backend == "transformers" and _says_its_form(storage, name)):
+    if asked.like is None and not (asked.spec.backend in LOAD_FOLDERS and _says_its_form(storage, name)):
         yield f"{storage.url}/{name}".removeprefix("file://")
         return
     from ....checkpoint.convert.export import to_huggingface  # needs torch
