@@ -6,7 +6,8 @@ Three hosts and a spare are network namespaces of this machine (tests/support/ne
 all-reduce over gloo with a time-out of 20 s. torchrun has the three hosts (`--nnodes 2:3`, c10d rendezvous on the first, three
 restarts): it knows no spares. `nvrx` is NVIDIA's ft_launcher with the same options, where it is installed (`pip install
 nvidia-resiliency-ext`), its heartbeats set to ten minutes: the script sends none. `unbroken run` has them and the spare, its
-supervisor on a host of its own, `--hang-after 20s`, else as it comes. The time is from the fault to the first step that a rank 0 made
+supervisor on a host of its own, `--hang-after 20s`, else as it comes. The fault comes at step 20, before there are warm processes: `warm`
+is the same run with `--warm-after 1s`, struck once all four hosts have theirs. The time is from the fault to the first step that a rank 0 made
 after it in a new attempt; "never" is not within 90 s, or once all of its launchers have ended; `goes_on` says whether steps were made to
 the end without a new attempt. The result file is written after each figure, and what it has of others stays.
 
@@ -45,7 +46,7 @@ from benchmarks.machine import describe_machine
 from tests.support.net_hosts import NetHosts, net_hosts, why_not
 
 from unbroken.cluster.holding.processes import end, marked
-from unbroken.progress import RunDir, read_spec, read_terms
+from unbroken.progress import RunDir, read_journal, read_spec, read_terms
 
 ROWS = ("worker", "stopped", "long", "agent", "cut", "host", "fixed", "store", "clock", "supervisor")
 NEVER_S, START_S, RECENT_S = 90.0, 300.0, 5.0
@@ -237,6 +238,7 @@ class Dlrover(Torchrun):
 
 class Unbroken(Contender):
     name = "unbroken"
+    options: tuple[str, ...] = ()
 
     def start(self) -> None:
         for i in (1, 2, 3, 4):
@@ -248,7 +250,7 @@ class Unbroken(Contender):
         record = "shared" if self.row == "supervisor" else "own-disk"
         self.spawn(host, [
             sys.executable, "-m", "unbroken", "run", "--run-dir", str(self.folder / "run"), "--nodes", "3", "--spares", "1",
-            "--record", record, "--hang-after", "20s", "--cluster", self.hosts.cluster([1, 2, 3, 4]), "--", *self.words,
+            "--record", record, "--hang-after", "20s", *self.options, "--cluster", self.hosts.cluster([1, 2, 3, 4]), "--", *self.words,
         ])  # fmt: skip
 
     def measure_supervisor(self) -> float | None:
@@ -276,7 +278,21 @@ class Unbroken(Contender):
             end(lambda: marked(self.run_id))
 
 
-CONTENDERS: dict[str, type[Contender]] = {c.name: c for c in (Unbroken, Torchrun, Nvrx, Dlrover)}
+class Warm(Unbroken):
+    name = "warm"
+    options = ("--warm-after", "1s")
+
+    def wait_for_steps(self, count: int) -> None:
+        super().wait_for_steps(count)
+        if not self.wait(START_S, lambda: len(self.find_warm()) == 4):
+            raise TimeoutError(f"warm processes on {self.find_warm()} alone")
+
+    def find_warm(self) -> set[str]:
+        """The hosts that have theirs, or can have none."""
+        return {r["node"] for r in read_journal(RunDir(self.folder / "run")).records if r["kind"] == "warm"}
+
+
+CONTENDERS: dict[str, type[Contender]] = {c.name: c for c in (Unbroken, Warm, Torchrun, Nvrx, Dlrover)}
 
 
 def find_faketime() -> str:
@@ -286,9 +302,9 @@ def find_faketime() -> str:
 
 def measure(kind: type[Contender], row: str) -> dict[str, Any]:
     """One figure: `seconds` (None for never), or `why` there is none."""
-    if row == "supervisor" and kind is not Unbroken:
+    if row == "supervisor" and not issubclass(kind, Unbroken):
         return {"why": "it has no such host"}
-    if row == "fixed" and kind is Unbroken:
+    if row == "fixed" and issubclass(kind, Unbroken):
         return {"why": "see the row host: it has a spare"}
     if why := kind.why_not():
         return {"why": why}
