@@ -323,6 +323,23 @@ def measure(kind: type[Contender], row: str) -> dict[str, Any]:
     return {"seconds": None if seconds is None else round(seconds, 1), "goes_on": goes_on, "load": load}
 
 
+def make_table(rows: dict[str, dict[str, Any]]) -> str:
+    """The figures in Markdown, as docs/cluster.md shows them."""
+    names = [n for n in CONTENDERS if any("seconds" in cells.get(n, {}) for cells in rows.values())]
+
+    def show(cell: dict[str, Any] | None) -> str:
+        if cell is None or "seconds" not in cell:
+            return ""
+        if cell["seconds"] is None:
+            return "never; trains on by itself" if cell["goes_on"] else "never"
+        return f"{cell['seconds']:.0f} s"
+
+    lines = [f"| | {' | '.join(names)} |", f"|---|{'---|' * len(names)}"]
+    for row in (r for r in ROWS if r in rows):
+        lines.append(f"| {row} | {' | '.join(show(rows[row].get(n)) for n in names)} |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -346,6 +363,7 @@ def main() -> None:
             print(f"{row}: {name} {never if seconds is None else seconds}", flush=True)
             if args.out:
                 args.out.write_text(json.dumps(found, indent=1) + "\n")
+    print(make_table(found["rows"]))
 
 
 if __name__ == "__main__":
