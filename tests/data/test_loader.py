@@ -704,3 +704,22 @@ def test_the_journal_tells_each_global_batch_whoever_made_it(tmp_path: Path) -> 
     assert journal.read(tmp_path / "two") == two
     with pytest.raises(UsageError, match="unbroken run"):
         Journal()
+
+
+@pytest.mark.parametrize("accumulate", [1, 4])
+@pytest.mark.parametrize("batches", [0, 1, 4, 5, 17])
+def test_moving_on_leaves_the_loader_where_it_had_been_with_so_many_batches_more(
+    batches: int, accumulate: int
+) -> None:
+    """From within an iteration, into the same epoch and later ones (six batches each)."""
+
+    every = wrap(plain(), accumulate=accumulate)
+    undisturbed = [(every.epoch, every.step, b.tolist()) for _ in every.epochs(5) for b in every]
+    loader: Any = wrap(plain(), accumulate=accumulate)
+    found = []
+    for _ in loader.epochs(5):
+        for batch in loader:
+            found.append((loader.epoch, loader.step, batch.tolist()))
+            if len(found) == 2:
+                loader.move_on(batches)
+    assert len(undisturbed) == 30 and found == undisturbed[:2] + undisturbed[2 + batches :]

@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.support.keepers import end_keepers
 from unbroken.errors import UsageError
 
 from . import exact
@@ -21,8 +22,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.integration, pytest.mark.timeout(900
 SCRIPT = exact.EXAMPLES / "torchft_groups.py"
 
 
-def train(folder: Path, kill_at: int = 0) -> exact.Losses:
-    """The losses of this launch of both groups; both are killed with signal 9 once one has made step `kill_at`."""
+def train(folder: Path, keepers: Path, kill_at: int = 0, forget: bool = False) -> exact.Losses:
+    """The losses of this launch of both groups; both are killed with signal 9 once one has made step `kill_at`, and with `forget` the
+    keeper of the second too: that group is left with what is on its disk."""
     from torchft.coordination import LighthouseServer
 
     folder.mkdir(exist_ok=True)
@@ -34,6 +36,7 @@ def train(folder: Path, kill_at: int = 0) -> exact.Losses:
             env = exact.environment() | {
                 "TORCHFT_LIGHTHOUSE": lighthouse.address(),
                 "REPLICA_GROUP": str(group),
+                "UNBROKEN_SCRATCH": str(keepers / folder.name / str(group)),
             }
             launcher = [
                 sys.executable,
@@ -62,6 +65,8 @@ def train(folder: Path, kill_at: int = 0) -> exact.Losses:
             if g.poll() is None:
                 _kill(g.pid)
             g.wait()
+        if forget:
+            end_keepers(keepers / folder.name / "1")
         lighthouse.shutdown()
     return {at: found for log in logs for at, found in exact.losses(log.read_text()).items()}
 
@@ -80,11 +85,14 @@ def _kill(launcher: int) -> None:
     "kill_at",
     [pytest.param((17,), id="second epoch"), pytest.param((5, 17), id="both epochs", marks=pytest.mark.soak)],
 )
-def test_exact_after_all_groups_were_killed(tmp_path: Path, kill_at: tuple[int, ...]) -> None:
-    """Shuffled, dropout, two workers, noise drawn for each sample; in the first and in the second epoch."""
-    undisturbed = train(tmp_path / "one")
+def test_exact_after_all_groups_were_killed(
+    own_keepers: Path, tmp_path: Path, kill_at: tuple[int, ...]
+) -> None:
+    """Shuffled, dropout, two workers, noise drawn for each sample; in the first and in the second epoch. The second group's newest
+    checkpoint is older than the first's, by an epoch: it has lost its memory."""
+    undisturbed = train(tmp_path / "one", own_keepers)
     assert {step for _, step in undisturbed} == set(range(1, 29))
-    made = [train(tmp_path / "two", step) for step in (*kill_at, 0)]
+    made = [train(tmp_path / "two", own_keepers, step, forget=step == 17) for step in (*kill_at, 0)]
     begun = [min(step for _, step in a) for a in made]
     assert begun[0] == 1 and begun == sorted(set(begun)) and begun[-1] > 12, begun
     for attempt in made:

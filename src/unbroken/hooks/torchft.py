@@ -8,16 +8,20 @@
             ...
 
 As long as one group lives, torchft heals the others from it. A step that torchft drops is not counted, and its batch is lost, as
-torchft says of its own sampler. Each replica group has a folder of its own, and its own part of the data.
+torchft says of its own sampler. Each replica group has a folder of its own, and its own part of the data. Generators are seeded at
+each step, from the loader's seed and the rank: a group whose newest checkpoint is older than the others' goes on exactly, too.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from .. import data
 from ..errors import UsageError
 from . import wrappers  # torchft's OptimizerWrapper
+from .states.torchft import Joining, StepGenerators
 from .steps import StepLoader, keep_place
 from .training import HookedTraining, check_version, folder_of
 
@@ -46,6 +50,7 @@ def attach(
     training = HookedTraining("torchft", folder_of(directory, None), **options)
     found = CommittedLoader(kept, training, manager)
     training.begin({**state, "manager": manager, "loader": kept})
+    found.begin()
     return found
 
 
@@ -55,6 +60,33 @@ class CommittedLoader(StepLoader):
     def __init__(self, loader: Any, training: HookedTraining, manager: Manager) -> None:
         super().__init__(loader, training)
         self._manager = manager
+        self._joining: Joining | None = None
+        self._generators: StepGenerators | None = None
+
+    def begin(self) -> None:
+        """The manager's step is the restored one."""
+        self._joining = Joining(self._manager)
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in super().__iter__():
+            if self._is_behind():
+                self._open = False  # this batch was trained by the attempt that saved the others' step
+                continue
+            if self._generators is None:
+                self._generators = StepGenerators(self.loader.seed, self.loader.rank)
+            self._generators.begin(self._manager.current_step() + 1)
+            yield batch
+
+    def _is_behind(self) -> bool:
+        """Whether the others begin at a later step, which is asked once; the loader then stands where this group was at that step."""
+        joining = self._joining
+        if joining is None or joining.joined:
+            return False
+        steps = joining.join()
+        if steps and isinstance(self.loader, data.Loader):
+            self.loader.move_on(steps - 1)
+            return True
+        return False
 
     def end_step(self) -> None:
         """Ends the step if it was committed; after a heal the step may be many further on."""
@@ -76,8 +108,6 @@ def _plain(loader: Any) -> tuple[Any, ...]:
         worker_init_fn=loader.worker_init_fn, multiprocessing_context=loader.multiprocessing_context,
         prefetch_factor=loader.prefetch_factor, persistent_workers=loader.persistent_workers,
     )  # fmt: skip
-    from .. import data
-
     return (
         data.wrap(plain, seed=sampler.seed, rank=sampler.global_rank, world_size=sampler.global_world_size),
     )

@@ -47,6 +47,16 @@ class CountingLoader:
         return self._epoch
 
     @property
+    def seed(self) -> int:
+        """What the order and the samples' generators are made from."""
+        return self._seed
+
+    @property
+    def rank(self) -> int:
+        """This process's place among those that share the data."""
+        return self._place()[0]
+
+    @property
     def step(self) -> int:
         """Steps that are complete with the batch that the loop holds, over all epochs and attempts."""
         return self._step

@@ -204,6 +204,26 @@ class Loader(CountingLoader):
         self._at, self._run_from = at, epoch * size
         self._stale = True
 
+    def move_on(self, batches: int) -> None:
+        """Goes on as if the loop had been given so many batches more, from one epoch into the next."""
+        left = whole_number("batches", batches, 0)
+        while left:
+            begin, given = self._epoch * self._order.size, 0
+            for share in itertools.islice(self._shared().epoch(self._epoch, self._at, self._skips), left):
+                self._at, given = share.stop, given + 1
+                self._count_batch(share.last)
+            left -= given
+            if not given and self._at == begin:
+                break  # an epoch without a batch: neither has any other
+            if left:
+                self._begin_epoch(self._epoch + 1)
+        self._stale = True
+
+    @property
+    def rank(self) -> int:
+        """This process's place among those that share the data."""
+        return self._shared().rank
+
     def position(self) -> Position:
         """Where the training stands, counting the batch that the loop holds, and nothing that was only prefetched."""
         return Position(self._epoch, self._consumed(), self._skips, fingerprint(self._identity()))
