@@ -55,7 +55,7 @@ class Stops:
     rank, active = 0, True
 
     def __init__(self, at: int = 10**9) -> None:
-        self.at, self.steps = at, list[int]()
+        self.at, self.steps, self.phases = at, list[int](), list[str]()
 
     def step(self, step: int, *, loss: float = 0.0, tokens: int = 0) -> None:
         self.steps.append(step)
@@ -66,6 +66,7 @@ class Stops:
     def phase(self, name: str) -> Any:
         import contextlib
 
+        self.phases.append(name)
         return contextlib.nullcontext()
 
 
@@ -118,6 +119,7 @@ def test_a_step_ends_when_the_loop_asks_for_more_and_a_resume_goes_on_there(
     assert training.run.steps == list(range(1, 16)), "each step once, in order"  # type: ignore[attr-defined]
     assert training.checkpoints.saved == [(s, None) for s in range(2, 16, 2)]  # type: ignore[attr-defined]
     assert training.checkpoints.closed  # type: ignore[attr-defined]
+    assert training.run.phases[-1] == "stopping", "what its script does then would be a hang"  # type: ignore[attr-defined]
 
     Checkpoints.stored = None
     torch.manual_seed(3)

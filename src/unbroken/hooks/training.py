@@ -86,15 +86,16 @@ class HookedTraining:
             self.checkpoints.save(step, self.state)
 
     def finish(self) -> None:
-        """Waits until everything is durable. Raises NotDurable."""
+        """Waits until everything is durable. Raises NotDurable. What the script does after its training (save a model, send it away)
+        has no steps, and is no hang."""
         if not self.ended:
             self.ended = True
+            self.run.phase("stopping")
             self.checkpoints.close()
 
     def _leave(self) -> None:
         """Ends this process as one that was asked to: a framework's `train()` would return as if all were done."""
-        with self.run.phase("stopping"):
-            self.finish()
+        self.finish()
         atexit.register(
             _leave_group
         )  # at the very end: a framework may want to speak to the others while it is torn down
