@@ -8,10 +8,10 @@ from typing import Any
 from transformers.trainer_callback import ExportableState
 
 from ...data import Loader
+from .history import History, read
 
 _COUNTERS = (
-    "epoch", "global_step", "num_input_tokens_seen", "total_flos", "log_history", "best_metric", "best_global_step",
-    "best_model_checkpoint",
+    "epoch", "global_step", "num_input_tokens_seen", "total_flos", "best_metric", "best_global_step", "best_model_checkpoint",
 )  # fmt: skip
 _SUMS = ("_tr_loss", "_total_loss_scalar", "_globalstep_last_logged")
 
@@ -22,25 +22,36 @@ class Counters:
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
         self._sums: dict[str, float] = {}
+        self._history = History()
 
     def state_dict(self) -> dict[str, Any]:
         """What they are now; before `train` has begun there are no sums."""
         trainer = self._trainer
         callbacks = [c for c in trainer.callback_handler.callbacks if isinstance(c, ExportableState)]
+        counters = {name: getattr(trainer.state, name) for name in _COUNTERS}
         return {
-            "counters": {name: getattr(trainer.state, name) for name in _COUNTERS},
+            "counters": {**counters, **self._logged(trainer.state.log_history)},
             "callbacks": {type(c).__name__: c.state()["attributes"] for c in callbacks},
             "sums": {n: float(getattr(trainer, n)) for n in _SUMS if hasattr(trainer, n)},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Puts back all but the sums, which the Trainer sets to zero before it begins."""
-        for name, value in state["counters"].items():
+        counters = dict(state["counters"])
+        if (text := counters.pop("logged", None)) is not None:
+            counters["log_history"] = read(text)
+        for name, value in counters.items():
             setattr(self._trainer.state, name, value)
         for callback in self._trainer.callback_handler.callbacks:
             for name, value in state["callbacks"].get(type(callback).__name__, {}).items():
                 setattr(callback, name, value)
         self._sums = dict(state["sums"])
+
+    def _logged(self, history: list[Any]) -> dict[str, Any]:
+        try:
+            return {"logged": self._history.write(history)}
+        except TypeError:  # a callback has logged what is no JSON
+            return {"log_history": history}
 
     def put_sums(self) -> None:
         """Puts back the sums, once."""
