@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -25,10 +25,15 @@ class Checkpoints:
     """What a Checkpointer is asked for; `stored` is what the next one restores."""
 
     stored: tuple[int, torch.Tensor, dict[str, Any]] | None = None
+    others: ClassVar[list[object]] = []
+    directory = "runs/one"
 
     def __init__(self) -> None:
         self.saved: list[tuple[int, bool | None]] = []
         self.closed = False
+
+    def others_at_work(self) -> list[object]:
+        return self.others
 
     def due(self, step: int) -> bool:
         return step % 2 == 0
@@ -155,6 +160,21 @@ def test_two_hooks_at_once_are_refused_until_the_first_has_ended() -> None:
     del second
     gc.collect()
     HookedTraining("three")
+
+
+def test_a_training_that_is_over_and_a_checkpointer_of_the_scripts_own_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first = HookedTraining("one")
+    first.finish()
+    with pytest.raises(UsageError, match="one's training is over"):
+        first.begin({})
+    monkeypatch.setattr(Checkpoints, "others", [first.checkpoints])
+    HookedTraining("two").begin({})  # that of a hook which ended
+    hooks._active.clear()
+    monkeypatch.setattr(Checkpoints, "others", [Checkpoints()])
+    with pytest.raises(UsageError, match="three's hook saves into runs/one"):
+        HookedTraining("three").begin({})
 
 
 def test_other_data_is_refused(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ import itertools
 import os
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,6 +58,8 @@ from .storage.base import Storage
 CLOSE_TIMEOUT_S = CLAIM_TIMEOUT_S
 
 _instances = itertools.count()
+_begun: weakref.WeakSet[Checkpointer] = weakref.WeakSet()
+"""Those of this process that have found their keeper."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -261,6 +264,10 @@ class Checkpointer:
         """This rank's buffers in its keeper."""
         return self._opened().session.memory
 
+    def others_at_work(self) -> list[Checkpointer]:
+        """Those of this process that save into the same place: one would restore what another saved."""
+        return [c for c in _begun if c is not self and not c._closed and c.directory == self.directory]
+
     # --- how it works
 
     def _open(self) -> _Opened:
@@ -274,6 +281,7 @@ class Checkpointer:
             with self._one_save:  # of two threads one finds the keeper
                 if self._parts is None:
                     self._parts = self._connect()
+                    _begun.add(self)
         return self._parts
 
     def _connect(self) -> _Opened:

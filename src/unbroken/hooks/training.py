@@ -25,6 +25,8 @@ logger = logging.getLogger("unbroken.hooks")
 
 _active: list[weakref.ref[HookedTraining]] = []
 """The training that is at work in this process, if one is."""
+_kept: weakref.WeakSet[Checkpointer] = weakref.WeakSet()
+"""The hooks' own, those of trainings that ended with an exception as well."""
 
 
 class HookedTraining:
@@ -43,6 +45,7 @@ class HookedTraining:
         self.framework: str = framework
         self.run = attach()
         self.checkpoints = Checkpointer(directory, **options)
+        _kept.add(self.checkpoints)
         self.state: dict[str, Any] = {}
         self.restored: Restored | None = None
         self.step = 0
@@ -54,7 +57,19 @@ class HookedTraining:
         _active[:] = [weakref.ref(self)]
 
     def begin(self, state: dict[str, Any]) -> Restored | None:
-        """Restores `state`, which is saved from now on; to be called once everything in it has been built."""
+        """Restores `state`, which is saved from now on; to be called once everything in it has been built. Raises UsageError where this
+        training is over already, or a Checkpointer of the script's own saves into the same place."""
+        if self.ended:
+            raise UsageError(
+                f"{self.framework}'s training is over: its hook keeps one, and all of it is durable",
+                hint="Build another trainer, with a folder of its own, and attach to that",
+            )
+        if any(c not in _kept for c in self.checkpoints.others_at_work()):
+            raise UsageError(
+                f"two checkpointers at once: {self.framework}'s hook saves into {self.checkpoints.directory}, and so does an "
+                "unbroken.Checkpointer of the script",
+                hint="Leave the script's own out: the hook saves and restores all of the training",
+            )
         self.state = state
         self.restored = self.checkpoints.restore(state)
         if self.restored is not None:
