@@ -1,5 +1,5 @@
-"""What a Trainer counts: its TrainerState, the sums between two logs, callbacks that export a state, and what is left of each epoch.
-Needs transformers."""
+"""What a Trainer counts: its TrainerState, the sums between two logs (trl's metrics with them), callbacks that export a state, and what
+is left of each epoch. Needs transformers."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ class Counters:
             "counters": {**counters, **self._logged(trainer.state.log_history)},
             "callbacks": {type(c).__name__: c.state()["attributes"] for c in callbacks},
             "sums": {n: float(getattr(trainer, n)) for n in _SUMS if hasattr(trainer, n)},
+            **self._trl(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -46,6 +47,19 @@ class Counters:
             for name, value in state["callbacks"].get(type(callback).__name__, {}).items():
                 setattr(callback, name, value)
         self._sums = dict(state["sums"])
+        if (trl := state.get("trl")) is not None and self._trl():
+            self._trainer._total_train_tokens = trl["tokens"]
+            for name, values in trl["metrics"].items():
+                self._trainer._metrics["train"][name] = list(values)
+
+    def _trl(self) -> dict[str, Any]:
+        """Tokens since the beginning, and what is averaged at the next log; nothing for a Trainer that is not trl's."""
+        metrics, tokens = (getattr(self._trainer, n, None) for n in ("_metrics", "_total_train_tokens"))
+        if not isinstance(metrics, dict) or not isinstance(tokens, int | float):
+            return {}
+        return {
+            "trl": {"tokens": tokens, "metrics": {n: list(v) for n, v in metrics.get("train", {}).items()}}
+        }
 
     def _logged(self, history: list[Any]) -> dict[str, Any]:
         try:
