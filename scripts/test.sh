@@ -5,6 +5,8 @@ bin=$1 which=$2
 cd "$(dirname "$0")/.."
 # Test ids may show sets: the parallel runners must see the same order.
 export PYTHONHASHSEED=0
+# Two runners share the cores, and each starts ranks of its own: threads of each beside them only wait for one another.
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} MKL_NUM_THREADS=${MKL_NUM_THREADS:-1}
 status=0
 "$bin/ruff" check . || status=1
 "$bin/ruff" format --check . || status=1
