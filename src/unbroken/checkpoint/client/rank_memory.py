@@ -180,12 +180,14 @@ class RankMemory:
             return buffer
 
     def _ask_ahead(self, size: int, wait_s: float) -> _Ahead:
+        if (ahead := self._ahead) is not None and ahead.size == size:
+            return ahead
+        link = self.alive(wait_s)  # before the lock: who waits for no keeper waits for nobody who does
         with self._asking:  # a copy that ends and a save that begins may both ask
             ahead = self._ahead
             if ahead is not None and ahead.size == size:
                 return ahead
             self._drop_ahead()
-            link = self.alive(wait_s)
             ahead = _Ahead(size, link, link.post({"op": "claim", "bytes": size}))
             self._ahead = ahead
         ahead.future.add_done_callback(lambda _: self._bind(ahead))
