@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import os
+import tempfile
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.support.run_folder import RunFolder
 from unbroken.cli.runs.run import _default_name
-from unbroken.errors import DoesNotFit, InputError, RunDirMismatch, UsageError
-from unbroken.progress import Budgets, ClusterChoice, RunDir, Timeouts, read_spec, write_spec
+from unbroken.errors import DoesNotFit, InputError, RunDirMismatch, StorageError, UsageError
+from unbroken.link.secret import Secret
+from unbroken.progress import Budgets, ClusterChoice, RunDir, Term, Timeouts, read_spec, write_spec
+from unbroken.recover import room
 from unbroken.recover.node.checks.command import check_command
+from unbroken.recover.record.folder import FolderRecord
 from unbroken.recover.start import _write_report, make_spec, run_supervised, settle_spec
+from unbroken.recover.supervise.launch import takeover
 from unbroken.units import Bytes, Duration
 
 pytestmark = pytest.mark.made_up
@@ -156,3 +164,66 @@ def test_the_story_is_written_only_for_a_run_that_ended(tmp_path: Path) -> None:
     made.run_dir.term(1).write_text("{")
     assert _write_report(made.run_dir) is None, "what cannot be read is no reason to fail a run"
     assert _write_report(RunDir(tmp_path / "absent")) is None
+
+
+def full_for(times: int, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Makes the disk of run directories full for that many looks; what is returned counts them."""
+    looks: list[int] = []
+
+    def probe(**given: object) -> object:
+        looks.append(1)
+        if len(looks) <= times:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return tempfile.TemporaryFile()
+
+    monkeypatch.setattr(room.tempfile, "NamedTemporaryFile", probe)
+    monkeypatch.setattr(room, "_RETRY_S", 0.0)
+    return looks
+
+
+def test_a_run_that_goes_on_waits_for_a_full_disk_and_a_new_one_is_refused(
+    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The supervisor was killed while the disk was full: keepers hold what is in memory only, and wait for the next one."""
+    looks, said = full_for(3, monkeypatch), list[str]()
+    with pytest.raises(StorageError, match="No space left"):
+        room.check_places(run_dir)
+    room.wait_for_room(run_dir, said.append)
+    assert len(looks) == 3 + 4 and len(said) == 1 and "as soon as there is room" in said[0]
+    room.check_places(run_dir, at_least=Bytes(0))
+
+
+def test_what_is_wrong_and_no_full_disk_is_not_waited_for(
+    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(**given: object) -> object:
+        raise OSError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(room.tempfile, "NamedTemporaryFile", refuse)
+    said = list[str]()
+    room.wait_for_room(run_dir, said.append)
+    assert said == []
+
+
+def test_a_disk_that_fills_up_at_the_claim_is_waited_for(
+    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_dir.create()
+    record, refused = FolderRecord(run_dir, shared=True), [1, 1]
+    assert record.claim(1, run_id="r", address="", sealed={})
+    claim = record.claim
+
+    def refuse_twice(number: int, **given: Any) -> Term | None:
+        if refused:
+            refused.pop()
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return claim(number, **given)
+
+    async def nobody(term: Term, *more: object) -> bool:
+        return False
+
+    monkeypatch.setattr(record, "claim", refuse_twice)
+    monkeypatch.setattr(takeover, "_RETRY_S", 0.0)
+    monkeypatch.setattr(takeover, "_answers", nobody)
+    mine, before = asyncio.run(takeover.take_over(record, run_dir, "r", "", Secret("t")))
+    assert (mine.number, before and before.number, refused) == (2, 1, [])

@@ -5,13 +5,10 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-import os
 import secrets
-import shutil
 import signal
 import socket
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -26,7 +23,6 @@ from ..errors import (
     RunDirMismatch,
     RunError,
     RunInUse,
-    StorageError,
     UnbrokenError,
     UsageError,
 )
@@ -51,6 +47,7 @@ from .node.checks.command import check_command, check_words
 from .record.base import Record
 from .record.choice import check_record, open_record
 from .record.folder import FolderRecord
+from .room import RUN_DIR_NEEDS, check_places, unwritable, wait_for_room
 from .supervise.incident.diagnosing import IncidentDiagnosis
 from .supervise.screen.terminal_log import logged_to
 from .supervise.screen.view import Lines, View
@@ -72,7 +69,6 @@ _MAKE = {
 """How a person makes key files in the place of lost ones."""
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
-_RUN_DIR_NEEDS = Bytes("64MiB")
 _UNASKED = ClusterChoice("")
 """No cluster was asked for: it is that of the run, or this machine."""
 
@@ -111,34 +107,6 @@ def make_spec(
     )  # fmt: skip
 
 
-def check_places(run_dir: RunDir) -> None:
-    """Raises StorageError unless run directory and checkpoints can take what they must."""
-    try:
-        run_dir.create()
-        for folder in (run_dir.path, run_dir.terms, run_dir.journals, run_dir.checkpoints):
-            with tempfile.NamedTemporaryFile(dir=folder, prefix=".probe-") as probe:
-                probe.write(b"x" * 4096)
-                probe.flush()
-                os.fsync(probe.fileno())
-    except OSError as e:
-        raise _unwritable(run_dir, e) from e
-    free = shutil.disk_usage(run_dir.path).free
-    if free < _RUN_DIR_NEEDS:
-        raise StorageError(
-            f"only {Bytes(free)} are free for logs, journal and checkpoints, at least {_RUN_DIR_NEEDS} are needed",
-            where=str(run_dir.path),
-            hint="Free space or choose another --run-dir",
-        )
-
-
-def _unwritable(run_dir: RunDir, e: OSError) -> StorageError:
-    return StorageError(
-        f"the run directory cannot be written: {e.strerror}",
-        where=str(e.filename or run_dir.path),
-        hint="Choose another --run-dir, or free space and permissions there",
-    )
-
-
 def settle_spec(run_dir: RunDir, wanted: RunSpec, *, amend: bool = False) -> RunSpec:
     """The spec to use: a new run's own, or that of the run directory with the settings asked for now.
 
@@ -160,7 +128,7 @@ def settle_spec(run_dir: RunDir, wanted: RunSpec, *, amend: bool = False) -> Run
             if write_spec(run_dir, new, first=True):
                 return new
         except OSError as e:
-            raise _unwritable(run_dir, e) from e
+            raise unwritable(run_dir, e) from e
     old = read_spec(run_dir.spec)
     check_same(old, wanted, run_dir, amend=amend)
     return dataclasses.replace(
@@ -250,6 +218,15 @@ def _has_started(record: Record) -> bool:
         return bool(RunState.of(record.read().records).origin)
     except (OSError, UnbrokenError):
         return False
+
+
+def _goes_on(record: Record) -> bool:
+    """Whether it is a run whose end nobody has written down: its ranks may train, its keepers hold what is in memory only."""
+    try:
+        records = record.read().records
+    except (OSError, UnbrokenError):
+        return False
+    return bool(records) and RunState.of(records).status == "running"
 
 
 def _asked(wanted: T, old: T) -> T:
@@ -378,6 +355,9 @@ def run_supervised(
     check_folder(run_dir.path, "the run directory")
     record = _find_record(run_dir, wanted)
     shown = view or Lines()
+    goes_on = _goes_on(record)
+    if goes_on:
+        wait_for_room(run_dir, shown.say)
     if run_dir.spec.exists():
         _follow_journal(run_dir, record)
     # Before anything is written: a directory that remembers what did not fit would refuse what does.
@@ -389,7 +369,7 @@ def run_supervised(
     record.share_spec(spec.run_id)
     if not amend:
         _check_journal(run_dir, record, spec)
-    check_places(run_dir)
+    check_places(run_dir, at_least=Bytes(0) if goes_on else RUN_DIR_NEEDS)
     on_this_machine: list[Path] = []
 
     async def go() -> str:

@@ -13,10 +13,12 @@ from ....link.bounds import Malformed
 from ....link.secret import Secret
 from ....progress import RunDir, Term
 from ...record.base import Record
+from ...room import is_full
 from ...wire import Link, Message
 
 _log = logging.getLogger("unbroken.supervisor")
 _PROBE_S = 3.0
+_RETRY_S = 0.5
 Connect = Callable[..., Awaitable[Link]]
 
 
@@ -44,9 +46,17 @@ async def take_over(
         )
     number = (before.number if before else 0) + 1
     sealed = await asyncio.to_thread(record.seal, terms)
-    mine = await asyncio.to_thread(
-        lambda: record.claim(number, run_id=run_id, address=str(address), sealed=sealed)
-    )
+    while True:
+        try:
+            mine = await asyncio.to_thread(
+                lambda: record.claim(number, run_id=run_id, address=str(address), sealed=sealed)
+            )
+            break
+        except OSError as e:
+            # A disk that fills up just now: nothing has been claimed, and the run must not be left alone for it.
+            if before is None or not is_full(e):
+                raise
+            await asyncio.sleep(_RETRY_S)
     if mine is None:
         raise RunInUse("another supervisor claimed this run directory at the same moment", where=record.where)
     return mine, before
