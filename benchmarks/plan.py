@@ -29,7 +29,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
 def published() -> dict[str, Any]:
     """The fit and its errors."""
-    from unbroken.train.planning.published import GPUS, SETTINGS, crossings, fit, speedup_of_v2, table
+    from plan_published import GPUS, SETTINGS, crossings, fit, speedup_of_v2, table
 
     hw = fit()
     cells = table(hw)

@@ -6,6 +6,7 @@ import dataclasses
 import json
 
 import pytest
+from benchmarks.plan_published import SETTINGS, crossings, speedup_of_v2, table
 
 from unbroken.errors import UsageError
 from unbroken.train.config import PlanConfig
@@ -14,7 +15,6 @@ from unbroken.train.planning.cost import TrainingWorkload, cost
 from unbroken.train.planning.hardware import HARDWARE
 from unbroken.train.planning.layout import lay_out
 from unbroken.train.planning.memory import Held
-from unbroken.train.planning.published import SETTINGS, crossings, speedup_of_v2, table
 from unbroken.train.planning.search import estimate, search
 from unbroken.train.planning.sizes import RECIPES, active_count, flops_per_token, parameter_count
 

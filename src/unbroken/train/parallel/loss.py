@@ -7,7 +7,6 @@ plan.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -78,6 +77,3 @@ def likelihoods(logits: Tensor, targets: Tensor) -> Tensor:
 
 def _key(row: Tensor) -> bytes:
     return row.cpu().numpy().tobytes()
-
-
-Loss = Callable[[Tensor, Tensor], Tensor]

@@ -84,11 +84,7 @@ def cost(layout: ParallelLayout, plan: PlanConfig, work: TrainingWorkload, hw: H
     elements = _largest(m, layout.pipeline, layout.stages, t)
     weights, units = elements * work.bytes_of_element, m.layers / layout.pipeline + 2
     gradients = elements * (2 if plan.gradient_dtype == "bfloat16" else 4)
-    p, g, o = (
-        layout.parameters,
-        layout.gradients // layout.parameters,
-        layout.optimizer // layout.gradients,
-    )
+    p, g, o = (layout.parameters, layout.gradients // layout.parameters, layout.optimizer // layout.gradients)
     replicas = layout.copies // layout.optimizer
     found: list[Traffic] = []
 
