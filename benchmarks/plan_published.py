@@ -89,16 +89,16 @@ def fit(start: Hardware | None = None, rounds: int = 60) -> Hardware:
     the largest error. The arithmetic is not fitted: it is what the first cell leaves when its communication is taken off.
     """
     hw = start or HARDWARE["a100"]
-    best, steps = _worst(hw), dict.fromkeys(range(4), 0.3)
+    best, steps = _worst(hw), [0.3] * 4
     for _ in range(rounds):
-        for i, step in steps.items():
-            for factor in (math.exp(step), math.exp(-step)):
+        for i in range(4):
+            for factor in (math.exp(steps[i]), math.exp(-steps[i])):
                 tried = _calibrated(_scaled(hw, i, factor))
                 if (worst := _worst(tried)) < best:
                     hw, best = tried, worst
                     break
             else:
-                steps[i] = step * 0.7
+                steps[i] *= 0.7
     return hw
 
 
