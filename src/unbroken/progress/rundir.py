@@ -99,6 +99,10 @@ class RunDir:
     def rank_log(self, attempt: int, node: str, rank: int) -> Path:
         return self.node(attempt, node) / f"rank-{rank}.log"
 
+    def flights(self, attempt: int) -> list[Path]:
+        """What NCCL's flight recorders have written of an attempt, as far as it lies here."""
+        return sorted(self.attempt(attempt).glob("*/flight-rank-*"))
+
     def agent_log(self, node: str) -> Path:
         return self.path / "agents" / f"{node}.log"
 

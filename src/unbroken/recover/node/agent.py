@@ -284,8 +284,7 @@ class Agent:
         if op == "stop_at":
             return ask_to_stop(self.ranks.values(), message["step"])
         if op in ("look", "stacks"):
-            pids = {r: p.pid for r, p in self.ranks.items()}
-            return await (self._looks.collect if op == "look" else self._looks.tell)(message, pids)
+            return await (self._looks.collect if op == "look" else self._looks.tell)(message, self.ranks)
         if op == "ship":
             return {"shipped": await self._ship(message["within_s"])}
         if op == "keeper":

@@ -28,6 +28,7 @@ from ...wire import Message
 from ..logs.folder import NodeFolder
 from ..logs.log_follower import LogFollower
 from ..warm.process import RankStart
+from .flight import ask_for_dump, record_flight, remove_pipes
 from .kernel_log import killed_for_memory
 
 _PR_SET_PDEATHSIG = 1
@@ -117,6 +118,7 @@ class RankProcess:
         """`prepare_files` was called for this start."""
         self._process, self.rank, self.attempt = process, start.rank, start.attempt
         self._page = PageReader(Path(start.env["UNBROKEN_PAGE"]))
+        self._env = start.env
         self.pid = process.pid
         self.killed_by_agent = False
         self._told_end = False
@@ -218,6 +220,10 @@ class RankProcess:
     def set_lease(self, until: float, term: int) -> None:
         self._page.set_lease(until, term)
 
+    def ask_for_dump(self) -> bool:
+        """Asks its NCCL for a flight-recorder dump, which appears beside its log a moment later."""
+        return ask_for_dump(self._env, self.rank)
+
     def stop_at(self, step: int) -> int:
         """Asks for a stop after `step`; returns the furthest step that the page shows after that."""
         self._page.set_stop(step)
@@ -306,6 +312,8 @@ def describe_start(
         "UNBROKEN_SKIPS": order.skips,
     }
     log = folder.own.rank_log(order.attempt, node, rank)
+    if order.devices is not None:
+        env |= record_flight(log, pages, order.attempt)
     return RankStart(rank, order.attempt, tuple(_argv(order.command)), order.cwd, env, log)
 
 
@@ -330,6 +338,7 @@ def prepare_files(start: RankStart) -> None:
     page = Path(start.env["UNBROKEN_PAGE"])
     for old in page.parent.glob(f"rank-{start.rank}.a*.page"):
         old.unlink(missing_ok=True)
+    remove_pipes(page.parent, start.rank)
     pages_module.create(page, rank=start.rank, attempt=start.attempt)
     start.log.parent.mkdir(parents=True, exist_ok=True)
     Path(start.env["UNBROKEN_OUTPUT"]).mkdir(parents=True, exist_ok=True)

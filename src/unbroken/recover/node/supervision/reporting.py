@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from ....detect.stacks import ProcessInfo, collect_native, collect_stacks
 from ....detect.work import WorkWindow
@@ -110,24 +110,36 @@ def _find_details(look: ProcessInfo) -> Message | None:
     return {"site": look.site, "gil": list(look.gil), "busy": look.busy, "children": children}
 
 
+class LookedAt(Protocol):
+    """A rank's process, as far as it is looked at."""
+
+    pid: int
+
+    def ask_for_dump(self) -> bool:
+        """Asks its NCCL for a flight-recorder dump."""
+
+
 class Looks:
     """What the ranks of an attempt were doing when they were last looked at."""
 
     def __init__(self) -> None:
         self._found: dict[int, ProcessInfo] = {}
 
-    async def collect(self, message: Message, pids: Mapping[int, int]) -> Message:
-        """Collects state and stacks of the ranks that are asked for, all at once; answers where each stands."""
-        asked = [r for r in unpack(message["ranks"], "ranks", _MOST_RANKS) if r in pids]
-        found = await asyncio.gather(*(asyncio.to_thread(collect_stacks, pids[r]) for r in asked))
+    async def collect(self, message: Message, ranks: Mapping[int, LookedAt]) -> Message:
+        """Collects state and stacks of the ranks that are asked for, all at once, and has them write what NCCL waits for; answers
+        where each stands."""
+        asked = [r for r in unpack(message["ranks"], "ranks", _MOST_RANKS) if r in ranks]
+        for r in asked:
+            ranks[r].ask_for_dump()
+        found = await asyncio.gather(*(asyncio.to_thread(collect_stacks, ranks[r].pid) for r in asked))
         self._found = dict(zip(asked, found, strict=True))
         return group_looks(self._found)
 
-    async def tell(self, message: Message, pids: Mapping[int, int]) -> Message:
+    async def tell(self, message: Message, ranks: Mapping[int, LookedAt]) -> Message:
         """All that was collected of them; of the ranks in `native` the frames of C besides, as they are now."""
         asked = unpack(message["ranks"], "ranks", _MOST_RANKS)
-        deep = [r for r in unpack(message.get("native", []), "native", _MOST_RANKS) if r in pids]
-        native = await asyncio.gather(*(asyncio.to_thread(collect_native, pids[r]) for r in deep))
+        deep = [r for r in unpack(message.get("native", []), "native", _MOST_RANKS) if r in ranks]
+        native = await asyncio.gather(*(asyncio.to_thread(collect_native, ranks[r].pid) for r in deep))
         texts = {str(r): self._found[r].text for r in asked if r in self._found}
         for r, text in zip(deep, native, strict=True):
             if text:

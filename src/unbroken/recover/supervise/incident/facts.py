@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ....cluster.clocks import ClockOffset
@@ -22,11 +22,14 @@ def logs_of(run_dir: RunDir, attempt: Attempt) -> list[Path]:
     return [p for p in paths if p.exists()]
 
 
-def describe_hang(attempt: Attempt, outcome: AttemptOutcome, evidence: Path) -> HangFact | None:
-    """The hang that ended an attempt, if it was one; `evidence` is where its stacks lie, if any were collected."""
+def describe_hang(
+    attempt: Attempt, outcome: AttemptOutcome, evidence: Path, dumps: Sequence[Path] = ()
+) -> HangFact | None:
+    """The hang that ended an attempt, if it was one; `evidence` is where its stacks lie, if any were collected; `dumps` are
+    those of NCCL's flight recorders."""
     if outcome.hang is None:
         return None
-    picture = explain(attempt, outcome.processes)
+    picture = explain(attempt, outcome.processes, dumps)
     if outcome.processes:
         write_picture(picture, evidence / WAITING)
     return HangFact(

@@ -84,7 +84,9 @@ class Recovering:
         incident.phases["detect"] = max(0.0, detected - incident.last_sign)
         # What grows with the ranks, or asks the file system for each of them, must not keep agents from their leases.
         evidence = self._run_dir.evidence(incident.number)
-        hang = await asyncio.to_thread(describe_hang, attempt, outcome, evidence)
+        hang = await asyncio.to_thread(
+            describe_hang, attempt, outcome, evidence, self._run_dir.flights(attempt.number)
+        )
         stop_began = self._clock.monotonic()
         silent = await self._fencing.end_attempt(attempt, outcome)
         diagnose_began = self._clock.monotonic()
