@@ -99,6 +99,10 @@ class RunDir:
     def rank_log(self, attempt: int, node: str, rank: int) -> Path:
         return self.node(attempt, node) / f"rank-{rank}.log"
 
+    def code(self, attempt: int) -> Path:
+        """What it was launched with, in digests."""
+        return self.attempt(attempt) / "code.json"
+
     def flights(self, attempt: int) -> list[Path]:
         """What NCCL's flight recorders have written of an attempt, as far as it lies here."""
         return sorted(self.attempt(attempt).glob("*/flight-rank-*"))

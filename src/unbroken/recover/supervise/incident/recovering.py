@@ -21,6 +21,7 @@ from ....progress.records.verdict import Action, Verdict
 from ...decide.policy import decide
 from ...telling.teller import Teller
 from ..attempt.attempt import Attempt
+from ..attempt.code import describe_new
 from ..attempt.outcome import AttemptOutcome, name_loss
 from ..fence.fencing import Fencing
 from ..fence.stopping import Stopping
@@ -104,6 +105,9 @@ class Recovering:
         await self._fleet.gather_logs(attempt.nodes)
         logs = await asyncio.to_thread(logs_of, self._run_dir, attempt)
         verdict = await self._diagnose(logs, facts)
+        if new := await asyncio.to_thread(describe_new, self._run_dir, attempt.number):
+            verdict = replace(verdict, notes=(new, *verdict.notes))
+            self._view.say(new)
         incident.phases["diagnose"] = self._clock.monotonic() - diagnose_began
         decision = await self._decide(incident, verdict, facts, attempt)
         self._view.incident(incident, self._clock.monotonic() - began)

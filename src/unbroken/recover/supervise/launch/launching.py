@@ -17,6 +17,7 @@ from ...wire import Message
 from ..accept.accepting import Accepting
 from ..accept.placing import CheckpointPlace, told
 from ..attempt.attempt import Attempt
+from ..attempt.code import keep_code
 from ..attempt.farewell import Last
 from ..attempt.outcome import AttemptOutcome
 from ..fence.fencing import Fencing
@@ -117,6 +118,7 @@ class Launching:
                 place=self._place.written(self._place.current()), held=self._fleet.held,
                 boots=self._fleet.list_boots(slots),
             )  # fmt: skip
+            await asyncio.to_thread(keep_code, self._run_dir, number, self._state.command, Path(self._cwd))
             self._fleet.begin(slots)
             attempt = self._make_attempt(number, slots)
             self._follow(attempt)
