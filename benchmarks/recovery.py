@@ -152,7 +152,7 @@ class Contender:
         raise NotImplementedError
 
     def harm(self) -> None:
-        host = 1 if self.row == "store" else 2
+        host = self.choose_host()
         match self.row:
             case "worker":
                 os.kill(self.find(host, "rank"), signal.SIGKILL)
@@ -164,6 +164,10 @@ class Contender:
                 self.hosts.cut(host)
             case _:
                 self.hosts.crash(host)
+
+    def choose_host(self) -> int:
+        """The host that is struck."""
+        return 1 if self.row == "store" else 2
 
     def start(self) -> None:
         raise NotImplementedError
@@ -264,6 +268,12 @@ class Unbroken(Contender):
         if not self.wait(NEVER_S, lambda: float(self.lines()[-1][0]) > until):
             return None
         return max(float(b[0]) - float(a[0]) for a, b in pairwise(self.lines()[first:]))
+
+    def choose_host(self) -> int:
+        # One that was slow to start is the spare now: it has to be one that trains.
+        records = read_journal(RunDir(self.folder / "run")).records
+        slots = [r["slots"] for r in records if r["kind"] == "attempt"][-1]
+        return int(slots[super().choose_host() - 1].removeprefix("h"))
 
     @property
     def run_id(self) -> str:
