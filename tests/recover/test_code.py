@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from unbroken.progress import RunDir
-from unbroken.recover.supervise.attempt.code import describe_new, digest_code, keep_code
+from unbroken.recover.supervise.attempt.code import Code, describe_new, digest_code, find_new, keep_code
 
 
 def test_what_is_new_since_the_last_attempt_that_trained_is_told(tmp_path: Path) -> None:
@@ -47,4 +47,12 @@ def test_only_what_ranks_may_read_is_looked_at(tmp_path: Path) -> None:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("x")
     (tmp_path / "big.json").write_bytes(bytes(2 << 20))
-    assert set(digest_code(["a.py"], tmp_path, tmp_path / "run")) == {"the command", "a.py"}
+    code = digest_code(["a.py"], tmp_path, tmp_path / "run")
+    assert set(code.files) == {"the command", "a.py"} and code.whole
+
+
+def test_what_was_not_looked_at_is_neither_new_nor_gone() -> None:
+    then, now = Code({"a": "1", "b": "1"}), Code({"a": "2", "c": "1"}, whole=False)
+    assert find_new(then, now) == ["a changed"]
+    assert find_new(then, Code({"a": "2", "c": "1"})) == ["a changed", "c is new", "b is gone"]
+    assert not find_new(then, Code())

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import logging
+import os
+import time
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from .... import atomic
@@ -16,43 +20,49 @@ SCHEMA = 1
 """Of `code.json`."""
 COMMAND = "the command"
 _KINDS = (".py", ".toml", ".yaml", ".yml", ".json", ".sh")
-_MOST_FILES, _MOST_BYTES = 2000, 1 << 20
+_MOST_FILES, _MOST_BYTES, _MOST_ENTRIES = 2000, 1 << 20, 20_000
+_WITHIN_S = 2.0
+"""A start waits for no folder of a million files, nor for a slow file system."""
 _MOST_TOLD = 5
 _OTHERS = {"__pycache__", "node_modules", "site-packages"}
 
 
-def digest_code(command: Sequence[str], cwd: Path, run_dir: Path) -> dict[str, str]:
-    """{file below `cwd`, or the command: digest} of what the ranks may read: sources and settings of at most 1 MiB each, 2,000 of
-    them at most. Not hidden folders, environments, or the run's own folder."""
+@dataclass(frozen=True)
+class Code:
+    """{file below the working folder, or the command: digest}; `whole` is False where not all could be looked at."""
+
+    files: Mapping[str, str] = field(default_factory=dict)
+    whole: bool = True
+
+
+def digest_code(command: Sequence[str], cwd: Path, run_dir: Path) -> Code:
+    """What the ranks may read below `cwd`: sources and settings of at most 1 MiB each, 2,000 of them at most, as far as two seconds go.
+    Not hidden folders, environments, or the run's own folder."""
     found = {COMMAND: _digest(json.dumps(list(command)).encode())}
-    for path in _list_files(cwd, run_dir):
+    until, entries = time.monotonic() + _WITHIN_S, 0
+    folders = [cwd]
+    while folders:
         try:
-            if path.stat().st_size <= _MOST_BYTES:
-                found[str(path.relative_to(cwd))] = _digest(path.read_bytes())
+            with os.scandir(folders.pop(0)) as scan:
+                listed = list(itertools.islice(scan, _MOST_ENTRIES))
         except OSError:
             continue
-        if len(found) > _MOST_FILES:
-            break
-    return found
-
-
-def _list_files(folder: Path, run_dir: Path) -> list[Path]:
-    found: list[Path] = []
-    folders = [folder]
-    while folders and len(found) < _MOST_FILES:
-        try:
-            entries = sorted(folders.pop(0).iterdir())
-        except OSError:
-            continue
-        for entry in entries:
-            if entry.name.startswith(".") or entry.name in _OTHERS or entry.is_symlink() or entry == run_dir:
+        entries += len(listed)
+        for entry in sorted(listed, key=lambda e: e.name):
+            if entries >= _MOST_ENTRIES or len(found) > _MOST_FILES or time.monotonic() > until:
+                return Code(found, whole=False)
+            path = Path(entry.path)
+            if entry.name.startswith(".") or entry.name in _OTHERS or entry.is_symlink() or path == run_dir:
                 continue
-            if entry.is_dir():
-                if not any((entry / mark).exists() for mark in ("pyvenv.cfg", "run.toml")):
-                    folders.append(entry)
-            elif entry.suffix in _KINDS:
-                found.append(entry)
-    return found
+            try:
+                if entry.is_dir():
+                    if not any((path / mark).exists() for mark in ("pyvenv.cfg", "run.toml")):
+                        folders.append(path)
+                elif path.suffix in _KINDS and entry.stat().st_size <= _MOST_BYTES:
+                    found[str(path.relative_to(cwd))] = _digest(path.read_bytes())
+            except OSError:
+                continue
+    return Code(found)
 
 
 def _digest(data: bytes) -> str:
@@ -64,9 +74,8 @@ def keep_code(run_dir: RunDir, attempt: int, command: Sequence[str], cwd: Path) 
     try:
         path = run_dir.code(attempt)
         path.parent.mkdir(parents=True, exist_ok=True)
-        atomic.write_json(
-            path, {"schema": SCHEMA, "files": digest_code(command, cwd, run_dir.path.absolute())}
-        )
+        code = digest_code(command, cwd, run_dir.path.absolute())
+        atomic.write_json(path, {"schema": SCHEMA, **asdict(code)})
     except OSError as e:
         _log.warning("what attempt %d is launched with could not be noted: %s", attempt, e)
 
@@ -78,28 +87,26 @@ def describe_new(run_dir: RunDir, attempt: int) -> str:
         steps = run_dir.steps(before)
         if not steps.exists() or not steps.stat().st_size:
             continue
-        then = _read(run_dir, before)
-        new = find_new(then, now) if then and now else []
+        new = find_new(_read(run_dir, before), now)
         more = f" and {len(new) - _MOST_TOLD} more" if len(new) > _MOST_TOLD else ""
-        return (
-            f"new since attempt {before}, the last that trained: {', '.join(new[:_MOST_TOLD])}{more}"
-            if new
-            else ""
-        )
+        told = f"{', '.join(new[:_MOST_TOLD])}{more}"
+        return f"new since attempt {before}, the last that trained: {told}" if new else ""
     return ""
 
 
-def find_new(then: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """`train.py changed`, `data.py is new`, `old.py is gone`: what changed first."""
-    changed = [f"{name} changed" for name in now if name in then and then[name] != now[name]]
-    return [
-        *changed, *(f"{name} is new" for name in now if name not in then), *(f"{name} is gone" for name in then if name not in now),
-    ]  # fmt: skip
+def find_new(then: Code, now: Code) -> list[str]:
+    """`train.py changed`, `data.py is new`, `old.py is gone`: what changed first. What was not looked at is neither new nor gone."""
+    old, new = then.files, now.files
+    found = [f"{name} changed" for name in new if name in old and old[name] != new[name]]
+    if old and new and then.whole and now.whole:
+        found += [f"{name} is new" for name in new if name not in old]
+        found += [f"{name} is gone" for name in old if name not in new]
+    return found
 
 
-def _read(run_dir: RunDir, attempt: int) -> dict[str, str]:
+def _read(run_dir: RunDir, attempt: int) -> Code:
     try:
         value = json.loads(run_dir.code(attempt).read_bytes())
-        return {str(k): str(v) for k, v in value["files"].items()}
+        return Code({str(k): str(v) for k, v in value["files"].items()}, value["whole"] is True)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return {}
+        return Code()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,7 @@ from .own_checkpoints import add_argument, find_newest
 from .warm_starts import WarmStarts
 
 _LAUNCH_S = 60.0
+_CODE_S = 5.0
 _SETTLE_S = 0.5
 _CANDIDATES_RECORDED = 20
 
@@ -118,7 +120,7 @@ class Launching:
                 place=self._place.written(self._place.current()), held=self._fleet.held,
                 boots=self._fleet.list_boots(slots),
             )  # fmt: skip
-            await asyncio.to_thread(keep_code, self._run_dir, number, self._state.command, Path(self._cwd))
+            await self._keep_code(number)
             self._fleet.begin(slots)
             attempt = self._make_attempt(number, slots)
             self._follow(attempt)
@@ -134,6 +136,12 @@ class Launching:
         durable = max((c["step"] for c in candidates if c["name"]), default=-1)
         self._view.attempt(number, self._spec.world_size, slots, best, durable)
         return attempt
+
+    async def _keep_code(self, number: int) -> None:
+        """Notes what the attempt is launched with; a file system that hangs holds no start up."""
+        work = asyncio.to_thread(keep_code, self._run_dir, number, self._state.command, Path(self._cwd))
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(work, _CODE_S)
 
     async def _prepare(self) -> tuple[tuple[str, ...], int, list[CandidateMessage]] | None:
         """Nodes, number, and what may be restored; None where a stop was asked for."""
