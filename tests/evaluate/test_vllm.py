@@ -10,6 +10,7 @@ import importlib.util
 import math
 import subprocess
 import sys
+from enum import Enum
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +21,7 @@ from unbroken.errors import ModelDoesNotLoad
 from unbroken.evaluate.contracts import FedModel, Json, ModelSpec, Request
 from unbroken.evaluate.harness import vllm as backend
 from unbroken.evaluate.harness.vllm import VllmBackend, VllmModel
+from unbroken.evaluate.result.journal import events
 
 REAL = importlib.util.find_spec("vllm") is not None
 
@@ -49,6 +51,7 @@ class Engine:
         self.every: list[tuple[list[int], Any]] = []
         self.aborted: list[str] = []
         self.shut = False
+        self.settings: dict[str, Any] = {}
         self.model_config = SimpleNamespace(dtype="torch.bfloat16", max_model_len=40)
         self.vllm_config = SimpleNamespace(device_config=SimpleNamespace(device_type="cuda"))
         self.engine_core = SimpleNamespace(shutdown=lambda: setattr(self, "shut", True))
@@ -89,16 +92,20 @@ class Params:
 
     def __init__(self, **given: Any) -> None:
         self.logprob_token_ids = None
+        self.output_kind = Kind.CUMULATIVE
         self.__dict__.update(given)
+
+
+class Kind(Enum):
+    CUMULATIVE, FINAL_ONLY = 0, 1
 
 
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
     made = Engine()
-    args = SimpleNamespace(seen=None)
 
-    def from_engine_args(settings: Any) -> Engine:
-        args.seen = settings
+    def from_engine_args(settings: dict[str, Any]) -> Engine:
+        made.settings = settings
         return made
 
     module = SimpleNamespace(
@@ -118,6 +125,41 @@ def test_it_is_fed(engine: Engine) -> None:
     assert isinstance(model(), FedModel)
 
 
+def test_its_engine_gets_the_folder_the_gpus_and_what_was_said(engine: Engine) -> None:
+    """Tensor parallel over the worker's GPUs, prefixes kept, the memory's share as given."""
+    model(model_args={"gpu_memory_utilization": 0.7})
+    wanted = {"model": "m", "tensor_parallel_size": 2, "enable_prefix_caching": True, "gpu_memory_utilization": 0.7}  # fmt: skip
+    assert engine.settings | wanted == engine.settings and "enforce_eager" not in engine.settings
+
+
+def test_on_a_cpu_nothing_is_compiled_and_no_process_is_started(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left_out: list[bool] = []
+    monkeypatch.setattr(backend, "_leave_out_the_compiler", lambda: left_out.append(True))
+    VllmModel(ModelSpec("m", "vllm", exact=False), "m", ())
+    assert engine.settings["enforce_eager"] and engine.settings["distributed_executor_backend"] == "uni" and left_out  # fmt: skip
+    VllmModel(ModelSpec("m", "vllm", exact=False, options={"model_args": {"enforce_eager": False}}), "m", ())
+    assert len(left_out) == 1, "who wants it compiled gets that"
+
+
+def test_a_text_ends_with_its_time_and_keeps_what_there_is(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = model(sample_seconds=0.02)
+    parts = iter(range(1, 1000))
+
+    def step() -> list[Any]:
+        n = next(parts)
+        made = SimpleNamespace(text="x" * n, token_ids=[120] * n)
+        return [SimpleNamespace(request_id=engine.asked[0][0], finished=False, prompt_logprobs=None, outputs=[made])]  # fmt: skip
+
+    monkeypatch.setattr(engine, "step", step)
+    (cut,) = own.respond([Request("generate_until", ("p", {"until": [], "max_gen_toks": 30}))])
+    assert isinstance(cut, dict) and "0.02 s were over after" in str(cut["partial"]) and len(engine.aborted) == 1  # fmt: skip
+    assert engine.every[0][1].output_kind is Kind.CUMULATIVE, "what there is has to come"
+
+
 def test_letters_of_a_choice_are_one_request(engine: Engine) -> None:
     m = model()
     found = m.respond([Request("loglikelihood", ("Q:", c)) for c in "abcd"])
@@ -130,6 +172,7 @@ def test_longer_continuations_are_asked_as_lm_eval_asks_them(engine: Engine) -> 
     found = m.respond([Request("loglikelihood", ("Q:", "xa")), Request("loglikelihood", ("Q:", "aa"))])
     assert [t for t, _ in engine.every] == [[1, *map(ord, "Q:xa")], [1, *map(ord, "Q:aa")]]
     assert all(p.prompt_logprobs == 1 and p.max_tokens == 1 for _, p in engine.every)
+    assert all(p.output_kind is Kind.FINAL_ONLY for _, p in engine.every)
     assert (
         found[0] == [pytest.approx(-2.17), False] and found[1][1] is False
     )  # its own -0.97 is below the likeliest
@@ -258,9 +301,34 @@ def test_a_worker_killed_in_the_middle_costs_what_was_in_flight(tmp_path: Path) 
     from tests.evaluate.test_fast_model import run_and_kill, write_place
 
     place = write_place(tmp_path, documents=30, hidden=256, context=512)
-    found = run_and_kill(place, 8, "--backend", "vllm", "--gen", "do_sample=false")
+    found = run_and_kill(place, 8, "--backend", "vllm", "--gen", "do_sample=false", "--cache", "always")
+    ready = [e for e in events(place / "fast" / "journal.jsonl") if e["event"] == "ready"]
+    assert len(ready) == 2 and any(e["fetch_s"] > 0 for e in ready), "it is loaded from the node's copy"
     assert len(found["scores"]) == 6 and not found["errors"]
     assert all(s["scored"] == s["samples"] for s in found["scores"])
+
+
+def test_it_is_the_default_where_it_is_installed_and_there_are_gpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from dataclasses import fields
+
+    from typer.models import OptionInfo
+
+    from unbroken.cli.eval import asked, options
+    from unbroken.evaluate.engines import local
+
+    monkeypatch.setattr(local, "count_gpus", lambda: 1)
+    monkeypatch.setattr(backend, "is_installed", lambda: True)
+    usual = {f.name: f.default.default if isinstance(f.default, OptionInfo) else f.default for f in fields(options.Evaluating)}  # fmt: skip
+
+    def chosen(**given: Any) -> str:
+        return asked.spec_of("m", "", options.Evaluating(**{**usual, **given})).backend
+
+    assert chosen() == "vllm" and "vLLM is installed, so it answers" in capsys.readouterr().err
+    assert [chosen(backend="transformers"), chosen(exact=True), chosen(engine="ray")] == ["transformers"] * 3
+    monkeypatch.setattr(local, "count_gpus", lambda: 0)
+    assert chosen() == "transformers" and not capsys.readouterr().err
 
 
 @pytest.mark.slow
