@@ -76,6 +76,7 @@ def test_a_page_says_what_the_other_way_would_change() -> None:
     page = Page(render(fake_report()))
     assert "differs more than chance" in page.text and "texts are drawn at random" in page.text
     assert "In 54 tasks every answer is the same" in page.text
+    assert "texts that are drawn at random differ either way (" in page.text
     assert "harness's own batches" not in Page(render(replace(fake_report(), checks=()))).text
 
 

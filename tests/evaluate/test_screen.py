@@ -8,6 +8,7 @@ import os
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from unbroken.errors import ContractError
 from unbroken.evaluate.contracts import ModelSpec
 from unbroken.evaluate.engines.live import EvaluationProgress
 from unbroken.evaluate.result.folder import EvalDir
+from unbroken.evaluate.run.progress import ProgressView
 from unbroken.evaluate.run.screen import (
     STALE_S,
     Screen,
@@ -195,3 +197,12 @@ def test_one_that_runs_and_says_nothing_is_said_to(folder: EvalDir) -> None:
     assert status_text(replace(P, at=time.time() - 300), True, "t").startswith(
         "it runs, but has said nothing for 5m"
     )
+
+
+@pytest.mark.parametrize(("gpu_end", "phase"), [(0.0, "checking"), (5.0, "finished")])
+def test_what_is_asked_both_ways_is_waited_for_under_a_name_of_its_own(gpu_end: float, phase: str) -> None:
+    observed = SimpleNamespace(gpu_end=gpu_end, started=1.0, assignments=[])
+    table = SimpleNamespace(finished=True, states={}, prepared={}, errors={})
+    run = SimpleNamespace(observed=observed, table=table, settings=SimpleNamespace(slots=()))
+    view = ProgressView(run, SimpleNamespace(remaining_s=lambda: 0.0), {}, {})  # type: ignore[arg-type]
+    assert view.progress(staffed=True, prepared=True).phase == phase

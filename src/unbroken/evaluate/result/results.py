@@ -201,13 +201,16 @@ def checked(report: Report) -> list[str]:
         return []
     differ = [c for c in both if c.differ and not c.drawn]
     asked = sum(c.samples for c in both)
-    text = f"Asked the fast way. {asked:,} samples of {len(both)} tasks were asked in the harness's own batches too: "
+    text = f"Asked the fast way. {asked:,} samples of {len(both)} task{'s' * (len(both) != 1)} were asked in the harness's own batches too: "
     if differ:
         some = ", ".join(f"{c.task} {len(c.differ)} of {c.samples}" for c in differ[:5])
         more = f" and {len(differ) - 5} more tasks" if len(differ) > 5 else ""
         text += f"{sum(len(c.differ) for c in differ)} answers differ ({some}{more})"
     else:
         text += "the answers are the same"
+    if drawn := [c.task for c in both if c.differ and c.drawn]:
+        more = f" and {len(drawn) - 5} more tasks" if len(drawn) > 5 else ""
+        text += f"; texts that are drawn at random differ either way ({', '.join(drawn[:5])}{more})"
     lines = [text + "."]
     for c in both:
         if c.beyond_chance:

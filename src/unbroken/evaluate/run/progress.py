@@ -54,7 +54,7 @@ class ProgressView:
         observed, table = self.run.observed, self.run.table
         phase = "preparing"
         if table.finished:
-            phase = "finished"
+            phase = "finished" if observed.gpu_end else "checking"
         elif observed.gpu_end:
             phase = "scoring"
         elif self.links or (staffed and prepared):
