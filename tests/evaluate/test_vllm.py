@@ -147,11 +147,9 @@ def test_a_text_ends_with_its_time_and_keeps_what_there_is(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = model(sample_seconds=0.02)
-    parts = iter(range(1, 1000))
+    made = SimpleNamespace(text="xxx", token_ids=[120] * 3)
 
     def step() -> list[Any]:
-        n = next(parts)
-        made = SimpleNamespace(text="x" * n, token_ids=[120] * n)
         return [SimpleNamespace(request_id=engine.asked[0][0], finished=False, prompt_logprobs=None, outputs=[made])]  # fmt: skip
 
     monkeypatch.setattr(engine, "step", step)
