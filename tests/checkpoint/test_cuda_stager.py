@@ -100,16 +100,21 @@ def test_a_copy_that_fails_on_the_way_is_told_and_nobody_waits_for_it(
 class Slow(Event):
     """An event that happens when it is told to."""
 
-    recorded: ClassVar[list[Slow]] = []
+    recorded: ClassVar[list[threading.Event]] = []
+    """One for each time that one of them was recorded."""
 
     def __init__(self, **_: Any) -> None:
-        self.happened = False
+        self.happened = threading.Event()
 
     def record(self, *_: Any) -> None:
-        Slow.recorded.append(self)
+        self.happened = threading.Event()
+        Slow.recorded.append(self.happened)
 
     def query(self) -> bool:
-        return self.happened
+        return self.happened.is_set()
+
+    def synchronize(self) -> None:
+        self.happened.wait()
 
 
 @pytest.fixture
@@ -124,12 +129,15 @@ def under_way(
     layout = plan([spec(n, str(t.dtype), t.shape) for n, t in tensors.items()])
     buffer = torch.zeros(layout.file_bytes, dtype=torch.uint8)
     where = Targets().of(buffer, layout, tensors)
-    pending = _Pending(Copying(lambda _: None), [], [], Event(), Slow(), Event())  # type: ignore[arg-type]
+    begin = Slow()
+    pending = _Pending(Copying(lambda _: None), [], [], Event(), begin, Event())  # type: ignore[arg-type]
     pending.remaining = [(where[n], t) for n, t in tensors.items()]
     thread = threading.Thread(target=stager._issue, args=(pending,), daemon=True)
     thread.start()
     yield pending, [where[n].view for n in tensors]
     pending.hurry.set()
+    for happened in [begin.happened, *Slow.recorded]:
+        happened.set()
     thread.join(20)
     assert not thread.is_alive()
 
@@ -138,11 +146,13 @@ def test_the_driver_is_never_given_more_than_it_has_room_for(
     under_way: tuple[_Pending, list[torch.Tensor]],
 ) -> None:
     pending, targets = under_way
+    begin: Any = pending.begin
+    begin.happened.set()
     for batch in range(10):
         until(lambda n=batch: len(Slow.recorded) >= min(10, n + 2))
         assert not pending.issued.wait(0.01) or batch >= 8
         assert len(Slow.recorded) == min(10, batch + 2)  # two more than have ended
-        Slow.recorded[batch].happened = True
+        Slow.recorded[batch].set()
     assert pending.issued.wait(20) and pending.copying.error is None
     assert [float(t[0]) for t in targets] == [float(i + 1) for i in range(20)]
 
@@ -150,12 +160,47 @@ def test_the_driver_is_never_given_more_than_it_has_room_for(
 def test_a_fence_has_all_of_them_issued_at_once(
     stager: CudaStager, under_way: tuple[_Pending, list[torch.Tensor]]
 ) -> None:
+    """Also where the GPU has not come to the first of them."""
     pending, _ = under_way
     until(lambda: len(Slow.recorded) == 2)
     stager._pending.append(pending)
     assert in_time(stager.wait_for_copies)
     assert pending.issued.is_set() and len(Slow.recorded) >= 10
     stager._pending.clear()
+
+
+def test_a_large_tensor_is_given_in_pieces_until_a_fence_has_the_rest_given_at_once(
+    stager: CudaStager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the training reads meanwhile waits for two pieces, not for the tensor."""
+    given: list[int] = []
+
+    def copies(targets: list[torch.Tensor], sources: list[torch.Tensor], non_blocking: bool) -> None:
+        given.append(sum(t.nbytes for t in targets))
+        for target, source in zip(targets, sources, strict=True):
+            target.copy_(source)
+
+    monkeypatch.setattr(torch.cuda, "Event", Slow)
+    monkeypatch.setattr(torch, "_foreach_copy_", copies)
+    monkeypatch.setattr(staging, "_PIECE_BYTES", 1024)
+    Slow.recorded = []
+    tensors = {"w": torch.arange(4096.0), "v": torch.arange(64.0)}
+    layout = plan([spec(n, str(t.dtype), t.shape) for n, t in tensors.items()])
+    where = Targets().of(torch.zeros(layout.file_bytes, dtype=torch.uint8), layout, tensors)
+    pending = _Pending(Copying(lambda _: None), [], [], Event(), Event(), Event())  # type: ignore[arg-type]
+    pending.remaining = [(where[n], t) for n, t in tensors.items()]
+    thread = threading.Thread(target=stager._issue, args=(pending,), daemon=True)
+    thread.start()
+    for number in range(3):
+        until(lambda n=number: len(given) == n + 2)
+        Slow.recorded[number].set()
+    until(lambda: len(given) == 5)
+    assert given == [1024] * 5 and not pending.issued.is_set()
+    pending.hurry.set()
+    Slow.recorded[3].set()
+    assert pending.issued.wait(20) and pending.copying.error is None
+    assert sum(given) == layout.data_bytes and len(given) <= 7, "the rest was given piece by piece"
+    assert all(torch.equal(where[n].view, t) for n, t in tensors.items())
 
 
 def changed_while_copied(stager: CudaStager, *, waited: bool = False) -> _Pending:

@@ -1,8 +1,9 @@
 """Copying live tensors into a buffer of the keeper: on the CPU at once, on a GPU behind the trainer's back.
 
 On a GPU an event on the training stream marks the state of the call; a copy stream waits for it and copies into
-registered host memory; before the next mutation the training *stream* waits for the copies that still run. The
-processor waits for nothing. What is changed outside of optimizers (buffers, averages, fp8 scales) is cloned on the
+registered host memory, piece by piece, so that a number which the training reads meanwhile need not wait for all of them;
+before the next mutation the training *stream* waits for the copies that still run. The processor waits for nothing but the
+handing over. What is changed outside of optimizers (buffers, averages, fp8 scales) is cloned on the
 device at the call, in the training stream's own order. Needs torch.
 
 The floor: stall = max(0, bytes / D2H bandwidth - time until the next mutation). Where that costs more than a copy on
@@ -36,7 +37,11 @@ logger = logging.getLogger("unbroken.checkpoint")
 _QUEUED = 512
 """Copies that the driver is given at a time. It holds about a thousand; whoever brings more waits for room, and meanwhile
 keeps every other thread from starting a kernel."""
-_LOOK_S = 0.004
+_PIECE_BYTES = 32 << 20
+_UNDER_WAY = 2
+"""So much at a time, and so many of these, lie with the GPU's copy engine while the training computes: the engine takes copies in
+their order, and a number that the training reads meanwhile (a loss) waits for those before it, about a millisecond."""
+_LOOK_S = 0.001
 
 
 class TornSnapshot(CheckpointError):
@@ -235,8 +240,8 @@ class CudaStager:
             with self._guard:
                 self._pending.append(pending)
         try:
-            # Handing hundreds of copies to the driver takes milliseconds in which this thread could start the next step.
-            # Until a wait for the copies they are handed over a few at a time.
+            # Handing hundreds of copies to the driver takes milliseconds in which this thread could start the next step, and what
+            # the training reads would wait behind all of them. Until a wait for the copies they are handed over a few at a time.
             threading.Thread(target=self._issue_beside, args=(pending,), daemon=True).start()
         except RuntimeError:  # no more threads, or the interpreter is ending
             pending.hurry.set()
@@ -249,27 +254,29 @@ class CudaStager:
         self._issue(pending)
 
     def _issue(self, pending: _Pending) -> None:
-        """Gives the copies to the copy stream: few enough at a time, with a throttle not faster than that."""
+        """Gives the copies to the copy stream, a few at a time until somebody waits for them; with a throttle not faster than that."""
         whole = False
+        hurry = pending.hurry
         try:
             sent, began = 0, time.monotonic()
-            limit = float("inf") if self.throttle is None else 64 << 20
-            ends: deque[torch.cuda.Event] = deque()
+            under_way: deque[torch.cuda.Event] = deque()
             with torch.cuda.device(self.device), torch.cuda.stream(self.stream), torch.no_grad():
-                for targets, sources in batches(pending.remaining, limit, _QUEUED // 2):
-                    if len(ends) == 2:
-                        oldest = ends.popleft()
-                        while not pending.hurry.is_set() and not oldest.query():
-                            pending.hurry.wait(_LOOK_S)
+                for targets, sources in batches(
+                    pending.remaining, lambda: float("inf") if hurry.is_set() else _PIECE_BYTES, _QUEUED // 2
+                ):
+                    ended = torch.cuda.Event(blocking=True)
+                    if len(under_way) == _UNDER_WAY:
+                        ended = under_way.popleft()
+                        _wait_for(ended, pending)
                     # One call for all of them, without the interpreter's lock.
                     torch._foreach_copy_(targets, sources, non_blocking=True)
-                    ends.append(torch.cuda.Event())
-                    ends[-1].record(self.stream)
+                    ended.record(self.stream)
+                    under_way.append(ended)
                     if self.throttle is not None:
                         sent += sum(t.nbytes for t in targets)
                         ahead = sent / self.throttle - (time.monotonic() - began)
                         if ahead > 0:
-                            pending.hurry.wait(ahead)
+                            hurry.wait(ahead)
                 pending.end.record(self.stream)
             whole = True
         except RuntimeError as e:
@@ -367,6 +374,16 @@ class CudaStager:
             p.copying.stall_s = stall
             if choice.worth_a_look and choice.cost_s is None:
                 self._on_device.probe(p.sources, sum(t.nbytes for t in p.sources), self.stream)
+
+
+def _wait_for(ended: torch.cuda.Event, pending: _Pending) -> None:
+    """Waits for a piece, unless somebody is in a hurry. It may begin in a long time, since the processor is ahead of the GPU: until then
+    it is looked at. Once it runs it is over in a moment, and the driver wakes this thread without a turn in vain."""
+    while not pending.hurry.is_set():
+        if pending.begin.query():
+            ended.synchronize()
+            return
+        pending.hurry.wait(_LOOK_S)
 
 
 def _failed(why: object) -> CheckpointError:

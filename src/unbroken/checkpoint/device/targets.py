@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -21,8 +21,6 @@ class Target:
     view: torch.Tensor
     parts: tuple[torch.Tensor, ...]
     """Its bytes, cut where a registered piece of the buffer ends; empty where it lies in one."""
-    sizes: tuple[int, ...]
-    """Of the parts, in bytes."""
 
 
 class Targets:
@@ -49,7 +47,7 @@ class Targets:
                     ends = [*range((start // PIECE_BYTES + 1) * PIECE_BYTES, stop, PIECE_BYTES), stop]
                     sizes = tuple(b - a for a, b in itertools.pairwise([start, *ends]))
                     parts = buffer[start:stop].split(sizes) if len(sizes) > 1 else ()
-                    found[name] = Target(start, stop, view, parts, sizes)
+                    found[name] = Target(start, stop, view, parts)
             self._known[address] = found
         return found
 
@@ -59,32 +57,40 @@ class Targets:
 
 
 def batches(
-    pairs: Iterable[tuple[Target, torch.Tensor]], limit: float = float("inf"), copies: float = float("inf")
+    pairs: Iterable[tuple[Target, torch.Tensor]],
+    limit: Callable[[], float] = lambda: float("inf"),
+    copies: float = float("inf"),
 ) -> Iterator[tuple[list[torch.Tensor], list[torch.Tensor]]]:
-    """(targets, sources) to be copied, about `limit` bytes and at most `copies` at a time, cut where a registered piece
-    of the buffer ends: no copy may reach over that."""
+    """(targets, sources) to be copied, at most `limit()` bytes and `copies` copies at a time. `limit` is asked each time, so that it
+    may change on the way. A copy ends where a registered piece of the buffer ends: none may reach over that."""
     size = 0
     targets: list[torch.Tensor] = []
     sources: list[torch.Tensor] = []
     for target, source in pairs:
-        if not target.parts:
-            targets.append(target.view)
-            sources.append(source)
-            size += target.stop - target.start
-        else:
-            cut = flat_bytes(source).split(target.sizes)
-            for part, piece, n in zip(target.parts, cut, target.sizes, strict=True):
-                if size >= limit or len(targets) >= copies:
-                    yield targets, sources
-                    targets, sources, size = [], [], 0
-                targets.append(part)
-                sources.append(piece)
-                size += n
-        if size >= limit or len(targets) >= copies:
-            yield targets, sources
-            targets, sources, size = [], [], 0
+        for part, piece in _cut(target, source, limit):
+            if targets and (size + part.nbytes > limit() or len(targets) >= copies):
+                yield targets, sources
+                targets, sources, size = [], [], 0
+            targets.append(part)
+            sources.append(piece)
+            size += part.nbytes
     if targets:
         yield targets, sources
+
+
+def _cut(
+    target: Target, source: torch.Tensor, limit: Callable[[], float]
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    if not target.parts and target.stop - target.start <= limit():
+        yield target.view, source
+        return
+    flat, at = flat_bytes(source), 0
+    for part in target.parts or (flat_bytes(target.view),):
+        done, size = 0, part.numel()
+        while done < size:
+            n = int(min(size - done, limit()))
+            yield part[done : done + n], flat[at : at + n]
+            done, at = done + n, at + n
 
 
 def real(t: torch.Tensor) -> torch.Tensor:
