@@ -5,8 +5,9 @@
 A GPU takes copies to the host in their order, and `loss.item()` is one. Four micro-batches of matrix products (90 ms each on an H200)
 are timed with and without a snapshot that begins with them, and then waits as an optimizer does: `none` reads nothing, `last` one
 number at the end of each, `often` ten in each, `launches` has small kernels instead, as many as a processor can start in that time,
-so that a thread which holds the interpreter's lock is seen. Excess: the time with a snapshot less the median without. `all` gives the
-whole snapshot at once, as was done before pieces. The stager is the one that `Checkpointer` uses.
+so that a thread which holds the interpreter's lock is seen. Excess: the time with a snapshot less the median without. `all at once` is
+how it was done before there were pieces. The stager is the one that `Checkpointer` uses; `--best FILE` writes the numbers of the
+way with the least excess, which `hooks_gpu.py --copies "$(cat FILE)"` takes.
 """
 
 from __future__ import annotations
@@ -29,8 +30,12 @@ from unbroken.checkpoint.device import staging
 from unbroken.checkpoint.format.layout import plan, spec
 
 MB = 1 << 20
-WAYS = [("all", 2), ("16", 2), ("32", 2), ("64", 2), ("16", 3), ("32", 3)]
-"""Megabytes of a piece, and how many lie with the engine."""
+WAYS = [
+    ("all at once", 1 << 62, 8, 1, 1e-3), ("32 MiB, 2 streams", 32 * MB, 8, 2, 1e-3), ("64 MiB, 2 streams", 64 * MB, 8, 2, 1e-3),
+    ("16 MiB, 2 streams", 16 * MB, 16, 2, 1e-3), ("32 MiB, one at a time", 32 * MB, 1, 1, 1e-4),
+    ("64 MiB, one at a time", 64 * MB, 1, 1, 1e-4), ("128 MiB, one at a time", 128 * MB, 1, 1, 1e-4),
+]  # fmt: skip
+"""Name, bytes of a piece, how many lie with the GPU, streams, how often it is looked (s)."""
 
 
 class Work:
@@ -86,6 +91,7 @@ def main() -> None:
     p.add_argument("--repeat", type=int, default=5)
     p.add_argument("--patterns", default="none,last,often,launches")
     p.add_argument("--out", type=Path)
+    p.add_argument("--best", type=Path)
     a = p.parse_args()
     sizes, left = list[int](), int(a.gigabytes * 1e9)
     for size in [328 * MB // 4 * 4, *[26 * MB] * 12, *[105 * MB] * 5, 10240] * 1000:
@@ -97,6 +103,7 @@ def main() -> None:
     layout = plan([spec(n, str(t.dtype), t.shape) for n, t in state.items()])
     buffer = torch.empty(layout.file_bytes, dtype=torch.uint8, pin_memory=True)
     stager = staging.CudaStager(torch.device("cuda", 0), device_copy=False)
+    every = [*stager.streams, torch.cuda.Stream()]
     work = Work(a.ms)
 
     def copy() -> None:
@@ -108,9 +115,9 @@ def main() -> None:
     for pattern in a.patterns.split(","):
         for _ in range(3):
             work.step(pattern)
-        for piece, count in WAYS:
-            staging._PIECE_BYTES = 1 << 62 if piece == "all" else int(piece) * MB
-            staging._UNDER_WAY = count
+        for name, *how in WAYS:
+            staging._PIECE_BYTES, staging._UNDER_WAY, streams, staging._LOOK_S = how
+            stager.streams = every[:streams]
             quiet, took, copied = list[float](), list[float](), list[float]()
             for _ in range(a.repeat):
                 quiet.append(work.step(pattern))
@@ -122,11 +129,11 @@ def main() -> None:
             usual = st.median(quiet)
             excess = [t - usual for t in took]
             rows.append({
-                "pattern": pattern, "piece_mb": piece, "under_way": count, "step_s": usual, "excess_s": excess,
+                "pattern": pattern, "way": name, "how": how, "step_s": usual, "excess_s": excess,
                 "excess_median_s": st.median(excess), "copy_s": st.median(copied),
             })  # fmt: skip
             print(
-                f"{pattern:9} {count} x {piece:>4} MB  step {usual:.4f} s  excess {st.median(excess):+.4f} s"
+                f"{pattern:9} {name:24} step {usual:.4f} s  excess {st.median(excess):+.4f} s"
                 f" ({min(excess):+.4f} to {max(excess):+.4f})  copy {st.median(copied):.4f} s",
                 flush=True,
             )
@@ -137,6 +144,11 @@ def main() -> None:
         "driver": driver(),
     }
     result = {"machine": where, "bytes": layout.data_bytes, "rows": rows}
+    sums = {name: sum(r["excess_median_s"] for r in rows if r["way"] == name) for name, *_ in WAYS}
+    best = next(w for w in WAYS if w[0] == min(sums, key=lambda n: sums[n]))
+    print("least excess:", best[0])
+    if a.best:
+        a.best.write_text(" ".join(map(str, best[1:])))
     if a.out:
         a.out.write_text(json.dumps(result, indent=1) + "\n")
 

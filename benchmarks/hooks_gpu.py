@@ -270,8 +270,14 @@ TRAIN = {
 
 def measure(framework: str, a: argparse.Namespace, tell: Callable[[dict[str, Any]], None]) -> None:
     """Saves, then pairs of windows; what there is so far is told after each part."""
+    from unbroken.checkpoint.device import staging
     from unbroken.hooks.training import HookedTraining
 
+    if a.copies:
+        piece, count, streams, look = a.copies.split()
+        staging._PIECE_BYTES, staging._UNDER_WAY, staging._STREAMS, staging._LOOK_S = (
+            int(piece), int(count), int(streams), float(look),
+        )  # fmt: skip
     width, layers, heads, vocabulary, length, batch, _ = MODELS[a.model]
     size = (width, layers, heads, vocabulary, length, a.batch or batch, 1)
     made, saved, due = list[HookedTraining](), list[Any](), set[int]()
@@ -328,8 +334,8 @@ def measure(framework: str, a: argparse.Namespace, tell: Callable[[dict[str, Any
             "excess_s": stamps[-1] - stamps[0] - (len(stamps) - 1) * usual, "first": number == 0,
         })  # fmt: skip
         before = after
+        tell(result | {"saves": rows})
     result["saves"] = rows
-    tell(result)
     if a.pairs:
         result["pairs_s"] = compare(ours, framework, size, folder, a)
         tell(result)
@@ -389,6 +395,7 @@ def start(framework: str, a: argparse.Namespace) -> subprocess.Popen[str]:
         str(a.accumulate),
     ]
     words += ["--throttle", a.throttle] if a.throttle else []
+    words += ["--copies", a.copies] if a.copies else []
     env = {k: v for k, v in os.environ.items() if not k.startswith("UNBROKEN_")}
     return subprocess.Popen(
         [sys.executable, __file__, *words], env=env, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -432,6 +439,7 @@ def main() -> None:
     p.add_argument("--saves", type=int, default=6, help="the first apart")
     p.add_argument("--window", type=int, default=4, help="steps")
     p.add_argument("--throttle", help="of the copies, such as 30GB a second")
+    p.add_argument("--copies", help="how they are given to the GPU: what copy_reads.py --best writes")
     p.add_argument("--seconds", type=float, default=90, help="each framework has at most")
     p.add_argument("--frameworks", default=",".join(FRAMEWORKS))
     p.add_argument(

@@ -87,7 +87,7 @@ def test_a_copy_that_fails_on_the_way_is_told_and_nobody_waits_for_it(
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
     with monkeypatch.context() as m:
-        m.setattr(torch.cuda, "stream", broken)
+        m.setattr(torch.cuda, "device", broken)
         done = copy(stager)
         until(lambda: bool(done))
     assert "illegal memory access" in str(done[0].error)
@@ -113,9 +113,6 @@ class Slow(Event):
     def query(self) -> bool:
         return self.happened.is_set()
 
-    def synchronize(self) -> None:
-        self.happened.wait()
-
 
 @pytest.fixture
 def under_way(
@@ -124,20 +121,18 @@ def under_way(
     """Twenty copies that are being issued, of which the driver gets four at a time; their targets."""
     monkeypatch.setattr(torch.cuda, "Event", Slow)
     monkeypatch.setattr(staging, "_QUEUED", 4)
+    monkeypatch.setattr(staging, "_UNDER_WAY", 2)
     Slow.recorded = []
     tensors = {f"t{i}": torch.full((8,), float(i + 1)) for i in range(20)}
     layout = plan([spec(n, str(t.dtype), t.shape) for n, t in tensors.items()])
     buffer = torch.zeros(layout.file_bytes, dtype=torch.uint8)
     where = Targets().of(buffer, layout, tensors)
-    begin = Slow()
-    pending = _Pending(Copying(lambda _: None), [], [], Event(), begin, Event())  # type: ignore[arg-type]
+    pending = _Pending(Copying(lambda _: None), [], [], Event(), Event(), Event())  # type: ignore[arg-type]
     pending.remaining = [(where[n], t) for n, t in tensors.items()]
     thread = threading.Thread(target=stager._issue, args=(pending,), daemon=True)
     thread.start()
     yield pending, [where[n].view for n in tensors]
     pending.hurry.set()
-    for happened in [begin.happened, *Slow.recorded]:
-        happened.set()
     thread.join(20)
     assert not thread.is_alive()
 
@@ -146,8 +141,6 @@ def test_the_driver_is_never_given_more_than_it_has_room_for(
     under_way: tuple[_Pending, list[torch.Tensor]],
 ) -> None:
     pending, targets = under_way
-    begin: Any = pending.begin
-    begin.happened.set()
     for batch in range(10):
         until(lambda n=batch: len(Slow.recorded) >= min(10, n + 2))
         assert not pending.issued.wait(0.01) or batch >= 8
@@ -160,7 +153,6 @@ def test_the_driver_is_never_given_more_than_it_has_room_for(
 def test_a_fence_has_all_of_them_issued_at_once(
     stager: CudaStager, under_way: tuple[_Pending, list[torch.Tensor]]
 ) -> None:
-    """Also where the GPU has not come to the first of them."""
     pending, _ = under_way
     until(lambda: len(Slow.recorded) == 2)
     stager._pending.append(pending)
@@ -183,6 +175,7 @@ def test_a_large_tensor_is_given_in_pieces_until_a_fence_has_the_rest_given_at_o
     monkeypatch.setattr(torch.cuda, "Event", Slow)
     monkeypatch.setattr(torch, "_foreach_copy_", copies)
     monkeypatch.setattr(staging, "_PIECE_BYTES", 1024)
+    monkeypatch.setattr(staging, "_UNDER_WAY", 2)
     Slow.recorded = []
     tensors = {"w": torch.arange(4096.0), "v": torch.arange(64.0)}
     layout = plan([spec(n, str(t.dtype), t.shape) for n, t in tensors.items()])
@@ -197,7 +190,6 @@ def test_a_large_tensor_is_given_in_pieces_until_a_fence_has_the_rest_given_at_o
     until(lambda: len(given) == 5)
     assert given == [1024] * 5 and not pending.issued.is_set()
     pending.hurry.set()
-    Slow.recorded[3].set()
     assert pending.issued.wait(20) and pending.copying.error is None
     assert sum(given) == layout.data_bytes and len(given) <= 7, "the rest was given piece by piece"
     assert all(torch.equal(where[n].view, t) for n, t in tensors.items())

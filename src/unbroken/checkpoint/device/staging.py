@@ -38,9 +38,11 @@ _QUEUED = 512
 """Copies that the driver is given at a time. It holds about a thousand; whoever brings more waits for room, and meanwhile
 keeps every other thread from starting a kernel."""
 _PIECE_BYTES = 32 << 20
-_UNDER_WAY = 2
-"""So much at a time, and so many of these, lie with the GPU's copy engine while the training computes: the engine takes copies in
-their order, and a number that the training reads meanwhile (a loss) waits for those before it, about a millisecond."""
+_UNDER_WAY = 8
+"""So much at a time, and so many of these, lie with the GPU while the training computes."""
+_STREAMS = 2
+"""A copy engine stays with a stream as long as that has copies, and a number that the training reads meanwhile (a loss) waits. Where
+pieces are given to two streams in turn, each after the other's, it looks after each piece for who else is there."""
 _LOOK_S = 0.001
 
 
@@ -171,7 +173,7 @@ class CudaStager:
         self.device = device
         self.throttle = throttle
         self.device_copy = device_copy
-        self.stream = torch.cuda.Stream(device)
+        self.streams = [torch.cuda.Stream(device) for _ in range(_STREAMS)]
         self.last: Copying | None = None
         """The last copy that ended."""
         self.last_stall_s = 0.0
@@ -235,7 +237,8 @@ class CudaStager:
                 copying.device_copy = True
             begin.record(current)
             pending = _Pending(copying, [t for _, t in gpu], watched, called, begin, end)
-            self.stream.wait_event(begin)
+            for stream in self.streams:
+                stream.wait_event(begin)
             pending.remaining = gpu
             with self._guard:
                 self._pending.append(pending)
@@ -260,24 +263,30 @@ class CudaStager:
         try:
             sent, began = 0, time.monotonic()
             under_way: deque[torch.cuda.Event] = deque()
-            with torch.cuda.device(self.device), torch.cuda.stream(self.stream), torch.no_grad():
-                for targets, sources in batches(
-                    pending.remaining, lambda: float("inf") if hurry.is_set() else _PIECE_BYTES, _QUEUED // 2
-                ):
-                    ended = torch.cuda.Event(blocking=True)
-                    if len(under_way) == _UNDER_WAY:
-                        ended = under_way.popleft()
-                        _wait_for(ended, pending)
-                    # One call for all of them, without the interpreter's lock.
-                    torch._foreach_copy_(targets, sources, non_blocking=True)
-                    ended.record(self.stream)
-                    under_way.append(ended)
+            pieces = batches(
+                pending.remaining, lambda: float("inf") if hurry.is_set() else _PIECE_BYTES, _QUEUED // 2
+            )
+            with torch.cuda.device(self.device), torch.no_grad():
+                for number, (targets, sources) in enumerate(pieces):
+                    while len(under_way) >= _UNDER_WAY and not hurry.is_set():
+                        if under_way[0].query():
+                            under_way.popleft()
+                        else:
+                            hurry.wait(_LOOK_S)
+                    stream = self.streams[number % len(self.streams)]
+                    if under_way:
+                        stream.wait_event(under_way[-1])
+                    with torch.cuda.stream(stream):
+                        # One call for all of them, without the interpreter's lock.
+                        torch._foreach_copy_(targets, sources, non_blocking=True)
+                    under_way.append(torch.cuda.Event())
+                    under_way[-1].record(stream)
                     if self.throttle is not None:
                         sent += sum(t.nbytes for t in targets)
                         ahead = sent / self.throttle - (time.monotonic() - began)
                         if ahead > 0:
                             hurry.wait(ahead)
-                pending.end.record(self.stream)
+                self._mark_end(pending)
             whole = True
         except RuntimeError as e:
             pending.copying.error = _failed(e)
@@ -287,9 +296,16 @@ class CudaStager:
                 pending.copying.error = pending.copying.error or _failed("its thread ended")
                 # Some may be under way: the buffer is not given back before they end.
                 with suppress(RuntimeError):
-                    pending.end.record(self.stream)
+                    self._mark_end(pending)
             pending.remaining = []
             pending.issued.set()
+
+    def _mark_end(self, pending: _Pending) -> None:
+        """Whatever was given to the streams is over at the end."""
+        first, *others = self.streams
+        for stream in others:
+            first.wait_stream(stream)
+        pending.end.record(first)
 
     def wait_for_copies(self, by_hand: bool = True) -> None:
         self._waited_by_hand = self._waited_by_hand or by_hand
@@ -373,17 +389,7 @@ class CudaStager:
         else:
             p.copying.stall_s = stall
             if choice.worth_a_look and choice.cost_s is None:
-                self._on_device.probe(p.sources, sum(t.nbytes for t in p.sources), self.stream)
-
-
-def _wait_for(ended: torch.cuda.Event, pending: _Pending) -> None:
-    """Waits for a piece, unless somebody is in a hurry. It may begin in a long time, since the processor is ahead of the GPU: until then
-    it is looked at. Once it runs it is over in a moment, and the driver wakes this thread without a turn in vain."""
-    while not pending.hurry.is_set():
-        if pending.begin.query():
-            ended.synchronize()
-            return
-        pending.hurry.wait(_LOOK_S)
+                self._on_device.probe(p.sources, sum(t.nbytes for t in p.sources), self.streams[0])
 
 
 def _failed(why: object) -> CheckpointError:
