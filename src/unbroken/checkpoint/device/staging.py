@@ -37,13 +37,14 @@ logger = logging.getLogger("unbroken.checkpoint")
 _QUEUED = 512
 """Copies that the driver is given at a time. It holds about a thousand; whoever brings more waits for room, and meanwhile
 keeps every other thread from starting a kernel."""
-_PIECE_BYTES = 32 << 20
+_PIECE_BYTES = 64 << 20
 _UNDER_WAY = 8
-"""So much at a time, and so many of these, lie with the GPU while the training computes."""
+"""So much at a time, and so many of these (10 ms of a bus), lie with the GPU while the training computes."""
 _STREAMS = 2
-"""A copy engine stays with a stream as long as that has copies, and a number that the training reads meanwhile (a loss) waits. Where
-pieces are given to two streams in turn, each after the other's, it looks after each piece for who else is there."""
-_LOOK_S = 0.001
+"""A copy engine stays with a stream as long as that has copies, and a number that the training reads meanwhile (a loss) waits for all of
+them. Where pieces are given to two streams in turn, each after the other's, it looks after each piece for who else is there
+(`benchmarks/copy_reads.py`, on an H200). Smaller pieces let reads wait less, and cost the training's thread more."""
+_LOOK_S = 0.002
 
 
 class TornSnapshot(CheckpointError):
