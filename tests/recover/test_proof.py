@@ -33,6 +33,10 @@ def test_the_next_attempt_waits_only_where_an_old_process_could_overwrite(tmp_pa
     u.take("node-000", LOST, 1)
     assert u.in_the_way(run_dir, accepted=True) == "", "checkpoints of ours are accepted by name"
     assert u.in_the_way(run_dir, accepted=False) == "node-000: marks only"
+    assert u.in_the_way(run_dir, accepted=False, asked={2}), "of another attempt nothing is known by that"
+    assert u.in_the_way(run_dir, accepted=False, asked={1}) == "", (
+        "it saves by our Checkpointer, and has not yet"
+    )
     run_dir.output(1).mkdir(parents=True)
     assert u.in_the_way(run_dir, accepted=False), "an empty folder is no sign that the script uses it"
     (run_dir.output(1) / "model.pt").write_text("x")

@@ -65,6 +65,8 @@ class RunState:
     """The boot of each node's machine when an attempt last ran there, where that is known."""
     unproven: dict[str, Doubt] = field(default_factory=dict)
     """Nodes of which it is not proven that the processes of attempts before are gone."""
+    asked: set[int] = field(default_factory=set)
+    """The attempts whose script asked our Checkpointer what to go on from, whether there was anything or not."""
     brought_offers: set[tuple[int, int]] = field(default_factory=set)
     """(attempt, step) of what came from elsewhere and is offered to the newest attempt."""
     accepted: set[tuple[int, int]] = field(default_factory=set)
@@ -147,6 +149,7 @@ class RunState:
                 self.launches -= 1  # it only said where its checkpoints lie
             self.step = max(self.step, r.get("step", -1))
         elif kind == "restored":
+            self.asked.add(int(r["attempt"]))
             if (r.get("of"), r.get("step")) in self.brought_offers:
                 self.step = int(r["step"])  # on purpose: an import of an earlier step, say
         elif kind == "durable":

@@ -155,7 +155,8 @@ class Fencing:
                 await self._fleet.forget(node)
                 await self._recorder.record("made_sure", node=node)
                 self._say(f"{node}: a person has made sure that nothing is left; going on")
-            why = self._unproven.in_the_way(self._run_dir, accepted=accepted)
+            asked = self._recorder.state.asked
+            why = self._unproven.in_the_way(self._run_dir, accepted=accepted, asked=asked)
             if not why:
                 return True
             if why != waiting:

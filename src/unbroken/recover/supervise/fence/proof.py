@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,19 +50,20 @@ class Unproven:
         """Nodes of which a person has said that nothing is left: by a file, which lies in the attempt's folder."""
         return [n for n, doubt in self.nodes.items() if run_dir.made_sure(doubt.attempt, n).exists()]
 
-    def in_the_way(self, run_dir: RunDir, *, accepted: bool) -> str:
+    def in_the_way(self, run_dir: RunDir, *, accepted: bool, asked: Collection[int] = ()) -> str:
         """Why the next attempt has to wait for a person, in words; nothing where it may start.
 
         What an old process still writes must not count: checkpoints of ours carry their attempt's number and are
         `accepted` by name, and what a script saves below UNBROKEN_OUTPUT lies in its attempt's own folder. Anything
-        else, an unmodified script's own torch.save, it could overwrite.
+        else, an unmodified script's own torch.save, it could overwrite. `asked` are the attempts whose script asked our
+        Checkpointer what to go on from: what they save is ours too, also where they had saved nothing yet.
         """
         if accepted:
             return ""
         return "; ".join(
             f"{node}: {doubt.why}"
             for node, doubt in sorted(self.nodes.items())
-            if not _holds_something(run_dir, doubt.attempt)
+            if doubt.attempt not in asked and not _holds_something(run_dir, doubt.attempt)
         )
 
     def what_to_do(self, run_dir: RunDir) -> str:
