@@ -39,6 +39,7 @@ import torch  # noqa: E402
 from train_contenders import Case, fsdp2, ours, titan_loop, trainer_loop  # noqa: E402
 
 from unbroken.train.config import ModelConfig, RunConfig  # noqa: E402
+from unbroken.train.parallel.trainer import settle_garbage  # noqa: E402
 from unbroken.train.planning.sizes import RECIPES, flops_per_token, parameter_count  # noqa: E402
 from unbroken.train.profiling.activity import ActivityRecorder  # noqa: E402
 from unbroken.train.profiling.kernels import longest, read_trace, time_by_kind  # noqa: E402
@@ -252,6 +253,7 @@ def take_turns(case: Case, world: World, folder: Path, args: argparse.Namespace,
         for _ in range(case.warm):
             steps[n]()
         synchronize(world)
+    settle_garbage()  # of all of them: each compiled its own
     took: dict[str, list[float]] = {n: [] for n in names}
     losses: dict[str, Any] = {}
     for turn in range(case.windows):

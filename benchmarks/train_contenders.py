@@ -197,8 +197,12 @@ def titan_loop(case: Case, model: ModelConfig, world: World, folder: Path, *, se
     config.compile.enable, config.activation_checkpoint.mode = not tiny, case.recompute
     config.metrics.log_freq = 1000
     trainer = Steps(config)
-    held = {n: p.shape for n, p in trainer.model_parts[0].named_parameters()}
-    assert tiny or held["layers.0.feed_forward.w1.weight"][0] == model.hidden, "not the same sizes"
+    hidden = next(
+        p.shape[0]
+        for n, p in trainer.model_parts[0].named_parameters()
+        if n.endswith("feed_forward.w1.weight")
+    )
+    assert tiny or hidden == model.hidden, "not the same sizes"
     trainer.train()
 
 

@@ -2,8 +2,8 @@
 
     python benchmarks/train_variants.py --out FILE.json [--size 1b] [--micro 12] [--rounds 6] [--seconds S] [--only NAME ...] [--tiny]
 
-All share weights, optimizer and data; the windows of a round come one after the other and the order turns from round to round, so that
-heat and power are the same for all. A variant's figure is the mean over rounds of (seconds of the unchanged step / its seconds), with half
+All but FSDP2 share weights, optimizer and data; the windows of a round come one after the other and the order turns from round to round, so that
+heat and power are the same for all. A variant's figures are the means over rounds of (seconds of the plain step, and of FSDP2's, / its seconds), with half
 of the 95 % interval (Student). A variant that fails says so and is left out. `--tiny` goes through all of it on a processor.
 """
 
@@ -34,7 +34,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
 import torch  # noqa: E402
 from torch import Tensor  # noqa: E402
-from train_contenders import Case, ours  # noqa: E402
+from train_contenders import Case, fsdp2, ours  # noqa: E402
 from train_products import add_product, product, products_of  # noqa: E402
 
 from train import TINY, card, commit, synchronize, traced  # noqa: E402
@@ -57,7 +57,8 @@ def main() -> int:
     p.add_argument("--rounds", type=int, default=6)
     p.add_argument("--steps", type=int, default=2, help="of a window, after one that is not counted")
     p.add_argument("--seconds", type=float, default=3600, help="after these no round begins")
-    p.add_argument("--only", nargs="+", choices=sorted(VARIANTS), help="variants beside base")
+    p.add_argument("--only", nargs="+", choices=sorted(VARIANTS), help="variants beside plain")
+    p.add_argument("--no-fsdp2", action="store_true", help="leave plain FSDP2 out")
     p.add_argument("--trace", nargs="*", default=[], help="variants whose steps are traced at the end")
     p.add_argument("--tiny", action="store_true")
     args = p.parse_args()
@@ -67,65 +68,32 @@ def main() -> int:
     world = start_world(RunConfig(mode="fast", device="cpu" if args.tiny else "auto"))
     model = TINY if args.tiny else RECIPES[args.size]
     seq = 64 if args.tiny else args.seq
-    found: dict[str, Any] = {}
-    failed: dict[str, str] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        case = Case("ours", args.size, 2 if args.tiny else args.micro)
-        step, trainer = ours(case, model, world, Path(folder), seq=seq, tiny=args.tiny)
-        names = ["base", *(args.only or [n for n in VARIANTS if n not in ("base", "triton")])]
-        made: dict[str, Any] = {}
-        warm: dict[str, float] = {}
-        losses: dict[str, float] = {}
-        for n in names:
-            at = time.monotonic()
-            try:
-                made[n] = VARIANTS[n](trainer)
-                with made[n]() as around:
-                    for _ in range(3):
-                        losses[n] = (around or step)()
-                synchronize(world)
-                warm[n] = time.monotonic() - at
-            except Exception:  # noqa: BLE001  the others go on; its traceback is kept
-                failed[n] = traceback.format_exc()[-1500:]
-                made.pop(n, None)
-            print(
-                n,
-                "failed" if n in failed else f"ready after {warm[n]:.1f} s, loss {losses[n]:.4f}",
-                flush=True,
-            )
-        gc.disable()
-        took: dict[str, list[float]] = {n: [] for n in made}
-        for turn in range(args.rounds):
-            if time.monotonic() - began > args.seconds:
-                break
-            order = list(made)
-            order = order[turn % len(order) :] + order[: turn % len(order)]
-            for n in order[:: -1 if turn % 2 else 1]:
-                with made[n]() as around:
-                    (around or step)()
-                    synchronize(world)
-                    at = time.monotonic()
-                    for _ in range(args.steps):
-                        losses[n] = (around or step)()
-                    synchronize(world)
-                    took[n].append((time.monotonic() - at) / args.steps)
-        for n, seconds in took.items():
-            ratios = [a / b for a, b in zip(took["base"], seconds, strict=True)]
-            tokens = case.micro * seq / statistics.mean(seconds) if seconds else 0.0
-            half = (
-                student(len(ratios)) * statistics.stdev(ratios) / len(ratios) ** 0.5
-                if len(ratios) > 1
-                else 0.0
-            )
-            found[n] = {
-                "windows_s": seconds, "tokens_s_gpu": tokens, "flops_s": tokens * flops_per_token(model, seq), "loss": losses[n],
-                "over_base": statistics.mean(ratios), "half": half, "ready_s": warm[n],
-            }  # fmt: skip
-            print(f"{n:16} {statistics.mean(seconds) * 1e3:8.2f} ms {tokens:10,.0f} tokens/s  {found[n]['over_base']:.4f} +- {half:.4f}")  # fmt: skip
+    case = Case("ours", args.size, 2 if args.tiny else args.micro)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        step, trainer = ours(case, model, world, folder, seq=seq, tiny=args.tiny)
+        others: dict[str, Any] = {}
+        if not args.no_fsdp2:
+            peer = fsdp2(dataclasses.replace(case, contender="fsdp2"), model, world, folder, seq=seq, tiny=args.tiny)[0]  # fmt: skip
+            others["fsdp2"] = lambda _: lambda: contextlib.nullcontext(peer)
+        made, failed = prepare(
+            ["plain", *(args.only or USUAL), *others], VARIANTS | others, trainer, step, world
+        )
+        took, losses = rounds(made, step, args, lambda: time.monotonic() - began > args.seconds, world)
+        found: dict[str, Any] = {
+            n: {"windows_s": seconds, "loss": losses.get(n)} for n, seconds in took.items()
+        }
+        for n in took if len(took["plain"]) > 1 else ():
+            tokens = case.micro * seq / statistics.mean(took[n])
+            found[n] |= {"tokens_s_gpu": tokens, "flops_s": tokens * flops_per_token(model, seq)}
+            for other in ("plain", "fsdp2"):
+                if other in took:
+                    found[n][f"over_{other}"] = compare(took[other], took[n])
+            print(f"{n:12} {tokens:10,.0f} tokens/s " + " ".join(f"{k} {v[0]:.4f} +- {v[1]:.4f}" for k, v in found[n].items() if k.startswith("over")))  # fmt: skip
         for n in args.trace:
             if n in made:
                 with made[n]() as around:
-                    found[n]["time"] = traced(around or step, world, Path(folder))
+                    found[n]["time"] = traced(around or step, world, folder)
     result = {
         "machine": describe_machine(), "torch": torch.__version__, "commit": commit(), **card(world), "case": dataclasses.asdict(case),
         "variants": found, "failed": failed, "products": chosen(world.device) if world.device.type == "cuda" else [],
@@ -135,6 +103,55 @@ def main() -> int:
     for n, why in failed.items():
         print(n, why)
     return 1 if failed else 0
+
+
+def prepare(names: list[str], variants: dict[str, Any], trainer: Any, step: Step, world: Any) -> tuple[dict[str, Any], dict[str, str]]:  # fmt: skip
+    """What each variant's steps run within, compiled by three of them; and why a variant failed."""
+    made: dict[str, Any] = {}
+    failed: dict[str, str] = {}
+    for n in names:
+        at = time.monotonic()
+        try:
+            made[n] = variants[n](trainer)
+            with made[n]() as around:
+                for _ in range(3):
+                    loss = (around or step)()
+            synchronize(world)
+            print(f"{n} ready after {time.monotonic() - at:.1f} s, loss {float(loss):.4f}", flush=True)
+        except Exception:  # noqa: BLE001  the others go on; its traceback is kept
+            failed[n] = traceback.format_exc()[-1500:]
+            made.pop(n, None)
+            print(n, "failed", flush=True)
+    return made, failed
+
+
+def rounds(made: dict[str, Any], step: Step, args: argparse.Namespace, late: Callable[[], bool], world: Any) -> Any:  # fmt: skip
+    """Seconds of a step in each window, and the last loss, of each variant."""
+    gc.disable()
+    took: dict[str, list[float]] = {n: [] for n in made}
+    losses: dict[str, float] = {}
+    for turn in range(args.rounds):
+        if late():
+            break
+        first = turn % len(made)
+        order = [*list(made)[first:], *list(made)[:first]]
+        for n in order[:: -1 if turn % 2 else 1]:
+            with made[n]() as around:
+                (around or step)()
+                synchronize(world)
+                at = time.monotonic()
+                for _ in range(args.steps):
+                    loss = (around or step)()
+                synchronize(world)
+                took[n].append((time.monotonic() - at) / args.steps)
+                losses[n] = float(loss)
+    return took, losses
+
+
+def compare(others: list[float], seconds: list[float]) -> tuple[float, float]:
+    """(mean of others / seconds over the rounds, half of its 95 % interval)."""
+    ratios = [a / b for a, b in zip(others, seconds, strict=True)]
+    return statistics.mean(ratios), student(len(ratios)) * statistics.stdev(ratios) / len(ratios) ** 0.5
 
 
 def chosen(device: torch.device) -> list[dict[str, Any]]:
@@ -150,7 +167,7 @@ def chosen(device: torch.device) -> list[dict[str, Any]]:
     return out
 
 
-# --- variants: each takes the trainer once and gives a context within which steps are its own (or a step of its own)
+# --- variants: each takes the trainer and what fsdp2 needs once, and gives a context within which steps are its own (or a step of its own)
 
 
 def blocks_of(trainer: Any) -> list[Any]:
@@ -158,94 +175,29 @@ def blocks_of(trainer: Any) -> list[Any]:
     return list(trainer.stages[0].blocks.values())
 
 
-def halves(trainer: Any, attended: Any, fed: Any) -> Any:
-    """Other functions for the halves of each block."""
+def halves(trainer: Any, attended: Any, fed: Any, head: Any = torch.nn.Linear.forward) -> Any:
+    """Other functions for the halves of each block, and for the head."""
 
     @contextlib.contextmanager
     def within() -> Iterator[None]:
-        old = [(b.attended, b.fed) for b in blocks_of(trainer)]
+        last = trainer.stages[0].head
+        old = [(b.attended, b.fed) for b in blocks_of(trainer)], last.forward
         for b in blocks_of(trainer):
             b.attended, b.fed = types.MethodType(attended, b), types.MethodType(fed, b)
+        last.forward = types.MethodType(head, last)
         try:
             yield
         finally:
-            for b, (x, y) in zip(blocks_of(trainer), old, strict=True):
+            for b, (x, y) in zip(blocks_of(trainer), old[0], strict=True):
                 b.attended, b.fed = x, y
+            last.forward = old[1]
 
     return within
 
 
-def base(_: Any) -> Any:
-    """As it is."""
-    return contextlib.nullcontext
-
-
-def pointwise(trainer: Any) -> Any:
-    """Element-wise kernels whose block sizes inductor has tried."""
-    return halves(
-        trainer, torch.compile(_attended, options=POINTWISE), torch.compile(_fed, options=POINTWISE)
-    )
-
-
-def triton(trainer: Any) -> Any:
-    """Products by Triton where inductor finds them faster than cuBLAS."""
-    options = {"max_autotune_gemm": True, "max_autotune_gemm_backends": "ATEN,TRITON", "triton.enable_persistent_tma_matmul": True, "epilogue_fusion": True}  # fmt: skip
-    return halves(trainer, torch.compile(_attended, options=options), torch.compile(_fed, options=options))
-
-
-def _attended(self: Block, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    return Block.attended(self, x, cos, sin)
-
-
-def _fed(self: Block, x: Tensor) -> Tensor:
-    return Block.fed(self, x)
-
-
-@contextlib.contextmanager
-def _mm(replacement: Any) -> Iterator[None]:
-    """Another product in all compiled code."""
-    from torch._inductor.select_algorithm import extern_kernels
-
-    old = extern_kernels.mm  # type: ignore[attr-defined]
-    extern_kernels.mm = replacement  # type: ignore[attr-defined]
-    try:
-        yield
-    finally:
-        extern_kernels.mm = old  # type: ignore[attr-defined]
-
-
-def _chosen_mm(a: Tensor, b: Tensor, *, out: Tensor) -> Tensor:
-    if not a.is_cuda:
-        return torch.mm(a, b, out=out)
-    return products_of(a.device).multiply(a, b, None, out)
-
-
-def lt(_: Any) -> Any:
-    """cuBLASLt's algorithm chosen by measurement."""
-    return lambda: _mm(_chosen_mm)
-
-
-def lt_transposed(trainer: Any) -> Any:
-    """The same, and the products of the backward pass with weights that lie transposed in a second copy."""
-    weights = [p for b in blocks_of(trainer) for p in b.parameters() if p.ndim == 2]
-    copies = {p.data_ptr(): torch.empty(p.shape[::-1], dtype=p.dtype, device=p.device) for p in weights}
-
-    def multiply(a: Tensor, b: Tensor, *, out: Tensor) -> Tensor:
-        other = copies.get(b.data_ptr()) if b.stride(1) == 1 else None
-        return _chosen_mm(a, b if other is None else other.t(), out=out)
-
-    def step() -> Any:
-        with torch.no_grad():
-            for p in weights:
-                copies[p.data_ptr()].copy_(p.detach().t())
-        return trainer.train_step(lambda: None, False)[0]
-
-    @contextlib.contextmanager
-    def within() -> Iterator[Step]:
-        with _mm(multiply):
-            yield step
-
-    return within
+def plain(trainer: Any) -> Any:
+    """Products as torch makes them: the step that all are compared with."""
+    return halves(trainer, torch.compile(_attended), torch.compile(_fed))
 
 
 class Shared(torch.autograd.Function):
@@ -297,20 +249,99 @@ def _fed_sums(self: Block, x: Tensor) -> Tensor:
     return out.view(x.shape)
 
 
-def sums(trainer: Any) -> Any:
-    """cuBLASLt's chosen algorithms, with residuals and the input's gradients added in the products."""
+def products(trainer: Any) -> Any:
+    """cuBLASLt's algorithms chosen by measurement, residuals and gradients of inputs added in the products."""
     return halves(trainer, torch.compile(_attended_sums), torch.compile(_fed_sums))
 
 
-def sums_pointwise(trainer: Any) -> Any:
-    """Both."""
+def collecting(trainer: Any) -> Any:
+    """As plain, and Python's garbage collector walks through all that the compiler keeps, as it does in a process where nobody minds."""
+    as_plain = plain(trainer)
+
+    @contextlib.contextmanager
+    def within() -> Iterator[None]:
+        gc.unfreeze()
+        gc.enable()
+        try:
+            with as_plain():
+                yield
+        finally:
+            gc.disable()
+
+    return within
+
+
+def pointwise(trainer: Any) -> Any:
+    """As plain, with element-wise kernels whose block sizes inductor has tried (two minutes of compiling)."""
     return halves(
-        trainer, torch.compile(_attended_sums, options=POINTWISE), torch.compile(_fed_sums, options=POINTWISE)
+        trainer, torch.compile(_attended, options=POINTWISE), torch.compile(_fed, options=POINTWISE)
     )
 
 
+def triton(trainer: Any) -> Any:
+    """As plain, with products by Triton where inductor finds them faster than cuBLAS."""
+    options = {"max_autotune_gemm": True, "max_autotune_gemm_backends": "ATEN,TRITON", "triton.enable_persistent_tma_matmul": True, "epilogue_fusion": True}  # fmt: skip
+    return halves(trainer, torch.compile(_attended, options=options), torch.compile(_fed, options=options))
+
+
+def _attended(self: Block, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    return Block.attended(self, x, cos, sin)
+
+
+def _fed(self: Block, x: Tensor) -> Tensor:
+    return Block.fed(self, x)
+
+
+@contextlib.contextmanager
+def _mm(replacement: Any) -> Iterator[None]:
+    """Another product in all compiled code."""
+    from torch._inductor.select_algorithm import extern_kernels
+
+    old = extern_kernels.mm  # type: ignore[attr-defined]
+    extern_kernels.mm = replacement  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        extern_kernels.mm = old  # type: ignore[attr-defined]
+
+
+def _chosen_mm(a: Tensor, b: Tensor, *, out: Tensor) -> Tensor:
+    if not a.is_cuda:
+        return torch.mm(a, b, out=out)
+    return products_of(a.device).multiply(a, b, None, out)
+
+
+def chosen_products(trainer: Any) -> Any:
+    """As plain, with cuBLASLt's algorithm chosen by measurement, and sums in passes of their own."""
+    return both(plain, lambda _: lambda: _mm(_chosen_mm))(trainer)
+
+
+def transposed(trainer: Any) -> Any:
+    """The same, and the backward pass reads a second, transposed copy of each weight, which is made anew in each step."""
+    weights = [p for b in blocks_of(trainer) for p in b.parameters() if p.ndim == 2]
+    copies = {p.data_ptr(): torch.empty(p.shape[::-1], dtype=p.dtype, device=p.device) for p in weights}
+    as_plain = plain(trainer)
+
+    def multiply(a: Tensor, b: Tensor, *, out: Tensor) -> Tensor:
+        other = copies.get(b.data_ptr()) if b.stride(1) == 1 else None
+        return _chosen_mm(a, b if other is None else other.t(), out=out)
+
+    def step() -> Any:
+        with torch.no_grad():
+            for p in weights:
+                copies[p.data_ptr()].copy_(p.detach().t())
+        return trainer.train_step(lambda: None, False)[0]
+
+    @contextlib.contextmanager
+    def within() -> Iterator[Step]:
+        with as_plain(), _mm(multiply):
+            yield step
+
+    return within
+
+
 def pair(trainer: Any) -> Any:
-    """What a half adds to the stream is added in the next half's norm."""
+    """As plain, and what a half adds to the stream is added in the next half's norm."""
     stage = trainer.stages[0]
     attended, fed, last = torch.compile(_attended_pair), torch.compile(_fed_pair), torch.compile(_last_pair)
 
@@ -322,11 +353,14 @@ def pair(trainer: Any) -> Any:
         out: Tensor = self.head(last(self.norm, x, more))
         return out
 
+    as_plain = plain(trainer)
+
     @contextlib.contextmanager
     def within() -> Iterator[None]:
         stage.forward = types.MethodType(forward, stage)
         try:
-            yield
+            with as_plain():
+                yield
         finally:
             del stage.forward
 
@@ -348,11 +382,11 @@ def _last_pair(norm: Any, x: Tensor, more: Tensor) -> Any:
 
 
 def beside(trainer: Any) -> Any:
-    """The update beside the next forward pass, which waits for a block's weights when it comes to it."""
+    """As plain, and the update runs beside the next forward pass, which waits for a block's weights when it comes to it."""
     zero = trainer.zero
     if trainer.world.device.type != "cuda":
         return contextlib.nullcontext
-    stream = torch.cuda.Stream()
+    stream, as_plain = torch.cuda.Stream(), plain(trainer)
 
     @torch.no_grad()
     def update(optimizer: Any) -> None:
@@ -374,7 +408,8 @@ def beside(trainer: Any) -> Any:
     def within() -> Iterator[None]:
         zero.update = update
         try:
-            yield
+            with as_plain():
+                yield
         finally:
             torch.cuda.current_stream().wait_stream(stream)
             del zero.update
@@ -403,9 +438,11 @@ def both(*made: Any) -> Any:
 
 
 VARIANTS: dict[str, Any] = {
-    "base": base, "lt": lt, "lt-transposed": lt_transposed, "sums": sums, "pair": pair, "beside": beside, "pointwise": pointwise,
-    "sums-beside": both(sums, beside), "sums-pointwise": sums_pointwise, "triton": triton,
+    "plain": plain, "products": products, "chosen": chosen_products, "transposed": transposed, "pair": pair, "beside": beside,
+    "pointwise": pointwise,
+    "triton": triton, "collecting": collecting,
 }  # fmt: skip
+USUAL = ("products", "chosen", "transposed", "pair", "beside")
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -39,6 +40,10 @@ MakeOptimizer = Callable[[Iterable[nn.Parameter], Iterable[nn.Parameter], OptimC
 """(weights to decay, others, configuration) -> an optimizer of torch that treats each element by itself."""
 
 
+_COMPILED = 2
+"""Steps after which everything is compiled."""
+
+
 @dataclass
 class PlanTrainer:
     """One rank of a plan. Whoever wants another loss, optimizer or schedule puts theirs in its field."""
@@ -60,6 +65,8 @@ class PlanTrainer:
     pipeline: Pipeline | None
     rate: Callable[[OptimConfig, int, int], float] = learning_rate
     step: int = 0
+    _made: int = 0
+    """Steps of this process."""
 
     @property
     def parameter_count(self) -> int:
@@ -118,6 +125,9 @@ class PlanTrainer:
             for stage in self.stages:
                 balance(stage, self.mesh.reading)
         self.step += 1
+        self._made += 1
+        if self._made == _COMPILED:
+            settle_garbage()
         # Read only now: while the device updates, the next step's rows are made and its kernels launched.
         mean, stop_flag, size = agreed()
         return (
@@ -194,6 +204,13 @@ class PlanTrainer:
         if self.world.device.type != "cuda":
             return rows
         return rows.pin_memory().to(self.world.device, non_blocking=True)
+
+
+def settle_garbage() -> None:
+    """Lets the collector look at new objects alone: walking through all that torch's compiler keeps takes it most of a second, and
+    this trainer, which reads its loss at each step, has launched no more than the update by then."""
+    gc.collect()
+    gc.freeze()
 
 
 def adamw(
