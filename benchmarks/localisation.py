@@ -60,7 +60,6 @@ def find_named(run: SimulatedRun) -> set[str]:
 
 def one(seed: int, kind: str, nodes: int) -> dict[str, Any]:
     """One fault: who it was, who was named, and after how many simulated seconds the first name came."""
-    logging.disable(logging.WARNING)  # simulated agents answer no health check, and each is told of
     draw = Random(f"{kind} {seed}")
 
     async def main(loop: SimulatedLoop) -> dict[str, Any]:
@@ -96,8 +95,14 @@ def one(seed: int, kind: str, nodes: int) -> dict[str, Any]:
             "told": sorted({r["what"] for r in run.journal("slow")}),
         }  # fmt: skip
 
-    with tempfile.TemporaryDirectory(prefix="unbroken-where-") as place:
-        return run_simulated(main)
+    # Simulated agents answer no health check, and each is told of.
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with tempfile.TemporaryDirectory(prefix="unbroken-where-") as place:
+            return run_simulated(main)
+    finally:
+        logging.disable(before)
 
 
 def summarise(found: list[dict[str, Any]]) -> dict[str, Any]:
