@@ -327,6 +327,20 @@ def test_it_is_the_default_where_it_is_installed_and_there_are_gpus(
     assert chosen() == "transformers" and not capsys.readouterr().err
 
 
+def test_a_folder_where_vllm_has_answered_is_left_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from unbroken.cli.eval.evaluating import by_transformers
+    from unbroken.evaluate.result.folder import EvalDir
+
+    failed, spec = ModelDoesNotLoad("vLLM does not load the model: ValueError: no kernel"), ModelSpec("m", "vllm", exact=False)  # fmt: skip
+    given, folder = SimpleNamespace(backend=""), EvalDir(tmp_path)
+    assert by_transformers(failed, spec, given, folder).backend == "transformers"  # type: ignore[arg-type]
+    monkeypatch.setattr(EvalDir, "began_with", lambda self: "vllm")
+    with pytest.raises(ModelDoesNotLoad, match="no kernel"):
+        by_transformers(failed, spec, given, folder)  # type: ignore[arg-type]
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(REAL, reason="vLLM is installed here, and would answer")
 def test_where_vllm_does_not_load_the_model_transformers_answers(

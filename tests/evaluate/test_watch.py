@@ -302,6 +302,9 @@ def test_waiting_ends_at_a_file_and_when_told(tmp_path: Path) -> None:
 def test_what_no_backend_could_load_is_refused(tmp_path: Path, storage: Storage) -> None:
     with pytest.raises(UsageError, match=r"no config\.json, and no --like is given .*step-00000030"):
         refuse_unloadable(ask(tmp_path), storage)
+    for engine in ("vllm", "sglang"):  # they load Hugging Face's layout too
+        with pytest.raises(UsageError, match=r"no config\.json, and no --like is given"):
+            refuse_unloadable(Watch(SUITE, ModelSpec("x", engine), tmp_path / "out"), storage)
     with pytest.raises(UsageError, match="--like names no folder"):
         refuse_unloadable(ask(tmp_path, like=tmp_path / "nosuch"), storage)
     (tmp_path / "like").mkdir()

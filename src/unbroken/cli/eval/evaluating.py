@@ -64,13 +64,15 @@ def run_evaluation(
                 shutdown()
 
 
-def by_transformers(e: ModelDoesNotLoad, spec: ModelSpec, asked: options.Evaluating) -> ModelSpec:
-    """The same model with the backend that needs nothing else, which is said. Raises `e` where the engine was asked for, or options
-    are given that only it knows."""
+def by_transformers(
+    e: ModelDoesNotLoad, spec: ModelSpec, asked: options.Evaluating, folder: EvalDir
+) -> ModelSpec:
+    """The same model with the backend that needs nothing else, which is said. Raises `e` where the engine was asked for, has
+    answered in this folder before, or options are given that only it knows."""
     from ...evaluate.suite.registry import check_options
 
     otherwise = replace(spec, backend="transformers")
-    if asked.backend or spec.backend == otherwise.backend:
+    if asked.backend or folder.began_with() or spec.backend == otherwise.backend:
         raise e
     try:
         check_options(otherwise)

@@ -47,7 +47,7 @@ def run(
     try:
         report = _evaluate(wanted, spec, folder, asked, quiet or as_json)
     except ModelDoesNotLoad as e:
-        report = _evaluate(wanted, by_transformers(e, spec, asked), folder, asked, quiet or as_json)
+        report = _evaluate(wanted, by_transformers(e, spec, asked, folder), folder, asked, quiet or as_json)
     _show(report, folder, as_json)
 
 

@@ -67,7 +67,7 @@ def watch(
             started = engine_of(asked, folder, slots, imports)
             report = run_evaluation(s, m, folder, started, settings, True, harnesses)
         except ModelDoesNotLoad as e:
-            otherwise = by_transformers(e, m, asked)
+            otherwise = by_transformers(e, m, asked, folder)
             report = run_evaluation(s, otherwise, folder, engine_of(asked, folder, slots), settings, True, harnesses)  # fmt: skip
         write_results(report, folder)
         return report

@@ -53,8 +53,8 @@ def render(report: Report) -> str:
     standard = summary.usual(report.scores)
     places = {
         "all-scores": report.scores,
-        "makespan": spans,
         "sameness": report.checks,
+        "makespan": spans,
         "timeline": rows,
         "workers": report.workers,
     }
