@@ -124,7 +124,8 @@ def start_job(job: str, args: argparse.Namespace) -> list[subprocess.Popen[bytes
     size = 1 if alone else args.gpus
     for rank in range(size):
         env = os.environ | {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(size),
-                            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}  # fmt: skip
+                            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+                            "PYTORCH_ALLOC_CONF": os.environ.get("PYTORCH_ALLOC_CONF", "expandable_segments:True")}  # fmt: skip
         with open(args.out / f"{job}.{rank}.log", "wb") as log:
             found.append(subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True))
     return found

@@ -14,6 +14,7 @@ import contextlib
 import dataclasses
 import gc
 import json
+import os
 import statistics
 import sys
 import tempfile
@@ -31,6 +32,9 @@ from checkpoint import student
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
+os.environ.setdefault(
+    "PYTORCH_ALLOC_CONF", "expandable_segments:True"
+)  # torch reads it when it first allocates
 
 import torch  # noqa: E402
 from torch import Tensor  # noqa: E402
