@@ -22,7 +22,9 @@ from ..test_contract_local import LocalBench
 from .bench import IMPOSSIBLE, lend
 
 pytestmark = pytest.mark.slow
-NAMES = [f"h{i}" for i in range(4)]
+NAMES = [
+    f"s{i}" for i in range(4)
+]  # no other test's: a host is not taken where another run has an agent on it
 
 
 class HostsBench(LocalBench):
@@ -76,11 +78,11 @@ def test_who_lets_us_in_where_to_and_with_what_is_said_before_training(bench: Ho
     other = bench.folder / "other"
     make_keys(other)
     (bench.folder / "BAD").write_text(
-        f"h0 address=127.0.0.1 port={bench.ssh.ports['h0']} python=/bin/false\n"
+        f"s0 address=127.0.0.1 port={bench.ssh.ports['s0']} python=/bin/false\n"
     )
-    (bench.folder / "GONE").write_text("h0 address=127.0.0.1 port=1\n")
+    (bench.folder / "GONE").write_text("s0 address=127.0.0.1 port=1\n")
     for wrong, says, do in (
-        ({"known_hosts": str(other / "known_hosts")}, "host key of h0 is not known", "let ssh learn it once"),
+        ({"known_hosts": str(other / "known_hosts")}, "host key of s0 is not known", "let ssh learn it once"),
         ({"key": str(other / "user")}, "lets nobody in", "name a user="),
         ({"file": str(bench.folder / "BAD")}, "does not run our program", "python=/path/to/python"),
         ({"file": str(bench.folder / "GONE")}, "no host can be reached", "log in there with ssh"),

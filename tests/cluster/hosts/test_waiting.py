@@ -27,7 +27,9 @@ from ..contract import ClusterContract
 from ..test_contract_local import LocalBench
 from .bench import IMPOSSIBLE, lend
 
-NAMES = [f"h{i}" for i in range(4)]
+NAMES = [
+    f"w{i}" for i in range(4)
+]  # no other test's: a host is not taken where another run has an agent on it
 AGENT = [sys.executable, "-m", "unbroken", "agent"]
 
 
@@ -117,7 +119,7 @@ def test_what_is_wrong_is_said_before_training(bench: WaitingBench) -> None:
     Identity.make("hosts").write(other)
     loose.write_bytes(bench.identity.read_bytes())
     loose.chmod(0o644)
-    (bench.folder / "GONE").write_text("h0 address=127.0.0.1 port=1\n")
+    (bench.folder / "GONE").write_text("w0 address=127.0.0.1 port=1\n")
     for wrong, says, do in (
         ({"identity": str(other)}, "certificate", "every host"),
         ({"identity": str(loose)}, "others", ""),
@@ -126,13 +128,13 @@ def test_what_is_wrong_is_said_before_training(bench: WaitingBench) -> None:
         with pytest.raises(UnbrokenError, match=says) as error:
             make_cluster("hosts", bench.run_id, {**right, **wrong}).check(Request(1))
         assert do in (error.value.hint or "")
-    with socket.create_connection(("127.0.0.1", bench.hosts["h0"].port), 5) as stranger:
-        stranger.sendall(b'{"run":"x","node":"h0","ownership":"auto","notice_s":3}\n')
+    with socket.create_connection(("127.0.0.1", bench.hosts["w0"].port), 5) as stranger:
+        stranger.sendall(b'{"run":"x","node":"w0","ownership":"auto","notice_s":3}\n')
         stranger.settimeout(15)
         with contextlib.suppress(OSError):
             assert b"unbroken" not in stranger.recv(1000)
     make_cluster("hosts", bench.run_id, right).check(Request(3, 1))
-    assert bench.hosts["h0"].shut() == 0
+    assert bench.hosts["w0"].shut() == 0
 
 
 @pytest.mark.parametrize(
@@ -182,4 +184,4 @@ async def one_program(identity: Path, port: int, words: list[str]) -> str:
 
 @pytest.mark.slow
 def test_who_asks_for_nothing_that_there_is_gets_a_line(bench: WaitingBench) -> None:
-    assert "named no run" in asyncio.run(one_program(bench.identity, bench.hosts["h1"].port, ["{}"]))
+    assert "named no run" in asyncio.run(one_program(bench.identity, bench.hosts["w1"].port, ["{}"]))
