@@ -101,7 +101,7 @@ def supervised(
             elif stop_at and stop_at in seen and not asked:
                 p.send_signal(signal.SIGINT)
                 asked = True
-            time.sleep(0.05)  # each look reads all logs, beside ranks that want the processors
+            time.sleep(0.01)
         code = p.wait(60)
     finally:
         if p.poll() is None:
