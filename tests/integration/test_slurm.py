@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -301,24 +300,3 @@ def test_a_run_submits_itself_is_preempted_requeued_and_goes_on(
     ):
         assert said in run.output, run.output
     assert "Restarts=1" in bed.call("scontrol", "-o", "show", "job", job)
-
-
-@pytest.mark.soak
-def test_the_host_of_the_batch_script_is_lost_and_the_requeued_job_goes_on(
-    new_run: NewRun, bed: Testbed, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With it goes the supervisor. Slurm requeues the job, without that node; whoever still runs there is another term's."""
-    bed.clear()
-    monkeypatch.setenv("SLURM_CONF", bed.environment["SLURM_CONF"])
-    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    run = new_run("--nodes", "2", "--spares", "1", "--cluster", "slurm,poll=500ms", steps=600).start()
-    wait_for(lambda: run.run_dir.spec.exists() and run.journal("durable"), "a checkpoint on disk", 120)
-    job = bed.call("squeue", "-h", "-p", "main", "-o", "%i")
-    host = re.search(r"BatchHost=(\S+)", bed.call("scontrol", "-o", "show", "job", job))
-    assert host is not None
-    bed.set_down(host[1])
-    assert run.wait(200) == 0, run.output
-    assert "Restarts=1" in bed.call("scontrol", "-o", "show", "job", job)
-    assert run.journal("restored")[-1]["step"] > 0 and run.attempts() >= 2
-    assert host[1] not in run.journal("attempt")[-1]["slots"]
-    assert f"job {job} is over: completed" in run.output

@@ -43,6 +43,8 @@ from .program import Message
 from .reported import ReportedAgents
 
 _log = logging.getLogger("unbroken.supervisor")
+_RETURN_S = 600.0
+"""A host that was given up, and can be reached again, comes back within so much or not at all."""
 _ASK_AGAIN_S = 2.0
 _FENCE_MARGIN_S = 2.0
 _RANKS_PER_CPU = 64
@@ -193,7 +195,11 @@ class HostsCluster:
             raise DoesNotFit(
                 f"the list has {len(self._hosts)} hosts, and no other", hint="Add hosts to the list"
             )
-        told = ""
+        told, until = "", self._clock()
+        if {*request.replaces, *request.exclude} - {*await self.cordons()}:
+            until += (
+                _RETURN_S  # what was given up may come back: whoever asks hears of that, and asks no more
+            )
         while True:
             self._moved.clear()
             await self._reach_all()
@@ -216,7 +222,7 @@ class HostsCluster:
                 return Allocation("hosts", tuple(order[: request.nodes]), tuple(order[request.nodes :]))
             away = [h.name for h in self._hosts if not self._links[h.name].up]
             others = [n for n in names if n not in self._given]
-            if request.replaces and not away and len(others) < wanted:
+            if request.replaces and not away and len(others) < wanted and self._clock() > until:
                 raise DoesNotFit(
                     "every host of the list is in use, or out of use", hint="Add hosts to the list"
                 )
