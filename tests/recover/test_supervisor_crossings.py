@@ -68,6 +68,22 @@ def test_a_spare_that_was_taken_away_and_came_back_takes_a_place(simulate: Simul
     simulate(act, 8, spares=1)
 
 
+def test_a_node_that_was_given_up_and_is_reached_again_takes_a_place(simulate: Simulate) -> None:
+    """Its link was cut for as long as a lease. Nobody reports that it is back, and no other node is left."""
+
+    async def act(run: SimulatedRun) -> None:
+        await reach(run, 1, 9)
+        run.faults.cut("node-00004")
+        await run.until(lambda: len(run.journal("attempt")) == 2)
+        run.faults.heal("node-00004")
+        await run.until(lambda: run.journal("resumed"))
+        run.faults.lose("node-00003", proven=True)
+        await run.until(lambda: len(run.journal("resumed")) == 2)
+        assert run.journal("attempt")[2]["slots"][3] == "node-00004"
+
+    simulate(act, 8, spares=1)
+
+
 # --- a supervisor that takes over
 
 

@@ -43,8 +43,8 @@ from .program import Message
 from .reported import ReportedAgents
 
 _log = logging.getLogger("unbroken.supervisor")
-_RETURN_S = 600.0
-"""A host that was given up, and can be reached again, comes back within so much or not at all."""
+_RETURN_S = 30.0
+"""Hosts that were given up and can be reached are taken back by whoever asks, who hears of them within so much."""
 _ASK_AGAIN_S = 2.0
 _FENCE_MARGIN_S = 2.0
 _RANKS_PER_CPU = 64
@@ -189,22 +189,24 @@ class HostsCluster:
     # --- nodes
 
     async def acquire(self, request: Request) -> Allocation:
-        """Hosts in the order of the list: those that the run has been given, then others that are reached and not cordoned."""
+        """Hosts in the order of the list: those that the run has been given, then others that are reached and not cordoned.
+
+        In place of a lost one it waits as long as a host of the list cannot be reached, be it that one: links come back.
+        """
         wanted = request.nodes + request.spares
-        if len(self._hosts) - (len(self._given) if request.replaces else 0) < wanted:
+        if len(self._hosts) < wanted:
             raise DoesNotFit(
                 f"the list has {len(self._hosts)} hosts, and no other", hint="Add hosts to the list"
             )
         told, until = "", self._clock()
         if {*request.replaces, *request.exclude} - {*await self.cordons()}:
-            until += (
-                _RETURN_S  # what was given up may come back: whoever asks hears of that, and asks no more
-            )
+            until += _RETURN_S
         while True:
             self._moved.clear()
             await self._reach_all()
             self._check_size(request)
-            out = {*await self.cordons(), *request.exclude, *request.replaces}
+            cordoned = set(await self.cordons())
+            out = {*cordoned, *request.exclude, *request.replaces}
             names = [h.name for h in self._hosts if h.name not in out]
             held = [] if request.replaces else [n for n in names if n in self._given][:wanted]
             idle = await self._find_idle([n for n in names if n not in self._given])
@@ -222,7 +224,8 @@ class HostsCluster:
                 return Allocation("hosts", tuple(order[: request.nodes]), tuple(order[request.nodes :]))
             away = [h.name for h in self._hosts if not self._links[h.name].up]
             others = [n for n in names if n not in self._given]
-            if request.replaces and not away and len(others) < wanted and self._clock() > until:
+            useless = not set(away) - cordoned and len(others) < wanted
+            if request.replaces and useless and self._clock() > until:
                 raise DoesNotFit(
                     "every host of the list is in use, or out of use", hint="Add hosts to the list"
                 )

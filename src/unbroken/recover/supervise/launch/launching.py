@@ -340,10 +340,13 @@ class Launching:
         meanwhile."""
         if (suspect := await self._suspects.give_one_back()) is not None:
             return suspect
-        if self._can_return(old) and await self._fleet.return_node(old, self._stop.__bool__):
-            await self._recorder.record("returned", node=old)
-            self._view.say(f"no spare is left; {old} was started again, without its memory")
-            return old
+        # Also one that was given up earlier: its link was cut for a moment, or its agent hardly ran, and it can be reached.
+        given_up = [n for n in self._fleet.nodes if n in self._state.lost and n != old]
+        for name in [old, *given_up]:
+            if self._can_return(name) and await self._fleet.return_node(name, self._stop.__bool__):
+                await self._recorder.record("returned", node=name)
+                self._view.say(f"no spare is left; {name} was started again, without its memory")
+                return name
         while (found := await self._ask_for_node(old)) is not None:
             if found == "":
                 raise RunStopped(
@@ -371,6 +374,9 @@ class Launching:
             while not any(t.done() for t in tasks):
                 await asyncio.wait(tasks, timeout=1.0, return_when=asyncio.FIRST_COMPLETED)
                 self._term.check()
+            if asking.done() and not asking.result():
+                # It may be the return of one of its own for which the cluster has nothing else any more.
+                await asyncio.wait({returning}, timeout=_SETTLE_S)
             if returning.done():
                 return returning.result()
             return asking.result() or "" if asking.done() else None
