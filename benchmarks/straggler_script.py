@@ -1,14 +1,16 @@
 """A synchronous training on CPUs for `stragglers.py`: each rank multiplies matrices, then all reduce.
 
-    unbroken run --nodes 4 --nproc 2 -- benchmarks/straggler_script.py KIND STEPS WORK [CORES]
+    unbroken run --nodes 4 --nproc 2 -- benchmarks/straggler_script.py KIND STEPS WORK [CORES | device]
 
 KIND: steady; slow (one rank works a tenth more from step 100 on); uneven (each step another length for each rank); pauses (now and
 then a rank stops for a while); loader (ranks wait for their data now and then). WORK is the number of products in a step; CORES are processors, with
-commas, of which each rank takes the one of its number.
+commas, of which each rank takes the one of its number. With `device` the work is another's than the processor's, as with a GPU: WORK
+microseconds are waited for, and told as `run.step(step, busy=...)`, which is what a script with a GPU does.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import sys
@@ -27,13 +29,14 @@ def main() -> None:
     """One rank."""
     kind, steps, work = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     run, rank = unbroken.attach(total_steps=steps), int(os.environ["RANK"])
-    if cores := [int(c) for c in (sys.argv[4] if len(sys.argv) > 4 else "").split(",") if c]:
-        os.sched_setaffinity(0, {cores[rank]})
+    where = sys.argv[4] if len(sys.argv) > 4 else ""
+    if where and where != "device":
+        os.sched_setaffinity(0, {[int(c) for c in where.split(",")][rank]})
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     draw, a, value = random.Random(rank), torch.randn(SIZE, SIZE), torch.ones(256)
     for step in range(1, steps + 1):
-        products = float(work)
+        products, waits, began = float(work), 0.0, time.perf_counter()
         if kind == "slow" and rank == SLOW_RANK and step >= FROM:
             products *= MORE
         elif kind == "uneven":
@@ -41,11 +44,16 @@ def main() -> None:
         elif kind == "pauses" and draw.random() < 0.01:
             products *= 4
         elif kind == "loader" and draw.random() < 0.02:
-            time.sleep(0.02)
-        for _ in range(round(products)):
-            a @ a
+            waits = 0.02
+            time.sleep(waits)
+        if where == "device":
+            time.sleep(1e-6 * products)
+        else:
+            for _ in range(round(products)):
+                a @ a
+        busy = time.perf_counter() - began - waits
         dist.all_reduce(value)
-        run.step(step, loss=1.0)
+        run.step(step, loss=1.0, busy=busy if where == "device" else math.nan)
     dist.destroy_process_group()
 
 

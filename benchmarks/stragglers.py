@@ -1,10 +1,11 @@
 """Who is named for being slow: one rank of eight that works a tenth more, and nobody in 20,000 steps of runs that are well.
 
-    python benchmarks/stragglers.py [--steps 20000] [--slow-ms 100] [--well-ms 20] [-o RESULT.json]
+    python benchmarks/stragglers.py [--steps 20000] [--slow-ms 100] [--well-ms 20] [--work processor | device] [-o RESULT.json]
 
 Real runs of `straggler_script.py`, four virtual nodes of two ranks on this machine, without a spare; what the supervisor told is
 read from the journal (`slow`). Each rank is pinned to a core of its own where there are eight: two threads of one core slow each other
-by more than a tenth. How much work takes `--slow-ms` or `--well-ms` is
+by more than a tenth; some virtual machines hide which those are. `--work device` needs no cores: each rank waits as for a GPU, and tells how long
+(`run.step(busy=)`). How much work takes `--slow-ms` or `--well-ms` is
 measured first; 20,000 steps of 20 ms take 7 minutes. Of the slow one: after how many steps it was named, and whether it alone. Of the others (steady,
 uneven lengths, pauses, waiting for data; a quarter of the steps each): how often a node was named, which has to be never, and what
 else was told. The same in simulated time with 64 ranks: `pytest tests/recover/test_slow_simulated.py`, and pure:
@@ -65,11 +66,13 @@ def pick_cores() -> list[int]:
     return picked[:RANKS] if len(picked) >= RANKS else []
 
 
-def run(folder: Path, kind: str, steps: int, work: int) -> tuple[list[dict[str, Any]], int, float]:
+def run(
+    folder: Path, kind: str, steps: int, work: int, where: str
+) -> tuple[list[dict[str, Any]], int, float]:
     """(what was told of slowness, steps made, seconds a step)."""
     argv = [
         sys.executable, "-m", "unbroken", "run", "--run-dir", str(folder), "--nodes", "4", "--nproc", "2", "--",
-        str(SCRIPT), kind, str(steps), str(work), ",".join(map(str, pick_cores())),
+        str(SCRIPT), kind, str(steps), str(work), where,
     ]  # fmt: skip
     with folder.with_suffix(".txt").open("w") as out:
         subprocess.run(argv, stdout=out, stderr=subprocess.STDOUT, check=False)
@@ -85,16 +88,24 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=20_000)
     parser.add_argument("--slow-ms", type=float, default=100.0)
     parser.add_argument("--well-ms", type=float, default=20.0)
+    parser.add_argument("--work", choices=("processor", "device"), default="processor")
     parser.add_argument("-o", "--out", type=Path)
     args = parser.parse_args()
+    device = args.work == "device"
+    where = args.work if device else ",".join(map(str, pick_cores()))
+
+    def measure(ms: float) -> int:
+        return round(1e3 * ms) if device else count_products(ms)
+
     result: dict[str, Any] = {
         "machine": describe_machine(),
         "ranks": RANKS,
-        "cores": pick_cores(),
+        "work": args.work,
+        "cores": where,
         "well": {},
     }
     with tempfile.TemporaryDirectory(prefix="unbroken-slow-") as place:
-        told, made, each = run(Path(place) / "slow", "slow", 300, count_products(args.slow_ms))
+        told, made, each = run(Path(place) / "slow", "slow", 300, measure(args.slow_ms), where)
         first = next((t for t in told if t["nodes"]), None)
         result["slow"] = {
             "steps": made,
@@ -105,9 +116,9 @@ def main() -> int:
             "why": first["why"] if first else "",
         }
         print(f"slow: {json.dumps(result['slow'])}", file=sys.stderr, flush=True)
-        work = count_products(args.well_ms)
+        work = measure(args.well_ms)
         for kind in WELL:
-            told, made, each = run(Path(place) / kind, kind, args.steps // len(WELL), work)
+            told, made, each = run(Path(place) / kind, kind, args.steps // len(WELL), work, where)
             names = [t["nodes"] for t in told if t["nodes"]]
             kinds = dict(Counter(t["what"] for t in told))
             result["well"][kind] = {
