@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..waiting import wait_within
 from .contract import AgentCommand, Cluster, Exited, Lost, Request, Unreachable
 
 
@@ -54,7 +55,7 @@ async def run_once(
                 found[node] = NodeOutput(None, "", str(e))
         if len(found) < len(nodes):
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(done.wait(), within_s)
+                await wait_within(done.wait(), within_s)
     finally:
         following.cancel()
         for node in nodes:

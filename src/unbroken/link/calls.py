@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from ..errors import RunError, UnbrokenError
+from ..waiting import wait_within
 from .address import Address
 from .bounds import READ_AHEAD, Malformed, Message, proof, same_secret
 from .framing import Form, Unpacker, pack
@@ -119,7 +120,7 @@ class Link:
         self._waiting[number] = future
         try:
             self.tell(op=op, id=number, **fields)
-            answer = await asyncio.wait_for(future, timeout)
+            answer = await wait_within(future, timeout)
         finally:
             self._waiting.pop(number, None)
         if not answer.get("ok", False):

@@ -17,6 +17,7 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+from ..waiting import wait_within
 from .address import Address, listen_unix
 from .bounds import HELLO_S, PRESSED_S, READ_AHEAD, STRANGERS
 from .tls import Identity
@@ -110,7 +111,7 @@ class Listener:
                 return
             self._room.clear()
             try:
-                await asyncio.wait_for(self._room.wait(), left)
+                await wait_within(self._room.wait(), left)
             except TimeoutError:
                 pass
 
@@ -184,10 +185,10 @@ async def open_link(
     """
     if address.kind == "unix":
         opening = asyncio.open_unix_connection(address.host, limit=READ_AHEAD)
-        return await asyncio.wait_for(opening, within_s)
+        return await wait_within(opening, within_s)
     if identity is None:
         raise ConnectionRefusedError(f"{address} asks for a certificate, and there is none here")
-    reader, writer = await asyncio.wait_for(
+    reader, writer = await wait_within(
         asyncio.open_connection(
             address.host, address.port, limit=READ_AHEAD, ssl=identity.context(server=False),
             ssl_shutdown_timeout=1.0,

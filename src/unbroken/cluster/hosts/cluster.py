@@ -21,6 +21,7 @@ from typing import Any
 from ...errors import DoesNotFit, RunError
 from ...journal.codec import decode
 from ...link.address import own_address
+from ...waiting import wait_within
 from ..at_once import fence_all, for_each
 from ..clocks import Moment
 from ..contract import (
@@ -238,7 +239,7 @@ class HostsCluster:
                 told = why
                 self._stream.publish(Pending(self._now(), request, why))
             try:
-                await asyncio.wait_for(self._moved.wait(), _ASK_AGAIN_S)
+                await wait_within(self._moved.wait(), _ASK_AGAIN_S)
             except TimeoutError:
                 continue
 

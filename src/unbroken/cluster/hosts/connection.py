@@ -13,6 +13,7 @@ from typing import Any
 
 from ...errors import MissingExtra, RunError, UnsafeFile
 from ...link.tls import Identity
+from ...waiting import wait_within
 from .options import Host, HostsOptions
 from .program import Message
 from .waiting import PORT, NotOurs, reach
@@ -262,7 +263,7 @@ class Connection:
         future = self._waiting[number] = asyncio.get_running_loop().create_future()
         try:
             self._process.stdin.write(json.dumps({"op": op, "id": number, **fields}) + "\n")
-            answer: Message = await asyncio.wait_for(future, within_s)
+            answer: Message = await wait_within(future, within_s)
         except TimeoutError:
             raise RunError(f"no answer to '{op}' within {within_s:.0f} s", where=self.host.name) from None
         finally:

@@ -20,6 +20,7 @@ from typing import Any
 
 from ...errors import RunError
 from ...link.tls import Identity
+from ...waiting import wait_within
 from .program import LINE_BYTES
 
 PORT = 7171
@@ -179,7 +180,7 @@ async def _run(order: dict[str, Any], reader: asyncio.StreamReader, writer: asyn
     finally:
         process.stdin.close()
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(process.wait(), _END_S)
+            await wait_within(process.wait(), _END_S)
         if process.returncode is None:
             process.kill()
         for task in (there, back, errors):

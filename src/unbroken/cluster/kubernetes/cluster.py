@@ -17,6 +17,7 @@ from typing import Any
 
 from ...errors import RunError, UsageError
 from ...journal.codec import decode
+from ...waiting import wait_within
 from ..clocks import Moment
 from ..contract import AgentCommand, Allocation, Cordon, Event, Fenced, Pending, Request
 from ..hosts.program import Message
@@ -274,7 +275,7 @@ class KubernetesCluster:
                 if link is None:
                     say(read_waiting(pod).why)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._watching.moved.wait(), _AGAIN_S)
+                await wait_within(self._watching.moved.wait(), _AGAIN_S)
 
     async def _look_for_trouble(self, name: str, pod: Object, link: PodLink | None) -> None:
         if link is not None and link.refused:
@@ -325,7 +326,7 @@ class KubernetesCluster:
                 return
             self._watching.moved.clear()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._watching.moved.wait(), 0.2)
+                await wait_within(self._watching.moved.wait(), 0.2)
 
     # --- agents
 
@@ -441,7 +442,7 @@ class KubernetesCluster:
         ):
             self._watching.moved.clear()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._watching.moved.wait(), 0.2)
+                await wait_within(self._watching.moved.wait(), 0.2)
 
     def _read_proof(self, node: str) -> Fenced:
         if self._watching.find_view(node).proven:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...errors import RunError
+from ...waiting import wait_within
 from ..clocks import Moment
 from ..contract import EndingAt, Event, Exited, Lost, PreemptingAt, Returned, Started, Unreachable
 from ..stream import EventStream
@@ -163,7 +164,7 @@ class SlurmWatching:
             except RunError as e:
                 _log.warning("the controller does not answer: %s", e)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._look.wait(), self._every_s)
+                await wait_within(self._look.wait(), self._every_s)
 
     async def ask(self) -> JobRecord | None:
         """Asks the controller, and reports what has changed. Raises RunError where it does not answer."""

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from ...errors import UnbrokenError
+from ...waiting import wait_within
 from .model import Judgement, Pair, PairResult
 from .probe import ProbeOptions, ProbeResult
 from .rounds import PairwiseTest
@@ -84,7 +85,7 @@ class PairwiseRun:
 
     async def _run_side(self, node: str, options: ProbeOptions) -> ProbeResult:
         try:
-            return await asyncio.wait_for(self.start(node, options), self.test_s)
+            return await wait_within(self.start(node, options), self.test_s)
         except TimeoutError:
             return ProbeResult(False, why=f"no answer within {self.test_s:g} s")
         except (OSError, UnbrokenError) as e:

@@ -32,6 +32,7 @@ from ...link import framing
 from ...link.accepting import Connection
 from ...link.bounds import READ_AHEAD, Malformed, Message
 from ...link.framing import TooLarge, Unpacker
+from ...waiting import wait_within
 
 __all__ = ["BODY_S", "FROM_WORKER", "TO_WORKER", "VERSION", "Receiver", "TooLarge", "WorkerChannel", "pack"]
 
@@ -93,7 +94,7 @@ class Receiver:
                     return None
                 body = self._unpacker.next()
             if body is None:
-                body = await asyncio.wait_for(self._rest(), within_s)
+                body = await wait_within(self._rest(), within_s)
         except (OSError, TimeoutError):
             return None
         return None if body is None else _checked(self._unpacker.decode(body))

@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 
 from ...errors import EvaluationError, RunInterrupted, UnbrokenError
+from ...waiting import wait_within
 from ..result.folder import FULL, unwritable
 from .settings import Abort
 
@@ -44,7 +45,7 @@ class Control:
         """Returns at the next `wake`, at the latest after this time."""
         self._wake.clear()
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._wake.wait(), within_s)
+            await wait_within(self._wake.wait(), within_s)
 
     def check(self) -> None:
         """Raises Abort if the run cannot go on, or was asked to stop."""

@@ -31,6 +31,7 @@ from ...link.address import Address
 from ...link.secret import Secret, take_from_input
 from ...private import private_folder
 from ...progress import RunDir
+from ...waiting import wait_within
 from ..record.base import Record
 from ..record.choice import open_record
 from ..record.folder import FolderRecord
@@ -149,7 +150,7 @@ class Agent:
                 # Looked after by itself: it ends this loop, unless a supervisor comes meanwhile, which is served.
                 self._leave({"room_s": self.room_s})
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._quit.wait(), 0.2)
+                await wait_within(self._quit.wait(), 0.2)
 
     async def _serve_newest(self) -> bool:
         """Connects to the newest term's supervisor and serves it; True if it was there."""

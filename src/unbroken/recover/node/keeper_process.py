@@ -19,6 +19,7 @@ from ...link.bounds import READ_AHEAD, Malformed
 from ...link.channel import MAX_MESSAGE_BYTES, VALUES
 from ...link.framing import Unpacker, pack
 from ...link.secret import Secret, as_input
+from ...waiting import wait_within
 from ..wire import Message
 from .logs.folder import NodeFolder
 
@@ -48,7 +49,7 @@ class _Channel:
         channel = cls(reader, writer)
         hello = {"op": "hello", "role": "agent", "version": 1}
         try:
-            answer = await asyncio.wait_for(channel.ask(hello), 10)
+            answer = await wait_within(channel.ask(hello), 10)
         except BaseException:
             channel.close()
             raise
@@ -223,7 +224,7 @@ class KeeperProcess:
         try:
             channel = await self._reach(time.monotonic() + min(timeout, _START_S))
             try:
-                answer = await asyncio.wait_for(channel.ask(request), timeout)
+                answer = await wait_within(channel.ask(request), timeout)
             finally:
                 channel.close()
         except OSError as e:
@@ -276,7 +277,7 @@ class KeeperProcess:
             if left > 0:
                 try:
                     channel = channel or await _Channel.connect(self.socket)
-                    await asyncio.wait_for(channel.ask({"op": "lease", "seconds": left}), 5)
+                    await wait_within(channel.ask({"op": "lease", "seconds": left}), 5)
                 except OSError:
                     if channel is not None:
                         channel.close()

@@ -24,6 +24,7 @@ from ...link.secret import Secret
 from ...link.tls import make_identity
 from ...progress import RunDir, RunSpec, read_spec, write_spec
 from ...progress.records.state import RunState
+from ...waiting import wait_within
 from ..decide.policy import decide_failed_start
 from ..record.folder import FolderRecord
 from ..site.store import SiteHistory
@@ -199,7 +200,7 @@ class Supervisor:
     async def _sweep(self, fleet: Fleet) -> None:
         """Ends whatever is left of a run that is completed."""
         try:
-            await asyncio.wait_for(fleet.acquire(), _SWEEP_S)
+            await wait_within(fleet.acquire(), _SWEEP_S)
         except TimeoutError:
             return
         await fleet.give_back(fleet.nodes)

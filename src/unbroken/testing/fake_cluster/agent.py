@@ -25,6 +25,7 @@ from ...link.secret import Secret
 from ...progress.page import Phase
 from ...recover.node.supervision.reporting import group_looks
 from ...version import __version__
+from ...waiting import wait_within
 from .network import FakeConnection, Network
 from .training import Gang, Script
 
@@ -218,7 +219,7 @@ class VirtualAgent:
         self._asked[self._ids] = future
         self._send({"op": op, "id": self._ids, **fields})
         try:
-            answer = await asyncio.wait_for(future, 10)
+            answer = await wait_within(future, 10)
         finally:
             self._asked.clear()
         if must and not answer.get("ok"):

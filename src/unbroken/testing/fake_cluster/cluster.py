@@ -24,6 +24,7 @@ from ...cluster.contract import (
 )
 from ...cluster.stream import EventStream
 from ...errors import DoesNotFit, RunError
+from ...waiting import wait_within
 from .agent import FakeNode, VirtualAgent
 from .network import Network
 from .training import Gang, Script
@@ -149,7 +150,7 @@ class FakeCluster:
             await changed
             return
         try:
-            await asyncio.wait_for(changed, soonest - self.loop.time())
+            await wait_within(changed, soonest - self.loop.time())
         except TimeoutError:
             return
 

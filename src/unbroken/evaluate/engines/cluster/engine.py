@@ -16,6 +16,7 @@ from typing import Any
 
 from ....cluster.contract import AgentCommand, Cluster, Exited, Lost, Request
 from ....errors import UnbrokenError
+from ....waiting import wait_within
 from .. import Slot, WorkerEnded
 from .node import name_slot
 
@@ -162,7 +163,7 @@ class ClusterEngine:
         if self._given is not None and not self._given.done():
             self._given.cancel()  # nobody wants the nodes any more
         try:
-            await asyncio.wait_for(self._cluster.give_back({*self._free, *self._nodes.values()}), _LEAVE_S)
+            await wait_within(self._cluster.give_back({*self._free, *self._nodes.values()}), _LEAVE_S)
         finally:
             await self._cluster.close()
             for task in tasks:

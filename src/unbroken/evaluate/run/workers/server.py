@@ -19,6 +19,7 @@ from ....link.bounds import HELLO_BYTES, HELLO_S, Malformed
 from ....link.listener import Listener
 from ....link.tls import Identity
 from ....private import private_folder, write_secret
+from ....waiting import wait_within
 from ...engines.live import WorkerLink
 from ...engines.wire import Receiver
 from ...suite import received
@@ -68,7 +69,7 @@ async def _serve(
     why, blame = "the connection ended", True
     try:
         receiver = Receiver(reader, HELLO_BYTES)
-        hello = await asyncio.wait_for(receiver.receive(), HELLO_S)
+        hello = await wait_within(receiver.receive(), HELLO_S)
         if hello is None or not received.admits(hello, token):
             return
         listener.known(writer)

@@ -24,6 +24,7 @@ from pathlib import Path
 from .... import atomic
 from ....errors import RunError
 from ....progress import RunDir
+from ....waiting import wait_within
 from ...wire import LOG_BYTES, Link, Message
 
 _log = logging.getLogger("unbroken.agent")
@@ -135,12 +136,12 @@ class LogShipper:
                 self._caught_up.set()
             elif not await self._send(link, batch):
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(link.closed.wait(), _RETRY_S)
+                    await wait_within(link.closed.wait(), _RETRY_S)
                 continue
             if left > 1024:
                 self._hurry.clear()
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._hurry.wait(), _EVERY_S if not batch else 0.02)
+                    await wait_within(self._hurry.wait(), _EVERY_S if not batch else 0.02)
 
     async def _send(self, link: Link, batch: list[tuple[_File, Message]]) -> bool:
         """Whether the supervisor took them; where it cannot write them now they are sent again."""
@@ -159,7 +160,7 @@ class LogShipper:
         self._caught_up.clear()
         self._hurry.set()
         try:
-            await asyncio.wait_for(self._caught_up.wait(), within_s)
+            await wait_within(self._caught_up.wait(), within_s)
         except TimeoutError:
             return False
         return True

@@ -10,6 +10,7 @@ import time
 from dataclasses import asdict, replace
 
 from ....detect.pairwise.probe import READY, ProbeOptions, ProbeResult, make_arguments, read_probe
+from ....waiting import wait_within
 from ...wire import Message
 from .process import as_a_rank
 
@@ -29,9 +30,9 @@ async def probe_pair(message: Message) -> Message:
     assert process.stdout is not None
     began, ready_s = time.monotonic(), None
     try:
-        line = await asyncio.wait_for(process.stdout.readline(), options.within_s)
+        line = await wait_within(process.stdout.readline(), options.within_s)
         ready_s = time.monotonic() - began if line.decode(errors="replace").startswith(READY) else None
-        out, _ = await asyncio.wait_for(process.communicate(), options.within_s + _END_S)
+        out, _ = await wait_within(process.communicate(), options.within_s + _END_S)
         found = replace(read_probe(out.decode(errors="replace")), ready_s=ready_s)
     except TimeoutError:
         found = ProbeResult(

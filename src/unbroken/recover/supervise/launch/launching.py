@@ -13,6 +13,7 @@ from ....errors import RunError, RunInUse, RunStopped
 from ....progress import RunDir, RunSpec
 from ....progress.records.candidate import CandidateMessage
 from ....progress.records.state import RunState
+from ....waiting import wait_within
 from ...node.ranks.process import LaunchOrder
 from ...wire import Message
 from ..accept.accepting import Accepting
@@ -141,7 +142,7 @@ class Launching:
         """Notes what the attempt is launched with; a file system that hangs holds no start up."""
         work = asyncio.to_thread(keep_code, self._run_dir, number, self._state.command, Path(self._cwd))
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(work, _CODE_S)
+            await wait_within(work, _CODE_S)
 
     async def _prepare(self) -> tuple[tuple[str, ...], int, list[CandidateMessage]] | None:
         """Nodes, number, and what may be restored; None where a stop was asked for."""

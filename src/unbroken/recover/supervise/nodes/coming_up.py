@@ -10,6 +10,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping
 
+from ....waiting import wait_within
 from ..record.clock import Clock
 from .node import Node
 
@@ -52,7 +53,7 @@ async def bring_up(
         started.update(idle)
         await start(idle)
         try:
-            await asyncio.wait_for(moved.wait(), left)
+            await wait_within(moved.wait(), left)
         except TimeoutError:
             continue
 

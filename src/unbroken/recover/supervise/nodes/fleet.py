@@ -33,6 +33,7 @@ from ....cluster.contract import (
 from ....cluster.hello import Hello
 from ....errors import DoesNotFit, RunError
 from ....link.runs import pack
+from ....waiting import wait_within
 from ...wire import Link, Message
 from ..attempt.outcome import NodeEnd
 from ..record.clock import Clock
@@ -392,7 +393,7 @@ class Fleet:
         while node.launch is not None and (left := deadline - self._clock.monotonic()) > 0:
             self._moved.clear()
             try:
-                await asyncio.wait_for(self._moved.wait(), min(left, 0.1))
+                await wait_within(self._moved.wait(), min(left, 0.1))
             except TimeoutError:
                 continue
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from ....waiting import wait_within
 from .clock import Clock
 
 
@@ -41,6 +42,6 @@ class StopRequest:
         """Waits so long, or until a stop is asked for."""
         if not self.count and seconds > 0:
             try:
-                await asyncio.wait_for(self.asked.wait(), seconds)
+                await wait_within(self.asked.wait(), seconds)
             except TimeoutError:
                 return

@@ -11,6 +11,7 @@ from ....detect import Hang, HangPicture, Level, ProcessInfo
 from ....link.runs import pack
 from ....progress import RunDir
 from ....progress.rundir import WAITING
+from ....waiting import wait_within
 from ..accept.placing import CheckpointPlace
 from ..attempt.attempt import Attempt
 from ..attempt.following import Following, ends_normally
@@ -132,7 +133,7 @@ class Watching:
                 if looking is not None and hang.level is Level.DECLARED:
                     return AttemptOutcome("hung", hang=hang, processes=await looking)
             try:
-                await asyncio.wait_for(self._changed.wait(), _TICK_S)
+                await wait_within(self._changed.wait(), _TICK_S)
             except TimeoutError:
                 continue
 

@@ -1,0 +1,59 @@
+"""Waits with an end: cancelled, they end in time too."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+import unbroken
+from unbroken.waiting import wait_within
+
+
+def test_what_is_done_in_time_is_given() -> None:
+
+    async def scenario() -> None:
+        assert await wait_within(asyncio.sleep(0, "done"), 5) == "done"
+
+    asyncio.run(scenario())
+
+
+def test_what_is_not_is_cancelled() -> None:
+
+    async def scenario() -> None:
+        future = asyncio.get_running_loop().create_future()
+        with pytest.raises(TimeoutError):
+            await wait_within(future, 0.01)
+        assert future.cancelled()
+
+    asyncio.run(scenario())
+
+
+def test_a_cancellation_counts_that_comes_while_it_is_just_done() -> None:
+    """`asyncio.wait_for` of Python 3.11 gives the result instead, and a loop of such waits goes on for ever."""
+
+    async def scenario() -> None:
+        moved = asyncio.Event()
+
+        async def ask() -> None:
+            while True:
+                moved.clear()
+                await wait_within(moved.wait(), 60)
+
+        asking = asyncio.ensure_future(ask())
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        moved.set()
+        await asyncio.sleep(0)
+        asking.cancel()
+        done, _ = await asyncio.wait({asking}, timeout=1)
+        assert done and asking.cancelled()
+
+    asyncio.run(scenario())
+
+
+def test_nobody_waits_in_another_way() -> None:
+    package = Path(unbroken.__file__).parent
+    used = [p for p in package.rglob("*.py") if "asyncio.wait_for(" in p.read_text()]
+    assert not used, "use unbroken.waiting.wait_within"
