@@ -321,7 +321,7 @@ def chosen_products(trainer: Any) -> Any:
 
 
 def transposed(trainer: Any) -> Any:
-    """The same, and the backward pass reads a second, transposed copy of each weight, which is made anew in each step."""
+    """The same, and the backward pass reads a second, transposed copy of each weight, which is made again in each step."""
     weights = [p for b in blocks_of(trainer) for p in b.parameters() if p.ndim == 2]
     copies = {p.data_ptr(): torch.empty(p.shape[::-1], dtype=p.dtype, device=p.device) for p in weights}
     as_plain = plain(trainer)

@@ -1,4 +1,4 @@
-"""A list that only grows, as text that only grows: what a trainer has logged in a hundred thousand steps is not written anew at each save."""
+"""A list that only grows, as text that only grows: what a trainer has logged in a hundred thousand steps is not written again at each save."""
 
 from __future__ import annotations
 
