@@ -227,3 +227,6 @@ def test_a_disk_that_fills_up_at_the_claim_is_waited_for(
     monkeypatch.setattr(takeover, "_answers", nobody)
     mine, before = asyncio.run(takeover.take_over(record, run_dir, "r", "", Secret("t")))
     assert (mine.number, before and before.number, refused) == (2, 1, [])
+    refused.append(1)
+    with pytest.raises(StorageError, match="No space left"):  # a stop is not kept waiting for room
+        asyncio.run(takeover.take_over(record, run_dir, "r", "", Secret("t"), stopped=lambda: True))

@@ -105,7 +105,13 @@ class Supervisor:
         )  # fmt: skip
         try:
             claimed, before = await take_over(
-                self._record, self._run_dir, self._spec.run_id, desk.address, secret, self._around.connect
+                self._record,
+                self._run_dir,
+                self._spec.run_id,
+                desk.address,
+                secret,
+                self._around.connect,
+                self._stop.__bool__,
             )
             desk.term = claimed.number
             text = await asyncio.to_thread(self._record.read)

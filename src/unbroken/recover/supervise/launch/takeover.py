@@ -13,7 +13,7 @@ from ....link.bounds import Malformed
 from ....link.secret import Secret
 from ....progress import RunDir, Term
 from ...record.base import Record
-from ...room import is_full
+from ...room import is_full, unwritable
 from ...wire import Link, Message
 
 _log = logging.getLogger("unbroken.supervisor")
@@ -29,12 +29,15 @@ async def take_over(
     address: Address,
     secret: Secret,
     connect: Connect = Link.connect,
+    stopped: Callable[[], bool] = bool,
 ) -> tuple[Term, Term | None]:
     """Claims the next term; returns it and its predecessor.
 
     A predecessor that is provably gone is succeeded at once. One that answers holds the run: RunInUse. One that
     neither is gone nor answers (stopped, or cut off) is succeeded too: agents obey the higher term, and what it
     writes into its journal from here on does not count.
+
+    While the disk of a run that goes on is full it waits for room, until a stop is asked for (`stopped`): StorageError.
     """
     terms = await asyncio.to_thread(record.terms)
     before = terms[-1] if terms else None
@@ -46,6 +49,7 @@ async def take_over(
         )
     number = (before.number if before else 0) + 1
     sealed = await asyncio.to_thread(record.seal, terms)
+    told = False
     while True:
         try:
             mine = await asyncio.to_thread(
@@ -53,9 +57,14 @@ async def take_over(
             )
             break
         except OSError as e:
-            # A disk that fills up just now: nothing has been claimed, and the run must not be left alone for it.
-            if before is None or not is_full(e):
-                raise
+            # A disk that fills up just now: nothing has been claimed, and a run that goes on must not be left alone for it.
+            if before is None or not is_full(e) or stopped():
+                raise unwritable(run_dir, e) from e
+            if not told:
+                _log.warning(
+                    "the run cannot be claimed (%s); waiting for room in %s", e.strerror, record.where
+                )
+                told = True
             await asyncio.sleep(_RETRY_S)
     if mine is None:
         raise RunInUse("another supervisor claimed this run directory at the same moment", where=record.where)
