@@ -207,8 +207,8 @@ class PlanTrainer:
 
 
 def settle_garbage() -> None:
-    """Lets the collector look at new objects alone: walking through all that torch's compiler keeps takes it most of a second, and
-    this trainer, which reads its loss at each step, has launched no more than the update by then."""
+    """Lets the collector look at new objects alone: it need not walk through all that torch's compiler keeps while this trainer,
+    which reads its loss at each step, has launched no more than the update (`benchmarks/train_variants.py --only collecting`)."""
     gc.collect()
     gc.freeze()
 
