@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -119,6 +123,31 @@ class FakeLink:
         return {"ok": True, "others": [], "cordon": None}
 
 
+def test_a_library_that_raises_as_it_is_closed_does_not_hold_up_the_close(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def main() -> None:
+        began = asyncio.Event()
+        link = Connection(
+            "r", Host("h1"), HostsOptions(hosts=("h1",)), on_up=lambda *_: None, on_down=lambda *_: None, on_event=lambda *_: None,
+        )  # fmt: skip
+
+        async def open_it(stack: Any) -> Any:
+            try:
+                began.set()
+                await asyncio.sleep(60)
+            finally:
+                raise OSError("the connection is gone already")
+
+        monkeypatch.setattr(link, "_open", open_it)
+        link.start()
+        await began.wait()
+        async with asyncio.timeout(10):
+            await link.close()
+
+    asyncio.run(main())
+
+
 def test_a_host_that_is_lost_as_it_is_taken_ends_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         cluster = HostsCluster("r", HostsOptions(hosts=("h1", "h2")))
@@ -134,3 +163,21 @@ def test_a_host_that_is_lost_as_it_is_taken_ends_no_run(monkeypatch: pytest.Monk
         assert links["h2"].given and not links["h1"].given
 
     asyncio.run(main())
+
+
+def test_a_program_that_cannot_report_says_why_and_ends(tmp_path: Path) -> None:
+    """It had stayed, silent, until nobody waited any more."""
+    notes = tmp_path / "unbroken" / "hosts" / "h1.json"
+    notes.parent.mkdir(parents=True)
+    notes.write_text("{")
+    command = [sys.executable, "-m", "unbroken.cluster.hosts.program", "run-1", "h1"]
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | {"XDG_STATE_HOME": str(tmp_path)}
+    )  # fmt: skip
+    try:
+        assert process.wait(60) == 1
+        assert process.stderr is not None
+        assert "what is noted of the host cannot be read" in process.stderr.read().splitlines()[-1]
+    finally:
+        process.kill()
+        process.wait()

@@ -6,6 +6,7 @@ import asyncio
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,8 @@ pytest.importorskip(
     "kubernetes_validate", reason="needs kubernetes-validate: pip install -r requirements/all.txt"
 )
 
+import kmock
+
 from unbroken.cluster.contract import Cordon, Pending, Request
 from unbroken.cluster.kubernetes.cluster import KubernetesCluster
 from unbroken.cluster.kubernetes.options import KubernetesOptions
@@ -24,6 +27,7 @@ from unbroken.cluster.options import make_options
 from unbroken.cluster.registry import make_cluster
 from unbroken.errors import DoesNotFit, RunError, UnbrokenError, UsageError
 
+from ...support.kubernetes.api import Object
 from ...support.kubernetes.site import IMAGE, KubernetesSite
 from ..contract import Watch
 
@@ -133,6 +137,26 @@ def test_an_image_that_cannot_be_pulled_or_has_no_unbroken(site: KubernetesSite)
     assert "does not run our program" in error.message and "/usr/bin/python9" in error.message
     error = acquire(site, python="/bin/false")
     assert "does not run our program" in error.message and "that has unbroken" in (error.hint or "")
+
+
+def test_a_program_that_was_seen_running_and_ends_again_and_again_is_told(
+    site: KubernetesSite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It lives long enough to be seen, and never long enough for anything to be started beside it."""
+    program = tmp_path / "short"
+    program.write_text("#!/bin/sh\nsleep 0.2\nexit 1\n")
+    program.chmod(0o755)
+    tried = []
+
+    def run_in(item: Object, name: str, argv: list[str]) -> Any:
+        tried.append(name)
+        raise kmock.KubernetesError(
+            status=500, reason="InternalError", message=f"container not found ({name})"
+        )
+
+    monkeypatch.setattr(site.api, "run_in", run_in)
+    error = acquire(site, python=str(program))
+    assert tried and "does not run our program" in error.message and "code 1" in error.message
 
 
 def test_a_quota_that_is_reached_is_waited_for_and_shown(site: KubernetesSite) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -61,6 +62,17 @@ def waiting(reason: str, message: str = "") -> dict[str, Any]:
 def test_why_a_pod_does_not_run(status: dict[str, Any], says: str, never: bool) -> None:
     found = read_waiting(pod(status))
     assert says in found.why and found.never is never
+
+
+@pytest.mark.parametrize(
+    ("code", "restarts", "never"),
+    [(137, 0, False), (1, 1, True), (0, 0, True)],
+    ids=["once", "again", "well, and nobody starts it again"],
+)
+def test_one_that_was_running_may_be_started_again(code: int, restarts: int, never: bool) -> None:
+    ended = pod(container("ranks", restartCount=restarts, state={"terminated": {"exitCode": code}}))
+    assert read_waiting(ended, was_running=True).never == never
+    assert read_waiting(ended).never, "one that never ran"
 
 
 def test_a_pod_that_no_node_takes_says_what_the_scheduler_said() -> None:
@@ -160,3 +172,24 @@ def test_gpus_are_named_as_the_container_was_told() -> None:
     assert find_devices({"NVIDIA_VISIBLE_DEVICES": "GPU-1, GPU-2"}) == ["GPU-1", "GPU-2"]
     assert find_devices({"NVIDIA_VISIBLE_DEVICES": "void", "CUDA_VISIBLE_DEVICES": "0,1"}) == ["0", "1"]
     assert find_devices({}, devices="/nowhere*") == []
+
+
+def test_the_ranks_container_may_start_later_than_the_agents(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its silence had ended the report without a word: who had asked waited for five minutes."""
+    from unbroken.cluster.kubernetes.pod import node
+
+    answers = iter(
+        [FileNotFoundError(2, "no socket yet"), ConnectionResetError(104, "it ended"), {"boot": "b"}]
+    )
+
+    def ask(path: str, what: str) -> object:
+        found = next(answers)
+        if isinstance(found, OSError):
+            raise found
+        return found
+
+    monkeypatch.setattr(node.door, "ask", ask)
+    monkeypatch.setattr(node, "_LOOK_S", 0.0)
+    program = node.PodProgram.__new__(node.PodProgram)
+    program._socket = "ranks.sock"
+    assert asyncio.run(program._survey_ranks()) == {"boot": "b"}

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import shutil
 import signal
 import time
 import uuid
@@ -16,6 +17,9 @@ from typing import Any
 
 import kmock
 
+from unbroken.cluster.kubernetes.manifest import RUN
+from unbroken.cluster.kubernetes.pod.place import pod_folder
+
 from .api import FakeApi, Object, stamp
 from .containers import Container
 
@@ -24,13 +28,20 @@ _TICK_S = 0.03
 
 @dataclass
 class Pod:
-    """What a kubelet knows of a pod that it runs."""
+    """What a kubelet knows of a pod that it runs. `memory` is what both containers share."""
 
     uid: str
+    memory: Path
     containers: dict[str, Container] = field(default_factory=dict)
     restarts: dict[str, int] = field(default_factory=dict)
     last: dict[str, Object] = field(default_factory=dict)
     ending: asyncio.Task[None] | None = None
+
+    def remove(self) -> None:
+        """Ends what is in it, and what lies in its memory goes with it: no pod after it finds a file there."""
+        for container in self.containers.values():
+            container.kill()
+        shutil.rmtree(self.memory, ignore_errors=True)
 
 
 @dataclass
@@ -158,15 +169,22 @@ class Nodes:
         if not node.heard:
             return  # it goes on with what it has
         for uid in [u for u in node.pods if u not in there]:
-            for container in node.pods.pop(uid).containers.values():  # somebody has removed the object
-                container.kill()
+            node.pods.pop(uid).remove()  # somebody has removed the object
         for uid, item in there.items():
-            pod = node.pods.setdefault(uid, Pod(uid))
+            pod = node.pods.get(uid) or self._make_pod(node, item)
             if "deletionTimestamp" in item["metadata"]:
                 if pod.ending is None:
                     pod.ending = asyncio.create_task(self._end(node, pod, item))
             elif item["status"].get("phase") not in ("Failed", "Succeeded"):
                 self._run(node, pod, item)
+
+    @staticmethod
+    def _make_pod(node: Node, item: Object) -> Pod:
+        meta = item["metadata"]
+        memory = pod_folder(meta.get("labels", {}).get(RUN, ""), node.name)
+        shutil.rmtree(memory, ignore_errors=True)  # of tests that were killed
+        pod = node.pods[meta["uid"]] = Pod(meta["uid"], memory)
+        return pod
 
     def _run(self, node: Node, pod: Pod, item: Object) -> None:
         deadline = item["spec"].get("activeDeadlineSeconds")
@@ -294,6 +312,7 @@ class Nodes:
                 await asyncio.sleep(0.01)
 
         await asyncio.gather(*(end(c) for c in pod.containers.values()))
+        pod.remove()
         while not (node.heard and node.on):
             await asyncio.sleep(_TICK_S)
         if self.api.objects.get(("pods", item["metadata"]["namespace"], item["metadata"]["name"])) is item:

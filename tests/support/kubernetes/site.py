@@ -52,8 +52,7 @@ class KubernetesSite:
         self._thread.join(20)
         for node in self.all.nodes.values():
             for pod in node.pods.values():
-                for container in pod.containers.values():
-                    container.kill()
+                pod.remove()
         assert not self.errors, self.errors
 
     async def _run(self) -> None:
@@ -113,8 +112,7 @@ contexts: [{{name: test, context: {{cluster: test, user: test, namespace: team}}
             found.on = False
             self._cut(found)
             for pod in found.pods.values():
-                for container in pod.containers.values():
-                    container.kill()
+                pod.remove()
             found.pods.clear()
             self.all.say_ready(found)
             if remove:

@@ -67,6 +67,7 @@ class Connection:
         self._ids = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[Message]] = {}
         self._task: asyncio.Task[None] | None = None
+        self._closing = False
 
     @property
     def up(self) -> bool:
@@ -92,6 +93,8 @@ class Connection:
             except Exception as e:  # noqa: BLE001  whatever the library raises of a connection that breaks while it begins
                 _log.warning("%s: %s: %s", self.host.name, type(e).__name__, e)
                 self._note_down(RunError(f"the connection to it broke: {e}", where=self.host.name))
+            if self._closing:
+                return  # what a library raises as its connection is closed has taken the cancellation's place
             await asyncio.sleep(pause)
             pause = min(2 * pause, _AGAIN_MOST_S)
 
@@ -276,6 +279,7 @@ class Connection:
 
     async def close(self) -> None:
         """Ends the connection; what runs on the host goes on."""
+        self._closing = True
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):

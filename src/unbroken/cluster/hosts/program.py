@@ -179,7 +179,10 @@ def _describe(event: Event) -> Message:
 
 
 async def serve(make: Callable[[Callable[[Message], None]], Program]) -> None:
-    """Until standard input ends: whoever gave orders is gone then, and what runs goes on. `make` is given what sends a line."""
+    """Until standard input ends: whoever gave orders is gone then, and what runs goes on. `make` is given what sends a line.
+
+    Raises what keeps the program from reporting: one that is silent and stays would be waited for.
+    """
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader(limit=LINE_BYTES)
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(os.dup(0), "rb"))
@@ -190,11 +193,22 @@ async def serve(make: Callable[[Callable[[Message], None]], Program]) -> None:
         out.write(json.dumps(message).encode() + b"\n")
 
     program = make(send)
-    tasks = {asyncio.create_task(program.report())}
-    try:
+    tasks: set[asyncio.Task[None]] = set()
+
+    async def obey() -> None:
         while line := await reader.readline():
             tasks.add(task := asyncio.create_task(program.carry_out(json.loads(line))))
             task.add_done_callback(tasks.discard)
+
+    tasks |= {
+        reporting := asyncio.create_task(program.report()),
+        obeying := asyncio.create_task(obey()),
+    }
+    try:
+        await asyncio.wait({reporting, obeying}, return_when=asyncio.FIRST_COMPLETED)
+        if reporting.done():
+            reporting.result()
+        await obeying
     except (ValueError, BrokenPipeError):
         pass
     finally:
@@ -213,8 +227,8 @@ def main() -> None:
     try:
         node = OneNode(args.run_id, args.node, args.ownership)
         asyncio.run(serve(lambda send: Program(args.run_id, args.node, node, send)))
-    except UnbrokenError as e:
-        sys.exit(str(e))
+    except (UnbrokenError, OSError) as e:
+        sys.exit(" ".join(str(e).split()))
 
 
 if __name__ == "__main__":

@@ -272,16 +272,15 @@ class KubernetesCluster:
                 if link is not None and link.up:
                     return find_node(pod)
                 await self._look_for_trouble(name, pod, link)
-                if link is None:
-                    say(read_waiting(pod).why)
+                say(read_waiting(pod).why if link is None else f"the pod on {find_node(pod)}: {link.why}")
             with contextlib.suppress(TimeoutError):
                 await wait_within(self._watching.moved.wait(), _AGAIN_S)
 
     async def _look_for_trouble(self, name: str, pod: Object, link: PodLink | None) -> None:
         if link is not None and link.refused:
             raise RunError(link.why, where=find_node(pod), hint=link.hint)
-        waiting = read_waiting(pod)
-        if not waiting.never or link is not None:
+        waiting = read_waiting(pod, was_running=link is not None)
+        if not waiting.never:
             return
         if waiting.hint:
             raise RunError(waiting.why, where=name, hint=waiting.hint)

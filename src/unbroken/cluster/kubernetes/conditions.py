@@ -90,21 +90,21 @@ def has_never_run(pod: Object) -> bool:
     return all(not s.get("restartCount") and set(s.get("state", {})) <= {"waiting"} for s in statuses)
 
 
-def read_waiting(pod: Object) -> PodWaiting:
-    """Why a pod that was asked for does not run."""
+def read_waiting(pod: Object, *, was_running: bool = False) -> PodWaiting:
+    """Why a pod that was asked for does not run, or not any more: one that `was_running` may be started again after an end."""
     scheduled = find_condition(pod, "PodScheduled")
     if scheduled.get("status") == "False":
         return PodWaiting(f"no node takes the pod: {scheduled.get('message') or scheduled.get('reason')}")
     for name in (AGENT, RANKS):
         status = find_container(pod, name)
-        if found := _read_container(pod, name, status):
+        if found := _read_container(pod, name, status, was_running):
             return found
     if not find_node(pod):
         return PodWaiting("the scheduler has not looked at the pod yet")
     return PodWaiting(f"{find_node(pod)} makes the containers")
 
 
-def _read_container(pod: Object, name: str, status: Object) -> PodWaiting | None:
+def _read_container(pod: Object, name: str, status: Object, was_running: bool) -> PodWaiting | None:
     state = status.get("state", {})
     waiting, ended = state.get("waiting") or {}, _last_end(status)
     reason, message = waiting.get("reason", ""), " ".join(str(waiting.get("message", "")).split())[:400]
@@ -120,7 +120,9 @@ def _read_container(pod: Object, name: str, status: Object) -> PodWaiting | None
         return PodWaiting(f"the container {name} cannot be made ({said})", True,
                        f"Look at the image and the template: kubectl describe pod {pod['metadata']['name']}")  # fmt: skip
     if ended and (reason == "CrashLoopBackOff" or "terminated" in state):
-        return PodWaiting(f"the container {name} ends at once ({read_container_end(ended)})", True, "")
+        # What ends well is not started again; what was started again and ended again will not do better.
+        never = not was_running or ended.get("exitCode") == 0 or status.get("restartCount", 0) > 0
+        return PodWaiting(f"the container {name} ends at once ({read_container_end(ended)})", never, "")
     return None
 
 

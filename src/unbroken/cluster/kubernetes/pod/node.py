@@ -85,8 +85,15 @@ class PodProgram(Program):
         return {
             "unbroken": __version__, "boot": read_boot_id(), "running": self._cluster.launches(),
             "holding": self._cluster.describe_holding(), "cpus": usable_cpus(), "missing": missing,
-            "python": sys.executable, "ranks": await asyncio.to_thread(door.ask, self._socket, "survey"),
+            "python": sys.executable, "ranks": await self._survey_ranks(),
         }  # fmt: skip
+
+    async def _survey_ranks(self) -> Message:
+        """What the program in the other container says. It may start later, and again; that it never will is seen of the pod."""
+        while True:
+            with contextlib.suppress(OSError):
+                return await asyncio.to_thread(door.ask, self._socket, "survey")
+            await asyncio.sleep(_LOOK_S)
 
     async def _do(self, m: Message) -> Message:
         if m.get("op") == "start":
@@ -150,8 +157,8 @@ def main() -> int:
     os.environ.pop("NVIDIA_VISIBLE_DEVICES", None)
     try:
         asyncio.run(serve(lambda send: PodProgram(args.run_id, node, send)))
-    except UnbrokenError as e:
-        sys.exit(str(e))
+    except (UnbrokenError, OSError) as e:
+        sys.exit(" ".join(str(e).split()))
     return 0
 
 
