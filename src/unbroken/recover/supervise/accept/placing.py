@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -54,7 +55,10 @@ class CheckpointPlace:
         self.collided = False
         self._wanted: str | None = None
         self._settled: set[int] = set()
-        self._one_at_a_time = asyncio.Lock()
+        self._naming: defaultdict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
+        """One for each attempt: a file system that hangs while one names its place holds up no other's."""
+        self._over = 0
+        """Attempts up to this number are over: what a place answers them late is nothing to the next one."""
 
     @property
     def default(self) -> str:
@@ -111,7 +115,7 @@ class CheckpointPlace:
         Waits while the place cannot be reached. Raises RunStopped where it may not be used.
         """
         url = self.current()
-        self.refusal, self.collided = None, False
+        self.refusal, self.collided, self._over = None, False, self._state().attempt
         if not self._run_dir.path.is_dir():
             raise RunStopped("the run directory is gone", where=str(self._run_dir.path))
         try:
@@ -129,11 +133,13 @@ class CheckpointPlace:
     async def named(self, attempt: int, url: str) -> bool:
         """A rank of the running attempt names this place; True if keepers are to be told (again) of the attempt.
 
-        Sets `refusal` or `collided` otherwise.
+        Sets `refusal` or `collided` otherwise; nothing at all where the attempt is over by the time the place has answered.
         """
-        async with self._one_at_a_time:
-            if same_place(url, self.of(attempt)):
+        async with self._naming[attempt]:
+            if url == self.of(attempt) or await asyncio.to_thread(same_place, url, self.of(attempt)):
                 return True
+            if attempt <= self._over:
+                return False
             if attempt in self._settled:
                 self.refusal = self.refusal or UnbrokenError(
                     f"ranks of one attempt name different folders for checkpoints: {self.of(attempt)} and {url}",
@@ -142,15 +148,14 @@ class CheckpointPlace:
                 )
                 return False
             try:
-                if "://" not in url:
-                    check_folder(Path(url))
-                found = await asyncio.to_thread(self._examine, url)
+                found, mine = await asyncio.to_thread(self._examine, url, attempt)
             except (UnbrokenError, OSError) as e:
-                self.refusal = e if isinstance(e, UnbrokenError) else StorageError(str(e), where=url)
+                if attempt > self._over:
+                    self.refusal = e if isinstance(e, UnbrokenError) else StorageError(str(e), where=url)
                 return False
-            if found.highest >= attempt or not await asyncio.to_thread(
-                self._claim, open_storage(url), attempt
-            ):
+            if attempt <= self._over:
+                return False
+            if not mine:
                 self._wanted, self.collided = url, True
                 return False
             self._settled.add(attempt)
@@ -182,11 +187,14 @@ class CheckpointPlace:
 
         return await asyncio.to_thread(look)
 
-    def _examine(self, url: str) -> Survey:
+    def _examine(self, url: str, attempt: int) -> tuple[Survey, bool]:
+        """What a place holds, and whether the attempt's number is this run's there now."""
+        if "://" not in url:
+            check_folder(Path(url))
         storage = open_storage(url)
         found = self._survey(storage, url)
         storage.check()
-        return found
+        return found, found.highest < attempt and self._claim(storage, attempt)
 
     def _survey(self, storage: Storage, url: str) -> Survey:
         return survey(storage, run_id=self._run_id, mine=self._mine(url), url=url)
