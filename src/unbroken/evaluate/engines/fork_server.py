@@ -77,22 +77,22 @@ def serve(fd: int, backend: str, harnesses: Sequence[str] = ()) -> int:
 
 def _import(backend: str, harnesses: Sequence[str]) -> None:
     """`backend`: its workers; else the processes that prepare and score tasks of these harnesses."""
+    from ..processes.garbage import without_collecting
     from ..suite.registry import get_backend, get_harness
     from .worker.warming import log
 
     began = time.monotonic()
-    gc.disable()  # a quarter of the time, and nothing to collect
     try:
-        for module in (*(WORKERS if backend else SCORERS), "unbroken.evaluate.harness.lm_eval", "unbroken.evaluate.harness.plain"):  # fmt: skip
-            importlib.import_module(module)
-        for user in (*([get_backend(backend)] if backend else []), *map(get_harness, harnesses)):
-            warm = getattr(user, "warm", None)
-            if warm is not None:
-                warm()
+        with without_collecting():
+            for module in (*(WORKERS if backend else SCORERS), "unbroken.evaluate.harness.lm_eval", "unbroken.evaluate.harness.plain"):  # fmt: skip
+                importlib.import_module(module)
+            for user in (*([get_backend(backend)] if backend else []), *map(get_harness, harnesses)):
+                warm = getattr(user, "warm", None)
+                if warm is not None:
+                    warm()
     except (Exception, SystemExit) as e:  # noqa: BLE001  whatever is missing is said when the model is loaded
         traceback.print_exc()
         log(f"imports: {type(e).__name__}: {e}")
-    gc.enable()
     what = "every worker" if backend else f"preparing and scoring ({', '.join(harnesses) or 'no harness'})"
     log(f"imports for {what} took {time.monotonic() - began:.1f} s")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import importlib.util
 import sys
 from collections.abc import Iterator, Sequence
@@ -12,6 +11,7 @@ from typing import Any
 
 from ...errors import MissingExtra, ModelDoesNotLoad
 from ..contracts import ModelSpec
+from ..processes.garbage import without_collecting
 from .fast.model import FastModel
 from .transformers_model import TransformersModel, is_out_of_memory, named
 from .weights import weights_checked
@@ -119,21 +119,18 @@ for the losses and processors of images and sound."""
 
 @contextlib.contextmanager
 def quick_imports(unneeded: Sequence[str] = UNNEEDED) -> Iterator[None]:
-    """Inside, garbage is not collected, which is a quarter of the time, and what is not needed is not found: two seconds more.
+    """Inside, garbage is not collected, and what is not needed is not found: two seconds more.
 
     transformers then takes those for missing in this process, for good.
     """
-    collects = gc.isenabled()
     hidden = [name for name in unneeded if name not in sys.modules]
-    gc.disable()
     sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]
     try:
-        yield
+        with without_collecting():
+            yield
     finally:
         for name in hidden:
             del sys.modules[name]
-        if collects:
-            gc.enable()
 
 
 def _load(transformers: Any, place: str, settings: dict[str, Any], target: Sequence[str]) -> Any:
