@@ -134,7 +134,8 @@ async def go(
 ) -> None:
     script = Script(start_s=20, step_s=5, save_every=4)
     timeouts = Timeouts(suspect=30, hang=60, lease=60)  # type: ignore[arg-type]
-    run = SimulatedRun(loop, folder, nodes, spares=2, nproc=nproc, script=script, timeouts=timeouts)
+    # One for each of the three: where none is free, a node that is taken away is left at its last moment.
+    run = SimulatedRun(loop, folder, nodes, spares=3, nproc=nproc, script=script, timeouts=timeouts)
     attempts = 0
 
     async def reach(step: int, attempt: int) -> None:
